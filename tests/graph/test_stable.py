@@ -442,6 +442,13 @@ ATTACKS = (
     lambda x: jnp.log(jnp.sum(jnp.exp(x[:, None][:, :0]), axis=1)),
     lambda x: jnp.exp(jnp.where(x > 0, jnp.nan, x) * jnp.log(jnp.abs(x))),
     lambda x: x / jnp.sqrt(jnp.sum((1e-30 * x) ** 2)),  # x is not zero, though its squares are
+    lambda x: jnp.log(jnp.sum(jnp.where(x > 0, jnp.sqrt(x) * jnp.exp(x), 0))),
+    lambda x: jnp.log(1 + jnp.sum(jnp.exp(jnp.where(x > 9, x, -jnp.inf)))) + x,
+    lambda x: jnp.log(jnp.sum(jnp.array([1e30, 1, 1, 1e-10]) * jnp.exp(70 * x))),
+    lambda x: jnp.sum(x * jnp.exp(jnp.where(x > 0.4, jnp.inf, x))) / jnp.sum(jnp.exp(x)),
+    lambda x: jnp.log(jnp.linalg.det(jnp.diag(x[2:] * jnp.array([1e18, 1e-18])))) + x,
+    lambda x: jnp.sqrt(x) ** 2 * jnp.exp(x) / (jnp.exp(x) + jnp.exp(2 * x)),
+    lambda x: jnp.log((1 - jnp.exp(x[2] - x[2])) * (1 - x) / (1 - jnp.exp(x))),
     jax.grad(lambda x: jnp.sum(jnp.log(jax.scipy.stats.norm.cdf(x - 0.1)))),
     repeated(lambda x: x + x),  # 2⁴⁰ terms, and factors
     repeated(lambda x: x * x),
@@ -484,6 +491,8 @@ REPAIRED = (
     (lambda x: jnp.log(jnp.sum(jnp.exp(x.astype(jnp.bfloat16)))).astype(jnp.float32), 100.0),
     (lambda x: 1e9 * (jnp.sqrt(1 + (1e-6 * x[0]) ** 2) - 1), 5.0),
     (lambda x: jnp.log(1 + jnp.exp(100.0)) + 0 * x[0], 100.0),
+    (lambda x: 1e30 / jnp.cosh(x[0] - 11.5), 7.344593e-9),
+    (lambda x: 1e30 / (1 + jnp.exp(x[0] - 11.5)), 3.6722964e-9),
 )
 
 

@@ -44,7 +44,7 @@ def branch_not_taken(step: Step) -> Rewrite | None:
         return None
     if any(math.isinf(constant_of(each) or 0) for each in branches):
         return None  # Its derivative does not matter.
-    branches = [seen_through(branch) for branch in branches]
+    branches = [_copied(branch) for branch in branches]
     sources = ancestors_of(condition)
     # What only integers decide, as a mask made from labels, says nothing of the operand.
     if not any(each.step is INPUT and _is_floating(each) for each in sources):
@@ -69,6 +69,10 @@ def branch_not_taken(step: Step) -> Rewrite | None:
         return jnp.where(is_chosen, results[1], results[0])
 
     return Rewrite(tuple(given), build, within=tuple(computed))
+
+
+def _copied(value: Value) -> Value:
+    return seen_through(value, casts=False)
 
 
 def _is_floating(value: Value) -> bool:
@@ -110,7 +114,7 @@ class _Region:
 
 def _sources(value: Value) -> list[Value]:
     sources = value.rewrite.operands if value.rewrite is not None else value.step.inputs
-    return [seen_through(each) for each in sources]
+    return [_copied(each) for each in sources]
 
 
 MAX_DEPTH = 100
@@ -122,7 +126,7 @@ def _region(branch: Value, sources: set[Value]) -> _Region:
     harmless: dict[Value, float] = {}
 
     def visit(value: Value, depth: int = 0) -> bool:
-        value = seen_through(value)
+        value = _copied(value)
         if value not in order:
             step = value.step
             if step.kind not in THROUGH or value.shape != branch.shape or depth > MAX_DEPTH:
@@ -132,7 +136,7 @@ def _region(branch: Value, sources: set[Value]) -> _Region:
             found = [visit(each, depth + 1) for each in step.inputs]
             if _may_fail(step):
                 index, number = HARMLESS[step.kind]
-                operand = seen_through(step.inputs[index])
+                operand = _copied(step.inputs[index])
                 if not ancestors_of(operand).isdisjoint(sources):
                     harmless[operand] = number
                     found.append(True)
@@ -175,7 +179,7 @@ def _may_fail(step: Step) -> bool:
 
 def _is_guarded(value: Value, depth: int = 0) -> bool:
     """Whether it is computed only from what `where` or a limit returned."""
-    step = seen_through(value).step
+    step = _copied(value).step
     if depth > 8:
         return False
     if step.kind in GUARDS:
@@ -193,7 +197,7 @@ def ancestors_of(value: Value, limit: int = 200) -> set[Value]:
     found: set[Value] = set()
     waiting = [value]
     while waiting and len(found) < limit:
-        value = seen_through(waiting.pop())
+        value = _copied(waiting.pop())
         if value not in found and value.constant is None:
             found.add(value)
             waiting += value.step.inputs

@@ -176,7 +176,7 @@ element may be computed before it or after."""
 SAME_NUMBERS = ("copy", "copy_p", "optimization_barrier", "pvary")
 
 
-def seen_through(value: Value) -> Value:
+def seen_through(value: Value, casts: bool = True) -> Value:
     """What this one is a copy of: an output of a call, a cast without rounding, a known branch."""
     while True:
         if value.inside is not None and not is_determinant(value.step):
@@ -186,7 +186,9 @@ def seen_through(value: Value) -> Value:
         if kind == "select_n" and (which := constant_of(inputs[0])) is not None:
             value = inputs[1 + int(which)]
             continue
-        is_cast = kind == "convert_element_type" and _is_exact_cast(inputs[0], value)
+        is_cast = kind == "convert_element_type" and (
+            _is_exact_cast(inputs[0], value) if casts else inputs[0].dtype == value.dtype
+        )
         if not is_cast and (kind not in SAME_NUMBERS or len(inputs) != 1):
             return value
         value = inputs[0]
@@ -434,6 +436,9 @@ def factors_of(value: Value) -> Parts:
                     parts.append(Part(power, value, axes))
             case "sqrt" | "rsqrt" | "pow" if (found := _root_of(value)) is not None:
                 factor, part = found
+                if not _is_whole(part.number) and _is_whole(power * part.number):
+                    parts.append(Part(power, value, axes))  # Not x: of negative x it is NaN.
+                    continue
                 constant *= factor**power
                 parts += placed((dataclasses.replace(part, number=power * part.number),), axes)
             case "square" if power == int(power):
@@ -453,9 +458,13 @@ def _root_of(value: Value) -> tuple[float, Part] | None:
     if power is None or len(inner.parts) != 1 or not inner.constant > 0:
         return None
     (part,) = inner.parts
-    if power != int(power) and part.number % 2 == 0:
-        return None
+    if not _is_whole(power) and (part.number % 2 == 0 or _is_whole(power * part.number)):
+        return None  # It is |x|, or NaN where x is negative.
     return inner.constant**power, dataclasses.replace(part, number=power * part.number)
+
+
+def _is_whole(number: float) -> bool:
+    return math.isclose(number, round(number), rel_tol=1e-6)
 
 
 @once

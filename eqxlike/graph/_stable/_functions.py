@@ -218,7 +218,9 @@ class Exponential:
             self.masks, arrays[num_exponents + num_weights :], strict=True
         ):
             condition = broadcast(array, mask.axes, shape)
-            y = jnp.where(condition if is_kept else ~condition, y, -jnp.inf)
+            condition = condition if is_kept else ~condition
+            y = jnp.where(condition, y, -jnp.inf)
+            w = None if w is None else jnp.where(condition, w, 0)
         return y, w
 
 
@@ -241,8 +243,11 @@ class SumOfExponentials:
     def split(self, arrays: Sequence[Array], shape: tuple[int, ...]) -> tuple[Array, None]:
         y, _ = self.term.split(arrays, self.inner)
         large, terms = shifted_along(known(y), None, self.reduced)
-        small = jnp.log(jnp.sum(terms, axis=self.reduced)) + math.log(self.term.number)
-        return broadcast(lax.squeeze(large, self.reduced) + small, self.axes, shape), None
+        total = jnp.sum(terms, axis=self.reduced)
+        is_zero = total == 0  # Of exponents that are all -inf: no NaN in the gradient.
+        small = jnp.where(is_zero, -jnp.inf, jnp.log(jnp.where(is_zero, 1, total)))
+        log = lax.squeeze(large, self.reduced) + small + math.log(self.term.number)
+        return broadcast(log, self.axes, shape), None
 
 
 def known(y: Array | None) -> Array:
@@ -306,7 +311,9 @@ def exponent_of(value: Value) -> tuple[Value, float] | None:
         return y, 1.0
     if (y := argument_of(value, "exp2")) is not None:
         return y, math.log(2)
-    if (base := argument_of(value, "pow")) is not None and (number := constant_of(base) or 0) > 0:
+    base = argument_of(value, "pow")
+    number = constant_of(base) if base is not None else None
+    if number is not None and 0 < number < math.inf and number != 1:
         return seen_through(value).step.inputs[1], math.log(number)
     return None
 
@@ -336,38 +343,40 @@ def _sum_in(product: Parts) -> SumOfExponentials | None:
 
 
 def shifted(ys: Sequence[Array], ws: Sequence[Array | float | None]) -> tuple[Array, list[Array]]:
-    """The largest exponent of which the weight is not zero, and `w * exp(y - largest)` of each."""
-    masked = [_masked(y, w) for y, w in zip(ys, ws, strict=True)]
-    large = finite(lax.stop_gradient(functools.reduce(jnp.maximum, masked)))
+    """The logarithm of the largest term |w| exp(y), and `w * exp(y - largest)` of each."""
+    sizes = [_log_size(y, w) for y, w in zip(ys, ws, strict=True)]
+    large = finite(lax.stop_gradient(functools.reduce(jnp.maximum, sizes)))
     return large, [weighted_exp(y - large, w) for y, w in zip(ys, ws, strict=True)]
 
 
 def shifted_along(y: Array, w: Array | None, axes: Sequence[int]) -> tuple[Array, Array]:
-    """As `shifted`, of the exponents along axes; these stay, with length one."""
-    large = largest_along(_masked(y, w), axes)
+    """As `shifted`, of the terms along axes; these stay, with length one."""
+    large = largest_along(y, w, axes)
     return large, weighted_exp(y - large, w)
 
 
-def largest_along(y: Array, axes: Sequence[int]) -> Array:
-    return finite(lax.stop_gradient(jnp.max(y, axis=axes, keepdims=True, initial=-jnp.inf)))
+def largest_along(y: Array, w: Array | None, axes: Sequence[int]) -> Array:
+    size = _log_size(y, w)
+    return finite(lax.stop_gradient(jnp.max(size, axis=axes, keepdims=True, initial=-jnp.inf)))
 
 
-def _masked(y: Array, w: Array | float | None) -> Array:
-    return jnp.where(w == 0, -jnp.inf, y) if isinstance(w, Array) else y
+def _log_size(y: Array, w: Array | float | None) -> Array:
+    if w is None:
+        return y
+    return y + (jnp.log(jnp.abs(w)) if isinstance(w, Array) else math.log(abs(w)))
 
 
 def weighted_exp(y: Array, w: Array | float | None) -> Array:
     if not isinstance(w, Array):
         return jnp.exp(y) if w is None else w * jnp.exp(y)
-    return w * finite_exp(y)
+    # The product with a large weight is no zero where only the exponential is.
+    root = jnp.exp(finite_where_zero(y, w) / 2)
+    return (w * root) * root
 
 
-def finite_exp(y: Array) -> Array:
-    """The exponential of what is positive only where its weight is zero.
-
-    It is finite there, so that the derivative is no NaN.
-    """
-    return jnp.exp(jnp.minimum(y, math.log(float(jnp.finfo(y.dtype).max)) / 2))
+def finite_where_zero(y: Array, w: Array) -> Array:
+    """The exponents, limited where the weight is zero, so that no derivative is NaN."""
+    return jnp.where(w == 0, jnp.minimum(y, math.log(float(jnp.finfo(y.dtype).max)) / 2), y)
 
 
 def shifted_by_maximum(y: Value) -> bool:

@@ -35,7 +35,7 @@ from ._functions import (
     exponent_of,
     exponential_of,
     exponentials_in,
-    finite_exp,
+    finite_where_zero,
     known,
     largest_along,
     normal_cdf_of,
@@ -151,6 +151,7 @@ def log_of_product(value: Value) -> Log | None:
 
 
 def _power_of_sign(sign: Array, number: float) -> Array:
+    sign = jnp.where(sign == 0, 1, sign)  # The logarithm of the size is infinite there.
     return sign if number == int(number) else jnp.where(sign < 0, jnp.nan, sign)
 
 
@@ -413,10 +414,9 @@ def _log_of_dot_with(step: Step, place: int, term: Exponential, axes: dict[int, 
     def parts(*arrays: Array) -> Split:
         *exponents, w = arrays
         y = known(term.split(exponents, x.shape)[0])
-        large = largest_along(
-            jnp.where(broadcast(w == 0, places, x.shape), -jnp.inf, y), contracted
-        )
-        pair = (finite_exp(y - large), w)[:: 1 - 2 * place]
+        weight = broadcast(w, places, x.shape)
+        large = largest_along(y, weight, contracted)
+        pair = (jnp.exp(finite_where_zero(y - large, weight)), w)[:: 1 - 2 * place]
         total = step.eqn.primitive.bind(*pair, **step.params)
         return lax.transpose(lax.squeeze(large, contracted), order), total
 

@@ -37,7 +37,7 @@ from ._functions import (
     sigmoid_of,
     weighted_exp,
 )
-from ._replacements import scaled, sech, sigmoid, tanh, times_sigmoid
+from ._replacements import scaled, sigmoid, tanh, times_sech, times_sigmoid
 from ._rewrite import Rewrite
 
 
@@ -90,10 +90,10 @@ def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | No
         own, other, others = ([next(rest) for _ in group] for group in groups)
         (y, _), (z, _) = first.split(own, shape), second.split(other, shape)
         y = -known(z) if y is None else y if z is None else y - z
-        if not top.weights and ratio == 1:
+        if not top.weights and ratio == 1 and abs(scale) <= 2:
             return scaled(scale, sigmoid(y))
         weight = product_of(top.weights, others, shape) if top.weights else jnp.ones_like(y)
-        return scaled(scale, times_sigmoid(weight, y, ratio))
+        return times_sigmoid(scaled(scale, weight), y, ratio)
 
     return Rewrite(tuple(each for group in groups for each in group), build)
 
@@ -111,11 +111,8 @@ def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
 
     def build(*arrays: Array) -> Array:
         y, w = top.split(arrays, value.shape)
-        large, terms = shifted_along(known(y), w, total.axes)
-        divisor = jnp.sum(terms, axis=total.axes, keepdims=True)
-        if w is not None:
-            terms = _product_with_exp(w, known(y) - large)
-        return scaled(scale, terms / divisor)
+        _, terms = shifted_along(known(y), w, total.axes)
+        return scaled(scale, terms / jnp.sum(terms, axis=total.axes, keepdims=True))
 
     return Rewrite(top.operands, build)
 
@@ -233,10 +230,9 @@ def _hyperbolic_secant(value: Value, above: Parts, below: Part) -> Rewrite | Non
         return None
 
     def build(y: Array, *arrays: Array) -> Array:
-        found = scaled(
-            above.constant, power_of(broadcast(sech(y), below.axes, shape), -below.number)
-        )
-        return found * product_of(above.parts, arrays, shape) if above.parts else found
+        y = broadcast(y, below.axes, shape)
+        x = product_of(above.parts, arrays, shape) if above.parts else jnp.ones_like(y)
+        return times_sech(scaled(above.constant, x), y, -below.number)
 
     return Rewrite((y, *(part.value for part in above.parts)), build)
 
@@ -275,9 +271,12 @@ def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None
         y, w = top.split(list(rest), shape)
         large = scaled(power, broadcast(large, below.axes, shape))
         y = -large if y is None else y - large
-        found = jnp.exp(y) if w is None else _product_with_exp(w, y)
-        divisor = power_of(broadcast(divisor, below.axes, shape), power)
-        return scaled(above.constant, found / divisor)
+        w = jnp.ones_like(y) if w is None and abs(above.constant) > 2 else w
+        if w is None:
+            found = scaled(above.constant, jnp.exp(y))
+        else:
+            found = _product_with_exp(scaled(above.constant, w), y)
+        return found / power_of(broadcast(divisor, below.axes, shape), power)
 
     operands = [each for term in (*terms, top) for each in term.operands]
     return Rewrite(tuple(operands), build)

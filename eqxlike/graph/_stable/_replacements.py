@@ -63,17 +63,18 @@ def _(primals, tangents):
     return tanh(y), tangent * one_minus_tanh_squared(y)
 
 
-@jax.custom_jvp
-def sech(y: Array) -> Array:
-    """The hyperbolic secant, 1 / cosh(y)."""
-    small = jnp.exp(-jnp.abs(y))
-    return 2 * small / (1 + jnp.square(small))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def times_sech(x: Array, y: Array, power: float) -> Array:
+    """Returns x / cosh(y) ** power, which is no zero where only the power of cosh overflows."""
+    root = jnp.exp(-power / 2 * jnp.abs(y))
+    return (x * root) * root * (2 / (1 + jnp.exp(-2 * jnp.abs(y)))) ** power
 
 
-@sech.defjvp
-def _(primals, tangents):
-    (y,), (tangent,) = primals, tangents
-    return sech(y), tangent * -sech(y) * tanh(y)
+@times_sech.defjvp
+def _(power, primals, tangents):
+    x, y = primals
+    product = times_sech(x, y, power)
+    return product, times_sech(tangents[0], y, power) - tangents[1] * power * tanh(y) * product
 
 
 @jax.custom_jvp
@@ -260,17 +261,19 @@ def log_sech_squared(y: Array) -> Split:
 
 
 def log_size_of_det(x: Array) -> tuple[Array, Array, Array]:
-    if x.shape[-1] > 2:
+    if x.shape[-1] not in (1, 2):
         sign, log = jnp.linalg.slogdet(x)
         return jnp.zeros_like(log), log, sign
-    # JAX multiplies the entries of small matrices. A power of two scales without rounding.
-    largest = lax.stop_gradient(jnp.max(jnp.abs(x), axis=(-2, -1), initial=0))
-    is_ordinary = (largest > 0) & jnp.isfinite(largest)
-    _, exponent = jnp.frexp(jnp.where(is_ordinary, largest, 1))
-    scale = jnp.ldexp(jnp.ones_like(largest), -exponent)
-    sign, log = jnp.linalg.slogdet(x * scale[..., None, None])
-    shift = x.shape[-1] * math.log(2) * exponent.astype(log.dtype)
-    return shift, log, sign
+    # JAX multiplies the entries of small matrices: their logarithms are added instead.
+    pivot, rest, sign = x[..., 0, 0], jnp.ones_like(x[..., 0, 0]), 1
+    if x.shape[-1] == 2:
+        (a, b), (c, d) = ((x[..., i, 0], x[..., i, 1]) for i in range(2))
+        is_swapped = jnp.abs(c) > jnp.abs(a)
+        pivot, c = jnp.where(is_swapped, c, a), jnp.where(is_swapped, a, c)
+        b, d = jnp.where(is_swapped, d, b), jnp.where(is_swapped, b, d)
+        rest = d - c / jnp.where(pivot == 0, 1, pivot) * b
+        sign = jnp.where(is_swapped, -1, 1).astype(x.dtype)
+    return jnp.log(jnp.abs(pivot)), jnp.log(jnp.abs(rest)), sign * jnp.sign(pivot) * jnp.sign(rest)
 
 
 def log_det(x: Array) -> Split:
