@@ -69,7 +69,7 @@ def difference_from_one(step: Step) -> Rewrite | None:
 
 
 def _difference_of_root(part: Part, c: float, shape: tuple[int, ...]) -> Rewrite | None:
-    """C (1 - sqrt(1 + x)), as -c x / (1 + sqrt(1 + x)) for small x."""
+    """The difference c (1 - sqrt(1 + x)), as -c x / (1 + sqrt(1 + x)) for small x."""
     value = seen_through(part.value)
     is_power = value.step.kind == "pow" and constant_of(value.step.inputs[1]) == 0.5
     if value.step.kind != "sqrt" and not is_power:
@@ -177,7 +177,7 @@ def _square_of_difference(total: Parts, shape: tuple[int, ...]) -> Rewrite | Non
 
 
 def _square_of_shifted(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
-    """N x² + m x + c, where that is the square n (x + m / 2n)²."""
+    """The sum n x² + m x + c, where it is the square n (x + m / 2n)²."""
     squares = [part for part in total.parts if square_root_of(part.value) is not None]
     if len(squares) != 1:
         return None

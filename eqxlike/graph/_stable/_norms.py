@@ -108,7 +108,7 @@ def _vanishes_with(value: Value, x: Value, depth: int = 4) -> bool:
 
 
 def product_with_own_log(step: Step) -> Rewrite | None:
-    """X log(x), which is zero at zero."""
+    """The product x log(x), which is zero at zero."""
     product = factors_of(step.output)
     logs = [part for part in product.parts if argument_of(part.value, "log") is not None]
     if len(logs) != 1 or logs[0].number != 1:
@@ -135,7 +135,7 @@ def product_with_own_log(step: Step) -> Rewrite | None:
 
 
 def quotient_of_itself(step: Step) -> Rewrite | None:
-    """X / x, which is one at zero."""
+    """The quotient x / x, which is one at zero."""
     x, y = step.inputs
     if constant_of(x) is not None or x.shape != y.shape or not is_same(x, y):
         return None

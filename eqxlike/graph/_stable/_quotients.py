@@ -69,7 +69,7 @@ def _quotient(value: Value, above: Parts, below: Part) -> Rewrite | None:
 
 
 def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | None:
-    """A / (1 + exp(-y)) and a exp(y) / (n exp(y) + m exp(z))."""
+    """The quotients a / (1 + exp(-y)) and a exp(y) / (n exp(y) + m exp(z))."""
     shape, total = value.shape, terms_of(below.value)
     found = exponentials_in(dataclasses.replace(total, parts=placed(total.parts, below.axes)))
     terms = [term for term in found if isinstance(term, Exponential) and not term.masks]
@@ -99,7 +99,7 @@ def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | No
 
 
 def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
-    """W exp(y) / sum(w exp(y)) with the largest y taken off, with weights w or none."""
+    """The quotient w exp(y) / sum(w exp(y)) with its largest term taken off."""
     total = _reduced(below.value)
     kept = tuple(axis for axis in range(len(value.shape)) if total and axis not in total.axes)
     if total is None or total.shape != value.shape or _kept(below) != kept:
@@ -224,7 +224,7 @@ def _rows_of_dot(x: Value, other: Value, place: int, contracted: Any, batch: Any
 
 
 def _hyperbolic_secant(value: Value, above: Parts, below: Part) -> Rewrite | None:
-    """A / cosh(y) ** k."""
+    """The quotient a / cosh(y) ** k."""
     y, shape = argument_of(below.value, "cosh"), value.shape
     if y is None:
         return None
@@ -283,7 +283,7 @@ def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None
 
 
 def _product_with_exp(w: Array, y: Array) -> Array:
-    """W exp(y), which is no zero where only exp(y) is: for large w."""
+    """Returns w exp(y), which is no zero where only exp(y) is: for large w."""
     root = jnp.exp(y / 2)
     return (w * root) * root
 
