@@ -263,6 +263,14 @@ def test_what_cannot_be_called_is_refused():
         graph.stabilise(softplus, rules=softplus)  # pyright: ignore[reportArgumentType]
 
 
+def test_what_cannot_be_traced_names_the_argument():
+    stable = graph.stabilise(lambda model, *, y: 1 if y["b"] > 0 else 2)
+    for function in (stable, eqx.filter_jit(stable)):
+        with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+            function((1.0, NEAR), y={"a": NEAR, "b": jnp.array(1.0)})
+        assert "Of <lambda>, arrays[2] is kwargs['y']['b']." in caught.value.__notes__
+
+
 def welford(x):
     def step(carry, x):
         count, mean, total = carry

@@ -2,9 +2,11 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+import jax
 import jax.tree_util as jtu
 
 from ..._pytree import combine, filter, is_array
@@ -65,7 +67,11 @@ def stabilise(
 
     @functools.wraps(function)
     def stable(*args: Params.args, **kwargs: Params.kwargs) -> Result:
-        closed, structs, static = filter_make_jaxpr(call)(*args, **kwargs)
+        try:
+            closed, structs, static = filter_make_jaxpr(call)(*args, **kwargs)
+        except jax.errors.ConcretizationTypeError as error:
+            _name_arguments(error, function, args, kwargs)
+            raise
         program = StableProgram(closed, rules)
         if not program.is_rewritten:
             return function(*args, **kwargs)
@@ -73,6 +79,19 @@ def stabilise(
         return combine(jtu.tree_unflatten(jtu.tree_structure(structs), arrays), static)
 
     return stable
+
+
+def _name_arguments(error: Exception, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """JAX counts the arrays of all arguments together; the note says which they are."""
+    paths = [
+        ("kwargs" if path[0].idx else "args") + jtu.keystr(path[1:])
+        for path, _ in jtu.tree_leaves_with_path(filter((args, kwargs), is_array))
+    ]
+    counted = dict.fromkeys(map(int, re.findall(r"\barrays\[(\d+)\]", str(error))))
+    known = [f"arrays[{each}] is {paths[each]}" for each in counted if each < len(paths)]
+    if known:
+        name = getattr(function, "__name__", type(function).__name__)
+        error.add_note(f"Of {name}, {', '.join(known)}.")
 
 
 @dataclasses.dataclass(frozen=True)
