@@ -131,7 +131,7 @@ def _region(branch: Value, sources: set[Value]) -> _Region:
             step = value.step
             if step.kind not in THROUGH or value.shape != branch.shape or depth > MAX_DEPTH:
                 return False
-            if value.rewrite is not None and not _is_elementwise(value.rewrite):
+            if value.rewrite is not None and not _is_elementwise(value):
                 return False
             found = [visit(each, depth + 1) for each in step.inputs]
             if _may_fail(step):
@@ -147,10 +147,10 @@ def _region(branch: Value, sources: set[Value]) -> _Region:
     return _Region(tuple(value for value, is_inside in order.items() if is_inside), harmless)
 
 
-def _is_elementwise(rewrite: Rewrite) -> bool:
-    """Whether no element of the result depends on several elements of an operand."""
-    structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in rewrite.operands]
-    text = str(jax.make_jaxpr(rewrite.build or jnp.asarray)(*structs))
+def _is_elementwise(value: Value) -> bool:
+    """Whether no element of the rewritten value depends on several elements of an operand."""
+    structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in value.rewrite.operands]
+    text = str(jax.make_jaxpr(lambda *arrays: value.rewrite.computed(arrays, value))(*structs))
     return not any(f" {kind}" in text for kind in MIXING)
 
 
