@@ -64,6 +64,7 @@ class Step:
     """One equation.
 
     - `kind`, `params`: the name of its primitive, and the parameters.
+    - `inputs`, `outputs`: its values; `output` is the one of a step with one.
     - `inner`: for a call that is seen through, the steps of the program that it calls.
     - `caller`: the call of the program that it belongs to, if that is seen through.
     - `scopes`: the names under which it was traced, outer ones first.

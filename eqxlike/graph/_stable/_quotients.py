@@ -271,21 +271,13 @@ def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None
         y, w = top.split(list(rest), shape)
         large = scaled(power, broadcast(large, below.axes, shape))
         y = -large if y is None else y - large
-        w = jnp.ones_like(y) if w is None and abs(above.constant) > 2 else w
-        if w is None:
-            found = scaled(above.constant, jnp.exp(y))
-        else:
-            found = _product_with_exp(scaled(above.constant, w), y)
+        if w is None and abs(above.constant) > 2:
+            w = jnp.ones_like(y)
+        found = weighted_exp(y, above.constant if w is None else scaled(above.constant, w))
         return found / power_of(broadcast(divisor, below.axes, shape), power)
 
     operands = [each for term in (*terms, top) for each in term.operands]
     return Rewrite(tuple(operands), build)
-
-
-def _product_with_exp(w: Array, y: Array) -> Array:
-    """Returns w exp(y), which is no zero where only exp(y) is: for large w."""
-    root = jnp.exp(y / 2)
-    return (w * root) * root
 
 
 def _tanh(value: Value, above: Part, below: Part, constant: float) -> Rewrite | None:
