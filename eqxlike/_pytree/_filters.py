@@ -13,7 +13,7 @@ from ._difference import map_prefix, walk
 from ._predicates import flag_frozen, frozen_mask, is_inexact_array, past_marks
 
 Tree = TypeVar("Tree", bound=Any)
-AxisSpec = bool | Callable[[Any], bool]
+FilterSpec = bool | Callable[[Any], bool]
 
 
 def flag_leaves(
@@ -72,12 +72,12 @@ def _ask_of_integers(predicate: Callable[[Any], Any], arrays: list[Any]) -> list
 
 
 def _mask(
-    filter_spec: PyTree[AxisSpec], pytree: PyTree, is_leaf: Callable[[Any], bool] | None
+    filter_spec: PyTree[FilterSpec], pytree: PyTree, is_leaf: Callable[[Any], bool] | None
 ) -> PyTree[bool]:
     """Spreads the prefix `filter_spec` over `pytree`: one `bool` for each leaf."""
     is_leaf = past_marks(is_leaf)
 
-    def spread(spec: AxisSpec, subtree: PyTree, frozen: PyTree[bool] = None) -> PyTree[bool]:
+    def spread(spec: FilterSpec, subtree: PyTree, frozen: PyTree[bool] = None) -> PyTree[bool]:
         if isinstance(spec, bool):
             return jtu.tree_map(lambda _: spec, subtree, is_leaf=is_leaf)
         if callable(spec):
@@ -104,7 +104,7 @@ def _mask(
 
 def filter(
     pytree: PyTree,
-    filter_spec: PyTree[AxisSpec],
+    filter_spec: PyTree[FilterSpec],
     inverse: bool = False,
     replace: Any = None,
     is_leaf: Callable[[Any], bool] | None = None,
@@ -137,7 +137,7 @@ def filter(
 
 def partition(
     pytree: PyTree,
-    filter_spec: PyTree[AxisSpec],
+    filter_spec: PyTree[FilterSpec],
     replace: Any = None,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> tuple[PyTree, PyTree]:

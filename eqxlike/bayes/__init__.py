@@ -24,6 +24,10 @@ from ._likelihoods import Gaussian as Gaussian
 from ._likelihoods import Likelihood as Likelihood
 from ._likelihoods import Poisson as Poisson
 from ._likelihoods import StudentT as StudentT
+from ._methods._descent import MAP as MAP
+from ._methods._descent import SWAG as SWAG
+from ._methods._descent import DeepEnsemble as DeepEnsemble
+from ._methods._descent import MCDropout as MCDropout
 from ._methods._laplace import Laplace as Laplace
 from ._methods._markov_chains import HMC as HMC
 from ._methods._markov_chains import MCLMC as MCLMC
@@ -31,10 +35,6 @@ from ._methods._markov_chains import NUTS as NUTS
 from ._methods._markov_chains import SGHMC as SGHMC
 from ._methods._markov_chains import SGLD as SGLD
 from ._methods._pathfinder import Pathfinder as Pathfinder
-from ._methods._training import MAP as MAP
-from ._methods._training import SWAG as SWAG
-from ._methods._training import DeepEnsemble as DeepEnsemble
-from ._methods._training import MCDropout as MCDropout
 from ._methods._variational import MeanField as MeanField
 from ._methods._variational import negative_elbo as negative_elbo
 from ._mixtures import CategoricalMixture as CategoricalMixture

@@ -49,9 +49,10 @@ def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, 
     """Draws the parameters of a layer, each from its own part of `key`; `None` stays `None`.
 
     All that have no initializer are made by one compiled function: building a layer costs one
-    dispatch. Until a layer is built often, functions that serve for many shapes draw its small
-    arrays instead, one by one: building a model compiles little. `key` may be `None` if each
-    parameter has a `fill`; it is then `jax.random.key(0)` for those that have an initializer too.
+    dispatch. The first 32 layers of the same parameters are drawn one array at a time, if these are
+    small, by programs that many shapes share, so that building a model compiles little. `key` may
+    be `None` if each parameter has a `fill`; it is then `jax.random.key(0)` for those that have an
+    initializer too.
 
     **Raises:** `TypeError` for a dtype that is neither floating nor complex; `ValueError` if an
     initializer returns another shape or dtype.
@@ -154,8 +155,8 @@ _MAX_PADDED = 2**16
 """Numbers up to which an array is the beginning of a larger one, four times as large at most."""
 
 _MAX_TIMES = 32
-"""The layers of the same parameters after which they have a program of their own. It takes a
-seventh of the time, and longer to compile than these layers to draw.
+"""After this many layers of the same parameters, a program of their own draws them. It takes a
+seventh of the time, but compiling it takes longer than drawing these layers.
 """
 
 _times: collections.Counter[tuple[Parameter | None, ...]] = collections.Counter()

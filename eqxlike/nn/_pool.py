@@ -176,6 +176,8 @@ class _AvgPool(OverAxes, Pool):
     """The base of `AvgPool1d`, `AvgPool2d` and `AvgPool3d`.
 
     Another pool has such a base, a class for each number of axes, and lines in `nn/__init__.py`.
+    `tests/nn/cases.py` and `test_sizes.py` list all of them. For `num_axes` and `init=False` in the
+    header of a class see `OverAxes`.
     """
 
     count_include_pad: bool = field(static=True)

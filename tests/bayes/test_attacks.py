@@ -17,7 +17,7 @@ from eqxlike import ad, bayes, nn
 from eqxlike.bayes._inference._files import fingerprint
 from eqxlike.bayes._inference._fitted import fitted_from
 from eqxlike.bayes._inference._method import Chains
-from eqxlike.bayes._methods._training import Optimised
+from eqxlike.bayes._methods._descent import Optimised
 
 X = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(6, 2)
 Y = X[:, 0] ** 2 - X[:, 1]

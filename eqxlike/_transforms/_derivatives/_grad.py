@@ -42,7 +42,7 @@ class _GradFunction(TransformedFunction):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         differentiated, others = differentiated_and_others(args, "filter_{grad, value_and_grad}")
-        # Frozen arrays are not among them: `split` says of a frozen array that it is of integers.
+        # `flag_leaves` in `_pytree`, which `split` calls, judges frozen arrays as integers.
         arrays, rest = split(differentiated, is_inexact_array)
         # Leaves of the auxiliary output other than arrays cannot pass through JAX.
         aux_rest: Rest = UNTRACED

@@ -1,10 +1,10 @@
 """A call, from its arguments to what JAX compiled for them, in the order in which it happens.
 
-There are three objects to know. The `Dispatcher`, one for each function and its options, finds the
-`CompiledFunction` for the arguments of a call: one, and one `jax.jit` of a function of flat arrays,
-for each combination of their Structures. JAX itself traces and compiles that once for each shape
-and dtype; each trace runs `flat`, and so `Observer.begin`, which notes it. Later calls try the
-`FastPath` first, a function that is generated for these Structures.
+There are three objects to know. Each function, with its options, has a `Dispatcher`. For each
+combination of the Structures of its arguments that has one `CompiledFunction`, with one `jax.jit`
+of a function of flat arrays. A Structure holds no shapes: a call with another shape finds the same
+one, and JAX traces and compiles it again. Each trace runs `flat`, and so `Observer.begin`, which
+notes it. Later calls try the `FastPath` first, a function that is generated for these Structures.
 """
 
 import contextlib
@@ -209,7 +209,7 @@ class Dispatcher:
 
         def trace() -> Any:
             with compiled.donation_warnings or contextlib.nullcontext():
-                return compiled.jitted(arrays).trace(*arrays).jaxpr
+                return compiled.traced_jit(arrays).trace(*arrays).jaxpr
 
         labels = self.order.labels(len(ordered), names)
         refuse_leaving(self.order.function_name, [*zip(labels, ordered, strict=True)], trace)
@@ -285,26 +285,28 @@ _tracing = _Tracing()
 
 
 @dataclasses.dataclass
-class _FirstTrace:
-    """What is known of a compiled function from its first trace on.
+class _Program:
+    """What JAX makes of a compiled function, and what its first trace tells.
 
+    - `jitted`: what `jax.jit` made of the function of flat arrays; `None` until `jit` has made it.
+    - `jit`: if `out_shardings` is a tree, which is a prefix of the output as it is known only then:
+      `jax.jit` of the function of flat arrays, which takes the `out_shardings` of flat outputs.
+    - `out_shardings`: these.
     - `lock`: held by the thread that traces first.
     - `is_done`: whether it has ended.
     - `is_part_of_call`: whether the first call traces, with no look at the program before it runs.
     - `output`: the Structure of the output; `None` before.
     - `may_hold_check`: whether there may be a check that the jitted function's result omits.
-    - `jit`: if `out_shardings` is a tree, which is a prefix of the output as it is known only then:
-      `jax.jit` of the function of flat arrays, which takes the `out_shardings` of flat outputs.
-    - `out_shardings`: these.
     """
 
+    jitted: Any = None
+    jit: Any = None
+    out_shardings: Any = None
     lock: Any = dataclasses.field(default_factory=threading.RLock)
     is_done: bool = False
     is_part_of_call: bool = False
     output: Structure | None = None
     may_hold_check: bool = False
-    jit: Any = None
-    out_shardings: Any = None
 
 
 class CompiledFunction:
@@ -316,11 +318,11 @@ class CompiledFunction:
     - `watched`: the arrays in attributes of static arguments, if there are such arguments.
     - `donation_warnings`: a switch for JAX's warnings, if the user wants none of them.
 
-    What a call does about the first trace depends on what `_FirstTrace` knows:
+    What a call does about the first trace depends on what `_Program` knows:
 
     | state | `is_part_of_call` | `output` | `is_done` | a call |
     |---|---|---|---|---|
-    | not traced | no | | no | traces, alone or as part of its run, or waits for who does |
+    | not traced | no | | no | traces, or waits for the thread that does |
     | a run traces | yes | `None` | no | waits for that trace |
     | that run has traced | yes | known | no | runs |
     | traced | | known | yes | runs |
@@ -349,15 +351,14 @@ class CompiledFunction:
         self.donation_warnings = DonationWarnings() if is_silent else None
         self.own_fast_path: FastPath | None = None
         self._shown_fast_path: FastPath | None = None
-        self._first_trace = _FirstTrace()
-        self._jitted: Any = None
+        self._program = _Program()
         options = self._jit_options(dispatcher, ordered)
         flat = self._make_flat_function(dispatcher, options)
         if not isinstance(options.get("out_shardings"), jax.sharding.Sharding | None):
             del options["out_shardings"]
-            self._first_trace.jit = functools.partial(jax.jit, flat, **options)
+            self._program.jit = functools.partial(jax.jit, flat, **options)
         else:
-            self._jitted = jax.jit(flat, **options)
+            self._program.jitted = jax.jit(flat, **options)
 
     def _jit_options(self, dispatcher: Dispatcher, ordered: tuple[Any, ...]) -> dict[str, Any]:
         """The options of `jax.jit` for the function of flat arrays."""
@@ -388,51 +389,53 @@ class CompiledFunction:
         """The result of the jitted function."""
         # Looking at the program before it runs makes JAX look at each array twice: with 5,000 of
         # them, that is a fourth of the first call.
-        if self._jitted is not None and not has_any_check_been_traced() and self._needs_trace():
-            with self._first_trace.lock:
+        program = self._program
+        if program.jitted is not None and not has_any_check_been_traced() and self._needs_trace():
+            with program.lock:
                 if self._needs_trace():
                     # Traces, compiles and runs, where no function can hide a check.
-                    self._first_trace.is_part_of_call = True
+                    program.is_part_of_call = True
                     with _tracing:
-                        result = self._jitted(*arrays)
-                    self._first_trace.is_done = True
+                        result = program.jitted(*arrays)
+                    program.is_done = True
                     return result
-        return self.jitted(arrays)(*arrays)
+        return self.traced_jit(arrays)(*arrays)
 
     def _needs_trace(self) -> bool:
         """Whether this thread makes the first trace, or waits for the thread that does."""
-        first = self._first_trace
-        is_traced = first.is_done or (first.is_part_of_call and first.output is not None)
-        if self._jitted is not None and (is_traced or _tracing.depth > 0):
+        program = self._program
+        is_traced = program.is_done or (program.is_part_of_call and program.output is not None)
+        if program.jitted is not None and (is_traced or _tracing.depth > 0):
             return False
         return not jax.config.jax_disable_jit  # pyright: ignore
 
-    def jitted(self, arrays: list[Any]) -> Any:
+    def traced_jit(self, arrays: list[Any]) -> Any:
         """The function of flat arrays that `jax.jit` made, traced at least once.
 
         It is traced once even if several threads come first: JAX by itself would trace in each. A
         thread that is tracing never waits for another, so that two cannot wait for each other.
         """
+        program = self._program
         if self._needs_trace():
-            with self._first_trace.lock:
-                if self._jitted is None or not self._first_trace.is_done:
+            with program.lock:
+                if program.jitted is None or not program.is_done:
                     self._trace_first(arrays)
         # Without jit, nothing is traced first.
-        return self._first_trace.jit() if self._jitted is None else self._jitted
+        return program.jit() if program.jitted is None else program.jitted
 
     def _trace_first(self, arrays: list[Any]) -> None:
         with _tracing:
-            first = self._first_trace
-            if first.jit is None:
-                traced = self._jitted.trace(*arrays)
+            program = self._program
+            if program.jit is None:
+                traced = program.jitted.trace(*arrays)
             else:
-                traced = first.jit().trace(*arrays)
-                self._jitted = first.jit(out_shardings=first.out_shardings)
+                traced = program.jit().trace(*arrays)
+                program.jitted = program.jit(out_shardings=program.out_shardings)
         output = traced.out_info
         if type(output) is not _TracedOutput or not output.holds_check:
             # The trace takes no note of checks in functions that JAX has traced before.
-            first.may_hold_check |= holds_check(traced.jaxpr.jaxpr)
-        first.is_done = True
+            program.may_hold_check |= holds_check(traced.jaxpr.jaxpr)
+        program.is_done = True
 
     def _make_flat_function(
         self, dispatcher: Dispatcher, options: dict[str, Any]
@@ -468,23 +471,23 @@ class CompiledFunction:
                 output_arrays, structure = flatten(output, is_output=True)
                 if not all(isinstance(array, ARRAY_TYPES) for array in output_arrays):
                     refuse_references(output, flat.__name__, is_reference)
-                if self._first_trace.jit is not None:
+                if self._program.jit is not None:
                     found = shardings_of_arrays("out_shardings", out_shardings, output)
                     in_form = found[0] if structure is ARRAY else tuple(found)
-                    self._first_trace.out_shardings = in_form
+                    self._program.out_shardings = in_form
                 structures.append(structure)
                 return output_arrays
 
             try:
-                with TracedProgram(arrays, shardings) as program:
-                    is_done = self._first_trace.is_done
+                with TracedProgram(arrays, shardings) as traced:
+                    is_done = self._program.is_done
                     is_later = is_done and not jax.config.jax_disable_jit  # pyright: ignore
                     if is_later and has_any_check_been_traced():
                         output_arrays = run_and_look_for_checks(run, arrays)
                     else:
                         # No check was traced before, or `_trace_first` looks through the jaxpr.
                         output_arrays = run(*arrays)
-                packed = self._pack(output_arrays, structures[0], program.holds_check)
+                packed = self._pack(output_arrays, structures[0], traced.holds_check)
             except BaseException:
                 observer.fail()
                 raise
@@ -496,19 +499,19 @@ class CompiledFunction:
         return flat
 
     def _pack(self, arrays: list[Any], structure: Structure, holds_check: bool) -> Any:
-        first = self._first_trace
-        if first.jit is not None:
+        program = self._program
+        if program.jit is not None:
             # `out_shardings` are for plain arrays.
-            first.may_hold_check |= holds_check
+            program.may_hold_check |= holds_check
             holds_check = False
         if self.donation_warnings is not None:
             self.donation_warnings.silence()
-        with first.lock:
-            if first.output is None:
-                first.output = structure
+        with program.lock:
+            if program.output is None:
+                program.output = structure
         # A plain tuple, or a bare array, says that the output is of the first Structure: JAX
         # builds these without calling Python, which it must for a node.
-        if structure is not first.output or holds_check:
+        if structure is not program.output or holds_check:
             return _TracedOutput((structure, holds_check), tuple(arrays))
         return arrays[0] if structure is ARRAY else tuple(arrays)
 
@@ -518,7 +521,7 @@ class CompiledFunction:
             structure, arrays, holds_check = result.structure, result.arrays, result.holds_check
         else:
             # Plain arrays: see `_pack`.
-            structure, holds_check = self._first_trace.output, self._first_trace.may_hold_check
+            structure, holds_check = self._program.output, self._program.may_hold_check
             assert structure is not None
             arrays = (result,) if structure is ARRAY else result
         if holds_check:
@@ -538,15 +541,15 @@ class CompiledFunction:
 
         - `arrays`: the arrays of a call, as examples of their types.
         """
-        first = self._first_trace
-        if self.own_fast_path is None and first.output is not None and self._jitted is not None:
+        program = self._program
+        if self.own_fast_path is None and program.output is not None and program.jitted is not None:
             self.own_fast_path = self._shown_fast_path = make_fast_path(
                 self.structures,
-                first.output,
+                program.output,
                 arrays,
-                jitted=self._jitted,
+                jitted=program.jitted,
                 finish=self.finish,
-                always_finishes=first.may_hold_check or first.jit is not None,
+                always_finishes=program.may_hold_check or program.jit is not None,
                 watched=self.watched,
                 donation_warnings=self.donation_warnings,
             )

@@ -83,8 +83,8 @@ def filter_jit(
     - `donate`: the arguments whose buffers may be reused for the output: `"all"`,
       `"all-except-first"`, the same with a warning where a buffer could not be reused (`"warn"`,
       `"warn-except-first"`), `"none"`, or names of parameters as in `("model", "opt_state")`. JAX
-      raises `JaxRuntimeError` if another argument has a buffer that is donated, such as the same
-      array passed twice. JAX copies a buffer that NumPy or DLPack holds too, and reuses none.
+      raises `JaxRuntimeError` if a donated buffer is in the call a second time. A buffer that NumPy
+      or DLPack also holds is copied, and not reused.
     - `on_retrace`: what is done when the function is traced again, and so compiled again: `"warn"`
       warns, `"error"` raises, and a callable is called with an `eqxlike.debug.Trace`, whose `str`
       says what differs from the most similar trace before.
@@ -251,7 +251,7 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
             ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
             arrays, compiled = dispatcher.find(ordered, names, with_abstract=True)
             with compiled.donation_warnings or contextlib.nullcontext():
-                lowered = compiled.jitted(arrays).lower(*arrays)
+                lowered = compiled.traced_jit(arrays).lower(*arrays)
         except Exception as error:
             explain_error(error, dispatcher.order, bound + args, {**bound_kwargs, **kwargs})
             hide_our_frames(error)

@@ -66,7 +66,7 @@ def fresh_trace(
     compiled = CompiledFunction(alone, cached.key, ordered)
     try:
         with compiled.donation_warnings or contextlib.nullcontext():
-            found = _timed(compiled.jitted(arrays), arrays, {}, is_lowered)
+            found = _timed(compiled.traced_jit(arrays), arrays, {}, is_lowered)
     except Exception as error:
         hide_our_frames(error)
         raise

@@ -1,4 +1,7 @@
-"""The one way to find a posterior, whatever the method: `infer`, and the loop that runs it."""
+"""The one way to find a posterior, whatever the method: `infer`, and the loop that runs it.
+
+To add a method, see `Method` in `_method.py`.
+"""
 
 import contextlib
 import math

@@ -123,7 +123,7 @@ class Problem(Module):
         return self.flatten(Unknowns(model, linked.likelihood, linked.prior))
 
     def spread(self, vector: Vector) -> Vector:
-        """How far the numbers of the array differ that each number is in; 1 where they do not."""
+        """For each number the standard deviation of the array that it is in; 1 where that is 0."""
         linked = self.unflatten(vector)
         return self.flatten(
             jtu.tree_map(lambda leaf: jnp.broadcast_to(_spread(leaf), leaf.shape), linked)
@@ -189,9 +189,10 @@ class Method(Module):
     `log_density`, `acceptance`, `is_divergent` and `energy` go into its diagnostics; `loss` is what
     an optimiser makes smaller.
 
-    To add a method, derive from `MarkovChain` if its draws are the places that chains visit, and
-    write `init` and `step`; from `Descent` if an optimiser makes its steps; else from `Method`.
-    A state is the carry of a loop, so no step may change its shapes or dtypes. Export the class in
+    To add a method, write a class in `bayes/_methods`. Derive it from `MarkovChain`, and write
+    `init` and `step`, if its draws are the places that chains visit; from `Descent` if an optimiser
+    makes its steps; else from `Method`, and write `num_steps`, `init`, `step` and `sample`. A state
+    is the carry of a loop, so no step may change its shapes or dtypes. Export the class in
     `bayes/__init__.py`, and add it to `METHODS` of `tests/bayes/methods/cases.py`: every law runs.
     """
 
@@ -308,9 +309,7 @@ class Chains(Module):
 
 
 def with_plain_numbers(method: Method) -> Method:
-    """A method whose settings are numbers of Python where they were NumPy's: those are arrays to
-    `jax.jit`, and sizes may not be.
-    """
+    """The method with Python numbers in place of NumPy's, which `jax.jit` would trace."""
     return jtu.tree_map(lambda leaf: leaf.item() if isinstance(leaf, np.generic) else leaf, method)
 
 

@@ -25,8 +25,8 @@ from ._curvature import (
     kronecker_curvature,
     kronecker_size,
 )
+from ._descent import Descent, Optimised
 from ._gauss_newton import AroundMode, Part, block_size, parts_of
-from ._training import Descent, Optimised
 
 Structure = Literal["full", "diagonal", "kronecker", "last_layer"]
 Predictive = Literal["linearised", "probit", "sampled"]

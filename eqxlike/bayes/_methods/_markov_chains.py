@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ..._check_numbers import positive_number, real_number, whole_number
 from .._inference._method import Draws, Method, Problem, Record, State, Step, chosen
 from .._libraries import blackjax
-from ._training import DeepEnsemble, check_batch_size
+from ._descent import DeepEnsemble, check_batch_size
 
 # --- What the methods have in common whose draws are the places that a Markov chain visits ---
 

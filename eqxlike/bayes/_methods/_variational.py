@@ -22,7 +22,7 @@ from .._inference._method import Draws, Problem, Record, Step, with_keys
 from .._libraries import is_free, is_normal
 from .._posterior import Unknowns, nodes_of, num_examples
 from .._priors import by_path
-from ._training import Descent, Optimised, descend
+from ._descent import Descent, Optimised, descend
 
 Model = TypeVar("Model", bound=Any)
 Batch = TypeVar("Batch", bound=Any)

@@ -110,25 +110,25 @@ def log_of_product(value: Value) -> Log | None:
         (log is None or not log.is_positive) and part.number % 2 != 0
         for log, part in zip(logs, product.parts, strict=True)
     ]
-    known, signed, others = [], [], []
+    with_log, signed, others = [], [], []
     for log, part, may in zip(logs, product.parts, may_be_negative, strict=True):
         is_single = may and sum(may_be_negative) == 1
         if log is not None and (log.is_positive or is_single):
-            known.append((log, part))
+            with_log.append((log, part))
         elif log is not None and log.signed is not None:
             signed.append((log, part))
         else:
             others.append(part)
-    if not known and not signed and any(logs):
+    if not with_log and not signed and any(logs):
         return None
-    constant, groups = math.log(product.constant), [*known, *signed]
+    constant, groups = math.log(product.constant), [*with_log, *signed]
 
     def split(*arrays: Array) -> Split:
         rest = iter(arrays)
         larges, smalls, factors = [], [], []
         for i, (log, part) in enumerate(groups):
             found = [next(rest) for _ in log.operands]
-            if i < len(known):
+            if i < len(with_log):
                 large, small = log.split(*found)
             else:
                 assert log.signed is not None
@@ -328,8 +328,10 @@ def _log_of_known_terms(total: Parts, shape: tuple[int, ...]) -> Log | None:
     is_known = all(log is not None and log.is_positive for log in logs)
     if total.constant or len(logs) < 2 or not is_known:
         return None
-    known = [(log, part) for log, part in zip(logs, total.parts, strict=True) if log is not None]
-    if any(part.number <= 0 for _, part in known) or all(_is_shifted(part) for _, part in known):
+    with_log = [(log, part) for log, part in zip(logs, total.parts, strict=True) if log is not None]
+    if any(part.number <= 0 for _, part in with_log) or all(
+        _is_shifted(part) for _, part in with_log
+    ):
         return None
 
     def split(*arrays: Array) -> Split:
@@ -338,11 +340,11 @@ def _log_of_known_terms(total: Parts, shape: tuple[int, ...]) -> Log | None:
             [
                 broadcast(_sum(log.split(*(next(rest) for _ in log.operands))), part.axes, shape)
                 + math.log(part.number)
-                for log, part in known
+                for log, part in with_log
             ]
         )
 
-    operands = tuple(each for log, _ in known for each in log.operands)
+    operands = tuple(each for log, _ in with_log for each in log.operands)
     return Log(operands, split, is_positive=True)
 
 

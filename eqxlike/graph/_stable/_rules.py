@@ -219,3 +219,6 @@ RULES = (
         "x ** y",
     ),
 )
+"""For each step of a program the first rule is taken whose `kinds` holds the primitive and whose
+`match` returns a `Rewrite` (see `_rewrite`). A new one goes before those that it should beat.
+"""

@@ -38,7 +38,8 @@ def stabilise(
 
     - `function`: any callable that JAX can trace. It is traced at each call, so put `filter_jit`
       around the result. Arguments that are no arrays stay what they are, as in `filter_jit`.
-    - `rules`: the rules to apply, the first that matches first. Append your own to `graph.RULES`.
+    - `rules`: the rules to apply, the first that matches first. To add your own, pass
+      `(*graph.RULES, rule)`.
 
     **Returns:** a function of the same arguments. `graph.unstable(function, ...)` says what it
     rewrites.

@@ -111,7 +111,7 @@ class Run(Generic[Model]):
         losses, num_good = self._stepper.judge(self._pending, self._good_step)
         # Ctrl-C, while all that was waited for, has lost nothing.
         self._pending, self.num_unread = [], 0
-        # No bad state was reported: all is well, or the step has no guard, and a loss tells.
+        # `None`: either all is well, or the step has no guard and only its loss shows a bad step.
         is_kept = num_good is not None
         if num_good is None:
             are_bad = [not math.isfinite(loss) for loss in losses]

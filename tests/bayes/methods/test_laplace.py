@@ -19,7 +19,7 @@ from eqxlike.bayes._inference._method import Chains
 from eqxlike.bayes._libraries import as_libraries_compute
 from eqxlike.bayes._methods import _gauss_newton
 from eqxlike.bayes._methods._curvature import positive_cholesky
-from eqxlike.bayes._methods._training import Optimised
+from eqxlike.bayes._methods._descent import Optimised
 from tests.bayes.methods.cases import LINEAR, covariance_of
 
 NEW = np.random.default_rng(5).normal(size=(4, 2))

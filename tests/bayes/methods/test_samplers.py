@@ -13,7 +13,7 @@ import eqxlike as eqx
 from eqxlike import bayes, nn
 from eqxlike.bayes._inference._fitted import fitted_from
 from eqxlike.bayes._inference._method import Chains
-from eqxlike.bayes._methods._training import Optimised
+from eqxlike.bayes._methods._descent import Optimised
 from tests.bayes.methods.cases import LINEAR, X, Y, check_moments
 
 pytestmark = pytest.mark.usefixtures("as_methods_run")
