@@ -6,12 +6,12 @@ In the order of reading, first what makes a class and its instances:
 - `_class`: the record that each class has; classes that are pickled by value.
 - `_field`: `field`, and what a static field may hold.
 - `_dataclass`: making a class a dataclass, with a faster `__init__`.
+- `_cached`: the storage of an instance: what makes it frozen, and the cache of its partition.
 - `_codec`: the generated functions by which JAX flattens and unflattens instances.
 - `_abstract`: `AbstractVar`, what a class requires of its subclasses.
 
 Then what can be left out at first:
 
-- `_cached`: the slot of an instance for its partition, and Modules whose fields wait to be read.
 - `_wrapper`: Modules that show the name and documentation of what they wrap.
 - `_strict`: the rules of classes with `strict=True`.
 - `_naming`: the names of layers in a traced program.

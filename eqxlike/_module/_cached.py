@@ -60,7 +60,7 @@ class _Initialising:
 INITIALISING = _Initialising()
 
 
-def get_cached(module: "CachesPartition") -> Any:
+def get_cached(module: "FrozenStorage") -> Any:
     """The value in the slot, or `None` if it is empty."""
     try:
         return _slot.__get__(module)
@@ -71,7 +71,7 @@ def get_cached(module: "CachesPartition") -> Any:
 _reading = threading.Lock()
 
 
-def read_fields(module: "CachesPartition") -> dict[str, Any]:
+def read_fields(module: "FrozenStorage") -> dict[str, Any]:
     """The `__dict__` of a Module; if the Module is lazy, its fields are built first."""
     fields = stored_fields(module)
     cached = get_cached(module)
@@ -120,7 +120,7 @@ class LazyAttribute:
         )
 
 
-class CachesPartition(_Storage):
+class FrozenStorage(_Storage):
     """The base of `Module`: the slot, and the rule that only `__init__` assigns fields."""
 
     __slots__ = ()
@@ -148,7 +148,7 @@ class CachesPartition(_Storage):
         return self.__dict__
 
 
-def _explain_frozen(module: CachesPartition, name: str) -> str:
+def _explain_frozen(module: FrozenStorage, name: str) -> str:
     type_name = type(module).__name__
     if get_cached(module) is INITIALISING:
         return (

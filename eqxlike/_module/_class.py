@@ -74,7 +74,7 @@ def own_record(cls: type) -> ClassRecord | None:
 class StoredFunction:
     """A function as a Module class stores it, in a descriptor.
 
-    In `vars` of the class, it can be called like the function itself.
+    Read from `vars` of the class, it can still be called.
     """
 
     __wrapped__: Callable[..., Any]

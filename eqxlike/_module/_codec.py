@@ -1,7 +1,7 @@
 """Generated code that flattens and unflattens the instances of a Module class.
 
-Raw `jax.jit` flattens each argument in each call, through Python functions. Generated code makes
-that cheap: it reads the fields by name, without a loop. It reads them from the instance's
+`jax.jit` calls these functions for every argument of every call, so they are generated: they read
+the fields by name, without a loop. They read them from the instance's
 `__dict__`, since attributes of a class with a `__getattr__` are slow to read.
 """
 

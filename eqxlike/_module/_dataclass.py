@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from .._traceback import compile_function
 from ._abstract import abstract_names, take_abstract
-from ._cached import INITIALISING, CachesPartition, LazyAttribute, get_cached
+from ._cached import INITIALISING, FrozenStorage, LazyAttribute, get_cached
 from ._codec import carries_metadata
 from ._field import converter_of, found_in_class
 
@@ -27,7 +27,7 @@ def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
     if concrete is not None:
         cls.__annotations__ = annotations
     # If a user wrote a `__setattr__`, each assignment goes through it.
-    if makes_init and cls.__setattr__ is CachesPartition.__setattr__:
+    if makes_init and cls.__setattr__ is FrozenStorage.__setattr__:
         cls.__init__ = make_init(cls, cls.__init__)
     fields = dataclasses.fields(cls)
     for each in fields:

@@ -3,6 +3,17 @@
 Python makes a class by its metaclass, so `ModuleMeta` comes first: its `__new__` has the steps by
 which a class is made, its `__call__` those by which an instance is made. Their helpers follow in
 that order; then `Module` itself, its bound methods, and `Partial`.
+
+In short, a `class Affine(Module)` with a field `scale` and a static one `axis` is:
+
+    Affine = dataclasses.dataclass(eq=False, repr=False)(Affine)    # make_dataclass
+    jtu.register_pytree_with_keys(                                  # _register, generate_codec
+        Affine,
+        lambda self: ([(GetAttrKey("scale"), self.scale)], self.axis),
+        rebuild,                                                    # does not call `__init__`
+    )
+
+and to assign to a field raises once `__init__` has ended (`FrozenStorage`).
 """
 
 import abc
@@ -28,7 +39,7 @@ from .._traceback import hide_our_frames
 from ._abstract import abstract_names, explain_abstract
 from ._cached import (
     INITIALISING,
-    CachesPartition,
+    FrozenStorage,
     LazyAttribute,
     drop_cached,
     set_cached,
@@ -190,7 +201,7 @@ def _store_methods(cls: Any, own: dict[str, Any]) -> None:
             # The setter of the metaclass makes the descriptor.
             setattr(cls, key, value)
     for base in cls.__mro__[1:]:
-        if isinstance(base, ModuleMeta) or base in CachesPartition.__mro__:
+        if isinstance(base, ModuleMeta) or base in FrozenStorage.__mro__:
             continue
         for key, value in vars(base).items():
             first = next(each for each in cls.__mro__ if key in vars(each))
@@ -343,7 +354,7 @@ def _explain_init(cls: type, error: TypeError, args: Any, kwargs: Any) -> None:
 # --- The base of all models ---
 
 
-class Module(CachesPartition, metaclass=ModuleMeta):
+class Module(FrozenStorage, metaclass=ModuleMeta):
     """The base of all models: subclass it, annotate fields, write methods.
 
     A subclass is a frozen dataclass and a pytree whose children are its fields, in the order of
@@ -455,7 +466,7 @@ class BoundMethod(Wrapper):
             raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        # Python's own methods have one too, by which `help` recognises a method.
+        # `help` recognises a method by its `__get__`.
         return self
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ._abstract import abstract_in
-from ._cached import CachesPartition, LazyAttribute
+from ._cached import FrozenStorage, LazyAttribute
 from ._class import own_record
 
 
@@ -108,7 +108,7 @@ def check_strict(
 
 def _check_bases(cls: Any) -> None:
     for base in cls.__bases__:
-        if CachesPartition not in base.__mro__ or CachesPartition in base.__bases__:
+        if FrozenStorage not in base.__mro__ or FrozenStorage in base.__bases__:
             # No Module, or `Module` itself.
             continue
         record = own_record(base)

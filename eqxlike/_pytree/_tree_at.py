@@ -39,8 +39,8 @@ def tree_at(
     **Arguments:**
 
     - `where`: a function from a pytree to the node to replace, or to a tuple or list of nodes. It
-      is called on a tree of unique placeholders for the leaves: it may index and
-      take attributes, but not calculate, and not change the tree.
+      is called on a tree of unique placeholders for the leaves: it may index and take attributes,
+      but not calculate, and not change the tree.
     - `pytree`: any pytree.
     - `replace`: the replacement; a sequence of the same length if `where` returned one. If a
       node was returned twice, the last counts.
@@ -59,7 +59,7 @@ def tree_at(
     >>> tree_at(lambda tree: (tree["a"], tree["b"]), {"a": 1, "b": 3}, replace_fn=str)
     {'a': '1', 'b': '3'}
     """
-    # A function is a leaf: behind what is none, it was given in the place of the tree.
+    # If the tree is a function and `where` is none, the two were swapped.
     is_swapped = isinstance(pytree, types.FunctionType) and not isinstance(
         where, types.FunctionType
     )
@@ -74,9 +74,10 @@ def tree_at(
     def is_leaf_or_empty(node: Any) -> bool:
         return _is_empty(node) or (is_leaf is not None and is_leaf(node))
 
-    # A node is found by its identity, and Python shares equal numbers and has a single `()`: so
-    # `where` is called on a copy in which every node is an object of its own. A second call, on the
-    # leaves themselves, checks that `where` did not look at their values.
+    # `where` may return any expression, so a node can only be found by its identity. Python shares
+    # equal numbers and has a single `()`: so `where` is called on a copy in which every node is an
+    # object of its own. A second call, on the leaves themselves, checks that `where` did not look
+    # at their values.
     paths_and_leaves, treedef = jtu.tree_flatten_with_path(pytree, is_leaf=is_leaf_or_empty)
     tree = treedef.unflatten([_hold_place(path, leaf) for path, leaf in paths_and_leaves])
     chosen = _choose(where, tree)
@@ -178,7 +179,7 @@ def _identity(tree: PyTree) -> tuple[int, list[int]]:
 
 
 def _count_occurrences(tree: PyTree, nodes: list[Any]) -> dict[int, int]:
-    """The occurrences of each of `nodes` in `tree`, by identity; those inside others have none."""
+    """How often each of `nodes` is in `tree`, by identity; not counting those inside of others."""
     counts = {id(node): 0 for node in nodes}
     for leaf in jtu.tree_leaves(tree, is_leaf=lambda node: id(node) in counts):
         if id(leaf) in counts:

@@ -1,6 +1,5 @@
 """Normalisation of one example over its own features."""
 
-import abc
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, overload
@@ -18,9 +17,20 @@ from ._parameters import Initializer, draw_affine
 from ._stateful import NO_STATE
 
 
-class _ShapeNorm(Module):
-    """Base of `LayerNorm` and `RMSNorm`: a shape, and a scale and shift for each entry."""
+class LayerNorm(Module):
+    """Normalises one example to mean 0 and variance 1, then scales and shifts each entry.
 
+        (x - mean) / sqrt(variance + eps) * weight + bias
+
+    over all axes, in at least float32; `jax.vmap(layer)` takes a batch. Ba, Kiros & Hinton (2016),
+    "Layer Normalization".
+
+    >>> import jax.numpy as jnp
+    >>> print(LayerNorm(4)(jnp.array([1.0, 1.0, 3.0, 3.0])).round(2))
+    [-1. -1.  1.  1.]
+    """
+
+    # `nn.Policy` does not cast the layer's parameters.
     keeps_precision: ClassVar[bool] = True
     shape: tuple[int, ...] = field(static=True)
     eps: float = field(static=True)
@@ -28,71 +38,6 @@ class _ShapeNorm(Module):
     use_bias: bool = field(static=True)
     weight: Float[Array, "*shape"] | None
     bias: Float[Array, "*shape"] | None
-
-    def _initialise(
-        self,
-        shape: Any,
-        eps: float,
-        use_weight: bool,
-        use_bias: bool,
-        dtype: Any,
-        weight_init: Initializer | None,
-        bias_init: Initializer | None,
-        key: PRNGKeyArray | None,
-    ) -> None:
-        """Sets the fields."""
-        # An array of shape `()` is an integer, and says that it is iterable.
-        is_one = integer(shape) is not None or not isinstance(shape, Iterable)
-        sizes = (shape,) if is_one else tuple(shape)
-        self.shape = tuple(whole_number(size, "each size of shape", least=0) for size in sizes)
-        self.eps = real_number(eps, "eps")
-        self.use_weight = use_weight
-        self.use_bias = use_bias
-        options = use_weight, use_bias, weight_init, bias_init, key
-        self.weight, self.bias = draw_affine(self.shape, parameter_dtype(dtype), *options)
-
-    @abc.abstractmethod
-    def _normalise(self, x: Array) -> Array:
-        """`x`, of the dtype to compute in, scaled as the layer does."""
-
-    @overload
-    def __call__(
-        self, x: Float[Array, "*shape"], *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "*shape"]: ...
-    @overload
-    def __call__(
-        self, x: Float[Array, "*shape"], state: Any, *, key: PRNGKeyArray | None = None
-    ) -> tuple[Float[Array, "*shape"], Any]: ...
-    def __call__(
-        self, x: Float[Array, "*shape"], state: Any = NO_STATE, *, key: PRNGKeyArray | None = None
-    ) -> Any:
-        """**Arguments:**
-
-        - `x`: of shape `self.shape`.
-        - `state`: returned as it came, so that the layer can stand in for `BatchNorm`.
-        - `key`: ignored; layers share one signature.
-
-        **Returns:** the shape and dtype of `x`; the pair of that and `state` if there is a `state`.
-
-        **Raises:** `ValueError` if `x` has another shape.
-        """
-        del key
-        check_input(self, x, self.shape)
-        normalised = self._normalise(x.astype(at_least_float32(x.dtype)))
-        out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
-        return out if state is NO_STATE else (out, state)
-
-
-class LayerNorm(_ShapeNorm):
-    """Moves an example to mean 0 and scales it to variance 1, then scales and shifts each entry.
-
-    Ba, Kiros & Hinton (2016), "Layer Normalization": `(x - mean) / sqrt(variance + eps) * weight +
-    bias`, over all axes. Computed in at least float32.
-
-    >>> import jax.numpy as jnp
-    >>> print(LayerNorm(4)(jnp.array([1.0, 1.0, 3.0, 3.0])).round(2))
-    [-1. -1.  1.  1.]
-    """
 
     def __init__(
         self,
@@ -126,23 +71,64 @@ class LayerNorm(_ShapeNorm):
                 stacklevel=stacklevel_of_user(),
             )
             use_weight = use_bias = elementwise_affine
-        self._initialise(shape, eps, use_weight, use_bias, dtype, weight_init, bias_init, key)
+        self.shape = _sizes(shape)
+        self.eps = real_number(eps, "eps")
+        self.use_weight = use_weight
+        self.use_bias = use_bias
+        self.weight, self.bias = draw_affine(
+            self.shape, parameter_dtype(dtype), use_weight, use_bias, weight_init, bias_init, key
+        )
 
-    def _normalise(self, x: Array) -> Array:
-        centred = x - jnp.mean(x)
-        return centred * jax.lax.rsqrt(jnp.mean(centred**2) + self.eps)
+    @overload
+    def __call__(
+        self, x: Float[Array, "*shape"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "*shape"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "*shape"], state: Any, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Float[Array, "*shape"], Any]: ...
+    def __call__(
+        self, x: Float[Array, "*shape"], state: Any = NO_STATE, *, key: PRNGKeyArray | None = None
+    ) -> Any:
+        """**Arguments:**
+
+        - `x`: of shape `self.shape`.
+        - `state`: returned as it came, so that the layer can stand in for `BatchNorm`.
+        - `key`: ignored; layers share one signature.
+
+        **Returns:** the shape and dtype of `x`; the pair of that and `state` if there is a `state`.
+
+        **Raises:** `ValueError` if `x` has another shape.
+        """
+        del key
+        check_input(self, x, self.shape)
+        wide = x.astype(at_least_float32(x.dtype))
+        centred = wide - jnp.mean(wide)
+        normalised = centred * jax.lax.rsqrt(jnp.mean(centred**2) + self.eps)
+        out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
+        return out if state is NO_STATE else (out, state)
 
 
-class RMSNorm(_ShapeNorm):
+class RMSNorm(Module):
     """Scales an example to mean square 1, then scales and shifts each entry.
 
-    Zhang & Sennrich (2019), "Root Mean Square Layer Normalization": `x / sqrt(mean(x**2) + eps) *
-    weight + bias`, over all axes. Computed in at least float32.
+        x / sqrt(mean(x**2) + eps) * weight + bias
+
+    over all axes, in at least float32. Zhang & Sennrich (2019), "Root Mean Square Layer
+    Normalization".
 
     >>> import jax.numpy as jnp
     >>> print(RMSNorm(2)(jnp.array([3.0, 3.0])).round(2))
     [1. 1.]
     """
+
+    keeps_precision: ClassVar[bool] = True
+    shape: tuple[int, ...] = field(static=True)
+    eps: float = field(static=True)
+    use_weight: bool = field(static=True)
+    use_bias: bool = field(static=True)
+    weight: Float[Array, "*shape"] | None
+    bias: Float[Array, "*shape"] | None
 
     def __init__(
         self,
@@ -157,10 +143,32 @@ class RMSNorm(_ShapeNorm):
         key: PRNGKeyArray | None = None,
     ):
         """Arguments and errors are those of `LayerNorm`."""
-        self._initialise(shape, eps, use_weight, use_bias, dtype, weight_init, bias_init, key)
+        self.shape = _sizes(shape)
+        self.eps = real_number(eps, "eps")
+        self.use_weight = use_weight
+        self.use_bias = use_bias
+        self.weight, self.bias = draw_affine(
+            self.shape, parameter_dtype(dtype), use_weight, use_bias, weight_init, bias_init, key
+        )
 
-    def _normalise(self, x: Array) -> Array:
-        return x * jax.lax.rsqrt(jnp.mean(x**2) + self.eps)
+    @overload
+    def __call__(
+        self, x: Float[Array, "*shape"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "*shape"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "*shape"], state: Any, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Float[Array, "*shape"], Any]: ...
+    def __call__(
+        self, x: Float[Array, "*shape"], state: Any = NO_STATE, *, key: PRNGKeyArray | None = None
+    ) -> Any:
+        """Arguments, output and errors are those of `LayerNorm`."""
+        del key
+        check_input(self, x, self.shape)
+        wide = x.astype(at_least_float32(x.dtype))
+        normalised = wide * jax.lax.rsqrt(jnp.mean(wide**2) + self.eps)
+        out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
+        return out if state is NO_STATE else (out, state)
 
 
 class GroupNorm(Module):
@@ -221,9 +229,11 @@ class GroupNorm(Module):
         self.groups = groups
         self.channels = channels
         self.eps = real_number(eps, "eps")
-        self.channelwise_affine = is_affine = channelwise_affine
-        options = is_affine, is_affine, weight_init, bias_init, key
-        self.weight, self.bias = draw_affine((channels or 0,), parameter_dtype(dtype), *options)
+        self.channelwise_affine = channelwise_affine
+        use = channelwise_affine
+        self.weight, self.bias = draw_affine(
+            (channels or 0,), parameter_dtype(dtype), use, use, weight_init, bias_init, key
+        )
 
     @overload
     def __call__(
@@ -262,18 +272,25 @@ class GroupNorm(Module):
         centred = grouped - jnp.mean(grouped, axis=1, keepdims=True)
         variance = jnp.mean(centred**2, axis=1, keepdims=True)
         normalised = (centred * jax.lax.rsqrt(variance + self.eps)).reshape(x.shape)
-        per_channel = (-1,) + (1,) * (x.ndim - 1)
-        affine = [
-            p if p is None else jnp.broadcast_to(p.reshape(per_channel), x.shape)
-            for p in (self.weight, self.bias)
-        ]
-        out = _affine(normalised, *affine).astype(x.dtype)
+        out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
         return out if state is NO_STATE else (out, state)
 
 
+def _sizes(shape: Any) -> tuple[int, ...]:
+    """The sizes in a shape; an integer, also one that is an array of shape `()`, is one size."""
+    is_one = integer(shape) is not None or not isinstance(shape, Iterable)
+    sizes = (shape,) if is_one else tuple(shape)
+    return tuple(whole_number(size, "each size of shape", least=0) for size in sizes)
+
+
 def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
+    """`x * weight + bias`, without those that are `None`; they belong to the first axes of `x`."""
     if weight is not None:
-        x = x * weight.astype(x.dtype)
+        x = x * _along_first_axes(weight, x)
     if bias is not None:
-        x = x + bias.astype(x.dtype)
+        x = x + _along_first_axes(bias, x)
     return x
+
+
+def _along_first_axes(p: Array, x: Array) -> Array:
+    return p.astype(x.dtype).reshape(p.shape + (1,) * (x.ndim - p.ndim))

@@ -29,7 +29,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature with which `function` is called, or `None` if it tells none.
+    """The signature with which `function` is called, or `None` if it has none that can be read.
 
     The signature of its `__wrapped__`, which `functools.wraps` sets, does not count: a decorator
     may take other arguments and have other defaults. Functions of `jax.jit` count as telling none:

@@ -142,7 +142,7 @@ class Dispatcher:
             if fast_path is not None:
                 self._remember(fast_path, names)
                 if is_checking() or exclusive_devices:
-                    # Since this call began: who asked then had fast paths forgotten before.
+                    # Switched on during this call, after the fast paths had been cleared.
                     self.forget_fast_paths()
         return output
 
@@ -289,8 +289,8 @@ class _Program:
     """What JAX makes of a compiled function, and what its first trace tells.
 
     - `jitted`: what `jax.jit` made of the function of flat arrays; `None` until `jit` has made it.
-    - `jit`: if `out_shardings` is a tree, which is a prefix of the output as it is known only then:
-      `jax.jit` of the function of flat arrays, which takes the `out_shardings` of flat outputs.
+    - `jit`: used only if `out_shardings` is a tree: a `jax.jit` that gets the shardings of the flat
+      outputs once a trace shows the output, of which that tree is a prefix.
     - `out_shardings`: these.
     - `lock`: held by the thread that traces first.
     - `is_done`: whether it has ended.
@@ -376,67 +376,6 @@ class CompiledFunction:
             )
         return options
 
-    def is_current(self) -> bool:
-        """Whether the static objects that were passed are unchanged."""
-        return all(structure.is_current() for structure in self.structures)
-
-    def call(self, arrays: list[Any]) -> Any:
-        """The output of the user's function for these arrays."""
-        with self.donation_warnings or contextlib.nullcontext():
-            return self.finish(self._run(arrays))
-
-    def _run(self, arrays: list[Any]) -> Any:
-        """The result of the jitted function."""
-        # Looking at the program before it runs makes JAX look at each array twice: with 5,000 of
-        # them, that is a fourth of the first call.
-        program = self._program
-        if program.jitted is not None and not has_any_check_been_traced() and self._needs_trace():
-            with program.lock:
-                if self._needs_trace():
-                    # Traces, compiles and runs, where no function can hide a check.
-                    program.is_part_of_call = True
-                    with _tracing:
-                        result = program.jitted(*arrays)
-                    program.is_done = True
-                    return result
-        return self.traced_jit(arrays)(*arrays)
-
-    def _needs_trace(self) -> bool:
-        """Whether this thread makes the first trace, or waits for the thread that does."""
-        program = self._program
-        is_traced = program.is_done or (program.is_part_of_call and program.output is not None)
-        if program.jitted is not None and (is_traced or _tracing.depth > 0):
-            return False
-        return not jax.config.jax_disable_jit  # pyright: ignore
-
-    def traced_jit(self, arrays: list[Any]) -> Any:
-        """The function of flat arrays that `jax.jit` made, traced at least once.
-
-        It is traced once even if several threads come first: JAX by itself would trace in each. A
-        thread that is tracing never waits for another, so that two cannot wait for each other.
-        """
-        program = self._program
-        if self._needs_trace():
-            with program.lock:
-                if program.jitted is None or not program.is_done:
-                    self._trace_first(arrays)
-        # Without jit, nothing is traced first.
-        return program.jit() if program.jitted is None else program.jitted
-
-    def _trace_first(self, arrays: list[Any]) -> None:
-        with _tracing:
-            program = self._program
-            if program.jit is None:
-                traced = program.jitted.trace(*arrays)
-            else:
-                traced = program.jit().trace(*arrays)
-                program.jitted = program.jit(out_shardings=program.out_shardings)
-        output = traced.out_info
-        if type(output) is not _TracedOutput or not output.holds_check:
-            # The trace takes no note of checks in functions that JAX has traced before.
-            program.may_hold_check |= holds_check(traced.jaxpr.jaxpr)
-        program.is_done = True
-
     def _make_flat_function(
         self, dispatcher: Dispatcher, options: dict[str, Any]
     ) -> Callable[..., Any]:
@@ -459,22 +398,25 @@ class CompiledFunction:
         out_shardings = options.get("out_shardings")
         shardings = options.get("in_shardings"), out_shardings
 
+        def call_users_function(arrays: tuple[Any, ...]) -> tuple[list[Any], Structure]:
+            args = [rebuild(arrays[start:stop]) for rebuild, start, stop in parts]
+            kwargs = dict(zip(names, args[num_by_place:], strict=True))
+            with naming_layers(args, labels, num_bound):
+                output = get_function()(*args[:num_by_place], **kwargs)
+            output_arrays, structure = flatten(output, is_output=True)
+            if not all(isinstance(array, ARRAY_TYPES) for array in output_arrays):
+                refuse_references(output, flat.__name__, is_reference)
+            if self._program.jit is not None:
+                found = shardings_of_arrays("out_shardings", out_shardings, output)
+                self._program.out_shardings = found[0] if structure is ARRAY else tuple(found)
+            return output_arrays, structure
+
         def flat(*arrays: Any) -> Any:
             trace = observer.begin(arrays)
             structures: list[Structure] = []
 
             def run(*arrays: Any) -> list[Any]:
-                args = [rebuild(arrays[start:stop]) for rebuild, start, stop in parts]
-                kwargs = dict(zip(names, args[num_by_place:], strict=True))
-                with naming_layers(args, labels, num_bound):
-                    output = get_function()(*args[:num_by_place], **kwargs)
-                output_arrays, structure = flatten(output, is_output=True)
-                if not all(isinstance(array, ARRAY_TYPES) for array in output_arrays):
-                    refuse_references(output, flat.__name__, is_reference)
-                if self._program.jit is not None:
-                    found = shardings_of_arrays("out_shardings", out_shardings, output)
-                    in_form = found[0] if structure is ARRAY else tuple(found)
-                    self._program.out_shardings = in_form
+                output_arrays, structure = call_users_function(arrays)
                 structures.append(structure)
                 return output_arrays
 
@@ -515,6 +457,11 @@ class CompiledFunction:
             return _TracedOutput((structure, holds_check), tuple(arrays))
         return arrays[0] if structure is ARRAY else tuple(arrays)
 
+    def call(self, arrays: list[Any]) -> Any:
+        """The output of the user's function for these arrays."""
+        with self.donation_warnings or contextlib.nullcontext():
+            return self.finish(self._run(arrays))
+
     def finish(self, result: Any) -> Any:
         """The output of the user's function, from what the jitted function returned."""
         if type(result) is _TracedOutput:
@@ -533,6 +480,62 @@ class CompiledFunction:
         if structure is ARRAY:
             return arrays[0]
         return structure.rebuilder(cache=are_concrete_arrays(arrays))(arrays)
+
+    def _run(self, arrays: list[Any]) -> Any:
+        """The result of the jitted function."""
+        # Looking at the program before it runs makes JAX look at each array twice: with 5,000 of
+        # them, that is a fourth of the first call.
+        program = self._program
+        if program.jitted is not None and not has_any_check_been_traced() and self._needs_trace():
+            with program.lock:
+                if self._needs_trace():
+                    # Traces, compiles and runs, where no function can hide a check.
+                    program.is_part_of_call = True
+                    with _tracing:
+                        result = program.jitted(*arrays)
+                    program.is_done = True
+                    return result
+        return self.traced_jit(arrays)(*arrays)
+
+    def _needs_trace(self) -> bool:
+        """Whether this thread has to make the first trace, or wait for the one that does."""
+        program = self._program
+        is_traced = program.is_done or (program.is_part_of_call and program.output is not None)
+        if program.jitted is not None and (is_traced or _tracing.depth > 0):
+            return False
+        return not jax.config.jax_disable_jit  # pyright: ignore
+
+    def traced_jit(self, arrays: list[Any]) -> Any:
+        """The function of flat arrays that `jax.jit` made, traced at least once.
+
+        It is traced once even if several threads come first: JAX by itself would trace in each. A
+        thread that is tracing never waits for another, so that two cannot wait for each other.
+        """
+        program = self._program
+        if self._needs_trace():
+            with program.lock:
+                if program.jitted is None or not program.is_done:
+                    self._trace_first(arrays)
+        # Without jit, nothing is traced first.
+        return program.jit() if program.jitted is None else program.jitted
+
+    def _trace_first(self, arrays: list[Any]) -> None:
+        with _tracing:
+            program = self._program
+            if program.jit is None:
+                traced = program.jitted.trace(*arrays)
+            else:
+                traced = program.jit().trace(*arrays)
+                program.jitted = program.jit(out_shardings=program.out_shardings)
+        output = traced.out_info
+        if type(output) is not _TracedOutput or not output.holds_check:
+            # The trace takes no note of checks in functions that JAX has traced before.
+            program.may_hold_check |= holds_check(traced.jaxpr.jaxpr)
+        program.is_done = True
+
+    def is_current(self) -> bool:
+        """Whether the static objects that were passed are unchanged."""
+        return all(structure.is_current() for structure in self.structures)
 
     def fast_path(self, arrays: list[Any]) -> FastPath | None:
         """The fast path to this function; `None` while it has not been traced.

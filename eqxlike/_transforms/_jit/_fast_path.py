@@ -100,8 +100,8 @@ def weak_fast_path(compiled: Any) -> FastPath:
 
 
 _UNUSED = "(?:Some donated buffers were not usable)"
-"""The beginning of JAX's warning. In brackets, since `warnings` takes an equal filter of the user's
-for this one, and would move and remove that.
+"""The beginning of JAX's warning. The brackets make it differ from a filter of the user's, which
+`warnings` would otherwise take for this one, and move and remove.
 """
 
 

@@ -1,4 +1,27 @@
-"""`filter_jit`: `jax.jit` in which every array is traced and everything else is static."""
+"""`filter_jit`: `jax.jit` in which every array is traced and everything else is static.
+
+In short, with the names of what stands for each part:
+
+    def filter_jit(fun):
+        compiled_functions = {}                         # Dispatcher
+        def call(*args):                                # JitFunction.__call__
+            arrays, structure = flatten(args)           # the structure: all but the arrays
+            compiled = compiled_functions.get(structure)    # Dispatcher.find
+            if compiled is None:                        # CompiledFunction
+                outputs = []
+                def flat(*arrays):
+                    output = fun(*structure.rebuild(arrays))
+                    arrays, output_structure = flatten(output)
+                    outputs.append(output_structure)
+                    return arrays
+                compiled = compiled_functions[structure] = jax.jit(flat), outputs
+            jitted, outputs = compiled
+            arrays = jitted(*arrays)
+            return outputs[0].rebuild(arrays)           # CompiledFunction.finish
+        return call
+
+All else in this folder makes that fast, safe in several threads, or its errors clear.
+"""
 
 import contextlib
 import functools
@@ -134,7 +157,7 @@ def filter_jit(
         fun = jtu.Partial(fun.func, *fun.args, **fun.keywords)
     policy = Policy.of(on_retrace, max_traces)
     wrapper = JitFunction(fun, donate, Options(jitkwargs, policy))
-    attach(wrapper)
+    find_dispatcher(wrapper)
     _show(stored_fields(wrapper))
     return wrapper
 
@@ -188,7 +211,7 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
         try:
             dispatcher, bound, bound_kwargs = self._eqxlike_dispatch
         except AttributeError:
-            dispatcher, bound, bound_kwargs = attach(self)
+            dispatcher, bound, bound_kwargs = find_dispatcher(self)
         if bound:
             args = bound + args
         if bound_kwargs:
@@ -239,14 +262,14 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
     @property
     def traces(self) -> tuple[Trace, ...]:
         """The traces of the function so far, the latest 32 of them."""
-        return attach(self)[0].history.traces
+        return find_dispatcher(self)[0].history.traces
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Traces and lowers the function for these arguments, without compiling or running it.
 
         A `jax.ShapeDtypeStruct` may replace an array.
         """
-        dispatcher, bound, bound_kwargs = attach(self)
+        dispatcher, bound, bound_kwargs = find_dispatcher(self)
         try:
             ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
             arrays, compiled = dispatcher.find(ordered, names, with_abstract=True)
@@ -262,7 +285,7 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
 # --- The dispatcher of a callable ---
 
 
-def attach(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], dict[str, Any]]:
+def find_dispatcher(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], dict[str, Any]]:
     """Finds the dispatcher for a wrapper, and puts it in its slot with what is bound to it."""
     unbound = unbind(wrapper._function)
     dispatcher = _dispatcher_for(unbound, wrapper._donate, wrapper._jit_options)
@@ -278,7 +301,7 @@ def _current_dispatcher(wrapper: JitFunction, dispatcher: Dispatcher) -> Dispatc
     """`dispatcher`, or a new one if the `__call__` of a class was replaced meanwhile."""
     if unbind(wrapper._function).function is dispatcher.get_unbound_function():
         return dispatcher
-    return attach(wrapper)[0]
+    return find_dispatcher(wrapper)[0]
 
 
 _OF_FUNCTION = "__eqxlike_dispatchers__"

@@ -17,7 +17,7 @@ import jax.tree_util as jtu
 
 from ..._compat import Tracer
 from ._dispatch import Dispatcher
-from ._filter_jit import JitFunction, attach
+from ._filter_jit import JitFunction, find_dispatcher
 
 _TRACE = "/jax/core/compile/jaxpr_trace_duration"
 _COMPILING = "/jax/core/compile/"
@@ -77,7 +77,7 @@ def timing_calls(report: Callable[[CallTimes], None], wait: bool) -> Iterator[No
         try:
             dispatcher = self._eqxlike_dispatch[0]
         except AttributeError:
-            dispatcher = attach(self)[0]
+            dispatcher = find_dispatcher(self)[0]
         around = _thread.call
         _thread.call = call = CallTimes(dispatcher)
         start_s = time.perf_counter()
