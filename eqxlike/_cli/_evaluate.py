@@ -183,17 +183,17 @@ def _logistic(data: Data) -> Evaluation:
     """Multinomial logistic regression with an L2 penalty."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import log_loss
+    from threadpoolctl import threadpool_limits
 
     def make(inverse_penalty: float) -> Any:
-        # lbfgs, the default, makes many small calls of a threaded BLAS: ten times faster on idle
-        # cores, ten times slower on busy ones.
-        options = {"solver": "saga", "max_iter": 10_000, "random_state": 0}
-        return LogisticRegression(C=inverse_penalty, **options)
+        return LogisticRegression(C=inverse_penalty, solver="newton-cg")
 
     def nll(model: Any, part: Part) -> float:
         return log_loss(part.y, model.predict_proba(part.x), labels=model.classes_)
 
-    model = _fitted(data, INVERSE_PENALTIES, make, nll)
+    # Of many small products: several threads of BLAS would take a hundred times as long, waiting.
+    with threadpool_limits(limits=1):
+        model = _fitted(data, INVERSE_PENALTIES, make, nll)
     log_probabilities = model.predict_log_proba(data.test.x).astype(np.float32)
     return evaluate_classification(data, jnp.asarray(log_probabilities))
 
