@@ -147,16 +147,40 @@ def trace_body(
     return Body(consts, step, reading_step, carry, form, y_form, is_buffer, is_inside, outer)
 
 
-def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int) -> Step:
-    """A traced body as a step; `of_consts` says which of the consts are its."""
-    jaxpr = closed.jaxpr
+def _find_buffers(init: PyTree, buffers: Buffers | None) -> set[int]:
+    """The places of the buffers among the leaves of the carry.
 
-    def step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:
-        function = jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts[of_consts])))
-        returned = function(*carry, *x, jnp.asarray(is_active))
-        return returned[:num_carry], returned[num_carry:]
+    **Raises:** `TypeError` if something else than arrays of the carry was chosen.
+    """
+    if buffers is None:
+        return set()
+    leaves, treedef = jtu.tree_flatten(init, is_leaf=_is_buffer)
+    chosen = buffers(treedef.unflatten(map(_Marker, range(len(leaves)), leaves)))
+    places = set()
+    for marker in jtu.tree_leaves(chosen):
+        leaf = marker._leaf if isinstance(marker, _Marker) else marker
+        if not isinstance(marker, _Marker) or not (is_array_like(leaf) or _is_buffer(leaf)):
+            raise TypeError(
+                "buffers must return arrays of the carry, or nodes of it that hold some: it "
+                f"returned {tree_pformat(leaf)}."
+            )
+        places.add(marker._place)
+    return places
 
-    return step
+
+def _is_buffer(node: Any) -> bool:
+    return isinstance(node, Buffer)
+
+
+class _Marker:
+    """Represents the leaf at a place of the carry, where `buffers` chooses from it."""
+
+    def __init__(self, place: int, leaf: Any):
+        self._place = place
+        self._leaf = leaf
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._leaf, name)
 
 
 @dataclasses.dataclass(eq=False)
@@ -204,6 +228,73 @@ class _FlatBody:
         return Buffer(leaf, is_active & outer.is_active, self.is_writing and outer.is_writable)
 
 
+def _without_buffers(name: str, new: PyTree, buffers: set[int]) -> PyTree:
+    """The carry with plain arrays for its buffers. Raises `ValueError` if a buffer is gone."""
+    leaves, treedef = jtu.tree_flatten(new, is_leaf=_is_buffer)
+    for place, leaf in enumerate(leaves):
+        if place in buffers and not _is_buffer(leaf):
+            raise ValueError(
+                f"{name} must return a buffer where it was given one, such as what "
+                f"`buffer.at[index].set(x)` returns: it returned {describe_node(leaf)}."
+            )
+    return treedef.unflatten(leaf.array if _is_buffer(leaf) else leaf for leaf in leaves)
+
+
+def _check_carry(name: str, old: PyTree, new: PyTree) -> None:
+    difference = find_difference(old, new, _fits)
+    if difference is None:
+        # A treedef takes `2` and `2.0` in a static field for the same.
+        difference = find_static_difference(*map(_without_arrays, (old, new)))
+    if difference is None:
+        return
+    raise ValueError(
+        f"{name} must return a carry of the form that it was given: "
+        f"{difference.explain('the carry', 'what it returned')}."
+    )
+
+
+def _fits(old: Any, new: Any) -> bool | None:
+    """Whether one leaf may follow another in a carry; dtypes are checked later."""
+    if is_array_like(old) or is_array_like(new):
+        return is_array_like(old) and is_array_like(new) and jnp.shape(old) == jnp.shape(new)
+    if jtu.all_leaves([old, new]):
+        return find_static_difference(old, new) is None
+    return None
+
+
+def _without_arrays(tree: PyTree) -> PyTree:
+    return jtu.tree_map(lambda leaf: None if is_array_like(leaf) else leaf, tree)
+
+
+def _casts(name: str, old: PyTree, carry: Arrays, arrays: Arrays) -> list[Any]:
+    """The dtypes to start with instead: of weakly typed arrays alone, as for loops of JAX."""
+    casts: list[Any] = [None] * len(carry)
+    for place, (one, other) in enumerate(zip(carry, arrays, strict=True)):
+        if one.dtype == other.dtype:
+            continue
+        if not jax.typeof(one).weak_type:
+            paths = [path for path, leaf in jtu.tree_leaves_with_path(old) if is_array_like(leaf)]
+            where = jtu.keystr(paths[place])
+            raise ValueError(
+                f"{name} must return a carry of the form that it was given: the carry{where} has "
+                f"dtype {one.dtype}, and what it returned{where} has dtype {other.dtype}."
+            )
+        casts[place] = other.dtype
+    return casts if any(dtype is not None for dtype in casts) else []
+
+
+def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int) -> Step:
+    """A traced body as a step; `of_consts` says which of the consts are its."""
+    jaxpr = closed.jaxpr
+
+    def step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:
+        function = jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts[of_consts])))
+        returned = function(*carry, *x, jnp.asarray(is_active))
+        return returned[:num_carry], returned[num_carry:]
+
+    return step
+
+
 def scan_of(body: Body, length: int, kind: str, checkpoints: int | None) -> Scan:
     """The scan of at most `length` steps of a body.
 
@@ -246,94 +337,3 @@ def trace_condition(
         return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*carry)[0]
 
     return list(map(jnp.asarray, closed.consts)), of_arrays
-
-
-def _is_buffer(node: Any) -> bool:
-    return isinstance(node, Buffer)
-
-
-class _Marker:
-    """Represents the leaf at a place of the carry, where `buffers` chooses from it."""
-
-    def __init__(self, place: int, leaf: Any):
-        self._place = place
-        self._leaf = leaf
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._leaf, name)
-
-
-def _find_buffers(init: PyTree, buffers: Buffers | None) -> set[int]:
-    """The places of the buffers among the leaves of the carry.
-
-    **Raises:** `TypeError` if something else than arrays of the carry was chosen.
-    """
-    if buffers is None:
-        return set()
-    leaves, treedef = jtu.tree_flatten(init, is_leaf=_is_buffer)
-    chosen = buffers(treedef.unflatten(map(_Marker, range(len(leaves)), leaves)))
-    places = set()
-    for marker in jtu.tree_leaves(chosen):
-        leaf = marker._leaf if isinstance(marker, _Marker) else marker
-        if not isinstance(marker, _Marker) or not (is_array_like(leaf) or _is_buffer(leaf)):
-            raise TypeError(
-                "buffers must return arrays of the carry, or nodes of it that hold some: it "
-                f"returned {tree_pformat(leaf)}."
-            )
-        places.add(marker._place)
-    return places
-
-
-def _without_buffers(name: str, new: PyTree, buffers: set[int]) -> PyTree:
-    """The carry with plain arrays for its buffers. Raises `ValueError` if a buffer is gone."""
-    leaves, treedef = jtu.tree_flatten(new, is_leaf=_is_buffer)
-    for place, leaf in enumerate(leaves):
-        if place in buffers and not _is_buffer(leaf):
-            raise ValueError(
-                f"{name} must return a buffer where it was given one, such as what "
-                f"`buffer.at[index].set(x)` returns: it returned {describe_node(leaf)}."
-            )
-    return treedef.unflatten(leaf.array if _is_buffer(leaf) else leaf for leaf in leaves)
-
-
-def _check_carry(name: str, old: PyTree, new: PyTree) -> None:
-    difference = find_difference(old, new, _fits)
-    if difference is None:
-        # A treedef takes `2` and `2.0` in a static field for the same.
-        difference = find_static_difference(*map(_without_arrays, (old, new)))
-    if difference is None:
-        return
-    raise ValueError(
-        f"{name} must return a carry of the form that it was given: "
-        f"{difference.explain('the carry', 'what it returned')}."
-    )
-
-
-def _without_arrays(tree: PyTree) -> PyTree:
-    return jtu.tree_map(lambda leaf: None if is_array_like(leaf) else leaf, tree)
-
-
-def _fits(old: Any, new: Any) -> bool | None:
-    """Whether one leaf may follow another in a carry; dtypes are checked later."""
-    if is_array_like(old) or is_array_like(new):
-        return is_array_like(old) and is_array_like(new) and jnp.shape(old) == jnp.shape(new)
-    if jtu.all_leaves([old, new]):
-        return find_static_difference(old, new) is None
-    return None
-
-
-def _casts(name: str, old: PyTree, carry: Arrays, arrays: Arrays) -> list[Any]:
-    """The dtypes to start with instead: of weakly typed arrays alone, as for loops of JAX."""
-    casts: list[Any] = [None] * len(carry)
-    for place, (one, other) in enumerate(zip(carry, arrays, strict=True)):
-        if one.dtype == other.dtype:
-            continue
-        if not jax.typeof(one).weak_type:
-            paths = [path for path, leaf in jtu.tree_leaves_with_path(old) if is_array_like(leaf)]
-            where = jtu.keystr(paths[place])
-            raise ValueError(
-                f"{name} must return a carry of the form that it was given: the carry{where} has "
-                f"dtype {one.dtype}, and what it returned{where} has dtype {other.dtype}."
-            )
-        casts[place] = other.dtype
-    return casts if any(dtype is not None for dtype in casts) else []

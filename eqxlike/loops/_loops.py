@@ -20,121 +20,6 @@ from ._flat._step import run
 Carry = TypeVar("Carry")
 
 
-def scan(
-    f: Callable[[Carry, Any], tuple[Carry, Any]],
-    init: Carry,
-    xs: PyTree,
-    length: int | None = None,
-    *,
-    buffers: Buffers | None = None,
-    kind: Literal["lax", "checkpointed", "bounded"] = "lax",
-    checkpoints: int | Literal["all"] | None = None,
-) -> tuple[Carry, PyTree]:
-    """`jax.lax.scan`, with a choice of what its reverse mode saves.
-
-    **Arguments:**
-
-    - `f`: `f(carry, x)`, which returns the next carry and an output. Carry and output may have
-      static leaves.
-    - `init`: the carry to start with: any pytree. What is not an array or number is static.
-    - `xs`: any pytree; the rows of its arrays, along their leading axis, are what `f` gets. `None`
-      for a loop over `length` steps.
-    - `length`: how many steps, where `xs` has no arrays.
-    - `buffers`: as for `while_loop`.
-    - `kind`: for the reverse mode `"lax"` saves all that the derivative of each step needs.
-      `"bounded"` saves the carry of each step, and runs the step once more for the rest.
-      `"checkpointed"` saves twice as many carries as the root of the length, and runs each step
-      three times. All are differentiable in every mode and to every order.
-    - `checkpoints`: for `"checkpointed"`, how many carries may be saved at one time, or `"all"`.
-
-    **Returns:** the last carry, and the outputs stacked along a new leading axis.
-
-    **Raises:** `ValueError` if the carry changes its structure, a shape, a dtype or a static leaf;
-    if lengths differ or there is none; for an unknown `kind`; `TypeError` if `f` returns no pair.
-
-    !!! example
-
-        >>> import jax.numpy as jnp
-        >>> total, totals = scan(
-        ...     lambda total, x: (total + x, total), 0.0, jnp.arange(4.0), kind="checkpointed"
-        ... )
-        >>> print(total, totals)
-        6.0 [0. 0. 1. 3.]
-    """
-    _check_callable("scan", "f", f)
-    _check_kind(kind)
-    length = _length_of(xs, length)
-    arrays = take_arrays(xs)
-    rows = [jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in arrays]
-    body = trace_body("f", lambda carry, x: _pair(f(carry, x)), init, Form(xs), rows, buffers)
-    carry, ys = _run_scan(body, arrays, length, kind, checkpoints)
-    return body.unflatten(carry), body.y_form.unflatten(ys)
-
-
-def _check_callable(loop: str, name: str, function: Any) -> None:
-    if not callable(function):
-        raise TypeError(f"{loop} expected {name} to be a function, got {describe_node(function)}.")
-
-
-def _check_kind(kind: str) -> None:
-    """Raises `ValueError` unless `kind` is one of those there are."""
-    if kind not in (kinds := ("lax", "checkpointed", "bounded")):
-        raise ValueError(f"kind must be one of {', '.join(map(repr, kinds))}; got {kind!r}.")
-
-
-def _length_of(xs: PyTree, length: int | None) -> int:
-    """The number of steps. Raises `ValueError` if there is none, or two differ."""
-    lengths = {}
-    for path, leaf in jtu.tree_leaves_with_path(xs):
-        if not is_array_like(leaf):
-            continue
-        name = f"xs{jtu.keystr(path)}"
-        if jnp.ndim(leaf) == 0:
-            raise ValueError(f"scan goes over the rows of arrays, and {name} has shape ().")
-        lengths[name] = leaf.shape[0]
-    if length is not None:
-        lengths["length"] = whole_number(length, "length", 0)
-    if not lengths:
-        raise ValueError("scan needs `length` where there is no array in `xs`.")
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{name} has {number}" for name, number in lengths.items())
-        raise ValueError(f"scan needs one number of steps: {listed}.")
-    return next(iter(lengths.values()))
-
-
-def _pair(returned: Any) -> tuple[Any, Any]:
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        raise TypeError(
-            "f must return a pair, the next carry and an output: it returned "
-            f"{describe_node(returned)}."
-        )
-    return returned
-
-
-def _run_scan(
-    body: Body, xs: Arrays, length: int, kind: str, checkpoints: int | Literal["all"] | None
-) -> tuple[list[Array], list[Array]]:
-    """The last carry and the rows of outputs, of a body that is traced for the rows of `xs`."""
-    if checkpoints == "all":
-        checkpoints = length
-    elif kind == "checkpointed" and checkpoints is not None:
-        checkpoints = whole_number(checkpoints, "checkpoints")
-    loop = scan_of(body, length, kind, checkpoints)
-    operands = Operands(body.consts, body.carry, xs)
-    if kind == "lax":
-        return run(loop, operands)
-
-    def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
-        consts, xs = split(shared, len(body.consts))
-        return run(loop, Operands(consts, carry, xs))[0]
-
-    start = body.clear_written([*body.consts, *xs], run_from)
-    return counted_scan(loop, dataclasses.replace(operands, carry=start))
-
-
-# --- A loop that goes on as long as a condition holds ---
-
-
 def while_loop(
     cond_fun: Callable[[Carry], bool | Bool[ArrayLike, ""]],
     body_fun: Callable[[Carry], Carry],
@@ -198,60 +83,6 @@ def while_loop(
     body = trace_body("body_fun", step, init_val, Form(None), [], buffers)
     consts, condition = trace_condition("cond_fun", cond_fun, body)
     return body.unflatten(_run_while(body, consts, condition, kind, max_steps, checkpoints))
-
-
-def _checked_limit(
-    name: str, kind: str, max_steps: int | None, checkpoints: int | None
-) -> tuple[int | None, int | None]:
-    """`max_steps` and `checkpoints` of the loop `name`.
-
-    **Raises:** `ValueError` if one is no such number, or there is none and the kind needs it.
-    """
-    if max_steps is not None:
-        max_steps = whole_number(max_steps, "max_steps", 0)
-    if checkpoints is not None:
-        checkpoints = whole_number(checkpoints, "checkpoints")
-    if max_steps is None and (kind == "bounded" or (kind == "checkpointed" and not checkpoints)):
-        way_out = ", or `checkpoints`, the number of carries to save" * (kind == "checkpointed")
-        raise ValueError(
-            f"{name}(kind={kind!r}) needs `max_steps`, the number of steps at most{way_out}: "
-            "the reverse mode saves carries in arrays of a size that is known when it is compiled."
-        )
-    return max_steps, checkpoints
-
-
-def _run_while(
-    body: Body,
-    of_condition: Arrays,
-    condition: Condition,
-    kind: str,
-    max_steps: int | None,
-    checkpoints: int | None,
-) -> list[Array]:
-    """The last carry of a body and a condition that have been traced.
-
-    **Arguments:**
-
-    - `of_condition`: the arrays that the condition closes over.
-    """
-    length = _UNBOUNDED if max_steps is None else max_steps
-    loop = While(condition, scan_of(body, length, kind, checkpoints))
-    operands = WhileOperands(of_condition, body.consts, body.carry)
-    if kind == "lax":
-        return run_while(loop, operands)
-
-    def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
-        return run_while(loop, operands.unflatten([*shared, *carry]))
-
-    carry = body.clear_written([*of_condition, *body.consts], run_from)
-    return counted_while(loop, dataclasses.replace(operands, carry=carry))
-
-
-_UNBOUNDED = 2**31 - 1
-"""The number of steps at most, where none is given: that of a counter of 32 bits."""
-
-
-# --- A loop over the integers from one to another ---
 
 
 def fori_loop(
@@ -330,6 +161,122 @@ def fori_loop(
     return body.unflatten(carry)
 
 
+def scan(
+    f: Callable[[Carry, Any], tuple[Carry, Any]],
+    init: Carry,
+    xs: PyTree,
+    length: int | None = None,
+    *,
+    buffers: Buffers | None = None,
+    kind: Literal["lax", "checkpointed", "bounded"] = "lax",
+    checkpoints: int | Literal["all"] | None = None,
+) -> tuple[Carry, PyTree]:
+    """`jax.lax.scan`, with a choice of what its reverse mode saves.
+
+    **Arguments:**
+
+    - `f`: `f(carry, x)`, which returns the next carry and an output. Carry and output may have
+      static leaves.
+    - `init`: the carry to start with: any pytree. What is not an array or number is static.
+    - `xs`: any pytree; the rows of its arrays, along their leading axis, are what `f` gets. `None`
+      for a loop over `length` steps.
+    - `length`: how many steps, where `xs` has no arrays.
+    - `buffers`: as for `while_loop`.
+    - `kind`: for the reverse mode `"lax"` saves all that the derivative of each step needs.
+      `"bounded"` saves the carry of each step, and runs the step once more for the rest.
+      `"checkpointed"` saves twice as many carries as the root of the length, and runs each step
+      three times. All are differentiable in every mode and to every order.
+    - `checkpoints`: for `"checkpointed"`, how many carries may be saved at one time, or `"all"`.
+
+    **Returns:** the last carry, and the outputs stacked along a new leading axis.
+
+    **Raises:** `ValueError` if the carry changes its structure, a shape, a dtype or a static leaf;
+    if lengths differ or there is none; for an unknown `kind`; `TypeError` if `f` returns no pair.
+
+    !!! example
+
+        >>> import jax.numpy as jnp
+        >>> total, totals = scan(
+        ...     lambda total, x: (total + x, total), 0.0, jnp.arange(4.0), kind="checkpointed"
+        ... )
+        >>> print(total, totals)
+        6.0 [0. 0. 1. 3.]
+    """
+    _check_callable("scan", "f", f)
+    _check_kind(kind)
+    length = _length_of(xs, length)
+    arrays = take_arrays(xs)
+    rows = [jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in arrays]
+    body = trace_body("f", lambda carry, x: _pair(f(carry, x)), init, Form(xs), rows, buffers)
+    carry, ys = _run_scan(body, arrays, length, kind, checkpoints)
+    return body.unflatten(carry), body.y_form.unflatten(ys)
+
+
+# --- The arguments checked, and the loops run ---
+
+
+def _check_callable(loop: str, name: str, function: Any) -> None:
+    if not callable(function):
+        raise TypeError(f"{loop} expected {name} to be a function, got {describe_node(function)}.")
+
+
+def _check_kind(kind: str) -> None:
+    """Raises `ValueError` unless `kind` is one of those there are."""
+    if kind not in (kinds := ("lax", "checkpointed", "bounded")):
+        raise ValueError(f"kind must be one of {', '.join(map(repr, kinds))}; got {kind!r}.")
+
+
+def _checked_limit(
+    name: str, kind: str, max_steps: int | None, checkpoints: int | None
+) -> tuple[int | None, int | None]:
+    """`max_steps` and `checkpoints` of the loop `name`.
+
+    **Raises:** `ValueError` if one is no such number, or there is none and the kind needs it.
+    """
+    if max_steps is not None:
+        max_steps = whole_number(max_steps, "max_steps", 0)
+    if checkpoints is not None:
+        checkpoints = whole_number(checkpoints, "checkpoints")
+    if max_steps is None and (kind == "bounded" or (kind == "checkpointed" and not checkpoints)):
+        way_out = ", or `checkpoints`, the number of carries to save" * (kind == "checkpointed")
+        raise ValueError(
+            f"{name}(kind={kind!r}) needs `max_steps`, the number of steps at most{way_out}: "
+            "the reverse mode saves carries in arrays of a size that is known when it is compiled."
+        )
+    return max_steps, checkpoints
+
+
+def _run_while(
+    body: Body,
+    of_condition: Arrays,
+    condition: Condition,
+    kind: str,
+    max_steps: int | None,
+    checkpoints: int | None,
+) -> list[Array]:
+    """The last carry of a body and a condition that have been traced.
+
+    **Arguments:**
+
+    - `of_condition`: the arrays that the condition closes over.
+    """
+    length = _UNBOUNDED if max_steps is None else max_steps
+    loop = While(condition, scan_of(body, length, kind, checkpoints))
+    operands = WhileOperands(of_condition, body.consts, body.carry)
+    if kind == "lax":
+        return run_while(loop, operands)
+
+    def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
+        return run_while(loop, operands.unflatten([*shared, *carry]))
+
+    carry = body.clear_written([*of_condition, *body.consts], run_from)
+    return counted_while(loop, dataclasses.replace(operands, carry=carry))
+
+
+_UNBOUNDED = 2**31 - 1
+"""The number of steps at most, where none is given: that of a counter of 32 bits."""
+
+
 def _dtype_of(lower: Any, upper: Any) -> Any:
     """The dtype of the index where the bounds are not known.
 
@@ -356,6 +303,27 @@ def _dtype_of(lower: Any, upper: Any) -> Any:
     return next(iter(strong.values()), None)
 
 
+def _run_scan(
+    body: Body, xs: Arrays, length: int, kind: str, checkpoints: int | Literal["all"] | None
+) -> tuple[list[Array], list[Array]]:
+    """The last carry and the rows of outputs, of a body that is traced for the rows of `xs`."""
+    if checkpoints == "all":
+        checkpoints = length
+    elif kind == "checkpointed" and checkpoints is not None:
+        checkpoints = whole_number(checkpoints, "checkpoints")
+    loop = scan_of(body, length, kind, checkpoints)
+    operands = Operands(body.consts, body.carry, xs)
+    if kind == "lax":
+        return run(loop, operands)
+
+    def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
+        consts, xs = split(shared, len(body.consts))
+        return run(loop, Operands(consts, carry, xs))[0]
+
+    start = body.clear_written([*body.consts, *xs], run_from)
+    return counted_scan(loop, dataclasses.replace(operands, carry=start))
+
+
 def _numbered(body: Body, first: Array) -> Body:
     """The body with the index, from `first` on, in front of its carry."""
 
@@ -375,3 +343,32 @@ def _numbered(body: Body, first: Array) -> Body:
         is_buffer=(False, *body.is_buffer),
         is_inside=(False, *body.is_inside),
     )
+
+
+def _length_of(xs: PyTree, length: int | None) -> int:
+    """The number of steps. Raises `ValueError` if there is none, or two differ."""
+    lengths = {}
+    for path, leaf in jtu.tree_leaves_with_path(xs):
+        if not is_array_like(leaf):
+            continue
+        name = f"xs{jtu.keystr(path)}"
+        if jnp.ndim(leaf) == 0:
+            raise ValueError(f"scan goes over the rows of arrays, and {name} has shape ().")
+        lengths[name] = leaf.shape[0]
+    if length is not None:
+        lengths["length"] = whole_number(length, "length", 0)
+    if not lengths:
+        raise ValueError("scan needs `length` where there is no array in `xs`.")
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} has {number}" for name, number in lengths.items())
+        raise ValueError(f"scan needs one number of steps: {listed}.")
+    return next(iter(lengths.values()))
+
+
+def _pair(returned: Any) -> tuple[Any, Any]:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(
+            "f must return a pair, the next carry and an output: it returned "
+            f"{describe_node(returned)}."
+        )
+    return returned

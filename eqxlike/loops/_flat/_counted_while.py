@@ -87,15 +87,6 @@ def run_while(loop: While, operands: WhileOperands) -> list[Array]:
     return jax.lax.while_loop(_is_any_active, step, start)[2]
 
 
-def _is_any_active(state: Any) -> Bool[Array, ""]:
-    return unvmap_any(state[1])
-
-
-def _starts(loop: While, operands: WhileOperands) -> Bool[Array, ""]:
-    starts = loop.condition(operands.of_condition, operands.carry)
-    return starts if loop.scan.length > 0 else starts & False
-
-
 def _step(
     loop: While, operands: WhileOperands, number: Array, is_active: Array, carry: list[Array]
 ) -> tuple[Array, Array, list[Array]]:
@@ -107,6 +98,15 @@ def _step(
     is_inside = jax.lax.lt(number, loop.scan.length)
     is_active = jax.lax.bitwise_and(is_active, jax.lax.bitwise_and(goes_on, is_inside))
     return number, is_active, carry
+
+
+def _starts(loop: While, operands: WhileOperands) -> Bool[Array, ""]:
+    starts = loop.condition(operands.of_condition, operands.carry)
+    return starts if loop.scan.length > 0 else starts & False
+
+
+def _is_any_active(state: Any) -> Bool[Array, ""]:
+    return unvmap_any(state[1])
 
 
 SavedWhile = tuple[Int[Array, ""], list[Array], list[Array]]
@@ -144,13 +144,6 @@ def save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     return run_flat(operands.flatten())
 
 
-def _counted_step(loop: While, operands: WhileOperands, state: Any) -> Any:
-    number, is_active, count, carry = state
-    count = count + is_active.astype(count.dtype)
-    number, is_active, carry = _step(loop, operands, number, is_active, carry)
-    return number, is_active, count, carry
-
-
 def _save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     scan, carry, number = loop.scan, list(operands.carry), jnp.asarray(0)
     start = number, _starts(loop, operands), number, carry
@@ -174,3 +167,10 @@ def _save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     rows = [jnp.zeros((scan.levels[0], *array.shape), array.dtype) for array in scan.saved(carry)]
     _, _, count, carry, saved = jax.lax.while_loop(_is_any_active, run_segment, (*start, rows))
     return count, carry, saved
+
+
+def _counted_step(loop: While, operands: WhileOperands, state: Any) -> Any:
+    number, is_active, count, carry = state
+    count = count + is_active.astype(count.dtype)
+    number, is_active, carry = _step(loop, operands, number, is_active, carry)
+    return number, is_active, count, carry

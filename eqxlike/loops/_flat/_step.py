@@ -49,17 +49,17 @@ def _run_whole(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]
     )
 
 
+def _where_active(is_active: Bool[Array, ""], arrays: Arrays) -> list[Array]:
+    """The arrays; zeros for the members of a batch that are not active."""
+    return [select_if_vmap(is_active, array, jnp.zeros_like(array)) for array in arrays]
+
+
 def select_active(scan: Scan, is_active: Any, new: Arrays, old: Arrays) -> list[Array]:
     """The carry after a step: the new one for the members of a batch that are active."""
     return [
         after if is_masked else select_if_vmap(is_active, after, before)
         for is_masked, after, before in zip(scan.is_masked, new, old, strict=True)
     ]
-
-
-def _where_active(is_active: Bool[Array, ""], arrays: Arrays) -> list[Array]:
-    """The arrays; zeros for the members of a batch that are not active."""
-    return [select_if_vmap(is_active, array, jnp.zeros_like(array)) for array in arrays]
 
 
 # --- One step backwards, for one member and for a batch ---
@@ -260,9 +260,9 @@ def clear_written(
     return fill(found, carry, is_buffer)
 
 
-def _as_it_is(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
-    return list(cotangents)
-
-
 def _is_same(array: Array, other: Array) -> Array:
     return (array == other) | (jnp.isnan(array) & jnp.isnan(other))
+
+
+def _as_it_is(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
+    return list(cotangents)
