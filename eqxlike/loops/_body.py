@@ -17,7 +17,7 @@ from .._partition import find_static_difference, split
 from .._pytree import describe_node, find_difference, is_array_like, tree_pformat
 from ._buffers import Buffer
 from ._flat._counted_while import Condition
-from ._flat._scan import Arrays, Scan, Step, levels_for
+from ._flat._scan import Arrays, Step
 from ._flat._step import clear_written
 
 Buffers = Callable[[PyTree], Any]
@@ -293,24 +293,6 @@ def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int) -> Step:
         return returned[:num_carry], returned[num_carry:]
 
     return step
-
-
-def scan_of(body: Body, length: int, kind: str, checkpoints: int | None) -> Scan:
-    """The scan of at most `length` steps of a body.
-
-    Its reverse mode saves the carry of each step, unless the kind is `"checkpointed"`: then of
-    fewer, of `checkpoints` if that is a number.
-    """
-    levels = levels_for(length, checkpoints if kind == "checkpointed" else length)
-    return Scan(
-        body.step,
-        length,
-        levels,
-        is_masked=body.is_buffer,
-        is_written_once=body.is_buffer,
-        reading_step=body.reading_step,
-        checkpoints=checkpoints,
-    )
 
 
 def trace_condition(

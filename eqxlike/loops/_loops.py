@@ -11,10 +11,10 @@ from jaxtyping import Array, ArrayLike, Bool, Int, PyTree
 
 from .._check_numbers import integer, whole_number
 from .._pytree import describe_node, is_array_like
-from ._body import Body, Buffers, Form, scan_of, take_arrays, trace_body, trace_condition
+from ._body import Body, Buffers, Form, take_arrays, trace_body, trace_condition
 from ._flat._counted_scan import counted_scan
 from ._flat._counted_while import Condition, While, WhileOperands, counted_while, run_while
-from ._flat._scan import Arrays, Operands, Step, split
+from ._flat._scan import Arrays, Operands, Scan, Step, levels_for, split
 from ._flat._step import run
 
 Carry = TypeVar("Carry")
@@ -256,12 +256,16 @@ def _run_while(
 ) -> list[Array]:
     """The last carry of a body and a condition that have been traced.
 
+    `"lax"` has forward mode alone, the other kinds have every mode. For their reverse mode
+    `levels_for` in `_flat/_scan.py` decides how many carries are saved, and `_save_while` in
+    `_flat/_counted_while.py` takes the memory for them.
+
     **Arguments:**
 
     - `of_condition`: the arrays that the condition closes over.
     """
     length = _UNBOUNDED if max_steps is None else max_steps
-    loop = While(condition, scan_of(body, length, kind, checkpoints))
+    loop = While(condition, _scan_of(body, length, kind, checkpoints))
     operands = WhileOperands(of_condition, body.consts, body.carry)
     if kind == "lax":
         return run_while(loop, operands)
@@ -275,6 +279,24 @@ def _run_while(
 
 _UNBOUNDED = 2**31 - 1
 """The number of steps at most, where none is given: that of a counter of 32 bits."""
+
+
+def _scan_of(body: Body, length: int, kind: str, checkpoints: int | None) -> Scan:
+    """The scan of at most `length` steps of a body.
+
+    Reverse mode saves the carry of each step. If `kind` is `"checkpointed"`, it saves `checkpoints`
+    carries, or by default as many as `levels_for` chooses.
+    """
+    levels = levels_for(length, checkpoints if kind == "checkpointed" else length)
+    return Scan(
+        body.step,
+        length,
+        levels,
+        is_masked=body.is_buffer,
+        is_written_once=body.is_buffer,
+        reading_step=body.reading_step,
+        checkpoints=checkpoints,
+    )
 
 
 def _dtype_of(lower: Any, upper: Any) -> Any:
@@ -311,7 +333,7 @@ def _run_scan(
         checkpoints = length
     elif kind == "checkpointed" and checkpoints is not None:
         checkpoints = whole_number(checkpoints, "checkpoints")
-    loop = scan_of(body, length, kind, checkpoints)
+    loop = _scan_of(body, length, kind, checkpoints)
     operands = Operands(body.consts, body.carry, xs)
     if kind == "lax":
         return run(loop, operands)
