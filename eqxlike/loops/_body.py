@@ -65,12 +65,13 @@ class Body:
     """The body of a loop.
 
     - `consts`: the arrays that it closes over.
-    - `step`: as a function of lists of arrays. `reading_step`: the same, without a write to its
-      buffers; `None` if it has none.
+    - `step`: the body as a function of lists of arrays. `reading_step`: the same without the writes
+      to its buffers; `None` if it has no buffers.
     - `carry`: the arrays to start with, in the dtypes that the body returns.
-    - `outer`: the buffers of outer loops in the carry, by their places.
-    - `form`: that of the carry, with arrays for these. `y_form`: that of what else a step returns.
-    - `is_buffer`: which of the carry are buffers. `is_inside`: which are those of a loop outside.
+    - `form`, `y_form`: the forms of the carry, with arrays for buffers, and of a step's output.
+    - `is_buffer`, `is_outer_buffer`: for each array of the carry, whether it is a buffer, and
+      whether an outer loop has it as a buffer too.
+    - `outer`: the buffers of outer loops in the carry, by the place of their leaf.
     """
 
     consts: list[Array]
@@ -80,16 +81,16 @@ class Body:
     form: Form
     y_form: Form
     is_buffer: tuple[bool, ...]
-    is_inside: tuple[bool, ...]
+    is_outer_buffer: tuple[bool, ...]
     outer: dict[int, Buffer]
 
     def clear_written(
         self, operands: Arrays, run: Callable[[Arrays, Arrays], Arrays]
     ) -> list[Array]:
         """The carry to start with, whose cotangents are cleared where its buffers were written."""
-        own = list(map(operator.ne, self.is_buffer, self.is_inside))
-        carry = clear_written(own, operands, self.carry, run)
-        return clear_written(self.is_inside, operands, carry, run, is_inside=True)
+        is_inner_buffer = list(map(operator.ne, self.is_buffer, self.is_outer_buffer))
+        carry = clear_written(is_inner_buffer, operands, self.carry, run)
+        return clear_written(self.is_outer_buffer, operands, carry, run, is_inside=True)
 
     def unflatten(self, arrays: Arrays) -> PyTree:
         """The carry as the user has it outside of the loop."""
@@ -143,8 +144,8 @@ def trace_body(
         consts += map(jnp.asarray, reading.consts)
     arrays = [place for place, leaf in enumerate(jtu.tree_leaves(init)) if is_array_like(leaf)]
     is_buffer = tuple(place in places for place in arrays)
-    is_inside = tuple(place in places and place in outer for place in arrays)
-    return Body(consts, step, reading_step, carry, form, y_form, is_buffer, is_inside, outer)
+    is_outer_buffer = tuple(place in places and place in outer for place in arrays)
+    return Body(consts, step, reading_step, carry, form, y_form, is_buffer, is_outer_buffer, outer)
 
 
 def _find_buffers(init: PyTree, buffers: Buffers | None) -> set[int]:

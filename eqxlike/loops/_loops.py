@@ -81,8 +81,8 @@ def while_loop(
         return body_fun(carry), None
 
     body = trace_body("body_fun", step, init_val, Form(None), [], buffers)
-    consts, condition = trace_condition("cond_fun", cond_fun, body)
-    return body.unflatten(_run_while(body, consts, condition, kind, max_steps, checkpoints))
+    cond_consts, condition = trace_condition("cond_fun", cond_fun, body)
+    return body.unflatten(_run_while(body, cond_consts, condition, kind, max_steps, checkpoints))
 
 
 def fori_loop(
@@ -248,7 +248,7 @@ def _checked_limit(
 
 def _run_while(
     body: Body,
-    of_condition: Arrays,
+    cond_consts: Arrays,
     condition: Condition,
     kind: str,
     max_steps: int | None,
@@ -262,18 +262,18 @@ def _run_while(
 
     **Arguments:**
 
-    - `of_condition`: the arrays that the condition closes over.
+    - `cond_consts`: the arrays that the condition closes over.
     """
     length = _UNBOUNDED if max_steps is None else max_steps
     loop = While(condition, _scan_of(body, length, kind, checkpoints))
-    operands = WhileOperands(of_condition, body.consts, body.carry)
+    operands = WhileOperands(cond_consts, body.consts, body.carry)
     if kind == "lax":
         return run_while(loop, operands)
 
     def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
         return run_while(loop, operands.unflatten([*shared, *carry]))
 
-    carry = body.clear_written([*of_condition, *body.consts], run_from)
+    carry = body.clear_written([*cond_consts, *body.consts], run_from)
     return counted_while(loop, dataclasses.replace(operands, carry=carry))
 
 
@@ -363,7 +363,7 @@ def _numbered(body: Body, first: Array) -> Body:
         reading_step=body.reading_step and numbered(body.reading_step),
         carry=[first, *body.carry],
         is_buffer=(False, *body.is_buffer),
-        is_inside=(False, *body.is_inside),
+        is_outer_buffer=(False, *body.is_outer_buffer),
     )
 
 

@@ -52,7 +52,7 @@ def counted_scan(scan: Scan, operands: Operands) -> tuple[list[Array], list[Arra
 
 def save(scan: Scan, operands: Operands) -> Saved:
     """The outputs of a scan, and what is saved of the carry before each segment."""
-    if scan.is_revolved:
+    if scan.has_few_checkpoints:
         return *counted_scan(scan, operands), []
     segments = segments_of(scan, operands)
 
@@ -122,7 +122,7 @@ def tangents_of(
     def transpose(residuals: Arrays, cotangents: Arrays, is_shared: Any) -> list[Array]:
         filled, saved, last = unpack(residuals)
         ct_carry, ct_ys = split(cotangents, sum(nonzero.carry))
-        if scan.is_revolved:
+        if scan.has_few_checkpoints:
             return pull_back_any_length(
                 scan, filled, nonzero, last, ct_carry, ct_ys, is_shared, _push_forward
             )

@@ -39,21 +39,21 @@ class While:
 class WhileOperands:
     """What a loop is run on: what the condition, and what the steps all share, and the carry."""
 
-    of_condition: Arrays
-    consts: Arrays
+    cond_consts: Arrays
+    body_consts: Arrays
     carry: Arrays
 
     def flatten(self) -> list[Array]:
-        return [*self.of_condition, *self.consts, *self.carry]
+        return [*self.cond_consts, *self.body_consts, *self.carry]
 
     def unflatten(self, flat: Arrays) -> "WhileOperands":
         """Other arrays in the same places; JAX hands on numbers of a jaxpr as they are."""
         return WhileOperands(
-            *split(list(map(jnp.asarray, flat)), len(self.of_condition), len(self.consts))
+            *split(list(map(jnp.asarray, flat)), len(self.cond_consts), len(self.body_consts))
         )
 
     def of_scan(self, count: Int[Array, ""]) -> Operands:
-        return Operands(self.consts, self.carry, [], count)
+        return Operands(self.body_consts, self.carry, [], count)
 
 
 def counted_while(loop: While, operands: WhileOperands) -> list[Array]:
@@ -70,7 +70,7 @@ def counted_while(loop: While, operands: WhileOperands) -> list[Array]:
         filled = operands.unflatten(primals[0])
         count, carry, saved = save_while(loop, filled)
         of_scan = filled.of_scan(count)
-        _, tangents = split(tangents[0], len(filled.of_condition))
+        _, tangents = split(tangents[0], len(filled.cond_consts))
         carry_dot, _ = tangents_of(loop.scan, of_scan, tangents, carry, [], saved)
         return carry, carry_dot
 
@@ -83,26 +83,26 @@ def run_while(loop: While, operands: WhileOperands) -> list[Array]:
     def step(state: Any) -> Any:
         return _step(loop, operands, *state)
 
-    start = jnp.asarray(0), _starts(loop, operands), list(operands.carry)
+    start = jnp.asarray(0), _is_first_active(loop, operands), list(operands.carry)
     return jax.lax.while_loop(_is_any_active, step, start)[2]
 
 
 def _step(
     loop: While, operands: WhileOperands, number: Array, is_active: Array, carry: list[Array]
 ) -> tuple[Array, Array, list[Array]]:
-    new, _ = loop.scan.step(operands.consts, carry, [], is_active)
+    new, _ = loop.scan.step(operands.body_consts, carry, [], is_active)
     carry = select_active(loop.scan, is_active, new, carry)
     # Operators of arrays take JAX three times as long to trace.
     number = jax.lax.add(number, 1)
-    goes_on = loop.condition(operands.of_condition, carry)
+    goes_on = loop.condition(operands.cond_consts, carry)
     is_inside = jax.lax.lt(number, loop.scan.length)
     is_active = jax.lax.bitwise_and(is_active, jax.lax.bitwise_and(goes_on, is_inside))
     return number, is_active, carry
 
 
-def _starts(loop: While, operands: WhileOperands) -> Bool[Array, ""]:
-    starts = loop.condition(operands.of_condition, operands.carry)
-    return starts if loop.scan.length > 0 else starts & False
+def _is_first_active(loop: While, operands: WhileOperands) -> Bool[Array, ""]:
+    is_active = loop.condition(operands.cond_consts, operands.carry)
+    return is_active if loop.scan.length > 0 else is_active & False
 
 
 def _is_any_active(state: Any) -> Bool[Array, ""]:
@@ -127,8 +127,8 @@ def save_while(loop: While, operands: WhileOperands) -> SavedWhile:
         filled = operands.unflatten(primals[0])
         count, carry, saved = save_while(loop, filled)
         of_scan = filled.of_scan(count)
-        _, flat = split(primals[0], len(filled.of_condition))
-        _, dots = split(tangents[0], len(filled.of_condition))
+        _, flat = split(primals[0], len(filled.cond_consts))
+        _, dots = split(tangents[0], len(filled.cond_consts))
 
         def replayed(flat: Arrays) -> list[Array]:
             carry, _, saved = save(loop.scan, of_scan.unflatten(flat, count))
@@ -146,9 +146,9 @@ def save_while(loop: While, operands: WhileOperands) -> SavedWhile:
 
 def _save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     scan, carry, number = loop.scan, list(operands.carry), jnp.asarray(0)
-    start = number, _starts(loop, operands), number, carry
+    start = number, _is_first_active(loop, operands), number, carry
     step = functools.partial(_counted_step, loop, operands)
-    if scan.is_revolved:
+    if scan.has_few_checkpoints:
         _, _, count, carry = jax.lax.while_loop(_is_any_active, step, start)
         return count, carry, []
     segment_length = scan.segment.length

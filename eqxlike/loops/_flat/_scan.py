@@ -46,7 +46,7 @@ class Scan:
     checkpoints: int | None = None
 
     @property
-    def is_revolved(self) -> bool:
+    def has_few_checkpoints(self) -> bool:
         """Whether `checkpoints` are fewer than two levels need: `_revolve` has the reverse mode."""
         return not self.levels
 

@@ -116,8 +116,10 @@ def find_nonzero(scan: Scan, operands: Operands, nonzero: Nonzero) -> Nonzero:
         nonzero_carry, nonzero_ys = _nonzero_after_step(scan, operands, nonzero)
         carry = list(map(operator.or_, nonzero.carry, nonzero_carry))
         if carry == nonzero.carry:
-            # Where nothing is saved row by row, all of them count: more may get one later.
-            return nonzero if scan.is_revolved else dataclasses.replace(nonzero, ys=nonzero_ys)
+            if scan.has_few_checkpoints:
+                # `_revolve` may come to have more of them: all of the ys count from the start.
+                return nonzero
+            return dataclasses.replace(nonzero, ys=nonzero_ys)
         nonzero = dataclasses.replace(nonzero, carry=carry)
 
 
