@@ -1,4 +1,4 @@
-"""Questions about a whole batch at once, by which a loop stays one loop under `jax.vmap`."""
+"""Reductions over a whole batch, and a select: with them a loop stays one loop under `jax.vmap`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from ..._transforms._derivatives._linear_call import to_front
 
 
 def _reducing(name: str, reduce: Callable[[Any], Any], dtype: Any = None) -> Primitive:
-    """A reduction over all axes, and over each that its argument is mapped over.
+    """A reduction over all axes, mapped ones too.
 
     It has no derivative. Its output has the `dtype`, or that of its argument.
     """
@@ -45,17 +45,17 @@ _max = _reducing("unvmap_max", jnp.max)
 
 
 def unvmap_any(x: Bool[ArrayLike, "..."]) -> Bool[Array, ""]:
-    """Whether any of `x` is true, in any member of any batch: never mapped itself."""
+    """Whether any of `x` is true, in any member of any batch. The result is never mapped."""
     return _any.bind(_as_jax_array(x))
 
 
 def unvmap_all(x: Bool[ArrayLike, "..."]) -> Bool[Array, ""]:
-    """Whether all of `x` are true, in all members of all batches: never mapped itself."""
+    """Whether all of `x` are true, in all members of all batches. The result is never mapped."""
     return _all.bind(_as_jax_array(x))
 
 
 def unvmap_max(x: Shaped[ArrayLike, "..."]) -> Shaped[Array, ""]:
-    """The largest of `x` in all members of all batches: never mapped itself."""
+    """The largest of `x`, in all members of all batches. The result is never mapped."""
     return _max.bind(_as_jax_array(x))
 
 
@@ -66,7 +66,7 @@ def _as_jax_array(x: Any) -> Array:
 def select_if_vmap(is_active: Bool[Array, ""], new: Array, old: Array) -> Array:
     """`new` for the members of a batch that are active, else `old`.
 
-    Whoever calls this sees to it that `is_active` is true where it is not mapped: then it is `new`,
+    The caller makes sure that `is_active` is true where it is not mapped: the result is then `new`,
     and nothing is computed.
     """
     return _select.bind(is_active, new, old)
@@ -104,7 +104,7 @@ def _select_batch(args: tuple[Any, ...], dims: tuple[Any, ...]) -> tuple[Any, in
         new, old = (_at_front(arg, dim, size) for arg, dim in zip(args[1:], dims[1:], strict=True))
         return _select.bind(args[0], new, old), 0
     is_active, new, old = (_at_front(arg, dim, size) for arg, dim in zip(args, dims, strict=True))
-    # Of several batches, one inside the other, this is the innermost: the others map a `select`.
+    # This is the innermost of nested batches: the outer ones map `jnp.where`.
     shape = is_active.shape + (1,) * (new.ndim - is_active.ndim)
     return jnp.where(is_active.reshape(shape), new, old), 0
 

@@ -6,6 +6,19 @@ step. With segments as long as the root of the length, this costs three runs of 
 its derivative, in memory for twice the root. There are at most these two levels: where fewer
 `checkpoints` are allowed than they need, `_revolve` reverses the scan.
 
+    def pull_back(body, starts, ct, segment_length):  # starts: the carry before each segment
+        def segment_back(ct, start):
+            _, carries = scan(lambda carry, _: (body(carry), carry), start, length=segment_length)
+            return scan(step_back, ct, carries, reverse=True)[0], None
+
+        def step_back(ct, carry):
+            _, vjp = jax.vjp(body, carry)
+            return vjp(ct)[0], None
+
+        return scan(segment_back, ct, starts, reverse=True)[0]
+
+`_pull_back` is this with consts, xs, batches and buffers.
+
 The loops in the derivatives are such scans themselves, so derivatives of any order and mode exist.
 """
 
@@ -29,11 +42,11 @@ from ._step import clear_written, pull_back_step, run
 from ._tangents import Nonzero, find_nonzero, nonzero_at_start, with_tangents
 
 Saved = tuple[list[Array], list[Array], list[Array]]
-"""`(carry, ys, saved)`: the outputs of a scan, and what was saved of the carry by segment."""
+"""`(carry, ys, saved)`: the outputs of a scan, and the saved carry before each segment."""
 
 
 def counted_scan(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
-    """The last carry, and what the steps returned in rows; zeros for steps beyond the count."""
+    """The last carry, and the outputs of the steps in rows: zeros beyond the count."""
 
     @jax.custom_jvp
     @batch_first
@@ -51,7 +64,7 @@ def counted_scan(scan: Scan, operands: Operands) -> tuple[list[Array], list[Arra
 
 
 def save(scan: Scan, operands: Operands) -> Saved:
-    """The outputs of a scan, and what is saved of the carry before each segment."""
+    """The outputs of a scan, and the saved carry before each segment."""
     if scan.has_few_checkpoints:
         return *counted_scan(scan, operands), []
     segments = segments_of(scan, operands)
@@ -83,7 +96,7 @@ def save(scan: Scan, operands: Operands) -> Saved:
 
 
 def _run_inside(segment: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
-    """The outputs of a segment, which has buffers of the scan that it is part of."""
+    """The outputs of a segment. Its buffers belong to the whole scan, which clears them."""
     count = [] if operands.count is None else [operands.count]
 
     def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
@@ -102,8 +115,8 @@ def tangents_of(
 
     **Arguments:**
 
-    - `tangents`: of the operands, in one list; a `SymbolicZero` for those that are zero.
-    - `carry`, `ys`, `saved`: what `save` returned.
+    - `tangents`: of the operands, in one list, with a `SymbolicZero` for each that is zero.
+    - `carry`, `ys`, `saved`: as `save` returned them.
     """
     nonzero = find_nonzero(scan, operands, nonzero_at_start(operands, tangents, ys))
     directions = list(map(instantiate, select(tangents, nonzero.flatten())))
@@ -135,8 +148,8 @@ def tangents_of(
     residuals = [*operands.flatten(), *saved, *carry, *count]
     like = [*select(carry, nonzero.carry), *select(ys, nonzero.ys)]
     num_summed = sum(nonzero.consts)
-    found = linear_call(forward, transpose, residuals, directions, like, num_summed=num_summed)
-    carry_dot, ys_dot = split(found, sum(nonzero.carry))
+    dots = linear_call(forward, transpose, residuals, directions, like, num_summed=num_summed)
+    carry_dot, ys_dot = split(dots, sum(nonzero.carry))
     return (
         fill(carry_dot, map(zero_tangent, carry), nonzero.carry),
         fill(ys_dot, map(zero_tangent, ys), nonzero.ys),
@@ -146,7 +159,7 @@ def tangents_of(
 def _push_forward(
     scan: Scan, operands: Operands, nonzero: Nonzero, directions: Arrays
 ) -> list[Array]:
-    """The tangents of the last carry and of what the steps returned."""
+    """The tangents of the last carry and of the ys."""
     consts_dot, carry_dot, xs_dot = nonzero.split(directions)
     with_directions = Operands(
         [*operands.consts, *consts_dot],
@@ -173,11 +186,11 @@ def _pull_back(
 
     **Arguments:**
 
-    - `saved`: what `save` saved of the carry.
-    - `last`: the carry at the end, of which what was written once is read.
+    - `saved`: the saved carry before each segment.
+    - `last`: the carry at the end; the arrays that were written once are read from it.
     - `ct_carry`, `ct_ys`: cotangents of the outputs.
-    - `ct_consts`: what has been found of those of the consts.
-    - `is_shared`: for each of these, whether to sum over a batch.
+    - `ct_consts`: the sum of the cotangents of the consts, over the steps reversed before.
+    - `is_shared`: for each of the nonzero consts, whether to sum over a batch.
     """
     segment, segments = scan.segment, segments_of(scan, operands)
     num_consts, num_carry, num_xs = map(len, (operands.consts, last, operands.xs))

@@ -1,6 +1,6 @@
 """A loop that goes on as long as a condition holds, differentiable in every mode.
 
-A run counts its steps. Then the loop is a scan of that many steps, with the derivatives of a scan.
+A run counts its steps. The derivatives of the loop are then those of a scan of that many steps.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class While:
     """A loop, as far as it is known when it is traced.
 
     - `condition`: whether there is another step.
-    - `scan`: the steps, without `xs`, and their number at most.
+    - `scan`: its steps, which have no `xs`, and the largest number of them.
     """
 
     condition: Condition
@@ -37,7 +37,7 @@ class While:
 
 @dataclasses.dataclass(frozen=True)
 class WhileOperands:
-    """What a loop is run on: what the condition, and what the steps all share, and the carry."""
+    """What a loop is run on: the consts of its condition and of its body, and the carry."""
 
     cond_consts: Arrays
     body_consts: Arrays
@@ -47,7 +47,7 @@ class WhileOperands:
         return [*self.cond_consts, *self.body_consts, *self.carry]
 
     def unflatten(self, flat: Arrays) -> "WhileOperands":
-        """Other arrays in the same places; JAX hands on numbers of a jaxpr as they are."""
+        """Other arrays in the same places. JAX may pass numbers: these become arrays."""
         return WhileOperands(
             *split(list(map(jnp.asarray, flat)), len(self.cond_consts), len(self.body_consts))
         )
@@ -78,7 +78,7 @@ def counted_while(loop: While, operands: WhileOperands) -> list[Array]:
 
 
 def run_while(loop: While, operands: WhileOperands) -> list[Array]:
-    """The loop as it runs, where nothing is differentiated. A batch runs as long as its longest."""
+    """The loop as it runs, if nothing is differentiated. A batch runs as long as its longest."""
 
     def step(state: Any) -> Any:
         return _step(loop, operands, *state)
@@ -110,11 +110,11 @@ def _is_any_active(state: Any) -> Bool[Array, ""]:
 
 
 SavedWhile = tuple[Int[Array, ""], list[Array], list[Array]]
-"""`(count, carry, saved)`: the number of steps, and what `save` returns of their scan."""
+"""`(count, carry, saved)`: the number of steps, the last carry, and that before each segment."""
 
 
 def save_while(loop: While, operands: WhileOperands) -> SavedWhile:
-    """The loop, with what is saved of the carry before each segment."""
+    """Runs the loop, and saves the carry before each segment."""
 
     @jax.custom_jvp
     @batch_first
@@ -136,9 +136,9 @@ def save_while(loop: While, operands: WhileOperands) -> SavedWhile:
 
         nonzero = find_nonzero(loop.scan, of_scan, nonzero_at_start(of_scan, dots, []))
         flags = [*nonzero.carry, *(loop.scan.saved(nonzero.carry) if saved else [])]
-        _, found = jvp_of_moving(replayed, flat, dots)
+        _, outputs_dot = jvp_of_moving(replayed, flat, dots)
         zeros = map(zero_tangent, [*carry, *saved])
-        carry_dot, saved_dot = split(fill(select(found, flags), zeros, flags), len(carry))
+        carry_dot, saved_dot = split(fill(select(outputs_dot, flags), zeros, flags), len(carry))
         return (count, carry, saved), (zero_tangent(count), carry_dot, saved_dot)
 
     return run_flat(operands.flatten())

@@ -1,9 +1,11 @@
 """The reverse mode of a scan of any number of steps, with a fixed number of saved carries.
 
 The steps are reversed from the last to the first. To get at the carry before a step, the scan is
-run again from the last carry saved before it, and on the way carries are saved in what places are
-free. Which of them keeps the number of steps run again least is known in closed form: Griewank and
-Walther (2000), "Algorithm 799: revolve".
+run again from the last carry saved before it, and on the way carries are saved in the free places.
+The choice that runs the fewest steps again has a closed form: Griewank and Walther (2000),
+"Algorithm 799: revolve".
+
+`_counted_scan` passes its `_push_forward` to this file, which it imports: derivatives need it here.
 """
 
 import dataclasses
@@ -28,7 +30,7 @@ from ._step import pull_back_step, select_active
 from ._tangents import Nonzero, find_nonzero, with_tangents
 
 PushForward = Callable[[Scan, Operands, Nonzero, Arrays], list[Array]]
-"""From a scan, what it is run on and directions to the tangents of the last carry and of the ys."""
+"""`push_forward(scan, operands, nonzero, directions)`: tangents of the last carry and the ys."""
 
 
 def pull_back_any_length(
@@ -45,10 +47,10 @@ def pull_back_any_length(
 
     **Arguments:**
 
-    - `last`: the carry at the end, of which what was written once is read.
+    - `last`: the carry at the end; the arrays that were written once are read from it.
     - `ct_carry`, `ct_ys`: the cotangents of the outputs.
     - `is_shared`: for each of the nonzero consts, whether to sum over a batch.
-    - `push_forward`: is in `_counted_scan`, which stands above this.
+    - `push_forward`: that of `_counted_scan`.
     """
     count = jnp.asarray(scan.length) if operands.count is None else operands.count
     numbers = len(operands.flatten()), len(last), len(ct_carry)
@@ -61,19 +63,19 @@ def pull_back_any_length(
         return _pull_back(scan, filled, nonzero, last, ct_carry, ct_ys, is_shared)
 
     def run_wider(wider: Nonzero, count: Array, flat: Arrays) -> list[Array]:
-        """The same, as part of what is returned where more has a tangent."""
+        """The same cotangents, taken from those for `wider`, where more has a tangent."""
         flat, last, ct_carry, ct_ys = split(flat, *numbers)
         cotangents = iter(ct_carry)
         ct_carry = [
-            next(cotangents) if is_nonzero else jnp.zeros_like(each)
-            for each, is_nonzero, is_now in zip(last, nonzero.carry, wider.carry, strict=True)
+            next(cotangents) if is_nonzero else jnp.zeros_like(array)
+            for array, is_nonzero, is_now in zip(last, nonzero.carry, wider.carry, strict=True)
             if is_now
         ]
         filled, none_shared = operands.unflatten(flat, count), (False,) * sum(wider.consts)
-        found = pull_back_any_length(
+        more = pull_back_any_length(
             scan, filled, wider, last, ct_carry, ct_ys, none_shared, push_forward
         )
-        return select(found, select(nonzero.flatten(), wider.flatten()))
+        return select(more, select(nonzero.flatten(), wider.flatten()))
 
     @functools.partial(run_flat.defjvp, symbolic_zeros=True)
     @batch_first
@@ -81,7 +83,7 @@ def pull_back_any_length(
         flat, count = primals
         flat, last, ct_carry, ct_ys = split(flat, *numbers)
         filled = operands.unflatten(flat, count)
-        # What is in `last` follows from the operands, and so do its tangents.
+        # The tangents of `last` follow from those of the operands.
         dots, _, ct_outputs_dot = split(tangents[0], *numbers[:2])
         wider = find_nonzero(scan, filled, nonzero.or_of(dots))
         if wider != nonzero:
@@ -104,11 +106,11 @@ def pull_back_any_length(
 class _Second:
     """The derivative of `pull_back_any_length`, and its transpose.
 
-    With `F` the scan, that function takes `(x, c)` to `F'(x)^T c`. Its tangents for
-    `(x_dot, c_dot)` are what the scan with its tangents, `(x, x_dot) -> (F(x), F'(x) x_dot)`,
-    takes `(c_dot, c)` back to, of `x`. Second derivatives are symmetric. So the transpose takes `w`
-    to `F'(x) w` for `c_dot`, and for `x_dot` to what the scan with its tangents for `w` takes
-    `(0, c)` back to, of `x`.
+    With `F` the scan, that function is `P(x, c) = F'(x)^T c`. With its tangents, the scan is
+    `G(x, x_dot) = (F(x), F'(x) x_dot)`. The tangent of `P` for `(x_dot, c_dot)` is the cotangent of
+    `x` in `G'(x, x_dot)^T (c_dot, c)`. The transpose takes a cotangent `w` of `P` to `F'(x) w` for
+    `c_dot`, and, as second derivatives are symmetric, to the cotangent of `x` in
+    `G'(x, w)^T (0, c)` for `x_dot`.
     """
 
     scan: Scan
@@ -138,7 +140,7 @@ class _Second:
     def _pull_back(
         self, residuals: Arrays, directions: Arrays, ct_outputs_dot: Arrays
     ) -> list[Array]:
-        """What the scan with its tangents takes back to, but for the tangents."""
+        """The cotangent of `x` in `G'(x, directions)^T (ct_outputs_dot, c)`."""
         operands, last, ct_outputs = self._unpack(residuals)
         nonzero = self.nonzero
         consts_dot, carry_dot, xs_dot = nonzero.split(directions)
@@ -154,7 +156,7 @@ class _Second:
             [*nonzero.xs, *[False] * len(xs_dot)],
             [*nonzero.ys, *[True] * len(ct_ys)],
         )
-        found = pull_back_any_length(
+        cotangents = pull_back_any_length(
             with_tangents(self.scan, operands, nonzero, with_ys=True),
             Operands(
                 [*operands.consts, *consts_dot],
@@ -169,7 +171,7 @@ class _Second:
             (False,) * sum(doubled.consts),
             self.push_forward,
         )
-        ct_consts, ct_carry, ct_xs = doubled.split(found)
+        ct_consts, ct_carry, ct_xs = doubled.split(cotangents)
         return [*ct_consts, *ct_carry[:num_carry], *ct_xs]
 
 
@@ -182,14 +184,14 @@ def _pull_back(
     ct_ys: Arrays,
     is_shared: tuple[bool, ...],
 ) -> list[Array]:
-    """What `pull_back_any_length` runs. A batch runs as long as the longest of its members."""
+    """`pull_back_any_length` as it runs. A batch runs as long as the longest of its members."""
     checkpoints, consts, xs, count = scan.checkpoints, operands.consts, operands.xs, operands.count
     assert checkpoints is not None
     assert count is not None
     is_masked = select(scan.is_masked, nonzero.carry)
 
     def advance(saved: Arrays, start: Any, stop: Any) -> list[Array]:
-        """The carry `stop - start` steps later, as it is saved."""
+        """The saved part of the carry at step `stop`, from that at `start`."""
 
         def step(index: Array, saved: list[Array]) -> list[Array]:
             carry = scan.restored(saved, last)
@@ -199,7 +201,7 @@ def _pull_back(
         return jax.lax.fori_loop(start, stop, step, list(saved))
 
     def save_before(index: Array, saved: _Saved) -> _Saved:
-        """Saves carries on the way from the last that was saved to the step at `index`."""
+        """Saves carries on the way from the last saved one to the step at `index`."""
 
         def has_room(saved: _Saved) -> Any:
             return (saved.positions[saved.top] < index) & (saved.top < checkpoints - 1)
@@ -235,11 +237,11 @@ def _pull_back(
     saved = _Saved(
         jnp.zeros((), longest.dtype),
         jnp.zeros(checkpoints, longest.dtype),
-        [jnp.zeros((checkpoints, *each.shape), each.dtype).at[0].set(each) for each in first],
+        [jnp.zeros((checkpoints, *array.shape), array.dtype).at[0].set(array) for array in first],
     )
     ct_consts, ct_xs = (
-        list(map(jnp.zeros_like, each))
-        for each in (select(consts, nonzero.consts), select(xs, nonzero.xs))
+        list(map(jnp.zeros_like, arrays))
+        for arrays in (select(consts, nonzero.consts), select(xs, nonzero.xs))
     )
     state = saved, list(ct_carry), ct_consts, ct_xs
     _, ct_carry, ct_consts, ct_xs = jax.lax.fori_loop(0, longest, step_back, state)
@@ -249,7 +251,7 @@ def _pull_back(
 class _Saved(NamedTuple):
     """The carries that are saved at one time.
 
-    - `top`: the place of the last one.
+    - `top`: the place of the one saved last.
     - `positions`: the number of steps before each.
     - `rows`: the carries.
     """
@@ -265,12 +267,12 @@ class _Saved(NamedTuple):
 
 
 _MAX_RUNS = 64
-"""Beyond this many runs of each step the schedule is no longer the best."""
+"""With more runs of each step than this, the schedule is no longer the best."""
 
 
 @functools.cache
 def _most_steps(checkpoints: int) -> np.ndarray:
-    """In row `c` and column `r`, how many steps can be reversed with `c` carries and `r` runs."""
+    """At `[c, r]`, how many steps can be reversed with `c` saved carries and `r` runs of each."""
     table = np.ones((checkpoints + 1, _MAX_RUNS + 1))
     for carries in range(1, checkpoints + 1):
         runs = np.arange(1, _MAX_RUNS + 1)
@@ -279,10 +281,11 @@ def _most_steps(checkpoints: int) -> np.ndarray:
 
 
 def _distance(steps: Int[Array, ""], carries: Any, checkpoints: int) -> Int[Array, ""]:
-    """After how many of `steps`, at least 2, the next carry is saved, if `carries` may be saved."""
+    """How many of `steps`, at least 2, come before the next carry to save, if `carries` may be."""
     table = jnp.asarray(_most_steps(checkpoints))
     runs = jnp.clip(jnp.sum(table[carries] < steps), 1, _MAX_RUNS)
-    # The rest is reversed with one carry less, in as many runs. It should be as long as can be
-    # done in one run less, and must not be longer than can be done.
+    # The steps before that carry are reversed in one run less, those beyond it with one carry less:
+    # neither may be more than can be done so. Those beyond should be as many as can be done in one
+    # run less, or more.
     distance = jnp.minimum(table[carries, runs - 1], steps - table[carries - 1, runs - 1])
     return jnp.clip(jnp.maximum(distance, steps - table[carries - 1, runs]), 1, steps - 1)

@@ -1,4 +1,4 @@
-"""What a scan is and what it is run on, as lists of arrays; `_carry` makes these of trees."""
+"""What a scan is and what it is run on, as lists of arrays; `_body` makes these of trees."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 Step = Callable[[Arrays, Arrays, Arrays, Any], tuple[Arrays, Arrays]]
 """`step(consts, carry, x, is_active) -> (carry, y)`. `is_active` is false for members of a batch
-that have ended: nothing that the step returns for them counts, but for carries that are masked.
+that have ended: what the step returns for them is ignored, except for masked arrays.
 """
 
 
@@ -24,16 +24,16 @@ class Scan:
 
     - `step`: one step.
     - `length`: how many steps at most.
-    - `levels`: `(length,)`, or the number of segments and of steps in each, whose product is at
-      least `length`; empty for a scan that `_revolve` reverses.
+    - `levels`: `(length,)`, or the number of segments and of steps in each segment: their product
+      is at least `length`. Empty for a scan that `_revolve` reverses.
     - `checkpoints`: how many carries may be saved at one time; read where there are no `levels`.
-    - `is_masked`: of each array of the carry, whether `step` leaves it as it was where it is not
-        active. Of the others the scan selects the new or the old one.
-    - `is_written_once`: of each array of the carry, whether each of its places is written once, and
-        read only afterwards. What it holds at the end then serves for all times before.
+    - `is_masked`: for each array of the carry, whether `step` itself leaves it unchanged where it
+      is not active. For other arrays the scan selects old or new.
+    - `is_written_once`: for each array of the carry, whether its places are written once each, and
+      read only after that. The array at the end then serves for every earlier step.
     - `is_reversed`: whether it goes from the last of `xs` to the first.
-    - `reading_step`: as `step`, but it writes to nothing that is written once; `None` if there is
-      nothing of the kind.
+    - `reading_step`: `step` without its writes to arrays that are written once; `None` if there are
+      no such arrays.
     """
 
     step: Step
@@ -52,7 +52,7 @@ class Scan:
 
     @property
     def reading(self) -> "Scan":
-        """The same scan, to be run once more: what it has written before is there to be read."""
+        """The same scan for another run: it reads the written buffers, and writes to none."""
         return dataclasses.replace(self, step=self.reading_step or self.step)
 
     @property
@@ -69,21 +69,21 @@ class Scan:
         )
 
     def saved(self, carry: Sequence[T]) -> list[T]:
-        """What is saved of a carry, or of something that goes with it."""
-        return select(carry, [not each for each in self.is_written_once])
+        """The saved part of a carry, or of other values, one for each array of a carry."""
+        return select(carry, [not is_once for is_once in self.is_written_once])
 
     def restored(self, saved: Arrays, last: Arrays) -> list[Array]:
-        """The carry of which this was saved; the rest of it is as in the `last` one."""
-        return fill(saved, last, [not each for each in self.is_written_once])
+        """The carry of which this part was saved. The rest is the same as in the `last` carry."""
+        return fill(saved, last, [not is_once for is_once in self.is_written_once])
 
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
     """What a scan is run on.
 
-    - `consts`: what its steps all share.
-    - `carry`: at its start.
-    - `xs`: the rows are what its steps get, one each.
+    - `consts`: shared by all steps.
+    - `carry`: at the start.
+    - `xs`: each step gets one row.
     - `count`: the number of steps; `None` for as many as the scan has.
     """
 
@@ -96,13 +96,13 @@ class Operands:
         return [*self.consts, *self.carry, *self.xs]
 
     def unflatten(self, flat: Arrays, count: Int[Array, ""] | None) -> "Operands":
-        """Other arrays in the same places; JAX hands on numbers of a jaxpr as they are."""
+        """Other arrays in the same places. JAX may pass numbers: these become arrays."""
         consts, carry, xs = split(list(map(jnp.asarray, flat)), len(self.consts), len(self.carry))
         return Operands(consts, carry, xs, count)
 
 
 def split(values: Sequence[T], *numbers: int) -> list[list[T]]:
-    """The values in parts of these numbers, and the rest."""
+    """The values in parts of these lengths, and the rest."""
     parts = []
     for number in numbers:
         parts.append(list(values[:number]))
@@ -111,12 +111,12 @@ def split(values: Sequence[T], *numbers: int) -> list[list[T]]:
 
 
 def select(values: Iterable[T], flags: Sequence[bool]) -> list[T]:
-    """Those of the values whose flag is true."""
+    """The values whose flag is true."""
     return [value for value, flag in zip(values, flags, strict=True) if flag]
 
 
 def fill(selected: Iterable[Any], values: Iterable[Any], flags: Sequence[bool]) -> list[Any]:
-    """The values, with those `selected` in the places whose flag is true."""
+    """The values, with those `selected` in place of the ones whose flag is true."""
     rest = iter(selected)
     return [next(rest) if flag else value for value, flag in zip(values, flags, strict=True)]
 
@@ -138,10 +138,10 @@ def with_row(rows: Arrays, index: Array, row: Arrays) -> list[Array]:
 class Segments:
     """How the steps of a scan fall into its segments.
 
-    - `length`: that of the scan.
-    - `segment_length`: that of each segment.
-    - `number`: of segments.
-    - `total`: the number of steps, alone in a list; an empty one if all segments are full.
+    - `length`: of the scan.
+    - `segment_length`: of each segment.
+    - `number`: how many segments.
+    - `total`: a list of the number of steps; an empty list if all segments are full.
     """
 
     length: int
@@ -166,20 +166,20 @@ class Segments:
         return jnp.where(is_active, count, 0)
 
     def split(self, rows: Arrays) -> list[Array]:
-        """Rows of steps, as rows of segments that have rows of steps."""
+        """Rows of steps, grouped by segment."""
         missing = self.number * self.segment_length - self.length
         return [
             jnp.reshape(
-                jnp.pad(each, [(0, missing)] + [(0, 0)] * (each.ndim - 1)) if missing else each,
-                (self.number, self.segment_length, *each.shape[1:]),
+                jnp.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) if missing else array,
+                (self.number, self.segment_length, *array.shape[1:]),
             )
-            for each in rows
+            for array in rows
         ]
 
     def join(self, rows: Arrays) -> list[Array]:
-        """Rows of segments, as rows of steps."""
-        joined = (jnp.reshape(each, (-1, *each.shape[2:])) for each in rows)
-        return [each[: self.length] for each in joined]
+        """Rows grouped by segment, as rows of steps."""
+        joined = (jnp.reshape(array, (-1, *array.shape[2:])) for array in rows)
+        return [array[: self.length] for array in joined]
 
 
 def segments_of(scan: Scan, operands: Operands) -> Segments:
@@ -190,7 +190,7 @@ def segments_of(scan: Scan, operands: Operands) -> Segments:
     return Segments(scan.length, segment_length, number, [] if count is None else [count])
 
 
-# --- Into how many segments a loop falls for its reverse mode, and of how many steps each ---
+# --- How many segments reverse mode needs, and how long they are ---
 
 
 def levels_for(length: int, checkpoints: int | None) -> tuple[int, ...]:
@@ -199,8 +199,8 @@ def levels_for(length: int, checkpoints: int | None) -> tuple[int, ...]:
     **Arguments:**
 
     - `length`: of the loop, at least 0.
-    - `checkpoints`: how many carries may be saved at one time; as many as twice the root of the
-      length by default, for which each step runs three times.
+    - `checkpoints`: how many carries may be saved at one time. By default about twice the root of
+      `length` are saved, and each step runs three times.
     """
     if length <= 1 or (checkpoints is not None and checkpoints >= length):
         return (max(length, 1),)

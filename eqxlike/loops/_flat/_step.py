@@ -15,7 +15,7 @@ from ._tangents import Nonzero, Parts, step_of_nonzero
 
 
 def run(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
-    """The last carry, and what the steps returned in rows; zeros for steps beyond the count.
+    """The last carry, and the outputs of the steps in rows: zeros beyond the count.
 
     A batch runs as long as the longest of its members.
     """
@@ -23,9 +23,9 @@ def run(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
         return _run_whole(scan, operands)
     consts, count, xs = operands.consts, operands.count, operands.xs
     carry = list(operands.carry)
-    x = [jax.ShapeDtypeStruct(each.shape[1:], each.dtype) for each in xs]
+    x = [jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype) for rows in xs]
     _, y = jax.eval_shape(lambda x: scan.step(consts, carry, x, count > 0), x)
-    ys = [jnp.zeros((scan.length, *each.shape), each.dtype) for each in y]
+    ys = [jnp.zeros((scan.length, *row.shape), row.dtype) for row in y]
     longest = unvmap_max(count)
 
     def body(number: Array, state: tuple[list[Array], list[Array]]) -> Any:
@@ -76,8 +76,9 @@ def pull_back_step(
     ct_carry: Arrays,
     ct_y: Arrays,
 ) -> Parts:
-    """The cotangents of what has a tangent; those of the consts and the x are zeros where the step
-    is not active.
+    """The cotangents of the operands that have a tangent.
+
+    Those of the consts and of the x are zero where the step is not active.
 
     **Arguments:**
 
@@ -121,9 +122,10 @@ def _pull_back_batch(
     is_batched: Any,
     *args: Any,
 ) -> Parts:
-    """The cotangents of one step of a batch, of which all members are reversed as one function.
+    """The cotangents of one step of a batch, whose members are reversed together, as one function.
 
-    So a product of a shared matrix and a vector of each member is reversed as one of two matrices.
+    If each member multiplies a vector by a shared matrix, the cotangent of the matrix is one matrix
+    product.
     """
     consts, carry, x, is_active, ct_carry, ct_y = args
     are_batched, (is_mixed, *ct_outputs) = is_batched[:3], is_batched[3:]
@@ -132,14 +134,14 @@ def _pull_back_batch(
 
     def where_active(new: Array, old: Any) -> Array:
         if not is_mixed:
-            # It may differ among the members of a batch around this one.
+            # It may differ among the members of an outer batch.
             return select_if_vmap(
                 is_active, new, jnp.broadcast_to(old, new.shape).astype(new.dtype)
             )
         return jnp.where(are_active.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
 
-    # A member that has ended may have infinite derivatives where it stands: it takes the place of
-    # one that has not, and its cotangents are zero. What is masked sees to that by itself.
+    # A member that has ended may have infinite derivatives at its last carry. So it gets the arrays
+    # of an active member, and cotangents of zero. For masked arrays the step itself sees to this.
     example = jnp.argmax(are_active)
     stay = [False] * len(consts), scan.is_masked, [False] * len(x)
     consts, carry, x = (
@@ -180,7 +182,7 @@ def _pull_back_batch(
     ]
     _, vjp = jax.vjp(of_batch, *parts)
     ct_consts, ct_start, ct_x = vjp((ct_active, [where_active(ct, 0) for ct in ct_y]))
-    # In a batch of batches it may be that none is active.
+    # In a batch of batches all members of this one may have ended.
     is_any = jnp.any(are_active)
     ct_consts = [
         jnp.where(is_any, ct, 0) if shared else where_active(ct, 0)
@@ -197,7 +199,7 @@ def _spread(array: Array, has_batch: bool, size: int) -> Array:
     return array if has_batch else jnp.broadcast_to(array, (size, *jnp.shape(array)))
 
 
-# --- Buffers as a loop starts with them, for the derivatives of what it leaves in them ---
+# --- The cotangents of the buffers that a loop starts with ---
 
 
 def clear_written(
@@ -208,20 +210,20 @@ def clear_written(
     *,
     is_inside: bool = False,
 ) -> list[Array]:
-    """The carry to start with, whose cotangents are cleared where a buffer was written.
+    """The carry to start with. Its cotangents are zeroed where the loop writes to a buffer.
 
-    The reverse mode leaves in the cotangent of a buffer what belonged to places that were written:
-    to take it out step by step, XLA would copy the buffer in each. Here it is taken out at once. A
-    place was written if the loop leaves the same there whatever it held before.
+    After reverse mode the buffer's cotangent still has entries at places that the loop overwrote;
+    they must be zero. Zeroing them in each step would make XLA copy the buffer, so it is done once,
+    here. A place was overwritten if two runs that start with different values there end with the
+    same.
 
     **Arguments:**
 
-    - `is_buffer`: which of the carry are such buffers.
-    - `operands`: what else the loop is run on.
+    - `is_buffer`: for each array of the carry, whether it is a buffer to be cleared.
+    - `operands`: the other operands of the loop.
     - `run`: from the operands and a carry to start with to the last carry.
-    - `is_inside`: whether the loop is a part of another whose buffers they are, and which takes it
-      out. Only in derivatives of derivatives, where the buffer is full from the start, it is
-      taken out here too.
+    - `is_inside`: whether an outer loop owns the buffers and clears them. In derivatives of
+      derivatives they are cleared here too, because a buffer is then full from the start.
     """
     is_buffer = [
         is_chosen and jnp.issubdtype(array.dtype, jnp.inexact)
@@ -248,7 +250,7 @@ def clear_written(
 
     residuals = list(map(jax.lax.stop_gradient, (*operands, *carry)))
     buffers = select(carry, is_buffer)
-    found = linear_call(
+    cleared = linear_call(
         forward,
         _as_it_is if is_inside else transpose,
         residuals,
@@ -257,7 +259,7 @@ def clear_written(
         transpose_beside_tangents=transpose,
         is_of_members=True,
     )
-    return fill(found, carry, is_buffer)
+    return fill(cleared, carry, is_buffer)
 
 
 def _is_same(array: Array, other: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Which of the operands of a scan have tangents, and its steps as functions of those alone."""
+"""Which operands of a scan have tangents, and its steps as functions of those alone."""
 
 import dataclasses
 import functools
@@ -14,13 +14,13 @@ from ..._transforms._derivatives._linear_call import has_tangent, is_inexact
 from ._scan import Arrays, Operands, Scan, Step, fill, select, split
 
 Parts = tuple[list[Array], list[Array], list[Array]]
-"""Of the consts, of the carry and of the x."""
+"""`(consts, carry, x)`: operands of a step or their cotangents, all or some."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Nonzero:
-    """Of the operands and outputs of a scan, whether each has a tangent that is not known to be
-    zero: JAX calls them nonzero.
+    """Which operands and outputs of a scan are nonzero: JAX calls an array so if it has a tangent
+    that is not known to be zero.
     """
 
     consts: list[bool]
@@ -32,21 +32,21 @@ class Nonzero:
         return [*self.consts, *self.carry, *self.xs]
 
     def or_of(self, tangents: list[Any]) -> "Nonzero":
-        """What is nonzero here or has one of these tangents, of the operands."""
+        """The same, with the operands that have one of these `tangents` nonzero too."""
         flags = map(operator.or_, self.flatten(), map(has_tangent, tangents))
         consts, carry, xs = split(list(flags), len(self.consts), len(self.carry))
         return Nonzero(consts, carry, xs, self.ys)
 
     def split(self, arrays: Arrays) -> list[list[Array]]:
-        """Tangents of the operands, as those of consts, carry and xs."""
+        """A list for the nonzero operands, split into consts, carry and xs."""
         return split(arrays, sum(self.consts), sum(self.carry))
 
     def select(self, consts: Arrays, carry: Arrays, x: Arrays) -> Parts:
-        """Those that have a tangent, of the operands of a step."""
+        """The operands of a step that have a tangent."""
         return select(consts, self.consts), select(carry, self.carry), select(x, self.xs)
 
     def fill(self, parts: Any, consts: Arrays, carry: Arrays, x: Arrays) -> Parts:
-        """The operands of a step, with `parts` in the places of those that have a tangent."""
+        """The operands of a step, with `parts` in place of those that have a tangent."""
         return (
             fill(parts[0], consts, self.consts),
             fill(parts[1], carry, self.carry),
@@ -59,8 +59,8 @@ def with_tangents(
 ) -> Scan:
     """The scan together with that of its tangents.
 
-    The nonzero tangents follow what it is run on, and those of the carry follow the carry.
-    Its steps return the tangents of what the steps of `scan` return; with `with_ys`, after that.
+    In its consts, carry and xs the nonzero tangents follow the arrays of `scan`. Its ys are the
+    tangents of the ys of `scan`; with `with_ys` they follow those ys.
     """
     num_consts, num_carry, num_xs = map(len, (operands.consts, operands.carry, operands.xs))
 
@@ -90,7 +90,7 @@ def with_tangents(
 def step_of_nonzero(
     scan: Scan, nonzero: Nonzero, consts: Arrays, carry: Arrays, x: Arrays, is_active: Any
 ) -> Callable[..., Any]:
-    """A step as a function of what has a tangent, to what then has one, and to all it returns."""
+    """A step as a function of its nonzero operands, to its nonzero outputs and to all outputs."""
 
     def function(*parts: Any) -> Any:
         new, y = scan.step(*nonzero.fill(parts, consts, carry, x), is_active)
@@ -100,15 +100,15 @@ def step_of_nonzero(
 
 
 def nonzero_at_start(operands: Operands, tangents: Arrays, ys: Arrays) -> Nonzero:
-    """What has one of these tangents, of the operands; all of the `ys` may come to have one."""
+    """The operands that have one of these `tangents`, and all of the `ys` that could have one."""
     parts = split(list(map(has_tangent, tangents)), len(operands.consts), len(operands.carry))
     return Nonzero(*parts, ys=list(map(is_inexact, ys)))
 
 
 def find_nonzero(scan: Scan, operands: Operands, nonzero: Nonzero) -> Nonzero:
-    """What gets a tangent in a scan, where at its start `nonzero` has one.
+    """All that has a tangent at some step of a scan, if `nonzero` has one at the start.
 
-    The carry is followed step by step, until no more of it gets one.
+    A step is traced again as long as more of the carry gets one.
     """
     while True:
         if all(map(operator.eq, nonzero.carry, map(is_inexact, operands.carry))):
@@ -117,7 +117,7 @@ def find_nonzero(scan: Scan, operands: Operands, nonzero: Nonzero) -> Nonzero:
         carry = list(map(operator.or_, nonzero.carry, nonzero_carry))
         if carry == nonzero.carry:
             if scan.has_few_checkpoints:
-                # `_revolve` may come to have more of them: all of the ys count from the start.
+                # A derivative in `_revolve` may need more tangents: all of the ys count at once.
                 return nonzero
             return dataclasses.replace(nonzero, ys=nonzero_ys)
         nonzero = dataclasses.replace(nonzero, carry=carry)
@@ -126,7 +126,7 @@ def find_nonzero(scan: Scan, operands: Operands, nonzero: Nonzero) -> Nonzero:
 def _nonzero_after_step(scan: Scan, operands: Operands, nonzero: Nonzero) -> list[list[bool]]:
     """For each array of the carry and of what a step returns, whether a step gives it a tangent."""
     num_carry = len(operands.carry)
-    found = [False] * (num_carry + len(nonzero.ys))
+    flags = [False] * (num_carry + len(nonzero.ys))
 
     @jax.custom_jvp
     def noted(arrays: list[Array]) -> list[Array]:
@@ -134,7 +134,7 @@ def _nonzero_after_step(scan: Scan, operands: Operands, nonzero: Nonzero) -> lis
 
     @functools.partial(noted.defjvp, symbolic_zeros=True)
     def _note(primals: Any, tangents: Any) -> Any:
-        found[:] = map(has_tangent, tangents[0])
+        flags[:] = map(has_tangent, tangents[0])
         return primals[0], tangents[0]
 
     def tangents_of_step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Array) -> Any:
@@ -147,9 +147,9 @@ def _nonzero_after_step(scan: Scan, operands: Operands, nonzero: Nonzero) -> lis
 
     jax.eval_shape(
         tangents_of_step,
-        [jax.typeof(each) for each in operands.consts],
-        [jax.typeof(each) for each in operands.carry],
-        [jax.ShapeDtypeStruct(each.shape[1:], each.dtype) for each in operands.xs],
+        [jax.typeof(array) for array in operands.consts],
+        [jax.typeof(array) for array in operands.carry],
+        [jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype) for rows in operands.xs],
         jax.ShapeDtypeStruct((), jnp.bool_),
     )
-    return split(found, num_carry)
+    return split(flags, num_carry)
