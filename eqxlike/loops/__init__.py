@@ -1,4 +1,4 @@
-"""Loops that reverse mode goes through: by any number of steps, in little memory, in every mode."""
+"""Loops with reverse mode and every other: of any number of steps, and in little memory."""
 
 from ._buffers import Buffer as Buffer
 from ._buffers import MaybeBuffer as MaybeBuffer

@@ -1,4 +1,4 @@
-"""The functions that a user gives a loop, traced once, as functions of lists of arrays."""
+"""The body and the condition that a user wrote, traced to functions of lists of arrays."""
 
 import dataclasses
 import operator
@@ -21,24 +21,24 @@ from ._flat._scan import Arrays, Step
 from ._flat._step import clear_written
 
 Buffers = Callable[[PyTree], Any]
-"""From a carry to its buffers: arrays of it, or nodes that hold some."""
+"""From a carry to its buffers: arrays, or nodes that hold some."""
 
 _MAX_CASTS = 4
-"""At most this often the body is traced for the dtypes that it returns."""
+"""How often, at most, the body is traced again for other dtypes of the carry."""
 
 
-# --- Trees as a user has them, and lists of arrays as the loops have them ---
+# --- From trees to lists of arrays, and back ---
 
 
 class Form:
-    """All that a tree is, but the values of its arrays."""
+    """A tree without the values of its arrays."""
 
     def __init__(self, tree: PyTree):
         leaves, self._rest = split(tree, is_array_like)
         self._key_impls = [_impl_of_key(leaf) for leaf in leaves]
 
     def unflatten(self, arrays: Arrays) -> PyTree:
-        """The tree of this form that has these arrays."""
+        """The tree of this form with these arrays."""
         return self._rest.merge(
             array if impl is None else jr.wrap_key_data(array, impl=impl)
             for array, impl in zip(arrays, self._key_impls, strict=True)
@@ -46,7 +46,7 @@ class Form:
 
 
 def take_arrays(tree: PyTree) -> list[Array]:
-    """The arrays of a tree; random keys as the numbers that they are made of."""
+    """The arrays of a tree, with `jax.random.key_data` of random keys."""
     leaves, _ = split(tree, is_array_like)
     return [
         jnp.asarray(leaf) if _impl_of_key(leaf) is None else jr.key_data(leaf) for leaf in leaves
@@ -87,13 +87,13 @@ class Body:
     def clear_written(
         self, operands: Arrays, run: Callable[[Arrays, Arrays], Arrays]
     ) -> list[Array]:
-        """The carry to start with, whose cotangents are cleared where its buffers were written."""
+        """The carry to start with. Its cotangents are zeroed where the loop writes to a buffer."""
         is_inner_buffer = list(map(operator.ne, self.is_buffer, self.is_outer_buffer))
         carry = clear_written(is_inner_buffer, operands, self.carry, run)
         return clear_written(self.is_outer_buffer, operands, carry, run, is_inside=True)
 
     def unflatten(self, arrays: Arrays) -> PyTree:
-        """The carry as the user has it outside of the loop."""
+        """The carry as the tree that the user has outside of the loop."""
         leaves, treedef = jtu.tree_flatten(self.form.unflatten(arrays))
         return treedef.unflatten(
             self.outer[place].holding(leaf) if place in self.outer else leaf
@@ -113,12 +113,12 @@ def trace_body(
 
     **Arguments:**
 
-    - `name`: what messages call the body.
+    - `name`: of the body, in messages.
     - `init`: the carry to start with.
-    - `x_form`, `x`: the form of what a step gets, and the shapes and dtypes of its arrays.
+    - `x_form`, `x`: the form of a step's input, and the shapes and dtypes of its arrays.
 
-    **Raises:** `ValueError` naming the path if the carry that is returned is of another structure,
-    shape or dtype, or has other static leaves.
+    **Raises:** `ValueError` naming the path if the returned carry has another structure, shape or
+    dtype, or other static leaves.
     """
     places = _find_buffers(init, buffers)
     leaves, treedef = jtu.tree_flatten(init, is_leaf=_is_buffer)
@@ -131,8 +131,8 @@ def trace_body(
         if not flat.casts:
             break
         carry = [
-            each if dtype is None else each.astype(dtype)
-            for each, dtype in zip(carry, flat.casts, strict=True)
+            array if dtype is None else array.astype(dtype)
+            for array, dtype in zip(carry, flat.casts, strict=True)
         ]
         closed = jax.make_jaxpr(flat)(carry, list(x), jnp.asarray(True))
     consts, y_form = list(map(jnp.asarray, closed.consts)), flat.y_form
@@ -151,7 +151,7 @@ def trace_body(
 def _find_buffers(init: PyTree, buffers: Buffers | None) -> set[int]:
     """The places of the buffers among the leaves of the carry.
 
-    **Raises:** `TypeError` if something else than arrays of the carry was chosen.
+    **Raises:** `TypeError` if anything but arrays of the carry was chosen.
     """
     if buffers is None:
         return set()
@@ -174,7 +174,7 @@ def _is_buffer(node: Any) -> bool:
 
 
 class _Marker:
-    """Represents the leaf at a place of the carry, where `buffers` chooses from it."""
+    """Represents a leaf of the carry in the tree that `buffers` chooses from."""
 
     def __init__(self, place: int, leaf: Any):
         self._place = place
@@ -186,13 +186,13 @@ class _Marker:
 
 @dataclasses.dataclass(eq=False)
 class _FlatBody:
-    """A body as a function of lists of arrays, which notes what its trace comes to.
+    """A body as a function of lists of arrays. A trace of it sets `y_form` and `casts`.
 
-    `buffers` says which leaves of the carry are buffers, and `outer` which are of loops outside.
-
-    - `y_form`: that of what a step returns next to the carry.
-    - `casts`: for each array of the carry the dtype that it should have had, or `None`; an empty
-      list if all have the right one.
+    - `buffers`: the places of the leaves of the carry that are buffers.
+    - `outer`: the buffers of outer loops, by the place of their leaf.
+    - `y_form`: the form of a step's output.
+    - `casts`: for each array of the carry the dtype to cast it to, or `None`; empty if no array
+      needs a cast.
     """
 
     name: str
@@ -220,7 +220,7 @@ class _FlatBody:
         return arrays, take_arrays(y)
 
     def _as_given(self, place: int, leaf: Any, is_active: Any) -> Any:
-        """A leaf of the carry, as the user's function gets it."""
+        """A leaf of the carry, as the user's body gets it."""
         outer = self.outer.get(place)
         if place not in self.buffers:
             return leaf if outer is None else outer.holding(leaf)
@@ -230,7 +230,7 @@ class _FlatBody:
 
 
 def _without_buffers(name: str, new: PyTree, buffers: set[int]) -> PyTree:
-    """The carry with plain arrays for its buffers. Raises `ValueError` if a buffer is gone."""
+    """The carry with arrays for its buffers. Raises `ValueError` if a buffer was not returned."""
     leaves, treedef = jtu.tree_flatten(new, is_leaf=_is_buffer)
     for place, leaf in enumerate(leaves):
         if place in buffers and not _is_buffer(leaf):
@@ -244,7 +244,7 @@ def _without_buffers(name: str, new: PyTree, buffers: set[int]) -> PyTree:
 def _check_carry(name: str, old: PyTree, new: PyTree) -> None:
     difference = find_difference(old, new, _fits)
     if difference is None:
-        # A treedef takes `2` and `2.0` in a static field for the same.
+        # Treedefs are equal if a static field is `2` in one and `2.0` in the other.
         difference = find_static_difference(*map(_without_arrays, (old, new)))
     if difference is None:
         return
@@ -268,7 +268,7 @@ def _without_arrays(tree: PyTree) -> PyTree:
 
 
 def _casts(name: str, old: PyTree, carry: Arrays, arrays: Arrays) -> list[Any]:
-    """The dtypes to start with instead: of weakly typed arrays alone, as for loops of JAX."""
+    """New dtypes for the initial carry. Only weakly typed arrays are cast, as in `jax.lax`."""
     casts: list[Any] = [None] * len(carry)
     for place, (one, other) in enumerate(zip(carry, arrays, strict=True)):
         if one.dtype == other.dtype:
@@ -285,7 +285,7 @@ def _casts(name: str, old: PyTree, carry: Arrays, arrays: Arrays) -> list[Any]:
 
 
 def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int) -> Step:
-    """A traced body as a step; `of_consts` says which of the consts are its."""
+    """A traced body as a step, for which `of_consts` selects its part of the consts."""
     jaxpr = closed.jaxpr
 
     def step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Buffers: arrays in the carry of a loop of which each place is written once."""
+"""Buffers: arrays in the carry of a loop whose places are written once each."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +16,11 @@ from ._flat._scan import Arrays
 
 
 class Buffer(Module):
-    """An array of which a loop writes each place once, as the body of the loop gets it.
+    """An array in the carry of a loop, as its body gets it. Each place is written once.
 
-    It is written by `buffer.at[index].set(x)`, or by `buffer_at_set`, and read by `buffer[index]`
-    where it has been written. So the reverse mode need not store it step by step, and in a batch
-    of loops of different lengths one place is written at a time, not the whole array.
+    The body writes by `buffer.at[index].set(x)` or `buffer_at_set`, and reads by `buffer[index]`
+    where it has written. So reverse mode need not save the array step by step, and in a batch of
+    loops of different lengths a step writes one place, not the whole array.
     """
 
     array: Array
@@ -51,9 +51,9 @@ class Buffer(Module):
         return len(self.array)
 
     def __getitem__(self, index: Any) -> Array:
-        found = self.array[index]
-        # What reads here may be a member of a batch that has ended: its cotangents do not count.
-        return select_if_vmap(jnp.asarray(self.is_active), found, jnp.zeros_like(found))
+        entry = self.array[index]
+        # Members of a batch that have ended read too: their cotangents must be zero.
+        return select_if_vmap(jnp.asarray(self.is_active), entry, jnp.zeros_like(entry))
 
     @property
     def at(self) -> "_At":
@@ -105,9 +105,9 @@ def _write(
 ) -> Array:
     """`array` with `x` at `index`, where `pred` and `is_active` are true.
 
-    Its transpose reads the place once and writes it once. The transpose that JAX would make does so
-    twice, for which XLA copies the whole array in each step of a loop: 1 MB of buffers made a step
-    backwards 15 times as long.
+    Its transpose reads the place once. The transpose that JAX would make writes to it as well, for
+    which XLA copies the whole array in each step of a loop: 1 MB of buffers made a step backwards
+    15 times as long.
     """
     if not options and is_array_like(index) and _is_one_row(index):
         return _write_row(array, jnp.asarray(index), x, pred, is_active)
@@ -127,9 +127,9 @@ def _is_one_row(index: Any) -> bool:
 
 
 def _write_row(array: Array, index: Array, x: ArrayLike, pred: Any, is_active: Array) -> Array:
-    """Writes at one number: as a slice, in half the time of a scatter."""
+    """Writes at one integer: as a slice, in half the time of a scatter."""
     length = array.shape[0]
-    # As everywhere in `jax.numpy`: from the end if negative, and dropped if out of bounds.
+    # As in `jax.numpy`, a negative index counts from the end, and one out of bounds is dropped.
     index = jnp.where(index < 0, index + length, index)
     is_inside = (index >= 0) & (index < length)
     pred = is_inside if pred is None else is_inside & pred
@@ -152,7 +152,7 @@ def _write_where(
     read: Callable[[Array, Arrays], Array],
     write: Callable[[Array, Arrays, Array], Array],
 ) -> Array:
-    """`write(array, indices, x)`, or the array as it is where one of the two masks is false."""
+    """`write(array, indices, x)`; the place is unchanged where `pred` or `is_active` is false."""
     masks = [is_active] if pred is None else [is_active, jnp.asarray(pred)]
     x = jnp.broadcast_to(jnp.asarray(x, array.dtype), jax.eval_shape(read, array, indices).shape)
 
@@ -169,12 +169,12 @@ def _write_where(
     def transpose(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
         indices = residuals[len(masks) :]
         ct_x = read(cotangents[0], indices)
-        # Nobody asks again for what was there before, but at the start: the loop sees to that. To
-        # write a zero there, XLA would copy the array in each step.
+        # The cotangent of the old value is needed only at the loop's start, where `clear_written`
+        # zeroes it. Zeroing it here would make XLA copy the array in each step.
         return [cotangents[0], select(residuals, ct_x, jnp.zeros_like(ct_x))]
 
     def transpose_all(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
-        # In derivatives of derivatives a step writes to a buffer that the loop has filled before.
+        # In derivatives of derivatives a step writes to a buffer that is full already.
         ct_array, ct_x = transpose(residuals, cotangents, ())
         indices = residuals[len(masks) :]
         kept = select(residuals, jnp.zeros_like(ct_x), read(ct_array, indices))
@@ -194,7 +194,7 @@ def _write_where(
 
 
 MaybeBuffer = Buffer | Array
-"""What a function gets that is called with carries outside of loops, and in their bodies."""
+"""The type of an argument that is a buffer in the body of a loop, and an array elsewhere."""
 
 
 def buffer_at_set(
@@ -210,9 +210,9 @@ def buffer_at_set(
     - `pred`: shape `()`; nothing is written where it is false.
     - `**kwargs`: of `jax.Array.at[...].set`.
 
-    **Returns:** a buffer, or an array, as it was given.
+    **Returns:** a buffer for a buffer, an array for an array.
 
-    **Raises:** `TypeError` for what is neither.
+    **Raises:** `TypeError` if `buffer` is neither.
 
     !!! example
 

@@ -1,4 +1,4 @@
-"""The loops: over the rows of arrays, as long as a condition holds, and over integers."""
+"""The loops: as long as a condition holds, over integers, and over the rows of arrays."""
 
 import dataclasses
 from collections.abc import Callable
@@ -41,23 +41,23 @@ def while_loop(
     - `init_val`: the carry to start with: any pytree. What is not an array or number is static.
     - `max_steps`: the loop ends after at most this many steps; `cond_fun` of its result then says
       whether it would have gone on. An integer of at least 0, or `None` for no limit.
-    - `buffers`: from a carry to the arrays in it, one or several, of which the loop writes each
-      place once and reads it only afterwards. `body_fun` gets them as buffers, to be written by
-      `buffer.at[index].set(x)` or `buffer_at_set`. They are not saved for the reverse mode.
-    - `kind`: `"lax"` is differentiable in forward mode alone, as `jax.lax.while_loop`.
-      `"checkpointed"` and `"bounded"` are in every mode and to every order. For the reverse mode
-      `"bounded"` saves the carry of each of `max_steps` steps, and runs each step twice;
-      `"checkpointed"` saves twice the root of that number, and runs each step three times.
+    - `buffers`: from a carry to the arrays that serve as buffers: each entry is written once, and
+      read only after that. `body_fun` gets a `Buffer` for each, and writes to it by
+      `buffer.at[index].set(x)` or `buffer_at_set`. Buffers are not saved for reverse mode.
+    - `kind`: `"lax"` is differentiable in forward mode alone, like `jax.lax.while_loop`. The others
+      are differentiable in every mode and to every order. For reverse mode `"bounded"` saves the
+      carry of each of `max_steps` steps, and runs each step twice; `"checkpointed"` saves about
+      `2 * sqrt(max_steps)` carries, and runs each step three times.
     - `checkpoints`: for `"checkpointed"`, how many carries may be saved at one time. It may stand
       in place of `max_steps`; the other kinds ignore it. The fewer they are, the more often a step
       is run: with 10 of them each of 1,000 steps at most four times, and then for its gradient.
-    - `base`: has no effect; `equinox.internal` has it for its loops in loops.
+    - `base`: has no effect; it is an argument of the loops of `equinox.internal`.
 
     **Returns:** the last carry.
 
-    **Raises:** `ValueError` if the carry changes its structure, a shape, a dtype or a static leaf,
-    for an unknown `kind`, and for one that is differentiable backwards without `max_steps`, or
-    `checkpoints` in its place; `TypeError` if `cond_fun` returns anything but a boolean.
+    **Raises:** `ValueError` if the carry changes its structure, a shape, a dtype or a static leaf;
+    for an unknown `kind`; for `"bounded"` without `max_steps`; for `"checkpointed"` without
+    `max_steps` or `checkpoints`. `TypeError` if `cond_fun` returns anything but a boolean.
 
     Under `jax.vmap` the loop runs until the last member of the batch has ended.
 
@@ -105,17 +105,16 @@ def fori_loop(
     - `body_fun`: from an integer and a carry to the next carry, of the same structure, shapes and
       dtypes. It may close over anything; what it closes over has gradients too.
     - `init_val`: the carry to start with: any pytree. What is not an array or number is static.
-    - `max_steps`: the loop ends after at most this many steps, with those before `lower +
-      max_steps`. An integer of at least 0, or `None` for no limit.
+    - `max_steps`: the loop ends after at most this many steps, before `lower + max_steps`. An
+      integer of at least 0, or `None` for no limit.
     - `buffers`, `checkpoints`: as for `while_loop`.
-    - `kind`: as for `while_loop`, or where both bounds are known as for `scan`.
+    - `kind`: as for `scan` if both bounds are known, else as for `while_loop`.
 
     **Returns:** the last carry; `init_val` if `upper` is not above `lower`.
 
-    **Raises:** `ValueError` if the carry changes its structure, a shape, a dtype or a static leaf,
-    for an unknown `kind`, and for one that is differentiable backwards without `max_steps` or
-    `checkpoints` where the bounds are not known; `TypeError` for bounds that are not integers or of
-    two dtypes.
+    **Raises:** `ValueError` if the carry changes its structure, a shape, a dtype or a static leaf;
+    for an unknown `kind`; where a bound is not known, for a `kind` without the limit that it needs
+    in `while_loop`. `TypeError` for bounds that are not integers or of two dtypes.
 
     Under `jax.vmap` the loop runs until the last member of the batch has ended.
 
@@ -178,14 +177,14 @@ def scan(
     - `f`: `f(carry, x)`, which returns the next carry and an output. Carry and output may have
       static leaves.
     - `init`: the carry to start with: any pytree. What is not an array or number is static.
-    - `xs`: any pytree; the rows of its arrays, along their leading axis, are what `f` gets. `None`
-      for a loop over `length` steps.
-    - `length`: how many steps, where `xs` has no arrays.
+    - `xs`: any pytree; `f` gets a row of each of its arrays, along their leading axis. `None` for a
+      loop over `length` steps.
+    - `length`: how many steps, if `xs` has no arrays.
     - `buffers`: as for `while_loop`.
-    - `kind`: for the reverse mode `"lax"` saves all that the derivative of each step needs.
-      `"bounded"` saves the carry of each step, and runs the step once more for the rest.
-      `"checkpointed"` saves twice as many carries as the root of the length, and runs each step
-      three times. All are differentiable in every mode and to every order.
+    - `kind`: `"lax"` saves, for reverse mode, everything the derivative of each step needs.
+      `"bounded"` saves the carry of each step, and runs each step twice. `"checkpointed"` saves
+      about `2 * sqrt(length)` carries, and runs each step three times. All are differentiable in
+      every mode and to every order.
     - `checkpoints`: for `"checkpointed"`, how many carries may be saved at one time, or `"all"`.
 
     **Returns:** the last carry, and the outputs stacked along a new leading axis.
@@ -221,7 +220,7 @@ def _check_callable(loop: str, name: str, function: Any) -> None:
 
 
 def _check_kind(kind: str) -> None:
-    """Raises `ValueError` unless `kind` is one of those there are."""
+    """Raises `ValueError` for an unknown `kind`."""
     if kind not in (kinds := ("lax", "checkpointed", "bounded")):
         raise ValueError(f"kind must be one of {', '.join(map(repr, kinds))}; got {kind!r}.")
 
@@ -231,7 +230,7 @@ def _checked_limit(
 ) -> tuple[int | None, int | None]:
     """`max_steps` and `checkpoints` of the loop `name`.
 
-    **Raises:** `ValueError` if one is no such number, or there is none and the kind needs it.
+    **Raises:** `ValueError` if one is not a valid number, or if the kind lacks one that it needs.
     """
     if max_steps is not None:
         max_steps = whole_number(max_steps, "max_steps", 0)
@@ -278,7 +277,7 @@ def _run_while(
 
 
 _UNBOUNDED = 2**31 - 1
-"""The number of steps at most, where none is given: that of a counter of 32 bits."""
+"""The most steps without `max_steps`: as far as a counter of 32 bits goes."""
 
 
 def _scan_of(body: Body, length: int, kind: str, checkpoints: int | None) -> Scan:
@@ -328,7 +327,7 @@ def _dtype_of(lower: Any, upper: Any) -> Any:
 def _run_scan(
     body: Body, xs: Arrays, length: int, kind: str, checkpoints: int | Literal["all"] | None
 ) -> tuple[list[Array], list[Array]]:
-    """The last carry and the rows of outputs, of a body that is traced for the rows of `xs`."""
+    """The last carry and the rows of outputs; the body has been traced for the rows of `xs`."""
     if checkpoints == "all":
         checkpoints = length
     elif kind == "checkpointed" and checkpoints is not None:
@@ -368,7 +367,7 @@ def _numbered(body: Body, first: Array) -> Body:
 
 
 def _length_of(xs: PyTree, length: int | None) -> int:
-    """The number of steps. Raises `ValueError` if there is none, or two differ."""
+    """The number of steps. Raises `ValueError` if nothing says it, or two lengths differ."""
     lengths = {}
     for path, leaf in jtu.tree_leaves_with_path(xs):
         if not is_array_like(leaf):

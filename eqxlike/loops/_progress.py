@@ -24,10 +24,10 @@ from ._body import take_arrays
 from ._flat._batched import unvmap_any, unvmap_max
 
 _MAX_CALLS = 1000
-"""Of Python, by a loop of known length. A call takes 100 microseconds on a CPU."""
+"""The most calls of Python by a loop of known length. One takes 100 microseconds on a CPU."""
 
 _CALLS_BY_DOUBLING = 128
-"""By a loop of unknown length, each time that the number of its steps doubles; a power of two."""
+"""Calls of Python by a loop of unknown length each time its steps double; a power of two."""
 
 
 def progress(
@@ -41,29 +41,29 @@ def progress(
 ) -> "ProgressBar":
     """A bar, or lines, that show how far a loop has come, also from inside a compiled program.
 
-    Make it in the function that is compiled, before the loop: each time that the function runs it
-    has a new bar. The body of the loop calls `bar.update(step, carry)`.
+    Make it in the function that is compiled, before the loop: each run of the function then has a
+    new bar. The body of the loop calls `bar.update(step, carry)`.
 
     **Arguments:**
 
     - `total`: the number of steps, or `None` if it is not known. A bar is closed after the last.
     - `description`: what is shown next to it.
     - `kind`: `"auto"` is a bar on a terminal, by rich or else by tqdm where they are installed, and
-      lines of text elsewhere. With `"off"` nothing at all is compiled. The environment variable
-      `EQXLIKE_PROGRESS`, if there is one, goes before this argument.
-    - `every`: the number of steps between two calls of Python by the compiled program. By default
-      such that a loop of known length makes 1000 calls at most, and one of unknown length 128 each
-      time that its steps double: 0.1 s in all, however short a step is.
-    - `interval_s`: of these calls, those that come sooner than this many seconds after one that was
-      shown are not. By default 0.1 for a bar and 5 for lines. The end is always shown.
+      lines of text elsewhere. `"off"` adds nothing to the compiled program. The environment
+      variable `EQXLIKE_PROGRESS`, if it is set, overrides this argument.
+    - `every`: the number of steps between two calls of Python by the compiled program. By default a
+      loop of known length makes 1000 calls at most, and one of unknown length 128 each time its
+      steps double: 0.1 s in all, however short a step is.
+    - `interval_s`: a call that comes fewer seconds than this after one that was shown is not shown.
+      By default 0.1 for a bar and 5 for lines. The end is always shown.
     - `stream`: where to write; standard error by default.
 
-    **Raises:** `ImportError` if what `kind` names is not installed; `ValueError` for an unknown
-    `kind`, and unless `total` and `every` are integers of at least 0 and 1.
+    **Raises:** `ImportError` if the library that `kind` names is not installed; `ValueError` for an
+    unknown `kind`, and unless `total` and `every` are integers of at least 0 and 1.
 
-    Of a batch under `jax.vmap` there is one bar, that of the member that has come furthest: all go
-    on step by step together, so that is how many steps have been run. For the reverse mode loops
-    run steps again; these do not move the bar.
+    A batch under `jax.vmap` has one bar. It shows the member that is furthest: all members run step
+    by step together, so that is how many steps have run. Steps that are run again for reverse mode
+    do not move the bar.
 
     !!! example
 
@@ -96,7 +96,7 @@ class Level:
     """One of several loops, each inside the one before.
 
     - `total`: the number of its steps, or `None`.
-    - `every`: the number of steps between two calls of Python; `None` for rarer and rarer.
+    - `every`: the number of steps between two calls of Python; `None` if it grows with the steps.
     """
 
     total: int | None
@@ -110,9 +110,7 @@ class Level:
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """What is known of a bar before it runs: the loops that it stands in, its own last, and how it
-    is shown.
-    """
+    """A bar as it is known before it runs: its loops, the innermost last, and how it is shown."""
 
     levels: tuple[Level, ...]
     kind: str
@@ -133,7 +131,7 @@ class ProgressBar(Module):
     _shown: Shown = field(static=True)
 
     def update(self, step: int | Int[Array, ""], after: PyTree = None) -> None:
-        """Shows that the step of this number, from 0 on, is done.
+        """Shows that this step is done; the first is step 0.
 
         **Arguments:**
 
@@ -147,12 +145,12 @@ class ProgressBar(Module):
         if self._number is None:
             return
         steps = [
-            unvmap_max(jax.lax.stop_gradient(jnp.asarray(each).astype(int)))
-            for each in (*self._before, step)
+            unvmap_max(jax.lax.stop_gradient(jnp.asarray(index).astype(int)))
+            for index in (*self._before, step)
         ]
         is_due = jnp.asarray(True)
-        for level, each in zip(self._shown.levels, steps, strict=True):
-            is_due = is_due & _is_due(level, each)
+        for level, index in zip(self._shown.levels, steps, strict=True):
+            is_due = is_due & _is_due(level, index)
         number = self._number
 
         def show(steps: Any, number: Any, ready: Any) -> None:
@@ -171,13 +169,13 @@ class ProgressBar(Module):
         *,
         every: int | None = None,
     ) -> "ProgressBar":
-        """A bar for a loop inside, which begins again in each step of this one.
+        """A bar for an inner loop, which starts again in each step of this one.
 
         **Arguments:**
 
         - `step`: the number of the step of this loop.
-        - `total`, `description`, `every`: as for `progress`. Loops inside the same one need
-          descriptions of their own.
+        - `total`, `description`, `every`: as for `progress`. Several inner loops of the same loop
+          need different descriptions.
 
         !!! example
 
@@ -198,11 +196,11 @@ class ProgressBar(Module):
         return ProgressBar(self._number, before, shown)
 
     def close(self, after: PyTree) -> None:
-        """Closes the bar and those inside, for a loop that may end before its `total`, or has none.
+        """Closes the bar and its inner bars, for a loop that may end before `total`, or has none.
 
         **Arguments:**
 
-        - `after`: what the loop returned. The bar is closed once it has been computed.
+        - `after`: the result of the loop. The bar is closed once it has been computed.
         """
         if self._number is not None:
             jax.debug.callback(
@@ -226,7 +224,7 @@ def _is_due(level: Level, step: Int[Array, ""]) -> Bool[Array, ""]:
     if level.every is not None:
         is_due = done % level.every == 0
         return is_due if level.total is None else is_due | (done == level.total)
-    # The distance is the power of two of which the number of steps has from 128 to 255.
+    # Calls are `2**shift` steps apart, such that `done` is from 128 to 255 times that.
     num_bits = 8 * done.dtype.itemsize - jax.lax.clz(done)
     shift = jnp.maximum(num_bits - _CALLS_BY_DOUBLING.bit_length(), 0)
     return (done >> shift) << shift == done
@@ -242,19 +240,19 @@ def _check_step(step: Any) -> None:
 
 
 def _readiness(after: PyTree) -> list[Bool[Array, ""]]:
-    """One value that is there once the arrays of `after` are. What it is does not matter."""
-    arrays = [each for each in map(jax.lax.stop_gradient, take_arrays(after)) if each.size]
+    """An arbitrary value that is computed from the arrays of `after`, and so after them."""
+    arrays = [array for array in map(jax.lax.stop_gradient, take_arrays(after)) if array.size]
     if not arrays:
         return []
-    # A value that the callback takes: a barrier is gone when XLA puts instructions in order.
-    return [unvmap_any(jnp.stack([jnp.ravel(each)[0] == 0 for each in arrays]))]
+    # The callback takes a value, because XLA drops barriers before it orders instructions.
+    return [unvmap_any(jnp.stack([jnp.ravel(array)[0] == 0 for array in arrays]))]
 
 
-# --- Which bars are shown, and how far each is: what compiled programs call ---
+# --- The bars that are shown; compiled programs call them ---
 
 
 _MAX_OPEN = 1000
-"""Runs whose bars may be open: of more, some must have ended without a word."""
+"""How many runs may have open bars. If there are more, some ended without closing theirs."""
 
 
 @dataclasses.dataclass
@@ -277,11 +275,11 @@ class Board:
         self._clock = clock
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
-        # The bars of a run of a program that belong together. A run that is closed is not there.
+        # The bars of each run of a program, until it is closed.
         self._runs: dict[int, dict[Shown, _Bar]] = {}
 
     def new_number(self) -> np.ndarray:
-        """The number of a run: a compiled program carries it along."""
+        """The number of a new run. The compiled program passes it to `show` and `close`."""
         with self._lock:
             number = next(self._numbers)
             self._runs[number] = {}
@@ -290,7 +288,7 @@ class Board:
             return np.asarray(number, np.int32)
 
     def show(self, shown: Shown, number: Any, *steps: Any) -> None:
-        """Shows that these steps are done, unless they have been already."""
+        """Shows that these steps are done, unless they were before."""
         steps = tuple(map(int, steps))
         with self._lock:
             bars = self._runs.get(int(number))
@@ -301,7 +299,7 @@ class Board:
                 level, stream = shown.levels[-1], shown.stream or sys.stderr
                 display = DISPLAYS[shown.kind](level.total, level.description, stream)
                 bar = bars[shown] = _Bar(display, (-1,), self._clock())
-            # Loops run steps again for the reverse mode.
+            # Reverse mode runs steps again.
             if steps <= bar.steps:
                 return
             bar.steps, bar.is_at_end = steps, shown.is_end(steps)
@@ -309,7 +307,7 @@ class Board:
             if bar.is_at_end or now_s - bar.shown_at_s >= shown.interval_s:
                 bar.shown_at_s = now_s
                 self._draw(shown, bar)
-            if all(each.is_at_end for each in bars.values()):
+            if all(bar.is_at_end for bar in bars.values()):
                 self.close(number)
 
     def _draw(self, shown: Shown, bar: _Bar) -> None:
@@ -325,7 +323,7 @@ class Board:
                 bar.display.close()
 
     def close_all(self) -> None:
-        """Closes what is open: a terminal gets its cursor back."""
+        """Closes all open bars, so that a terminal gets its cursor back."""
         with self._lock:
             for number in list(self._runs):
                 self.close(number)
@@ -343,24 +341,24 @@ _VARIABLE = "EQXLIKE_PROGRESS"
 
 
 def _chosen_kind(kind: str, stream: TextIO | None) -> str:
-    """What `"auto"` comes to, or what the environment says instead.
+    """The kind to show, from the environment or else from `kind`, and a choice for `"auto"`.
 
     **Raises:** `ValueError` for an unknown kind; `ImportError` if it is not installed.
     """
-    found = os.environ.get(_VARIABLE) or kind
-    if found not in ("auto", "off", *DISPLAYS):
+    chosen = os.environ.get(_VARIABLE) or kind
+    if chosen not in ("auto", "off", *DISPLAYS):
         kinds = ", ".join(map(repr, ("auto", *DISPLAYS, "off")))
-        name = "kind" if found == kind else _VARIABLE
-        raise ValueError(f"{name} must be one of {kinds}; got {found!r}.")
-    if found == "auto":
+        name = "kind" if chosen == kind else _VARIABLE
+        raise ValueError(f"{name} must be one of {kinds}; got {chosen!r}.")
+    if chosen == "auto":
         bars = filter(is_installed, _EXTRAS) if (stream or sys.stderr).isatty() else ()
         return next(iter(bars), "lines")
-    if found in _EXTRAS:
+    if chosen in _EXTRAS:
         try:
-            importlib.import_module(found)
+            importlib.import_module(chosen)
         except ImportError as error:
             raise ImportError(
-                f"loops.progress(kind={found!r}) needs {found}: `{_EXTRAS[found]}`, or use "
+                f"loops.progress(kind={chosen!r}) needs {chosen}: `{_EXTRAS[chosen]}`, or use "
                 "kind='lines'."
             ) from error
-    return found
+    return chosen

@@ -5,7 +5,8 @@ run again from the last carry saved before it, and on the way carries are saved 
 The choice that runs the fewest steps again has a closed form: Griewank and Walther (2000),
 "Algorithm 799: revolve".
 
-`_counted_scan` passes its `_push_forward` to this file, which it imports: derivatives need it here.
+The derivatives here need `_push_forward` of `_counted_scan`. That file imports this one, so it
+passes the function down.
 """
 
 import dataclasses
