@@ -19,7 +19,7 @@ ARRAYS = "arrays alone"
 SCAN_STACK = "ScanStack"
 SEQUENTIAL = "Sequential"
 
-CONSTRUCT = Table("Construct a deep model, beside one jax.random.uniform call a parameter")
+CONSTRUCT = Table("Construct a deep model, compared with one jax.random.uniform call a parameter")
 COMPILE = Table("Trace, lower and compile a stack of equal layers", is_first_call=True)
 
 
