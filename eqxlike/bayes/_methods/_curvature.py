@@ -1,18 +1,6 @@
-"""The curvature of a log density at its mode, in three structures: dense, diagonal and Kronecker.
+"""The curvature of a log density at its mode: dense, diagonal, or by Kronecker products."""
 
-A curvature is the Hessian of minus the log density, prior included, in one of these structures. Its
-eigenvalues may have any sign. `likelihood_eigenvalues` returns `p` numbers `e`: if all `p`
-parameters of the model have a prior of precision `t`, the log determinant of their precision is
-`sum(log(e + t))`. `normal(extra_prior_precision)` is the normal distribution with the curvature as
-its precision, plus this number for each parameter of the model.
-
-A normal distribution of `k` numbers has mean zero, and is given by its precision. `scaled` turns
-standard normal draws into draws from it. `whitened` turns rows `J` into rows `W` such that `W W^T`
-is the covariance of `J` times a draw. Nothing is inverted: they solve a triangular system, or
-divide in a basis of eigenvectors.
-"""
-
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +11,41 @@ from jaxtyping import Array, Float
 from ..._module import Module, field
 from ._gauss_newton import AroundMode, Part, prior_diagonal, prior_hessian, sum_over_rows
 
+
+class Normal(Protocol):
+    """A normal distribution of `k` numbers with mean zero, given by its precision `P`.
+
+    - `draw`: turns draws from the standard normal distribution into draws from this one.
+    - `covariance_of`: `J P^-1 J^T`, the covariance of `J` times a draw, from the rows of `J`.
+    """
+
+    @property
+    def log_det_precision(self) -> Float[Array, ""]: ...
+    def draw(self, noise: Float[Array, "S k"]) -> Float[Array, "S k"]: ...
+    def covariance_of(self, rows: Float[Array, "r k"]) -> Float[Array, "r r"]: ...
+
+
+class Curvature(Protocol):
+    """The Hessian of minus the log density, prior included. Its eigenvalues may have any sign.
+
+    - `likelihood_eigenvalues`: `p` numbers `e`. If all `p` parameters of the model have a prior of
+      precision `t`, the log determinant of their precision is `sum(log(e + t))`.
+    - `normal`: the normal distribution with the Hessian as its precision, plus
+      `extra_prior_precision` for each parameter of the model.
+    """
+
+    def likelihood_eigenvalues(self, prior_precision: Float[Array, ""]) -> Float[Array, " p"]: ...
+    def normal(self, extra_prior_precision: Float[Array, ""]) -> Normal: ...
+
+
 # --- The curvature of all unknowns that vary, with all correlations ---
 
 
 class DenseNormal(Module):
-    """- `factor`: the Cholesky factor `L` of the precision `L L^T`."""
+    """A normal distribution by the Cholesky factor of its precision.
+
+    - `factor`: `L` of the precision `L L^T`.
+    """
 
     factor: Float[Array, "k k"]
 
@@ -35,15 +53,19 @@ class DenseNormal(Module):
     def log_det_precision(self) -> Float[Array, ""]:
         return 2 * jnp.sum(jnp.log(jnp.diagonal(self.factor)))
 
-    def scaled(self, noise: Float[Array, "S k"]) -> Float[Array, "S k"]:
+    def draw(self, noise: Float[Array, "S k"]) -> Float[Array, "S k"]:
         return solve_triangular(self.factor, noise.T, lower=True, trans="T").T
 
-    def whitened(self, rows: Float[Array, "r k"]) -> Float[Array, "r k"]:
-        return solve_triangular(self.factor, rows.T, lower=True).T
+    def covariance_of(self, rows: Float[Array, "r k"]) -> Float[Array, "r r"]:
+        columns = solve_triangular(self.factor, rows.T, lower=True)
+        return columns.T @ columns
 
 
 class DenseCurvature(Module):
-    """- `matrix`: the Hessian, the parameters of the model first."""
+    """The Hessian, whole.
+
+    - `matrix`: the parameters of the model come first.
+    """
 
     matrix: Float[Array, "k k"]
     num_parameters: int = field(static=True)
@@ -54,8 +76,7 @@ class DenseCurvature(Module):
         own = self.matrix[:p, :p]
         if p < self.matrix.shape[0]:
             others = DenseNormal(positive_cholesky(self.matrix[p:, p:]))
-            mixed = others.whitened(self.matrix[:p, p:])
-            own = own - mixed @ mixed.T
+            own = own - others.covariance_of(self.matrix[:p, p:])
         return jnp.linalg.eigvalsh(own) - prior_precision
 
     def normal(self, extra_prior_precision: Float[Array, ""]) -> DenseNormal:
@@ -64,7 +85,7 @@ class DenseCurvature(Module):
 
 
 def dense_curvature(around: AroundMode) -> DenseCurvature:
-    """The curvature of the unknowns that vary.
+    """The curvature of all unknowns that vary.
 
     It is exact for the unknowns of prior and likelihood, and for a network that is linear in its
     parameters.
@@ -78,7 +99,7 @@ def dense_curvature(around: AroundMode) -> DenseCurvature:
 
 
 def dense_size(parts: tuple[Part, ...]) -> int:
-    """How many numbers it has."""
+    """How many numbers `dense_curvature` keeps."""
     return sum(part.size for part in parts) ** 2
 
 
@@ -86,7 +107,7 @@ def dense_size(parts: tuple[Part, ...]) -> int:
 
 
 class Block(Module):
-    """The precision of one array, seen as one with an axis for each of its bases.
+    """The precision of one array, reshaped to have an axis for each of its bases.
 
     With bases `U` and `V` of two axes it is `(U x V) diag(values) (U x V)^T`, where `x` is the
     Kronecker product; without a basis it is diagonal.
@@ -106,7 +127,7 @@ class Block(Module):
         return jnp.sqrt(self.values)[None]
 
     def rotated(self, numbers: Float[Array, "r size"], *, back: bool) -> Float[Array, "r *shape"]:
-        """Numbers of the array by eigenvectors, or `back`."""
+        """Numbers of the array as coefficients of eigenvectors; `back` is the inverse."""
         numbers = numbers.reshape(-1, *self.values.shape)
         for axis, basis in enumerate(self.bases, start=1):
             matrix = basis if back else basis.T
@@ -123,22 +144,23 @@ class RotatedNormal(Module):
     def log_det_precision(self) -> Float[Array, ""]:
         return jnp.sum(jnp.stack([jnp.sum(jnp.log(block.values)) for block in self.blocks]))
 
-    def scaled(self, noise: Float[Array, "S k"]) -> Float[Array, "S k"]:
+    def draw(self, noise: Float[Array, "S k"]) -> Float[Array, "S k"]:
         def of_one(block: Block, noise: Array) -> Array:
             return block.rotated(noise.reshape(-1, *block.values.shape) / block.root, back=True)
 
         return self._by_blocks(noise, of_one)
 
-    def whitened(self, rows: Float[Array, "r k"]) -> Float[Array, "r k"]:
-        return self._by_blocks(rows, lambda block, own: block.rotated(own, back=False) / block.root)
+    def covariance_of(self, rows: Float[Array, "r k"]) -> Float[Array, "r r"]:
+        rows = self._by_blocks(rows, lambda block, own: block.rotated(own, back=False) / block.root)
+        return rows @ rows.T
 
     def _by_blocks(self, numbers: Float[Array, "r k"], of_one) -> Float[Array, "r k"]:
-        found, start = [], 0
+        results, start = [], 0
         for block in self.blocks:
             stop = start + block.values.size
-            found.append(of_one(block, numbers[:, start:stop]).reshape(-1, block.values.size))
+            results.append(of_one(block, numbers[:, start:stop]).reshape(-1, block.values.size))
             start = stop
-        return jnp.concatenate(found, axis=1)
+        return jnp.concatenate(results, axis=1)
 
 
 class RotatedCurvature(Module):
@@ -162,7 +184,9 @@ class RotatedCurvature(Module):
 
 
 def diagonal_curvature(around: AroundMode) -> RotatedCurvature:
-    """Second derivatives by each unknown alone: the variances that the others known would leave."""
+    """Second derivatives by each unknown alone: their inverses are the variances given all other
+    unknowns.
+    """
     diagonal, columns = sum_over_rows(around, lambda rows: jnp.sum(rows**2, axis=0))
     own = around.place("likelihood")
     diagonal = diagonal.at[own].set(jnp.diagonal(columns[own]))
@@ -174,7 +198,7 @@ def diagonal_curvature(around: AroundMode) -> RotatedCurvature:
 
 
 def diagonal_size(parts: tuple[Part, ...]) -> int:
-    """How many numbers it has."""
+    """How many numbers `diagonal_curvature` keeps."""
     return sum(part.size for part in parts)
 
 
@@ -200,17 +224,17 @@ def kronecker_curvature(around: AroundMode) -> RotatedCurvature:
     bases = _bases(around)
 
     def of_rows(rows: Array) -> list[Array]:
-        found = []
+        terms = []
         for part, basis in zip(around.parts, bases, strict=True):
             own = rows[:, around.place_of(part)]
             if basis is None:
-                found.append(own.T @ own)
+                terms.append(own.T @ own)
             else:
                 left, right = basis
                 own = own.reshape(-1, left.shape[0], right.shape[0])
                 rotated = jnp.einsum("ia,rij,jb->rab", left, own, right, optimize=True)
-                found.append(jnp.sum(rotated**2, axis=0))
-        return found
+                terms.append(jnp.sum(rotated**2, axis=0))
+        return terms
 
     sums, columns = sum_over_rows(around, of_rows)
     first = around.place("likelihood").start
@@ -236,17 +260,17 @@ def _bases(around: AroundMode) -> list[Factors | None]:
     shapes = [_matrix_shape(part) for part in around.parts]
 
     def of_rows(rows: Array, factors: Any) -> Any:
-        found = []
+        products = []
         for part, shape, pair in zip(around.parts, shapes, factors, strict=True):
             if shape is None:
-                found.append(None)
+                products.append(None)
                 continue
             own = rows[:, around.place_of(part)].reshape(-1, *shape)
             left, right = pair
             new_left = jnp.einsum("rab,bc,rdc->ad", own, right, own, optimize=True)
             new_right = jnp.einsum("rab,ad,rdc->bc", own, left, own, optimize=True)
-            found.append((new_left, new_right))
-        return found
+            products.append((new_left, new_right))
+        return products
 
     def iterate(_: Any, factors: Any) -> Any:
         sums, _ = sum_over_rows(around, lambda rows: of_rows(rows, factors))
@@ -275,7 +299,7 @@ def _matrix_shape(part: Part) -> tuple[int, int] | None:
 
 
 def kronecker_size(parts: tuple[Part, ...]) -> int:
-    """How many numbers it has."""
+    """How many numbers `kronecker_curvature` keeps."""
     shapes = [_matrix_shape(part) or (part.size,) for part in parts]
     return sum(size**2 for shape in shapes for size in shape)
 
@@ -290,7 +314,7 @@ def kronecker_size(parts: tuple[Part, ...]) -> int:
 
 
 def positive(values: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Eigenvalues that are positive."""
+    """Eigenvalues made positive."""
     magnitudes = jnp.abs(values)
     rounding = jnp.finfo(values.dtype).eps * values.size
     return jnp.maximum(magnitudes, rounding * jnp.max(magnitudes))

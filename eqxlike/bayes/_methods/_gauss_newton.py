@@ -61,7 +61,7 @@ def parts_of(problem: Problem) -> tuple[Part, ...]:
 # --- A posterior around its mode, as a function of those unknowns that are uncertain ---
 
 
-# What a pass over the data may hold at once.
+# Bytes that a pass over the data may hold at once.
 _BLOCK_BYTES = 64 * 2**20
 
 
@@ -88,8 +88,8 @@ class AroundMode(Module):
 
     def place(self, kind: str) -> slice:
         """Where the unknowns of the model, the likelihood or the prior stand among the `k`."""
-        found = [self.place_of(part) for part in self.parts if part.kind == kind]
-        return slice(found[0].start, found[-1].stop) if found else slice(0, 0)
+        places = [self.place_of(part) for part in self.parts if part.kind == kind]
+        return slice(places[0].start, places[-1].stop) if places else slice(0, 0)
 
     def place_of(self, part: Part) -> slice:
         """Where those of one array stand among the `k`."""
@@ -114,14 +114,14 @@ class AroundMode(Module):
 
         def outputs(varying: Float[Array, " k"]) -> tuple[Array, Array]:
             network = target.model(self.problem.unknowns(self.vector(varying)))
-            found = network(x).reshape(-1).astype(self.mode.dtype)
-            return found, found
+            output = network(x).reshape(-1).astype(self.mode.dtype)
+            return output, output
 
         differentiation = ad.Auto() if differentiation is None else differentiation
         return ad.jacobian(outputs, differentiation, has_aux=True)(self.centre)
 
     def negative_log_prior(self, varying: Float[Array, " k"]) -> Float[Array, ""]:
-        """Minus the log density of the unknowns in linked space before data."""
+        """Minus the log prior of the unknowns, a density in linked space."""
         target = self.problem.target
         unknowns, log_det = target.constrain(self.problem.unflatten(self.vector(varying)))
         return -(target.log_prior(unknowns) + log_det)
@@ -147,15 +147,15 @@ def block_size(num_bytes: int, num: int) -> int:
 def sum_over_rows(
     around: AroundMode, of_rows: Callable[[Float[Array, "r k"]], Any]
 ) -> tuple[Any, Float[Array, "k m"]]:
-    """Goes through the data in blocks, so that memory does not grow with their number.
+    """Sums over the data, in blocks, so that memory does not grow with the number of examples.
 
     **Arguments:**
 
     - `of_rows`: what is to be summed: a function of some rows `R_n J_n`, where `R_n^T R_n = L_n`.
       The matrix is the sum of their outer products.
 
-    **Returns:** the sum, and the exact second derivatives of minus the log likelihood by all
-    unknowns and the `m` of the likelihood itself.
+    **Returns:** the sum, and the `k x m` block of second derivatives of minus the log likelihood
+    between all unknowns and those of the likelihood.
     """
     data, num = around.problem.target.data, around.problem.target.num_data
     place = around.place("likelihood")

@@ -1,6 +1,7 @@
-"""A normal distribution around the mode."""
+"""Laplace's approximation: a normal distribution around the mode."""
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
@@ -16,8 +17,8 @@ from .._likelihoods import Bernoulli, Categorical, Gaussian
 from .._posterior import Unknowns
 from .._priors import NormalPrior
 from ._curvature import (
-    DenseNormal,
-    RotatedNormal,
+    Curvature,
+    Normal,
     dense_curvature,
     dense_size,
     diagonal_curvature,
@@ -31,14 +32,16 @@ from ._gauss_newton import AroundMode, Part, block_size, parts_of
 Structure = Literal["full", "diagonal", "kronecker", "last_layer"]
 Predictive = Literal["linearised", "probit", "sampled"]
 
-_CURVATURES: dict[Structure, Any] = {
+_CURVATURES: dict[
+    Structure, tuple[Callable[[AroundMode], Curvature], Callable[[tuple[Part, ...]], int]]
+] = {
     "full": (dense_curvature, dense_size),
     "last_layer": (dense_curvature, dense_size),
     "kronecker": (kronecker_curvature, kronecker_size),
     "diagonal": (diagonal_curvature, diagonal_size),
 }
 _MAX_BYTES = 4 * 2**30
-# By which a prior scale that is tuned may change.
+# Tuning may change the scale of a prior by at most this factor.
 _MAX_FACTOR = 1e6
 
 
@@ -46,13 +49,13 @@ class LaplacePosterior(Module):
     """What `bayes.Laplace` found: the `found` of a `bayes.FittedPosterior`.
 
     - `mode`: the most probable vector of unknowns in linked space.
-    - `normal`: the distribution of those that vary around their mode.
+    - `normal`: the distribution of the unknowns that vary, minus their mode.
     - `log_evidence`: the log of the density of the data.
     - `prior_scale`: the scale of the prior that was tuned; `None` if none was.
     """
 
     mode: Float[Array, " d"]
-    normal: DenseNormal | RotatedNormal
+    normal: Normal
     log_evidence: Float[Array, ""]
     prior_scale: Float[Array, ""] | None
 
@@ -62,9 +65,19 @@ class Laplace(Descent):
 
     It costs little more than `bayes.MAP` (MacKay, 1992, "A Practical Bayesian Framework for
     Backpropagation Networks"; Daxberger et al., 2021, "Laplace Redux"). Its precision is the
-    Hessian of minus the log density of unknowns in linked space, in which the network counts as
+    Hessian of minus the log density of unknowns in linked space, in which the network `f` counts as
     linear in its parameters: the generalised Gauss-Newton matrix. For a linear model with known
     noise the posterior is exact.
+
+    - The precision is `P = sum_n J_n^T L_n J_n + P_0` (`_curvature`): `J_n` is the Jacobian of the
+      outputs for example `n` and of the unknowns of the likelihood, `L_n` the Hessian of minus its
+      log density in both, and `P_0` the Hessian of minus the log prior.
+    - The log evidence is `log p(data, mode) + (k log 2 pi - log det P) / 2`, for the `k` unknowns
+      that vary (`finish`).
+    - The outputs for an input `x` have the distribution `N(f(x), J P^-1 J^T)`, with `J` the
+      Jacobian at `x` (`_output_moments`).
+
+    The fields:
 
     - `structure`: how much of the precision is kept. `"full"`, all of it; `"kronecker"`, a
       Kronecker product for each matrix or kernel, and all of each other array; `"diagonal"`;
@@ -79,17 +92,18 @@ class Laplace(Descent):
       "The Evidence Framework Applied to Classification Networks"; Gibbs, 1997, "Bayesian Gaussian
       Processes for Regression and Classification", for several classes); for a `bayes.Gaussian`
       likelihood it is `"linearised"`. `"sampled"`, networks with the parameters that are drawn.
-    - `tune_prior`: whether the scale of a prior `bayes.normal(loc, number)` is chosen by the
-      evidence, with the mode as it is. `posterior.found.prior_scale` is what was chosen; a run
-      with that prior moves the mode as well.
+    - `tune_prior`: whether the scale of a prior `bayes.normal(loc, number)` is chosen to
+      maximise the evidence, at the mode already found. `posterior.found.prior_scale` is that scale;
+      a run with it as the prior's number moves the mode as well.
     - `layer`: for `"last_layer"`, which parameters vary, a pattern of paths as for
       `bayes.prior_by_path`. By default those of the layer of the last parameter.
 
-    The other fields are those of `bayes.MAP`. The nearer to the mode they lead, the better.
+    The other fields are those of `bayes.MAP`. Train to convergence: the approximation is made at
+    the place where training ends.
 
     `posterior.log_evidence` is the log of the density of the data. With `"last_layer"` it is the
-    log of the density of the data together with the parameters that stay at the mode, so that only
-    models with the same such parameters compare.
+    log of the density of the data together with the parameters that stay at the mode, so that it
+    compares only models in which these parameters are the same.
 
     >>> from eqxlike import bayes
     >>> method = bayes.Laplace(structure="kronecker", tune_prior=True)
@@ -120,87 +134,6 @@ class Laplace(Descent):
                 f'Laplace: layer is for structure="last_layer", and structure is '
                 f"{self.structure!r}."
             )
-
-    def finish(
-        self, problem: Problem, states: Optimised, records: Record, key: PRNGKeyArray
-    ) -> LaplacePosterior:
-        mode = states.place[0]
-        around = AroundMode(problem, mode, self._parts(problem, self.structure))
-        curvature = _CURVATURES[self.structure][0](around)
-        log_joint = around.log_likelihood() - around.negative_log_prior(around.centre)
-        extra_precision, scale = jnp.zeros((), mode.dtype), None
-        if self.tune_prior:
-            scale, extra_precision, gained = _tuned(around, curvature)
-            log_joint = log_joint + gained
-        normal = curvature.normal(extra_precision)
-        size = around.centre.shape[0]
-        log_evidence = log_joint + (size * math.log(2 * math.pi) - normal.log_det_precision) / 2
-        return LaplacePosterior(mode, normal, log_evidence, scale)
-
-    def sample(
-        self, problem: Problem, found: LaplacePosterior, num: int, key: PRNGKeyArray
-    ) -> Draws:
-        around = self._around(problem, found)
-        noise = jr.normal(key, (num, *around.centre.shape), found.mode.dtype)
-        moved = around.centre[None] + found.normal.scaled(noise)
-        return jax.vmap(around.vector)(moved)
-
-    def diagnosed(self, problem: Problem, found: LaplacePosterior) -> dict[str, Any]:
-        return self.diagnosed_at(problem, found.mode[None])
-
-    def log_evidence(self, problem: Problem, found: LaplacePosterior) -> Float[Array, ""]:
-        return found.log_evidence
-
-    def outputs(
-        self, problem: Problem, found: LaplacePosterior, draws: Unknowns, x: Any, key: PRNGKeyArray
-    ) -> Shaped[Array, "S B ..."]:
-        if self.predictive == "sampled":
-            return super().outputs(problem, found, draws, x, key)
-        around = self._around(problem, found)
-        num = jax.tree_util.tree_leaves(draws.model)[0].shape[0]
-        mean, covariance = _of_outputs(around, found.normal, x)
-        if self.predictive == "probit" and not isinstance(problem.target.likelihood, Gaussian):
-            variance = jnp.diagonal(covariance, axis1=1, axis2=2)
-            flat = (mean / jnp.sqrt(1 + math.pi / 8 * variance))[None]
-        elif mean.shape[1] == 1:
-            if num < 2:
-                raise ValueError(
-                    'Laplace: one sample has no variance; take at least 2, or predictive="sampled".'
-                )
-            moved = _quantiles(num, mean.dtype)[:, None] * jnp.sqrt(covariance[:, 0, 0])[None]
-            flat = mean[None] + moved[..., None]
-        else:
-            noise = _whitened_noise(key, num, mean.shape[1], mean.dtype)
-            flat = mean[None] + jnp.einsum("bij,sj->sbi", _symmetric_root(covariance), noise)
-        struct = around.output
-        flat = jnp.broadcast_to(flat, (num, *mean.shape))
-        return flat.reshape(num, -1, *struct.shape).astype(struct.dtype)
-
-    def _around(self, problem: Problem, found: LaplacePosterior) -> AroundMode:
-        return AroundMode(problem, found.mode, self._parts(problem, self.structure))
-
-    def _parts(self, problem: Problem, structure: Structure) -> tuple[Part, ...]:
-        """The arrays of unknowns that vary."""
-        parts = parts_of(problem)
-        if structure != "last_layer":
-            return parts
-        parameters = [part for part in parts if part.kind == "model"]
-        if self.layer is None:
-            found = [part for part in parameters if part.layer == parameters[-1].layer]
-        else:
-            found = [
-                part
-                for part in parameters
-                if path_matches(
-                    self.layer, part.path, jax.ShapeDtypeStruct(part.shape, problem.dtype)
-                )
-            ]
-        if not found:
-            raise ValueError(
-                f"Laplace: layer {self.layer!r} matches no parameter. The parameters are "
-                f"{', '.join(part.path for part in parameters)}."
-            )
-        return (*found, *(part for part in parts if part.kind != "model"))
 
     def check(self, problem: Problem) -> None:
         super().check(problem)
@@ -237,11 +170,94 @@ class Laplace(Descent):
             f"{', '.join([*others, repr('last_layer')])}."
         )
 
+    def finish(
+        self, problem: Problem, states: Optimised, records: Record, key: PRNGKeyArray
+    ) -> LaplacePosterior:
+        mode = states.place[0]
+        around = AroundMode(problem, mode, self._parts(problem, self.structure))
+        curvature = _CURVATURES[self.structure][0](around)
+        log_joint = around.log_likelihood() - around.negative_log_prior(around.centre)
+        extra_precision, scale = jnp.zeros((), mode.dtype), None
+        if self.tune_prior:
+            scale, extra_precision, gained = _tune_prior_scale(around, curvature)
+            log_joint = log_joint + gained
+        normal = curvature.normal(extra_precision)
+        size = around.centre.shape[0]
+        log_evidence = log_joint + (size * math.log(2 * math.pi) - normal.log_det_precision) / 2
+        return LaplacePosterior(mode, normal, log_evidence, scale)
 
-def _tuned(
-    around: AroundMode, curvature: Any
+    def sample(
+        self, problem: Problem, found: LaplacePosterior, num: int, key: PRNGKeyArray
+    ) -> Draws:
+        around = self._around(problem, found)
+        noise = jr.normal(key, (num, *around.centre.shape), found.mode.dtype)
+        moved = around.centre[None] + found.normal.draw(noise)
+        return jax.vmap(around.vector)(moved)
+
+    def diagnosed(self, problem: Problem, found: LaplacePosterior) -> dict[str, Any]:
+        return self.diagnosed_at(problem, found.mode[None])
+
+    def log_evidence(self, problem: Problem, found: LaplacePosterior) -> Float[Array, ""]:
+        return found.log_evidence
+
+    def outputs(
+        self, problem: Problem, found: LaplacePosterior, draws: Unknowns, x: Any, key: PRNGKeyArray
+    ) -> Shaped[Array, "S B ..."]:
+        if self.predictive == "sampled":
+            return super().outputs(problem, found, draws, x, key)
+        around = self._around(problem, found)
+        num = jax.tree_util.tree_leaves(draws.model)[0].shape[0]
+        mean, covariance = _output_moments(around, found.normal, x)
+        if self.predictive == "probit" and not isinstance(problem.target.likelihood, Gaussian):
+            variance = jnp.diagonal(covariance, axis1=1, axis2=2)
+            flat = (mean / jnp.sqrt(1 + math.pi / 8 * variance))[None]
+        elif mean.shape[1] == 1:
+            if num < 2:
+                raise ValueError(
+                    'Laplace: one sample has no variance; take at least 2, or predictive="sampled".'
+                )
+            moved = _quantiles(num, mean.dtype)[:, None] * jnp.sqrt(covariance[:, 0, 0])[None]
+            flat = mean[None] + moved[..., None]
+        else:
+            noise = _whitened_noise(key, num, mean.shape[1], mean.dtype)
+            flat = mean[None] + jnp.einsum("bij,sj->sbi", _symmetric_root(covariance), noise)
+        struct = around.output
+        flat = jnp.broadcast_to(flat, (num, *mean.shape))
+        return flat.reshape(num, -1, *struct.shape).astype(struct.dtype)
+
+    def _around(self, problem: Problem, found: LaplacePosterior) -> AroundMode:
+        return AroundMode(problem, found.mode, self._parts(problem, self.structure))
+
+    def _parts(self, problem: Problem, structure: Structure) -> tuple[Part, ...]:
+        """The arrays of unknowns that vary."""
+        parts = parts_of(problem)
+        if structure != "last_layer":
+            return parts
+        parameters = [part for part in parts if part.kind == "model"]
+        if self.layer is None:
+            varying = [part for part in parameters if part.layer == parameters[-1].layer]
+        else:
+            varying = [
+                part
+                for part in parameters
+                if path_matches(
+                    self.layer, part.path, jax.ShapeDtypeStruct(part.shape, problem.dtype)
+                )
+            ]
+        if not varying:
+            raise ValueError(
+                f"Laplace: layer {self.layer!r} matches no parameter. The parameters are "
+                f"{', '.join(part.path for part in parameters)}."
+            )
+        return (*varying, *(part for part in parts if part.kind != "model"))
+
+
+def _tune_prior_scale(
+    around: AroundMode, curvature: Curvature
 ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-    """The scale of the prior, and what it adds to its precision and its log density at the mode."""
+    """The best scale of the prior, and how much it adds to the precision of each parameter and to
+    the log density at the mode.
+    """
     problem, mode = around.problem, around.mode
     prior = problem.target.prior
     assert isinstance(prior, NormalPrior)
@@ -262,18 +278,18 @@ def _best_prior_scale(
     num_parameters: int,
     scale: Float[Array, ""],
 ) -> Float[Array, ""]:
-    """Maximises the log evidence of Laplace by the scale `s` of the prior, at a fixed mode.
+    """The scale `s` of the prior that maximises the log evidence at a fixed mode.
 
     With `t = s**-2`, the derivative of the log evidence by `log t` is
-    `(p - t q - sum_i t / (e_i + t)) / 2` (MacKay, 1992, "Bayesian Interpolation"). It only falls,
-    so that bisection finds its root.
+    `(p - t q - sum_i t / (e_i + t)) / 2` (MacKay, 1992, "Bayesian Interpolation"). It
+    decreases in `t`, so bisection finds its root.
 
     **Arguments:**
 
     - `eigenvalues`: the `e_i`, those of the likelihood's curvature.
     - `squared_distance`: `q`, of the mode from the centre of the prior.
     - `num_parameters`: `p`, how many have the prior.
-    - `scale`: what it was. The one found is at most a million times more or less.
+    - `scale`: the present one. The result is at most a million times larger or smaller.
     """
     eigenvalues = jnp.maximum(eigenvalues, 0)
     width = 2 * math.log(_MAX_FACTOR)
@@ -292,15 +308,14 @@ def _best_prior_scale(
     return jnp.exp(-(low + high) / 4)
 
 
-def _of_outputs(
-    around: AroundMode, normal: DenseNormal | RotatedNormal, x: Any
+def _output_moments(
+    around: AroundMode, normal: Normal, x: Any
 ) -> tuple[Float[Array, "B C"], Float[Array, "B C C"]]:
     """Mean and covariance of the outputs of the linearised network."""
 
     def of_input(x: Any) -> tuple[Array, Array]:
         jacobian, outputs = around.jacobian(x)
-        rows = normal.whitened(jacobian)
-        return outputs, rows @ rows.T
+        return outputs, normal.covariance_of(jacobian)
 
     num = jax.tree_util.tree_leaves(x)[0].shape[0]
     num_outputs = math.prod(around.output.shape)
@@ -318,7 +333,8 @@ def _quantiles(num: int, dtype: Any) -> Float[Array, " S"]:
 
 def _whitened_noise(key: PRNGKeyArray, num: int, size: int, dtype: Any) -> Float[Array, "S C"]:
     """Draws from the standard normal distribution, moved to have its mean and covariance."""
-    # All batches of inputs have the same on purpose, which a key may not say, but its numbers may.
+    # All batches share this noise on purpose. Rebuilding the key from its data keeps
+    # `jax.debug_key_reuse` from objecting.
     key = jr.wrap_key_data(jr.key_data(key), impl=jr.key_impl(key))
     noise = jr.normal(key, (num, size), dtype)
     if num <= size:

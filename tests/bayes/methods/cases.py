@@ -164,13 +164,8 @@ def fitted(name):
 
 
 @eqx.filter_jit
-def whitened(normal, rows):
-    return normal.whitened(rows)
-
-
 def covariance_of(normal, size):
-    rows = np.asarray(whitened(normal, np.eye(size)))
-    return rows @ rows.T
+    return normal.covariance_of(jnp.eye(size))
 
 
 def as_vectors(samples):

@@ -223,7 +223,7 @@ def check_nearest(index, start, shape):
 @pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
 def test_draws_and_predictions_have_one_covariance(structure):
     normal, size = classes(structure).found.normal, 21
-    of = eqx.filter_jit(lambda normal, rows: (normal.scaled(rows), normal.log_det_precision))
+    of = eqx.filter_jit(lambda normal, rows: (normal.draw(rows), normal.log_det_precision))
     rows, log_det_precision = of(normal, np.eye(size))
     columns = np.asarray(rows).T
     expected = covariance_of(normal, size)
