@@ -34,6 +34,7 @@ from ._predicates import path_matches as path_matches
 from ._predicates import paths_without_numbers as paths_without_numbers
 from ._print import tree_pformat as tree_pformat
 from ._print import tree_pprint as tree_pprint
+from ._serialise import committed_sharding as committed_sharding
 from ._serialise import default_deserialise_filter_spec as default_deserialise_filter_spec
 from ._serialise import default_serialise_filter_spec as default_serialise_filter_spec
 from ._serialise import open_to_replace as open_to_replace

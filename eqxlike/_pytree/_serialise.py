@@ -114,7 +114,7 @@ def default_deserialise_filter_spec(f: Readable, x: Any) -> Any:
     if isinstance(x, jax.Array | jax.ShapeDtypeStruct):
         record = _read_record(f)
         array = _as_key(record, x) if is_key(x) else _as_jax_array(record, x.dtype)
-        sharding = _sharding_on_purpose(x)
+        sharding = committed_sharding(x)
         return array if sharding is None else jax.device_put(array, sharding)
     if isinstance(x, np.ndarray):
         return _with_added_dtype(_read_record(f), x.dtype)
@@ -124,117 +124,6 @@ def default_deserialise_filter_spec(f: Readable, x: Any) -> Any:
         if isinstance(x, number_type):
             return _as_python_number(_read_record(f), type(x), codes)
     return x
-
-
-def has_record(like: Any) -> bool:
-    """Whether `default_deserialise_filter_spec` reads a record for `like`."""
-    return isinstance(like, (*_SAVED, jax.ShapeDtypeStruct))
-
-
-_SAVED = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
-
-_PYTHON_NUMBERS: dict[type, str] = {
-    bool: "?",
-    int: np.typecodes["AllInteger"],
-    float: "efd",
-    complex: "FD",
-}
-"""NumPy's names of the dtypes that represent these Python numbers exactly."""
-
-_ADDED_TO_NUMPY = 2
-"""`dtype.isbuiltin` is this for a dtype that a package has registered with NumPy."""
-
-
-class _Resumed:
-    """A file whose first byte has already been read."""
-
-    def __init__(self, first: bytes, file: Readable):
-        self.first = first
-        self.file = file
-
-    def read(self, size: int) -> bytes:
-        first, self.first = self.first[:size], self.first[size:]
-        return first + self.file.read(size - len(first))
-
-
-def _read_record(f: Readable) -> np.ndarray:
-    first = f.read(1)
-    if not isinstance(first, bytes):
-        raise TypeError("the file is not open in binary mode: use `open(path, 'rb')`")
-    if not first:
-        raise EOFError("the file ends before this leaf")
-    return np.lib.format.read_array(_Resumed(first, f), allow_pickle=False)  # pyright: ignore
-
-
-def _with_named_dtype(record: np.ndarray) -> np.ndarray:
-    """`record` with a dtype that NumPy can describe in a file."""
-    dtype = record.dtype
-    if dtype.isbuiltin != _ADDED_TO_NUMPY or dtype == jnp.bfloat16:
-        return record
-    return record.view([(dtype.name, f"V{dtype.itemsize}")])
-
-
-def _with_added_dtype(record: np.ndarray, like: np.dtype) -> np.ndarray:
-    """The array that `_with_named_dtype` was given, of dtype `like` if the file names none."""
-    dtype = record.dtype
-    if dtype.kind != "V" or dtype == like:
-        return record
-    if dtype.names is not None:
-        added = _added_dtype(dtype.names[0]) if len(dtype.names) == 1 else None
-    elif dtype.itemsize == jnp.dtype(jnp.bfloat16).itemsize:
-        added = jnp.dtype(jnp.bfloat16)
-    else:
-        # Equinox's files do not record which one-byte dtype this was.
-        added = like if like.isbuiltin == _ADDED_TO_NUMPY else None
-    if added is None or added.itemsize != dtype.itemsize:
-        return record
-    return record.view(added)
-
-
-def _added_dtype(name: str) -> np.dtype | None:
-    try:
-        dtype = np.dtype(name)
-    except TypeError:
-        return None
-    return dtype if dtype.isbuiltin == _ADDED_TO_NUMPY else None
-
-
-def _as_jax_array(record: np.ndarray, dtype: np.dtype) -> jax.Array:
-    record = _with_added_dtype(record, dtype)
-    if not jnp.issubdtype(record.dtype, np.number) and record.dtype != np.bool_:
-        raise ValueError(f"the file has values of dtype {record.dtype}, which no JAX array holds")
-    record = record.astype(record.dtype.newbyteorder("="), copy=False)
-    canonical = jax.dtypes.canonicalize_dtype(record.dtype)
-    if canonical != record.dtype:
-        raise ValueError(
-            f"the file has numbers of dtype {record.dtype}, of which JAX would make {canonical}: "
-            "set `jax.config.update('jax_enable_x64', True)`, or pass a `filter_spec` that reads "
-            "them into a NumPy array and casts that"
-        )
-    return jax.device_put(record)
-
-
-def _as_key(record: np.ndarray, like: Any) -> jax.Array:
-    # Not from a `jax.ShapeDtypeStruct` directly: only arrays have an implementation.
-    implementations = []
-    jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), like)
-    data = _as_jax_array(record, np.dtype(np.uint32))
-    return jax.random.wrap_key_data(data, impl=implementations[0])
-
-
-def _sharding_on_purpose(like: Any) -> Any:
-    if isinstance(like, jax.ShapeDtypeStruct):
-        return like.sharding
-    return like.sharding if not isinstance(like, Tracer) and like.committed else None
-
-
-def _as_python_number(record: np.ndarray, number_type: type, codes: str) -> Any:
-    if record.shape != () or record.dtype.char not in codes:
-        raise ValueError(
-            f"the file has an array of shape {record.shape} and dtype {record.dtype}, and not one "
-            f"number that is a Python {number_type.__name__}"
-        )
-    return number_type(record.item())
 
 
 Tree = TypeVar("Tree")
@@ -250,6 +139,7 @@ def tree_serialise_leaves(
 
     A file named by its path is replaced as a whole, at the end: if an exception is raised before,
     or the process is killed, the old content remains.
+
     **Arguments:**
 
     - `path_or_file`: a path, to which `.eqx` is added if it has no suffix, or a file open for
@@ -397,7 +287,7 @@ def _opened(path_or_file: Any, method: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _naming(path: str, what_failed: str) -> Iterator[None]:
-    """Adds the path of the leaf to an exception, as `RuntimeError` like in Equinox."""
+    """Raises an exception as a `RuntimeError` with the path of the leaf, as Equinox does."""
     try:
         yield
     except Exception as error:
@@ -407,7 +297,7 @@ def _naming(path: str, what_failed: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explaining_structure(file: Any, leaves: list[_Leaf], is_whole: bool) -> Iterator[None]:
-    """Adds to an exception, first, whether the whole file does not match rather than one leaf."""
+    """Begins the text of an exception with whether the whole file differs, and not one leaf."""
     # Only the user's function knows how much of the file belongs to a leaf.
     is_known = all(leaf.function is default_deserialise_filter_spec for leaf in leaves)
     can_seek = is_known and hasattr(file, "seekable") and file.seekable()
@@ -450,6 +340,118 @@ def _describe(leaf: Any, type_name: str | None = None) -> str:
     return type_name
 
 
+# --- Records: what the two filter specs do with one leaf ---
+
+
+_SAVED = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+
+_ADDED_TO_NUMPY = 2
+"""`dtype.isbuiltin` is this for a dtype that a package has registered with NumPy."""
+
+
+def _with_named_dtype(record: np.ndarray) -> np.ndarray:
+    """`record` with a dtype that NumPy can describe in a file."""
+    dtype = record.dtype
+    if dtype.isbuiltin != _ADDED_TO_NUMPY or dtype == jnp.bfloat16:
+        return record
+    return record.view([(dtype.name, f"V{dtype.itemsize}")])
+
+
+def _read_record(f: Readable) -> np.ndarray:
+    first = f.read(1)
+    if not isinstance(first, bytes):
+        raise TypeError("the file is not open in binary mode: use `open(path, 'rb')`")
+    if not first:
+        raise EOFError("the file ends before this leaf")
+    return np.lib.format.read_array(_Resumed(first, f), allow_pickle=False)  # pyright: ignore
+
+
+class _Resumed:
+    """A file whose first byte has already been read."""
+
+    def __init__(self, first: bytes, file: Readable):
+        self.first = first
+        self.file = file
+
+    def read(self, size: int) -> bytes:
+        first, self.first = self.first[:size], self.first[size:]
+        return first + self.file.read(size - len(first))
+
+
+def _as_key(record: np.ndarray, like: Any) -> jax.Array:
+    # Not from a `jax.ShapeDtypeStruct` directly: only arrays have an implementation.
+    implementations = []
+    jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), like)
+    data = _as_jax_array(record, np.dtype(np.uint32))
+    return jax.random.wrap_key_data(data, impl=implementations[0])
+
+
+def _as_jax_array(record: np.ndarray, dtype: np.dtype) -> jax.Array:
+    record = _with_added_dtype(record, dtype)
+    if not jnp.issubdtype(record.dtype, np.number) and record.dtype != np.bool_:
+        raise ValueError(f"the file has values of dtype {record.dtype}, which no JAX array holds")
+    record = record.astype(record.dtype.newbyteorder("="), copy=False)
+    canonical = jax.dtypes.canonicalize_dtype(record.dtype)
+    if canonical != record.dtype:
+        raise ValueError(
+            f"the file has numbers of dtype {record.dtype}, of which JAX would make {canonical}: "
+            "set `jax.config.update('jax_enable_x64', True)`, or pass a `filter_spec` that reads "
+            "them into a NumPy array and casts that"
+        )
+    return jax.device_put(record)
+
+
+def _with_added_dtype(record: np.ndarray, like: np.dtype) -> np.ndarray:
+    """The inverse of `_with_named_dtype`; of dtype `like` if the file names none."""
+    dtype = record.dtype
+    if dtype.kind != "V" or dtype == like:
+        return record
+    if dtype.names is not None:
+        added = _added_dtype(dtype.names[0]) if len(dtype.names) == 1 else None
+    elif dtype.itemsize == jnp.dtype(jnp.bfloat16).itemsize:
+        added = jnp.dtype(jnp.bfloat16)
+    else:
+        # Equinox's files do not record which one-byte dtype this was.
+        added = like if like.isbuiltin == _ADDED_TO_NUMPY else None
+    if added is None or added.itemsize != dtype.itemsize:
+        return record
+    return record.view(added)
+
+
+def _added_dtype(name: str) -> np.dtype | None:
+    try:
+        dtype = np.dtype(name)
+    except TypeError:
+        return None
+    return dtype if dtype.isbuiltin == _ADDED_TO_NUMPY else None
+
+
+def committed_sharding(like: Any) -> jax.sharding.Sharding | None:
+    """Where somebody has put `like` on purpose; `None` if JAX has, or `like` is no JAX array."""
+    if isinstance(like, jax.ShapeDtypeStruct):
+        return like.sharding
+    is_committed = isinstance(like, jax.Array) and not isinstance(like, Tracer) and like.committed
+    return like.sharding if is_committed else None
+
+
+_PYTHON_NUMBERS: dict[type, str] = {
+    bool: "?",
+    int: np.typecodes["AllInteger"],
+    float: "efd",
+    complex: "FD",
+}
+"""NumPy's names of the dtypes that represent these Python numbers exactly."""
+
+
+def _as_python_number(record: np.ndarray, number_type: type, codes: str) -> Any:
+    if record.shape != () or record.dtype.char not in codes:
+        raise ValueError(
+            f"the file has an array of shape {record.shape} and dtype {record.dtype}, and not one "
+            f"number that is a Python {number_type.__name__}"
+        )
+    return number_type(record.item())
+
+
 # --- Signs that a file was written from a tree of another structure ---
 
 
@@ -459,7 +461,7 @@ Shape = tuple[int, ...]
 def explain_structure(file: BinaryIO, start: int, likes: list[Any], is_whole: bool) -> str:
     """A sentence, for an error, about the tree that a file was written from, by its shapes.
 
-    A file has no structure, only a sequence of leaves, so this counts and compares them.
+    A file has no structure, only a sequence of leaves: they are counted and compared.
 
     **Arguments:**
 
@@ -493,10 +495,6 @@ def explain_structure(file: BinaryIO, start: int, likes: list[Any], is_whole: bo
     return ""
 
 
-def _count(shapes: list[Shape]) -> str:
-    return f"{len(shapes)} {'array or number' if len(shapes) == 1 else 'arrays and numbers'}"
-
-
 def _shapes_in(file: BinaryIO, start: int) -> list[Shape] | None:
     """The shape of each record up to the end; `None` if something else comes first."""
     readers = {
@@ -516,6 +514,11 @@ def _shapes_in(file: BinaryIO, start: int) -> list[Shape] | None:
     return shapes
 
 
+def has_record(like: Any) -> bool:
+    """Whether `default_deserialise_filter_spec` reads a record for `like`."""
+    return isinstance(like, (*_SAVED, jax.ShapeDtypeStruct))
+
+
 def _shape_in_file(like: Any) -> Shape:
     if isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         if is_key(like):
@@ -524,7 +527,11 @@ def _shape_in_file(like: Any) -> Shape:
     return np.shape(like)
 
 
-# Replacing files as a whole: readers find the old content or the new, never a part.
+def _count(shapes: list[Shape]) -> str:
+    return f"{len(shapes)} {'array or number' if len(shapes) == 1 else 'arrays and numbers'}"
+
+
+# --- Files replaced as a whole: readers find the old content or the new, never a part ---
 
 
 @contextlib.contextmanager
