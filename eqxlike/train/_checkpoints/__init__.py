@@ -1,4 +1,12 @@
-"""Checkpoints: a state in files, whole or not at all."""
+"""Checkpoints: a state in files, whole or not at all.
+
+In the order of reading:
+
+- `_save`, `_restore`: the two functions.
+- `_format`: what is in the folder.
+- `_folder`: the newest, the best.
+- `_background`: who writes when.
+"""
 
 from ._background import Saving as Saving
 from ._folder import CheckpointFolder as CheckpointFolder

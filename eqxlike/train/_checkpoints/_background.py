@@ -1,5 +1,5 @@
-"""Who writes when: one save at a time, in the background or at once; processes of one run together;
-and of several runs only the one that has the lock.
+"""Who writes when: one save at a time, in the background or at once; all processes of one run
+together; of several runs only the one that has the lock.
 """
 
 import atexit
@@ -31,8 +31,8 @@ class Saving:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        # Not the thread's own `join`: one that Ctrl-C interrupts takes the thread for ended, up to
-        # Python 3.12.
+        # Not the thread's own `join`: up to Python 3.12, a `join` interrupted by Ctrl-C marks the
+        # thread as finished.
         self._written: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._is_error_seen = False
         self._began_in = threading.get_ident()
@@ -72,16 +72,16 @@ class Saving:
 
 
 _lock = threading.RLock()
-# The last one, which may be under way, and others whose error nobody has seen.
+# The newest save, which may be under way, and earlier ones whose error nobody has seen.
 _begun: list[Saving] = []
 
 
 def save_in_turn(path: str, begin: Callable[[], Callable[[], None]], background: bool) -> Saving:
-    """Calls `begin` when those before it are written, so that one copy of a state is held at a
-    time, and then what it returns, in the background or at once.
+    """Waits for earlier saves, calls `begin`, and then the function that it returns, in the
+    background or at once. So at most one copy of a state is held at a time.
 
-    **Raises:** the error of one that this thread began before, if nobody has seen it; this one is
-    not begun then.
+    **Raises:** the error of an earlier save of this thread, if nobody has seen it; `begin` is not
+    called then.
     """
     with _lock:
         wait_for_newest()
@@ -96,12 +96,12 @@ def save_in_turn(path: str, begin: Callable[[], Callable[[], None]], background:
             return saving
         _print_errors_at_exit()
         try:
-            # From here on it is waited for, also where Ctrl-C comes before the next line.
+            # Before the thread starts, so that it is waited for wherever Ctrl-C comes.
             _begun.append(saving)
             name = f"saving {saving.path}"
             threading.Thread(target=saving._run, args=[write], name=name).start()
         except BaseException:
-            # Ctrl-C, or no more threads. Where it has not begun to write it never will.
+            # Ctrl-C, or no more threads. If writing has not begun, it never will.
             if saving._written.cancel():
                 _begun.remove(saving)
             raise
@@ -109,7 +109,7 @@ def save_in_turn(path: str, begin: Callable[[], Callable[[], None]], background:
 
 
 def wait_for_newest() -> None:
-    """Waits for what is being written; its error is left to those who ask for it."""
+    """Waits for the save under way; its error is left to those who ask for it."""
     # Another thread may be about to begin one.
     with _lock:
         for each in _begun:
@@ -129,8 +129,8 @@ def _print_errors_at_exit() -> None:
                 print(f"The checkpoint {each.path} was not written:", file=sys.stderr)
                 traceback.print_exception(error)
 
-    # By the time of `atexit`, no pool of threads takes work any more, and Orbax has some. Python
-    # has no public name for the moment before; from 3.9 to 3.14 it is this one.
+    # At `atexit` it is too late: pools of threads take no more work then, and Orbax uses some.
+    # Python has no public name for the moment before; from 3.9 to 3.14 it is this one.
     getattr(threading, "_register_atexit", atexit.register)(print_errors)
 
 
@@ -138,12 +138,12 @@ def _print_errors_at_exit() -> None:
 
 
 def lock(path: pathlib.Path, busy: str, place: pathlib.Path) -> int:
-    """Locks a file or folder that exists. Where the system, or the disk, has no locks, it does not.
+    """Locks an existing file or folder. Does nothing where the system, or the disk, has no locks.
 
     **Returns:** a descriptor: `os.close` unlocks.
 
-    **Raises:** `BlockingIOError`, which says `busy` of `place`, if somebody has it;
-    `FileNotFoundError` if it is gone, or another one is there; `OSError` as `os.open` does.
+    **Raises:** `BlockingIOError`, with the text `busy` and the path `place`, if somebody has the
+    lock; `FileNotFoundError` if `path` is gone or was replaced; `OSError` as `os.open` does.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -152,7 +152,7 @@ def lock(path: pathlib.Path, busy: str, place: pathlib.Path) -> int:
         if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
             raise FileNotFoundError(errno.ENOENT, "it was replaced", str(path))
     except OSError as error:
-        # Some file systems of clusters and networks are mounted without.
+        # Some file systems of clusters and networks are mounted without locks.
         if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             return descriptor
         os.close(descriptor)
@@ -166,7 +166,7 @@ def lock(path: pathlib.Path, busy: str, place: pathlib.Path) -> int:
 
 
 def together(action: Callable[[], object]) -> None:
-    """Calls `action` in every process, which go on when all are done.
+    """Calls `action` in every process, and waits until all are done.
 
     **Raises:** what `action` raises here; `OSError` if it raised in another process, so that none
     waits for one that has given up.

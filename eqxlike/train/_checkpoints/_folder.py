@@ -17,9 +17,9 @@ from jaxtyping import PyTree
 
 from ..._check_numbers import whole_number
 from ._background import Saving, in_first, lock, wait_for_newest
-from ._format import NAME, CheckpointError, read_manifest
-from ._restore import Restored, name_of, read_one, steps_in
-from ._save import save_and_then
+from ._format import NAME, CheckpointError, name_of, read_manifest, steps_in
+from ._restore import Restored, read_one
+from ._save import write_checkpoint
 
 State = TypeVar("State")
 
@@ -70,7 +70,7 @@ class CheckpointFolder:
         if mode not in ("min", "max"):
             raise ValueError(f'CheckpointFolder expected mode "min" or "max", and got {mode!r}.')
         self.mode = mode
-        # Gives the lock back, at the latest when nobody has this object any more.
+        # Releases the lock, at the latest when nobody has this object any more.
         self._unlock: weakref.finalize | None = None
         self._damaged: set[pathlib.Path] = set()
 
@@ -113,7 +113,7 @@ class CheckpointFolder:
         """
         self.check_free(step)
         path = self._path_of(step)
-        return save_and_then(
+        return write_checkpoint(
             path,
             state,
             data,
@@ -124,7 +124,7 @@ class CheckpointFolder:
         )
 
     def check_free(self, step: int) -> None:
-        """Raises what `save` would, of `step`, for what is in the folder: to know before a run."""
+        """Raises, before a run, what `save` of this step would raise because of what is here."""
         self._path_of(step)
         in_first(lambda: self._begin(step))
 
@@ -134,11 +134,11 @@ class CheckpointFolder:
         return self.folder / name_of(operator.index(step))
 
     def paths(self) -> list[pathlib.Path]:
-        """The checkpoints, newest first; whether they are whole is not asked."""
+        """The checkpoints, newest first, whole or damaged."""
         return list(steps_in(self.folder).values())
 
     def newest(self) -> pathlib.Path | None:
-        """The newest checkpoint, `None` if there is none; whether it is whole is not asked."""
+        """The newest checkpoint, whole or damaged; `None` if there is none."""
         wait_for_newest()
         return next(iter(self.paths()), None)
 
@@ -166,7 +166,7 @@ class CheckpointFolder:
         **Returns:** as `train.restore`; `None` where there is no checkpoint.
 
         **Raises:** `CheckpointError` if all are damaged; another `ValueError` if the newest whole
-        one does not fit `like`: older ones would hardly, and are not tried.
+        one does not fit `like`; older ones are not tried, since they would hardly fit.
         """
         wait_for_newest()
         damages: list[str] = []
@@ -204,13 +204,13 @@ class CheckpointFolder:
         return read_one(self._path_of(step), like, name).state
 
     def _begin(self, step: int) -> None:
-        """Locks the folder, clears it of what was left half-made, sees that `step` is newest."""
-        # What is being written here is not left half-made.
+        """Locks the folder, deletes what was left half-made, and checks that `step` is newest."""
+        # A save of our own that is under way is not left half-made.
         wait_for_newest()
         self._lock_folder()
         for path in self.folder.glob(".step_*"):
             if path.name.endswith((".tmp", ".old")):
-                # Not one that somebody is working in.
+                # One in which somebody is working is locked, and stays.
                 with contextlib.suppress(OSError):
                     descriptor = lock(path, "in use", path)
                     shutil.rmtree(path, ignore_errors=True)
@@ -224,7 +224,7 @@ class CheckpointFolder:
                     f"be saved, which would not be the newest. Go on from {path}, or give another "
                     "folder."
                 )
-            # For whoever wants to look at it.
+            # Damaged checkpoints are kept, under another name.
             names = (path.with_name(f"{path.name}.damaged{n or ''}") for n in itertools.count())
             os.rename(path, next(name for name in names if not name.exists()))
 
@@ -257,7 +257,7 @@ class CheckpointFolder:
                     raise
 
     def _ranked(self, paths: list[pathlib.Path]) -> list[pathlib.Path]:
-        """Those with a score, the best first; of equal ones the newest."""
+        """Those with a score, the best first; among equal ones the newest first."""
         sign = 1 if self.mode == "min" else -1
         scores = {}
         for path in paths:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -77,11 +78,11 @@ class Leaf:
 class StoredLeaf:
     """A leaf as it was when it was saved.
 
-    - `leaf`: what it was.
+    - `leaf`: its description.
     - `name`: that of its folder among the arrays; `None` for what is not stored: a static leaf, and
       an array without elements.
-    - `stored_dtype`: of the numbers in the files, which are the bits of others where tensorstore
-      does not know them.
+    - `stored_dtype`: of the numbers in the files: another one of the same bits where tensorstore
+      does not know that of the leaf.
     - `checksum`: of its bytes in memory, in C order; `None` where no process had all of them.
     - `sharding`: text for whoever reads the manifest.
     - `tree`: the name of the pytree that has the leaf, if it was saved with the state; `None` for
@@ -103,7 +104,7 @@ class StoredLeaf:
 
 @dataclasses.dataclass(frozen=True)
 class StoredFile:
-    """A file under the folder of arrays: bytes, and the sha256 of them."""
+    """A file under the folder of arrays: its size in bytes, and their sha256."""
 
     size: int
     checksum: str
@@ -123,7 +124,7 @@ class Manifest:
     - `files`: under `arrays_folder`, by their paths with `/`.
     - `data`: the user's own.
     - `step`: the state's, if it has one.
-    - `score`: how good it is, if somebody said.
+    - `score`: how good it is, if `save` got that.
     - `versions`: of the libraries that wrote it.
     - `beside`: the nodes of other trees that were saved with the state, by their names.
     """
@@ -151,8 +152,7 @@ class Manifest:
 def to_text(manifest: Manifest) -> str:
     """The manifest as JSON, with a checksum of itself."""
     content = dataclasses.asdict(manifest)
-    # `format`, `version`, `checksum` and `content` are for all versions to come: they tell a newer
-    # version from one that a flipped bit made.
+    # All versions to come keep these four fields: they tell a newer version from a flipped bit.
     document = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -258,8 +258,8 @@ class Description(NamedTuple):
 
 
 def describe(pytree: PyTree) -> Description:
-    """Describes a pytree of JAX and NumPy arrays, or `jax.ShapeDtypeStruct`s in their places, among
-    others.
+    """Describes a pytree of JAX and NumPy arrays, `jax.ShapeDtypeStruct`s in their places, and
+    other leaves.
 
     **Raises:** `TypeError`, with the path, for what can be no part of a checkpoint.
     """
@@ -302,12 +302,12 @@ def _describe_leaf(path: str, leaf: Any) -> Leaf:
             f"A checkpoint holds numbers and bools alone, and state{path} is an array of dtype "
             f"{dtype}: store it apart, or pass it as `data` if it is JSON."
         )
-    # Numbers are written in the machine's order of bytes.
+    # Numbers are written in the byte order of the machine.
     return Leaf(path, "array", tuple(leaf.shape), str(dtype.newbyteorder("=")))
 
 
 def _key_data_of(key: Any) -> tuple[jax.ShapeDtypeStruct, str]:
-    # A `jax.ShapeDtypeStruct` is not asked directly: the implementation is known of arrays alone.
+    # Traced, since a `jax.ShapeDtypeStruct` has no implementation that one could ask for.
     names = []
 
     def read(key: Any) -> Any:
@@ -321,7 +321,7 @@ def _key_data_of(key: Any) -> tuple[jax.ShapeDtypeStruct, str]:
 def _is_numeric(dtype: np.dtype) -> bool:
     if dtype.isbuiltin == 2:  # added to NumPy by another package
         return jnp.issubdtype(dtype, jnp.number)
-    # The widest floats of NumPy differ between machines, and nobody else knows them.
+    # NumPy's widest floats differ between machines, and no other library knows them.
     return dtype.kind in "biufc" and dtype.char not in "gG"
 
 
@@ -340,7 +340,7 @@ def _describe_node(node: Any) -> str:
 
 def _stable_text(value: Any) -> str | None:
     """Text that is the same for the same value, today and next year; `None` if there is none."""
-    # Numbers of NumPy, and enumerations, are numbers too, and say more in their `repr`.
+    # Not `isinstance`: NumPy's numbers and enumerations are numbers too, with another `repr`.
     if value is None or type(value) in (bool, int, float, complex, str):
         return repr(value)
     if type(value) in (tuple, list):
@@ -348,6 +348,26 @@ def _stable_text(value: Any) -> str | None:
         opening, closing = "()" if type(value) is tuple else "[]"
         return None if None in texts else f"{opening}{', '.join(map(str, texts))}{closing}"
     return None
+
+
+# --- The checkpoints in a folder, each named by its step ---
+
+
+STEP_NAME = re.compile(r"step_(\d+)")
+
+
+def name_of(step: int) -> str:
+    """The name of the checkpoint of a step; names sort as their steps do."""
+    return f"step_{step:09d}"
+
+
+def steps_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:
+    """The checkpoints in a folder by their steps, newest first, whole or not."""
+    if not folder.is_dir():
+        return {}
+    matches = {entry: STEP_NAME.fullmatch(entry.name) for entry in folder.iterdir()}
+    found = [(int(match[1]), path) for path, match in matches.items() if match and path.is_dir()]
+    return dict(sorted(found, reverse=True))
 
 
 # --- The files of arrays: Orbax, which writes and reads them, and their checksums ---
@@ -369,11 +389,11 @@ def orbax() -> ModuleType:
 @contextlib.contextmanager
 def open_arrays(folder: pathlib.Path) -> Iterator[tuple[Any, Any]]:
     """Orbax's handler of arrays, and the folder as the path that it takes."""
-    # Orbax comes with it, and takes no other paths for arrays of JAX.
+    # `etils` is a dependency of Orbax, which accepts only its paths for JAX arrays.
     from etils import epath
 
-    # An array is a folder, so that a damaged file tells which array it was; and its files are as
-    # long as its bytes, since weights hardly shrink.
+    # A folder for each array, so that a damaged file tells which array it was part of; and no
+    # compression, since weights hardly shrink.
     handler = orbax().PyTreeCheckpointHandler(
         use_ocdbt=False, use_zarr3=False, use_compression=False
     )
@@ -388,7 +408,7 @@ _THREADS = 4
 
 
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """`function` of each item; checksums and disks do not hold Python's lock."""
+    """`function` of each item, in threads: checksums and disks release Python's lock."""
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as executor:
         return list(executor.map(function, items))
 

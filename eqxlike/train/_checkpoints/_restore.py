@@ -6,7 +6,6 @@ import errno
 import functools
 import os
 import pathlib
-import re
 from collections.abc import Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -14,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._compat import Tracer
+from ..._pytree import committed_sharding
 from ._background import wait_for_newest
 from ._format import (
+    STEP_NAME,
     CheckpointError,
     Description,
     Leaf,
@@ -30,6 +30,7 @@ from ._format import (
     open_arrays,
     orbax,
     read_manifest,
+    steps_in,
 )
 
 State = TypeVar("State")
@@ -50,17 +51,17 @@ def restore(path: str | os.PathLike[str], like: State) -> Restored[State]:
     """Reads a state that `save` has written.
 
     Structure, shapes, dtypes and the checksums of manifest and files are checked before any array
-    is allocated, that of each array as it is placed. Nothing in a checkpoint is run: it is JSON and
-    numbers.
+    is allocated; the checksum of each array is checked as it is placed. A checkpoint holds no code:
+    it is JSON and numbers.
 
     **Arguments:**
 
     - `path`: the folder that was given to `save`.
     - `like`: a state of the structure that was saved, such as a new one; it may have
       `jax.ShapeDtypeStruct`s for arrays, as of `filter_eval_shape`, and then takes no memory.
-      Arrays come back with the sharding of those in `like`, where those were put somewhere on
-      purpose, whatever the sharding was when they were saved; as NumPy arrays where `like` has
-      such. Functions, strings and Python numbers are those of `like`.
+      Arrays get the sharding of those in `like`, where those were put somewhere on purpose,
+      whatever their sharding was when they were saved; they are NumPy arrays where those in `like`
+      are. Functions, strings and Python numbers are those of `like`.
 
     **Returns:** a `Restored`, of `state` and `data`.
 
@@ -100,18 +101,30 @@ def read_one(folder: pathlib.Path, like: State, tree: str | None = None) -> Rest
         try:
             _check_fits(folder, manifest, description, tree)
             check_files(folder, manifest)
-            # Somebody who forbids transfers means those that nobody asked for.
+            # `jax.transfer_guard` is for accidental transfers; this one is asked for.
             with jax.transfer_guard("allow"):
                 leaves = _read(folder, manifest, description, tree)
             return Restored(description.treedef.unflatten(leaves), manifest.data)
         except Exception:
             # Another process may have put a newer one in its place meanwhile, and half-read arrays
-            # fail in many ways: as missing files, wrong sums, or whatever Orbax raises. An error
-            # that is not of that is raised here, or by the next reading.
+            # fail in many ways: as missing files, wrong sums, or whatever Orbax raises. Any other
+            # error is raised here or at the next attempt.
             with contextlib.suppress(ValueError, OSError):
                 if read_manifest(folder).arrays_folder != manifest.arrays_folder:
                     continue
             raise
+
+
+def _newest_whole_near(path: pathlib.Path) -> pathlib.Path | None:
+    """The newest checkpoint whose files are all as they were written: next to a checkpoint in its
+    folder, or in a folder of them.
+    """
+    for other in steps_in(path.parent if STEP_NAME.fullmatch(path.name) else path).values():
+        with contextlib.suppress(ValueError, OSError):
+            if other != path:
+                check_files(other, read_manifest(other))
+                return other
+    return None
 
 
 # --- Whether a checkpoint is whole, and fits what it is to be restored into ---
@@ -160,7 +173,7 @@ def _differences(stored: list[Leaf], nodes: dict[str, str], like: Description) -
         if found != wanted:
             yield f"like{path} is {wanted}, and was {found}"
     for found, (wanted, leaf) in zip(stored, like.leaves, strict=True):
-        # Of what has no stable text, such as functions, nothing is compared.
+        # Leaves without a stable text, such as functions, are not compared.
         if found.path != wanted.path:
             yield f"state{found.path} comes where `like` has like{wanted.path}"
         elif found.kind == wanted.kind == "static" and None in (found.text, wanted.text):
@@ -231,7 +244,7 @@ def _read(
 def _read_arrays(
     folder: pathlib.Path, manifest: Manifest, pairs: list[tuple[StoredLeaf, Any]]
 ) -> dict[str | None, Any]:
-    """The arrays by their names, of JAX where a sharding is asked for, of NumPy otherwise.
+    """The arrays by their names: JAX arrays where `like` has a sharding, else NumPy arrays.
 
     **Raises:** `CheckpointError`, before any is read, if those in the files are not those in the
     manifest.
@@ -255,8 +268,8 @@ def _read_arrays(
                     f"{stored.place}, and the files hold {shapes.get(stored.name, 'none')}."
                 )
             is_as_stored = stored.leaf.kind == "array" and stored.stored_dtype == stored.leaf.dtype
-            # With a sharding each device reads its part alone.
-            sharding = _sharding_on_purpose(like) if is_as_stored else None
+            # With a sharding each device reads only its part.
+            sharding = committed_sharding(like) if is_as_stored else None
             restore_args[stored.name] = (
                 ocp.RestoreArgs(restore_type=np.ndarray)
                 if sharding is None
@@ -284,58 +297,18 @@ def _placed(folder: pathlib.Path, stored: StoredLeaf, like: Any, value: Any) -> 
         value = value.view(jnp.dtype(leaf.dtype))
     if leaf.kind == "array":
         return place_like(value, like)
-    sharding = _sharding_on_purpose(like)
-    # Compiled, since a transfer of keys reaches no devices of other processes.
+    sharding = committed_sharding(like)
+    # Compiled, since `jax.device_put` of keys reaches no devices of other processes.
     wrap: Any = functools.partial(jax.random.wrap_key_data, impl=leaf.key)
     return wrap(value) if sharding is None else jax.jit(wrap, out_shardings=sharding)(value)
 
 
-def _sharding_on_purpose(like: Any) -> jax.sharding.Sharding | None:
-    """Where somebody has put `like`; `None` if JAX has."""
-    if isinstance(like, jax.ShapeDtypeStruct):
-        return like.sharding
-    is_placed = isinstance(like, jax.Array) and not isinstance(like, Tracer) and like.committed
-    return like.sharding if is_placed else None
-
-
 def place_like(value: Any, like: Any) -> Any:
-    """The numbers in `value`, an array of JAX's or NumPy's, as what `like` is.
+    """The numbers in `value`, a JAX or NumPy array, with the type and the sharding of `like`.
 
-    Nobody else may have `value`: on a CPU JAX takes over the memory of NumPy's arrays.
+    Nobody else may use `value`: on a CPU JAX takes over the memory of NumPy's arrays.
     """
     if isinstance(like, np.ndarray | np.generic):
         array = np.asarray(value).astype(like.dtype, copy=False)
         return array if isinstance(like, np.ndarray) else array[()]
-    return jax.device_put(value, _sharding_on_purpose(like))
-
-
-# --- The checkpoints in a folder, each named by its step ---
-
-
-_PATTERN = re.compile(r"step_(\d+)")
-
-
-def name_of(step: int) -> str:
-    """The name of the checkpoint of a step: in the order of the names is that of the steps."""
-    return f"step_{step:09d}"
-
-
-def steps_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:
-    """The checkpoints in a folder by their steps, newest first, whole or not."""
-    if not folder.is_dir():
-        return {}
-    matches = {entry: _PATTERN.fullmatch(entry.name) for entry in folder.iterdir()}
-    found = [(int(match[1]), path) for path, match in matches.items() if match and path.is_dir()]
-    return dict(sorted(found, reverse=True))
-
-
-def _newest_whole_near(path: pathlib.Path) -> pathlib.Path | None:
-    """The newest checkpoint whose files are all as they were written: next to a checkpoint in its
-    folder, or in a folder of them.
-    """
-    for other in steps_in(path.parent if _PATTERN.fullmatch(path.name) else path).values():
-        with contextlib.suppress(ValueError, OSError):
-            if other != path:
-                check_files(other, read_manifest(other))
-                return other
-    return None
+    return jax.device_put(value, committed_sharding(like))

@@ -47,8 +47,8 @@ def save(
     """Writes a state to a folder of files, from which `restore` reads it.
 
     The folder is put in place by one rename, once all of it is on the disk: whatever happens
-    before, a kill or a full disk, what was at `path` stays. A checkpoint there is replaced, and at
-    no moment is there none.
+    before, a kill or a full disk, what was at `path` stays. A checkpoint already there
+    is replaced; at every moment one of the two is complete.
 
     **Arguments:**
 
@@ -77,10 +77,10 @@ def save(
     >>> sorted(each.name.split("-")[0] for each in path.iterdir())
     ['arrays', 'manifest.json']
     """
-    return save_and_then(path, state, data, background=background)
+    return write_checkpoint(path, state, data, background=background)
 
 
-def save_and_then(
+def write_checkpoint(
     path: str | os.PathLike[str],
     state: PyTree,
     data: Any,
@@ -101,13 +101,15 @@ def save_and_then(
         check_not_deleted(tree, name or "state", "train.save")
         described[name] = describe(tree)
     target = pathlib.Path(os.path.realpath(path))
-    # Several processes meet at each save, and so must not do so in threads next to their steps.
+    # Several processes wait for each other in a save: not in threads, next to their steps.
     background = background and jax.process_count() == 1
 
+    # `save_in_turn` waits for an earlier save, has `begin` copy the arrays, and then what that
+    # returns write them.
     def begin() -> Callable[[], None]:
-        # Somebody who forbids transfers means those that nobody asked for.
+        # `jax.transfer_guard` is for accidental transfers; this one is asked for.
         with jax.transfer_guard("allow"):
-            leaves, arrays = _take(described, copies=background)
+            stored, arrays = _take(described, copies=background)
             step = _step_of(state)
         manifest_of = functools.partial(
             Manifest,
@@ -118,7 +120,7 @@ def save_and_then(
             score=score,
             versions=_versions(),
         )
-        return lambda: _write(target, manifest_of, leaves, arrays, then)
+        return lambda: _write(target, manifest_of, stored, arrays, then)
 
     return save_in_turn(str(target), begin, background)
 
@@ -130,36 +132,36 @@ def _take(
 
     **Arguments:**
 
-    - `copies`: take the numbers of now, whatever becomes of the arrays.
+    - `copies`: copy the numbers, so that the arrays may change at once.
     """
-    found = [(tree, *each) for tree in described for each in described[tree].leaves]
-    for _, leaf, value in found:
+    leaves = [(tree, *each) for tree in described for each in described[tree].leaves]
+    for _, leaf, value in leaves:
         is_jax_array = leaf.kind == "array" and isinstance(value, jax.Array)
         if is_jax_array and value.is_fully_addressable:
             # All transfers are begun before the first is waited for.
             value.copy_to_host_async()
-    leaves, arrays = [], {}
-    for index, (tree, leaf, value) in enumerate(found):
+    stored, arrays = [], {}
+    for index, (tree, leaf, value) in enumerate(leaves):
         if leaf.num_bytes == 0:
-            leaves.append(StoredLeaf(leaf, tree=tree))
+            stored.append(StoredLeaf(leaf, tree=tree))
             continue
-        # For people to read, on all systems; the number alone tells it from others.
+        # The number makes the name unique; the path, in characters of all systems, readable.
         readable = re.sub(r"[^A-Za-z0-9_]+", ".", leaf.path).rstrip(".")[:80]
         name = f"{index:05d}{readable}"
         sharding = str(value.sharding) if isinstance(value, jax.Array) else None
         arrays[name] = array = _numbers(value, copies)
-        leaves.append(StoredLeaf(leaf, name, str(array.dtype), None, sharding, tree))
-    return leaves, arrays
+        stored.append(StoredLeaf(leaf, name, str(array.dtype), None, sharding, tree))
+    return stored, arrays
 
 
 def _numbers(value: Any, copies: bool) -> Any:
-    """The numbers to write: NumPy's, but for an array of which this process has a part alone."""
+    """The numbers to write: a NumPy array, unless only a part of the array is in this process."""
     if isinstance(value, jax.Array):
         if is_key(value):
             value = jax.random.key_data(value)
         if not (value.is_fully_addressable or value.is_fully_replicated):
             return value
-    # On a CPU, what JAX hands to NumPy are the numbers of the array itself.
+    # On a CPU, what JAX hands to NumPy is the memory of the array itself.
     numbers = np.array(value, order="C", copy=True if copies else None)
     numbers = numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
     # Tensorstore does not know all floats and integers of a byte or less that were added to NumPy.
@@ -210,7 +212,7 @@ _ARRAYS = "arrays-"
 def _write(
     path: pathlib.Path,
     manifest_of: Callable[..., Manifest],
-    leaves: list[StoredLeaf],
+    stored: list[StoredLeaf],
     arrays: dict[str, Any],
     then: Callable[[], object],
 ) -> None:
@@ -222,15 +224,15 @@ def _write(
             stack.enter_context(_claimed(temporary, path))
             folder.mkdir()
 
-        def with_checksum(stored: StoredLeaf) -> StoredLeaf:
-            array = arrays.get(stored.name or "")
+        def with_checksum(leaf: StoredLeaf) -> StoredLeaf:
+            array = arrays.get(leaf.name or "")
             checksum = checksum_of(array) if isinstance(array, np.ndarray) else None
-            return dataclasses.replace(stored, checksum=checksum)
+            return dataclasses.replace(leaf, checksum=checksum)
 
         def end() -> None:
             name = f"{_ARRAYS}{secrets.token_hex(4)}"
             manifest = manifest_of(
-                arrays_folder=name, leaves=in_threads(with_checksum, leaves), files=seal(folder)
+                arrays_folder=name, leaves=in_threads(with_checksum, stored), files=seal(folder)
             )
             _check_written(path, manifest)
             os.rename(folder, temporary / name)
@@ -245,7 +247,7 @@ def _write(
 
 @contextlib.contextmanager
 def _naming(path: pathlib.Path) -> Iterator[None]:
-    """Names the checkpoint in what the system raised, also where tensorstore hides it in a text."""
+    """Names the checkpoint in errors of the system, also where tensorstore has them as a text."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -260,10 +262,10 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _claimed(temporary: pathlib.Path, path: pathlib.Path) -> Iterator[None]:
-    """Makes the empty folder `temporary`, on the disk of `path`, which nobody else has then.
+    """Makes the empty folder `temporary`, on the disk of `path`, and locks it.
 
-    It is gone when the `with` block is left. Where the process is killed it stays, unlocked, and
-    the next one that writes to `path` takes it.
+    It is deleted when the `with` block ends. If the process is killed it stays, unlocked, and the
+    next process that writes to `path` takes it.
 
     **Raises:** `BlockingIOError` if another process is writing to `path`; `FileExistsError` if
     something else than a checkpoint is there; `OSError` if the folder cannot be made.
@@ -272,7 +274,7 @@ def _claimed(temporary: pathlib.Path, path: pathlib.Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         temporary.mkdir(exist_ok=True)
-        # Who had it may put it in place, or remove it, before it is locked here.
+        # Another process may rename or remove the folder before we lock it; then try again.
         with contextlib.suppress(FileNotFoundError):
             descriptor = lock(temporary, "another process is writing a checkpoint there", path)
             break
@@ -281,8 +283,8 @@ def _claimed(temporary: pathlib.Path, path: pathlib.Path) -> Iterator[None]:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         yield
     finally:
-        # What was renamed is there no longer, but perhaps another process's. The lock holds until
-        # all is gone.
+        # Where ours was renamed, another process may have made one since. The lock holds until all
+        # is deleted.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(temporary)):
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -312,7 +314,7 @@ def write_arrays(folder: pathlib.Path, arrays: dict[str, Any]) -> None:
 
 
 def seal(folder: pathlib.Path) -> dict[str, StoredFile]:
-    """Sees to it that all under `folder` is on the disk, and takes the checksum of each file.
+    """Syncs all under `folder` to the disk, and computes the checksum of each file.
 
     **Returns:** the files by their paths in `folder`, with `/`.
     """
@@ -331,7 +333,7 @@ def _seal_file(path: pathlib.Path) -> StoredFile:
 
 
 def _sync(path: pathlib.Path) -> None:
-    """Sees to it that a file, or the names in a folder, are on the disk."""
+    """Syncs a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -340,14 +342,14 @@ def _sync(path: pathlib.Path) -> None:
 
 
 def _check_written(path: pathlib.Path, manifest: Manifest) -> None:
-    """Raises `OSError` if a file does not read as what was in memory: what a checkpoint replaces
-    is deleted after this.
+    """Raises `OSError` if a file does not read as what was in memory: the old checkpoint is deleted
+    after this.
     """
     files = manifest.files_by_leaf()
     for stored in manifest.leaves:
-        found = [file.checksum for file in files.get(stored.name or "", [])]
+        checksums = [file.checksum for file in files.get(stored.name or "", [])]
         # An array that was written whole is one file, of its bytes alone.
-        if stored.checksum is not None and len(found) == 1 and found != [stored.checksum]:
+        if stored.checksum is not None and len(checksums) == 1 and checksums != [stored.checksum]:
             reason = f"{stored.place} reads otherwise than it was written"
             raise OSError(errno.EIO, reason, str(path))
 
@@ -355,10 +357,10 @@ def _check_written(path: pathlib.Path, manifest: Manifest) -> None:
 def _put_in_place(temporary: pathlib.Path, path: pathlib.Path, manifest: Manifest) -> None:
     """Makes the folder `temporary`, with the arrays, the checkpoint at `path`.
 
-    Where there is none, the whole folder is renamed. No rename puts a folder in the place of one
-    that holds something. So where there is one, the new arrays are moved into it, next to the old
-    ones, and then the manifest is replaced, by one rename: it names either the old arrays or the
-    new ones, and at no moment is there none. The old arrays are deleted after that.
+    Where there is none, the whole folder is renamed. No rename replaces a folder that is not empty.
+    So where there is a checkpoint, the new arrays are moved into it, next to the old ones, and then
+    one rename replaces the manifest: at every moment it names either the old arrays or the new
+    ones. The old arrays are deleted after that.
     """
     (temporary / NAME).write_text(to_text(manifest))
     _sync(temporary / NAME)
@@ -371,7 +373,7 @@ def _put_in_place(temporary: pathlib.Path, path: pathlib.Path, manifest: Manifes
         _remove_other_arrays(path, keep=manifest.arrays_folder)
         return
     if path.exists():
-        # Arrays whose manifest is lost, or nothing.
+        # An empty folder, or arrays whose manifest is lost.
         _remove_other_arrays(path, keep="")
     os.rename(temporary, path)
     _sync(path.parent)
