@@ -1,8 +1,8 @@
 """Guards of a step against numbers that are not finite.
 
-In the step `keep_if_finite` keeps the old state, and marks it as halted. `Run.read` notices that at
-every look at the losses, through `Stepper.judge`. Where `fit` may repeat steps, it runs them with
-`halt_if_not_finite` instead, and `Undo` goes back to the last good state. `fit` returns
+In the step `keep_if_finite` keeps the old state, and marks it as halted. `Run.read` notices that
+each time it reads the losses, through `Stepper.judge`. Where `fit` may repeat steps, it runs them
+with `halt_if_not_finite` instead, and `Undo` goes back to the last good state. `fit` returns
 `stopped="diverged"` and the last good state, which is not halted.
 """
 
@@ -32,8 +32,8 @@ def keep_if_finite(
     the losses. Call it in a step of your own for `fit` to find that state.
 
     It checks the arrays of the model that are not frozen, those of its state, and those of the
-    optimiser's state. A single number of the optimiser's counts only in the place of a parameter:
-    others are infinite on purpose, such as the best loss before there was one.
+    optimiser's state. Scalars in the optimiser's state are skipped unless they belong to a
+    parameter: some are infinite on purpose, such as the best loss before there was one.
 
     **Arguments:**
 
@@ -96,8 +96,8 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
     >>> bool(all_finite({"weight": jnp.ones(3), "bias": jnp.array([0.0, jnp.inf])}))
     False
     """
-    # A number times 0 is 0 or NaN. A maximum will not do: XLA's of a large array on a CPU passes
-    # over NaN (JAX 0.10.2 to 0.12.0.1). `isfinite(leaf).all()` takes twice as long.
+    # A number times 0 is 0 or NaN. A maximum will not do: on a CPU, XLA's maximum of a large array
+    # skips NaN (JAX 0.10.2 to 0.12.0.1). `isfinite(leaf).all()` takes twice as long.
     sums: dict[Any, list[Array]] = {}
     for leaf in jax.tree_util.tree_leaves(tree):
         if is_inexact_array(leaf):
@@ -130,8 +130,8 @@ def tree_where(condition: Bool[Array, ""], tree: Tree, other: Tree) -> Tree:
         if not is_array(other_leaf):
             return leaf
         if is_key(other_leaf):
-            # `jax.debug_key_reuse` takes a choice for use, and the other key may have been used
-            # already: it is kept to be used once more.
+            # `jax.debug_key_reuse` counts a choice as a use. The other key may have been used
+            # before, and the chosen one is to be used again: both are cloned.
             chosen = jnp.where(condition, leaf, jax.random.clone(other_leaf))
             return jax.random.clone(chosen)
         return jnp.where(condition, leaf, other_leaf)
@@ -156,7 +156,7 @@ def _statistics(optimiser_state: optax.OptState, parameters: PyTree) -> list[Any
     return [part for part in parts if not is_array(part) or part.ndim > 0]
 
 
-# --- Steps without their guard, which `fit` runs, and what it finds the last good state by ---
+# --- Steps without their guard, which `fit` runs, and how it finds the last good state ---
 
 
 def halt_if_not_finite(
@@ -166,7 +166,7 @@ def halt_if_not_finite(
 
     It checks only a few numbers of a large parameter or a large array of the optimiser. The caller
     keeps a copy of `old` and checks all numbers later. An array that is not finite stays so until
-    then, as a sum or a running mean does.
+    then, as sums and running means do.
 
     **Arguments:** those of `keep_if_finite`.
     """
@@ -182,7 +182,7 @@ def is_kept_finite(state: TrainState) -> Bool[Array, ""]:
 
 
 SMALL = 2**12
-"""Numbers of an array that a CPU copies in less time than it takes to begin an operation."""
+"""A CPU copies an array of at most this size in less time than starting an operation takes."""
 
 
 def _are_finite(arrays: Sequence[Array]) -> Bool[Array, ""]:
@@ -195,17 +195,17 @@ def _are_finite(arrays: Sequence[Array]) -> Bool[Array, ""]:
 
 def ravel_by_dtype(arrays: Iterable[Array]) -> dict[str, Array]:
     """All numbers of the arrays of each dtype in one array, in their order."""
-    found: dict[str, list[Array]] = {}
+    raveled: dict[str, list[Array]] = {}
     for each in arrays:
-        found.setdefault(each.dtype.name, []).append(jnp.ravel(each))
-    return {name: jnp.concatenate(those) for name, those in found.items()}
+        raveled.setdefault(each.dtype.name, []).append(jnp.ravel(each))
+    return {name: jnp.concatenate(those) for name, those in raveled.items()}
 
 
 _UNGUARDED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def register_unguarded(function: Any, step: Any) -> None:
-    """Registers `step` as `function`, which `keep_if_finite` guards, without the guard."""
+    """Registers `step` as the form without a guard of `function`, which `keep_if_finite` guards."""
     _UNGUARDED[function] = step
 
 

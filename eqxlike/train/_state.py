@@ -42,7 +42,7 @@ class TrainState(Module, Generic[Model]):
 
     - `model`: the model.
     - `optimiser_state`: the Optax state for the model's floating-point and complex arrays.
-    - `step`: how many updates were made, with those that a loss scale skipped.
+    - `step`: how many updates were made, including those that a loss scale skipped.
     - `key`: the source of randomness, which steps leave as it is. A step's own key is this one with
       `step` folded in, so that it costs nothing where the loss does not use it.
     - `is_halted`: whether an update was refused because it was not finite. Steps leave a halted
@@ -134,8 +134,8 @@ def copy_arrays(pytree: Tree) -> Tree:
         if is_key(leaf):
             leaf = jax.random.clone(leaf)
         elif isinstance(leaf, jax.Array) and leaf.size <= MAX_SIZE_BY_NUMPY and is_on_cpu(leaf):
-            # JAX compiles a program for each shape. Its memory may be NumPy's, which a step that
-            # donates it does not use again: not for large arrays.
+            # JAX would compile a program for each shape. The copy may share NumPy's memory, which
+            # donation cannot reuse; so only small arrays are copied this way.
             return jax.device_put(np.array(leaf), leaf.sharding if leaf.committed else None)
         return jnp.array(leaf, dtype=leaf.dtype, copy=True)
 
@@ -180,7 +180,7 @@ _HINT = (
 
 
 def evaluator(loss: Callable[..., Any], has_aux: bool) -> Evaluate:
-    """The function of a loss in one form, whichever of the four forms of `make_step` it has."""
+    """A loss in any of the four forms of `make_step`, as a function of one form."""
 
     def evaluate(model: Any, model_state: Any, batch: Any, key: PRNGKeyArray) -> Evaluation:
         if model_state is not None:

@@ -1,5 +1,13 @@
-"""A training step made from a loss and an optimiser."""
+"""A jitted training step: gradients of the loss, and the optimiser's update.
 
+    value, gradients = jax.value_and_grad(loss)(model, batch, key)
+    updates, optimiser_state = optimiser.update(gradients, optimiser_state, model)
+    model = optax.apply_updates(model, updates)
+
+and besides: a key for each step, a guard against NaN, a loss scale, several devices.
+"""
+
+import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, overload
@@ -23,6 +31,9 @@ ModelState = TypeVar("ModelState", bound=Any)
 Batch = TypeVar("Batch", bound=Any)
 Aux = TypeVar("Aux")
 
+Step = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""]]]
+StepWithAux = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""], Aux]]
+
 
 @overload
 def make_step(
@@ -32,7 +43,7 @@ def make_step(
     has_aux: Literal[False] = False,
     check_finite: bool = True,
     sharding: Sharding | None = None,
-) -> Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""]]]: ...
+) -> Step[Model, Batch]: ...
 @overload
 def make_step(
     loss: Callable[[Model, ModelState, Batch, PRNGKeyArray], tuple[ArrayLike, ModelState]],
@@ -41,7 +52,7 @@ def make_step(
     has_aux: Literal[False] = False,
     check_finite: bool = True,
     sharding: Sharding | None = None,
-) -> Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""]]]: ...
+) -> Step[Model, Batch]: ...
 @overload
 def make_step(
     loss: Callable[[Model, Batch, PRNGKeyArray], tuple[ArrayLike, Aux]],
@@ -50,7 +61,7 @@ def make_step(
     has_aux: Literal[True],
     check_finite: bool = True,
     sharding: Sharding | None = None,
-) -> Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""], Aux]]: ...
+) -> StepWithAux[Model, Batch, Aux]: ...
 @overload
 def make_step(
     loss: Callable[
@@ -61,7 +72,7 @@ def make_step(
     has_aux: Literal[True],
     check_finite: bool = True,
     sharding: Sharding | None = None,
-) -> Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""], Aux]]: ...
+) -> StepWithAux[Model, Batch, Aux]: ...
 def make_step(
     loss: Callable[..., Any],
     optimiser: optax.GradientTransformation,
@@ -80,20 +91,20 @@ def make_step(
     - `optimiser`: the one that `TrainState.create` got. It sees the model's floating-point and
       complex arrays, and the loss as the extra argument `value`. For complex arrays it gets the
       conjugates of JAX's gradients, along which the loss falls.
-    - `has_aux`: whether the loss returns something beside.
+    - `has_aux`: whether the loss returns an `aux` too.
     - `check_finite`: refuse an update that would make the loss, a parameter, or what the model and
       the optimiser keep NaN or infinite; see `keep_if_finite` and `TrainState.is_halted`. A step
       that is called by itself then keeps the old arrays until the new ones are judged, and writes
       none in place; `fit` has a cheaper way (`_guards`). With `check_finite=False` `fit` still
       stops at a loss that is not finite, but has no good state left.
-    - `sharding`: that of the states, placed by `train.shard`, and of the batches. The state that a
-      step returns lies as the one that it got; what the loss computes is that of one device.
+    - `sharding`: that of the states, placed by `train.shard`, and of the batches. The returned
+      state has the sharding of the given one. The loss has the value that one device would compute.
 
     If the state has a loss scale, the loss is scaled for its gradients, which the optimiser sees
     unscaled. Where one of them is not finite the step leaves model and optimiser state exactly as
-    they are and lowers the scale, but counts, and the next one has another key. What no scale can
-    help halts as it does without: a loss that is not finite itself, and gradients that are not at
-    the smallest scale.
+    they are and lowers the scale; it counts as a step, and the next one has another key. Training
+    still halts if the loss itself is not finite, or if gradients are not finite at the smallest
+    scale.
 
     **Returns:** `step(state, batch)` which gives `(state, loss)`, or `(state, loss, aux)`. The
     state that it gets is donated: use the one it returns.
@@ -130,9 +141,9 @@ def make_step(
             loss_key = jr.fold_in(state.key, state.step)
             evaluation, gradients = _differentiate(evaluate, state, batch, loss_key)
             updated = _update(optimiser, state, parameters, evaluation, gradients)
-            updated, judged = skip_overflow(state, updated, gradients, evaluation.loss)
+            updated, loss_to_judge = skip_overflow(state, updated, gradients, evaluation.loss)
             if guard is not None:
-                updated = guard(state, updated, judged)
+                updated = guard(state, updated, loss_to_judge)
             if sharding is not None:
                 updated = shard(updated, sharding)
             returned = updated, evaluation.loss, evaluation.aux
@@ -145,6 +156,7 @@ def make_step(
 
     step = guarded_by(keep_if_finite if check_finite else None)
     if check_finite:
+        # Where `fit` keeps a copy to go back to, it runs this step, which checks less (`_guards`).
         register_unguarded(step.__wrapped__, guarded_by(halt_if_not_finite))
     return step
 
@@ -152,7 +164,7 @@ def make_step(
 def _differentiate(
     evaluate: Evaluate, state: TrainState, batch: Any, key: PRNGKeyArray
 ) -> tuple[Evaluation, PyTree]:
-    """The evaluation of the loss, and its gradients, which are scaled in between if need be."""
+    """The evaluation of the loss, and its gradients, which are computed scaled if need be."""
     loss_scale = state.loss_scale
 
     def scaled_loss(*arguments: Any) -> tuple[Any, Evaluation]:
@@ -177,18 +189,16 @@ def _update(
     gradients: PyTree,
 ) -> TrainState:
     """The state after one more step."""
-    # Optax counts on promotion (Adam raises a float to an integer count), also where the user wants
-    # the model's own arithmetic strict.
+    # Optax relies on promotion (Adam raises a float to an integer count), even where the user has
+    # made it strict for the model's own arithmetic.
     with jax.numpy_dtype_promotion("standard"):
         updates, optimiser_state = optax.with_extra_args_support(optimiser).update(
             gradients, state.optimiser_state, parameters, value=evaluation.loss
         )
-    return TrainState(
-        apply_updates(state.model, updates),
-        optimiser_state,
-        state.step + 1,
-        state.key,
-        state.is_halted,
-        state.loss_scale,
-        evaluation.model_state,
+    return dataclasses.replace(
+        state,
+        model=apply_updates(state.model, updates),
+        optimiser_state=optimiser_state,
+        step=state.step + 1,
+        model_state=evaluation.model_state,
     )
