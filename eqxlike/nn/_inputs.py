@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -37,6 +37,13 @@ def check_layer(layer: Any, what: str) -> None:
         raise TypeError(
             f"{what} expected a layer, or a function such as `jax.nn.relu`; got {layer!r}."
         )
+
+
+def check_layer_list(what: str, layers: Any, *more: Any) -> None:
+    """Raises `TypeError` if `what`, which takes a list of layers, was given a layer, or several."""
+    if more or (callable(layers) and not isinstance(layers, Iterable)):
+        names = ", ".join(type(each).__name__ for each in (layers, *more))
+        raise TypeError(f"{what} expected a list of layers, `nn.{what}([a, b])`; got {names}.")
 
 
 def check_input(layer: Module, x: Any, expected: Shape, name: str = "x") -> None:

@@ -1,8 +1,8 @@
 """The multi-layer perceptron, sequences of layers, and an activation with a parameter."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, Self, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from ._inputs import (
     as_data,
     check_input,
     check_layer,
+    check_layer_list,
     describe,
     key_for,
     layer_at,
@@ -205,19 +206,21 @@ class Sequential(StatefulLayer):
 
     layers: tuple[Callable, ...]
 
+    def __new__(cls, *layers: Any, **_: Any) -> Self:
+        # Not in `__init__`, which has the parameters of Equinox's. A subclass may have others.
+        if cls is Sequential and len(layers) > 1:
+            check_layer_list("Sequential", *layers)
+        return super().__new__(cls)
+
     def __init__(self, layers: Sequence[Callable]):
         """**Arguments:**
 
         - `layers`: callables `layer(x, *, key)`, or `layer(x, state, *, key)` for those that are
           stateful; wrap a plain function in `Lambda` if the whole is called with a key.
 
-        **Raises:** `TypeError` for a layer in the place of the list, and for what is not a layer.
+        **Raises:** `TypeError` for layers in the place of the list, and for what is not a layer.
         """
-        if callable(layers) and not isinstance(layers, Iterable):
-            raise TypeError(
-                "Sequential expected a list of layers, `Sequential([...])`; got "
-                f"{type(layers).__name__}."
-            )
+        check_layer_list("Sequential", layers)
         self.layers = tuple(layers)
         for index, layer in enumerate(self.layers):
             check_layer(layer, f"Sequential: layers[{index}]")

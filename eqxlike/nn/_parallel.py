@@ -24,7 +24,15 @@ from .._pytree import (
     same_shape_and_dtype,
 )
 from .._transforms import filter_vmap
-from ._inputs import as_data, check_instance, describe, key_for, layer_at, stack_layers
+from ._inputs import (
+    as_data,
+    check_instance,
+    check_layer_list,
+    describe,
+    key_for,
+    layer_at,
+    stack_layers,
+)
 from ._linear import FusedLinear
 from ._stateful import (
     NO_STATE,
@@ -106,6 +114,7 @@ class Parallel(StatefulLayer):
         **Raises:** `ValueError` if there is no branch, `join` is another word, or `axis` is not an
         integer or comes with another `join`; `TypeError` for a branch that cannot be called.
         """
+        check_layer_list("Parallel", branches)
         branches = tuple(branches)
         if not branches:
             raise ValueError("Parallel needs at least one branch.")

@@ -167,6 +167,12 @@ def test_what_cannot_be_called_is_refused_where_it_is_given(getkey):
             [layer, 3]
         ),
         r"Sequential expected a list of layers, .*; got Linear\.$": lambda: nn.Sequential(layer),
+        r"of layers, `nn\.Sequential\(\[a, b\]\)`; got Linear, Linear\.$": lambda: nn.Sequential(
+            *[layer, layer]
+        ),
+        r"Parallel expected a list of layers, .*; got Linear\.$": (
+            lambda: nn.Parallel(*[layer, layer])
+        ),
         r"ScanStack expected a function from a key .*; got Linear\. .*ScanStack\.stack": (
             lambda: nn.ScanStack(layer, 3, key=getkey())
         ),
