@@ -1,5 +1,6 @@
 """Dtypes: the default for parameters, the dtypes to compute in, and that of keys."""
 
+import math
 from typing import Any
 
 import jax
@@ -23,11 +24,18 @@ def is_key(x: Any) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def explain_key(error: TypeError, key: Any, taker: str) -> None:
-    """Raises a `TypeError` that names the way to make a key, if JAX raised `error` for a number."""
-    if "PRNG key" in str(error) and np.shape(key) == () and not is_key(key):
+def explain_key(error: Exception, key: Any, taker: str) -> None:
+    """Raises an error that names the way to one key, if JAX raised `error` for a number or keys."""
+    shape = np.shape(key)
+    if "PRNG key" in str(error) and shape == () and not is_key(key):
         raise TypeError(
             f"{taker} expected a key, as `jax.random.key(0)` makes it; got {key!r}."
+        ) from error
+    keys_shape = shape if is_key(key) else shape[:-1]
+    if "accepts a single key" in str(error) and keys_shape:
+        raise ValueError(
+            f"{taker} expected one key; got {math.prod(keys_shape)} keys, as `jax.random.split` "
+            "makes them: take one, as in `keys[0]`, or map over all with `eqxlike.filter_vmap`."
         ) from error
 
 

@@ -124,7 +124,7 @@ class ModuleMeta(abc.ABCMeta):
                 _check_all_set(self)
                 for name, converter in cls._eqxlike_class.converters:
                     object.__setattr__(self, name, converter(getattr(self, name)))
-            except TypeError as error:
+            except (TypeError, ValueError) as error:
                 _explain_init(cls, error, args, kwargs)
                 raise
             finally:
@@ -341,9 +341,9 @@ def _hides_arrays(value: Any) -> bool:
 _TRANSFORMED = (PjitFunction, jax.custom_jvp, jax.custom_vjp)
 
 
-def _explain_init(cls: type, error: TypeError, args: Any, kwargs: Any) -> None:
-    """Raises a clearer `TypeError` if `error`, of an `__init__`, is about its argument `key`."""
-    if "PRNG key" not in str(error):
+def _explain_init(cls: type, error: Exception, args: Any, kwargs: Any) -> None:
+    """Raises a clearer error if `error`, of an `__init__`, is about its argument `key`."""
+    if not any(words in str(error) for words in ("PRNG key", "a single key")):
         return
     bound = inspect.signature(cls).bind(*args, **kwargs)
     bound.apply_defaults()

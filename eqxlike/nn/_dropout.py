@@ -117,7 +117,7 @@ class Dropout(Module):
             keep = 1 - jax.lax.stop_gradient(p)
         try:
             mask = jr.bernoulli(key, keep, jnp.shape(x))
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             explain_key(error, key, "Dropout")
             raise
         if not isinstance(keep, (int, float)) and jnp.issubdtype(jnp.result_type(x), jnp.inexact):
