@@ -71,11 +71,20 @@ def positive_number(value: Any, name: str) -> float:
     return number
 
 
+def check_number(value: Any, name: str) -> None:
+    """Raises `TypeError` unless `value`, the argument `name`, is a number or an array of them."""
+    dtype = getattr(value, "dtype", object)
+    if not isinstance(value, numbers.Real) and not jnp.issubdtype(dtype, jnp.number):
+        raise TypeError(f"{name} must be a number, got {value!r}.")
+
+
 def check_scale(scale: Any, name: str) -> None:
-    """Raises `ValueError` unless `scale`, a number or an array, is one positive number.
+    """Raises `ValueError` unless `scale`, a number or an array, is one positive number, and
+    `TypeError` if it is neither.
 
     The values of arrays are not checked: they may be traced.
     """
+    check_number(scale, name)
     if isinstance(scale, (int, float)) and not (scale > 0 and math.isfinite(scale)):
         raise ValueError(f"{name} must be positive and finite, got {scale!r}.")
     if jnp.shape(scale) != ():

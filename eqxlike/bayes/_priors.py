@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array, PyTree
 
-from .._check_numbers import positive_number
+from .._check_numbers import check_number, positive_number
 from .._module import Module, field
 from .._pytree import Which, path_matches
 from ._libraries import check_distribution, check_positive, distributions, is_distribution
@@ -115,6 +115,7 @@ class NormalPrior(Prior):
     scale: Any
 
     def __check_init__(self):
+        check_number(self.loc, "normal: loc")
         check_positive(self.scale, "normal: scale")
 
     def hyperpriors(self, leaves: Leaves) -> dict[str, Any]:

@@ -321,6 +321,12 @@ def test_a_scale_is_positive():
             build()
 
 
+def test_what_is_no_number_is_not_a_parameter_of_a_normal_prior():
+    for arguments, name in [(("a",), "loc"), ((0, "x"), "scale"), ((dist.Normal(),), "loc")]:
+        with pytest.raises(TypeError, match=f"^normal: {name} must be a number, got "):
+            bayes.normal(*arguments)
+
+
 class Twice(bayes.Likelihood):
     def distribution(self, output, unknowns):
         return dist.Normal(jnp.stack([output, output]), 0.3)
