@@ -80,14 +80,21 @@ def _mask(
     def spread(spec: FilterSpec, subtree: PyTree, frozen: PyTree[bool] = None) -> PyTree[bool]:
         if isinstance(spec, bool):
             return jtu.tree_map(lambda _: spec, subtree, is_leaf=is_leaf)
-        if callable(spec):
+        # Python's own, such as `bool`, are functions of a leaf: Equinox takes them.
+        is_class = isinstance(spec, type) and spec.__module__ != "builtins"
+        if callable(spec) and not is_class:
             leaves, treedef = jtu.tree_flatten(subtree, is_leaf=is_leaf)
             are_frozen = [] if frozen is None else treedef.flatten_up_to(frozen)
             return treedef.unflatten(_flag(leaves, are_frozen, spec))
         path = next(path for path, leaf in jtu.tree_leaves_with_path(filter_spec) if leaf is spec)
+        hint = (
+            " A class or dtype is not a predicate: write `lambda leaf: isinstance(leaf, ...)`, or "
+            "`lambda leaf: is_array(leaf) and leaf.dtype == ...`."
+        )
         raise ValueError(
             "`filter_spec` must consist of booleans and callables only; it has a leaf "
             f"{spec!r} of type {type(spec).__name__} at filter_spec{jtu.keystr(path)}."
+            + (hint if is_class or isinstance(spec, np.dtype) else "")
         )
 
     advice = (

@@ -4,6 +4,7 @@ Any tree, any specification, right or wrong: the output on eqxlike is that on Eq
 """
 
 import functools
+import re
 
 import equinox
 import jax
@@ -216,6 +217,15 @@ def test_a_wrong_specification_is_an_error_that_says_where():
     assert eqxlike.filter([1, len], functools.partial(callable)) == [None, len]
     with pytest.raises(ValueError, match=r"^mine$"):
         eqxlike.filter([1, 2], [predicate, True])
+
+
+def test_a_class_or_a_dtype_is_not_a_predicate():
+    for function in (eqxlike.filter, eqxlike.partition):
+        for spec in (jnp.float32, np.float32, jax.Array, np.dtype("float32")):
+            expected = rf"leaf {re.escape(repr(spec))} .* at filter_spec\[1\]\. .* `lambda leaf: "
+            with pytest.raises(ValueError, match=expected):
+                function([1, 2.0], [True, spec])
+    assert eqxlike.filter([1, 0], bool) == equinox.filter([1, 0], bool) == [1, None]
 
 
 # --- combine ------------------------------------------------------------------------------------
