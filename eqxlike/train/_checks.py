@@ -1,6 +1,7 @@
 """Checks of what training is given, where it comes in: each error says the way out."""
 
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -71,6 +72,12 @@ def check_takes(function: Callable[..., Any], call: str, taker: str, hint: str =
         raise TypeError(
             f"{taker} calls `{call}`, and {name} does not take that: {error}.{hint}"
         ) from None
+
+
+def check_folder(folder: Any, name: str) -> None:
+    """Raises `TypeError` for what is not the path of a folder."""
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"{name} must be the path of a folder of checkpoints, got {folder!r}.")
 
 
 def check_optimiser(optimiser: Any, taker: str) -> None:

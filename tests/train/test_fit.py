@@ -508,6 +508,7 @@ def test_argument_of_another_kind_is_named(state, step):
         (TypeError, r"`evaluate` to be a f.*, `evaluate\(state\)`; got \{\}", {"evaluate": {}}),
         (TypeError, r"calls `evaluate\(state\)`, .* `make_evaluate", {"evaluate": loss}),
         (TypeError, r"`on_log` to be a f.*, `on_log\(step, loss\)`; got 100", {"on_log": 100}),
+        (TypeError, "fit: resume_from must be the path .* got 3", {"resume_from": 3}),
         (ValueError, f"num_steps {number} 0", {"num_steps": 0}),
         (ValueError, f"log_every {number} 2.5", {"log_every": 2.5}),
         (ValueError, f"check_every {number} True", {"check_every": True}),

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..._check_numbers import whole_number
 from .._checkpoints import CheckpointError, CheckpointFolder, Saving
+from .._checks import check_folder
 from .._run import Run
 from .._state import TrainState
 from ._callback import Callback, kept_by, load_kept, metric_of
@@ -180,6 +181,7 @@ def newest_in(
     **Raises:** what `CheckpointFolder.restore_newest` raises, and `ValueError` for a checkpoint
     that `fit` did not make.
     """
+    check_folder(folder, "fit: resume_from")
     checkpoints = _writer_of(folder, callbacks) or CheckpointFolder(folder)
     try:
         restored = checkpoints.restore_newest(like)

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 from jaxtyping import PyTree
 
 from ..._check_numbers import whole_number
+from .._checks import check_folder
 from ._background import Saving, in_first, lock, wait_for_newest
 from ._format import NAME, CheckpointError, name_of, read_manifest, steps_in
 from ._restore import Restored, read_one
@@ -57,6 +58,7 @@ class CheckpointFolder:
         keep_best: int | None = None,
         mode: Literal["min", "max"] = "min",
     ) -> None:
+        check_folder(folder, "CheckpointFolder: folder")
         self.folder = pathlib.Path(os.path.realpath(folder))
         if (self.folder / NAME).exists():
             raise ValueError(

@@ -328,6 +328,8 @@ def test_arguments_that_do_not_fit_are_refused(folder, tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             train.CheckpointFolder(folder, **arguments)
+    with pytest.raises(TypeError, match=r"folder must be the path of a folder of .*, got 3\.$"):
+        train.CheckpointFolder(3)
     with train.CheckpointFolder(folder) as checkpoints:
         with pytest.raises(ValueError, match="counted from 0, got -1"):
             checkpoints.save(-1, state())
