@@ -52,6 +52,8 @@ from ._field import check_static, converter_of, field, found_in_class
 from ._naming import LayerCall
 from ._strict import check_strict, read_strict
 
+_PACKAGE = __name__.partition(".")[0]
+
 
 # With `frozen_default=True` a type checker would refuse the assignments of a custom `__init__`.
 @dataclass_transform(field_specifiers=(field, dataclasses.field))
@@ -59,6 +61,9 @@ class ModuleMeta(abc.ABCMeta):
     """Makes each subclass of `Module` a frozen dataclass and registers it as a pytree."""
 
     _eqxlike_class: ClassRecord
+    # The classes of what `filter_jit` and its kin return have no public name: `pickle` finds them
+    # here.
+    eqxlike_wrappers = types.SimpleNamespace()
 
     def __new__(
         mcs,
@@ -97,6 +102,9 @@ class ModuleMeta(abc.ABCMeta):
         if strictness is not None:
             check_strict(cls, strictness, own, None if record.makes_init else owner)
         _register(cls, record, fields)
+        if cls.__module__.startswith(f"{_PACKAGE}._") and not record.traits.is_layer:
+            # A subclass that freezes arrays has the same name, and comes later.
+            vars(ModuleMeta.eqxlike_wrappers).setdefault(cls.__qualname__.lstrip("_"), cls)
         return cls
 
     # A type checker that saw these would think that every instance is what `__call__` returns, and
@@ -178,9 +186,12 @@ class ModuleMeta(abc.ABCMeta):
 def _by_public_name(cls: type) -> Any:
     """What `pickle` takes for a class: of ours the public name, so that files outlive a move."""
     home, is_private, _ = cls.__module__.partition("._")
-    is_ours = bool(is_private) and home.partition(".")[0] == __name__.partition(".")[0]
+    is_ours = bool(is_private) and home.partition(".")[0] == _PACKAGE
     if is_ours and vars(sys.modules[home]).get(cls.__qualname__) is cls:
         return pkgutil.resolve_name, (f"{home}:{cls.__qualname__}",)
+    wrapper = cls.__qualname__.lstrip("_")
+    if vars(ModuleMeta.eqxlike_wrappers).get(wrapper) is cls:
+        return pkgutil.resolve_name, (f"{_PACKAGE}:Module.eqxlike_wrappers.{wrapper}",)
     return cls.__qualname__
 
 

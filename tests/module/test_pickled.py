@@ -142,13 +142,32 @@ def test_a_transformed_callable_is_pickled_and_called(name):
     assert shown[0] == shown[1]
 
 
+class Holder(eqxlike.Module):
+    function: Any
+
+
 def test_our_classes_are_pickled_by_their_public_names():
-    for each in (eqxlike.nn.Dropout(), eqxlike.Partial(scaled), eqxlike.bayes.Laplace()):
+    for each in (
+        *(eqxlike.nn.Dropout(), eqxlike.Partial(scaled), eqxlike.bayes.Laplace()),
+        eqxlike.filter_jit(scaled, donate="all"),
+        *(eqxlike.filter_vmap(scaled), eqxlike.filter_grad(scaled)),
+        Holder(eqxlike.filter_jit(eqxlike.filter_checkpoint(scaled))),
+        Scale(1.0).jitted,
+    ):
         pickled = pickle.dumps(each)
         assert b"._" not in pickled
         assert pickle.loads(pickled) == each
     # What `freeze` makes of a class has no public name, but the class inside has one.
     assert b"eqxlike.nn:PReLU" in pickle.dumps(eqxlike.nn.freeze(eqxlike.nn.PReLU()))
+
+
+def test_an_older_pickle_of_a_jitted_function_loads():
+    jitted = eqxlike.filter_jit(scaled, donate="all")
+    state = {**jitted.__getstate__(), "_jit_options": jitted._jit_options}
+    loaded = object.__new__(type(jitted))
+    loaded.__setstate__(state)
+    assert loaded == jitted
+    assert loaded(jnp.array(3.0), jnp.array(2.0)) == 12
 
 
 traces: list[int] = []

@@ -247,14 +247,20 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
     def __getstate__(self) -> dict[str, Any]:
         # The metadata of the function is left out: not all annotations can be pickled.
         shown = shown_by(self._function)
-        return {
+        kept = {
             name: value
             for name, value in stored_fields(self).items()
             if name not in METADATA or value is not shown.get(name)
         }
+        # The class of the options has no public name.
+        return {**kept, "_jit_options": (self._jit_options.values, self._jit_options.policy)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        stored_fields(self).update({**shown_by(state["_function"]), **state})
+        options = state["_jit_options"]
+        # Older pickles have the options themselves.
+        options = options if isinstance(options, Options) else Options(*options)
+        fields = {**shown_by(state["_function"]), **state, "_jit_options": options}
+        stored_fields(self).update(fields)
 
     def __repr__(self) -> str:
         return f"filter_jit({self._function!r})"

@@ -32,6 +32,8 @@ class if_array:
     (0, None)
     """
 
+    __module__ = "eqxlike"  # pickles name it
+
     axis: int
 
     def __call__(self, leaf: Any) -> int | None:
