@@ -104,7 +104,7 @@ class Parallel(StatefulLayer):
           are stateful; wrap a plain function in `Lambda`. Equal ones are frozen alike: to train
           one and not another, freeze before you put them here.
         - `join`: `"sum"`, `"concatenate"`, or a function of the tuple of outputs, in the order of
-          the branches; a Module as that function is trained. _Outputs may be pytrees, whose leaves
+          the branches; a Module as that function is trained. Outputs may be pytrees, whose leaves
           `"sum"` and `"concatenate"` join.
         - `axis`: along which `"concatenate"` joins; 0 if left out, that of the features of a vector
           and of the channels of an image.
