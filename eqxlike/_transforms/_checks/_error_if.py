@@ -193,7 +193,7 @@ def _checked(
             if not pred:
                 return rest.merge(arrays)
             if on_error == "raise":
-                raise EqxlikeTracetimeError(report.text(np.array(True), None))
+                raise EqxlikeTracetimeError(report.messages[0])
     if not arrays:
         raise ValueError(
             "`x` has no array in it. Expected is at least one: the check is made where the arrays "

@@ -59,6 +59,12 @@ def test_programs_do_the_same():
     assert ours == theirs
 
 
+def test_error_of_a_python_number_is_the_message_alone():
+    for eqx in (eqxlike, equinox):
+        with pytest.raises(eqx.EquinoxTracetimeError, match=r"^wrong$"):
+            eqx.error_if(int, True, "wrong")
+
+
 def test_every_kind_of_predicate_and_index_raises_or_passes():
     for pred in (TRUE, np.bool_(True), np.array([False, True]), jnp.arange(2), jnp.array([0.5])):
         with pytest.raises(eqxlike.EqxlikeRuntimeError, match=r"^wrong\n"):
