@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 _FLOAT32, _FLOAT64 = jnp.dtype(jnp.float32), jnp.dtype(jnp.float64)
 
@@ -26,7 +25,7 @@ def is_key(x: Any) -> bool:
 
 def explain_key(error: Exception, key: Any, taker: str) -> None:
     """Raises an error that names the way to one key, if JAX raised `error` for a number or keys."""
-    shape = np.shape(key)
+    shape = getattr(key, "shape", ())
     if "PRNG key" in str(error) and shape == () and not is_key(key):
         raise TypeError(
             f"{taker} expected a key, as `jax.random.key(0)` makes it; got {key!r}."

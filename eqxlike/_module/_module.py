@@ -441,22 +441,24 @@ class Wrapper(Module, _traits=Traits(is_layer=False)):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A decorated function is pickled by its name, like functions. It cannot be pickled by its
-        # parts: the name of the function that it wraps refers to the wrapper.
-        if _is_found_by_name(self):
-            return self.__qualname__
+        # parts: the name of the function that it wraps refers to the wrapper. A map over a tree
+        # makes an equal wrapper.
+        found = _found_by_name(self)
+        if type(found) is type(self) and (found is self or found == self):
+            return pkgutil.resolve_name, (f"{self.__module__}:{self.__qualname__}",)
         return super().__reduce_ex__(protocol)
 
 
-def _is_found_by_name(described: Any) -> bool:
-    """Whether the module of `described` has it under its qualified name.
+def _found_by_name(described: Any) -> Any:
+    """What the module of `described` has under the qualified name of that, or `None`.
 
-    This excludes `__main__`, which is another module in another process.
+    Not for `__main__`, which is another module in another process.
     """
     module = getattr(described, "__module__", None)
     found = None if module == "__main__" else sys.modules.get(module or "")
     for name in getattr(described, "__qualname__", "").split("."):
         found = getattr(found, name, None)
-    return found is described
+    return found
 
 
 class BoundMethod(Wrapper):

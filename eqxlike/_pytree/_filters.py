@@ -15,6 +15,13 @@ from ._predicates import flag_frozen, frozen_mask, is_inexact_array, past_marks
 Tree = TypeVar("Tree", bound=Any)
 FilterSpec = bool | Callable[[Any], bool]
 
+_OF_ARRAYS = {"jax", "jaxlib", "numpy", "jaxtyping", __name__.partition(".")[0]}
+"""The packages whose classes are dtypes, arrays and layers: none of them is a predicate."""
+
+
+def _package_of(cls: type) -> str:
+    return cls.__module__.partition(".")[0]
+
 
 def flag_leaves(
     tree: PyTree,
@@ -80,9 +87,8 @@ def _mask(
     def spread(spec: FilterSpec, subtree: PyTree, frozen: PyTree[bool] = None) -> PyTree[bool]:
         if isinstance(spec, bool):
             return jtu.tree_map(lambda _: spec, subtree, is_leaf=is_leaf)
-        # Python's own, such as `bool`, are functions of a leaf: Equinox takes them.
-        is_class = isinstance(spec, type) and spec.__module__ != "builtins"
-        if callable(spec) and not is_class:
+        is_dtype_or_array = isinstance(spec, type) and _package_of(spec) in _OF_ARRAYS
+        if callable(spec) and (not is_dtype_or_array or spec is np.bool_):
             leaves, treedef = jtu.tree_flatten(subtree, is_leaf=is_leaf)
             are_frozen = [] if frozen is None else treedef.flatten_up_to(frozen)
             return treedef.unflatten(_flag(leaves, are_frozen, spec))
@@ -94,7 +100,7 @@ def _mask(
         raise ValueError(
             "`filter_spec` must consist of booleans and callables only; it has a leaf "
             f"{spec!r} of type {type(spec).__name__} at filter_spec{jtu.keystr(path)}."
-            + (hint if is_class or isinstance(spec, np.dtype) else "")
+            + (hint if is_dtype_or_array or isinstance(spec, np.dtype | str) else "")
         )
 
     advice = (

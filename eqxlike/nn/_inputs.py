@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -39,11 +39,12 @@ def check_layer(layer: Any, what: str) -> None:
         )
 
 
-def check_layer_list(what: str, layers: Any, *more: Any) -> None:
-    """Raises `TypeError` if `what`, which takes a list of layers, was given a layer, or several."""
-    if more or (callable(layers) and not isinstance(layers, Iterable)):
-        names = ", ".join(type(each).__name__ for each in (layers, *more))
-        raise TypeError(f"{what} expected a list of layers, `nn.{what}([a, b])`; got {names}.")
+def check_layer_list(what: str, layers: Any) -> None:
+    """Raises `TypeError` if `what`, which takes a list of layers, was given a layer."""
+    is_iterable = hasattr(layers, "__iter__") or hasattr(layers, "__getitem__")
+    if callable(layers) and not is_iterable:
+        name = type(layers).__name__
+        raise TypeError(f"{what} expected a list of layers, `nn.{what}([a, b])`; got {name}.")
 
 
 def check_input(layer: Module, x: Any, expected: Shape, name: str = "x") -> None:

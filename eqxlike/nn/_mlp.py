@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -206,19 +206,13 @@ class Sequential(StatefulLayer):
 
     layers: tuple[Callable, ...]
 
-    def __new__(cls, *layers: Any, **_: Any) -> Self:
-        # Not in `__init__`, which has the parameters of Equinox's. A subclass may have others.
-        if cls is Sequential and len(layers) > 1:
-            check_layer_list("Sequential", *layers)
-        return super().__new__(cls)
-
     def __init__(self, layers: Sequence[Callable]):
         """**Arguments:**
 
         - `layers`: callables `layer(x, *, key)`, or `layer(x, state, *, key)` for those that are
           stateful; wrap a plain function in `Lambda` if the whole is called with a key.
 
-        **Raises:** `TypeError` for layers in the place of the list, and for what is not a layer.
+        **Raises:** `TypeError` for a layer in the place of the list, and for what is not a layer.
         """
         check_layer_list("Sequential", layers)
         self.layers = tuple(layers)

@@ -272,7 +272,12 @@ class GroupNorm(Module):
         centred = grouped - jnp.mean(grouped, axis=1, keepdims=True)
         variance = jnp.mean(centred**2, axis=1, keepdims=True)
         normalised = (centred * jax.lax.rsqrt(variance + self.eps)).reshape(x.shape)
-        out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
+        per_channel = (-1,) + (1,) * (x.ndim - 1)
+        affine = [
+            p if p is None else jnp.broadcast_to(p.reshape(per_channel), x.shape)
+            for p in (self.weight, self.bias)
+        ]
+        out = _affine(normalised, *affine).astype(x.dtype)
         return out if state is NO_STATE else (out, state)
 
 
@@ -284,13 +289,8 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 
 
 def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
-    """`x * weight + bias`, without those that are `None`; they belong to the first axes of `x`."""
     if weight is not None:
-        x = x * _along_first_axes(weight, x)
+        x = x * weight.astype(x.dtype)
     if bias is not None:
-        x = x + _along_first_axes(bias, x)
+        x = x + bias.astype(x.dtype)
     return x
-
-
-def _along_first_axes(p: Array, x: Array) -> Array:
-    return p.astype(x.dtype).reshape(p.shape + (1,) * (x.ndim - p.ndim))

@@ -75,9 +75,12 @@ def check_takes(function: Callable[..., Any], call: str, taker: str, hint: str =
 
 
 def check_folder(folder: Any, name: str) -> None:
-    """Raises `TypeError` for what is not the path of a folder."""
+    """Raises `TypeError` for what is not a path, `NotADirectoryError` for that of a file."""
+    expected = f"{name} must be the path of a folder of checkpoints"
     if not isinstance(folder, str | os.PathLike):
-        raise TypeError(f"{name} must be the path of a folder of checkpoints, got {folder!r}.")
+        raise TypeError(f"{expected}, got {folder!r}.")
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise NotADirectoryError(f"{expected}, and {os.fspath(folder)!r} is a file.")
 
 
 def check_optimiser(optimiser: Any, taker: str) -> None:

@@ -114,6 +114,15 @@ def test_a_callback_may_end_the_run(run):
     assert result.exit_status == 0
 
 
+def test_hook_that_is_never_called_is_warned_about(run):
+    class Stop(train.Callback):
+        def on_step(self, run):
+            run.stop("Enough.")
+
+    with pytest.warns(UserWarning, match=r"callbacks\[0\] has an `on_step` that is never called"):
+        assert len(run(3, callbacks=[Stop()]).history) == 3
+
+
 def test_what_is_no_callback_or_evaluation_is_refused(run):
     no_period = Recorder()
     no_period.every = 0

@@ -90,7 +90,10 @@ def axis_of_each_leaf(name: str, spec: PyTree[AxisSpec], tree: PyTree) -> list[i
         )
     except ValueError as error:
         whole = "the tuple of arguments" if name == "in_axes" else "what the function returned"
-        raise ValueError(f"`{name}` is not a prefix of {whole}: {error}") from None
+        why = str(error)
+        if type(spec) is type(tree) is tuple and len(spec) != len(tree):
+            why = f"it has {len(spec)} entries in place of {len(tree)}"
+        raise ValueError(f"`{name}` is not a prefix of {whole}: {why}") from None
     axes: list[int | None] = []
     for spec, subtree in specs_and_subtrees:
         for leaf in jtu.tree_leaves(subtree):

@@ -118,6 +118,8 @@ def _inferred(
     """
     _check(target, method, chain_method, mode, key)
     checkpoint_every_s = positive_number(checkpoint_every_s, "checkpoint_every_s")
+    if not isinstance(checkpoint, str | os.PathLike | None):
+        raise TypeError(f"infer: checkpoint must be the path of a file, got {checkpoint!r}.")
     path = None if checkpoint is None else pathlib.Path(checkpoint)
     if path is not None and not path.parent.is_dir():
         raise FileNotFoundError(
@@ -425,7 +427,10 @@ def _linked(problem: Problem, samples: Any) -> Array:
 
 def _check(target: Any, method: Any, chain_method: Any, mode: Any, key: Any) -> None:
     if not isinstance(target, Posterior):
-        raise TypeError(f"infer: target must be a bayes.Posterior, got {target!r}.")
+        raise TypeError(
+            "infer: target must be a bayes.Posterior, as `bayes.Posterior(model, prior=..., "
+            f"likelihood=..., data=(x, y))` makes it; got one of type {type(target).__name__}."
+        )
     if isinstance(method, type) and issubclass(method, Method):
         raise TypeError(
             f"infer: method must be an instance; call the class, `bayes.{method.__name__}()`."
@@ -458,7 +463,8 @@ def _check(target: Any, method: Any, chain_method: Any, mode: Any, key: Any) -> 
                 )
     shape, dtype = getattr(key, "shape", ()), getattr(key, "dtype", None)
     if not (shape == () if is_key(key) else dtype == jnp.uint32 and len(shape) == 1):
-        raise TypeError(f"infer: key must be one key, such as `jax.random.key(0)`; got {key!r}.")
+        got = f"keys of shape {shape}: take one, as in `keys[0]`" if is_key(key) else repr(key)
+        raise TypeError(f"infer: key must be one key, such as `jax.random.key(0)`; got {got}.")
 
 
 def _check_start(problem: Problem, key: PRNGKeyArray) -> None:

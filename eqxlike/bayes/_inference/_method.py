@@ -189,11 +189,13 @@ class Method(Module):
     `log_density`, `acceptance`, `is_divergent` and `energy` go into its diagnostics; `loss` is what
     an optimiser makes smaller.
 
-    To add a method, write a class in `bayes/_methods`. Derive it from `MarkovChain`, and write
-    `init` and `step`, if its draws are the places that chains visit; from `Descent` if an optimiser
-    makes its steps; else from `Method`, and write `num_steps`, `init`, `step` and `sample`. A state
-    is the carry of a loop, so no step may change its shapes or dtypes. Export the class in
-    `bayes/__init__.py`, and add it to `METHODS` of `tests/bayes/methods/cases.py`: every law runs.
+    A method of your own derives from `Method` and has `num_steps`, `init`, `step`, `finish` and
+    `sample`. A state is the carry of a loop, so no step may change its shapes or dtypes.
+
+    One of eqxlike's is a class in `bayes/_methods`. It derives from `MarkovChain`, and has `init`
+    and `step`, if its draws are the places that chains visit; from `Descent` if an optimiser makes
+    its steps. Export it in `bayes/__init__.py`, and add it to `METHODS` of
+    `tests/bayes/methods/cases.py`: every law runs.
     """
 
     @property

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import math
-import operator
 import os
 import pathlib
 import shutil
@@ -15,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from jaxtyping import PyTree
 
-from ..._check_numbers import whole_number
+from ..._check_numbers import integer, whole_number
 from .._checks import check_folder
 from ._background import Saving, in_first, lock, wait_for_newest
 from ._format import NAME, CheckpointError, name_of, read_manifest, steps_in
@@ -131,9 +130,15 @@ class CheckpointFolder:
         in_first(lambda: self._begin(step))
 
     def _path_of(self, step: int) -> pathlib.Path:
-        if operator.index(step) < 0:
-            raise ValueError(f"A step is counted from 0, got {step}.")
-        return self.folder / name_of(operator.index(step))
+        number = integer(step)
+        if number is None:
+            raise TypeError(
+                "CheckpointFolder expected the number of a step, an integer, and then the state; "
+                f"got an object of type {type(step).__name__}."
+            )
+        if number < 0:
+            raise ValueError(f"A step is counted from 0, got {number}.")
+        return self.folder / name_of(number)
 
     def paths(self) -> list[pathlib.Path]:
         """The checkpoints, newest first, whole or damaged."""

@@ -1,10 +1,12 @@
 """What is due after which steps: logs, evaluations, and what callbacks do."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..._check_numbers import whole_number
 from ..._pytree import tree_pformat
+from ..._traceback import stacklevel_of_user
 from .._callbacks import Callback
 from .._checks import check_callable, check_takes
 from .._run import Run
@@ -44,6 +46,12 @@ def checked_callbacks(
             )
         if callback.every is not None:
             whole_number(callback.every, f"callbacks[{index}].every")
+        elif type(callback).on_step is not Callback.on_step:
+            warnings.warn(
+                f"callbacks[{index}] has an `on_step` that is never called: set its attribute "
+                "`every`, the number of steps between two calls.",
+                stacklevel=stacklevel_of_user(),
+            )
     return (*callbacks, *([] if on_log is None else [_OnLog(on_log)]))
 
 

@@ -330,6 +330,10 @@ def test_arguments_that_do_not_fit_are_refused(folder, tmp_path):
             train.CheckpointFolder(folder, **arguments)
     with pytest.raises(TypeError, match=r"folder must be the path of a folder of .*, got 3\.$"):
         train.CheckpointFolder(3)
+    with pytest.raises(NotADirectoryError, match=r"folder must be .*, and '.*\.py' is a file\.$"):
+        train.CheckpointFolder(__file__)
+    with pytest.raises(TypeError, match=r"the number of a step, .*; got an object of type "):
+        train.CheckpointFolder(tmp_path / "new").save(state(), 1)
     with train.CheckpointFolder(folder) as checkpoints:
         with pytest.raises(ValueError, match="counted from 0, got -1"):
             checkpoints.save(-1, state())

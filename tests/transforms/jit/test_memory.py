@@ -201,6 +201,24 @@ def test_entries_are_bounded_whatever_the_names_of_the_arguments(monkeypatch):
         assert sum(reference() is not None for reference in references) <= 4 + 2
 
 
+def test_clear_caches_forgets_what_was_compiled_for_a_closure():
+    traces = []
+
+    @filter_jit
+    def call(function, x):
+        traces.append(None)
+        return function(x)
+
+    def double(x):
+        return 2 * x
+
+    for num_traces in (1, 2):
+        call(double, jnp.ones(2))
+        call(double, jnp.ones(2))
+        assert len(traces) == num_traces
+        clear_caches()
+
+
 def test_clear_caches_lets_arguments_and_objects_of_compiled_methods_die():
     class Named:
         def loss(self, x):

@@ -200,9 +200,8 @@ def test_the_error_of_a_wrong_axis_names_the_argument_and_what_came():
 
 def test_axes_that_are_no_prefix_are_an_error():
     for name, whole in [("in_axes", "the tuple of arguments"), ("out_axes", "what the function")]:
-        with pytest.raises(
-            ValueError, match=f"`{name}` is not a prefix of {whole}.*structure erro"
-        ):
+        expected = f"`{name}` is not a prefix of {whole}.*: it has 1 entries in place of 2"
+        with pytest.raises(ValueError, match=expected):
             filter_vmap(lambda x, y: (x, y), **{name: (0,)})(MATRIX, MATRIX)
 
 
