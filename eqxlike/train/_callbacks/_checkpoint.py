@@ -17,11 +17,11 @@ from ._callback import Callback, kept_by, load_kept, metric_of
 
 
 class Checkpoint(Callback):
-    """Saves state, position of the batches and what callbacks keep, periodically and at the end.
+    """Saves the state, the position in the batches and the state of callbacks.
 
-    `fit(..., resume_from=folder)` goes on from the newest of them. The end is also Ctrl-C, SIGTERM
-    and what a callback asked for; after a divergence the last good state is the result, and no
-    checkpoint.
+    It saves periodically, and at the end of training, including one by Ctrl-C, SIGTERM or a
+    callback. After a divergence it saves nothing: the last good state is the result of `fit`.
+    `fit(..., resume_from=folder)` continues from the newest checkpoint.
 
     **Arguments:**
 
