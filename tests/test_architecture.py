@@ -128,6 +128,7 @@ EXTRAS = {
     "safetensors",
     "sklearn",
     "tensorboardX",
+    "threadpoolctl",
     "tqdm",
 }
 
