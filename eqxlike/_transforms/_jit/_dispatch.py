@@ -1,10 +1,11 @@
 """A call, from its arguments to what JAX compiled for them, in the order in which it happens.
 
-There are three objects to know. Each function, with its options, has a `Dispatcher`. For each
-combination of the Structures of its arguments that has one `CompiledFunction`, with one `jax.jit`
-of a function of flat arrays. A Structure holds no shapes: a call with another shape finds the same
-one, and JAX traces and compiles it again. Each trace runs `flat`, and so `Observer.begin`, which
-notes it. Later calls try the `FastPath` first, a function that is generated for these Structures.
+There are three objects to know. Each function, with its options, has a `Dispatcher`. The dispatcher
+makes one `CompiledFunction`, with one `jax.jit` of a function of flat arrays, for each combination
+of Structures of the arguments. A Structure holds no shapes: a call with another shape finds the
+same `CompiledFunction`, and JAX traces and compiles again. Each trace runs `flat`, and so
+`Observer.begin`, which notes it. Later calls try the `FastPath` first, a function that is generated
+for these Structures.
 """
 
 import contextlib
