@@ -10,7 +10,7 @@ python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test mutants test-pytorch test-downstream bench profile docs release-check lint format types clean
+.PHONY: help demo test mutants test-pytorch test-downstream bench bench-all profile docs release-check lint format types clean
 
 help:
 	@echo "make demo      the Bayesian networks on real data, with what filter_jit costs beside them"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-pytorch  the layers beside PyTorch's"
 	@echo 'make test-downstream  Lineax, Optimistix and Diffrax on eqxlike, beside Equinox (ARGS="--whole": all programs)'
 	@echo "make bench     filter_jit side by side with jax.jit, Equinox and NNX"
+	@echo 'make bench-all  every benchmark and the tests on one device (ARGS="--device gpu --minutes 40")'
 	@echo "make profile   where the time of a call goes"
 	@echo "make docs      the site, in build/site"
 	@echo "make release-check  wheel and sdist, each extra alone on each Python, sizes beside the last"
@@ -55,6 +56,10 @@ test-downstream:
 bench:
 	@.ci/setup peers test dev
 	@$(python) -m benchmarks.jit_overhead $(ARGS)
+
+bench-all:
+	@.ci/setup peers test dev
+	@$(python) -m benchmarks.all $(ARGS)
 
 profile:
 	@.ci/setup profile test dev

@@ -63,6 +63,10 @@ def _middle(column: str, **of: str) -> Callable[[Report], float]:
     return read
 
 
+def _num_finished(report: Report) -> float:
+    return len(_rows(report, status="finished"))
+
+
 def _mode(name: str, mode: str) -> Callable[[Report], float]:
     """Value and gradient by a mode, relative to the value alone."""
 
@@ -221,6 +225,10 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
             "data parallel, width 1024: 2 devices / 1",
             _ratio("data parallel, depth 2, width 1024, batch 256", "2 devices"),
         ),
+    ),
+    "all": (
+        Figure("tests that fail", lambda report: _rows(report, name="tests")[0]["failed"]),
+        Figure("commands that finish", _num_finished, more_is_better=True),
     ),
 }
 """A benchmark to its key figures; less is better unless stated otherwise."""

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import os
 import sys
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxlike
+from benchmarks import all as everything
 from benchmarks import (
     cases,
     columns,
@@ -275,3 +277,36 @@ def test_wrong_rows_and_unwritable_file_are_told_before_measuring(capsys, tmp_pa
     (tmp_path / "file").write_text("")
     assert jit_overhead.main(["--json", str(tmp_path / "file" / "report.json")]) == 2
     assert capsys.readouterr().err.startswith("benchmarks.jit_overhead: ")
+
+
+def test_whole_run_says_what_finished_what_was_cut_and_which_tests_failed(
+    monkeypatch, capsys, tmp_path
+):
+    sleeping = "import signal, time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('rows')"
+    with open(tmp_path / "output", "w+") as output:
+        assert everything._execute(["-c", sleeping], 2, os.environ, output) == "cut"
+        assert everything._execute(["-c", "1 / 0"], 60, os.environ, output) == "failed"
+        output.seek(0)
+        assert output.read().startswith("rows\n")
+    text = "FAILED tests/a.py::test_b - Error\nERROR tests/c.py\n1 failed, 7 passed, 1 error in 3s"
+    found = everything.tests_in(text)
+    assert found["failures"] == ["tests/a.py::test_b", "tests/c.py"]
+    row = {"name": "tests", "seconds": 1.0, "status": "cut", "is_quick": True} | found
+    monkeypatch.setattr(everything, "run", lambda *_: row)
+    only = ["--only", "^tests$", "--out", str(tmp_path)]
+    assert everything.main([*only, "--minutes", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "cut, quick  7 passed, 1 failed, 1 error, 0 skipped" in out
+    assert "- tests/a.py::test_b" in out
+    (path,) = tmp_path.glob("all-cpu-jax-*.json")
+    assert json.loads(path.read_text())["is_complete"]
+    assert everything.main([*only, "--device", "tpu"]) == 2
+    assert "JAX runs on cpu here, not on tpu" in capsys.readouterr().err
+
+
+def test_deselected_tests_exist():
+    for each in everything.SEVERAL_DEVICES:
+        assert (everything.ROOT / "tests" / each).exists()
+    for each in everything.SEVERAL_DEVICES_EACH:
+        path, _, name = each.partition("::")
+        assert f"def {name}" in (everything.ROOT / "tests" / path).read_text()

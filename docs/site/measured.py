@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from benchmarks import all as everything
 from benchmarks import bayes_cost, table
 from benchmarks.modes import tables as modes
 from benchmarks.modes.targets import targets as targets_of_modes
@@ -82,6 +83,11 @@ BENCHMARKS = {
         "Bayesian methods: quality",
         "Every method on real data, compared with plain networks and classical models.",
         lambda report: quality.render(report, targets_of_quality(report), markdown=True),
+    ),
+    "all": Benchmark(
+        "Whole runs",
+        "What ran on a device within a given time, and which tests passed there.",
+        lambda report: everything.render(report, markdown=True),
     ),
 }
 

@@ -78,7 +78,7 @@ def chart(figure: Figure, points: Sequence[Point]) -> str:
     for index, version in enumerate(_versions(points)):
         own = [each for each in has if each["machine"]["jax"] == version]
         for before, after in itertools.pairwise(own):
-            if before["machine"]["cpu"] == after["machine"]["cpu"]:
+            if _processor(before) == _processor(after):
                 ends = [(x(each), y(each["figures"][figure.title])) for each in (before, after)]
                 parts.append(
                     f'<line class="jax-{index}" x1="{ends[0][0]:.1f}" y1="{ends[0][1]:.1f}" '
@@ -145,12 +145,15 @@ def _versions(points: Sequence[Point]) -> list[str]:
     return sorted(versions, key=lambda version: [int(part) for part in version.split(".")])
 
 
+def _processor(each: Point) -> str:
+    machine = each["machine"]
+    name = machine["cpu"] if machine.get("backend", "cpu") == "cpu" else machine["device"]
+    return name.replace("(R)", "").removesuffix(" Processor")
+
+
 def _run(each: Point) -> str:
     machine = each["machine"]
-    return (
-        f"{_date(each)}, eqxlike {machine['eqxlike']}, jax {machine['jax']}, "
-        f"{machine['cpu'].replace('(R)', '').removesuffix(' Processor')}"
-    )
+    return f"{_date(each)}, eqxlike {machine['eqxlike']}, jax {machine['jax']}, {_processor(each)}"
 
 
 def _date(each: Point) -> str:

@@ -182,7 +182,7 @@ def test_error_of_another_batch_says_how_many_were_expected():
     with pytest.raises(
         jax.errors.JaxRuntimeError, match=r"f32\[3\]\(numpy\) as result; expected was f32\[2,3\]"
     ):
-        jax.vmap(function)(jnp.ones((2, 3)))
+        jax.block_until_ready(jax.vmap(function)(jnp.ones((2, 3))))
 
 
 def test_options_and_callbacks_that_are_wrong_are_errors():

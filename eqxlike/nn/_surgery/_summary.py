@@ -340,9 +340,11 @@ def _flops(equations: list[Any], are_on_keys: bool) -> float:
         return [equation.primitive.bind(*arrays, **equation.params) for equation, arrays in pairs]
 
     try:
-        analysis = jax.jit(run).lower(list(map(_inputs, equations))).cost_analysis()
+        # Not every platform analyses a program that is not compiled; the CPU's always does.
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            analysis = jax.jit(run).lower(list(map(_inputs, equations))).cost_analysis()
     # The equations were sound where they stood. By themselves they need not be: they may use an
-    # axis of a `pmap` around them; nor has every platform an analysis.
+    # axis of a `pmap` around them.
     except Exception:
         return math.nan
     if not isinstance(analysis, dict):

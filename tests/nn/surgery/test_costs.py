@@ -30,8 +30,10 @@ class Model(eqx.Module):
 def count_of_xla(model, *args):
     """What XLA counts before it optimises, without the -1 that it takes for each foreign call."""
     arrays, static = eqx.partition(model, eqx.is_array)
-    lowered = jax.jit(lambda arrays, *args: eqx.combine(arrays, static)(*args)).lower(arrays, *args)
-    analysis = lowered.cost_analysis()
+    program = jax.jit(lambda arrays, *args: eqx.combine(arrays, static)(*args))
+    shapes = jax.eval_shape(lambda *args: args, arrays, *args)
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        analysis = program.lower(*shapes).cost_analysis()
     return analysis.get("flops", 0.0) - analysis.get("optimal_seconds", 0.0)
 
 

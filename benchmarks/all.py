@@ -1,0 +1,261 @@
+"""All benchmarks, and the tests that need no second device, on one device within a given time.
+
+The commands run one after the other, each in its own process, those that say most first. Each has
+its share of the time that is left: it runs in full if the share is long enough, with `--quick`
+otherwise, and is interrupted at the end of its share, which keeps the rows that are finished. Their
+reports go to `benchmarks/results/`, where the site finds them; a summary of the run goes with them.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks import report
+from benchmarks.table import markdown_table, text_table
+
+NAME = "benchmarks.all"
+ROOT = pathlib.Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+GRACE_S = 20
+"""An interrupted command has this many seconds to print what it has."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A command.
+
+    - `name`: the name of its module in `benchmarks`; `TESTS` for the tests.
+    - `full_minutes`: the minutes that it takes without `--quick`, on two CPU cores.
+    - `share`: its share of the time, relative to the other jobs.
+    """
+
+    name: str
+    full_minutes: float
+    share: float
+
+
+TESTS = "tests"
+
+JOBS = (
+    Job("models", 8, 4),
+    Job(TESTS, 8, 4),
+    Job("training", 8, 3),
+    Job("jit_overhead", 8, 3),
+    Job("layers", 9, 3),
+    Job("loops", 4, 2),
+    Job("jit_edges", 8, 2),
+    Job("ad_modes", 10, 2),
+    Job("bayes_cost", 15, 3),
+    Job("bayes_quality", 25, 3),
+    Job("export", 5, 1),
+    Job("downstream", 10, 1),
+)
+"""The jobs, in order of worth."""
+
+TESTED = [
+    "transforms",
+    "nn",
+    "partition",
+    "module",
+    "pytree",
+    "loops",
+    "train",
+    "ad",
+    "bayes",
+    "ship",
+    "internal",
+    "debug",
+]
+"""The folders of tests that compute something on the device."""
+
+SEVERAL_DEVICES = [
+    "transforms/sharding",
+    "train/sharding",
+    "transforms/jit/test_shardings.py",
+    "transforms/mapping/test_pmap.py",
+]
+SEVERAL_DEVICES_EACH = [
+    "pytree/test_leaf_format.py::test_what_is_sharded_is_read_into_the_same_shards",
+    "pytree/test_leaf_format.py::test_what_was_put_on_a_device_is_read_onto_it",
+    "transforms/checks/test_error_if.py::test_check_on_several_devices_raises_on_all_of_them",
+    "transforms/checks/test_error_if.py::test_check_of_what_lies_on_no_known_device",
+    "transforms/checks/test_error_if.py::test_check_in_shard_map_raises",
+    "transforms/test_references.py::test_a_reference_among_arguments_with_shardings_has_its_own",
+    "transforms/jit/test_arrays.py::test_array_is_taken_as_by_jax",
+    "nn/test_batch_norm.py::test_batches_of_several_devices_are_one_batch",
+    "nn/test_init.py::test_arrays_of_many_shapes_are_drawn_by_few_programs",
+    "ad/test_modes.py::test_devices_that_share_an_array_share_its_gradient",
+    "ad/test_choose.py::test_choice_is_measured_anew_on_another_device",
+    "loops/test_carry.py::test_devices_that_share_what_a_scan_closes_over_share_its_gradient",
+    "train/test_state.py::test_arrays_stay_on_their_device_and_only_free_ones_may_be_moved",
+    "train/test_batches.py::test_arrays_are_moved_as_the_caller_would_also_where_transfers_are_forbidden",
+]
+"""Tests that need several devices: the suite runs them on the CPU, which it divides in two."""
+
+# The suite's tolerances are for float32. A GPU multiplies matrices in TensorFloat32 by default.
+# The worker processes share one device, so none may reserve its memory. Each program runs once, so
+# none is worth tuning.
+TEST_ENVIRONMENT = {
+    "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "XLA_FLAGS": "--xla_backend_optimization_level=3 --xla_gpu_autotune_level=0",
+}
+
+MACHINE = "import json; from benchmarks import report; print(json.dumps(report.new_report({})))"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs everything; returns the exit status: 1 if a command failed, 2 for a wrong argument."""
+    options = _parse(arguments)
+    try:
+        result = new_report(options.device)
+    except ValueError as error:
+        print(f"{NAME}: {error}", file=sys.stderr)
+        return 2
+    result["method"]["minutes"] = options.minutes
+    version = result["machine"]["jax"]
+    options.out.mkdir(parents=True, exist_ok=True)
+
+    def path(name: str) -> pathlib.Path:
+        stem = {"ad_modes": "ad-modes"}.get(name, name.replace("bayes_", "bayes-"))
+        return options.out / f"{stem}-{options.device}-jax-{version}.json"
+
+    jobs = [job for job in JOBS if re.search(options.only, job.name)]
+    deadline_s = time.monotonic() + 60 * options.minutes
+    for number, job in enumerate(jobs):
+        left_s = deadline_s - time.monotonic() - GRACE_S
+        if left_s <= 0:
+            break
+        share_s = left_s * job.share / sum(each.share for each in jobs[number:])
+        result["rows"].append(run(job, share_s, path(job.name), options.device))
+        result["is_complete"] = number == len(jobs) - 1
+        report.write(result, path("all"))
+    print(render(result))
+    return int(any(row["status"] == "failed" for row in result["rows"]))
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {NAME}",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--device", choices=("cpu", "gpu", "tpu"), default="cpu", help="default cpu")
+    add("--minutes", type=float, default=120.0, metavar="N", help="default 120")
+    add("--only", default="", metavar="REGEX", help="only the commands whose name it finds")
+    add("--out", type=pathlib.Path, default=RESULTS, metavar="DIR", help="the folder for reports")
+    options = parser.parse_args(arguments)
+    if not 0 < options.minutes < 1e5:
+        parser.error(f"argument --minutes: expected a positive number, got {options.minutes}")
+    if not any(re.search(options.only, job.name) for job in JOBS):
+        parser.error(f"argument --only: {options.only!r} finds none of {[j.name for j in JOBS]}")
+    return options
+
+
+def new_report(device: str) -> dict[str, Any]:
+    """A report without rows, of a process that uses the device; this one must not occupy it.
+
+    **Raises:** `ValueError` if JAX runs on another device.
+    """
+    if device == "cpu":
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    made = subprocess.run([sys.executable, "-c", MACHINE], cwd=ROOT, capture_output=True, text=True)
+    if made.returncode:
+        raise ValueError(f"JAX does not start:\n{made.stderr}")
+    found = json.loads(made.stdout)
+    if (backend := found["machine"]["backend"]) != device:
+        raise ValueError(f"argument --device: JAX runs on {backend} here, not on {device}")
+    return found
+
+
+def run(job: Job, share_s: float, path: pathlib.Path, device: str) -> dict[str, Any]:
+    """Runs a job for at most `share_s` seconds and returns its row of the summary."""
+    is_quick = share_s < 60 * job.full_minutes
+    if job.name == TESTS:
+        command = ["-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "14", "--dist", "loadfile"]
+        # A plugin that warns of xdist, and warnings are errors.
+        command += ["-p", "no:benchmark", *(f"tests/{folder}" for folder in TESTED)]
+        if device != "cpu":
+            command += [f"--ignore=tests/{each}" for each in SEVERAL_DEVICES]
+            command += [f"--deselect=tests/{each}" for each in SEVERAL_DEVICES_EACH]
+        environment = os.environ | TEST_ENVIRONMENT
+    else:
+        command = ["-m", f"benchmarks.{job.name}", "--json", str(path)]
+        command += ["--quick"] if is_quick else []
+        environment = os.environ | {}
+    print(f"{job.name}, at most {share_s / 60:.1f} minutes: {' '.join(command)}", flush=True)
+    start_s = time.monotonic()
+    with tempfile.TemporaryFile("w+") as output:
+        status = _execute(command, share_s, environment, output)
+        output.seek(0)
+        text = output.read()
+    print(text if job.name != TESTS or status == "failed" else text[-2000:], flush=True)
+    row = {
+        "name": job.name,
+        "seconds": round(time.monotonic() - start_s, 1),
+        "status": status,
+        "is_quick": is_quick,
+    }
+    if job.name == TESTS:
+        return row | tests_in(text)
+    row["rows"] = len(json.loads(path.read_text())["rows"]) if path.exists() else 0
+    if not row["rows"]:
+        path.unlink(missing_ok=True)
+    return row
+
+
+def _execute(
+    command: Sequence[str], seconds: float, environment: Mapping[str, str], output: Any
+) -> str:
+    """Runs a command of this Python: "finished", "cut" at the end of its time, or "failed"."""
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=ROOT, env=environment, stdout=output, stderr=output
+    )
+    try:
+        return "failed" if process.wait(seconds) else "finished"
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return "cut"
+
+
+def tests_in(text: str) -> dict[str, Any]:
+    """How many tests passed and failed, and the failures, by the output of pytest."""
+    counts = {
+        what: int(found[-1]) if (found := re.findall(rf"(\d+) {what}", text)) else 0
+        for what in ("passed", "failed", "error", "skipped")
+    }
+    return counts | {"failures": re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)}
+
+
+def render(result: Mapping[str, Any], *, markdown: bool = False) -> str:
+    """The summary of a run as a table."""
+    draw = markdown_table if markdown else text_table
+    rows = [["", "seconds", "", "result"]]
+    for row in result["rows"]:
+        counted = ["rows"] if "rows" in row else ["passed", "failed", "error", "skipped"]
+        found = ", ".join(f"{row[what]} {what}" for what in counted)
+        status = row["status"] + (", quick" if row["is_quick"] else "")
+        rows.append([row["name"], f"{row['seconds']:.0f}", status, found])
+    failures = [f"- {name}" for row in result["rows"] for name in row.get("failures", ())]
+    return "\n\n".join(filter(None, [draw(rows), "\n".join(failures)]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
