@@ -33,12 +33,14 @@ from ._jit import Trace as Trace
 from ._jit import TraceDifference as TraceDifference
 from ._jit import check_on_retrace as check_on_retrace
 from ._jit import clear_caches as clear_caches
+from ._jit import compare as compare
 from ._jit import compared_with as compared_with
 from ._jit import filter_jit as filter_jit
 from ._jit import fresh_trace as fresh_trace
 from ._jit import listening as listening
 from ._jit import react as react
 from ._jit import timing_calls as timing_calls
+from ._jit import trace_of as trace_of
 from ._mapping import filter_pmap as filter_pmap
 from ._mapping import filter_vmap as filter_vmap
 from ._mapping import if_array as if_array

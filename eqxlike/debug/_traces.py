@@ -2,20 +2,27 @@
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import threading
 import types
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
-import jax
 import jax.tree_util as jtu
 
-from .._module import BoundMethod, Module, Wrapper, bind, field
-from .._pytree import MISSING, flatten_one_level_with_keys, is_array, tree_pformat
+from .._module import BoundMethod, Wrapper, bind, field
+from .._pytree import MISSING
 from .._traceback import is_of_user
-from .._transforms import History, Trace, check_on_retrace, compared_with, listening, react
+from .._transforms import (
+    History,
+    Trace,
+    check_on_retrace,
+    compare,
+    compared_with,
+    listening,
+    react,
+    trace_of,
+)
 from .._transforms import RetraceError as RetraceError
 from .._transforms import RetraceWarning as RetraceWarning
 from .._transforms import TraceDifference as TraceDifference
@@ -62,7 +69,7 @@ def assert_max_traces(fn: Callable[..., Any] = MISSING, *, max_traces: int | Non
         >>> double(jnp.arange(4))
         Traceback (most recent call last):
         RuntimeError: `double` can only be traced 1 times, and this is trace 2. ...
-          x: i32[3] then i32[4]
+          x: shape (3,) -> (4,)
         ...
     """
     if fn is MISSING:
@@ -110,11 +117,8 @@ def get_num_traces(fn: Any) -> int:
 
 _MAX_CALLS = 16
 """At most this many calls are remembered: a mistake that has a function traced again does so at
-each call, and the latest say all there is.
+each call, and the latest show all there is.
 """
-
-_MAX_CHANGES = 20
-"""At most this many changes are listed."""
 
 _lock = threading.Lock()
 
@@ -125,11 +129,11 @@ class _Tag:
     A deep copy or one that was pickled is another, and so starts to count again.
     """
 
-    __slots__ = ("__weakref__", "calls", "num_traces")
+    __slots__ = ("__weakref__", "num_traces", "traces")
 
     def __init__(self):
         self.num_traces = 0
-        self.calls: collections.deque[tuple[int, Call]] = collections.deque(maxlen=_MAX_CALLS)
+        self.traces: collections.deque[Trace] = collections.deque(maxlen=_MAX_CALLS)
 
     def __reduce__(self) -> Any:
         return _Tag, ()
@@ -147,100 +151,26 @@ class _AssertMaxTraces(Wrapper):
         return self.fn
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        limit = self.max_traces
-        call = {} if limit is None else describe_call(self.fn, args, kwargs)
         with _lock:
             self.tag.num_traces += 1
-            number, earlier = self.tag.num_traces, list(self.tag.calls)
-            if limit is not None and number <= limit:
-                self.tag.calls.append((number, call))
-        if limit is not None and number > limit:
-            name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
-            raise RuntimeError(
-                f"`{name}` can only be traced {limit} times, and this is trace {number}. "
-                f"{_explain(earlier, call)}"
-            )
+            number = self.tag.num_traces
+        if (limit := self.max_traces) is not None:
+            own = self.fn.__self__ if isinstance(self.fn, BoundMethod) else self.fn
+            named = {} if jtu.all_leaves([own]) else {"self": own}
+            named |= arguments_by_name(self.fn, args, kwargs)[0]
+            trace = trace_of(self.fn, named, number)
+            if number > limit:
+                earlier = self.tag.traces.copy()
+                compare(trace, earlier)
+                raise RuntimeError(
+                    f"`{trace.function}` can only be traced {limit} times, and this is trace "
+                    f"{number}. {trace.explain() if earlier else 'No trace was allowed.'}"
+                )
+            self.tag.traces.append(trace)
         return self.fn(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else bind(self, instance)
-
-
-def _explain(earlier: list[tuple[int, "Call"]], call: "Call") -> str:
-    """What is new about `call`, compared with the one of the `earlier` ones most like it."""
-    if not earlier:
-        return "No trace was allowed."
-    changes, number = min(
-        ((describe_changes(before, call), number) for number, before in earlier),
-        key=lambda candidate: (len(candidate[0]), -candidate[1]),
-    )
-    if changes:
-        more = len(changes) - _MAX_CHANGES
-        lines = [f"What differs from trace {number}:", *changes[:_MAX_CHANGES]]
-        return "\n  ".join([*lines, *[f"and {more} more"] * (more > 0)])
-    return (
-        f"Its arguments are like those of trace {number} in structure, shapes, dtypes and static "
-        "values, so something else has changed: it may be jitted again for each call (apply the "
-        "jit once, outside the loop), transformed in another way, run under other JAX settings, or "
-        "its caches were cleared."
-    )
-
-
-# --- A call as a traced function sees it, in text: a change in it has the function traced again ---
-
-
-Call = dict[str, str]
-"""A text for the path of each node, leaf and static field in the arguments."""
-
-_LONGEST = 200
-"""At most this many characters of a value are shown."""
-
-
-def describe_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """The arguments under the names of their parameters, and what `fn` itself holds as `self`."""
-    own = fn.__self__ if isinstance(fn, BoundMethod) else fn
-    named = {} if jtu.all_leaves([own]) else {"self": own}
-    named |= arguments_by_name(fn, args, kwargs)[0]
-    return {path: text for name, value in named.items() for path, text in _describe(name, value)}
-
-
-def describe_changes(before: Call, after: Call) -> list[str]:
-    """A line for each path where the two differ."""
-    return [
-        f"{path}: {before.get(path, 'absent')} then {after.get(path, 'absent')}"
-        for path in {**before, **after}
-        if before.get(path) != after.get(path)
-    ]
-
-
-def _describe(path: str, node: Any) -> Iterator[tuple[str, str]]:
-    if jtu.all_leaves([node]):
-        yield path, _describe_leaf(node)
-        return
-    children, treedef = flatten_one_level_with_keys(node)
-    text = "None" if node is None else type(node).__name__
-    # Other nodes hold something that neither their children nor their static fields tell.
-    if not isinstance(node, Module | dict | list | tuple | None):
-        text += f" with {_shorten(repr(treedef.node_data()[1]))}"
-    yield path, text
-    if isinstance(node, Module):
-        for each in dataclasses.fields(node):
-            if each.metadata.get("static", False):
-                yield f"{path}.{each.name}", _shorten(repr(getattr(node, each.name)))
-    for key, child in children:
-        yield from _describe(path + jtu.keystr((key,)), child)
-
-
-def _describe_leaf(leaf: Any) -> str:
-    if not is_array(leaf):
-        return _shorten(repr(leaf))
-    text = tree_pformat(leaf)
-    partitioned = [axis for axis in jax.typeof(leaf).sharding.spec if axis is not None]
-    return f"{text} sharded over {', '.join(map(str, partitioned))}" if partitioned else text
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 
 # --- Why there was another trace, in a block ---

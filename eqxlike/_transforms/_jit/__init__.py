@@ -29,6 +29,8 @@ from ._traces import RetraceWarning as RetraceWarning
 from ._traces import Trace as Trace
 from ._traces import TraceDifference as TraceDifference
 from ._traces import check_on_retrace as check_on_retrace
+from ._traces import compare as compare
 from ._traces import compared_with as compared_with
 from ._traces import listening as listening
 from ._traces import react as react
+from ._traces import trace_of as trace_of

@@ -10,13 +10,13 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 
 from ...._module import Module
-from ...._partition import Structure
+from ...._partition import Structure, flatten
 from ...._traceback import stacklevel_of_user
 from .._arguments import WRAPPER
 from ._differences import (
@@ -123,8 +123,8 @@ class Trace:
         if not self.differences:
             return (
                 f"Arguments and settings are those of trace {self.compared_with}, so something "
-                "else has changed: the caches were cleared, the function is mapped over axes of "
-                "other names, or it is transformed in another way."
+                "else has changed: the caches were cleared, or the function is mapped over axes of "
+                "other names, transformed in another way, or jitted again for each call."
             )
         lines = [f"What differs from trace {self.compared_with}:"]
         lines += [f"  {each}" for each in self.differences[:_MAX_LISTED]]
@@ -300,7 +300,7 @@ class History:
             if is_allowed:
                 self._num_traces += 1
                 self._kept.append(trace)
-        _compare(trace, earlier)
+        compare(trace, earlier)
         if not is_allowed:
             times = "once" if limit == 1 else f"{limit} times"
             raise RetraceError(
@@ -335,11 +335,11 @@ class History:
         return history
 
 
-def _compare(trace: Trace, earlier: Sequence[Trace]) -> None:
+def compare(trace: Trace, earlier: Iterable[Trace]) -> None:
     """Puts into `trace` what differs from the most similar of `earlier` ones, the latest such."""
     found = [
         (tuple(itertools.islice(find_differences(each.known, trace.known), _MAX_DIFFERENCES)), each)
-        for each in reversed(earlier)
+        for each in reversed(tuple(earlier))
     ]
     if found:
         trace.differences, nearest = min(found, key=lambda pair: _distance(*pair, trace))
@@ -367,10 +367,19 @@ def compared_with(trace: Trace, earlier: Sequence[Trace], *, number: int) -> Tra
     """
     again = dataclasses.replace(trace, number=number, compared_with=number - 1)
     if earlier:
-        _compare(again, earlier)
+        compare(again, earlier)
     else:
         again.differences = (another_function(trace.function),)
     return again
+
+
+def trace_of(function: Any, arguments: Mapping[str, Any], number: int) -> Trace:
+    """A trace of `function` for these arguments, by name, which belongs to no history."""
+    flat = [flatten(value, by_identity=True) for value in arguments.values()]
+    types = [jax.typeof(array) for arrays, _ in flat for array in arrays]
+    structures = [structure for _, structure in flat]
+    known = _describe(list(arguments), structures, types, _read_settings())
+    return Trace(*place_of(function)[0], number, known, 0, Clock())
 
 
 def place_of(function: Any) -> tuple[Place, types.CodeType | None]:
