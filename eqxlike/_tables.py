@@ -1,6 +1,9 @@
-"""Tables of text, and figures without a window system or global state."""
+"""Tables of text and of HTML, pages, and figures without a window system or global state."""
 
-from collections.abc import Sequence
+import html
+import json
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -46,6 +49,44 @@ def _numeric_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> li
 def _is_numeric(cells: Sequence[str]) -> bool:
     numbers = [cell for cell in cells if cell not in ("", "-")]
     return bool(numbers) and all(number.removeprefix("-")[:1].isdigit() for number in numbers)
+
+
+# --- Pages of HTML, which fetch nothing from elsewhere ---
+
+
+def page_from(template: pathlib.Path, parts: Mapping[str, str]) -> str:
+    """The template with each part in the place of its name between `@@`."""
+    # In one go: what is put in may look like a mark.
+    pieces = template.read_text(encoding="utf-8").split("@@")
+    return "".join(parts.get(piece, piece) for piece in pieces)
+
+
+def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The rows below the header; the cells of a column of words are of the class `name`."""
+    to_the_right = _numeric_columns(header, rows)
+
+    def row(cells: Iterable[str], tag: str) -> str:
+        kinds = ("" if right else ' class="name"' for right in to_the_right)
+        return "".join(
+            f"<{tag}{kind}>{html.escape(cell)}</{tag}>"
+            for kind, cell in zip(kinds, cells, strict=True)
+        )
+
+    body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in rows)
+    return (
+        f'<div class="scroll"><table><thead><tr>{row(header, "th")}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def html_warnings(texts: Iterable[str]) -> str:
+    """A paragraph for each text."""
+    return "".join(f'<p class="warning">{html.escape(text)}</p>' for text in texts)
+
+
+def script_of(value: Any) -> str:
+    """JSON for the inside of a script, where `</` and `<!--` would end it or hide its end."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 # --- Figures of matplotlib ---

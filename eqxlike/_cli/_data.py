@@ -88,60 +88,27 @@ def load(name: Name) -> Part:
 
 
 def prepare(name: Name, whole: Part, *, seed: int) -> Data:
-    """Checks, splits and standardises a data set.
+    """Splits and standardises a data set.
 
     `seed` decides the shuffle and so the split. Means and scales are those of the training part
     alone. The pixels of the digits share a unit and so one scale: pixels at the rim, which are
     hardly ever inked, are not blown up to the size of the others.
-
-    **Raises:** `CommandError` if a value is NaN or infinite, or a feature has no spread in the
-    training part.
     """
-    check_finite(name, whole)
     order = np.random.default_rng(seed).permutation(len(whole))
     size = round(TEST_FRACTION * len(whole))
     test, train = (Part(whole.x[part], whole.y[part]) for part in (order[:size], order[size:]))
     is_regression = name == "diabetes"
-    x_scaling = standardisation(train.x, is_shared=not is_regression)
-    y_scaling = standardisation(train.y, is_shared=False) if is_regression else None
+    spread = np.std(train.x, axis=0)
+    if not is_regression:
+        spread = np.full_like(spread, np.sqrt(np.mean(spread**2)))
+    x_scaling = Scaling(np.mean(train.x, axis=0), spread)
+    y_scaling = Scaling(train.y.mean(0), train.y.std(0)) if is_regression else None
 
     def scaled(part: Part) -> Part:
         y = part.y.astype(np.int32) if y_scaling is None else y_scaling(part.y)
         return Part(x_scaling(part.x), y)
 
     return Data(name, scaled(train), scaled(test), x_scaling, y_scaling)
-
-
-def standardisation(values: Shaped[np.ndarray, "N *D"], *, is_shared: bool) -> Scaling:
-    """The scaling that standardises `values`.
-
-    **Arguments:**
-
-    - `values`: examples along the first axis.
-    - `is_shared`: whether all features are divided by one number, their root mean variance, rather
-      than each by its own standard deviation.
-
-    **Raises:** `CommandError` if a feature has no spread to divide by.
-    """
-    variance = np.var(values, axis=0)
-    if is_shared:
-        variance = np.full_like(variance, np.mean(variance))
-    if not np.all(variance > 0):
-        raise CommandError("the data cannot be standardised: a column of it is constant")
-    return Scaling(np.mean(values, axis=0), np.sqrt(variance))
-
-
-def check_finite(name: str, part: Part) -> None:
-    """Raises `CommandError` with the first place of a value that is NaN or infinite."""
-    for label, values in (("features", part.x), ("target", part.y)):
-        is_bad = ~np.isfinite(values)
-        if is_bad.any():
-            row, *column = (int(index) for index in np.argwhere(is_bad)[0])
-            where = f"row {row}" + (f", column {column[0]}" if column else "")
-            raise CommandError(
-                f"the {name} data holds {int(is_bad.sum())} NaN or infinite value(s) in its "
-                f"{label}, the first in {where}"
-            )
 
 
 # --- Errors that end a command with one line ---

@@ -6,18 +6,16 @@ The page has its tables from here, and its pictures from the script of the templ
 import argparse
 import dataclasses
 import html
-import importlib.util
 import json
 import math
 import os
 import pathlib
 import re
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .._tables import align, rich_table
+from .._tables import align, html_table, html_warnings, page_from, script_of
 from .._timing import Column, installed_version, machine_info
 from .._version import __version__
 from ._compare import BAYESIAN, PLAIN, Output
@@ -171,24 +169,12 @@ def print_tables(contents: Mapping[str, Any]) -> None:
     for name, data in contents["data"].items():
         if data["metrics"]:
             title = f"{name}: {data['examples']['test']} held-out examples"
-            _print_table(title, *_metrics_table(data, METRICS))
+            print("\n" + plain_table(title, *_metrics_table(data, METRICS)))
             if (weight := data["settings"]["kl_weight"]) != 1:
                 print(f"  ({TITLES[BAYESIAN]}: KL weight {weight:g}, a tempered posterior)")
     if rows := _dispatch_rows(contents["data"], ".1f"):
         title = "what a call costs: until it returns (dispatch), until its result is ready"
         headings = ["", "called by", "dispatch (us)", "ratio", "completion (us)", "ratio"]
-        _print_table(title, headings, rows)
-
-
-def _print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table: by rich on a terminal that has it, as aligned text elsewhere."""
-    if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
-        from rich.console import Console
-
-        table = rich_table(headings, rows, caption="")
-        table.title, table.title_justify = title, "left"
-        Console().print("", table, sep="\n")
-    else:
         print("\n" + plain_table(title, headings, rows))
 
 
@@ -306,15 +292,13 @@ def page_of(report: Mapping[str, Any]) -> str:
     machine = {"how it ended": report["stopped"], "seed": report["seed"]} | report["machine"]
     parts = {
         "HEADLINE": html.escape(_headline(report)),
-        "WARNINGS": "".join(f'<p class="warning">{html.escape(x)}</p>' for x in _warnings(report)),
+        "WARNINGS": html_warnings(_warnings(report)),
         "SECTIONS": "".join(sections) + _dispatch(report["data"]),
         "MACHINE": _definitions((name, str(value)) for name, value in machine.items()),
-        "TITLES": _script({name: _title(name) for name in _models(report["data"].values())}),
-        "REPORT": _script(report),
+        "TITLES": script_of({name: _title(name) for name in _models(report["data"].values())}),
+        "REPORT": script_of(report),
     }
-    # In one go: what is put in may look like a mark.
-    pieces = _TEMPLATE.read_text(encoding="utf-8").split("@@")
-    return "".join(parts.get(piece, piece) for piece in pieces)
+    return page_from(_TEMPLATE, parts)
 
 
 def _headline(report: Mapping[str, Any]) -> str:
@@ -361,7 +345,7 @@ def _section(name: str, data: Mapping[str, Any]) -> str:
     headings, rows = _metrics_table(data, _FORMATS)
     parts = [f"<h2>{html.escape(name.capitalize())}</h2>", f"<p>{html.escape(said)}</p>"]
     if rows:
-        parts.append(_table(headings, rows))
+        parts.append(html_table(headings, rows))
     if settings["kl_weight"] != 1:
         note = f"{_title(BAYESIAN)}: KL weight {settings['kl_weight']:g}, a tempered posterior."
         parts.append(f'<p class="hint">{html.escape(note)}</p>')
@@ -393,26 +377,9 @@ def _dispatch(datasets: Mapping[str, Any]) -> str:
     headings = ["", "called by", "dispatch (µs)", "ratio", "completion (µs)", "ratio"]
     return (
         "<section><h2>What a call costs</h2><p>The demo's own training step and a prediction, "
-        f"called in three ways that compute the same.</p>{_table(headings, rows, names=2)}"
+        f"called in three ways that compute the same.</p>{html_table(headings, rows)}"
         f"{_folded('What the numbers mean', _DISPATCH.items(), is_open=True)}"
         '<div class="pictures" id="dispatch"></div></section>'
-    )
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> str:
-    """A table; the first `names` columns are words, the others numbers."""
-
-    def row(cells: Iterable[str], tag: str) -> str:
-        kinds = (' class="name"' if place < names else "" for place in range(len(headings)))
-        return "".join(
-            f"<{tag}{kind}>{html.escape(cell)}</{tag}>"
-            for kind, cell in zip(kinds, cells, strict=True)
-        )
-
-    body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in rows)
-    return (
-        f'<div class="scroll"><table><thead><tr>{row(headings, "th")}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
     )
 
 
@@ -426,8 +393,3 @@ def _folded(title: str, pairs: Iterable[tuple[str, str]], *, is_open: bool = Fal
 def _definitions(pairs: Iterable[tuple[str, str]]) -> str:
     items = (f"<dt>{html.escape(name)}</dt><dd>{html.escape(said)}</dd>" for name, said in pairs)
     return f"<dl>{''.join(items)}</dl>"
-
-
-def _script(value: Any) -> str:
-    """JSON for the inside of a script, where `</` and `<!--` would end it or hide its end."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -2,13 +2,20 @@
 
 import collections
 import html
-import json
 import operator
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from .._tables import align, grouped, rich_table
+from .._tables import (
+    align,
+    grouped,
+    html_table,
+    html_warnings,
+    page_from,
+    rich_table,
+    script_of,
+)
 from ._operations import Program, source_of
 from ._rows import Row
 
@@ -189,34 +196,23 @@ def page_of(report: Any) -> str:
     parts = {
         "TITLE": html.escape(report.name),
         "HEADLINE": html.escape(headline(report)),
-        "WARNINGS": "".join(f'<p class="warning">{html.escape(x)}</p>' for x in report.warnings),
+        "WARNINGS": html_warnings(report.warnings),
         "LINES": "".join(map(_line, lines(report))),
-        "TABLES": "".join(map(_table, tables(report))),
-        # Inside of a script, `</script` would end it, and `<!--<script` keep it from ending.
-        "GRAPHS": json.dumps(graphs, separators=(",", ":")).replace("<", "\\u003c"),
+        "TABLES": "".join(map(_section, tables(report))),
+        "GRAPHS": script_of(graphs),
     }
-    page = _TEMPLATE.read_text(encoding="utf-8")
-    # In one go: what is put in may look like a mark.
-    pieces = page.split("@@")
-    return "".join(parts.get(piece, piece) for piece in pieces)
+    return page_from(_TEMPLATE, parts)
 
 
 def _line(text: str) -> str:
-    name, _, rest = text.partition(": ")
-    if not rest:
-        return f"<dt></dt><dd>{html.escape(text)}</dd>"
-    return f"<dt>{html.escape(name)}</dt><dd>{html.escape(rest)}</dd>"
+    name, colon, rest = text.partition(": ")
+    name, said = (name, rest) if colon else ("", text)
+    return f"<dt>{html.escape(name)}</dt><dd>{html.escape(said)}</dd>"
 
 
-def _table(table: Table) -> str:
-    def row(cells: Iterable[str], tag: str) -> str:
-        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
-
-    body = "".join(row(cells, "td") for cells in table.rows)
-    return (
-        f"<section><h2>{html.escape(table.title)}</h2><div class=scroll><table>"
-        f"<thead>{row(table.header, 'th')}</thead><tbody>{body}</tbody></table></div></section>"
-    )
+def _section(table: Table) -> str:
+    rows = html_table(table.header, table.rows)
+    return f"<section><h2>{html.escape(table.title)}</h2>{rows}</section>"
 
 
 def _graph(program: Program) -> dict[str, Any]:

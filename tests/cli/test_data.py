@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from eqxlike._cli import _data
-from eqxlike._cli._data import CommandError, Part
+from eqxlike._cli._data import Part
 
 
 @pytest.fixture(scope="module", params=["diabetes", "digits"])
@@ -46,14 +46,3 @@ def test_validation_part_comes_from_the_training_part(prepared):
     joined = np.concatenate([validation.x, fit_part.x])
     np.testing.assert_array_equal(joined, data.train.x)
     assert 0.2 < len(validation) / len(data.train) < 0.3
-
-
-def test_feature_or_target_that_is_not_finite_is_named_by_its_place():
-    whole = _data.load("digits")
-    whole.x[5, 7] = -np.inf
-    with pytest.raises(CommandError, match=r"digits data holds 1 .* in row 5, column 7"):
-        _data.prepare("digits", whole, seed=0)
-    whole = _data.load("diabetes")
-    whole.y[[3, 9]] = np.nan
-    with pytest.raises(CommandError, match=r"holds 2 .* in its target, the first in row 3$"):
-        _data.prepare("diabetes", whole, seed=0)
