@@ -13,15 +13,15 @@ import statistics
 import sys
 from collections.abc import Sequence
 
-from eqxlike._cli import _data, _models
+from eqxlike._cli import _models
 from eqxlike._cli._compare import BAYESIAN, PLAIN, compare
 
 LEAST, MOST = 0.85, 0.95
 
 
-def metrics(name: _data.Name, seed: int, steps: int | None) -> dict[str, dict[str, float]]:
+def metrics(name: _models.Name, seed: int, steps: int | None) -> dict[str, dict[str, float]]:
     """Train and evaluate as the demo does; return the metrics of each model."""
-    data = _data.prepare(name, _data.load(name), seed=seed)
+    data = _models.prepare(name, _models.load(name), seed=seed)
     settings = _models.settings_for(name, steps=steps, is_quick=False)
     evaluations = compare(data, settings, seed=seed, outputs={}).evaluations
     return {model: evaluation.metrics for model, evaluation in evaluations.items()}

@@ -11,9 +11,8 @@ import jax.tree_util as jtu
 
 from .._pytree import combine, filter, is_array, partition
 from .._timing import Call, Measurement, measure
-from ._data import Data
 from ._evaluate import Evaluation, baseline_name, evaluate, evaluate_baseline, evaluate_method
-from ._models import Example, Settings, Training, network_outputs, train_bayesian, train_plain
+from ._models import Data, Example, Settings, Training, network_outputs, train_bayesian, train_plain
 
 BAYESIAN = "bayesian"
 PLAIN = "plain"

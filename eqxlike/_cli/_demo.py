@@ -13,11 +13,11 @@ import jax
 
 from .._check_numbers import whole_number_in
 from .._compilation_cache import cache_compilations
-from . import _data, _pictures, _report
+from . import _pictures, _report
 from ._compare import Output, compare, measure_dispatch
-from ._data import CommandError
 from ._evaluate import METHODS
-from ._models import SETTINGS, settings_for
+from ._models import SETTINGS, load, prepare, settings_for
+from ._report import CommandError
 
 NEEDED = {
     "blackjax": "blackjax",
@@ -106,7 +106,7 @@ def _compile_quickly() -> None:
 def _run(options: argparse.Namespace) -> int:
     folder = _report.writable_folder(options.out)
     names = list(SETTINGS) if options.data == "both" else [options.data]
-    datasets = [_data.prepare(name, _data.load(name), seed=options.seed) for name in names]
+    datasets = [prepare(name, load(name), seed=options.seed) for name in names]
     device = choose_device(options.device)
     print(f"device: {device}", flush=True)
     methods = list(METHODS) if "all" in options.method else list(dict.fromkeys(options.method))

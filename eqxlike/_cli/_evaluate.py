@@ -19,8 +19,7 @@ from .. import bayes
 from ..bayes import metrics
 from ..bayes._libraries import distributions
 from ..nn import BayesianMLP, Dropout, Lambda, Sequential
-from ._data import Data, Part
-from ._models import Model, Settings, network_outputs, sizes_of
+from ._models import Data, Model, Part, Settings, network_outputs, sizes_of
 
 LEVEL = 0.9
 NUM_BINS = 10

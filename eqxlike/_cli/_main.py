@@ -20,8 +20,7 @@ from .. import _profile
 from .._check_numbers import whole_number_in
 from .._version import __version__
 from . import _demo
-from ._data import CommandError
-from ._report import add_folder, writable_folder
+from ._report import CommandError, add_folder, writable_folder
 
 INTERRUPTED = 130
 """The exit status that a shell reports for a process that Ctrl-C ended: 128 + SIGINT."""

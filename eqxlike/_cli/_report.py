@@ -19,7 +19,6 @@ from .._tables import align, html_table, html_warnings, page_from, script_of
 from .._timing import Column, installed_version, machine_info
 from .._version import __version__
 from ._compare import BAYESIAN, PLAIN, Output
-from ._data import CommandError
 from ._evaluate import LEVEL, METHODS, Intervals
 from ._models import Settings
 
@@ -115,6 +114,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value
+
+
+class CommandError(Exception):
+    """The command cannot do what it was asked; its message is one line for the person who asked."""
 
 
 def add_folder(parser: argparse.ArgumentParser, default: str, what: str) -> None:

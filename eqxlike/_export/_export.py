@@ -149,30 +149,14 @@ def _symbolic(shapes: dict[str, list[Any]]) -> dict[str, tuple[Any, ...]]:
     found = {}
     for path, shape in shapes.items():
         try:
-            found[path] = tuple(
-                _symbol(size, scope) if isinstance(size, str) else size for size in shape
-            )
+            found[path] = jax.export.symbolic_shape(", ".join(map(str, shape)), scope=scope)
+            if len(found[path]) != len(shape):
+                raise ValueError("give a name for each axis, as in ('batch', 'time').")
         except ValueError as error:
             raise ValueError(
                 f"The shape {tuple(shape)} of {path} cannot be read: {error}"
             ) from None
     return found
-
-
-def _symbol(name: str, scope: jax.export.SymbolicScope) -> Any:
-    """The size of this name; raises `ValueError` unless it is a valid name of one axis."""
-    try:
-        sizes = jax.export.symbolic_shape(name, scope=scope)
-    except ValueError:
-        raise ValueError(
-            f"{name!r} is neither a name, as in 'batch', nor an expression of names, as in "
-            "'2*batch'."
-        ) from None
-    if len(sizes) != 1:
-        raise ValueError(
-            f"{name!r} names {len(sizes)} axes. Give a name for each, as in ('batch', 'time')."
-        )
-    return sizes[0]
 
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

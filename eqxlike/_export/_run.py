@@ -60,29 +60,23 @@ class Runner:
             vars(on_trees)["__signature__"] = _signature_of(header)
         self._call_arrays = filter_jit(on_arrays)
         self._call_trees = filter_jit(on_trees)
-        # The arguments that were numbers instead of arrays; `None` before the first call.
-        self._numbers: frozenset[int] | None = None
+        forms = enumerate(header.inputs.children)
+        self._places_of_arrays = [place for place, form in forms if isinstance(form, ArrayForm)]
         self._num_programs: collections.Counter[Any] = collections.Counter()
         self._num_calls_apart = 0
 
     def run(self, args: tuple[Any, ...]) -> Any:
         """The output; see `Exported.call` for errors."""
-        if self._num_calls_apart > 0:
-            self._num_calls_apart -= 1
-            return self._run_apart(args, self._taken_apart(args))
-        while True:
-            if self._numbers is None:
-                self._numbers = self._numbers_among(args)
-            numbers = self._numbers
+        if self._num_calls_apart == 0:
             try:
                 return self._call_trees(*self._with_arrays(args))
             except (TypeError, ValueError, _TakeApartError):
                 # The other way either works, as for values that cannot be hashed, or raises the
                 # right error for these arguments. This excludes a trace that was refused.
                 pass
-            arrays = self._taken_apart(args)
-            if self._numbers == numbers or self._num_calls_apart > 0:
-                return self._run_apart(args, arrays)
+        else:
+            self._num_calls_apart -= 1
+        return self._run_apart(args, self._taken_apart(args))
 
     def _run_apart(self, args: tuple[Any, ...], arrays: list[Any]) -> Any:
         try:
@@ -96,27 +90,20 @@ class Runner:
                 "upwards, the same wherever it stands."
             ) from error
 
-    def _numbers_among(self, args: tuple[Any, ...]) -> frozenset[int]:
-        """The arguments that are numbers instead of arrays."""
-        pairs = enumerate(zip(self._header.inputs.children, args, strict=False))
-        return frozenset(
-            index for index, (form, arg) in pairs if isinstance(form, ArrayForm) and is_number(arg)
-        )
-
     def _with_arrays(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments, with numbers replaced by arrays."""
-        if not self._numbers or len(args) != len(self._header.parameters):
+        """The arguments, with an array for each that is a number and should be an array."""
+        if len(args) != len(self._header.parameters):
             return args
         made = list(args)
-        for index in self._numbers:
-            if is_number(args[index]):
-                form: Any = self._header.inputs.children[index]
-                made[index] = as_given(form, args[index], self._header.parameters[index], {})
+        for place in self._places_of_arrays:
+            if is_number(args[place]):
+                form: Any = self._header.inputs.children[place]
+                made[place] = as_given(form, args[place], self._header.parameters[place], {})
         return tuple(made)
 
     def _taken_apart(self, args: tuple[Any, ...], *, is_traced: bool = False) -> list[Any]:
-        """The flat arrays to call the program with; records numbers passed for them, and raises
-        `_TakeApartError` if that happens in a trace.
+        """The flat arrays to call the program with; a number in a trace raises
+        `_TakeApartError`.
         """
         header = self._header
         if len(args) != len(header.parameters):
@@ -126,20 +113,13 @@ class Runner:
             )
         sizes: dict[str, Any] = {}
         arrays = []
-        for index, (child, arg) in enumerate(zip(header.inputs.children, args, strict=True)):
-            for form, leaf, path in arrays_in(child, arg, header.parameters[index]):
-                if is_number(leaf):
-                    if is_traced:
-                        raise _TakeApartError
-                    self._note_number(index, child)
+        for child, arg, name in zip(header.inputs.children, args, header.parameters, strict=True):
+            for form, leaf, path in arrays_in(child, arg, name):
+                if is_traced and is_number(leaf):
+                    self._num_calls_apart = _CALLS_APART
+                    raise _TakeApartError
                 arrays.append(as_given(form, leaf, path, sizes))
         return arrays
-
-    def _note_number(self, index: int, form: Any) -> None:
-        if not isinstance(form, ArrayForm):
-            self._num_calls_apart = _CALLS_APART
-        elif self._numbers is None or index not in self._numbers:
-            self._numbers = (self._numbers or frozenset()) | {index}
 
     def _count_program(self, arrays: list[Any]) -> None:
         """Raises `_TakeApartError` if there are enough programs for such arrays."""

@@ -157,19 +157,9 @@ def value_and_grad_into(
         return value, gradient
 
     first = inspect.Parameter("buffers", inspect.Parameter.POSITIONAL_ONLY)
-    parameters = inspect.signature(fun).parameters
-    if "buffers" in parameters:
-        raise ValueError(
-            "`ad.value_and_grad_into` passes the old gradient as `buffers`: give that parameter of "
-            f"{into.__name__} another name."
-        )
-    into.__signature__ = inspect.Signature([first, *parameters.values()])  # pyright: ignore
+    # A `buffers` of the function's own is a duplicate, which `Signature` refuses.
+    parameters = [first, *inspect.signature(fun).parameters.values()]
+    into.__signature__ = inspect.Signature(parameters)  # pyright: ignore
     names = (donate,) if isinstance(donate, str) else tuple(donate)
-    if unknown := [name for name in names if name not in parameters]:
-        raise ValueError(
-            "`ad.value_and_grad_into(..., donate=...)` expects names of parameters of the "
-            f"function. {into.__name__} has no parameter named {unknown[0]!r}; it has "
-            f"{', '.join(map(repr, parameters))}."
-        )
     # JAX leaves out an argument that is not used, and with it its buffers.
     return filter_jit(into, donate=("buffers", *names), keep_unused=True)

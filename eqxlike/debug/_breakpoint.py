@@ -64,15 +64,8 @@ def breakpoint_if(pred: Bool[Array, "..."], **kwargs: Any) -> None:
             "`breakpoint_if` takes no `token`: it returns nothing that a later computation could "
             "depend on. Pass `ordered=True` to keep breakpoints in order."
         )
-    try:
-        pred = jnp.asarray(pred)
-    except (TypeError, ValueError):
-        raise TypeError(
-            "`breakpoint_if` expects a boolean or an array of booleans as `pred`; it was given an "
-            f"object of type {type(pred).__name__}."
-        ) from None
     enter = functools.partial(jax.debug.breakpoint, **kwargs)
-    jax.lax.cond(_any_of_all(pred), enter, lambda: None)
+    jax.lax.cond(_any_of_all(jnp.asarray(pred)), enter, lambda: None)
 
 
 # --- Announcements of the transformations that a value goes through, as they happen ---

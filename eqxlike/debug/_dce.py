@@ -45,7 +45,6 @@ def store_dce(x: PyTree, name: Hashable = None) -> PyTree:
         Entry 0:
         (i32[3], <DCE'd>)
     """
-    _check_name(name)
     if not _is_in_jit():
         raise RuntimeError(
             "`eqxlike.debug.store_dce` should be used inside of a jit: outside, nothing is "
@@ -76,7 +75,6 @@ def inspect_dce(name: Hashable = None) -> None:
 
     **Raises:** `RuntimeError` inside of a jit; `TypeError` if `name` is not hashable.
     """
-    _check_name(name)
     if _is_in_jit():
         raise RuntimeError(
             "`eqxlike.debug.inspect_dce` should be used outside of a jit: a program that is being "
@@ -94,15 +92,6 @@ def inspect_dce(name: Hashable = None) -> None:
 def _is_in_jit() -> bool:
     # Whatever is calculated from constants alone is a tracer only where a jit records it all.
     return isinstance(jnp.zeros(()), Tracer)
-
-
-def _check_name(name: Any) -> None:
-    try:
-        hash(name)
-    except TypeError as error:
-        raise TypeError(
-            f"The `name` of a call of `store_dce` must be hashable; {name!r} is not ({error})."
-        ) from None
 
 
 # --- What is recorded, and the primitive that records it ---

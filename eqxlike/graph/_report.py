@@ -430,7 +430,6 @@ def _traced(
         reason = reason.rstrip(".:") + "."
         raise ValueError(
             f"graph.report could not trace {what}{_name_of(function)}: {reason}"
-            f"{_others(function, args, kwargs)}"
         ) from error
 
 
@@ -441,22 +440,6 @@ def _name_of(function: Any) -> str:
     if isinstance(function, functools.partial):
         return _name_of(function.func)
     return getattr(function, "__name__", type(function).__name__)
-
-
-def _others(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """A note on the arguments that are not arrays, and so were passed as they are."""
-    try:
-        named = inspect.signature(function).bind_partial(*args, **kwargs).arguments
-    except (TypeError, ValueError):
-        named = {"args": args, **kwargs}
-    others = [
-        f"{name}{jtu.keystr(path)} ({type(leaf).__name__})"
-        for name, value in named.items()
-        for path, leaf in jtu.tree_leaves_with_path(value)
-        if not is_array_or_struct(leaf) and not callable(leaf)
-    ]
-    more = ", ..." if len(others) > 3 else ""
-    return f" No arrays are {', '.join(others[:3])}{more}." if others else ""
 
 
 # --- The programs of a function and of its gradient ---

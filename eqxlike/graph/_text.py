@@ -4,8 +4,8 @@ import collections
 import html
 import operator
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from .._tables import (
     align,
@@ -18,8 +18,6 @@ from .._tables import (
 )
 from ._operations import Program, source_of
 from ._rows import Row
-
-_MAX_KINDS = 12
 
 
 class Table(NamedTuple):
@@ -63,22 +61,17 @@ def headline(report: Any) -> str:
 def tables(report: Any) -> list[Table]:
     """The tables of a report."""
     numbers = ("Operations", "Runs", "FLOPs", "Transcendentals", "Bytes")
-    kinds = _cut(report.kinds, _sum_of_rows)
-    changes = _cut(
-        report.compiled.changes,
-        lambda name, rows: (name, sum(row[1] for row in rows), sum(row[2] for row in rows)),
-    )
     found = [
         Table(
             "By layer",
             ("Layer", *numbers, "Compiled"),
             tuple((*_cells(row), grouped(row.compiled)) for row in report.layers),
         ),
-        Table("By kind", ("Kind", *numbers), tuple(map(_cells, kinds))),
+        Table("By kind", ("Kind", *numbers), tuple(map(_cells, report.kinds))),
         Table(
             "What XLA was given, and what it left",
             ("Instruction", "Before", "After"),
-            tuple((kind, grouped(before), grouped(after)) for kind, before, after in changes),
+            tuple((kind, *map(grouped, numbers)) for kind, *numbers in report.compiled.changes),
         ),
     ]
     if report.sides:
@@ -106,22 +99,6 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _least(number: int, row: Row) -> str:
     return f"{number:,}{'+' if row.is_least else ''}"
-
-
-_Row = TypeVar("_Row")
-
-
-def _cut(rows: Sequence[_Row], total: Callable[[str, Sequence[_Row]], _Row]) -> list[_Row]:
-    """The first kinds, and the others in one row, so that a column adds up to the whole."""
-    others = rows[_MAX_KINDS:]
-    more = [total(f"{len(others)} more kinds", others)] if others else []
-    return [*rows[:_MAX_KINDS], *more]
-
-
-def _sum_of_rows(name: str, rows: Sequence[Row]) -> Row:
-    fields = ("operations", "runs", "flops", "transcendentals", "num_bytes")
-    totals = {field: sum(getattr(row, field) for row in rows) for field in fields}
-    return Row(name, **totals, is_least=any(row.is_least for row in rows))
 
 
 def lines(report: Any) -> list[str]:

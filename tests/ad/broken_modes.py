@@ -40,10 +40,6 @@ def refuse(gradient):
     raise error
 
 
-def interrupt(gradient):
-    raise KeyboardInterrupt
-
-
 MODES = {
     "right": ad.Reverse(),
     "off": Broken(lambda found: [found[0], found[1] * 1.253]),

@@ -78,25 +78,6 @@ def test_gradient_is_right_to_what_underflows_in_its_dtype(function, dtype, fact
     assert dtype != "float32" or row.max_relative_error == 0
 
 
-# Interrupts
-
-
-@pytest.mark.parametrize("stop", [3, 7])
-def test_interrupt_before_the_first_mode_has_a_comparison_too(stop):
-    num_calls = 0
-
-    def function(x):
-        nonlocal num_calls
-        num_calls += 1
-        if num_calls == stop:
-            raise KeyboardInterrupt
-        return jnp.sum(x)
-
-    with pytest.raises(KeyboardInterrupt) as caught:
-        compare(function, X)
-    assert caught.value.comparison.rows == ()
-
-
 # What is remembered
 
 

@@ -11,7 +11,7 @@ import pytest
 import eqxlike as eqx
 from eqxlike import ad, nn
 from eqxlike.ad._compare._subject import as_written, named_modes
-from tests.ad.broken_modes import MODES, PARAMETERS, Broken, compare, interrupt, loss, row_of
+from tests.ad.broken_modes import MODES, PARAMETERS, compare, loss, row_of
 from tests.nn.arrays import filled
 
 # Verdicts
@@ -88,15 +88,6 @@ def test_mode_is_measured_whatever_the_others_do_unless_it_fails(comparison):
         assert min(row.gradient_us, row.gradient_dispatch_us) > 0
     row = row_of(comparison, "raises")
     assert (row.rounds, row.gradient_us, row.ratio, row.first_call_ms) == (0, None, None, None)
-
-
-def test_interrupt_passes_with_what_was_found_until_then():
-    modes = {"right": ad.Reverse(), "stops": Broken(interrupt), "last": ad.Reverse()}
-    with pytest.raises(KeyboardInterrupt) as caught:
-        compare(loss, PARAMETERS, 2, modes=modes)
-    (row,) = caught.value.comparison.rows
-    assert (row.mode, row.verdict, row.rounds) == ("right", "ok", 0)
-    assert "sys.last_value.comparison" in caught.value.__notes__[0]
 
 
 # What may be differentiated

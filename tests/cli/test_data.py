@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from eqxlike._cli import _data
-from eqxlike._cli._data import Part
+from eqxlike._cli import _models
+from eqxlike._cli._models import Part
 
 
 @pytest.fixture(scope="module", params=["diabetes", "digits"])
 def prepared(request):
-    whole = _data.load(request.param)
-    return whole, _data.prepare(request.param, whole, seed=3)
+    whole = _models.load(request.param)
+    return whole, _models.prepare(request.param, whole, seed=3)
 
 
 def test_parts_are_disjoint_and_hold_every_example(prepared):
@@ -28,7 +28,7 @@ def test_scaling_ignores_the_test_part(prepared):
     is_test = np.zeros(len(whole), bool)
     is_test[order[: len(data.test)]] = True
     x = np.where(is_test[:, None], 1e6, whole.x)
-    changed = _data.prepare(data.name, Part(x, whole.y), seed=3)
+    changed = _models.prepare(data.name, Part(x, whole.y), seed=3)
     np.testing.assert_array_equal(changed.train.x, data.train.x)
     np.testing.assert_array_equal(changed.x_scaling.scale, data.x_scaling.scale)
     assert not np.any(changed.test.x == data.test.x)
@@ -36,7 +36,7 @@ def test_scaling_ignores_the_test_part(prepared):
 
 def test_seed_decides_the_split(prepared):
     whole, data = prepared
-    other = _data.prepare(data.name, whole, seed=4)
+    other = _models.prepare(data.name, whole, seed=4)
     assert not np.array_equal(other.train.y, data.train.y)
 
 

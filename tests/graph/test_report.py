@@ -286,24 +286,6 @@ def test_collectives_are_those_of_the_compiled_program():
     assert [each.kind for each in graph.report(jnp.sum, x).collectives] == ["all-reduce"]
 
 
-def test_table_of_kinds_adds_up_though_it_is_cut_short():
-    functions = ["sin", "cos", "tan", "tanh", "exp", "log", "sqrt", "sinh", "cosh", "asin", "erf"]
-
-    def many(x):
-        for name in functions:
-            x = getattr(jax.lax, name)(x)
-        return jnp.concatenate([-x, jax.lax.floor(x), jax.lax.ceil(x)]).reshape(-1)[::-1]
-
-    text = str(graph.report(many, X))
-    table = text.partition("By kind\n")[2].partition("\n\n")[0].splitlines()
-    rows = [re.split(r"  +", line) for line in table[1:]]
-    assert rows[-1][0] == f"{len(graph.report(many, X).kinds) - 12} more kinds"
-    transcendentals = sum(int(row[4].replace(",", "")) for row in rows)
-    operations = sum(int(row[1]) for row in rows)
-    assert f"{operations} operations traced" in text
-    assert f" {transcendentals} transcendentals" in text
-
-
 def test_unknown_cost_has_a_mark():
     text = str(
         graph.report(
@@ -323,8 +305,7 @@ def test_what_cannot_be_traced_is_refused_in_one_line():
 
     for args, kwargs, error, message in [
         ((broken, X), {}, ValueError, r"^graph.report could not trace broken: TypeError: dot"),
-        ((lambda x, y: jnp.sin(x) + y, "1", X), {}, ValueError, r"No arrays are x \(str\)\.$"),
-        ((lambda x, y: x,), {"y": "1"}, ValueError, r"argument: 'x'\. No arrays are y"),
+        ((lambda x, y: x,), {"y": "1"}, ValueError, r"argument: 'x'\.$"),
         ((loss, mlp()), {}, ValueError, r"could not trace loss: TypeError: .*missing .* 'x'"),
         ((3, X), {}, TypeError, r"expects a function, and then its arguments; it got 3, of"),
     ]:

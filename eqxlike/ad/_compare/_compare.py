@@ -81,8 +81,7 @@ def compare(
     first call.
 
     **Raises:** `TypeError` or `ValueError`, before anything is measured, if `f` has no gradient in
-    any mode, an argument is not as said above, or the reference is not finite or fails. A
-    `KeyboardInterrupt` has what was measured until then as its attribute `comparison`.
+    any mode, an argument is not as said above, or the reference is not finite or fails.
 
     !!! example
 
@@ -105,43 +104,32 @@ def compare(
     rows: dict[str, ComparisonRow] = {}
     times = {name: Times() for name in (_PRIMAL, *named)}
 
-    def so_far() -> Comparison:
-        return Comparison(
-            rows=tuple(_with_times(row, times[name], times[_PRIMAL]) for name, row in rows.items()),
-            reference=None if reference is None else as_written(reference),
-            tolerance=tolerance,
-            machine=machine_info(),
-        )
-
-    try:
-        # Each call uses the same keys again.
-        with jax.debug_key_reuse(False):
-            trial = trial_of(subject, budget_s, tolerance)
-            if reference is not None:
-                try:
-                    trial = trial.against(reference)
-                except NoReference as error:
-                    raise ValueError(
-                        f"`ad.compare`: {error} Way out: {error.way_out}"
-                    ) from error.__cause__
-            calls: dict[str, Call] = {_PRIMAL: trial.primal}
-            for name, mode in named.items():
-                if modes is None and trial.may_end_process(mode):
-                    rows[name] = ComparisonRow(name, "error", _NOT_UNASKED)
-                    continue
-                entrant = trial.enter(name, mode)
-                rows[name] = entrant.row
-                if entrant.call is not None:
-                    calls[name] = entrant.call
-            time_interleaved(_PRIMAL, calls, times, rounds=rounds, budget_s=budget_s)
-    except KeyboardInterrupt as interrupt:
-        interrupt.comparison = so_far()  # pyright: ignore[reportAttributeAccessIssue]
-        interrupt.add_note(
-            "ad.compare: what was measured until then is `comparison` of this exception, such as "
-            "`sys.last_value.comparison`."
-        )
-        raise
-    return so_far()
+    # Each call uses the same keys again.
+    with jax.debug_key_reuse(False):
+        trial = trial_of(subject, budget_s, tolerance)
+        if reference is not None:
+            try:
+                trial = trial.against(reference)
+            except NoReference as error:
+                raise ValueError(f"`ad.compare`: {error} Way out: {error.way_out}") from (
+                    error.__cause__
+                )
+        calls: dict[str, Call] = {_PRIMAL: trial.primal}
+        for name, mode in named.items():
+            if modes is None and trial.may_end_process(mode):
+                rows[name] = ComparisonRow(name, "error", _NOT_UNASKED)
+                continue
+            entrant = trial.enter(name, mode)
+            rows[name] = entrant.row
+            if entrant.call is not None:
+                calls[name] = entrant.call
+        time_interleaved(_PRIMAL, calls, times, rounds=rounds, budget_s=budget_s)
+    return Comparison(
+        rows=tuple(_with_times(row, times[name], times[_PRIMAL]) for name, row in rows.items()),
+        reference=None if reference is None else as_written(reference),
+        tolerance=tolerance,
+        machine=machine_info(),
+    )
 
 
 def _with_times(row: ComparisonRow, times: Times, primal: Times) -> ComparisonRow:

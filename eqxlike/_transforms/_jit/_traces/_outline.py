@@ -14,7 +14,7 @@ import os
 import reprlib
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -60,9 +60,7 @@ class Outline:
     - `fingerprint`: differs where two static values, or the types of two nodes, do. A value that is
       compared by identity has one that no other ever has.
     - `names`: the names of the children in a path; `None` for a sequence.
-    - `children`: the outlines of the children; those of a static value are its elements. A row of
-      leaves, of which there may be very many, has them made when somebody asks, so that the first
-      call does not wait for that.
+    - `children`: the outlines of the children; those of a static value are its elements.
     - `num_arrays`: the number of arrays inside.
     - `advice`: a word for what a static value is: see `_differences`.
     """
@@ -71,15 +69,9 @@ class Outline:
     text: str
     fingerprint: Hashable
     names: tuple[str, ...] | None = ()
-    _children: "tuple[Outline, ...] | Callable[[], tuple[Outline, ...]]" = ()
+    children: "tuple[Outline, ...]" = ()
     num_arrays: int = 0
     advice: str = "value"
-
-    @property
-    def children(self) -> tuple["Outline", ...]:
-        if callable(self._children):
-            self._children = self._children()
-        return self._children
 
     @property
     def is_sequence(self) -> bool:
@@ -148,18 +140,13 @@ def _outline_one(structure: Structure) -> Outline:
     names, statics = _names_and_statics(structure, len(row.leaves if row else structure.children))
     more = tuple(outline_of_static(value, of_node=True) for value in statics.values())
     if row:
-        children = functools.partial(_outlines_in, row, more)
+        places = set(row.array_places)
+        leaves = enumerate(row.leaves)
+        own = (_OF_ARRAY if i in places else outline_of_static(x) for i, x in leaves)
     else:
-        children = (*(child.generated[_KEY] for child in structure.children), *more)
+        own = (child.generated[_KEY] for child in structure.children)
     names = None if names is None else (*names, *statics)
-    return Outline("node", text, _serial_of(cls), names, children, structure.num_arrays)
-
-
-def _outlines_in(row: Any, more: tuple[Outline, ...]) -> tuple[Outline, ...]:
-    """The outlines of the leaves in a row, arrays and plain values, which may be kept; and more."""
-    places = set(row.array_places)
-    leaves = enumerate(row.leaves)
-    return (*(_OF_ARRAY if i in places else outline_of_static(x) for i, x in leaves), *more)
+    return Outline("node", text, _serial_of(cls), names, (*own, *more), structure.num_arrays)
 
 
 def _names_and_statics(
