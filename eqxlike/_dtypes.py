@@ -23,6 +23,11 @@ def is_key(x: Any) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def without_key_dtype(array: Any) -> Any:
+    """The data of an array of typed keys, which a callback always gets; any other array."""
+    return jax.random.key_data(array) if is_key(array) else array
+
+
 def explain_key(error: Exception, key: Any, taker: str) -> None:
     """Raises an error that names the way to one key, if JAX raised `error` for a number or keys."""
     shape = getattr(key, "shape", ())

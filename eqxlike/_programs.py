@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
-from ._traceback import is_of_user
+from ._traceback import frame_of_user
 
 
 def equations_in(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
@@ -66,8 +66,9 @@ def departures(jaxpr: Any, device: Any = None) -> Iterator[Departure]:
         if device is not None and name == "device_put":
             places = [each for each in equation.params.get("devices", ()) if each is not None]
             found = [f"jax.device_put to {each}" for each in places if not _is_on(each, device)]
+        frame = frame_of_user(equation.source_info) if found else None
         for what in found:
-            yield Departure(what, _line_of_operation(equation.source_info))
+            yield Departure(what, f"{frame.file_name}:{frame.line_num}" if frame else "")
 
 
 def _is_on(place: Any, device: Any) -> bool:
@@ -76,14 +77,6 @@ def _is_on(place: Any, device: Any) -> bool:
         is_own_memory = place.memory_kind in (None, device.default_memory().kind)
         return place.device_set == {device} and is_own_memory
     return place == device if isinstance(place, jax.Device) else "host" not in str(place).lower()
-
-
-def _line_of_operation(source: Any) -> str:
-    traceback = getattr(source, "traceback", None)
-    for frame in traceback.frames if traceback is not None else ():
-        if is_of_user(frame.file_name):
-            return f"{frame.file_name}:{frame.line_num}"
-    return ""
 
 
 # --- The collectives of a compiled program ---

@@ -113,6 +113,21 @@ def is_of_user(file_name: str) -> bool:
     return not file_name.startswith(_NOT_OF_USER)
 
 
+def is_of_user_or_layer(file_name: str) -> bool:
+    """Whether a frame of this file is the user's, or that of a layer of `eqxlike.nn`."""
+    return is_of_user(file_name) or file_name.startswith(os.path.join(_PACKAGE, "nn", ""))
+
+
+def frame_of_user(source: Any, is_wanted: Callable[[str], bool] = is_of_user) -> Any:
+    """The innermost wanted frame that asked for an operation, by JAX's `source_info` of it.
+
+    `None` if there is none, as in a function that JAX keeps traced, such as those of `jax.numpy`.
+    """
+    traceback = getattr(source, "traceback", None)
+    frames = () if traceback is None else traceback.frames
+    return next((frame for frame in frames if is_wanted(frame.file_name)), None)
+
+
 def stacklevel_of_user() -> int:
     """The `stacklevel` with which a warning of the caller shows the line in the user's code."""
     level, frame = 1, sys._getframe(1)

@@ -16,10 +16,11 @@ from .._pytree import listed
 from .._timing import installed_version
 from .._traceback import hide_our_frames
 from .._transforms import is_array_or_struct
+from .._transforms._signatures import check_callable
 from .._version import __version__
 from ._exported import Exported, from_parts, need_flatbuffers
 from ._file import Header
-from ._form import ArrayForm, Form, NodeForm, describe, form_of, lost_in
+from ._form import Form, NodeForm, describe, form_of, form_of_array, lost_in
 
 # --- Which axes of the arguments of a program have dynamic sizes, and their names ---
 
@@ -211,13 +212,13 @@ def export(
         (5, 2)
     """
     need_flatbuffers("export")
-    _check_callable(function)
+    check_callable(function, "export")
     platforms = _checked_platforms(platforms)
     vjp_order = whole_number(vjp_order, "vjp_order", least=0)
     parameters = _parameters(function, args)
     args = with_dynamic_axes(parameters, args, dynamic)
     structs, rest = split(args, is_array_or_struct)
-    forms = map(_array_form, structs)
+    forms = map(form_of_array, structs)
     children = [form_of(arg, name, forms) for name, arg in zip(parameters, args, strict=True)]
     inputs = NodeForm("tuple", "", tuple(range(len(args))), tuple(children))
     outputs: list[Any] = []
@@ -237,7 +238,7 @@ def export(
         hide_our_frames(error)
         raise
     _refuse_calls(name, list(map(str, departures(jaxpr))))
-    form = form_of(outputs[-1], "output", map(_array_form, jaxpr.out_avals))
+    form = form_of(outputs[-1], "output", map(form_of_array, jaxpr.out_avals))
     _refuse_lost(name, form)
     try:
         exported = jax.export.export(jitted, platforms=platforms)(*structs)
@@ -261,11 +262,6 @@ def export(
         },
     )
     return from_parts(header, program, name)
-
-
-def _check_callable(function: Any) -> None:
-    if not callable(function):
-        raise TypeError(f"`export` expects a function and its arguments, got {function!r}.")
 
 
 def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
@@ -296,11 +292,6 @@ def _parameters(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[st
 
 def _name_of(function: Any) -> str:
     return getattr(function, "__name__", None) or type(function).__name__
-
-
-def _array_form(array: Any) -> ArrayForm:
-    shape = tuple(size if isinstance(size, int) else str(size) for size in array.shape)
-    return ArrayForm(shape, str(array.dtype))
 
 
 def _refuse_calls(name: str, calls: list[str]) -> None:

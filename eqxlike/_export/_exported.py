@@ -117,11 +117,10 @@ class Exported:
         return from_parts, (self._header, self._program, self.name)
 
     def _call_flat(self) -> Callable[..., Any]:
+        """The program on flat arrays, with our error for a missing gradient."""
         call = self._read_as.call
-        return call if self.vjp_order else self._without_gradient(call)
-
-    def _without_gradient(self, call: Any) -> Any:
-        """`call`, with our error for a missing gradient."""
+        if self.vjp_order:
+            return call
 
         def refuse(*_: Any) -> Any:
             raise ValueError(

@@ -327,8 +327,9 @@ def _text_of(leaf: Any) -> str:
 
 
 def form_of_array(array: Any) -> ArrayForm:
-    """The form of an array."""
-    return ArrayForm(tuple(array.shape), str(array.dtype))
+    """The form of an array, or of a `jax.ShapeDtypeStruct`, whose sizes may be symbolic."""
+    shape = tuple(size if isinstance(size, int) else str(size) for size in array.shape)
+    return ArrayForm(shape, str(array.dtype))
 
 
 def describe_other(tree: Any) -> str:

@@ -10,7 +10,7 @@ from jax.dtypes import canonicalize_dtype
 from jaxtyping import PyTree
 
 from .._compat import Tracer
-from .._dtypes import is_key
+from .._dtypes import without_key_dtype
 from .._partition import split
 from .._pytree import is_array, tree_pformat
 from .._transfers import refuse_call
@@ -76,7 +76,7 @@ def filter_pure_callback(
     # Under `jax.vmap`, operands get further axes: arrays that the callback holds become operands
     # only if they are tracers.
     traced, callback_rest = split(callback, lambda leaf: isinstance(leaf, Tracer))
-    operands = [_without_key_dtype(array) for array in (*traced, *arrays)]
+    operands = [without_key_dtype(array) for array in (*traced, *arrays)]
     ranks = [operand.ndim for operand in operands]
     # This lives as long as the compiled function: it must not contain a tracer.
     expected = jtu.tree_map(_as_struct, result_shape_dtypes)
@@ -94,11 +94,6 @@ def filter_pure_callback(
     options = {} if sharding is None else {"sharding": sharding}
     results = jax.pure_callback(of_arrays, structs, *operands, vmap_method=vmap_method, **options)
     return result_rest.merge(results)
-
-
-def _without_key_dtype(array: Any) -> Any:
-    """The data of a typed key, which a callback always gets; any other array unchanged."""
-    return jax.random.key_data(array) if is_key(array) else array
 
 
 def _as_struct(leaf: Any) -> Any:

@@ -150,15 +150,10 @@ def _sparse(fun: Any, kind: _Kind, has_aux: bool) -> Callable[..., Any]:
 def _asdex(name: str) -> Any:
     try:
         return importlib.import_module("asdex")
-    except ModuleNotFoundError as error:
+    except ImportError as error:  # asdex 0.5.2 imports what jax 0.12.0.1 no longer has.
         raise ImportError(
-            f"`{name}` needs the library asdex: `pip install 'eqxlike[sparse]'`."
-        ) from error
-    except ImportError as error:
-        # asdex 0.5.2 imports what jax 0.12.0.1 no longer has.
-        raise ImportError(
-            f"`{name}` needs the library asdex, and the one that is installed does not run with "
-            f"jax {jax.__version__}: {error}. Take a newer asdex or an older JAX."
+            f"`{name}` needs the library asdex, in a version that runs with jax {jax.__version__}: "
+            f"`pip install -U 'eqxlike[sparse]'`. {error}"
         ) from error
 
 

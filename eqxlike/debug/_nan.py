@@ -14,7 +14,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, PyTree
 
-from .._dtypes import is_key
+from .._dtypes import without_key_dtype
 from .._partition import Rest, split
 from .._pytree import tree_pformat
 from .._transforms import branched_error_if
@@ -61,7 +61,7 @@ def backward_nan(x: PyTree, name: Any = None, terminate: bool = True) -> PyTree:
         ((arrays,), (tangents,)) = primals, tangents
         tangents = list(tangents)
         differentiated = [n for n, tangent in enumerate(tangents) if _is_nonzero(tangent)]
-        shown = [_without_key_dtype(array) for array in arrays]
+        shown = [without_key_dtype(array) for array in arrays]
         watch = _Watch(name, called_at, terminate, rest, len(arrays), differentiated)
         watched = _carry_p.bind(
             *shown,
@@ -80,10 +80,6 @@ def backward_nan(x: PyTree, name: Any = None, terminate: bool = True) -> PyTree:
 def _is_nonzero(tangent: Any) -> bool:
     """Whether JAX does not know it to be zero; those of integers it always does."""
     return type(tangent) is not SymbolicZero and tangent.dtype != jax.dtypes.float0
-
-
-def _without_key_dtype(array: Array) -> Array:
-    return jax.random.key_data(array) if is_key(array) else array
 
 
 # --- The identity whose transpose checks the cotangents ---

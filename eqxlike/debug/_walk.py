@@ -10,7 +10,6 @@ An operation that makes an infinity of finite numbers, next to those that it was
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ import numpy as np
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from .._compat import scan_counts
+from .._traceback import frame_of_user, is_of_user_or_layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,28 +341,10 @@ def _first(origins: Sequence[Origin]) -> Origin | None:
 # --- The line of source of an operation, and the numbers that it took and gave ---
 
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_MACHINERY = (
-    "<eqxlike ",
-    os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), ""),
-    *(
-        os.path.join(_PACKAGE, name, "")
-        for name in ("_module", "_partition", "_transforms", "ad", "debug", "loops")
-    ),
-)
-"""What stands between an operation and the line of a user, or of a layer, that asked for it."""
-
-
 def _source_of(equation: Any) -> str:
-    """The line in the user's program, or in a layer of ours, that made an operation; or `""`.
-
-    In a function that JAX keeps traced, as those of `jax.numpy`, there may be none.
-    """
-    traceback = equation.source_info.traceback
-    for frame in () if traceback is None else traceback.frames:
-        if not frame.file_name.startswith(_MACHINERY):
-            return f"{frame.file_name}:{frame.line_num} in {frame.function_name}"
-    return ""
+    """The line in the user's program, or in a layer of ours, that made an operation; or `""`."""
+    frame = frame_of_user(equation.source_info, is_of_user_or_layer)
+    return f"{frame.file_name}:{frame.line_num} in {frame.function_name}" if frame else ""
 
 
 def what_is_wrong(value: Any) -> str | None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import re
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -11,7 +10,8 @@ from jax.extend import source_info_util
 from jax.extend.core import Literal, jaxprs_in_params
 
 from .._compat import scan_counts
-from .._traceback import is_of_user
+from .._partition._static_key import is_hashable
+from .._traceback import frame_of_user, is_of_user_or_layer
 from ._flops import cost_of
 
 Origin = tuple[str, Any]
@@ -210,7 +210,7 @@ class _Walker:
 
         def origin(variable: Any) -> Origin:
             if isinstance(variable, Literal):
-                value = variable.val if _is_hashable(variable.val) else str(variable.val)
+                value = variable.val if is_hashable(variable.val) else str(variable.val)
                 return "literal", (value, type_of(variable.aval))
             return known.get(variable, ("unknown", id(variable)))
 
@@ -312,7 +312,7 @@ class _Walker:
                 place.scopes,
                 place.groups,
                 tuple(inputs),
-                params if _is_hashable(params) else object(),
+                params if is_hashable(params) else object(),
                 bool(equation.effects),
                 place.is_inner,
             )
@@ -335,32 +335,12 @@ def _has_shapes(program: Any, inputs: Any) -> bool:
     return shapes[0] == shapes[1]
 
 
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
-
-
-_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_LAYERS = os.path.join(_PACKAGE, "nn", "")
-
-
 def line_of(source: Any) -> str:
+    """The line that asked for an operation, by JAX's `source_info` of it."""
     line = source_info_util.summarize(source)
-    if not line.startswith(_PACKAGE) or line.startswith(_LAYERS):
-        return line
     # Our own machinery, as that of a callback, says nothing: who asked for it does.
-    for frame in source.traceback.frames:
-        if is_of_user_or_layer(frame.file_name):
-            return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
-    return line
-
-
-def is_of_user_or_layer(file_name: str) -> bool:
-    """Whether a frame of this file is the user's, or that of a layer of `eqxlike.nn`."""
-    return is_of_user(file_name) or file_name.startswith(_LAYERS)
+    frame = None if is_of_user_or_layer(line) else frame_of_user(source, is_of_user_or_layer)
+    return f"{frame.file_name}:{frame.line_num} ({frame.function_name})" if frame else line
 
 
 def num_bytes_of(aval: Any) -> int:

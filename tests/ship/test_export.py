@@ -246,7 +246,7 @@ def test_function_that_cannot_leave_is_refused():
         (lambda x: (x, jnp.sin), TypeError, r"returned something at output\[1\] that no file"),
         (lambda x: jnp.sin, TypeError, "returned something at output that no file"),
         (call_back, ValueError, f"calls back: pure_callback at {__file__}:"),
-        (3, TypeError, "expects a function and its arguments, got 3"),
+        (3, TypeError, "3 is not a callable object: `export` expects a function"),
     ]:
         with pytest.raises(error, match=message):
             eqx.export(function, jnp.ones(3))

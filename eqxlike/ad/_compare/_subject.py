@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ..._compat import Tracer
 from ..._partition import Rest, split
-from ..._pytree import deleted_paths, is_inexact_array, listed
+from ..._pytree import is_inexact_array
 from ..._transforms import filter_eval_shape, filter_value_and_grad
 from ..._transforms._derivatives._by_mode import check_mode, path_of_taken
 from ..._transforms._jit._callables import unbind
@@ -75,11 +75,6 @@ def checked_subject(
         )
     function = with_arrays_as_leaves(function)
     refuse_tracers(function, args, caller)
-    if deleted := [*deleted_paths(function, "f"), *deleted_paths(args, "args")]:
-        raise ValueError(
-            f"`{caller}` was given arrays that are no longer there, since they were donated to a "
-            f"call: {listed(deleted)}. Pass what that call returned, or donate a copy to it."
-        )
     arrays, rest = split(args[0], is_inexact_array)
     if not arrays:
         raise ValueError(
