@@ -20,7 +20,7 @@ import jax
 from ._check_numbers import positive_number
 from ._tables import align, rich_table
 from ._timing import Call, frozen_heap, warmed_up
-from ._transforms import CallTimes, timing_calls
+from ._transforms._jit._timed import CallTimes, timing_calls
 
 Session = Any
 """A `pyinstrument.session.Session`: samples, each a stack of frames, outermost first, and the

@@ -6,7 +6,7 @@ of inference.
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ from .. import bayes
 from ..bayes import metrics
 from ..bayes._libraries import distributions
 from ..nn import BayesianMLP, Dropout, Lambda, Sequential
-from ._models import Data, Model, Part, Settings, network_outputs, sizes_of
+from ._models import Data, Model, Settings, network_outputs, sizes_of
 
 LEVEL = 0.9
 NUM_BINS = 10
@@ -167,10 +167,7 @@ def _ridge(data: Data) -> Evaluation:
     """Ridge regression, as a Gaussian with the variance of its residuals in training."""
     from sklearn.linear_model import Ridge
 
-    def squared_error(model: Any, part: Part) -> float:
-        return float(np.mean((part.y - model.predict(part.x)) ** 2))
-
-    model = _fitted(data, ALPHAS, lambda alpha: Ridge(alpha=alpha), squared_error)
+    model = _fitted(data, Ridge(), {"alpha": ALPHAS}, "neg_mean_squared_error")
     residuals = data.train.y - model.predict(data.train.x)
     degrees_of_freedom = len(residuals) - data.train.x.shape[1] - 1
     noise = np.sqrt(np.sum(residuals**2) / degrees_of_freedom, dtype=np.float32)
@@ -181,35 +178,23 @@ def _ridge(data: Data) -> Evaluation:
 def _logistic(data: Data) -> Evaluation:
     """Multinomial logistic regression with an L2 penalty."""
     from sklearn.linear_model import LogisticRegression
-    from sklearn.metrics import log_loss
     from threadpoolctl import threadpool_limits
-
-    def make(inverse_penalty: float) -> Any:
-        return LogisticRegression(C=inverse_penalty, solver="newton-cg")
-
-    def nll(model: Any, part: Part) -> float:
-        return log_loss(part.y, model.predict_proba(part.x), labels=model.classes_)
 
     # Of many small products: several threads of BLAS would take a hundred times as long, waiting.
     with threadpool_limits(limits=1):
-        model = _fitted(data, INVERSE_PENALTIES, make, nll)
+        linear = LogisticRegression(solver="newton-cg")
+        model = _fitted(data, linear, {"C": INVERSE_PENALTIES}, "neg_log_loss")
     log_probabilities = model.predict_log_proba(data.test.x).astype(np.float32)
     return evaluate_classification(data, jnp.asarray(log_probabilities))
 
 
-def _fitted(
-    data: Data,
-    penalties: tuple[float, ...],
-    make: Callable[[float], Any],
-    loss: Callable[[Any, Part], float],
-) -> Any:
-    """The model of the penalty whose loss is least on the validation part, fitted to all."""
-    fit_part, validation = data.validation_split()
+def _fitted(data: Data, model: Any, penalties: dict[str, Sequence[float]], scoring: str) -> Any:
+    """The model with the penalty that is best on the validation part, fitted to all."""
+    from sklearn.model_selection import GridSearchCV
 
-    def validation_loss(penalty: float) -> float:
-        return loss(make(penalty).fit(fit_part.x, fit_part.y), validation)
-
-    return make(min(penalties, key=validation_loss)).fit(data.train.x, data.train.y)
+    places, size = np.arange(len(data.train)), len(data.validation_split()[1])
+    search = GridSearchCV(model, penalties, scoring=scoring, cv=[(places[size:], places[:size])])
+    return search.fit(data.train.x, data.train.y)
 
 
 # --- Methods of inference next to the ELBO of the Bayesian layers, for `--method` ---

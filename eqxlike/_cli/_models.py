@@ -6,7 +6,6 @@ features.
 """
 
 import dataclasses
-import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
@@ -353,16 +352,18 @@ def _first_state(
 
 
 def _fit(
-    state: train.TrainState, step: Step, batches: Iterator[Example], steps: int, label: str
+    state: train.TrainState,
+    step: Step,
+    batches: Iterator[Example],
+    steps: int,
+    label: str,
+    **options: Any,
 ) -> train.FitResult:
+    log_every = max(1, steps // (MOVES if sys.stderr.isatty() else LINES))
     with train.progress(steps, label=label) as on_log:
         return train.fit(
-            state, step, batches, num_steps=steps, log_every=_log_every(steps), on_log=on_log
+            state, step, batches, num_steps=steps, log_every=log_every, on_log=on_log, **options
         )
-
-
-def _log_every(steps: int) -> int:
-    return max(1, steps // (MOVES if sys.stderr.isatty() else LINES))
 
 
 def _choose_steps(
@@ -370,29 +371,19 @@ def _choose_steps(
 ) -> tuple[train.FitResult, int]:
     """Trains, watching the validation part; returns the result and the best number of steps."""
     fit_part, validation = data.validation_split()
-    held_out = Example(validation.x, validation.y)
-    batches = _batches(fit_part, settings.plain_batch_size, seed)
-    steps, every = settings.steps, max(1, settings.steps // VALIDATIONS)
-    validation_nll = filter_jit(_mean_nll)
-    best, least = steps, math.inf
-    made, history = 0, ()
-    with train.progress(steps, label=f"{label}, how long to train") as on_log:
-        while True:
-            result = train.fit(state, step, batches, num_steps=min(every, steps - made))
-            state, history = result.state, history + result.history
-            made = len(history)
-            if result.stopped == "interrupted":
-                message = f"Interrupted after {made} of {steps} steps, choosing how many to take."
-                result = result._replace(message=message)
-            if result.stopped != "finished":
-                return result._replace(history=history), best
-            nll = float(validation_nll(state.model, held_out, state.key))
-            if nll < least:
-                best, least = made, nll
-            if made % _log_every(steps) < every:
-                on_log(made, nll)
-            if made == steps:
-                return result._replace(history=history), best
+    held_out, mean_nll = Example(validation.x, validation.y), filter_jit(_mean_nll)
+    watch = train.EarlyStopping("nll", patience=settings.steps, restore_best=False)
+    result = _fit(
+        state,
+        step,
+        _batches(fit_part, settings.plain_batch_size, seed),
+        settings.steps,
+        f"{label}, how long to train",
+        evaluate=lambda state: {"nll": mean_nll(state.model, held_out, state.key)},
+        evaluate_every=max(1, settings.steps // VALIDATIONS),
+        callbacks=[watch],
+    )
+    return result, watch.best_step or settings.steps
 
 
 def _mean_nll(model: Model, examples: Example, key: PRNGKeyArray) -> Float[Array, ""]:

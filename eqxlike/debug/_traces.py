@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 from .._module import BoundMethod, Wrapper, bind, field
 from .._pytree import MISSING
 from .._traceback import is_of_user
-from .._transforms import (
+from .._transforms._jit._traces import (
     History,
     Trace,
     check_on_retrace,
@@ -23,9 +23,9 @@ from .._transforms import (
     react,
     trace_of,
 )
-from .._transforms import RetraceError as RetraceError
-from .._transforms import RetraceWarning as RetraceWarning
-from .._transforms import TraceDifference as TraceDifference
+from .._transforms._jit._traces import RetraceError as RetraceError
+from .._transforms._jit._traces import RetraceWarning as RetraceWarning
+from .._transforms._jit._traces import TraceDifference as TraceDifference
 from ._nonfinite import arguments_by_name
 
 Params = ParamSpec("Params")

@@ -21,16 +21,4 @@ from ._fresh_trace import fresh_trace as fresh_trace
 from ._lowered import CompilingDecorator as CompilingDecorator
 from ._lowered import Lowerable as Lowerable
 from ._lowered import Lowered as Lowered
-from ._timed import CallTimes as CallTimes
-from ._timed import timing_calls as timing_calls
-from ._traces import History as History
-from ._traces import RetraceError as RetraceError
-from ._traces import RetraceWarning as RetraceWarning
 from ._traces import Trace as Trace
-from ._traces import TraceDifference as TraceDifference
-from ._traces import check_on_retrace as check_on_retrace
-from ._traces import compare as compare
-from ._traces import compared_with as compared_with
-from ._traces import listening as listening
-from ._traces import react as react
-from ._traces import trace_of as trace_of
