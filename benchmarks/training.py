@@ -7,12 +7,16 @@ including the check that the state stays finite, and with a step made with `chec
 Equinox's and NNX's are the loops of their documentation. Keras runs on JAX, if installed.
 All columns have the same mean loss, which is checked before anything is timed. The method is that
 of `eqxlike._timing`. Ctrl-C prints the rows that are finished.
+
+Last come runs with `train.prefetch` and without it, by a loop that reads each loss and by `fit`.
+Batches are ready or take 2 ms each, and a step takes about as long as the name of the row says.
 """
 
 import functools
 import importlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +44,8 @@ AHEAD = "fit, 16 steps a call, prefetch"
 EQUINOX = "Equinox"
 NNX = "NNX"
 KERAS = "Keras on JAX, 16 steps a call"
+NO_PREFETCH = "no prefetch"
+PREFETCH = "prefetch"
 
 BATCH = 32
 
@@ -230,9 +236,62 @@ def row(width: int, depth: int, has_peers: bool = False) -> Case:
     return Case(f"{depth}x{width}", builders, baseline=BY_HAND)
 
 
+def by_prefetch(step_us: int, source_ms: int, is_fit: bool, has_prefetch: bool) -> Call:
+    """A run over small batches: by `fit`, or by a loop that reads each loss."""
+    count = 64 if step_us <= 300 and not source_ms else 16
+    optimiser = optax.sgd(0.1)
+    frozen = jnp.asarray(np.eye(8, dtype=np.float32))
+    state = train.TrainState.create(frozen, optimiser, key=jax.random.key(0))
+
+    def source() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for batch in batches(8)[:count]:
+            if source_ms:
+                time.sleep(1e-3 * source_ms)
+            yield batch
+
+    def loss(model: jax.Array, batch: Any, key: jax.Array) -> jax.Array:
+        x, y = batch
+        # About 1 us a turn.
+        last = jax.lax.fori_loop(0, step_us, lambda _, x: jnp.tanh(x @ frozen), x)
+        return jnp.mean((last @ model - y) ** 2)
+
+    step = train.make_step(loss, optimiser)
+
+    def call() -> np.floating:
+        some = train.prefetch(source()) if has_prefetch else source()
+        if is_fit:
+            return np.mean(train.fit(state, step, some, num_steps=count).history)
+        own, losses = jax.tree_util.tree_map(jnp.copy, state), []
+        for batch in some:
+            own, value = step(own, batch)
+            losses.append(float(value))
+        return np.mean(losses)
+
+    return call
+
+
+def prefetch_row(step_us: int, source_ms: int, is_fit: bool) -> Case:
+    """The row of a step of about this time, over batches of this time."""
+    name = f"{'fit' if is_fit else 'loop'}, {step_us} us, "
+    return Case(
+        name + (f"a batch takes {source_ms} ms" if source_ms else "batches are ready"),
+        {
+            NO_PREFETCH: lambda: by_prefetch(step_us, source_ms, is_fit, False),
+            PREFETCH: lambda: by_prefetch(step_us, source_ms, is_fit, True),
+        },
+        baseline=NO_PREFETCH,
+    )
+
+
 ROWS: tuple[Case, ...] = (
     *(row(8, 2, has_peers=True), row(24, 3, has_peers=True), row(32, 10, has_peers=True)),
     *(row(8, 48), row(256, 6), row(1024, 4)),
+    *(
+        prefetch_row(step_us, source_ms, is_fit)
+        for is_fit in (False, True)
+        for source_ms in (0, 2)
+        for step_us in (30, 300, 3000)
+    ),
 )
 
 
@@ -244,11 +303,12 @@ def found(result: Mapping[str, Any]) -> Iterator[targets.Target]:
             for each in result["rows"]
             if column in each["columns"]
         }
-        for column in (FIT, MANY)
+        for column in (FIT, MANY, PREFETCH)
     }
     yield from targets.at_most(f"{FIT} / {BY_HAND}", 1.15, ratios[FIT])
     for name, ratio in ratios[MANY].items():
         yield from targets.at_most(f"{MANY} / {BY_HAND}", LIMITS[name], {name: ratio})
+    yield from targets.at_most(f"{PREFETCH} / {NO_PREFETCH}", 1.05, ratios[PREFETCH])
 
 
 def main(arguments: Sequence[str] | None = None, rows: Sequence[Case] = ROWS) -> int:

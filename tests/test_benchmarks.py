@@ -136,6 +136,9 @@ def test_training_loops_have_one_loss(monkeypatch):
     training.batches.cache_clear()
     assert (list(calls), notes) == ([*chosen], [])
     cases.check_agreement(calls)
+    for is_fit in (False, True):
+        calls, _ = cases.build(training.prefetch_row(1, 0, is_fit))
+        cases.check_agreement(calls, times=1)
 
 
 def test_disagreement_names_the_column(monkeypatch):

@@ -1,11 +1,13 @@
 """Shuffled minibatches of data in memory, and batches that a thread makes ahead of time."""
 
+import contextvars
 import copy
 import itertools
 import queue
 import threading
+import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Never, TypeVar
 
 import jax
@@ -197,26 +199,70 @@ def _check_finite(named: list[tuple[str, np.ndarray]]) -> None:
                 )
 
 
-# --- Batches that are made and moved to the device ahead of time ---
+# --- Batches that are made ahead of time, and moved to the device ---
 
 
 Batch = TypeVar("Batch")
 
+QUICK_S = 1e-4
+"""A batch that takes less is made when it is asked for: a thread would cost the loop more."""
+
+WINDOW = 32
+"""How many batches the mean time goes back: a stream may read a file only now and then."""
+
+LARGE = 2**22
+"""Batches of so many bytes are moved ahead of time. Smaller ones are better moved by the call that
+makes the step, and by `fit` many at once.
+"""
+
 
 class _Ahead:
-    """What thread and iterator share: batches that are ready, and room for more.
+    """What thread and iterator share. At any time only one of them may call the source.
 
-    - `size`: how many may be ready.
-    - `ready`: pairs of a batch and the position of its stream after it, and at last the exception
-      with which the stream ended: a `StopIteration` where it ended by itself.
-    - `room`: has something in it for each batch that was taken since. It costs less so than a
-      semaphore.
+    - `size`: how many batches may be ready.
+    - `ready`: pairs of a batch and the position of its stream after it. At last comes the exception
+      with which the stream ended, a `StopIteration` where it ended by itself, or `None`, with which
+      the thread ends and leaves the source to the iterator.
+    - `room`: has something in it for each batch that was taken since the thread started. It costs
+      less so than a semaphore.
+    - `thread`: the one that has the source; `None` while the iterator has it, as at first.
     """
 
-    def __init__(self, size: int) -> None:
-        self.ready: queue.SimpleQueue[tuple[Any, Any] | BaseException] = queue.SimpleQueue()
+    def __init__(self, source: Iterator[Any], size: int, sharding: Any) -> None:
+        self.source, self.size, self.sharding = source, size, sharding
+        self.ready: queue.SimpleQueue[tuple[Any, Any] | BaseException | None] = queue.SimpleQueue()
         self.room: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.size, self.is_stopped = size, False
+        self.thread: threading.Thread | None = None
+        self.is_stopped = False
+        self._count, self._mean_s = 0, 0.0
+
+    def start(self, settings: tuple[Any, Any]) -> None:
+        """Leaves the source to a thread."""
+        self.room = queue.SimpleQueue()
+        # The source sees the context of whoever asks for batches, as it would without a thread.
+        thread = threading.Thread(
+            target=contextvars.copy_context().run,
+            args=(_fill, self, settings),
+            name="eqxlike-prefetch",
+            daemon=True,
+        )
+        thread.start()
+        self.thread = thread
+
+    def make(self, *, is_ahead: bool) -> Any:
+        """The next batch. Measures the first one with its copy, which shows whether it is large."""
+        start_s = time.perf_counter()
+        batch = next(self.source)
+        if is_ahead or self.sharding is not None or not self._count:
+            batch = _made_ahead(batch, self.sharding)
+        self._count = min(self._count + 1, WINDOW)
+        self._mean_s += (time.perf_counter() - start_s - self._mean_s) / self._count
+        return batch
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether a batch takes less time than it costs to have a thread make it."""
+        return self._mean_s < QUICK_S
 
     def stop(self) -> None:
         """Lets the thread end once it has made the batch under way, and whoever waits go on."""
@@ -226,38 +272,33 @@ class _Ahead:
 
 
 class Prefetch(Generic[Batch]):
-    """An iterator whose batches a thread makes and moves ahead of time; `prefetch` makes it.
+    """An iterator whose batches a thread makes ahead of time; `prefetch` makes it.
 
-    The thread ends with the stream, with `close`, at the end of a `with` block, and when nobody
-    holds the iterator any more.
+    The thread ends with the stream, with `close`, at the end of a `with` block, when nobody holds
+    the iterator any more, and where batches take so little time that it would not pay.
     """
 
     def __init__(self, batches: Iterable[Batch], size: int, sharding: Any) -> None:
         self._source: Any = iter(batches)
         self._size, self._sharding = size, sharding
-        self._start()
-
-    def _start(self) -> None:
-        self._position = getattr(self._source, "position", None)
-        self._ended: StopIteration | None = None
-        self._ahead = _Ahead(self._size)
-        config: Any = jax.config
         # What this thread has set for itself about arrays, to be the same in the other.
-        settings = config.jax_enable_x64, config.jax_default_device
+        self._settings = _settings()
+        # Several threads may take batches.
+        self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._position, self._has_ended = None, False
         # The thread must not hold the iterator, or nobody would ever let it go.
-        self._thread = threading.Thread(
-            target=_fill,
-            args=(self._source, self._ahead, self._sharding, *settings),
-            name="eqxlike-prefetch",
-            daemon=True,
-        )
-        self._thread.start()
+        self._ahead = _Ahead(self._source, self._size, self._sharding)
         # Also when the interpreter ends: JAX is gone soon after.
-        self._end = weakref.finalize(self, _end, self._thread, self._ahead)
+        self._end = weakref.finalize(self, _end, self._ahead)
 
     @property
     def position(self) -> Any:
         """The position of the stream after the batches that were taken, not those made ahead."""
+        if self._ahead.thread is None:
+            return getattr(self._source, "position", None)
         return self._position
 
     def seek(self, position: Mapping[str, Any]) -> None:
@@ -270,17 +311,19 @@ class Prefetch(Generic[Batch]):
                 f"{type(self._source).__name__} has no `seek` to go to a position with."
             )
         self.close()
-        # It may still be making a batch.
-        self._thread.join()
-        try:
-            self._source.seek(position)
-        finally:
-            self._start()
+        # A batch may still be under way, here or in the thread.
+        with self._lock:
+            if self._ahead.thread is not None:
+                self._ahead.thread.join()
+            try:
+                self._source.seek(position)
+            finally:
+                self._begin()
 
     def close(self) -> None:
         """Ends the thread. What was made ahead is lost."""
+        self._has_ended = True
         self._end()
-        self._ended = StopIteration()
 
     def __enter__(self) -> "Prefetch[Batch]":
         return self
@@ -292,22 +335,73 @@ class Prefetch(Generic[Batch]):
         return self
 
     def __next__(self) -> Batch:
-        made = self._ended or self._ahead.ready.get()
-        if isinstance(made, BaseException):
-            self._ended = StopIteration()
-            raise made
-        self._ahead.room.put(None)
-        batch, self._position = made
-        return batch
+        if self.is_plain:
+            batch = self.take()
+            return batch if self._sharding is not None else _moved(batch, _by_call)
+        enable_x64, default_device = self._settings
+        with (
+            jax.enable_x64(enable_x64),
+            jax.default_device(default_device),
+            # As in the thread, where those of the caller's context do not apply.
+            jax.transfer_guard("allow"),
+            jax.debug_nans(False),
+            jax.debug_infs(False),
+        ):
+            batch = self.take()
+            return batch if self._sharding is not None else _moved(batch, _as_arrays)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a call may move arrays of NumPy here, and moves them as those made ahead."""
+        config: Any = jax.config
+        return (
+            _settings() == self._settings
+            and config.jax_transfer_guard_host_to_device in (None, "allow", "log")
+            # They would refuse a batch with NaN.
+            and not (config.jax_debug_nans or config.jax_debug_infs)
+        )
+
+    def take(self) -> Batch:
+        """The next batch, where small arrays of NumPy are not yet moved.
+
+        If it was not made ahead, it may be written over by the one that follows it.
+        """
+        with self._lock:
+            ahead = self._ahead
+            if self._has_ended:
+                raise StopIteration
+            if ahead.thread is not None:
+                made = ahead.ready.get()
+                if isinstance(made, tuple):
+                    ahead.room.put(None)
+                    batch, self._position = made
+                    return batch
+                if made is not None:
+                    self._has_ended = True
+                    raise made
+                ahead.thread = None
+            try:
+                batch = ahead.make(is_ahead=False)
+            except Exception:
+                self._has_ended = True
+                raise
+            if not ahead.is_quick:
+                self._position = self.position
+                ahead.start(self._settings)
+            return batch
 
 
 def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -> Prefetch[Batch]:
-    """Makes batches and moves them to the device in a thread, while the last ones are in use.
+    """Makes batches in a thread, while the last ones are in use, and moves them to the device.
+
+    Batches that take less than 0.1 ms to make are made when they are asked for, without a thread.
 
     **Arguments:**
 
-    - `batches`: any iterable, for example `minibatches(...)`. From now on the thread reads it.
-    - `size`: how many batches are ready at most, each of them in the memory of the device.
+    - `batches`: any iterable, for example `minibatches(...)`. From now on only this iterator, or
+      its thread, may read it.
+    - `size`: how many batches are ready at most. Those of 4 MB and more, and all where there is a
+      `sharding`, are in the memory of the device by then.
     - `sharding`: where arrays go: a `train.Sharding`, which splits the examples over its devices, a
       device, or a `jax.sharding.Sharding`; the default device where it is `None`.
 
@@ -325,10 +419,9 @@ def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -
     return Prefetch(batches, whole_number(size, "size"), sharding)
 
 
-def _fill(
-    source: Iterator[Any], ahead: _Ahead, sharding: Any, enable_x64: bool, default_device: Any
-) -> None:
+def _fill(ahead: _Ahead, settings: tuple[Any, Any]) -> None:
     """What the thread does."""
+    enable_x64, default_device = settings
     try:
         with jax.enable_x64(enable_x64), jax.default_device(default_device):
             for count in itertools.count():
@@ -336,43 +429,74 @@ def _fill(
                     ahead.room.get()
                 if ahead.is_stopped:
                     return
-                batch = _moved(next(source), sharding)
-                ahead.ready.put((batch, getattr(source, "position", None)))
+                batch = ahead.make(is_ahead=True)
+                ahead.ready.put((batch, getattr(ahead.source, "position", None)))
+                if ahead.is_quick:
+                    ahead.ready.put(None)
+                    return
     except StopIteration:
         ahead.ready.put(StopIteration())
     except BaseException as error:
         ahead.ready.put(error)
 
 
-_ARRAYS = np.ndarray, jax.Array
+def _end(ahead: _Ahead) -> None:
+    ahead.stop()
+    thread = ahead.thread
+    if thread is not None and thread is not threading.current_thread():
+        # It may wait for a batch that never comes.
+        thread.join(timeout=1.0)
 
 
-def _moved(batch: Any, sharding: Any) -> Any:
-    """The batch on the device, where no array shares its memory with NumPy's.
+def _settings() -> tuple[Any, Any]:
+    config: Any = jax.config
+    return config.jax_enable_x64, config.jax_default_device
+
+
+def _made_ahead(batch: Any, sharding: Any) -> Any:
+    """The batch where no array shares its memory with NumPy's: on the device, if that pays.
 
     Streams write one batch after another into the same arrays, and on a CPU JAX takes over the
     memory of an array, if it lies as XLA likes it.
     """
-    batch = jtu.tree_map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, batch)
+    if sharding is None:
+        leaves = jtu.tree_leaves(batch)
+        nbytes = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
+        return _moved(batch, _copied if nbytes < LARGE else _as_arrays)
+    batch = _moved(batch, _copied)
     if isinstance(sharding, Sharding):
         return place_batch(batch, sharding)
-    if sharding is not None:
-        leaves, treedef = jtu.tree_flatten(batch)
-        places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]
-        # One call for all takes two thirds of the time of one for each.
-        moved = jax.device_put([leaves[index] for index in places], sharding)
-        for index, array in zip(places, moved, strict=True):
-            leaves[index] = array
-        return treedef.unflatten(leaves)
+    # One call for all takes two thirds of the time of one for each.
+    return _moved(batch, lambda arrays: jax.device_put(arrays, sharding), (np.ndarray, jax.Array))
+
+
+def _moved(batch: Any, move: Callable[[list[Any]], Iterable[Any]], types: Any = np.ndarray) -> Any:
+    """The batch where `move` of all its arrays of these types stands in their places."""
+    leaves, treedef = jtu.tree_flatten(batch)
+    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, types)]
+    if not places:
+        return batch
+    for index, array in zip(places, move([leaves[index] for index in places]), strict=True):
+        leaves[index] = array
+    return treedef.unflatten(leaves)
+
+
+def _copied(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    return [array.copy() for array in arrays]
+
+
+def _by_call(arrays: list[np.ndarray]) -> list[Any]:
+    """The arrays on the device, in a fifth of the time of `jnp.asarray`."""
+    # The call may read them after it returned.
+    return _copies(_copied(arrays))
+
+
+@jax.jit
+def _copies(arrays: list[Any]) -> list[Any]:
+    return [jnp.copy(array) for array in arrays]
+
+
+def _as_arrays(arrays: list[np.ndarray]) -> list[Any]:
     with jax.transfer_guard_host_to_device("allow"):
         # Half the time of `jax.device_put`. It counts as a transfer that nobody asked for.
-        return jtu.tree_map(
-            lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, batch
-        )
-
-
-def _end(thread: threading.Thread, ahead: _Ahead) -> None:
-    ahead.stop()
-    if thread is not threading.current_thread():
-        # It may wait for a batch that never comes.
-        thread.join(timeout=1.0)
+        return [jnp.asarray(array) for array in _copied(arrays)]

@@ -1,10 +1,12 @@
 """Minibatches, and batches that are made and moved ahead of time."""
 
+import contextvars
 import gc
 import itertools
 import json
 import queue
 import threading
+import time
 import traceback
 import weakref
 
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 
 import eqxlike as eqx
 from eqxlike import train
-from eqxlike.train import minibatches
+from eqxlike.train import _batches, minibatches
 from tests.train.linear import BATCH, make_state
 
 SIZES = st.integers(1, 30).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n)))
@@ -155,9 +157,36 @@ def stream(length=16):
     return minibatches((np.arange(length), np.ones(length, np.float32)), 4, seed=0)
 
 
-def test_batches_and_positions_are_those_of_the_stream_on_the_device():
+class Slow:
+    """A stream with a thread of its own: each batch takes a while, or those of some numbers."""
+
+    def __init__(self, batches, are_slow=lambda number: True, seconds=0.002):
+        self._batches, self._are_slow, self._seconds = iter(batches), are_slow, seconds
+        self._numbers, self._lock = itertools.count(), threading.Lock()
+        self.threads = []
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        # It is never called by two threads at once.
+        assert self._lock.acquire(blocking=False)
+        try:
+            self.threads.append(threading.current_thread().name)
+            if self._are_slow(next(self._numbers)):
+                time.sleep(self._seconds)
+            return next(self._batches)
+        finally:
+            self._lock.release()
+
+    def __getattr__(self, name):
+        return getattr(self._batches, name)
+
+
+@pytest.mark.parametrize("source", [stream, lambda: Slow(stream())])
+def test_batches_and_positions_are_those_of_the_stream_on_the_device(source):
     own = stream()
-    with train.prefetch(stream(), 3) as ahead:
+    with train.prefetch(source(), 3) as ahead:
         start, first = ahead.position, []
         for _ in range(6):
             assert ahead.position == own.position
@@ -183,6 +212,61 @@ def test_arrays_go_to_the_sharding_that_is_given_and_what_is_none_stays():
         assert sharding is None or found["x"].sharding == found["y"].sharding == sharding
 
 
+def test_a_thread_has_the_source_only_while_batches_take_long(monkeypatch):
+    """Slow ones, then enough quick ones to forget them, and slow ones again."""
+    # A busy machine makes none of the quick ones slow.
+    monkeypatch.setattr(_batches, "QUICK_S", 0.005)
+    source = Slow(stream(), lambda number: not 3 <= number < 200, seconds=0.05)
+    own = stream()
+    with train.prefetch(source, 2) as ahead:
+        for _ in range(210):
+            assert ahead.position == own.position
+            jax.tree.map(np.testing.assert_array_equal, next(ahead), next(own))
+    turns = [name == "eqxlike-prefetch" for name, _ in itertools.groupby(source.threads)]
+    assert turns[:4] == [False, True, False, True]
+    quick = Slow(stream(), lambda number: False)
+    with train.prefetch(quick, 2) as ahead:
+        next(ahead)
+        assert (num_threads(), len(quick.threads)) == (0, 1)
+
+
+def test_large_batches_are_moved_by_a_thread_though_the_source_is_quick():
+    large = np.zeros(2**20, np.float32)
+    with train.prefetch([large] * 8) as ahead:
+        assert isinstance(next(ahead), jax.Array)
+        assert num_threads() == 1
+        assert all(isinstance(batch, jax.Array) for batch in ahead)
+
+
+def test_a_source_sees_the_context_of_the_caller_in_either_thread():
+    variable = contextvars.ContextVar("variable", default=0)
+    variable.set(1)
+    source = Slow(np.full(1, variable.get()) for _ in range(4))
+    assert [int(batch[0]) for batch in train.prefetch(source)] == [1] * 4
+    assert len(set(source.threads)) == 2
+
+
+@pytest.mark.parametrize("mode", ["allow", "disallow"])
+def test_fit_moves_small_batches_itself_unless_that_is_forbidden(mode):
+    types, zero, one = set(), jnp.zeros(()), jnp.ones((), jnp.int32)
+
+    def step(state, batch):
+        types.add(isinstance(batch, jax.Array))
+        return eqx.tree_at(lambda state: state.step, state, state.step + one), zero
+
+    for source in ([np.ones(2)] * 4, Slow([np.ones(2)] * 4)):
+        state = make_state(optax.sgd(0.1))
+        with train.prefetch(source) as batches, jax.transfer_guard_host_to_device(mode):
+            train.fit(state, step, batches, num_steps=4)
+    assert types == {mode == "disallow"}
+
+
+def test_a_batch_with_nan_arrives_where_functions_may_return_none():
+    with jax.debug_nans(True):
+        (batch,) = train.prefetch([np.full(2, np.nan)])
+    assert np.isnan(batch).all()
+
+
 def aligned(length):
     """An array that lies in memory as XLA likes it."""
     numbers = np.zeros(length + 16, np.float32)
@@ -190,7 +274,8 @@ def aligned(length):
     return numbers[start : start + length]
 
 
-def test_a_stream_may_write_each_batch_into_the_same_array():
+@pytest.mark.parametrize("of", [iter, Slow])
+def test_a_stream_may_write_each_batch_into_the_same_array(of):
     buffer = aligned(64)
 
     def source():
@@ -198,7 +283,7 @@ def test_a_stream_may_write_each_batch_into_the_same_array():
             buffer[...] = number
             yield buffer
 
-    assert [float(batch[-1]) for batch in train.prefetch(source(), 3)] == [0, 1, 2]
+    assert [float(batch[-1]) for batch in train.prefetch(of(source()), 3)] == [0, 1, 2]
 
 
 def test_no_more_are_made_ahead_than_asked_for():
@@ -207,25 +292,27 @@ def test_no_more_are_made_ahead_than_asked_for():
     def source():
         for number in itertools.count():
             made.append(number)
-            if len(made) == size:
+            if len(made) == size + 1:
                 all_made.set()
             yield np.asarray(number)
 
-    with train.prefetch(source(), size) as ahead:
+    with train.prefetch(Slow(source()), size) as ahead:
+        assert int(next(ahead)) == 0
         assert all_made.wait(5)
         # The thread asks for no other one: it waits for room.
         with pytest.raises(queue.Empty):
             ahead._ahead.room.get(timeout=0.1)
-        assert made == list(range(size))
-        assert [int(next(ahead)) for _ in range(5)] == [0, 1, 2, 3, 4]
+        assert made == list(range(size + 1))
+        assert [int(next(ahead)) for _ in range(5)] == [1, 2, 3, 4, 5]
 
 
-def test_an_exception_arrives_in_its_place_with_its_traceback():
+@pytest.mark.parametrize("of", [iter, Slow])
+def test_an_exception_arrives_in_its_place_with_its_traceback(of):
     def source():
         yield np.zeros(1)
         raise OSError("the disk is gone")
 
-    ahead = train.prefetch(source())
+    ahead = train.prefetch(of(source()))
     next(ahead)
     with pytest.raises(OSError, match="the disk is gone") as caught:
         next(ahead)
@@ -235,7 +322,8 @@ def test_an_exception_arrives_in_its_place_with_its_traceback():
 
 
 def test_the_thread_ends_with_the_loop_with_fit_and_at_close():
-    for _ in train.prefetch(itertools.repeat(np.zeros(1))):
+    for _ in train.prefetch(Slow(itertools.repeat(np.zeros(1)))):
+        assert num_threads() == 1
         break
     gc.collect()
     assert num_threads() == 0
@@ -243,17 +331,38 @@ def test_the_thread_ends_with_the_loop_with_fit_and_at_close():
     def step(state, batch):
         return eqx.tree_at(lambda state: state.step, state, state.step + 1), jnp.mean(batch)
 
-    batches = train.prefetch(itertools.repeat(BATCH))
+    batches = train.prefetch(Slow(itertools.repeat(BATCH)))
     train.fit(make_state(optax.sgd(0.1)), step, batches, num_steps=3, steps_per_call=2)
     del batches
     gc.collect()
     assert num_threads() == 0
-    ahead = train.prefetch(itertools.repeat(np.zeros(1)))
+    for source in (itertools.repeat(np.zeros(1)), Slow(itertools.repeat(np.zeros(1)))):
+        ahead = train.prefetch(source)
+        next(ahead)
+        ahead.close()
+        assert num_threads() == 0
+        assert list(ahead) == []
+        ahead.close()
+
+
+def test_a_source_that_waits_for_ever_holds_up_neither_close_nor_those_who_wait():
+    event, ended = threading.Event(), threading.Event()
+
+    def source():
+        yield np.zeros(1)
+        event.wait()
+
+    ahead = train.prefetch(Slow(source()))
     next(ahead)
+
+    def rest():
+        assert list(ahead) == []
+        ended.set()
+
+    threading.Thread(target=rest).start()
     ahead.close()
-    assert num_threads() == 0
-    assert list(ahead) == []
-    ahead.close()
+    assert ended.wait(5)
+    event.set()
 
 
 def test_nothing_holds_what_nobody_reads():

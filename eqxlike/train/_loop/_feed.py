@@ -1,11 +1,14 @@
 """Batches, as many at a time as go into one call."""
 
+import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from ..._pytree import is_array, tree_pformat
+from .._batches import Prefetch
 from .._run import Stack
 
 Batch = TypeVar("Batch")
@@ -16,7 +19,10 @@ class Feed(Generic[Batch]):
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         self._source: Any = batches
-        self._iterator = _iterator_of(batches)
+        iterator: Any = _iterator_of(batches)
+        # Arrays of NumPy are moved by the call that makes the steps, many at once.
+        is_unmoved = isinstance(iterator, Prefetch) and iterator.is_plain
+        self._next = iterator.take if is_unmoved else functools.partial(next, iterator)
         self._mismatched: Stack | None = None
         self._interrupt: KeyboardInterrupt | None = None
         self._has_ended = False
@@ -41,7 +47,7 @@ class Feed(Generic[Batch]):
         taken, self._mismatched = self._mismatched, None
         try:
             while not self._has_ended and (taken is None or taken.count < max_count):
-                batch = next(self._iterator)
+                batch = self._next()
                 if taken is None:
                     taken = Stack(batch, length)
                 elif not taken.add(batch):
@@ -67,8 +73,9 @@ class Feed(Generic[Batch]):
         if None not in (position, self.position) and hasattr(self._source, "seek"):
             self._source.seek(position)
             return
-        for _ in range(num_taken):
-            next(self._iterator, None)
+        with contextlib.suppress(StopIteration):
+            for _ in range(num_taken):
+                self._next()
 
 
 def _iterator_of(batches: Any) -> Iterator[Any]:
