@@ -45,7 +45,7 @@ def profile(
 
     **Arguments:**
 
-    - `wait`: whether to wait for the result of each call: without that, nobody knows when it was
+    - `wait`: whether to wait for the result of each call; otherwise it is unknown when that was
       ready. A loop that reads no result runs ahead of the device, and is slower so.
     - `sample`: whether to sample the Python stack with pyinstrument, which makes every call of a
       Python function slower: take times without it.
@@ -227,7 +227,7 @@ class FunctionTimes:
     - `num_calls`, `num_traces`: how often it was called, and how often traced.
     - `compiling_s`: the seconds that JAX took to trace, lower and compile.
     - `dispatch_us`: until a call returned.
-    - `completion_us`: until its result was ready; `None` too if nobody waited for it.
+    - `completion_us`: until its result was ready; `None` too without `wait`.
     - `split`: those two in parts; `None` too if no call took the fast path.
     - `total_s`: the seconds of all calls, with the waits for their results.
     """
@@ -261,8 +261,8 @@ class _Record:
         self._name = name
         self._num_calls = self._num_traces = 0
         self._compiling_s = self._total_s = 0.0
-        # The times of dispatch, in JAX and until ready, of calls into which nobody looked, as the
-        # first of a profile, and of the others. Packed: a run may have millions.
+        # The times of dispatch, in JAX and until ready, of calls that were not split, as the first
+        # of a profile, and of the others. Packed: a run may have millions.
         self._outside, self._inside = ([array.array("d") for _ in range(3)] for _ in range(2))
 
     def add(self, call: CallTimes) -> None:

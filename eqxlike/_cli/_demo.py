@@ -1,4 +1,4 @@
-"""`demo`: Bayesian networks trained on real data, with what `filter_jit` costs beside them."""
+"""`demo`: Bayesian networks trained on real data, and the cost of a call by `filter_jit`."""
 
 import argparse
 import functools

@@ -269,9 +269,9 @@ _MEANINGS = {
 _DISPATCH = {
     "dispatch": "Microseconds until the call returns. The device may still be computing.",
     "completion": "Microseconds until the result is ready.",
-    "ratio": "The time beside that of jax.jit on the module in the same round: the median of the "
-    "rounds, and their quartiles. Ratios hold on a machine that does other work too; microseconds "
-    "do not.",
+    "ratio": "The time relative to that of jax.jit on the module in the same round: the median of "
+    "the rounds, and their quartiles. Ratios hold on a machine that does other work too; "
+    "microseconds do not.",
     "jax.jit, flat list": "The floor: jax.jit called with a list of the arrays.",
     "jax.jit, module": "The baseline: jax.jit called with the module, its arrays split off "
     "outside.",

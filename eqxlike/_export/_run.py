@@ -25,6 +25,9 @@ too: trying the other way in vain takes milliseconds.
 """
 
 
+_NUMBERS = {bool, int, float, complex}
+
+
 class Runner:
     """Runs a program on pytrees.
 
@@ -69,16 +72,16 @@ class Runner:
         """The output; see `Exported.call` for errors."""
         if self._num_calls_apart == 0:
             try:
-                return self._call_trees(*self._with_arrays(args))
+                # Most calls have none, and this finds out faster than a loop over the arguments.
+                has_numbers = not _NUMBERS.isdisjoint(map(type, args))
+                return self._call_trees(*(self._with_arrays(args) if has_numbers else args))
             except (TypeError, ValueError, _TakeApartError):
                 # The other way either works, as for values that cannot be hashed, or raises the
                 # right error for these arguments. This excludes a trace that was refused.
                 pass
         else:
             self._num_calls_apart -= 1
-        return self._run_apart(args, self._taken_apart(args))
-
-    def _run_apart(self, args: tuple[Any, ...], arrays: list[Any]) -> Any:
+        arrays = self._taken_apart(args)
         try:
             return self._call_arrays(*arrays)
         except ValueError as error:

@@ -82,8 +82,8 @@ def differentiate_with(function: Callable[Params, Output], mode: Mode) -> Callab
 def gradient_buffers(x: PyTree) -> PyTree:
     """Zeros in the structure of a gradient by `x`, for the first call of `value_and_grad_into`.
 
-    **Returns:** a tree of the structure of `x`, with an array of zeros beside each floating-point
-    or complex array, and `None` beside everything else, and beside what is frozen.
+    **Returns:** a tree of the structure of `x`, with an array of zeros for each floating-point or
+    complex array, and `None` for everything else and for what is frozen.
 
     !!! example
 

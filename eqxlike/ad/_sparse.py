@@ -132,7 +132,7 @@ def _sparse(fun: Any, kind: _Kind, has_aux: bool) -> Callable[..., Any]:
                     f"function. `ad.{kind}` does without one."
                 )
             raise
-        # Of the vector alone: asdex 0.5.2 does not differentiate beside arrays of integers.
+        # Of the vector alone: asdex 0.5.2 does not differentiate where other inputs are integers.
         pattern = asdex.SparsityPattern.from_coo(found.rows, found.cols, found.shape)
         with warnings.catch_warnings():
             # That a matrix is dense is no reason to warn where one asked for it.

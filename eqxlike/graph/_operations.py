@@ -57,7 +57,7 @@ class Operation:
     - `times`: how often it is run; a turn of a `while_loop` counts once, the costliest branch of a
       `cond` alone, and what nothing needs not at all.
     - `is_in_while`: whether the number of turns is known to the run alone.
-    - `flops`, `transcendentals`: of one run; `None` if nobody knows.
+    - `flops`, `transcendentals`: of one run; `None` if they are unknown.
     - `num_bytes`: of what one run reads and writes, if it were run by itself.
     - `output`: the type of its first output, as `f32[5,3]`.
     - `source`: the line of the user's code, or of a layer of `eqxlike.nn`, that asked for it, as
@@ -137,7 +137,7 @@ class _Place:
         return dataclasses.replace(self, groups=(*self.groups, group), is_inner=True, **changes)
 
     def passed_on(self, origins: Iterable[Origin], kind: str) -> list[Origin]:
-        """The origins of values that a loop or a choice makes of these: nobody knows of which."""
+        """The origins of values that a loop or a choice makes of some of these."""
         layer = path_of(self.scopes)
         return [("passed", Passing(layer, kind, each)) for each in origins]
 
