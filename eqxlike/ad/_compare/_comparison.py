@@ -173,7 +173,7 @@ class Comparison:
         axes = figure.add_subplot()
         for row in rows:
             place, marker = (row.gradient_us, row.peak_bytes), _MARKERS[row.verdict]
-            axes.scatter(*place, marker=marker, label=f"{row.mode}: {row.verdict}", zorder=2)
+            axes.scatter(*place, marker=marker, label=f"{row.mode}: {row.verdict}", alpha=0.7)
         # Logarithmic from one byte on, and with a place for none.
         axes.set_yscale("symlog", linthresh=1, linscale=0.3)
         sizes: list[Any] = [row.peak_bytes for row in rows]
