@@ -5,6 +5,7 @@ in their own way.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -43,6 +44,14 @@ class TransformerSizes(NamedTuple):
     width: int
     heads: int
     depth: int
+
+
+class LanguageSizes(NamedTuple):
+    """A transformer of causal blocks over `length` tokens, between embedding and readout."""
+
+    tokens: int
+    length: int
+    blocks: TransformerSizes
 
 
 KERNEL, PADDING, WINDOW = 3, 1, 2
@@ -95,6 +104,18 @@ def transformer(library: Any, sizes: TransformerSizes, key: jax.Array) -> Any:
     return library.nn.Sequential([block(sizes.width, sizes.heads, key) for key in keys])
 
 
+def language_model(
+    library: Any, sizes: LanguageSizes, key: jax.Array, is_stacked: bool = False
+) -> Any:
+    """A causal transformer of token sequences, shape (sequence,), its blocks a list or a stack."""
+    return _classes(library).LanguageModel(sizes, key, is_stacked)
+
+
+def normalised_cnn(library: Any, sizes: CNNSizes, key: jax.Array) -> tuple[Any, Any]:
+    """The CNN with `BatchNorm` after each convolution, and its state."""
+    return library.nn.make_with_state(_classes(library).NormalisedCNN)(sizes, key)
+
+
 def linears(library: Any, width: int, depth: int, key: jax.Array) -> Any:
     """A `Sequential` of `depth` linear layers of `width` features."""
     keys = split_keys(key, depth)
@@ -120,6 +141,8 @@ class _Classes(NamedTuple):
 
     LSTM: Callable[..., Any]
     Block: Callable[..., Any]
+    LanguageModel: Callable[..., Any]
+    NormalisedCNN: Callable[..., Any]
 
 
 @functools.cache
@@ -152,10 +175,66 @@ def _classes(library: Any) -> _Classes:
                 width, width, EXPANSION * width, 1, activation=jax.nn.gelu, key=mlp_key
             )
 
-        def __call__(self, x: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
+        def __call__(
+            self, x: jax.Array, mask: jax.Array | None = None, *, key: jax.Array | None = None
+        ) -> jax.Array:
             del key
             normed = jax.vmap(self.attention_norm)(x)
-            x = x + self.attention(normed, normed, normed)
+            x = x + self.attention(normed, normed, normed, mask=mask)
             return x + jax.vmap(self.mlp)(jax.vmap(self.mlp_norm)(x))
 
-    return _Classes(LSTM, Block)
+    class LanguageModel(library.Module):
+        embedding: Any
+        blocks: Any
+        readout: Any
+
+        def __init__(self, sizes: LanguageSizes, key: jax.Array, is_stacked: bool):
+            width, heads, depth = sizes.blocks
+            embedding_key, blocks_key, readout_key = split_keys(key, 3)
+
+            def block(key: jax.Array) -> Any:
+                return Block(width, heads, key)
+
+            self.embedding = nn.Embedding(sizes.tokens, width, key=embedding_key)
+            self.blocks = (
+                nn.ScanStack(block, depth, key=blocks_key)
+                if is_stacked
+                else [block(key) for key in split_keys(blocks_key, depth)]
+            )
+            self.readout = nn.Linear(width, sizes.tokens, key=readout_key)
+
+        def __call__(self, tokens: jax.Array) -> jax.Array:
+            x = jax.vmap(self.embedding)(tokens)
+            causal = jnp.tril(jnp.ones((len(tokens), len(tokens)), bool))
+            if isinstance(self.blocks, list):
+                for block in self.blocks:
+                    x = block(x, causal)
+            else:
+                x = self.blocks(x, causal)
+            return jax.vmap(self.readout)(x)
+
+    class NormalisedCNN(library.Module):
+        convs: list[Any]
+        norms: list[Any]
+        pool: Any
+        head: Any
+
+        def __init__(self, sizes: CNNSizes, key: jax.Array):
+            *keys, head_key = split_keys(key, len(sizes.channels))
+            self.convs = [
+                nn.Conv2d(*pair, KERNEL, padding=PADDING, key=key)
+                for pair, key in zip(itertools.pairwise(sizes.channels), keys, strict=True)
+            ]
+            self.norms = [
+                nn.BatchNorm(channels, "batch", mode="batch") for channels in sizes.channels[1:]
+            ]
+            self.pool = nn.MaxPool2d(WINDOW, WINDOW)
+            self.head = nn.Linear(math.prod(flat_shape(sizes)), sizes.classes, key=head_key)
+
+        def __call__(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+            for conv, norm in zip(self.convs, self.norms, strict=True):
+                x, state = norm(conv(x), state)
+                x = self.pool(jax.nn.relu(x))
+            return self.head(x.ravel()), state
+
+    return _Classes(LSTM, Block, LanguageModel, NormalisedCNN)

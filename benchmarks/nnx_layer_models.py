@@ -14,7 +14,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from benchmarks import layer_models
-from benchmarks.layer_models import CNNSizes, LSTMSizes, MLPSizes, TransformerSizes
+from benchmarks.layer_models import (
+    CNNSizes,
+    LanguageSizes,
+    LSTMSizes,
+    MLPSizes,
+    TransformerSizes,
+)
 
 EPSILON = 1e-5
 """The `LayerNorm` of eqxlike and Equinox has this epsilon; NNX's own default is 1e-6."""
@@ -41,27 +47,36 @@ class MLP(nnx.Module):
 
 
 class CNN(nnx.Module):
-    """Convolutions of images of shape (batch, height, width, channels)."""
+    """Convolutions of images of shape (batch, height, width, channels), with `BatchNorm` or not."""
 
-    def __init__(self, sizes: CNNSizes, rngs: nnx.Rngs):
+    def __init__(self, sizes: CNNSizes, rngs: nnx.Rngs, is_normalised: bool = False):
         kernel = (layer_models.KERNEL, layer_models.KERNEL)
         pairs = itertools.pairwise(sizes.channels)
         self.convs = nnx.List(
             [nnx.Conv(*pair, kernel, padding=layer_models.PADDING, rngs=rngs) for pair in pairs]
+        )
+        self.norms = nnx.List(
+            [
+                nnx.BatchNorm(channels, use_running_average=False, rngs=rngs)
+                for channels in (sizes.channels[1:] if is_normalised else ())
+            ]
         )
         channels, height, width = self.flat_shape = layer_models.flat_shape(sizes)
         self.head = nnx.Linear(channels * height * width, sizes.classes, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         window = (layer_models.WINDOW, layer_models.WINDOW)
-        for conv in self.convs:
-            x = nnx.max_pool(jax.nn.relu(conv(x)), window, strides=window)
+        for place, conv in enumerate(self.convs):
+            x = self.norms[place](conv(x)) if self.norms else conv(x)
+            x = nnx.max_pool(jax.nn.relu(x), window, strides=window)
         return self.head(x.reshape(x.shape[0], -1))
 
     def load(self, arrays: Iterator[jax.Array]) -> None:
         """Takes the next arrays for the parameters."""
         for conv in self.convs:
             load_conv(conv, arrays)
+        for norm in self.norms:
+            load_norm(norm, arrays)
         weight = next(arrays)
         # Channels come first in the features that eqxlike flattens, last in those of NNX.
         channels_last = jnp.moveaxis(weight.reshape(len(weight), *self.flat_shape), 1, -1)
@@ -100,8 +115,8 @@ class Block(nnx.Module):
         features = (width, layer_models.EXPANSION * width, width)
         self.mlp = MLP(features, rngs, jax.nn.gelu)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = x + self.attention(self.attention_norm(x))
+    def __call__(self, x: jax.Array, is_causal: bool = False) -> jax.Array:
+        x = x + self.attention(self.attention_norm(x), is_causal=is_causal)
         return x + self.mlp(self.mlp_norm(x))
 
     def load(self, arrays: Iterator[jax.Array]) -> None:
@@ -132,6 +147,28 @@ class Transformer(nnx.Module):
             block.load(arrays)
 
 
+class LanguageModel(nnx.Module):
+    """Causal blocks over tokens of shape (batch, sequence), between embedding and readout."""
+
+    def __init__(self, sizes: LanguageSizes, rngs: nnx.Rngs):
+        width = sizes.blocks.width
+        self.embedding = nnx.Embed(sizes.tokens, width, rngs=rngs)
+        self.transformer = Transformer(sizes.blocks, rngs)
+        self.readout = nnx.Linear(width, sizes.tokens, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        x = self.embedding(tokens)
+        for block in self.transformer.blocks:
+            x = block(x, is_causal=True)
+        return self.readout(x)
+
+    def load(self, arrays: Iterator[jax.Array]) -> None:
+        """Takes the next arrays for the parameters."""
+        self.embedding.embedding[...] = next(arrays)
+        self.transformer.load(arrays)
+        load_linear(self.readout, arrays)
+
+
 def mlp(sizes: MLPSizes, key: jax.Array) -> MLP:
     """The counterpart of `layer_models.mlp`."""
     hidden = [sizes.width] * sizes.depth
@@ -151,6 +188,16 @@ def lstm(sizes: LSTMSizes, key: jax.Array) -> LSTM:
 def transformer(sizes: TransformerSizes, key: jax.Array) -> Transformer:
     """The counterpart of `layer_models.transformer`."""
     return Transformer(sizes, nnx.Rngs(key))
+
+
+def language_model(sizes: LanguageSizes, key: jax.Array) -> LanguageModel:
+    """The counterpart of `layer_models.language_model`."""
+    return LanguageModel(sizes, nnx.Rngs(key))
+
+
+def normalised_cnn(sizes: CNNSizes, key: jax.Array) -> CNN:
+    """The counterpart of `layer_models.normalised_cnn`."""
+    return CNN(sizes, nnx.Rngs(key), is_normalised=True)
 
 
 def linears(width: int, depth: int, key: jax.Array) -> nnx.Sequential:

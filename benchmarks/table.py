@@ -45,6 +45,9 @@ def render(report: Mapping[str, Any], *, markdown: bool, baseline: str | None = 
             parts.append(f"{title}\n\n{draw(cells({'rows': rows}, clock, to, table['unit']))}")
         if any("lines" in row for row in rows):
             parts.append(f"Lines of the lowered program\n\n{draw(line_cells(rows))}")
+        if any("peak_bytes" in row for row in rows):
+            title = "Peak memory of a call by XLA's analysis, MiB (ratio to the first column)"
+            parts.append(f"{title}\n\n{draw(memory_cells(rows))}")
     parts.append(describe(report))
     notes = sorted({note for row in report["rows"] for note in row["notes"]})
     if notes:
@@ -87,6 +90,18 @@ def line_cells(rows: Sequence[Mapping[str, Any]]) -> Rows:
         ["", *names],
         *([row["name"], *(str(row["lines"][name]) for name in names)] for row in rows),
     ]
+
+
+def memory_cells(rows: Sequence[Mapping[str, Any]]) -> Rows:
+    """The cells of the table of memory, headings first."""
+    names = _column_names(rows, "peak_bytes")
+    cells = [["", *names]]
+    for row in rows:
+        found = row["peak_bytes"]
+        ratios = {name: size / found[names[0]] for name, size in found.items()}
+        texts = {name: f"{found[name] / 2**20:.1f} ({ratios[name]:.2f})" for name in found}
+        cells.append([row["name"], *(texts.get(name, "") for name in names)])
+    return cells
 
 
 def text_table(rows: Rows) -> str:

@@ -27,6 +27,8 @@ from benchmarks import (
     layer_networks,
     layers,
     loops,
+    model_steps,
+    models,
     report,
     scaling,
     table,
@@ -141,6 +143,32 @@ def test_training_loops_have_one_loss(monkeypatch):
         cases.check_agreement(calls, times=1)
 
 
+WHOLE = (
+    model_steps.Network(
+        "language model",
+        "language_model",
+        layer_models.LanguageSizes(16, 4, layer_models.TransformerSizes(4, 2, 2)),
+        (2, 4),
+    ),
+    model_steps.Network("CNN", "normalised_cnn", layer_models.CNNSizes(4, (4, 4), 4), (2, 4, 4, 4)),
+)
+
+
+@pytest.mark.usefixtures("as_peers_compute")
+@pytest.mark.parametrize("network", WHOLE, ids=lambda network: network.maker)
+def test_steps_of_whole_networks_have_one_loss_and_fit_in_memory(network):
+    case = models.case(network)
+    chosen = [column for column in case.builders if column != model_steps.EQUINOX]
+    steps, notes = cases.build(few(case, *chosen))
+    assert notes == []
+    models.check(steps)
+    state_bytes = 3 * 4 * sum(array.size for array in model_steps.weights(network))
+    assert all(step.peak_bytes() > state_bytes for step in steps.values())
+    steps[model_steps.NNX] = steps[model_steps.OURS]  # Has made three steps more.
+    with pytest.raises(AssertionError, match="the losses of 'NNX' differ from those by hand"):
+        models.check(steps, times=1)
+
+
 def test_disagreement_names_the_column(monkeypatch):
     calls = {"one": lambda: jnp.zeros(2), "two": lambda: jnp.asarray([0.0, 0.1])}
     with pytest.raises(AssertionError, match="'two' differs from 'one' at call 1"):
@@ -183,6 +211,22 @@ def test_an_import_is_timed_in_a_process_of_its_own(monkeypatch, tmp_path):
     # Here the module cannot be imported.
     monkeypatch.setitem(sys.modules, "stringprep", None)
     assert import_time.import_s("import stringprep") > 0
+
+
+def test_first_steps_are_timed_in_processes_of_their_own(monkeypatch, tmp_path, capsys):
+    seconds = {model_steps.OURS: 2.0, model_steps.NNX: 4.0}
+    monkeypatch.setattr(
+        models,
+        "_in_process",
+        lambda column, network: {"first_s": seconds.get(column, 1.0), "build_s": 0.5},
+    )
+    path = tmp_path / "report.json"
+    assert models.main(["--first-steps", "--first-rounds", "2", "--json", str(path)], []) == 0
+    first, building = json.loads(path.read_text())["rows"]
+    ours = first["columns"][model_steps.OURS]
+    assert (ours["completion_us"], ours["completion_ratio"]["median"]) == (2e6, 0.5)
+    assert building["columns"][model_steps.SCAN_STACK]["completion_us"] == 5e5
+    assert models.FIRST_STEP in capsys.readouterr().out
 
 
 def test_programs_of_libraries_have_ratios_to_equinox_where_they_agree(monkeypatch, tmp_path):

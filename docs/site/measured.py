@@ -60,6 +60,11 @@ BENCHMARKS = {
         "Building, compiling, running and differentiating networks, compared with Equinox and NNX, "
         "with the same weights and outputs.",
     ),
+    "models": Benchmark(
+        "Whole models",
+        "Training steps of language models, a CNN, an MLP and an LSTM, in time and memory, "
+        "compared with JAX by hand, Equinox and NNX; and the first step of a process.",
+    ),
     "loops": Benchmark("Loops", "The kinds of loops and their gradients, in time and memory."),
     "downstream": Benchmark(
         "Libraries built on Equinox",

@@ -1,0 +1,380 @@
+"""Training steps of whole networks: by hand, of Modules, and of NNX.
+
+A step computes the cross-entropy of a batch and its gradient, and updates weights and running
+statistics with Adam; what it updates is donated. Importing this imports JAX and Optax, and no
+library that is compared: `time_first_step` is for fresh processes, and imports the one.
+"""
+
+import dataclasses
+import functools
+import importlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks import layer_models, networks
+from benchmarks.layer_models import (
+    CNNSizes,
+    LanguageSizes,
+    LSTMSizes,
+    MLPSizes,
+    TransformerSizes,
+)
+
+BY_HAND = "by hand"
+OURS = "eqxlike"
+SCAN_STACK = "eqxlike, ScanStack"
+EQUINOX = "Equinox"
+NNX = "NNX"
+
+Batch = tuple[jax.Array, jax.Array]
+Apply = Callable[[Any, Any, jax.Array], tuple[jax.Array, Any]]
+"""From a model, its state and a batch to outputs and the new state; the state may be `None`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A network and the batch that it is trained on.
+
+    - `name`: the name of its row.
+    - `maker`: the name of the function that makes it, in `layer_models` and `nnx_layer_models`.
+    - `sizes`: the sizes that this function takes.
+    - `inputs`: the shape of a batch of inputs, with channels last.
+    """
+
+    name: str
+    maker: str
+    sizes: Any
+    inputs: tuple[int, ...]
+
+    def batch(self) -> Batch:
+        """Inputs and labels."""
+        draw = np.random.default_rng(2).integers
+        if isinstance(self.sizes, LanguageSizes):
+            tokens = draw(self.sizes.tokens, size=(2, *self.inputs), dtype=np.int32)
+            return jnp.asarray(tokens[0]), jnp.asarray(tokens[1])
+        classes = self.sizes[-1]
+        labels = draw(classes, size=self.inputs[:1], dtype=np.int32)
+        return networks.normal(*self.inputs, seed=1), jnp.asarray(labels)
+
+
+class Step(NamedTuple):
+    """A training step that replaces its own state.
+
+    - `call`: makes one more step and returns its loss.
+    - `compiled`: returns the compiled program.
+    """
+
+    call: Callable[[], jax.Array]
+    compiled: Callable[[], Any]
+
+    def peak_bytes(self) -> int:
+        """The bytes that the program needs at once, by XLA's analysis."""
+        found = self.compiled().memory_analysis()
+        sizes = found.temp_size_in_bytes + found.output_size_in_bytes
+        return sizes + found.argument_size_in_bytes - found.alias_size_in_bytes
+
+
+def cross_entropy(outputs: jax.Array, labels: jax.Array) -> jax.Array:
+    """The mean cross-entropy."""
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(outputs, labels))
+
+
+def language_model(width: int, depth: int, length: int, batch: int) -> Network:
+    """A language model of 256 tokens, with heads of 32 features."""
+    sizes = LanguageSizes(256, length, TransformerSizes(width, width // 32, depth))
+    name = f"language model, {depth} layers of {width}, {length} tokens, batch {batch}"
+    return Network(name, "language_model", sizes, (batch, length))
+
+
+NETWORKS = (
+    language_model(256, 6, length=128, batch=8),
+    language_model(64, 4, length=64, batch=16),
+    Network(
+        "CNN with BatchNorm, 3-32-64-64 on 32 x 32, batch 32",
+        "normalised_cnn",
+        CNNSizes(side=32, channels=(3, 32, 64, 64), classes=10),
+        (32, 32, 32, 3),
+    ),
+    Network("MLP 784-512-512-10, batch 64", "mlp", MLPSizes(784, 512, 2, 10), (64, 784)),
+    Network("LSTM 32-64, 128 steps, batch 16", "lstm", LSTMSizes(32, 64), (16, 128, 32)),
+)
+
+FIRST = language_model(64, 12, length=64, batch=4)
+"""The network whose first step is timed."""
+
+
+def time_first_step(column: str, network: Network, start_s: float) -> None:
+    """Prints the seconds from `start_s`, on `time.perf_counter`, to the end of the first step.
+
+    Prints the seconds of building too: of the model, the optimiser's state and the batch.
+    """
+    importlib.import_module(LIBRARIES[column])
+    before_s = time.perf_counter()
+    step = COLUMNS[column](network, None)
+    built_s = time.perf_counter()
+    loss = float(step.call())
+    first_s = time.perf_counter() - start_s
+    print(json.dumps({"first_s": first_s, "build_s": built_s - before_s, "loss": loss}))
+
+
+# --- Modules: eqxlike and Equinox, which take one example ---
+
+
+def of_modules(
+    name: str, network: Network, arrays: Sequence[jax.Array] | None, is_stacked: bool = False
+) -> Step:
+    """The step of a network of Modules of a library, with `filter_jit`.
+
+    Starts with `arrays`, which are in eqxlike's order and of blocks in a list, if there are any.
+    """
+    library = importlib.import_module(name)
+    is_loaded = arrays is not None
+    model, state = made(library, network, is_stacked and not is_loaded)
+    if is_loaded:
+        model = networks.with_arrays(library, model, arrays)
+        if is_stacked:
+            stack = library.nn.ScanStack.stack(model.blocks)
+            model = library.tree_at(lambda model: model.blocks, model, stack)
+    inputs, labels = network.batch()
+    if network.maker == "normalised_cnn":
+        inputs = jnp.moveaxis(inputs, -1, 1)
+    return _stepping(library, model, state, (inputs, labels))
+
+
+def made(library: Any, network: Network, is_stacked: bool = False) -> tuple[Any, Any]:
+    """A new network, and its state or `None`."""
+    make, key = getattr(layer_models, network.maker), jax.random.key(0)
+    if network.maker == "normalised_cnn":
+        return make(library, network.sizes, key)
+    return make(library, network.sizes, key, **({"is_stacked": True} if is_stacked else {})), None
+
+
+def weights(network: Network) -> list[jax.Array]:
+    """The parameters that eqxlike draws, in tree order."""
+    library = importlib.import_module(LIBRARIES[OURS])
+    model, _ = made(library, network)
+    return jax.tree_util.tree_leaves(library.filter(model, library.is_array))
+
+
+def _stepping(library: Any, model: Any, state: Any, batch: Batch) -> Step:
+    adam = networks.optimiser()
+
+    def loss(model: Any, state: Any, inputs: jax.Array, labels: jax.Array) -> Any:
+        if state is None:
+            return cross_entropy(jax.vmap(model)(inputs), labels), None
+        batched = jax.vmap(model, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
+        outputs, state = batched(inputs, state)
+        return cross_entropy(outputs, labels), state
+
+    def step(batch: Batch, model: Any, state: Any, opt_state: Any) -> Any:
+        differentiated = library.filter_value_and_grad(loss, has_aux=True)
+        (value, state), gradients = differentiated(model, state, *batch)
+        updates, opt_state = adam.update(gradients, opt_state)
+        return value, library.apply_updates(model, updates), state, opt_state
+
+    jitted = library.filter_jit(step, donate="all-except-first")
+    kept = [model, state, adam.init(library.filter(model, library.is_inexact_array))]
+
+    def call() -> jax.Array:
+        value, *kept[:] = jitted(batch, *kept)
+        return value
+
+    def compiled() -> Any:
+        found = jitted.lower(batch, *kept).compile()
+        return getattr(found, "compiled", found)
+
+    return Step(call, compiled)
+
+
+# --- NNX, which takes a batch ---
+
+
+def of_nnx(network: Network, arrays: Sequence[jax.Array] | None) -> Step:
+    """The step of a network of NNX, with `nnx.jit`; raises ImportError without flax.
+
+    Starts with `arrays`, which are in eqxlike's order, if there are any.
+    """
+    nnx = importlib.import_module("flax.nnx")
+    make = getattr(importlib.import_module("benchmarks.nnx_layer_models"), network.maker)
+    model = make(network.sizes, jax.random.key(0))
+    if arrays is not None:
+        model.load(iter(arrays))
+    optimiser = nnx.Optimizer(model, networks.optimiser(), wrt=nnx.Param)
+    batch = network.batch()
+
+    def step(model: Any, optimiser: Any, inputs: jax.Array, labels: jax.Array) -> jax.Array:
+        def loss(model: Any) -> jax.Array:
+            return cross_entropy(model(inputs), labels)
+
+        value, gradients = nnx.value_and_grad(loss)(model)
+        optimiser.update(model, gradients)
+        return value
+
+    jitted = nnx.jit(step, donate_argnums=(0, 1))
+
+    def compiled() -> Any:
+        found = jitted.lower(model, optimiser, *batch).compile()
+        return getattr(found, "compiled", found)
+
+    return Step(lambda: jitted(model, optimiser, *batch), compiled)
+
+
+# --- by hand: `jax.jit` over a list of arrays, laid out as XLA computes with them ---
+
+
+def by_hand(network: Network, arrays: Sequence[jax.Array] | None) -> Step:
+    """The step of functions of a list of arrays, which take a batch; starts with eqxlike's."""
+    take = iter(weights(network) if arrays is None else arrays)
+    parameters, state, apply = BY_MAKER[network.maker](network.sizes, take)
+    adam = networks.optimiser()
+    batch = network.batch()
+
+    def loss(parameters: Any, state: Any, inputs: jax.Array, labels: jax.Array) -> Any:
+        outputs, state = apply(parameters, state, inputs)
+        return cross_entropy(outputs, labels), state
+
+    def step(parameters: Any, state: Any, opt_state: Any, *batch: jax.Array) -> Any:
+        differentiated = jax.value_and_grad(loss, has_aux=True)
+        (value, state), gradients = differentiated(parameters, state, *batch)
+        updates, opt_state = adam.update(gradients, opt_state)
+        return value, optax.apply_updates(parameters, updates), state, opt_state
+
+    jitted = jax.jit(step, donate_argnums=(0, 1, 2))
+    kept = [parameters, state, adam.init(parameters)]
+
+    def call() -> jax.Array:
+        value, *kept[:] = jitted(*kept, *batch)
+        return value
+
+    return Step(call, lambda: jitted.lower(*kept, *batch).compile())
+
+
+def _linear(take: Iterator[jax.Array]) -> list[jax.Array]:
+    return [next(take).T, next(take)]
+
+
+def _affine(x: jax.Array, parameters: Sequence[jax.Array]) -> jax.Array:
+    kernel, bias = parameters
+    return x @ kernel + bias
+
+
+def _mlp(sizes: MLPSizes, take: Iterator[jax.Array]) -> tuple[Any, Any, Apply]:
+    def apply(layers: Any, state: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        for layer in layers[:-1]:
+            x = jax.nn.relu(_affine(x, layer))
+        return _affine(x, layers[-1]), state
+
+    return [_linear(take) for _ in range(sizes.depth + 1)], None, apply
+
+
+def _lstm(sizes: LSTMSizes, take: Iterator[jax.Array]) -> tuple[Any, Any, Apply]:
+    def apply(parameters: Any, state: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        of_input, of_hidden, bias = parameters
+
+        def step(carry: Any, gates: jax.Array) -> tuple[Any, None]:
+            h, c = carry
+            i, f, g, o = jnp.split(gates + h @ of_hidden, 4, axis=-1)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
+
+        zeros = jnp.zeros((len(x), sizes.hidden), x.dtype)
+        # The product with all inputs is one, before the loop.
+        gates = jnp.swapaxes(x, 0, 1) @ of_input + bias
+        return jax.lax.scan(step, (zeros, zeros), gates)[0][0], state
+
+    return [next(take).T, next(take).T, next(take)], None, apply
+
+
+def _language_model(sizes: LanguageSizes, take: Iterator[jax.Array]) -> tuple[Any, Any, Apply]:
+    heads, depth = sizes.blocks.heads, sizes.blocks.depth
+
+    def norm(x: jax.Array, parameters: Sequence[jax.Array]) -> jax.Array:
+        scale, shift = parameters
+        centred = x - jnp.mean(x, axis=-1, keepdims=True)
+        variance = jnp.mean(centred**2, axis=-1, keepdims=True)
+        return centred * jax.lax.rsqrt(variance + 1e-5) * scale + shift
+
+    def block(x: jax.Array, parameters: Any) -> jax.Array:
+        before, projections, between, inner, outer = parameters
+        *projected, out = projections
+        normed = norm(x, before)
+        split = [(normed @ each).reshape(*x.shape[:2], heads, -1) for each in projected]
+        attended = jax.nn.dot_product_attention(*split, is_causal=True)
+        x = x + attended.reshape(x.shape) @ out
+        return x + _affine(jax.nn.gelu(_affine(norm(x, between), inner)), outer)
+
+    def apply(parameters: Any, state: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:
+        embedding, blocks, readout = parameters
+        x = embedding[tokens]
+        for each in blocks:
+            x = block(x, each)
+        return _affine(x, readout), state
+
+    embedding, blocks = next(take), []
+    for _ in range(depth):
+        before = [next(take), next(take)]
+        projections = [next(take).T for _ in range(4)]
+        between = [next(take), next(take)]
+        blocks.append([before, projections, between, _linear(take), _linear(take)])
+    return [embedding, blocks, _linear(take)], None, apply
+
+
+def _normalised_cnn(sizes: CNNSizes, take: Iterator[jax.Array]) -> tuple[Any, Any, Apply]:
+    window = 1, layer_models.WINDOW, layer_models.WINDOW, 1
+
+    def apply(parameters: Any, state: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        convs, norms, head = parameters
+        running = []
+        for (kernel, bias), (scale, shift), averages in zip(convs, norms, state, strict=True):
+            padding = [(layer_models.PADDING, layer_models.PADDING)] * 2
+            form = ("NHWC", "HWIO", "NHWC")
+            x = jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=form)
+            x = x + bias
+            mean, variance = jnp.mean(x, (0, 1, 2)), jnp.var(x, (0, 1, 2))
+            measured = zip(averages, (mean, variance), strict=True)
+            running.append([0.99 * old + 0.01 * new for old, new in measured])
+            x = (x - mean) * jax.lax.rsqrt(variance + 1e-5) * scale + shift
+            x = jax.nn.relu(x)
+            x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "VALID")
+        return _affine(x.reshape(len(x), -1), head), running
+
+    channels = sizes.channels[1:]
+    convs = [[jnp.transpose(next(take), (2, 3, 1, 0)), next(take).ravel()] for _ in channels]
+    norms = [[next(take), next(take)] for _ in channels]
+    flat = layer_models.flat_shape(sizes)
+    kernel, bias = next(take), next(take)
+    # Channels come last in the features that this flattens, first in those of eqxlike.
+    kernel = jnp.moveaxis(kernel.reshape(-1, *flat), 1, -1).reshape(kernel.shape).T
+    state = [[jnp.zeros(size), jnp.ones(size)] for size in channels]
+    return [convs, norms, [kernel, bias]], state, apply
+
+
+BY_MAKER: dict[str, Callable[[Any, Iterator[jax.Array]], tuple[Any, Any, Apply]]] = {
+    "mlp": _mlp,
+    "lstm": _lstm,
+    "language_model": _language_model,
+    "normalised_cnn": _normalised_cnn,
+}
+"""For each maker of `layer_models`: from the sizes and eqxlike's arrays to parameters, state, and
+the function of both.
+"""
+
+LIBRARIES = {OURS: "eqxlike", SCAN_STACK: "eqxlike", EQUINOX: "equinox", NNX: "flax.nnx"}
+
+COLUMNS: dict[str, Callable[[Network, Sequence[jax.Array] | None], Step]] = {
+    BY_HAND: by_hand,
+    OURS: functools.partial(of_modules, LIBRARIES[OURS]),
+    SCAN_STACK: functools.partial(of_modules, LIBRARIES[SCAN_STACK], is_stacked=True),
+    EQUINOX: functools.partial(of_modules, LIBRARIES[EQUINOX]),
+    NNX: of_nnx,
+}
+"""The functions from a network and eqxlike's parameters, or `None`, to a step. They raise
+ImportError if the library is not installed.
+"""
