@@ -43,7 +43,7 @@ def fit(
     Steps are dispatched without waiting for their results. The host reads the losses every
     `check_every` steps. It finds a step that was not finite then, and the state is that before this
     step, however many were dispatched after it: the step of `make_step` refuses such an update. On
-    one CPU device, with a state of up to 256 MB and a step that only computes, `fit` instead copies
+    one device, with a state of up to 256 MB and a step that only computes, `fit` instead copies
     the state each time that it reads the losses, and repeats the steps since then if one was bad.
     Its numbers are then those of a loop over `step` but for rounding.
 

@@ -76,8 +76,7 @@ class Undo:
         """`None` where each step keeps its guard.
 
         That holds for a step without an unguarded form, or one that may not be repeated; for arrays
-        on several devices, or not on a CPU; and where copies would take much memory, or hold little
-        that is trained.
+        on several devices; and where copies would take much memory, or hold little that is trained.
         """
         without_guard = unguarded(step)
         if without_guard is None or not all(isinstance(leaf, jax.Array) for leaf in leaves):
@@ -87,7 +86,7 @@ class Undo:
         state: TrainState[Any] = form.merge(leaves)
         trained = jax.tree_util.tree_leaves(filter(state.model, is_inexact_array))
         is_worth_it = (
-            (len(devices) == 1 and devices.pop().platform == "cpu")
+            len(devices) == 1
             and num_bytes <= min(LARGEST_STATE, 2**20 + 8 * sum(leaf.nbytes for leaf in trained))
             and 8 * batches.nbytes <= LARGEST_BATCHES
         )
