@@ -1,7 +1,7 @@
 """All benchmarks, and the tests that need no second device, on one device within a given time.
 
 The commands run one after the other, each in its own process, those that say most first. Each has
-its share of the time that is left: it runs in full if the share is long enough, with `--quick`
+its share of the time that is left: it runs in full if the share is long enough, with few rounds
 otherwise, and is interrupted at the end of its share, which keeps the rows that are finished. Their
 reports go to `benchmarks/results/`, where the site finds them; a summary of the run goes with them.
 """
@@ -36,28 +36,31 @@ class Job:
     """A command.
 
     - `name`: the name of its module in `benchmarks`; `TESTS` for the tests.
-    - `full_minutes`: the minutes that it takes without `--quick`, on two CPU cores.
+    - `full_minutes`: the minutes that it takes with its defaults, on two CPU cores.
     - `share`: its share of the time, relative to the other jobs.
+    - `short`: its options if the time is shorter.
     """
 
     name: str
     full_minutes: float
     share: float
+    short: tuple[str, ...] = ("--rounds", "15")
 
 
 TESTS = "tests"
+FIRST = ("--rounds", "15", "--first-rounds", "3")
 
 JOBS = (
     Job("models", 8, 4),
     Job(TESTS, 8, 4),
     Job("training", 8, 3),
     Job("jit_overhead", 8, 3),
-    Job("layers", 9, 3),
+    Job("layers", 9, 3, FIRST),
     Job("loops", 4, 2),
-    Job("jit_edges", 8, 2),
+    Job("jit_edges", 8, 2, FIRST),
     Job("ad_modes", 10, 2),
     Job("bayes_cost", 15, 3),
-    Job("bayes_quality", 25, 3),
+    Job("bayes_quality", 25, 3, ("--quick",)),
     Job("export", 5, 1),
     Job("downstream", 10, 1),
 )
@@ -182,7 +185,7 @@ def new_report(device: str) -> dict[str, Any]:
 
 def run(job: Job, share_s: float, path: pathlib.Path, device: str) -> dict[str, Any]:
     """Runs a job for at most `share_s` seconds and returns its row of the summary."""
-    is_quick = share_s < 60 * job.full_minutes
+    is_short = share_s < 60 * job.full_minutes
     if job.name == TESTS:
         command = ["-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "14", "--dist", "loadfile"]
         # A plugin that warns of xdist, and warnings are errors.
@@ -193,7 +196,7 @@ def run(job: Job, share_s: float, path: pathlib.Path, device: str) -> dict[str, 
         environment = os.environ | TEST_ENVIRONMENT
     else:
         command = ["-m", f"benchmarks.{job.name}", "--json", str(path)]
-        command += ["--quick"] if is_quick else []
+        command += job.short if is_short else ()
         environment = os.environ | {}
     print(f"{job.name}, at most {share_s / 60:.1f} minutes: {' '.join(command)}", flush=True)
     start_s = time.monotonic()
@@ -206,7 +209,7 @@ def run(job: Job, share_s: float, path: pathlib.Path, device: str) -> dict[str, 
         "name": job.name,
         "seconds": round(time.monotonic() - start_s, 1),
         "status": status,
-        "is_quick": is_quick,
+        "is_short": is_short,
     }
     if job.name == TESTS:
         return row | tests_in(text)
@@ -251,7 +254,7 @@ def render(result: Mapping[str, Any], *, markdown: bool = False) -> str:
     for row in result["rows"]:
         counted = ["rows"] if "rows" in row else ["passed", "failed", "error", "skipped"]
         found = ", ".join(f"{row[what]} {what}" for what in counted)
-        status = row["status"] + (", quick" if row["is_quick"] else "")
+        status = row["status"] + (", short" if row["is_short"] else "")
         rows.append([row["name"], f"{row['seconds']:.0f}", status, found])
     failures = [f"- {name}" for row in result["rows"] for name in row.get("failures", ())]
     return "\n\n".join(filter(None, [draw(rows), "\n".join(failures)]))

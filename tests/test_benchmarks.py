@@ -338,12 +338,12 @@ def test_whole_run_says_what_finished_what_was_cut_and_which_tests_failed(
     text = "FAILED tests/a.py::test_b - Error\nERROR tests/c.py\n1 failed, 7 passed, 1 error in 3s"
     found = everything.tests_in(text)
     assert found["failures"] == ["tests/a.py::test_b", "tests/c.py"]
-    row = {"name": "tests", "seconds": 1.0, "status": "cut", "is_quick": True} | found
+    row = {"name": "tests", "seconds": 1.0, "status": "cut", "is_short": True} | found
     monkeypatch.setattr(everything, "run", lambda *_: row)
     only = ["--only", "^tests$", "--out", str(tmp_path)]
     assert everything.main([*only, "--minutes", "1"]) == 0
     out = capsys.readouterr().out
-    assert "cut, quick  7 passed, 1 failed, 1 error, 0 skipped" in out
+    assert "cut, short  7 passed, 1 failed, 1 error, 0 skipped" in out
     assert "- tests/a.py::test_b" in out
     (path,) = tmp_path.glob("all-cpu-jax-*.json")
     assert json.loads(path.read_text())["is_complete"]
