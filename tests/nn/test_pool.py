@@ -95,6 +95,38 @@ def test_any_operation_can_be_differentiated(getkey):
     check_grads(eqx.filter_jit(pool), (x,), order=1, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), ((2, 4), (2, 4), (1, 0)), (2, 3, 0)])
+@pytest.mark.parametrize("operation", [jax.lax.max, jax.lax.min, jax.lax.add])
+def test_short_windows_have_the_derivatives_of_reduce_window(operation, window, getkey):
+    init = {jax.lax.max: -jnp.inf, jax.lax.min: jnp.inf, jax.lax.add: 0.0}[operation]
+    pool = nn.Pool(init, operation, 2, *window)
+    # Most windows have equal entries.
+    x, tangent = jnp.round(normal(getkey(), (2, 7, 9))), normal(getkey(), (2, 7, 9))
+
+    def expected(x):
+        sizes = ((1, *each) for each in (pool.kernel_size, pool.stride))
+        return jax.lax.reduce_window(x, init, operation, *sizes, ((0, 0), *pool.padding))
+
+    @jax.jit
+    def derivatives(x, tangent):
+        def of(function):
+            out, forward = jax.jvp(function, (x,), (tangent,))
+            gradient = jax.grad(lambda x: jnp.sum(function(x) ** 3))
+            return out, forward, *jax.jvp(gradient, (x,), (tangent,))
+
+        return of(pool), of(expected)
+
+    for one, other in zip(*derivatives(x, tangent), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
+
+
+def test_nan_is_the_maximum_and_the_minimum_of_its_window():
+    x = jnp.array([[jnp.nan, 1.0, 2.0, jnp.nan, 3.0, 4.0]])
+    for operation, init, last in ((jax.lax.max, -jnp.inf, 4), (jax.lax.min, jnp.inf, 3)):
+        out = nn.Pool(init, operation, 1, 2, 2)(x)
+        np.testing.assert_array_equal(out, [[jnp.nan, jnp.nan, last]])
+
+
 def test_an_initial_value_that_is_an_array_can_be_differentiated_under_jit():
     pool = nn.Pool(jnp.array(-jnp.inf), lax.max, 1, 2)
     gradient = eqx.filter_jit(eqx.filter_grad(lambda x, pool: jnp.sum(pool(x))))
@@ -199,10 +231,14 @@ def test_adaptive_windows_are_disjoint_and_the_first_longer_unless_they_overlap(
 
 
 def test_jaxpr_is_one_reduction_with_the_channels_last_or_moves_no_axis():
-    jaxpr = jax.make_jaxpr(nn.MaxPool2d(3, 2, 1))(jnp.ones((2, 6, 6)))
+    jaxpr = jax.make_jaxpr(nn.MaxPool2d(5, 2, 1))(jnp.ones((2, 6, 6)))
     names = [equation.primitive.name for equation in jaxpr.eqns]
     assert names == ["transpose", "reduce_window_max", "transpose"]
-    assert jaxpr.eqns[1].params["window_dimensions"] == (3, 3, 1)
+    assert jaxpr.eqns[1].params["window_dimensions"] == (5, 5, 1)
+    # Of short windows the entries are reduced one by one. The gradient scatters nothing.
+    gradient = jax.make_jaxpr(jax.grad(lambda x: nn.MaxPool2d(2, 2)(x).sum()))(jnp.ones((2, 6, 6)))
+    assert not {"reduce_window_max", "select_and_scatter_add"} & set(str(gradient).split())
+    assert "concatenate" in str(gradient)
     jaxpr = jax.make_jaxpr(nn.AdaptiveMaxPool2d(2))(jnp.ones((3, 4, 7)))
     names = {equation.primitive.name for equation in jaxpr.eqns}
     assert names == {"slice", "reshape", "reduce_max", "concatenate"}
