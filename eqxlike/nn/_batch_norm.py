@@ -158,18 +158,24 @@ class BatchNorm(StatefulLayer):
         channels = (self.input_size, "...")
         check_input(self, x, ("batch", *channels) if self.batched else channels)
         inference = self.inference if inference is None else inference
-        values = x.astype(at_least_float32(x.dtype))
+        # With the channels last: between two convolutions on a CPU XLA then keeps their layout.
+        values = jnp.moveaxis(x.astype(at_least_float32(x.dtype)), self._channel_axis, -1)
         if self.mode == "ema":
             statistics, state = self._ema_statistics(values, state, inference)
         else:
             statistics, state = self._batch_statistics(values, state, inference)
-        mean, variance = (self._broadcast(each, values) for each in statistics)
-        out = (values - mean) * jax.lax.rsqrt(variance + self.eps)
+        mean, variance = (each.astype(values.dtype) for each in statistics)
+        scale = jax.lax.rsqrt(variance + self.eps)
         if self.weight is not None:
-            out = out * self._broadcast(self.weight, values)
+            scale = scale * self.weight.astype(scale.dtype)
+        # Whatever the centre is, it cancels, in derivatives of any order too. A constant one spares
+        # the backward pass sums over the batch: that for the bias serves the mean.
+        centre = jax.lax.stop_gradient(mean)
+        shift = (centre - mean) * scale
         if self.bias is not None:
-            out = out + self._broadcast(self.bias, values)
-        return out.astype(x.dtype), state
+            shift = shift + self.bias.astype(shift.dtype)
+        out = (values - _spread(centre, values)) * _spread(scale, values) + _spread(shift, values)
+        return jnp.moveaxis(out, -1, self._channel_axis).astype(x.dtype), state
 
     def _ema_statistics(self, x: Array, state: State, inference: bool) -> tuple[Statistics, State]:
         assert self.ema_first_time_index is not None
@@ -220,11 +226,14 @@ class BatchNorm(StatefulLayer):
         return (mean, variance), (new_mean, new_variance)
 
     def _measure(self, x: Array) -> Statistics:
-        axes = tuple(axis for axis in range(x.ndim) if axis != self._channel_axis)
+        axes = tuple(range(x.ndim - 1))
         mean = self._over_batch(jnp.mean(x, axes))
-        # In two passes: the difference of two large sums would have no digits left.
-        variance = jnp.mean((x - self._broadcast(mean, x)) ** 2, axes)
-        return mean, self._over_batch(variance)
+        # In two passes: the difference of two large sums would have no digits left. The mean of
+        # the squares around a centre is the variance and the square of the mean's distance to it,
+        # which is 0 here, and whose derivatives make the centre cancel as in `__call__`.
+        centre = jax.lax.stop_gradient(mean)
+        squares = self._over_batch(jnp.mean((x - _spread(centre, x)) ** 2, axes))
+        return mean, squares - (mean - centre) ** 2
 
     def _over_batch(self, mean: Array) -> Array:
         if self.axis_name is None:
@@ -243,7 +252,7 @@ class BatchNorm(StatefulLayer):
     def _channel_axis(self) -> int:
         return 1 if self.batched else 0
 
-    def _broadcast(self, per_channel: Array, x: Array) -> Array:
-        """One number for each channel, in the shape and dtype of `x`."""
-        array = per_channel.astype(x.dtype)
-        return jax.lax.broadcast_in_dim(array, x.shape, (self._channel_axis,))
+
+def _spread(per_channel: Array, x: Array) -> Array:
+    """One number for each channel, in the shape of `x`, whose channels are last."""
+    return jax.lax.broadcast_in_dim(per_channel, x.shape, (x.ndim - 1,))

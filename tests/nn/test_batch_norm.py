@@ -78,6 +78,35 @@ def test_whole_batch_at_once_computes_what_vmap_does(mode, getkey):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["ema", "batch"])
+def test_derivatives_of_first_and_second_order_are_those_of_the_formula(mode, getkey):
+    norm, state = nn.make_with_state(nn.BatchNorm)(3, "batch", mode=mode)
+    x, tangent, to = (normal(getkey(), (4, 3, 2)) for _ in range(3))
+    weight, bias = jnp.array([1.0, 2.0, 3.0]), jnp.array([3.0, 2.0, 1.0])
+
+    def layer(weight, bias, x):
+        changed = eqx.tree_at(lambda norm: (norm.weight, norm.bias), norm, (weight, bias))
+        return over_batch(changed)(x, state)[0]
+
+    def formula(weight, bias, x):
+        mean = jnp.mean(x, (0, 2), keepdims=True)
+        variance = jnp.mean((x - mean) ** 2, (0, 2), keepdims=True)
+        normed = (x - mean) / jnp.sqrt(variance + norm.eps)
+        return normed * weight[:, None][None] + bias[:, None][None]
+
+    @jax.jit
+    def derivatives(*at):
+        def of(function):
+            loss = lambda *at: jnp.sum((function(*at) - to) ** 3)
+            return jax.jvp(jax.grad(loss, (0, 1, 2)), at, (bias, weight, tangent))
+
+        return of(layer), of(formula)
+
+    ours, expected = map(jax.tree.leaves, derivatives(weight, bias, x + 5))
+    for one, other in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3 * np.abs(other).max())
+
+
 def test_batches_of_several_devices_are_one_batch(getkey):
     x = normal(getkey(), (2, 4, 3))
     norm, state = nn.make_with_state(nn.BatchNorm)(3, "device", mode="batch", batched=True)
