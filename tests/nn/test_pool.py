@@ -99,7 +99,8 @@ def test_any_operation_can_be_differentiated(getkey):
 @pytest.mark.parametrize("operation", [jax.lax.max, jax.lax.min, jax.lax.add])
 def test_short_windows_have_the_derivatives_of_reduce_window(operation, window, getkey):
     init = {jax.lax.max: -jnp.inf, jax.lax.min: jnp.inf, jax.lax.add: 0.0}[operation]
-    pool = nn.Pool(init, operation, 2, *window)
+    kernel_size, stride, padding = window
+    pool = nn.Pool(init, operation, 2, kernel_size, stride, padding)
     # Most windows have equal entries.
     x, tangent = jnp.round(normal(getkey(), (2, 7, 9))), normal(getkey(), (2, 7, 9))
 
