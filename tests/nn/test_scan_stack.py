@@ -59,15 +59,31 @@ def test_output_and_gradient_are_those_of_a_loop(getkey):
         )
 
 
-def test_inside_of_a_layer_is_computed_again_for_the_gradient(getkey):
-    def num_tanh(remat):
-        stack = nn.ScanStack(Block, 3, remat=remat, key=getkey())
+def test_backward_pass_computes_again_what_is_cheap_and_with_remat_all(getkey):
+    def count(primitive, **options):
+        stack = nn.ScanStack(Block, 3, **options, key=getkey())
         key = getkey()
-        return str(jax.make_jaxpr(jax.grad(lambda x: stack(x, key=key).sum()))(jnp.ones(4))).count(
-            " tanh "
-        )
+        jaxpr = jax.make_jaxpr(jax.grad(lambda x: stack(x, key=key).sum()))(jnp.ones(4))
+        return str(jaxpr).count(f" {primitive}")
 
-    assert num_tanh(remat=True) == 2 * num_tanh(remat=False) == 2
+    # The product of the backward pass is one more.
+    assert (count("dot_general"), count("dot_general", remat=True)) == (2, 3)
+    assert count("tanh") == count("tanh", remat=True) == 2
+
+
+def test_layers_that_print_do_so_once_for_a_gradient(getkey, capsys):
+    def shown(x):
+        x = jnp.tanh(x)
+        jax.debug.print("layer {}", x[0])
+        return x
+
+    def layer(key):
+        return nn.Sequential([nn.Linear(4, 4, key=key), nn.Lambda(shown)])
+
+    stack = nn.ScanStack(layer, 2, key=getkey())
+    jax.grad(lambda x: stack(x).sum())(jnp.ones(4))
+    jax.effects_barrier()
+    assert capsys.readouterr().out.count("layer") == 2
 
 
 DIFFERENT = {
