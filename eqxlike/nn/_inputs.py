@@ -159,10 +159,12 @@ def feature_shape(features: Features) -> tuple[int, ...]:
 # --- Layers of one form stored as one, each array with a leading axis ---
 
 
-def stack_layers(layers: Sequence[Any]) -> Any:
+def stack_layers(
+    layers: Sequence[Any], stack: Callable[..., Any] = lambda *each: jnp.stack(each)
+) -> Any:
     """One layer with the arrays of all, stacked; what is not an array is that of the first."""
     arrays, statics = zip(*(partition(layer, is_array) for layer in layers), strict=True)
-    return combine(jtu.tree_map(lambda *each: jnp.stack(each), *arrays), statics[0])
+    return combine(jtu.tree_map(stack, *arrays), statics[0])
 
 
 def layer_at(stacked: Any, index: int | slice) -> Any:

@@ -7,9 +7,12 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import jax.tree_util as jtu
+import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from .._check_numbers import whole_number
+from .._compat import Tracer
+from .._dtypes import is_key
 from .._module import Module, field
 from .._partition import find_static_difference
 from .._pytree import (
@@ -29,7 +32,15 @@ from .._transforms import (
     filter_vmap,
     keep_all_but_gathered,
 )
-from ._inputs import as_data, check_layer, describe, key_for, layer_at, stack_layers
+from ._inputs import (
+    as_data,
+    check_layer,
+    describe,
+    key_for,
+    layer_at,
+    split_key,
+    stack_layers,
+)
 from ._stateful import NO_STATE, State, StatefulLayer, is_stateful, with_array_states
 
 
@@ -95,9 +106,7 @@ class ScanStack(StatefulLayer, Stacked):
                 f"nn.Linear(8, 8, key=key)`; got {type(make_layer).__name__}. Existing layers are "
                 "stacked by `ScanStack.stack(layers)`."
             )
-        self.layers = filter_vmap(lambda key: with_array_states(make_layer(key)))(
-            jr.split(key, depth)
-        )
+        self.layers = _stacked_layers(make_layer, key, depth)
         self.depth = depth
         self.remat = remat
         self.unroll = whole_number(unroll, "unroll")
@@ -210,6 +219,47 @@ class ScanStack(StatefulLayer, Stacked):
             return output, state
 
         return jax.lax.scan(step, x, turns, self.depth, unroll=self.unroll)
+
+
+def _stacked_layers(
+    make_layer: Callable[[PRNGKeyArray], Any], key: PRNGKeyArray, depth: int
+) -> Any:
+    """`make_layer` of each part of `key`, stacked.
+
+    A few small layers are made one after another, by programs that many shapes share, and stacked
+    on the host. Programs that draw all layers at once take longer to compile: a language model of
+    12 blocks of 64 features was built in 8 seconds on the processor's clock rather than 3.3.
+    """
+
+    def make(key: PRNGKeyArray) -> Any:
+        return with_array_states(make_layer(key))
+
+    if depth <= _MAX_APART and not isinstance(key, Tracer):
+        first_key, *others = split_key(key, depth)
+        first = make(first_key)
+        leaves = [leaf for leaf in jtu.tree_leaves(first) if is_array(leaf)]
+        is_small = sum(leaf.nbytes for leaf in leaves) <= _MAX_BYTES
+        if is_small and all(map(_is_stacked_on_host, leaves)):
+            return stack_layers([first, *map(make, others)], _stack_on_host)
+    # The check for keys that are used twice may have seen a first layer.
+    return filter_vmap(make)(jr.split(jr.clone(key), depth))
+
+
+_MAX_APART, _MAX_BYTES = 32, 2**22
+"""Up to this many layers of this size are made one after another."""
+
+
+def _is_stacked_on_host(leaf: Any) -> bool:
+    """Whether `leaf` is an array that is the same after a way through NumPy."""
+    is_plain = not isinstance(leaf, Tracer) and not is_key(leaf) and not leaf.weak_type
+    return is_plain and len(leaf.devices()) == 1
+
+
+def _stack_on_host(*leaves: jax.Array) -> jax.Array:
+    place = leaves[0].sharding if leaves[0].committed else None
+    # Those who disallow transfers mean their own.
+    with jax.transfer_guard("allow"):
+        return jax.device_put(np.stack(jax.device_get(leaves)), place)
 
 
 _CHEAP = frozenset(
