@@ -25,7 +25,8 @@ too: trying the other way in vain takes milliseconds.
 """
 
 
-_NUMBERS = {bool, int, float, complex}
+_NUMBERS = {bool, int, float, complex, np.float64, np.complex128}
+"""The types of Python numbers, and NumPy's that inherit from them."""
 
 
 class Runner:
