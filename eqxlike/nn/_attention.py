@@ -35,9 +35,8 @@ def _attend(
 ) -> Heads:
     """The attended values of all heads.
 
-    `jax.nn.dot_product_attention` takes the same steps, with the logits of float64 in float32. It
-    adds an axis of length 1, along which XLA on a CPU copies queries, keys and values that a `vmap`
-    has batched.
+    `jax.nn.dot_product_attention` takes the same steps in the same time, but the logits of float64
+    in float32, no dropout, and values of the size of keys alone.
     """
     dtype = at_least_float32(query.dtype)
     logits = jnp.einsum("qhd,khd->hqk", query, key, preferred_element_type=dtype)

@@ -59,8 +59,8 @@ def test_compiled_program_is_counted_before_and_after_by_layers():
 
 def test_text_tables_and_json_have_the_numbers():
     text = str(report_on_loss())
-    assert text.startswith("loss: 12 operations traced, 270 FLOPs, 0 transcendentals; ")
-    assert "model.layers[1]           4     4     90" in text
+    assert text.startswith("loss: 10 operations traced, 270 FLOPs, 0 transcendentals; ")
+    assert "model.layers[1]           3     3     90" in text
     assert "Arguments donated: none" in text
     console = rich.console.Console(width=200, file=io.StringIO())
     console.print(report_on_loss())
