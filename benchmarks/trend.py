@@ -226,6 +226,19 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
             _ratio("data parallel, depth 2, width 1024, batch 256", "2 devices"),
         ),
     ),
+    "models": tuple(
+        Figure(f"{title}: a step / NNX", _ratio(name, column))
+        for title, name, column in (
+            ("language model", "language model, 6 layers of 256, 128 tokens, batch 8", "eqxlike"),
+            (
+                "language model, ScanStack",
+                "language model, 6 layers of 256, 128 tokens, batch 8",
+                "eqxlike, ScanStack",
+            ),
+            ("CNN", "CNN with BatchNorm, 3-32-64-64 on 32 x 32, batch 32", "eqxlike"),
+            ("LSTM", "LSTM 32-64, 128 steps, batch 16", "eqxlike"),
+        )
+    ),
     "all": (
         Figure("tests that fail", lambda report: _rows(report, name="tests")[0]["failed"]),
         Figure("commands that finish", _num_finished, more_is_better=True),
