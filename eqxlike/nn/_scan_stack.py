@@ -266,7 +266,8 @@ def _stack_on_host(*leaves: jax.Array) -> jax.Array:
 _CHEAP = frozenset(
     (
         *("abs", "add", "add_any", "div", "max", "min", "mul", "neg", "sign", "square", "sub"),
-        *("erf", "integer_pow", "logistic", "rsqrt", "sqrt", "tanh"),
+        *("erf", "integer_pow", "logistic", "one_minus_square", "rsqrt", "sqrt", "tanh"),
+        *("bitcast_convert_type", "clamp", "is_finite", "shift_right_logical"),
         *("and", "eq", "ge", "gt", "le", "lt", "ne", "not", "or", "select_n"),
         *("broadcast_in_dim", "concatenate", "convert_element_type", "copy", "expand_dims"),
         *("iota", "pad", "reshape", "rev", "slice", "split", "squeeze", "transpose"),
