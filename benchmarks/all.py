@@ -1,7 +1,7 @@
 """All benchmarks, and the tests that need no second device, on one device within a given time.
 
 The commands run one after the other, each in its own process, those that say most first. Each has
-its share of the time that is left: it runs in full if the share is long enough, with few rounds
+its share of the time that is left: it runs in full if the share is long enough, with 15 rounds
 otherwise, and is interrupted at the end of its share, which keeps the rows that are finished. Their
 reports go to `benchmarks/results/`, where the site finds them; a summary of the run goes with them.
 """
@@ -148,7 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             break
         share_s = left_s * job.share / sum(each.share for each in jobs[number:])
         result["rows"].append(run(job, share_s, path(job.name), options.device))
-        result["is_complete"] = number == len(jobs) - 1
+        is_whole = all(row["status"] == "finished" for row in result["rows"])
+        result["is_complete"] = is_whole and number == len(jobs) - 1
         report.write(result, path("all"))
     print(render(result))
     return int(any(row["status"] == "failed" for row in result["rows"]))

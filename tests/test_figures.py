@@ -19,8 +19,8 @@ CELL = re.compile(r"^\| (?P<what>.*?) \| (?P<microseconds>[\d.]+) \|$", re.MULTI
 
 
 @functools.cache
-def _rows(benchmark: str, jax: str = "0.10.2") -> list[dict[str, Any]]:
-    return json.loads((RESULTS / f"{benchmark}-cpu-jax-{jax}.json").read_text())["rows"]
+def _rows(benchmark: str, jax: str = "0.10.2", device: str = "cpu") -> list[dict[str, Any]]:
+    return json.loads((RESULTS / f"{benchmark}-{device}-jax-{jax}.json").read_text())["rows"]
 
 
 def _row(benchmark: str, name: str, of: str | None = None) -> dict[str, Any]:
@@ -43,6 +43,10 @@ def _of_chart(name: str) -> list[float]:
 def _of_layers(title: str, jax: str = "0.10.2") -> list[float]:
     rows = (row for row in _rows("layers", jax) if row["table"].startswith(title))
     return _ratios((row["columns"] for row in rows), "eqxlike")
+
+
+def _of_models_on_gpu(name: str) -> list[float]:
+    return _ratios((row["columns"] for row in _rows("models", "0.11.2", "gpu")), name)
 
 
 def _of_reverse() -> list[float]:
@@ -99,6 +103,8 @@ QUOTED = [
     ("README.md", f"all {len(_rows('jit_overhead'))} rows | [{_range(_of_calls('filter_jit'))} of"),
     ("README.md", f"[{min(_of_calls(EQUINOX)):.2f} to {max(_of_calls(EQUINOX)):.1f}]("),
     ("README.md", f"[{_range(_of_calls(NNX), 1)}]("),
+    ("README.md", f"five networks | [{_range(_of_models_on_gpu('eqxlike'))} of it]("),
+    ("README.md", f"[{_range(_of_models_on_gpu('Equinox'))}]("),
     ("docs/index.md", THE_CHART),
     ("docs/from-flax.md", f"over its {len(_rows('jit_overhead'))} rows"),
     ("docs/from-flax.md", f"`nnx.jit` takes {_range(_of_calls(NNX), 1)} times"),

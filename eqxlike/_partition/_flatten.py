@@ -56,7 +56,8 @@ def flatten(
 ) -> tuple[list[Any], Structure]:
     """The arrays of `tree`, in tree order, and its Structure.
 
-    The outermost Modules that hold nothing mutable cache their part for the next call.
+    The outermost Modules that hold nothing mutable (`Structure.is_cacheable`: no list, no dict)
+    cache their part for the next call.
 
     **Arguments:**
 

@@ -164,7 +164,9 @@ def _reduce_windows(
         # With the channels last, side by side in memory: between two convolutions on a CPU XLA then
         # keeps the layout that it likes for them.
         x = jnp.moveaxis(x, 0, -1)
-        if max(kernel_size) <= _LONGEST_SLICED and jnp.issubdtype(x.dtype, jnp.floating):
+        # Some floats of 8 bits have no infinity to start at.
+        has_infinity = jnp.issubdtype(x.dtype, jnp.floating) and np.isinf(np.array(np.inf, x.dtype))
+        if max(kernel_size) <= _LONGEST_SLICED and has_infinity:
             around = [*((*pad, 0) for pad in pads), (0, 0, 0)]
             x = jax.lax.pad(x, jnp.asarray(init, x.dtype), around)
             x = _reduce_by_axis(x, operation, kernel_size, stride)
@@ -224,7 +226,7 @@ class _AvgPool(OverAxes, Pool):
     """The base of `AvgPool1d`, `AvgPool2d` and `AvgPool3d`.
 
     Another pool has such a base, a class for each number of axes, and lines in `nn/__init__.py`.
-    `tests/nn/cases.py` and `test_sizes.py` list all of them. For `num_axes` and `init=False` in the
+    `tests/nn/test_sizes.py` lists all of them. For `num_axes` and `init=False` in the
     header of a class see `OverAxes`.
     """
 

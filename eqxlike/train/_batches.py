@@ -250,7 +250,7 @@ class _Ahead:
         self.thread = thread
 
     def make(self, *, is_ahead: bool) -> Any:
-        """The next batch. Measures the first one with its copy, which shows whether it is large."""
+        """The next batch. The first is timed with its copy, so that a large one counts as slow."""
         start_s = time.perf_counter()
         batch = next(self.source)
         if is_ahead or self.sharding is not None or not self._count:
@@ -335,8 +335,13 @@ class Prefetch(Generic[Batch]):
         return self
 
     def __next__(self) -> Batch:
+        # Once the lock is free, another thread's batch may be written where this one is.
+        with self._lock:
+            return self._next_on_device()
+
+    def _next_on_device(self) -> Batch:
         if self.is_plain:
-            batch = self.take()
+            batch = self._take()
             return batch if self._sharding is not None else _moved(batch, _by_call)
         enable_x64, default_device = self._settings
         with (
@@ -347,18 +352,22 @@ class Prefetch(Generic[Batch]):
             jax.debug_nans(False),
             jax.debug_infs(False),
         ):
-            batch = self.take()
+            batch = self._take()
             return batch if self._sharding is not None else _moved(batch, _as_arrays)
 
     @property
     def is_plain(self) -> bool:
-        """Whether a call may move arrays of NumPy here, and moves them as those made ahead."""
+        """Whether arrays of NumPy may be copied in the caller's thread: with the settings of the
+        other thread, and no guard or check for NaN that would object.
+        """
         config: Any = jax.config
         return (
             _settings() == self._settings
             and config.jax_transfer_guard_host_to_device in (None, "allow", "log")
             # They would refuse a batch with NaN.
             and not (config.jax_debug_nans or config.jax_debug_infs)
+            # A call would put its results on all devices of a mesh.
+            and jax.sharding.get_abstract_mesh().empty
         )
 
     def take(self) -> Batch:
@@ -367,28 +376,33 @@ class Prefetch(Generic[Batch]):
         If it was not made ahead, it may be written over by the one that follows it.
         """
         with self._lock:
-            ahead = self._ahead
-            if self._has_ended:
-                raise StopIteration
-            if ahead.thread is not None:
-                made = ahead.ready.get()
-                if isinstance(made, tuple):
-                    ahead.room.put(None)
-                    batch, self._position = made
-                    return batch
-                if made is not None:
-                    self._has_ended = True
-                    raise made
-                ahead.thread = None
-            try:
-                batch = ahead.make(is_ahead=False)
-            except Exception:
+            return self._take()
+
+    def _take(self) -> Batch:
+        ahead = self._ahead
+        if self._has_ended:
+            raise StopIteration
+        if ahead.thread is not None:
+            made = ahead.ready.get()
+            if isinstance(made, tuple):
+                ahead.room.put(None)
+                batch, self._position = made
+                return batch
+            if made is not None:
                 self._has_ended = True
-                raise
-            if not ahead.is_quick:
-                self._position = self.position
-                ahead.start(self._settings)
-            return batch
+                raise made
+            ahead.thread = None
+        try:
+            batch = ahead.make(is_ahead=False)
+        except Exception:
+            self._has_ended = True
+            raise
+        if not ahead.is_quick:
+            self._position = self.position
+            # The thread may write the next batch where this one is.
+            batch = _made_ahead(batch, None) if self._sharding is None else batch
+            ahead.start(self._settings)
+        return batch
 
 
 def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -> Prefetch[Batch]:
@@ -482,7 +496,8 @@ def _moved(batch: Any, move: Callable[[list[Any]], Iterable[Any]], types: Any = 
 
 
 def _copied(arrays: list[np.ndarray]) -> list[np.ndarray]:
-    return [array.copy() for array in arrays]
+    # A compiled call takes no note of the order of bytes.
+    return [array.astype(array.dtype.newbyteorder("=")) for array in arrays]
 
 
 def _by_call(arrays: list[np.ndarray]) -> list[Any]:

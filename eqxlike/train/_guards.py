@@ -164,16 +164,40 @@ def halt_if_not_finite(
 ) -> TrainState[Model]:
     """`new`, marked as halted where `keep_if_finite` would return `old`.
 
-    It checks only a few numbers of a large parameter or a large array of the optimiser. The caller
-    keeps a copy of `old` and checks all numbers later. An array that is not finite stays so until
-    then, as sums and running means do.
+    Of a large parameter, and of a large running mean of the optimiser, it checks only a few
+    numbers: one that is not finite stays so. The caller keeps a copy of `old` and checks all
+    numbers later.
 
     **Arguments:** those of `keep_if_finite`.
     """
-    looked_at = [array if array.size <= SMALL else jnp.ravel(array)[:128] for array in _kept(new)]
+    lasting = {
+        id(leaf)
+        for leaf in jtu.tree_leaves((filter(new.model, is_array), _means(new.optimiser_state)))
+    }
+    looked_at = [
+        jnp.ravel(array)[:128] if array.size > SMALL and id(array) in lasting else array
+        for array in _kept(new)
+    ]
     is_good = ~old.is_halted & jnp.isfinite(loss) & _are_finite(looked_at)
     is_good &= all_finite(new.model_state)
     return tree_at(lambda state: state.is_halted, new, ~is_good)
+
+
+def _means(optimiser_state: optax.OptState) -> list[Any]:
+    nodes = jtu.tree_leaves(optimiser_state, is_leaf=lambda node: isinstance(node, _OF_MEANS))
+    return [node for node in nodes if isinstance(node, _OF_MEANS)]
+
+
+_OF_MEANS = (
+    optax.ScaleByAdamState,
+    optax.ScaleByAmsgradState,
+    optax.ScaleByBeliefState,
+    optax.ScaleByLionState,
+    optax.ScaleByRmsState,
+    optax.ScaleByRStdDevState,
+    optax.EmaState,
+)
+"""States of Optax in which each number is a mean of all gradients so far."""
 
 
 def is_kept_finite(state: TrainState) -> Bool[Array, ""]:

@@ -1,11 +1,12 @@
 import equinox
 import jax
+import jax.experimental.sparse
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
 
-from eqxlike import Module, filter_eval_shape, filter_grad, filter_jit, nn
+from eqxlike import Module, filter_eval_shape, filter_grad, filter_jit, nn, tree_at
 from tests.nn.arrays import filled, normal
 
 
@@ -183,3 +184,10 @@ def test_prelu_of_a_number_and_of_integers_is_that_of_equinox(x):
     found, expected = nn.PReLU()(x), equinox.nn.PReLU()(x)
     assert found.dtype == expected.dtype
     np.testing.assert_array_equal(found, expected)
+
+
+def test_weight_that_is_no_array_has_its_own_product(getkey):
+    linear = nn.Linear(3, 2, key=getkey())
+    sparse = jax.experimental.sparse.BCOO.fromdense(linear.weight)
+    replaced = tree_at(lambda linear: linear.weight, linear, sparse)
+    np.testing.assert_allclose(replaced(jnp.ones(3)), linear(jnp.ones(3)), rtol=1e-6)

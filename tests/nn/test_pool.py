@@ -249,3 +249,8 @@ def test_jaxpr_is_one_reduction_with_the_channels_last_or_moves_no_axis():
 def test_bad_target_is_named(target):
     with pytest.raises(ValueError, match="target_shape must be an integer of at least 1"):
         nn.AdaptiveAvgPool2d(target)
+
+
+def test_floats_without_infinity_are_padded_too():
+    x = jnp.array([[1.0, 2.0]]).astype(jnp.float8_e4m3fn)
+    assert nn.MaxPool1d(2, 2, 1)(x).astype(jnp.float32).tolist() == [[1, 2]]

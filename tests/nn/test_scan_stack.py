@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -197,3 +199,26 @@ def test_layers_with_places_in_a_state_of_their_own_are_refused(getkey):
     model, _ = nn.make_with_state(lambda *keys: nn.Sequential([*map(Counter, keys)]))(1, 2)
     with pytest.raises(ValueError, match=r"layers\[1\].index is .* StateIndex with"):
         nn.ScanStack.stack(model.layers)
+
+
+def test_layers_with_a_function_each_and_weak_types_are_stacked(getkey):
+    class Scaled(eqx.Module):
+        scale: jax.Array
+        function: Callable[[jax.Array], jax.Array] = eqx.field(static=True)
+
+    def make_layer(key):
+        return Scaled(jax.random.normal(key), lambda x: x + 1)
+
+    key = getkey()
+    stack = nn.ScanStack(make_layer, 3, key=key)
+    expected = [jax.random.normal(each) for each in jax.random.split(jax.random.clone(key), 3)]
+    assert stack.layers.scale.tolist() == [float(each) for each in expected]
+
+    class Weak(eqx.Module):
+        scale: jax.Array
+
+        def __call__(self, x, *, key=None):
+            return x * self.scale
+
+    stack = nn.ScanStack(lambda key: Weak(jnp.asarray(1.5)), 3, key=getkey())
+    assert stack(jnp.ones(2, jnp.float16)).tolist() == [3.375, 3.375]

@@ -399,3 +399,27 @@ def test_arrays_are_moved_as_the_caller_would_also_where_transfers_are_forbidden
     finally:
         jax.config.update("jax_transfer_guard_host_to_device", before)
     assert (array.dtype, array.devices()) == (np.float32, {jax.devices()[0]})
+
+
+def test_array_that_a_stream_reuses_is_copied_before_a_thread_has_the_stream():
+    def stream():
+        buffer = np.zeros(8, np.float32)
+        for index in range(40):
+            if index % 20 == 19:
+                time.sleep(0.02)
+            buffer.fill(index)
+            yield buffer
+
+    with train.prefetch(stream()) as batches:
+        assert [float(batch[0]) for batch in batches] == list(range(40))
+    # As `fit` takes them.
+    with train.prefetch(stream()) as batches:
+        taken = [batches.take() for _ in range(20)]
+        time.sleep(0.05)
+        assert float(taken[19][0]) == 19
+
+
+def test_order_of_bytes_is_that_of_the_machine():
+    x = np.arange(3, dtype="f4")
+    with train.prefetch([x, x, x.astype(">f4")]) as batches:
+        assert [batch.tolist() for batch in batches] == [[0, 1, 2]] * 3

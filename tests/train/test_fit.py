@@ -292,6 +292,20 @@ def test_loss_is_not_asked_of_a_state_that_is_bad():
     assert (result.stopped, len(result.history)) == ("diverged", 2)
 
 
+@pytest.mark.parametrize("check_every", [4, 100])
+def test_number_that_an_optimiser_forgets_is_found(check_every):
+    optimiser = optax.chain(optax.optimistic_gradient_descent(0.01), optax.zero_nans())
+
+    def loss(model, x, key):
+        # Where x is 0, one number of the gradient is NaN, far from the first ones.
+        return jnp.mean((model - 1) ** 2) + jnp.sqrt(x * (1 + model[5000] ** 2))
+
+    state = TrainState.create(jnp.full(10_000, 0.5), optimiser, key=jax.random.key(0))
+    stream = [np.float32(index != 3) for index in range(8)]
+    result = fit(state, make_step(loss, optimiser), stream, num_steps=8, check_every=check_every)
+    assert (result.stopped, int(result.state.step)) == ("diverged", 3)
+
+
 def test_step_around_one_of_ours_is_the_one_that_runs(state, step):
     @filter_jit
     @functools.wraps(step.__wrapped__)

@@ -16,7 +16,7 @@ In short, with the names of what stands for each part:
                     return arrays
                 compiled = compiled_functions[structure] = jax.jit(flat), outputs
             jitted, outputs = compiled
-            arrays = jitted(*arrays)
+            arrays = jitted(*arrays)                    # for other shapes JAX traces flat again
             return outputs[0].rebuild(arrays)           # CompiledFunction.finish
         return call
 
@@ -106,8 +106,8 @@ def filter_jit(
     - `donate`: the arguments whose buffers may be reused for the output: `"all"`,
       `"all-except-first"`, the same with a warning where a buffer could not be reused (`"warn"`,
       `"warn-except-first"`), `"none"`, or names of parameters as in `("model", "opt_state")`. JAX
-      raises `JaxRuntimeError` if a donated buffer is in the call a second time. A buffer that NumPy
-      or DLPack also holds is copied, and not reused.
+      raises `JaxRuntimeError` or `ValueError` if a donated buffer is in the call a second time. A
+      buffer that NumPy or DLPack also holds is copied, and not reused.
     - `on_retrace`: what is done when the function is traced again, and so compiled again: `"warn"`
       warns, `"error"` raises, and a callable is called with an `eqxlike.debug.Trace`, whose `str`
       says what differs from the most similar trace before.

@@ -189,8 +189,9 @@ class Method(Module):
     `log_density`, `acceptance`, `is_divergent` and `energy` go into its diagnostics; `loss` is what
     an optimiser makes smaller.
 
-    A method of your own derives from `Method` and has `num_steps`, `init`, `step`, `finish` and
-    `sample`. A state is the carry of a loop, so no step may change its shapes or dtypes.
+    A method of your own derives from `Method` and has `num_steps`, `init`, `step` and `sample`,
+    and `finish` where the last state is not yet what was found. A state is the carry of a loop, so
+    no step may change its shapes or dtypes.
 
     One of eqxlike's is a class in `bayes/_methods`. It derives from `MarkovChain`, and has `init`
     and `step`, if its draws are the places that chains visit; from `Descent` if an optimiser makes

@@ -3,8 +3,8 @@
 The manifest is JSON. It lists each leaf and node of the state, and each file. Orbax writes and
 reads the arrays. There are three checksums, all sha256: of the manifest, taken in `to_text` and
 checked in `read_manifest`; of each file, taken in `_save.seal` and checked in
-`_restore.check_files`; of each array in memory, taken before it is written and checked in
-`_restore._placed`.
+`_restore.check_files`; of each array in memory, taken in `_save._write` once Orbax has written it,
+and checked in `_restore._placed`.
 """
 
 import concurrent.futures

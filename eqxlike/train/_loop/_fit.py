@@ -42,10 +42,10 @@ def fit(
 
     Steps are dispatched without waiting for their results. The host reads the losses every
     `check_every` steps. It finds a step that was not finite then, and the state is that before this
-    step, however many were dispatched after it: the step of `make_step` refuses such an update. On
-    one device, with a state of up to 256 MB and a step that only computes, `fit` instead copies
-    the state each time that it reads the losses, and repeats the steps since then if one was bad.
-    Its numbers are then those of a loop over `step` but for rounding.
+    step, however many were dispatched after it: the step of `make_step` refuses such an update
+    (`_guards`). On one device, with a state of up to 256 MB and a step that only computes, `fit`
+    instead copies the state each time that it reads the losses, and repeats the steps since then if
+    one was bad. Its numbers are then those of a loop over `step` but for rounding.
 
     The first Ctrl-C ends training after the call under way; a second one raises
     `KeyboardInterrupt`. SIGTERM, with which schedulers and containers ask a process to end, does

@@ -1,4 +1,7 @@
-"""A training under way, on the arrays of its state."""
+"""A training under way, on the arrays of its state.
+
+`_run` reads the losses, `_stepper` calls the step and judges, `_undo` finds the last good state.
+"""
 
 from ._run import Run as Run
 from ._stack import Stack as Stack
