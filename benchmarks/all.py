@@ -121,6 +121,13 @@ TEST_ENVIRONMENT = {
     "XLA_FLAGS": "--xla_backend_optimization_level=3 --xla_gpu_autotune_level=0",
 }
 
+# A shell starts what runs in the background with this signal ignored.
+INTERRUPTED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
 MACHINE = "import json; from benchmarks import report; print(json.dumps(report.new_report({})))"
 
 
@@ -230,9 +237,8 @@ def _execute(
     command: Sequence[str], seconds: float, environment: Mapping[str, str], output: Any
 ) -> str:
     """Runs a command of this Python: "finished", "cut" at the end of its time, or "failed"."""
-    process = subprocess.Popen(
-        [sys.executable, *command], cwd=ROOT, env=environment, stdout=output, stderr=output
-    )
+    started = [sys.executable, "-c", INTERRUPTED, *command]
+    process = subprocess.Popen(started, cwd=ROOT, env=environment, stdout=output, stderr=output)
     try:
         return "failed" if process.wait(seconds) else "finished"
     except subprocess.TimeoutExpired:
