@@ -111,10 +111,9 @@ def test_heap_is_frozen_meanwhile_and_thawed_after_an_exception_unless_it_was_fr
         raise KeyboardInterrupt
     assert gc.get_freeze_count() == 0
     gc.freeze()
-    before = gc.get_freeze_count()
     with frozen_heap():
         pass
-    assert gc.get_freeze_count() >= before
+    assert gc.get_freeze_count() > 1000  # frozen objects may die meanwhile, so no exact number
 
 
 def test_machine_is_described_in_plain_data():
