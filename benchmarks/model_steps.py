@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -122,6 +123,30 @@ def time_first_step(column: str, network: Network, start_s: float) -> None:
     loss = float(step.call())
     first_s = time.perf_counter() - start_s
     print(json.dumps({"first_s": first_s, "build_s": built_s - before_s, "loss": loss}))
+
+
+def print_process_bytes(column: str, network: Network) -> None:
+    """Prints by how many bytes the resident memory of this process grows for training steps.
+
+    Counts what the process holds at the peak of three steps after the first one, less what it held
+    with libraries imported and eqxlike's weights drawn: a copy of the weights, the optimiser's
+    state, what compiling left behind, and the steps themselves. Needs Linux.
+    """
+    importlib.import_module(LIBRARIES[column])
+    arrays = jax.block_until_ready(weights(network))
+    before = _resident_bytes("VmRSS")
+    step = COLUMNS[column](network, [jnp.copy(array) for array in arrays])
+    step.call().block_until_ready()
+    # Forgets the peak so far, which is that of compiling.
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    for _ in range(3):
+        step.call().block_until_ready()
+    print(json.dumps({"bytes": _resident_bytes("VmHWM") - before}))
+
+
+def _resident_bytes(name: str) -> int:
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 # --- Modules: eqxlike and Equinox, which take one example ---
@@ -366,7 +391,13 @@ BY_MAKER: dict[str, Callable[[Any, Iterator[jax.Array]], tuple[Any, Any, Apply]]
 the function of both.
 """
 
-LIBRARIES = {OURS: "eqxlike", SCAN_STACK: "eqxlike", EQUINOX: "equinox", NNX: "flax.nnx"}
+LIBRARIES = {
+    BY_HAND: "optax",
+    OURS: "eqxlike",
+    SCAN_STACK: "eqxlike",
+    EQUINOX: "equinox",
+    NNX: "flax.nnx",
+}
 
 COLUMNS: dict[str, Callable[[Network, Sequence[jax.Array] | None], Step]] = {
     BY_HAND: by_hand,

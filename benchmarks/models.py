@@ -5,9 +5,10 @@ from the same weights and train by Adam; that they have the same losses is check
 is timed. Peak memory is what XLA's analysis of the compiled step says: arguments, outputs and
 temporaries, less the outputs that take over donated arguments.
 
-`--first-steps` adds the first step of fresh processes, without a compilation cache: the clock
-starts before JAX is imported, and stops when the loss is there. The method is that of
-`eqxlike._timing`. Ctrl-C prints the rows that are finished.
+`--memory` adds by how much a fresh process grows for such steps, and `--first-steps` the first step
+of fresh processes, without a compilation cache: the clock starts before JAX is imported, and stops
+when the loss is there. The method is that of `eqxlike._timing`. Ctrl-C prints the rows that are
+finished.
 """
 
 import argparse
@@ -42,7 +43,11 @@ TIMED = """
 import time
 start_s = time.perf_counter()
 from benchmarks import model_steps
-model_steps.time_first_step({!r}, model_steps.{}, start_s)
+model_steps.time_first_step({!r}, model_steps.FIRST, start_s)
+"""
+WEIGHED = """
+from benchmarks import model_steps
+model_steps.print_process_bytes({!r}, model_steps.NETWORKS[{}])
 """
 
 
@@ -63,8 +68,16 @@ def step(network: Network) -> Row:
         check(steps)
         calls = {column: each.call for column, each in steps.items()}
         times = measure(calls, baseline=_baseline(calls), rounds=options.rounds)
-        memory = {column: each.peak_bytes() for column, each in steps.items()}
-        return report.row(network.name, times, notes) | {"table": STEP, "peak_bytes": memory}
+        row = report.row(network.name, times, notes)
+        row |= {
+            "table": STEP,
+            "peak_bytes": {name: each.peak_bytes() for name, each in steps.items()},
+        }
+        if options.memory:
+            of = model_steps.NETWORKS.index(network)
+            grown = {column: _in_process(WEIGHED.format(column, of)) for column in steps}
+            row["process_bytes"] = {column: found["bytes"] for column, found in grown.items()}
+        return row
 
     return Row(network.name, STEP, measured)
 
@@ -103,11 +116,11 @@ def _baseline(columns: Any) -> str:
 # --- first steps, in fresh processes ---
 
 
-def first_step(table: str, key: str, network: str = "FIRST") -> Row:
-    """The row of a time that `time_first_step` prints, for one of the networks of its module."""
+def first_step(table: str, key: str) -> Row:
+    """The row of a time that `time_first_step` prints."""
 
     def measured(options: argparse.Namespace) -> dict[str, Any]:
-        times, notes = _in_processes(network, options.first_rounds)
+        times, notes = _in_processes(options.first_rounds)
         samples = {
             column: Samples(us, us, calls=1)
             for column, found in times.items()
@@ -116,32 +129,34 @@ def first_step(table: str, key: str, network: str = "FIRST") -> Row:
         found = report.row(name, summarise(samples, _baseline(samples)), notes)
         return found | {"table": table}
 
-    name: str = getattr(model_steps, network).name
+    name = model_steps.FIRST.name
     return Row(name, table, measured)
 
 
 @functools.cache
-def _in_processes(network: str, rounds: int) -> tuple[dict[str, list[Any]], list[str]]:
+def _in_processes(rounds: int) -> tuple[dict[str, list[Any]], list[str]]:
     """What the processes of each column printed, interleaved; after a round that is not counted,
     which writes bytecode. And notes on what is not installed.
     """
     found: dict[str, list[Any]] = {}
     notes = []
     for column, library in LIBRARIES.items():
+        if column == BY_HAND:
+            continue
         if importlib.util.find_spec(library.partition(".")[0]) is None:
             notes.append(f"{column} is left out: No module named {library!r}")
         else:
-            _in_process(column, network)
+            _in_process(TIMED.format(column))
             found[column] = []
     for order in round_orders(tuple(found), rounds, seed=0):
         for column in order:
-            found[column].append(_in_process(column, network))
+            found[column].append(_in_process(TIMED.format(column)))
     return found, notes
 
 
-def _in_process(column: str, network: str) -> dict[str, float]:
+def _in_process(program: str) -> dict[str, float]:
     process = subprocess.run(
-        [sys.executable, "-c", TIMED.format(column, network)],
+        [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -160,7 +175,10 @@ def main(
     first_rows: Sequence[Row] = FIRST_ROWS,
 ) -> int:
     """Measures and prints; returns the exit status: 2 for a wrong argument, 130 after Ctrl-C."""
-    flags = {"first-steps": "the first step of fresh processes too"}
+    flags = {
+        "first-steps": "the first step of fresh processes too",
+        "memory": "the memory of fresh processes too",
+    }
     options = command.parse(arguments, NAME, __doc__, ROUNDS, FIRST_ROUNDS, flags=flags)
 
     def begin() -> tuple[Sequence[Row], dict[str, Any]]:

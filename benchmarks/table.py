@@ -15,6 +15,11 @@ Rows = Sequence[Sequence[str]]
 CLOCKS = {"completion": "until the result is ready", "dispatch": "until the call returns"}
 UNITS_US = {"microseconds": 1.0, "milliseconds": 1e3}
 
+MEMORY = {
+    "peak_bytes": "Peak memory of a call by XLA's analysis",
+    "process_bytes": "By how much a fresh process grows for such calls",
+}
+
 ONLY_TABLE = {"title": "", "clocks": tuple(CLOCKS), "unit": "microseconds"}
 """The table of all rows of a report that names no tables."""
 
@@ -45,9 +50,10 @@ def render(report: Mapping[str, Any], *, markdown: bool, baseline: str | None = 
             parts.append(f"{title}\n\n{draw(cells({'rows': rows}, clock, to, table['unit']))}")
         if any("lines" in row for row in rows):
             parts.append(f"Lines of the lowered program\n\n{draw(line_cells(rows))}")
-        if any("peak_bytes" in row for row in rows):
-            title = "Peak memory of a call by XLA's analysis, MiB (ratio to the first column)"
-            parts.append(f"{title}\n\n{draw(memory_cells(rows))}")
+        for kind, title in MEMORY.items():
+            if any(kind in row for row in rows):
+                title = f"{title}, MiB (ratio to the first column)"
+                parts.append(f"{title}\n\n{draw(memory_cells(rows, kind))}")
     parts.append(describe(report))
     notes = sorted({note for row in report["rows"] for note in row["notes"]})
     if notes:
@@ -92,12 +98,13 @@ def line_cells(rows: Sequence[Mapping[str, Any]]) -> Rows:
     ]
 
 
-def memory_cells(rows: Sequence[Mapping[str, Any]]) -> Rows:
-    """The cells of the table of memory, headings first."""
-    names = _column_names(rows, "peak_bytes")
+def memory_cells(rows: Sequence[Mapping[str, Any]], kind: str) -> Rows:
+    """The cells of a table of memory, of a key of `MEMORY`, headings first."""
+    rows = [row for row in rows if kind in row]
+    names = _column_names(rows, kind)
     cells = [["", *names]]
     for row in rows:
-        found = row["peak_bytes"]
+        found = row[kind]
         ratios = {name: size / found[names[0]] for name, size in found.items()}
         texts = {name: f"{found[name] / 2**20:.1f} ({ratios[name]:.2f})" for name in found}
         cells.append([row["name"], *(texts.get(name, "") for name in names)])

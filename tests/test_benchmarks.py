@@ -215,11 +215,12 @@ def test_an_import_is_timed_in_a_process_of_its_own(monkeypatch, tmp_path):
 
 def test_first_steps_are_timed_in_processes_of_their_own(monkeypatch, tmp_path, capsys):
     seconds = {model_steps.OURS: 2.0, model_steps.NNX: 4.0}
-    monkeypatch.setattr(
-        models,
-        "_in_process",
-        lambda column, network: {"first_s": seconds.get(column, 1.0), "build_s": 0.5},
-    )
+
+    def in_process(program):
+        column = program.split("'")[1]
+        return {"first_s": seconds.get(column, 1.0), "build_s": 0.5}
+
+    monkeypatch.setattr(models, "_in_process", in_process)
     path = tmp_path / "report.json"
     assert models.main(["--first-steps", "--first-rounds", "2", "--json", str(path)], []) == 0
     first, building = json.loads(path.read_text())["rows"]
