@@ -6,9 +6,10 @@ function of the parsed arguments that returns the exit status.
 
 import argparse
 import contextlib
+import importlib
 import inspect
+import operator
 import os
-import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -161,8 +162,10 @@ def load_function(target: str) -> Callable[[], Any]:
     """
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    module, _, name = target.partition(":")
+    module = module.removesuffix(".py").replace("/", ".")
     try:
-        function = pkgutil.resolve_name(target)
+        function = operator.attrgetter(name or "function")(importlib.import_module(module))
     except (Exception, SystemExit) as error:
         raise CommandError(
             f"give {METAVAR}, such as train:step; importing {target!r} raised {_one_line(error)}"

@@ -150,6 +150,8 @@ def _symbolic(shapes: dict[str, list[Any]]) -> dict[str, tuple[Any, ...]]:
     found = {}
     for path, shape in shapes.items():
         try:
+            if any(size is None for size in shape):
+                raise ValueError("give a size or a name for each axis, as in ('batch', 3).")
             found[path] = jax.export.symbolic_shape(", ".join(map(str, shape)), scope=scope)
             if len(found[path]) != len(shape):
                 raise ValueError("give a name for each axis, as in ('batch', 'time').")

@@ -9,11 +9,15 @@ of named children. So it can be read by a process that cannot import the class.
 import collections
 import dataclasses
 import functools
+import hashlib
+import inspect
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import jax.tree_util as jtu
+import numpy as np
 
 from .._module import Module
 from .._pytree import children_with_keys, is_array, is_frozen
@@ -67,6 +71,9 @@ Form = ArrayForm | StaticForm | NodeForm
 
 _KEYS = (str, int, float, bool)
 """The types of dictionary keys that a file can hold."""
+
+_MAX_TEXT = 100
+"""Of a longer text of a static leaf only so much is kept, and a digest."""
 
 _MAX_SHOWN = 4
 """A Module of more arrays is shown only by their number."""
@@ -292,7 +299,9 @@ def _children(form: NodeForm, tree: Any) -> dict[Any, Any] | None:
 def _check_static(form: StaticForm, tree: Any, path: str) -> None:
     is_alike = type(tree) is type(form.value) if form.is_plain else True
     if not is_alike or _text_of(tree) != form.text:
-        raise _other_static(path, form.text, describe_other(tree))
+        raise _other_static(
+            path, form.text, describe_other(tree) if is_array(tree) else _text_of(tree)
+        )
 
 
 def _other_static(path: str, expected: str, found: str) -> ValueError:
@@ -318,12 +327,27 @@ def _statics_of(node: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _text_of(leaf: Any) -> str:
-    """Text that identifies the leaf in another process too."""
-    if callable(leaf) and hasattr(leaf, "__qualname__"):
-        return f"<{leaf.__qualname__}>"
-    if isinstance(leaf, set | frozenset):
-        return f"{type(leaf).__name__}({{{', '.join(sorted(map(_text_of, leaf)))}}})"
-    return re.sub(" at 0x[0-9a-f]+", "", repr(leaf))
+    """Text that identifies the leaf in another process too; a function by its name alone."""
+    if inspect.ismethod(leaf):
+        text = f"<{leaf.__qualname__} of {_text_of(leaf.__self__)}>"
+    elif callable(leaf) and hasattr(leaf, "__qualname__"):
+        text = f"<{leaf.__qualname__}>"
+    elif isinstance(leaf, functools.partial):
+        given = [*leaf.args, *(part for pair in leaf.keywords.items() for part in pair)]
+        text = f"<partial of {', '.join(map(_text_of, [leaf.func, *given]))}>"
+    elif isinstance(leaf, set | frozenset):
+        text = f"{type(leaf).__name__}({{{', '.join(sorted(map(_text_of, leaf)))}}})"
+    else:
+        # NumPy shortens arrays by default, and shows eight digits.
+        with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
+            text = repr(leaf)
+            if type(leaf).__repr__ is object.__repr__:
+                text += f" with {getattr(leaf, '__dict__', {})!r}"
+        text = re.sub(" at 0x[0-9a-f]+", "", text)
+    if len(text) <= _MAX_TEXT:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return f"{' '.join(text[:_MAX_TEXT].split())}... (SHA-256 {digest})"
 
 
 def form_of_array(array: Any) -> ArrayForm:

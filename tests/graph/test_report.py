@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import re
+import time
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,14 @@ def test_rows_of_layers_hold_what_lies_inside_and_kinds_add_up_to_the_whole():
     model = mlp()
     before = jax.jit(lambda x: loss(model, x)).lower(X).cost_analysis()["flops"]
     assert found.flops == before
+
+
+def test_seconds_of_a_trace_count_the_function():
+    def slow(x):
+        time.sleep(0.02)
+        return x
+
+    assert graph.report(slow, X).trace_s >= 0.02
 
 
 def test_compiled_program_is_counted_before_and_after_by_layers():

@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures
 import copy
+import functools
 import pickle
 
 import jax
@@ -227,6 +228,35 @@ def test_a_static_list_that_was_changed_is_another_program():
     labelled.labels.append("b")
     with pytest.raises(ValueError, match=r"labelled.labels was \['a'\] when this was exported"):
         exported.call(labelled)
+
+
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return x * self.factor
+
+
+def test_another_object_is_no_part_of_the_program():
+    long = np.zeros(3000)
+    other = long + 1e-12
+    others = [
+        (Scale(2.0), Scale(3.0)),
+        (Scale(2.0).__call__, Scale(3.0).__call__),
+        (
+            functools.partial(jnp.interp, xp=long, fp=long),
+            functools.partial(jnp.interp, xp=long, fp=other),
+        ),
+        (functools.partial(jnp.clip, min=1), functools.partial(jnp.clip, min=2)),
+    ]
+    for given, changed in others:
+        exported = eqx.export(lambda function, x: function(x), given, X)
+        np.testing.assert_array_equal(exported.call(given, X), given(X))
+        with pytest.raises(ValueError, match=r"function was .* when this was exported"):
+            exported.call(changed, X)
+    with pytest.raises(ValueError, match=r"shape \(None, 3\) of x .* a size or a name"):
+        eqx.export(lambda x: x, jax.ShapeDtypeStruct((None, 3), float))
 
 
 def test_programs_are_called_from_threads():

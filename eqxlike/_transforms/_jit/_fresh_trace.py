@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
@@ -53,7 +53,7 @@ def fresh_trace(
     - `is_lowered`: whether to lower it; `lowered` is None otherwise.
     """
     if isinstance(function, PjitFunction):
-        return _timed(function, args, kwargs, is_lowered)
+        return _timed(lambda: function.trace(*args, **kwargs), is_lowered)
     wrapper: Any = function if isinstance(function, JitFunction) else filter_jit(function)
     if not hasattr(wrapper, "_eqxlike_dispatch"):
         # It was unpickled, or passed through a transformation.
@@ -66,7 +66,7 @@ def fresh_trace(
     compiled = CompiledFunction(alone, cached.key, ordered)
     try:
         with compiled.donation_warnings or contextlib.nullcontext():
-            found = _timed(compiled.traced_jit(arrays), arrays, {}, is_lowered)
+            found = _timed(lambda: compiled.traced_jit(arrays).trace(*arrays), is_lowered)
     except Exception as error:
         hide_our_frames(error)
         raise
@@ -81,11 +81,9 @@ def fresh_trace(
     return found._replace(paths=_one_each(paths, len(arrays)))
 
 
-def _timed(
-    jitted: Any, args: Sequence[Any], kwargs: dict[str, Any], is_lowered: bool
-) -> FreshTrace:
+def _timed(trace: Callable[[], Any], is_lowered: bool) -> FreshTrace:
     start_s = time.perf_counter()
-    traced = jitted.trace(*args, **kwargs)
+    traced = trace()
     traced_s = time.perf_counter()
     lowered = traced.lower() if is_lowered else None
     lowered_s = time.perf_counter()
