@@ -1,5 +1,6 @@
 """Normalisation of one example over its own features."""
 
+import functools
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, overload
@@ -102,9 +103,7 @@ class LayerNorm(Module):
         """
         del key
         check_input(self, x, self.shape)
-        wide = x.astype(at_least_float32(x.dtype))
-        centred = wide - jnp.mean(wide)
-        normalised = centred * jax.lax.rsqrt(jnp.mean(centred**2) + self.eps)
+        normalised = _standardise(x.astype(at_least_float32(x.dtype)), self.eps)
         out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
         return out if state is NO_STATE else (out, state)
 
@@ -286,6 +285,20 @@ def _sizes(shape: Any) -> tuple[int, ...]:
     is_one = integer(shape) is not None or not isinstance(shape, Iterable)
     sizes = (shape,) if is_one else tuple(shape)
     return tuple(whole_number(size, "each size of shape", least=0) for size in sizes)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _standardise(x: Array, eps: float) -> Array:
+    """`x` with mean 0 and variance 1 over all axes.
+
+    A function of `jax.jit`, for the gradient: what comes through `centred` and through its mean is
+    added up here, before the gradient of a residual connection is. Added to that one by one, the
+    last is a number for each example, which XLA computes again wherever the sum is read, and so all
+    sums before it: of 12 transformer blocks, 24 norms, the training step was compiled in twice the
+    time.
+    """
+    centred = x - jnp.mean(x)
+    return centred * jax.lax.rsqrt(jnp.mean(centred**2) + eps)
 
 
 def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:

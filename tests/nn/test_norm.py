@@ -221,3 +221,19 @@ def test_weight_of_zeros_leaves_the_state_finite(getkey):
 def test_errors_name_what_was_expected_and_what_came(make, error, message, getkey):
     with pytest.raises(error, match=message):
         make(nn.Linear(3, 4, key=getkey()))
+
+
+def test_gradient_of_residual_blocks_computes_no_sum_again_wherever_it_is_read(getkey):
+    norm, weight = nn.LayerNorm(4), jr.normal(getkey(), (4, 4))
+
+    def num_negated(depth):
+        def loss(x):
+            for _ in range(depth):
+                x = x + jnp.tanh(jax.vmap(norm)(x) @ weight)
+            return jnp.sum(x)
+
+        text = jax.jit(jax.grad(loss)).lower(jnp.ones((512, 4))).compile().as_text()
+        assert text is not None
+        return text.count(" negate(")
+
+    assert num_negated(8) <= 2 * num_negated(4) + 1
