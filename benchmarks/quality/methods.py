@@ -29,10 +29,10 @@ METHODS: Mapping[str, bayes.Method] = {
     "deep ensemble": bayes.DeepEnsemble(members=10),
     "MC dropout": bayes.MCDropout(steps=3000),
     "SWAG": bayes.SWAG(),
-    "Laplace, full": bayes.Laplace(),
+    "Laplace, full": bayes.Laplace(structure="full"),
     "Laplace, Kronecker": bayes.Laplace(structure="kronecker"),
     "Laplace, diagonal": bayes.Laplace(structure="diagonal"),
-    "Laplace, last layer": bayes.Laplace(structure="last_layer"),
+    "Laplace, last layer": bayes.Laplace(),
     "mean field": bayes.MeanField(steps=3000),
     "Pathfinder": bayes.Pathfinder(paths=2, path_steps=30, elbo_draws=5, draws=100),
     "SGLD": bayes.SGLD(step_size=1e-2, num_samples=100, num_warmup=1000, thin=20),
@@ -44,7 +44,7 @@ METHODS: Mapping[str, bayes.Method] = {
 
 OF_LARGE: Mapping[str, bayes.Method] = {
     "deep ensemble": bayes.DeepEnsemble(members=10, batch_size=128),
-    "Laplace, full": bayes.Laplace(steps=1000),
+    "Laplace, full": bayes.Laplace(structure="full", steps=1000),
     "mean field": bayes.MeanField(steps=4000, batch_size=128),
     "SGLD": bayes.SGLD(step_size=1e-2, num_samples=100, thin=10, num_warmup=1000, batch_size=128),
     "SGHMC": bayes.SGHMC(step_size=1e-3, num_samples=50, num_warmup=100, batch_size=128),

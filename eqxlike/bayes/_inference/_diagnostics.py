@@ -97,6 +97,9 @@ class Diagnostics(Module):
       density from where each run of an optimiser ended; for each example, where those are fewer
       than unknowns. Of a normal posterior a draw lies half a nat for each unknown below the mode:
       above 1 a run stopped well before it. Runs on batches of examples do not have it.
+    - `choice`: what a method chose itself, in words.
+    - `prior_change`: by how much the last tuning of a prior changed the log of a scale: mode and
+      scales agree where it is at most 0.05.
     - `warnings`: what is poor, in words.
     """
 
@@ -110,6 +113,8 @@ class Diagnostics(Module):
     lost: np.ndarray | None = None
     pareto_k: float | None = None
     rise: np.ndarray | None = None
+    choice: str | None = None
+    prior_change: float | None = None
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -129,6 +134,8 @@ class Diagnostics(Module):
                 lines.append(f"{name}: " + ", ".join(f"{value:.3g}" for value in values))
         if self.pareto_k is not None:
             lines.append(f"Pareto k: {self.pareto_k:.2f}")
+        if self.choice is not None:
+            lines.append(f"chosen: {self.choice}")
         return "\n".join(lines + [f"warning: {text}" for text in self.warnings])
 
 
@@ -148,6 +155,12 @@ def in_words(diagnostics: Diagnostics) -> Iterator[str]:
             f"by up to {float(np.nanmax(rise)):.3g} nats for each unknown (or example, where those "
             "are fewer), and the posterior is about half a nat for each wide. More steps, a larger "
             "learning_rate, or optimiser=optax.lbfgs() help."
+        )
+    if diagnostics.prior_change is not None and not diagnostics.prior_change <= 0.05:
+        yield (
+            f"the last tuning changed a scale of the prior by {diagnostics.prior_change:.0%}, "
+            "where 5% or less is good: mode and scales do not agree yet. More steps, or "
+            "tune_prior=False, help."
         )
     if diagnostics.divergences is not None and diagnostics.divergences.any():
         yield (

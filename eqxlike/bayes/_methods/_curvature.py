@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from ..._module import Module, field
+from ..._module import Module
 from ._gauss_newton import AroundMode, Part, prior_diagonal, prior_hessian, sum_over_rows
 
 
@@ -17,25 +17,23 @@ class Normal(Protocol):
 
     - `draw`: turns draws from the standard normal distribution into draws from this one.
     - `covariance_of`: `J P^-1 J^T`, the covariance of `J` times a draw, from the rows of `J`.
+    - `times`: the distribution with the covariance times a number.
     """
 
     @property
     def log_det_precision(self) -> Float[Array, ""]: ...
     def draw(self, noise: Float[Array, "S k"]) -> Float[Array, "S k"]: ...
     def covariance_of(self, rows: Float[Array, "r k"]) -> Float[Array, "r r"]: ...
+    def times(self, width: Float[Array, ""]) -> "Normal": ...
 
 
 class Curvature(Protocol):
     """The Hessian of minus the log density, prior included. Its eigenvalues may have any sign.
 
-    - `likelihood_eigenvalues`: `p` numbers `e`. If all `p` parameters of the model have a prior of
-      precision `t`, the log determinant of their precision is `sum(log(e + t))`.
-    - `normal`: the normal distribution with the Hessian as its precision, plus
-      `extra_prior_precision` for each parameter of the model.
+    - `normal`: the normal distribution with the Hessian as its precision.
     """
 
-    def likelihood_eigenvalues(self, prior_precision: Float[Array, ""]) -> Float[Array, " p"]: ...
-    def normal(self, extra_prior_precision: Float[Array, ""]) -> Normal: ...
+    def normal(self) -> Normal: ...
 
 
 # --- The curvature of all unknowns that vary, with all correlations ---
@@ -60,28 +58,17 @@ class DenseNormal(Module):
         columns = solve_triangular(self.factor, rows.T, lower=True)
         return columns.T @ columns
 
+    def times(self, width: Float[Array, ""]) -> "DenseNormal":
+        return DenseNormal(self.factor / jnp.sqrt(width))
+
 
 class DenseCurvature(Module):
-    """The Hessian, whole.
-
-    - `matrix`: the parameters of the model come first.
-    """
+    """The Hessian, whole."""
 
     matrix: Float[Array, "k k"]
-    num_parameters: int = field(static=True)
 
-    def likelihood_eigenvalues(self, prior_precision: Float[Array, ""]) -> Float[Array, " p"]:
-        # All unknowns but the parameters are integrated out: a Schur complement.
-        p = self.num_parameters
-        own = self.matrix[:p, :p]
-        if p < self.matrix.shape[0]:
-            others = DenseNormal(positive_cholesky(self.matrix[p:, p:]))
-            own = own - others.covariance_of(self.matrix[:p, p:])
-        return jnp.linalg.eigvalsh(own) - prior_precision
-
-    def normal(self, extra_prior_precision: Float[Array, ""]) -> DenseNormal:
-        p = jnp.arange(self.num_parameters)
-        return DenseNormal(positive_cholesky(self.matrix.at[p, p].add(extra_prior_precision)))
+    def normal(self) -> DenseNormal:
+        return DenseNormal(positive_cholesky(self.matrix))
 
 
 def dense_curvature(around: AroundMode) -> DenseCurvature:
@@ -94,8 +81,7 @@ def dense_curvature(around: AroundMode) -> DenseCurvature:
     own = around.place("likelihood")
     matrix = matrix.at[:, own].set(columns).at[own, :].set(columns.T)
     everything = slice(0, matrix.shape[0])
-    parameters = around.place("model")
-    return DenseCurvature(matrix + prior_hessian(around, everything), parameters.stop)
+    return DenseCurvature(matrix + prior_hessian(around, everything))
 
 
 def dense_size(parts: tuple[Part, ...]) -> int:
@@ -114,17 +100,22 @@ class Block(Module):
 
     - `values`: the eigenvalues.
     - `bases`: orthogonal matrices, whose columns are eigenvectors.
-    - `is_of_model`: whether these are parameters of the model.
     """
 
     values: Float[Array, "*shape"]
     bases: tuple[Float[Array, "n n"], ...]
-    is_of_model: bool = field(static=True)
 
     @property
     def root(self) -> Float[Array, "1 *shape"]:
         """The square roots of the eigenvalues."""
         return jnp.sqrt(self.values)[None]
+
+    def diagonal_of(self, diagonal: Float[Array, " size"]) -> Float[Array, "*shape"]:
+        """The diagonal in these bases of a matrix that is diagonal without them."""
+        values = diagonal.reshape(self.values.shape)
+        for axis, basis in enumerate(self.bases):
+            values = jnp.moveaxis(jnp.tensordot(basis.T**2, values, (1, axis)), 0, axis)
+        return values
 
     def rotated(self, numbers: Float[Array, "r size"], *, back: bool) -> Float[Array, "r *shape"]:
         """Numbers of the array as coefficients of eigenvectors; `back` is the inverse."""
@@ -154,6 +145,9 @@ class RotatedNormal(Module):
         rows = self._by_blocks(rows, lambda block, own: block.rotated(own, back=False) / block.root)
         return rows @ rows.T
 
+    def times(self, width: Float[Array, ""]) -> "RotatedNormal":
+        return RotatedNormal(tuple(Block(each.values / width, each.bases) for each in self.blocks))
+
     def _by_blocks(self, numbers: Float[Array, "r k"], of_one) -> Float[Array, "r k"]:
         results, start = [], 0
         for block in self.blocks:
@@ -168,16 +162,10 @@ class RotatedCurvature(Module):
 
     blocks: tuple[Block, ...]
 
-    def likelihood_eigenvalues(self, prior_precision: Float[Array, ""]) -> Float[Array, " p"]:
-        values = [block.values.reshape(-1) for block in self.blocks if block.is_of_model]
-        return jnp.concatenate(values) - prior_precision
-
-    def normal(self, extra_prior_precision: Float[Array, ""]) -> RotatedNormal:
-        def precision(block: Block) -> Block:
-            values = block.values + (extra_prior_precision if block.is_of_model else 0)
-            return Block(positive(values), block.bases, block.is_of_model)
-
-        return RotatedNormal(tuple(map(precision, self.blocks)))
+    def normal(self) -> RotatedNormal:
+        return RotatedNormal(
+            tuple(Block(positive(each.values), each.bases) for each in self.blocks)
+        )
 
 
 # --- The diagonal of the curvature ---
@@ -193,7 +181,7 @@ def diagonal_curvature(around: AroundMode) -> RotatedCurvature:
     blocks = []
     for part in around.parts:
         values = diagonal[around.place_of(part)] + prior_diagonal(around, part)
-        blocks.append(Block(values, (), part.kind == "model"))
+        blocks.append(Block(values, ()))
     return RotatedCurvature(tuple(blocks))
 
 
@@ -219,9 +207,16 @@ _POWER_ITERATIONS = 6
 Factors = tuple[Float[Array, "a a"], Float[Array, "b b"]]
 
 
-def kronecker_curvature(around: AroundMode) -> RotatedCurvature:
-    """A block for each array. One that is not a matrix has all correlations of its own."""
-    bases = _bases(around)
+def kronecker_curvature(
+    around: AroundMode, power_iterations: int = _POWER_ITERATIONS
+) -> RotatedCurvature:
+    """A block for each array. One that is not a matrix has all correlations of its own.
+
+    **Arguments:**
+
+    - `power_iterations`: passes over the data for the bases. One makes the usual Kronecker factors.
+    """
+    bases = _bases(around, power_iterations)
 
     def of_rows(rows: Array) -> list[Array]:
         terms = []
@@ -245,17 +240,16 @@ def kronecker_curvature(around: AroundMode) -> RotatedCurvature:
             if part.kind == "likelihood":
                 total = columns[place, place.start - first : place.stop - first]
             values, vectors = jnp.linalg.eigh(total + prior_hessian(around, place))
-            blocks.append(Block(values, (vectors,), part.kind == "model"))
+            blocks.append(Block(values, (vectors,)))
         else:
             # A prior whose precision differs within the array is not diagonal in these bases:
             # only its diagonal in them is kept.
-            left, right = basis
-            prior = prior_diagonal(around, part).reshape(total.shape)
-            blocks.append(Block(total + (left**2).T @ prior @ right**2, basis, True))
+            block = Block(total, basis)
+            blocks.append(Block(total + block.diagonal_of(prior_diagonal(around, part)), basis))
     return RotatedCurvature(tuple(blocks))
 
 
-def _bases(around: AroundMode) -> list[Factors | None]:
+def _bases(around: AroundMode, power_iterations: int) -> list[Factors | None]:
     """The eigenvectors of the two factors of each matrix, and `None` for other arrays."""
     shapes = [_matrix_shape(part) for part in around.parts]
 
@@ -282,7 +276,7 @@ def _bases(around: AroundMode) -> list[Factors | None]:
         else tuple(jnp.eye(size, dtype=around.mode.dtype) / size for size in shape)
         for shape in shapes
     ]
-    factors = jax.lax.fori_loop(0, _POWER_ITERATIONS, iterate, factors)
+    factors = jax.lax.fori_loop(0, power_iterations, iterate, factors)
     return jtu.tree_map(lambda factor: jnp.linalg.eigh(factor)[1], factors)
 
 

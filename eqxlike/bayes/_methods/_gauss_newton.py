@@ -168,7 +168,7 @@ def sum_over_rows(
         size = output.shape[0]
         columns = jacobian.T @ hessian[:size, size:]
         columns = columns.at[place].add(hessian[size:, size:])
-        return _positive_factor(hessian[:size, :size]) @ jacobian, columns
+        return positive_factor(hessian[:size, :size]) @ jacobian, columns
 
     def of_block(first: Array) -> tuple[Any, Array]:
         index = first + jnp.arange(size)
@@ -206,7 +206,7 @@ def _hessian(around: AroundMode, outputs_and_own: Array, y: Any) -> Float[Array,
     return jax.hessian(negative_log_prob)(outputs_and_own)
 
 
-def _positive_factor(hessian: Float[Array, "C C"]) -> Float[Array, "C C"]:
+def positive_factor(hessian: Float[Array, "C C"]) -> Float[Array, "C C"]:
     """`R` with `R^T R` the matrix without its negative eigenvalues."""
     if hessian.shape == (1, 1):
         return jnp.sqrt(jnp.maximum(hessian, 0))

@@ -18,8 +18,9 @@ from eqxlike.bayes._inference._fitted import fitted_from
 from eqxlike.bayes._inference._method import Chains
 from eqxlike.bayes._libraries import as_libraries_compute
 from eqxlike.bayes._methods import _gauss_newton
-from eqxlike.bayes._methods._curvature import positive_cholesky
+from eqxlike.bayes._methods._curvature import kronecker_curvature, positive_cholesky
 from eqxlike.bayes._methods._descent import Optimised
+from eqxlike.bayes._methods._laplace import Tuned, _scales
 from tests.bayes.methods.cases import LINEAR, covariance_of
 
 NEW = np.random.default_rng(5).normal(size=(4, 2))
@@ -41,8 +42,11 @@ def place_of(target):
 
 def around(target, mode=None, **fields):
     """Laplace around the parameters that the model has, be they the most probable or not."""
+    fields = {"structure": "full", "tune_prior": False, "width": 1.0} | fields
     problem, method = bayes.Problem(target, mode), bayes.Laplace(**fields)
-    states = Optimised(place_of(target)[None], ())
+    place = place_of(target)[None]
+    zeros = jnp.zeros((1, len(_scales(target.prior))), place.dtype)
+    states = Tuned(place, (), zeros, place) if method.tune_prior else Optimised(place, ())
     return fitted_from(problem, method, Chains(0, states, {}), jr.key(1))
 
 
@@ -196,7 +200,7 @@ def test_last_layer_is_its_block_of_the_dense_matrix():
 
 def test_kronecker_keeps_all_of_arrays_that_are_no_matrices():
     found = small("kronecker", tune_prior=True).found
-    precision = precision_of_small(np.asarray(found.prior_scale))
+    precision = precision_of_small(np.exp(found.log_factors[0]))
     # The biases of both layers, and the scale.
     for index, start, stop in [(1, 6, 9), (3, 12, 13), (4, 13, 14)]:
         block = block_precision(found.normal.blocks[index])
@@ -263,35 +267,72 @@ def test_negative_curvature_counts_by_its_size():
 # --- the scale of the prior -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "fields", [{"structure": "last_layer", "layer": "layers[1].bias"}, {"structure": "kronecker"}]
-)
-def test_tuned_scale_has_the_greatest_evidence(fields):
-    posterior = small(**fields, tune_prior=True)
-    found, mode = np.asarray(posterior.found.prior_scale), np.asarray(posterior.found.mode)
-    noise = np.exp(mode[-1])
-    if "layer" in fields:
-        covariance = np.linalg.inv(precision_of_small(found)[12:, 12:])
-        np.testing.assert_allclose(covariance_of(posterior.found.normal, 2), covariance, rtol=1e-6)
-    outputs = outputs_of_small()[0][:, 0]
-    of_data = stats.norm.logpdf(np.sin(LINEAR.y), outputs, noise).sum()
-    of_noise = stats.gamma.logpdf(noise, 20, scale=1 / 5) + mode[-1]
+@pytest.mark.parametrize("scales", [(1.0,), (2.0, 0.5)])
+def test_tuned_scales_have_the_greatest_evidence(scales):
+    names = ("layers[0].*", "**")[-len(scales) :]
+    prior = bayes.prior_by_path(
+        [(name, dist.Normal(0.0, scale)) for name, scale in zip(names, scales, strict=True)]
+    )
+    target = bayes.Posterior(
+        small_target().network, prior, small_target().likelihood, small_target().data
+    )
+    posterior = around(target, structure="kronecker", tune_prior=True)
+    mode = np.asarray(posterior.found.mode)
+    nearby = _gauss_newton.AroundMode(
+        posterior.problem, posterior.found.mode, _gauss_newton.parts_of(posterior.problem)
+    )
+    blocks = eqx.filter_jit(lambda nearby: kronecker_curvature(nearby, 1))(nearby).blocks[:-1]
+    groups = [0, 0, *[len(scales) - 1] * 2]  # Of the weights and biases of two layers.
+    sizes = [each.values.size for each in blocks]
+    starts = np.cumsum([0, *sizes])
 
-    def precisions(scale):
-        if "layer" in fields:
-            return [precision_of_small(scale)[12:, 12:]]
-        *blocks, last = [block_precision(each) for each in posterior.found.normal.blocks]
-        added = scale**-2 - found**-2
-        return [*(each + added * np.eye(len(each)) for each in blocks), last]
+    def log_evidence(logs):
+        total = -np.sum((logs - np.mean(logs)) ** 2) / (2 * 0.1**2)
+        for group, block, start, size in zip(groups, blocks, starts, sizes, strict=False):
+            before, after = scales[group] ** -2.0, (scales[group] * np.exp(logs[group])) ** -2.0
+            of_data = np.maximum(np.ravel(block.values) - before, 0)
+            total += stats.norm.logpdf(mode[start : start + size], 0, after**-0.5).sum()
+            total -= np.sum(np.log(of_data + after)) / 2
+        return total
 
-    def log_evidence(scale):
-        of_parameters = stats.norm.logpdf(mode[:-1], 0, scale).sum()
-        log_dets = [np.linalg.slogdet(each / (2 * np.pi))[1] for each in precisions(scale)]
-        return of_data + of_noise + of_parameters - sum(log_dets) / 2
+    best = optimize.minimize(lambda logs: -log_evidence(logs), np.zeros(len(scales)), tol=1e-10).x
+    assert np.abs(best).max() > 0.05
+    np.testing.assert_allclose(posterior.found.log_factors, best, atol=1e-4)
 
-    best = np.exp(optimize.brute(lambda log: -log_evidence(np.exp(log[0])), [(-3, 3)], Ns=31)[0])
-    np.testing.assert_allclose(found, best, rtol=1e-3)
-    np.testing.assert_allclose(posterior.log_evidence, log_evidence(best), atol=1e-5)
+
+def test_leave_one_out_is_exact_for_a_linear_model():
+    nlls = []
+    for n in range(LINEAR.num_data):
+        x, y = (np.delete(each, n, axis=0) for each in (LINEAR.design(LINEAR.x), LINEAR.y))
+        covariance = np.linalg.inv(x.T @ x / LINEAR.noise**2 + np.eye(3))
+        row = LINEAR.design(LINEAR.x)[n]
+        mean = row @ covariance @ x.T @ y / LINEAR.noise**2
+        spread = np.sqrt(row @ covariance @ row + LINEAR.noise**2)
+        nlls.append(-stats.norm.logpdf(LINEAR.y[n], mean, spread))
+    np.testing.assert_allclose(linear().found.held_out_nll, np.mean(nlls), rtol=1e-3)
+
+
+def test_default_predicts_classes_no_worse_than_the_mode():
+    # Classes that can be separated, and a prior so wide that the posterior is hardly narrower.
+    x = np.random.default_rng(0).normal(size=(220, 4))
+    y = np.argmax(x[:, :3], axis=1)
+    model = nn.MLP(4, 3, width_size=8, depth=1, key=jr.key(0), dtype=jnp.float64)
+    data = (x[:60], y[:60])
+    prior = bayes.prior_by_path(
+        {"layers[0].*": bayes.normal(0.0, 8.0), "**": dist.Normal(0.0, 8.0)}
+    )
+    target = bayes.Posterior(model, prior, bayes.Categorical(), data)
+
+    def nll(method):
+        posterior = bayes.infer(target, method, key=jr.key(1), progress=False)
+        prediction = bayes.predict(posterior, x[60:], key=jr.key(2))
+        return float(bayes.metrics.nll(prediction, jnp.asarray(y[60:]))), posterior
+
+    of_mode, _ = nll(bayes.MAP(steps=600))
+    found, posterior = nll(bayes.Laplace(steps=600))
+    as_before, _ = nll(bayes.Laplace(steps=600, structure="full", width=1.0, tune_prior=False))
+    assert found <= 1.05 * of_mode < as_before
+    assert posterior.diagnostics.choice.startswith("structure full; width ")
 
 
 # --- predictions and evidence ---------------------------------------------------------------------

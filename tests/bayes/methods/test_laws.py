@@ -96,7 +96,7 @@ def check_laplace(posterior, draws):
     covariance = covariance_of(posterior.found.normal, 3)
     np.testing.assert_allclose(covariance, LINEAR.covariance, rtol=1e-8)
     np.testing.assert_allclose(posterior.log_evidence, LINEAR.log_evidence, rtol=1e-10)
-    assert posterior.found.prior_scale is None
+    assert posterior.found.log_factors is None
     np.testing.assert_allclose(posterior.diagnostics.rise, [0.0], atol=1e-8)
     check_moments(draws, LINEAR.mean, LINEAR.covariance, len(draws))
 
@@ -290,7 +290,7 @@ WRONG_SETTINGS = [
     ),
     (
         bayes.Laplace,
-        {"layer": "layers[0].*"},
+        {"layer": "layers[0].*", "structure": "full"},
         "layer is for structure=\"last_layer\", and structure is 'full'",
     ),
 ]
@@ -300,7 +300,7 @@ def test_settings_that_cannot_serve_are_errors():
     for kind, settings, message in WRONG_SETTINGS:
         with pytest.raises(ValueError, match=message):
             kind(**settings)
-    with pytest.raises(TypeError, match=r"tune_prior must be a bool, got 2\.0"):
+    with pytest.raises(TypeError, match=r"tune_prior must be a bool or None, got 2\.0"):
         bayes.Laplace(tune_prior=2.0)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"by its name: `bayes\.Laplace\(structure="):
         bayes.Laplace("last_layer")  # pyright: ignore[reportArgumentType]
@@ -391,7 +391,7 @@ WRONG_TARGETS = {
     ),
     "size": (
         large,
-        bayes.Laplace(),
+        bayes.Laplace(structure="full"),
         r"structure='full' would keep 1,616,040,000 numbers, 12\.0 GiB, for 40,200 unknowns; "
         r"at most 4 GiB are taken\. Structures that do: 'kronecker', 'diagonal', 'last_layer'\.",
     ),
@@ -403,12 +403,12 @@ WRONG_TARGETS = {
     "prior": (
         lambda: of_counts(dist.Laplace(0.0, 1.0)),
         bayes.Laplace(tune_prior=True),
-        r"tune_prior is for one prior `bayes\.normal\(loc, number\)`.*the prior is Independent",
+        r"tune_prior=True chooses the scales of normal.*the prior of weight, bias is another",
     ),
     "hierarchical prior": (
         lambda: of_counts(bayes.normal(0.0, dist.HalfCauchy(1.0))),
         bayes.Laplace(tune_prior=True),
-        r"tune_prior is for one prior `bayes\.normal\(loc, number\)`",
+        r"tune_prior=True chooses the scales of normal priors",
     ),
     "layer": (
         lambda: of_counts(bayes.normal()),
