@@ -5,6 +5,7 @@ Localization: An Improved R-hat for Assessing Convergence of MCMC". Chains have 
 draws each.
 """
 
+import functools
 import importlib
 import statistics
 from collections.abc import Iterator
@@ -56,17 +57,27 @@ def _rank_normalised(draws: Draws) -> Draws:
     """The normal quantiles of the ranks among all draws of a number; NaN where one of them is."""
     columns = draws.reshape(draws.shape[0] * draws.shape[1], -1)
     size = len(columns)
+    normal, ranked = _normal_quantiles(size), np.empty_like(columns)
+    for index, column in enumerate(columns.T):
+        order = np.argsort(column)
+        ordered = column[order]
+        # Draws that are the same stand from `start` to `end`, and share the mean of their ranks.
+        start = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+        end = np.append(start[1:], size)
+        ranked[order, index] = np.repeat(normal[start + end], end - start)
+        if np.isnan(ordered[-1]):
+            ranked[:, index] = np.nan
+    return ranked.reshape(draws.shape)
+
+
+# All numbers of a run have as many draws.
+@functools.lru_cache(maxsize=2)
+def _normal_quantiles(size: int) -> Float[np.ndarray, " n"]:
+    """The normal quantile of each half rank, `(start + end + 1) / 2`, among `size` draws."""
     quantile = statistics.NormalDist().inv_cdf
-    # By twice the rank, since draws that are the same share the mean of theirs.
-    normal = np.array(
+    return np.array(
         [quantile((twice / 2 - 3 / 8) / (size + 1 / 4)) for twice in range(1, 2 * size + 1)]
     )
-    ranked = np.empty_like(columns)
-    for index, column in enumerate(columns.T):
-        ordered = np.sort(column)
-        below, upto = (np.searchsorted(ordered, column, side) for side in ("left", "right"))
-        ranked[:, index] = np.nan if np.isnan(ordered[-1]) else normal[below + upto]
-    return ranked.reshape(draws.shape)
 
 
 def energy_mixing(energies: Float[np.ndarray, "c n"]) -> Float[np.ndarray, " c"]:
