@@ -302,7 +302,7 @@ def losses(problem, num):
 
     @jax.jit
     def of_both(keys):
-        place = by_default.init(problem, jr.key(0)).place
+        place = jax.tree.map(problem.unflatten, by_default.init(problem, jr.key(0)).place)
         one = jnp.asarray(1.0)
         of = [
             functools.partial(method._loss_of_draw, problem, place, problem.target.data, one)

@@ -64,11 +64,13 @@ class Problem(Module):
 
     def unflatten(self, vector: Vector) -> Unknowns:
         """A vector as unknowns in linked space."""
-        leaves, start = [], 0
-        for struct in self._structs:
-            stop = start + math.prod(struct.shape)
-            leaves.append(vector[start:stop].reshape(struct.shape).astype(struct.dtype))
-            start = stop
+        sizes = [math.prod(struct.shape) for struct in self._structs]
+        # The gradient of a split is a concatenation; that of slices adds up a vector for each.
+        parts = jnp.split(vector, np.cumsum(sizes)[:-1])
+        leaves = [
+            part.reshape(struct.shape).astype(struct.dtype)
+            for part, struct in zip(parts, self._structs, strict=True)
+        ]
         return jtu.tree_unflatten(self._treedef, leaves)
 
     def unknowns(self, vector: Vector) -> Unknowns:

@@ -110,8 +110,7 @@ def negative_elbo(
 class Normals(NamedTuple):
     """Independent normal distributions of the unknowns in linked space.
 
-    They are vectors in what is found, and trees in a run: to take arrays out of a vector costs a
-    gradient of the whole vector for each, which XLA computes with all that depends on it.
+    They are vectors, and trees in a loss.
 
     - `mean`: their means.
     - `rho`: their standard deviations are `softplus(rho)`.
@@ -205,7 +204,7 @@ class MeanField(Descent):
             scale = _with_own(problem, scale, own)
         # The inverse of softplus.
         rho = scale + jnp.log(-jnp.expm1(-scale))
-        place = Normals(problem.unflatten(mean), problem.unflatten(rho))
+        place = Normals(mean, rho)
         return Optimised(place, self._optimiser().init(place))
 
     def step(self, problem: Problem, state: Optimised, index: Array, key: PRNGKeyArray) -> Step:
@@ -218,6 +217,8 @@ class MeanField(Descent):
         keys = jr.split(key, self.draws)
 
         def loss(place: Normals) -> Array:
+            place = Normals(*map(problem.unflatten, place))
+
             def of_draw(key: PRNGKeyArray) -> Array:
                 return self._loss_of_draw(problem, place, batch, weight, key)
 
@@ -267,8 +268,7 @@ class MeanField(Descent):
     def finish(
         self, problem: Problem, states: Optimised, records: Record, key: PRNGKeyArray
     ) -> Normals:
-        mean, rho = jtu.tree_map(lambda leaf: leaf[0], states.place)
-        return Normals(problem.flatten(mean), problem.flatten(rho))
+        return jtu.tree_map(lambda leaf: leaf[0], states.place)
 
     def sample(self, problem: Problem, found: Normals, num: int, key: PRNGKeyArray) -> Draws:
         noise = jr.normal(key, (num, problem.size), found.mean.dtype)

@@ -105,7 +105,8 @@ def test_kl_counts_by_its_weight_as_it_warms_up():
     def both(indices):
         state = method.init(problem, jr.key(0))
         step = lambda index: method.step(problem, state, index, jr.key(1))[1]["loss"]
-        return jax.lax.map(step, indices), _kl(problem, state.place, state.place.mean)
+        place = as_trees(problem, *state.place)
+        return jax.lax.map(step, indices), _kl(problem, place, place.mean)
 
     losses, kl = map(np.asarray, both(np.array([0, 1, 4, 9, 50])))
     gained = np.array([0.0, 0.1, 0.4, 0.4, 0.4]) * kl / LINEAR.num_data
@@ -130,7 +131,7 @@ def test_bayesian_layers_bring_their_prior_and_where_to_begin():
 
     @jax.jit
     def begin():
-        place = bayes.MeanField().init(problem, jr.key(0)).place
+        place = as_trees(problem, *bayes.MeanField().init(problem, jr.key(0)).place)
         unknowns = target.initial(key=jr.key(0))
         variances = [each.variance for each in target.parameter_priors(unknowns).values()]
         kls = _kl(problem, place, place.mean), nn.kl_divergence(model)
