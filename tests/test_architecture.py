@@ -95,7 +95,7 @@ ROOMS = {
         {"_loops", "_progress"},
     ),
     "nn": (
-        {"_inputs"},
+        {"_inputs", "_threefry"},
         {"_parameters", "_windows"},
         {"_stateful"},
         {LAYERS_OF_NN, "_parallel"},
@@ -361,7 +361,7 @@ def test_map_of_rooms_holds_what_each_part_holds():
 
 
 def test_helpers_of_nn_define_no_layer():
-    for name in ("_inputs", "_parameters", "_windows"):
+    for name in ("_inputs", "_threefry", "_parameters", "_windows"):
         helper = importlib.import_module(f"eqxlike.nn.{name}")
         own = [
             each

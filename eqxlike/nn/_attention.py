@@ -14,9 +14,10 @@ from .._check_numbers import whole_number
 from .._dtypes import at_least_float32
 from .._module import Module, field
 from ._dropout import Dropout, warn_deterministic
-from ._inputs import check_input, describe, split_key
+from ._inputs import check_input, describe
 from ._linear import Linear
 from ._parameters import Initializer
+from ._threefry import split_in_program, split_key
 
 Heads = Float[Array, "seq_length num_heads size"]
 
@@ -206,7 +207,9 @@ class MultiheadAttention(Module):
             check_input(self, mask, (self.num_heads, *lengths) if per_head else lengths, "mask")
             mask = (mask if mask.dtype == bool else mask != 0).reshape(-1, *lengths)
 
-        keys = (None,) * 4 if key is None else split_key(jr.fold_in(key, _PROJECTIONS), 4)
+        keys = (None,) * 4
+        if key is not None:
+            keys = split_in_program(jr.fold_in(key, _PROJECTIONS), 4)
 
         def heads_of(projected: Array, size: int) -> Heads:
             return projected.reshape(projected.shape[0], self.num_heads, size)

@@ -4,14 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-import jax.random as jr
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from .._check_numbers import real_number, whole_number
 from .._dtypes import parameter_dtype
 from .._module import Module, field
 from ._inputs import check_input, describe
-from ._parameters import Initializer
+from ._parameters import Initializer, normal
 
 
 class Embedding(Module):
@@ -60,7 +59,7 @@ class Embedding(Module):
                     "Embedding needs either `weight`, or `num_embeddings`, `embedding_size` and "
                     "`key` to draw one."
                 )
-            draw: Callable[..., Array] = jr.normal if weight_init is None else weight_init
+            draw: Callable[..., Array] = normal if weight_init is None else weight_init
             weight = draw(key, (num_embeddings, embedding_size), parameter_dtype(dtype))
         elif weight.ndim != 2:
             raise ValueError(

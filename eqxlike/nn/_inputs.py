@@ -1,12 +1,10 @@
 """Checks of what a layer is called with, and the place of the layer in the model."""
 
-import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import jax.tree_util as jtu
@@ -175,12 +173,6 @@ def layer_at(stacked: Any, index: int | slice) -> Any:
 
 
 # --- Random keys for layers one by one, and for those that a loop walks along ---
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def split_key(key: PRNGKeyArray, num: int) -> tuple[PRNGKeyArray, ...]:
-    """`jax.random.split` as a tuple: one dispatch, where to take a key off an array is one each."""
-    return tuple(jr.split(key, num))
 
 
 def key_for(layer: Callable[..., Any], key: PRNGKeyArray | None) -> dict[str, Any]:

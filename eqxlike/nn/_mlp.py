@@ -22,11 +22,11 @@ from ._inputs import (
     key_for,
     layer_at,
     number_of_features,
-    split_key,
 )
 from ._linear import Linear
 from ._parameters import Initializer
 from ._stateful import NO_STATE, State, StatefulLayer, is_stateful
+from ._threefry import split_key
 
 
 def _identity(x: Any) -> Any:
@@ -113,7 +113,7 @@ class MLP(Module):
         width_size = whole_number(width_size, "width_size", least=0)
         depth = whole_number(depth, "depth", least=0)
         make = functools.partial(Linear, dtype=dtype, weight_init=weight_init, bias_init=bias_init)
-        keys = jr.split(key, depth + 1) if scan else split_key(key, depth + 1)
+        keys: Any = jr.split(key, depth + 1) if scan else split_key(key, depth + 1)
         first, between, last = keys[0], keys[1:-1], keys[-1]
         if depth == 0:
             layers = [make(in_size, out_size, use_final_bias, key=first)]

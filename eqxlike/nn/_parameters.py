@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from .._compat import Tracer
+from ._threefry import THREEFRY, data_on_host, place_of, split_data, uniform_on_host
 
 Initializer = Callable[[PRNGKeyArray, tuple[int, ...], Any], Array]
 """`initializer(key, shape, dtype)`, as those of `jax.nn.initializers`."""
@@ -49,10 +49,9 @@ def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, 
     """Draws the parameters of a layer, each from its own part of `key`; `None` stays `None`.
 
     All that have no initializer are made by one compiled function: building a layer costs one
-    dispatch. The first 32 layers of the same parameters are drawn one array at a time, if these are
-    small, by programs that many shapes share, so that building a model compiles little. `key` may
-    be `None` if each parameter has a `fill`; it is then `jax.random.key(0)` for those that have an
-    initializer too.
+    dispatch. The first 128 layers of the same parameters are drawn by NumPy, if these are small, so
+    that building a model compiles little. `key` may be `None` if each parameter has a `fill`; it is
+    then `jax.random.key(0)` for those that have an initializer too.
 
     **Raises:** `TypeError` for a dtype that is neither floating nor complex; `ValueError` if an
     initializer returns another shape or dtype.
@@ -64,15 +63,16 @@ def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, 
     if any(parameter.initializer is not None for parameter in present):
         keys = jr.split(jr.key(0) if key is None else key, len(parameters))
         return tuple(map(_draw_one, keys, parameters))
-    if all(parameter.fill is not None for parameter in present):
+    is_filled = all(parameter.fill is not None for parameter in present)
+    if is_filled:
         key = None
-    is_eager = not isinstance(key, Tracer)
-    if key is not None and is_eager and _is_compiled_for_many(key, parameters):
-        keys = _split(key, max(len(parameters), 4))
-        # A trace may close over a key: that is an array, what is drawn from it is not.
-        draw_one = _draw_one if isinstance(keys[0], Tracer) else _draw_padded
-        return tuple(map(draw_one, keys, parameters))
-    return _draw_at_once(key, parameters, is_eager)
+    if _is_small_and_rare(parameters):
+        if is_filled:
+            return tuple(_draw_on_host(None, parameter, None) for parameter in parameters)
+        if (data := data_on_host(key)) is not None:
+            draw_one = functools.partial(_draw_on_host, place=place_of(key))
+            return tuple(map(draw_one, split_data(data, len(parameters)), parameters))
+    return _draw_at_once(key, parameters, not isinstance(key, Tracer))
 
 
 def draw_affine(
@@ -119,7 +119,7 @@ def _draw_one(key: Any, parameter: Parameter | None, is_eager: bool = False) -> 
         # Threefry's numbers depend on where in memory they stand. To count that along several axes,
         # XLA's program for shape (64, 64, 3, 3) was compiled in 2.7 times the time and ran in 3.
         # In a larger program the array may be sharded, by any of its axes.
-        if is_eager and jr.key_impl(key) == "threefry2x32":
+        if is_eager and jr.key_impl(key) == THREEFRY:
             return uniform(key, (math.prod(shape),), dtype, limit).reshape(shape)
         return uniform(key, shape, dtype, limit)
     if inputs_last:
@@ -149,55 +149,82 @@ def uniform(
     return jr.uniform(key, shape, dtype, -limit, limit)
 
 
-# --- Arrays of many shapes, drawn by a few programs ---
+def normal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
+    """`jax.random.normal`, by NumPy for a small array."""
+    size, is_real = math.prod(shape), jnp.issubdtype(dtype, jnp.floating)
+    if size > _MAX_SIZE or not is_real or (data := data_on_host(key)) is None:
+        return jr.normal(key, shape, dtype)
+    with jax.transfer_guard("allow"):
+        drawn = _draw_by(_scale_to_normal, data, size, dtype, place_of(key))
+        return jax.device_put(drawn.reshape(shape), place_of(key))
 
-_MAX_PADDED = 2**16
-"""Numbers up to which an array is the beginning of a larger one, four times as large at most."""
 
-_MAX_TIMES = 32
+# --- Small arrays, drawn by NumPy ---
+
+_MAX_SIZE = 2**16
+"""Numbers up to which an array is small."""
+
+_MAX_TIMES = 128
 """After this many layers of the same parameters, a program of their own draws them. It takes a
-seventh of the time, but compiling it takes longer than drawing these layers.
+tenth of the time, but compiling it takes longer than drawing these layers.
 """
 
 _times: collections.Counter[tuple[Parameter | None, ...]] = collections.Counter()
 
 
-def _is_compiled_for_many(key: PRNGKeyArray, parameters: tuple[Parameter | None, ...]) -> bool:
-    """Whether to draw with programs that serve for many shapes; counts the layers drawn so.
-
-    For Threefry's partitionable numbers alone the beginning of an array is a shorter array.
-    """
-    is_partitionable: bool = jax.config.jax_threefry_partitionable  # pyright: ignore
-    if not is_partitionable or jr.key_impl(key) != "threefry2x32":
-        return False
-    # Several devices, and keys of NumPy, are left to `jax.jit`.
-    is_on_one = isinstance(key, jax.Array) and len(key.devices()) == 1
-    if not is_on_one or not jax.sharding.get_abstract_mesh().empty:
+def _is_small_and_rare(parameters: tuple[Parameter | None, ...]) -> bool:
+    """Whether NumPy may draw; counts the layers of the same parameters."""
+    if not jax.sharding.get_abstract_mesh().empty:
         return False
     _times[parameters] += 1
-    sizes = (math.prod(parameter.shape) for parameter in parameters if parameter)
-    return _times[parameters] <= _MAX_TIMES and max(sizes) <= _MAX_PADDED
+    present = [parameter for parameter in parameters if parameter]
+    return _times[parameters] <= _MAX_TIMES and all(
+        math.prod(each.shape) <= _MAX_SIZE and jnp.finfo(each.dtype).bits >= 16 for each in present
+    )
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _split(key: PRNGKeyArray, num: int) -> tuple[PRNGKeyArray, ...]:
-    return tuple(jr.split(key, num))
-
-
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _draw_flat(key: PRNGKeyArray, limit: Array, size: int, dtype: jnp.dtype) -> Array:
-    return uniform(key, (size,), dtype, limit)
-
-
-def _draw_padded(key: PRNGKeyArray, parameter: Parameter | None) -> Array | None:
-    if parameter is None or parameter.fill is not None:
-        return _draw_one(key, parameter)
+def _draw_on_host(data: Any, parameter: Parameter | None, place: Any) -> Array | None:
+    if parameter is None:
+        return None
     shape, dtype, size = parameter.shape, parameter.dtype, math.prod(parameter.shape)
-    padded = next(4**count for count in itertools.count(4) if 4**count >= size)
-    place = key.sharding if key.committed else None
     # Those who disallow transfers mean their own.
     with jax.transfer_guard("allow"):
-        limit = jax.device_put(np.asarray(parameter.limit, jnp.finfo(dtype).dtype), place)
-        drawn = jax.device_get(_draw_flat(key, limit, padded, dtype))
-        # A copy: JAX may take over memory of NumPy, and a view would keep all that was drawn.
-        return jax.device_put(drawn[:size].reshape(shape).copy(), place)
+        if parameter.fill is not None:
+            return jax.device_put(np.broadcast_to(np.asarray(parameter.fill, dtype), shape), place)
+
+        def draw_part(dtype: Any, data: np.ndarray) -> np.ndarray:
+            return _draw_by(_scale, data, size, dtype, place, np.asarray(parameter.limit, dtype))
+
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            drawn: Any = np.empty(size, dtype)
+            keys = split_data(data, 2)
+            drawn.real, drawn.imag = (draw_part(drawn.real.dtype, each) for each in keys)
+        else:
+            drawn = draw_part(dtype, data)
+        return jax.device_put(drawn.reshape(shape), place)
+
+
+def _draw_by(
+    program: Callable, data: np.ndarray, size: int, dtype: Any, place: Any, *numbers: np.ndarray
+) -> np.ndarray:
+    """What `program` makes of draws from U(0, 1), of a real dtype.
+
+    It computes what `jax.random` does last, and for all sizes: whether a product and a sum are
+    rounded once or twice is XLA's choice.
+    """
+    padded = np.zeros(_MAX_SIZE, dtype)
+    padded[:size] = uniform_on_host(data, size, dtype)
+    # A copy: JAX may take over memory of NumPy, and a view would keep all that was drawn.
+    return jax.device_get(program(*jax.device_put((padded, *numbers), place)))[:size].copy()
+
+
+@jax.jit
+def _scale(drawn: Array, limit: Array) -> Array:
+    return jnp.maximum(-limit, drawn * (limit - -limit) + -limit)
+
+
+@jax.jit
+def _scale_to_normal(drawn: Array) -> Array:
+    least = np.nextafter(np.asarray(-1, drawn.dtype), np.asarray(0, drawn.dtype))
+    uniform = jnp.maximum(least, drawn * (1 - least) + least)
+    return jax.lax.erf_inv(uniform) * np.asarray(np.sqrt(2), drawn.dtype)

@@ -11,6 +11,7 @@ import pytest
 
 from eqxlike.nn import _parameters
 from eqxlike.nn._parameters import Parameter, draw
+from eqxlike.nn._threefry import split_key
 
 FLOAT32 = jnp.dtype("float32")
 SHAPES = ((), (2, 3, 5))
@@ -91,11 +92,19 @@ def test_arrays_of_many_shapes_are_drawn_by_few_programs(monkeypatch):
     jax.monitoring.register_event_duration_secs_listener(listen)
     with jax.transfer_guard("disallow_explicit"):
         arrays = [draw(key, Parameter(shape, FLOAT32, 0.5), None)[0] for shape in shapes]
+        normals = [_parameters.normal(key, shape, FLOAT32) for shape in shapes[:3]]
+        keys = [each for num in (2, 3) for each in split_key(key, num)]
+        filled = draw(None, *(Parameter(shape, FLOAT32, fill=1) for shape in shapes[:3]))
     jax.monitoring.unregister_event_duration_listener(listen)
-    assert num_compiled == 5  # the keys, two sizes of small arrays, and two large arrays
+    assert num_compiled == 4  # uniform and normal small arrays, and two large arrays
+    assert_same(normals, [jr.normal(key, shape) for shape in shapes[:3]])
+    assert_same(
+        map(jr.key_data, keys), [*jr.key_data(jr.split(key)), *jr.key_data(jr.split(key, 3))]
+    )
+    assert_same(filled, [jnp.ones(shape) for shape in shapes[:3]])
     monkeypatch.setattr(_parameters, "_MAX_TIMES", 0)
     assert_same(arrays, [draw(key, Parameter(shape, FLOAT32, 0.5), None)[0] for shape in shapes])
-    assert {each for array in arrays for each in array.devices()} == {device}
+    assert {each for array in [*arrays, *normals, *keys] for each in array.devices()} == {device}
     key_of_numpy: Any = np.asarray(jr.PRNGKey(5))
     of_numpy = draw(key_of_numpy, Parameter((7, 3), FLOAT32, 0.5), None)[0]
     np.testing.assert_array_equal(of_numpy, arrays[0])

@@ -23,10 +23,10 @@ from .._inputs import (
     feature_count,
     feature_shape,
     number_of_features,
-    split_key,
 )
 from .._linear import Linear
 from .._parameters import Parameter, draw, fan_in_limit
+from .._threefry import split_key
 from .._windows import axis_names
 from ._gaussian_layer import (
     Estimator,
