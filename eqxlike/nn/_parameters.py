@@ -49,7 +49,7 @@ def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, 
     """Draws the parameters of a layer, each from its own part of `key`; `None` stays `None`.
 
     All that have no initializer are made by one compiled function: building a layer costs one
-    dispatch. The first 128 layers of the same parameters are drawn by NumPy, if these are small, so
+    dispatch. The first 64 layers of the same parameters are drawn by NumPy, if these are small, so
     that building a model compiles little. `key` may be `None` if each parameter has a `fill`; it is
     then `jax.random.key(0)` for those that have an initializer too.
 
@@ -164,9 +164,9 @@ def normal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
 _MAX_SIZE = 2**16
 """Numbers up to which an array is small."""
 
-_MAX_TIMES = 128
-"""After this many layers of the same parameters, a program of their own draws them. It takes a
-tenth of the time, but compiling it takes longer than drawing these layers.
+_MAX_TIMES = 64
+"""After this many layers of the same parameters, a program of their own draws them. It takes
+less time, but compiling it takes about as long as drawing these layers.
 """
 
 _times: collections.Counter[tuple[Parameter | None, ...]] = collections.Counter()
