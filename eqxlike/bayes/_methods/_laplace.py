@@ -124,7 +124,7 @@ class Laplace(Descent):
     - `width`: what the covariance is multiplied by, since that of a network that fits its data is
       as wide as the prior. By default one of six numbers up to 1: the best by approximate
       leave-one-out on at most 512 examples, or nearly zero, the mode alone, if none is better by
-      more than a standard error. 1 is the approximation of the posterior itself.
+      more than two standard errors. 1 is the approximation of the posterior itself.
     - `tune_prior`: whether the scales of normal priors with a number as scale, also those of
       `bayes.prior_by_path`, are chosen to maximise the evidence, in half as many steps again, in
       which mode and scales are fitted in turn (Immer et al., 2021, "Scalable Marginal Likelihood
@@ -518,6 +518,8 @@ def _tuned(
 _WIDTHS = (1e-6, 1 / 256, 1 / 64, 1 / 16, 1 / 4, 1.0)
 _MAX_HELD_OUT, _NUM_DRAWS = 512, 64
 _MAX_LEVERAGE = 0.99
+# By how many standard errors something has to be better than the mode to be taken.
+_SURE = 2.0
 
 
 def _leave_one_out(
@@ -571,11 +573,11 @@ def _least_loss(nlls: Float[Array, "m w n"]) -> tuple[Array, Array, Float[Array,
     """Which mode and width predicts best the examples left out, and its mean NLL.
 
     The first mode with the first width, nearly the mode alone, is left only for what is better by
-    more than a standard error.
+    more than `_SURE` standard errors.
     """
     gains = nlls[0, 0] - nlls
     gain = jnp.mean(gains, axis=-1)
-    is_sure = gain > jnp.std(gains, axis=-1) / math.sqrt(nlls.shape[-1])
+    is_sure = gain > _SURE * jnp.std(gains, axis=-1) / math.sqrt(nlls.shape[-1])
     best = jnp.argmax(jnp.where(is_sure, gain, 0))
     mode, width = jnp.unravel_index(best, gain.shape)
     return mode, width, jnp.mean(nlls[mode, width])
