@@ -55,7 +55,7 @@ def methods(steps: int, draws: int) -> dict[str, tuple[Any, bayes.Method]]:
     """The noise that each method assumes, and the method."""
     return {
         "NUTS": (UNKNOWN, bayes.NUTS(num_samples=draws, num_warmup=draws, chains=2)),
-        "Laplace": (UNKNOWN, bayes.Laplace(steps=steps)),
+        "Laplace": (UNKNOWN, bayes.Laplace(steps=steps, width=1.0)),
         "deep ensemble": (UNKNOWN, bayes.DeepEnsemble(members=8, steps=steps)),
         "mean field": (UNKNOWN, bayes.MeanField(steps=steps)),
         "mean field, noise known": (NOISE, bayes.MeanField(steps=steps)),

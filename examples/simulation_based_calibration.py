@@ -25,7 +25,7 @@ NUM_DRAWS, NUM_BINS = 99, 10
 UNKNOWNS = ("slope", "intercept", "noise")
 METHODS = {
     "NUTS": bayes.NUTS(num_samples=500, num_warmup=300, chains=1),
-    "Laplace": bayes.Laplace(steps=500, learning_rate=0.05),
+    "Laplace": bayes.Laplace(steps=500, learning_rate=0.05, width=1.0),
     "mean field": bayes.MeanField(steps=2000, learning_rate=0.02),
 }
 

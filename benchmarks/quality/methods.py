@@ -29,10 +29,10 @@ METHODS: Mapping[str, bayes.Method] = {
     "deep ensemble": bayes.DeepEnsemble(members=10),
     "MC dropout": bayes.MCDropout(steps=3000),
     "SWAG": bayes.SWAG(),
-    "Laplace, full": bayes.Laplace(structure="full"),
-    "Laplace, Kronecker": bayes.Laplace(structure="kronecker"),
-    "Laplace, diagonal": bayes.Laplace(structure="diagonal"),
-    "Laplace, last layer": bayes.Laplace(),
+    "Laplace, full": bayes.Laplace(structure="full", width=1.0),
+    "Laplace, Kronecker": bayes.Laplace(structure="kronecker", width=1.0),
+    "Laplace, diagonal": bayes.Laplace(structure="diagonal", width=1.0),
+    "Laplace, last layer": bayes.Laplace(structure="last_layer", width=1.0),
     "mean field": bayes.MeanField(steps=3000),
     "Pathfinder": bayes.Pathfinder(paths=2, path_steps=30, elbo_draws=5, draws=100),
     "SGLD": bayes.SGLD(step_size=1e-2, num_samples=100, num_warmup=1000, thin=20),
@@ -44,7 +44,7 @@ METHODS: Mapping[str, bayes.Method] = {
 
 OF_LARGE: Mapping[str, bayes.Method] = {
     "deep ensemble": bayes.DeepEnsemble(members=10, batch_size=128),
-    "Laplace, full": bayes.Laplace(structure="full", steps=1000),
+    "Laplace, full": bayes.Laplace(structure="full", width=1.0, steps=1000),
     "mean field": bayes.MeanField(steps=4000, batch_size=128),
     "SGLD": bayes.SGLD(step_size=1e-2, num_samples=100, thin=10, num_warmup=1000, batch_size=128),
     "SGHMC": bayes.SGHMC(step_size=1e-3, num_samples=50, num_warmup=100, batch_size=128),
@@ -58,7 +58,7 @@ QUICK: Mapping[str, bayes.Method] = {
     "MAP": bayes.MAP(steps=500),
     "deep ensemble": bayes.DeepEnsemble(members=3, steps=500),
     "MC dropout": bayes.MCDropout(steps=500),
-    "Laplace, last layer": bayes.Laplace(structure="last_layer", steps=500),
+    "Laplace, last layer": bayes.Laplace(structure="last_layer", width=1.0, steps=500),
 }
 """The methods of a quick run, for all data."""
 

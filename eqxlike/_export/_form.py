@@ -16,9 +16,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from .._dtypes import is_key
 from .._module import Module
 from .._pytree import children_with_keys, is_array, is_frozen
 from .._transforms import is_array_or_struct
@@ -333,21 +335,34 @@ def _text_of(leaf: Any) -> str:
     elif callable(leaf) and hasattr(leaf, "__qualname__"):
         text = f"<{leaf.__qualname__}>"
     elif isinstance(leaf, functools.partial):
-        given = [*leaf.args, *(part for pair in leaf.keywords.items() for part in pair)]
-        text = f"<partial of {', '.join(map(_text_of, [leaf.func, *given]))}>"
+        named = [part for pair in sorted(leaf.keywords.items()) for part in pair]
+        text = f"<partial of {', '.join(map(_text_of, [leaf.func, *leaf.args, *named]))}>"
     elif isinstance(leaf, set | frozenset):
         text = f"{type(leaf).__name__}({{{', '.join(sorted(map(_text_of, leaf)))}}})"
+    elif is_array(leaf) or isinstance(leaf, np.ndarray):
+        array = np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+        text = f"<{leaf.dtype}{list(leaf.shape)} of {_digest(array.tobytes())}>"
     else:
         # NumPy shortens arrays by default, and shows eight digits.
-        with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
-            text = repr(leaf)
-            if type(leaf).__repr__ is object.__repr__:
-                text += f" with {getattr(leaf, '__dict__', {})!r}"
-        text = re.sub(" at 0x[0-9a-f]+", "", text)
+        with np.printoptions(threshold=sys.maxsize, floatmode="unique", legacy=False):
+            text = re.sub(" at 0x[0-9a-f]+", "", repr(leaf))
+        if type(leaf).__repr__ is object.__repr__ and hasattr(leaf, "__dict__"):
+            text += f" with {', '.join(map(_text_of_attribute, vars(leaf).items()))}"
     if len(text) <= _MAX_TEXT:
         return text
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return f"{' '.join(text[:_MAX_TEXT].split())}... (SHA-256 {digest})"
+    return f"{' '.join(text[:_MAX_TEXT].split())}... ({_digest(text.encode())})"
+
+
+def _text_of_attribute(named: tuple[str, Any]) -> str:
+    name, value = named
+    # Objects in an object may lead back to it.
+    is_shown = is_array(value) or isinstance(value, np.ndarray | functools.partial | set)
+    text = _text_of(value) if is_shown else re.sub(" at 0x[0-9a-f]+", "", repr(value))
+    return f"{name}={text}"
+
+
+def _digest(data: bytes) -> str:
+    return f"SHA-256 {hashlib.sha256(data).hexdigest()[:16]}"
 
 
 def form_of_array(array: Any) -> ArrayForm:

@@ -1,6 +1,5 @@
 """Laplace's approximation: a normal distribution around the mode."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
@@ -81,12 +80,11 @@ class LaplacePosterior(Module):
 
 
 class Tuned(NamedTuple):
-    """A descent, the logs of the factors of the prior's scales, and the mode without them."""
+    """A descent, and the logs of the factors of the prior's scales."""
 
     place: Float[Array, " d"]
     optimiser: Any
     log_factors: Float[Array, " g"]
-    given: Float[Array, " d"]
 
 
 class Laplace(Descent):
@@ -125,18 +123,18 @@ class Laplace(Descent):
       as wide as the prior. By default one of six numbers up to 1: the best by approximate
       leave-one-out on at most 512 examples, or nearly zero, the mode alone, if none is better by
       more than two standard errors. 1 is the approximation of the posterior itself.
-    - `tune_prior`: whether the scales of normal priors with a number as scale, also those of
-      `bayes.prior_by_path`, are chosen to maximise the evidence, in half as many steps again, in
-      which mode and scales are fitted in turn (Immer et al., 2021, "Scalable Marginal Likelihood
-      Estimation for Model Selection in Deep Learning"). `None` tunes what can be tuned, and takes
-      these scales where leave-one-out finds them better in the same way; `True` demands that all
-      can be tuned, and takes them; `False` leaves all. `posterior.diagnostics.choice` tells which.
+    - `tune_prior`: whether the scales of the prior, normal with a number as scale, also of each
+      pattern of `bayes.prior_by_path`, are chosen to maximise the evidence, in half as many steps
+      again, in which mode and scales are fitted in turn (Immer et al., 2021, "Scalable Marginal
+      Likelihood Estimation for Model Selection in Deep Learning"). It helps where the scale is a
+      guess; a scale that held-out data chose may predict better. `posterior.diagnostics.choice`
+      has the scales.
     - `layer`: for `"last_layer"`, which parameters vary, a pattern of paths as for
       `bayes.prior_by_path`. By default those of the layer of the last parameter.
 
     The other fields are those of `bayes.MAP`. Train to convergence: the approximation is made at
     the place where training ends. For a linear model with known noise the posterior is exact with
-    `structure="full", width=1, tune_prior=False`.
+    `structure="full", width=1`.
 
     `posterior.log_evidence` is the log of the density of the data, for a `width` of 1. With
     `"last_layer"` it is the log of the density of the data together with the parameters that stay
@@ -149,7 +147,7 @@ class Laplace(Descent):
     structure: Structure | None = None
     predictive: Predictive = "linearised"
     width: float | None = None
-    tune_prior: bool | None = None
+    tune_prior: bool = False
     layer: Which | None = None
 
     def __check_init__(self):
@@ -169,8 +167,8 @@ class Laplace(Descent):
                 )
         if self.width is not None:
             positive_number(self.width, "Laplace: width")
-        if self.tune_prior is not None and not isinstance(self.tune_prior, bool):
-            raise TypeError(f"Laplace: tune_prior must be a bool or None, got {self.tune_prior!r}.")
+        if not isinstance(self.tune_prior, bool):
+            raise TypeError(f"Laplace: tune_prior must be a bool, got {self.tune_prior!r}.")
         if self.layer is not None and self.structure != "last_layer":
             raise ValueError(
                 f'Laplace: layer is for structure="last_layer", and structure is '
@@ -205,7 +203,7 @@ class Laplace(Descent):
                 raise ValueError(
                     "Laplace: tune_prior=True chooses the scales of normal priors, "
                     "`bayes.normal(loc, number)` or `dist.Normal(loc, number)`, and the prior of "
-                    f"{', '.join(fixed)} is another. None leaves such priors as they are."
+                    f"{', '.join(fixed)} is another."
                 )
 
     def _check_size(self, problem: Problem) -> None:
@@ -228,7 +226,7 @@ class Laplace(Descent):
 
     @property
     def num_steps(self) -> int:
-        return self.steps + (self.tune_prior is not False) * self._num_refitted
+        return self.steps + self.tune_prior * self._num_refitted
 
     @property
     def _num_refitted(self) -> int:
@@ -246,89 +244,52 @@ class Laplace(Descent):
 
     def init(self, problem: Problem, key: PRNGKeyArray) -> Any:
         state = super().init(problem, key)
-        if not self._tunes(problem):
+        if not self.tune_prior:
             return state
         num = len(_scales(problem.target.prior))
-        zeros = jnp.zeros(num, state.place.dtype)
-        return Tuned(state.place, state.optimiser, zeros, state.place)
+        return Tuned(state.place, state.optimiser, jnp.zeros(num, state.place.dtype))
 
     def step(self, problem: Problem, state: Any, index: Array, key: PRNGKeyArray) -> Step:
-        if not self._tunes(problem):
-            # Where nothing is tuned, the steps after the mode do nothing.
-            return jax.lax.cond(
-                index < self.steps,
-                lambda: Descent.step(self, problem, state, index, key),
-                lambda: (state, {"loss": self.loss(problem, key)(state.place)}),
-            )
+        if not self.tune_prior:
+            return super().step(problem, state, index, key)
         every = max(1, self._num_refitted // _NUM_TUNINGS)
         log_factors = jax.lax.cond(
             (index >= self.steps) & ((index - self.steps) % every == 0),
             lambda: _tuned(problem, state.place, state.log_factors),
             lambda: state.log_factors,
         )
-        given = jnp.where(index <= self.steps, state.place, state.given)
         after, record = super().step(
             _with_factors(problem, log_factors), Optimised(state.place, state.optimiser), index, key
         )
-        return Tuned(after.place, after.optimiser, log_factors, given), record
+        return Tuned(after.place, after.optimiser, log_factors), record
 
     def finish(
         self, problem: Problem, states: Any, records: Record, key: PRNGKeyArray
     ) -> LaplacePosterior:
-        mode = states.place[0]
-        modes: list[tuple[Any, Any, Any]] = [(mode, None, None)]
-        if self._tunes(problem):
+        mode, log_factors, change = states.place[0], None, None
+        if self.tune_prior:
             before = states.log_factors[0]
             log_factors = _tuned(problem, mode, before)
-            modes = [(mode, log_factors, jnp.max(jnp.abs(log_factors - before)))]
-            if not self.tune_prior:
-                modes.insert(0, (states.given[0], 0 * before, jnp.zeros((), mode.dtype)))
-        # All of them by one program.
-        found, nlls = jax.lax.map(
-            lambda each: self._around_mode(problem, each[0], each[1], each[2], key),
-            jax.tree.map(lambda *each: jnp.stack(each), *modes),
-        )
-        place, at, nll = _least_loss(nlls)
-        best = jax.tree.map(lambda each: each[place], found)
-        width = self._widths(mode.dtype)[at]
-        return dataclasses.replace(
-            best, normal=best.normal.times(width), width=width, held_out_nll=nll
-        )
-
-    def _widths(self, dtype: Any) -> Float[Array, " w"]:
-        return jnp.asarray(_WIDTHS if self.width is None else [self.width], dtype)
-
-    def _around_mode(
-        self,
-        problem: Problem,
-        mode: Float[Array, " d"],
-        log_factors: Float[Array, " g"] | None,
-        change: Float[Array, ""] | None,
-        key: PRNGKeyArray,
-    ) -> tuple[LaplacePosterior, Float[Array, "w n"]]:
-        """The normal distribution around a mode, and the NLL of examples left out, by width."""
-        if log_factors is not None:
+            change = jnp.max(jnp.abs(log_factors - before))
             problem = _with_factors(problem, log_factors)
-        around = AroundMode(problem, mode, self._parts(problem, self.structure_for(problem)))
+        around = self._around(problem, mode)
         normal = _CURVATURES[self.structure_for(problem)][0](around).normal()
-        size = around.centre.shape[0]
         log_joint = around.log_likelihood() - around.negative_log_prior(around.centre)
-        log_evidence = log_joint + (size * math.log(2 * math.pi) - normal.log_det_precision) / 2
-        nlls = _leave_one_out(around, normal, self._widths(mode.dtype), key)
-        one, unknown = jnp.ones((), mode.dtype), jnp.zeros((), mode.dtype)
-        return LaplacePosterior(mode, normal, log_evidence, log_factors, change, one, unknown), nlls
+        log_volume = around.centre.size * math.log(2 * math.pi) - normal.log_det_precision
+        widths = jnp.asarray(_WIDTHS if self.width is None else [self.width], mode.dtype)
+        width, nll = _least_loss(widths, _leave_one_out(around, normal, widths, key))
+        return LaplacePosterior(
+            mode, normal.times(width), log_joint + log_volume / 2, log_factors, change, width, nll
+        )
 
     def _given(self, problem: Problem, found: LaplacePosterior) -> Problem:
         """The problem with the scales that were tuned."""
         return problem if found.log_factors is None else _with_factors(problem, found.log_factors)
 
-    def _tunes(self, problem: Problem) -> bool:
-        return self.tune_prior is not False and bool(_scales(problem.target.prior))
-
     def sample(
         self, problem: Problem, found: LaplacePosterior, num: int, key: PRNGKeyArray
     ) -> Draws:
-        around = self._around(problem, found)
+        around = self._around(problem, found.mode)
         noise = jr.normal(key, (num, *around.centre.shape), found.mode.dtype)
         moved = around.centre[None] + found.normal.draw(noise)
         return jax.vmap(around.vector)(moved)
@@ -339,16 +300,12 @@ class Laplace(Descent):
             f"structure {self.structure_for(problem)}",
             f"width {float(found.width):.3g}, leave-one-out NLL {float(found.held_out_nll):.4g}",
         ]
-        if not self._tunes(problem):
-            shown.append("no scale of the prior was tuned")
-        elif not np.any(np.asarray(found.log_factors)):
-            shown.append("the prior is as given, which leave-one-out prefers to the tuned one")
-        else:
+        known: dict[str, Any] = {}
+        if found.log_factor_change is not None:
             scales = _scales(given.target.prior).items()
             shown += [f"prior scale of {name} {np.mean(each):.3g}" for name, each in scales]
-        known: dict[str, Any] = {"choice": "; ".join(shown)}
-        if found.log_factor_change is not None:
             known["prior_change"] = float(found.log_factor_change)
+        known["choice"] = "; ".join(shown)
         return known | self.diagnosed_at(given, found.mode[None])
 
     def log_evidence(self, problem: Problem, found: LaplacePosterior) -> Float[Array, ""]:
@@ -359,7 +316,7 @@ class Laplace(Descent):
     ) -> Shaped[Array, "S B ..."]:
         if self.predictive == "sampled":
             return super().outputs(problem, found, draws, x, key)
-        around = self._around(problem, found)
+        around = self._around(problem, found.mode)
         num = jax.tree_util.tree_leaves(draws.model)[0].shape[0]
         mean, covariance = _output_moments(around, found.normal, x)
         if self.predictive == "probit" and not isinstance(problem.target.likelihood, Gaussian):
@@ -379,8 +336,8 @@ class Laplace(Descent):
         flat = jnp.broadcast_to(flat, (num, *mean.shape))
         return flat.reshape(num, -1, *struct.shape).astype(struct.dtype)
 
-    def _around(self, problem: Problem, found: LaplacePosterior) -> AroundMode:
-        return AroundMode(problem, found.mode, self._parts(problem, self.structure_for(problem)))
+    def _around(self, problem: Problem, mode: Float[Array, " d"]) -> AroundMode:
+        return AroundMode(problem, mode, self._parts(problem, self.structure_for(problem)))
 
     def _parts(self, problem: Problem, structure: Structure) -> tuple[Part, ...]:
         """The arrays of unknowns that vary."""
@@ -518,8 +475,6 @@ def _tuned(
 _WIDTHS = (1e-6, 1 / 256, 1 / 64, 1 / 16, 1 / 4, 1.0)
 _MAX_HELD_OUT, _NUM_DRAWS = 512, 64
 _MAX_LEVERAGE = 0.99
-# By how many standard errors something has to be better than the mode to be taken.
-_SURE = 2.0
 
 
 def _leave_one_out(
@@ -569,18 +524,18 @@ def _leave_one_out(
     return jax.lax.map(of_example, order, batch_size=size).T
 
 
-def _least_loss(nlls: Float[Array, "m w n"]) -> tuple[Array, Array, Float[Array, ""]]:
-    """Which mode and width predicts best the examples left out, and its mean NLL.
+def _least_loss(
+    widths: Float[Array, " w"], nlls: Float[Array, "w n"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The width that predicts best the examples left out, and its mean NLL.
 
-    The first mode with the first width, nearly the mode alone, is left only for what is better by
-    more than `_SURE` standard errors.
+    The first, nearly the mode alone, is left only for one that is better by more than two standard
+    errors: where classes can be separated, a Newton step is far too pessimistic about the mode.
     """
-    gains = nlls[0, 0] - nlls
-    gain = jnp.mean(gains, axis=-1)
-    is_sure = gain > _SURE * jnp.std(gains, axis=-1) / math.sqrt(nlls.shape[-1])
-    best = jnp.argmax(jnp.where(is_sure, gain, 0))
-    mode, width = jnp.unravel_index(best, gain.shape)
-    return mode, width, jnp.mean(nlls[mode, width])
+    gains, num = nlls[0] - nlls, nlls.shape[-1]
+    gain, error = jnp.mean(gains, axis=-1), jnp.std(gains, axis=-1) / math.sqrt(max(num - 1, 1))
+    best = jnp.argmax(jnp.where((gain > 2 * error) & (num > 1), gain, 0))
+    return widths[best], jnp.mean(nlls[best])
 
 
 # --- Predictions ---

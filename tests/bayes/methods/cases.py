@@ -107,9 +107,7 @@ DESCENT = optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(10)
 METHODS: dict[str, bayes.Method] = {
     "DeepEnsemble": bayes.DeepEnsemble(steps=3, members=3),
     "HMC": bayes.HMC(num_samples=400, num_warmup=200, chains=2, trajectory_steps=8),
-    "Laplace": bayes.Laplace(
-        steps=400, optimiser=DESCENT, structure="full", width=1.0, tune_prior=False
-    ),
+    "Laplace": bayes.Laplace(steps=400, optimiser=DESCENT, structure="full", width=1.0),
     "MAP": bayes.MAP(),
     "MCDropout": bayes.MCDropout(steps=2500),
     "MCLMC": bayes.MCLMC(num_samples=400, num_warmup=1000, chains=2, energy_variance=1e-4),

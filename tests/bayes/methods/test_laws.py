@@ -300,7 +300,7 @@ def test_settings_that_cannot_serve_are_errors():
     for kind, settings, message in WRONG_SETTINGS:
         with pytest.raises(ValueError, match=message):
             kind(**settings)
-    with pytest.raises(TypeError, match=r"tune_prior must be a bool or None, got 2\.0"):
+    with pytest.raises(TypeError, match=r"tune_prior must be a bool, got 2\.0"):
         bayes.Laplace(tune_prior=2.0)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"by its name: `bayes\.Laplace\(structure="):
         bayes.Laplace("last_layer")  # pyright: ignore[reportArgumentType]
