@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.monitoring
 
 from ._check_numbers import positive_number
 from ._tables import align, rich_table
@@ -184,6 +185,50 @@ class Profile:
                 "ask once the block has ended."
             )
         return self.session
+
+
+# --- The stages of compiling, of all programs ---
+
+
+_STAGES = (
+    "/jax/core/compile/jaxpr_trace_duration",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration",
+    "/jax/core/compile/backend_compile_duration",
+)
+
+
+class Stages:
+    """The seconds that JAX took to trace, lower and compile programs while this listened."""
+
+    def __init__(self):
+        # Of each stage the times from and until, in seconds.
+        self._times: dict[str, list[tuple[float, float]]] = {event: [] for event in _STAGES}
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        try:
+            yield
+        finally:
+            jax.monitoring.unregister_event_duration_listener(self._listen)
+
+    def _listen(self, event: str, duration_secs: float, **_: Any) -> None:
+        if event in self._times:
+            end_s = time.perf_counter()
+            start_s, times = end_s - duration_secs, self._times[event]
+            # A function that was traced inside of this one is part of it.
+            while times and times[-1][0] >= start_s:
+                times.pop()
+            times.append((start_s, end_s))
+
+    def __str__(self) -> str:
+        traced, lowered, compiled = (
+            sum(end_s - start_s for start_s, end_s in times) for times in self._times.values()
+        )
+        return (
+            f"traced {traced:.3f} s, lowered {lowered:.3f} s, compiled {compiled:.3f} s, "
+            f"{len(self._times[_STAGES[-1]])} programs"
+        )
 
 
 # --- The calls of each function, and the time of one call in parts ---

@@ -106,14 +106,16 @@ def run(options: argparse.Namespace) -> int:
 
     **Raises:** `CommandError` if what was asked for cannot be done.
     """
-    function = load_function(options.target)
+    stages = _profile.Stages()
+    with stages.listening():
+        function = load_function(options.target)
     folder = writable_folder(options.out)
     path = folder / options.target.replace(":", ".")
     try:
         _profile.new_profiler(1e-3)
     except ImportError as error:
         raise CommandError(str(error)) from None
-    with _calling(options.target), _profile.profile() as found:
+    with _calling(options.target), stages.listening(), _profile.profile() as found:
         for _ in range(options.calls):
             jax.block_until_ready(function())
     with _calling(options.target):
@@ -130,6 +132,7 @@ def run(options: argparse.Namespace) -> int:
     shares = _profile.shares(times)
     names = {_profile.OURS: "eqxlike", _profile.JAX: "JAX's Python", _profile.OTHER: "other"}
     print(f"{options.target}, {options.calls} calls:\n{found}")
+    print(f"JAX, for these calls and the import: {stages}")
     print("\nsampled: " + ", ".join(f"{names[who]} {share:.0%}" for who, share in shares.items()))
     print("\n".join(_profile.hot_frames(times)))
     print("\nwritten: " + ", ".join(map(str, files)), flush=True)

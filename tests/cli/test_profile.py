@@ -1,6 +1,7 @@
 """`profile` of the command line. No test looks at a clock."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -69,6 +70,8 @@ def test_table_and_files_of_a_function(script, capsys):
     header, row = printed.splitlines()[1:3]
     assert header.split()[:4] == ["Function", "Calls", "Traces", "Compiling,"]
     assert row.split()[:3] == ["profiled_script.double", "20", "1"]
+    stages = r"the import: traced \d.\d+ s, lowered \d.\d+ s, compiled \d.\d+ s, [1-9]\d* programs"
+    assert re.search(stages, printed)
     assert "sampled: eqxlike " in printed
     stem = "profiled_script.Training.step"
     assert {path.name for path in (script / "made").iterdir()} == {
