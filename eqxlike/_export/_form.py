@@ -340,7 +340,8 @@ def _text_of(leaf: Any) -> str:
     elif isinstance(leaf, set | frozenset):
         text = f"{type(leaf).__name__}({{{', '.join(sorted(map(_text_of, leaf)))}}})"
     elif is_array(leaf) or isinstance(leaf, np.ndarray):
-        array = np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+        array: Any = leaf
+        array = np.asarray(jax.random.key_data(array) if is_key(array) else array)
         text = f"<{leaf.dtype}{list(leaf.shape)} of {_digest(array.tobytes())}>"
     else:
         # NumPy shortens arrays by default, and shows eight digits.
