@@ -255,7 +255,7 @@ def test_another_object_is_no_part_of_the_program():
         np.testing.assert_array_equal(exported.call(given, X), given(X))
         with pytest.raises(ValueError, match=r"function was .* when this was exported"):
             exported.call(changed, X)
-    with pytest.raises(ValueError, match=r"shape \(None, 3\) of x .* a size or a name"):
+    with pytest.raises(ValueError, match=r"\(None, 3\)"):
         eqx.export(lambda x: x, jax.ShapeDtypeStruct((None, 3), float))
 
 
