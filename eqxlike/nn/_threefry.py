@@ -1,7 +1,7 @@
 """Keys and numbers of `jax.random` computed by NumPy, so that building a model compiles little.
 
 A program that splits a key or draws from it is compiled in 0.2 to 0.4 seconds; what a small layer
-needs of it, NumPy computes in less than a millisecond.
+needs of it, NumPy computes in a few milliseconds.
 """
 
 import functools

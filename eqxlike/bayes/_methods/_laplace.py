@@ -146,9 +146,9 @@ class Laplace(Descent):
 
     structure: Structure | None = None
     predictive: Predictive = "linearised"
-    width: float | None = None
     tune_prior: bool = False
     layer: Which | None = None
+    width: float | None = None
 
     def __check_init__(self):
         if isinstance(self.steps, str):
