@@ -355,6 +355,6 @@ def test_whole_run_says_what_finished_what_was_cut_and_which_tests_failed(
 def test_deselected_tests_exist():
     for each in everything.SEVERAL_DEVICES:
         assert (everything.ROOT / "tests" / each).exists()
-    for each in everything.SEVERAL_DEVICES_EACH:
+    for each in everything.NOT_ON_ONE_GPU:
         path, _, name = each.partition("::")
         assert f"def {name}" in (everything.ROOT / "tests" / path).read_text()

@@ -133,7 +133,10 @@ def _sparse(fun: Any, kind: _Kind, has_aux: bool) -> Callable[..., Any]:
                 )
             raise
         # Of the vector alone: asdex 0.5.2 does not differentiate where other inputs are integers.
-        pattern = asdex.SparsityPattern.from_coo(found.rows, found.cols, found.shape)
+        struct = jax.ShapeDtypeStruct(vector.shape, vector.dtype)
+        pattern = asdex.SparsityPattern.from_coo(
+            found.rows, found.cols, found.shape, input_avals=(struct,)
+        )
         with warnings.catch_warnings():
             # That a matrix is dense is no reason to warn where one asked for it.
             warnings.simplefilter("ignore", asdex.DenseColoringWarning)

@@ -88,7 +88,12 @@ def progress(
     if chosen == "off":
         return ProgressBar(None, (), shown)
     struct = jax.ShapeDtypeStruct((), jnp.int32)
-    return ProgressBar(jax.pure_callback(BOARD.new_number, struct), (), shown)
+    # XLA for a GPU makes one call of two that are the same.
+    which = np.asarray(next(_CALLS), np.int32)
+    return ProgressBar(jax.pure_callback(BOARD.new_number, struct, which), (), shown)
+
+
+_CALLS = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,8 +283,9 @@ class Board:
         # The bars of each run of a program, until it is closed.
         self._runs: dict[int, dict[Shown, _Bar]] = {}
 
-    def new_number(self) -> np.ndarray:
-        """The number of a new run. The compiled program passes it to `show` and `close`."""
+    def new_number(self, which: Any = None) -> np.ndarray:
+        """The number of a new run, for `show` and `close`; `which` tells calls apart."""
+        del which
         with self._lock:
             number = next(self._numbers)
             self._runs[number] = {}

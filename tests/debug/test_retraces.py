@@ -274,11 +274,12 @@ def test_sharding_is_told_by_axes_of_the_mesh():
 def test_settings_of_jax_are_told():
     function = eqx.filter_jit(lambda x: None)
     function(ones(2))
+    precision = jax.config.jax_default_matmul_precision
     for change, line in [
         (jax.enable_x64(True), "jax_enable_x64: False -> True"),
         (
-            jax.default_matmul_precision("highest"),
-            "jax_default_matmul_precision: None -> highest",
+            jax.default_matmul_precision("float32"),
+            f"jax_default_matmul_precision: {precision} -> float32",
         ),
         (
             jax.numpy_dtype_promotion("standard"),
