@@ -88,12 +88,7 @@ def progress(
     if chosen == "off":
         return ProgressBar(None, (), shown)
     struct = jax.ShapeDtypeStruct((), jnp.int32)
-    # XLA for a GPU makes one call of two that are the same.
-    which = np.asarray(next(_CALLS), np.int32)
-    return ProgressBar(jax.pure_callback(BOARD.new_number, struct, which), (), shown)
-
-
-_CALLS = itertools.count()
+    return ProgressBar(jax.pure_callback(BOARD.new_number, struct), (), shown)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +123,9 @@ class Shown:
         return all(level.total is not None and step + 1 >= level.total for level, step in pairs)
 
 
+_UPDATES = itertools.count()
+
+
 class ProgressBar(Module):
     """What `progress` returns."""
 
@@ -158,11 +156,14 @@ class ProgressBar(Module):
             is_due = is_due & _is_due(level, index)
         number = self._number
 
-        def show(steps: Any, number: Any, ready: Any) -> None:
+        def show(which: Any, steps: Any, number: Any, ready: Any) -> None:
             BOARD.show(self._shown, number, *steps)
 
+        # XLA for a GPU takes loops for the same that differ in the function they call.
+        which = np.asarray(next(_UPDATES), np.int32)
+
         def call() -> None:
-            jax.debug.callback(show, steps, number, _readiness(after))
+            jax.debug.callback(show, which, steps, number, _readiness(after))
 
         jax.lax.cond(is_due, call, lambda: None)
 
@@ -283,9 +284,8 @@ class Board:
         # The bars of each run of a program, until it is closed.
         self._runs: dict[int, dict[Shown, _Bar]] = {}
 
-    def new_number(self, which: Any = None) -> np.ndarray:
-        """The number of a new run, for `show` and `close`; `which` tells calls apart."""
-        del which
+    def new_number(self) -> np.ndarray:
+        """The number of a new run. The compiled program passes it to `show` and `close`."""
         with self._lock:
             number = next(self._numbers)
             self._runs[number] = {}
