@@ -267,17 +267,21 @@ class GroupNorm(Module):
                 f"GroupNorm expected x with a number of channels that groups={self.groups} "
                 f"divides, got shape {x.shape}."
             )
-        grouped = x.astype(at_least_float32(x.dtype)).reshape(self.groups, -1)
-        centred = grouped - jnp.mean(grouped, axis=1, keepdims=True)
-        variance = jnp.mean(centred**2, axis=1, keepdims=True)
-        normalised = (centred * jax.lax.rsqrt(variance + self.eps)).reshape(x.shape)
-        per_channel = (-1,) + (1,) * (x.ndim - 1)
+        # With the channels last: between two convolutions on a CPU XLA then keeps their layout.
+        values = jnp.moveaxis(x.astype(at_least_float32(x.dtype)), 0, -1)
+        centred = values - self._mean(values)
+        normalised = centred * jax.lax.rsqrt(self._mean(centred**2) + self.eps)
         affine = [
-            p if p is None else jnp.broadcast_to(p.reshape(per_channel), x.shape)
-            for p in (self.weight, self.bias)
+            p if p is None else jnp.broadcast_to(p, values.shape) for p in (self.weight, self.bias)
         ]
-        out = _affine(normalised, *affine).astype(x.dtype)
+        out = jnp.moveaxis(_affine(normalised, *affine), -1, 0).astype(x.dtype)
         return out if state is NO_STATE else (out, state)
+
+    def _mean(self, x: Array) -> Array:
+        """The mean of its group, for each channel, which are last."""
+        of_channels = jnp.mean(x, tuple(range(x.ndim - 1)), keepdims=True)
+        of_groups = jnp.mean(of_channels.reshape(self.groups, -1), 1)
+        return jnp.repeat(of_groups, x.shape[-1] // self.groups).reshape(of_channels.shape)
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
