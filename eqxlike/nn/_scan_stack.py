@@ -52,9 +52,9 @@ class ScanStack(StatefulLayer, Stacked):
     and return what has the shapes and dtypes of what they got.
 
     Compared with a list on a CPU (`python -m benchmarks.models --first-steps`), a process with 12
-    transformer blocks of 64 features came to the end of its first training step in 0.75 of the
-    time. A later step of 4 such blocks, or of 6 of 256 features, took about as long, and 0.7 of the
-    memory; on an H200 it took 1.1 to 1.2 of the time.
+    transformer blocks of 64 features came to the end of its first training step in 0.68 of the
+    time. A later step took 1.16 of the time for 4 such blocks, 0.88 for 6 of 256 features, and 0.7
+    of the memory; on an H100 it took 1.1 of the time.
 
     Layers may be stateful. In the `State` of the model their values stand stacked as well: that of
     one layer is `jax.tree.map(lambda value: value[index], state.substate(stack.layers))`.
