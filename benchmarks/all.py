@@ -2,8 +2,9 @@
 
 The commands run one after the other, each in its own process, those that say most first. Each has
 its share of the time that is left: it runs in full if the share is long enough, with 15 rounds
-otherwise, and is interrupted at the end of its share, which keeps the rows that are finished. Their
-reports go to `benchmarks/results/`, where the site finds them; a summary of the run goes with them.
+otherwise, and is interrupted at the end of its share, which keeps the rows that are finished. The
+last ones are left out if the time is too short for a quarter of each. Their reports go to
+`benchmarks/results/`, where the site finds them; a summary of the run goes with them.
 """
 
 import argparse
@@ -151,7 +152,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stem = {"ad_modes": "ad-modes"}.get(name, name.replace("bayes_", "bayes-"))
         return options.out / f"{stem}-{options.device}-jax-{version}.json"
 
-    jobs = [job for job in JOBS if re.search(options.only, job.name)]
+    wanted = [job for job in JOBS if re.search(options.only, job.name)]
+    jobs = in_time(wanted, options.minutes)
+    if left_out := [job.name for job in wanted[len(jobs) :]]:
+        print(f"left out, for want of time: {', '.join(left_out)}", flush=True)
     deadline_s = time.monotonic() + 60 * options.minutes
     for number, job in enumerate(jobs):
         left_s = deadline_s - time.monotonic() - GRACE_S
@@ -160,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         share_s = left_s * job.share / sum(each.share for each in jobs[number:])
         result["rows"].append(run(job, share_s, path(job.name), options.device))
         is_whole = all(row["status"] == "finished" for row in result["rows"])
-        result["is_complete"] = is_whole and number == len(jobs) - 1
+        result["is_complete"] = is_whole and number == len(wanted) - 1
         report.write(result, path("all"))
     print(render(result))
     return int(any(row["status"] == "failed" for row in result["rows"]))
@@ -199,6 +203,14 @@ def new_report(device: str) -> dict[str, Any]:
     if (backend := found["machine"]["backend"]) != device:
         raise ValueError(f"argument --device: JAX runs on {backend} here, not on {device}")
     return found
+
+
+def in_time(jobs: Sequence[Job], minutes: float) -> Sequence[Job]:
+    """The first of the jobs: as many as have the time for a quarter of each."""
+    shares = sum(job.share for job in jobs)
+    if len(jobs) <= 1 or all(4 * minutes * j.share / shares >= j.full_minutes for j in jobs):
+        return jobs
+    return in_time(jobs[:-1], minutes)
 
 
 def run(job: Job, share_s: float, path: pathlib.Path, device: str) -> dict[str, Any]:

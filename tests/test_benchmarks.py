@@ -348,6 +348,8 @@ def test_whole_run_says_what_finished_what_was_cut_and_which_tests_failed(
     assert "- tests/a.py::test_b" in out
     (path,) = tmp_path.glob("all-cpu-jax-*.json")
     assert not json.loads(path.read_text())["is_complete"]
+    assert everything.in_time(everything.JOBS, 120) == everything.JOBS
+    assert [job.name for job in everything.in_time(everything.JOBS, 5)] == ["models", "tests"]
     assert everything.main([*only, "--device", "tpu"]) == 2
     assert "JAX runs on cpu here, not on tpu" in capsys.readouterr().err
 
