@@ -153,7 +153,8 @@ PAGES = (
             "Priors": "normal horseshoe prior_by_path Prior",
             "Likelihoods": "Gaussian StudentT Bernoulli Categorical Poisson Likelihood",
             "Inference": "infer load FittedPosterior Method Problem",
-            "Diagnostics": "convergence Convergence Diagnostics InferenceWarning simulation_ranks",
+            "Diagnostics": "convergence Convergence Diagnostics InferenceWarning PredictiveScores "
+            "simulation_ranks",
             "Prediction": "predict predict_samples Mixture CategoricalMixture",
             "Calibration": "temperature_scaling TemperatureScaling conformal_intervals "
             "ConformalIntervals conformal_sets ConformalSets",

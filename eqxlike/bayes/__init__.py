@@ -10,6 +10,7 @@ from ._calibration import conformal_sets as conformal_sets
 from ._calibration import temperature_scaling as temperature_scaling
 from ._inference._diagnostics import Convergence as Convergence
 from ._inference._diagnostics import Diagnostics as Diagnostics
+from ._inference._diagnostics import PredictiveScores as PredictiveScores
 from ._inference._diagnostics import convergence as convergence
 from ._inference._fitted import FittedPosterior as FittedPosterior
 from ._inference._infer import InferenceWarning as InferenceWarning

@@ -89,6 +89,20 @@ def energy_mixing(energies: Float[np.ndarray, "c n"]) -> Float[np.ndarray, " c"]
         return np.mean(np.diff(energies, axis=1) ** 2, axis=1) / np.var(energies, axis=1)
 
 
+class PredictiveScores(Module):
+    """Mean negative log predictive densities, in nats an example: lower is better.
+
+    - `posterior`: of the mixture of draws, on the training data: 512 of it at most.
+    - `point`: of one network there, such as that of the mode.
+    - `held_out_posterior`, `held_out_point`: on the data that `infer` was given as `held_out`.
+    """
+
+    posterior: float
+    point: float
+    held_out_posterior: float | None = None
+    held_out_point: float | None = None
+
+
 class Diagnostics(Module):
     """How a run went. What a method does not have is `None`.
 
@@ -111,6 +125,9 @@ class Diagnostics(Module):
     - `choice`: what a method chose itself, in words.
     - `prior_change`: by how much the last tuning of a prior changed the log of a scale: mode and
       scales agree where it is at most 0.05.
+    - `predictive`: `PredictiveScores`: how well draws predict, and one network, such as that of the
+      mode. Not of `bayes.MAP`, ensembles, chains on batches of examples, and methods of your own
+      without a `point_estimate`.
     - `warnings`: what is poor, in words.
     """
 
@@ -126,6 +143,7 @@ class Diagnostics(Module):
     rise: np.ndarray | None = None
     choice: str | None = None
     prior_change: float | None = None
+    predictive: PredictiveScores | None = None
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -145,13 +163,25 @@ class Diagnostics(Module):
                 lines.append(f"{name}: " + ", ".join(f"{value:.3g}" for value in values))
         if self.pareto_k is not None:
             lines.append(f"Pareto k: {self.pareto_k:.2f}")
+        if self.predictive is not None:
+            nlls = (
+                f"{name} {value:.3g}"
+                for name, value in vars(self.predictive).items()
+                if value is not None
+            )
+            lines.append("NLL: " + ", ".join(nlls))
         if self.choice is not None:
             lines.append(f"chosen: {self.choice}")
         return "\n".join(lines + [f"warning: {text}" for text in self.warnings])
 
 
-def in_words(diagnostics: Diagnostics) -> Iterator[str]:
-    """What is poor about a run, and what helps."""
+def in_words(diagnostics: Diagnostics, remedy: str) -> Iterator[str]:
+    """What is poor about a run, and what helps.
+
+    **Arguments:**
+
+    - `remedy`: what helps where draws predict worse than one network.
+    """
     losses, rise = diagnostics.losses, diagnostics.rise
     if losses is not None and losses.size and not np.isfinite(losses[:, -1]).all():
         bad = losses[~np.isfinite(losses[:, -1]), -1]
@@ -196,6 +226,25 @@ def in_words(diagnostics: Diagnostics) -> Iterator[str]:
             f"the Pareto k of the importance weights is {diagnostics.pareto_k:.2f}, where 0.7 or "
             "less is good: a few draws have most of the weight, and the evidence is not to be "
             "relied on. The posterior is far from the approximation; `bayes.NUTS` needs none."
+        )
+    yield from _of_predictive(diagnostics.predictive, remedy)
+
+
+# In nats an example: by how much one network may predict better.
+_MAX_LOSS = 0.05
+
+
+def _of_predictive(found: PredictiveScores | None, remedy: str) -> Iterator[str]:
+    if found is None:
+        return
+    data, posterior, point = "the training data", found.posterior, found.point
+    if found.held_out_posterior is not None and found.held_out_point is not None:
+        data, posterior, point = "held-out data", found.held_out_posterior, found.held_out_point
+    if not posterior - point <= _MAX_LOSS:
+        yield (
+            f"draws predict {data} worse than one network does, that of the mode or mean: minus "
+            f"the log density is {posterior:.3g} nats an example for them, and {point:.3g} for "
+            f"it. {remedy}"
         )
 
 

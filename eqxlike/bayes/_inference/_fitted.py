@@ -1,6 +1,7 @@
 """What inference found: a posterior that one draws from."""
 
 import importlib
+import math
 import os
 import pathlib
 from typing import Any
@@ -13,11 +14,18 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..._check_numbers import whole_number
-from ..._module import Module
-from ..._transforms import filter_jit
+from ..._module import Module, field
+from ..._transforms import filter_eval_shape, filter_jit
 from .._libraries import as_libraries_compute
-from .._posterior import Posterior, Unknowns
-from ._diagnostics import Convergence, Diagnostics, convergence, energy_mixing, in_words
+from .._posterior import Data, Posterior, Unknowns, num_examples
+from ._diagnostics import (
+    Convergence,
+    Diagnostics,
+    PredictiveScores,
+    convergence,
+    energy_mixing,
+    in_words,
+)
 from ._files import write_chains
 from ._method import Chains, Method, Problem
 
@@ -34,6 +42,7 @@ class FittedPosterior(Module):
     - `found`: what draws are made from, as the method has it.
     - `chains`: where the run stood at its end.
     - `key`: that of the run.
+    - `nlls`: what `diagnostics.predictive` says, in its order; empty for nothing.
     """
 
     problem: Problem
@@ -41,6 +50,7 @@ class FittedPosterior(Module):
     found: Any
     chains: Chains
     key: PRNGKeyArray
+    nlls: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def target(self) -> Posterior:
@@ -93,8 +103,11 @@ class FittedPosterior(Module):
             known["acceptance"] = records["acceptance"].mean(axis=1)
         if "energy" in records and records["energy"].shape[1] >= 2:
             known["energy"] = energy_mixing(records["energy"])
+        if self.nlls.size:
+            known["predictive"] = PredictiveScores(*map(float, self.nlls))
         known |= self.method.diagnosed(self.problem, self.found)
-        return Diagnostics(**known, warnings=tuple(in_words(Diagnostics(**known))))
+        words = in_words(Diagnostics(**known), self.method.remedy)
+        return Diagnostics(**known, warnings=tuple(words))
 
     def _convergence_of(self, draws: np.ndarray) -> dict[str, Any]:
         lost = np.sum(~np.isfinite(draws).all(axis=2), axis=1)
@@ -246,6 +259,83 @@ def _outputs_along_chains(problem: Problem, draws: Array) -> tuple[Array, Array]
         )
 
     return jax.lax.map(jax.vmap(of_one), draws)
+
+
+# --- How well draws predict, and one network ---
+
+
+# The most training examples; the most memory that draws may need; and how many examples go through
+# the networks of all draws at once, which with 100 of them is a batch of 400.
+_MAX_COMPARED, _MAX_DRAW_BYTES, _EXAMPLES_AT_ONCE = 512, 2**28, 4
+
+
+def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) -> FittedPosterior:
+    """The posterior with what `diagnostics.predictive` says.
+
+    `bayes.predict` with the key of the run, folded with 3, and 100 samples has the same draws.
+
+    **Arguments:**
+
+    - `held_out`: examples of the form of the data.
+    """
+    problem, method, found = posterior.problem, posterior.method, posterior.found
+    kept = method.num_found(found)
+    if kept == 0 or filter_eval_shape(method.point_estimate, problem, found) is None:
+        return posterior
+    draw_bytes = problem.size * jnp.dtype(problem.dtype).itemsize
+    num_draws = min(kept or _DEFAULT_DRAWS, _DEFAULT_DRAWS, max(2, _MAX_DRAW_BYTES // draw_bytes))
+    num = posterior.target.num_data
+    compared = np.linspace(0, num - 1, min(num, _MAX_COMPARED)).round().astype(int)
+    parts = [jtu.tree_map(lambda leaf: np.asarray(leaf)[compared], posterior.target.data)]
+    if held_out is not None:
+        parts.append(held_out)
+    data = jtu.tree_map(
+        lambda like, *leaves: np.concatenate([np.asarray(leaf, like.dtype) for leaf in leaves]),
+        parts[0],
+        *parts,
+    )
+    key = jr.fold_in(posterior.key, 3)
+    nlls = np.stack(_nlls(problem, method, found, data, num_draws, key), axis=1)
+    # Draws that went to infinity, or a run that is not finished, are said elsewhere.
+    if np.isnan(nlls).any():
+        return posterior
+    means = [np.mean(each, axis=0) for each in np.split(nlls, [len(compared)]) if len(each)]
+    return FittedPosterior(
+        problem, method, found, posterior.chains, posterior.key, np.concatenate(means)
+    )
+
+
+@as_libraries_compute()
+@filter_jit
+def _nlls(
+    problem: Problem, method: Method, found: Any, data: Data, num: int, key: PRNGKeyArray
+) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+    """Minus the log density of each example under the mixture of draws, and under one network."""
+    target = problem.target
+    place = method.point_estimate(problem, found)
+    assert place is not None
+    point = problem.unknowns(place)
+    draw_key, key = jr.split(key)
+    draws = _samples(problem, method, found, num, draw_key)
+
+    def of_batch(batch: Data) -> tuple[Array, Array]:
+        x, y = batch
+
+        def of_draw(outputs: Array, own: Any) -> Array:
+            return jax.vmap(lambda output, y: target.likelihood.log_prob(output, own, y))(
+                outputs, y
+            )
+
+        outputs = method.outputs(problem, found, draws, x, key)
+        mixed = jax.nn.logsumexp(jax.vmap(of_draw)(outputs, draws.likelihood), axis=0)
+        return math.log(num) - mixed, -target.log_likelihood(point, batch)
+
+    size = num_examples(data, "infer")
+    index = jnp.minimum(jnp.arange(-(-size // _EXAMPLES_AT_ONCE) * _EXAMPLES_AT_ONCE), size - 1)
+    batches = jtu.tree_map(
+        lambda leaf: leaf[index].reshape(-1, _EXAMPLES_AT_ONCE, *leaf.shape[1:]), data
+    )
+    return jtu.tree_map(lambda each: each.reshape(-1)[:size], jax.lax.map(of_batch, batches))
 
 
 # --- Draws as ArviZ holds them ---

@@ -29,9 +29,9 @@ from ..._pytree import tree_at
 from ..._transforms import filter_eval_shape, filter_jit
 from ...ad import Mode
 from .._libraries import as_libraries_compute
-from .._posterior import Posterior
+from .._posterior import Data, Posterior, struct_of_example
 from ._files import read_chains, read_key, write_chains
-from ._fitted import FittedPosterior, fitted_from, method_name
+from ._fitted import FittedPosterior, fitted_from, method_name, with_predictive
 from ._method import Chains, Method, Problem, Record, State, with_plain_numbers
 
 ChainMethod = Literal["vectorized", "sequential", "parallel"]
@@ -52,6 +52,7 @@ def infer(
     chain_method: ChainMethod = "vectorized",
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every_s: float = 60.0,
+    held_out: Data | None = None,
 ) -> FittedPosterior:
     """Finds the posterior of the unknowns of a target.
 
@@ -68,6 +69,8 @@ def infer(
       call resumes it, and ends with the same numbers as a run that was not interrupted. A run with
       more `num_samples` resumes one with fewer.
     - `checkpoint_every_s`: seconds between two times that it is saved.
+    - `held_out`: `(x, y)` of examples that are not in the data of the target, for
+      `diagnostics.predictive`: whether draws predict them as well as one network does.
 
     **Returns:** a `bayes.FittedPosterior`.
 
@@ -95,7 +98,16 @@ def infer(
         warnings.warn(f"{method_name(method)}: {text}", InferenceWarning, stacklevel=4)
 
     return _inferred(
-        target, method, warn, key, mode, progress, chain_method, checkpoint, checkpoint_every_s
+        target,
+        method,
+        warn,
+        key,
+        mode,
+        progress,
+        chain_method,
+        checkpoint,
+        checkpoint_every_s,
+        held_out,
     )
 
 
@@ -109,6 +121,7 @@ def _inferred(
     chain_method: ChainMethod = "vectorized",
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every_s: float = 60.0,
+    held_out: Data | None = None,
 ) -> FittedPosterior:
     """What `infer` returns, where something else than a warning is made of what is poor.
 
@@ -117,6 +130,7 @@ def _inferred(
     - `on_doubt`: called with each thing that is poor, in words.
     """
     _check(target, method, chain_method, mode, key)
+    held_out = _checked(held_out, target)
     checkpoint_every_s = positive_number(checkpoint_every_s, "checkpoint_every_s")
     if not isinstance(checkpoint, str | os.PathLike | None):
         raise TypeError(f"infer: checkpoint must be the path of a file, got {checkpoint!r}.")
@@ -154,6 +168,7 @@ def _inferred(
     save()
     # `fitted_from` calls `method.finish`.
     posterior = fitted_from(problem, method, Chains(chains.step, chains.states, parts[0]), key)
+    posterior = with_predictive(posterior, held_out)
     for text in posterior.diagnostics.warnings:
         on_doubt(text)
     return posterior
@@ -322,7 +337,8 @@ def _without_weak_types(tree: Any) -> Any:
 def load(path: str | os.PathLike[str], target: Posterior, method: Method) -> FittedPosterior:
     """Reads a posterior that `FittedPosterior.save` wrote, or a checkpoint of `bayes.infer`.
 
-    A run that had not ended is read as far as it came.
+    A run that had not ended is read as far as it came. Its `diagnostics.predictive` is that of the
+    training data.
 
     **Arguments:**
 
@@ -337,7 +353,7 @@ def load(path: str | os.PathLike[str], target: Posterior, method: Method) -> Fit
     states, records = jtu.tree_map(lambda each: np.zeros(each.shape, each.dtype), structs)
     blank = Chains(0, jtu.tree_map(jnp.asarray, states), records)
     chains = read_chains(path, problem, method, blank, None)
-    return fitted_from(problem, method, chains, read_key(path))
+    return with_predictive(fitted_from(problem, method, chains, read_key(path)))
 
 
 # --- Simulation-based calibration: whether a method finds what is known ---
@@ -465,6 +481,27 @@ def _check(target: Any, method: Any, chain_method: Any, mode: Any, key: Any) -> 
     if not (shape == () if is_key(key) else dtype == jnp.uint32 and len(shape) == 1):
         got = f"keys of shape {shape}: take one, as in `keys[0]`" if is_key(key) else repr(key)
         raise TypeError(f"infer: key must be one key, such as `jax.random.key(0)`; got {got}.")
+
+
+def _checked(held_out: Any, target: Posterior) -> Data | None:
+    """Held-out data as arrays of JAX, once they have passed the checks of the target's own."""
+    if held_out is None:
+        return None
+    try:
+        network, prior, likelihood = target.network, target.prior, target.likelihood
+        data = Posterior(network, prior, likelihood, held_out).data
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"infer: held_out: {error}") from error
+    got, expected = (
+        jtu.tree_map(lambda each: each.shape, struct_of_example(each))
+        for each in (data, target.data)
+    )
+    if got != expected:
+        raise ValueError(
+            "infer: held_out must have the form of the data of the target: an example (x, y) there "
+            f"has shapes {expected}, and one of held_out has {got}."
+        )
+    return data
 
 
 def _check_start(problem: Problem, key: PRNGKeyArray) -> None:

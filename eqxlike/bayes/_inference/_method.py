@@ -295,6 +295,17 @@ class Method(Module):
         """The log of the density of the data, in nats; `None` where the method has none."""
         return None
 
+    def point_estimate(self, problem: Problem, found: Any) -> Vector | None:
+        """The unknowns of one network, such as the mode, with whose predictions those of draws are
+        compared; `None` for no comparison.
+        """
+        return None
+
+    @property
+    def remedy(self) -> str:
+        """What to try where draws predict worse than it, in words."""
+        return "Another method may help."
+
     def diagnosed(self, problem: Problem, found: Any) -> dict[str, Any]:
         """Fields of `bayes.Diagnostics` that what was found says itself, by name."""
         return {}

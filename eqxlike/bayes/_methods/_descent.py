@@ -294,6 +294,13 @@ class SWAG(Descent):
     ) -> Moments:
         return jtu.tree_map(lambda each: each[0], states.moments)
 
+    def point_estimate(self, problem: Problem, found: Moments) -> Float[Array, " d"]:
+        return found.mean
+
+    @property
+    def remedy(self) -> str:
+        return "A smaller collect_learning_rate, or a larger batch_size, may help."
+
     def sample(self, problem: Problem, found: Moments, num: int, key: PRNGKeyArray) -> Draws:
         diagonal_key, key = jr.split(key)
         rank, size = found.deviations.shape
@@ -391,6 +398,13 @@ class MCDropout(Descent):
 
         return problem.differentiable(loss)
 
+    def point_estimate(self, problem: Problem, found: Float[Array, "1 d"]) -> Float[Array, " d"]:
+        return found[0]
+
+    @property
+    def remedy(self) -> str:
+        return "A lower rate of dropout, or more steps, may help."
+
     def noise(self, num: int, key: PRNGKeyArray) -> Array:
         return jr.bits(key, (num, 2), jnp.uint32)
 
@@ -444,13 +458,18 @@ def rise(problem: Problem, places: Float[Array, "c d"]) -> Float[Array, " c"]:
     rate keeps these steps short, much where one stopped before it.
     """
     num = min(problem.size, problem.target.num_data)
-    return jax.lax.map(lambda place: _conjugate_gradients(problem, place).risen / num, places)
+    return jax.lax.map(lambda place: climb(problem, place, _NUM_CLIMBS).risen / num, places)
 
 
-def _conjugate_gradients(problem: Problem, place: Float[Array, " d"]) -> _ConjugateGradients:
-    """By the rule of Polak and Ribiere (Nocedal and Wright, 2006, "Numerical Optimization")."""
+def climb(problem: Problem, place: Float[Array, " d"], num: int) -> _ConjugateGradients:
+    """Steps by the rule of Polak and Ribiere (Nocedal and Wright, 2006, "Numerical Optimization").
 
-    def climb(_: int, state: _ConjugateGradients) -> _ConjugateGradients:
+    **Arguments:**
+
+    - `num`: how many.
+    """
+
+    def one(_: int, state: _ConjugateGradients) -> _ConjugateGradients:
         value, gradient = jax.value_and_grad(problem.log_density)(state.place)
         size = jnp.vdot(state.gradient, state.gradient)
         kept = jnp.vdot(gradient, gradient - state.gradient) / jnp.where(size > 0, size, 1)
@@ -460,12 +479,12 @@ def _conjugate_gradients(problem: Problem, place: Float[Array, " d"]) -> _Conjug
         first = jnp.where(state.length > 0, state.length, 1 / jnp.where(size > 0, size, 1))
         best, length = _line_search(problem, state.place, direction, value, first)
         place = state.place + length * direction
-        return _ConjugateGradients(place, direction, gradient, length, state.risen + best - value)
+        # A density may have more digits than the place.
+        risen = state.risen + (best - value).astype(state.risen.dtype)
+        return _ConjugateGradients(place, direction, gradient, length, risen)
 
     zeros, zero = jnp.zeros_like(place), jnp.zeros((), place.dtype)
-    return jax.lax.fori_loop(
-        0, _NUM_CLIMBS, climb, _ConjugateGradients(place, zeros, zeros, zero, zero)
-    )
+    return jax.lax.fori_loop(0, num, one, _ConjugateGradients(place, zeros, zeros, zero, zero))
 
 
 def _line_search(

@@ -294,6 +294,15 @@ class Laplace(Descent):
         moved = around.centre[None] + found.normal.draw(noise)
         return jax.vmap(around.vector)(moved)
 
+    def point_estimate(self, problem: Problem, found: LaplacePosterior) -> Float[Array, " d"]:
+        return found.mode
+
+    @property
+    def remedy(self) -> str:
+        if self.width is None:
+            return 'Another structure, a narrower prior, or predictive="linearised" may help.'
+        return "`width=None`, by which leave-one-out chooses it, or another structure may help."
+
     def diagnosed(self, problem: Problem, found: LaplacePosterior) -> dict[str, Any]:
         given = self._given(problem, found)
         shown = [

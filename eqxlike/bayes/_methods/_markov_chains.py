@@ -12,7 +12,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ..._check_numbers import positive_number, real_number, whole_number
 from .._inference._method import Draws, Method, Problem, Record, State, Step, chosen
 from .._libraries import blackjax
-from ._descent import DeepEnsemble, check_batch_size
+from ._descent import DeepEnsemble, check_batch_size, climb
+
+# From a draw of a network of 3,760 unknowns, 60 steps of conjugate gradients lead to what predicts
+# as the mode does.
+_NUM_CLIMBS = 100
 
 # --- What the methods have in common whose draws are the places that a Markov chain visits ---
 
@@ -58,6 +62,14 @@ class MarkovChain(Method):
 
     def num_found(self, found: Array) -> int:
         return found.shape[0]
+
+    def point_estimate(self, problem: Problem, found: Any) -> Float[Array, " d"] | None:
+        """Nearly the mode that is the nearest to the last draw."""
+        return climb(problem, jnp.asarray(found)[-1], _NUM_CLIMBS).place
+
+    @property
+    def remedy(self) -> str:
+        return "Longer chains, or a narrower prior, may help."
 
 
 class HamiltonianState(NamedTuple):
@@ -389,6 +401,10 @@ class StochasticGradient(MarkovChain):
 
     def check(self, problem: Problem) -> None:
         check_batch_size(self, self.batch_size, problem)
+
+    def point_estimate(self, problem: Problem, found: Any) -> Place | None:
+        # All data at once may be more than memory holds, where no step has them.
+        return super().point_estimate(problem, found) if self.batch_size is None else None
 
     def init(self, problem: Problem, key: PRNGKeyArray) -> Place:
         place_key, key = jr.split(key)

@@ -16,20 +16,28 @@ from .._libraries import blackjax
 _MAX_GRADIENTS = 30
 
 
-class WeightedDraws(NamedTuple):
-    """Draws, and in nats by how much the posterior is denser there than what they come from."""
+class Path(NamedTuple):
+    """What a path gives.
+
+    - `draws`: from the best of its normal distributions.
+    - `log_ratios`: by how many nats the posterior is denser there than that.
+    - `end`: the last of its places.
+    """
 
     draws: Float[Array, "*n d"]
     log_ratios: Float[Array, "*n"]
+    end: Float[Array, "*c d"]
 
 
 class Resampled(NamedTuple):
     """Draws, their probabilities, and how far to trust these.
 
+    - `end`: of the path that came to the highest log density.
     - `log_evidence`: the log of the mean of the ratios.
     - `pareto_k`: the shape of the tail of the ratios: above 0.7 a few of them decide.
     """
 
+    end: Float[Array, " d"]
     draws: Float[Array, "n d"]
     probabilities: Float[Array, " n"]
     log_evidence: Float[Array, ""]
@@ -78,15 +86,15 @@ class Pathfinder(Method):
     def num_steps(self) -> int:
         return 0
 
-    def init(self, problem: Problem, key: PRNGKeyArray) -> WeightedDraws:
+    def init(self, problem: Problem, key: PRNGKeyArray) -> Path:
         place_key, path_key, elbo_key, key = jr.split(key, 4)
         pathfinder = blackjax().vi.pathfinder
         density = problem.log_density
 
-        def weighted(key: PRNGKeyArray, normal: Any, num: int) -> WeightedDraws:
+        def weighted(key: PRNGKeyArray, normal: Any, num: int) -> tuple[Array, Array]:
             draws, log_normal = pathfinder.sample(key, normal, num)
             log_posterior = jax.lax.map(density, draws, batch_size=self.elbo_draws)
-            return WeightedDraws(draws, log_posterior - log_normal)
+            return draws, log_posterior - log_normal
 
         # BlackJAX's own choice of the best is left alone: see `_centred`.
         place = problem.dispersed(place_key).astype(float)
@@ -95,7 +103,7 @@ class Pathfinder(Method):
 
         def elbo(normal: Any) -> tuple[Array, Any]:
             normal = _centred(normal, density)
-            return jnp.mean(weighted(elbo_key, normal, self.elbo_draws).log_ratios), normal
+            return jnp.mean(weighted(elbo_key, normal, self.elbo_draws)[1]), normal
 
         # One place after another: all of them at once need much memory.
         elbos, path = jax.lax.map(elbo, info.path)
@@ -103,23 +111,33 @@ class Pathfinder(Method):
         moved = jnp.any(info.path.position[1:] != info.path.position[:-1], axis=1)
         is_place = jnp.concatenate([jnp.ones(1, bool), moved])
         best = jnp.argmax(jnp.where(is_place & jnp.isfinite(elbos), elbos, -jnp.inf))
-        return weighted(key, jax.tree.map(lambda each: each[best], path), self.draws)
+        normal = jax.tree.map(lambda each: each[best], path)
+        return Path(*weighted(key, normal, self.draws), info.path.position[-1])
 
-    def step(self, problem: Problem, state: WeightedDraws, index: Array, key: PRNGKeyArray) -> Step:
+    def step(self, problem: Problem, state: Path, index: Array, key: PRNGKeyArray) -> Step:
         return state, {}
 
     def finish(
-        self, problem: Problem, states: WeightedDraws, records: Record, key: PRNGKeyArray
+        self, problem: Problem, states: Path, records: Record, key: PRNGKeyArray
     ) -> Resampled:
+        densities = jax.lax.map(problem.log_density, states.end)
+        end = states.end[jnp.argmax(jnp.where(jnp.isnan(densities), -jnp.inf, densities))]
         log_ratios = states.log_ratios.reshape(-1)
         log_ratios = jnp.where(jnp.isnan(log_ratios), -jnp.inf, log_ratios)
         log_evidence = jax.nn.logsumexp(log_ratios) - math.log(log_ratios.size)
         log_weights, pareto_k = blackjax().diagnostics.psis_weights(log_ratios)
         draws = states.draws.reshape(-1, states.draws.shape[-1])
-        return Resampled(draws, jnp.exp(log_weights), log_evidence, pareto_k)
+        return Resampled(end, draws, jnp.exp(log_weights), log_evidence, pareto_k)
 
     def sample(self, problem: Problem, found: Resampled, num: int, key: PRNGKeyArray) -> Draws:
         return found.draws[jr.choice(key, len(found.draws), (num,), p=found.probabilities)]
+
+    def point_estimate(self, problem: Problem, found: Resampled) -> Float[Array, " d"]:
+        return found.end
+
+    @property
+    def remedy(self) -> str:
+        return "`bayes.Laplace`, or chains as of `bayes.NUTS`, may help."
 
     def log_evidence(self, problem: Problem, found: Resampled) -> Float[Array, ""]:
         return found.log_evidence

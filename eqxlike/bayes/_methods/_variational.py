@@ -270,6 +270,13 @@ class MeanField(Descent):
     ) -> Normals:
         return jtu.tree_map(lambda leaf: leaf[0], states.place)
 
+    def point_estimate(self, problem: Problem, found: Normals) -> Float[Array, " d"]:
+        return found.mean
+
+    @property
+    def remedy(self) -> str:
+        return 'More steps, a narrower prior, or estimator="local" may help.'
+
     def sample(self, problem: Problem, found: Normals, num: int, key: PRNGKeyArray) -> Draws:
         noise = jr.normal(key, (num, problem.size), found.mean.dtype)
         return found.mean[None] + found.scale[None] * noise

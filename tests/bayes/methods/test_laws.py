@@ -187,6 +187,17 @@ CLOSED_FORMS = {
 }
 
 
+def test_diagnostics_have_the_predictive_of_predict_and_that_of_one_network(name):
+    posterior, (x, y) = fitted(name), target_of(name).data
+    found, key = posterior.diagnostics.predictive, jr.fold_in(posterior.key, 3)
+    prediction = bayes.predict(posterior, x, key=key, num_samples=100)
+    np.testing.assert_allclose(found.posterior, bayes.metrics.nll(prediction, y), rtol=1e-5)
+    # Dropout is a ridge, whose mode is another.
+    best = stats.norm(LINEAR.design(x) @ LINEAR.mean, LINEAR.noise).logpdf(np.asarray(y))
+    assert abs(found.point + best.mean()) < (1.0 if name == "MCDropout" else 0.05)
+    assert not any("worse than one network" in text for text in posterior.diagnostics.warnings)
+
+
 def test_every_method_is_in_the_registry():
     methods = {
         each

@@ -1,0 +1,87 @@
+"""What the diagnostics of a run say of how draws predict, compared with one network."""
+
+import re
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+from eqxlike import bayes, nn
+from tests.bayes.methods.cases import DESCENT
+
+X = np.linspace(-1.0, 1.0, 40)[:, None]
+Y = 2 * X[:, 0] + np.random.default_rng(0).normal(0.0, 0.1, 40)
+HELD_OUT = X[::4] + 0.01, Y[::4]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def run(method, **kwargs):
+    model = nn.Linear(1, "scalar", key=jr.key(0), dtype=jnp.float64)
+    target = bayes.Posterior(model, bayes.normal(0.0, 1.0), bayes.Gaussian(0.1), (X, Y))
+    return bayes.infer(target, method, key=jr.key(1), progress=False, **kwargs)
+
+
+def scores(posterior) -> Any:
+    """What the type checker need not know to be there."""
+    return posterior.diagnostics.predictive
+
+
+def laplace(width):
+    return bayes.Laplace(steps=50, optimiser=DESCENT, structure="full", width=width)
+
+
+def test_posterior_too_wide_for_held_out_data_warns_in_words():
+    with pytest.warns(bayes.InferenceWarning) as caught:
+        found = scores(run(laplace(1e4), held_out=HELD_OUT))
+    assert found.held_out_posterior > found.held_out_point + 0.05
+    text = (
+        f"Laplace: draws predict held-out data worse than one network does, that of the mode or "
+        f"mean: minus the log density is {found.held_out_posterior:.3g} nats an example for them, "
+        f"and {found.held_out_point:.3g} for it. `width=None`, by which leave-one-out chooses it, "
+        "or another structure may help."
+    )
+    assert [str(each.message) for each in caught] == [text]
+    with pytest.warns(bayes.InferenceWarning, match="draws predict the training data worse"):
+        run(laplace(1e4))
+
+
+def test_posterior_of_the_right_width_or_of_none_does_not_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exact, narrow = run(laplace(1.0), held_out=HELD_OUT), run(laplace(1e-16))
+        assert scores(run(bayes.MAP(steps=50, optimiser=DESCENT))) is None
+    assert scores(exact).held_out_posterior is not None
+    found = scores(narrow)
+    np.testing.assert_allclose(found.posterior, found.point, rtol=1e-6)
+    assert found.held_out_posterior is None
+
+
+def test_held_out_data_alone_decide_where_they_are_given():
+    far = X, Y + 2
+    posterior = run(laplace(1e3), held_out=far)
+    found = scores(posterior)
+    assert found.posterior > found.point + 0.05
+    assert found.held_out_posterior < found.held_out_point
+    assert posterior.diagnostics.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("held_out", "message"),
+    [
+        ((X, Y[1:]), "infer: held_out: data: all arrays must have one length"),
+        ((X, np.full(40, np.nan)), "infer: held_out: data: y[0] is nan"),
+        (X, "infer: held_out: data must be a pair (x, y)"),
+    ],
+)
+def test_wrong_held_out_data_are_refused(held_out, message):
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        run(bayes.MAP(), held_out=held_out)
