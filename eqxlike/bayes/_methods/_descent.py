@@ -101,10 +101,12 @@ class Descent(Method):
 
 
 class MAP(Descent):
-    """The most probable unknowns, by gradient descent: what training with weight decay finds.
+    """The most probable unknowns, for a first look: what training with weight decay finds.
 
-    The density is that of unknowns in linked space. Draws are all alike, so predictions know no
-    epistemic uncertainty.
+    It costs one training, and its memory. Do not use it where uncertainty about the network
+    matters: its draws are all alike.
+
+    The density is that of unknowns in linked space.
 
     - `steps`: of the optimiser.
     - `learning_rate`: of Adam (Kingma and Ba, 2015), falling to zero along a cosine.
@@ -156,12 +158,14 @@ def check_batch_size(method: Method, size: int | None, problem: Problem | None =
 
 
 class DeepEnsemble(MAP):
-    """Networks that are trained from different initial parameters, together in one batch.
+    """Networks trained from different initial parameters, for uncertainty at any size.
+
+    It costs `members` trainings, in one batch with the memory of all. Do not use it to widen the
+    intervals of a small regression: each member underestimates the noise as `bayes.MAP` does.
 
     Their disagreement is the epistemic uncertainty (Lakshminarayanan, Pritzel and Blundell, 2017,
-    "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles").
-    Each begins with the parameters of the model shuffled within each array, which for an
-    initialiser that draws independent numbers is a draw of its own.
+    "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles"). Each begins with
+    the parameters of the model shuffled within each array.
 
     - `members`: how many networks.
 
@@ -215,15 +219,16 @@ class SWAGState(NamedTuple):
 
 
 class SWAG(Descent):
-    """Stochastic weight averaging, Gaussian: the mean and covariance of where training wanders.
+    """Stochastic weight averaging, Gaussian, for networks that are too large for other methods.
 
-    After the steps of `bayes.MAP` come more at a learning rate that does not fall, in which the
-    noise of minibatches keeps the parameters moving about the optimum. Their mean, the variance of
-    each, and their last deviations are a normal distribution, half of whose covariance is diagonal
-    and half of low rank (Maddox et al., 2019, "A Simple Baseline for Bayesian Uncertainty in Deep
-    Learning"). It serves networks that are too large for anything but training. How wide it is
-    comes from `collect_learning_rate` and `batch_size` as much as from the posterior; with all
-    data in each step it has hardly any width.
+    It costs `steps + collect_steps` gradients of minibatches, and the memory of `rank` more copies
+    of the unknowns. Do not use it with all data in each step, where it has hardly any width.
+
+    After the steps of `bayes.MAP` come more at a learning rate that does not fall. Their mean, the
+    variance of each unknown, and the last deviations are a normal distribution, half of whose
+    covariance is diagonal and half of low rank (Maddox et al., 2019, "A Simple Baseline for
+    Bayesian Uncertainty in Deep Learning"). `collect_learning_rate` and `batch_size` decide its
+    width as much as the posterior.
 
     - `steps`: of the optimiser before anything is collected.
     - `learning_rate`: of Adam in those, falling to zero along a cosine.
@@ -328,19 +333,18 @@ def _welford_update(moments: Moments, place: Float[Array, " d"]) -> Moments:
 
 
 class MCDropout(Descent):
-    """Training with dropout, and dropout that stays on in predictions.
+    """Dropout that stays on in predictions, for models that have dropout anyway.
 
-    What the networks that are left by different masks disagree on is the epistemic uncertainty
-    (Gal and Ghahramani, 2016, "Dropout as a Bayesian Approximation: Representing Model Uncertainty
-    in Deep Learning"). It costs no more than training, for a model that has dropout anyway. How
-    wide it is comes from the rate `p` of its layers, which no data changes: try some, and compare
-    the log density of examples that were held out.
+    It costs one training, of more steps than without dropout, and its memory. Do not use it where
+    data shall decide how wide the posterior is: the rate `p` does. Try some on held-out examples.
 
-    The model has `nn.Dropout` in it, and is called by `model(x, key=key)`. In training each
-    example has masks of its own. A draw is one network, and has the same masks for all inputs;
+    What the networks of different masks disagree on is the epistemic uncertainty (Gal and
+    Ghahramani, 2016, "Dropout as a Bayesian Approximation: Representing Model Uncertainty in Deep
+    Learning"). The model has `nn.Dropout` in it, and is called by `model(x, key=key)`. In training
+    each example has masks of its own. A draw is one network, and has the same masks for all inputs;
     with `noise=None` it is the one without dropout.
 
-    The fields are those of `bayes.MAP`. More `steps` serve dropout than a network without.
+    The fields are those of `bayes.MAP`.
 
     >>> import jax
     >>> from eqxlike import bayes, nn

@@ -88,13 +88,14 @@ class Tuned(NamedTuple):
 
 
 class Laplace(Descent):
-    """A normal distribution around the most probable unknowns, as wide as data held out want it.
+    """A normal distribution around the mode, for the uncertainty of a network trained anyway.
 
-    For a network that is trained anyway, whose predictions shall know what they do not know
-    (MacKay, 1992, "A Practical Bayesian Framework for Backpropagation Networks"; Daxberger et al.,
-    2021, "Laplace Redux"). It costs about two of `bayes.MAP`, and with `"full"` the cube of the
-    number of unknowns. Where the exact posterior or several modes matter, take `bayes.NUTS` or
-    `bayes.DeepEnsemble`.
+    It costs about two trainings, and `"full"` the square of the unknowns in memory and their cube
+    in time. Do not use it where the exact posterior (`bayes.NUTS`) or several modes
+    (`bayes.DeepEnsemble`) matter.
+
+    References: MacKay (1992), "A Practical Bayesian Framework for Backpropagation Networks";
+    Daxberger et al. (2021), "Laplace Redux".
 
     - The precision is `P = sum_n J_n^T L_n J_n + P_0` (`_curvature`): `J_n` is the Jacobian of the
       outputs for example `n` and of the unknowns of the likelihood, `L_n` the Hessian of minus its
@@ -106,19 +107,19 @@ class Laplace(Descent):
 
     The fields:
 
-    - `structure`: how much of the precision is kept. `"full"`, all of it, the default up to 2,000
-      unknowns; `"last_layer"`, that of larger ones, all of it for the last layer and for the
-      unknowns of prior and likelihood, while other parameters stay at the mode; `"kronecker"`, a
-      Kronecker product for each matrix or kernel, and all of each other array; `"diagonal"`.
+    - `structure`: how much of the precision is kept: `"full"`, the default up to 2,000 unknowns;
+      `"last_layer"`, beyond, all of it for the last layer and the unknowns of prior and likelihood,
+      while others stay at the mode; `"kronecker"`, a Kronecker product for each matrix or kernel,
+      and all of each other array; `"diagonal"`.
     - `predictive`: what predictions are made from. `"linearised"`, the normal distribution of the
       outputs of the linearised network, which fits the Gauss-Newton matrix (Immer, Korzepa and
       Bauer, 2021, "Improving Predictions of Bayesian Neural Nets via Local Linearization"): for
       one output the `S` draws of it are quantiles, with the exact mean and variance; for `C`
-      outputs the mean and covariance are exact if `S > C`. `"probit"`, logits at the mode divided
-      by `sqrt(1 + pi / 8 * variance)`, an approximation of the mean probability (MacKay, 1992,
-      "The Evidence Framework Applied to Classification Networks"; Gibbs, 1997, "Bayesian Gaussian
-      Processes for Regression and Classification", for several classes); for a `bayes.Gaussian`
-      likelihood it is `"linearised"`. `"sampled"`, networks with the parameters that are drawn.
+      outputs the mean and covariance are exact if `S > C`. `"probit"`, for classes, logits at the
+      mode divided by `sqrt(1 + pi / 8 * variance)` (MacKay, 1992, "The Evidence Framework Applied
+      to Classification Networks"; Gibbs, 1997, "Bayesian Gaussian Processes for Regression and
+      Classification"); for `bayes.Gaussian` it is `"linearised"`. `"sampled"`, networks with drawn
+      parameters.
     - `width`: what the covariance is multiplied by, since that of a network that fits its data is
       as wide as the prior. By default one of six numbers up to 1: the best by approximate
       leave-one-out on at most 512 examples, or nearly zero, the mode alone, if none is better by
@@ -132,13 +133,13 @@ class Laplace(Descent):
     - `layer`: for `"last_layer"`, which parameters vary, a pattern of paths as for
       `bayes.prior_by_path`. By default those of the layer of the last parameter.
 
-    The other fields are those of `bayes.MAP`. Train to convergence: the approximation is made at
-    the place where training ends. For a linear model with known noise the posterior is exact with
+    The other fields are those of `bayes.MAP`. Train to convergence: the approximation is made where
+    training ends. It is exact for a linear model with known noise, with
     `structure="full", width=1`.
 
-    `posterior.log_evidence` is the log of the density of the data, for a `width` of 1. With
-    `"last_layer"` it is the log of the density of the data together with the parameters that stay
-    at the mode, so that it compares only models in which these parameters are the same.
+    `posterior.log_evidence` is the log density of the data, for a `width` of 1; with `"last_layer"`
+    that of the data and the parameters that stay at the mode, so that it compares only models in
+    which these are the same.
 
     >>> from eqxlike import bayes
     >>> method = bayes.Laplace(structure="kronecker", tune_prior=True)

@@ -88,7 +88,7 @@ class HamiltonianState(NamedTuple):
 
 
 class Hamiltonian(MarkovChain):
-    """The base of HMC and NUTS, which list the fields.
+    """The base of HMC and NUTS. The fields are those of `bayes.NUTS`.
 
     Warm-up adapts step size and mass matrix (Carpenter et al., 2017, "Stan: A Probabilistic
     Programming Language", section 3).
@@ -196,10 +196,11 @@ class _Adaptation(NamedTuple):
 
 
 class NUTS(Hamiltonian):
-    """The No-U-Turn Sampler: Hamiltonian Monte Carlo that ends a trajectory where it turns back.
+    """The No-U-Turn Sampler, the reference: exact but for Monte Carlo error.
 
-    It is exact but for Monte Carlo error, and the reference for networks of up to some thousand
-    unknowns (Hoffman and Gelman, 2014, "The No-U-Turn Sampler"; BlackJAX's implementation).
+    A step costs up to `2**max_doublings - 1` gradients of all examples, and a kept draw the memory
+    of the unknowns. Do not use it for more than some thousand unknowns, or data too large for so
+    many gradients (Hoffman and Gelman, 2014, "The No-U-Turn Sampler"; BlackJAX's implementation).
 
     - `num_samples`: draws that each chain keeps.
     - `num_warmup`: steps before that, in which step size and mass matrix are adapted.
@@ -231,25 +232,18 @@ class NUTS(Hamiltonian):
 
 
 class HMC(Hamiltonian):
-    """Hamiltonian Monte Carlo with trajectories of random length.
+    """Hamiltonian Monte Carlo, exact but for Monte Carlo error, at a cost known beforehand.
 
-    It is exact but for Monte Carlo error. A trajectory has a number of steps that is drawn evenly
-    from 1 to `trajectory_steps`: of one length it could come back to where it began. `bayes.NUTS`
-    finds the length by itself (Neal, 2011, "MCMC Using Hamiltonian Dynamics"; BlackJAX's
-    implementation).
+    A step costs half of `trajectory_steps` gradients of all examples on average, and a kept draw
+    the memory of the unknowns. Do not use it where you do not know the length: `bayes.NUTS` finds
+    it (Neal, 2011, "MCMC Using Hamiltonian Dynamics"; BlackJAX's implementation).
 
-    - `num_samples`: draws that each chain keeps.
-    - `num_warmup`: steps before that, in which step size and mass matrix are adapted.
-    - `chains`: how many there are.
-    - `thin`: of how many steps one is kept.
-    - `target_acceptance`: the acceptance rate that the step size is chosen for. The nearer to 1,
-      the smaller the steps.
-    - `dense_mass`: whether the mass matrix has correlations: slower steps, of which fewer are
-      needed.
-    - `step_size`: with which warm-up begins. With `num_warmup=0` nothing is adapted: it is that of
-      all steps, in the unit of unknowns in linked space, and the mass matrix is the identity;
-      choose it so that `diagnostics.acceptance` lies near `target_acceptance`.
+    A trajectory has a number of steps drawn evenly from 1 to `trajectory_steps`: of one length it
+    could come back to where it began.
+
     - `trajectory_steps`: the most gradients that a trajectory takes.
+
+    The other fields are those of `bayes.NUTS`, without `max_doublings`.
 
     >>> from eqxlike import bayes
     >>> method = bayes.HMC(num_samples=500, trajectory_steps=16)
@@ -290,12 +284,14 @@ class MicrocanonicalState(NamedTuple):
 
 
 class MCLMC(MarkovChain):
-    """Microcanonical Langevin Monte Carlo: at a constant speed, with one gradient a step.
+    """Microcanonical Langevin Monte Carlo, at a constant speed, for networks of many unknowns.
 
-    No step is refused, so that draws have a small bias that the step size bounds: it is chosen for
-    an error in energy whose variance, by unknown, is `energy_variance`. For networks of many
-    unknowns it needs far fewer gradients than `bayes.NUTS` (Robnik, De Luca, Silverstein and
-    Seljak, 2023, "Microcanonical Hamiltonian Monte Carlo"; BlackJAX's implementation).
+    A step costs two gradients of all examples, and a kept draw the memory of the unknowns. Do not
+    use it where draws must be exact: no step is refused, so that they have a small bias.
+
+    The step size bounds it: it is chosen for an error in energy whose variance, by unknown, is
+    `energy_variance` (Robnik, De Luca, Silverstein and Seljak, 2023, "Microcanonical Hamiltonian
+    Monte Carlo"; BlackJAX's implementation).
 
     - `num_samples`: draws that each chain keeps.
     - `num_warmup`: steps before that, in which step size, length and a diagonal mass matrix are
@@ -440,21 +436,22 @@ class StochasticGradient(MarkovChain):
 
 
 class SGLD(StochasticGradient):
-    """Stochastic gradient Langevin dynamics: gradient descent with noise of the right size.
+    """Stochastic gradient Langevin dynamics, descent with noise, for draws from minibatches.
+
+    A step costs one gradient of `batch_size` examples, and a kept draw the memory of the unknowns.
+    Do not use it where draws must be exact: it is biased, and more so with a larger step.
 
     A step goes `step_size` times the gradient of the log density over `N`, the number of examples,
     and by normal noise of variance `2 * step_size * temperature / N` (Welling and Teh, 2011,
-    "Bayesian Learning via Stochastic Gradient Langevin Dynamics"; BlackJAX's implementation).
-    It serves data that is too much for one gradient. It is biased: of a normal posterior of
-    precision `P` it finds the covariance `(P (I - step_size P / (2 N)))^-1`, and minibatches widen
-    it further. A step size that is too large leads to infinity, one that is too small nowhere.
+    "Bayesian Learning via Stochastic Gradient Langevin Dynamics"; BlackJAX's implementation). Of a
+    normal posterior of precision `P` it finds the covariance `(P (I - step_size P / (2 N)))^-1`,
+    and minibatches widen it. Too large a step size leads to infinity, too small a one nowhere.
 
     - `num_samples`: draws that each chain keeps.
     - `num_warmup`: steps before that.
     - `chains`: how many there are.
     - `thin`: of how many steps one is kept.
-    - `step_size`: as a learning rate: of gradient descent on minus the log density over `N`. It is
-      the same for more data of the same kind.
+    - `step_size`: a learning rate, the same for more data of the same kind.
     - `decay`: the step size of step `t` is `step_size * (1 + t / num_warmup)**-decay`; 0 for a
       constant one. All draws count alike.
     - `batch_size`: examples in a gradient, drawn with replacement; all of them by default.
@@ -478,11 +475,13 @@ class SGLD(StochasticGradient):
 
 
 class SGHMC(StochasticGradient):
-    """Stochastic gradient Hamiltonian Monte Carlo: gradient descent with momentum and noise.
+    """Stochastic gradient Hamiltonian Monte Carlo, `bayes.SGLD` with momentum, which goes further.
 
-    With momentum a chain goes further than that of `bayes.SGLD` before it forgets where to. Noise
-    makes up for what friction takes (Chen, Fox and Guestrin, 2014, "Stochastic Gradient Hamiltonian
-    Monte Carlo"; BlackJAX's implementation). It is biased: the variance along a direction in which
+    A step costs `trajectory_steps` gradients of `batch_size` examples, and a kept draw the memory
+    of the unknowns. Do not use it where draws must be exact: it is biased.
+
+    Noise makes up for what friction takes (Chen, Fox and Guestrin, 2014, "Stochastic Gradient
+    Hamiltonian Monte Carlo"; BlackJAX's implementation). The variance along a direction in which
     the posterior has precision `p` is too large by about `step_size * p / (N friction)` of itself,
     `N` the number of examples, and at 1 the chain leaves for infinity.
 

@@ -45,16 +45,18 @@ class Resampled(NamedTuple):
 
 
 class Pathfinder(Method):
-    """Normal distributions from the path of a quasi-Newton optimiser, of which the best is taken.
+    """Normals from the path of a quasi-Newton optimiser, for a quick look at a simple posterior.
+
+    It costs `paths` runs of L-BFGS with `elbo_draws` log densities at each place, and memory for
+    `paths * draws` draws. Do not use it for networks, whose posterior is mostly far from normal:
+    few draws then have all the weight, and `diagnostics.pareto_k` says so.
 
     Each place on the path of L-BFGS has a normal distribution with the inverse Hessian that the
     optimiser knows there; the path gives draws from that of the largest ELBO. Draws of all paths
     are weighed by the density of the posterior over that of the draw, with the largest weights
     smoothed, and drawn by weight (Zhang, Carpenter, Gelman and Vehtari, 2022, "Pathfinder: Parallel
     Quasi-Newton Variational Inference"; Vehtari et al., 2024, "Pareto Smoothed Importance
-    Sampling"; BlackJAX's implementation). It takes a moment, serves models that are nearly normal,
-    and has an estimate of the evidence. Where the posterior is far from normal, as that of a
-    network mostly is, few draws have all the weight: `diagnostics.pareto_k` says so.
+    Sampling"; BlackJAX's implementation). The weights also estimate the evidence.
 
     - `paths`: how many there are, from places further apart than the posterior.
     - `path_steps`: the most steps of a path.
