@@ -221,6 +221,35 @@ def test_targets_name_the_best_and_who_covers_everywhere():
     ]
 
 
+def test_recommended_call_has_to_predict_well_and_cover_on_all_data():
+    rows = [
+        made_up("a", methods.STOPPED, 2.0, 0.9),
+        made_up("a", methods.RECOMMENDED, 1.5, 0.88),
+        made_up("b", methods.STOPPED, 2.0, 0.9),
+        made_up("b", methods.RECOMMENDED, 1.0, 0.9),
+    ]
+
+    def found(rows):
+        return next(each for each in targets({"rows": rows}) if "recommended call" in each.aim)
+
+    assert found(rows).found == "a 1.500 to 2.000, 0.880; b 1.000 to 2.000, 0.900"
+    assert found(rows).is_reached
+    assert not found([*rows[:3], made_up("b", methods.RECOMMENDED, 2.5, 0.9)]).is_reached
+    assert not found([*rows[:3], made_up("b", methods.RECOMMENDED, 1.0, 0.95)]).is_reached
+
+
+def test_laplace_has_to_keep_to_the_mode_and_win_on_average():
+    def found(*nlls):
+        rows = [made_up(name, methods.MODE, 2.0, 0.9) for name in "ab"]
+        rows += [made_up(*of, 0.9) for of in zip("ab", [methods.LAPLACE] * 2, nlls, strict=True)]
+        return next(each for each in targets({"rows": rows}) if methods.LAPLACE in each.aim)
+
+    assert found(2.08, 1.8).found == "a 1.040, b 0.900; mean 0.970"
+    assert found(2.08, 1.8).is_reached
+    assert not found(2.12, 1.0).is_reached
+    assert not found(2.08, 1.96).is_reached
+
+
 # --- cost ---
 
 MAKERS = (

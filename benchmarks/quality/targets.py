@@ -3,12 +3,17 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.quality.methods import METHODS, PLAIN, STOPPED
+import numpy as np
+
+from benchmarks.quality.methods import LAPLACE, METHODS, MODE, PLAIN, RECOMMENDED, STOPPED
 from benchmarks.quality.tables import mean
 from benchmarks.targets import Target
 
 LEAST, MOST = 0.87, 0.93
 """The accepted coverage of 90% intervals."""
+
+MOST_OF_MODE = 1.05
+"""The accepted NLL of Laplace's approximation, as a part of that of the mode that it is around."""
 
 Row = Mapping[str, Any]
 
@@ -17,7 +22,57 @@ def targets(report: Mapping[str, Any]) -> list[Target]:
     """The targets for the rows of a report."""
     rows = report["rows"]
     ours = [row for row in rows if row["method"] in METHODS]
-    return [*_beats(PLAIN, rows, ours), *_beats(STOPPED, rows, ours), *_covers(ours)]
+    return [
+        *_beats(PLAIN, rows, ours),
+        *_beats(STOPPED, rows, ours),
+        *_covers(ours),
+        *_recommends(rows),
+        *_keeps_to_the_mode(rows),
+    ]
+
+
+def _pairs(name: str, other: str, rows: Sequence[Row]) -> dict[str, tuple[Row, Row]]:
+    """The rows of two methods, for the data that have both."""
+    found = {(row["method"], row["data"]): row for row in rows}
+    return {
+        data: (row, found[other, data])
+        for (method, data), row in found.items()
+        if method == name and (other, data) in found
+    }
+
+
+def _recommends(rows: Sequence[Row]) -> Iterator[Target]:
+    """On all data the recommended call has a better NLL than early stopping, and that coverage."""
+    pairs = _pairs(RECOMMENDED, STOPPED, rows)
+    if not pairs:
+        return
+    text = "; ".join(
+        f"{data} {mean(row, 'nll'):.3f} to {mean(stopped, 'nll'):.3f}, {mean(row, 'coverage'):.3f}"
+        for data, (row, stopped) in pairs.items()
+    )
+    yield Target(
+        f"recommended call: NLL below that of the {STOPPED}, coverage within {LEAST} and {MOST}",
+        text,
+        all(
+            mean(row, "nll") < mean(stopped, "nll") and LEAST <= mean(row, "coverage") <= MOST
+            for row, stopped in pairs.values()
+        ),
+    )
+
+
+def _keeps_to_the_mode(rows: Sequence[Row]) -> Iterator[Target]:
+    """`bayes.Laplace()` costs nowhere much NLL, and wins some on average."""
+    pairs = _pairs(LAPLACE, MODE, rows)
+    if not pairs:
+        return
+    ratios = {data: mean(row, "nll") / mean(mode, "nll") for data, (row, mode) in pairs.items()}
+    average = float(np.mean(list(ratios.values())))
+    text = ", ".join(f"{data} {ratio:.3f}" for data, ratio in ratios.items())
+    yield Target(
+        f"NLL of {LAPLACE} / {MODE}: at most {MOST_OF_MODE} on each, their mean below 1",
+        f"{text}; mean {average:.3f}",
+        max(ratios.values()) <= MOST_OF_MODE and average < 1,
+    )
 
 
 def _beats(name: str, rows: Sequence[Row], ours: Sequence[Row]) -> Iterator[Target]:
