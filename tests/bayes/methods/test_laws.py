@@ -92,7 +92,7 @@ def check_mclmc(posterior, draws):
 
 
 def check_laplace(posterior, draws):
-    np.testing.assert_allclose(posterior.found.mode, LINEAR.mean, rtol=1e-8)
+    np.testing.assert_allclose(posterior.found.mode, LINEAR.mean, rtol=1e-7)
     covariance = covariance_of(posterior.found.normal, 3)
     np.testing.assert_allclose(covariance, LINEAR.covariance, rtol=1e-8)
     np.testing.assert_allclose(posterior.log_evidence, LINEAR.log_evidence, rtol=1e-10)
