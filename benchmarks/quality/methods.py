@@ -30,7 +30,7 @@ LARGE = 1500
 METHODS: Mapping[str, bayes.Method] = {
     # The call of docs/bayes.md, the same for all data.
     RECOMMENDED: bayes.SGLD(
-        step_size=1e-2, num_samples=100, num_warmup=1000, thin=20, temperature=0.3
+        step_size=1e-2, num_samples=100, num_warmup=1000, thin=20, temperature=0.3, descent_steps=0
     ),
     MODE: bayes.MAP(),
     "deep ensemble": bayes.DeepEnsemble(members=10),

@@ -58,8 +58,12 @@ def progress(
       By default 0.1 for a bar and 5 for lines. The end is always shown.
     - `stream`: where to write; standard error by default.
 
-    **Raises:** `ImportError` if the library that `kind` names is not installed; `ValueError` for an
-    unknown `kind`, and unless `total` and `every` are integers of at least 0 and 1.
+    **Raises:** `ImportError` if the library that `kind` names is not installed; `TypeError` for a
+    `stream` that has no `write`; `ValueError` for an unknown `kind`, and unless `total` and `every`
+    are integers of at least 0 and 1.
+
+    A bar that is made in the body of a loop, also that of `jax.lax.map`, may show only the first of
+    its runs: make it before the loop, and use `inner`.
 
     A batch under `jax.vmap` has one bar. It shows the member that is furthest: all members run step
     by step together, so that is how many steps have run. Steps that are run again for reverse mode
@@ -349,8 +353,11 @@ _VARIABLE = "EQXLIKE_PROGRESS"
 def _chosen_kind(kind: str, stream: TextIO | None) -> str:
     """The kind to show, from the environment or else from `kind`, and a choice for `"auto"`.
 
-    **Raises:** `ValueError` for an unknown kind; `ImportError` if it is not installed.
+    **Raises:** `ValueError` for an unknown kind; `ImportError` if it is not installed; `TypeError`
+    for a stream that is none.
     """
+    if stream is not None and not hasattr(stream, "write"):
+        raise TypeError(f"loops.progress: stream must be a text stream, got {stream!r}.")
     chosen = os.environ.get(_VARIABLE) or kind
     if chosen not in ("auto", "off", *DISPLAYS):
         kinds = ", ".join(map(repr, ("auto", *DISPLAYS, "off")))

@@ -50,7 +50,8 @@ def test_posterior_too_wide_for_held_out_data_warns_in_words():
         "or another structure may help."
     )
     assert [str(each.message) for each in caught] == [text]
-    with pytest.warns(bayes.InferenceWarning, match="draws predict the training data worse"):
+    text = "draws predict the training data worse .* Unless it overfits, of which `held_out=` tells"
+    with pytest.warns(bayes.InferenceWarning, match=text):
         run(laplace(1e4))
 
 
@@ -65,13 +66,22 @@ def test_posterior_of_the_right_width_or_of_none_does_not_warn():
     assert found.held_out_posterior is None
 
 
+FAR_WORSE = "held-out data are predicted far worse than the training data"
+
+
+def test_example_without_a_density_is_no_fault_of_the_draws():
+    with pytest.warns(bayes.InferenceWarning) as caught:
+        posterior = run(laplace(1.0), held_out=(X[:2], np.array([0.0, 1e200])))
+    assert scores(posterior).held_out_point == scores(posterior).held_out_posterior == np.inf
+    assert [FAR_WORSE in str(each.message) for each in caught] == [True]
+
+
 def test_held_out_data_alone_decide_where_they_are_given():
-    far = X, Y + 2
-    posterior = run(laplace(1e3), held_out=far)
-    found = scores(posterior)
+    with pytest.warns(bayes.InferenceWarning) as caught:
+        found = scores(run(laplace(1e3), held_out=(X, Y + 2)))
     assert found.posterior > found.point + 0.05
     assert found.held_out_posterior < found.held_out_point
-    assert posterior.diagnostics.warnings == ()
+    assert [FAR_WORSE in str(each.message) for each in caught] == [True]
 
 
 @pytest.mark.parametrize(

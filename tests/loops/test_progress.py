@@ -336,6 +336,8 @@ def test_unknown_kind_and_what_is_not_installed_are_errors(monkeypatch):
     kinds = "'auto', 'rich', 'tqdm', 'lines', 'off'"
     with pytest.raises(ValueError, match=f"^kind must be one of {kinds}; got 'text'"):
         loops.progress(3, kind="text")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="stream must be a text stream, got 'log'"):
+        loops.progress(3, stream="log")  # pyright: ignore[reportArgumentType]
     monkeypatch.setenv("EQXLIKE_PROGRESS", "none")
     with pytest.raises(ValueError, match=f"^EQXLIKE_PROGRESS must be one of {kinds}; got 'none'"):
         loops.progress(3)

@@ -92,7 +92,9 @@ def energy_mixing(energies: Float[np.ndarray, "c n"]) -> Float[np.ndarray, " c"]
 class PredictiveScores(Module):
     """Mean negative log predictive densities, in nats an example: lower is better.
 
-    - `posterior`: of the mixture of draws, on the training data: 512 of it at most.
+    Each is of 512 examples at most, evenly spaced.
+
+    - `posterior`: of the mixture of draws, on the training data.
     - `point`: of one network there, such as that of the mode.
     - `held_out_posterior`, `held_out_point`: on the data that `infer` was given as `held_out`.
     """
@@ -219,7 +221,8 @@ def in_words(diagnostics: Diagnostics, remedy: str) -> Iterator[str]:
     if diagnostics.lost is not None and diagnostics.lost.any():
         yield (
             f"{int(np.count_nonzero(diagnostics.lost))} of {diagnostics.lost.size} chains left for "
-            "infinity: a smaller step_size helps."
+            "infinity: a smaller step_size helps. Predictions are NaN. A chain of `bayes.SGLD` may "
+            "leave from a mode that overfits; `descent_steps=0` begins elsewhere."
         )
     if diagnostics.pareto_k is not None and not diagnostics.pareto_k <= 0.7:
         yield (
@@ -230,8 +233,8 @@ def in_words(diagnostics: Diagnostics, remedy: str) -> Iterator[str]:
     yield from _of_predictive(diagnostics.predictive, remedy)
 
 
-# In nats an example: by how much one network may predict better.
-_MAX_LOSS = 0.05
+# In nats an example: by how much one network may predict better, and training data be predicted.
+_MAX_LOSS, _MAX_GAP = 0.05, 1.0
 
 
 def _of_predictive(found: PredictiveScores | None, remedy: str) -> Iterator[str]:
@@ -240,11 +243,20 @@ def _of_predictive(found: PredictiveScores | None, remedy: str) -> Iterator[str]
     data, posterior, point = "the training data", found.posterior, found.point
     if found.held_out_posterior is not None and found.held_out_point is not None:
         data, posterior, point = "held-out data", found.held_out_posterior, found.held_out_point
-    if not posterior - point <= _MAX_LOSS:
+    else:
+        remedy = f"Unless it overfits, of which `held_out=` tells: {remedy}"
+    # Where both give an example no density, neither is worse.
+    if posterior - point > _MAX_LOSS:
         yield (
             f"draws predict {data} worse than one network does, that of the mode or mean: minus "
             f"the log density is {posterior:.3g} nats an example for them, and {point:.3g} for "
             f"it. {remedy}"
+        )
+    if posterior - found.posterior > _MAX_GAP:
+        yield (
+            f"held-out data are predicted far worse than the training data: minus the log density "
+            f"is {posterior:.3g} nats an example, and {found.posterior:.3g} there. The model "
+            "overfits: a narrower prior, fewer unknowns or chains may help."
         )
 
 

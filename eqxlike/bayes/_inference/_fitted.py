@@ -264,7 +264,7 @@ def _outputs_along_chains(problem: Problem, draws: Array) -> tuple[Array, Array]
 # --- How well draws predict, and one network ---
 
 
-# The most training examples; the most memory that draws may need; and how many examples go through
+# The most examples of a kind; the most memory that draws may need; and how many examples go through
 # the networks of all draws at once, which with 100 of them is a batch of 400.
 _MAX_COMPARED, _MAX_DRAW_BYTES, _EXAMPLES_AT_ONCE = 512, 2**28, 4
 
@@ -284,11 +284,7 @@ def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) ->
         return posterior
     draw_bytes = problem.size * jnp.dtype(problem.dtype).itemsize
     num_draws = min(kept or _DEFAULT_DRAWS, _DEFAULT_DRAWS, max(2, _MAX_DRAW_BYTES // draw_bytes))
-    num = posterior.target.num_data
-    compared = np.linspace(0, num - 1, min(num, _MAX_COMPARED)).round().astype(int)
-    parts = [jtu.tree_map(lambda leaf: np.asarray(leaf)[compared], posterior.target.data)]
-    if held_out is not None:
-        parts.append(held_out)
+    parts = [_spaced(data) for data in (posterior.target.data, held_out) if data is not None]
     data = jtu.tree_map(
         lambda like, *leaves: np.concatenate([np.asarray(leaf, like.dtype) for leaf in leaves]),
         parts[0],
@@ -299,10 +295,18 @@ def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) ->
     # Draws that went to infinity, or a run that is not finished, are said elsewhere.
     if np.isnan(nlls).any():
         return posterior
-    means = [np.mean(each, axis=0) for each in np.split(nlls, [len(compared)]) if len(each)]
+    num_trained_on = num_examples(parts[0], "infer")
+    means = [np.mean(each, axis=0) for each in np.split(nlls, [num_trained_on]) if len(each)]
     return FittedPosterior(
         problem, method, found, posterior.chains, posterior.key, np.concatenate(means)
     )
+
+
+def _spaced(data: Data) -> Data:
+    """At most so many examples, evenly spaced."""
+    num = num_examples(data, "infer")
+    places = np.linspace(0, num - 1, min(num, _MAX_COMPARED)).round().astype(int)
+    return jtu.tree_map(lambda leaf: np.asarray(leaf)[places], data)
 
 
 @as_libraries_compute()

@@ -108,7 +108,7 @@ def test_chains_that_leave_for_infinity_are_warned_of():
     method = bayes.SGLD(num_samples=20, num_warmup=200, chains=2, step_size=10.0, descent_steps=0)
     with pytest.warns(
         bayes.InferenceWarning,
-        match="SGLD: 2 of 2 chains left for infinity: a smaller step_size helps.",
+        match="SGLD: 2 of 2 chains left for infinity: a smaller step_size helps. Predictions",
     ):
         posterior = run(method)
     np.testing.assert_array_equal(posterior.diagnostics.lost, [20, 20])
