@@ -163,7 +163,8 @@ class ProgressBar(Module):
         def show(which: Any, steps: Any, number: Any, ready: Any) -> None:
             BOARD.show(self._shown, number, *steps)
 
-        # XLA for a GPU takes loops for the same that differ in the function they call.
+        # A constant of its own tells two loops apart: on a GPU XLA called the function of the first
+        # for both.
         which = np.asarray(next(_UPDATES), np.int32)
 
         def call() -> None:

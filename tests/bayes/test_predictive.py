@@ -84,6 +84,14 @@ def test_held_out_data_alone_decide_where_they_are_given():
     assert [FAR_WORSE in str(each.message) for each in caught] == [True]
 
 
+def test_simulations_are_not_compared():
+    model = nn.Linear(1, "scalar", key=jr.key(0), dtype=jnp.float64)
+    target = bayes.Posterior(model, bayes.normal(0.0, 1.0), bayes.Gaussian(0.1), (X, Y))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bayes.simulation_ranks(target, laplace(1e4), key=jr.key(0), num_simulations=1)
+
+
 @pytest.mark.parametrize(
     ("held_out", "message"),
     [

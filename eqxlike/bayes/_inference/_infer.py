@@ -26,6 +26,7 @@ from ..._dtypes import is_key
 from ..._interrupt import delayed_interrupt
 from ..._progress import OnStep, run_progress
 from ..._pytree import tree_at
+from ..._traceback import stacklevel_of_user
 from ..._transforms import filter_eval_shape, filter_jit
 from ...ad import Mode
 from .._libraries import as_libraries_compute
@@ -75,9 +76,10 @@ def infer(
     **Returns:** a `bayes.FittedPosterior`.
 
     **Raises:** `TypeError` or `ValueError`, before anything runs, for a method that cannot serve
-    the target, a log density that is not finite where the run would begin, or a checkpoint of
-    another run; `FileNotFoundError` where the checkpoint has no directory. `KeyboardInterrupt` at
-    Ctrl-C, and `SystemExit` with status 143 at SIGTERM, once the call under way has ended.
+    the target, held-out data of another form than its own, a log density that is not finite where
+    the run would begin, or a checkpoint of another run; `FileNotFoundError` where the checkpoint
+    has no directory. `KeyboardInterrupt` at Ctrl-C, and `SystemExit` with status 143 at SIGTERM,
+    once the call under way has ended.
 
     **Warns:** `bayes.InferenceWarning` that says in words what is poor.
 
@@ -94,21 +96,18 @@ def infer(
     """
 
     def warn(text: str) -> None:
-        # In the line that called `infer`, which called `_inferred`, which called this.
-        warnings.warn(f"{method_name(method)}: {text}", InferenceWarning, stacklevel=4)
+        level = stacklevel_of_user()
+        warnings.warn(f"{method_name(method)}: {text}", InferenceWarning, stacklevel=level)
 
-    return _inferred(
-        target,
-        method,
-        warn,
-        key,
-        mode,
-        progress,
-        chain_method,
-        checkpoint,
-        checkpoint_every_s,
-        held_out,
+    if isinstance(target, Posterior):
+        held_out = _checked(held_out, target)
+    posterior = _inferred(
+        target, method, warn, key, mode, progress, chain_method, checkpoint, checkpoint_every_s
     )
+    posterior = with_predictive(posterior, held_out)
+    for text in posterior.diagnostics.warnings:
+        warn(text)
+    return posterior
 
 
 def _inferred(
@@ -121,16 +120,14 @@ def _inferred(
     chain_method: ChainMethod = "vectorized",
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every_s: float = 60.0,
-    held_out: Data | None = None,
 ) -> FittedPosterior:
-    """What `infer` returns, where something else than a warning is made of what is poor.
+    """What `infer` returns, before it is compared with one network.
 
     **Arguments:** those of `infer`, and
 
-    - `on_doubt`: called with each thing that is poor, in words.
+    - `on_doubt`: called with what the method doubts before it runs, in words.
     """
     _check(target, method, chain_method, mode, key)
-    held_out = _checked(held_out, target)
     checkpoint_every_s = positive_number(checkpoint_every_s, "checkpoint_every_s")
     if not isinstance(checkpoint, str | os.PathLike | None):
         raise TypeError(f"infer: checkpoint must be the path of a file, got {checkpoint!r}.")
@@ -167,11 +164,7 @@ def _inferred(
                 saved_at = time.monotonic()
     save()
     # `fitted_from` calls `method.finish`.
-    posterior = fitted_from(problem, method, Chains(chains.step, chains.states, parts[0]), key)
-    posterior = with_predictive(posterior, held_out)
-    for text in posterior.diagnostics.warnings:
-        on_doubt(text)
-    return posterior
+    return fitted_from(problem, method, Chains(chains.step, chains.states, parts[0]), key)
 
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -411,6 +404,7 @@ def simulation_ranks(
         simulated = tree_at(lambda target: target.data[1], target, y)
         doubts: list[str] = []
         posterior = _inferred(simulated, method, doubts.append, infer_key)
+        doubts += posterior.diagnostics.warnings
         draws = _linked(posterior.problem, posterior.samples(num_draws, key=draw_key))
         ranks.append(np.sum(np.asarray(draws) < np.asarray(truth)[None], axis=0))
         if doubts:
