@@ -29,12 +29,12 @@ from ._methods._descent import MAP as MAP
 from ._methods._descent import SWAG as SWAG
 from ._methods._descent import DeepEnsemble as DeepEnsemble
 from ._methods._descent import MCDropout as MCDropout
+from ._methods._hamiltonian import HMC as HMC
 from ._methods._laplace import Laplace as Laplace
-from ._methods._markov_chains import HMC as HMC
 from ._methods._markov_chains import MCLMC as MCLMC
-from ._methods._markov_chains import NUTS as NUTS
 from ._methods._markov_chains import SGHMC as SGHMC
 from ._methods._markov_chains import SGLD as SGLD
+from ._methods._nuts import NUTS as NUTS
 from ._methods._pathfinder import Pathfinder as Pathfinder
 from ._methods._variational import MeanField as MeanField
 from ._methods._variational import negative_elbo as negative_elbo

@@ -86,17 +86,22 @@ _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 
 def _threefry(data: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Threefry-2x32 with 20 rounds of the counts below `size`, under the key `data`.
+    """The random numbers of the counts below `size`, under the key `data`."""
+    counts = np.arange(size, dtype=np.uint32)
+    return threefry(data[0], data[1], np.zeros_like(counts), counts)
+
+
+def threefry(key0: Any, key1: Any, a: Any, b: Any) -> tuple[Any, Any]:
+    """Threefry-2x32 with 20 rounds, by NumPy or JAX: of a key two random numbers for `a` and `b`.
 
     Salmon, Moraes, Dror & Shaw (2011), "Parallel Random Numbers: As Easy as 1, 2, 3".
     """
-    keys = *data, data[0] ^ data[1] ^ np.uint32(0x1BD11BDA)
-    a, b = np.full(size, keys[0]), np.arange(size, dtype=np.uint32) + keys[1]
+    keys = key0, key1, key0 ^ key1 ^ np.uint32(0x1BD11BDA)
+    a, b = a + keys[0], b + keys[1]
     for group in range(5):
         for rotation in _ROTATIONS[group % 2]:
-            a += b
+            a = a + b
             b = (b << rotation | b >> (32 - rotation)) ^ a
-        a += keys[(group + 1) % 3]
-        b += keys[(group + 2) % 3]
-        b += np.uint32(group + 1)
+        a = a + keys[(group + 1) % 3]
+        b = b + keys[(group + 2) % 3] + np.uint32(group + 1)
     return a, b

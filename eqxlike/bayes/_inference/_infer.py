@@ -33,7 +33,15 @@ from .._libraries import as_libraries_compute
 from .._posterior import Data, Posterior, struct_of_example
 from ._files import read_chains, read_key, write_chains
 from ._fitted import FittedPosterior, fitted_from, method_name, with_predictive
-from ._method import Chains, Method, Problem, Record, State, with_plain_numbers
+from ._method import (
+    Chains,
+    Method,
+    Problem,
+    State,
+    one_step,
+    with_plain_numbers,
+    without_weak_types,
+)
 
 ChainMethod = Literal["vectorized", "sequential", "parallel"]
 """How chains run next to each other; NumPyro's words."""
@@ -223,11 +231,11 @@ def start(method: Method, problem: Problem, key: PRNGKeyArray) -> Chains:
 def _start(method: Method, problem: Problem, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
     """States, and records of no step."""
     keys = jr.split(jr.fold_in(key, 0), method.num_chains)
-    states = jax.vmap(lambda key: _without_weak_types(method.init(problem, key)))(keys)
+    states = jax.vmap(lambda key: without_weak_types(method.init(problem, key)))(keys)
 
     one = filter_eval_shape(lambda: jtu.tree_map(lambda each: each[0], states))
     # Its shapes alone are asked for, and its operations left out.
-    _, record = filter_eval_shape(_step, method, problem, one, jnp.zeros((), jnp.int32), key)
+    _, record = filter_eval_shape(one_step, method, problem, one, jnp.zeros((), jnp.int32), key)
     return states, jtu.tree_map(
         lambda each: jnp.zeros((method.num_chains, 0, *each.shape), each.dtype), record
     )
@@ -280,48 +288,29 @@ def _advance(
 ) -> tuple[State, dict[str, Array]]:
     """Makes `count` steps of all chains; the first `count` of the `size` records are theirs."""
 
-    def run(pair: tuple[State, PRNGKeyArray]) -> tuple[State, dict[str, Array]]:
-        state, key = pair
+    def run(pairs: tuple[State, PRNGKeyArray]) -> tuple[State, dict[str, Array]]:
+        states, keys = pairs
         buffers = {
-            name: jnp.zeros((size, *each.shape[2:]), each.dtype) for name, each in empty.items()
+            name: jnp.zeros((len(keys), size, *each.shape[2:]), each.dtype)
+            for name, each in empty.items()
         }
+        return method.advance(problem, states, keys, first, count, buffers)
 
-        def one(place: Array, carry: Any) -> Any:
-            state, buffers = carry
-            index = place + first
-            state, record = _step(method, problem, state, index, jr.fold_in(key, index))
-            return state, {name: buffers[name].at[place].set(record[name]) for name in buffers}
-
-        return jax.lax.fori_loop(0, count, one, (state, buffers))
+    def run_one(pair: tuple[State, PRNGKeyArray]) -> tuple[State, dict[str, Array]]:
+        one = jtu.tree_map(lambda each: each[None], pair)
+        return jtu.tree_map(lambda each: each[0], run(one))
 
     pairs = states, jr.split(jr.fold_in(key, 1), method.num_chains)
     if chain_method == "sequential":
-        return jax.lax.map(run, pairs)
-    run_all = jax.vmap(run)
+        return jax.lax.map(run_one, pairs)
     if chain_method == "vectorized":
-        return run_all(pairs)
+        return run(pairs)
     devices = jax.devices()
     used = max(n for n in range(1, len(devices) + 1) if method.num_chains % n == 0)
     mesh = jax.make_mesh((used,), ("chains",), devices=devices[:used], axis_types=(AxisType.Auto,))
     spec = PartitionSpec("chains")
-    run_all = jax.shard_map(run_all, mesh=mesh, in_specs=(spec,), out_specs=spec, check_vma=False)
+    run_all = jax.shard_map(run, mesh=mesh, in_specs=(spec,), out_specs=spec, check_vma=False)
     return run_all(pairs)
-
-
-@filter_jit
-def _step(
-    method: Method, problem: Problem, state: State, index: Array, key: PRNGKeyArray
-) -> tuple[State, Record]:
-    """A step of one chain. Traced once: for its shapes, and in the loop."""
-    state, record = method.step(problem, state, index, key)
-    return _without_weak_types((state, dict(record)))
-
-
-def _without_weak_types(tree: Any) -> Any:
-    """Arrays whose types a loop can carry: without the weakness of numbers of Python."""
-    return jtu.tree_map(
-        lambda leaf: jax.lax.convert_element_type(leaf, jnp.result_type(leaf)), tree
-    )
 
 
 # --- A run that was saved ---

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from ..._module import Module, field
+from ..._transforms import filter_jit
 from ...ad import Mode, differentiate_with
 from .._posterior import Data, Posterior, Unknowns
 
@@ -242,6 +243,46 @@ class Method(Module):
         - `key`: that of this step alone.
         """
 
+    def advance(
+        self,
+        problem: Problem,
+        states: State,
+        keys: PRNGKeyArray,
+        first: Array | np.ndarray,
+        count: Array | np.ndarray,
+        buffers: dict[str, Array],
+    ) -> tuple[State, dict[str, Array]]:
+        """Several steps of several chains; by default `step` in a loop, the chains in one batch.
+
+        A method that overrides it also has `step`, which says what its records are.
+
+        **Arguments:**
+
+        - `states`: with a leading axis of chains.
+        - `keys`: of the chains. Step `i` has the key `jax.random.fold_in(key, i)`.
+        - `first`, `count`: the number of the first step, and how many steps there are.
+        - `buffers`: records, with leading axes of chains and of at least `count` steps.
+
+        **Returns:** the last states, and the buffers, whose first `count` records are of the steps.
+        """
+
+        def of_chain(
+            state: State, key: PRNGKeyArray, buffers: dict[str, Array]
+        ) -> tuple[State, dict[str, Array]]:
+            def one(place: Array, carry: Any) -> Any:
+                state, buffers = carry
+                index = place + first
+                state, record = one_step(self, problem, state, index, jr.fold_in(key, index))
+                return state, {name: buffers[name].at[place].set(record[name]) for name in buffers}
+
+            return jax.lax.fori_loop(0, count, one, (state, buffers))
+
+        if len(keys) > 1:
+            return jax.vmap(of_chain)(states, keys, buffers)
+        # A batch of one would take both branches of each condition.
+        one = jtu.tree_map(lambda each: each[0], (states, keys, buffers))
+        return jtu.tree_map(lambda each: each[None], of_chain(*one))
+
     def finish(self, problem: Problem, states: State, records: Record, key: PRNGKeyArray) -> Any:
         """What draws are made from; by default the last states.
 
@@ -309,6 +350,22 @@ class Method(Module):
     def diagnosed(self, problem: Problem, found: Any) -> dict[str, Any]:
         """Fields of `bayes.Diagnostics` that what was found says itself, by name."""
         return {}
+
+
+@filter_jit
+def one_step(
+    method: Method, problem: Problem, state: State, index: Array, key: PRNGKeyArray
+) -> tuple[State, dict[str, Array]]:
+    """A step of one chain. Traced once: for its shapes, and in the loop."""
+    state, record = method.step(problem, state, index, key)
+    return without_weak_types((state, dict(record)))
+
+
+def without_weak_types(tree: Any) -> Any:
+    """Arrays whose types a loop can carry: without the weakness of numbers of Python."""
+    return jtu.tree_map(
+        lambda leaf: jax.lax.convert_element_type(leaf, jnp.result_type(leaf)), tree
+    )
 
 
 class Chains(Module):

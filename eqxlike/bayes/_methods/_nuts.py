@@ -1,0 +1,516 @@
+"""The No-U-Turn Sampler, whose chains do not wait for each other.
+
+A trajectory is doubled until it turns back: from one of its ends go as many steps as it has, a
+subtree. Were each trajectory a loop, a batch of chains would wait for its longest one. Here all
+chains make one step at a time, whichever draw or step of warm-up each of them is at. There are
+three loops: the inner one makes steps until a subtree of some chain ends, the next one ends those
+subtrees until some trajectory is over, the outer one ends those trajectories and begins the next
+(as in Dance, Glaser, Orbanz and Adams, 2025, "Efficiently Vectorized MCMC on Modern Accelerators").
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt
+
+from ..._check_numbers import whole_number
+from ...nn._threefry import threefry
+from .._inference._method import Problem, Step
+from ._hamiltonian import Hamiltonian, HamiltonianState
+
+# The size of a subtree is a signed number of 32 bits.
+_MOST_DOUBLINGS = 30
+
+
+class NUTS(Hamiltonian):
+    """The No-U-Turn Sampler, the reference: exact but for Monte Carlo error.
+
+    A step costs up to `2**max_doublings - 1` gradients of all examples, and a kept draw the memory
+    of the unknowns. Do not use it for more than some thousand unknowns, or data too large for so
+    many gradients.
+
+    It is that of Hoffman and Gelman (2014), "The No-U-Turn Sampler", with the draws from a
+    trajectory of Betancourt (2017), "A Conceptual Introduction to Hamiltonian Monte Carlo", and the
+    warm-up of Stan. Chains in one batch do not wait for each other's trajectories.
+
+    - `num_samples`: draws that each chain keeps.
+    - `num_warmup`: steps before that, in which step size and mass matrix are adapted.
+    - `chains`: how many there are.
+    - `thin`: of how many steps one is kept.
+    - `target_acceptance`: the acceptance rate that the step size is chosen for. The nearer to 1,
+      the smaller the steps.
+    - `dense_mass`: whether the mass matrix has correlations: slower steps, of which fewer are
+      needed.
+    - `step_size`: with which warm-up begins. With `num_warmup=0` nothing is adapted: it is that of
+      all steps, in the unit of unknowns in linked space, and the mass matrix is the identity;
+      choose it so that `diagnostics.acceptance` lies near `target_acceptance`.
+    - `max_doublings`: a trajectory has at most `2**max_doublings - 1` steps.
+
+    >>> from eqxlike import bayes
+    >>> method = bayes.NUTS(num_samples=500, target_acceptance=0.9)
+    """
+
+    max_doublings: int = 10
+
+    def __check_init__(self):
+        whole_number(self.max_doublings, "NUTS: max_doublings")
+
+    def step(
+        self, problem: Problem, state: HamiltonianState, index: Array, key: PRNGKeyArray
+    ) -> Step:
+        one = jtu.tree_map(lambda each: each[None], state)
+        states, records = _Machine(self, problem, key[None, None], index, 1).run(one)
+        return jtu.tree_map(lambda each: each[0], states), {
+            name: each[0, 0] for name, each in records.items()
+        }
+
+    def advance(
+        self,
+        problem: Problem,
+        states: HamiltonianState,
+        keys: PRNGKeyArray,
+        first: Array | np.ndarray,
+        count: Array | np.ndarray,
+        buffers: dict[str, Array],
+    ) -> tuple[HamiltonianState, dict[str, Array]]:
+        indices = first + jnp.arange(buffers["draw"].shape[1])
+        keys = jax.vmap(jax.vmap(jr.fold_in, (None, 0)), (0, None))(keys, indices)
+        return _Machine(self, problem, keys, first, count).run(states)
+
+
+# --- The machine. `C` chains have `d` unknowns, and its arrays a leading axis of chains ---
+
+
+class _Subtree(NamedTuple):
+    """The subtree that each chain is making, which begins at an end of its trajectory.
+
+    - `place`, `momentum`, `gradient`: at its last step.
+    - `momenta`: the sum of those of its steps.
+    - `step_size`: negative where it grows to the left; 0 once all draws are made.
+    - `log_weight`: of its steps together, relative to the beginning of the trajectory.
+    - `acceptance`: the sum over all steps of the trajectory of the probability that each alone is
+      accepted with.
+    - `size`: how many steps it has.
+    - `ended`, `stopped`, `diverged`: whether it ended now, because of a turn, because of an error
+      of the energy.
+    - `chances`: two random numbers, here so that no loop that uses them computes them again.
+    - `proposal`: one of its steps, each with the probability of its weight: place, gradient, log
+      density and energy.
+    - `corners`: for each size of subtrees in it the first step of the last one: velocity, and half
+      its momentum less the sum so far.
+    """
+
+    place: Float[Array, "C d"]
+    momentum: Float[Array, "C d"]
+    gradient: Float[Array, "C d"]
+    momenta: Float[Array, "C d"]
+    step_size: Float[Array, " C"]
+    log_weight: Float[Array, " C"]
+    acceptance: Float[Array, " C"]
+    size: Int[Array, " C"]
+    ended: Bool[Array, " C"]
+    stopped: Bool[Array, " C"]
+    diverged: Bool[Array, " C"]
+    chances: UInt[Array, "C 2"]
+    proposal: Float[Array, "C 2*d+2"]
+    corners: Float[Array, "C K 2 d"]
+
+
+class _Trajectory(NamedTuple):
+    """The trajectory of each chain.
+
+    - `momenta`, `log_weight`, `size`, `sample`: as those of the subtree, of the whole.
+    - `energy`: at its beginning.
+    - `depth`: how often it was doubled.
+    - `is_right`: whether it grows to the right.
+    - `over`: whether it ended now.
+    - `ends`: place, momentum and gradient of its left and right end.
+    - `seed`: random numbers: two for those of its steps, one for the first side.
+    """
+
+    momenta: Float[Array, "C d"]
+    log_weight: Float[Array, " C"]
+    energy: Float[Array, " C"]
+    size: Int[Array, " C"]
+    depth: Int[Array, " C"]
+    is_right: Bool[Array, " C"]
+    over: Bool[Array, " C"]
+    ends: Float[Array, "C 2 3 d"]
+    sample: Float[Array, "C 2*d+2"]
+    seed: UInt[Array, "C 3"]
+
+
+class _State(NamedTuple):
+    """Where the machine stands.
+
+    - `num`: how many draws each chain has made.
+    - `adapted`: what warm-up has learnt. The place of the chain is `trajectory.sample`.
+    - `scale`: by which normal numbers become momenta.
+    - `draws`, `facts`: the records, with one more that is written in vain.
+    """
+
+    subtree: _Subtree
+    trajectory: _Trajectory
+    num: Int[Array, " C"]
+    adapted: HamiltonianState
+    scale: Float[Array, "C d"] | Float[Array, "C d d"]
+    draws: Float[Array, "C n+1 d"]
+    facts: Float[Array, "C n+1 5"]
+
+
+# A step that is so many nats less likely than the first one has left the trajectory.
+_MOST_ERROR = 1000.0
+
+
+class _Machine:
+    """Makes `count` draws of each chain.
+
+    **Arguments:**
+
+    - `keys`: of each draw, shape `(C, n)` with `n` at least `count`.
+    - `first`: the number of the first draw.
+    """
+
+    def __init__(self, method: NUTS, problem: Problem, keys: PRNGKeyArray, first: Any, count: Any):
+        self.method, self.first, self.count = method, first, count
+        self.most_doublings, self.num_warmup = method.max_doublings, method.num_warmup
+        self.num_chains, self.num_keys = keys.shape
+        self.size = problem.size
+        self.value_and_gradient = jax.vmap(jax.value_and_grad(problem.log_density))
+        keys = jax.vmap(jax.vmap(jr.split))(keys)
+        draw = lambda function: jax.vmap(jax.vmap(function))  # noqa: E731
+        normal = draw(lambda key: jr.normal(key, (problem.size,), problem.dtype))
+        self.normals = normal(keys[:, :, 0])
+        self.seeds = draw(lambda key: jr.bits(key, (3,), jnp.uint32))(keys[:, :, 1])
+
+    def run(self, states: HamiltonianState) -> tuple[HamiltonianState, dict[str, Array]]:
+        """States after the draws, and their records."""
+        state = _repeated(
+            self._with_draws, lambda state: jnp.any(state.num < self.count), self._begun(states)
+        )
+        sample, size = state.trajectory.sample, self.size
+        chain = states.chain._replace(
+            position=sample[:, :size], logdensity_grad=sample[:, size:-2], logdensity=sample[:, -2]
+        )
+        log_density, energy, *others = jnp.moveaxis(state.facts[:, :-1], -1, 0)
+        acceptance, is_divergent, num_gradients = others
+        adapted = state.adapted._replace(chain=chain)
+        return jtu.tree_map(lambda new, old: new.astype(old.dtype), adapted, states), {
+            "draw": state.draws[:, :-1],
+            "log_density": log_density,
+            "acceptance": acceptance,
+            "is_divergent": is_divergent > 0,
+            "energy": energy,
+            "num_gradients": num_gradients.astype(jnp.int32),
+        }
+
+    # --- the three loops, from the outer one ---
+
+    def _with_draws(self, state: _State) -> _State:
+        """One more draw of the chains whose trajectories end first."""
+        state = _repeated(
+            self._with_doublings, lambda state: ~jnp.any(state.trajectory.over), state
+        )
+        subtree, trajectory, num = state.subtree, state.trajectory, state.num
+        sample, over = trajectory.sample, trajectory.over
+        acceptance = subtree.acceptance / trajectory.size
+        others = jnp.stack([acceptance, subtree.diverged, trajectory.size], axis=1)
+        facts = jnp.concatenate([sample[:, -2:], others], axis=1)
+        # A chain whose trajectory goes on writes a row that it writes again.
+        row = jnp.arange(self.num_chains), num
+        state = state._replace(
+            draws=state.draws.at[row].set(sample[:, : self.size].astype(state.draws.dtype)),
+            facts=state.facts.at[row].set(facts),
+            num=num + over,
+        )
+        if self.num_warmup:
+            learns = over & (self.first + num < self.num_warmup)
+            adapted, scale = jax.lax.cond(
+                jnp.any(learns),
+                lambda: self._learnt(state, learns, self.first + num, acceptance),
+                lambda: (state.adapted, state.scale),
+            )
+            state = state._replace(adapted=adapted, scale=scale)
+        return self._with_trajectories(state)
+
+    def _with_doublings(self, state: _State) -> _State:
+        """One more doubling of the chains whose subtrees end first."""
+        state = _repeated(
+            self._with_step,
+            lambda state: ~jnp.any(state.subtree.ended),
+            self._with_subtrees(state),
+        )
+        subtree, old = state.subtree, state.trajectory
+        # The new half is preferred to the old one: draws are further apart.
+        likely = jnp.exp(subtree.log_weight - old.log_weight)
+        is_taken = ~subtree.stopped & (_chance(subtree, likely.dtype) < likely)
+        both = jnp.logaddexp(subtree.log_weight, old.log_weight)
+        end = jnp.stack([subtree.place, subtree.momentum, subtree.gradient], axis=1)[:, None]
+        is_side = jnp.stack([~old.is_right, old.is_right], axis=1)
+        trajectory = _where(
+            subtree.ended,
+            old,
+            momenta=old.momenta + subtree.momenta,
+            log_weight=jnp.where(subtree.stopped, old.log_weight, both),
+            size=old.size + subtree.size,
+            depth=old.depth + 1,
+            is_right=subtree.chances[:, 1] & 1 == 1,
+            ends=_selected(is_side, end, old.ends),
+            sample=_selected(is_taken, subtree.proposal, old.sample),
+        )
+        momenta = trajectory.ends[:, :, 1]
+        inside = (trajectory.momenta - 0.5 * jnp.sum(momenta, axis=1))[:, None]
+        is_turn = jnp.any(_dots(self._velocity(state, momenta), inside) <= 0, axis=1)
+        is_last = subtree.stopped | is_turn | (trajectory.depth == self.most_doublings)
+        trajectory = trajectory._replace(over=subtree.ended & is_last)
+        return state._replace(trajectory=trajectory)
+
+    def _with_step(self, state: _State) -> _State:
+        """One more leapfrog step of all chains."""
+        old, trajectory = state.subtree, state.trajectory
+        step_size = old.step_size[:, None]
+        momentum = old.momentum + 0.5 * step_size * old.gradient
+        place = old.place + step_size * self._velocity(state, momentum)
+        log_density, gradient = self.value_and_gradient(place)
+        momentum = momentum + 0.5 * step_size * gradient
+        velocity = self._velocity(state, momentum)
+
+        energy = 0.5 * _dots(momentum, velocity) - log_density
+        gain = trajectory.energy - energy
+        gain = jnp.where(jnp.isnan(gain), -jnp.inf, jnp.minimum(gain, jnp.finfo(gain.dtype).max))
+        log_weight = jnp.logaddexp(old.log_weight, gain)
+        is_taken = _chance(old, gain.dtype) < jnp.exp(gain - log_weight)
+        parts = place, gradient, log_density[:, None], energy[:, None]
+        here = jnp.concatenate([each.astype(old.proposal.dtype) for each in parts], axis=1)
+        momenta = old.momenta + momentum
+        is_turn, corners = self._turn(old, momentum, velocity, momenta)
+
+        is_active = state.num < self.count
+        diverged = gain < -_MOST_ERROR
+        stopped = (is_turn | diverged) & is_active
+        size = old.size + 1
+        subtree = _Subtree(
+            place=place,
+            momentum=momentum,
+            gradient=gradient,
+            momenta=momenta,
+            step_size=old.step_size,
+            log_weight=log_weight,
+            acceptance=old.acceptance + jnp.exp(jnp.minimum(gain, 0)),
+            size=size,
+            ended=stopped | (size == 1 << trajectory.depth) & is_active,
+            stopped=stopped,
+            diverged=diverged,
+            chances=_chances(trajectory.seed, size, trajectory.depth),
+            proposal=_selected(is_taken, here, old.proposal),
+            corners=corners,
+        )
+        return state._replace(subtree=subtree)
+
+    # --- what they need ---
+
+    def _turn(
+        self, subtree: _Subtree, momentum: Array, velocity: Array, momenta: Array
+    ) -> tuple[Bool[Array, " C"], Float[Array, "C K 2 d"]]:
+        """Whether a subtree that ends with this step turns back, and the corners after it.
+
+        Step `n` begins subtrees if `n` is even, and ends one for each one at the end of the binary
+        number `n` if it is odd. A subtree has the corner whose number is how many ones were before.
+        """
+        number, levels = subtree.size, jnp.arange(subtree.corners.shape[1])
+        top = jax.lax.population_count(number >> 1)[:, None]
+        num_ended = jax.lax.population_count((~number & (number + 1)) - 1)[:, None]
+        half = 0.5 * momentum
+        corner = jnp.stack([velocity, half - momenta], axis=1)[:, None]
+        is_begun = (number & 1 == 0)[:, None] & (levels == top)
+        corners = _selected(is_begun, corner, subtree.corners)
+
+        inside = (momenta - half)[:, None] + subtree.corners[:, :, 1]
+        is_turn = _dots(subtree.corners[:, :, 0], inside) <= 0
+        is_turn |= _dots(velocity[:, None], inside) <= 0
+        is_ended = (levels > top - num_ended) & (levels <= top)
+        return jnp.any(is_turn & is_ended, axis=1), corners
+
+    def _with_subtrees(self, state: _State) -> _State:
+        """The next subtree where one ended."""
+        trajectory, step_size = state.trajectory, state.adapted.step_size
+        end = _selected(trajectory.is_right, trajectory.ends[:, 1], trajectory.ends[:, 0])
+        step_size = jnp.where(trajectory.is_right, step_size, -step_size)
+        none = jnp.zeros_like(trajectory.depth)
+        subtree = _where(
+            state.subtree.ended,
+            state.subtree,
+            place=end[:, 0],
+            momentum=end[:, 1],
+            gradient=end[:, 2],
+            momenta=0,
+            step_size=jnp.where(state.num < self.count, step_size, 0),
+            log_weight=-jnp.inf,
+            size=0,
+            chances=_chances(trajectory.seed, none, trajectory.depth),
+        )
+        return state._replace(subtree=subtree._replace(ended=jnp.zeros_like(subtree.ended)))
+
+    def _with_trajectories(self, state: _State) -> _State:
+        """The next trajectory where one was over."""
+        row = jnp.arange(self.num_chains), jnp.minimum(state.num, self.num_keys - 1)
+        seed, normal = self.seeds[row], self.normals[row]
+        if self.method.dense_mass:
+            momentum = jax.vmap(_solved)(state.scale, normal)
+        else:
+            momentum = state.scale * normal
+        old = state.trajectory
+        place, gradient = old.sample[:, : self.size], old.sample[:, self.size : -2]
+        energy = 0.5 * _dots(momentum, self._velocity(state, momentum)) - old.sample[:, -2]
+        parts = place, momentum.astype(place.dtype), gradient
+        trajectory = _where(
+            old.over,
+            old,
+            momenta=momentum,
+            log_weight=0,
+            energy=energy,
+            size=0,
+            depth=0,
+            is_right=seed[:, 2] & 1 == 1,
+            ends=jnp.stack(parts, axis=1)[:, None],
+            sample=jnp.concatenate([old.sample[:, :-1], energy[:, None]], axis=1),
+            seed=seed,
+        )
+        trajectory = trajectory._replace(over=jnp.zeros_like(old.over))
+        subtree = _where(old.over, state.subtree, acceptance=0)
+        return state._replace(trajectory=trajectory, subtree=subtree)
+
+    def _learnt(
+        self, state: _State, learns: Array, index: Array, acceptance: Array
+    ) -> tuple[HamiltonianState, Array]:
+        """What the chains know that `learns` marks, after draw `index`."""
+        old, place = state.adapted, state.trajectory.sample[:, : self.size]
+        here = old._replace(chain=old.chain._replace(position=place.astype(self.normals.dtype)))
+        gathered, is_end = jax.vmap(self.method.gathered)(here, index, acceptance)
+        gathered = _selected(learns, gathered._replace(chain=old.chain), old)
+        is_end &= learns
+
+        def closed() -> tuple[HamiltonianState, Array]:
+            closed = _selected(is_end, jax.vmap(self.method.closed)(gathered), gathered)
+            return closed, self._scale(closed)
+
+        return jax.lax.cond(jnp.any(is_end), closed, lambda: (gathered, state.scale))
+
+    def _scale(self, adapted: HamiltonianState) -> Array:
+        matrix = adapted.inverse_mass_matrix
+        return jnp.linalg.cholesky(matrix) if self.method.dense_mass else 1 / jnp.sqrt(matrix)
+
+    def _velocity(self, state: _State, momenta: Array) -> Array:
+        matrix = state.adapted.inverse_mass_matrix
+        if self.method.dense_mass:
+            return jnp.einsum("cij,c...j->c...i", matrix, momenta)
+        return jnp.expand_dims(matrix, range(1, momenta.ndim - 1)) * momenta
+
+    def _begun(self, states: HamiltonianState) -> _State:
+        """The machine before the first step of all chains."""
+        chain, (num_chains, size) = states.chain, states.chain.position.shape
+        dtype = chain.position.dtype
+        wide = jnp.promote_types(dtype, chain.logdensity.dtype)
+        number, whole = jnp.zeros(num_chains, wide), jnp.zeros(num_chains, jnp.int32)
+        vector, yes = jnp.zeros((num_chains, size), dtype), jnp.ones(num_chains, bool)
+        parts = chain.position, chain.logdensity_grad, chain.logdensity[:, None], number[:, None]
+        sample = jnp.concatenate([each.astype(wide) for each in parts], axis=1)
+        corners = jnp.zeros((num_chains, max(1, self.most_doublings - 1), 2, size), dtype)
+        ends, seed = jnp.zeros((num_chains, 2, 3, size), dtype), self.seeds[:, 0]
+        subtree = _Subtree(
+            *(vector, vector, vector, vector),
+            *(number, number, number),
+            whole,
+            *(yes, yes, yes),
+            seed[:, :2],
+            sample,
+            corners,
+        )
+        trajectory = _Trajectory(vector, number, number, whole, whole, yes, yes, ends, sample, seed)
+        rows = num_chains, self.num_keys + 1
+        state = _State(
+            subtree,
+            trajectory,
+            num=whole,
+            adapted=states,
+            scale=self._scale(states).astype(dtype),
+            draws=jnp.zeros((*rows, size), dtype),
+            facts=jnp.zeros((*rows, 5), wide),
+        )
+        return self._with_trajectories(state)
+
+
+def _solved(factor: Float[Array, "d d"], normal: Float[Array, " d"]) -> Float[Array, " d"]:
+    return jax.scipy.linalg.solve_triangular(factor, normal, trans=1, lower=True)
+
+
+def _dots(a: Float[Array, "... d"], b: Float[Array, "... d"]) -> Float[Array, " ..."]:
+    return jnp.sum(a * b, axis=-1)
+
+
+def _where(where: Array, old: Any, **new: Any) -> Any:
+    """A named tuple with new fields for the chains that `where` marks."""
+    return old._replace(**_selected(where, new, {name: getattr(old, name) for name in new}))
+
+
+def _selected(where: Array, new: Any, old: Any) -> Any:
+    """Arrays that come from `new` where `where` says so, and from `old` elsewhere."""
+
+    def of(new: Any, old: Array) -> Array:
+        each = jnp.expand_dims(where, range(where.ndim, old.ndim))
+        return jnp.where(each, new, old).astype(old.dtype)
+
+    return jtu.tree_map(of, new, old)
+
+
+def _repeated(
+    body: Callable[[_State], _State], goes_on: Callable[[_State], Array], state: _State
+) -> _State:
+    """A loop that carries fields of one shape and dtype in one array.
+
+    XLA for CPUs distributes the operations of a loop over threads if there are many, which takes
+    longer than small ones do.
+    """
+    first, treedef = jtu.tree_flatten((state.subtree, state.trajectory))
+    kinds: dict[Any, list[int]] = {}
+    for index, leaf in enumerate(first):
+        kinds.setdefault((leaf.shape, leaf.dtype), []).append(index)
+
+    def packed(state: _State) -> Any:
+        leaves = jtu.tree_leaves((state.subtree, state.trajectory))
+        arrays = [jnp.stack([leaves[i] for i in kind], axis=1) for kind in kinds.values()]
+        return arrays, state._replace(subtree=None, trajectory=None)
+
+    def unpacked(carry: Any) -> _State:
+        leaves = dict[int, Array]()
+        for array, kind in zip(carry[0], kinds.values(), strict=True):
+            leaves |= {index: array[:, place] for place, index in enumerate(kind)}
+        subtree, trajectory = jtu.tree_unflatten(treedef, [leaves[i] for i in sorted(leaves)])
+        return carry[1]._replace(subtree=subtree, trajectory=trajectory)
+
+    loop = jax.lax.while_loop(
+        lambda carry: goes_on(unpacked(carry)),
+        lambda carry: packed(body(unpacked(carry))),
+        packed(state),
+    )
+    return unpacked(loop)
+
+
+# --- Random numbers by counting, of which each step needs two ---
+
+
+def _chances(
+    seed: UInt[Array, "C 3"], size: Int[Array, " C"], depth: Int[Array, " C"]
+) -> UInt[Array, "C 2"]:
+    counts = size.astype(np.uint32), depth.astype(np.uint32)
+    return jnp.stack(threefry(seed[:, 0], seed[:, 1], *counts), axis=1)
+
+
+def _chance(subtree: _Subtree, dtype: Any) -> Float[Array, " C"]:
+    """Between 0 and 1."""
+    return (subtree.chances[:, 0] >> 8).astype(dtype) * 2.0**-24
