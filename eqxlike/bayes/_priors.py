@@ -10,6 +10,7 @@ import jax.tree_util as jtu
 from jaxtyping import Array, PyTree
 
 from .._check_numbers import check_number, positive_number
+from .._compat import Tracer
 from .._module import Module, field
 from .._pytree import Which, path_matches
 from ._libraries import check_distribution, check_positive, distributions, is_distribution
@@ -108,6 +109,13 @@ def fitted(distribution: Any, path: str, leaf: jax.ShapeDtypeStruct) -> Any:
 # --- Priors around zero whose width may itself be unknown ---
 
 
+def _normal(loc: Array, scale: Array) -> Any:
+    # NumPyro cannot check a traced scale. It would only mask values that are not finite, which took
+    # value and gradient of two layers of 64 from 1.0 to 1.4 of the time of a hand-written density.
+    validates = False if isinstance(scale, Tracer) else None
+    return distributions().Normal(loc, scale, validate_args=validates)
+
+
 class NormalPrior(Prior):
     """What `bayes.normal` returns."""
 
@@ -124,7 +132,7 @@ class NormalPrior(Prior):
     def of_leaf(self, path: str, leaf: jax.ShapeDtypeStruct, hyper: Mapping[str, Any]) -> Any:
         scale = hyper.get("scale", self.scale)
         loc, scale = (jnp.asarray(each, leaf.dtype) for each in (self.loc, scale))
-        return distributions().Normal(loc, scale)
+        return _normal(loc, scale)
 
 
 def normal(loc: float = 0.0, scale: Any = 1.0) -> NormalPrior:
@@ -160,7 +168,7 @@ class HorseshoePrior(Prior):
 
     def of_leaf(self, path: str, leaf: jax.ShapeDtypeStruct, hyper: Mapping[str, Any]) -> Any:
         scale = hyper["shrinkage"].astype(leaf.dtype) * hyper["local"][path]
-        return distributions().Normal(jnp.zeros((), leaf.dtype), scale)
+        return _normal(jnp.zeros((), leaf.dtype), scale)
 
 
 def horseshoe(scale: float = 1.0) -> HorseshoePrior:
@@ -269,4 +277,4 @@ class PriorOfLayers(Prior):
                 '"**": ...})`, or freeze it.'
             )
         scale = self.scales[path].astype(leaf.dtype)
-        return distributions().Normal(jnp.zeros((), leaf.dtype), scale)
+        return _normal(jnp.zeros((), leaf.dtype), scale)

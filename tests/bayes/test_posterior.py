@@ -69,6 +69,18 @@ def test_density_with_a_hierarchy_is_that_of_scipy():
     np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
+def test_program_of_a_normal_prior_has_no_mask_of_finite_values():
+    target = posterior(likelihood=bayes.Gaussian(0.5))
+    assert "select" not in str(jax.make_jaxpr(target.log_prior)(initial_of(target)))
+
+
+def test_normal_prior_refuses_a_negative_scale_that_is_known():
+    target = posterior(bayes.normal(0.0, dist.HalfCauchy(0.5)))
+    unknowns = eqx.tree_at(lambda each: each.prior["scale"], initial_of(target), jnp.array(-1.0))
+    with pytest.raises(ValueError, match="invalid scale"):
+        target.parameter_priors(unknowns)
+
+
 PRIORS = bayes.prior_by_path(
     {
         "layers[0].weight": bayes.horseshoe(0.1),
