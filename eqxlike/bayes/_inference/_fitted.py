@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..._check_numbers import whole_number
 from ..._module import Module, field
-from ..._transforms import filter_eval_shape, filter_jit
+from ..._transforms import filter_jit
 from .._libraries import as_libraries_compute
 from .._posterior import Data, Posterior, Unknowns, num_examples
 from ._diagnostics import (
@@ -280,7 +280,7 @@ def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) ->
     """
     problem, method, found = posterior.problem, posterior.method, posterior.found
     kept = method.num_found(found)
-    if kept == 0 or filter_eval_shape(method.point_estimate, problem, found) is None:
+    if kept == 0:
         return posterior
     draw_bytes = problem.size * jnp.dtype(problem.dtype).itemsize
     num_draws = min(kept or _DEFAULT_DRAWS, _DEFAULT_DRAWS, max(2, _MAX_DRAW_BYTES // draw_bytes))
@@ -291,10 +291,11 @@ def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) ->
         *parts,
     )
     key = jr.fold_in(posterior.key, 3)
-    nlls = np.stack(_nlls(problem, method, found, data, num_draws, key), axis=1)
+    pair = _nlls(problem, method, found, data, num_draws, key)
     # Draws that went to infinity, or a run that is not finished, are said elsewhere.
-    if np.isnan(nlls).any():
+    if pair is None or np.isnan(pair).any():
         return posterior
+    nlls = np.stack(pair, axis=1)
     num_trained_on = num_examples(parts[0], "infer")
     means = [np.mean(each, axis=0) for each in np.split(nlls, [num_trained_on]) if len(each)]
     return FittedPosterior(
@@ -313,11 +314,15 @@ def _spaced(data: Data) -> Data:
 @filter_jit
 def _nlls(
     problem: Problem, method: Method, found: Any, data: Data, num: int, key: PRNGKeyArray
-) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
-    """Minus the log density of each example under the mixture of draws, and under one network."""
+) -> tuple[Float[Array, " B"], Float[Array, " B"]] | None:
+    """Minus the log density of each example under the mixture of draws, and under one network.
+
+    `None` where the method names none.
+    """
     target = problem.target
     place = method.point_estimate(problem, found)
-    assert place is not None
+    if place is None:
+        return None
     point = problem.unknowns(place)
     draw_key, key = jr.split(key)
     draws = _samples(problem, method, found, num, draw_key)

@@ -1,0 +1,125 @@
+"""NUTS next to a plain one: one chain after another, one trajectory as a loop over lists."""
+
+from types import SimpleNamespace
+
+import blackjax
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+from eqxlike import bayes
+from eqxlike.bayes._methods._hamiltonian import HamiltonianState
+from eqxlike.nn._threefry import threefry
+from tests.bayes.methods.cases import LINEAR
+
+pytestmark = pytest.mark.usefixtures("as_methods_run")
+
+SIZE, CHAINS, DRAWS = 3, 4, 40
+# The last of them is so large that some trajectories diverge.
+STEP_SIZES = np.array([0.04, 0.3, 0.6, 2.5])
+
+
+def funnel(place):
+    log_scale, others = place[0], place[1:]
+    return -0.5 * log_scale**2 - 0.5 * jnp.sum(jnp.exp(-log_scale) * others**2 + log_scale)
+
+
+def started(method, key):
+    problem = SimpleNamespace(size=SIZE, dtype=jnp.zeros(()).dtype, log_density=funnel)
+    places = jr.normal(key, (CHAINS, SIZE))
+    matrix = jnp.diag(jnp.array([0.5, 1.0, 2.0])) + 0.2
+    matrix = matrix if method.dense_mass else jnp.diagonal(matrix)
+    chain = blackjax.mcmc.hmc.HMCState(places, *jax.vmap(jax.value_and_grad(funnel))(places))
+    matrices = jnp.broadcast_to(matrix, (CHAINS, *matrix.shape))
+    return problem, HamiltonianState(chain, jnp.asarray(STEP_SIZES), matrices, (), ())
+
+
+def plain_draws(state, chain, key, max_doublings):
+    value_and_gradient = jax.jit(jax.value_and_grad(funnel))
+    step_size, matrix = STEP_SIZES[chain], np.asarray(state.inverse_mass_matrix[chain])
+    dense = np.diag(matrix) if matrix.ndim == 1 else matrix
+    place, value, gradient = (np.asarray(each[chain]) for each in state.chain)
+
+    def turns(steps, momenta):
+        inside = sum(momenta) - 0.5 * (steps[0][1] + steps[-1][1])
+        return any(inside @ dense @ step[1] <= 0 for step in (steps[0], steps[-1]))
+
+    for number in range(DRAWS):
+        normal_key, seed_key = jr.split(jr.fold_in(key, number))
+        momentum = np.linalg.solve(np.linalg.cholesky(dense).T, jr.normal(normal_key, (SIZE,)))
+        seed = np.asarray(jr.bits(seed_key, (3,), jnp.uint32))
+        energy = 0.5 * momentum @ dense @ momentum - value
+        trajectory, log_weight = [(place, momentum, gradient)], 0.0
+        sample, acceptances = (place, value, gradient, energy), []
+        is_right, diverged = seed[2] & 1, False
+        for depth in range(max_doublings):
+            here, sign = trajectory[-1 if is_right else 0], 1 if is_right else -1
+            subtree, proposal, subtree_log_weight, stopped = [], None, -np.inf, False
+            while len(subtree) < 2**depth and not stopped:
+                place, momentum, gradient = here
+                momentum = momentum + 0.5 * sign * step_size * gradient
+                place = place + sign * step_size * dense @ momentum
+                value, gradient = map(np.asarray, value_and_gradient(place))
+                momentum = momentum + 0.5 * sign * step_size * gradient
+                here = place, momentum, gradient
+                new_energy = 0.5 * momentum @ dense @ momentum - value
+                gain = energy - new_energy if np.isfinite(new_energy) else -np.inf
+                subtree_log_weight = np.logaddexp(subtree_log_weight, gain)
+                chance = random(seed, len(subtree), depth)[0]
+                if chance < np.exp(gain - subtree_log_weight):
+                    proposal = place, value, gradient, new_energy
+                subtree.append(here)
+                acceptances.append(np.exp(min(gain, 0)))
+                diverged = gain < -1000
+                sizes = [2**k for k in range(1, depth + 1) if len(subtree) % 2**k == 0]
+                lasts = [subtree[-size:] for size in sizes]
+                stopped = diverged or any(turns(each, [step[1] for step in each]) for each in lasts)
+            trajectory = [*trajectory, *subtree] if is_right else [*subtree[::-1], *trajectory]
+            if stopped:
+                break
+            chance, is_right = random(seed, len(subtree), depth)
+            if chance < np.exp(subtree_log_weight - log_weight):
+                sample = proposal
+            log_weight = np.logaddexp(log_weight, subtree_log_weight)
+            if turns(trajectory, [step[1] for step in trajectory]):
+                break
+        place, value, gradient, energy = sample
+        yield *place, value, energy, np.mean(acceptances), diverged, len(acceptances)
+
+
+def random(seed, size, depth):
+    first, second = threefry(*seed[:2], np.array([size], np.uint32), np.array([depth], np.uint32))
+    return (int(first[0]) >> 8) / 2**24, int(second[0]) & 1
+
+
+@pytest.mark.parametrize("dense_mass", [False, True])
+def test_draws_are_those_of_a_plain_sampler(dense_mass):
+    method = bayes.NUTS(num_warmup=0, dense_mass=dense_mass, max_doublings=6)
+    problem, state = started(method, jr.key(0))
+    keys = jr.split(jr.key(1), CHAINS)
+    buffers = {"draw": jnp.zeros((CHAINS, DRAWS, SIZE))}
+    advance = jax.jit(lambda state: method.advance(problem, state, keys, 0, DRAWS, buffers))
+    _, records = advance(state)
+    assert np.sum(records["is_divergent"]) > 0
+    assert np.max(records["num_gradients"]) == 2**6 - 1
+    names = "log_density", "energy", "acceptance", "is_divergent", "num_gradients"
+    found = jnp.stack([*jnp.moveaxis(records["draw"], -1, 0), *map(records.get, names)], axis=-1)
+    expected = [list(plain_draws(state, chain, keys[chain], 6)) for chain in range(CHAINS)]
+    np.testing.assert_allclose(found, np.array(expected), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning")
+@pytest.mark.parametrize("dense_mass", [False, True])
+def test_chains_learn_alone(dense_mass):
+    method = bayes.NUTS(num_samples=20, num_warmup=150, chains=3, dense_mass=dense_mass)
+    run = lambda chain_method: bayes.infer(
+        LINEAR.target, method, key=jr.key(1), progress=False, chain_method=chain_method
+    )
+    together, apart = run("vectorized"), run("sequential")
+    for name, each in together.records.items():
+        np.testing.assert_allclose(each, apart.records[name], rtol=1e-6, atol=1e-9)
+    step_sizes = together.chains.states.step_size
+    assert len(np.unique(step_sizes)) == 3
+    np.testing.assert_allclose(step_sizes, apart.chains.states.step_size, rtol=1e-6)
