@@ -23,9 +23,6 @@ from ...nn._threefry import threefry
 from .._inference._method import Problem, Step
 from ._hamiltonian import Hamiltonian, HamiltonianState
 
-# The size of a subtree is a signed number of 32 bits.
-_MOST_DOUBLINGS = 30
-
 
 class NUTS(Hamiltonian):
     """The No-U-Turn Sampler, the reference: exact but for Monte Carlo error.
@@ -78,6 +75,8 @@ class NUTS(Hamiltonian):
         count: Array | np.ndarray,
         buffers: dict[str, Array],
     ) -> tuple[HamiltonianState, dict[str, Array]]:
+        if type(self).step is not NUTS.step:
+            return super().advance(problem, states, keys, first, count, buffers)
         indices = first + jnp.arange(buffers["draw"].shape[1])
         keys = jax.vmap(jax.vmap(jr.fold_in, (None, 0)), (0, None))(keys, indices)
         return _Machine(self, problem, keys, first, count).run(states)
@@ -178,7 +177,9 @@ class _Machine:
 
     def __init__(self, method: NUTS, problem: Problem, keys: PRNGKeyArray, first: Any, count: Any):
         self.method, self.first, self.count = method, first, count
-        self.most_doublings, self.num_warmup = method.max_doublings, method.num_warmup
+        self.num_warmup = method.num_warmup
+        # The size of a subtree is a signed number of 32 bits.
+        self.most_doublings = min(method.max_doublings, 30)
         self.num_chains, self.num_keys = keys.shape
         self.size = problem.size
         self.value_and_gradient = jax.vmap(jax.value_and_grad(problem.log_density))
@@ -403,10 +404,12 @@ class _Machine:
 
     def _scale(self, adapted: HamiltonianState) -> Array:
         matrix = adapted.inverse_mass_matrix
-        return jnp.linalg.cholesky(matrix) if self.method.dense_mass else 1 / jnp.sqrt(matrix)
+        is_dense = self.method.dense_mass
+        scale = jnp.linalg.cholesky(matrix) if is_dense else 1 / jnp.sqrt(matrix)
+        return scale.astype(self.normals.dtype)
 
     def _velocity(self, state: _State, momenta: Array) -> Array:
-        matrix = state.adapted.inverse_mass_matrix
+        matrix = state.adapted.inverse_mass_matrix.astype(momenta.dtype)
         if self.method.dense_mass:
             return jnp.einsum("cij,c...j->c...i", matrix, momenta)
         return jnp.expand_dims(matrix, range(1, momenta.ndim - 1)) * momenta
@@ -424,7 +427,7 @@ class _Machine:
         ends, seed = jnp.zeros((num_chains, 2, 3, size), dtype), self.seeds[:, 0]
         subtree = _Subtree(
             *(vector, vector, vector, vector),
-            *(number, number, number),
+            *(vector[:, 0], number, number),
             whole,
             *(yes, yes, yes),
             seed[:, :2],
@@ -438,7 +441,7 @@ class _Machine:
             trajectory,
             num=whole,
             adapted=states,
-            scale=self._scale(states).astype(dtype),
+            scale=self._scale(states),
             draws=jnp.zeros((*rows, size), dtype),
             facts=jnp.zeros((*rows, 5), wide),
         )
