@@ -60,8 +60,8 @@ class NUTS(Hamiltonian):
     def step(
         self, problem: Problem, state: HamiltonianState, index: Array, key: PRNGKeyArray
     ) -> Step:
-        one = jtu.tree_map(lambda each: each[None], state)
-        states, records = _Machine(self, problem, key[None, None], index, 1).run(one)
+        one = jtu.tree_map(lambda each: each[None], (state, key))
+        states, records = _Machine(self, problem, one[1], index, 1, 1).run(one[0])
         return jtu.tree_map(lambda each: each[0], states), {
             name: each[0, 0] for name, each in records.items()
         }
@@ -77,9 +77,8 @@ class NUTS(Hamiltonian):
     ) -> tuple[HamiltonianState, dict[str, Array]]:
         if type(self).step is not NUTS.step:
             return super().advance(problem, states, keys, first, count, buffers)
-        indices = first + jnp.arange(buffers["draw"].shape[1])
-        keys = jax.vmap(jax.vmap(jr.fold_in, (None, 0)), (0, None))(keys, indices)
-        return _Machine(self, problem, keys, first, count).run(states)
+        most = buffers["draw"].shape[1]
+        return _Machine(self, problem, keys, first, count, most).run(states)
 
 
 # --- The machine. `C` chains have `d` unknowns, and its arrays a leading axis of chains ---
@@ -167,27 +166,24 @@ _MOST_ERROR = 1000.0
 
 
 class _Machine:
-    """Makes `count` draws of each chain.
+    """Makes `count` draws of each chain, at most `most`.
 
     **Arguments:**
 
-    - `keys`: of each draw, shape `(C, n)` with `n` at least `count`.
+    - `keys`: of the chains.
     - `first`: the number of the first draw.
     """
 
-    def __init__(self, method: NUTS, problem: Problem, keys: PRNGKeyArray, first: Any, count: Any):
-        self.method, self.first, self.count = method, first, count
+    def __init__(
+        self, method: NUTS, problem: Problem, keys: PRNGKeyArray, first: Any, count: Any, most: int
+    ):
+        self.method, self.first, self.count, self.most = method, first, count, most
         self.num_warmup = method.num_warmup
         # The size of a subtree is a signed number of 32 bits.
         self.most_doublings = min(method.max_doublings, 30)
-        self.num_chains, self.num_keys = keys.shape
-        self.size = problem.size
+        self.num_chains, self.size = len(keys), problem.size
         self.value_and_gradient = jax.vmap(jax.value_and_grad(problem.log_density))
-        keys = jax.vmap(jax.vmap(jr.split))(keys)
-        draw = lambda function: jax.vmap(jax.vmap(function))  # noqa: E731
-        normal = draw(lambda key: jr.normal(key, (problem.size,), problem.dtype))
-        self.normals = normal(keys[:, :, 0])
-        self.seeds = draw(lambda key: jr.bits(key, (3,), jnp.uint32))(keys[:, :, 1])
+        self.seeds, self.normals = _random_numbers(keys, first + jnp.arange(most), problem)
 
     def run(self, states: HamiltonianState) -> tuple[HamiltonianState, dict[str, Array]]:
         """States after the draws, and their records."""
@@ -359,7 +355,7 @@ class _Machine:
 
     def _with_trajectories(self, state: _State) -> _State:
         """The next trajectory where one was over."""
-        row = jnp.arange(self.num_chains), jnp.minimum(state.num, self.num_keys - 1)
+        row = jnp.arange(self.num_chains), jnp.minimum(state.num, self.most - 1)
         seed, normal = self.seeds[row], self.normals[row]
         if self.method.dense_mass:
             momentum = jax.vmap(_solved)(state.scale, normal)
@@ -435,7 +431,7 @@ class _Machine:
             corners,
         )
         trajectory = _Trajectory(vector, number, number, whole, whole, yes, yes, ends, sample, seed)
-        rows = num_chains, self.num_keys + 1
+        rows = num_chains, self.most + 1
         state = _State(
             subtree,
             trajectory,
@@ -504,7 +500,31 @@ def _repeated(
     return unpacked(loop)
 
 
-# --- Random numbers by counting, of which each step needs two ---
+# --- Random numbers by counting: those of a draw do not depend on where a call begins ---
+
+
+def _random_numbers(
+    keys: PRNGKeyArray, numbers: Int[Array, " n"], problem: Problem
+) -> tuple[UInt[Array, "C n 3"], Float[Array, "C n d"]]:
+    """For the draws of these numbers: seeds, and normal numbers.
+
+    `jax.random` would take three programs of loops for them, and 3 seconds more to compile.
+    """
+    words = jax.vmap(lambda key: jr.bits(key, (2,), jnp.uint32))(keys)[:, :, None]
+    counts = numbers.astype(jnp.uint32)
+    first, second = threefry(words[:, 0], words[:, 1], counts, jnp.zeros_like(counts))
+    third, _ = threefry(words[:, 0], words[:, 1], counts, jnp.ones_like(counts))
+    places, most = jnp.arange(problem.size, dtype=jnp.uint32), np.uint32(2**32 - 1)
+    high, low = threefry(first[..., None], second[..., None], places, jnp.full_like(places, most))
+    # The middles of 2**23 or 2**52 parts of the numbers between 0 and 1 are exact.
+    dtype = jnp.promote_types(problem.dtype, jnp.float32)
+    if dtype == jnp.float64:
+        parts = high.astype(dtype) * 2.0**20 + (low >> 12).astype(dtype)
+        uniform = (parts + 0.5) * 2.0**-52
+    else:
+        uniform = ((high >> 9).astype(dtype) + 0.5) * 2.0**-23
+    normals = np.sqrt(2) * jax.lax.erf_inv(2 * uniform - 1)
+    return jnp.stack([first, second, third], axis=-1), normals.astype(problem.dtype)
 
 
 def _chances(

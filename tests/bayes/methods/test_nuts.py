@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from scipy import stats
 
 from eqxlike import bayes
 from eqxlike.bayes._methods._hamiltonian import HamiltonianState
+from eqxlike.bayes._methods._nuts import _random_numbers
 from eqxlike.nn._threefry import threefry
 from tests.bayes.methods.cases import LINEAR
 
@@ -36,7 +38,7 @@ def started(method, key):
     return problem, HamiltonianState(chain, jnp.asarray(STEP_SIZES), matrices, (), ())
 
 
-def plain_draws(state, chain, key, max_doublings):
+def plain_draws(state, chain, seeds, normals, max_doublings):
     value_and_gradient = jax.jit(jax.value_and_grad(funnel))
     step_size, matrix = STEP_SIZES[chain], np.asarray(state.inverse_mass_matrix[chain])
     dense = np.diag(matrix) if matrix.ndim == 1 else matrix
@@ -46,10 +48,8 @@ def plain_draws(state, chain, key, max_doublings):
         inside = sum(momenta) - 0.5 * (steps[0][1] + steps[-1][1])
         return any(inside @ dense @ step[1] <= 0 for step in (steps[0], steps[-1]))
 
-    for number in range(DRAWS):
-        normal_key, seed_key = jr.split(jr.fold_in(key, number))
-        momentum = np.linalg.solve(np.linalg.cholesky(dense).T, jr.normal(normal_key, (SIZE,)))
-        seed = np.asarray(jr.bits(seed_key, (3,), jnp.uint32))
+    for seed, normal in zip(seeds, normals, strict=True):
+        momentum = np.linalg.solve(np.linalg.cholesky(dense).T, normal)
         energy = 0.5 * momentum @ dense @ momentum - value
         trajectory, log_weight = [(place, momentum, gradient)], 0.0
         sample, acceptances = (place, value, gradient, energy), []
@@ -106,20 +106,39 @@ def test_draws_are_those_of_a_plain_sampler(dense_mass):
     assert np.max(records["num_gradients"]) == 2**6 - 1
     names = "log_density", "energy", "acceptance", "is_divergent", "num_gradients"
     found = jnp.stack([*jnp.moveaxis(records["draw"], -1, 0), *map(records.get, names)], axis=-1)
-    expected = [list(plain_draws(state, chain, keys[chain], 6)) for chain in range(CHAINS)]
+    seeds, normals = map(np.asarray, _random_numbers(keys, jnp.arange(DRAWS), problem))
+    expected = [
+        list(plain_draws(state, chain, seeds[chain], normals[chain], 6)) for chain in range(CHAINS)
+    ]
     np.testing.assert_allclose(found, np.array(expected), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning")
 @pytest.mark.parametrize("dense_mass", [False, True])
 def test_chains_learn_alone(dense_mass):
-    method = bayes.NUTS(num_samples=20, num_warmup=150, chains=3, dense_mass=dense_mass)
+    method = bayes.NUTS(num_samples=10, num_warmup=60, chains=3, dense_mass=dense_mass)
     run = lambda chain_method: bayes.infer(
         LINEAR.target, method, key=jr.key(1), progress=False, chain_method=chain_method
     )
     together, apart = run("vectorized"), run("sequential")
     for name, each in together.records.items():
-        np.testing.assert_allclose(each, apart.records[name], rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(each, apart.records[name], rtol=1e-4, atol=1e-6)
     step_sizes = together.chains.states.step_size
     assert len(np.unique(step_sizes)) == 3
-    np.testing.assert_allclose(step_sizes, apart.chains.states.step_size, rtol=1e-6)
+    np.testing.assert_allclose(step_sizes, apart.chains.states.step_size, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_momenta_are_normal(dtype):
+    problem = SimpleNamespace(size=50, dtype=np.dtype(dtype))
+    keys, numbers = jr.split(jr.key(2), 3), jnp.arange(7, 407)
+    seeds, normals = jax.jit(lambda keys: _random_numbers(keys, numbers, problem))(keys)
+    assert normals.dtype == dtype
+    assert len(np.unique(seeds)) == seeds.size == 3 * 400 * 3
+    assert len(np.unique(normals)) > 0.99 * normals.size
+    assert stats.kstest(np.asarray(normals).ravel(), "norm").pvalue > 0.01
+    correlations = np.corrcoef(np.asarray(normals).reshape(1200, 50).T) - np.eye(50)
+    assert np.abs(correlations).max() < 5 / np.sqrt(1200)
+    later = _random_numbers(keys, numbers[5:6], problem)
+    np.testing.assert_array_equal(later[0][:, 0], seeds[:, 5])
+    np.testing.assert_allclose(later[1][:, 0], normals[:, 5], rtol=1e-6)
