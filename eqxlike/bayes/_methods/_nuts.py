@@ -414,7 +414,8 @@ class _Machine:
         """The machine before the first step of all chains."""
         chain, (num_chains, size) = states.chain, states.chain.position.shape
         dtype = chain.position.dtype
-        wide = jnp.promote_types(dtype, chain.logdensity.dtype)
+        # Sums of probabilities and random numbers need the digits.
+        wide = jnp.result_type(dtype, chain.logdensity.dtype, jnp.float32)
         number, whole = jnp.zeros(num_chains, wide), jnp.zeros(num_chains, jnp.int32)
         vector, yes = jnp.zeros((num_chains, size), dtype), jnp.ones(num_chains, bool)
         parts = chain.position, chain.logdensity_grad, chain.logdensity[:, None], number[:, None]

@@ -128,6 +128,19 @@ def test_chains_learn_alone(dense_mass):
     np.testing.assert_allclose(step_sizes, apart.chains.states.step_size, rtol=1e-4)
 
 
+class Halved(bayes.NUTS):
+    def step(self, problem, state, index, key):
+        state, record = super().step(problem, state, index, key)
+        return state, record | {"half": 0.5 * record["draw"]}
+
+
+@pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning")
+def test_a_step_of_a_subclass_is_run_and_its_key_may_be_raw():
+    method = Halved(num_samples=5, num_warmup=5, chains=2)
+    posterior = bayes.infer(LINEAR.target, method, key=jr.PRNGKey(0), progress=False)
+    np.testing.assert_array_equal(posterior.records["half"], 0.5 * posterior.records["draw"])
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_momenta_are_normal(dtype):
     problem = SimpleNamespace(size=50, dtype=np.dtype(dtype))
