@@ -10,9 +10,9 @@ import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ..._check_numbers import positive_number, whole_number
+from ..._check_numbers import positive_number, real_number, whole_number
 from ..._transforms import filter_eval_shape, filter_jit
 from ...nn import Dropout, inference_mode
 from ...nn._inputs import takes_key
@@ -157,6 +157,22 @@ def check_batch_size(method: Method, size: int | None, problem: Problem | None =
 # --- Networks that are trained apart ---
 
 
+class StoppedEarly(NamedTuple):
+    """A run that leaves out some examples, and where it predicted them best.
+
+    - `place`, `optimiser`: as those of `Optimised`.
+    - `order`: the numbers of all `N` examples, shuffled. Of `n` that are left out, a step with all
+      data takes the mask `order < n`, one with a batch the first `n` in it.
+    - `best_place`, `best_score`: where their mean log likelihood was greatest, and that mean.
+    """
+
+    place: Float[Array, " d"]
+    optimiser: Any
+    order: Int[Array, " N"]
+    best_place: Float[Array, " d"]
+    best_score: Float[Array, ""]
+
+
 class DeepEnsemble(MAP):
     """Networks trained from different initial parameters, for uncertainty at any size.
 
@@ -168,17 +184,33 @@ class DeepEnsemble(MAP):
     the parameters of the model shuffled within each array.
 
     - `members`: how many networks.
+    - `validation_fraction`: the part of the examples that each network leaves out, drawn for each.
+      It stops early, where it predicted them best. With 0 none does.
 
     The other fields are those of `bayes.MAP`.
 
     >>> from eqxlike import bayes
-    >>> method = bayes.DeepEnsemble(members=10)
+    >>> method = bayes.DeepEnsemble(members=10, validation_fraction=0.1)
     """
 
     members: int = 5
+    validation_fraction: float = 0.0
 
     def __check_init__(self):
         whole_number(self.members, "DeepEnsemble: members")
+        fraction = real_number(self.validation_fraction, "DeepEnsemble: validation_fraction")
+        if not 0 <= fraction < 1:
+            raise ValueError(
+                f"DeepEnsemble: validation_fraction must lie in [0, 1), got {fraction!r}."
+            )
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        if self.validation_fraction and problem.target.num_data < 2:
+            raise ValueError(
+                f"DeepEnsemble: validation_fraction is {self.validation_fraction}, and the data "
+                "has 1 example: there have to be one to leave out and one to train on."
+            )
 
     @property
     def num_chains(self) -> int:
@@ -187,8 +219,96 @@ class DeepEnsemble(MAP):
     def first_place(self, problem: Problem, key: PRNGKeyArray) -> Float[Array, " d"]:
         return problem.redrawn(key)
 
+    def init(self, problem: Problem, key: PRNGKeyArray) -> Optimised | StoppedEarly:
+        if not self.validation_fraction:
+            return super().init(problem, key)
+        order_key, key = jr.split(key)
+        place, optimiser = super().init(problem, key)
+        order = jr.permutation(order_key, problem.target.num_data)
+        return StoppedEarly(place, optimiser, order, place, jnp.asarray(-jnp.inf, problem.dtype))
+
+    def step(self, problem: Problem, state: Any, index: Array, key: PRNGKeyArray) -> Step:
+        if not self.validation_fraction:
+            return super().step(problem, state, index, key)
+        before = Optimised(state.place, state.optimiser)
+        loss = self._loss_of_rest(problem, state.order, key)
+        after, value = descend(self._optimiser(), loss, before)
+        record = {"loss": value}
+        if self.batch_size is None:
+            # The compiler takes the outputs from the forward pass of the loss.
+            score = self._score(problem, state)
+            record["validation_loss"] = -score
+        else:
+            # As often as it costs a batch a step, on average.
+            every = math.ceil(self._num_left_out(problem) / self.batch_size)
+            score = jax.lax.cond(
+                index % every == 0,
+                lambda: self._score(problem, state),
+                lambda: jnp.full_like(state.best_score, jnp.nan),
+            )
+        best = _better(state, score)
+        return StoppedEarly(*after, state.order, *best), record
+
+    def finish(
+        self, problem: Problem, states: Any, records: Record, key: PRNGKeyArray
+    ) -> Float[Array, "c d"]:
+        if not self.validation_fraction:
+            return super().finish(problem, states, records, key)
+        return jax.vmap(lambda state: _better(state, self._score(problem, state))[0])(states)
+
+    def diagnosed_at(self, problem: Problem, places: Float[Array, "c d"]) -> dict[str, Any]:
+        # A run that stops early is not meant to come to a mode.
+        return {} if self.validation_fraction else super().diagnosed_at(problem, places)
+
     def sample(self, problem: Problem, found: Array, num: int, key: PRNGKeyArray) -> Draws:
         return chosen(found, num, key)
+
+    def _num_left_out(self, problem: Problem) -> int:
+        num_data = problem.target.num_data
+        return min(max(round(self.validation_fraction * num_data), 1), num_data - 1)
+
+    def _loss_of_rest(
+        self, problem: Problem, order: Array, key: PRNGKeyArray
+    ) -> Callable[[Array], Array]:
+        """Minus the log density by example, with the log likelihood that the others indicate."""
+        target, num = problem.target, self._num_left_out(problem)
+        if self.batch_size is not None:
+            rest = order[jr.randint(key, (self.batch_size,), num, target.num_data)]
+            batch = jtu.tree_map(lambda array: array[rest], target.data)
+            return lambda place: -problem.batch_log_density(place, batch) / target.num_data
+
+        def loss(place: Array) -> Array:
+            unknowns, log_det = target.constrain(problem.unflatten(place))
+            of_rest = jnp.sum(target.log_likelihood(unknowns), where=order >= num)
+            log_prior = target.log_prior(unknowns) + log_det
+            return -of_rest / (target.num_data - num) - log_prior / target.num_data
+
+        return problem.differentiable(loss)
+
+    def _score(self, problem: Problem, state: StoppedEarly) -> Float[Array, ""]:
+        """The mean log likelihood of the examples that are left out."""
+        target, num = problem.target, self._num_left_out(problem)
+        unknowns = problem.unknowns(state.place)
+        if self.batch_size is None:
+            total = jnp.sum(target.log_likelihood(unknowns), where=state.order < num)
+        else:
+
+            def of_one(index: Array) -> Array:
+                example = jtu.tree_map(lambda array: array[index][None], target.data)
+                return target.log_likelihood(unknowns, example)[0]
+
+            # No more outputs at once than a step has.
+            size = min(self.batch_size, num)
+            total = jnp.sum(jax.lax.map(of_one, state.order[:num], batch_size=size))
+        return (total / num).astype(state.best_score.dtype)
+
+
+def _better(state: StoppedEarly, score: Array) -> tuple[Array, Array]:
+    """The better one of the best place and the last, whose score this is, and its score."""
+    # False for a score that is not a number.
+    is_better = score > state.best_score
+    best_place = jnp.where(is_better, state.place, state.best_place)
+    return best_place, jnp.where(is_better, score, state.best_score)
 
 
 # --- Networks that training wanders through ---

@@ -285,6 +285,11 @@ WRONG_SETTINGS = [
     (bayes.SGLD, {"descent_steps": -1}, "SGLD: descent_steps must be an .* at least 0, got -1"),
     (bayes.SGHMC, {"friction": 1.5}, r"SGHMC: friction must lie in \(0, 1\], got 1.5"),
     (bayes.SGHMC, {"trajectory_steps": 0}, "SGHMC: trajectory_steps must be an integer of at"),
+    (
+        bayes.DeepEnsemble,
+        {"validation_fraction": 1.0},
+        r"validation_fraction .* \[0, 1\), got 1\.0",
+    ),
     (bayes.SWAG, {"rank": 1}, "SWAG: rank must be an integer of at least 2, got 1"),
     (bayes.SWAG, {"collect_every": 0}, "SWAG: collect_every must be an integer of at least 1"),
     (bayes.SWAG, {"collect_learning_rate": 0.0}, "SWAG: collect_learning_rate must be positive"),
@@ -374,6 +379,13 @@ WRONG_TARGETS = {
         lambda: LINEAR.target,
         bayes.SGLD(batch_size=31),
         "SGLD: batch_size is 31, and the data has 30",
+    ),
+    "ensemble": (
+        lambda: bayes.Posterior(
+            LINEAR.target.network, bayes.normal(), bayes.Gaussian(0.5), (X[:1], Y[:1])
+        ),
+        bayes.DeepEnsemble(validation_fraction=0.1),
+        r"validation_fraction is 0\.1, and the data has 1 example",
     ),
     "SWAG": (
         lambda: LINEAR.target,

@@ -81,6 +81,87 @@ def test_members_of_an_ensemble_begin_apart():
         np.testing.assert_array_equal(np.sort(place[:2]), np.sort(initial[:2]))
 
 
+@jax.jit
+def walk_by_hand(is_left_out, place):
+    """The places of 60 steps of Adam on the other examples, and the scores of those left out."""
+    x, y, design = LINEAR.x, LINEAR.y, LINEAR.design(LINEAR.x)
+    optimiser = optax.adam(optax.cosine_decay_schedule(0.1, 60))
+
+    def scores(place):
+        return jax.scipy.stats.norm.logpdf(y, design @ place, LINEAR.noise)
+
+    def loss(place):
+        prior = jax.scipy.stats.norm.logpdf(place).sum() / len(x)
+        return -jnp.mean(scores(place), where=~is_left_out) - prior
+
+    def step(carry, _):
+        place, kept = carry
+        updates, kept = optimiser.update(jax.grad(loss)(place), kept)
+        return (place + updates, kept), place
+
+    (last, _), places = jax.lax.scan(step, (place, optimiser.init(place)), length=60)
+    places = jnp.concatenate([places, last[None]])
+    return places, jax.vmap(lambda place: jnp.mean(scores(place), where=is_left_out))(places)
+
+
+def test_members_stop_where_each_predicts_best_what_it_leaves_out(tmp_path):
+    method = bayes.DeepEnsemble(members=8, steps=60, learning_rate=0.1, validation_fraction=0.1)
+    problem, keys = bayes.Problem(LINEAR.target), jr.split(jr.fold_in(jr.key(1), 0), 8)
+    first = jax.jit(jax.vmap(lambda key: method.init(problem, key).place))(keys)
+    posterior = run(method, checkpoint=tmp_path / "run")
+    left_out = np.asarray(posterior.chains.states.order) < 3
+    assert len({tuple(each) for each in left_out}) == 8
+    walks = [walk_by_hand(*each) for each in zip(left_out, first, strict=True)]
+    found = [places[jnp.argmax(scores)] for places, scores in walks]
+    np.testing.assert_allclose(posterior.found, found, rtol=1e-9)
+    assert len({int(jnp.argmax(scores)) for _, scores in walks} - {0, 60}) > 2
+    best = -posterior.records["validation_loss"].min(axis=1)
+    np.testing.assert_allclose(posterior.chains.states.best_score, best)
+    assert posterior.diagnostics.rise is None
+    loaded = bayes.load(tmp_path / "run", LINEAR.target, method)
+    np.testing.assert_array_equal(loaded.found, posterior.found)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_what_a_member_leaves_out_decides_only_where_it_stops(batch_size):
+    settings = {"learning_rate": 0.1, "validation_fraction": 0.1, "batch_size": batch_size}
+    method = bayes.DeepEnsemble(members=1, steps=31, **settings)
+    posterior, (x, y) = run(method), LINEAR.target.data
+    order = np.asarray(posterior.chains.states.order)[0]
+    left_out = order < 3 if batch_size is None else order[:3]
+    other = LINEAR.target.network, bayes.normal(0.0, 1.0), LINEAR.target.likelihood
+    changed = run(method, bayes.Posterior(*other, (x, jnp.asarray(y).at[left_out].add(-9))))
+    for each in (posterior, changed):
+        np.testing.assert_array_equal(each.chains.states.place, posterior.chains.states.place)
+        assert ("validation_loss" in each.records) == (batch_size is None)
+    assert np.all(np.asarray(changed.found) != posterior.found)
+
+    # Two batches are as many as are left out: every second place has a score, and the last.
+    problem = bayes.Problem(LINEAR.target)
+    key = jr.split(jr.fold_in(jr.key(1), 1), 1)[0]
+
+    @jax.jit
+    def places():
+        state = method.init(problem, jr.split(jr.fold_in(jr.key(1), 0), 1)[0])
+        step = lambda state, i: (method.step(problem, state, i, jr.fold_in(key, i))[0], state.place)
+        last, before = jax.lax.scan(step, state, jnp.arange(31))
+        return jnp.concatenate([before[:: 1 if batch_size is None else 2], last.place[None]])
+
+    found = np.asarray(places())
+    scores = stats.norm(found @ LINEAR.design(x).T, LINEAR.noise).logpdf(y)[:, left_out]
+    np.testing.assert_allclose(posterior.found[0], found[scores.mean(axis=1).argmax()], rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning")
+def test_a_score_that_is_no_number_never_counts():
+    method = bayes.DeepEnsemble(
+        members=2, steps=9, optimiser=optax.sgd(1e200), validation_fraction=0.5
+    )
+    posterior = run(method)
+    assert not np.isfinite(posterior.chains.states.place).any()
+    assert np.abs(posterior.found).max() < 10
+
+
 # --- SGLD and SGHMC -----------------------------------------------------------------------------
 
 
