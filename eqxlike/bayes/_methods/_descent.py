@@ -177,7 +177,8 @@ class DeepEnsemble(MAP):
     """Networks trained from different initial parameters, for uncertainty at any size.
 
     It costs `members` trainings, in one batch with the memory of all. Do not use it to widen the
-    intervals of a small regression: each member underestimates the noise as `bayes.MAP` does.
+    intervals of a small regression: each member underestimates the noise as `bayes.MAP` does, less
+    where `validation_fraction` stops one that would overfit.
 
     Their disagreement is the epistemic uncertainty (Lakshminarayanan, Pritzel and Blundell, 2017,
     "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles"). Each begins with
