@@ -157,6 +157,10 @@ def check_batch_size(method: Method, size: int | None, problem: Problem | None =
 # --- Networks that are trained apart ---
 
 
+# Of Adam in linked space, where the log of a scale is hardly 10 away.
+_NOISE_RATE, _NOISE_STEPS = 0.05, 400
+
+
 class StoppedEarly(NamedTuple):
     """A run that leaves out some examples, and where it predicted them best.
 
@@ -177,8 +181,8 @@ class DeepEnsemble(MAP):
     """Networks trained from different initial parameters, for uncertainty at any size.
 
     It costs `members` trainings, in one batch with the memory of all. Do not use it to widen the
-    intervals of a small regression: each member underestimates the noise as `bayes.MAP` does, less
-    where `validation_fraction` stops one that would overfit.
+    intervals of a small regression, unless `validation_fraction` is positive: each member
+    underestimates the noise as `bayes.MAP` does.
 
     Their disagreement is the epistemic uncertainty (Lakshminarayanan, Pritzel and Blundell, 2017,
     "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles"). Each begins with
@@ -186,7 +190,8 @@ class DeepEnsemble(MAP):
 
     - `members`: how many networks.
     - `validation_fraction`: the part of the examples that each network leaves out, drawn for each.
-      It stops early, where it predicted them best. With 0 none does.
+      It stops early, where it predicted them best, and the likelihood's own unknowns, such as a
+      scale of noise, are then fitted to those of all together. With 0 none does.
 
     The other fields are those of `bayes.MAP`.
 
@@ -255,7 +260,11 @@ class DeepEnsemble(MAP):
     ) -> Float[Array, "c d"]:
         if not self.validation_fraction:
             return super().finish(problem, states, records, key)
-        return jax.vmap(lambda state: _better(state, self._score(problem, state))[0])(states)
+
+        def of_one(state: StoppedEarly) -> Array:
+            return _better(state, self._score(problem, state))[0]
+
+        return self._with_noise(problem, states.order, jax.lax.map(of_one, states))
 
     def diagnosed_at(self, problem: Problem, places: Float[Array, "c d"]) -> dict[str, Any]:
         # A run that stops early is not meant to come to a mode.
@@ -302,6 +311,51 @@ class DeepEnsemble(MAP):
             size = min(self.batch_size, num)
             total = jnp.sum(jax.lax.map(of_one, state.order[:num], batch_size=size))
         return (total / num).astype(state.best_score.dtype)
+
+    def _with_noise(
+        self, problem: Problem, orders: Int[Array, "c N"], places: Float[Array, "c d"]
+    ) -> Float[Array, "c d"]:
+        """The places with the likelihood's own unknowns as the examples that were left out have
+        them, which are further from outputs than those that the networks were trained on.
+        """
+        target, linked = problem.target, jax.vmap(problem.unflatten)(places)
+        if not jtu.tree_leaves(linked.likelihood):
+            return places
+        num, one = self._num_left_out(problem), problem.unflatten(places[0])
+
+        def of_member(pair: tuple[Array, Array]) -> tuple[Any, Any]:
+            order, place = pair
+            left_out = (jnp.argsort(order) if self.batch_size is None else order)[:num]
+            x, y = jtu.tree_map(lambda array: array[left_out], target.data)
+            network = target.model(problem.unknowns(place))
+            return jax.lax.map(network, x, batch_size=min(self.batch_size or num, num)), y
+
+        pairs = jtu.tree_map(
+            lambda leaf: leaf.reshape(-1, *leaf.shape[2:]),
+            jax.lax.map(of_member, (orders, places)),
+        )
+
+        def loss(own: Any) -> Array:
+            unknowns, log_det = target.constrain(Unknowns(one.model, own, one.prior))
+            log_probs = jax.vmap(
+                lambda output, y: target.likelihood.log_prob(output, unknowns.likelihood, y)
+            )(*pairs)
+            log_prior = target.log_prior(unknowns) + log_det
+            return -(jnp.sum(log_probs) + log_prior) / log_probs.size
+
+        optimiser = optax.with_extra_args_support(optax.adam(_NOISE_RATE))
+        first = jtu.tree_map(lambda leaf: jnp.mean(leaf, axis=0), linked.likelihood)
+        own = jax.lax.fori_loop(
+            0,
+            _NOISE_STEPS,
+            lambda _, state: descend(optimiser, loss, state)[0],
+            Optimised(first, optimiser.init(first)),
+        ).place
+
+        def with_own(linked: Unknowns) -> Array:
+            return problem.flatten(Unknowns(linked.model, own, linked.prior))
+
+        return jax.vmap(with_own)(linked)
 
 
 def _better(state: StoppedEarly, score: Array) -> tuple[Array, Array]:

@@ -152,6 +152,25 @@ def test_what_a_member_leaves_out_decides_only_where_it_stops(batch_size):
     np.testing.assert_allclose(posterior.found[0], found[scores.mean(axis=1).argmax()], rtol=1e-9)
 
 
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_the_noise_is_that_of_the_examples_that_were_left_out(batch_size):
+    data = x, y = LINEAR.target.data
+    network = LINEAR.target.network
+    target = bayes.Posterior(
+        network, bayes.normal(), bayes.Gaussian(dist.LogNormal(0.0, 5.0)), data
+    )
+    method = bayes.DeepEnsemble(
+        members=4, steps=20, validation_fraction=0.3, batch_size=batch_size, learning_rate=0.1
+    )
+    posterior = run(method, target)
+    samples = posterior.samples(4, key=jr.key(0))
+    order, num = np.asarray(posterior.chains.states.order), round(0.3 * len(y))
+    places = np.argsort(order, axis=1)[:, :num] if batch_size is None else order[:, :num]
+    found = jax.vmap(lambda draw, x: jax.vmap(posterior.model(draw))(x))(samples, x[places])
+    scale = np.sqrt(np.mean((np.asarray(found) - np.asarray(y)[places]) ** 2))
+    np.testing.assert_allclose(samples.likelihood["scale"], scale, rtol=1e-2)
+
+
 @pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning")
 def test_a_score_that_is_no_number_never_counts():
     method = bayes.DeepEnsemble(
