@@ -509,7 +509,7 @@ def _random_numbers(
 ) -> tuple[UInt[Array, "C n 3"], Float[Array, "C n d"]]:
     """For the draws of these numbers: seeds, and normal numbers.
 
-    `jax.random` would take three programs of loops for them, and 3 seconds more to compile.
+    `jax.random` would take several loops for them, which LLVM unrolls and compiles slowly.
     """
     words = jax.vmap(lambda key: jr.bits(key, (2,), jnp.uint32))(keys)[:, :, None]
     counts = numbers.astype(jnp.uint32)
