@@ -280,7 +280,8 @@ def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) ->
     """
     problem, method, found = posterior.problem, posterior.method, posterior.found
     kept = method.num_found(found)
-    if kept == 0:
+    # Before the data come to the host.
+    if kept == 0 or type(method).point_estimate is Method.point_estimate:
         return posterior
     draw_bytes = problem.size * jnp.dtype(problem.dtype).itemsize
     num_draws = min(kept or _DEFAULT_DRAWS, _DEFAULT_DRAWS, max(2, _MAX_DRAW_BYTES // draw_bytes))
