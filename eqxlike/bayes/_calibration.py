@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from .._check_numbers import real_number
 from .._compat import Tracer
 from .._module import Module, field
-from ._mixtures import CategoricalMixture, Mixture, check_mixture
+from ._mixtures import CategoricalMixture, Mixture, as_classes, check_mixture
 
 _LEAST, _MOST = 0.01, 100.0
 
@@ -72,7 +72,7 @@ def temperature_scaling(
 
     - `prediction`: logits of shape `(N, C)`, or a mixture over as many, of examples that the model
       was not trained on.
-    - `labels`: integers from 0 to C - 1, shape `(N,)`.
+    - `labels`: integers from 0 to C - 1, or booleans, shape `(N,)`.
 
     **Returns:** a `TemperatureScaling`, to be called on the predictions of other examples.
 
@@ -85,7 +85,7 @@ def temperature_scaling(
     >>> [round(each, 3) for each in jax.nn.softmax(scaling(logits[0])).tolist()]
     [0.75, 0.25]
     """
-    logits, labels = _logits(prediction), jnp.asarray(labels)
+    logits, labels = _logits(prediction), as_classes(labels)
     if logits.ndim == 0:
         raise ValueError("temperature_scaling expects logits of shape (N, C), got shape ().")
     check_labels(labels, logits.shape[:-1], logits.shape[-1], "temperature_scaling")
@@ -308,7 +308,7 @@ def conformal_sets(
     **Arguments:**
 
     - `prediction`: of the classes `labels`, by a model that was not trained on them.
-    - `labels`: calibration examples, integers from 0 to C - 1, shape `(N,)`.
+    - `labels`: calibration examples, integers from 0 to C - 1, or booleans, shape `(N,)`.
     - `level`: between 0 and 1.
     - `score`: `"probability"`, 1 less the probability of the class, whose sets are the smallest on
       average and may be empty (Sadinle, Lei and Wasserman, 2019, "Least Ambiguous Set-Valued
@@ -333,7 +333,7 @@ def conformal_sets(
     [True, True, False]
     """
     check_mixture(prediction, CategoricalMixture, "conformal_sets")
-    labels = jnp.asarray(labels)
+    labels = as_classes(labels)
     check_labels(labels, prediction.batch_shape, prediction.logits.shape[-1], "conformal_sets")
     probabilities = prediction.probabilities
     if score == "probability":

@@ -66,6 +66,13 @@ def is_distribution(value: Any) -> bool:
     return isinstance(value, distributions().Distribution)
 
 
+class Missing(AttributeError, NotImplementedError, ValueError):
+    """A property that a posterior or a distribution lacks: `hasattr` is then false.
+
+    The two other classes are what earlier versions raised.
+    """
+
+
 # --- Links ---
 
 

@@ -121,9 +121,11 @@ def check_counts(name: str, y: Struct, what: str) -> None:
     """Raises `ValueError` unless the target of an example is one integer or boolean."""
     is_whole = jnp.issubdtype(y.dtype, jnp.integer) or jnp.issubdtype(y.dtype, jnp.bool_)
     if not is_whole or y.shape != ():
+        ways = {(): "`y.astype(int)`", (1,): "`y[:, 0]`"}
+        way = ways.get(y.shape, "`y.argmax(axis=-1)` if labels are one-hot")
         raise ValueError(
             f"{name} expects one integer as the target of an example, {what}; got shape {y.shape} "
-            f"and dtype {y.dtype}."
+            f"and dtype {y.dtype}. Write {way}."
         )
 
 
@@ -194,7 +196,7 @@ class StudentT(HasScale):
 
 
 class Bernoulli(Likelihood):
-    """Targets 0 and 1. The network returns the logit of 1, of shape `()`."""
+    """Targets 0 and 1, or booleans. The network returns the logit of 1, of shape `()`."""
 
     def distribution(self, output: Any, unknowns: Mapping[str, Any]) -> Any:
         return distributions().Bernoulli(logits=output)
@@ -211,7 +213,7 @@ class Bernoulli(Likelihood):
 
 
 class Categorical(Likelihood):
-    """Targets 0 to C - 1. The network returns C logits."""
+    """Targets 0 to C - 1, or booleans for 0 and 1. The network returns C logits."""
 
     def distribution(self, output: Any, unknowns: Mapping[str, Any]) -> Any:
         return distributions().Categorical(logits=output)

@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Int
 
 from .._module import Module
-from ._libraries import as_libraries_compute, check_distribution
+from ._libraries import Missing, as_libraries_compute, check_distribution
 
 
 class Mixture(Module):
@@ -146,7 +147,7 @@ class Mixture(Module):
         try:
             yield
         except NotImplementedError as error:
-            raise NotImplementedError(
+            raise Missing(
                 f"Mixture: {type(self.components).__name__} of NumPyro has no {what!r}, from which "
                 "this is computed. `components.sample(key, (1000,))` has draws of shape "
                 f"{(1000, *self.components.batch_shape)}: over its first two axes they have means "
@@ -260,15 +261,18 @@ class CategoricalMixture(Module):
 
         **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
         """
-        if jnp.shape(y) != self.batch_shape:
+        if np.shape(y) != self.batch_shape:
             raise ValueError(
                 "CategoricalMixture.log_prob expects y of the shape that is predicted, "
-                f"{self.batch_shape}, got {jnp.shape(y)}."
+                f"{self.batch_shape}, got {np.shape(y)}."
+            )
+        classes = as_classes(y)
+        if not jnp.issubdtype(classes.dtype, jnp.integer):
+            raise ValueError(
+                "CategoricalMixture.log_prob expects integers or booleans as y, got dtype "
+                f"{classes.dtype}. Write `y.astype(int)`."
             )
         terms = jax.nn.log_softmax(self.logits, axis=-1)
-        # A boolean is one of two classes, and no index.
-        classes = jnp.asarray(y)
-        classes = classes.astype(jnp.int32) if classes.dtype == bool else classes
         return jnp.take_along_axis(terms, classes[None, ..., None], axis=-1)[..., 0]
 
     @property
@@ -296,7 +300,18 @@ def _entropy(log_probabilities: Float[Array, "*B C"]) -> Float[Array, "*B"]:
     return -jnp.sum(terms, axis=-1)
 
 
-# --- Checks that a prediction is a mixture ---
+# --- Checks of labels, and that a prediction is a mixture ---
+
+
+def as_classes(labels: Any) -> Array:
+    """Labels as an array, booleans as integers: a boolean is one of two classes, but no index."""
+    if not isinstance(labels, jax.Array) and (dtype := np.asarray(labels).dtype).kind in "OSU":
+        raise TypeError(
+            f"Expected labels that are numbers or booleans, got dtype {dtype}. Of classes with "
+            "names, `np.unique(labels, return_inverse=True)[1]` has the numbers."
+        )
+    labels = jnp.asarray(labels)
+    return labels.astype(jnp.int32) if labels.dtype == jnp.bool_ else labels
 
 
 def check_mixture(

@@ -87,7 +87,8 @@ class Posterior(Module):
         - `prior`: a prior of `bayes`, or a distribution of NumPyro for each number; `None` for that
           of layers whose weights are random.
         - `likelihood`: how the targets are distributed around what the model returns.
-        - `data`: `(x, y)`, arrays or pytrees of arrays with one leading length, `N` examples.
+        - `data`: `(x, y)`, arrays or pytrees of arrays with one leading length, `N` examples; y may
+          also be a list of numbers.
 
         **Raises:** `TypeError` or `ValueError` that says what does not fit: data of different
         lengths or with NaN, a network that returns another shape than the likelihood expects, a
@@ -474,8 +475,12 @@ def check_data(data: Any) -> tuple[PyTree[Array], PyTree[Array]]:
     """
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise TypeError(f"data must be a pair (x, y), got {describe_node(data)}.")
+    x, y = data
+    scalars = bool | int | float | str | np.generic
+    if isinstance(y, list | tuple) and all(isinstance(leaf, scalars) for leaf in jtu.tree_leaves(y)):
+        y = np.asarray(y)
     lengths: dict[str, int] = {}
-    for name, tree in zip(("x", "y"), data, strict=True):
+    for name, tree in zip(("x", "y"), (x, y), strict=True):
         leaves = jtu.tree_leaves_with_path(tree)
         if not leaves:
             raise ValueError(f"data: {name} has no arrays.")
@@ -488,7 +493,8 @@ def check_data(data: Any) -> tuple[PyTree[Array], PyTree[Array]]:
                 )
             if paths_without_numbers(leaf):
                 raise TypeError(
-                    f"data: {where} must be an array of numbers, got one of dtype {leaf.dtype}."
+                    f"data: {where} must be an array of numbers, got one of dtype {leaf.dtype}. "
+                    "`np.unique(labels, return_inverse=True)[1]` has the numbers of the classes."
                 )
             lengths[where] = jnp.shape(leaf)[0]
             _check_finite(leaf, where)
@@ -497,8 +503,7 @@ def check_data(data: Any) -> tuple[PyTree[Array], PyTree[Array]]:
         raise ValueError(f"data: all arrays must have one length; they have {listed}.")
     if 0 in lengths.values():
         raise ValueError("data: there is no example.")
-    x, y = jtu.tree_map(jnp.asarray, tuple(data))
-    return x, y
+    return jtu.tree_map(jnp.asarray, (x, y))
 
 
 def _check_finite(array: Any, where: str) -> None:

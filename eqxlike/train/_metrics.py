@@ -96,7 +96,7 @@ def accuracy(
     **Arguments:**
 
     - `logits`: or probabilities, one for each of C classes.
-    - `labels`: integers from 0 to C - 1.
+    - `labels`: integers from 0 to C - 1, or booleans.
     - `weights`: as for `mean`.
 
     **Raises:** `ValueError` if the shapes do not fit, or the labels are not integers.
@@ -104,7 +104,7 @@ def accuracy(
     >>> float(accuracy(jnp.array([[2.0, 1.0], [0.0, 3.0]]), jnp.array([0, 0])).value)
     0.5
     """
-    _check_classes("accuracy", logits, labels)
+    labels = _as_classes("accuracy", logits, labels)
     is_right = jnp.argmax(logits, axis=-1) == labels
     return mean(is_right.astype(jnp.float32), weights)
 
@@ -119,7 +119,7 @@ def perplexity(
     **Arguments:**
 
     - `logits`: one for each of C classes.
-    - `labels`: integers from 0 to C - 1.
+    - `labels`: integers from 0 to C - 1, or booleans.
     - `weights`: as for `mean`: 0 for padding.
 
     **Raises:** `ValueError` if the shapes do not fit, or the labels are not integers.
@@ -127,9 +127,9 @@ def perplexity(
     >>> round(float(perplexity(jnp.zeros((2, 7)), jnp.array([0, 6])).value), 4)
     7.0
     """
-    _check_classes("perplexity", logits, labels)
+    labels = _as_classes("perplexity", logits, labels)
     log_probabilities = jax.nn.log_softmax(_in_full(logits), axis=-1)
-    of_labels = jnp.take_along_axis(log_probabilities, jnp.asarray(labels)[..., None], axis=-1)
+    of_labels = jnp.take_along_axis(log_probabilities, labels[..., None], axis=-1)
     return mean(-of_labels[..., 0], weights, jnp.exp)
 
 
@@ -160,10 +160,13 @@ def _in_full(array: Any) -> Array:
     return array.astype(at_least_float32(array.dtype) if is_inexact else jnp.float32)
 
 
-def _check_classes(name: str, logits: Any, labels: Any) -> None:
-    if not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
+def _as_classes(name: str, logits: Any, labels: Any) -> Int[Array, "*shape"]:
+    """The numbers of the classes. Booleans are 0 and 1."""
+    labels = jnp.asarray(labels)
+    labels = labels.astype(jnp.int32) if labels.dtype == jnp.bool_ else labels
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(
-            f"{name} expected integers from 0 on as labels; got {jnp.result_type(labels)}. Take "
+            f"{name} expected integers from 0 on as labels; got {labels.dtype}. Take "
             "the argmax of labels that are one-hot."
         )
     if jnp.shape(logits)[:-1] != jnp.shape(labels) or jnp.ndim(logits) == 0:
@@ -171,3 +174,4 @@ def _check_classes(name: str, logits: Any, labels: Any) -> None:
             f"{name} expected logits of the shape of the labels and an axis more, for classes; got "
             f"logits of shape {jnp.shape(logits)} and labels of shape {jnp.shape(labels)}."
         )
+    return labels

@@ -93,7 +93,10 @@ def test_interrupted_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch, ctrl
             message = f"stopped after step {step} of 18. The run is saved"
             with pytest.raises(KeyboardInterrupt, match=message):
                 run(method, checkpoint=path)
-        states = bayes.load(path, small_target(), method).chains.states
+        loaded = bayes.load(path, small_target(), method)
+        if step <= 10:
+            check_that_draws_are_missing(loaded, f"stopped after step {step} of 18")
+        states = loaded.chains.states
         tuned[step] = np.asarray(states.step_size)
     resumed, expected = run(method, checkpoint=path), run(method)
     for name, record in expected.records.items():
@@ -101,6 +104,30 @@ def test_interrupted_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch, ctrl
     # The step size is tuned while the warm-up lasts, and no longer.
     assert np.all(tuned[7] != tuned[10])
     np.testing.assert_array_equal(tuned[10], expected.chains.states.step_size)
+
+
+def check_that_draws_are_missing(posterior, message):
+    message = f"there are no draws yet: the run {message}, before its first draw"
+    for use in (
+        lambda: posterior.samples(key=jr.key(0)),
+        lambda: bayes.predict(posterior, X, key=jr.key(0)),
+        lambda: posterior.to_arviz(key=jr.key(0)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            use()
+    assert message in str(posterior.diagnostics)
+    assert not hasattr(posterior, "convergence")
+
+
+def test_swag_that_stopped_before_two_places_has_no_draws(tmp_path, monkeypatch, ctrl_c):
+    path, method = tmp_path / "run", bayes.SWAG(steps=4, collect_steps=4, collect_every=2, rank=2)
+    method = eqx.tree_at(lambda method: method.batch_size, method, None)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1, ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            run(method, checkpoint=path)
+    loaded = bayes.load(path, small_target(), method)
+    check_that_draws_are_missing(loaded, "stopped after step 1 of 8")
 
 
 def test_run_without_a_file_says_that_nothing_was_saved(monkeypatch, ctrl_c):
@@ -247,11 +274,12 @@ def test_chains_that_did_not_meet_are_told():
 
 def test_method_without_chains_or_evidence_says_so():
     posterior = run(ENSEMBLE)
-    with pytest.raises(ValueError, match="DeepEnsemble has no chains that could agree"):
+    with pytest.raises(AttributeError, match="DeepEnsemble has no chains that could agree"):
         _ = posterior.convergence
     message = "DeepEnsemble has no estimate of the evidence; `bayes.Laplace` and `bayes.Pathfin"
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(AttributeError, match=re.escape(message)):
         _ = posterior.log_evidence
+    assert getattr(posterior, "log_evidence", None) is getattr(posterior, "convergence", None)
 
 
 # --- bad input ----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import sklearn.metrics
 
 from eqxlike import bayes
 from eqxlike.bayes import metrics
+from eqxlike.train import metrics as train_metrics
 
 RNG = np.random.default_rng(0)
 PROBABILITIES = scipy.special.softmax(2 * RNG.normal(size=(500, 4)), axis=-1).astype(np.float32)
@@ -137,6 +138,42 @@ def test_certainty_falls_in_the_last_bin_and_none_in_the_first():
     probabilities = np.array([[1.0, 0.0], [0.0, 0.0]])
     count = jax.jit(lambda *pair: metrics.calibration_bins(*pair, 4).count)
     assert count(probabilities, np.array([0, 1])).tolist() == [1, 0, 0, 1]
+
+
+def test_boolean_labels_are_two_classes():
+    """Of arrays and of lists: everything that takes labels takes them for 0 and 1."""
+    probabilities, labels = jnp.asarray(PROBABILITIES[:40, :2]), LABELS[:40] % 2
+    mixture = bayes.CategoricalMixture(jnp.log(probabilities)[None])
+
+    def measured(labels):
+        return [
+            metrics.accuracy(probabilities, labels),
+            metrics.brier(probabilities, labels),
+            metrics.ece(probabilities, labels),
+            metrics.nll(mixture, labels),
+            metrics.nll(dist.Categorical(probabilities), labels),
+            bayes.temperature_scaling(mixture, labels).temperature,
+            bayes.conformal_sets(mixture, labels).quantile,
+            train_metrics.accuracy(probabilities, labels).value,
+            train_metrics.perplexity(probabilities, labels).value,
+        ]
+
+    for booleans in (labels == 1, jnp.asarray(labels == 1), (labels == 1).tolist()):
+        np.testing.assert_array_equal(measured(booleans), measured(labels))
+
+
+def test_labels_that_are_no_numbers_of_classes_say_how_to_get_them():
+    for use in (metrics.accuracy, lambda p, labels: metrics.nll(bayes.CategoricalMixture(p), labels)):
+        with pytest.raises(TypeError, match=r"dtype <U1\. .* `np\.unique\(labels"):
+            use(jnp.zeros((1, 2, 2)), np.array(["a", "b"]))
+    with pytest.raises(ValueError, match=r"got dtype float32\. Write `y\.astype\(int\)`"):
+        bayes.CategoricalMixture(jnp.zeros((1, 2, 2))).log_prob(jnp.zeros(2))
+    with pytest.raises(TypeError, match=r"got a CategoricalMixture\. For classes write `brier"):
+        metrics.crps(jnp.zeros(2), bayes.CategoricalMixture(jnp.zeros((1, 2, 2))))
+
+
+def test_coverage_of_counts_is_a_fraction():
+    assert metrics.coverage(np.arange(4), jnp.zeros(4), jnp.full(4, 1.5)) == 0.5
 
 
 def test_wrong_shapes_are_refused():

@@ -123,6 +123,7 @@ def test_distribution_without_a_mean_is_named():
         NotImplementedError, match="TransformedDistribution of NumPyro has no 'mean"
     ):
         _ = mixture.mean
+    assert getattr(mixture, "variance", None) is None
 
 
 def test_quantiles_need_no_mean():

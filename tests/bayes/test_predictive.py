@@ -76,6 +76,37 @@ def test_example_without_a_density_is_no_fault_of_the_draws():
     assert [FAR_WORSE in str(each.message) for each in caught] == [True]
 
 
+METHODS = [
+    bayes.MAP(steps=50, optimiser=DESCENT),
+    bayes.DeepEnsemble(steps=50, members=2, optimiser=DESCENT),
+    bayes.SGLD(num_samples=20, num_warmup=20, thin=1, chains=2, descent_steps=200, batch_size=20),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.filterwarnings("ignore:SGLD. the (chains disagree|draws of what)")
+def test_method_that_names_no_network_is_judged_by_held_out_data(method):
+    with pytest.warns(bayes.InferenceWarning, match=FAR_WORSE):
+        found = scores(run(method, held_out=(X, Y + 1)))
+    assert found.held_out_posterior > found.posterior + 10
+    assert found.point is None
+    assert found.held_out_point is None
+    run(method, held_out=HELD_OUT)
+
+
+def test_single_example_that_is_worse_by_chance_does_not_warn():
+    slope, largest = 2 * X[:, 0], np.argmax(np.abs(Y - 2 * X[:, 0]))
+    example = X[largest : largest + 1], slope[largest : largest + 1] + 0.2
+    found = scores(run(METHODS[0], held_out=example))
+    assert found.held_out_posterior > found.posterior + 1
+
+
+def test_outputs_that_are_no_number_count_as_far_worse():
+    with pytest.warns(bayes.InferenceWarning, match=FAR_WORSE):
+        found = scores(run(METHODS[0], held_out=(np.full((1, 1), 1e308), Y[:1])))
+    assert found.held_out_posterior == np.inf
+
+
 def test_held_out_data_alone_decide_where_they_are_given():
     with pytest.warns(bayes.InferenceWarning) as caught:
         found = scores(run(laplace(1e3), held_out=(X, Y + 2)))

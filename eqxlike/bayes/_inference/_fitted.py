@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ..._check_numbers import whole_number
 from ..._module import Module, field
 from ..._transforms import filter_jit
-from .._libraries import as_libraries_compute
+from .._libraries import Missing, as_libraries_compute
 from .._posterior import Data, Posterior, Unknowns, num_examples
 from ._diagnostics import (
     Convergence,
@@ -42,7 +42,8 @@ class FittedPosterior(Module):
     - `found`: what draws are made from, as the method has it.
     - `chains`: where the run stood at its end.
     - `key`: that of the run.
-    - `nlls`: what `diagnostics.predictive` says, in its order; empty for nothing.
+    - `nlls`: the fields of `diagnostics.predictive` in their order, NaN for `None`; empty if
+      nothing was compared.
     """
 
     problem: Problem
@@ -70,7 +71,10 @@ class FittedPosterior(Module):
         - `num`: how many. By default all that the method kept, or 100 where it can always make
           more. Of draws that were kept, each comes as often as the others, or once more.
         - `key`: for the draws.
+
+        **Raises:** `ValueError` if the run stopped before its first draw.
         """
+        self._check_draws()
         if num is None:
             num = self.method.num_found(self.found) or _DEFAULT_DRAWS
         num = whole_number(num, "num")
@@ -99,15 +103,31 @@ class FittedPosterior(Module):
             known |= self._convergence_of(records["draw"])
         if "is_divergent" in records:
             known["divergences"] = records["is_divergent"].sum(axis=1)
-        if "acceptance" in records:
+        if "acceptance" in records and records["acceptance"].size:
             known["acceptance"] = records["acceptance"].mean(axis=1)
         if "energy" in records and records["energy"].shape[1] >= 2:
             known["energy"] = energy_mixing(records["energy"])
         if self.nlls.size:
-            known["predictive"] = PredictiveScores(*map(float, self.nlls))
+            nlls = (None if math.isnan(each) else float(each) for each in self.nlls)
+            known["predictive"] = PredictiveScores(*nlls)
         known |= self.method.diagnosed(self.problem, self.found)
         words = in_words(Diagnostics(**known), self.method.remedy)
-        return Diagnostics(**known, warnings=tuple(words))
+        return Diagnostics(**known, warnings=(*self._no_draws(), *words))
+
+    def _no_draws(self) -> list[str]:
+        """Why there are no draws, in words; empty if there are some."""
+        draws = self.records.get("draw")
+        if self.method.num_found(self.found) != 0 and (draws is None or draws.size):
+            return []
+        return [
+            f"there are no draws yet: the run stopped after step {self.chains.step} of "
+            f"{self.method.num_steps}, before its first draw. Call `bayes.infer` again with the "
+            "same arguments, `checkpoint=` included: it continues the run."
+        ]
+
+    def _check_draws(self) -> None:
+        for text in self._no_draws():
+            raise ValueError(f"{method_name(self.method)}: {text}")
 
     def _convergence_of(self, draws: np.ndarray) -> dict[str, Any]:
         lost = np.sum(~np.isfinite(draws).all(axis=2), axis=1)
@@ -130,11 +150,18 @@ class FittedPosterior(Module):
     def convergence(self) -> Convergence:
         """How far the chains agree on each unknown, as trees of the form of the unknowns.
 
-        **Raises:** `ValueError` for a method without chains.
+        **Raises:** `AttributeError` for a method without chains, or with fewer than 4 draws of
+        each.
         """
         if "draw" not in self.records:
-            raise ValueError(f"{method_name(self.method)} has no chains that could agree.")
-        found = convergence(self.records["draw"])
+            raise Missing(f"{method_name(self.method)} has no chains that could agree.")
+        draws = self.records["draw"]
+        if draws.shape[1] < 4:
+            raise Missing(
+                f"{method_name(self.method)}: convergence needs at least 4 draws of each chain, "
+                f"got {draws.shape[1]} after step {self.chains.step} of {self.method.num_steps}."
+            )
+        found = convergence(draws)
         trees: list[Any] = [
             self.problem.unflatten(jnp.asarray(each, self.problem.dtype))
             for each in (found.r_hat, found.ess_bulk, found.ess_tail)
@@ -145,11 +172,11 @@ class FittedPosterior(Module):
     def log_evidence(self) -> Float[Array, ""]:
         """The log of the density of the data under the model, in nats.
 
-        **Raises:** `ValueError` if the method has no estimate of it.
+        **Raises:** `AttributeError` if the method has no estimate of it.
         """
         found = self.method.log_evidence(self.problem, self.found)
         if found is None:
-            raise ValueError(
+            raise Missing(
                 f"{method_name(self.method)} has no estimate of the evidence; `bayes.Laplace` and "
                 "`bayes.Pathfinder` have."
             )
@@ -170,8 +197,9 @@ class FittedPosterior(Module):
         and, of chains, `sample_stats`.
 
         **Raises:** `ImportError` if ArviZ is not installed; `TypeError` without a key for a method
-        that needs one.
+        that needs one; `ValueError` if the run stopped before its first draw.
         """
+        self._check_draws()
         try:
             arviz: Any = importlib.import_module("arviz_base")
         except ModuleNotFoundError as error:
@@ -281,7 +309,8 @@ def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) ->
     problem, method, found = posterior.problem, posterior.method, posterior.found
     kept = method.num_found(found)
     # Before the data come to the host.
-    if kept == 0 or type(method).point_estimate is Method.point_estimate:
+    has_point = type(method).point_estimate is not Method.point_estimate
+    if kept == 0 or (held_out is None and not has_point):
         return posterior
     draw_bytes = problem.size * jnp.dtype(problem.dtype).itemsize
     num_draws = min(kept or _DEFAULT_DRAWS, _DEFAULT_DRAWS, max(2, _MAX_DRAW_BYTES // draw_bytes))
@@ -292,13 +321,17 @@ def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) ->
         *parts,
     )
     key = jr.fold_in(posterior.key, 3)
-    pair = _nlls(problem, method, found, data, num_draws, key)
-    # Draws that went to infinity, or a run that is not finished, are said elsewhere.
-    if pair is None or np.isnan(pair).any():
-        return posterior
-    nlls = np.stack(pair, axis=1)
+    pair = _nlls(problem, method, found, data, num_draws, key, held_out is not None)
     num_trained_on = num_examples(parts[0], "infer")
+    # Draws that went to infinity, or a run that is not finished, are said elsewhere.
+    if pair is None or np.isnan(pair[0][:num_trained_on]).any():
+        return posterior
+    nlls = np.stack([np.where(np.isnan(pair[0]), np.inf, pair[0]), pair[1]], axis=1)
     means = [np.mean(each, axis=0) for each in np.split(nlls, [num_trained_on]) if len(each)]
+    if held_out is not None:
+        num_held_out = len(nlls) - num_trained_on
+        with np.errstate(invalid="ignore"):  # infinities among the training data
+            means.append(np.std(nlls[:num_trained_on, :1], axis=0) / math.sqrt(num_held_out))
     return FittedPosterior(
         problem, method, found, posterior.chains, posterior.key, np.concatenate(means)
     )
@@ -314,17 +347,24 @@ def _spaced(data: Data) -> Data:
 @as_libraries_compute()
 @filter_jit
 def _nlls(
-    problem: Problem, method: Method, found: Any, data: Data, num: int, key: PRNGKeyArray
+    problem: Problem,
+    method: Method,
+    found: Any,
+    data: Data,
+    num: int,
+    key: PRNGKeyArray,
+    has_held_out: bool,
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]] | None:
     """Minus the log density of each example under the mixture of draws, and under one network.
 
-    `None` where the method names none.
+    The latter is NaN if the method names no network. Without held-out data nothing is then left to
+    compare: `None`.
     """
     target = problem.target
     place = method.point_estimate(problem, found)
-    if place is None:
+    if place is None and not has_held_out:
         return None
-    point = problem.unknowns(place)
+    point = None if place is None else problem.unknowns(place)
     draw_key, key = jr.split(key)
     draws = _samples(problem, method, found, num, draw_key)
 
@@ -338,7 +378,10 @@ def _nlls(
 
         outputs = method.outputs(problem, found, draws, x, key)
         mixed = jax.nn.logsumexp(jax.vmap(of_draw)(outputs, draws.likelihood), axis=0)
-        return math.log(num) - mixed, -target.log_likelihood(point, batch)
+        mixed = math.log(num) - mixed
+        if point is None:
+            return mixed, jnp.full_like(mixed, jnp.nan)
+        return mixed, -target.log_likelihood(point, batch)
 
     size = num_examples(data, "infer")
     index = jnp.minimum(jnp.arange(-(-size // _EXAMPLES_AT_ONCE) * _EXAMPLES_AT_ONCE), size - 1)

@@ -474,6 +474,10 @@ class SWAG(Descent):
     ) -> Moments:
         return jtu.tree_map(lambda each: each[0], states.moments)
 
+    def num_found(self, found: Moments) -> int | None:
+        # One place has no covariance.
+        return None if found.count > 1 else 0
+
     def point_estimate(self, problem: Problem, found: Moments) -> Float[Array, " d"]:
         return found.mean
 

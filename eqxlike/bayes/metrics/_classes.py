@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
 from ..._check_numbers import whole_number
+from .._mixtures import as_classes
 from ._scores import check_array
 
 
@@ -20,7 +21,7 @@ def accuracy(scores: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Arr
     **Arguments:**
 
     - `scores`: logits or probabilities, shape `(N, C)`.
-    - `labels`: integers from 0 to C - 1, shape `(N,)`.
+    - `labels`: integers from 0 to C - 1, or booleans, shape `(N,)`.
 
     **Returns:** shape `()`, between 0 and 1.
 
@@ -43,7 +44,7 @@ def brier(probabilities: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float
     **Arguments:**
 
     - `probabilities`: shape `(N, C)`.
-    - `labels`: integers from 0 to C - 1, shape `(N,)`.
+    - `labels`: integers from 0 to C - 1, or booleans, shape `(N,)`.
 
     **Returns:** the mean over the examples, shape `()`, between 0 and 2; lower is better.
 
@@ -94,7 +95,7 @@ def calibration_bins(
     **Arguments:**
 
     - `probabilities`: shape `(N, C)`.
-    - `labels`: integers from 0 to C - 1, shape `(N,)`.
+    - `labels`: integers from 0 to C - 1, or booleans, shape `(N,)`.
     - `num_bins`: M.
     - `equal`: what is equal for all bins: their `"width"`, or their `"mass"`, the number of
       examples.
@@ -191,7 +192,7 @@ def _checked(
     prediction.
     """
     check_array(scores, name, "prediction.probabilities")
-    scores, labels = jnp.asarray(scores), jnp.asarray(labels)
+    scores, labels = jnp.asarray(scores), as_classes(labels)
     if scores.ndim != 2 or labels.shape != scores.shape[:1]:
         raise ValueError(
             f"Expected {name} of shape (N, C) and labels of shape (N,), got {scores.shape} and "

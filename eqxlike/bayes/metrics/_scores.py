@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..._check_numbers import whole_number
 from .._libraries import as_libraries_compute, is_normal
-from .._mixtures import Mixture
+from .._mixtures import Mixture, as_classes
 
 # --- The log predictive density, the one measure for predictions of every kind ---
 
@@ -39,6 +39,7 @@ def nll(prediction: Any, y: Array) -> Float[Array, ""]:
             "nll expects a prediction with a method `log_prob`, such as a `bayes.Mixture`; got "
             f"{type(prediction).__name__}. Write `nll(prediction, y)`."
         )
+    y = as_classes(y)
     with as_libraries_compute():
         log_density = prediction.log_prob(y)
     event_axes = len(getattr(prediction, "event_shape", ()))
@@ -107,6 +108,11 @@ def crps(
                 )
             return jnp.mean(_of_normals(y, mean, variance))
         draws = _draws(components, key, num_draws)
+    elif _has_log_prob(prediction):
+        raise TypeError(
+            "crps expects a bayes.Mixture over numbers, or draws, got a "
+            f"{type(prediction).__name__}. For classes write `brier(prediction.probabilities, y)`."
+        )
     else:
         draws = jnp.asarray(prediction)
     if draws.ndim != y.ndim + 1 or draws.shape[1:] != y.shape:
@@ -211,7 +217,8 @@ def coverage(
 def _coverage(
     y: Float[Array, "*N"], lower: Float[Array, "*N"], upper: Float[Array, "*N"]
 ) -> Float[Array, ""]:
-    return jnp.mean((lower <= y) & (y <= upper), dtype=y.dtype)
+    dtype = y.dtype if jnp.issubdtype(y.dtype, jnp.floating) else float  # of counts
+    return jnp.mean((lower <= y) & (y <= upper), dtype=dtype)
 
 
 def sharpness(lower: Float[Array, "*N"], upper: Float[Array, "*N"]) -> Float[Array, ""]:
