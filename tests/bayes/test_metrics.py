@@ -151,7 +151,7 @@ def test_boolean_labels_are_two_classes():
             metrics.brier(probabilities, labels),
             metrics.ece(probabilities, labels),
             metrics.nll(mixture, labels),
-            metrics.nll(dist.Categorical(probabilities), labels),
+            metrics.nll(dist.Categorical(logits=jnp.log(probabilities)), labels),
             bayes.temperature_scaling(mixture, labels).temperature,
             bayes.conformal_sets(mixture, labels).quantile,
             train_metrics.accuracy(probabilities, labels).value,

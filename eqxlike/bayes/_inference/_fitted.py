@@ -108,8 +108,8 @@ class FittedPosterior(Module):
         if "energy" in records and records["energy"].shape[1] >= 2:
             known["energy"] = energy_mixing(records["energy"])
         if self.nlls.size:
-            nlls = (None if math.isnan(each) else float(each) for each in self.nlls)
-            known["predictive"] = PredictiveScores(*nlls)
+            others = (None if math.isnan(each) else float(each) for each in self.nlls[1:])
+            known["predictive"] = PredictiveScores(float(self.nlls[0]), *others)
         known |= self.method.diagnosed(self.problem, self.found)
         words = in_words(Diagnostics(**known), self.method.remedy)
         return Diagnostics(**known, warnings=(*self._no_draws(), *words))
