@@ -477,7 +477,8 @@ def check_data(data: Any) -> tuple[PyTree[Array], PyTree[Array]]:
         raise TypeError(f"data must be a pair (x, y), got {describe_node(data)}.")
     x, y = data
     scalars = bool | int | float | str | np.generic
-    if isinstance(y, list | tuple) and all(isinstance(leaf, scalars) for leaf in jtu.tree_leaves(y)):
+    leaves = jtu.tree_leaves(y)
+    if isinstance(y, list | tuple) and all(isinstance(leaf, scalars) for leaf in leaves):
         y = np.asarray(y)
     lengths: dict[str, int] = {}
     for name, tree in zip(("x", "y"), (x, y), strict=True):

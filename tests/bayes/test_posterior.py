@@ -274,7 +274,7 @@ WRONG = {
     "real classes": (
         make(likelihood=bayes.Bernoulli()),
         ValueError,
-        r"expects one integer as the target of an example, 0 or 1; got .* float64\. Write `y\.astype",
+        r"one integer as the target of an example, 0 or 1; got .* float64\. Write `y\.astype",
     ),
     "negative counts": (
         make(likelihood=bayes.Poisson(), data=(X, COUNTS - 1)),
