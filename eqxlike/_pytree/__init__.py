@@ -41,4 +41,5 @@ from ._serialise import open_to_replace as open_to_replace
 from ._serialise import tree_deserialise_leaves as tree_deserialise_leaves
 from ._serialise import tree_serialise_leaves as tree_serialise_leaves
 from ._tree_at import MISSING as MISSING
+from ._tree_at import is_placeholder as is_placeholder
 from ._tree_at import tree_at as tree_at

@@ -139,12 +139,12 @@ def _hold_place(path: tuple, leaf: Any) -> Any:
     return _EmptyPlaceholder() if _is_empty(leaf) else _Placeholder(jtu.keystr(path), leaf)
 
 
-def _is_placeholder(node: Any) -> bool:
+def is_placeholder(node: Any) -> bool:
     return type(node) in (_Placeholder, _EmptyPlaceholder)
 
 
 def _value(node: Any) -> Any:
-    return node.value if _is_placeholder(node) else node
+    return node.value if is_placeholder(node) else node
 
 
 def _is_empty(node: Any) -> bool:
@@ -175,7 +175,7 @@ def _choose(where: Callable[[PyTree], Any], tree: PyTree) -> Any:
 def _identity(tree: PyTree) -> tuple[int, list[int]]:
     """A fingerprint of a tree of placeholders; it changes when something is added or removed."""
     leaves, treedef = jtu.tree_flatten(tree)
-    return treedef.num_nodes, [id(leaf) for leaf in leaves if _is_placeholder(leaf)]
+    return treedef.num_nodes, [id(leaf) for leaf in leaves if is_placeholder(leaf)]
 
 
 def _count_occurrences(tree: PyTree, nodes: list[Any]) -> dict[int, int]:
@@ -211,7 +211,7 @@ def _not_one_node(tree: PyTree, chosen: Any, node: Any, count: int) -> Exception
             )
     # A leaf is not flattened: JAX warns about leaves that are iterators.
     leaves = [] if jtu.all_leaves([node]) else jtu.tree_leaves(node)
-    if leaves and all(map(_is_placeholder, leaves)):
+    if leaves and all(map(is_placeholder, leaves)):
         return ValueError(
             f"`where` does not specify an element or elements of `pytree`: it returned {node!r} "
             f"of type {type(node).__name__}, which is made of nodes of the tree and none itself. "

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from .._check_numbers import whole_number
 from .._dtypes import at_least_float32
@@ -31,7 +31,7 @@ def _attend(
     query: Heads,
     key: Heads,
     value: Heads,
-    mask: Bool[Array, "#num_heads q_seq kv_seq"] | None,
+    mask: Shaped[Array, "#num_heads q_seq kv_seq"] | None,
     drop: Callable[[Array], Array],
 ) -> Heads:
     """The attended values of all heads.
@@ -43,7 +43,12 @@ def _attend(
     logits = jnp.einsum("qhd,khd->hqk", query, key, preferred_element_type=dtype)
     logits = logits / math.sqrt(query.shape[-1])
     if mask is not None:
-        logits = jnp.where(mask, logits, jnp.finfo(dtype).min)
+        least = jnp.finfo(dtype).min
+        if jnp.issubdtype(mask.dtype, jnp.floating):
+            # A query that attends to no key has equal weights, as with a boolean mask, and no NaN.
+            logits = jnp.maximum(logits + mask.astype(dtype), least)
+        else:
+            logits = jnp.where(mask, logits, least)
     weights = jax.nn.softmax(logits, axis=-1).astype(value.dtype)
     return jnp.einsum("hqk,khd->qhd", drop(weights), value)
 
@@ -161,7 +166,7 @@ class MultiheadAttention(Module):
         query: Float[Array, "q_seq query_size"],
         key_: Float[Array, "kv_seq key_size"],
         value: Float[Array, "kv_seq value_size"],
-        mask: Bool[Array, "q_seq kv_seq"] | Bool[Array, "num_heads q_seq kv_seq"] | None = None,
+        mask: Shaped[Array, "q_seq kv_seq"] | Shaped[Array, "num_heads q_seq kv_seq"] | None = None,
         *,
         key: PRNGKeyArray | None = None,
         inference: bool | None = None,
@@ -173,8 +178,11 @@ class MultiheadAttention(Module):
         - `query`: shape `(q_seq, query_size)`.
         - `key_`: shape `(kv_seq, key_size)`.
         - `value`: shape `(kv_seq, value_size)`.
-        - `mask`: `False` where a query must not attend to a key: shape `(q_seq, kv_seq)`, or
-          `(num_heads, q_seq, kv_seq)` for one of its own in each head.
+        - `mask`: shape `(q_seq, kv_seq)` or `(1, q_seq, kv_seq)` for all heads, or `(num_heads,
+          q_seq, kv_seq)` for a mask for each head. Booleans: `False` where a query must not attend to a key. Integers: 0 there. Floats
+          are added to the logits, as in PyTorch: `-jnp.inf` or `-1e9` where a query must not
+          attend to a key, 0 where it may, or a bias for positions, which may be trained. So a float
+          mask of ones and zeros must be turned into booleans: `mask != 0`.
         - `key`: for dropout, split into one key a head; needed unless `dropout_p` is 0 or in
           inference mode. Projections get another part of it for each row, for layers that were put
           in their place, by `to_bayesian` say.
@@ -187,7 +195,7 @@ class MultiheadAttention(Module):
         **Returns:** shape `(q_seq, output_size)`.
 
         **Raises:** `ValueError` if something has another shape, or there is no row to attend to;
-        `RuntimeError` if dropout needs a key and none came.
+        `TypeError` for a complex mask; `RuntimeError` if dropout needs a key and none came.
         """
         if deterministic is not None:
             warn_deterministic("MultiheadAttention")
@@ -203,9 +211,15 @@ class MultiheadAttention(Module):
             )
         if mask is not None:
             lengths = (query.shape[0], key_.shape[0])
-            per_head = jnp.ndim(mask) == 3
-            check_input(self, mask, (self.num_heads, *lengths) if per_head else lengths, "mask")
-            mask = (mask if mask.dtype == bool else mask != 0).reshape(-1, *lengths)
+            heads = 1 if jnp.shape(mask)[:1] == (1,) else self.num_heads
+            expected = (heads, *lengths) if jnp.ndim(mask) == 3 else lengths
+            check_input(self, mask, expected, "mask")
+            if jnp.issubdtype(mask.dtype, jnp.complexfloating):
+                raise TypeError(
+                    f"{describe(self)} expected a mask of booleans, integers or floats, got an "
+                    f"array of dtype {mask.dtype}."
+                )
+            mask = mask.reshape(-1, *lengths)
 
         keys = (None,) * 4
         if key is not None:

@@ -5,15 +5,25 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import jax.tree_util as jtu
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray
 
 from .._check_numbers import integer
 from .._dtypes import is_key
 from .._module import BoundMethod, Module
-from .._pytree import combine, describe_node, is_array, is_array_like, partition
+from .._pytree import (
+    combine,
+    describe_node,
+    is_array,
+    is_array_like,
+    is_placeholder,
+    partition,
+)
+from .._transforms import is_array_or_struct
 
 Shape = tuple[int | str | None, ...]
 """Sizes by axis; a string names a size that may be any, and `"..."` any number of axes."""
@@ -161,15 +171,49 @@ def stack_layers(
     layers: Sequence[Any], stack: Callable[..., Any] = lambda *each: jnp.stack(each)
 ) -> Any:
     """One layer with the arrays of all, stacked; what is not an array is that of the first."""
-    arrays, statics = zip(*(partition(layer, is_array) for layer in layers), strict=True)
-    return combine(jtu.tree_map(stack, *arrays), statics[0])
+
+    def stack_leaves(first: Any, *others: Any) -> Any:
+        if isinstance(first, jax.ShapeDtypeStruct):
+            return _with_axes(first, (1 + len(others), *first.shape), lambda spec: (None, *spec))
+        return stack(first, *others)
+
+    parts = (partition(layer, is_array_or_struct) for layer in layers)
+    arrays, statics = zip(*parts, strict=True)
+    return combine(jtu.tree_map(stack_leaves, *arrays), statics[0])
 
 
 def layer_at(stacked: Any, index: int | slice) -> Any:
     """One of the layers that are stored stacked, or one of the outputs of all, by itself; the
     stacked layers of a slice.
+
+    **Raises:** `TypeError` in the `where` of a `tree_at`, which cannot replace part of an array.
     """
-    return jtu.tree_map(lambda leaf: leaf[index] if is_array(leaf) else leaf, stacked)
+
+    def at(leaf: Any) -> Any:
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            depth, *others = leaf.shape
+            if isinstance(index, slice):
+                return _with_axes(leaf, (len(range(depth)[index]), *others), lambda spec: spec)
+            return _with_axes(leaf, tuple(others), lambda spec: spec[1:])
+        if is_placeholder(leaf) and is_array_or_struct(leaf.value):
+            raise TypeError(
+                "`where` took one layer out of layers that are stored stacked, and this layer is "
+                "not a node of the tree: change the layers of `unstack()`, and stack these again; "
+                "or replace an array of all layers at once, such as `stack.layers.weight`."
+            )
+        return leaf[index] if is_array(leaf) else leaf
+
+    return jtu.tree_map(at, stacked)
+
+
+def _with_axes(
+    struct: jax.ShapeDtypeStruct, shape: tuple[int, ...], change: Callable[[Any], Any]
+) -> jax.ShapeDtypeStruct:
+    """`struct` with another shape; `change` maps the axis names of its sharding to the new ones."""
+    sharding = struct.sharding
+    if isinstance(sharding, NamedSharding):
+        sharding = sharding.update(spec=PartitionSpec(*change(sharding.spec)))
+    return struct.update(shape=shape, sharding=sharding)
 
 
 # --- Random keys for layers one by one, and for those that a loop walks along ---

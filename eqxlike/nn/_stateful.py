@@ -116,7 +116,10 @@ def with_array_states(layer: Model, like: PyTree = None) -> Model:
 
     def visit(path: str, index: StateIndex) -> StateIndex:
         marker = index.marker if is_named(index) else markers.get(path, index.marker)
-        return StateIndex(jtu.tree_map(jnp.asarray, index.init), marker=marker)
+        return StateIndex(jtu.tree_map(as_array, index.init), marker=marker)
+
+    def as_array(leaf: Any) -> Any:
+        return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf)
 
     return map_indices(visit, layer)
 

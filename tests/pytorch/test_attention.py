@@ -7,6 +7,7 @@ from tests.pytorch.compare import Counterpart, assert_computes_the_same
 
 MASK = np.random.default_rng(0).random((3, 5)) < 0.7
 MASK[:, 0] = True
+BIAS = np.where(MASK, np.random.default_rng(1).normal(size=(2, 3, 5)), -np.inf)
 
 
 def third(index):
@@ -45,6 +46,14 @@ COUNTERPARTS = {
         | OUTPUT,
         lambda layer, q, k, v: layer(q, k, v, MASK),
         lambda layer, q, k, v: layer(q, k, v, attn_mask=~torch.tensor(MASK))[0],
+    ),
+    "MultiheadAttention-additive-mask": Counterpart(
+        lambda **options: nn.MultiheadAttention(2, 4, **options),
+        lambda: torch.nn.MultiheadAttention(4, 2, bias=False, batch_first=True),
+        ((3, 4), (5, 4), (5, 4)),
+        STACKED | OUTPUT,
+        lambda layer, q, k, v: layer(q, k, v, BIAS),
+        lambda layer, q, k, v: layer(q, k, v, attn_mask=torch.tensor(BIAS, dtype=q.dtype))[0],
     ),
 }
 

@@ -5,11 +5,13 @@ from typing import Any, TypeVar
 
 import jax
 import jax.tree_util as jtu
+import numpy as np
 from jaxtyping import PyTree
 
 from ..._module import freeze_where
 from ..._pytree import flag_frozen, is_array, tree_at
 from .._inputs import check_instance
+from .._scan_stack import ScanStack
 
 Tree = TypeVar("Tree", bound=Any)
 Where = Callable[[Any], Any | Sequence[Any]]
@@ -68,24 +70,45 @@ def unfreeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = 
 
 
 def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
-    leaves, treedef = jtu.tree_flatten(model)
-    mask = treedef.unflatten(flag_frozen(model))
-    chosen = tree_at(
-        (lambda model: model) if where is None else where,
-        treedef.unflatten([False] * len(leaves)),
-        replace_fn=lambda node: jtu.tree_map(lambda _: True, node),
-    )
-    are_chosen = [
-        is_chosen and is_array(leaf)
-        for is_chosen, leaf in zip(jtu.tree_leaves(chosen), leaves, strict=True)
-    ]
-    if not any(are_chosen):
+    where = (lambda model: model) if where is None else where
+    nodes, treedef = jtu.tree_flatten(model, is_leaf=_is_stack)
+    rows = _choose_rows(where, nodes, treedef) if any(map(_is_stack, nodes)) else None
+    if rows is None:
+        leaves, treedef = jtu.tree_flatten(model)
+        chosen = tree_at(
+            where,
+            treedef.unflatten([np.False_] * len(leaves)),
+            replace_fn=lambda node: jtu.tree_map(lambda _: np.True_, node),
+        )
+        rows = [np.array([[flag]]) for flag in jtu.tree_leaves(chosen)]
+        nodes, rows = leaves, [each & is_array(leaf) for each, leaf in zip(rows, leaves, strict=True)]
+    if not any(map(np.any, rows)):
         raise ValueError("There is no array where `where` points to.")
+    are_chosen: list[bool] = []
+    layers: dict[int, list[Any]] = {}
+    for place, (node, chosen) in enumerate(zip(nodes, rows, strict=True)):
+        is_whole = (chosen.all(1) == chosen.any(1)).all()
+        if is_whole and (not _is_stack(node) or len(node.runs()) == 1):
+            are_chosen += chosen.all(1).tolist()
+        else:
+            are_chosen += [False] * len(jtu.tree_leaves(node))
+            layers[place] = [
+                _with_flags(layer, flags, value)
+                for layer, flags in zip(node.unstack(), chosen.T, strict=True)
+            ]
+    nodes, treedef = jtu.tree_flatten(_with_flags(model, are_chosen, value), is_leaf=_is_stack)
+    for place, each in layers.items():
+        nodes[place] = nodes[place].with_layers(each)
+    return treedef.unflatten(nodes)
+
+
+def _with_flags(model: PyTree, are_chosen: Sequence[bool], value: bool) -> PyTree:
+    """`model` with the chosen ones of its leaves frozen, or trained again if `value` is `False`."""
     flags = [
         value if is_chosen else flag
-        for is_chosen, flag in zip(are_chosen, jtu.tree_leaves(mask), strict=True)
+        for is_chosen, flag in zip(are_chosen, flag_frozen(model), strict=True)
     ]
-    new = freeze_where(model, treedef.unflatten(flags))
+    new = freeze_where(model, jtu.tree_structure(model).unflatten(flags))
     for (path, _), flag, is_now in zip(
         jtu.tree_leaves_with_path(model), flags, flag_frozen(new), strict=True
     ):
@@ -95,6 +118,37 @@ def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
                 "frozen: make it a field of one."
             )
     return new
+
+
+def _is_stack(node: Any) -> bool:
+    return isinstance(node, ScanStack)
+
+
+def _choose_rows(where: Where, nodes: list[Any], treedef: Any) -> list[np.ndarray] | None:
+    """For each node, a leaf or a `ScanStack`, a table of the arrays that `where` chooses: a row for
+    each leaf, a column for each layer. `None` if `where` fails, or returns anything else.
+
+    `where` sees one object for each leaf and layer. So it may take layers out of a stack, and rows
+    out of the arrays of a stack.
+    """
+    tables, shown = [], []
+    for node in nodes:
+        layers = node.runs()[0][0].layers if _is_stack(node) else node
+        leaves, structure = jtu.tree_flatten(layers)
+        depth = node.depth if _is_stack(node) else 1
+        table = np.array([object() for _ in range(len(leaves) * depth)], object)
+        table = table.reshape(len(leaves), depth)
+        tables.append((table, np.array([[is_array(leaf)] for leaf in leaves], bool)))
+        view = structure.unflatten(list(table))
+        shown.append(node._storing(view, depth) if _is_stack(node) else table[0, 0])
+    try:
+        chosen = jtu.tree_leaves(where(treedef.unflatten(shown)))
+        ids = {id(token) for leaf in chosen for token in np.ravel(leaf)}
+    except Exception:
+        return None
+    if not ids <= {id(token) for table, _ in tables for token in table.flat}:
+        return None
+    return [np.vectorize(lambda token: id(token) in ids, [bool])(t) & mask for t, mask in tables]
 
 
 # --- Switching a whole model between training and inference ---

@@ -290,7 +290,8 @@ def gathering(model: PyTree, split: PyTree, together: PyTree) -> PyTree:
 
 
 def _is_stacked(node: Any) -> bool:
-    return isinstance(node, Stacked)
+    # Layers that are not all frozen alike are several stacks, in one.
+    return isinstance(node, Stacked) and not isinstance(node.layers, tuple)
 
 
 # --- Which parameter each array of an optimiser's state belongs to ---
