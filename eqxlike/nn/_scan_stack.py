@@ -1,5 +1,6 @@
 """Repeated layers, stored stacked and applied in a loop."""
 
+import collections
 import copy
 import itertools
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from .._transforms import (
     filter_checkpoint,
     filter_make_jaxpr,
     filter_vmap,
+    is_array_or_struct,
     keep_all_but_gathered,
 )
 from ._inputs import (
@@ -153,7 +155,7 @@ class ScanStack(StatefulLayer, Stacked):
         """**Returns:** this stack with other layers, which differ in the values of their arrays and
         in what is frozen alone.
         """
-        alike = itertools.groupby(layers, key=flag_frozen)
+        alike = itertools.groupby(layers, key=jtu.tree_structure)
         runs = [self._storing(stack_layers(run), len(run)) for _, (*run,) in alike]
         return runs[0] if len(runs) == 1 else self._storing(tuple(runs), len(layers))
 
@@ -189,6 +191,13 @@ class ScanStack(StatefulLayer, Stacked):
             raise IndexError(f"ScanStack of depth {self.depth} has no layer {index}.")
         index = index % self.depth
         run, places = next(each for each in self.runs() if index < each[1].stop)
+        for path, leaf in jtu.tree_leaves_with_path(run.layers):
+            if is_array_or_struct(leaf) and leaf.shape[:1] != (run.depth,):
+                raise ValueError(
+                    f"ScanStack of depth {run.depth} has an array of shape {leaf.shape} at "
+                    f"stack.layers{jtu.keystr(path)}, whose first axis is not that of layers. Of "
+                    "an ensemble made by `filter_vmap`, take layers inside `filter_vmap`."
+                )
         return run.gather(layer_at(run.layers, index - places.start))
 
     def __len__(self) -> int:
@@ -223,19 +232,32 @@ class ScanStack(StatefulLayer, Stacked):
                 f"{type(self[0]).__name__}, are stateful: write `x, state = stack(x, state)`."
             )
         keys = None if key is None else jr.split(key, self.depth)
+        num_seen: collections.Counter[Any] = collections.Counter()
         for run, places in self.runs():
             own_keys = keys if run is self or keys is None else keys[places]
             if not has_state:
-                x = run._scan(x, args, None, own_keys)[0]
+                x, _ = run._scan(x, args, None, own_keys)
                 continue
-            # Layers that were frozen after the state was made find the values of all layers there.
+            # Runs that were frozen after the state was made share one array of values.
             values = state.substate(run.layers)
-            own = jtu.tree_map(lambda a, at=places, n=run.depth: a if len(a) == n else a[at], values)
-            x, new = run._scan(x, args, own, own_keys)
+            kind = jtu.tree_structure(values)
+            own = slice(num_seen[kind], num_seen[kind] + run.depth)
+            num_seen[kind] = own.stop
+            x, new = run._scan(x, args, layer_at(values, own), own_keys)
             state = state.update(
                 jtu.tree_map(
-                    lambda a, b, at=places: b if a.shape == b.shape else a.at[at].set(b), values, new
+                    lambda a, b, at=own: b if a.shape == b.shape else a.at[at].set(b), values, new
                 )
+            )
+        if has_state and any(
+            len(a) != num_seen[jtu.tree_structure(values)]
+            for values in (state.substate(run.layers) for run, _ in self.runs())
+            for a in jtu.tree_leaves(values)
+        ):
+            raise ValueError(
+                f"{describe(self)} has {self.depth} layers, and the state has values of another "
+                "number of layers. A slice of stateful layers cannot be called with the state of "
+                "all: call the whole stack."
             )
         return x if state is NO_STATE else (x, state)
 

@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..._module import freeze_where
-from ..._pytree import flag_frozen, is_array, tree_at
+from ..._pytree import flag_frozen, tree_at
+from ..._transforms import is_array_or_struct
 from .._inputs import check_instance
 from .._scan_stack import ScanStack
 
@@ -81,7 +82,7 @@ def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
             replace_fn=lambda node: jtu.tree_map(lambda _: np.True_, node),
         )
         rows = [np.array([[flag]]) for flag in jtu.tree_leaves(chosen)]
-        nodes, rows = leaves, [each & is_array(leaf) for each, leaf in zip(rows, leaves, strict=True)]
+        nodes, rows = leaves, [each & is_array_or_struct(leaf) for each, leaf in zip(rows, leaves, strict=True)]
     if not any(map(np.any, rows)):
         raise ValueError("There is no array where `where` points to.")
     are_chosen: list[bool] = []
@@ -138,7 +139,7 @@ def _choose_rows(where: Where, nodes: list[Any], treedef: Any) -> list[np.ndarra
         depth = node.depth if _is_stack(node) else 1
         table = np.array([object() for _ in range(len(leaves) * depth)], object)
         table = table.reshape(len(leaves), depth)
-        tables.append((table, np.array([[is_array(leaf)] for leaf in leaves], bool)))
+        tables.append((table, np.array([[is_array_or_struct(leaf)] for leaf in leaves], bool)))
         view = structure.unflatten(list(table))
         shown.append(node._storing(view, depth) if _is_stack(node) else table[0, 0])
     try:
