@@ -65,6 +65,7 @@ from ._surgery._lora import LoRALinear as LoRALinear
 from ._surgery._lora import MergedLinear as MergedLinear
 from ._surgery._policy import MixedPrecision as MixedPrecision
 from ._surgery._policy import Policy as Policy
+from ._surgery._replace import decay_mask as decay_mask
 from ._surgery._replace import reinitialise as reinitialise
 from ._surgery._replace import replace_layers as replace_layers
 from ._surgery._replace import to_bayesian as to_bayesian

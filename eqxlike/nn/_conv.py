@@ -11,7 +11,7 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 from .._check_numbers import whole_number
 from .._dtypes import parameter_dtype
 from .._module import Module, field
-from ._inputs import check_input, describe
+from ._inputs import check_input, check_not_stacked, describe
 from ._parameters import Initializer, Parameter, draw, fan_in_limit
 from ._windows import (
     OverAxes,
@@ -134,6 +134,7 @@ class Conv(Module):
         """
         del key
         check_input(self, x, (self.in_channels, *axis_names(self.num_spatial_dims)))
+        check_not_stacked(self, self.weight, 2 + self.num_spatial_dims)
         extents = _window_extents(self.kernel_size, self.dilation)
         pads = pads_for(self.padding, x.shape[1:], extents, self.stride)
         check_window_fits(self, x, pads, extents)
@@ -332,6 +333,7 @@ class ConvTranspose(Module):
         """
         del key
         check_input(self, x, (self.in_channels, *axis_names(self.num_spatial_dims)))
+        check_not_stacked(self, self.weight, 2 + self.num_spatial_dims)
         extents = _window_extents(self.kernel_size, self.dilation)
         # Spread by the stride: from the first place of an entry to the last.
         spans = [(size - 1) * step for size, step in zip(x.shape[1:], self.stride, strict=True)]

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 from .._check_numbers import real_number, whole_number
 from .._dtypes import parameter_dtype
 from .._module import Module, field
-from ._inputs import check_input, describe
+from ._inputs import check_input, check_not_stacked, describe
 from ._parameters import Initializer, normal
 
 
@@ -91,6 +91,7 @@ class Embedding(Module):
         """
         del key
         check_input(self, x, ())
+        check_not_stacked(self, self.weight, 2)
         if jnp.issubdtype(jnp.result_type(x), jnp.inexact):
             raise TypeError(
                 f"{describe(self)} expected x to be an integer, the number of a row; got dtype "

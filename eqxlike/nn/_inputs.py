@@ -75,6 +75,17 @@ def check_input(layer: Module, x: Any, expected: Shape, name: str = "x") -> None
     raise ValueError(message)
 
 
+def check_not_stacked(layer: Module, weight: Any, num_axes: int) -> None:
+    """Raises `ValueError` if `weight`, of `num_axes` axes in one layer, has more of them."""
+    if getattr(weight, "ndim", num_axes) > num_axes:
+        raise ValueError(
+            f"{describe(layer)} has a weight of shape {weight.shape}, with {weight.ndim} axes; a "
+            f"single layer has {num_axes}. An ensemble, or stacked layers, are called by "
+            "`eqx.filter_vmap(lambda model, x: model(x), in_axes=(eqx.if_array(0), None))(model, "
+            "x)`."
+        )
+
+
 def _fits(shape: tuple[int, ...], expected: Shape) -> bool:
     if "..." in expected:
         at = expected.index("...")

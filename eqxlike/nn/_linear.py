@@ -11,7 +11,13 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from .._dtypes import parameter_dtype
 from .._module import Module, field, stored_fields
-from ._inputs import check_input, feature_count, feature_shape, number_of_features
+from ._inputs import (
+    check_input,
+    check_not_stacked,
+    feature_count,
+    feature_shape,
+    number_of_features,
+)
 from ._parameters import Initializer, Parameter, draw, fan_in_limit
 
 T = TypeVar("T")
@@ -91,6 +97,7 @@ class Linear(Module):
         """
         del key
         check_input(self, x, feature_shape(self.in_features))
+        check_not_stacked(self, self.weight, 2)
         if self.in_features == "scalar":
             x = jnp.reshape(x, (1,))
         y = apply_weight(self.weight, x)
@@ -180,6 +187,7 @@ class FusedLinear(Module):
         """
         del key
         check_input(self, x, feature_shape(self.in_features))
+        check_not_stacked(self, self.weight, 2)
         y = apply_weight(self.weight, x)
         if self.bias is not None:
             y = y + self.bias

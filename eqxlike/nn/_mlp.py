@@ -42,14 +42,32 @@ def _one_per_unit(activation: Callable, shape: tuple[int, ...]) -> Callable:
     return jax.tree_util.tree_map(repeat, activation)
 
 
-def _apply_per_unit(activation: Callable, x: Shaped[Array, " units"]) -> Shaped[Array, " units"]:
-    return filter_vmap(lambda unit, value: unit(value))(activation, x)
+def _call_on_unit(name: str, activation: Callable, value: Shaped[Array, ""]) -> Array:
+    try:
+        return activation(value)
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+        raise  # It needs a concrete number, one unit or all.
+    except (IndexError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"MLP: {name} is called on one unit at a time, on an array of shape (), and failed: "
+            f"{error}\nIf it needs all units, as a softmax or a norm does, call it on the output "
+            "instead: `jax.nn.softmax(mlp(x))`; or put layers and `nn.Lambda` in an "
+            "`nn.Sequential`."
+        ) from error
+
+
+def _apply_per_unit(
+    name: str, activation: Callable, x: Shaped[Array, " units"]
+) -> Shaped[Array, " units"]:
+    return filter_vmap(functools.partial(_call_on_unit, name))(activation, x)
 
 
 class MLP(Module):
     """A multi-layer perceptron, also called a feed-forward network.
 
-    An activation acts on each unit by itself. If it is a Module with arrays, every unit of every
+    An activation acts on each unit by itself, on an array of shape `()`. So a function of all units,
+    such as a softmax, belongs after the network: an error says so, but `lambda x: x / x.sum()` is a
+    valid function of one unit, and returns ones. If it is a Module with arrays, every unit of every
     layer owns a copy of them: an activation with one learnt slope gets `depth * width_size` slopes.
 
     >>> import jax, jax.numpy as jnp
@@ -153,7 +171,7 @@ class MLP(Module):
 
         **Returns:** shape `(out_size,)`, or `()` if `out_size="scalar"`.
 
-        **Raises:** `ValueError` if `x` has another shape.
+        **Raises:** `ValueError` if `x` has another shape, or an activation cannot act on one unit.
         """
         num_keys = self.depth + 1
         keys: Any = [None] * num_keys if key is None else jr.split(key, num_keys)
@@ -166,12 +184,12 @@ class MLP(Module):
                 x = self._apply_hidden(index, x, keys[index])
         x = self.layers[-1](x, **key_for(self.layers[-1], keys[-1]))
         if self.out_size == "scalar":
-            return self.final_activation(x)
-        return _apply_per_unit(self.final_activation, x)
+            return _call_on_unit("final_activation", self.final_activation, x)
+        return _apply_per_unit("final_activation", self.final_activation, x)
 
     def _apply_hidden(self, index: int, x: Array, key: PRNGKeyArray | None) -> Array:
         x = self.layers[index](x, **key_for(self.layers[index], key))
-        return _apply_per_unit(layer_at(self.activation, index), x)
+        return _apply_per_unit("activation", layer_at(self.activation, index), x)
 
     def _scan_hidden(
         self, x: Shaped[Array, " width"], keys: PRNGKeyArray | None
@@ -183,7 +201,8 @@ class MLP(Module):
         def body(x: Array, turn: Any) -> tuple[Array, None]:
             arrays, data = turn
             layer, activation = combine(arrays, static)
-            return _apply_per_unit(activation, layer(x, **key_for(layer, key_of(data)))), None
+            x = layer(x, **key_for(layer, key_of(data)))
+            return _apply_per_unit("activation", activation, x), None
 
         return jax.lax.scan(body, x, (arrays, key_data))[0]
 

@@ -13,7 +13,7 @@ from .._check_numbers import integer, real_number, whole_number
 from .._dtypes import at_least_float32, parameter_dtype
 from .._module import Module, field
 from .._traceback import stacklevel_of_user
-from ._inputs import check_input
+from ._inputs import check_input, check_not_stacked
 from ._parameters import Initializer, draw_affine
 from ._stateful import NO_STATE
 
@@ -103,6 +103,7 @@ class LayerNorm(Module):
         """
         del key
         check_input(self, x, self.shape)
+        check_not_stacked(self, self.weight, len(self.shape))
         normalised = _standardise(x.astype(at_least_float32(x.dtype)), self.eps)
         out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
         return out if state is NO_STATE else (out, state)
@@ -164,6 +165,7 @@ class RMSNorm(Module):
         """Arguments, output and errors are those of `LayerNorm`."""
         del key
         check_input(self, x, self.shape)
+        check_not_stacked(self, self.weight, len(self.shape))
         wide = x.astype(at_least_float32(x.dtype))
         normalised = wide * jax.lax.rsqrt(jnp.mean(wide**2) + self.eps)
         out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
@@ -262,6 +264,7 @@ class GroupNorm(Module):
         """
         del key
         check_input(self, x, ("channels" if self.channels is None else self.channels, "..."))
+        check_not_stacked(self, self.weight, 1)
         if x.shape[0] % self.groups != 0:
             raise ValueError(
                 f"GroupNorm expected x with a number of channels that groups={self.groups} "

@@ -10,7 +10,7 @@ from .._check_numbers import whole_number
 from .._dtypes import parameter_dtype
 from .._module import Module, field
 from .._pytree import tree_pformat
-from ._inputs import check_input, describe
+from ._inputs import check_input, check_not_stacked, describe
 from ._linear import apply_weight
 from ._parameters import Initializer, Parameter, draw, fan_in_limit
 
@@ -120,6 +120,7 @@ class GRUCell(Module):
         """
         del key
         check_input(self, input, (self.input_size,), "input")
+        check_not_stacked(self, self.weight_ih, 2)
         check_input(self, hidden, (self.hidden_size,), "hidden")
         of_input, of_hidden = (
             apply_weight(self.weight_ih, input),
@@ -227,6 +228,7 @@ class LSTMCell(Module):
                 f"{tree_pformat(hidden)}."
             ) from None
         check_input(self, input, (self.input_size,), "input")
+        check_not_stacked(self, self.weight_ih, 2)
         check_input(self, h, (self.hidden_size,), "hidden[0]")
         check_input(self, c, (self.hidden_size,), "hidden[1]")
         gates = apply_weight(self.weight_ih, input) + apply_weight(self.weight_hh, h)

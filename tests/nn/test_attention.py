@@ -151,6 +151,30 @@ def test_gradient_of_low_precision_is_that_of_float32(getkey):
         np.testing.assert_allclose(np.asarray(leaf, np.float32), other, atol=0.05 * scale)
 
 
+def test_float_masks_are_added_and_others_choose(getkey):
+    """Also where a query attends to no key; `tests/pytorch` has the values of finite biases."""
+    attention, (query, key_, value) = nn.MultiheadAttention(2, 8, key=getkey()), inputs(getkey)
+    chosen = np.tril(np.ones((4, 5), bool), -1)  # The first query attends to no key.
+
+    @eqx.filter_jit
+    def attended(mask):
+        return jax.value_and_grad(lambda x: jnp.sum(attention(x, key_, value, mask) ** 2))(query)
+
+    expected = attended(chosen)
+    assert all(np.isfinite(each).all() for each in expected)
+    masks = [chosen.astype(int), chosen[None], np.where(chosen, 0.0, -np.inf).astype(np.float32)]
+    for dtype in ("float16", "bfloat16", "float32"):
+        masks.append(jnp.where(chosen, 0.0, jnp.finfo(dtype).min).astype(dtype))
+    for mask in masks:
+        for ours, theirs in zip(attended(mask), expected, strict=True):
+            np.testing.assert_allclose(ours[1:], theirs[1:], rtol=1e-5) if ours.ndim else None
+            assert np.isfinite(ours).all()
+    bias = eqx.filter_grad(lambda bias: attention(query, key_, value, bias).sum())(masks[2])
+    assert np.isfinite(bias).all() and np.abs(bias[chosen]).max() > 0 and not bias[~chosen].any()
+    with pytest.raises(TypeError, match="mask of booleans, integers or floats, got .* complex64"):
+        attention(query, key_, value, jnp.ones((4, 5), complex))
+
+
 @pytest.mark.parametrize(
     ("shapes", "mask_shape", "message"),
     [

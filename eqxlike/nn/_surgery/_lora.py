@@ -11,7 +11,7 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 from ..._check_numbers import check_scale, real_number, whole_number
 from ..._module import Module, field
 from ..._pytree import tree_at
-from .._inputs import check_input, check_instance, feature_shape
+from .._inputs import check_input, check_instance, check_not_stacked, feature_shape
 from .._linear import Linear
 from .._parameters import Initializer, Parameter, draw, fan_in_limit
 from ._freeze import freeze, unfreeze
@@ -125,6 +125,7 @@ class LoRALinear(Module):
         **Raises:** `ValueError` if `x` has another shape.
         """
         check_input(self, x, feature_shape(self.in_features))
+        check_not_stacked(self, self.down, 2)
         # `filter_grad` passes over what is frozen; `jax.grad` and a rule of the user's would not.
         linear = self.linear if self.train_base else jax.lax.stop_gradient(self.linear)
         vector = jnp.reshape(x, (1,)) if self.in_features == "scalar" else x

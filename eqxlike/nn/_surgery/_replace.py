@@ -13,12 +13,16 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from ..._module import Module
-from ..._pytree import is_frozen, is_inexact_array, tree_at
+from ..._pytree import is_frozen, is_inexact_array, tree_at, walk
+from ..._transforms import is_array_or_struct
 from .._bayesian import BayesianConv, BayesianLayer, BayesianLinear, Estimator, linear_or_conv
+from .._conv import Conv, ConvTranspose
 from .._inputs import check_instance
-from .._linear import Linear
+from .._linear import FusedLinear, Linear
 from .._parameters import Initializer, Parameter, draw
+from .._rnn import GRUCell, LSTMCell
 from ._freeze import unfreeze
+from ._lora import LoRALinear
 
 # --- New values for the arrays of a model ---
 
@@ -200,6 +204,53 @@ def node_predicate(match: Match, name: str) -> Callable[[Any], bool]:
         f"`{name}` must be a type, a tuple of types, or a function from a node of the tree to a "
         f"bool; got {match!r}."
     )
+
+
+_WEIGHTED = (Linear, FusedLinear, Conv, ConvTranspose, GRUCell, LSTMCell, LoRALinear)
+"""The layers whose weights decay."""
+
+
+def decay_mask(params: PyTree, also: type | tuple[type, ...] = ()) -> PyTree[bool]:
+    """Chooses the arrays that weight decay applies to: the weights of affine maps, convolutions and
+    recurrent cells, and no bias, norm, scale or embedding.
+
+    It goes by the type of the layer. So it is right for layers that are stored stacked, as in
+    `nn.ScanStack` or an ensemble, where `array.ndim >= 2` holds for biases and norms too.
+
+    **Arguments:**
+
+    - `params`: a model, or its parameters, as `eqxlike.filter(model, eqxlike.is_inexact_array)`.
+      Optax calls a mask with these, or with gradients of the same structure.
+    - `also`: other types of layers, such as `nn.Embedding` or a class of your own: all their own
+      arrays decay, but for those whose name begins with `bias`.
+
+    **Returns:** a tree like `params` with `True` for each array that decays, and `False` for any
+    other leaf. Frozen arrays do not decay.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, optax
+        >>> from eqxlike import nn
+        >>> def make_layer(key):
+        ...     return nn.Sequential([nn.LayerNorm(4), nn.Linear(4, 4, key=key)])
+        >>> model = nn.ScanStack(make_layer, 2, key=jax.random.key(0))
+        >>> mask = nn.decay_mask(eqx.filter(model, eqx.is_inexact_array))
+        >>> mask.layers[0].weight, mask.layers[1].weight, mask.layers[1].bias
+        (False, True, False)
+        >>> optimiser = optax.adamw(1e-3, mask=nn.decay_mask)
+    """
+    others = also if isinstance(also, tuple) else (also,)
+    types = (*_WEIGHTED, *others)
+    layers = {path for path, node in walk(params) if isinstance(node, types)}
+
+    def decays(path: tuple[Any, ...], leaf: Any) -> bool:
+        # The path of a frozen array has one more key.
+        is_bias = jtu.keystr(path[-1:]).startswith(".bias")
+        if path[:-1] not in layers or is_bias or not is_array_or_struct(leaf):
+            return False
+        return bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
+
+    return jtu.tree_map_with_path(decays, params)
 
 
 def replace_layers(
