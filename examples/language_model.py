@@ -154,7 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = nn.MixedPrecision(model, "params=float32,compute=bfloat16,output=float32")
     updates = options.steps // ACCUMULATE
     schedule = optax.warmup_cosine_decay_schedule(0.0, 3e-3, updates // 10, updates)
-    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
+    optimiser = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(schedule, mask=nn.decay_mask)
+    )
     optimiser = optax.MultiSteps(optimiser, ACCUMULATE).gradient_transformation()
     evaluate = train.make_evaluate(
         lambda model, windows: {"nats": train.metrics.mean(losses(model, windows))},

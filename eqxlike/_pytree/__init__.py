@@ -6,10 +6,10 @@ from ._difference import describe_node as describe_node
 from ._difference import find_difference as find_difference
 from ._difference import flatten_one_level_with_keys as flatten_one_level_with_keys
 from ._difference import same_shape_and_dtype as same_shape_and_dtype
-from ._difference import walk as walk
 from ._difference import tree_check as tree_check
 from ._difference import tree_equal as tree_equal
 from ._difference import tree_flatten_one_level as tree_flatten_one_level
+from ._difference import walk as walk
 from ._filters import apply_updates as apply_updates
 from ._filters import combine as combine
 from ._filters import filter as filter

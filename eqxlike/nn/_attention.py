@@ -179,10 +179,10 @@ class MultiheadAttention(Module):
         - `key_`: shape `(kv_seq, key_size)`.
         - `value`: shape `(kv_seq, value_size)`.
         - `mask`: shape `(q_seq, kv_seq)` or `(1, q_seq, kv_seq)` for all heads, or `(num_heads,
-          q_seq, kv_seq)` for a mask for each head. Booleans: `False` where a query must not attend to a key. Integers: 0 there. Floats
-          are added to the logits, as in PyTorch: `-jnp.inf` or `-1e9` where a query must not
-          attend to a key, 0 where it may, or a bias for positions, which may be trained. So a float
-          mask of ones and zeros must be turned into booleans: `mask != 0`.
+          q_seq, kv_seq)` for a mask for each head. Booleans: `False` where a query must not attend
+          to a key. Integers: 0 there. Floats are added to the logits, as in PyTorch: `-jnp.inf` or
+          `-1e9` there, 0 elsewhere; or a bias for each pair, which may be trained. So convert a
+          float mask of ones and zeros: `mask != 0`.
         - `key`: for dropout, split into one key a head; needed unless `dropout_p` is 0 or in
           inference mode. Projections get another part of it for each row, for layers that were put
           in their place, by `to_bayesian` say.

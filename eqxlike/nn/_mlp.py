@@ -65,8 +65,8 @@ def _apply_per_unit(
 class MLP(Module):
     """A multi-layer perceptron, also called a feed-forward network.
 
-    An activation acts on each unit by itself, on an array of shape `()`. So a function of all units,
-    such as a softmax, belongs after the network: an error says so, but `lambda x: x / x.sum()` is a
+    An activation acts on each unit by itself, on an array of shape `()`. A function of all units
+    belongs after the network. A softmax raises an error that says so; `lambda x: x / x.sum()` is a
     valid function of one unit, and returns ones. If it is a Module with arrays, every unit of every
     layer owns a copy of them: an activation with one learnt slope gets `depth * width_size` slopes.
 

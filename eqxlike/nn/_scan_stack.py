@@ -21,7 +21,6 @@ from .._partition import find_static_difference
 from .._pytree import (
     combine,
     find_difference,
-    flag_frozen,
     is_array,
     is_reference,
     partition,
@@ -325,7 +324,7 @@ def _is_stacked_on_host(leaf: Any) -> bool:
     """Whether `leaf` is an array that is the same after a way through NumPy."""
     if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
         return False
-    return len(leaf.devices()) == 1 and not leaf.weak_type and not is_key(leaf)
+    return len(leaf.devices()) == 1 and not is_key(leaf) and not leaf.weak_type
 
 
 def _stack_on_host(*leaves: jax.Array) -> jax.Array:

@@ -208,6 +208,14 @@ MISUSES = {
         lambda: nn.Embedding(3, 4, key=jr.key(0))(jnp.array(1.0)),
         r"Embedding expected x to be an integer, .* got dtype float32\. Write `x\.astype\(int\)`",
     ),
+    "activation of all units": (
+        lambda: nn.MLP(2, 1, 4, 2, activation=jax.nn.softmax, key=jr.key(0))(jnp.ones(2)),
+        "MLP: activation is called on one unit at a time.*: axis -1 is out of bounds",
+    ),
+    "final activation of all units": (
+        lambda: nn.MLP(2, 1, 4, 0, final_activation=nn.LayerNorm(1), key=jr.key(0))(jnp.ones(2)),
+        r"final_activation is called on one .* LayerNorm expected .*\n.*`jax\.nn\.softmax\(mlp\(",
+    ),
     "state of an LSTM": (
         lambda: nn.LSTMCell(2, 3, key=jr.key(0))(jnp.ones(2), jnp.ones(3)),
         r"LSTMCell expected hidden to be a pair, .* got f32\[3\]",
@@ -220,3 +228,41 @@ def test_misuse_is_explained(name):
     call, message = MISUSES[name]
     with pytest.raises((TypeError, ValueError), match=message):
         call()
+
+
+class Recurrent(eqx.Module):
+    cell: nn.GRUCell
+
+    def __call__(self, x):
+        return self.cell(x, x)
+
+
+ENSEMBLES = {
+    "Linear": (lambda key: nn.Linear(3, 3, key=key), (3,)),
+    "MLP": (lambda key: nn.MLP(3, 3, 3, 1, key=key), (3,)),
+    "ScanStack": (lambda key: nn.ScanStack(lambda key: nn.Linear(3, 3, key=key), 3, key=key), (3,)),
+    "FusedLinear": (lambda key: nn.FusedLinear([nn.Linear(3, 3, key=key)]), (3,)),
+    "LoRALinear": (
+        lambda key: nn.LoRALinear(nn.Linear(3, 3, key=key), 3, train_base=True, key=jr.clone(key)),
+        (3,),
+    ),
+    "Conv": (lambda key: nn.Conv1d(3, 3, 1, key=key), (3, 3)),
+    "ConvTranspose": (lambda key: nn.ConvTranspose1d(3, 3, 1, key=key), (3, 3)),
+    "LayerNorm": (lambda key: nn.LayerNorm(3), (3,)),
+    "RMSNorm": (lambda key: nn.RMSNorm(3), (3,)),
+    "GroupNorm": (lambda key: nn.GroupNorm(3, 3), (3,)),
+    "GRUCell": (lambda key: Recurrent(nn.GRUCell(3, 3, key=key)), (3,)),
+    "Embedding": (lambda key: nn.Embedding(3, 3, key=key), ()),
+}
+
+
+@pytest.mark.parametrize("name", ENSEMBLES)
+def test_ensemble_that_is_called_as_one_network_is_named(name):
+    """All sizes are 3, where products of the wrong axes are possible."""
+    make, shape = ENSEMBLES[name]
+    ensemble = eqx.filter_vmap(make, axis_size=3)(jr.split(jr.key(0), 3))
+    x = jnp.ones(shape, float if shape else int)
+    with pytest.raises(ValueError, match=r"has a weight of shape \(3, 3.*`eqx\.filter_vmap\("):
+        ensemble(x)
+    call = eqx.filter_vmap(lambda model, x: model(x), in_axes=(eqx.if_array(0), None))
+    assert jax.tree.leaves(call(ensemble, x))[0].shape == (3, *(shape or (3,)))

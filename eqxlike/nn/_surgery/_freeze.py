@@ -34,6 +34,8 @@ def freeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = No
     - `model`: a Module, or a pytree of Modules. What is frozen belongs to a Module.
     - `where`: a function from a model to the node to freeze, or to a tuple or list of nodes, as in
       `tree_at`: arrays, or subtrees of which all arrays are frozen. All of `model` if left out.
+      It may take layers out of an `nn.ScanStack`: `model.blocks[:2]`. The arrays of the stack are
+      then split, so load a file of the whole stack before you freeze part of it.
 
     **Returns:** the model with these arrays frozen, besides those that were.
 
@@ -81,8 +83,9 @@ def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
             treedef.unflatten([np.False_] * len(leaves)),
             replace_fn=lambda node: jtu.tree_map(lambda _: np.True_, node),
         )
-        rows = [np.array([[flag]]) for flag in jtu.tree_leaves(chosen)]
-        nodes, rows = leaves, [each & is_array_or_struct(leaf) for each, leaf in zip(rows, leaves, strict=True)]
+        flags = zip(jtu.tree_leaves(chosen), leaves, strict=True)
+        rows = [np.array([[flag and is_array_or_struct(leaf)]]) for flag, leaf in flags]
+        nodes = leaves
     if not any(map(np.any, rows)):
         raise ValueError("There is no array where `where` points to.")
     are_chosen: list[bool] = []

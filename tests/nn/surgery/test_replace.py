@@ -1,11 +1,13 @@
 """Layers, and arrays of layers, replaced by others."""
 
+import functools
 import hashlib
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import optax
 import pytest
 
 import eqxlike as eqx
@@ -179,3 +181,50 @@ def test_rule_or_initializer_that_returns_what_does_not_fit_is_refused_with_the_
     with pytest.raises(ValueError, match="returned shape") as caught:
         nn.reinitialise(mlp, lambda *_: lambda *_: jnp.zeros(3), key=getkey())
     assert caught.value.__notes__ == ["The array is that at model.layers[0].weight."]
+
+
+class Model(eqx.Module):
+    table: nn.Embedding
+    place: jax.Array
+    blocks: nn.ScanStack
+    attention: nn.MultiheadAttention
+    cell: nn.GRUCell
+    head: dict
+
+    def __init__(self, key):
+        def block(key):
+            linear = nn.Linear(4, 4, key=key)
+            adapted = nn.LoRALinear(linear, 2, key=jr.clone(key))
+            return nn.Sequential([nn.LayerNorm(4), linear, nn.PReLU(), adapted])
+
+        keys = jr.split(key, 5)
+        self.table = nn.Embedding(5, 4, key=keys[0])
+        self.place = jnp.ones((3, 4))
+        self.blocks = nn.freeze(nn.ScanStack(block, 3, key=keys[1]), lambda stack: stack[0])
+        self.attention = nn.MultiheadAttention(2, 4, use_query_bias=True, key=keys[2])
+        self.cell = nn.GRUCell(4, 4, key=keys[3])
+        self.head = {"norm": nn.GroupNorm(2, 4), "conv": nn.Conv1d(4, 1, 1, key=keys[4])}
+
+
+def test_weights_of_affine_maps_decay_and_nothing_else(getkey):
+    """Of a single model and of an ensemble, with Optax's own mask."""
+    attention = [f".attention.{name}_proj.weight" for name in ("query", "key", "value", "output")]
+    stack = ".blocks.layers[1].layers"
+    expected = [
+        *[f"{stack}.layers[1].weight", f"{stack}.layers[3].down", f"{stack}.layers[3].up"],
+        *attention,
+        *[".cell.weight_ih", ".cell.weight_hh", ".head['conv'].weight"],
+    ]
+    key = getkey()
+    for model in (Model(key), eqx.filter_vmap(Model)(jr.split(jr.clone(key), 2))):
+        params = eqx.filter(model, eqx.is_inexact_array)
+        for also, more in (((), []), (nn.Embedding, [".table.weight"])):
+            mask = functools.partial(nn.decay_mask, also=also)
+            decay = optax.add_decayed_weights(1.0, mask=mask)
+            zeros, ones = (jax.tree.map(make, params) for make in (jnp.zeros_like, jnp.ones_like))
+            updates, _ = decay.update(zeros, decay.init(params), ones)
+            leaves = jax.tree_util.tree_leaves_with_path(updates)
+            decayed = [jax.tree_util.keystr(path) for path, update in leaves if update.all()]
+            assert decayed == more + expected
+        # What is frozen does not decay, also in a tree with frozen arrays.
+        assert sum(jax.tree.leaves(nn.decay_mask(model))) == len(expected)
