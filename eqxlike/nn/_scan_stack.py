@@ -168,7 +168,8 @@ class ScanStack(StatefulLayer, Stacked):
         is_split = isinstance(self.layers, tuple) and isinstance(self.layers[0], ScanStack)
         stacks = self.layers if is_split else (self,)
         stops = itertools.accumulate(stack.depth for stack in stacks)
-        return [(each, slice(stop - each.depth, stop)) for each, stop in zip(stacks, stops)]
+        pairs = zip(stacks, stops, strict=True)
+        return [(stack, slice(stop - stack.depth, stop)) for stack, stop in pairs]
 
     def unstack(self) -> tuple[Any, ...]:
         """**Returns:** the layers by themselves, as a tuple."""
