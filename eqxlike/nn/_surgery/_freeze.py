@@ -93,7 +93,7 @@ def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
     for place, (node, chosen) in enumerate(zip(nodes, rows, strict=True)):
         is_whole = (chosen.all(1) == chosen.any(1)).all()
         if is_whole and (not _is_stack(node) or len(node.runs()) == 1):
-            are_chosen += chosen.all(1).tolist()
+            are_chosen += map(bool, chosen.all(1))
         else:
             are_chosen += [False] * len(jtu.tree_leaves(node))
             layers[place] = [
