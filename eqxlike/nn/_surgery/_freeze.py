@@ -90,15 +90,15 @@ def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
         raise ValueError("There is no array where `where` points to.")
     are_chosen: list[bool] = []
     layers: dict[int, list[Any]] = {}
-    for place, (node, chosen) in enumerate(zip(nodes, rows, strict=True)):
-        is_whole = (chosen.all(1) == chosen.any(1)).all()
+    for place, (node, table) in enumerate(zip(nodes, rows, strict=True)):
+        is_whole = (table.all(1) == table.any(1)).all()
         if is_whole and (not _is_stack(node) or len(node.runs()) == 1):
-            are_chosen += map(bool, chosen.all(1))
+            are_chosen += table.all(1).tolist()
         else:
             are_chosen += [False] * len(jtu.tree_leaves(node))
             layers[place] = [
                 _with_flags(layer, flags, value)
-                for layer, flags in zip(node.unstack(), chosen.T, strict=True)
+                for layer, flags in zip(node.unstack(), table.T, strict=True)
             ]
     nodes, treedef = jtu.tree_flatten(_with_flags(model, are_chosen, value), is_leaf=_is_stack)
     for place, each in layers.items():
