@@ -93,7 +93,7 @@ def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
     for place, (node, table) in enumerate(zip(nodes, rows, strict=True)):
         is_whole = (table.all(1) == table.any(1)).all()
         if is_whole and (not _is_stack(node) or len(node.runs()) == 1):
-            are_chosen += table.all(1).tolist()
+            are_chosen += [bool(row.all()) for row in table]
         else:
             are_chosen += [False] * len(jtu.tree_leaves(node))
             layers[place] = [
