@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, TextIO
 
-OnStep = Callable[[int, str], None]
-"""Called with the number of steps that are done, and what to say of the last."""
+OnStep = Callable[..., bool]
+"""`on_step(step, text, is_last=False)` with the number of steps that are done, and what to say of
+the last; whether it was shown.
+"""
 
 
 @contextmanager
@@ -28,16 +30,18 @@ def run_progress(
     if output.isatty() and is_installed("rich"):
         with _rich_bars(output, "{task.fields[text]}") as bars:
             task = bars.add_task(label, total=num_steps, text="-")
-            yield lambda step, text: bars.update(task, completed=step, text=text)
+            yield lambda step, text, is_last=False: not bars.update(task, completed=step, text=text)
         return
     num_shown = 0
 
-    def on_step(step: int, text: str) -> None:
+    def on_step(step: int, text: str, is_last: bool = False) -> bool:
         nonlocal num_shown
         due = step * num_lines // num_steps
-        if due > num_shown:
+        is_shown = due > num_shown or is_last
+        if is_shown:
             num_shown = due
             print(f"{label}: step {step}/{num_steps}, {text}", file=output, flush=True)
+        return is_shown
 
     yield on_step
 

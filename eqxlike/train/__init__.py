@@ -23,6 +23,7 @@ from . import metrics as metrics
 from ._batches import Prefetch as Prefetch
 from ._batches import minibatches as minibatches
 from ._batches import prefetch as prefetch
+from ._batches import repeat as repeat
 from ._callbacks import Callback as Callback
 from ._callbacks import Checkpoint as Checkpoint
 from ._callbacks import EarlyStopping as EarlyStopping

@@ -4,13 +4,13 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 from jax.typing import ArrayLike
 
-from .._pytree import is_array
+from .._pytree import is_array, listed
 from .._transforms import filter_jit
-from ._batches import Minibatches
+from ._batches import Minibatches, as_arrays
 from ._checks import check_callable, check_takes
 from ._sharding import Sharding, check_sharding, measure_sharded
 from ._state import TrainState, check_state
@@ -29,18 +29,22 @@ def make_evaluate(
 
     - `measure`: `measure(model, batch)` which gives metrics by name, each a `metrics.Mean`, such as
       `metrics.accuracy(...)`, or an array whose mean over everything is wanted. A single number
-      counts as often as the batch has examples, if all its arrays have as many. For a `TrainState`
+      is weighted by the number of examples in its batch: the leading length of its arrays, or, if
+      they differ, of those arrays that are shorter in the last batch. Where this is not clear,
+      return the values of all examples or `metrics.mean(value, num_examples)`. For a `TrainState`
       with a `model_state` it is `measure(model, model_state, batch)`. It is compiled. It gets the
       model as it is trained: where that is another one than at test time, as with dropout, let it
       begin with `model = nn.inference_mode(model)`.
     - `batches`: a list, or anything that one can go through many times; or a function that returns
-      an iterator. They may have different lengths: every example counts alike.
+      an iterator. They may have different lengths: every example counts alike. Tensors of other
+      libraries and lists of numbers become arrays, as in `fit`.
     - `sharding`: that of the states, placed by `train.shard`. Batches are split over its devices so
       far as they divide.
 
     **Returns:** `evaluate(state)`, which gives the metrics over all batches as floats. Sums stay
-    on the device until the last batch. It raises `ValueError` if there are no batches, or batches
-    that give other metrics than the first; `TypeError` if one gives no mapping, or `state` is
+    on the device until the last batch. It raises `ValueError` if there are no batches, batches that
+    give other metrics than the first, or a single number for a batch whose number of examples is
+    not clear; `TypeError` if one gives no mapping, or `state` is
     not a `TrainState`.
 
     **Raises:** `TypeError` if `measure` is not a function, `sharding` not a `train.Sharding`, and
@@ -77,9 +81,16 @@ def make_evaluate(
         # The optimiser's state is not an argument: it would only be carried along.
         models = (state.model,) if state.model_state is None else (state.model, state.model_state)
         totals: dict[str, Mean] = {}
+        first, is_over = None, False
         for batch in fresh:
+            batch = as_arrays(batch, "make_evaluate")
+            lengths = _lengths(batch)
+            first = lengths if first is None else first
+            weight = None if is_over else _weight(lengths, first)
+            # Where lengths differ within a batch, only the last one may be shorter.
+            is_over = is_over or not (lengths == first or _agree(lengths, first))
             try:
-                means = measured(*models, batch)
+                means = measured(weight, *models, batch)
             except Exception as error:
                 if isinstance(fresh, tuple) and all(map(is_array, fresh)):
                     error.add_note(
@@ -100,7 +111,7 @@ def make_evaluate(
 
 
 def _as_means(measure: Measure) -> Callable[..., dict[str, Mean]]:
-    def measured(*arguments: Any) -> dict[str, Mean]:
+    def measured(weight: float | None, *arguments: Any) -> dict[str, Mean]:
         names = "model, model_state, batch" if len(arguments) == 3 else "model, batch"
         check_takes(measure, f"measure({names})", "make_evaluate")
         found = measure(*arguments)
@@ -110,26 +121,60 @@ def _as_means(measure: Measure) -> Callable[..., dict[str, Mean]]:
                 f"{type(found).__name__}."
             )
         batch = arguments[-1]
-        return {name: _as_mean(each, batch) for name, each in found.items()}
+        return {name: _as_mean(name, each, weight, batch) for name, each in found.items()}
 
     # Reports of its traces name the measure, by which a reader knows it.
     vars(measured).update(__signature__=inspect.signature(measured), __wrapped__=measure)
     return measured
 
 
-def _as_mean(found: Any, batch: Any) -> Mean:
+def _as_mean(name: str, found: Any, weight: float | None, batch: Any) -> Mean:
     if isinstance(found, Mean):
         return found
     values = jnp.asarray(found)
+    if values.ndim:
+        return mean(values)
+    if weight is None:
+        lengths = listed([f"batch{jtu.keystr(at)} {n}" for at, n in _lengths(batch).items()])
+        raise ValueError(
+            f"make_evaluate got a single number as {name!r}, and it is not clear how many examples "
+            f"it is the mean of: the leading lengths are {lengths}, and differ from batch to "
+            "batch. Return the values of all examples, or "
+            "`train.metrics.mean(value, num_examples)`."
+        )
     # The mean over a short batch counts less.
-    return mean(values) if values.ndim else mean(values, jnp.asarray(_num_examples(batch)))
+    return mean(values, jnp.asarray(weight))
 
 
-def _num_examples(batch: Any) -> int:
-    """The length of all arrays of a batch; 1 where they have several."""
-    arrays = filter(is_array, jax.tree_util.tree_leaves(batch))
-    lengths = {array.shape[0] for array in arrays if array.ndim}
-    return lengths.pop() if len(lengths) == 1 else 1
+def _lengths(batch: Any) -> dict[Any, int]:
+    """The leading length of each array that has an axis, by its path."""
+    leaves = jtu.tree_leaves_with_path(batch)
+    return {path: leaf.shape[0] for path, leaf in leaves if is_array(leaf) and leaf.ndim}
+
+
+def _weight(lengths: dict[Any, int], first: dict[Any, int]) -> float | None:
+    """How much a number for a batch counts, up to a factor that all batches share; `None` if that
+    is not clear.
+
+    **Arguments:**
+
+    - `first`: the lengths of the first batch.
+    """
+    if _agree(lengths, first):
+        return float(*{*lengths.values()})
+    scale = float(*{*first.values()}) if _agree(first) else 1.0
+    if lengths == first:
+        return scale
+    if lengths.keys() != first.keys():
+        return None
+    shorter = [(lengths[path], length) for path, length in first.items() if lengths[path] != length]
+    ratios = {length / max(before, 1) for length, before in shorter}
+    return scale * ratios.pop() if len(ratios) == 1 and max(ratios) < 1 else None
+
+
+def _agree(*batches: dict[Any, int]) -> bool:
+    """Whether all arrays of each batch have one length."""
+    return all(len({*lengths.values()}) == 1 for lengths in batches)
 
 
 @filter_jit

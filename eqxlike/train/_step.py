@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from .._pytree import apply_updates, filter, is_inexact_array
 from .._transforms import filter_jit, filter_value_and_grad
+from ._batches import check_arrays
 from ._checks import check_callable, check_optimiser, check_optimiser_state
 from ._guards import halt_if_not_finite, keep_if_finite, register_unguarded, skip_overflow
 from ._sharding import Sharding, check_sharding, evaluate_sharded, shard
@@ -136,6 +137,7 @@ def make_step(
     def guarded_by(guard: Callable[..., TrainState] | None) -> Any:
         def step(state: TrainState, batch: Any) -> tuple:
             check_state(state, "The step")
+            check_arrays(batch)
             parameters = filter(state.model, is_inexact_array)
             check_optimiser_state(optimiser, parameters, state.optimiser_state)
             loss_key = jr.fold_in(state.key, state.step)

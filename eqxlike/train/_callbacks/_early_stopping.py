@@ -1,10 +1,12 @@
 """Stops where there is no more progress, and keeps the best state."""
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
 from ..._check_numbers import whole_number
+from ..._traceback import stacklevel_of_user
 from .._run import Run
 from .._state import copy_arrays
 from ._callback import Callback, metric_of
@@ -21,7 +23,7 @@ class EarlyStopping(Callback):
     - `min_delta`: what is better by no more than this is no better.
     - `restore_best`: whether the result is the best state, of which a copy is kept, or the last.
 
-    A metric that is NaN is no better. Checkpoints keep the best state next to the last one, and
+    A metric that is NaN is no better, and warned of once. Checkpoints keep the best state next to the last one, and
     a run that is resumed ends as if it had not been interrupted: at once, if it was at its end.
 
     **Raises:** `ValueError` for another mode, a `patience` that is not a positive integer, or a
@@ -53,6 +55,7 @@ class EarlyStopping(Callback):
     def _reset(self) -> None:
         self.best = math.nan
         self.best_step = 0
+        self._is_nan_told = False
         self._best_state: Any = None
         self._num_worse = 0
 
@@ -73,13 +76,23 @@ class EarlyStopping(Callback):
                 self._best_state = copy_arrays(run.state)
             return
         self._num_worse += 1
+        if math.isnan(value) and not self._is_nan_told:
+            self._is_nan_told = True
+            warnings.warn(
+                f"EarlyStopping: {self.metric} is NaN after step {run.steps}, which counts as no "
+                f"improvement; {self.patience} evaluations in a row without one end the run. See "
+                "that `evaluate` counts at least one example, and that it divides by no zero.",
+                stacklevel=stacklevel_of_user(),
+            )
         self._stop_if_due(run)
 
     def _stop_if_due(self, run: Run) -> None:
         if self._num_worse >= self.patience:
+            best = f"was not better than {self.best:.6g}, of step {self.best_step},"
+            what = "was NaN" if math.isnan(self.best) else best
             run.stop(
-                f"Stopped after step {run.steps}: {self.metric} was not better than "
-                f"{self.best:.6g}, of step {self.best_step}, in {self.patience} evaluations."
+                f"Stopped after step {run.steps}: {self.metric} {what} in {self.patience} "
+                "evaluations."
             )
 
     def _is_better(self, value: float) -> bool:

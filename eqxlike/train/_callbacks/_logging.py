@@ -144,9 +144,11 @@ class Progress(_WithRate):
         self.label, self.stream, self.num_lines = label, stream, num_lines
         self._shown = contextlib.ExitStack()
         self._on_step: OnStep | None = None
+        self._evaluation_shown = -1
 
     def on_start(self, run: Run) -> None:
         """Shows a bar, where there is to be one."""
+        self._evaluation_shown = -1
         self._on_step = self._shown.enter_context(
             run_progress(run.num_steps, self.label, stream=self.stream, num_lines=self.num_lines)
         )
@@ -154,6 +156,14 @@ class Progress(_WithRate):
 
     def on_log(self, run: Run) -> None:
         """Says how far it is."""
+        self._show(run)
+
+    def on_end(self, run: Run) -> None:
+        """Says the metrics of the last step, unless a log has."""
+        if run.evaluated_at == run.steps != self._evaluation_shown:
+            self._show(run, is_last=True)
+
+    def _show(self, run: Run, is_last: bool = False) -> None:
         if self._on_step is None:
             return
         parts = [f"loss {run.loss:.4g}"]
@@ -161,7 +171,8 @@ class Progress(_WithRate):
             parts.append(f"rate {run.learning_rate:.3g}")
         parts += [f"{name} {value:.4g}" for name, value in run.metrics.items()]
         parts.append(f"{self._steps_per_second(run):.3g} steps/s")
-        self._on_step(run.steps, ", ".join(parts))
+        if self._on_step(run.steps, ", ".join(parts), is_last):
+            self._evaluation_shown = run.evaluated_at
 
     def close(self) -> None:
         """Takes the bar away."""

@@ -2,23 +2,34 @@
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from ..._pytree import is_array, tree_pformat
-from .._batches import Prefetch
+from ..._traceback import stacklevel_of_user
+from .._batches import Prefetch, as_arrays
 from .._run import Stack
 
 Batch = TypeVar("Batch")
 
 
-class Feed(Generic[Batch]):
-    """Takes batches from an iterable, a few that are alike at a time."""
+MAX_STATICS = 4
+"""So many values of one static leaf, each of which compiles the step, are warned of."""
 
-    def __init__(self, batches: Iterable[Batch]) -> None:
+
+class Feed(Generic[Batch]):
+    """Takes batches from an iterable, a few that are alike at a time.
+
+    - `is_raw`: whether batches are to stay as they come, for a step that is not compiled.
+    """
+
+    def __init__(self, batches: Iterable[Batch], *, is_raw: bool = False) -> None:
         self._source: Any = batches
+        self._is_raw = is_raw
+        self._statics: dict[str, set[Any]] = {}
         iterator: Any = _iterator_of(batches)
         # Arrays of NumPy are moved by the call that makes the steps, many at once.
         is_unmoved = isinstance(iterator, Prefetch) and iterator.is_plain
@@ -48,6 +59,8 @@ class Feed(Generic[Batch]):
         try:
             while not self._has_ended and (taken is None or taken.count < max_count):
                 batch = self._next()
+                if not self._is_raw:
+                    batch = as_arrays(batch, "fit", self._note_static)
                 if taken is None:
                     taken = Stack(batch, length)
                 elif not taken.add(batch):
@@ -61,6 +74,27 @@ class Feed(Generic[Batch]):
                 raise
             self._interrupt = interrupt
         return taken
+
+    def _note_static(self, path: str, leaf: Any, is_in_list: bool) -> None:
+        """Warns of a leaf for which the step is compiled again and again.
+
+        **Raises:** `TypeError` for one of several texts in a list.
+        """
+        if is_in_list and isinstance(leaf, str | bytes):
+            raise TypeError(
+                f"fit expected batches of numbers, and {path} is the text {leaf!r}: leave texts "
+                "out, or give each a number."
+            )
+        values = self._statics.setdefault(path, set())
+        if len(values) < MAX_STATICS:
+            values.add(leaf if isinstance(leaf, Hashable) else id(leaf))
+            if len(values) == MAX_STATICS:
+                warnings.warn(
+                    f"{path} is not an array, but {leaf!r} in this batch, and the step is compiled "
+                    "for each of its values. Make an array of a number, `np.asarray(number)`, and "
+                    "leave out the rest.",
+                    stacklevel=stacklevel_of_user(),
+                )
 
     @property
     def position(self) -> Any:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from ..._check_numbers import whole_number
 from ..._interrupt import Interrupt, delayed_interrupt
 from ..._pytree import deleted_paths, tree_at
+from ..._transforms import JitFunction
 from .._callbacks import Callback, Resumed, newest_in
 from .._checks import check_callable, check_not_deleted, check_takes
 from .._run import Batch, Run, Step
@@ -56,7 +57,9 @@ def fit(
     - `state`: where to start. It is copied, and stays usable.
     - `step`: `step(state, batch)` which gives `(state, loss, ...)`; see `make_step`. What comes
       after the loss is ignored.
-    - `batches`: for example `minibatches(...)`. If they end early, so does training.
+    - `batches`: for example `minibatches(...)`, or a `DataLoader` of PyTorch. Tensors of other
+      libraries become arrays, as do lists of numbers; a step that is not compiled gets its batches
+      as they come. If they end early, so does training; see `repeat`.
     - `num_steps`: how many steps to make, at least 1, with those before the run was resumed.
     - `steps_per_call`: the number of batches that are stacked, whose steps run in one call, a
       compiled loop. This makes small steps much cheaper: a call costs more than their work. The
@@ -112,7 +115,8 @@ def fit(
         whole_number(log_every, "log_every"),
         None if evaluate_every is None else whole_number(evaluate_every, "evaluate_every"),
     )
-    feed, pace = Feed(batches), _pace_of(steps_per_call)
+    pace = _pace_of(steps_per_call)
+    feed = Feed(batches, is_raw=steps_per_call == 1 and not isinstance(step, JitFunction))
     check_every = whole_number(check_every, "check_every")
     resumed = None if resume_from is None else newest_in(resume_from, state, checked)
     if resumed is None:
@@ -134,7 +138,7 @@ def fit(
     return result
 
 
-Stopped = Literal["finished", "stopped", "interrupted", "diverged"]
+Stopped = Literal["finished", "exhausted", "stopped", "interrupted", "diverged"]
 
 
 class FitResult(NamedTuple, Generic[Model]):
@@ -143,8 +147,8 @@ class FitResult(NamedTuple, Generic[Model]):
     - `state`: after the last good step, ready to go on from.
     - `history`: the loss of every step that this call of `fit` made, as Python floats: of none,
       where a resumed run was at its end.
-    - `stopped`: why: all steps were made, a callback asked for it, Ctrl-C, or a loss or state that
-      was not finite.
+    - `stopped`: why: all steps were made, the batches ended before, a callback asked for it,
+      Ctrl-C, or a loss or state that was not finite.
     - `message`: the same in a sentence, with the step and, for a divergence, the loss.
     - `evaluations`: the step and the metrics of each evaluation that it made.
     - `steps_per_call`: how many steps went into one call, as they were given or chosen.
@@ -159,8 +163,10 @@ class FitResult(NamedTuple, Generic[Model]):
 
     @property
     def exit_status(self) -> int:
-        """What a script may end with: 0, or 130 after Ctrl-C, or 1 for a divergence."""
-        return {"interrupted": 130, "diverged": 1}.get(self.stopped, 0)
+        """What a script may end with: 0, or 130 after Ctrl-C, or 1 for a divergence and for
+        batches that ended early.
+        """
+        return {"interrupted": 130, "diverged": 1, "exhausted": 1}.get(self.stopped, 0)
 
 
 class _Loop(NamedTuple):
@@ -226,9 +232,11 @@ class _Loop(NamedTuple):
             stopped, message = "interrupted", f"Interrupted after {made}."
         elif run.end is not None:
             stopped, message = "stopped", run.end
+        elif run.steps < run.num_steps:
+            stopped = "exhausted"
+            message = f"Made {made}; the batches ended. `train.repeat(batches)` starts them again."
         else:
-            ending = "." if run.steps >= run.num_steps else "; the batches ended."
-            stopped, message = "finished", f"Made {made}{ending}"
+            stopped, message = "finished", f"Made {made}."
         return FitResult(
             _unhalted(run.state if run.result is None else run.result),
             tuple(run.history),

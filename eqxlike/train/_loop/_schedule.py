@@ -89,12 +89,8 @@ class Schedule:
 
     def at(self, run: Run) -> None:
         """Does what is due now. The losses have been read."""
-        if run.steps >= run.num_steps:
-            self.at_end(run)
-        if self.log_every is not None and run.steps % self.log_every == 0:
-            self.log_now(run)
-        if self.evaluate_every is not None and run.steps % self.evaluate_every == 0:
-            self.evaluate_now(run)
+        is_last, periods = run.steps >= run.num_steps, (self.log_every, self.evaluate_every)
+        self._observe(run, *(is_last or bool(each) and run.steps % each == 0 for each in periods))
         for callback in self.callbacks:
             if callback.every is not None and run.steps % callback.every == 0:
                 callback.on_step(run)
@@ -102,18 +98,20 @@ class Schedule:
     def at_end(self, run: Run) -> None:
         """Does what follows the last step, if there was one."""
         if run.steps > run.steps_before:
-            self.log_now(run)
-            self.evaluate_now(run)
+            self._observe(run, True, True)
 
-    def log_now(self, run: Run) -> None:
-        """Logs, unless that was done already."""
-        if self.log_every is None or self._logged_at == run.steps:
-            return
-        self._logged_at = run.steps
-        run.log()
-        self.call_hook("on_log", run)
+    def _observe(self, run: Run, logs: bool, evaluates: bool) -> None:
+        """Evaluates and logs, unless that was done already. A log shows the metrics of its step."""
+        is_log_due = logs and self.log_every is not None and self._logged_at != run.steps
+        if is_log_due:
+            self._logged_at = run.steps
+            run.log()
+        if evaluates:
+            self._evaluate(run)
+        if is_log_due:
+            self.call_hook("on_log", run)
 
-    def evaluate_now(self, run: Run) -> None:
+    def _evaluate(self, run: Run) -> None:
         """Evaluates the state, unless that was done already."""
         if self.evaluate is None or run.evaluated_at == run.steps:
             return
