@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, TextIO
 
-OnStep = Callable[..., bool]
+OnStep = Callable[..., Any]
 """`on_step(step, text, is_last=False)` with the number of steps that are done, and what to say of
 the last; whether it was shown.
 """

@@ -103,7 +103,7 @@ ROOMS = {
         {"_surgery"},
     ),
     "train": (
-        {"_checks"},
+        {"_as_arrays", "_checks"},
         {"_loss_scale", "_metrics"},
         {"_checkpoints", "_state", "metrics"},
         {"_guards", "_safetensors", "_sharding"},

@@ -16,8 +16,8 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._check_numbers import whole_number
-from .._compat import Tracer
 from .._pytree import is_array, listed, paths_without_numbers
+from ._as_arrays import as_arrays
 from ._sharding import Sharding, place_batch
 
 Arrays = TypeVar("Arrays")
@@ -148,8 +148,8 @@ def minibatches(
             "`minibatches((x, y), batch_size, seed=0)`."
         )
     # A list of lists may be one array, or inputs and targets.
-    arrays = arrays if type(arrays) is list else as_arrays(arrays, "minibatches")
-    paths_and_leaves, treedef = jtu.tree_flatten_with_path(arrays)
+    tree: Any = arrays if type(arrays) is list else as_arrays(arrays, "minibatches")
+    paths_and_leaves, treedef = jtu.tree_flatten_with_path(tree)
     named = [(jtu.keystr(path) or "arrays", np.asarray(leaf)) for path, leaf in paths_and_leaves]
     _check_numbers(named)
     length = _check_lengths(named)
@@ -204,114 +204,7 @@ def _check_finite(named: list[tuple[str, np.ndarray]]) -> None:
                 )
 
 
-# --- Batches of other libraries ---
-
-
-OnStatic = Callable[[str, Any, bool], None]
-"""`on_static(path, leaf, is_in_list)`."""
-
-_ARRAY_TYPES: set[type] = set()
-"""The types of arrays that were seen: to look a type up costs less than `isinstance`."""
-
-
-def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
-    """The batch with NumPy arrays in place of lists of numbers and of other libraries' tensors.
-
-    A number in any other list becomes an array of shape `()`. A mapping that is no pytree, such as
-    a `UserDict`, becomes a dict. Numbers, texts and other objects outside of lists stay.
-
-    **Arguments:**
-
-    - `on_static`: called for each leaf that stays and is no array.
-
-    **Raises:** `TypeError` with the path for a tensor that NumPy cannot read; `ValueError` for rows
-    of several lengths.
-    """
-    leaves = jtu.tree_leaves(batch)
-    if _ARRAY_TYPES.issuperset(map(type, leaves)):
-        return batch
-    _ARRAY_TYPES.update(type(leaf) for leaf in leaves if isinstance(leaf, jax.Array | np.ndarray))
-
-    def converted(leaf: Any, path: str, is_in_list: bool) -> Any:
-        kind = type(leaf)
-        if kind is list:
-            if not _is_of_numbers(leaf):
-                return [convert(each, f"{path}[{i}]", True) for i, each in enumerate(leaf)]
-            try:
-                return np.asarray(leaf)
-            except ValueError as error:
-                raise ValueError(
-                    f"{taker} expected rows of one length, and {path} has several: pad them, or "
-                    "make arrays of the parts."
-                ) from error
-        if isinstance(leaf, Mapping):
-            return convert(dict(leaf), path, is_in_list)
-        if _is_foreign(kind):
-            return _as_numpy(leaf, path, taker)
-        if is_in_list and isinstance(leaf, _NUMBERS):
-            return np.asarray(leaf)
-        if on_static is not None and kind not in _ARRAY_TYPES:
-            on_static(path, leaf, is_in_list)
-        return leaf
-
-    def convert(tree: Any, path: str, is_in_list: bool = False) -> Any:
-        return jtu.tree_map_with_path(
-            lambda keys, leaf: converted(leaf, path + jtu.keystr(keys), is_in_list),
-            tree,
-            is_leaf=lambda node: type(node) is list,
-        )
-
-    return convert(batch, "batch")
-
-
-def check_arrays(batch: Any) -> None:
-    """Raises `TypeError` for what `as_arrays` would convert, in a step that is being traced: it is
-    static there, and each batch would be traced again.
-    """
-
-    def check(path: Any, leaf: Any) -> None:
-        kind = type(leaf)
-        if _is_of_numbers(leaf) or isinstance(leaf, Mapping) or _is_foreign(kind):
-            raise TypeError(
-                f"The step expected a batch of arrays, and batch{jtu.keystr(path)} is a "
-                f"{kind.__name__}: pass it through `np.asarray`, or a mapping through `dict`, or "
-                "train with `train.fit`, which does this."
-            )
-
-    jtu.tree_map_with_path(check, batch, is_leaf=_is_of_numbers)
-
-
-_NUMBERS = bool | int | float | complex | np.generic
-
-
-def _is_of_numbers(node: Any) -> bool:
-    """Whether something is a list, also of lists, with numbers alone."""
-    if type(node) is not list or not node:
-        return False
-    inside = jtu.tree_leaves(node, is_leaf=lambda each: each is None)
-    return all(isinstance(each, _NUMBERS) for each in inside)
-
-
-def _is_foreign(kind: type) -> bool:
-    """Whether a type is that of arrays in another library."""
-    names = "__array__", "__array_interface__", "__dlpack__"
-    is_ours = kind in _ARRAY_TYPES or issubclass(kind, np.generic | Tracer) 
-    return not is_ours and any(hasattr(kind, name) for name in names)
-
-
-def _as_numpy(tensor: Any, path: str, taker: str) -> Any:
-    """A tensor of another library, also of a dtype that NumPy lacks, or on a device."""
-    tensor = tensor.detach() if hasattr(tensor, "detach") else tensor
-    try:
-        return np.asarray(tensor)
-    except Exception as error:
-        try:
-            return jnp.array(jnp.from_dlpack(tensor))
-        except Exception:
-            raise TypeError(
-                f"{taker} expected an array, and {path} is a {type(tensor).__name__} that NumPy "
-                f"cannot read: {error}"
-            ) from error
+# --- Batches again and again ---
 
 
 def repeat(batches: Iterable[Batch] | Callable[[], Iterable[Batch]]) -> Iterator[Batch]:

@@ -10,7 +10,8 @@ from jax.typing import ArrayLike
 
 from .._pytree import is_array, listed
 from .._transforms import filter_jit
-from ._batches import Minibatches, as_arrays
+from ._as_arrays import as_arrays
+from ._batches import Minibatches
 from ._checks import check_callable, check_takes
 from ._sharding import Sharding, check_sharding, measure_sharded
 from ._state import TrainState, check_state

@@ -2,12 +2,15 @@
 
 import collections
 import dataclasses
+import difflib
+import fnmatch
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +18,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from .._pytree import open_to_replace
+from .._pytree import listed, open_to_replace
 from ._checkpoints import place_like
 from ._checks import check_not_deleted
 
@@ -82,6 +85,8 @@ def import_safetensors(
     path: str | os.PathLike[str],
     names: Names | None = None,
     *,
+    dtype: Literal["like"] | None = None,
+    ignore: str | Sequence[str] = (),
     strict: bool = True,
 ) -> Model:
     """Reads the arrays of a model from a safetensors file.
@@ -95,14 +100,19 @@ def import_safetensors(
       table, in which names that are the same may be left out, or a function of ours. In the place
       of a name a pair `(name, function)` will do, with a function of the array in the file that
       returns ours: to transpose it, to cast it, or to take a part of it.
-    - `strict`: whether each array must be in the file, and each in the file be used. If not, what
-      is not there stays as it is in `model_like`.
+    - `dtype`: `"like"` casts floats to the floats of `model_like`, and integers to its integers;
+      `None` refuses another dtype.
+    - `ignore`: patterns of names, such as `"*.attn.bias"` (`fnmatch`). An array of the file with
+      such a name need not be used. An array of `model_like` with such a name, ours or the file's,
+      stays as it is if the file does not have it.
+    - `strict`: whether each array of the file must be used. Each array of `model_like` must be in
+      the file anyway.
 
     **Returns:** the model with the arrays that were read.
 
     **Raises:** `ValueError`, which names them all, for arrays that are missing, not used, or of
-    another shape or dtype, and for a file that is damaged, or none of safetensors; `OSError` if it
-    cannot be read; `TypeError` and `ImportError` as `export_safetensors`.
+    another shape or dtype, for a file that is damaged, or none of safetensors, and for the index of
+    several files; `OSError` if it cannot be read; `TypeError` and `ImportError` as `export_safetensors`.
 
     !!! example
 
@@ -120,22 +130,35 @@ def import_safetensors(
         Array([2., 2., 2.], dtype=float32)
     """
     check_not_deleted(model_like, "model_like", "train.import_safetensors")
+    if dtype not in (None, "like"):
+        raise ValueError(f'import_safetensors: dtype must be None or "like", got {dtype!r}.')
+    patterns = [ignore] if isinstance(ignore, str) else ignore
+    is_ignored = re.compile("|".join(map(fnmatch.translate, patterns)) or "(?!)").match
     named, treedef = _named_leaves(model_like, "train.import_safetensors")
     sources = _sources([name for name, _ in named if name is not None], names)
     file = _File(pathlib.Path(path))
     is_unnamed = names is None and any(each.name not in file.entries for each in sources.values())
-    hint = " If the file has other names, give a table of `names`." if is_unnamed else ""
-    file.refuse(_problems_in_header(named, sources, file, strict), hint)
+    hint = (
+        " If the file has other names, give a table of `names`."
+        if is_unnamed
+        else " Names that may be missing, or not used, go into `ignore`."
+    )
+    file.refuse(
+        _problems_in_header(named, sources, file, is_ignored, strict, dtype == "like"), hint
+    )
     leaves, problems = [], []
     for name, leaf in named:
         if name is None or sources[name].name not in file.entries:
             leaves.append(leaf)
             continue
         array = sources[name].read(file)
-        if problem := _mismatch(leaf, array.shape, str(array.dtype)):
+        if problem := _mismatch(leaf, array.shape, str(array.dtype), dtype == "like"):
             problems.append(f"{sources[name]} {problem}")
             continue
-        leaves.append(place_like(array, leaf))
+        cast = array.astype(leaf.dtype, copy=False)
+        if array.dtype.kind in "iu" and (cast != array).any():
+            problems.append(f"{sources[name]} has integers that {leaf.dtype} does not have")
+        leaves.append(place_like(cast, leaf))
     file.refuse(problems)
     return treedef.unflatten(leaves)
 
@@ -176,6 +199,7 @@ class _File:
                 with safetensors.safe_open(path, framework="np"):
                     pass
             except safetensors.SafetensorError as error:
+                _refuse_index(path)
                 raise ValueError(f"{path} is damaged, or no safetensors file: {error}") from error
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(size))
@@ -204,38 +228,65 @@ class _File:
             raise ValueError(f"{self.path} does not fit `model_like`: {'; '.join(problems)}.{hint}")
 
 
+def _refuse_index(path: pathlib.Path) -> None:
+    """Raises `ValueError` for the index of a model that is split into several files."""
+    try:
+        shards = sorted({*json.loads(path.read_bytes())["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return
+    raise ValueError(
+        f"{path} is the index of a model in {len(shards)} files: {listed(shards)}. Join them in "
+        "one file, and import that: `save_file({name: array for shard in shards for name, array in "
+        "load_file(shard).items()}, path)`, with the functions of `safetensors.numpy`."
+    )
+
+
 def _problems_in_header(
-    named: list[tuple[str | None, Any]], sources: dict[str, _Source], file: _File, strict: bool
+    named: list[tuple[str | None, Any]],
+    sources: dict[str, _Source],
+    file: _File,
+    is_ignored: Callable[[str], Any],
+    strict: bool,
+    casts: bool,
 ) -> list[str]:
     """What is wrong as far as can be told before an array is read."""
     problems = []
+    used = {source.name for source in sources.values()}
+    unused = [name for name in file.entries if name not in used and not is_ignored(name)]
     for name, leaf in named:
         if name is None:
             continue
         source = sources[name]
         if source.name not in file.entries:
+            is_optional = is_ignored(source.name) or is_ignored(name)
             # In the place of a struct something has to come.
-            if strict or isinstance(leaf, jax.ShapeDtypeStruct):
-                problems.append(f"{source} is missing")
+            if not is_optional or isinstance(leaf, jax.ShapeDtypeStruct):
+                near = ", ".join(_nearest([source.name], unused))
+                problems.append(f"{source} is missing" + (near and f", nearest: {near}"))
             continue
         shape, dtype = file.shape_and_dtype(source.name)
         if dtype not in _SUPPORTED:
             problems.append(f"{source} is of dtype {dtype}, which JAX does not have")
-        elif source.function is None and (problem := _mismatch(leaf, shape, dtype)):
+        elif source.function is None and (problem := _mismatch(leaf, shape, dtype, casts)):
             problems.append(f"{source} {problem}")
     if strict:
-        used = {source.name for source in sources.values()}
-        problems += [f"{name} is in the file alone" for name in file.entries if name not in used]
+        problems += [f"{name} is in the file alone" for name in unused]
     return problems
 
 
-def _mismatch(like: Any, shape: tuple[int, ...], dtype: str) -> str | None:
+def _mismatch(like: Any, shape: tuple[int, ...], dtype: str, casts: bool) -> str | None:
     """What is wrong with an array in the place of `like`."""
     expected = like.dtype.newbyteorder("=") if isinstance(like, np.ndarray) else like.dtype
     if shape != like.shape:
         return f"has shape {shape}, and {like.shape} is expected"
     if dtype != str(expected):
-        return f"has dtype {dtype}, and {expected} is expected"
+        kinds = jnp.floating, jnp.complexfloating, jnp.integer
+        is_castable = any(
+            jnp.issubdtype(dtype, kind) and jnp.issubdtype(expected, kind) for kind in kinds
+        )
+        if not (casts and is_castable):
+            way_out = ' (pass `dtype="like"` to cast it)' if is_castable else ""
+            return f"has dtype {dtype}, and {expected} is expected{way_out}"
     if not _is_numpys(like) and jax.dtypes.canonicalize_dtype(expected) != expected:
         flag = "`jax.config.update('jax_enable_x64', True)`"
         return f"has dtype {dtype}, which JAX has only with {flag}"
@@ -249,8 +300,8 @@ def _sources(ours: list[str], names: Names | None) -> dict[str, _Source]:
         raise TypeError(f"`names` is expected to be a table or a function, and is {names!r}.")
     if unknown := [name for name in table if name not in set(ours)]:
         raise ValueError(
-            f"`names` has {', '.join(map(str, unknown))}, and the arrays of `model_like` are "
-            f"{', '.join(ours)}."
+            f"`names` has {', '.join(map(str, unknown))}, and no array of `model_like` has that "
+            f"name; nearest: {', '.join(_nearest(unknown, ours)) or ', '.join(ours)}."
         )
     sources = {}
     for name in ours:
@@ -290,6 +341,10 @@ def _named_leaves(model: PyTree, taker: str) -> tuple[list[tuple[str | None, Any
             "Rename fields or keys with dots in them, or that read the same."
         )
     return named, treedef
+
+
+def _nearest(names: Iterable[Any], known: list[str]) -> list[str]:
+    return [near for name in names for near in difflib.get_close_matches(str(name), known)]
 
 
 def _is_numpys(leaf: Any) -> bool:

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from .._pytree import apply_updates, filter, is_inexact_array
 from .._transforms import filter_jit, filter_value_and_grad
-from ._batches import check_arrays
+from ._as_arrays import check_arrays
 from ._checks import check_callable, check_optimiser, check_optimiser_state
 from ._guards import halt_if_not_finite, keep_if_finite, register_unguarded, skip_overflow
 from ._sharding import Sharding, check_sharding, evaluate_sharded, shard

@@ -170,7 +170,8 @@ class Progress(_WithRate):
         if run.learning_rate is not None:
             parts.append(f"rate {run.learning_rate:.3g}")
         parts += [f"{name} {value:.4g}" for name, value in run.metrics.items()]
-        parts.append(f"{self._steps_per_second(run):.3g} steps/s")
+        if run.steps > self._last[0]:
+            parts.append(f"{self._steps_per_second(run):.3g} steps/s")
         if self._on_step(run.steps, ", ".join(parts), is_last):
             self._evaluation_shown = run.evaluated_at
 

@@ -18,7 +18,7 @@ from ..._check_numbers import integer, whole_number
 from .._checks import check_folder
 from ._background import Saving, in_first, lock, wait_for_newest
 from ._format import NAME, CheckpointError, name_of, read_manifest, steps_in
-from ._restore import Restored, read_one
+from ._restore import Only, Restored, read_one
 from ._save import write_checkpoint
 
 State = TypeVar("State")
@@ -163,12 +163,12 @@ class CheckpointFolder:
         wait_for_newest()
         return next(iter(self._ranked(self.paths())), None)
 
-    def restore_newest(self, like: State) -> Restored[State] | None:
+    def restore_newest(self, like: State, *, only: Only = None) -> Restored[State] | None:
         """The newest checkpoint that is not damaged, with a warning for each that is.
 
         **Arguments:**
 
-        - `like`: as of `train.restore`.
+        - `like`, `only`: as of `train.restore`.
 
         **Returns:** as `train.restore`; `None` where there is no checkpoint.
 
@@ -179,7 +179,7 @@ class CheckpointFolder:
         damages: list[str] = []
         for path in self.paths():
             try:
-                restored = read_one(path, like)
+                restored = read_one(path, like, only=only)
             except CheckpointError as error:
                 damages.append(str(error))
                 self._damaged.add(path)

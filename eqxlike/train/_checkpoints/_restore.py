@@ -2,11 +2,14 @@
 
 import collections
 import contextlib
+import dataclasses
 import errno
 import functools
 import os
 import pathlib
-from collections.abc import Iterator
+import re
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -14,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._pytree import committed_sharding
+from ..._traceback import stacklevel_of_user
 from ._background import wait_for_newest
 from ._format import (
     STEP_NAME,
@@ -36,18 +40,26 @@ from ._format import (
 State = TypeVar("State")
 
 
-class Restored(NamedTuple, Generic[State]):
-    """What a checkpoint holds.
-
-    - `state`: of the structure of `like`.
-    - `data`: what was given to `save` along.
-    """
-
+class _StateAndData(NamedTuple, Generic[State]):
     state: State
     data: Any
 
 
-def restore(path: str | os.PathLike[str], like: State) -> Restored[State]:
+class Restored(_StateAndData[State]):
+    """What a checkpoint holds: a pair of `state` and `data`.
+
+    - `state`: of the structure of `like`.
+    - `data`: what was given to `save` along.
+    - `left_out`: the names of the parts with arrays that the checkpoint has and that stayed there.
+    """
+
+    left_out: tuple[str, ...] = ()
+
+
+Only = str | Sequence[str] | None
+
+
+def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> Restored[State]:
     """Reads a state that `save` has written.
 
     Structure, shapes, dtypes and the checksums of manifest and files are checked before any array
@@ -61,13 +73,19 @@ def restore(path: str | os.PathLike[str], like: State) -> Restored[State]:
       `jax.ShapeDtypeStruct`s for arrays, as of `filter_eval_shape`, and then takes no memory.
       Arrays get the sharding of those in `like`, where those were put somewhere on purpose,
       whatever their sharding was when they were saved; they are NumPy arrays where those in `like`
-      are. Functions, strings and Python numbers are those of `like`.
+      are. Functions, strings and Python numbers are those of `like`. For a checkpoint of a
+      `TrainState` it may be the model alone.
+    - `only`: the name of a part to restore, or several: `"model"`, `("model", "model_state")`. The
+      rest stays as it is in `like`, and may have another structure, as of another optimiser.
 
-    **Returns:** a `Restored`, of `state` and `data`.
+    **Returns:** a `Restored`, of `state` and `data`. Its `left_out` names what was not restored. A
+    warning tells if the model was restored without the `model_state` that was saved with it, such
+    as the statistics of `nn.BatchNorm`.
 
     **Raises:** `CheckpointError` if the checkpoint is damaged; it names the file and the leaf, and
     the newest whole one in the folder. A plain `ValueError`, with all differences, if it is whole
-    and `like` has another structure, shape or dtype, or if a newer version of eqxlike wrote it.
+    and `like` has another structure, shape or dtype, if a newer version of eqxlike wrote it, or if
+    it or `like` does not have a part that `only` names.
     `FileNotFoundError` if there is none.
 
     >>> import pathlib, tempfile, jax.numpy as jnp
@@ -80,7 +98,7 @@ def restore(path: str | os.PathLike[str], like: State) -> Restored[State]:
     wait_for_newest()
     folder = pathlib.Path(os.path.realpath(path))
     try:
-        return read_one(folder, like)
+        return read_one(folder, like, only=only)
     except CheckpointError as error:
         other = _newest_whole_near(folder)
         if other is None:
@@ -88,23 +106,33 @@ def restore(path: str | os.PathLike[str], like: State) -> Restored[State]:
         raise CheckpointError(f"{error} The newest whole one here is {other}.") from error
 
 
-def read_one(folder: pathlib.Path, like: State, tree: str | None = None) -> Restored[State]:
+def read_one(
+    folder: pathlib.Path, like: State, tree: str | None = None, only: Only = None
+) -> Restored[State]:
     """Reads one checkpoint, and no other one where it is damaged.
 
     **Arguments:**
 
     - `tree`: the name of a tree that was saved with the state, to read instead of the state.
     """
-    description = describe(like)
+    whole = describe(like)
     while True:
         manifest = read_manifest(folder)
         try:
-            _check_fits(folder, manifest, description, tree)
-            check_files(folder, manifest)
+            part = _Part(manifest, whole)
+            if tree is None:
+                part = _part_of(folder, manifest, whole, only)
+            _check_fits(folder, part.manifest, part.like, tree)
+            check_files(folder, part.manifest)
             # `jax.transfer_guard` is for accidental transfers; this one is asked for.
             with jax.transfer_guard("allow"):
-                leaves = _read(folder, manifest, description, tree)
-            return Restored(description.treedef.unflatten(leaves), manifest.data)
+                leaves = _read(folder, part.manifest, part.like, tree)
+            if part.is_read is not None:
+                read, pairs = iter(leaves), zip(part.is_read, whole.leaves, strict=True)
+                leaves = [next(read) if is_read else leaf for is_read, (_, leaf) in pairs]
+            restored = Restored(whole.treedef.unflatten(leaves), manifest.data)
+            restored.left_out = part.left_out
+            return restored
         except Exception:
             # Another process may have put a newer one in its place meanwhile, and half-read arrays
             # fail in many ways: as missing files, wrong sums, or whatever Orbax raises. Any other
@@ -125,6 +153,82 @@ def _newest_whole_near(path: pathlib.Path) -> pathlib.Path | None:
                 check_files(other, read_manifest(other))
                 return other
     return None
+
+
+# --- A part of a checkpoint ---
+
+
+class _Part(NamedTuple):
+    """What is to be restored.
+
+    - `manifest`, `like`: with its leaves, nodes and files alone.
+    - `is_read`: of each leaf of all of `like`; `None` if all are.
+    - `left_out`: the other parts of the checkpoint that have arrays.
+    """
+
+    manifest: Manifest
+    like: Description
+    is_read: list[bool] | None = None
+    left_out: tuple[str, ...] = ()
+
+
+def _part_of(folder: pathlib.Path, manifest: Manifest, like: Description, only: Only) -> _Part:
+    """The parts that `only` names, or the model of a `TrainState` for a `like` that is none.
+
+    **Raises:** `ValueError` for a part that the checkpoint or `like` does not have.
+    """
+    roots = [dict(nodes).get("", "").partition("(")[0] for nodes in (manifest.nodes, like.nodes)]
+    is_model = only in (None, "model") and roots[0] == "TrainState" != roots[1]
+    if only is None and not is_model:
+        return _Part(manifest, like)
+    names = ("model",) if is_model else (only,) if isinstance(only, str) else tuple(only or ())
+    root = ".model" if is_model else ""
+    nodes = [[f"{root}{path}", text] for path, text in like.nodes]
+    pairs = [(dataclasses.replace(each, path=root + each.path), leaf) for each, leaf in like.leaves]
+    stored = [each for each in manifest.leaves if each.tree is None]
+    for owner, paths in (
+        (f"the checkpoint {folder}", [*dict(manifest.nodes), *(each.leaf.path for each in stored)]),
+        ("`like`", [*dict(nodes), *(each.path for each, _ in pairs)]),
+    ):
+        parts = dict.fromkeys(_name_of_part(path) for path in paths if path)
+        if unknown := [name for name in names if name not in parts]:
+            raise ValueError(
+                f"restore: {owner} has no part named {', '.join(map(repr, unknown))}; its parts "
+                f"are {', '.join(map(repr, parts)) or 'none'}."
+            )
+
+    def is_in(path: str) -> bool:
+        return _name_of_part(path) in names
+
+    read = [each for each in stored if is_in(each.leaf.path)]
+    unread = {each.name: each for each in manifest.leaves if each.name and each not in read}
+    left_out = dict.fromkeys(
+        _name_of_part(each.leaf.path) for each in unread.values() if each.tree is None
+    )
+    if "model" in names and "model_state" in left_out:
+        warnings.warn(
+            f"The model of {folder} is restored without the model_state that was saved with it, "
+            "such as the statistics of BatchNorm. Restore both into a TrainState, with "
+            '`only=("model", "model_state")`.',
+            stacklevel=stacklevel_of_user(),
+        )
+    files = {
+        name: file for name, file in manifest.files.items() if name.split("/")[0] not in unread
+    }
+    some_nodes = [node for node in manifest.nodes if is_in(node[0])]
+    part = dataclasses.replace(manifest, nodes=some_nodes, leaves=read, files=files)
+    description = Description(
+        [pair for pair in pairs if is_in(pair[0].path)],
+        [node for node in nodes if is_in(node[0])],
+        like.treedef,
+    )
+    return _Part(part, description, [is_in(each.path) for each, _ in pairs], tuple(left_out))
+
+
+def _name_of_part(path: str) -> str:
+    """The first name in a path, such as `model` in `.model.weight` and in `['model'].weight`."""
+    found = re.match(r"\.(\w+)|\[(.*?)\]", path)
+    return "" if found is None else found[1] or found[2].strip("'")
 
 
 # --- Whether a checkpoint is whole, and fits what it is to be restored into ---
@@ -151,10 +255,12 @@ def _check_fits(
     if not found:
         return
     listed = "; ".join(found[:_MAX_LISTED])
+    is_state = dict(nodes).get("", "").startswith("TrainState")
+    hint = ' To restore the model alone, pass `only="model"`.' if is_state else ""
     more = f"; and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
     raise ValueError(
         f"The checkpoint {folder} is whole, and does not fit `like`: {listed}{more}. Build `like` "
-        "as the state was built that was saved, or give the folder of another checkpoint."
+        f"as the state was built that was saved, or give the folder of another checkpoint.{hint}"
     )
 
 

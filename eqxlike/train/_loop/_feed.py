@@ -10,7 +10,8 @@ import numpy as np
 
 from ..._pytree import is_array, tree_pformat
 from ..._traceback import stacklevel_of_user
-from .._batches import Prefetch, as_arrays
+from .._as_arrays import as_arrays
+from .._batches import Prefetch
 from .._run import Stack
 
 Batch = TypeVar("Batch")

@@ -90,7 +90,7 @@ class Schedule:
     def at(self, run: Run) -> None:
         """Does what is due now. The losses have been read."""
         is_last, periods = run.steps >= run.num_steps, (self.log_every, self.evaluate_every)
-        self._observe(run, *(is_last or bool(each) and run.steps % each == 0 for each in periods))
+        self._observe(run, *(is_last or (bool(each) and run.steps % each == 0) for each in periods))
         for callback in self.callbacks:
             if callback.every is not None and run.steps % callback.every == 0:
                 callback.on_step(run)
