@@ -1,4 +1,4 @@
-"""Batches of other libraries as arrays: tensors, lists of numbers, and mappings that are no pytrees."""
+"""Batches of other libraries as arrays: tensors, lists of numbers, mappings."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat import Tracer
+_ARRAYS = jax.Array | np.ndarray | np.generic
+_NUMBERS = bool | int | float | complex | np.generic
 
 OnStatic = Callable[[str, Any, bool], None]
 """`on_static(path, leaf, is_in_list)`."""
@@ -33,11 +34,10 @@ def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
     leaves = jtu.tree_leaves(batch)
     if _ARRAY_TYPES.issuperset(map(type, leaves)):
         return batch
-    _ARRAY_TYPES.update(type(leaf) for leaf in leaves if isinstance(leaf, jax.Array | np.ndarray))
+    _ARRAY_TYPES.update(type(leaf) for leaf in leaves if isinstance(leaf, _ARRAYS))
 
     def converted(leaf: Any, path: str, is_in_list: bool) -> Any:
-        kind = type(leaf)
-        if kind is list:
+        if type(leaf) is list:
             if not _is_of_numbers(leaf):
                 return [convert(each, f"{path}[{i}]", True) for i, each in enumerate(leaf)]
             try:
@@ -49,11 +49,11 @@ def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
                 ) from error
         if isinstance(leaf, Mapping):
             return convert(dict(leaf), path, is_in_list)
-        if _is_foreign(kind):
+        if _is_foreign(leaf):
             return _as_numpy(leaf, path, taker)
         if is_in_list and isinstance(leaf, _NUMBERS):
             return np.asarray(leaf)
-        if on_static is not None and kind not in _ARRAY_TYPES:
+        if on_static is not None and not isinstance(leaf, _ARRAYS):
             on_static(path, leaf, is_in_list)
         return leaf
 
@@ -73,18 +73,14 @@ def check_arrays(batch: Any) -> None:
     """
 
     def check(path: Any, leaf: Any) -> None:
-        kind = type(leaf)
-        if _is_of_numbers(leaf) or isinstance(leaf, Mapping) or _is_foreign(kind):
+        if _is_of_numbers(leaf) or isinstance(leaf, Mapping) or _is_foreign(leaf):
             raise TypeError(
                 f"The step expected a batch of arrays, and batch{jtu.keystr(path)} is a "
-                f"{kind.__name__}: pass it through `np.asarray`, or a mapping through `dict`, or "
+                f"{type(leaf).__name__}: pass it through `np.asarray`, or a mapping through `dict`, or "
                 "train with `train.fit`, which does this."
             )
 
     jtu.tree_map_with_path(check, batch, is_leaf=_is_of_numbers)
-
-
-_NUMBERS = bool | int | float | complex | np.generic
 
 
 def _is_of_numbers(node: Any) -> bool:
@@ -95,11 +91,10 @@ def _is_of_numbers(node: Any) -> bool:
     return all(isinstance(each, _NUMBERS) for each in inside)
 
 
-def _is_foreign(kind: type) -> bool:
-    """Whether a type is that of arrays in another library."""
+def _is_foreign(leaf: Any) -> bool:
+    """Whether something is an array of another library."""
     names = "__array__", "__array_interface__", "__dlpack__"
-    is_ours = kind in _ARRAY_TYPES or issubclass(kind, np.generic | Tracer)
-    return not is_ours and any(hasattr(kind, name) for name in names)
+    return not isinstance(leaf, _ARRAYS) and any(hasattr(type(leaf), name) for name in names)
 
 
 def _as_numpy(tensor: Any, path: str, taker: str) -> Any:

@@ -459,7 +459,8 @@ def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -
       device, or a `jax.sharding.Sharding`; the default device where it is `None`.
 
     **Returns:** an iterator of the same batches with `jax.Array`s in place of NumPy's, of lists of
-    numbers and of other libraries' tensors; other leaves stay. It has the `position` and `seek` of `batches`, if these have them.
+    numbers and of other libraries' tensors; other leaves stay. It has the `position` and `seek` of
+    `batches`, if these have them.
 
     **Raises:** `ValueError` if `size` is not a positive integer. Where the next batch is asked for,
     what `batches` raised, with its traceback.
