@@ -1,5 +1,6 @@
 """Batches of other libraries as arrays: tensors, lists of numbers, mappings."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -38,7 +39,7 @@ def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
 
     def converted(leaf: Any, path: str, is_in_list: bool) -> Any:
         if type(leaf) is list:
-            if not _is_of_numbers(leaf):
+            if not _is_list_of(_NUMBERS, leaf):
                 return [convert(each, f"{path}[{i}]", True) for i, each in enumerate(leaf)]
             try:
                 return np.asarray(leaf)
@@ -73,22 +74,23 @@ def check_arrays(batch: Any) -> None:
     """
 
     def check(path: Any, leaf: Any) -> None:
-        if _is_of_numbers(leaf) or isinstance(leaf, Mapping) or _is_foreign(leaf):
+        if type(leaf) is list or isinstance(leaf, Mapping) or _is_foreign(leaf):
             raise TypeError(
                 f"The step expected a batch of arrays, and batch{jtu.keystr(path)} is a "
-                f"{type(leaf).__name__}: pass it through `np.asarray`, or a mapping through `dict`, or "
-                "train with `train.fit`, which does this."
+                f"{type(leaf).__name__}, for which each batch is traced again: pass it through "
+                "`np.asarray`, or a mapping through `dict`, or train with `train.fit`."
             )
 
-    jtu.tree_map_with_path(check, batch, is_leaf=_is_of_numbers)
+    is_data = functools.partial(_is_list_of, _NUMBERS | str | bytes)
+    jtu.tree_map_with_path(check, batch, is_leaf=is_data)
 
 
-def _is_of_numbers(node: Any) -> bool:
-    """Whether something is a list, also of lists, with numbers alone."""
+def _is_list_of(types: Any, node: Any) -> bool:
+    """Whether something is a list, also of lists, with leaves of these types alone."""
     if type(node) is not list or not node:
         return False
     inside = jtu.tree_leaves(node, is_leaf=lambda each: each is None)
-    return all(isinstance(each, _NUMBERS) for each in inside)
+    return all(isinstance(each, types) for each in inside)
 
 
 def _is_foreign(leaf: Any) -> bool:

@@ -112,7 +112,8 @@ def import_safetensors(
 
     **Raises:** `ValueError`, which names them all, for arrays that are missing, not used, or of
     another shape or dtype, for a file that is damaged, or none of safetensors, and for the index of
-    several files; `OSError` if it cannot be read; `TypeError` and `ImportError` as `export_safetensors`.
+    several files; `OSError` if it cannot be read; `TypeError` and `ImportError` as
+    `export_safetensors`.
 
     !!! example
 

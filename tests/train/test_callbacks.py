@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import math
+import re
 import signal
 import sys
 
@@ -64,8 +65,8 @@ def test_moments_come_in_their_order(run):
     assert recorder.moments == [
         ("on_start", 0),
         ("on_step", 2),
-        *[("on_log", 4), ("on_evaluate", 4), ("on_step", 4)],
-        *[("on_log", 5), ("on_evaluate", 5)],
+        *[("on_evaluate", 4), ("on_log", 4), ("on_step", 4)],
+        *[("on_evaluate", 5), ("on_log", 5)],
         ("on_end", 5),
         ("close", None),
     ]
@@ -169,7 +170,7 @@ def test_it_stops_where_there_is_no_progress_with_the_best_state(run):
         ([3, 2, 2.5, 1, 0.5], {"patience": 2}, 5, 5),
         ([1, 2, 1.5, 1.9, 3], {"patience": 2, "mode": "max"}, 4, 2),
         ([3, 2.9, 2.8, 1], {"patience": 2, "min_delta": 0.5}, 3, 1),
-        ([math.nan, 3, math.nan, math.nan, 1], {"patience": 2}, 4, 2),
+        ([4, 3, math.nan, math.nan, 1], {"patience": 2}, 4, 2),
         ([1, 2, 3], {"patience": 2, "restore_best": False}, 3, 3),
         ([1, 1, 1, 1, 1, 1, 0], {}, 6, 1),
     ]:
@@ -188,6 +189,10 @@ def test_it_says_when_and_why(run):
         "Stopped after step 4: score was not better than 2, of step 2, in 2 evaluations. The state "
         "is that after step 2, the best."
     )
+    # At the first evaluation, and not once patience has ended.
+    with pytest.warns(UserWarning, match="score is NaN after step 1, which counts as no improv"):
+        result = stopped_early(run, [math.nan] * 3, train.EarlyStopping("score", patience=2))
+    assert result.message == "Stopped after step 2: score was NaN in 2 evaluations."
     for options, message in [
         ({"mode": "least"}, 'mode must be "min" or "max", got \'least\''),
         ({"patience": 0}, "patience must be an integer of at least 1"),
@@ -212,13 +217,13 @@ def test_lines_of_json(run, tmp_path):
         )
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["event"], line["step"]) for line in lines] == [
-        *[("start", 0), ("log", 2), ("log", 3), ("evaluate", 3), ("end", 3)] * 2
+        *[("start", 0), ("log", 2), ("evaluate", 3), ("log", 3), ("end", 3)] * 2
     ]
     assert lines[0]["num_steps"] == 3
     np.testing.assert_allclose(lines[1]["loss"], np.mean(result.history[:2]))
     # What Optax keeps is the rate that the last update had.
     np.testing.assert_allclose(lines[1]["learning_rate"], 0.09, rtol=1e-5)
-    assert lines[3]["metrics"] == {"score": "inf"}
+    assert lines[2]["metrics"] == {"score": "inf"}
     assert all(0 <= line["seconds"] < 600 for line in lines)
 
 
@@ -324,6 +329,26 @@ def test_progress_shows_what_is_known_and_the_speed_since_the_last_log(run, stat
     progress.close()
     speeds = [line.rsplit(", ", 1)[1] for line in stream.getvalue().splitlines()]
     assert speeds == ["0.1 steps/s", "5 steps/s"]
+
+
+def test_progress_shows_the_metrics_of_its_own_step_the_last_included(run):
+    for num_batches, every, shown in [
+        (40, {"log_every": 10, "evaluate_every": 10}, {10: 10, 20: 20, 30: 30, 40: 40}),
+        (40, {"log_every": 10, "evaluate_every": 20}, {10: None, 20: 20, 30: 20, 40: 40}),
+        (40, {}, {40: 40}),
+        # The batches end after a log, and after a step that no log is due at.
+        (20, {"log_every": 20}, {20: 20}),
+        (19, {"log_every": 5, "evaluate_every": 10}, {5: None, 10: 10, 15: 10, 19: 19}),
+    ]:
+        stream = io.StringIO()
+        callbacks = [train.Progress(stream=stream)]
+        evaluate = lambda state: {"at": state.step}
+        batches = [BATCH] * num_batches
+        run(40, batches, evaluate=evaluate, callbacks=callbacks, **every)
+        found = re.findall(
+            r"step (\d+)/40, loss [^,]*, rate [^,]*(?:, at (\d+))?", stream.getvalue()
+        )
+        assert {int(step): int(at) if at else None for step, at in found} == shown
 
 
 class Terminal(io.StringIO):

@@ -74,8 +74,12 @@ def test_step_may_return_more_and_batches_may_end(state):
     assert len(fit(state, step, data, num_steps=2).history) == 2
     # No batch is drawn that is not used.
     result = fit(state, step, data, num_steps=10)
-    assert result.stopped == "finished"
-    assert result.message == "Made 3 of 10 steps; the batches ended."
+    assert (result.stopped, result.exit_status) == ("exhausted", 1)
+    assert result.message.startswith("Made 3 of 10 steps; the batches ended. `train.repeat(")
+    for steps_per_call in (1, 4):
+        batches = train.repeat([GOOD] * 3)
+        result = fit(state, step, batches, num_steps=10, steps_per_call=steps_per_call)
+        assert (result.stopped, len(result.history)) == ("finished", 10)
     assert len(result.history) == result.state.step == 3
 
 

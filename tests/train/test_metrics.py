@@ -131,12 +131,34 @@ def test_a_number_counts_as_often_as_its_batch_has_examples(state):
     expected = np.concatenate([batch["x"] for batch in lengths]).mean()
     np.testing.assert_allclose([found["number"], found["array"]], expected, rtol=1e-6)
 
-    # Once where arrays have several lengths.
-    def first(model, batch):
-        return {"first": batch[0][0]}
 
-    several = [(np.full(length, length, np.float32), np.ones(7)) for length in (1, 5)]
-    assert train.make_evaluate(first, several)(state) == {"first": 3.0}
+def test_a_number_of_a_short_last_batch_counts_less_whatever_else_the_batch_holds(state):
+    x = np.arange(18, dtype=np.float32) ** 2
+    parts = [x[:8], x[8:16], x[16:]]
+
+    def evaluated(batches, measure=lambda model, batch: {"number": jnp.mean(batch["x"])}):
+        return train.make_evaluate(measure, batches)(state)["number"]
+
+    # Of other lengths, of that of a whole batch, and of that of the last one.
+    for length in (3, 8, 2):
+        extra = {"weights": np.ones(length, np.float32), "temperature": np.ones(())}
+        more = [{"x": part, "ids": part.astype(int).tolist(), **extra} for part in parts]
+        np.testing.assert_allclose(evaluated(more), x.mean(), rtol=1e-6)
+    # All batches have as many examples, of whichever array.
+    same = [{"x": part, "weights": np.ones(3)} for part in parts[:2]]
+    np.testing.assert_allclose(evaluated(same), x[:16].mean(), rtol=1e-6)
+
+    graphs = [{"x": part, "graphs": np.ones(3)} for part in (x[:3], x[3:10], x[10:])]
+    unclear = [[*more[:1], more[2], more[1]], [*more, more[0]], graphs]
+    unclear.append(
+        [{"x": part, "pairs": np.ones(length)} for part, length in zip(parts, (9, 9, 5))]
+    )
+    unclear.append([more[0], {"x": parts[2], "weights": np.ones(8)}])
+    for batches in unclear:
+        with pytest.raises(ValueError, match=r"'number', .*batch\['x'\] \d.*metrics\.mean\(value"):
+            evaluated(batches)
+    counted = lambda model, batch: {"number": metrics.mean(jnp.mean(batch["x"]), len(batch["x"]))}
+    np.testing.assert_allclose(evaluated(graphs, counted), x.mean(), rtol=1e-6)
 
 
 def test_a_model_with_state_is_measured_with_it(state):

@@ -1,5 +1,6 @@
 """Models in safetensors files: what others read of ours, and what ours take from others."""
 
+import json
 import sys
 
 import jax
@@ -139,21 +140,52 @@ def test_all_that_does_not_fit_is_named_at_once(path):
     )
     assert refusal({"ours": zeros(2)}, path, {"ours": "other"}).endswith(
         "ours (in the file other) is missing; a is in the file alone; b is in the file alone; d is "
-        "in the file alone; x is in the file alone; y is in the file alone."
+        "in the file alone; x is in the file alone; y is in the file alone. Names that may be "
+        "missing, or not used, go into `ignore`."
     )
     save_file({"w": zeros(2, dtype=np.float64)}, path)
     like = {"w": jax.ShapeDtypeStruct((2,), np.float64)}
     assert "w has dtype float64, which JAX has only with `jax.config." in refusal(like, path)
 
 
-def test_one_that_is_not_strict_keeps_what_is_missing_and_leaves_what_is_more(path):
-    save_file({"a": np.ones(2, np.float32), "x": zeros(1)}, path)
+def test_names_that_are_ignored_may_be_missing_or_not_used_and_no_others(path):
+    save_file({"a": np.ones(2, np.float32), "h.0.mask": zeros(1), "h.1.mask": zeros(1)}, path)
     like = {"a": zeros(2), "b": np.full(2, 7)}
-    found = train.import_safetensors(like, path, strict=False)
-    assert (found["a"].tolist(), found["b"].tolist()) == ([1, 1], [7, 7])
-    assert "a has shape (2,), and (3,)" in refusal({"a": zeros(3)}, path, strict=False)
-    struct = {"b": jax.ShapeDtypeStruct((2,), np.float32)}
-    assert "b is missing" in refusal(struct, path, strict=False)
+    for options in ({"ignore": ("b", "h.*.mask")}, {"ignore": "b", "strict": False}):
+        found = train.import_safetensors(like, path, **options)
+        assert (found["a"].tolist(), found["b"].tolist()) == ([1, 1], [7, 7])
+    for given, names, options, message in [
+        (like, None, {"strict": False}, "b is missing."),
+        ({"a": zeros(2)}, {"a": "h.2.mask"}, {"strict": False}, "is missing, nearest: h.0.mask, h"),
+        ({"a": zeros(2)}, None, {"ignore": "h.0.*"}, "h.1.mask is in the file alone"),
+        ({"a": zeros(3)}, None, {"ignore": "*"}, "a has shape (2,), and (3,)"),
+        ({"b": jax.ShapeDtypeStruct((2,), np.float32)}, None, {"ignore": "*"}, "b is missing"),
+    ]:
+        assert message in refusal(given, path, names, **options)
+
+
+def test_dtypes_are_cast_where_that_is_asked_for_and_numbers_survive(path):
+    arrays = {"half": jnp.array([0.5, 1.0], jnp.bfloat16), "count": np.array([3, 7])}
+    train.export_safetensors(arrays, path)
+    like = {"half": jnp.zeros(2), "count": jnp.zeros(2, jnp.int32)}
+    message = 'half has dtype bfloat16, and float32 is expected (pass `dtype="like"` to cast it)'
+    assert message in refusal(like, path)
+    found = train.import_safetensors(like, path, dtype="like")
+    assert found["half"].tolist() == [0.5, 1.0]
+    assert (found["half"].dtype, found["count"].dtype) == (jnp.float32, jnp.int32)
+    assert "count has dtype int64, and float32 is" in refusal(
+        {**like, "count": jnp.zeros(2)}, path, dtype="like"
+    )
+    train.export_safetensors({**arrays, "count": np.array([3, 2**40])}, path)
+    assert "count has integers that int32 does not have" in refusal(like, path, dtype="like")
+    assert "dtype must be None" in refusal(like, path, dtype="float32")
+
+
+def test_the_index_of_several_files_is_named_with_them(tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"b": "2.safetensors", "a": "1.safetensors"}}))
+    message = "is the index of a model in 2 files: 1.safetensors, 2.safetensors. Join them"
+    assert message in refusal({"a": zeros(2)}, index)
 
 
 def test_names_give_the_name_in_the_file_and_a_function(path):
@@ -173,7 +205,11 @@ def test_names_give_the_name_in_the_file_and_a_function(path):
     raised = "This was raised by the function in `names` for w (in the file theirs)."
     assert caught.value.__notes__ == [raised]
     for names, error, message in [
-        ({"typo": "a"}, ValueError, "`names` has typo, and the arrays of `model_like` are w."),
+        (
+            {"typo": "a"},
+            ValueError,
+            "`names` has typo, and no array of `model_like` has that name; nearest: w.",
+        ),
         (["a"], TypeError, "`names` is expected to be a table or a function, and is ['a']."),
         *[
             (lambda name, entry=entry: entry, TypeError, f"for w it gave {entry!r}.")

@@ -23,7 +23,7 @@ class EarlyStopping(Callback):
     - `min_delta`: what is better by no more than this is no better.
     - `restore_best`: whether the result is the best state, of which a copy is kept, or the last.
 
-    A metric that is NaN is no better, and warned of once. Checkpoints keep the best state next to
+    A metric that is NaN is no better; a warning tells if the first one is. Checkpoints keep the best state next to
     the last one, and a run that is resumed ends as if it had not been interrupted: at once, if it
     was at its end.
 
@@ -56,7 +56,6 @@ class EarlyStopping(Callback):
     def _reset(self) -> None:
         self.best = math.nan
         self.best_step = 0
-        self._is_nan_told = False
         self._best_state: Any = None
         self._num_worse = 0
 
@@ -77,8 +76,7 @@ class EarlyStopping(Callback):
                 self._best_state = copy_arrays(run.state)
             return
         self._num_worse += 1
-        if math.isnan(value) and not self._is_nan_told:
-            self._is_nan_told = True
+        if math.isnan(value) and math.isnan(self.best) and self._num_worse == 1:
             warnings.warn(
                 f"EarlyStopping: {self.metric} is NaN after step {run.steps}, which counts as no "
                 f"improvement; {self.patience} evaluations in a row without one end the run. See "

@@ -1,0 +1,121 @@
+"""Batches of other libraries: converted once, or refused with the path."""
+
+import collections
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from eqxlike import train
+from tests.train.linear import make_state
+
+X = np.random.default_rng(0).normal(size=(4, 8, 2)).astype(np.float32)
+
+
+class Foreign:
+    """An array of another library."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+@pytest.fixture
+def run():
+    """`fit` over batches, and how often the loss was traced."""
+    optimiser, traced = optax.sgd(0.1), []
+
+    def loss(model, batch, key):
+        traced.append(batch)
+        x = batch if isinstance(batch, jnp.ndarray) else batch["x"]
+        return jnp.mean((x @ model.weight.T) ** 2)
+
+    step = train.make_step(loss, optimiser)
+
+    def run(batches, **options):
+        traced.clear()
+        result = train.fit(make_state(optimiser), step, batches, num_steps=4, **options)
+        return result, len(traced)
+
+    run.step, run.state = step, make_state(optimiser)
+    return run
+
+
+def test_arrays_of_any_library_are_those_of_numpy_and_traced_once(run):
+    expected, _ = run([{"x": x} for x in X])
+    # Data that differ from batch to batch, next to a flag that does not.
+    forms = [
+        lambda i, x: x.tolist(),
+        lambda i, x: {"x": x.tolist(), "labels": [i, True], "is_training": True, "by": "rows"},
+        lambda i, x: {"x": Foreign(x), "scale": np.float32(i), "rest": [(x, i)]},
+        lambda i, x: collections.UserDict(x=tuple(x.tolist()) and x.tolist(), y=[Foreign(x)]),
+    ]
+    for form, steps_per_call, ahead in itertools.product(forms, (1, 2), (False, True)):
+        batches = [form(i, x) for i, x in enumerate(X)]
+        batches = train.prefetch(batches) if ahead else batches
+        found, num_traces = run(batches, steps_per_call=steps_per_call)
+        assert num_traces <= (1 if steps_per_call == 1 else 2)
+        np.testing.assert_allclose(found.history, expected.history, rtol=1e-6)
+    data = train.minibatches({"x": X[0].tolist(), "y": Foreign(X[0])}, 8, seed=0)
+    batch = next(data)
+    assert batch["x"].shape == (8, 2)
+    np.testing.assert_array_equal(batch["x"].astype("f4"), batch["y"])
+
+
+def test_what_is_no_array_is_refused_with_its_path_or_warned_of(run):
+    class Opaque:
+        def __array__(self, dtype=None, copy=None):
+            raise RuntimeError("it is elsewhere")
+
+    for batch, error, message in [
+        (
+            {"x": [[1.0, 2.0], [3.0]]},
+            ValueError,
+            r"rows of one length, and batch\['x'\] has several",
+        ),
+        (
+            {"x": X[0], "y": ["a", "b"]},
+            TypeError,
+            r"numbers, and batch\['y'\]\[0\] is the text 'a'",
+        ),
+        ({"x": [Opaque()]}, TypeError, r"batch\['x'\]\[0\] is a Opaque .* it is elsewhere"),
+    ]:
+        with pytest.raises(error, match=message):
+            run([batch])
+    numbered = [{"x": x, "index": i} for i, x in enumerate(X)]
+    with pytest.warns(UserWarning, match=r"batch\['index'\] is not an array, but 3 in this"):
+        run(numbered)
+    # A step that is called by itself cannot convert them.
+    for batch, path in [
+        ({"x": X[0].tolist()}, r"\['x'\] is a list"),
+        ({"x": X[0], "y": ["a"]}, r"\['y'\] is a list"),
+        ((Foreign(X[0]),), r"\[0\] is a Foreign"),
+    ]:
+        with pytest.raises(
+            TypeError, match=f"The step expected a batch of arrays, and batch{path}"
+        ):
+            run.step(run.state, batch)
+
+
+def test_a_step_that_is_not_compiled_gets_batches_as_they_come(run):
+    seen = []
+
+    def step(state, batch):
+        seen.append(batch)
+        return run.step(state, {"x": np.asarray(batch["x"], np.float32)})
+
+    batches = [{"x": x.tolist(), "text": ["a"]} for x in X]
+    train.fit(run.state, step, batches, num_steps=4)
+    assert seen == batches
+
+
+def test_batches_repeat_where_that_can_be(run):
+    assert list(itertools.islice(train.repeat(lambda: iter("ab")), 5)) == list("ababa")
+    with pytest.raises(TypeError, match="list_iterator ends for good"):
+        train.repeat(iter([1]))
+    with pytest.raises(ValueError, match="found none"):
+        next(train.repeat([]))
