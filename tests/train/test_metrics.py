@@ -150,9 +150,7 @@ def test_a_number_of_a_short_last_batch_counts_less_whatever_else_the_batch_hold
 
     graphs = [{"x": part, "graphs": np.ones(3)} for part in (x[:3], x[3:10], x[10:])]
     unclear = [[*more[:1], more[2], more[1]], [*more, more[0]], graphs]
-    unclear.append(
-        [{"x": part, "pairs": np.ones(length)} for part, length in zip(parts, (9, 9, 5))]
-    )
+    unclear.append([{"x": part, "pairs": np.ones(1 + len(part))} for part in parts])
     unclear.append([more[0], {"x": parts[2], "weights": np.ones(8)}])
     for batches in unclear:
         with pytest.raises(ValueError, match=r"'number', .*batch\['x'\] \d.*metrics\.mean\(value"):

@@ -208,7 +208,7 @@ def test_names_give_the_name_in_the_file_and_a_function(path):
         (
             {"typo": "a"},
             ValueError,
-            "`names` has typo, and no array of `model_like` has that name; nearest: w.",
+            "no array of `model_like` has that name; nearest: w.",
         ),
         (["a"], TypeError, "`names` is expected to be a table or a function, and is ['a']."),
         *[
