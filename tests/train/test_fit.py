@@ -14,7 +14,7 @@ import optax
 import pytest
 
 from eqxlike import error_if, filter_jit, is_array, nn, tree_at, tree_equal
-from eqxlike.train import Callback, DynamicLossScale, TrainState, fit, make_step
+from eqxlike.train import Callback, DynamicLossScale, TrainState, fit, make_step, repeat
 from eqxlike.train._run import Run, Stack, _undo
 from eqxlike.train._state import copy_arrays
 
@@ -77,7 +77,7 @@ def test_step_may_return_more_and_batches_may_end(state):
     assert (result.stopped, result.exit_status) == ("exhausted", 1)
     assert result.message.startswith("Made 3 of 10 steps; the batches ended. `train.repeat(")
     for steps_per_call in (1, 4):
-        batches = train.repeat([GOOD] * 3)
+        batches = repeat([GOOD] * 3)
         result = fit(state, step, batches, num_steps=10, steps_per_call=steps_per_call)
         assert (result.stopped, len(result.history)) == ("finished", 10)
     assert len(result.history) == result.state.step == 3

@@ -156,7 +156,7 @@ def test_names_that_are_ignored_may_be_missing_or_not_used_and_no_others(path):
         assert (found["a"].tolist(), found["b"].tolist()) == ([1, 1], [7, 7])
     for given, names, options, message in [
         (like, None, {"strict": False}, "b is missing."),
-        ({"a": zeros(2)}, {"a": "h.2.mask"}, {"strict": False}, "is missing, nearest: h.0.mask, h"),
+        ({"a": zeros(2)}, {"a": "h.2.mask"}, {"strict": False}, "is missing, nearest: h."),
         ({"a": zeros(2)}, None, {"ignore": "h.0.*"}, "h.1.mask is in the file alone"),
         ({"a": zeros(3)}, None, {"ignore": "*"}, "a has shape (2,), and (3,)"),
         ({"b": jax.ShapeDtypeStruct((2,), np.float32)}, None, {"ignore": "*"}, "b is missing"),

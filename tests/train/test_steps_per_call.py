@@ -118,7 +118,7 @@ def test_what_is_due_in_the_middle_is_not_late(simple):
     )
     assert [(name, steps) for name, steps, _ in moments] == [
         *[("step", 3), ("log", 5), ("evaluate", 6), ("step", 6), ("step", 9), ("log", 10)],
-        *[("evaluate", 12), ("step", 12), ("log", 13), ("evaluate", 13)],
+        *[("evaluate", 12), ("step", 12), ("evaluate", 13), ("log", 13)],
     ]
     assert all(steps == at for name, steps, at in moments if name != "log")
     logged = [loss for name, _, loss in moments if name == "log"]

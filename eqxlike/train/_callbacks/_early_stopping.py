@@ -23,9 +23,9 @@ class EarlyStopping(Callback):
     - `min_delta`: what is better by no more than this is no better.
     - `restore_best`: whether the result is the best state, of which a copy is kept, or the last.
 
-    A metric that is NaN is no better; a warning tells if the first one is. Checkpoints keep the best state next to
-    the last one, and a run that is resumed ends as if it had not been interrupted: at once, if it
-    was at its end.
+    A metric that is NaN is no better; a warning tells if the first one is. Checkpoints keep the
+    best state next to the last one, and a run that is resumed ends as if it had not been
+    interrupted: at once, if it was at its end.
 
     **Raises:** `ValueError` for another mode, a `patience` that is not a positive integer, or a
     negative `min_delta`. When training starts, `ValueError` if nothing is evaluated; `KeyError` at

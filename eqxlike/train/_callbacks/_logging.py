@@ -203,7 +203,11 @@ def progress(
     diabetes: step 200/200, loss 0.005
     """
     with run_progress(num_steps, label, stream=stream, num_lines=num_lines) as on_step:
-        yield lambda step, loss: on_step(step, f"loss {loss:.4g}")
+
+        def on_log(step: int, loss: float) -> None:
+            on_step(step, f"loss {loss:.4g}")
+
+        yield on_log
 
 
 # --- Curves of a training for TensorBoard ---
