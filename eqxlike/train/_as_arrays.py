@@ -1,5 +1,6 @@
 """Batches of other libraries as arrays: tensors, lists of numbers, mappings."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -105,10 +106,9 @@ def _as_numpy(tensor: Any, path: str, taker: str) -> Any:
     try:
         return np.asarray(tensor)
     except Exception as error:
-        try:
+        with contextlib.suppress(Exception):
             return jnp.array(jnp.from_dlpack(tensor))
-        except Exception:
-            raise TypeError(
-                f"{taker} expected an array, and {path} is a {type(tensor).__name__} that NumPy "
-                f"cannot read: {error}"
-            ) from error
+        raise TypeError(
+            f"{taker} expected an array, and {path} is a {type(tensor).__name__} that NumPy cannot "
+            f"read: {error}"
+        ) from error

@@ -76,11 +76,11 @@ def test_step_may_return_more_and_batches_may_end(state):
     result = fit(state, step, data, num_steps=10)
     assert (result.stopped, result.exit_status) == ("exhausted", 1)
     assert result.message.startswith("Made 3 of 10 steps; the batches ended. `train.repeat(")
+    assert len(result.history) == result.state.step == 3
     for steps_per_call in (1, 4):
         batches = repeat([GOOD] * 3)
         result = fit(state, step, batches, num_steps=10, steps_per_call=steps_per_call)
         assert (result.stopped, len(result.history)) == ("finished", 10)
-    assert len(result.history) == result.state.step == 3
 
 
 def test_losses_are_read_and_logged_every_so_many_steps(state, step, monkeypatch):

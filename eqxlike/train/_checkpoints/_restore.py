@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import itertools
 import os
 import pathlib
 import re
@@ -119,17 +120,16 @@ def read_one(
     while True:
         manifest = read_manifest(folder)
         try:
-            part = _Part(manifest, whole)
+            part = _Part(manifest, whole, [True] * len(whole.leaves))
             if tree is None:
                 part = _part_of(folder, manifest, whole, only)
             _check_fits(folder, part.manifest, part.like, tree)
-            check_files(folder, part.manifest)
+            check_files(folder, manifest)
             # `jax.transfer_guard` is for accidental transfers; this one is asked for.
             with jax.transfer_guard("allow"):
-                leaves = _read(folder, part.manifest, part.like, tree)
-            if part.is_read is not None:
-                read, pairs = iter(leaves), zip(part.is_read, whole.leaves, strict=True)
-                leaves = [next(read) if is_read else leaf for is_read, (_, leaf) in pairs]
+                read = iter(_read(folder, part.manifest, part.like, tree))
+            pairs = zip(part.are_read, whole.leaves, strict=True)
+            leaves = [next(read) if is_read else leaf for is_read, (_, leaf) in pairs]
             restored = Restored(whole.treedef.unflatten(leaves), manifest.data)
             restored.left_out = part.left_out
             return restored
@@ -161,14 +161,14 @@ def _newest_whole_near(path: pathlib.Path) -> pathlib.Path | None:
 class _Part(NamedTuple):
     """What is to be restored.
 
-    - `manifest`, `like`: with its leaves, nodes and files alone.
-    - `is_read`: of each leaf of all of `like`; `None` if all are.
+    - `manifest`, `like`: with its leaves and nodes alone.
+    - `are_read`: for each leaf of all of `like`, whether it is restored.
     - `left_out`: the other parts of the checkpoint that have arrays.
     """
 
     manifest: Manifest
     like: Description
-    is_read: list[bool] | None = None
+    are_read: list[bool]
     left_out: tuple[str, ...] = ()
 
 
@@ -180,7 +180,7 @@ def _part_of(folder: pathlib.Path, manifest: Manifest, like: Description, only: 
     roots = [dict(nodes).get("", "").partition("(")[0] for nodes in (manifest.nodes, like.nodes)]
     is_model = only in (None, "model") and roots[0] == "TrainState" != roots[1]
     if only is None and not is_model:
-        return _Part(manifest, like)
+        return _Part(manifest, like, [True] * len(like.leaves))
     names = ("model",) if is_model else (only,) if isinstance(only, str) else tuple(only or ())
     root = ".model" if is_model else ""
     nodes = [[f"{root}{path}", text] for path, text in like.nodes]
@@ -200,11 +200,8 @@ def _part_of(folder: pathlib.Path, manifest: Manifest, like: Description, only: 
     def is_in(path: str) -> bool:
         return _name_of_part(path) in names
 
-    read = [each for each in stored if is_in(each.leaf.path)]
-    unread = {each.name: each for each in manifest.leaves if each.name and each not in read}
-    left_out = dict.fromkeys(
-        _name_of_part(each.leaf.path) for each in unread.values() if each.tree is None
-    )
+    with_arrays = dict.fromkeys(_name_of_part(each.leaf.path) for each in stored if each.name)
+    left_out = tuple(name for name in with_arrays if name not in names)
     if "model" in names and "model_state" in left_out:
         warnings.warn(
             f"The model of {folder} is restored without the model_state that was saved with it, "
@@ -212,17 +209,13 @@ def _part_of(folder: pathlib.Path, manifest: Manifest, like: Description, only: 
             '`only=("model", "model_state")`.',
             stacklevel=stacklevel_of_user(),
         )
-    files = {
-        name: file for name, file in manifest.files.items() if name.split("/")[0] not in unread
-    }
     some_nodes = [node for node in manifest.nodes if is_in(node[0])]
-    part = dataclasses.replace(manifest, nodes=some_nodes, leaves=read, files=files)
-    description = Description(
-        [pair for pair in pairs if is_in(pair[0].path)],
-        [node for node in nodes if is_in(node[0])],
-        like.treedef,
-    )
-    return _Part(part, description, [is_in(each.path) for each, _ in pairs], tuple(left_out))
+    leaves = [each for each in stored if is_in(each.leaf.path)]
+    part = dataclasses.replace(manifest, nodes=some_nodes, leaves=leaves)
+    are_read = [is_in(each.path) for each, _ in pairs]
+    nodes = [node for node in nodes if is_in(node[0])]
+    like = Description(list(itertools.compress(pairs, are_read)), nodes, like.treedef)
+    return _Part(part, like, are_read, left_out)
 
 
 def _name_of_part(path: str) -> str:

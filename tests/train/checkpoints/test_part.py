@@ -1,6 +1,5 @@
 """A part of a checkpoint: the model alone, or a state of another optimiser."""
 
-import json
 import shutil
 
 import jax
@@ -65,7 +64,7 @@ def test_a_part_of_any_pytree_and_the_newest_of_a_folder(tmp_path):
     assert restored.left_out == ("rest",)
 
 
-def test_what_does_not_fit_is_named_and_what_is_not_read_need_not_fit(saved, tmp_path):
+def test_what_does_not_fit_is_named(saved, tmp_path):
     path, state = saved
     path = shutil.copytree(path, tmp_path / "copy")
     other = make_state(5, optax.sgd(0.1, momentum=0.9))
@@ -79,14 +78,11 @@ def test_what_does_not_fit_is_named_and_what_is_not_read_need_not_fit(saved, tmp
     ]:
         with pytest.raises(ValueError, match=message):
             train.restore(path, like, **options)
-    leaves = json.loads((path / "manifest.json").read_text())["content"]["leaves"]
-    names = {each["leaf"]["path"]: each["name"] for each in leaves}
-    (arrays,) = path.glob("arrays-*")
-    (file,) = arrays.glob(f"{names['.optimiser_state[0].mu.layers[0].weight']}/0*")
+    # All files are checked, also of what is not read.
+    (file,) = path.glob("arrays-*/*.optimiser_state.0.mu.layers.0.weight/0*")
     file.write_bytes(b"1" * file.stat().st_size)
-    assert eqx.tree_equal(train.restore(path, state.model).state, state.model)
     with pytest.raises(train.CheckpointError, match=r"state\.optimiser_state\[0\]\.mu\.layers"):
-        train.restore(path, state)
+        train.restore(path, state.model)
 
 
 def test_a_model_without_its_statistics_is_warned_of(tmp_path):
