@@ -2,8 +2,10 @@
 
 import inspect
 import os
+import traceback
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +14,14 @@ import optax
 from jaxtyping import PyTree
 
 from .._dtypes import is_key
+from .._module import Module
 from .._pytree import (
     deleted_paths,
+    filter,
     find_difference,
+    flag_frozen,
     is_array,
+    is_inexact_array,
     listed,
     paths_without_numbers,
     tree_pformat,
@@ -34,6 +40,52 @@ def check_model(model: Any) -> None:
         raise TypeError(
             f"TrainState.create expected a model with arrays of numbers; got {listed(paths)}. Keep "
             "the values in a static field, as a tuple."
+        )
+
+
+def check_trainable(model: PyTree, *, is_state_kept: bool) -> None:
+    """Raises `ValueError` for a model without an array to train, naming what its leaves are; warns
+    if steps change `model_state` at least. Raises `TypeError` for `optax.LookaheadParams`.
+    """
+    if isinstance(model, optax.LookaheadParams):
+        raise TypeError(
+            "make_step expected a state made of the model itself, and got optax.LookaheadParams: "
+            "`state.optimiser_state.slow` will have the slow parameters of `optax.lookahead`."
+        )
+    if jtu.tree_leaves(filter(model, is_inexact_array)):
+        return
+    leaves = zip(jtu.tree_leaves_with_path(model), flag_frozen(model), strict=True)
+    reasons = [
+        f"model{jtu.keystr(path)} is "
+        + ("frozen" if is_frozen else str(getattr(leaf, "dtype", f"the number {leaf!r}")))
+        for (path, leaf), is_frozen in leaves
+        if is_array(leaf) or isinstance(leaf, int | float | complex)
+    ]
+    found = listed(reasons) or f"the model, {tree_pformat(model)}, has no arrays"
+    message = (
+        f"make_step has nothing to train: {found}. It trains the floating-point and complex arrays "
+        "that are not frozen."
+    )
+    if not is_state_kept:
+        raise ValueError(message)
+    warnings.warn(f"{message} It changes the model_state only.", stacklevel=3)
+
+
+def warn_of_ties(model: PyTree) -> None:
+    """Warns of an array to train at several places, which will be several arrays. A number may be
+    there twice as an initial value.
+    """
+    model = model.fast if isinstance(model, optax.LookaheadParams) else model
+    paths: dict[int, list[str]] = {}
+    for path, leaf in jtu.tree_leaves_with_path(filter(model, is_inexact_array)):
+        if leaf.ndim > 0:
+            paths.setdefault(id(leaf), []).append(f"model{jtu.keystr(path)}")
+    if tied := [" = ".join(places) for places in paths.values() if len(places) > 1]:
+        warnings.warn(
+            f"TrainState.create got one array at several places: {listed(tied)}. Each place is "
+            "trained by itself, so that they become different. Tie them with `nn.Shared`, or give "
+            "each place a copy.",
+            stacklevel=3,
         )
 
 
@@ -108,12 +160,35 @@ def check_not_deleted(tree: PyTree, name: str, taker: str) -> None:
         )
 
 
+class WithSlow(NamedTuple):
+    """The state of an optimiser that holds an `optax.lookahead`, and the slow parameters."""
+
+    optimiser_state: optax.OptState
+    slow: PyTree
+
+
 def initial_state(optimiser: optax.GradientTransformation, parameters: PyTree) -> optax.OptState:
     """What `optimiser` keeps of parameters at the beginning."""
     # Optax counts on promotion (schedules compare their count with floats), also where the user
     # wants the model's own arithmetic strict.
     with jax.numpy_dtype_promotion("standard"):
-        return optimiser.init(parameters)
+        try:
+            state = optimiser.init(parameters)
+        except Exception as error:
+            frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+            called = [each.f_locals.get("self") for each in frames if "call" in each.f_code.co_name]
+            modules = [type(each).__name__ for each in called if isinstance(each, Module)]
+            if not modules:
+                raise
+            raise TypeError(
+                f"The optimiser called a {modules[0]}. Optax calls the labels of `optax.partition` "
+                "if they are callable, as this Module is: give `lambda _: labels` instead."
+            ) from error
+    nodes = jtu.tree_leaves(state, is_leaf=lambda node: isinstance(node, optax.LookaheadState))
+    holds_lookahead = any(isinstance(node, optax.LookaheadState) for node in nodes)
+    if holds_lookahead and not isinstance(parameters, optax.LookaheadParams):
+        return WithSlow(state, parameters)
+    return state
 
 
 def check_optimiser_state(
@@ -128,8 +203,8 @@ def check_optimiser_state(
     if difference := find_difference(state, expected, _have_one_shape):
         explained = difference.explain("state.optimiser_state", "optimiser.init(model)")
         raise ValueError(
-            f"make_step expected the state of its optimiser, {_type_names(expected)}, and got a "
-            f"TrainState with {_type_names(state)}: {explained}. Give make_step the optimiser that "
+            f"make_step expected the state of its optimiser, {type_names(expected)}, and got a "
+            f"TrainState with {type_names(state)}: {explained}. Give make_step the optimiser that "
             "TrainState.create got; if the model was changed after that, as by `nn.freeze`, create "
             "the state again."
         )
@@ -139,8 +214,8 @@ def _have_one_shape(leaf: Any, other: Any) -> bool | None:
     return jnp.shape(leaf) == jnp.shape(other) if jtu.all_leaves([leaf, other]) else None
 
 
-def _type_names(state: optax.OptState) -> str:
+def type_names(state: optax.OptState) -> str:
     """The classes of which the state of an optimiser is made, as in `(ScaleByAdamState, ...)`."""
     if type(state) is tuple:
-        return f"({', '.join(map(_type_names, state))})"
+        return f"({', '.join(map(type_names, state))})"
     return type(state).__name__

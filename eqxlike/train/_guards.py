@@ -7,6 +7,8 @@ with `halt_if_not_finite` instead, and `Undo` goes back to the last good state. 
 """
 
 import dataclasses
+import functools
+import operator
 import types
 import weakref
 from collections.abc import Iterable, Sequence
@@ -39,10 +41,23 @@ def keep_if_finite(
 
     - `old`: the state that the step got. If it is halted it is returned.
     - `new`: the state after the update.
-    - `loss`: shape `()`.
+    - `loss`: shape `()`. It may be anything if the optimiser skipped the update.
     """
-    is_good = ~old.is_halted & jnp.isfinite(loss) & all_finite(_kept(new))
+    is_good = ~old.is_halted & _may_be_loss(loss, new) & all_finite(_kept(new))
     chosen = tree_where(is_good, new, old)
+    return tree_at(lambda state: state.is_halted, chosen, ~is_good)
+
+
+def skip_if_not_finite(
+    old: TrainState[Model], new: TrainState[Model], loss: Float[Array, ""]
+) -> TrainState[Model]:
+    """`new`, or `old` with one step more and marked as halted, where `keep_if_finite` would return
+    `old`. The next step goes on all the same.
+
+    **Arguments:** those of `keep_if_finite`.
+    """
+    is_good = _may_be_loss(loss, new) & all_finite(_kept(new))
+    chosen = tree_where(is_good, new, dataclasses.replace(old, step=new.step))
     return tree_at(lambda state: state.is_halted, chosen, ~is_good)
 
 
@@ -139,6 +154,41 @@ def tree_where(condition: Bool[Array, ""], tree: Tree, other: Tree) -> Tree:
     return jax.tree_util.tree_map(choose, tree, other)
 
 
+def has_skipped(optimiser_state: optax.OptState) -> Bool[Array, ""] | None:
+    """Whether an optimiser skipped its last update since it was not finite; `None` if it never
+    does that.
+    """
+    flags: list[Any] = []
+    for node in jtu.tree_leaves(optimiser_state, is_leaf=_may_skip):
+        if isinstance(node, optax.ApplyIfFiniteState):
+            flags.append(~node.last_finite)
+        elif _may_skip(node):
+            flags.append(node.skip_state["should_skip"])
+    return functools.reduce(operator.or_, flags) if flags else None
+
+
+def _may_skip(node: Any) -> bool:
+    if isinstance(node, optax.MultiStepsState):
+        # The state of `optax.skip_not_finite` has no type of its own.
+        skip_state: Any = node.skip_state
+        return isinstance(skip_state, dict) and "num_not_finite" in skip_state
+    return isinstance(node, optax.ApplyIfFiniteState)
+
+
+def _may_be_loss(loss: Float[Array, ""], new: TrainState) -> Bool[Array, ""]:
+    is_skipped = has_skipped(new.optimiser_state)
+    return jnp.isfinite(loss) if is_skipped is None else jnp.isfinite(loss) | is_skipped
+
+
+def was_refused(state: TrainState) -> Bool[Array, ""]:
+    """Whether the last update was refused or skipped. A buffer of its own."""
+    is_skipped = has_skipped(state.optimiser_state)
+    if is_skipped is None:
+        return jnp.copy(state.is_halted)
+    # `apply_if_finite` makes the update after too many in a row.
+    return state.is_halted | (is_skipped & all_finite(_kept(state)))
+
+
 def _kept(state: TrainState) -> list[Array]:
     parameters = filter(state.model, is_inexact_array)
     kept = parameters, state.model_state, _statistics(state.optimiser_state, parameters)
@@ -178,7 +228,7 @@ def halt_if_not_finite(
         jnp.ravel(array)[:128] if array.size > SMALL and id(array) in lasting else array
         for array in _kept(new)
     ]
-    is_good = ~old.is_halted & jnp.isfinite(loss) & _are_finite(looked_at)
+    is_good = ~old.is_halted & _may_be_loss(loss, new) & _are_finite(looked_at)
     is_good &= all_finite(new.model_state)
     return tree_at(lambda state: state.is_halted, new, ~is_good)
 
@@ -231,6 +281,19 @@ _UNGUARDED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 def register_unguarded(function: Any, step: Any) -> None:
     """Registers `step` as the form without a guard of `function`, which `keep_if_finite` guards."""
     _UNGUARDED[function] = step
+
+
+_SKIPPING: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def register_skipping(function: Any) -> None:
+    """Registers a function of a step that `skip_if_not_finite` guards."""
+    _SKIPPING.add(function)
+
+
+def may_skip(state: TrainState) -> bool:
+    """Whether a step may skip updates of `state`, even one that is called by another function."""
+    return bool(_SKIPPING) or has_skipped(state.optimiser_state) is not None
 
 
 def unguarded(step: Any) -> Any:

@@ -30,6 +30,7 @@ from ._checks import (
     check_optimiser,
     check_takes,
     initial_state,
+    warn_of_ties,
 )
 from ._loss_scale import DynamicLossScale
 
@@ -45,8 +46,9 @@ class TrainState(Module, Generic[Model]):
     - `step`: how many updates were made, including those that a loss scale skipped.
     - `key`: the source of randomness, which steps leave as it is. A step's own key is this one with
       `step` folded in, so that it costs nothing where the loss does not use it.
-    - `is_halted`: whether an update was refused because it was not finite. Steps leave a halted
-      state unchanged, so that it stays the last good one until the host reads it.
+    - `is_halted`: whether the last update was refused because it was not finite. Steps leave a
+      halted state unchanged, so that it stays the last good one until the host reads it. Only steps
+      of `make_step(..., check_finite="skip")` go on.
     - `loss_scale`: for gradients in float16; `None` where the loss is not scaled.
     - `model_state`: what the model changes as it is called, such as a `nn.State`; `None` where it
       changes nothing.
@@ -82,7 +84,7 @@ class TrainState(Module, Generic[Model]):
         **Arguments:**
 
         - `model`: any pytree. Its arrays are copied: a step donates those of its state, and `model`
-          stays usable.
+          stays usable. An array at two places becomes two arrays, with a warning: see `nn.Shared`.
         - `optimiser`: initialised with the model's floating-point and complex arrays.
         - `key`: the source of all randomness in training; copied too.
         - `loss_scale`: for a model that computes in float16; copied too.
@@ -101,6 +103,7 @@ class TrainState(Module, Generic[Model]):
                 f"{loss_scale!r}."
             )
         check_not_deleted(model, "model", "TrainState.create")
+        warn_of_ties(model)
         model = copy_arrays(model)
         optimiser_state = copy_arrays(initial_state(optimiser, filter(model, is_inexact_array)))
         step, is_halted = map(jax.device_put, (np.zeros((), np.int32), np.zeros((), bool)))

@@ -9,6 +9,7 @@ and besides: a key for each step, a guard against NaN, a loss scale, several dev
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, overload
 
@@ -16,14 +17,32 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import optax
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from .._pytree import apply_updates, filter, is_inexact_array
+from .._dtypes import at_least_float32, is_key
+from .._pytree import apply_updates, combine, filter, is_inexact_array
 from .._transforms import filter_jit, filter_value_and_grad
 from ._as_arrays import check_arrays
-from ._checks import check_callable, check_optimiser, check_optimiser_state
-from ._guards import halt_if_not_finite, keep_if_finite, register_unguarded, skip_overflow
+from ._checks import (
+    WithSlow,
+    check_callable,
+    check_optimiser,
+    check_optimiser_state,
+    check_trainable,
+    type_names,
+)
+from ._guards import (
+    halt_if_not_finite,
+    has_skipped,
+    keep_if_finite,
+    register_skipping,
+    register_unguarded,
+    skip_if_not_finite,
+    skip_overflow,
+    tree_where,
+)
 from ._sharding import Sharding, check_sharding, evaluate_sharded, shard
 from ._state import Evaluate, Evaluation, TrainState, check_state, evaluator
 
@@ -32,6 +51,7 @@ ModelState = TypeVar("ModelState", bound=Any)
 Batch = TypeVar("Batch", bound=Any)
 Aux = TypeVar("Aux")
 
+CheckFinite = bool | Literal["skip"]
 Step = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""]]]
 StepWithAux = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""], Aux]]
 
@@ -42,7 +62,7 @@ def make_step(
     optimiser: optax.GradientTransformation,
     *,
     has_aux: Literal[False] = False,
-    check_finite: bool = True,
+    check_finite: CheckFinite = True,
     sharding: Sharding | None = None,
 ) -> Step[Model, Batch]: ...
 @overload
@@ -51,7 +71,7 @@ def make_step(
     optimiser: optax.GradientTransformation,
     *,
     has_aux: Literal[False] = False,
-    check_finite: bool = True,
+    check_finite: CheckFinite = True,
     sharding: Sharding | None = None,
 ) -> Step[Model, Batch]: ...
 @overload
@@ -60,7 +80,7 @@ def make_step(
     optimiser: optax.GradientTransformation,
     *,
     has_aux: Literal[True],
-    check_finite: bool = True,
+    check_finite: CheckFinite = True,
     sharding: Sharding | None = None,
 ) -> StepWithAux[Model, Batch, Aux]: ...
 @overload
@@ -71,7 +91,7 @@ def make_step(
     optimiser: optax.GradientTransformation,
     *,
     has_aux: Literal[True],
-    check_finite: bool = True,
+    check_finite: CheckFinite = True,
     sharding: Sharding | None = None,
 ) -> StepWithAux[Model, Batch, Aux]: ...
 def make_step(
@@ -79,7 +99,7 @@ def make_step(
     optimiser: optax.GradientTransformation,
     *,
     has_aux: bool = False,
-    check_finite: bool = True,
+    check_finite: CheckFinite = True,
     sharding: Sharding | None = None,
 ) -> Any:
     """A jitted training step.
@@ -90,8 +110,12 @@ def make_step(
       fresh in each step. For a `TrainState` with a `model_state` it is `loss(model, model_state,
       batch, key)`, and returns `(loss, model_state)`, or `(loss, (model_state, aux))`.
     - `optimiser`: the one that `TrainState.create` got. It sees the model's floating-point and
-      complex arrays, and the loss as the extra argument `value`. For complex arrays it gets the
-      conjugates of JAX's gradients, along which the loss falls.
+      complex arrays. For complex arrays it gets the conjugates of JAX's gradients, along which the
+      loss falls. Optax's extra arguments are passed if it takes them: `value` is the loss, `grad`
+      JAX's gradients, `value_fn` (also as `obj_fn`) maps the arrays to the loss of this batch with
+      the same key and `model_state`, and `grad_fn` to the gradients. The functions are traced only
+      if they are called. With `optax.lookahead` the model has the fast parameters, and
+      `state.optimiser_state.slow` the slow ones.
     - `has_aux`: whether the loss returns an `aux` too.
     - `check_finite`: refuse an update that would make the loss, a parameter, or what the model and
       the optimiser keep NaN or infinite; see `keep_if_finite` and `TrainState.is_halted`. A step
@@ -112,8 +136,8 @@ def make_step(
 
     **Raises:** `TypeError` if `loss`, `optimiser` or `sharding` has another type. When called,
     `TypeError` for what is not a `TrainState`, and for a loss that returns something else;
-    `ValueError` if the state was made with another optimiser, or does not divide as `sharding`
-    says, nor does the batch.
+    `ValueError` if the state was made with another optimiser, if its model has nothing to train,
+    or if the state or the batch cannot be sharded this way.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn
@@ -129,6 +153,10 @@ def make_step(
     """
     check_callable(loss, "loss(model, batch, key)", "make_step")
     check_optimiser(optimiser, "make_step")
+    if check_finite not in (True, False, "skip"):
+        raise ValueError(
+            f'make_step expected check_finite to be True, False or "skip"; got {check_finite!r}.'
+        )
     evaluate = evaluator(loss, has_aux)
     if sharding is not None:
         check_sharding(sharding, "make_step")
@@ -138,11 +166,16 @@ def make_step(
         def step(state: TrainState, batch: Any) -> tuple:
             check_state(state, "The step")
             check_arrays(batch)
+            check_trainable(state.model, is_state_kept=state.model_state is not None)
             parameters = filter(state.model, is_inexact_array)
             check_optimiser_state(optimiser, parameters, state.optimiser_state)
             loss_key = jr.fold_in(state.key, state.step)
             evaluation, gradients = _differentiate(evaluate, state, batch, loss_key)
-            updated = _update(optimiser, state, parameters, evaluation, gradients)
+            extra = _extra_arguments(evaluate, state, batch, loss_key, evaluation, gradients)
+            # For a complex parameter JAX gives the conjugate of the direction in which the loss
+            # grows.
+            gradients = jax.tree_util.tree_map(jnp.conj, gradients)
+            updated = _update(optimiser, state, parameters, evaluation, gradients, extra)
             updated, loss_to_judge = skip_overflow(state, updated, gradients, evaluation.loss)
             if guard is not None:
                 updated = guard(state, updated, loss_to_judge)
@@ -156,8 +189,11 @@ def make_step(
         step.__qualname__ = f"make_step({getattr(loss, '__name__', type(loss).__name__)})"
         return filter_jit(step, donate=("state",))
 
-    step = guarded_by(keep_if_finite if check_finite else None)
-    if check_finite:
+    guards = {True: keep_if_finite, False: None, "skip": skip_if_not_finite}
+    step = guarded_by(guards[check_finite])
+    if check_finite == "skip":
+        register_skipping(step.__wrapped__)
+    elif check_finite:
         # Where `fit` keeps a copy to go back to, it runs this step, which checks less (`_guards`).
         register_unguarded(step.__wrapped__, guarded_by(halt_if_not_finite))
     return step
@@ -176,11 +212,68 @@ def _differentiate(
 
     value_and_gradients = filter_value_and_grad(scaled_loss, has_aux=True)
     (_, evaluation), gradients = value_and_gradients(state.model, state.model_state, batch, key)
-    # For a complex parameter JAX gives the conjugate of the direction in which the loss grows.
-    gradients = jax.tree_util.tree_map(jnp.conj, gradients)
     if loss_scale is not None:
         gradients = loss_scale.unscale(gradients)
     return evaluation._replace(loss=jnp.asarray(evaluation.loss)), gradients
+
+
+def _extra_arguments(
+    evaluate: Evaluate,
+    state: TrainState,
+    batch: Any,
+    key: PRNGKeyArray,
+    evaluation: Evaluation,
+    gradients: PyTree,
+) -> dict[str, Any]:
+    """The arguments that optimisers of Optax take by name."""
+
+    def inputs(values: PyTree) -> tuple[TrainState, Any, PRNGKeyArray]:
+        # `optax.partition` hides the parameters of its other optimisers.
+        values = jax.tree_util.tree_map(
+            lambda value, own: own if _is_masked(value) else value,
+            values,
+            filter(state.model, is_inexact_array),
+            is_leaf=_is_masked,
+        )
+        # A key is used again on purpose: `jax.debug_key_reuse` is to accept that.
+        others = jax.tree_util.tree_map(
+            lambda leaf: jr.clone(leaf) if is_key(leaf) else leaf, (state.model_state, batch, key)
+        )
+        model = combine(values, state.model)
+        return dataclasses.replace(state, model=model, model_state=others[0]), *others[1:]
+
+    # A line search refuses extra arguments, unless this function takes them.
+    def value_fn(values: PyTree, grad_fn: Any = None, obj_fn: Any = None) -> Array:
+        del grad_fn, obj_fn
+        loss_scale = state.loss_scale
+        if loss_scale is not None:
+            values = _scale_tangents(values, 1 / loss_scale.scale)
+        given, *others = inputs(values)
+        loss = jnp.asarray(evaluate(given.model, given.model_state, *others).loss)
+        if loss_scale is not None:
+            wide = loss.astype(at_least_float32(loss.dtype))
+            loss = _scale_tangents(wide, loss_scale.scale).astype(loss.dtype)
+        return loss
+
+    def grad_fn(values: PyTree, _: Any = None) -> PyTree:
+        return jax.tree_util.tree_map(jnp.conj, _differentiate(evaluate, *inputs(values))[1])
+
+    functions = {"value_fn": value_fn, "grad_fn": grad_fn, "obj_fn": value_fn}
+    return {"value": evaluation.loss, "grad": gradients, **functions}
+
+
+def _is_masked(node: Any) -> bool:
+    return isinstance(node, optax.MaskedNode)
+
+
+def _scale_tangents(tree: PyTree, factor: Float[Array, ""]) -> PyTree:
+    """`tree` itself, with its tangents multiplied by `factor`."""
+
+    def scale(leaf: Array) -> Array:
+        fixed = lax.stop_gradient(leaf)
+        return fixed + factor.astype(leaf.dtype) * (leaf - fixed)
+
+    return jax.tree_util.tree_map(scale, tree)
 
 
 def _update(
@@ -189,18 +282,51 @@ def _update(
     parameters: PyTree,
     evaluation: Evaluation,
     gradients: PyTree,
+    extra: dict[str, Any],
 ) -> TrainState:
     """The state after one more step."""
+    own = state.optimiser_state
+    slow = own.slow if isinstance(own, WithSlow) else None
+    if slow is not None:
+        own, parameters = own.optimiser_state, optax.LookaheadParams(fast=parameters, slow=slow)
     # Optax relies on promotion (Adam raises a float to an integer count), even where the user has
     # made it strict for the model's own arithmetic.
     with jax.numpy_dtype_promotion("standard"):
-        updates, optimiser_state = optax.with_extra_args_support(optimiser).update(
-            gradients, state.optimiser_state, parameters, value=evaluation.loss
-        )
+        updates, own = _call_update(optimiser, gradients, own, parameters, extra)
+    model_state, is_skipped = evaluation.model_state, has_skipped(own)
+    if is_skipped is not None:
+        model_state = tree_where(~is_skipped, model_state, state.model_state)
+    if slow is not None:
+        own, updates = WithSlow(own, apply_updates(slow, updates.slow)), updates.fast
     return dataclasses.replace(
         state,
         model=apply_updates(state.model, updates),
-        optimiser_state=optimiser_state,
+        optimiser_state=own,
         step=state.step + 1,
-        model_state=evaluation.model_state,
+        model_state=model_state,
     )
+
+
+def _call_update(
+    optimiser: optax.GradientTransformation,
+    gradients: PyTree,
+    optimiser_state: optax.OptState,
+    parameters: PyTree,
+    extra: dict[str, Any],
+) -> tuple[PyTree, optax.OptState]:
+    """The updates, and the next state. An optimiser, or one inside it, may refuse some of `extra`:
+    only its call shows that.
+    """
+    try:
+        return optimiser.update(gradients, optimiser_state, parameters, **extra)
+    except TypeError as error:
+        refused = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
+        if refused is None or refused[1] not in extra:
+            error.add_note(
+                f"Raised by the optimiser, of state {type_names(optimiser_state)}, which make_step "
+                f"called with ({', '.join(['gradients', 'state', 'parameters', *extra])}), without "
+                "any extra argument that a part of it refused."
+            )
+            raise
+    others = {name: value for name, value in extra.items() if name != refused[1]}
+    return _call_update(optimiser, gradients, optimiser_state, parameters, others)

@@ -4,6 +4,7 @@ import functools
 import gc
 import itertools
 import math
+import shutil
 import signal
 import weakref
 
@@ -14,7 +15,15 @@ import optax
 import pytest
 
 from eqxlike import error_if, filter_jit, is_array, nn, tree_at, tree_equal
-from eqxlike.train import Callback, DynamicLossScale, TrainState, fit, make_step, repeat
+from eqxlike.train import (
+    Callback,
+    Checkpoint,
+    DynamicLossScale,
+    TrainState,
+    fit,
+    make_step,
+    repeat,
+)
 from eqxlike.train._run import Run, Stack, _undo
 from eqxlike.train._state import copy_arrays
 
@@ -227,6 +236,96 @@ def test_a_bad_model_state_is_found_though_the_next_step_writes_it_again(steps_p
     step = make_step(loss, OPTIMISER)
     result = fit(state, step, data, num_steps=6, steps_per_call=steps_per_call)
     assert (result.stopped, len(result.history), int(result.state.step)) == ("diverged", 2, 2)
+
+
+@pytest.fixture(scope="module")
+def skipping_step():
+    return make_step(
+        lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2), OPTIMISER, check_finite="skip"
+    )
+
+
+class Means(Callback):
+    def __init__(self):
+        self.means, self.skipped = [], []
+
+    def on_log(self, run):
+        self.means.append(run.loss)
+        self.skipped = list(run.skipped)
+
+
+@pytest.mark.parametrize(("steps_per_call", "is_wrapped"), [(1, False), (3, False), (1, True)])
+def test_skipped_steps_are_told_and_count_in_no_mean(
+    steps_per_call, is_wrapped, state, skipping_step, tmp_path
+):
+    def wrapped(state, batch):
+        return skipping_step(state, batch)
+
+    bad = np.full_like(GOOD, np.nan)
+    data = [GOOD, GOOD, bad, bad, GOOD, bad, GOOD, GOOD]
+    run = functools.partial(
+        fit, step=wrapped if is_wrapped else skipping_step, steps_per_call=steps_per_call
+    )
+    means = Means()
+    options = {"callbacks": [means, Checkpoint(tmp_path, every=4)], "check_every": 2}
+    result = run(state, batches=data, num_steps=8, log_every=4, **options)
+    good = fit(state, skipping_step, batches(), num_steps=5)
+    history = np.array(result.history)
+    assert np.flatnonzero(np.isnan(history)).tolist() == means.skipped == [2, 3, 5]
+    np.testing.assert_allclose(history[[0, 1, 4, 6, 7]], good.history, rtol=1e-6)
+    np.testing.assert_allclose(means.means, [history[:2].mean(), history[[4, 6, 7]].mean()])
+    message = "Made 8 of 8 steps. Skipped the update of steps 3, 4, 6, which was not finite."
+    assert result.message.startswith(message)
+    assert (result.stopped, result.num_skipped) == ("finished", 3)
+    assert (result.state.step, bool(result.state.is_halted)) == (8, False)
+    assert tree_equal(result.state.model, good.state.model, rtol=1e-6)
+    # The checkpoint of a step that was skipped.
+    shutil.rmtree(tmp_path / "step_000000008")
+    resumed = run(state, batches=data, num_steps=8, resume_from=tmp_path)
+    assert resumed.message.endswith("Skipped the update of step 6, which was not finite.")
+    assert tree_equal(resumed.state, result.state)
+    # Then too many in a row.
+    few = run(state, batches=data, num_steps=8, max_skipped=1)
+    assert (few.stopped, few.exit_status, len(few.history)) == ("diverged", 1, 8)
+    assert "of 2 steps in a row were not finite and were skipped, more than max_skipped=1" in (
+        few.message
+    )
+
+
+@pytest.mark.parametrize("check_finite", [True, False])
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_steps_that_the_optimiser_skips_go_on_until_it_gives_up(check_finite, steps_per_call):
+    optimiser = optax.apply_if_finite(OPTIMISER, 2)
+    step = make_step(
+        lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2),
+        optimiser,
+        check_finite=check_finite,
+    )
+    model = nn.Linear(2, 1, key=jax.random.key(0))
+    start = TrainState.create(model, optimiser, key=jax.random.key(1))
+    bad = np.full_like(GOOD, np.nan)
+    run = functools.partial(fit, start, step, steps_per_call=steps_per_call)
+    result = run([GOOD, bad, bad, GOOD], num_steps=4)
+    assert (result.stopped, result.num_skipped) == ("finished", 2)
+    assert np.isfinite(result.history[3])
+    result = run([GOOD, bad, bad, bad, GOOD], num_steps=5)
+    assert (result.stopped, len(result.history)) == ("diverged", 3)
+    if check_finite:
+        assert result.message.startswith("The loss was nan in step 4; the state is that after st")
+
+
+def test_an_array_of_the_state_as_a_batch_is_named_by_its_path(state, step):
+    data = [GOOD]
+
+    class Keeps(Callback):
+        every = 1
+
+        def on_step(self, run):
+            data.append(run.state.model.weight)
+
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError)) as caught:
+        fit(state, step, iter(data), num_steps=3, callbacks=[Keeps()])
+    assert "state.model.weight = batch" in str(caught.value.__notes__)
 
 
 def test_a_step_that_speaks_to_the_host_is_never_repeated(state):

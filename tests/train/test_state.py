@@ -63,6 +63,17 @@ def test_no_array_is_shared(model, getkey):
     assert not any(leaf.is_deleted() for leaf in given if hasattr(leaf, "is_deleted"))
 
 
+def test_an_array_at_two_places_is_warned_of_unless_it_is_shared_or_not_trained():
+    layers = [nn.Linear(2, 2, use_bias=False, key=jax.random.key(0))] * 2
+    tied = r"model\[0\]\.weight = model\[1\]\.weight\. .* Tie them with `nn\.Shared`"
+    with pytest.warns(UserWarning, match=tied):
+        TrainState.create(layers, optax.sgd(0.1), key=jax.random.key(0))
+    shared = nn.Shared(layers, lambda pair: pair[1].weight, lambda pair: pair[0].weight)
+    integers = jnp.arange(3)
+    for model in (shared, nn.freeze(layers), [integers] * 2):
+        TrainState.create(model, optax.sgd(0.1), key=jax.random.key(0))
+
+
 def test_arrays_stay_on_their_device_and_only_free_ones_may_be_moved():
     ones = np.ones(2, np.float32)
     placed, free = jax.device_put(ones, jax.devices()[1]), jax.device_put(ones)

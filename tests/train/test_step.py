@@ -106,6 +106,141 @@ def test_optimiser_gets_the_loss_as_its_value(layer, batch):
     assert losses[-1] < losses[0]
 
 
+def plateau():
+    return optax.chain(ADAM, optax.contrib.reduce_on_plateau(patience=1))
+
+
+def sam(**options):
+    ascent = optax.chain(optax.contrib.normalize(), optax.sgd(0.05))
+    return optax.contrib.sam(ADAM, ascent, **options)
+
+
+ALL = ("value", "grad", "value_fn")
+LINE_SEARCH = optax.partition(
+    {"weight": optax.lbfgs(), "bias": SGD},
+    {"weight": "weight", "bias": "bias"},
+    mask_compatible_extra_args=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "names"),
+    [
+        (optax.chain(optax.clip(1.0), optax.lbfgs()), ALL),
+        (optax.chain(SGD, optax.scale_by_backtracking_linesearch(9, store_grad=True)), ALL),
+        (optax.MultiSteps(plateau(), 2), ALL[:1]),
+        (sam(), ()),
+        (optax.chain(optax.clip(1.0), sam(opaque_mode=True)), ("grad_fn",)),
+        (optax.contrib.sophia(0.1, update_interval=2), ("obj_fn",)),
+        (LINE_SEARCH, ALL),
+        (optax.chain(optax.clip(1.0), optax.lookahead(ADAM, 3, 0.5)), ()),
+    ],
+)
+def test_extra_arguments_of_an_optimiser_are_those_of_plain_optax(optimiser, names, batch):
+    def of_batch(model, batch, key):
+        return jnp.mean((batch[0] @ model["weight"] + model["bias"] - batch[1]) ** 2)
+
+    model = {"weight": jnp.zeros(3), "bias": jnp.zeros(())}
+    state, step = start(model, optimiser), make_step(of_batch, optimiser)
+    is_lookahead = hasattr(state.optimiser_state, "slow")
+    parameters = optax.LookaheadParams.init_synced(model) if is_lookahead else model
+    plain_state = optimiser.init(parameters)
+
+    @jax.jit
+    def plain_step(parameters, plain_state):
+        fast = parameters.fast if is_lookahead else parameters
+
+        def value_fn(given):
+            # A partition hides the parameters of its other optimisers.
+            masked = {name for name in fast if isinstance(given[name], optax.MaskedNode)}
+            return of_batch({**given, **{name: fast[name] for name in masked}}, batch, None)
+
+        value, grad = jax.value_and_grad(value_fn)(fast)
+        known = {"value": value, "grad": grad, "value_fn": value_fn, "obj_fn": value_fn}
+        known["grad_fn"] = lambda parameters, _: jax.grad(value_fn)(parameters)
+        extra = {name: known[name] for name in names}
+        updates, new = optimiser.update(grad, plain_state, parameters, **extra)
+        return optax.apply_updates(parameters, updates), new, value
+
+    for _ in range(6):
+        with jax.numpy_dtype_promotion("standard"):
+            parameters, plain_state, expected = plain_step(parameters, plain_state)
+        state, loss = step(state, batch)
+        np.testing.assert_allclose(loss, expected, rtol=1e-4, atol=1e-6)
+    if is_lookahead:
+        for name, slow in parameters.slow.items():
+            np.testing.assert_allclose(state.optimiser_state.slow[name], slow, rtol=1e-4)
+
+
+@pytest.mark.parametrize("optimiser", [optax.lbfgs(), sam(opaque_mode=True)])
+def test_an_optimiser_evaluates_the_loss_of_the_same_step(optimiser, batch):
+    """With the key and the model state of the step, frozen arrays, and a loss scale."""
+
+    def loss(model, model_state, batch, key):
+        noise_key, state_key = jr.split(key)
+        noise = jr.normal(noise_key) + jr.normal(model_state["key"])
+        x = batch[0] * model_state["scale"] + 0.1 * noise
+        value = jnp.mean((x @ model.weight[0] + model.bias[0] - batch[1]) ** 2)
+        return value, ({"key": state_key, "scale": model_state["scale"] / 2}, "aux")
+
+    layer = nn.freeze(nn.Linear(3, 1, key=jr.key(0)), lambda layer: layer.bias)
+    histories, step = [], make_step(loss, optimiser, has_aux=True)
+    with jax.debug_key_reuse(True):
+        for loss_scale in (None, DynamicLossScale(2.0**10)):
+            model_state = {"key": jr.key(3), "scale": jnp.ones(())}
+            state = start(layer, optimiser, model_state=model_state, loss_scale=loss_scale)
+            weight, plain_state = layer.weight, optimiser.init(layer.weight)
+            for _ in range(3):
+                key = jr.clone(jr.fold_in(state.key, state.step))
+                given = copy_arrays(state.model_state)
+
+                def plain(weight, key=key, given=given):
+                    model = tree_at(lambda layer: layer.weight, nn.unfreeze(layer), weight)
+                    return loss(model, given, batch, key)[0]
+
+                with jax.debug_key_reuse(False), jax.numpy_dtype_promotion("standard"):
+                    value, grad = jax.value_and_grad(plain)(weight)
+                    extra = {"value": value, "grad": grad, "value_fn": plain}
+                    if plain_state[0].__class__ is not optax.ScaleByLBFGSState:
+                        extra = {"grad_fn": lambda weight, _: jax.grad(plain)(weight)}
+                    updates, plain_state = optimiser.update(grad, plain_state, weight, **extra)
+                    weight = weight + updates
+                state, value, aux = step(state, batch)
+                histories.append(float(value))
+                assert aux == "aux"
+                np.testing.assert_allclose(state.model.weight, weight, rtol=1e-3, atol=1e-5)
+            assert state.model_state["scale"] == 0.125
+    np.testing.assert_allclose(histories[:3], histories[3:], rtol=1e-4)
+
+
+def test_what_an_optimiser_cannot_train_with_is_named(batch, layer):
+    def update(updates, state, parameters, *, hessian, **extra):
+        return updates, state
+
+    odd = optax.GradientTransformationExtraArgs(lambda parameters: optax.EmptyState(), update)
+    with pytest.raises(TypeError, match="hessian") as caught:
+        make_step(squared_error, odd)(start(layer, odd), batch)
+    expected = "EmptyState, which make_step called with (gradients, state, parameters, value, g"
+    assert expected in str(caught.value.__notes__)
+    for model, reason in [
+        (nn.freeze(layer), r"model\.weight is frozen, model\.bias is frozen"),
+        ({"a": jnp.arange(3), "b": 1.0}, r"model\['a'\] is int32, model\['b'\] is the number 1\.0"),
+        ((), r"the model, \(\), has no arrays"),
+    ]:
+        with pytest.raises(ValueError, match=f"make_step has nothing to train: {reason}\\. It"):
+            fit(start(model), make_step(squared_error, SGD), [batch], num_steps=1)
+    step = make_step(lambda model, model_state, batch, key: (jnp.ones(()), model_state), SGD)
+    with pytest.warns(UserWarning, match=r"is frozen.* It changes the model_state only"):
+        step(start(nn.freeze(layer), model_state={"a": jnp.ones(())}), batch)
+    labels = jax.tree.map(lambda leaf: str(leaf.ndim), layer)
+    by_labels = optax.partition({"1": SGD, "2": SGD}, labels)
+    with pytest.raises(TypeError, match=r"called a Linear\. .* give `lambda _: labels` instead"):
+        start(layer, by_labels)
+    pair = optax.LookaheadParams(layer, layer)
+    with pytest.raises(TypeError, match=r"made of the model itself, .*state\.slow` will have"):
+        make_step(squared_error, SGD)(start(pair), batch)
+
+
 def test_complex_parameters_go_down_hill():
     def loss(weight, x, key):
         return jnp.sum(jnp.abs(weight * x - 1) ** 2)
@@ -212,6 +347,78 @@ def test_numbers_that_are_infinite_on_purpose_do_not_halt():
     state = start(nn.freeze(model, lambda model: model.bias), optimiser)
     assert jnp.isinf(state.optimiser_state[1].best_value)
     assert not jax.jit(keep_if_finite)(state, state, 0.0).is_halted
+
+
+@pytest.mark.parametrize("loss_scale", [None, DynamicLossScale(4.0)])
+def test_skipped_update_changes_nothing_but_the_step_and_the_next_one_goes_on(loss_scale, batch):
+    def loss(model, model_state, batch, key):
+        value, state = squares(model, model_state, batch[:2], key)
+        # A finite loss has gradients that are not.
+        return value + jnp.sqrt(batch[2]) * model[0].bias[0], state
+
+    model, model_state = nn.make_with_state(normalised)(jr.key(0))
+    model = tree_at(lambda model: model[0].bias, model, jnp.zeros(2))
+    state = start(model, ADAM, model_state=model_state, loss_scale=loss_scale)
+    step = make_step(loss, ADAM, check_finite="skip")
+    state, _ = step(state, (*batch, 0.0))
+    for bad in ((*batch, -1.0), (np.full_like(batch[0], np.nan), batch[1], 0.0)):
+        before = copy_arrays(state)
+        state, value = step(state, bad)
+        assert jnp.isnan(value)
+        assert (bool(state.is_halted), state.step) == (True, before.step + 1)
+        kept = (before.step, before.is_halted)
+        same = tree_at(lambda state: (state.step, state.is_halted), state, kept)
+        assert tree_equal(same, before)
+    before = copy_arrays(state)
+    state, value = step(state, (*batch, 0.0))
+    assert (bool(jnp.isfinite(value)), bool(state.is_halted)) == (True, False)
+    assert not tree_equal(state.model, before.model)
+    with pytest.raises(ValueError, match=r'to be True, False or "skip"; got \'halt\''):
+        make_step(loss, ADAM, check_finite="halt")
+
+
+@pytest.mark.parametrize(
+    "optimiser",
+    [
+        optax.chain(optax.clip(9.0), optax.apply_if_finite(SGD, 2)),
+        optax.MultiSteps(SGD, 1, should_skip_update_fn=optax.skip_not_finite),
+    ],
+)
+@pytest.mark.parametrize("check_finite", [True, False])
+def test_update_that_the_optimiser_skips_leaves_the_state_of_the_model(
+    optimiser, check_finite, stateful, batch
+):
+    state = start(stateful.model, optimiser, model_state=stateful.model_state)
+    step, before = make_step(squares, optimiser, check_finite=check_finite), copy_arrays(state)
+    state, value = step(state, jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), batch))
+    assert (bool(jnp.isnan(value)), bool(state.is_halted), state.step) == (True, False, 1)
+    assert tree_equal((state.model, state.model_state), (before.model, before.model_state))
+    state, value = step(state, batch)
+    assert jnp.isfinite(value)
+    assert state.model_state.get(state.model[1].batch_counter) == 1
+
+
+def test_nan_is_found_though_the_arrays_were_donated(layer, batch, capsys):
+    """By a step, and by `fit`, which were compiled before the search."""
+    steps = [make_step(squared_error, SGD, check_finite=check) for check in (True, False)]
+    bad = (np.full((8, 3), np.nan, np.float32), batch[1])
+
+    def run_all(data):
+        yield lambda: fit(start(layer), steps[0], [batch, data], num_steps=2)
+        yield lambda: fit(start(layer), steps[0], [batch, data], num_steps=2, steps_per_call=2)
+        for step in steps:
+            yield lambda step=step: step(start(layer), data)
+
+    for run in run_all(batch):
+        run()
+    with jax.debug_nans(True):
+        for number, run in enumerate([*run_all(bad), *run_all(bad)]):
+            # A step by itself has lost its arrays the first time.
+            is_lost = number in (2, 3)
+            message = "since its arguments were donated" if is_lost else r"\(nan\) encountered in"
+            with pytest.raises(FloatingPointError, match=message) as caught:
+                run()
+            assert ("state.model.weight" in str(getattr(caught.value, "__notes__", ""))) == is_lost
 
 
 # --- with a loss scale ---

@@ -365,7 +365,8 @@ class CompiledFunction:
         """The options of `jax.jit` for the function of flat arrays."""
         order, num_bound, names = dispatcher.order, dispatcher.num_bound, self.key[0]
         options = dict(dispatcher.jit_options)
-        if dispatcher.donate != "none":
+        # With `jax.debug_nans` JAX donates nothing; with `jax.debug_infs` it is left to us.
+        if dispatcher.donate != "none" and not jax.config.jax_debug_infs:  # pyright: ignore
             starts = _starts(self.structures)
             places = donated_places(dispatcher.donate, order, num_bound, names, len(ordered))
             of_arrays = [range(starts[place], starts[place + 1]) for place in places]

@@ -225,7 +225,7 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
                 dispatcher = _current_dispatcher(self, dispatcher)
             return dispatcher.call(args, kwargs)
         except Exception as error:
-            failure = claim_failure(error)
+            failure = claim_failure(error) or _not_finite(error, dispatcher)
             if failure is None:
                 explain_error(error, dispatcher.order, args, kwargs)
                 hide_our_frames(error)
@@ -286,6 +286,23 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
             hide_our_frames(error)
             raise
         return Lowered(lowered, (dispatcher, compiled, bound, bound_kwargs))
+
+
+def _not_finite(error: Exception, dispatcher: Dispatcher) -> FloatingPointError | None:
+    """The error of `jax.debug_nans` in the place of JAX's, which runs a program again to find the
+    operation, and finds that the arrays were donated.
+    """
+    is_rerun = type(error.__context__).__name__ == "InternalFloatingPointError"
+    if not is_rerun or "deleted" not in str(error):
+        return None
+    dispatcher.clear()
+    name = dispatcher.order.function_name
+    return FloatingPointError(
+        f"{name} returned NaN or infinity, which `jax.debug_nans` or `jax.debug_infs` looks for. "
+        "JAX could not run it again to find the operation, since its arguments were donated. Call "
+        f"{name} again with new arrays: it is compiled without donation then, and the error names "
+        "the operation."
+    )
 
 
 # --- The dispatcher of a callable ---

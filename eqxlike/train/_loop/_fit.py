@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ..._check_numbers import whole_number
 from ..._interrupt import Interrupt, delayed_interrupt
-from ..._pytree import deleted_paths, tree_at
+from ..._pytree import deleted_paths, listed, tree_at
 from ..._transforms import JitFunction
 from .._callbacks import Callback, Resumed, newest_in
 from .._checks import check_callable, check_not_deleted, check_takes
@@ -37,6 +37,7 @@ def fit(
     log_every: int = 100,
     on_log: Callable[[int, float], None] | None = None,
     check_every: int = 100,
+    max_skipped: int = 10,
     resume_from: str | os.PathLike[str] | None = None,
 ) -> "FitResult[Model]":
     """Runs a training step over batches.
@@ -76,6 +77,10 @@ def fit(
       log; see `progress`.
     - `check_every`: steps between two reads of the losses. The device idles for a moment at each.
       Batches since the last read are kept, up to 64 MB of them, to be repeated.
+    - `max_skipped`: how many updates in a row may be skipped, by a step with
+      `make_step(..., check_finite="skip")` or by an optimiser such as `optax.apply_if_finite`.
+      Training ends as `"diverged"` when more were skipped as the losses are read. A skipped step
+      keeps its loss in the history, and does not count in the means of a log.
     - `resume_from`: a folder of checkpoints, as `Checkpoint` makes it. The run goes on from the
       newest good one there, with the state and the batches that came then, and ends with the same
       numbers as one that was not interrupted; it begins with `state` where there is none. A damaged
@@ -108,6 +113,7 @@ def fit(
     check_callable(step, "step(state, batch)")
     check_takes(step, "step(state, batch)", "fit")
     num_steps = whole_number(num_steps, "num_steps")
+    max_skipped = whole_number(max_skipped, "max_skipped")
     checked = checked_callbacks(callbacks, on_log)
     schedule = Schedule(
         evaluate,
@@ -120,9 +126,9 @@ def fit(
     check_every = whole_number(check_every, "check_every")
     resumed = None if resume_from is None else newest_in(resume_from, state, checked)
     if resumed is None:
-        run = Run(_unhalted(copy_arrays(state)), num_steps)
+        run = Run(_unhalted(copy_arrays(state)), num_steps, 0, max_skipped)
     else:
-        run = Run(resumed.state, num_steps, resumed.steps)
+        run = Run(_unhalted(resumed.state), num_steps, resumed.steps, max_skipped)
         feed.seek(resumed.position, resumed.steps)
     run.evaluate_every = schedule.evaluate_every
     run.callbacks = checked
@@ -152,6 +158,7 @@ class FitResult(NamedTuple, Generic[Model]):
     - `message`: the same in a sentence, with the step and, for a divergence, the loss.
     - `evaluations`: the step and the metrics of each evaluation that it made.
     - `steps_per_call`: how many steps went into one call, as they were given or chosen.
+    - `num_skipped`: how many of the steps skipped their update, which was not finite.
     """
 
     state: TrainState[Model]
@@ -160,6 +167,7 @@ class FitResult(NamedTuple, Generic[Model]):
     message: str
     evaluations: tuple[tuple[int, Mapping[str, float]], ...] = ()
     steps_per_call: int = 1
+    num_skipped: int = 0
 
     @property
     def exit_status(self) -> int:
@@ -237,13 +245,17 @@ class _Loop(NamedTuple):
             message = f"Made {made}; the batches ended. `train.repeat(batches)` starts them again."
         else:
             stopped, message = "finished", f"Made {made}."
+        skipped = [str(run.steps - len(run.history) + index + 1) for index in run.skipped]
+        where = f"step{'s' * (len(skipped) > 1)} {listed(skipped)}"
+        note = f"Skipped the update of {where}, which was not finite." if skipped else None
         return FitResult(
             _unhalted(run.state if run.result is None else run.result),
             tuple(run.history),
             stopped,
-            " ".join(filter(None, [message, self.pace.message, *run.notes])),
+            " ".join(filter(None, [message, note, self.pace.message, *run.notes])),
             tuple(self.schedule.evaluations),
             self.pace.steps_per_call,
+            len(skipped),
         )
 
 

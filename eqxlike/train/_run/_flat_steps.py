@@ -27,6 +27,7 @@ from ..._pytree import (
     tree_pformat,
 )
 from ..._transforms import filter_jit
+from .._guards import was_refused
 from .._state import TrainState
 from ._stack import Stack, Together
 
@@ -76,31 +77,33 @@ class StateChanged(TypeError):
 # A run asks once. The next run with the same step finds what is compiled.
 @functools.lru_cache(maxsize=8)
 def single_step(
-    step: Structure, form: Form
+    step: Structure, form: Form, donates: bool
 ) -> Callable[[Leaves, Leaves, Any], tuple[Leaves, Any, Bool[Array, ""]]]:
     """A step on the arrays of a state.
 
     **Arguments:**
 
     - `step`, `form`: what step and state are beside their arrays.
+    - `donates`: whether the arrays of the state are donated.
 
-    **Returns:** from the arrays of the step, those of the state, which are donated, and a batch to
-    the next arrays, the loss, and whether the state is halted. It raises `StateChanged` where more
+    **Returns:** from the arrays of the step, those of the state, and a batch to the next arrays,
+    the loss, and whether the update was refused or skipped. It raises `StateChanged` where more
     than arrays changes.
     """
 
     def single(own: Leaves, leaves: Leaves, batch: Any) -> tuple[Leaves, Any, Array]:
         state = form.merge(leaves)
-        new, loss = state_and_loss(step.rebuilder(cache=False)(tuple(own))(state, batch))
-        # A buffer of its own: the next call takes those of the state.
-        return _leaves_of(new, state, form), loss, jnp.copy(new.is_halted)
+        run = step.rebuilder(cache=False)(tuple(own))
+        # JAX may run the program again, operation by operation: it would donate in the step.
+        new, loss = state_and_loss((run if donates else run.__wrapped__)(state, batch))
+        return _leaves_of(new, state, form), loss, was_refused(new)
 
-    return filter_jit(single, donate=("leaves",))
+    return filter_jit(single, donate=("leaves",) if donates else ())
 
 
 @functools.lru_cache(maxsize=8)
 def many_steps(
-    step: Structure, form: Form, steps_per_call: int
+    step: Structure, form: Form, donates: bool, steps_per_call: int
 ) -> Callable[
     [Leaves, Leaves, Stack],
     tuple[Leaves, Float[Array, " steps_per_call"], Bool[Array, " steps_per_call"]],
@@ -109,11 +112,11 @@ def many_steps(
 
     **Arguments:**
 
-    - `step`, `form`: what step and state are beside their arrays.
+    - `step`, `form`, `donates`: see `single_step`.
 
-    **Returns:** from the arrays of the step, those of the state, which are donated, and batches to
-    the next arrays, the losses, and whether the state was halted after each; what stands there
-    beyond the number of batches means nothing. It raises `StateChanged` where more than arrays
+    **Returns:** from the arrays of the step, those of the state, and batches to the next arrays,
+    the losses, and whether each update was refused or skipped; what stands there beyond the number
+    of batches means nothing. It raises `StateChanged` where more than arrays
     changes, and `TypeError` where their shapes or dtypes do.
     """
 
@@ -124,12 +127,12 @@ def many_steps(
         arrays, others = partition(batches, is_array)
 
         def goes_on(carry: Any) -> Array:
-            index, _, _, were_halted = carry
+            index, *_, is_halted = carry
             # Further steps would leave a halted state as it is.
-            return (index < count) & ~were_halted[index - 1]
+            return (index < count) & ~is_halted
 
         def body(carry: Any) -> Any:
-            index, leaves, losses, were_halted = carry
+            index, leaves, losses, were_refused, _ = carry
             batch = jtu.tree_map(
                 lambda each: lax.dynamic_index_in_dim(each, index, 0, False), arrays
             )
@@ -139,18 +142,21 @@ def many_steps(
             leaves = _leaves_of(new, state, form)
             _check_arrays(state, new)
             losses = losses.at[index].set(jnp.asarray(loss).astype(losses.dtype))
-            were_halted = were_halted.at[index].set(new.is_halted)
-            return index + 1, leaves, losses, were_halted
+            were_refused = were_refused.at[index].set(was_refused(new))
+            # A step that was skipped counts.
+            is_halted = new.is_halted & (new.step == state.step)
+            return index + 1, leaves, losses, were_refused, is_halted
 
         # Wide enough for a loss of any precision.
         losses = jnp.zeros(steps_per_call, jax.dtypes.canonicalize_dtype(float))
         # The count is an argument, so that one program serves for the last batches too, and for
         # steps after which something else is due.
-        carry = jnp.zeros_like(count), leaves, losses, jnp.zeros(steps_per_call, bool)
-        _, leaves, losses, were_halted = lax.while_loop(goes_on, body, carry)
-        return leaves, losses, were_halted
+        were_refused, is_halted = jnp.zeros(steps_per_call, bool), jnp.zeros((), bool)
+        carry = jnp.zeros_like(count), leaves, losses, were_refused, is_halted
+        _, leaves, losses, were_refused, _ = lax.while_loop(goes_on, body, carry)
+        return leaves, losses, were_refused
 
-    compiled = filter_jit(many, donate=("leaves",))
+    compiled = filter_jit(many, donate=("leaves",) if donates else ())
 
     def call(own: Leaves, leaves: Leaves, batches: Stack) -> tuple[Leaves, Array, Array]:
         return compiled(own, leaves, batches.whole(), np.int32(batches.count))

@@ -1,5 +1,6 @@
 """A training under way: the newest state, and the losses that were read."""
 
+import collections
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,9 @@ class Run(Generic[Model]):
     - `num_steps`: how many steps the run is to have made at its end.
     - `steps`: how many it has made, with those before it was resumed, `steps_before`.
     - `history`: the losses of the steps that this call of `fit` made, as far as they were read.
-    - `loss`: the mean of those since the last log; NaN before the first one.
+    - `skipped`: which of them belong to steps whose update was skipped, as indices of `history`.
+    - `loss`: the mean of those since the last log, without the skipped ones; NaN before the first
+      log.
     - `metrics`: what the last evaluation gave, by name; empty before the first one.
     - `evaluated_at`: after which step that was; -1 before the first one.
     - `evaluate_every`: steps between evaluations; `None` where at most the end is evaluated.
@@ -31,11 +34,15 @@ class Run(Generic[Model]):
     - `result`: the state that `fit` is to return, if that is not the last one.
     """
 
-    def __init__(self, state: TrainState[Model], num_steps: int, steps: int = 0) -> None:
+    def __init__(
+        self, state: TrainState[Model], num_steps: int, steps: int = 0, max_skipped: int = 10
+    ) -> None:
         self._stepper = Stepper(state)
+        self._max_skipped = max_skipped
         self.num_steps = num_steps
         self.steps = self.steps_before = steps
         self.history: list[float] = []
+        self.skipped: list[int] = []
         self.loss = math.nan
         self.metrics: Mapping[str, float] = {}
         self.evaluated_at = -1
@@ -108,23 +115,38 @@ class Run(Generic[Model]):
         """
         if not self._pending:
             return
-        losses, num_good = self._stepper.judge(self._pending, self._good_step)
+        losses, num_good, were_skipped = self._stepper.judge(self._pending, self._good_step)
         # Ctrl-C, while all that was waited for, has lost nothing.
         self._pending, self.num_unread = [], 0
         # `None`: either all is well, or the step has no guard and only its loss shows a bad step.
         is_kept = num_good is not None
         if num_good is None:
-            are_bad = [not math.isfinite(loss) for loss in losses]
+            are_bad = [
+                not math.isfinite(loss) and not was_skipped
+                for loss, was_skipped in zip(losses, were_skipped, strict=True)
+            ]
             num_good = [*are_bad, True].index(True)
+        before = len(self.history)
+        self.skipped += [before + place for place in range(num_good) if were_skipped[place]]
         self.history += losses[:num_good]
         self.steps -= len(losses) - num_good
         # A step that was interrupted may have no loss.
         if num_good < len(losses):
             self.divergence = self._describe(losses[num_good], is_kept)
+        # Indices that follow each other, minus their places, are equal.
+        rows = collections.Counter(index - place for place, index in enumerate(self.skipped))
+        longest = max(rows.values(), default=0)
+        if longest > self._max_skipped and self.divergence is None:
+            self.divergence = (
+                f"The updates of {longest} steps in a row were not finite and were skipped, more "
+                f"than max_skipped={self._max_skipped}."
+            )
 
     def log(self) -> None:
         """Sets `loss` to the mean of what was read since the last log."""
-        recent = self.history[self._num_logged :]
+        skipped = {*self.skipped}
+        steps = range(self._num_logged, len(self.history))
+        recent = [self.history[step] for step in steps if step not in skipped]
         self._num_logged = len(self.history)
         self.loss = math.fsum(recent) / len(recent) if recent else math.nan
 

@@ -2,17 +2,20 @@
 
 import functools
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array
 
 from ..._partition import flatten
-from ..._pytree import listed, paths_without_numbers, tree_at
+from ..._pytree import is_array, listed, paths_without_numbers, tree_at
 from ..._transforms import EqxlikeRuntimeError, JitFunction
+from .._guards import may_skip, was_refused
 from .._state import Model, TrainState
 from ._flat_steps import Leaves, StateChanged, many_steps, single_step, state_and_loss, take_apart
 from ._stack import Stack
@@ -25,12 +28,12 @@ Step = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], *tuple[Any,
 class Pending(NamedTuple):
     """Losses on the device, of one step or of the first `count` of many.
 
-    - `were_halted`: whether the state was halted after each; `None` once it is known that the step
-      adds one to `state.step`, which says by itself how many steps were good.
+    - `were_refused`: whether each update was refused or skipped; `None` once it is known that the
+      step adds one to `state.step`, which says by itself how many steps were good.
     """
 
     losses: Any
-    were_halted: Array | None
+    were_refused: Array | None
     count: int
 
 
@@ -85,9 +88,8 @@ class Stepper(Generic[Model]):
             # As it is: a step that is not compiled may do anything.
             self._state, self._leaves = self.state, None
             self._state, losses = state_and_loss(step(self._state, batches.first))
-            # A copy: the next step may donate it.
-            were_halted = None if self._counts_steps else jnp.copy(self._state.is_halted)
-            return Pending(losses, were_halted, batches.count)
+            were_refused = None if self._counts_steps else was_refused(self._state)
+            return Pending(losses, were_refused, batches.count)
         leaves = self._opened()
         if self._way == "undecided":
             if paths := paths_without_numbers(batches.first, "batch"):
@@ -100,7 +102,7 @@ class Stepper(Generic[Model]):
                 # Before the call: JAX may read an array of NumPy after it, in place.
                 batches.keep()
         try:
-            self._leaves, losses, were_halted = call(leaves, batches)
+            self._leaves, losses, were_refused = call(leaves, batches)
         except StateChanged:
             # It came while tracing: nothing was given away.
             if undo is None and steps_per_call > 1:
@@ -113,9 +115,19 @@ class Stepper(Generic[Model]):
                 # It names arrays by their places in a list that nobody else knows.
                 error.__notes__ = [_DONATED]
             raise
+        except (ValueError, jax.errors.JaxRuntimeError) as error:
+            # The same for an array of the state that a batch holds too.
+            arrays = [
+                f"state{jtu.keystr(path)}"
+                for path, leaf in jtu.tree_leaves_with_path(self._form.merge(leaves))
+                if is_array(leaf)
+            ]
+            name = functools.partial(re.sub, r"\bleaves\[(\d+)\]", lambda at: arrays[int(at[1])])
+            error.__notes__ = [*map(name, getattr(error, "__notes__", ()))]
+            raise
         if undo is not None:
             undo.add(call, batches)
-        return Pending(losses, were_halted, batches.count)
+        return Pending(losses, were_refused, batches.count)
 
     def _opened(self) -> Leaves:
         """The arrays of the state; the state is built again when somebody asks for it."""
@@ -131,19 +143,23 @@ class Stepper(Generic[Model]):
         call = self._calls.get(steps_per_call)
         if call is None:
             own, rest = flatten(self._undo.step if self._undo else step, by_identity=True)
+            # JAX runs a program again to find a NaN, on arrays that it must not have donated.
+            donates = not (jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # pyright: ignore
             if steps_per_call == 1:
-                program = single_step(rest, self._form)
+                program = single_step(rest, self._form, donates)
                 call = lambda leaves, batches: program(own, leaves, batches.first)  # noqa: E731
             else:
                 # What a plain function reads beside its arguments may be other than in the last
                 # run: it is traced again.
                 is_plain = not isinstance(step, JitFunction)
                 make = many_steps.__wrapped__ if is_plain else many_steps
-                call = functools.partial(make(rest, self._form, steps_per_call), own)
+                call = functools.partial(make(rest, self._form, donates, steps_per_call), own)
             self._calls[steps_per_call] = call
         return call
 
-    def judge(self, pending: Sequence[Pending], first_step: int) -> tuple[list[float], int | None]:
+    def judge(
+        self, pending: Sequence[Pending], first_step: int
+    ) -> tuple[list[float], int | None, list[bool]]:
         """Waits for losses, and sees whether the state became bad on the way to them.
 
         The state is then the last good one: either the step kept it (`keep_if_finite`), or it has
@@ -153,16 +169,22 @@ class Stepper(Generic[Model]):
 
         - `first_step`: the step of the state before them.
 
-        **Returns:** the losses as numbers, and the number of steps before the state became bad;
-        `None` if it did not.
+        **Returns:** the losses as numbers; the number of steps before the state became bad, or
+        `None` if it did not; and whether each of the steps before was skipped.
         """
         losses, undo = [calls.losses for calls in pending], self._undo
+        were_refused, skips = [False] * sum(calls.count for calls in pending), False
         if undo is None:
             numbers = _as_list(pending, jax.device_get(losses))
-            num_good, is_bad = int(self.state.step) - first_step, bool(self.state.is_halted)
+            num_good, skips = int(self.state.step) - first_step, may_skip(self.state)
+            # A step that was skipped counts.
+            is_bad = bool(self.state.is_halted) and num_good < len(numbers)
+            if (is_bad or skips) and not self._counts_steps:
+                flags = jax.device_get([calls.were_refused for calls in pending])
+                were_refused = [*map(bool, _as_list(pending, flags))]
             if is_bad and not self._counts_steps:
-                were_halted = jax.device_get([calls.were_halted for calls in pending])
-                num_good = [*map(bool, _as_list(pending, were_halted)), True].index(True)
+                # Or the step does not count.
+                num_good = max(num_good, [*were_refused, True].index(True))
         else:
             verdict = undo.judge(self._opened(), self._form, losses)
             numbers = _as_list(pending, verdict.losses)
@@ -177,9 +199,9 @@ class Stepper(Generic[Model]):
                     halted = jnp.ones((), bool)
                     self.state = tree_at(lambda state: state.is_halted, self.state, halted)
         if is_bad:
-            return numbers, num_good
-        self._counts_steps = num_good == len(numbers)
-        return numbers, None
+            return numbers, num_good, were_refused
+        self._counts_steps = num_good == len(numbers) and not skips
+        return numbers, None, were_refused
 
 
 def _as_list(pending: Sequence[Pending], values: Sequence[Any]) -> list[float]:

@@ -22,7 +22,7 @@ from ..._partition import flatten
 from ..._programs import equations_in
 from ..._pytree import deleted_paths, filter, is_inexact_array
 from ..._transforms import JitFunction, filter_make_jaxpr
-from .._guards import SMALL, is_kept_finite, ravel_by_dtype, unguarded
+from .._guards import SMALL, has_skipped, is_kept_finite, ravel_by_dtype, unguarded
 from .._state import TrainState
 from ._flat_steps import Form, Leaves
 from ._stack import Stack
@@ -75,8 +75,9 @@ class Undo:
     def of(cls, step: Any, leaves: Leaves, form: Form, batches: Stack) -> "Undo | None":
         """`None` where each step keeps its guard.
 
-        That holds for a step without an unguarded form, or one that may not be repeated; for arrays
-        on several devices; and where copies would take much memory, or hold little that is trained.
+        That holds for a step without an unguarded form, or one that may not be repeated; for an
+        optimiser that skips updates; for arrays on several devices; and where copies would take
+        much memory, or hold little that is trained.
         """
         without_guard = unguarded(step)
         if without_guard is None or not all(isinstance(leaf, jax.Array) for leaf in leaves):
@@ -87,6 +88,7 @@ class Undo:
         trained = jax.tree_util.tree_leaves(filter(state.model, is_inexact_array))
         is_worth_it = (
             len(devices) == 1
+            and has_skipped(state.optimiser_state) is None
             and num_bytes <= min(LARGEST_STATE, 2**20 + 8 * sum(leaf.nbytes for leaf in trained))
             and 8 * batches.nbytes <= LARGEST_BATCHES
         )
