@@ -85,5 +85,11 @@ def scan_counts(params: Any) -> tuple[int, int]:
 # name that is in no page of JAX's.
 def varying_axes(array: Any) -> frozenset[Any]:
     """The axes of `jax.shard_map` along which the devices may hold different values."""
-    manual = getattr(getattr(array, "aval", None), "manual_axis_type", None)
+    manual = getattr(getattr(array, "aval", array), "manual_axis_type", None)
     return getattr(manual, "varying", frozenset())
+
+
+def vary(array: Any, axes: frozenset[Any]) -> Any:
+    """`array`, of a type that varies along these axes of `jax.shard_map` too."""
+    missing = tuple(axes - varying_axes(array))
+    return jax.lax.pcast(array, missing, to="varying") if missing else array

@@ -12,6 +12,7 @@ import jax.tree_util as jtu
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
+from .._compat import varying_axes, vary
 from .._dtypes import is_key
 from .._partition import find_static_difference, split
 from .._pytree import describe_node, find_difference, is_array_like, tree_pformat
@@ -108,6 +109,7 @@ def trace_body(
     x_form: Form,
     x: Sequence[jax.ShapeDtypeStruct],
     buffers: Buffers | None = None,
+    axes: frozenset[Any] = frozenset(),
 ) -> Body:
     """Traces `body(carry, x) -> (carry, y)`.
 
@@ -115,7 +117,9 @@ def trace_body(
 
     - `name`: of the body, in messages.
     - `init`: the carry to start with.
-    - `x_form`, `x`: the form of a step's input, and the shapes and dtypes of its arrays.
+    - `x_form`, `x`: the form of a step's input, and the types of its arrays.
+    - `axes`: axes of a mesh, inside `jax.shard_map`, along which the devices may run different
+      numbers of steps. The carry varies along them.
 
     **Raises:** `ValueError` naming the path if the returned carry has another structure, shape or
     dtype, or other static leaves.
@@ -126,21 +130,23 @@ def trace_body(
     init = treedef.unflatten(leaf.array if _is_buffer(leaf) else leaf for leaf in leaves)
     form, carry = Form(init), take_arrays(init)
     flat = _FlatBody(name, body, form, x_form, places, outer)
-    closed = jax.make_jaxpr(flat)(carry, list(x), jnp.asarray(True))
-    for _ in range(_MAX_CASTS):
+    carry, is_active = [vary(array, axes) for array in carry], vary(jnp.asarray(True), axes)
+    closed = jax.make_jaxpr(flat)(carry, list(x), is_active)
+    # Each further trace casts at least one array to the last dtype or axes that it needs.
+    for _ in range(_MAX_CASTS + len(carry)):
         if not flat.casts:
             break
         carry = [
-            array if dtype is None else array.astype(dtype)
-            for array, dtype in zip(carry, flat.casts, strict=True)
+            vary(array if array.dtype == dtype else array.astype(dtype), further)
+            for array, (dtype, further) in zip(carry, flat.casts, strict=True)
         ]
-        closed = jax.make_jaxpr(flat)(carry, list(x), jnp.asarray(True))
+        closed = jax.make_jaxpr(flat)(carry, list(x), is_active)
     consts, y_form = list(map(jnp.asarray, closed.consts)), flat.y_form
-    step, reading_step = _step_of(closed, slice(len(consts)), len(carry)), None
+    step, reading_step = _step_of(closed, slice(len(consts)), len(carry), axes), None
     if places:
         reader = dataclasses.replace(flat, is_writing=False)
-        reading = jax.make_jaxpr(reader)(carry, list(x), jnp.asarray(True))
-        reading_step = _step_of(reading, slice(len(consts), None), len(carry))
+        reading = jax.make_jaxpr(reader)(carry, list(x), is_active)
+        reading_step = _step_of(reading, slice(len(consts), None), len(carry), axes)
         consts += map(jnp.asarray, reading.consts)
     arrays = [place for place, leaf in enumerate(jtu.tree_leaves(init)) if is_array_like(leaf)]
     is_buffer = tuple(place in places for place in arrays)
@@ -191,8 +197,8 @@ class _FlatBody:
     - `buffers`: the places of the leaves of the carry that are buffers.
     - `outer`: the buffers of outer loops, by the place of their leaf.
     - `y_form`: the form of a step's output.
-    - `casts`: for each array of the carry the dtype to cast it to, or `None`; empty if no array
-      needs a cast.
+    - `casts`: for each array of the carry, the dtype and the further axes of a mesh to cast it to;
+      empty if no array needs a cast.
     """
 
     name: str
@@ -203,7 +209,7 @@ class _FlatBody:
     outer: dict[int, Buffer]
     is_writing: bool = True
     y_form: Form = dataclasses.field(init=False)
-    casts: list[Any] = dataclasses.field(init=False)
+    casts: list[tuple[Any, frozenset[Any]]] = dataclasses.field(init=False)
 
     def __call__(self, carry: Arrays, x: Arrays, is_active: Any) -> tuple[list[Array], list[Array]]:
         old = self.form.unflatten(carry)
@@ -267,30 +273,36 @@ def _without_arrays(tree: PyTree) -> PyTree:
     return jtu.tree_map(lambda leaf: None if is_array_like(leaf) else leaf, tree)
 
 
-def _casts(name: str, old: PyTree, carry: Arrays, arrays: Arrays) -> list[Any]:
-    """New dtypes for the initial carry. Only weakly typed arrays are cast, as in `jax.lax`."""
-    casts: list[Any] = [None] * len(carry)
+def _casts(
+    name: str, old: PyTree, carry: Arrays, arrays: Arrays
+) -> list[tuple[Any, frozenset[Any]]]:
+    """Casts of the initial carry: to other dtypes, and to the axes of a mesh that arrays vary along.
+
+    Only weakly typed arrays are cast to other dtypes, as in `jax.lax`.
+    """
+    casts: list[tuple[Any, frozenset[Any]]] = []
     for place, (one, other) in enumerate(zip(carry, arrays, strict=True)):
-        if one.dtype == other.dtype:
-            continue
-        if not jax.typeof(one).weak_type:
+        dtype, axes = other.dtype, varying_axes(other) - varying_axes(one)
+        if dtype != one.dtype and not jax.typeof(one).weak_type:
             paths = [path for path, leaf in jtu.tree_leaves_with_path(old) if is_array_like(leaf)]
             where = jtu.keystr(paths[place])
             raise ValueError(
                 f"{name} must return a carry of the form that it was given: the carry{where} has "
                 f"dtype {one.dtype}, and what it returned{where} has dtype {other.dtype}."
             )
-        casts[place] = other.dtype
-    return casts if any(dtype is not None for dtype in casts) else []
+        casts.append((dtype, axes))
+    return casts if any(a.dtype != dtype or axes for a, (dtype, axes) in zip(carry, casts)) else []
 
 
-def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int) -> Step:
+def _step_of(
+    closed: ClosedJaxpr, of_consts: slice, num_carry: int, axes: frozenset[Any]
+) -> Step:
     """A traced body as a step, for which `of_consts` selects its part of the consts."""
     jaxpr = closed.jaxpr
 
     def step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:
         function = jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts[of_consts])))
-        returned = function(*carry, *x, jnp.asarray(is_active))
+        returned = function(*carry, *x, vary(jnp.asarray(is_active), axes))
         return returned[:num_carry], returned[num_carry:]
 
     return step
@@ -298,8 +310,9 @@ def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int) -> Step:
 
 def trace_condition(
     name: str, condition: Callable[[PyTree], Any], body: Body
-) -> tuple[list[Array], Condition]:
-    """The arrays that a condition closes over, and the condition as a function of arrays.
+) -> tuple[list[Array], Condition, frozenset[Any]]:
+    """The arrays that a condition closes over, the condition as a function of arrays, and the axes
+    of a mesh along which it varies.
 
     **Raises:** `TypeError` unless it returns one boolean.
     """
@@ -315,8 +328,9 @@ def trace_condition(
         return jnp.asarray(returned)
 
     closed = jax.make_jaxpr(flat)(body.carry)
+    axes = varying_axes(closed.out_avals[0])
 
     def of_arrays(consts: Arrays, carry: Arrays) -> Array:
         return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*carry)[0]
 
-    return list(map(jnp.asarray, closed.consts)), of_arrays
+    return list(map(jnp.asarray, closed.consts)), of_arrays, axes

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool
 
+from .._compat import varying_axes, vary
 from .._module import Module, field
 from .._partition import split
 from .._pytree import is_array, is_array_like, tree_pformat
@@ -155,6 +156,8 @@ def _write_where(
     """`write(array, indices, x)`; the place is unchanged where `pred` or `is_active` is false."""
     masks = [is_active] if pred is None else [is_active, jnp.asarray(pred)]
     x = jnp.broadcast_to(jnp.asarray(x, array.dtype), jax.eval_shape(read, array, indices).shape)
+    axes = frozenset().union(*map(varying_axes, (array, x, *masks, *indices)))
+    array, x = vary(array, axes), vary(x, axes)
 
     def select(residuals: Arrays, new: Array, old: Array) -> Array:
         if len(masks) > 1:

@@ -10,11 +10,12 @@ import jax.tree_util as jtu
 from jaxtyping import Array, ArrayLike, Bool, Int, PyTree
 
 from .._check_numbers import integer, whole_number
+from .._compat import varying_axes, vary
 from .._pytree import describe_node, is_array_like
 from ._body import Body, Buffers, Form, take_arrays, trace_body, trace_condition
 from ._flat._counted_scan import counted_scan
 from ._flat._counted_while import Condition, While, WhileOperands, counted_while, run_while
-from ._flat._scan import Arrays, Operands, Scan, Step, levels_for, split
+from ._flat._scan import Arrays, Operands, Scan, Step, levels_for, row_types, split
 from ._flat._step import run
 
 Carry = TypeVar("Carry")
@@ -80,8 +81,13 @@ def while_loop(
     def step(carry: Any, _: None) -> tuple[Any, None]:
         return body_fun(carry), None
 
-    body = trace_body("body_fun", step, init_val, Form(None), [], buffers)
-    cond_consts, condition = trace_condition("cond_fun", cond_fun, body)
+    def traced(axes: frozenset[Any]) -> tuple[Any, ...]:
+        body = trace_body("body_fun", step, init_val, Form(None), [], buffers, axes)
+        return body, *trace_condition("cond_fun", cond_fun, body)
+
+    body, cond_consts, condition, axes = traced(frozenset())
+    if axes:
+        body, cond_consts, condition, _ = traced(axes)
     return body.unflatten(_run_while(body, cond_consts, condition, kind, max_steps, checkpoints))
 
 
@@ -135,8 +141,8 @@ def fori_loop(
         return body_fun(index, carry), None
 
     def traced(index: Array) -> Body:
-        struct = jax.ShapeDtypeStruct((), index.dtype, weak_type=jax.typeof(index).weak_type)
-        return trace_body("body_fun", step, init_val, Form(index), [struct], buffers)
+        x, axes = [jax.typeof(index)], varying_axes(index)
+        return trace_body("body_fun", step, init_val, Form(index), x, buffers, axes)
 
     if start is not None and stop is not None:
         length = max(stop - start, 0)
@@ -150,6 +156,7 @@ def fori_loop(
 
     max_steps, checkpoints = _checked_limit("fori_loop", kind, max_steps, checkpoints)
     first, end = jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)
+    first = vary(first, varying_axes(end))
     body = traced(first)
 
     def is_before_end(consts: Arrays, carry: Arrays) -> Bool[Array, ""]:
@@ -205,8 +212,8 @@ def scan(
     _check_kind(kind)
     length = _length_of(xs, length)
     arrays = take_arrays(xs)
-    rows = [jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in arrays]
-    body = trace_body("f", lambda carry, x: _pair(f(carry, x)), init, Form(xs), rows, buffers)
+    step = lambda carry, x: _pair(f(carry, x))  # noqa: E731
+    body = trace_body("f", step, init, Form(xs), row_types(arrays), buffers)
     carry, ys = _run_scan(body, arrays, length, kind, checkpoints)
     return body.unflatten(carry), body.y_form.unflatten(ys)
 

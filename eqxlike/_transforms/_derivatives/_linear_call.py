@@ -10,8 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import ShapedArray
 from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
@@ -145,7 +143,7 @@ def _batch(
         ) -> list[Array]:
             # What the members share is returned once, by the first of them.
             cotangents = [
-                each if is_one else jnp.zeros((axis.size, *each.shape), each.dtype).at[0].set(each)
+                each if is_one else jnp.zeros_like(each, shape=(axis.size, *each.shape)).at[0].set(each)
                 for each, is_one in zip(cotangents, is_batched, strict=True)
             ]
 
@@ -197,7 +195,7 @@ def _batch(
         # For batches of batches, the outer one is summed here.
         num_summed=0,
         avals=tuple(
-            ShapedArray((axis.size, *each.shape), each.dtype) if is_one else each
+            each.update(shape=(axis.size, *each.shape)) if is_one else each
             for each, is_one in zip(avals, is_batched, strict=True)
         ),
     )
@@ -287,15 +285,12 @@ def instantiate(tangent: Any) -> Array:
     """The tangent, with zeros for a `SymbolicZero`."""
     if type(tangent) is not SymbolicZero:
         return tangent
-    aval: Any = tangent.aval
-    return jnp.zeros(aval.shape, aval.dtype)
+    return ad.instantiate_zeros(ad.Zero(tangent.aval))
 
 
 def zero_tangent(array: Array) -> Any:
     """The tangent of an array without one."""
-    if is_inexact(array):
-        return SymbolicZero(jax.typeof(array).to_tangent_aval())
-    return np.zeros(array.shape, jax.dtypes.float0)
+    return SymbolicZero(jax.typeof(array).to_tangent_aval())
 
 
 def jvp_of_moving(

@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from ..._compat import varying_axes, vary
 from ..._transforms._derivatives._linear_call import batch_first, jvp_of_moving, zero_tangent
 from ._batched import unvmap_any
 from ._counted_scan import save, tangents_of
-from ._scan import Arrays, Operands, Scan, fill, select, split, with_row
+from ._scan import Arrays, Operands, Scan, fill, select, split, with_row, zero_rows
 from ._step import select_active
 from ._tangents import find_nonzero, nonzero_at_start
 
@@ -146,7 +147,8 @@ def save_while(loop: While, operands: WhileOperands) -> SavedWhile:
 
 def _save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     scan, carry, number = loop.scan, list(operands.carry), jnp.asarray(0)
-    start = number, _is_first_active(loop, operands), number, carry
+    is_active = _is_first_active(loop, operands)
+    start = number, is_active, vary(number, varying_axes(is_active)), carry
     step = functools.partial(_counted_step, loop, operands)
     if scan.has_few_checkpoints:
         _, _, count, carry = jax.lax.while_loop(_is_any_active, step, start)
@@ -164,7 +166,7 @@ def _save_while(loop: While, operands: WhileOperands) -> SavedWhile:
 
         return *jax.lax.while_loop(is_inside, step, tuple(inner)), saved
 
-    rows = [jnp.zeros((scan.levels[0], *array.shape), array.dtype) for array in scan.saved(carry)]
+    rows = [zero_rows(scan.levels[0], array) for array in scan.saved(carry)]
     _, _, count, carry, saved = jax.lax.while_loop(_is_any_active, run_segment, (*start, rows))
     return count, carry, saved
 

@@ -26,7 +26,7 @@ from ..._transforms._derivatives._linear_call import (
     linear_call,
 )
 from ._batched import select_if_vmap, unvmap_max
-from ._scan import Arrays, Operands, Scan, row_of, select, split, with_row
+from ._scan import Arrays, Operands, Scan, row_of, select, split, with_row, zero_rows
 from ._step import pull_back_step, select_active
 from ._tangents import Nonzero, find_nonzero, with_tangents
 
@@ -235,11 +235,9 @@ def _pull_back(
 
     longest = unvmap_max(count)
     first = scan.saved(operands.carry)
-    saved = _Saved(
-        jnp.zeros((), longest.dtype),
-        jnp.zeros(checkpoints, longest.dtype),
-        [jnp.zeros((checkpoints, *array.shape), array.dtype).at[0].set(array) for array in first],
-    )
+    top = jnp.zeros_like(longest)
+    rows = [zero_rows(checkpoints, array).at[0].set(array) for array in first]
+    saved = _Saved(top, zero_rows(checkpoints, top), rows)
     ct_consts, ct_xs = (
         list(map(jnp.zeros_like, arrays))
         for arrays in (select(consts, nonzero.consts), select(xs, nonzero.xs))

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from ..._compat import varying_axes, vary
+
 Arrays = Sequence[Array]
 T = TypeVar("T")
 
@@ -119,6 +121,16 @@ def fill(selected: Iterable[Any], values: Iterable[Any], flags: Sequence[bool]) 
     """The values, with those `selected` in place of the ones whose flag is true."""
     rest = iter(selected)
     return [next(rest) if flag else value for value, flag in zip(values, flags, strict=True)]
+
+
+def row_types(rows: Arrays) -> list[Any]:
+    """The type of a row of each array, with the axes of a mesh along which it varies."""
+    return [jax.typeof(array).update(shape=array.shape[1:]) for array in rows]
+
+
+def zero_rows(number: int, row: Any, axes: frozenset[Any] = frozenset()) -> Array:
+    """So many rows of zeros, each of the type of `row`, that vary along these axes too."""
+    return vary(jnp.zeros((number, *row.shape), row.dtype), varying_axes(row) | axes)
 
 
 def row_of(rows: Arrays, index: Array) -> list[Array]:

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool
 
+from ..._compat import varying_axes
 from ..._transforms._derivatives._linear_call import linear_call
 from ._batched import select_if_vmap, unvmap_max
-from ._scan import Arrays, Operands, Scan, fill, row_of, select, with_row
+from ._scan import Arrays, Operands, Scan, fill, row_of, row_types, select, with_row, zero_rows
 from ._tangents import Nonzero, Parts, step_of_nonzero
 
 
@@ -23,9 +24,8 @@ def run(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
         return _run_whole(scan, operands)
     consts, count, xs = operands.consts, operands.count, operands.xs
     carry = list(operands.carry)
-    x = [jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype) for rows in xs]
-    _, y = jax.eval_shape(lambda x: scan.step(consts, carry, x, count > 0), x)
-    ys = [jnp.zeros((scan.length, *row.shape), row.dtype) for row in y]
+    _, y = jax.eval_shape(lambda x: scan.step(consts, carry, x, count > 0), row_types(xs))
+    ys = [zero_rows(scan.length, row, varying_axes(count)) for row in y]
     longest = unvmap_max(count)
 
     def body(number: Array, state: tuple[list[Array], list[Array]]) -> Any:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ..._transforms._derivatives._linear_call import has_tangent, is_inexact
-from ._scan import Arrays, Operands, Scan, Step, fill, select, split
+from ._scan import Arrays, Operands, Scan, Step, fill, row_types, select, split
 
 Parts = tuple[list[Array], list[Array], list[Array]]
 """`(consts, carry, x)`: operands of a step or their cotangents, all or some."""
@@ -149,7 +149,7 @@ def _nonzero_after_step(scan: Scan, operands: Operands, nonzero: Nonzero) -> lis
         tangents_of_step,
         [jax.typeof(array) for array in operands.consts],
         [jax.typeof(array) for array in operands.carry],
-        [jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype) for rows in operands.xs],
+        row_types(operands.xs),
         jax.ShapeDtypeStruct((), jnp.bool_),
     )
     return split(flags, num_carry)
