@@ -303,6 +303,7 @@ class Walk:
 
 _CALLS = {
     *("closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call"),
+    "while_with_transpose",
     *("jit", "pjit", "remat", "remat2", "checkpoint"),
 }
 """The names of operations that run one program on what they are given."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import jax.tree_util as jtu
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
 from .._compat import varying_axes, vary
@@ -141,11 +141,12 @@ def trace_body(
             for array, (dtype, further) in zip(carry, flat.casts, strict=True)
         ]
         closed = jax.make_jaxpr(flat)(carry, list(x), is_active)
+    closed = _with_consts_varied(closed)
     consts, y_form = list(map(jnp.asarray, closed.consts)), flat.y_form
     step, reading_step = _step_of(closed, slice(len(consts)), len(carry), axes), None
     if places:
         reader = dataclasses.replace(flat, is_writing=False)
-        reading = jax.make_jaxpr(reader)(carry, list(x), is_active)
+        reading = _with_consts_varied(jax.make_jaxpr(reader)(carry, list(x), is_active))
         reading_step = _step_of(reading, slice(len(consts), None), len(carry), axes)
         consts += map(jnp.asarray, reading.consts)
     arrays = [place for place, leaf in enumerate(jtu.tree_leaves(init)) if is_array_like(leaf)]
@@ -292,6 +293,37 @@ def _casts(
             )
         casts.append((dtype, axes))
     return casts if any(a.dtype != dtype or axes for a, (dtype, axes) in zip(carry, casts)) else []
+
+
+def _with_consts_varied(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The body, where arrays that it closes over become varying, in `jax.shard_map`, outside of it.
+
+    The transpose sums over the devices. So it does once, not in each step.
+    """
+    jaxpr, known, before, rest, varied = closed.jaxpr, set(closed.jaxpr.constvars), [], [], []
+    for equation in jaxpr.eqns:
+        is_known = not equation.effects and all(
+            isinstance(var, Literal) or var in known for var in equation.invars
+        )
+        if is_known:
+            before.append(equation)
+            known.update(equation.outvars)
+        if is_known and equation.primitive.name == "pvary":
+            varied += equation.outvars
+        else:
+            rest.append(equation)
+    if not varied:
+        return closed
+    first = jaxpr.replace(invars=[], outvars=varied, eqns=before)
+    values = jaxpr_as_fun(ClosedJaxpr(first, closed.consts))()
+    used, kept = {var for var in jaxpr.outvars if not isinstance(var, Literal)}, []
+    for equation in reversed(rest):
+        if equation.effects or not used.isdisjoint(equation.outvars):
+            kept.insert(0, equation)
+            used.update(var for var in equation.invars if not isinstance(var, Literal))
+    consts = [*zip(jaxpr.constvars, closed.consts, strict=True), *zip(varied, values, strict=True)]
+    vars, arrays = zip(*[pair for pair in consts if pair[0] in used], strict=True)
+    return ClosedJaxpr(jaxpr.replace(constvars=list(vars), eqns=kept), list(arrays))
 
 
 def _step_of(

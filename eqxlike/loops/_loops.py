@@ -14,9 +14,16 @@ from .._compat import varying_axes, vary
 from .._pytree import describe_node, is_array_like
 from ._body import Body, Buffers, Form, take_arrays, trace_body, trace_condition
 from ._flat._counted_scan import counted_scan
-from ._flat._counted_while import Condition, While, WhileOperands, counted_while, run_while
+from ._flat._counted_while import (
+    Condition,
+    While,
+    WhileOperands,
+    counted_while,
+    run_while,
+)
 from ._flat._scan import Arrays, Operands, Scan, Step, levels_for, row_types, split
 from ._flat._step import run
+from ._flat._transposes import without_transpose
 
 Carry = TypeVar("Carry")
 
@@ -88,7 +95,9 @@ def while_loop(
     body, cond_consts, condition, axes = traced(frozenset())
     if axes:
         body, cond_consts, condition, _ = traced(axes)
-    return body.unflatten(_run_while(body, cond_consts, condition, kind, max_steps, checkpoints))
+    return body.unflatten(
+        _run_while("while_loop", body, cond_consts, condition, kind, max_steps, checkpoints)
+    )
 
 
 def fori_loop(
@@ -163,7 +172,8 @@ def fori_loop(
         return carry[0] < consts[0]
 
     numbered = _numbered(body, first)
-    _, *carry = _run_while(numbered, [end], is_before_end, kind, max_steps, checkpoints)
+    name = "fori_loop of bounds that are not known when it is traced"
+    _, *carry = _run_while(name, numbered, [end], is_before_end, kind, max_steps, checkpoints)
     return body.unflatten(carry)
 
 
@@ -253,6 +263,7 @@ def _checked_limit(
 
 
 def _run_while(
+    name: str,
     body: Body,
     cond_consts: Arrays,
     condition: Condition,
@@ -268,13 +279,19 @@ def _run_while(
 
     **Arguments:**
 
+    - `name`: of the loop, in the message about a reverse mode that it lacks.
     - `cond_consts`: the arrays that the condition closes over.
     """
     length = _UNBOUNDED if max_steps is None else max_steps
     loop = While(condition, _scan_of(body, length, kind, checkpoints))
     operands = WhileOperands(cond_consts, body.consts, body.carry)
     if kind == "lax":
-        return run_while(loop, operands)
+        return without_transpose(
+            run_while(loop, operands),
+            f"Reverse-mode differentiation of a {name} needs another `kind`: pass "
+            "kind='checkpointed' or kind='bounded', and `max_steps`, the largest number of steps. "
+            "It has kind='lax', the default, which has forward mode alone.",
+        )
 
     def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
         return run_while(loop, operands.unflatten([*shared, *carry]))

@@ -96,8 +96,13 @@ def _transpose(
     num_summed: int,
     **_: Any,
 ) -> list[Any]:
+    # `jax.linear_transpose` of a loop has buffers here, that are linear in what it is taken for.
+    residuals = [
+        ad.instantiate_zeros(ad.Zero(arg.aval)) if ad.is_undefined_primal(arg) else arg
+        for arg in args[:num_residuals]
+    ]
     found = transpose(
-        list(args[:num_residuals]),
+        residuals,
         list(map(ad.instantiate_zeros, cotangents)),
         (False,) * num_summed,
     )
@@ -134,7 +139,7 @@ def _batch(
 
     is_batched = [True] * len(avals)
     if None in of_tangents and not (is_of_members and 0 in of_residuals):
-        is_batched = _flag_batched(forward, mapped, (of_residuals, of_tangents), args)
+        is_batched = flag_batched(forward, mapped, (of_residuals, of_tangents), args)
     of_output = [0 if is_one else None for is_one in is_batched]
 
     def batched(transpose: Transpose) -> Transpose:
@@ -202,7 +207,7 @@ def _batch(
     return output, of_output
 
 
-def _flag_batched(forward: Linear, mapped: Any, axes: Any, args: Sequence[Array]) -> list[bool]:
+def flag_batched(forward: Linear, mapped: Any, axes: Any, args: Sequence[Array]) -> list[bool]:
     """For each output array of `forward`, whether it differs among the members of a batch."""
     found = []
 

@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from ..._compat import varying_axes
 from ..._transforms._derivatives._linear_call import (
     batch_first,
     instantiate,
@@ -135,6 +136,7 @@ def tangents_of(
     def transpose(residuals: Arrays, cotangents: Arrays, is_shared: Any) -> list[Array]:
         filled, saved, last = unpack(residuals)
         ct_carry, ct_ys = split(cotangents, sum(nonzero.carry))
+        _check_consts(filled, nonzero)
         if scan.has_few_checkpoints:
             return pull_back_any_length(
                 scan, filled, nonzero, last, ct_carry, ct_ys, is_shared, _push_forward
@@ -154,6 +156,21 @@ def tangents_of(
         fill(carry_dot, map(zero_tangent, carry), nonzero.carry),
         fill(ys_dot, map(zero_tangent, ys), nonzero.ys),
     )
+
+
+def _check_consts(operands: Operands, nonzero: Nonzero) -> None:
+    """Raises `ValueError` if devices that run different numbers of steps share a const.
+
+    Its cotangent would be summed over the devices in each step: some would wait forever.
+    """
+    for const in select(operands.consts, nonzero.consts):
+        if axes := varying_axes(operands.count) - varying_axes(const):
+            raise ValueError(
+                "Inside `jax.shard_map` the devices run different numbers of steps of this loop. "
+                f"Its reverse mode needs the array {jax.typeof(const)} that the body closes over to "
+                f"vary along the axes {sorted(axes)}: pass it to the loop through "
+                "`jax.lax.pcast(array, axes, to='varying')`."
+            )
 
 
 def _push_forward(

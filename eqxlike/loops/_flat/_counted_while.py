@@ -13,12 +13,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from ..._compat import varying_axes, vary
-from ..._transforms._derivatives._linear_call import batch_first, jvp_of_moving, zero_tangent
+from ..._transforms._derivatives._linear_call import (
+    batch_first,
+    jvp_of_moving,
+    zero_tangent,
+)
 from ._batched import unvmap_any
 from ._counted_scan import save, tangents_of
 from ._scan import Arrays, Operands, Scan, fill, select, split, with_row, zero_rows
 from ._step import select_active
 from ._tangents import find_nonzero, nonzero_at_start
+from ._transposes import with_transpose
 
 Condition = Callable[[Arrays, Arrays], Bool[Array, ""]]
 """`condition(consts, carry)`."""
@@ -63,7 +68,11 @@ def counted_while(loop: While, operands: WhileOperands) -> list[Array]:
     @jax.custom_jvp
     @batch_first
     def run_flat(flat: Arrays) -> list[Array]:
-        return run_while(loop, operands.unflatten(flat))
+        return with_transpose(
+            lambda flat: run_while(loop, operands.unflatten(flat)),
+            lambda flat: counted_while(loop, operands.unflatten(flat)),
+            flat,
+        )
 
     @functools.partial(run_flat.defjvp, symbolic_zeros=True)
     @batch_first

@@ -1,0 +1,112 @@
+"""The transposes of loops: one for `jax.linear_transpose`, or an error that says what has one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array
+
+from ..._compat import set_batching_rule
+from ..._transforms._derivatives._linear_call import (
+    flag_batched,
+    has_tangent,
+    is_inexact,
+    jvp_of_moving,
+    to_front,
+)
+from ._scan import Arrays, fill, select
+
+def without_transpose(arrays: Arrays, message: str) -> list[Array]:
+    """The arrays. Their transpose raises a `ValueError` with this message."""
+    return [
+        _untransposed.bind(array, message=message) if is_inexact(array) else array
+        for array in arrays
+    ]
+
+
+def _refuse(cotangent: Any, array: Any, *, message: str) -> Any:
+    raise ValueError(message)
+
+
+_untransposed = Primitive("without_transpose")
+_untransposed.def_impl(lambda array, message: array)
+_untransposed.def_abstract_eval(lambda array, message: array)
+mlir.register_lowering(_untransposed, lambda context, array, message: [array])
+ad.deflinear2(_untransposed, _refuse)
+batching.primitive_batchers[_untransposed] = lambda arrays, dims, message: (
+    _untransposed.bind(*arrays, message=message),
+    dims[0],
+)
+
+
+def with_transpose(
+    run: Callable[[Arrays], list[Array]],
+    function: Callable[[Arrays], list[Array]],
+    operands: Arrays,
+) -> list[Array]:
+    """`run(operands)`, with the transpose of `function`, which returns the same.
+
+    Only for `jax.linear_transpose`, which does not use custom derivatives, and fails at a
+    `jax.lax.while_loop`.
+    """
+    jaxpr = jax.make_jaxpr(run)(list(operands))
+    if jaxpr.effects or not any(map(is_inexact, operands)):
+        return jaxpr_as_fun(jaxpr)(*operands)
+    return _transposed.bind(*operands, jaxpr=jaxpr, function=function)
+
+
+def _run(*operands: Array, jaxpr: ClosedJaxpr, **_: Any) -> list[Array]:
+    return jaxpr_as_fun(jaxpr)(*operands)
+
+
+def _jvp(primals: Any, dots: Any, *, function: Any, **_: Any) -> tuple[Any, Any]:
+    outputs, tangents = jvp_of_moving(function, primals, dots)
+    zeros = [ad.Zero(jax.typeof(output).to_tangent_aval()) for output in outputs]
+    pairs = zip(tangents, zeros, strict=True)
+    return outputs, [each if has_tangent(each) else zero for each, zero in pairs]
+
+
+def _transpose(cotangents: Any, *operands: Any, function: Any, **_: Any) -> list[Any]:
+    is_linear = list(map(ad.is_undefined_primal, operands))
+    is_smooth = list(map(has_tangent, cotangents))
+
+    def of_linear(*linear: Array) -> list[Array]:
+        return select(function(fill(linear, operands, is_linear)), is_smooth)
+
+    zeros = [ad.instantiate_zeros(ad.Zero(each.aval)) for each in select(operands, is_linear)]
+    found = jax.vjp(of_linear, *zeros)[1](select(cotangents, is_smooth))
+    return fill(found, [None] * len(operands), is_linear)
+
+
+def _transposed_batch(axis: Any, args: Any, dims: Any, *, jaxpr: Any, function: Any) -> Any:
+    args = [arg if dim is None else to_front(arg, dim) for arg, dim in zip(args, dims, strict=True)]
+    axes = [None if dim is None else 0 for dim in dims]
+
+    def mapped(function: Any, in_axes: Any, out_axes: Any) -> Callable[..., Any]:
+        return jax.vmap(function, in_axes, out_axes, axis_name=axis.name, axis_size=axis.size)
+
+    def run(_: Any, args: Arrays) -> list[Array]:
+        return jaxpr_as_fun(jaxpr)(*args)
+
+    is_batched = flag_batched(run, mapped, ([], axes), args)
+    of_outputs = [0 if is_one else None for is_one in is_batched]
+
+    def derived(args: Arrays) -> list[Array]:
+        rows = mapped(function, (axes,), 0)(args)
+        return [each if is_one else each[0] for each, is_one in zip(rows, is_batched, strict=True)]
+
+    return with_transpose(
+        lambda args: mapped(run, (None, axes), of_outputs)(None, args), derived, args
+    ), of_outputs
+
+
+_transposed = Primitive("while_with_transpose")
+_transposed.multiple_results = True
+_transposed.def_impl(_run)
+_transposed.def_abstract_eval(lambda *_, jaxpr, **__: jaxpr.out_avals)
+mlir.register_lowering(_transposed, mlir.lower_fun(_run, multiple_results=True))
+ad.primitive_jvps[_transposed] = _jvp
+ad.primitive_transposes[_transposed] = _transpose
+set_batching_rule(_transposed, _transposed_batch)
