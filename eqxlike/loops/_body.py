@@ -12,7 +12,7 @@ import jax.tree_util as jtu
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array, PyTree
 
-from .._compat import varying_axes, vary
+from .._compat import vary, varying_axes
 from .._dtypes import is_key
 from .._partition import find_static_difference, split
 from .._pytree import describe_node, find_difference, is_array_like, tree_pformat
@@ -277,7 +277,7 @@ def _without_arrays(tree: PyTree) -> PyTree:
 def _casts(
     name: str, old: PyTree, carry: Arrays, arrays: Arrays
 ) -> list[tuple[Any, frozenset[Any]]]:
-    """Casts of the initial carry: to other dtypes, and to the axes of a mesh that arrays vary along.
+    """Casts of the initial carry: to other dtypes, and to further axes of a mesh to vary along.
 
     Only weakly typed arrays are cast to other dtypes, as in `jax.lax`.
     """
@@ -292,7 +292,8 @@ def _casts(
                 f"dtype {one.dtype}, and what it returned{where} has dtype {other.dtype}."
             )
         casts.append((dtype, axes))
-    return casts if any(a.dtype != dtype or axes for a, (dtype, axes) in zip(carry, casts)) else []
+    needed = [a.dtype != dtype or axes for a, (dtype, axes) in zip(carry, casts, strict=True)]
+    return casts if any(needed) else []
 
 
 def _with_consts_varied(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -326,9 +327,7 @@ def _with_consts_varied(closed: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(jaxpr.replace(constvars=list(vars), eqns=kept), list(arrays))
 
 
-def _step_of(
-    closed: ClosedJaxpr, of_consts: slice, num_carry: int, axes: frozenset[Any]
-) -> Step:
+def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int, axes: frozenset[Any]) -> Step:
     """A traced body as a step, for which `of_consts` selects its part of the consts."""
     jaxpr = closed.jaxpr
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool
 
-from .._compat import varying_axes, vary
+from .._compat import vary, varying_axes
 from .._module import Module, field
 from .._partition import split
 from .._pytree import is_array, is_array_like, tree_pformat
@@ -157,7 +157,7 @@ def _write_where(
     masks = [is_active] if pred is None else [is_active, jnp.asarray(pred)]
     x = jnp.broadcast_to(jnp.asarray(x, array.dtype), jax.eval_shape(read, array, indices).shape)
     axes = frozenset().union(*map(varying_axes, (array, x, *masks, *indices)))
-    array, x = vary(array, axes), vary(x, axes)
+    array, value = vary(array, axes), vary(x, axes)
 
     def select(residuals: Arrays, new: Array, old: Array) -> Array:
         if len(masks) > 1:
@@ -185,12 +185,12 @@ def _write_where(
 
     residuals = [*masks, *indices]
     if not jnp.issubdtype(array.dtype, jnp.inexact):
-        return forward(residuals, [array, x])[0]
+        return forward(residuals, [array, value])[0]
     return linear_call(
         forward,
         transpose,
         residuals,
-        [array, x],
+        [array, value],
         like=[array],
         transpose_beside_tangents=transpose_all,
     )[0]

@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 from jaxtyping import Array, ArrayLike, Bool, Int, PyTree
 
 from .._check_numbers import integer, whole_number
-from .._compat import varying_axes, vary
+from .._compat import vary, varying_axes
 from .._pytree import describe_node, is_array_like
 from ._body import Body, Buffers, Form, take_arrays, trace_body, trace_condition
 from ._flat._counted_scan import counted_scan

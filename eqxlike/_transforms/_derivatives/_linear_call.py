@@ -96,13 +96,8 @@ def _transpose(
     num_summed: int,
     **_: Any,
 ) -> list[Any]:
-    # `jax.linear_transpose` of a loop has buffers here, that are linear in what it is taken for.
-    residuals = [
-        ad.instantiate_zeros(ad.Zero(arg.aval)) if ad.is_undefined_primal(arg) else arg
-        for arg in args[:num_residuals]
-    ]
     found = transpose(
-        residuals,
+        list(args[:num_residuals]),
         list(map(ad.instantiate_zeros, cotangents)),
         (False,) * num_summed,
     )
@@ -148,7 +143,9 @@ def _batch(
         ) -> list[Array]:
             # What the members share is returned once, by the first of them.
             cotangents = [
-                each if is_one else jnp.zeros_like(each, shape=(axis.size, *each.shape)).at[0].set(each)
+                each
+                if is_one
+                else jnp.zeros_like(each, shape=(axis.size, *each.shape)).at[0].set(each)
                 for each, is_one in zip(cotangents, is_batched, strict=True)
             ]
 

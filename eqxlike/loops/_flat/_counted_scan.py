@@ -167,8 +167,8 @@ def _check_consts(operands: Operands, nonzero: Nonzero) -> None:
         if axes := varying_axes(operands.count) - varying_axes(const):
             raise ValueError(
                 "Inside `jax.shard_map` the devices run different numbers of steps of this loop. "
-                f"Its reverse mode needs the array {jax.typeof(const)} that the body closes over to "
-                f"vary along the axes {sorted(axes)}: pass it to the loop through "
+                f"Its reverse mode needs the array {jax.typeof(const)} that the body closes over "
+                f"to vary along the axes {sorted(axes)}: pass it to the loop through "
                 "`jax.lax.pcast(array, axes, to='varying')`."
             )
 

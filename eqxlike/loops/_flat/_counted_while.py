@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from ..._compat import varying_axes, vary
+from ..._compat import vary, varying_axes
 from ..._transforms._derivatives._linear_call import (
     batch_first,
     jvp_of_moving,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from ..._compat import varying_axes, vary
+from ..._compat import vary, varying_axes
 
 Arrays = Sequence[Array]
 T = TypeVar("T")

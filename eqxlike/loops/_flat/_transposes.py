@@ -18,6 +18,7 @@ from ..._transforms._derivatives._linear_call import (
 )
 from ._scan import Arrays, fill, select
 
+
 def without_transpose(arrays: Arrays, message: str) -> list[Array]:
     """The arrays. Their transpose raises a `ValueError` with this message."""
     return [
