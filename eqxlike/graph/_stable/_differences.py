@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from ._expressions import (
     Axes,
@@ -28,12 +28,11 @@ from ._expressions import (
     unbroadcast,
 )
 from ._functions import (
-    ROOT_2,
     Exponential,
     all_axes,
+    erfc_of,
     exponential_of,
     known,
-    normal_cdf_of,
     product_of,
     sigmoid_of,
     square_root_of,
@@ -41,12 +40,14 @@ from ._functions import (
     summed_squares_of,
 )
 from ._replacements import (
+    erfc,
     excess_of_exp,
     excess_of_size,
     expm1,
     one_minus_tanh_squared,
     scaled,
     sigmoid,
+    single,
     squared_deviations,
 )
 from ._rewrite import Rewrite
@@ -108,11 +109,11 @@ def _complement(value: Value, ratio: float):
         if (y := argument_of(value, "tanh")) is not None:
             return y, lambda y: 2 * sigmoid(-2 * ratio * y)
         if (y := argument_of(value, "erf")) is not None:
-            return y, lambda y: lax.erfc(ratio * y)
-    if (found := normal_cdf_of(value)) is not None:
-        y, scale, constant = found
-        if math.isclose(constant * ratio, 1, rel_tol=1e-12):
-            return y, lambda y: 0.5 * lax.erfc(scale / ROOT_2 * y)
+            return y, lambda y: erfc(single(ratio * y))
+    if (found := erfc_of(value)) is not None:
+        y, sign, rate, constant = found
+        if math.isclose(2 * constant * ratio, 1, rel_tol=1e-12):
+            return y, lambda y: 0.5 * erfc(single(-sign * y), rate)
     return None
 
 

@@ -48,6 +48,8 @@ def sigmoid_of(value: Value) -> tuple[Value, float] | None:
         product = factors_of(value)
         below = [part for part in product.parts if part.number == -1]
         above = [part for part in product.parts if part.number == 1]
+        if not below:
+            return _sigmoid_by_tanh(value)
         if len(below) != 1 or len(below) + len(above) != len(product.parts) or len(above) > 1:
             return None
         total = terms_of(below[0].value)
@@ -64,50 +66,67 @@ def sigmoid_of(value: Value) -> tuple[Value, float] | None:
         if other is None or above[0].axes != all_axes(value) or not is_same(y, other):
             return None
         return (y, 1.0) if total.constant == part.number == product.constant else None
-    if value.step.kind in ("add", "sub"):
-        total = terms_of(value)
-        if len(total.parts) != 1 or total.parts[0].axes != all_axes(value):
-            return None
-        (part,) = total.parts
-        if total.constant == 0.5 and abs(part.number) == 0.5:
-            y = argument_of(part.value, "tanh")
-            return None if y is None else (y, 4.0 * part.number)
-        if total.constant == 1 and part.number == -1 and (found := sigmoid_of(part.value)):
-            return found[0], -found[1]
+    return _sigmoid_by_tanh(value) if value.step.kind in ("add", "sub") else None
+
+
+def _sigmoid_by_tanh(value: Value) -> tuple[Value, float] | None:
+    total = terms_of(value)
+    if len(total.parts) != 1 or total.parts[0].axes != all_axes(value):
+        return None
+    (part,) = total.parts
+    if total.constant == 0.5 and abs(part.number) == 0.5:
+        y = argument_of(part.value, "tanh")
+        return None if y is None else (y, 4.0 * part.number)
+    if total.constant == 1 and part.number == -1 and (found := sigmoid_of(part.value)):
+        return found[0], -found[1]
     return None
 
 
-def normal_cdf_of(value: Value) -> tuple[Value, float, float] | None:
-    """`(y, scale, constant)` if `value` is `constant` times the normal cdf of `scale * y`.
+def erfc_of(value: Value) -> tuple[Value, float, float, float] | None:
+    """`(y, sign, rate, constant)` if `value` is `constant * erfc(sign * sqrt(rate) * y)`.
 
-    It may be written by erf or erfc, by JAX's `norm.cdf`, or as 1 minus one of these.
+    It may be written by erf or erfc, by JAX's `norm.cdf`, or as 1 minus one of these. The rate is
+    1/2 for the normal cdf of `y`: the rounded product of `y` and the root of 1/2 is not computed.
     """
+    if (found := _erfc_of(value)) is None:
+        return None
+    y, sign, constant = found
+    product = factors_of(y)
+    if len(product.parts) == 1 and math.isclose(product.constant * ROOT_2, 1, rel_tol=1e-6):
+        (part,) = product.parts
+        if part.number == 1 and part.axes == all_axes(y):
+            return part.value, sign, 0.5, constant
+    return y, sign, 1.0, constant
+
+
+def _erfc_of(value: Value) -> tuple[Value, float, float] | None:
     value = seen_through(value)
     if (y := argument_of(value, "erfc")) is not None:
-        return y, -ROOT_2, 2.0
+        return y, 1.0, 1.0
     if value.step.kind == "select_n":
         # JAX's: 1 + erf(y) near zero, erfc(|y|) or 2 - erfc(|y|) far from it.
         for case in value.step.inputs[1:]:
             case = seen_through(case)
-            if case.step.kind == "add" and (found := normal_cdf_of(case)):
+            if case.step.kind == "add" and (found := _erfc_of(case)):
                 others = [each for each in value.step.inputs[1:] if seen_through(each) is not case]
                 if len(others) == 1 and (_uses_erfc(others[0], found[0])):
                     return found
         return None
-    if value.step.kind not in ("add", "sub"):
-        return None
     total = terms_of(value)
-    if not total.constant or len(total.parts) != 1 or total.parts[0].axes != all_axes(value):
+    if len(total.parts) != 1 or total.parts[0].axes != all_axes(value):
         return None
     (part,) = total.parts
+    if not total.constant:
+        found = _erfc_of(part.value) if part.value is not value and part.number > 0 else None
+        return found and (*found[:2], part.number * found[2])
     y = argument_of(part.value, "erf")
     if y is not None and total.constant > 0 and abs(part.number) == total.constant:
-        return y, math.copysign(ROOT_2, part.number), 2 * total.constant
+        return y, -math.copysign(1.0, part.number), total.constant
     product = factors_of(part.value)
     if len(product.parts) == 1 and product.parts[0].number == 1:
-        found = normal_cdf_of(product.parts[0].value)
-        if found and found[2] * product.constant * part.number == -total.constant:
-            return found[0], -found[1], total.constant
+        found = _erfc_of(product.parts[0].value)
+        if found and 2 * found[2] * product.constant * part.number == -total.constant:
+            return found[0], -found[1], total.constant / 2
     return None
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from ._expressions import (
     Axes,
@@ -19,15 +19,17 @@ from ._expressions import (
     seen_through,
     unbroadcast,
 )
-from ._functions import normal_cdf_of, sigmoid_of
+from ._functions import erfc_of, sigmoid_of
 from ._replacements import (
     Split,
     log1mexp,
-    log_normal_cdf,
+    log1p,
+    log_erfc,
     log_sech_squared,
     log_sigmoid,
     log_size_of_1mexp,
     scaled,
+    single,
 )
 
 
@@ -131,9 +133,9 @@ def complement_of(value: Value) -> tuple[Value, Callable[[Array], Split]] | None
     if (found := sigmoid_of(value)) is not None:
         y, scale = found
         return y, lambda y: log_sigmoid(scaled(-scale, y))
-    if (found := normal_cdf_of(value)) is not None and found[2] == 1:
-        y, scale, _ = found
-        return y, lambda y: (jnp.zeros_like(y), log_normal_cdf(-scale * y))
+    if (found := erfc_of(value)) is not None and found[3] == 0.5:
+        y, sign, rate, number = found
+        return y, lambda y: (jnp.zeros_like(y), log_erfc(single(-sign * y), rate, number))
     tanh = factors_of(value)
     if [(each.number, tanh.constant) for each in tanh.parts] == [(2, 1)]:
         if (y := argument_of(tanh.parts[0].value, "tanh")) is not None:
@@ -166,13 +168,13 @@ def log_near_one(value: Value) -> Log | None:
 
     def split(x: Array) -> Split:
         x = broadcast(x, axes, shape)
-        return jnp.zeros_like(x), lax.log1p(scaled(sign, x))
+        return jnp.zeros_like(x), log1p(scaled(sign, x))
 
     def signed(x: Array) -> tuple[Array, Array, Array]:
         x = scaled(sign, broadcast(x, axes, shape))
         is_negative = x < -1
         size = jnp.where(is_negative, -2 - x, x)  # |1 + x| - 1
-        return jnp.zeros_like(x), lax.log1p(size), jnp.sign(1 + x)
+        return jnp.zeros_like(x), log1p(size), jnp.sign(1 + x)
 
     return Log((x,), split, is_near_one=True, signed=signed)
 

@@ -32,13 +32,13 @@ from ._expressions import (
 from ._functions import (
     GUARDS,
     Exponential,
+    erfc_of,
     exponent_of,
     exponential_of,
     exponentials_in,
     finite_where_zero,
     known,
     largest_along,
-    normal_cdf_of,
     product_of,
     shifted,
     shifted_along,
@@ -53,15 +53,17 @@ from ._log_differences import (
 from ._replacements import (
     Split,
     log1mexp,
+    log1p,
     log_cosh,
     log_det,
-    log_normal_cdf,
+    log_erfc,
     log_product,
     log_sigmoid,
     log_size_of_det,
     log_size_of_product,
     logaddexp,
     scaled,
+    single,
 )
 from ._rewrite import Rewrite
 
@@ -74,7 +76,7 @@ def log_rule(step: Step) -> Rewrite | None:
         if _is_guarded(total):
             return None
         log = log_of_sum(dataclasses.replace(total, constant=total.constant + 1), x.shape)
-    elif (log := log_of_product(x)) is None:
+    elif (log := log_of(x) or log_of_product(x)) is None:
         return Rewrite() if _is_product_of_matrices(x) else None
     # Newer JAX has a `log2` of its own.
     scale = 1 / math.log(2) if step.kind == "log2" else 1
@@ -97,6 +99,9 @@ def _is_guarded(total: Parts) -> bool:
 
 def log_of_product(value: Value) -> Log | None:
     product, shape = factors_of(value), value.shape
+    if len(product.parts) == 1 and product.parts[0].number == 1 != product.constant:
+        if (log := log_of_sum(terms_of(value), shape)) is not None:
+            return log
     if not 0 < product.constant < math.inf:
         return None
     logs = [log_of(part.value) for part in product.parts]
@@ -190,10 +195,10 @@ def log_of(value: Value) -> Log | None:
         return positive((y,), log_cosh)
     if (y := argument_of(value, "sinh")) is not None:
         return Log((y,), lambda y: (y, log1mexp(-2 * y) - math.log(2)))
-    if (found := normal_cdf_of(value)) is not None:
-        y, scale, constant = found
+    if (found := erfc_of(value)) is not None:
+        y, sign, rate, number = found
         return positive(
-            (y,), lambda y: (jnp.zeros_like(y), log_normal_cdf(y * scale) + math.log(constant))
+            (y,), lambda y: (jnp.zeros_like(y), log_erfc(single(sign * y), rate, number))
         )
     match value.step.kind:
         case "abs":
@@ -314,7 +319,7 @@ def _log_of_exponentials(total: Parts, shape: tuple[int, ...]) -> Log | None:
         if total.constant == 1:
             # The last term is one, as in log1p.
             others = _sum(parts[:-1])
-            near = lax.log1p(jnp.where(large == 0, others, 0))
+            near = log1p(jnp.where(large == 0, others, 0))
             return large, jnp.where(large == 0, near, jnp.log(parts[-1] + others))
         return large, jnp.log(_sum(parts))
 
