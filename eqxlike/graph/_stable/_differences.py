@@ -44,6 +44,7 @@ from ._replacements import (
     excess_of_exp,
     excess_of_size,
     expm1,
+    one_minus_cos,
     one_minus_tanh_squared,
     scaled,
     sigmoid,
@@ -96,7 +97,7 @@ def _complement(value: Value, ratio: float):
         if (y := argument_of(value, "exp")) is not None:
             return y, lambda y: -expm1(y)
         if (y := argument_of(value, "cos")) is not None:
-            return y, lambda y: 2 * jnp.square(jnp.sin(y / 2))
+            return y, one_minus_cos
         if (found := sigmoid_of(value)) is not None:
             y, scale = found
             return y, lambda y: sigmoid(scaled(-scale, y))

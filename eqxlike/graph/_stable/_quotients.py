@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from ._expressions import (
     factors_of,
     is_same,
     key_of,
+    merged,
     placed,
     seen_through,
     terms_of,
@@ -37,7 +38,19 @@ from ._functions import (
     sigmoid_of,
     weighted_exp,
 )
-from ._replacements import scaled, sigmoid, tanh, times_sech, times_sigmoid
+from ._replacements import (
+    excess_of_exp,
+    expm1,
+    log1p,
+    one_minus_cos,
+    over_power,
+    scaled,
+    sigmoid,
+    single,
+    tanh,
+    times_sech,
+    times_sigmoid,
+)
 from ._rewrite import Rewrite
 
 
@@ -319,3 +332,89 @@ def _exponents(value: Value) -> dict[Any, tuple[Value | None, float]] | None:
     if total.constant:
         found[()] = (None, total.constant)
     return found
+
+
+FUNCTIONS: dict[str, Callable[[Array], Array]] = {
+    **{"expm1": expm1, "log1p": log1p, "tanh": tanh, "sin": jnp.sin, "tan": jnp.tan},
+    **{"sinh": jnp.sinh, "asin": jnp.arcsin, "atan": jnp.arctan},
+    **{"asinh": jnp.arcsinh, "atanh": jnp.arctanh},
+    "erf": lambda y: math.sqrt(math.pi) / 2 * lax.erf(y),
+}
+"""Functions that are zero at zero, divided by their derivative there."""
+
+
+def quotient_at_zero(step: Step) -> Rewrite | None:
+    """A quotient f(x) / x, x / f(x) or f(x) / x² of two zeros, where its gradient cancels."""
+    product, shape = factors_of(step.output), step.output.shape
+    for part in product.parts:
+        found = _function_at_zero(part.value) if abs(part.number) == 1 else None
+        if found is None:
+            continue
+        y, function, order, number = found
+        sign, inner = int(part.number), factors_of(y)
+        powers = [
+            dataclasses.replace(each, number=each.number * order * sign)
+            for each in placed(inner.parts, part.axes)
+        ]
+        others = [each for each in product.parts if each is not part]
+        numbers = {(key_of(each.value), each.axes): each.number for each in others}
+        divides = [numbers.get((key_of(x.value), x.axes), 0) * x.number < 0 for x in powers]
+        if not divides or not all(divides):
+            continue
+        rest = tuple(merged((*others, *powers)))
+        scale = product.constant * (number * inner.constant**order) ** sign
+
+        def build(y: Array, *arrays: Array) -> Array:
+            y = broadcast(single(y), part.axes, shape)
+            found = over_power(function, y, order, sign)
+            return scaled(scale, found * product_of(rest, arrays, shape) if rest else found)
+
+        return Rewrite((y, *(each.value for each in rest)), build, within=(part.value,))
+    return None
+
+
+def _function_at_zero(
+    value: Value,
+) -> tuple[Value, Callable[[Array], Array], int, float] | None:
+    """y, a function that is near y ** order / order, the order, and a number: the value is theirs."""
+    step = seen_through(value).step
+    if step.kind in FUNCTIONS:
+        number = 2 / math.sqrt(math.pi) if step.kind == "erf" else 1.0
+        return step.inputs[0], FUNCTIONS[step.kind], 1, number
+    if step.kind == "log":
+        total = terms_of(step.inputs[0])
+        if total.constant == 1 and [abs(part.number) for part in total.parts] == [1]:
+            (part,) = total.parts
+            n = part.number
+            if part.axes == all_axes(value):
+                return part.value, lambda y: scaled(n, log1p(scaled(n, y))), 1, n
+        return None
+    total = terms_of(value)
+    if any(part.axes != all_axes(value) for part in total.parts):
+        return None
+    number = -total.constant
+    if [part.number for part in total.parts] == [number]:
+        (part,) = total.parts
+        if (y := argument_of(part.value, "exp")) is not None:
+            return y, expm1, 1, number
+        if (y := argument_of(part.value, "cos")) is not None:
+            return y, one_minus_cos, 2, -number / 2
+        if (y := argument_of(part.value, "cosh")) is not None:
+            return y, lambda y: 2 * jnp.square(jnp.sinh(y / 2)), 2, number / 2
+        if (radicand := argument_of(part.value, "sqrt")) is not None:
+            inner = terms_of(radicand)
+            if inner.constant == 1 and [abs(each.number) for each in inner.parts] == [1]:
+                n = inner.parts[0].number
+                if inner.parts[0].axes == all_axes(value):
+                    return (
+                        inner.parts[0].value,
+                        lambda y: 2 * y / (1 + jnp.sqrt(1 + scaled(n, y))),
+                        1,
+                        number * n / 2,
+                    )
+    if len(total.parts) == 2:
+        first, second = total.parts
+        y = argument_of(first.value, "exp")
+        if y is not None and first.number == number == -second.number and is_same(y, second.value):
+            return y, excess_of_exp, 2, number / 2
+    return None

@@ -2,10 +2,11 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 
@@ -118,6 +119,53 @@ def _(primals, tangents):
     return logaddexp(x, y), slope
 
 
+Function = Callable[[Array], Array]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 2, 3))
+def over_power(function: Function, y: Array, order: int, sign: int) -> Array:
+    """(order * f(y) / y ** order) ** sign, where f(y) is near y ** order / order at zero."""
+    is_zero = jnp.abs(y) < jnp.finfo(y.dtype).eps / 4
+    y = jnp.where(is_zero, 1, y)
+    above, below = (order * function(y), y**order)[::sign]
+    return jnp.where(is_zero, 1, above / below)
+
+
+@over_power.defjvp
+def _(function, order, sign, primals, tangents):
+    (y,), (tangent,) = primals, tangents
+    slope = _slope_of(lambda y: _smooth_over_power(function, y, order))(y)
+    if sign < 0:
+        inverse = over_power(function, y, order, -1)
+        slope = -jnp.where(inverse == 0, 0, slope * inverse) * inverse
+    return over_power(function, y, order, sign), tangent * slope
+
+
+def _slope_of(function: Function) -> Function:
+    return lambda y: jax.jvp(function, (y,), (jnp.ones_like(y),))[1]
+
+
+def _smooth_over_power(function: Function, y: Array, order: int) -> Array:
+    """The quotient, all of whose derivatives keep their digits near zero.
+
+    There it is the integral of order * (1 - t) ** (order - 1) times the derivative of f at t y, by
+    the remainder of Taylor's series: no difference cancels. The rule is Gauss's.
+    """
+    is_near = jnp.abs(y) < 0.5
+    near, far = jnp.where(is_near, y, 0), jnp.where(is_near, 1, y)
+    derivative = _slope_of(function) if order == 1 else _slope_of(_slope_of(function))
+    total = jnp.zeros_like(y)
+    nodes = np.polynomial.legendre.leggauss(11 if y.dtype == jnp.float64 else 5)
+    for node, weight in zip(*nodes, strict=True):
+        t = float(1 + node) / 2
+        total += order / 2 * float(weight) * (1 - t) ** (order - 1) * derivative(t * near)
+    return jnp.where(is_near, total, order * function(far) / far**order)
+
+
+def one_minus_cos(y: Array) -> Array:
+    return 2 * jnp.square(jnp.sin(y / 2))
+
+
 @jax.custom_jvp
 def excess_of_exp(y: Array) -> Array:
     """exp(y) - 1 - y."""
@@ -207,7 +255,7 @@ def _(rate, primals, tangents):
 def erfc(y: Array, rate: float = 1.0) -> Array:
     """erfc(sqrt(rate) y): twice the upper tail of the normal distribution, for a rate of 1/2."""
     z = y * math.sqrt(rate)
-    is_far = z > 0.5
+    is_far = z > 0.25
     far = jnp.where(is_far, z, 1)
     tail = _scaled_erfc(far) / (1 + 2 * far) * gaussian(y, rate)
     return jnp.where(is_far, tail, lax.erfc(jnp.where(is_far, 0, z)))

@@ -28,7 +28,7 @@ from ._norms import (
     product_with_own_log,
     quotient_of_itself,
 )
-from ._quotients import quotient_of_exponentials
+from ._quotients import quotient_at_zero, quotient_of_exponentials
 from ._rewrite import Rewrite, Rule
 
 
@@ -149,6 +149,13 @@ RULES = (
         excess_of_exponential,
         "where t - 1 - log(t) is near zero: t is near one, and all digits cancel",
         "jnp.expm1(y) - y, with y = log(t), and its Taylor series near zero",
+    ),
+    Rule(
+        "quotient of two zeros",
+        ("div", "mul"),
+        quotient_at_zero,
+        "at zero: 0 / 0, and in the gradient near zero: all digits cancel",
+        "a Taylor series near zero",
     ),
     Rule(
         "quotient of exponentials",
