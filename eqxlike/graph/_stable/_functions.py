@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -18,6 +19,7 @@ from ._expressions import (
     constant_of,
     factors_of,
     is_same,
+    key_of,
     placed,
     seen_through,
     terms_of,
@@ -347,6 +349,25 @@ def exponentials_in(total: Parts) -> list[Exponential | SumOfExponentials]:
     if total.constant:
         terms.append(Exponential(total.constant))
     return terms
+
+
+def opposites_in(total: Parts) -> Exponential | None:
+    """The first of two exponentials that are a sum, exp(y) and exp(-y)."""
+    terms = exponentials_in(total)
+    if len(terms) != 2 or not all(isinstance(term, Exponential) for term in terms):
+        return None
+    numbers: list[dict[Any, float]] = [{}, {}]
+    for term, found in zip(terms, numbers, strict=True):
+        if term.weights or term.masks or not term.exponents or term.number != terms[0].number:
+            return None
+        for part in term.exponents:
+            inner = terms_of(part.value)
+            if inner.constant:
+                return None
+            for each in placed(inner.parts, part.axes):
+                found[key_of(each.value), each.axes] = part.number * each.number
+    is_opposite = numbers[0] == {key: -number for key, number in numbers[1].items()}
+    return terms[0] if is_opposite else None
 
 
 def _sum_in(product: Parts) -> SumOfExponentials | None:

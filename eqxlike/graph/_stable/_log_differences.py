@@ -23,6 +23,7 @@ from ._functions import erfc_of, sigmoid_of
 from ._replacements import (
     Split,
     log1mexp,
+    log_expm1,
     log1p,
     log_erfc,
     log_sech_squared,
@@ -68,8 +69,12 @@ def log_of_difference(total: Parts, shape: tuple[int, ...]) -> Log | None:
         twice = math.copysign(2.0, part.number)
 
         def split_tanh(z: Array) -> Split:
-            large, small = log_sigmoid(lifted(twice * z))
-            return large, small + (shift + math.log(2))
+            z = lifted(z)
+            large, small = log_sigmoid(twice * z)
+            is_near = (jnp.abs(z) < 0.5) & (c == 1)  # There the value is near zero.
+            near = log1p(jnp.tanh(jnp.where(is_near, math.copysign(1.0, twice) * z, 0)))
+            small = jnp.where(is_near, near, small + (shift + math.log(2)))
+            return jnp.where(is_near, 0, large), small
 
         return Log((z,), split_tanh, is_positive=True)
     if y is None or part.number * c > 0:
@@ -77,7 +82,8 @@ def log_of_difference(total: Parts, shape: tuple[int, ...]) -> Log | None:
 
     def split(y: Array) -> Split:
         y = lifted(y)
-        return (jnp.zeros_like(y), log1mexp(y) + shift) if c > 0 else (y, log1mexp(-y) + shift)
+        large, small = (jnp.zeros_like(y), log1mexp(y)) if c > 0 else log_expm1(y)
+        return large, small + shift
 
     def signed(y: Array) -> tuple[Array, Array, Array]:
         size, sign = log_size_of_1mexp(lifted(y))
@@ -148,7 +154,7 @@ def log_of_exp_less_one(value: Value) -> Log:
         size, sign = log_size_of_1mexp(y)
         return jnp.zeros_like(y), size, -sign
 
-    return Log(value.step.inputs, lambda y: (y, log1mexp(-y)), signed=signed)
+    return Log(value.step.inputs, log_expm1, signed=signed)
 
 
 def log_near_one(value: Value) -> Log | None:

@@ -39,6 +39,7 @@ from ._functions import (
     finite_where_zero,
     known,
     largest_along,
+    opposites_in,
     product_of,
     shifted,
     shifted_along,
@@ -52,6 +53,7 @@ from ._log_differences import (
 )
 from ._replacements import (
     Split,
+    finite,
     log1mexp,
     log1p,
     log_cosh,
@@ -294,6 +296,14 @@ def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
 
 
 def _log_of_exponentials(total: Parts, shape: tuple[int, ...]) -> Log | None:
+    if (first := opposites_in(total)) is not None and first.number > 0:
+        shift = math.log(2 * first.number)
+
+        def split_cosh(*arrays: Array) -> Split:
+            large, small = log_cosh(known(first.split(arrays, shape)[0]))
+            return large, small + shift
+
+        return Log(first.operands, split_cosh, is_positive=True)
     terms = exponentials_in(total)
     may_overflow = any(term.may_overflow for term in terms)
     if len(terms) < 2 or not (may_overflow or all(term.may_underflow for term in terms)):
@@ -307,14 +317,14 @@ def _log_of_exponentials(total: Parts, shape: tuple[int, ...]) -> Log | None:
         for term in terms:
             y, w = term.split([next(rest) for _ in term.operands], shape)
             y = jnp.zeros(shape, arrays[0].dtype) if y is None else y
-            if w is None and term.number > 0:
-                y = y + math.log(term.number) if term.number != 1 else y
-            else:
+            if w is not None or term.number <= 0 or (len(terms) > 2 and term.number != 1):
                 w = term.number if w is None else scaled(term.number, w)
             ys.append(y)
             ws.append(w)
-        if is_positive:
-            return _log_of_sum_of(ys)
+        if is_positive and len(terms) == 2:
+            y, z, n, m = *ys, *(term.number for term in terms)
+            large = finite(lax.stop_gradient(jnp.maximum(y, z)))
+            return large, logaddexp(y - large, z - large, m / n) + math.log(n)
         large, parts = shifted(ys, ws)
         if total.constant == 1:
             # The last term is one, as in log1p.

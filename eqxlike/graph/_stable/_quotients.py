@@ -31,6 +31,7 @@ from ._functions import (
     exponential_of,
     exponentials_in,
     known,
+    opposites_in,
     power_of,
     product_of,
     shifted,
@@ -39,6 +40,7 @@ from ._functions import (
     weighted_exp,
 )
 from ._replacements import (
+    atanh,
     excess_of_exp,
     expm1,
     log1p,
@@ -237,17 +239,21 @@ def _rows_of_dot(x: Value, other: Value, place: int, contracted: Any, batch: Any
 
 
 def _hyperbolic_secant(value: Value, above: Parts, below: Part) -> Rewrite | None:
-    """The quotient a / cosh(y) ** k."""
+    """The quotients a / cosh(y) ** k and a / (n exp(y) + n exp(-y)) ** k."""
     y, shape = argument_of(below.value, "cosh"), value.shape
-    if y is None:
+    first = Exponential(0.5, (Part(1.0, y, all_axes(y)),)) if y is not None else None
+    first = first or opposites_in(terms_of(below.value))
+    if first is None or first.number < 0:
         return None
+    scale, num_operands = above.constant * (2 * first.number) ** below.number, len(first.operands)
 
-    def build(y: Array, *arrays: Array) -> Array:
-        y = broadcast(y, below.axes, shape)
-        x = product_of(above.parts, arrays, shape) if above.parts else jnp.ones_like(y)
-        return times_sech(scaled(above.constant, x), y, -below.number)
+    def build(*arrays: Array) -> Array:
+        y, _ = first.split(arrays[:num_operands], below.value.shape)
+        y, rest = broadcast(known(y), below.axes, shape), arrays[num_operands:]
+        x = product_of(above.parts, rest, shape) if above.parts else jnp.ones_like(y)
+        return times_sech(scaled(scale, x), y, -below.number)
 
-    return Rewrite((y, *(part.value for part in above.parts)), build)
+    return Rewrite((*first.operands, *(part.value for part in above.parts)), build)
 
 
 def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None:
@@ -337,7 +343,7 @@ def _exponents(value: Value) -> dict[Any, tuple[Value | None, float]] | None:
 FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     **{"expm1": expm1, "log1p": log1p, "tanh": tanh, "sin": jnp.sin, "tan": jnp.tan},
     **{"sinh": jnp.sinh, "asin": jnp.arcsin, "atan": jnp.arctan},
-    **{"asinh": jnp.arcsinh, "atanh": jnp.arctanh},
+    **{"asinh": jnp.arcsinh, "atanh": atanh},
     "erf": lambda y: math.sqrt(math.pi) / 2 * lax.erf(y),
 }
 """Functions that are zero at zero, divided by their derivative there."""
@@ -358,7 +364,7 @@ def quotient_at_zero(step: Step) -> Rewrite | None:
         ]
         others = [each for each in product.parts if each is not part]
         numbers = {(key_of(each.value), each.axes): each.number for each in others}
-        divides = [numbers.get((key_of(x.value), x.axes), 0) * x.number < 0 for x in powers]
+        divides = [numbers.get((key_of(x.value), x.axes), 0) / x.number <= -1 for x in powers]
         if not divides or not all(divides):
             continue
         rest = tuple(merged((*others, *powers)))

@@ -78,6 +78,18 @@ def _(primals, tangents):
     return tanh(y), tangent * one_minus_tanh_squared(y)
 
 
+@jax.custom_jvp
+def atanh(y: Array) -> Array:
+    """JAX's, with the derivative 1 / (1 - y²)."""
+    return lax.atanh(y)
+
+
+@atanh.defjvp
+def _(primals, tangents):
+    (y,), (tangent,) = primals, tangents
+    return atanh(y), tangent / (1 - jnp.square(y))
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def times_sech(x: Array, y: Array, power: float) -> Array:
     """Returns x / cosh(y) ** power, which is no zero where only the power of cosh overflows."""
@@ -104,19 +116,20 @@ def _(primals, tangents):
     return found, tangent * -2 * tanh(y) * found
 
 
-@jax.custom_jvp
-def logaddexp(x: Array, y: Array) -> Array:
-    """log(exp(x) + exp(y)), with sigmoids as its derivatives, which lose no digits far out."""
-    return jnp.logaddexp(x, y)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def logaddexp(x: Array, y: Array, ratio: float = 1.0) -> Array:
+    """log(exp(x) + ratio exp(y)); its derivatives are sigmoids, which lose no digits far out."""
+    return jnp.logaddexp(x, y if ratio == 1 else y + math.log(ratio))
 
 
 @logaddexp.defjvp
-def _(primals, tangents):
+def _(ratio, primals, tangents):
     x, y = primals
     is_tie = jnp.isinf(x) & (x == y)
-    difference = jnp.where(is_tie, 0, x - y)
-    slope = sigmoid(difference) * tangents[0] + sigmoid(-difference) * tangents[1]
-    return logaddexp(x, y), slope
+    difference, one = jnp.where(is_tie, 0, x - y), jnp.ones_like(x)
+    slope = times_sigmoid(one, difference, ratio) * tangents[0]
+    slope += times_sigmoid(one, -difference, 1 / ratio) * tangents[1]
+    return logaddexp(x, y, ratio), slope
 
 
 Function = Callable[[Array], Array]
@@ -151,11 +164,11 @@ def _smooth_over_power(function: Function, y: Array, order: int) -> Array:
     There it is the integral of order * (1 - t) ** (order - 1) times the derivative of f at t y, by
     the remainder of Taylor's series: no difference cancels. The rule is Gauss's.
     """
-    is_near = jnp.abs(y) < 0.5
+    is_near = jnp.abs(y) < 0.75
     near, far = jnp.where(is_near, y, 0), jnp.where(is_near, 1, y)
     derivative = _slope_of(function) if order == 1 else _slope_of(_slope_of(function))
     total = jnp.zeros_like(y)
-    nodes = np.polynomial.legendre.leggauss(11 if y.dtype == jnp.float64 else 5)
+    nodes = np.polynomial.legendre.leggauss(16 if y.dtype == jnp.float64 else 8)
     for node, weight in zip(*nodes, strict=True):
         t = float(1 + node) / 2
         total += order / 2 * float(weight) * (1 - t) ** (order - 1) * derivative(t * near)
@@ -292,7 +305,9 @@ def _log_erfc_and_slope(y: Array, rate: float, number: float) -> tuple[Array, Ar
         middle = jnp.where(is_below | is_far, 0, z)
         log_near = jnp.where(is_below, jnp.log(erfc(near, rate)), log1p(-lax.erf(middle)))
     else:
-        log_near = log1p(-erfc(-near, rate) / 2) + math.log(2 * number)
+        is_below = z < -0.3
+        log_below = log1p(-erfc(jnp.where(is_below, -near, 0), rate) / 2) + math.log(2 * number)
+        log_near = jnp.where(is_below, log_below, jnp.log(number * erfc(near, rate)))
     slope_near = gaussian(near, rate) / erfc(near, rate)
     slope = -scale * jnp.where(is_far, (1 + 2 * far) / total, slope_near)
     return jnp.where(is_far, log_far, log_near), slope
@@ -363,11 +378,22 @@ def log_sigmoid(y: Array) -> Split:
 
 def log_cosh(y: Array) -> Split:
     is_near = jnp.abs(y) < 1
-    near = log1p(jnp.square(2 * jnp.sinh(jnp.where(is_near, y, 0) / 2)) / 2)
+    square, total = jnp.square(jnp.where(is_near, y, 0)), jnp.ones_like(y)
+    for n in range(18 if y.dtype == jnp.float64 else 10, 2, -2):
+        total = 1 + square / (n * (n - 1)) * total  # Taylor's series of 2 (cosh(y) - 1) / y².
+    near = log1p(square / 2 * total)
     far = jnp.where(is_near, 1, y)
     large = finite(lax.stop_gradient(jnp.abs(far)))
     small = jnp.logaddexp(far - large, -far - large) - math.log(2)
     return jnp.where(is_near, 0, large), jnp.where(is_near, near, small)
+
+
+def log_expm1(y: Array) -> Split:
+    """log(exp(y) - 1), whose zero is at log(2)."""
+    is_near = y < 2
+    near, far = jnp.where(is_near, y, 1), jnp.where(is_near, 2, y)
+    large, small = jnp.where(is_near, 0, far), log1mexp(-far)
+    return large, jnp.where(is_near, jnp.log(expm1(near)), small)
 
 
 def log_sech_squared(y: Array) -> Split:
