@@ -53,6 +53,20 @@ def excess_of_exp(x):
     return mp.expm1(x) - x if x < 1e6 else mp.exp(x)
 
 
+def over_power(function, slope, power):
+    """f(x) / x ** power and its derivative, with the digits that cancel; 1 / power and 0 at 0."""
+
+    def value(x):
+        with mp.workprec(1500):
+            return +(function(x) / x**power) if x else 1 / mp.mpf(power)
+
+    def derivative(x):
+        with mp.workprec(1500):
+            return +((x * slope(x) - power * function(x)) / x ** (power + 1)) if x else mp.mpf(0)
+
+    return value, derivative
+
+
 LOG_OTHERS = mp.log(1 + mp.exp(1.5))
 WEIGHTED = 0.25 + 2 * mp.exp(1.5)
 
@@ -326,4 +340,46 @@ FORMULAS = (
         lambda x: mp.mpf(0),
     ),
     Formula("x / x", lambda x: x / x, lambda x: mp.mpf(1), lambda x: mp.mpf(0)),
+    *(
+        Formula(name, naive, *over_power(function, slope, power), *limits)
+        for name, naive, function, slope, power, *limits in (
+            ("(exp(x) - 1) / x", lambda x: (jnp.exp(x) - 1) / x, mp.expm1, mp.exp, 1, -80, -1e-12),
+            (
+                "(exp(x) - 1) / x > 0",
+                lambda x: (jnp.exp(x) - 1) / x,
+                mp.expm1,
+                mp.exp,
+                1,
+                1e-12,
+                11,
+            ),
+            ("sin(x) / x", lambda x: jnp.sin(x) / x, mp.sin, mp.cos, 1, -1, 1),
+            (
+                "tanh(x) / x",
+                lambda x: jnp.tanh(x) / x,
+                mp.tanh,
+                lambda x: mp.sech(x) ** 2,
+                1,
+                -8,
+                8,
+            ),
+            (
+                "log(1 + x) / x",
+                lambda x: jnp.log(1 + x) / x,
+                mp.log1p,
+                lambda x: 1 / (1 + x),
+                1,
+                1e-12,
+            ),
+            (
+                "(1 - cos(x)) / x**2",
+                lambda x: (1 - jnp.cos(x)) / x**2,
+                lambda x: 1 - mp.cos(x),
+                mp.sin,
+                2,
+                -1,
+                1,
+            ),
+        )
+    ),
 )

@@ -47,10 +47,10 @@ def inputs(formula: Formula, dtype: Any, count: int) -> np.ndarray:
     return x[(x.astype(float) >= formula.low) & (x.astype(float) <= formula.high)]
 
 
-def ulps(found: np.ndarray, exact: list[Any], dtype: Any) -> float:
-    """The largest error in units in the last place; infinite for a NaN, or a wrong infinity."""
-    limits = jnp.finfo(dtype)
-    largest, worst = mp.mpf(float(limits.max)), 0.0
+def ulps(found: np.ndarray, exact: list[Any], dtype: Any) -> np.ndarray:
+    """The errors in units in the last place; infinite for a NaN, or a wrong infinity."""
+    limits, errors = jnp.finfo(dtype), []
+    largest = mp.mpf(float(limits.max))
     for value, right in zip(found.astype(np.float64), exact, strict=True):
         if abs(right) < 2 * limits.tiny and abs(value) < 3 * limits.tiny:
             error = 0.0  # XLA returns zero for the smallest numbers.
@@ -62,20 +62,22 @@ def ulps(found: np.ndarray, exact: list[Any], dtype: Any) -> float:
             size = max(abs(right), mp.mpf(float(limits.tiny)))
             unit = mp.mpf(2) ** (mp.floor(mp.log(size, 2)) - limits.nmant)
             error = float(abs(mp.mpf(float(value)) - right) / unit)
-        worst = max(worst, error)
-    return worst
+        errors.append(error)
+    return np.array(errors)
 
 
 class Error(NamedTuple):
     """The largest error of a formula, before and after it is stabilised.
 
     - `of`: `"value"` or `"gradient"`.
+    - `ratio`: the largest, at one input, of the error after and that before, of 4 ulp or more.
     """
 
     name: str
     of: str
     before: float
     after: float
+    ratio: float
 
 
 def errors(formulas: Sequence[Formula], dtype: Any, count: int) -> Iterator[Error]:
@@ -89,7 +91,9 @@ def errors(formulas: Sequence[Formula], dtype: Any, count: int) -> Iterator[Erro
         ):
             right = [exact(each) for each in numbers]
             before, after = (ulps(np.asarray(found[place]), right, dtype) for found in pair)
-            yield Error(formula.name, of, before, after)
+            with np.errstate(invalid="ignore"):
+                ratio = np.nan_to_num(after / np.maximum(before, 4), nan=1.0)
+            yield Error(formula.name, of, before.max(), after.max(), ratio.max())
 
 
 def _is_known(formula: Formula, dtype: Any) -> bool:
@@ -263,11 +267,14 @@ def main() -> None:
         print(*costs([*whole_programs(), *alone], options.rounds), sep="\n", flush=True)
         return None
     jax.config.update("jax_enable_x64", True)
-    print(f"{'formula':30} {'dtype':9} {'of':9} {'before':>10} {'after':>10}")
+    print(f"{'formula':30} {'dtype':9} {'of':9} {'before':>10} {'after':>10} {'ratio':>10}")
     for dtype in options.dtypes.split(","):
-        for name, of, before, after in errors(formulas, dtype, options.inputs):
+        for name, of, before, after, ratio in errors(formulas, dtype, options.inputs):
             mark = "" if after <= max(before, 4) else "  worse"
-            print(f"{name:30} {dtype:9} {of:9} {before:10.3g} {after:10.3g}{mark}", flush=True)
+            print(
+                f"{name:30} {dtype:9} {of:9} {before:10.3g} {after:10.3g} {ratio:10.3g}{mark}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

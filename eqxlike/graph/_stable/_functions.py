@@ -50,8 +50,6 @@ def sigmoid_of(value: Value) -> tuple[Value, float] | None:
         product = factors_of(value)
         below = [part for part in product.parts if part.number == -1]
         above = [part for part in product.parts if part.number == 1]
-        if not below:
-            return _sigmoid_by_tanh(value)
         if len(below) != 1 or len(below) + len(above) != len(product.parts) or len(above) > 1:
             return None
         total = terms_of(below[0].value)
@@ -68,10 +66,11 @@ def sigmoid_of(value: Value) -> tuple[Value, float] | None:
         if other is None or above[0].axes != all_axes(value) or not is_same(y, other):
             return None
         return (y, 1.0) if total.constant == part.number == product.constant else None
-    return _sigmoid_by_tanh(value) if value.step.kind in ("add", "sub") else None
+    return sigmoid_by_tanh(value) if value.step.kind in ("add", "sub") else None
 
 
-def _sigmoid_by_tanh(value: Value) -> tuple[Value, float] | None:
+def sigmoid_by_tanh(value: Value) -> tuple[Value, float] | None:
+    """As `sigmoid_of`, of a sum or a multiple of one."""
     total = terms_of(value)
     if len(total.parts) != 1 or total.parts[0].axes != all_axes(value):
         return None
@@ -353,11 +352,12 @@ def exponentials_in(total: Parts) -> list[Exponential | SumOfExponentials]:
 
 def opposites_in(total: Parts) -> Exponential | None:
     """The first of two exponentials that are a sum, exp(y) and exp(-y)."""
-    terms = exponentials_in(total)
-    if len(terms) != 2 or not all(isinstance(term, Exponential) for term in terms):
+    found = exponentials_in(total)
+    terms = [term for term in found if isinstance(term, Exponential)]
+    if len(terms) != 2 or len(found) != 2:
         return None
     numbers: list[dict[Any, float]] = [{}, {}]
-    for term, found in zip(terms, numbers, strict=True):
+    for term, own in zip(terms, numbers, strict=True):
         if term.weights or term.masks or not term.exponents or term.number != terms[0].number:
             return None
         for part in term.exponents:
@@ -365,7 +365,7 @@ def opposites_in(total: Parts) -> Exponential | None:
             if inner.constant:
                 return None
             for each in placed(inner.parts, part.axes):
-                found[key_of(each.value), each.axes] = part.number * each.number
+                own[key_of(each.value), each.axes] = part.number * each.number
     is_opposite = numbers[0] == {key: -number for key, number in numbers[1].items()}
     return terms[0] if is_opposite else None
 

@@ -23,9 +23,9 @@ from ._functions import erfc_of, sigmoid_of
 from ._replacements import (
     Split,
     log1mexp,
-    log_expm1,
     log1p,
     log_erfc,
+    log_expm1,
     log_sech_squared,
     log_sigmoid,
     log_size_of_1mexp,

@@ -43,6 +43,7 @@ from ._functions import (
     product_of,
     shifted,
     shifted_along,
+    sigmoid_by_tanh,
     sigmoid_of,
 )
 from ._log_differences import (
@@ -78,7 +79,7 @@ def log_rule(step: Step) -> Rewrite | None:
         if _is_guarded(total):
             return None
         log = log_of_sum(dataclasses.replace(total, constant=total.constant + 1), x.shape)
-    elif (log := log_of(x) or log_of_product(x)) is None:
+    elif (log := log_of_product(x)) is None:
         return Rewrite() if _is_product_of_matrices(x) else None
     # Newer JAX has a `log2` of its own.
     scale = 1 / math.log(2) if step.kind == "log2" else 1
@@ -101,9 +102,11 @@ def _is_guarded(total: Parts) -> bool:
 
 def log_of_product(value: Value) -> Log | None:
     product, shape = factors_of(value), value.shape
-    if len(product.parts) == 1 and product.parts[0].number == 1 != product.constant:
-        if (log := log_of_sum(terms_of(value), shape)) is not None:
-            return log
+    # The logarithms of the factors of these cancel.
+    if sigmoid_of(value) or sigmoid_by_tanh(value) or erfc_of(value):
+        return log_of(value)
+    if opposites_in(terms_of(value)):
+        return log_of_sum(terms_of(value), shape)
     if not 0 < product.constant < math.inf:
         return None
     logs = [log_of(part.value) for part in product.parts]
@@ -190,7 +193,7 @@ def log_of(value: Value) -> Log | None:
     if (found := exponent_of(value)) is not None:
         y, scale = found
         return positive((y,), lambda y: (scaled(scale, y), jnp.zeros_like(y)))
-    if (found := sigmoid_of(value)) is not None:
+    if (found := sigmoid_of(value) or sigmoid_by_tanh(value)) is not None:
         y, scale = found
         return positive((y,), lambda y: log_sigmoid(scaled(scale, y)))
     if (y := argument_of(value, "cosh")) is not None:
@@ -311,17 +314,18 @@ def _log_of_exponentials(total: Parts, shape: tuple[int, ...]) -> Log | None:
     is_positive = all(term.number > 0 and not term.weights for term in terms)
     if not is_positive and not any(term.number > 0 for term in terms):
         return None
+    is_pair = is_positive and len(terms) == 2
 
     def split(*arrays: Array) -> Split:
         rest, ys, ws = iter(arrays), [], []
         for term in terms:
             y, w = term.split([next(rest) for _ in term.operands], shape)
             y = jnp.zeros(shape, arrays[0].dtype) if y is None else y
-            if w is not None or term.number <= 0 or (len(terms) > 2 and term.number != 1):
+            if not is_pair and (w is not None or term.number != 1):
                 w = term.number if w is None else scaled(term.number, w)
             ys.append(y)
             ws.append(w)
-        if is_positive and len(terms) == 2:
+        if is_pair:
             y, z, n, m = *ys, *(term.number for term in terms)
             large = finite(lax.stop_gradient(jnp.maximum(y, z)))
             return large, logaddexp(y - large, z - large, m / n) + math.log(n)

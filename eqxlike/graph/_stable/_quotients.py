@@ -341,9 +341,9 @@ def _exponents(value: Value) -> dict[Any, tuple[Value | None, float]] | None:
 
 
 FUNCTIONS: dict[str, Callable[[Array], Array]] = {
-    **{"expm1": expm1, "log1p": log1p, "tanh": tanh, "sin": jnp.sin, "tan": jnp.tan},
-    **{"sinh": jnp.sinh, "asin": jnp.arcsin, "atan": jnp.arctan},
-    **{"asinh": jnp.arcsinh, "atanh": atanh},
+    "expm1": expm1, "log1p": log1p, "tanh": tanh, "sin": jnp.sin, "tan": jnp.tan,
+    "sinh": jnp.sinh, "asin": jnp.arcsin, "atan": jnp.arctan,
+    "asinh": jnp.arcsinh, "atanh": atanh,
     "erf": lambda y: math.sqrt(math.pi) / 2 * lax.erf(y),
 }
 """Functions that are zero at zero, divided by their derivative there."""
