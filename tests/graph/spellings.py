@@ -17,6 +17,7 @@ QUOTIENT = "quotient of exponentials"
 GUARDED = "logarithm of a probability kept from zero"
 DIVERGENCE = "divergence near zero"
 POWER = "power by a logarithm"
+ZEROS = "quotient of two zeros"
 
 labels = jnp.array([0, 2, 1])
 targets = jnp.array([0.0, 1.0, 0.3, 1.0, 0.0, 1.0, 0.0, 0.7])
@@ -345,7 +346,19 @@ OTHERS = {
         lambda x: jnp.cosh(x).astype(jnp.float16),
     ),
 }
+QUOTIENTS_OF_ZEROS = (
+    lambda x: (jnp.exp(x / 1e9) - 1) / x,
+    lambda x: (1 - jnp.exp(-x)) / x,
+    lambda x: x / jnp.expm1(x),
+    lambda x: (1 / x) * jnp.sin(x),
+    lambda x: jnp.log(1 + jnp.abs(x)) / jnp.abs(x),
+    lambda x: jnp.tanh(3 * x) / (3 * x),
+    lambda x: (1 - jnp.cos(x)) / x**2,
+    lambda x: (jnp.exp(x) - 1 - x) / (x * x),
+    lambda x: (jnp.sqrt(1 + x**2) - 1) / x**2,
+)
 SPELLINGS = [
+    *((ZEROS, each) for each in QUOTIENTS_OF_ZEROS),
     *((LOG, each) for each in LOGARITHMS),
     *((ONE, each) for each in ONES),
     *((SQUARES, each) for each in DIFFERENCES),

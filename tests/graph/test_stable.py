@@ -180,10 +180,10 @@ def test_types_stay():
 def test_no_formula_gets_worse(dtype):
     with jax.enable_x64(dtype == "float64"):
         found = list(stable_maths.errors(FORMULAS, dtype, 30))
-    print(*sorted(found, key=lambda x: -x.ratio)[:6], sep="\n")
     for name, of, before, after, ratio in found:
         assert after <= max(before, 4), f"{name}: {of}, {before} ulp before, {after} after"
-        assert ratio < 20, f"{name}: {of}, {ratio} times the error at an input"
+        # Nor at any input: an error below 4 ulp may be luck, and becomes at most 16 ulp.
+        assert ratio < 4, f"{name}: {of}, {ratio} times the error at an input"
 
 
 class Classifier(eqx.Module):

@@ -341,9 +341,16 @@ def _exponents(value: Value) -> dict[Any, tuple[Value | None, float]] | None:
 
 
 FUNCTIONS: dict[str, Callable[[Array], Array]] = {
-    "expm1": expm1, "log1p": log1p, "tanh": tanh, "sin": jnp.sin, "tan": jnp.tan,
-    "sinh": jnp.sinh, "asin": jnp.arcsin, "atan": jnp.arctan,
-    "asinh": jnp.arcsinh, "atanh": atanh,
+    "expm1": expm1,
+    "log1p": log1p,
+    "tanh": tanh,
+    "sin": jnp.sin,
+    "tan": jnp.tan,
+    "sinh": jnp.sinh,
+    "asin": jnp.arcsin,
+    "atan": jnp.arctan,
+    "asinh": jnp.arcsinh,
+    "atanh": atanh,
     "erf": lambda y: math.sqrt(math.pi) / 2 * lax.erf(y),
 }
 """Functions that are zero at zero, divided by their derivative there."""
@@ -352,37 +359,40 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
 def quotient_at_zero(step: Step) -> Rewrite | None:
     """A quotient f(x) / x, x / f(x) or f(x) / x² of two zeros, where its gradient cancels."""
     product, shape = factors_of(step.output), step.output.shape
-    for part in product.parts:
-        found = _function_at_zero(part.value) if abs(part.number) == 1 else None
-        if found is None:
-            continue
-        y, function, order, number = found
-        sign, inner = int(part.number), factors_of(y)
-        powers = [
-            dataclasses.replace(each, number=each.number * order * sign)
-            for each in placed(inner.parts, part.axes)
-        ]
-        others = [each for each in product.parts if each is not part]
-        numbers = {(key_of(each.value), each.axes): each.number for each in others}
-        divides = [numbers.get((key_of(x.value), x.axes), 0) / x.number <= -1 for x in powers]
-        if not divides or not all(divides):
-            continue
-        rest = tuple(merged((*others, *powers)))
-        scale = product.constant * (number * inner.constant**order) ** sign
+    found = (_over_power_of(part, product, shape) for part in product.parts)
+    return next((rewrite for rewrite in found if rewrite is not None), None)
 
-        def build(y: Array, *arrays: Array) -> Array:
-            y = broadcast(single(y), part.axes, shape)
-            found = over_power(function, y, order, sign)
-            return scaled(scale, found * product_of(rest, arrays, shape) if rest else found)
 
-        return Rewrite((y, *(each.value for each in rest)), build, within=(part.value,))
-    return None
+def _over_power_of(part: Part, product: Parts, shape: tuple[int, ...]) -> Rewrite | None:
+    found = _function_at_zero(part.value) if abs(part.number) == 1 else None
+    if found is None:
+        return None
+    y, function, order, number = found
+    sign, inner = int(part.number), factors_of(y)
+    powers = [
+        dataclasses.replace(each, number=each.number * order * sign)
+        for each in placed(inner.parts, part.axes)
+    ]
+    others = [each for each in product.parts if each is not part]
+    numbers = {(key_of(each.value), each.axes): each.number for each in others}
+    divides = [numbers.get((key_of(x.value), x.axes), 0) / x.number <= -1 for x in powers]
+    if not divides or not all(divides):
+        return None
+    rest = tuple(merged((*others, *powers)))
+    scale = product.constant * (number * inner.constant**order) ** sign
+
+    def build(y: Array, *arrays: Array) -> Array:
+        y = broadcast(single(y), part.axes, shape)
+        found = over_power(function, y, order, sign)
+        return scaled(scale, found * product_of(rest, arrays, shape) if rest else found)
+
+    return Rewrite((y, *(each.value for each in rest)), build, within=(part.value,))
 
 
 def _function_at_zero(
     value: Value,
 ) -> tuple[Value, Callable[[Array], Array], int, float] | None:
-    """y, a function that is near y ** order / order, the order, and a number: the value is theirs."""
+    """y, a function that is near y ** order / order at zero, the order, and a factor."""
     step = seen_through(value).step
     if step.kind in FUNCTIONS:
         number = 2 / math.sqrt(math.pi) if step.kind == "erf" else 1.0
