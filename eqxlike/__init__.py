@@ -56,6 +56,7 @@ from ._transforms import filter_make_jaxpr as filter_make_jaxpr
 from ._transforms import filter_pmap as filter_pmap
 from ._transforms import filter_pure_callback as filter_pure_callback
 from ._transforms import filter_shard as filter_shard
+from ._transforms import filter_shard_map as filter_shard_map
 from ._transforms import filter_value_and_grad as filter_value_and_grad
 from ._transforms import filter_vjp as filter_vjp
 from ._transforms import filter_vmap as filter_vmap

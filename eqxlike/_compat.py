@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.core
 from jax.extend.core import Primitive
-from jax.interpreters import batching
+from jax.interpreters import ad, batching, mlir
 
 # jax 0.10.2 to 0.12.0.1: `jax.core.Tracer` is public, documented for `isinstance` checks.
 Tracer = jax.core.Tracer
@@ -85,11 +85,48 @@ def scan_counts(params: Any) -> tuple[int, int]:
 # name that is in no page of JAX's.
 def varying_axes(array: Any) -> frozenset[Any]:
     """The axes of `jax.shard_map` along which the devices may hold different values."""
-    manual = getattr(getattr(array, "aval", array), "manual_axis_type", None)
-    return getattr(manual, "varying", frozenset())
+    return getattr(manual_axis_type(array), "varying", frozenset())
+
+
+def manual_axis_type(array: Any) -> Any:
+    """The part of an array's type that `jax.ShapeDtypeStruct` takes under this name, or `None`."""
+    return getattr(getattr(array, "aval", array), "manual_axis_type", None)
 
 
 def vary(array: Any, axes: frozenset[Any]) -> Any:
-    """`array`, of a type that varies along these axes of `jax.shard_map` too."""
-    missing = tuple(axes - varying_axes(array))
+    """An array that varies along these axes of `jax.shard_map` too, as far as JAX knows."""
+    missing = tuple(sorted(axes - varying_axes(array), key=str))
     return jax.lax.pcast(array, missing, to="varying") if missing else array
+
+
+# jax 0.10.2 to 0.12.0.1: inside `jax.shard_map` with `check_vma=True`, `jax.lax.pmean` over an axis
+# of `jax.vmap` fails an assertion; over such an axis and one of the mesh it raises `ValueError`.
+def mean_over_axes(array: Any, names: tuple[Any, ...]) -> Any:
+    """`jax.lax.pmean`, also over axes of `jax.vmap` and of `jax.shard_map` together."""
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    if not manual:
+        return jax.lax.pmean(array, names)
+    for name in names:
+        index = jax.lax.axis_index(name)  # raises `NameError` where there is no such axis
+        if name in manual:
+            array = vary(array, varying_axes(index))
+        else:
+            array = _mean_over_mapped.bind(array, name=name)
+    of_mesh = tuple(name for name in names if name in manual)
+    return jax.lax.pmean(array, of_mesh) if of_mesh else array
+
+
+def _batch_mean(axis: Any, arrays: Any, axes: Any, *, name: Any) -> tuple[Any, Any]:
+    if axis.name == name:
+        return arrays[0].mean(axes[0]), None
+    return _mean_over_mapped.bind(arrays[0], name=name), axes[0]
+
+
+_mean_over_mapped = Primitive("mean_over_mapped")
+_mean_over_mapped.def_impl(lambda array, name: array)  # no longer mapped: the members are equal
+_mean_over_mapped.def_abstract_eval(lambda array, name: array)
+mlir.register_lowering(_mean_over_mapped, lambda context, array, name: [array])
+ad.deflinear2(
+    _mean_over_mapped, lambda cotangent, _, name: [_mean_over_mapped.bind(cotangent, name=name)]
+)
+set_batching_rule(_mean_over_mapped, _batch_mean)

@@ -54,7 +54,7 @@ PAGES = (
             "Differentiating": "filter_grad filter_value_and_grad filter_jvp filter_vjp "
             "filter_jacfwd filter_jacrev filter_hessian filter_checkpoint filter_custom_jvp "
             "filter_custom_vjp",
-            "Batches and devices": "filter_vmap if_array filter_shard filter_pmap",
+            "Batches and devices": "filter_vmap if_array filter_shard filter_shard_map filter_pmap",
         },
     ),
     Page(

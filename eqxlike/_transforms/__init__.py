@@ -29,6 +29,7 @@ from ._jit import clear_caches as clear_caches
 from ._jit import filter_jit as filter_jit
 from ._jit import fresh_trace as fresh_trace
 from ._mapping import filter_pmap as filter_pmap
+from ._mapping import filter_shard_map as filter_shard_map
 from ._mapping import filter_vmap as filter_vmap
 from ._mapping import if_array as if_array
 from ._sharding import Gathering as Gathering

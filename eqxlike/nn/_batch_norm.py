@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from .._check_numbers import real_number, whole_number
+from .._compat import mean_over_axes
 from .._dtypes import at_least_float32, parameter_dtype
 from .._module import field
 from .._traceback import stacklevel_of_user
@@ -33,6 +34,13 @@ class BatchNorm(StatefulLayer):
     mean 0 and variance 1, of which after `n` batches the share `momentum**n` is left: it is taken
     out before they are used. With `mode="ema"` both use the running averages, which start as the
     statistics of the first batch.
+
+    Statistics that come from elsewhere, such as a trained network's, are used as they are, and
+    training averages further from them. Set them with `set_statistics`; before the first training
+    step `state.set(norm.batch_state_index, (mean, variance))` does the same.
+
+    The variance is the mean of the squares, `1 / n`, everywhere. PyTorch keeps a running variance
+    with `1 / (n - 1)`, as `unbiased=True` does.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -59,6 +67,7 @@ class BatchNorm(StatefulLayer):
     momentum: float = field(static=True)
     mode: Literal["ema", "batch"] = field(static=True)
     batched: bool = field(static=True)
+    unbiased: bool = field(static=True, default=False)
 
     def __init__(
         self,
@@ -72,6 +81,7 @@ class BatchNorm(StatefulLayer):
         mode: Literal["ema", "batch", "legacy"] = "legacy",
         *,
         batched: bool = False,
+        unbiased: bool = False,
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
         key: PRNGKeyArray | None = None,
@@ -91,6 +101,8 @@ class BatchNorm(StatefulLayer):
         - `mode`: `"batch"` or `"ema"`; `"legacy"` is `"ema"`, with a warning.
         - `batched`: whether the layer is called on a whole batch, `(batch, input_size, ...)`,
           without a `vmap`. Needs no `axis_name`; with one, statistics are over both.
+        - `unbiased`: whether the running variance is that of `n / (n - 1)` times the batch's
+          variance, for `n` values in a channel, as in PyTorch.
         - `weight_init`, `bias_init`: one of `jax.nn.initializers`, instead of ones and zeros.
         - `key`: for initializers that are random.
 
@@ -132,6 +144,40 @@ class BatchNorm(StatefulLayer):
         self.momentum = real_number(momentum, "momentum")
         self.mode = mode
         self.batched = batched
+        self.unbiased = unbiased
+
+    def set_statistics(
+        self,
+        state: State,
+        mean: Float[Array, " input_size"],
+        variance: Float[Array, " input_size"],
+    ) -> State:
+        """Sets the running averages, which inference then uses as they are.
+
+        **Arguments:**
+
+        - `state`: holds the running averages. It is out of date afterwards.
+        - `mean`, `variance`: of each channel, in the dtype of the running averages.
+
+        **Returns:** the new state.
+
+        **Raises:** `ValueError` for another shape or dtype.
+
+        >>> import jax.numpy as jnp
+        >>> from eqxlike import nn
+        >>> norm, state = nn.make_with_state(nn.BatchNorm)(2, batched=True, mode="batch")
+        >>> state = norm.set_statistics(state, jnp.array([1.0, 2.0]), jnp.ones(2))
+        >>> norm(jnp.array([[1.0, 2.0]]), state, inference=True)[0].tolist()
+        [[0.0, 0.0]]
+        """
+        if self.mode == "ema":
+            statistics, start, settled = self.ema_state_index, self.ema_first_time_index, False
+        else:
+            statistics, start, settled = self.batch_state_index, self.batch_counter, _SETTLED
+        assert statistics is not None
+        assert start is not None
+        state = state.set(statistics, (mean, variance))
+        return state.set(start, jnp.full_like(state.get(start), settled))
 
     def __call__(
         self,
@@ -183,8 +229,8 @@ class BatchNorm(StatefulLayer):
         running = state.get(self.ema_state_index)
         if inference:
             return running, state
-        batch, updated = self._updated(running, self._measure(x))
-        is_first = state.get(self.ema_first_time_index)
+        batch, updated = self._updated(running, self._measure(x), self._correction(x))
+        is_first = state.get(self.ema_first_time_index) & _is_initial(running, 0)
         mean, variance = (jnp.where(is_first, *pair) for pair in zip(batch, updated, strict=True))
         state = state.set(self.ema_first_time_index, jnp.zeros_like(is_first))
         return (mean, variance), state.set(self.ema_state_index, (mean, variance))
@@ -199,26 +245,30 @@ class BatchNorm(StatefulLayer):
         if inference:
             return self._debiased(running, count), state
         measured = self._measure(x)
-        _, updated = self._updated(running, measured)
-        state = state.set(self.batch_counter, count + 1)
+        _, updated = self._updated(running, measured, self._correction(x))
+        is_settled = (count < 0) | ((count == 0) & ~_is_initial(running, 1))
+        state = state.set(self.batch_counter, jnp.where(is_settled, _SETTLED, count + 1))
         return measured, state.set(self.batch_state_index, updated)
 
     def _debiased(self, running: Statistics, count: Array) -> Statistics:
         """The average over the batches there were: without what the running averages began with,
-        which is 0 and 1.
+        which is 0 and 1. Statistics that were set are unchanged.
         """
         mean, variance = running
         from_start = jnp.asarray(self.momentum, mean.dtype) ** count.astype(mean.dtype)
+        is_raw = (count <= 0) | (from_start == 1)
+        from_start = jnp.where(is_raw, jnp.zeros_like(from_start), from_start)
         share = 1 - from_start
-        is_new = count == 0
-        share = jnp.where(is_new, jnp.ones_like(share), share)
         # Rounding may bring a variance of 0 below it.
         averaged = jnp.maximum((variance - from_start) / share, 0)
-        return mean / share, jnp.where(is_new, variance, averaged)
+        return mean / share, jnp.where(is_raw, variance, averaged)
 
-    def _updated(self, running: Statistics, batch: Statistics) -> tuple[Statistics, Statistics]:
+    def _updated(
+        self, running: Statistics, batch: Statistics, correction: float
+    ) -> tuple[Statistics, Statistics]:
         """A batch's statistics in the dtype of the running averages, and these updated."""
         mean, variance = (each.astype(running[0].dtype) for each in batch)
+        variance = variance * correction
         new_mean, new_variance = (
             self.momentum * old + (1 - self.momentum) * new
             for old, new in zip(running, (mean, variance), strict=True)
@@ -235,11 +285,25 @@ class BatchNorm(StatefulLayer):
         squares = self._over_batch(jnp.mean((x - _spread(centre, x)) ** 2, axes))
         return mean, squares - (mean - centre) ** 2
 
+    def _correction(self, x: Array) -> float:
+        """What makes the variance of a batch unbiased, if that is wanted."""
+        if not self.unbiased:
+            return 1.0
+        size = x.size // self.input_size if self.input_size else 2
+        size *= 1 if self.axis_name is None else jax.lax.psum(1, self.axis_name)
+        if size == 1:
+            raise ValueError(
+                f"{describe(self)} has `unbiased=True`, and a variance of one value for each "
+                "channel is always biased. Pass more than one example, or `unbiased=False`."
+            )
+        return size / (size - 1)
+
     def _over_batch(self, mean: Array) -> Array:
         if self.axis_name is None:
             return mean
+        names = self.axis_name if isinstance(self.axis_name, tuple) else (self.axis_name,)
         try:
-            return jax.lax.pmean(mean, self.axis_name)
+            return mean_over_axes(mean, names)
         except NameError as error:
             raise NameError(
                 f"{describe(self)} computes statistics over the axis {self.axis_name!r}, and there "
@@ -251,6 +315,15 @@ class BatchNorm(StatefulLayer):
     @property
     def _channel_axis(self) -> int:
         return 1 if self.batched else 0
+
+
+_SETTLED = -1
+"""The counter for statistics that were set, not averaged from the initial ones."""
+
+
+def _is_initial(running: Statistics, variance: float) -> Array:
+    """Whether these are the statistics that a `State` begins with, so that none were set."""
+    return jnp.all(running[0] == 0) & jnp.all(running[1] == variance)
 
 
 def _spread(per_channel: Array, x: Array) -> Array:

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 
 import equinox
@@ -50,7 +51,11 @@ def test_training_and_inference_compute_what_they_do_in_equinox(mode, shape, opt
 
 def test_fields_are_those_of_equinox_and_without_a_mode_it_is_ema_and_warns():
     ours, theirs = map(dataclasses.fields, (nn.BatchNorm, equinox.nn.BatchNorm))
-    assert [each.name for each in ours] == [*(each.name for each in theirs), "batched"]
+    assert [each.name for each in ours] == [
+        *(each.name for each in theirs),
+        "batched",
+        "unbiased",
+    ]
     for library in (equinox, eqx):
         with pytest.warns(UserWarning, match="mode"):
             assert library.nn.BatchNorm(3, "batch").mode == "ema"
@@ -120,6 +125,84 @@ def test_batches_of_several_devices_are_one_batch(getkey):
     flat = np.asarray(x).reshape(8, 3)
     expected = (flat - flat.mean(0)) / np.sqrt(flat.var(0) + 1e-5)
     np.testing.assert_allclose(np.reshape(out, (8, 3)), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("mode", ["ema", "batch"])
+def test_batches_inside_shard_map_are_one_batch(mode, check_vma, getkey):
+    x = normal(getkey(), (8, 3))
+
+    def outputs(x, axis_name):
+        norm, state = nn.make_with_state(nn.BatchNorm)(3, axis_name, mode=mode)
+        call = over_batch(norm, "examples")
+        out, new = call(x, copy.copy(state))
+        # The second batch is the same on all devices.
+        _, new = call(jnp.ones((4, 3)), new)
+        gradient = jax.grad(lambda x: jnp.sum(call(x, copy.copy(state))[0] ** 3))(x)
+        return out, gradient, jax.tree.leaves(new)
+
+    mesh = jax.make_mesh((2,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, whole = jax.sharding.PartitionSpec("device"), jax.sharding.PartitionSpec()
+    sharded = jax.shard_map(
+        lambda x: outputs(x, ("examples", "device")),
+        mesh=mesh,
+        in_specs=rows,
+        out_specs=(rows, rows, whole),
+        check_vma=check_vma,
+    )
+    ours, expected = jax.jit(sharded)(x), jax.jit(lambda x: outputs(x, "examples"))(x)
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("by_method", [True, False])
+@pytest.mark.parametrize("mode", ["ema", "batch"])
+def test_training_averages_further_from_statistics_that_were_set(mode, by_method):
+    mean, variance, momentum = np.array([5.0, 0.0]), np.array([0.01, 1.0]), 0.9
+    norm, state = nn.make_with_state(nn.BatchNorm)(2, mode=mode, momentum=momentum, batched=True)
+    index = norm.ema_state_index if mode == "ema" else norm.batch_state_index
+
+    def imported(state):
+        statistics = tuple(jnp.asarray(each, jnp.float32) for each in (mean, variance))
+        if by_method:
+            return norm.set_statistics(state, *statistics)
+        return state.set(index, statistics)
+
+    # The second member of this ensemble begins with the initial statistics.
+    members = jax.tree.map(lambda *each: jnp.stack(each), imported(copy.copy(state)), state)
+    batches = np.random.default_rng(0).normal(5.0, 0.1, (20, 8, 2)).astype(np.float32)
+
+    @jax.jit
+    @eqx.filter_vmap(in_axes=(0, None), out_axes=0)
+    def means_in_inference(state, batches):
+        def step(state, x):
+            state = norm(x, state)[1]
+            out, state = norm(jnp.zeros((1, 2)), state, inference=True)
+            return state, out
+
+        return jax.lax.scan(step, state, batches)[1]
+
+    found = means_in_inference(members, batches)[:, :, 0]
+    averages = [(mean, variance), (np.zeros(2), np.zeros(2))]
+    for num_steps, batch in enumerate(batches.astype(np.float64), start=1):
+        new = batch.mean(0), batch.var(0)
+        old_share = [momentum, 0 if num_steps == 1 and mode == "ema" else momentum]
+        averages = [
+            tuple(share * one + (1 - share) * other for one, other in zip(each, new, strict=True))
+            for share, each in zip(old_share, averages, strict=True)
+        ]
+        weights = [1, 1 if mode == "ema" else 1 - momentum**num_steps]
+        for (mean, variance), weight, out in zip(
+            averages, weights, found[:, num_steps - 1], strict=True
+        ):
+            expected = -mean / weight / np.sqrt(variance / weight + norm.eps)
+            np.testing.assert_allclose(out, expected, rtol=2e-3)
+
+
+def test_unbiased_variance_needs_two_values():
+    norm, state = nn.make_with_state(nn.BatchNorm)(2, mode="batch", batched=True, unbiased=True)
+    with pytest.raises(ValueError, match="one value for each channel"):
+        norm(jnp.ones((1, 2)), state)
 
 
 def test_inference_leaves_the_state_alone(getkey):

@@ -83,18 +83,41 @@ def test_inference_computes_what_pytorch_does(dtype):
     assert_computes_the_same(counterpart, dtype)
 
 
+@pytest.mark.parametrize("unbiased", [True, False])
 @pytest.mark.parametrize("momentum", [0.9, 0.5])
-def test_running_averages_move_as_those_of_pytorch(momentum):
+def test_running_averages_move_as_those_of_pytorch(momentum, unbiased):
     # PyTorch counts momentum the other way round, and divides the variance by n - 1.
     theirs = torch.nn.BatchNorm1d(3, momentum=1 - momentum)
-    norm, state = nn.make_with_state(nn.BatchNorm)(3, mode="batch", momentum=momentum, batched=True)
+    norm, state = nn.make_with_state(nn.BatchNorm)(
+        3, "batch", mode="batch", momentum=momentum, unbiased=unbiased
+    )
     random = np.random.default_rng(0)
     for _ in range(3):
         x = random.normal(2, 3, size=(8, 3)).astype("float32")
         theirs(torch.tensor(x))
-        _, state = norm(jnp.asarray(x), state)
+        _, state = jax.vmap(norm, (0, None), (0, None), axis_name="batch")(jnp.asarray(x), state)
     mean, variance = state.get(norm.batch_state_index)
     from_start = momentum**3
-    their_variance = (theirs.running_var.numpy() - from_start) * 7 / 8 + from_start
+    share = 1 if unbiased else 7 / 8
+    their_variance = (theirs.running_var.numpy() - from_start) * share + from_start
     np.testing.assert_allclose(mean, theirs.running_mean.numpy(), rtol=1e-5)
     np.testing.assert_allclose(variance, their_variance, rtol=1e-5)
+
+
+def test_training_goes_on_from_imported_statistics_as_in_pytorch():
+    theirs = torch.nn.BatchNorm1d(3)
+    theirs.running_mean += torch.tensor(MEAN)
+    theirs.running_var *= torch.tensor(VARIANCE)
+    norm, state = nn.make_with_state(nn.BatchNorm)(
+        3, mode="batch", momentum=0.9, batched=True, unbiased=True
+    )
+    running = (jnp.asarray(each, jnp.float32) for each in (MEAN, VARIANCE))
+    state = state.set(norm.batch_state_index, tuple(running))
+    random = np.random.default_rng(0)
+    for _ in range(3):
+        x = random.normal(2, 3, size=(8, 3)).astype("float32")
+        theirs.train()(torch.tensor(x))
+        _, state = norm(jnp.asarray(x), state)
+        found, _ = norm(jnp.asarray(x), state, inference=True)
+        expected = theirs.eval()(torch.tensor(x)).detach().numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -16,6 +16,7 @@ How a check reaches the user:
 from ._check import TracedProgram as TracedProgram
 from ._check import has_any_check_been_traced as has_any_check_been_traced
 from ._check import holds_check as holds_check
+from ._check import mesh_of as mesh_of
 from ._check import note_check as note_check
 from ._check import run_and_look_for_checks as run_and_look_for_checks
 from ._error_if import branched_error_if as branched_error_if

@@ -8,6 +8,7 @@ The checked arrays pass through neither: `needing` selects them by the output of
 
 import dataclasses
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -216,7 +217,11 @@ class Check:
         return np.array(False)
 
     def _raise(self, *operands: Any) -> None:
-        raise_in_callback(self._text(*operands))
+        text = self._text(*operands)
+        if self.mesh is not None and AxisType.Manual in self.mesh.axis_types:
+            # If other devices wait for this one, the error reaches no caller.
+            print(text, file=sys.stderr, flush=True)
+        raise_in_callback(text)
 
     def _text(self, failed: Any, index: Any = None) -> str:
         """The text of a failure; that of an unmapped check if `failed` is `None`."""

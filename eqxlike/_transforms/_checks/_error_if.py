@@ -81,8 +81,9 @@ def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default
     next to nothing: `x` is neither copied nor sent anywhere. Gradients are as without it.
 
     A program on several devices fails on all of them. Inside `jax.shard_map` each device runs the
-    check for itself. If only one of them fails, others may wait for it forever: give all of
-    them the same `pred`, for example by `jax.lax.pmax`.
+    check for itself, and prints its message before it raises. If only one of them fails, others may
+    wait for it forever in a later collective operation: give all of them the same `pred`, for
+    example by `jax.lax.pmax`.
 
     **Arguments:**
 

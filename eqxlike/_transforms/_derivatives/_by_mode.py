@@ -3,15 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array
 
-from ..._compat import varying_axes
 from ..._partition import Rest
 from ..._pytree import describe_node, is_array_like
-from ._tangents import path_of
+from ._tangents import path_of, varying_like
 
 Arrays = list[Array]
 OfArrays = Callable[[Arrays], tuple[Any, Arrays]]
@@ -95,19 +93,10 @@ def value_and_grad_by(
                 f"{mode!r} differentiated {name} by {len(arrays)} arrays, and returned "
                 f"{len(gradients)} gradients: `value_and_grad` must return one for each."
             )
-        gradients = list(map(_summed_over_devices, gradients, arrays))
+        gradients = list(map(varying_like, gradients, arrays))
     else:
         (_, (value, *aux)), gradients = of_real_value([]), []
     return (value, aux), gradients
-
-
-def _summed_over_devices(gradient: Any, array: Array) -> Any:
-    """Inside `jax.shard_map`, the gradient for an array that the devices share: the sum of theirs.
-
-    Reverse mode returns that. A forward mode returns each device's own.
-    """
-    axes = varying_axes(gradient) - varying_axes(array)
-    return jax.lax.psum(gradient, tuple(axes)) if axes else gradient
 
 
 def path_of_taken(rest: Rest, place: int) -> str:

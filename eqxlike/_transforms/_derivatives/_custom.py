@@ -12,6 +12,7 @@ import jax.tree_util as jtu
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from jaxtyping import PyTree
 
+from ..._compat import vary, varying_axes
 from ..._module import Module, bind, field
 from ..._partition import UNTRACED, Rest, split
 from ..._pytree import (
@@ -28,6 +29,7 @@ from ._tangents import (
     is_symbolic_zero,
     leaves_beside,
     tangents_of,
+    varying_like,
 )
 
 # --- The common base of functions with custom derivatives ---
@@ -194,9 +196,16 @@ class _FlatJvp:
         differentiable = (leaf if is_inexact_array_like(leaf) else None for leaf in numbers)
         types = self.value_rest.leaves_into(None, differentiable)
         found = tangents_of(types, self.value_rest.treedef, tangent, "tangent", "value")
+        found = self.value_rest.take(found)
+        # Inside `jax.shard_map` JAX refuses a constant value or tangent next to a varying one.
+        axes = [
+            varying_axes(leaf) | varying_axes(each)
+            for leaf, each in zip(numbers, found, strict=True)
+        ]
+        numbers = list(map(vary, numbers, axes))
         return numbers, [
-            SymbolicZero.from_primal_value(leaf) if tangent is None else tangent
-            for leaf, tangent in zip(numbers, self.value_rest.take(found), strict=True)
+            SymbolicZero.from_primal_value(leaf) if each is None else vary(each, axes_of)
+            for leaf, each, axes_of in zip(numbers, found, axes, strict=True)
         ]
 
     def _check_kwargs(self, tangents: dict[str, Any]) -> None:
@@ -321,6 +330,9 @@ class filter_custom_vjp(CustomFunction):
         )
         of_arrays = jax.custom_vjp(batch_first(call.value))
         of_arrays.defvjp(batch_first(call.forward), call.backward, symbolic_zeros=True)
+        if jax.sharding.get_abstract_mesh().manual_axes:
+            # `jax.shard_map` outside `jax.jit` refuses `symbolic_zeros` (jax 0.10.2 to 0.12.0.1).
+            of_arrays = jax.jit(of_arrays)
         try:
             value_arrays = of_arrays(arrays, others)
         except jax.errors.UnexpectedTracerError as error:
@@ -394,6 +406,10 @@ class _FlatVjp:
         # The gradients for all other leaves are ignored, and may be anything.
         found = [leaf if is_wanted else None for leaf, is_wanted in zip(found, wanted, strict=True)]
         gradients = checked_tangents(found, types, treedef, "gradient", "vjp_arg")
+        gradients = [
+            leaf if leaf is None else varying_like(leaf, like)
+            for leaf, like in zip(gradients, types, strict=True)
+        ]
         return self.vjp_arg_rest.take(gradients), None
 
     def _check_not_perturbed(self, others: list[CustomVJPPrimal]) -> None:
@@ -412,7 +428,7 @@ class _FlatVjp:
         """JAX's cotangent, as the backward pass expects it."""
         if is_symbolic_zero(cotangent):
             is_wanted = self.wants_zeros and cotangent.dtype != jax.dtypes.float0
-            return jnp.zeros_like(cotangent) if is_wanted else None
+            return jnp.zeros(cotangent.shape, cotangent.dtype) if is_wanted else None
         return None if cotangent.dtype == jax.dtypes.float0 else cotangent
 
 

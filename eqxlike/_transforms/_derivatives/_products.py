@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad
 from jaxtyping import PyTree
 
-from ..._compat import Tracer
+from ..._compat import Tracer, manual_axis_type, vary, varying_axes
 from ..._module import Module, field
 from ..._partition import UNTRACED, Rest, split, split_leaves
 from ..._pytree import is_array_or_traced_reference, is_inexact_array, is_inexact_array_like
@@ -146,7 +146,7 @@ class Pullback(Module):
         types = self._output.leaves_into(None, differentiable)
         found = tangents_of(types, self._output.treedef, cotangent, "cotangent", "output")
         cotangents = [
-            _zero(struct) if each is None else each
+            _zero(struct) if each is None else vary(each, varying_axes(struct))
             for each, struct in zip(self._output.take(found), self._types, strict=True)
         ]
         (gradients,) = self._vjp(cotangents)
@@ -160,7 +160,7 @@ def _is_inexact(struct: jax.ShapeDtypeStruct) -> bool:
 def _zero(struct: jax.ShapeDtypeStruct) -> Any:
     """The cotangent that JAX expects if there is none."""
     if _is_inexact(struct):
-        return jnp.zeros(struct.shape, struct.dtype)
+        return vary(jnp.zeros(struct.shape, struct.dtype), varying_axes(struct))
     return np.zeros(struct.shape, jax.dtypes.float0)
 
 
@@ -224,7 +224,9 @@ def filter_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False)
     value_arrays, vjp, aux_arrays = jax.vjp(of_arrays, arrays, has_aux=True)
     types = tuple(
         # A NumPy array may have a dtype that JAX lacks.
-        jax.ShapeDtypeStruct(each.shape, jnp.result_type(each))
+        jax.ShapeDtypeStruct(
+            each.shape, jnp.result_type(each), manual_axis_type=manual_axis_type(each)
+        )
         for each in value_arrays
     )
     value, pullback = value_rest.merge(value_arrays), Pullback(vjp, rest, value_rest, types)

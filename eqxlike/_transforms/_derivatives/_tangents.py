@@ -13,6 +13,7 @@ import jax.tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import PyTree
 
+from ..._compat import vary, varying_axes
 from ..._partition import Rest
 from ..._pytree import describe_node, find_difference, is_array_like
 
@@ -141,6 +142,17 @@ def _checked(tangent: Any, struct: Any, place: int, treedef: Any, name: str, of:
             f"dtype {jnp.result_type(tangent)}."
         )
     return tangent
+
+
+def varying_like(cotangent: Any, array: Any) -> Any:
+    """Inside `jax.shard_map`, the cotangent of an array, varying along the array's axes only.
+
+    The cotangent of an array that the devices share is the sum of their cotangents. Reverse mode
+    returns it; a forward mode and a custom rule return the cotangent of each device.
+    """
+    axes = varying_axes(cotangent) - varying_axes(array)
+    cotangent = jax.lax.psum(cotangent, tuple(sorted(axes, key=str))) if axes else cotangent
+    return vary(cotangent, varying_axes(array))
 
 
 def is_symbolic_zero(tangent: Any) -> bool:

@@ -93,17 +93,36 @@ class _Parallel(Module):
         return size
 
 
-class _PmapFunction(Wrapper):
-    """The function that `filter_pmap` returns."""
-
-    maps_arguments: ClassVar[bool] = True
-    """Arguments are mapped, so an omitted default is not filled in."""
+class CompiledMapping(Wrapper):
+    """The base of the functions that `filter_pmap` and `filter_shard_map` return."""
 
     _jitted: Any
 
     @property
     def __wrapped__(self) -> Any:
         return self._jitted.__wrapped__.__self__.function
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._jitted(*args, **kwargs)
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
+        """Traces and lowers the function for these arguments, as `filter_jit(...).lower` does."""
+        return self._jitted.lower(*args, **kwargs)
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """The latest 32 traces of the function."""
+        return self._jitted.traces
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else bind(self, instance)
+
+
+class _PmapFunction(CompiledMapping):
+    """The function that `filter_pmap` returns."""
+
+    maps_arguments: ClassVar[bool] = True
+    """Arguments are mapped, so an omitted default is not filled in."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         _check_no_keywords(kwargs)
@@ -113,14 +132,6 @@ class _PmapFunction(Wrapper):
         """Traces and lowers the function for these arguments, as `filter_jit(...).lower` does."""
         _check_no_keywords(kwargs)
         return self._jitted.lower(*args)
-
-    @property
-    def traces(self) -> tuple[Trace, ...]:
-        """The latest 32 traces of the function."""
-        return self._jitted.traces
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else bind(self, instance)
 
     def __repr__(self) -> str:
         return f"filter_pmap({self.__wrapped__!r})"

@@ -401,3 +401,80 @@ def test_a_compiled_batch_may_have_its_axis_elsewhere_in_the_function_than_in_th
         value, pull_back = jax.vjp(jax.jit(jax.vmap(function)), x)
         np.testing.assert_array_equal(value, x**2)
         np.testing.assert_array_equal(pull_back(x)[0], 2 * x**2)
+
+
+# --- inside jax.shard_map -------------------------------------------------------------------------
+
+
+def scaled_square(name):
+    """`weight * x**2`, whose rules return constants and what each device has of a sum."""
+    function = getattr(eqxlike, name)(lambda pair, label: (pair[0] * pair[1] ** 2, label)[0])
+    if name == "filter_custom_jvp":
+
+        @function.def_jvp
+        def _(primals, tangents):
+            ((weight, x), label), ((weight_dot, x_dot), _) = primals, tangents
+            out_dot = jnp.zeros(x.shape)
+            out_dot += 0 if x_dot is None else 2 * weight * x * x_dot
+            out_dot += 0 if weight_dot is None else weight_dot * x**2
+            return function((weight, x), label), out_dot
+    else:
+
+        @function.def_fwd
+        def _(perturbed, pair, label):
+            return function(pair, label), None
+
+        @function.def_bwd
+        def _(residuals, cotangent, perturbed, pair, label):
+            (weight, x) = pair
+            shared = (cotangent * x**2).sum(0, keepdims=True) if perturbed[0] else None
+            return shared, 2 * weight * x * cotangent if perturbed[1] else None
+
+    return function
+
+
+@each
+@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_inside_shard_map_derivatives_are_those_outside(name, is_compiled, check_vma):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    whole, rows = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("data")
+    weight, x = jnp.array([[1.0, 3.0]]), jnp.arange(8.0).reshape(4, 2)
+    function = scaled_square(name)
+
+    def gradients(weight, x):
+        """Of both together, and of the weight alone."""
+        both = jax.grad(lambda pair: function(pair, "squares").sum())((weight, x))
+        return both, jax.grad(lambda weight: function((weight, x), "squares").sum())(weight)
+
+    def summed(weight, x):
+        # With `check_vma` JAX sums the gradients of what the devices share.
+        (of_weight, of_x), alone = gradients(weight, x)
+        total = (lambda each: each) if check_vma else (lambda each: jax.lax.psum(each, "data"))
+        return (total(of_weight), of_x), total(alone)
+
+    sharded = jax.shard_map(
+        summed,
+        mesh=mesh,
+        in_specs=(whole, rows),
+        out_specs=((whole, rows), whole),
+        check_vma=check_vma,
+    )
+    found = (jax.jit(sharded) if is_compiled else sharded)(weight, x)
+    jax.tree.map(np.testing.assert_allclose, found, gradients(weight, x))
+
+
+def test_constant_rules_inside_shard_map():
+    custom = custom_jvp(lambda x: 2 * x, lambda primals, tangents: (jnp.zeros(2), tangents[0]))
+    ones = custom_vjp(lambda x: x, backward=lambda *args: jnp.ones(2))
+
+    def derivatives(x):
+        value, pullback = eqxlike.filter_vjp(lambda x: {"x": 3 * x, "zero": x}, x)
+        (pulled,) = pullback({"x": jnp.ones(value["x"].shape), "zero": None})
+        return *jax.jvp(custom, (x,), (x,)), jax.grad(lambda x: ones(x).sum())(x), pulled
+
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, x = jax.sharding.PartitionSpec("data"), jnp.arange(4.0)
+    found = jax.jit(jax.shard_map(derivatives, mesh=mesh, in_specs=rows, out_specs=rows))(x)
+    for one, expected in zip(found, (0 * x, x, jnp.ones(4), 3 * jnp.ones(4)), strict=True):
+        np.testing.assert_array_equal(one, expected)

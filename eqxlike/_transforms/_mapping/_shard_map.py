@@ -1,0 +1,257 @@
+"""Functions of any arguments run on the devices of a mesh, each on its part of the arrays."""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Set as AbstractSet
+from typing import Any, overload
+
+import jax
+import jax.tree_util as jtu
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from ..._module import Module, field
+from ..._pytree import MISSING, is_array, listed
+from .._checks import mesh_of
+from .._flat_call import FlatCall
+from .._jit import filter_jit
+from .._sharding import shardings_of_arrays
+from .._signatures import Output, Params, check_callable
+from ._pmap import CompiledMapping
+
+Specs = PyTree[PartitionSpec | None]
+
+_ANY = inspect.signature(lambda *args, **kwargs: None)
+
+
+class _Sharded(Module):
+    """A function and its mapping; `filter_jit` compiles its method `shard_map`.
+
+    So a sharded function has the caches and the fast path of `filter_jit`.
+    """
+
+    function: Any
+    mesh: Mesh | AbstractMesh | None = field(static=True)
+    in_specs: Specs
+    out_specs: Specs
+    axis_names: frozenset[Hashable] = field(static=True)
+    check_vma: bool = field(static=True)
+
+    def shard_map(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Flattens the arguments and calls `jax.shard_map`; it is traced, not run."""
+        mesh = self.mesh if self.mesh is not None else jax.sharding.get_abstract_mesh()
+        if mesh.empty:
+            raise ValueError(
+                "`filter_shard_map` has no mesh: pass `mesh=`, such as `jax.make_mesh((2,), "
+                '("data",))`, or call the function inside `with jax.set_mesh(mesh):`.'
+            )
+        context = mesh_of(filter(is_array, jtu.tree_leaves((self.function, args, kwargs))))
+        if isinstance(mesh, Mesh) and context is None:
+            # Nothing outside names the axes, and JAX differentiates no program that is compiled for
+            # one device and has explicit axes.
+            automatic = (AxisType.Auto,) * len(mesh.axis_names)
+            mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=automatic)
+        try:
+            signature = inspect.signature(self.function)
+        except (TypeError, ValueError):  # a function in C
+            signature = _ANY
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        # The arrays of the function go to all devices.
+        in_specs = [PartitionSpec() for leaf in jtu.tree_leaves(self.function) if is_array(leaf)]
+        for name, argument, specs in self._specs_of_arguments(bound):
+            in_specs += self._specs_of_arrays("in_specs", name, argument, specs, mesh)
+
+        def function(function: Any, arguments: list[tuple[str, Any]]) -> Any:
+            given = inspect.BoundArguments(signature, dict(arguments))  # pyright: ignore
+            return function(*given.args, **given.kwargs)
+
+        # A list, since the keys of a dictionary would be sorted.
+        arguments = list(bound.arguments.items())
+        name = "a function of `filter_shard_map`"
+        call = FlatCall(function, (self.function, arguments), {}, name)
+
+        def of_arrays(arrays: list[Any]) -> PyTree:
+            output = call.output(call.of_arrays(arrays))
+            self._specs_of_arrays("out_specs", "the output", output, self.out_specs, mesh)
+            return jtu.tree_map(lambda leaf: leaf if is_array(leaf) else None, output)
+
+        of_arrays.__name__ = getattr(self.function, "__name__", type(self.function).__name__)
+        sharded = jax.shard_map(
+            of_arrays,
+            mesh=None if self.mesh is None else mesh,
+            in_specs=(in_specs,),
+            out_specs=jtu.tree_map(_or_whole, self.out_specs, is_leaf=lambda node: node is None),
+            axis_names=self.axis_names,
+            check_vma=self.check_vma,
+        )
+        arrays = call.arrays
+        if AxisType.Explicit in mesh.axis_types:
+            # JAX moves nothing over such axes by itself.
+            shardings = [NamedSharding(mesh, spec) for spec in in_specs]
+            arrays = jax.sharding.reshard(arrays, shardings)
+        return call.output(jtu.tree_leaves(sharded(arrays)))
+
+    def _specs_of_arguments(
+        self, bound: inspect.BoundArguments
+    ) -> Iterator[tuple[str, Any, Specs]]:
+        """The name, the value and the specs of each argument, in the order of their leaves."""
+        specs, parameters = self.in_specs, bound.signature.parameters
+        is_by_name, is_by_place = isinstance(specs, dict), isinstance(specs, tuple | list)
+        arguments: list[tuple[str, Any]] = []
+        for name, value in bound.arguments.items():
+            kind = parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                arguments += sorted(value.items())
+            elif kind is inspect.Parameter.VAR_POSITIONAL and not is_by_name:
+                arguments += [(f"{name}[{place}]", each) for place, each in enumerate(value)]
+            else:
+                arguments.append((name, value))
+        names = [name for name, _ in arguments]
+        unknown: list[Any] = []
+        if is_by_name:
+            unknown = [name for name in specs if name not in names]
+        elif is_by_place:
+            unknown = list(specs[len(names) :])
+            specs = dict(zip(names, specs, strict=False))
+        if unknown:
+            raise ValueError(
+                f"`in_specs` of `filter_shard_map` has {listed(list(map(repr, unknown)))} for no "
+                f"argument: the arguments are {', '.join(names) or 'none'}."
+            )
+        for name, value in arguments:
+            if not (is_by_name or is_by_place):
+                yield name, value, specs
+            elif name in specs:
+                yield name, value, specs[name]
+            elif any(map(is_array, jtu.tree_leaves(value))):
+                raise ValueError(
+                    f"`in_specs` of `filter_shard_map` has no spec for the argument {name}, which "
+                    "has arrays: add one, such as `PartitionSpec()` for passing it on whole."
+                )
+
+    def _specs_of_arrays(
+        self, which: str, name: str, tree: PyTree, specs: Specs, mesh: Mesh | AbstractMesh
+    ) -> list[PartitionSpec]:
+        """The spec of each array in a tree; raises `ValueError` for one that does not fit."""
+        found = shardings_of_arrays(f"{which}` for `{name}", specs, tree, is_array)
+        arrays = [each for each in jtu.tree_leaves_with_path(tree) if is_array(each[1])]
+        for (path, array), spec in zip(arrays, found, strict=True):
+            if why := self._misfit(array.shape, _or_whole(spec), mesh, which == "in_specs"):
+                raise ValueError(
+                    f"`{which}` of `filter_shard_map` has {spec!r} for {name}{jtu.keystr(path)}, "
+                    f"of shape {array.shape}, on a mesh of {dict(mesh.shape)}: {why}."
+                )
+        return list(map(_or_whole, found))
+
+    def _misfit(
+        self, shape: tuple[int, ...], spec: Any, mesh: Mesh | AbstractMesh, is_split: bool
+    ) -> str:
+        """Why an array cannot have this spec, or `""`."""
+        if not isinstance(spec, PartitionSpec):
+            return "expected is a `jax.sharding.PartitionSpec`, or `None` for the whole array"
+        if len(spec) > len(shape):
+            return f"the spec has {len(spec)} entries, and the array {len(shape)} axes"
+        for axis, entry in enumerate(spec):
+            names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+            for name in names:
+                if name not in mesh.shape:
+                    return f"the mesh has no axis {name!r}"
+                if self.axis_names and name not in self.axis_names:
+                    return f"the axis {name!r} is not one of `axis_names`"
+            num_parts = math.prod(mesh.shape[name] for name in names)
+            if is_split and shape[axis] % num_parts:
+                return f"axis {axis} of the array cannot be split into {num_parts} equal parts"
+        return ""
+
+
+def _or_whole(spec: Any) -> Any:
+    return PartitionSpec() if spec is None else spec
+
+
+class _ShardMapFunction(CompiledMapping):
+    """The function that `filter_shard_map` returns."""
+
+    def __repr__(self) -> str:
+        return f"filter_shard_map({self.__wrapped__!r})"
+
+
+@overload
+def filter_shard_map(
+    *,
+    mesh: Mesh | AbstractMesh | None = None,
+    in_specs: Specs,
+    out_specs: Specs,
+    axis_names: AbstractSet[Hashable] = frozenset(),
+    check_vma: bool = True,
+) -> Callable[[Callable[Params, Output]], Callable[Params, Output]]: ...
+@overload
+def filter_shard_map(
+    fun: Callable[Params, Output],
+    *,
+    mesh: Mesh | AbstractMesh | None = None,
+    in_specs: Specs,
+    out_specs: Specs,
+    axis_names: AbstractSet[Hashable] = frozenset(),
+    check_vma: bool = True,
+) -> Callable[Params, Output]: ...
+def filter_shard_map(
+    fun: Callable[..., Any] = MISSING,
+    *,
+    mesh: Mesh | AbstractMesh | None = None,
+    in_specs: Specs,
+    out_specs: Specs,
+    axis_names: AbstractSet[Hashable] = frozenset(),
+    check_vma: bool = True,
+) -> Any:
+    """Runs a function on each device of a mesh, with the device's part of the arrays.
+
+    It is `jax.shard_map` for any arguments: leaves that are not arrays pass through unchanged. The
+    function is compiled as by `filter_jit`: arrays are traced, everything else is static.
+
+    **Arguments:**
+
+    - `fun`: a function of any arguments that returns any pytree. Without it, a decorator is
+      returned. Arrays of `fun` itself, such as the weights of a Module, are whole on each device.
+    - `mesh`: the devices. By default, the mesh of `jax.set_mesh`.
+    - `in_specs`: a `jax.sharding.PartitionSpec` for all arrays; or a tuple with one for each
+      argument, in the order of the parameters; or a dictionary from names of parameters. Each may
+      be a prefix of its argument. `None` passes an array whole. An argument without arrays needs
+      no spec.
+    - `out_specs`: a prefix of the output, likewise.
+    - `axis_names`: the axes of the mesh that the function may name. By default, all.
+    - `check_vma`: whether JAX checks that the arrays which `out_specs` calls equal on all devices
+      are, and sums gradients over devices accordingly.
+
+    **Returns:** a function of the same arguments. It also has `.lower`, as with `filter_jit`.
+
+    **Raises:** `TypeError` if `fun` is not callable; when called, `ValueError` without a mesh, and
+    if an argument with arrays has no spec, a spec belongs to no argument, or does not fit its
+    array: the message has the path and shape. For an output that differs between devices
+    where its spec says that it does not, JAX's `ValueError`.
+
+    !!! example
+
+        >>> import eqxlike as eqx, jax, jax.numpy as jnp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
+        >>> @eqx.filter_shard_map(mesh=mesh, in_specs={"x": P("data")}, out_specs=(P(), None))
+        ... def mean(x, label):
+        ...     return jax.lax.pmean(x.mean(), "data"), label
+        >>> print(*mean(jnp.arange(8.0), label="average"))
+        3.5 average
+    """
+    options = {
+        "mesh": mesh,
+        "in_specs": in_specs,
+        "out_specs": out_specs,
+        "axis_names": axis_names,
+        "check_vma": check_vma,
+    }
+    if fun is MISSING:
+        return functools.partial(filter_shard_map, **options)
+    check_callable(fun, "filter_shard_map")
+    sharded = _Sharded(fun, **{**options, "axis_names": frozenset(axis_names)})
+    return _ShardMapFunction(filter_jit(sharded.shard_map))
