@@ -16,7 +16,7 @@ import numpy as np
 from .._compat import Tracer
 from .._module import INITIALISING, CachedPartition, Module, ModuleMeta, get_cached, set_cached
 from .._pytree import is_traced_reference
-from ._static_key import ATOMS, PLAIN_TYPES, StaticKey, plain_key
+from ._static_key import ATOMS, PLAIN_TYPES, Container, Snapshot, StaticKey, plain_key, snapshot_of
 from ._structure import (
     ARRAY,
     NOTHING,
@@ -34,7 +34,6 @@ from ._structure import (
     TupleNode,
     identity_leaf,
     intern,
-    make_output,
     make_private,
     opaque_leaf,
     static_leaf,
@@ -57,7 +56,8 @@ def flatten(
     """The arrays of `tree`, in tree order, and its Structure.
 
     The outermost Modules that hold nothing mutable (`Structure.is_cacheable`: no list, no dict)
-    cache their part for the next call.
+    cache their part for the next call, as long as the lists and dicts in their static fields do not
+    change.
 
     **Arguments:**
 
@@ -81,11 +81,13 @@ def flatten(
     arrays: list[Any] = []
     # Modules that may cache their partition, each with the range of its arrays. Only the outermost
     # ones do.
-    candidates: list[tuple[Module, int, int, Structure]] = []
+    candidates: list[_Candidate] = []
+    containers: list[Container] = []
     frames: list[_Frame] = []
-    frame = _Frame(None, _Opened(TupleNode, _no_meta, None, (tree,), lambda index: root()), 0, 0)
+    frame = _Frame(None, _Opened(TupleNode, _no_meta, None, (tree,), lambda index: root()), 0, 0, 0)
     make_unhashable = opaque_leaf if is_output else identity_leaf if by_identity else None
-    make = make_private if is_private else make_output if is_output else intern
+    # The objects of an output are not replaced by equal ones.
+    make = make_private if is_private or is_output else intern
     caches = not with_abstract and not is_private
     checks = caches and is_checking()
     while True:
@@ -97,11 +99,16 @@ def flatten(
                 structures.append(ARRAY)
                 continue
             if isinstance(node_type, ModuleMeta):
-                cached = get_cached(value) if caches else None
+                cached = _current(get_cached(value)) if caches else None
                 if not checks and cached is not None and cached is not INITIALISING:
-                    arrays += cached.arrays
-                    structures.append(cached.structure)
-                    continue
+                    structure = cached.structure.interned
+                    # An output keeps its own objects, and the interned Structure has equal ones.
+                    if structure.is_exact or not is_output:
+                        arrays += cached.arrays
+                        structures.append(structure)
+                        if (snapshot := cached.structure.snapshot) is not None:
+                            containers += snapshot.containers
+                        continue
             elif node_type in ATOMS:
                 structures.append(_static_leaf(value, frames, frame, make, make_unhashable))
                 continue
@@ -119,7 +126,7 @@ def flatten(
                     f"a pytree is nested more than {_MAX_DEPTH} deep, or contains itself"
                 )
             frames.append(frame)
-            frame = _Frame(value, node, len(arrays), len(candidates), cached)
+            frame = _Frame(value, node, len(arrays), len(candidates), len(containers), cached)
             if len(node.children) >= _MIN_ROW and node.structure_type.takes_sequence:
                 row = _make_row(node.children, with_abstract=with_abstract)
                 if row is not None:
@@ -130,12 +137,12 @@ def flatten(
         else:
             if not frames:
                 if caches:
-                    _cache(candidates, arrays)
+                    _cache(candidates, arrays, containers)
                 return arrays, structures[0]
             closed = frame
             frame = frames.pop()
             try:
-                structure = closed.close(make)
+                structure = closed.close(make, containers)
             except Exception as error:
                 static = closed.node.static
                 raise TypeError(
@@ -147,7 +154,9 @@ def flatten(
                     _check(closed.value, closed.cached, arrays[closed.first_array :], structure)
                 if structure.is_cacheable_module:
                     del candidates[closed.num_candidates :]
-                    candidates.append((closed.value, closed.first_array, len(arrays), structure))
+                    array_range = slice(closed.first_array, len(arrays))
+                    container_range = slice(closed.first_container, len(containers))
+                    candidates.append((closed.value, array_range, container_range, structure))
 
 
 class _Opened(NamedTuple):
@@ -179,6 +188,7 @@ class _Frame:
     node: _Opened
     first_array: int
     num_candidates: int
+    first_container: int
     cached: Any = None
     structures: list[Structure] = dataclasses.field(default_factory=list)
     children: Iterator[Any] = dataclasses.field(init=False)
@@ -186,9 +196,10 @@ class _Frame:
     def __post_init__(self) -> None:
         self.children = iter(self.node.children)
 
-    def close(self, make: Intern) -> Structure:
+    def close(self, make: Intern, containers: list[Container]) -> Structure:
         structure_type, make_meta, static, _, _ = self.node
         key = NOTHING if static is None else StaticKey(static, of_node=True)
+        containers += key.containers
         return make(structure_type, type(self.value), make_meta, key, tuple(self.structures))
 
     def name_of_child(self) -> str:
@@ -196,10 +207,36 @@ class _Frame:
         return self.node.name_child(len(self.structures))
 
 
-def _cache(candidates: list[tuple[Module, int, int, Structure]], arrays: list[Any]) -> None:
-    for module, start, stop, structure in candidates:
-        dynamic = tuple(arrays[start:stop])
+_Candidate = tuple[Module, slice, slice, Structure]
+"""A Module with the ranges of its arrays and containers, and its Structure."""
+
+
+class _OfOwnContainers(NamedTuple):
+    """The Structure of a Module whose static containers are equal to, but not, those in it."""
+
+    interned: Structure
+    snapshot: Snapshot | None
+
+
+def _current(cached: Any) -> Any:
+    """`cached`, unless a static container was changed since: in the Module, or in its Structure."""
+    snapshot = None if cached is None or cached is INITIALISING else cached.structure.snapshot
+    if snapshot is not None:
+        others = cached.structure.interned.snapshot
+        if not (snapshot.is_current() and (others is snapshot or others.is_current())):
+            return None
+    return cached
+
+
+def _cache(
+    candidates: list[_Candidate], arrays: list[Any], containers: list[Container]
+) -> None:
+    for module, array_range, container_range, structure in candidates:
+        dynamic = tuple(arrays[array_range])
         if concrete_array_types.issuperset(map(type, dynamic)):
+            snapshot = snapshot_of(containers[container_range])
+            if structure.snapshot is not snapshot:
+                structure = _OfOwnContainers(structure.interned, snapshot)
             set_cached(module, CachedPartition(dynamic, structure))
 
 
@@ -432,7 +469,7 @@ def _check(
     module: Module, cached: CachedPartition, arrays: list[Any], structure: Structure
 ) -> None:
     """Compares the cached partition of `module` with its fields now, by identity."""
-    if structure is not cached.structure or [*map(id, arrays)] != [*map(id, cached.arrays)]:
+    if structure is not cached.structure.interned or [*map(id, arrays)] != [*map(id, cached.arrays)]:
         raise PartitionError(
             f"a {type(module).__name__} was changed after its partition was cached: {module!r}. "
             "A Module is frozen; do not write to its `__dict__`, nor by `object.__setattr__`. "

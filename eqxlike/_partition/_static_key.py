@@ -20,10 +20,13 @@ import datetime
 import decimal
 import enum
 import functools
+import itertools
 import math
+import operator
 import re
 import struct
 import types
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
@@ -85,6 +88,8 @@ class StaticKey:
 
     - `key`: hashable; values with equal keys are interchangeable in a trace at this moment.
     - `is_immutable`: whether that remains so; if not, the key must be made again each time.
+    - `is_fixed`: whether it remains so while the `containers` do not change.
+    - `containers`: the lists, dicts, sets and plain objects in the value, as `Snapshot` takes them.
     - `is_exact`: whether the values with this key are always interchangeable, and not only in
       what their `==` compares.
     - `held`: objects that `key` names by their `id`. A `StaticKey` keeps them alive; `key` alone,
@@ -98,7 +103,8 @@ class StaticKey:
     **Raises:** `TypeError` if the value must be hashable and is not.
     """
 
-    __slots__ = ("_inside", "_of_node", "_value", "held", "is_exact", "is_immutable", "key")
+    __slots__ = ("_inside", "_of_node", "_value", "containers", "held")
+    __slots__ += ("is_exact", "is_fixed", "is_immutable", "key")
 
     def __init__(
         self,
@@ -109,6 +115,7 @@ class StaticKey:
         of_node: bool = False,
     ):
         self.held: list[Any] = []
+        self.containers: list[Container] = []
         self.is_immutable = True
         self.is_exact = True
         self._of_node = of_node
@@ -116,6 +123,8 @@ class StaticKey:
         self._inside: set[int] = set()
         make_key = self._identity if by_identity else self._of_elements if by_elements else self._of
         self.key = make_key(value)
+        self.is_fixed = self.is_immutable
+        self.is_immutable = self.is_fixed and not self.containers
         self.is_exact = self.is_exact and self.is_immutable
 
     def is_current(self) -> bool:
@@ -182,10 +191,19 @@ class StaticKey:
             raise TypeError(f"unhashable type: {cls.__name__!r}")
         if id(value) in self._inside:
             raise TypeError(f"a value of type {cls.__name__!r} contains itself")
-        self.is_immutable = False
         self._inside.add(id(value))
-        elements = _ELEMENTS[base](value) if base else ()
-        attributes = () if cls in _WITHOUT_ATTRIBUTES else attributes_of(value)
+        live = _live_parts(value, base)
+        saved = [*map(tuple, live)]
+        self.containers += [(value, *pair) for pair in zip(live, saved, strict=True)]
+        if not live:
+            self.is_immutable = False
+            elements = _ELEMENTS[base](value) if base else ()
+            attributes = () if cls in _WITHOUT_ATTRIBUTES else attributes_of(value)
+        elif base is None:
+            elements, attributes = (), zip(*saved[1:], strict=True)
+        else:
+            elements = map(frozenset, saved) if cls is set else itertools.chain(*saved)
+            attributes = ()
         key = (
             cls,
             tuple(map(self._of, elements)),
@@ -249,6 +267,77 @@ class StaticKey:
             self._of(each) if type(each) in ATOMS else (type(each), each)
             for each in _ELEMENTS[base](value)
         )
+
+
+# --- Containers that may change, and a fast check that they have not ---
+
+
+Container = tuple[Any, Any, tuple[Any, ...]]
+"""A container, a live view of some of its parts, and these parts as they were."""
+
+
+class Snapshot:
+    """What some containers held when their keys were made.
+
+    The parts are immutable, compared by identity, or containers in the snapshot themselves. So a
+    container is unchanged if its parts are the same objects, which is asked at the speed of C.
+    There is one snapshot for the same containers, so a call can tell that it has asked already.
+    """
+
+    __slots__ = ("__weakref__", "_lengths", "_live", "_saved", "containers")
+
+    def __init__(self, containers: list[Container]):
+        self.containers = containers
+        self._live = [live for _, live, _ in containers]
+        self._lengths = [len(saved) for *_, saved in containers]
+        self._saved = [*itertools.chain(*(saved for *_, saved in containers))]
+
+    def is_current(self) -> bool:
+        """Whether all containers hold the same objects, in the same order."""
+        if [*map(len, self._live)] != self._lengths:
+            return False
+        try:
+            return all(map(operator.is_, itertools.chain.from_iterable(self._live), self._saved))
+        except RuntimeError:  # Another thread changes a dict or a set.
+            return False
+
+
+_snapshots: weakref.WeakValueDictionary[Any, Snapshot] = weakref.WeakValueDictionary()
+
+
+def snapshot_of(containers: Iterable[Container]) -> Snapshot | None:
+    """The snapshot of these containers; `None` if there are none."""
+    unique = {(id(each[0]), type(each[1]), *map(id, each[2])): each for each in containers}
+    # The `id`s are valid as long as the snapshot lives.
+    return _snapshots.setdefault((*unique,), Snapshot([*unique.values()])) if unique else None
+
+
+class _Attributes:
+    """A view of the class and the `__dict__` of a plain object, which assignment may replace."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: Any):
+        self.of = of
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((type(self.of), vars(self.of)))
+
+
+def _live_parts(value: Any, base: type | None) -> tuple[Any, ...]:
+    """Live views of all parts of a container; none if it has other parts too."""
+    cls = type(value)
+    if cls in (list, set):
+        return (value,)
+    if cls is dict:
+        return value, value.values()
+    attributes = getattr(value, "__dict__", None)
+    if base is None and type(attributes) is dict and not any(map(_slots, cls.__mro__)):
+        return _Attributes(value), attributes, attributes.values()
+    return ()
 
 
 class _Elements(tuple):
@@ -438,7 +527,8 @@ def write_static_guard(writer: Any, name: str, value: Any, *, of_node: bool) -> 
     **Arguments:**
 
     - `of_node`: whether it is static in a node. A static leaf that is not hashable is compared by
-      identity, a static part of a node by value.
+      identity, a static part of a node by value. The guard of the node checks that the containers
+      in `value` itself are unchanged.
     """
     cls = type(value)
     if value is None or value is True or value is False:
@@ -495,6 +585,9 @@ def _is_unchanged(writer: Any, name: str, value: Any) -> None:
             _has_key_of(writer, name, value)
             _has_key_of(writer, same, value)
         _has_keywords(writer, name, value)
+    elif not is_hashable(value) and StaticKey(value, of_node=True).is_fixed:
+        with writer.block(f"if {name} is not {same}:"):
+            _has_key_of(writer, name, value)
     elif not is_hashable(value):
         _has_key_in_both(writer, name, value)
     elif fields is not None and all(hasattr(value, field) for field in fields):

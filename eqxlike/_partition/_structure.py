@@ -17,7 +17,7 @@ import jax.tree_util as jtu
 from .._module import BoundMethod, CachedPartition, can_stay_lazy, set_cached, stored_fields
 from .._traceback import compile_function, tuple_of
 from . import _writers as writers
-from ._static_key import StaticKey
+from ._static_key import Snapshot, StaticKey, snapshot_of
 
 MIN_RUN = 16
 """Fewer adjacent nodes are handled one by one: code without a loop is faster then."""
@@ -31,8 +31,10 @@ class Structure:
     - `static`: the key of everything static in the node itself.
     - `children`: the Structures of the children; or one `Row`, for many leaves.
     - `num_arrays`: the number of arrays in the subtree.
-    - `is_cacheable`: whether nothing inside can change while somebody holds the arrays:
-      no list, no dict, no foreign node, no mutable static value.
+    - `is_cacheable`: whether nothing inside can change while somebody holds the arrays, except the
+      static containers in `snapshot`: no list, no dict, no foreign node among the children.
+    - `snapshot`: what the lists, dicts and the like in static fields held; `None` if there are none.
+    - `interned`: the Structure in the table with this key. Another one is of other objects.
     - `is_exact`: whether two trees of this Structure with the same arrays are interchangeable, even
       in what their equality ignores.
     - `anchor`: a function inside that was defined in another one, and may be short-lived.
@@ -41,13 +43,11 @@ class Structure:
     - `has_sequence`: whether the children are taken as one sequence.
     - `generated`: functions generated for this Structure, on first use.
 
-    **Arguments:**
-
-    - `is_private`: whether it is of these very objects, and so nothing of it is cached.
     """
 
     __slots__ = (
         "__weakref__",
+        "_interned",
         "anchor",
         "children",
         "generated",
@@ -59,6 +59,7 @@ class Structure:
         "meta",
         "node_type",
         "num_arrays",
+        "snapshot",
         "static",
     )
 
@@ -89,15 +90,18 @@ class Structure:
         meta: Any,
         static: StaticKey,
         children: tuple["Structure", ...],
-        is_private: bool = False,
     ):
         self.node_type = node_type
         self.meta = meta
         self.static = static
         self.children = children
         self.num_arrays = sum(child.num_arrays for child in children)
-        is_immutable = self.is_immutable and static.is_immutable and not is_private
-        self.is_cacheable = is_immutable and all(child.is_cacheable for child in children)
+        is_fixed = self.is_immutable and static.is_fixed
+        self.is_cacheable = is_fixed and all(child.is_cacheable for child in children)
+        inside = (child.snapshot.containers for child in children if child.snapshot is not None)
+        containers = (*itertools.chain(*inside), *static.containers)
+        self.snapshot: Snapshot | None = snapshot_of(containers) if self.is_cacheable else None
+        self._interned: Structure | None = None
         self.is_exact = static.is_exact and all(child.is_exact for child in children)
         own = (each for each in static.held if _is_short_lived(each))
         inner = (child.anchor for child in children if child.anchor is not None)
@@ -111,6 +115,10 @@ class Structure:
         )
         self.has_sequence = self.has_row or self.has_run
         self.generated: dict[Hashable, Any] = {}
+
+    @property
+    def interned(self) -> "Structure":
+        return self._interned or self
 
     def is_current(self) -> bool:
         """Whether the static objects that it was made from are unchanged."""
@@ -248,8 +256,8 @@ class ModuleNode(Structure):
     write_build = writers.build_module
     write_guard = writers.guard_module
 
-    def __init__(self, node_type: Any, meta: Any, *parts: Any, is_private: bool = False):
-        super().__init__(node_type, meta, *parts, is_private=is_private)
+    def __init__(self, node_type: Any, meta: Any, *parts: Any):
+        super().__init__(node_type, meta, *parts)
         self.is_incomplete = type(meta) is not tuple
         # A method is bound again at each access and would lose its cache. Its instance has one.
         is_method = issubclass(node_type, BoundMethod)
@@ -387,13 +395,9 @@ def make_private(*parts: *Parts) -> Structure:
     structure_type, node_type, make_meta, static, children = parts
     if static.is_exact and all(child.is_exact for child in children):
         return intern(*parts)
-    return structure_type(node_type, make_meta(), static, children, is_private=True)
-
-
-def make_output(*parts: *Parts) -> Structure:
-    """The Structure of a node of an output: its objects are not replaced by equal ones."""
-    *_, static, _ = parts
-    return intern(*parts) if static.is_exact else make_private(*parts)
+    made = structure_type(node_type, make_meta(), static, children)
+    made._interned = intern(*parts[:-1], tuple(child.interned for child in children))
+    return made
 
 
 def num_interned() -> int:
@@ -436,5 +440,5 @@ class _Opaque:
 def opaque_leaf(value: Any) -> Structure:
     """The Structure of a static leaf that is not hashable, not shared with other leaves."""
     static = StaticKey(_Opaque(value))
-    static.is_immutable = static.is_exact = False
+    static.is_immutable = static.is_fixed = static.is_exact = False
     return intern(StaticLeaf, type(value), lambda: value, static, ())

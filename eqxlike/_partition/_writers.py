@@ -24,7 +24,7 @@ from .._module import (
     stored_fields,
 )
 from .._traceback import compile_function, tuple_of
-from ._static_key import StaticKey, plain_key, write_static_guard
+from ._static_key import Snapshot, StaticKey, plain_key, snapshot_of, write_static_guard
 
 concrete_array_types: set[type] = {np.ndarray, jax.Ref}
 """Instances of these types are arrays and not tracers. Types are added when first seen."""
@@ -274,6 +274,7 @@ class GuardWriter(SourceWriter):
         super().__init__({"MISS": miss, "flatten": flatten})
         self.arrays: list[str] = []
         self.reads_fields = reads_fields
+        self._snapshots: dict[Snapshot, None] = {}
         self._examples = arrays
         self._num_arrays = 0
 
@@ -315,7 +316,7 @@ class GuardWriter(SourceWriter):
         """Writes the guard of a value that is flattened in each call."""
         dynamic, found = self.name("dynamic"), self.name("structure")
         self.line(f"{dynamic}, {found} = flatten({name})")
-        self.miss_if(f"{found} is not {self.constant(structure)}")
+        self.miss_if(f"{found} is not {self.constant(structure.interned)}")
         self.take_all(dynamic, structure.num_arrays)
 
     def take(self, name: str) -> Any:
@@ -335,11 +336,17 @@ class GuardWriter(SourceWriter):
         return [
             f"def {signature}:",
             "    try:",
+            *(f"        if not {self.constant(s.is_current)}(): return MISS" for s in self._snapshots),
             *(f"        {line}" for line in self.lines),
             # A value of another type may lack what the guards ask it for.
             "    except Exception:",
             "        return MISS",
         ]
+
+    def check(self, snapshot: Snapshot | None) -> None:
+        """Checks, before everything else, that the containers in `snapshot` are unchanged."""
+        if snapshot is not None:
+            self._snapshots[snapshot] = None
 
     def miss_if(self, condition: str) -> None:
         self.line(f"if {condition}: return MISS")
@@ -427,8 +434,18 @@ def _guard_cached(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
     is_plain = node.node_type.__getattribute__ is object.__getattribute__
     if not is_plain or hasattr(node.node_type, "__getattr__"):
         cached = f"{writer.constant(get_cached)}({name})"
-    partition = writer.assign(f"{cached} or {writer.constant(node.cache)}({name})")
-    writer.miss_if(f"{partition}.structure is not {writer.constant(node)}")
+    cached += f" or {writer.constant(node.cache)}({name})"
+    if node.is_exact:
+        partition = writer.assign(cached)
+        writer.miss_if(f"{partition}.structure is not {writer.constant(node)}")
+    else:
+        partition = writer.assign(f"{cached} or flatten({name}) and {writer.constant(get_cached)}({name})")
+        found = writer.assign(f"{partition}.structure")
+        writer.miss_if(f"{found}.interned is not {writer.constant(node.interned)}")
+        if node.snapshot is not None:
+            writer.check(node.snapshot)
+            same = f"{found}.snapshot is {writer.constant(node.snapshot)}"
+            writer.miss_if(f"not ({same} or {found}.snapshot.is_current())")
     writer.take_all(f"{partition}.arrays", node.num_arrays)
     return []
 
@@ -442,9 +459,15 @@ def _guard_fields(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
     fields = writer.assign(f"{writer.constant(stored_fields)}({name})")
     if carries_metadata(node.node_type):
         writer.miss_if(f"{writer.constant(has_metadata)}({fields})")
+    if not writer.reads_fields:
+        writer.check(snapshot_of(node.static.containers))
     for field, value in zip(layout.static_names, node.meta, strict=True):
         stored = writer.assign(f"{fields}[{field!r}]")
-        write_static_guard(writer, stored, value, of_node=True)
+        if writer.reads_fields and StaticKey(value, of_node=True).containers:
+            # The partition that is cached has the snapshot of these very objects.
+            writer.miss_if(f"{stored} is not {writer.constant(value)}")
+        else:
+            write_static_guard(writer, stored, value, of_node=True)
     return [writer.assign(f"{fields}[{field!r}]") for field in layout.dynamic_names]
 
 
@@ -454,6 +477,7 @@ flatten_one_level = default_registry.flatten_one_level
 def guard_foreign(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
     writer.miss_if(f"type({name}) is not {writer.constant(node.node_type)}")
     children, data = writer.unpack(f"{writer.constant(flatten_one_level)}({name})", 2)
+    writer.check(snapshot_of(node.static.containers))
     write_static_guard(writer, data, node.meta.data, of_node=True)
     if node.has_sequence:
         return [writer.assign(f"(*{children},)")]
