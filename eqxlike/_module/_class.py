@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import pickle
+import types
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -74,21 +75,27 @@ def own_record(cls: type) -> ClassRecord | None:
 class StoredFunction:
     """A function as a Module class stores it, in a descriptor.
 
-    Read from `vars` of the class, it can still be called.
+    Read from `vars` of the class, it can still be called, and passes for the function itself: class
+    decorators such as `beartype` and `typeguard` replace each `types.FunctionType` by another.
     """
 
-    __wrapped__: Callable[..., Any]
+    __class__ = property(lambda self: types.FunctionType)  # pyright: ignore
 
     def __init__(self, function: Callable[..., Any]):
         wrapper: Any = self
         functools.update_wrapper(wrapper, function)
+        # A plain function has none.
+        del wrapper.__wrapped__
+        self.function = function
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.__wrapped__(*args, **kwargs)
+        return self.function(*args, **kwargs)
 
-    @property
-    def __isabstractmethod__(self) -> bool:
-        return getattr(self.__wrapped__, "__isabstractmethod__", False)
+    def __getattr__(self, name: str) -> Any:
+        # The code, the defaults and the like. An instance that is being copied has nothing yet.
+        if "function" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.function, name)
 
 
 # Module classes pickled by value, as cloudpickle pickles those of `__main__`.

@@ -149,7 +149,7 @@ class ModuleMeta(abc.ABCMeta):
                 return value.restore(cls)
             if _is_method(name, value):
                 value = Method(value)
-            elif name == "__call__" and inspect.isfunction(value):
+            elif name == "__call__" and type(value) is types.FunctionType:
                 value = LayerCall(value) if cls._eqxlike_class.traits.is_layer else value
             is_for_field = type(found_in_class(cls, name)) is LazyAttribute
             if is_for_field and not hasattr(type(value), "__set__"):
@@ -222,14 +222,14 @@ def _store_methods(cls: Any, own: dict[str, Any]) -> None:
 
 def _is_method(name: str, value: Any) -> bool:
     is_magic = name.startswith("__") and name.endswith("__")
-    return inspect.isfunction(value) and not is_magic
+    return type(value) is types.FunctionType and not is_magic
 
 
 class Method(StoredFunction):
     """A function in a Module class; accessed on an instance, it gives a `BoundMethod`."""
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self.__wrapped__ if instance is None else _bind_static(self.__wrapped__, instance)
+        return self.function if instance is None else _bind_static(self.function, instance)
 
 
 class MixinMethod:
@@ -254,7 +254,7 @@ class MixinMethod:
 
     def __get__(self, instance: Any, owner: type) -> Any:
         found = self._find(owner)
-        if instance is not None and inspect.isfunction(found):
+        if instance is not None and type(found) is types.FunctionType:
             return _bind_static(found, instance)
         return found.__get__(instance, owner) if hasattr(found, "__get__") else found
 

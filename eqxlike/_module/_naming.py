@@ -32,21 +32,24 @@ _SEPARATORS = re.compile(r"[/()]")
 class LayerCall(StoredFunction):
     """The `__call__` of a Module class: the plain function, unless layers are being named."""
 
+    # Classes may be pickled by value, which a function that reads `_current` cannot be: it is not
+    # in the `__dict__`.
+    __slots__ = ("_named",)
+
     def __init__(self, function: Callable[..., Any]):
         super().__init__(function)
         self._named: Callable[..., Any] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Classes may be pickled by value, which a function that reads `_current` cannot be.
-        return {**vars(self), "_named": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LayerCall, (self.function,)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
-            return self.__wrapped__
+            return self.function
         if _current.get() is None:
-            return types.MethodType(self.__wrapped__, instance)
+            return types.MethodType(self.function, instance)
         if self._named is None:
-            self._named = _with_name(self.__wrapped__)
+            self._named = _with_name(self.function)
         return types.MethodType(self._named, instance)
 
 

@@ -69,7 +69,7 @@ def _call_of(cls: Any) -> Any:
     """The function that a call of an instance of `cls` calls, with the instance in front."""
     found = inspect.getattr_static(cls, "__call__", None)
     if isinstance(found, LayerCall):
-        return found.__wrapped__
+        return found.function
     if isinstance(found, types.FunctionType | Module):
         return found
     # Any other descriptor is left to Python: what it gives may depend on the instance.
