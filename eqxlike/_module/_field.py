@@ -87,7 +87,7 @@ def found_in_class(cls: type, name: str) -> Any:
 def check_static(owner: type, name: str, value: Any) -> None:
     """Raises `TypeError` if the static field `name` of `owner` cannot hold `value`."""
     # Most values return here, at each construction.
-    if _error_of_hash(value) is None and not is_array(value):
+    if error_of_hash(value) is None and not is_array(value):
         return
     found = _find_array_or_opaque(value, "", set())
     if found is None:
@@ -118,7 +118,7 @@ def _find_array_or_opaque(
     **Returns:** its path, the part itself and the problem; `None` if there is none.
     """
     # A NumPy scalar is as immutable and hashable as a Python number.
-    if _error_of_hash(value) is None and (not is_array(value) or isinstance(value, np.generic)):
+    if error_of_hash(value) is None and (not is_array(value) or isinstance(value, np.generic)):
         return None
     if is_array(value):
         return path, value, None
@@ -126,7 +126,7 @@ def _find_array_or_opaque(
         return path, value, RecursionError("it contains itself")
     parts = _parts(value)
     if parts is None:
-        return path, value, _error_of_hash(value)
+        return path, value, error_of_hash(value)
     inside.add(id(value))
     for key, part in parts:
         if found := _find_array_or_opaque(part, path + key, inside):
@@ -135,7 +135,7 @@ def _find_array_or_opaque(
     return None
 
 
-def _error_of_hash(value: Any) -> Exception | None:
+def error_of_hash(value: Any) -> Exception | None:
     try:
         hash(value)
     except Exception as error:  # A `__hash__` may raise anything.

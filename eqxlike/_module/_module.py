@@ -48,7 +48,7 @@ from ._cached import (
 from ._class import RECORD, CarriedClass, ClassRecord, StoredFunction, Traits, own_record
 from ._codec import generate_codec, layout_of
 from ._dataclass import amend, make_dataclass
-from ._field import check_static, converter_of, field, found_in_class
+from ._field import check_static, converter_of, error_of_hash, field, found_in_class
 from ._naming import LayerCall
 from ._strict import check_strict, read_strict
 
@@ -404,12 +404,31 @@ class Module(FrozenStorage, metaclass=ModuleMeta):
         return tree_equal(self, other)
 
     def __hash__(self) -> int:
-        return hash(tuple(jtu.tree_leaves(self)))
+        try:
+            return hash(tuple(jtu.tree_leaves(self)))
+        except TypeError:
+            raise TypeError(_explain_hash(self)) from None
 
     # A field may hold a method of `self`, whose repr shows `self`.
     @reprlib.recursive_repr("<recursive>")
     def __repr__(self) -> str:
         return tree_pformat(self)
+
+
+def _explain_hash(module: Any) -> str:
+    """The message on why a Module has no hash."""
+    is_method = isinstance(module, BoundMethod)
+    name = type(module.__self__ if is_method else module).__name__.lstrip("_")
+    leaves = jtu.tree_leaves_with_path(module)
+    path, leaf = next(each for each in leaves if error_of_hash(each[1]) is not None)
+    return (
+        f"{f'the method {name}.{module.__name__}' if is_method else f'a {name}'} is not hashable: "
+        f"its leaf {jtu.keystr(path).removeprefix('.__self__')} is {tree_pformat(leaf)}. A Module "
+        "with arrays has no hash, and JAX hashes each function and static argument, as a dict "
+        "hashes its keys. Use `eqxlike.filter_jit` for `jax.jit`, `eqxlike.filter_checkpoint` for "
+        "`jax.checkpoint` and `eqxlike.loops.scan` for `jax.lax.scan`. Give other functions, such "
+        "as `jax.lax.cond`, a lambda: `lambda *args: f(*args)`."
+    )
 
 
 # --- Methods of an instance, which are pytrees, and other wrappers of callables ---

@@ -220,17 +220,16 @@ class _OfOwnContainers(NamedTuple):
 
 def _current(cached: Any) -> Any:
     """`cached`, unless a static container was changed since: in the Module, or in its Structure."""
-    snapshot = None if cached is None or cached is INITIALISING else cached.structure.snapshot
-    if snapshot is not None:
+    if cached is None or cached is INITIALISING:
+        return cached
+    if (snapshot := cached.structure.snapshot) is not None:
         others = cached.structure.interned.snapshot
         if not (snapshot.is_current() and (others is snapshot or others.is_current())):
             return None
     return cached
 
 
-def _cache(
-    candidates: list[_Candidate], arrays: list[Any], containers: list[Container]
-) -> None:
+def _cache(candidates: list[_Candidate], arrays: list[Any], containers: list[Container]) -> None:
     for module, array_range, container_range, structure in candidates:
         dynamic = tuple(arrays[array_range])
         if concrete_array_types.issuperset(map(type, dynamic)):
@@ -469,7 +468,9 @@ def _check(
     module: Module, cached: CachedPartition, arrays: list[Any], structure: Structure
 ) -> None:
     """Compares the cached partition of `module` with its fields now, by identity."""
-    if structure is not cached.structure.interned or [*map(id, arrays)] != [*map(id, cached.arrays)]:
+    if structure is not cached.structure.interned or [*map(id, arrays)] != [
+        *map(id, cached.arrays)
+    ]:
         raise PartitionError(
             f"a {type(module).__name__} was changed after its partition was cached: {module!r}. "
             "A Module is frozen; do not write to its `__dict__`, nor by `object.__setattr__`. "

@@ -103,8 +103,17 @@ class StaticKey:
     **Raises:** `TypeError` if the value must be hashable and is not.
     """
 
-    __slots__ = ("_inside", "_of_node", "_value", "containers", "held")
-    __slots__ += ("is_exact", "is_fixed", "is_immutable", "key")
+    __slots__ = (
+        "_inside",
+        "_of_node",
+        "_value",
+        "containers",
+        "held",
+        "is_exact",
+        "is_fixed",
+        "is_immutable",
+        "key",
+    )
 
     def __init__(
         self,

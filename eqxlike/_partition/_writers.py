@@ -336,7 +336,10 @@ class GuardWriter(SourceWriter):
         return [
             f"def {signature}:",
             "    try:",
-            *(f"        if not {self.constant(s.is_current)}(): return MISS" for s in self._snapshots),
+            *(
+                f"        if not {self.constant(s.is_current)}(): return MISS"
+                for s in self._snapshots
+            ),
             *(f"        {line}" for line in self.lines),
             # A value of another type may lack what the guards ask it for.
             "    except Exception:",
@@ -439,7 +442,9 @@ def _guard_cached(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
         partition = writer.assign(cached)
         writer.miss_if(f"{partition}.structure is not {writer.constant(node)}")
     else:
-        partition = writer.assign(f"{cached} or flatten({name}) and {writer.constant(get_cached)}({name})")
+        partition = writer.assign(
+            f"{cached} or flatten({name}) and {writer.constant(get_cached)}({name})"
+        )
         found = writer.assign(f"{partition}.structure")
         writer.miss_if(f"{found}.interned is not {writer.constant(node.interned)}")
         if node.snapshot is not None:

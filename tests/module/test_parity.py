@@ -11,6 +11,7 @@ from tests.beside_equinox import output
 from tests.module.programs import (  # noqa: F401  They fill the registry.
     abstract,
     construction,
+    decorators,
     fields,
     inheritance,
     methods,

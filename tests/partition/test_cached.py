@@ -54,6 +54,7 @@ CACHED = {
     "static-field": lambda: Pair(jnp.ones(2), mode=("a", 1)),
     "object": lambda: Pair(Holder([1]), mode=Holder([1])),
     "bound-method": lambda: Pair(Calls(jnp.ones(2)).call),
+    "containers-in-static-field": lambda: Pair(jnp.ones(2), mode={"a": [1, {2}], "b": Plain()}),
 }
 NOT_KEPT = {
     "list": lambda: Pair([jnp.ones(2)]),
@@ -63,7 +64,16 @@ NOT_KEPT = {
     "partial": lambda: Pair(functools.partial(max, 1)),
     "own-hash": lambda: Pair(Named("a")),
     "own-hash-in-tuple-in-static-field": lambda: Pair(1, mode=(Named("a"),)),
+    "partial-in-dict-in-static-field": lambda: Pair(1, mode={"a": functools.partial(max, 1)}),
 }
+
+
+class Plain:
+    def __init__(self):
+        self.value = [1]
+
+    def __eq__(self, other):
+        return True
 
 
 class Calls(Module):
@@ -308,6 +318,17 @@ def test_checking_accepts_what_was_not_changed():
     with checking_partitions():
         assert [*map(id, flatten(module)[0])] == [id(module.left), id(module.right)]
         assert flatten(copied)[0][0].shape == (3,)
+
+
+def test_checking_accepts_a_change_of_a_container_in_a_static_field():
+    # Equal Modules share a Structure, that of the first.
+    first, module = [flatten_cached(Pair(jnp.ones(2), mode={"a": [1]})) for _ in range(2)]
+    with checking_partitions():
+        first.mode["a"].append(2)
+        structures = [flatten(each)[1] for each in (first, module, module)]
+        assert structures[0] is not structures[1] is structures[2]
+        module.mode["a"].append(2)
+        assert flatten(module)[1] is structures[0]
 
 
 def test_checking_ends_with_its_context(monkeypatch):

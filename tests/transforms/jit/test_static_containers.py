@@ -3,6 +3,7 @@
 import collections
 import copy
 import dataclasses
+import threading
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 
 import eqxlike
 from eqxlike import Module, filter_jit
+from eqxlike._transforms._jit._dispatch import Dispatcher
 
 
 class Model(Module):
@@ -121,6 +123,105 @@ def test_a_change_in_place_is_seen():
         for _ in range(2):
             returned, seen = function(again)
             assert (repr(returned.static), seen) == (repr(again.static), repr(again.static))
+
+
+class Net(Module):
+    layers: Any
+    config: Any = eqxlike.field(static=True)
+
+    @property
+    def configs(self):
+        return [self.config, *(layer.static for layer in self.layers)]
+
+
+def make_config():
+    return {"a": 1, "b": [1, {"c": 2}], "d": {3}, "e": (4, [5]), "f": Mutable(Frozen([6]))}
+
+
+def reorder(config):
+    config["a"] = config.pop("a")
+
+
+def replace_attributes(config):
+    config["f"].__dict__ = {"value": 7}
+
+
+CHANGES = {
+    "added": lambda c: c.update(new=1),
+    "removed": lambda c: c.pop("a"),
+    "changed": lambda c: c.update(a=2),
+    "renamed": lambda c: c.update(z=c.pop("f")),
+    "float": lambda c: c.update(a=1.0),
+    "bool": lambda c: c.update(a=True),
+    "reordered": reorder,
+    "nested": lambda c: c["b"][1].update(c=3),
+    "in-a-list": lambda c: c["b"].append(1),
+    "moved": lambda c: c["b"].append(c.pop("a")),
+    "in-a-set": lambda c: c["d"].add(4),
+    "in-a-tuple": lambda c: c["e"][1].append(6),
+    "attribute": lambda c: setattr(c["f"], "value", 7),
+    "in-an-attribute": lambda c: c["f"].value.value.append(7),
+    "attributes": replace_attributes,
+    "replaced": lambda c: c.update(b=[1, {"c": 2.0}]),
+    "in-a-thread": lambda c: in_thread(lambda: c.update(a=2)),
+}
+
+
+def in_thread(change):
+    thread = threading.Thread(target=change)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("sequence", [tuple, list])
+def test_unchanged_containers_take_the_fast_path_and_each_change_is_seen(sequence, monkeypatch):
+    # The checking mode, in which every call goes the long way, is off for this test.
+    monkeypatch.setattr("eqxlike._partition._flatten._depth", 0)
+    long_ways, find = [], Dispatcher.find
+    monkeypatch.setattr(Dispatcher, "find", lambda *a, **k: long_ways.append(1) or find(*a, **k))
+    for name, change in CHANGES.items():
+        traces = []
+
+        @filter_jit
+        def step(nets, traces=traces):
+            traces.append(repr([net.configs for net in nets]))
+            return jax.tree.map(lambda x: x + 1, nets)
+
+        config = make_config()
+        configs = [config, config, make_config()]
+        net = Net(sequence(Model(jnp.ones(2), each) for each in configs), config)
+        # As a model and its gradient; and as a model that its own Python code makes at each call.
+        nets = first = (net, jax.tree.map(lambda x: x, net))
+        for _ in range(3):
+            nets = step(nets)
+            step(jax.tree.map(lambda x: x, first))
+        assert (len(traces), len(long_ways)) == (1, 1), name
+        assert all(a is b for a, b in zip(nets[1].configs, net.configs, strict=True))
+        change(config)
+        for _ in range(3):
+            nets = step(nets)
+            step(first)
+        assert traces[1:] == [repr([each.configs for each in nets])], name
+        assert len(long_ways) <= 4, name
+        assert float(nets[0].layers[0].x[0]) == 7
+        # Equal containers share the trace, and are watched by themselves.
+        other = copy.deepcopy(net)
+        step((other, other))
+        assert len(traces) == 2
+        other.layers[2].static["a"] = "other"
+        step((other, other))
+        assert len(traces) == 3, name
+        del long_ways[:]
+
+
+def test_a_container_is_not_taken_for_one_that_was_there_before():
+    read = filter_jit(lambda model: repr(model.static))
+    for number in range(50):
+        config = {"value": [float(number)]}
+        model = Model(jnp.ones(2), config)
+        assert read(model) == read(model) == repr(config)
+        config["value"] = [float(number + 100)]
+        assert read(model) == repr(config)
 
 
 def test_an_array_that_was_put_there_later_is_an_error_with_the_path():
