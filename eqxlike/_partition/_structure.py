@@ -33,7 +33,7 @@ class Structure:
     - `num_arrays`: the number of arrays in the subtree.
     - `is_cacheable`: whether nothing inside can change while somebody holds the arrays, except the
       static containers in `snapshot`: no list, no dict, no foreign node among the children.
-    - `snapshot`: what the lists, dicts and the like in static fields held; `None` if there are none.
+    - `snapshot`: what the lists, dicts and the like in static fields held, or `None`.
     - `interned`: the Structure in the table with this key. Another one is of other objects.
     - `is_exact`: whether two trees of this Structure with the same arrays are interchangeable, even
       in what their equality ignores.

@@ -107,9 +107,11 @@ def function_in_the_body_is_like_a_function(eqx):
     Model = make(eqx)
     kinds = {each.name: each.kind for each in inspect.classify_class_attrs(Model)}
     return [
-        (inspect.isfunction(each), each.__name__, each.__qualname__, str(inspect.signature(each)))
-        + (each.__code__.co_argcount, each.__annotations__, hasattr(each, "__wrapped__"))
-        + (kinds[each.__name__], each.__globals__ is globals())
+        (
+            (inspect.isfunction(each), each.__name__, each.__qualname__, each.__annotations__),
+            (str(inspect.signature(each)), each.__code__.co_argcount, kinds[each.__name__]),
+            (hasattr(each, "__wrapped__"), each.__globals__ is globals()),
+        )
         for each in (vars(Model)["method"], vars(Model)["__call__"])
     ]
 
@@ -132,6 +134,8 @@ def classes_above_and_below_a_decorated_one(eqx):
     class WithMixin(beartype(Plain), eqx.Module):
         pass
 
+    wrong: Any = "a"
+
     @beartype
     class Abstract(eqx.Module):
         @abc.abstractmethod
@@ -139,7 +143,7 @@ def classes_above_and_below_a_decorated_one(eqx):
 
     class Concrete(Abstract):
         def method(self, x: bool):
-            return super().method(x)
+            return super().method(x)  # pyright: ignore
 
     @beartype
     class Typed(eqx.Module, Generic[TypeVar("T")]):
@@ -150,8 +154,8 @@ def classes_above_and_below_a_decorated_one(eqx):
             return x.shape
 
     return (
-        [calls(Below), calls(Decorated), came_to(lambda: Below(1).other("a"))],
-        came_to(lambda: WithMixin().mixed("a"), Abstract, lambda: Concrete().method("a")),
+        [calls(Below), calls(Decorated), came_to(lambda: Below(1).other(wrong))],
+        came_to(lambda: WithMixin().mixed(wrong), Abstract, lambda: Concrete().method(wrong)),
         came_to(lambda: Typed(1).method(jnp.ones(2)), lambda: Typed(1).method(jnp.ones((2, 2)))),
         came_to(lambda: Typed(1, "a"), lambda: Typed(1.0).value.shape),
     )
@@ -162,7 +166,7 @@ def decorated_method_is_a_pytree(eqx):
     Model = beartype(make(eqx))
     # Where `pickle` looks for it.
     Model.__qualname__ = Model.__name__ = "Decorated"
-    setattr(sys.modules[__name__], "Decorated", Model)
+    vars(sys.modules[__name__])["Decorated"] = Model
     method = Model(2).method
     again = [method, jax.tree.map(lambda leaf: leaf, method), pickle.loads(pickle.dumps(method))]
     return (
