@@ -5,9 +5,12 @@ What else they are is compared with Equinox in `programs/methods.py`.
 
 import copy
 import pickle
+import re
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import eqxlike
@@ -77,3 +80,37 @@ def test_as_an_argument_of_filter_jit_takes_the_fast_path_though_it_is_made_anew
     assert [float(call(model.scale, jnp.array(2.0))) for model in models * 2] == [2, 4, 6] * 2
     assert len(long_ways) == 1
     assert float(call(models[0].other, jnp.array(2.0))) == 3
+
+
+HASHERS = {
+    "jit": lambda f: jax.jit(f)(1.0),
+    "checkpoint": lambda f: jax.checkpoint(f)(1.0),
+    "scan": lambda f: jax.lax.scan(f, 1.0, jnp.ones(2)),
+    "cond": lambda f: jax.lax.cond(True, f, f, 1.0),
+    "closure_convert": lambda f: jax.closure_convert(f, 1.0),
+    "pure_callback": lambda f: jax.pure_callback(f, jnp.ones(2), 1.0),
+    "static": lambda f: jax.jit(lambda g: 1, static_argnums=0)(f),
+    "dict": lambda f: {f: 1},
+}
+
+
+class Called(Scale):
+    def __call__(self, x):
+        return self.weight * x
+
+
+def test_the_error_of_a_module_without_a_hash_says_which_leaf_and_what_to_write():
+    named = {
+        "a Called is not hashable: its leaf .weight is f32[2].": Called(jnp.ones(2)),
+        "the method Scale.scale is not hashable: its leaf .weight[0] is f64[1](numpy).": Scale(
+            [np.ones(1)]
+        ).scale,
+        "a Partial is not hashable: its leaf .keywords['x'] is {1}.": eqxlike.Partial(max, x={1}),
+    }
+    for hasher in HASHERS.values():
+        for message, function in named.items():
+            with pytest.raises((TypeError, ValueError), match=re.escape(message)) as caught:
+                hasher(function)
+            for advice in ("filter_jit", "filter_checkpoint", "loops.scan", "lambda *args"):
+                assert advice in str(caught.value)
+    assert hash(Scale((1, "a")).scale) == hash(Scale([1, "a"]).scale)
