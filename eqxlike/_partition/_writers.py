@@ -7,7 +7,7 @@ functions here write its lines; those follow the walk that calls them.
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ from .._module import (
     stored_fields,
 )
 from .._traceback import compile_function, tuple_of
-from ._static_key import Snapshot, StaticKey, plain_key, snapshot_of, write_static_guard
+from ._static_key import Container, StaticKey, plain_key, snapshot_of, write_static_guard
 
 concrete_array_types: set[type] = {np.ndarray, jax.Ref}
 """Instances of these types are arrays and not tracers. Types are added when first seen."""
@@ -274,7 +274,7 @@ class GuardWriter(SourceWriter):
         super().__init__({"MISS": miss, "flatten": flatten})
         self.arrays: list[str] = []
         self.reads_fields = reads_fields
-        self._snapshots: dict[Snapshot, None] = {}
+        self._containers: list[Container] = []
         self._examples = arrays
         self._num_arrays = 0
 
@@ -333,23 +333,23 @@ class GuardWriter(SourceWriter):
 
     def function(self, signature: str) -> list[str]:
         """The lines of a function that begins with the guards."""
+        lines = self.lines
+        if (snapshot := snapshot_of(self._containers)) is not None:
+            # All at once: each call of `is_current` takes longer than to look at ten more objects.
+            is_current = self.constant(snapshot.is_current)
+            lines = [f"if not {is_current}(): return MISS", *lines]
         return [
             f"def {signature}:",
             "    try:",
-            *(
-                f"        if not {self.constant(s.is_current)}(): return MISS"
-                for s in self._snapshots
-            ),
-            *(f"        {line}" for line in self.lines),
+            *(f"        {line}" for line in lines),
             # A value of another type may lack what the guards ask it for.
             "    except Exception:",
             "        return MISS",
         ]
 
-    def check(self, snapshot: Snapshot | None) -> None:
-        """Checks, before everything else, that the containers in `snapshot` are unchanged."""
-        if snapshot is not None:
-            self._snapshots[snapshot] = None
+    def check(self, containers: Iterable[Container]) -> None:
+        """Checks, before everything else, that these containers are unchanged."""
+        self._containers += containers
 
     def miss_if(self, condition: str) -> None:
         self.line(f"if {condition}: return MISS")
@@ -448,7 +448,7 @@ def _guard_cached(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
         found = writer.assign(f"{partition}.structure")
         writer.miss_if(f"{found}.interned is not {writer.constant(node.interned)}")
         if node.snapshot is not None:
-            writer.check(node.snapshot)
+            writer.check(node.snapshot.containers)
             same = f"{found}.snapshot is {writer.constant(node.snapshot)}"
             writer.miss_if(f"not ({same} or {found}.snapshot.is_current())")
     writer.take_all(f"{partition}.arrays", node.num_arrays)
@@ -465,7 +465,7 @@ def _guard_fields(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
     if carries_metadata(node.node_type):
         writer.miss_if(f"{writer.constant(has_metadata)}({fields})")
     if not writer.reads_fields:
-        writer.check(snapshot_of(node.static.containers))
+        writer.check(node.static.containers)
     for field, value in zip(layout.static_names, node.meta, strict=True):
         stored = writer.assign(f"{fields}[{field!r}]")
         if writer.reads_fields and StaticKey(value, of_node=True).containers:
@@ -482,7 +482,7 @@ flatten_one_level = default_registry.flatten_one_level
 def guard_foreign(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
     writer.miss_if(f"type({name}) is not {writer.constant(node.node_type)}")
     children, data = writer.unpack(f"{writer.constant(flatten_one_level)}({name})", 2)
-    writer.check(snapshot_of(node.static.containers))
+    writer.check(node.static.containers)
     write_static_guard(writer, data, node.meta.data, of_node=True)
     if node.has_sequence:
         return [writer.assign(f"(*{children},)")]
