@@ -193,6 +193,19 @@ def stack_layers(
     return combine(jtu.tree_map(stack_leaves, *arrays), statics[0])
 
 
+class Rows:
+    """Represents the rows of a stacked array, or one of them, by numbers that can only be indexed.
+
+    An index into a single row raises `IndexError`.
+    """
+
+    def __init__(self, numbers: Any):
+        self.numbers = numbers
+
+    def __getitem__(self, index: Any) -> "Rows":
+        return Rows(self.numbers[index])
+
+
 def layer_at(stacked: Any, index: int | slice) -> Any:
     """One of the layers that are stored stacked, or one of the outputs of all, by itself; the
     stacked layers of a slice.
@@ -212,7 +225,7 @@ def layer_at(stacked: Any, index: int | slice) -> Any:
                 "not a node of the tree: change the layers of `unstack()`, and stack these again; "
                 "or replace an array of all layers at once, such as `stack.layers.weight`."
             )
-        return leaf[index] if is_array(leaf) else leaf
+        return leaf[index] if is_array(leaf) or isinstance(leaf, Rows) else leaf
 
     return jtu.tree_map(at, stacked)
 

@@ -312,6 +312,19 @@ def test_one_layer_is_no_node_and_of_an_ensemble_is_not_taken(getkey):
         stack[4:]
 
 
+def test_only_whole_layers_and_rows_are_frozen(getkey):
+    """In stacks of stacks or without arrays, and never by what an array looks like."""
+    nested = nn.ScanStack(lambda key: nn.ScanStack(Block, 2, key=key), 2, key=getkey())
+    first, second = nn.freeze(nested, lambda stack: stack[0]).unstack()
+    assert frozen(first) and not frozen(second)
+    with pytest.raises(TypeError, match=r"one layer out of layers that are stored stacked"):
+        nn.freeze(nested, lambda stack: stack[0][0])
+    with pytest.raises(AttributeError, match=r"not look inside a leaf"):
+        nn.freeze(nested, lambda stack: [leaf for leaf in jax.tree.leaves(stack) if leaf.ndim < 4])
+    model = [nn.ScanStack(lambda key: nn.Identity(), 3, key=getkey()), nn.PReLU()]
+    assert frozen(nn.freeze(model, lambda model: model[1])) == {"[1].negative_slope"}
+
+
 def test_structs_are_unstacked_and_stacked_as_arrays_are():
     def make(key):
         return {"block": Block(key), "key": jr.split(jr.clone(key)), "numpy": np.ones((), np.int32)}

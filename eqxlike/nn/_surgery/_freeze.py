@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from ..._module import freeze_where
 from ..._pytree import flag_frozen, tree_at
 from ..._transforms import is_array_or_struct
-from .._inputs import check_instance
+from .._inputs import Rows, check_instance
 from .._scan_stack import ScanStack
 
 Tree = TypeVar("Tree", bound=Any)
@@ -132,27 +132,24 @@ def _choose_rows(where: Where, nodes: list[Any], treedef: Any) -> list[np.ndarra
     """For each node, a leaf or a `ScanStack`, a table of the arrays that `where` chooses: a row for
     each leaf, a column for each layer. `None` if `where` fails, or returns anything else.
 
-    `where` sees one object for each leaf and layer. So it may take layers out of a stack, and rows
+    `where` sees a number for each leaf and layer. So it may take layers out of a stack, and rows
     out of the arrays of a stack.
     """
-    tables, shown = [], []
+    tables, shown, count = [], [], 0
     for node in nodes:
-        layers = node.runs()[0][0].layers if _is_stack(node) else node
+        layers, depth = (node.runs()[0][0].layers, node.depth) if _is_stack(node) else (node, 1)
         leaves, structure = jtu.tree_flatten(layers)
-        depth = node.depth if _is_stack(node) else 1
-        table = np.array([object() for _ in range(len(leaves) * depth)], object)
-        table = table.reshape(len(leaves), depth)
-        tables.append((table, np.array([[is_array_or_struct(leaf)] for leaf in leaves], bool)))
-        view = structure.unflatten(list(table))
-        shown.append(node._storing(view, depth) if _is_stack(node) else table[0, 0])
+        table = count + np.arange(len(leaves) * depth).reshape(len(leaves), depth)
+        count += table.size
+        tables.append((table, np.array(list(map(is_array_or_struct, leaves)), bool)[:, None]))
+        view = structure.unflatten(map(Rows, table))
+        shown.append(node._storing(view, depth) if _is_stack(node) else Rows(table[0, 0]))
     try:
         chosen = jtu.tree_leaves(where(treedef.unflatten(shown)))
-        ids = {id(token) for leaf in chosen for token in np.ravel(leaf)}
+        numbers = np.concatenate([np.ravel(leaf.numbers) for leaf in chosen])
     except Exception:
         return None
-    if not ids <= {id(token) for table, _ in tables for token in table.flat}:
-        return None
-    return [np.vectorize(lambda token: id(token) in ids, [bool])(t) & mask for t, mask in tables]
+    return [np.isin(table, numbers) & is_array for table, is_array in tables]
 
 
 # --- Switching a whole model between training and inference ---
