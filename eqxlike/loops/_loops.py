@@ -14,13 +14,7 @@ from .._compat import vary, varying_axes
 from .._pytree import describe_node, is_array_like
 from ._body import Body, Buffers, Form, take_arrays, trace_body, trace_condition
 from ._flat._counted_scan import counted_scan
-from ._flat._counted_while import (
-    Condition,
-    While,
-    WhileOperands,
-    counted_while,
-    run_while,
-)
+from ._flat._counted_while import Condition, While, WhileOperands, counted_while, run_while
 from ._flat._scan import Arrays, Operands, Scan, Step, levels_for, row_types, split
 from ._flat._step import run
 from ._flat._transposes import without_transpose

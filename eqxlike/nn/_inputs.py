@@ -15,14 +15,7 @@ from jaxtyping import PRNGKeyArray
 from .._check_numbers import integer
 from .._dtypes import is_key
 from .._module import BoundMethod, Module
-from .._pytree import (
-    combine,
-    describe_node,
-    is_array,
-    is_array_like,
-    is_placeholder,
-    partition,
-)
+from .._pytree import combine, describe_node, is_array, is_array_like, is_placeholder, partition
 from .._transforms import is_array_or_struct
 
 Shape = tuple[int | str | None, ...]

@@ -34,14 +34,7 @@ from .._transforms import (
     is_array_or_struct,
     keep_all_but_gathered,
 )
-from ._inputs import (
-    as_data,
-    check_layer,
-    describe,
-    key_for,
-    layer_at,
-    stack_layers,
-)
+from ._inputs import as_data, check_layer, describe, key_for, layer_at, stack_layers
 from ._stateful import NO_STATE, State, StatefulLayer, is_stateful, with_array_states
 from ._threefry import place_of, split_key
 

@@ -316,7 +316,8 @@ def test_only_whole_layers_and_rows_are_frozen(getkey):
     """In stacks of stacks or without arrays, and never by what an array looks like."""
     nested = nn.ScanStack(lambda key: nn.ScanStack(Block, 2, key=key), 2, key=getkey())
     first, second = nn.freeze(nested, lambda stack: stack[0]).unstack()
-    assert frozen(first) and not frozen(second)
+    assert frozen(first)
+    assert not frozen(second)
     with pytest.raises(TypeError, match=r"one layer out of layers that are stored stacked"):
         nn.freeze(nested, lambda stack: stack[0][0])
     with pytest.raises(AttributeError, match=r"not look inside a leaf"):

@@ -13,11 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from ..._compat import vary, varying_axes
-from ..._transforms._derivatives._linear_call import (
-    batch_first,
-    jvp_of_moving,
-    zero_tangent,
-)
+from ..._transforms._derivatives._linear_call import batch_first, jvp_of_moving, zero_tangent
 from ._batched import unvmap_any
 from ._counted_scan import save, tangents_of
 from ._scan import Arrays, Operands, Scan, fill, select, split, with_row, zero_rows

@@ -75,17 +75,10 @@ def unfreeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = 
 def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
     where = (lambda model: model) if where is None else where
     nodes, treedef = jtu.tree_flatten(model, is_leaf=_is_stack)
-    rows = _choose_rows(where, nodes, treedef) if any(map(_is_stack, nodes)) else None
+    rows = _choose_rows(where, nodes, treedef)
     if rows is None:
-        leaves, treedef = jtu.tree_flatten(model)
-        chosen = tree_at(
-            where,
-            treedef.unflatten([np.False_] * len(leaves)),
-            replace_fn=lambda node: jtu.tree_map(lambda _: np.True_, node),
-        )
-        flags = zip(jtu.tree_leaves(chosen), leaves, strict=True)
-        rows = [np.array([[flag and is_array_or_struct(leaf)]]) for flag, leaf in flags]
-        nodes = leaves
+        tree_at(where, model, replace_fn=lambda node: node)  # It says what is wrong.
+        rows = []
     if not any(map(np.any, rows)):
         raise ValueError("There is no array where `where` points to.")
     are_chosen: list[bool] = []
