@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import jax.tree_util as jtu
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray
 
@@ -178,7 +179,7 @@ def stack_layers(
 
     def stack_leaves(first: Any, *others: Any) -> Any:
         if isinstance(first, jax.ShapeDtypeStruct):
-            return _with_axes(first, (1 + len(others), *first.shape), lambda spec: (None, *spec))
+            return _with_shape(first, (1 + len(others), *first.shape))
         return stack(first, *others)
 
     parts = (partition(layer, is_array_or_struct) for layer in layers)
@@ -208,10 +209,7 @@ def layer_at(stacked: Any, index: int | slice) -> Any:
 
     def at(leaf: Any) -> Any:
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            depth, *others = leaf.shape
-            if isinstance(index, slice):
-                return _with_axes(leaf, (len(range(depth)[index]), *others), lambda spec: spec)
-            return _with_axes(leaf, tuple(others), lambda spec: spec[1:])
+            return _with_shape(leaf, np.broadcast_to(0, leaf.shape)[index].shape)
         if is_placeholder(leaf) and is_array_or_struct(leaf.value):
             raise TypeError(
                 "`where` took one layer out of layers that are stored stacked, and this layer is "
@@ -223,13 +221,12 @@ def layer_at(stacked: Any, index: int | slice) -> Any:
     return jtu.tree_map(at, stacked)
 
 
-def _with_axes(
-    struct: jax.ShapeDtypeStruct, shape: tuple[int, ...], change: Callable[[Any], Any]
-) -> jax.ShapeDtypeStruct:
-    """`struct` with another shape; `change` maps the axis names of its sharding to the new ones."""
-    sharding = struct.sharding
+def _with_shape(struct: jax.ShapeDtypeStruct, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    """`struct` with an axis more or less in front, or with another length of its first axis."""
+    sharding, added = struct.sharding, len(shape) - struct.ndim
     if isinstance(sharding, NamedSharding):
-        sharding = sharding.update(spec=PartitionSpec(*change(sharding.spec)))
+        spec = [None] * added + list(sharding.spec)[max(-added, 0) :]
+        sharding = sharding.update(spec=PartitionSpec(*spec))
     return struct.update(shape=shape, sharding=sharding)
 
 
