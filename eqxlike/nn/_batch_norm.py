@@ -13,7 +13,7 @@ from .._compat import mean_over_axes
 from .._dtypes import at_least_float32, parameter_dtype
 from .._module import field
 from .._traceback import stacklevel_of_user
-from ._inputs import check_input, describe
+from ._inputs import check_input, check_not_stacked, describe
 from ._parameters import Initializer, draw_affine
 from ._stateful import State, StatefulLayer, StateIndex
 
@@ -203,6 +203,7 @@ class BatchNorm(StatefulLayer):
         del key
         channels = (self.input_size, "...")
         check_input(self, x, ("batch", *channels) if self.batched else channels)
+        check_not_stacked(self, self.weight, 1)
         inference = self.inference if inference is None else inference
         # With the channels last: between two convolutions on a CPU XLA then keeps their layout.
         values = jnp.moveaxis(x.astype(at_least_float32(x.dtype)), self._channel_axis, -1)

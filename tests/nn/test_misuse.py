@@ -266,3 +266,11 @@ def test_ensemble_that_is_called_as_one_network_is_named(name):
         ensemble(x)
     call = eqx.filter_vmap(lambda model, x: model(x), in_axes=(eqx.if_array(0), None))
     assert jax.tree.leaves(call(ensemble, x))[0].shape == (3, *(shape or (3,)))
+
+
+def test_ensemble_of_batch_norms_that_is_called_as_one_is_named():
+    make = nn.make_with_state(lambda: nn.BatchNorm(3, axis_name="batch", mode="batch"))
+    norm, state = eqx.filter_vmap(lambda _: make())(jnp.arange(3))
+    call = jax.vmap(lambda x: norm(x, state), axis_name="batch", out_axes=(0, None))
+    with pytest.raises(ValueError, match=r"weight of shape \(3, 3\).*`eqx\.filter_vmap\("):
+        call(jnp.ones((4, 3)))
