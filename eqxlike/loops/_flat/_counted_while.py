@@ -5,7 +5,7 @@ A run counts its steps. The derivatives of the loop are then those of a scan of 
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from ._batched import unvmap_any
 from ._counted_scan import save, tangents_of
 from ._scan import Arrays, Operands, Scan, fill, select, split, with_row, zero_rows
 from ._step import select_active
-from ._tangents import find_nonzero, nonzero_at_start
+from ._tangents import Nonzero, find_nonzero, nonzero_at_start
 from ._transposes import with_transpose
 
 Condition = Callable[[Arrays, Arrays], Bool[Array, ""]]
@@ -67,6 +67,7 @@ def counted_while(loop: While, operands: WhileOperands) -> list[Array]:
         return with_transpose(
             lambda flat: run_while(loop, operands.unflatten(flat)),
             lambda flat: counted_while(loop, operands.unflatten(flat)),
+            lambda flat, flags: _check_linear(loop, operands.unflatten(flat), flags),
             flat,
         )
 
@@ -81,6 +82,35 @@ def counted_while(loop: While, operands: WhileOperands) -> list[Array]:
         return carry, carry_dot
 
     return run_flat(operands.flatten())
+
+
+def _check_linear(loop: While, operands: WhileOperands, flags: Sequence[bool]) -> None:
+    """Raises `ValueError` unless one step is linear in what depends on the flagged operands."""
+    of_condition, of_body, of_carry = split(
+        list(flags), len(operands.cond_consts), len(operands.body_consts)
+    )
+    of_scan = operands.of_scan(jnp.asarray(1))
+    nonzero = find_nonzero(loop.scan, of_scan, Nonzero(of_body, of_carry, [], []))
+
+    def step(cond_consts: Arrays, *parts: Arrays) -> list[Array]:
+        cond_consts = fill(cond_consts, operands.cond_consts, of_condition)
+        consts, carry, _ = nonzero.fill((*parts, []), operands.body_consts, operands.carry, [])
+        start = jnp.asarray(0), jnp.asarray(True), carry
+        _, goes_on, new = _step(loop, WhileOperands(cond_consts, consts, carry), *start)
+        # Depends on the condition.
+        return [jnp.where(goes_on, each, 0) for each in select(new, nonzero.carry)]
+
+    parts = (
+        select(operands.cond_consts, of_condition),
+        *nonzero.select(operands.body_consts, operands.carry, [])[:2],
+    )
+    try:
+        jax.eval_shape(jax.linear_transpose(step, *parts), jax.eval_shape(step, *parts))
+    except Exception as error:
+        raise ValueError(
+            "jax.linear_transpose needs a loop whose steps are linear in its input, and whose "
+            "number of steps does not depend on the input. Use `jax.vjp` for other loops."
+        ) from error
 
 
 def run_while(loop: While, operands: WhileOperands) -> list[Array]:

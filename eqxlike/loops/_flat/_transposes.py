@@ -1,6 +1,6 @@
 """The transposes of loops: one for `jax.linear_transpose`, or an error that says what has one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -45,17 +45,23 @@ batching.primitive_batchers[_untransposed] = lambda arrays, dims, message: (
 def with_transpose(
     run: Callable[[Arrays], list[Array]],
     function: Callable[[Arrays], list[Array]],
+    check: Callable[[Arrays, Sequence[bool]], None],
     operands: Arrays,
 ) -> list[Array]:
     """`run(operands)`, with the transpose of `function`, which returns the same.
 
     Only for `jax.linear_transpose`, which does not use custom derivatives, and fails at a
     `jax.lax.while_loop`.
+
+    **Arguments:**
+
+    - `check`: `check(operands, flags)` raises an error unless `run` is linear in the operands with
+      these flags.
     """
     jaxpr = jax.make_jaxpr(run)(list(operands))
     if jaxpr.effects or not any(map(is_inexact, operands)):
         return jaxpr_as_fun(jaxpr)(*operands)
-    return _transposed.bind(*operands, jaxpr=jaxpr, function=function)
+    return _transposed.bind(*operands, jaxpr=jaxpr, function=function, check=check)
 
 
 def _run(*operands: Array, jaxpr: ClosedJaxpr, **_: Any) -> list[Array]:
@@ -69,7 +75,7 @@ def _jvp(primals: Any, dots: Any, *, function: Any, **_: Any) -> tuple[Any, Any]
     return outputs, [each if has_tangent(each) else zero for each, zero in pairs]
 
 
-def _transpose(cotangents: Any, *operands: Any, function: Any, **_: Any) -> list[Any]:
+def _transpose(cotangents: Any, *operands: Any, function: Any, check: Any, **_: Any) -> list[Any]:
     is_linear = list(map(ad.is_undefined_primal, operands))
     is_smooth = list(map(has_tangent, cotangents))
 
@@ -77,11 +83,14 @@ def _transpose(cotangents: Any, *operands: Any, function: Any, **_: Any) -> list
         return select(function(fill(linear, operands, is_linear)), is_smooth)
 
     zeros = [ad.instantiate_zeros(ad.Zero(each.aval)) for each in select(operands, is_linear)]
+    check(fill(zeros, operands, is_linear), is_linear)
     found = jax.vjp(of_linear, *zeros)[1](select(cotangents, is_smooth))
     return fill(found, [None] * len(operands), is_linear)
 
 
-def _transposed_batch(axis: Any, args: Any, dims: Any, *, jaxpr: Any, function: Any) -> Any:
+def _transposed_batch(
+    axis: Any, args: Any, dims: Any, *, jaxpr: Any, function: Any, check: Any
+) -> Any:
     args = [arg if dim is None else to_front(arg, dim) for arg, dim in zip(args, dims, strict=True)]
     axes = [None if dim is None else 0 for dim in dims]
 
@@ -98,8 +107,11 @@ def _transposed_batch(axis: Any, args: Any, dims: Any, *, jaxpr: Any, function: 
         rows = mapped(function, (axes,), 0)(args)
         return [each if is_one else each[0] for each, is_one in zip(rows, is_batched, strict=True)]
 
+    def check_member(args: Arrays, flags: Sequence[bool]) -> None:
+        mapped(lambda args: check(args, flags), (axes,), None)(args)
+
     return with_transpose(
-        lambda args: mapped(run, (None, axes), of_outputs)(None, args), derived, args
+        lambda args: mapped(run, (None, axes), of_outputs)(None, args), derived, check_member, args
     ), of_outputs
 
 
