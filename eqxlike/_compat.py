@@ -89,25 +89,26 @@ def varying_axes(array: Any) -> frozenset[Any]:
 
 
 def manual_axis_type(array: Any) -> Any:
-    """The part of an array's type that `jax.ShapeDtypeStruct` takes under this name, or `None`."""
+    """The `manual_axis_type` of an array, as `jax.ShapeDtypeStruct` takes it, or `None`."""
     return getattr(getattr(array, "aval", array), "manual_axis_type", None)
 
 
 def vary(array: Any, axes: frozenset[Any]) -> Any:
-    """An array that varies along these axes of `jax.shard_map` too, as far as JAX knows."""
+    """Casts an array so that it also varies, to JAX, along these axes of `jax.shard_map`."""
     missing = tuple(sorted(axes - varying_axes(array), key=str))
     return jax.lax.pcast(array, missing, to="varying") if missing else array
 
 
 # jax 0.10.2 to 0.12.0.1: inside `jax.shard_map` with `check_vma=True`, `jax.lax.pmean` over an axis
-# of `jax.vmap` fails an assertion; over such an axis and one of the mesh it raises `ValueError`.
+# of `jax.vmap` fails an assertion; over an axis of `jax.vmap` and one of the mesh it raises
+# `ValueError`.
 def mean_over_axes(array: Any, names: tuple[Any, ...]) -> Any:
     """`jax.lax.pmean`, also over axes of `jax.vmap` and of `jax.shard_map` together."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
     if not manual:
         return jax.lax.pmean(array, names)
     for name in names:
-        index = jax.lax.axis_index(name)  # raises `NameError` where there is no such axis
+        index = jax.lax.axis_index(name)  # raises `NameError` if the axis does not exist
         if name in manual:
             array = vary(array, varying_axes(index))
         else:
@@ -123,7 +124,7 @@ def _batch_mean(axis: Any, arrays: Any, axes: Any, *, name: Any) -> tuple[Any, A
 
 
 _mean_over_mapped = Primitive("mean_over_mapped")
-_mean_over_mapped.def_impl(lambda array, name: array)  # no longer mapped: the members are equal
+_mean_over_mapped.def_impl(lambda array, name: array)  # not mapped: all members are equal
 _mean_over_mapped.def_abstract_eval(lambda array, name: array)
 mlir.register_lowering(_mean_over_mapped, lambda context, array, name: [array])
 ad.deflinear2(

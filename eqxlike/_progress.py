@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, TextIO
 
 OnStep = Callable[..., Any]
-"""`on_step(step, text, is_last=False)` with the number of steps that are done, and what to say of
-the last; whether it was shown.
+"""`on_step(step, text, is_last=False)` gets the number of finished steps and a text about the last
+one. It returns whether it showed them.
 """
 
 

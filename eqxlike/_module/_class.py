@@ -75,7 +75,7 @@ def own_record(cls: type) -> ClassRecord | None:
 class StoredFunction:
     """A function as a Module class stores it, in a descriptor.
 
-    Read from `vars` of the class, it can still be called, and passes for the function itself: class
+    Read from `vars` of the class, it can be called, and `isinstance` takes it for a function: class
     decorators such as `beartype` and `typeguard` replace each `types.FunctionType` by another.
     """
 
@@ -84,7 +84,7 @@ class StoredFunction:
     def __init__(self, function: Callable[..., Any]):
         wrapper: Any = self
         functools.update_wrapper(wrapper, function)
-        # A plain function has none.
+        # A plain function has no `__wrapped__`.
         del wrapper.__wrapped__
         self.function = function
 
@@ -92,7 +92,7 @@ class StoredFunction:
         return self.function(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # The code, the defaults and the like. An instance that is being copied has nothing yet.
+        # For example `__code__` and `__defaults__`. During a copy the instance is still empty.
         if "function" not in vars(self):
             raise AttributeError(name)
         return getattr(self.function, name)

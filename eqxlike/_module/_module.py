@@ -416,7 +416,7 @@ class Module(FrozenStorage, metaclass=ModuleMeta):
 
 
 def _explain_hash(module: Any) -> str:
-    """The message on why a Module has no hash."""
+    """The message that says why a Module has no hash."""
     is_method = isinstance(module, BoundMethod)
     name = type(module.__self__ if is_method else module).__name__.lstrip("_")
     leaves = jtu.tree_leaves_with_path(module)

@@ -32,8 +32,8 @@ _SEPARATORS = re.compile(r"[/()]")
 class LayerCall(StoredFunction):
     """The `__call__` of a Module class: the plain function, unless layers are being named."""
 
-    # Classes may be pickled by value, which a function that reads `_current` cannot be: it is not
-    # in the `__dict__`.
+    # Not in `__dict__`, so that classes can be pickled by value: `_named` reads `_current`, which
+    # cannot be pickled.
     __slots__ = ("_named",)
 
     def __init__(self, function: Callable[..., Any]):

@@ -56,8 +56,8 @@ def flatten(
     """The arrays of `tree`, in tree order, and its Structure.
 
     The outermost Modules that hold nothing mutable (`Structure.is_cacheable`: no list, no dict)
-    cache their part for the next call, as long as the lists and dicts in their static fields do not
-    change.
+    cache their part for the next call. It is valid while the lists and dicts in their static fields
+    do not change.
 
     **Arguments:**
 
@@ -102,7 +102,7 @@ def flatten(
                 cached = _current(get_cached(value)) if caches else None
                 if not checks and cached is not None and cached is not INITIALISING:
                     structure = cached.structure.interned
-                    # An output keeps its own objects, and the interned Structure has equal ones.
+                    # An output keeps its own objects; the interned Structure has equal ones.
                     if structure.is_exact or not is_output:
                         arrays += cached.arrays
                         structures.append(structure)
@@ -212,14 +212,14 @@ _Candidate = tuple[Module, slice, slice, Structure]
 
 
 class _OfOwnContainers(NamedTuple):
-    """The Structure of a Module whose static containers are equal to, but not, those in it."""
+    """A Structure, for a Module whose static containers are other, equal objects."""
 
     interned: Structure
     snapshot: Snapshot | None
 
 
 def _current(cached: Any) -> Any:
-    """`cached`, unless a static container was changed since: in the Module, or in its Structure."""
+    """`cached`, or `None` if a static container has changed: in the Module, or in its Structure."""
     if cached is None or cached is INITIALISING:
         return cached
     if (snapshot := cached.structure.snapshot) is not None:

@@ -88,7 +88,7 @@ class StaticKey:
 
     - `key`: hashable; values with equal keys are interchangeable in a trace at this moment.
     - `is_immutable`: whether that remains so; if not, the key must be made again each time.
-    - `is_fixed`: whether it remains so while the `containers` do not change.
+    - `is_fixed`: whether the key stays valid while the `containers` do not change.
     - `containers`: the lists, dicts, sets and plain objects in the value, as `Snapshot` takes them.
     - `is_exact`: whether the values with this key are always interchangeable, and not only in
       what their `==` compares.
@@ -282,15 +282,15 @@ class StaticKey:
 
 
 Container = tuple[Any, Any, tuple[Any, ...]]
-"""A container, a live view of some of its parts, and these parts as they were."""
+"""A container, a live view of some of its parts, and a copy of these parts."""
 
 
 class Snapshot:
-    """What some containers held when their keys were made.
+    """The contents of some containers when their keys were made.
 
-    The parts are immutable, compared by identity, or containers in the snapshot themselves. So a
-    container is unchanged if its parts are the same objects, which is asked at the speed of C.
-    There is one snapshot for the same containers, so a call can tell that it has asked already.
+    Each part is immutable, compared by identity, or itself a container in the snapshot. So a
+    container is unchanged if its parts are the same objects, which is compared at the speed of C.
+    Equal snapshots are one object, so that a call can skip a snapshot that it has checked.
     """
 
     __slots__ = ("__weakref__", "_lengths", "_live", "_saved", "containers")
@@ -317,12 +317,12 @@ _snapshots: weakref.WeakValueDictionary[Any, Snapshot] = weakref.WeakValueDictio
 def snapshot_of(containers: Iterable[Container]) -> Snapshot | None:
     """The snapshot of these containers; `None` if there are none."""
     unique = {(id(each[0]), type(each[1]), *map(id, each[2])): each for each in containers}
-    # The `id`s are valid as long as the snapshot lives.
+    # The snapshot keeps the objects alive, so each `id` is valid.
     return _snapshots.setdefault((*unique,), Snapshot([*unique.values()])) if unique else None
 
 
 class _Attributes:
-    """A view of the class and the `__dict__` of a plain object, which assignment may replace."""
+    """A view of the class and the `__dict__` of a plain object; both can be reassigned."""
 
     __slots__ = ("of",)
 
@@ -337,7 +337,7 @@ class _Attributes:
 
 
 def _live_parts(value: Any, base: type | None) -> tuple[Any, ...]:
-    """Live views of all parts of a container; none if it has other parts too."""
+    """Live views of all parts of a container; empty if the views would miss a part."""
     cls = type(value)
     if cls in (list, set):
         return (value,)
@@ -537,7 +537,7 @@ def write_static_guard(writer: Any, name: str, value: Any, *, of_node: bool) -> 
 
     - `of_node`: whether it is static in a node. A static leaf that is not hashable is compared by
       identity, a static part of a node by value. The guard of the node checks that the containers
-      in `value` itself are unchanged.
+      in `value` are unchanged.
     """
     cls = type(value)
     if value is None or value is True or value is False:

@@ -33,8 +33,8 @@ class Structure:
     - `num_arrays`: the number of arrays in the subtree.
     - `is_cacheable`: whether nothing inside can change while somebody holds the arrays, except the
       static containers in `snapshot`: no list, no dict, no foreign node among the children.
-    - `snapshot`: what the lists, dicts and the like in static fields held, or `None`.
-    - `interned`: the Structure in the table with this key. Another one is of other objects.
+    - `snapshot`: the contents of the lists, dicts and other containers in static fields, or `None`.
+    - `interned`: the Structure with this key in the table, which may hold other, equal objects.
     - `is_exact`: whether two trees of this Structure with the same arrays are interchangeable, even
       in what their equality ignores.
     - `anchor`: a function inside that was defined in another one, and may be short-lived.

@@ -335,7 +335,7 @@ class GuardWriter(SourceWriter):
         """The lines of a function that begins with the guards."""
         lines = self.lines
         if (snapshot := snapshot_of(self._containers)) is not None:
-            # All at once: each call of `is_current` takes longer than to look at ten more objects.
+            # In one call: a call of `is_current` costs more than comparing ten more objects.
             is_current = self.constant(snapshot.is_current)
             lines = [f"if not {is_current}(): return MISS", *lines]
         return [
@@ -469,7 +469,7 @@ def _guard_fields(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
     for field, value in zip(layout.static_names, node.meta, strict=True):
         stored = writer.assign(f"{fields}[{field!r}]")
         if writer.reads_fields and StaticKey(value, of_node=True).containers:
-            # The partition that is cached has the snapshot of these very objects.
+            # The cached partition has the snapshot of the same objects.
             writer.miss_if(f"{stored} is not {writer.constant(value)}")
         else:
             write_static_guard(writer, stored, value, of_node=True)

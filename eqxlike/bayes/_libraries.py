@@ -67,9 +67,9 @@ def is_distribution(value: Any) -> bool:
 
 
 class Missing(AttributeError, NotImplementedError, ValueError):
-    """A property that a posterior or a distribution lacks: `hasattr` is then false.
+    """Raised for a property that a posterior or a distribution lacks, so that `hasattr` is false.
 
-    The two other classes are what earlier versions raised.
+    Earlier versions raised the two other classes.
     """
 
 

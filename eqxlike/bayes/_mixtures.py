@@ -263,7 +263,7 @@ class CategoricalMixture(Module):
         """
         if np.shape(y) != self.batch_shape:
             raise ValueError(
-                "CategoricalMixture.log_prob expects y of the shape that is predicted, "
+                "CategoricalMixture.log_prob expects y of the shape of the prediction, "
                 f"{self.batch_shape}, got {np.shape(y)}."
             )
         classes = as_classes(y)
@@ -300,15 +300,15 @@ def _entropy(log_probabilities: Float[Array, "*B C"]) -> Float[Array, "*B"]:
     return -jnp.sum(terms, axis=-1)
 
 
-# --- Checks of labels, and that a prediction is a mixture ---
+# --- Checks of labels and of predictions ---
 
 
 def as_classes(labels: Any) -> Array:
-    """Labels as an array, booleans as integers: a boolean is one of two classes, but no index."""
+    """Labels as an array, with booleans as integers, which can be indices."""
     if not isinstance(labels, jax.Array) and (dtype := np.asarray(labels).dtype).kind in "OSU":
         raise TypeError(
-            f"Expected labels that are numbers or booleans, got dtype {dtype}. Of classes with "
-            "names, `np.unique(labels, return_inverse=True)[1]` has the numbers."
+            f"Expected labels that are numbers or booleans, got dtype {dtype}. To number named "
+            "classes, write `np.unique(labels, return_inverse=True)[1]`."
         )
     labels = jnp.asarray(labels)
     return labels.astype(jnp.int32) if labels.dtype == jnp.bool_ else labels

@@ -87,8 +87,8 @@ class Posterior(Module):
         - `prior`: a prior of `bayes`, or a distribution of NumPyro for each number; `None` for that
           of layers whose weights are random.
         - `likelihood`: how the targets are distributed around what the model returns.
-        - `data`: `(x, y)`, arrays or pytrees of arrays with one leading length, `N` examples; y may
-          also be a list of numbers.
+        - `data`: `(x, y)`, arrays or pytrees of arrays with the same leading length `N`, the number
+          of examples; y may also be a list of numbers.
 
         **Raises:** `TypeError` or `ValueError` that says what does not fit: data of different
         lengths or with NaN, a network that returns another shape than the likelihood expects, a
@@ -494,8 +494,9 @@ def check_data(data: Any) -> tuple[PyTree[Array], PyTree[Array]]:
                 )
             if paths_without_numbers(leaf):
                 raise TypeError(
-                    f"data: {where} must be an array of numbers, got one of dtype {leaf.dtype}. "
-                    "`np.unique(labels, return_inverse=True)[1]` has the numbers of the classes."
+                    f"data: {where} must be an array of numbers, got an array of dtype "
+                    f"{leaf.dtype}. To number named classes, write "
+                    "`np.unique(labels, return_inverse=True)[1]`."
                 )
             lengths[where] = jnp.shape(leaf)[0]
             _check_finite(leaf, where)

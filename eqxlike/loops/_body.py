@@ -118,7 +118,7 @@ def trace_body(
     - `name`: of the body, in messages.
     - `init`: the carry to start with.
     - `x_form`, `x`: the form of a step's input, and the types of its arrays.
-    - `axes`: axes of a mesh, inside `jax.shard_map`, along which the devices may run different
+    - `axes`: inside `jax.shard_map`, the axes of the mesh along which devices may run different
       numbers of steps. The carry varies along them.
 
     **Raises:** `ValueError` naming the path if the returned carry has another structure, shape or
@@ -132,7 +132,7 @@ def trace_body(
     flat = _FlatBody(name, body, form, x_form, places, outer)
     carry, is_active = [vary(array, axes) for array in carry], vary(jnp.asarray(True), axes)
     closed = jax.make_jaxpr(flat)(carry, list(x), is_active)
-    # Each further trace casts at least one array to the last dtype or axes that it needs.
+    # Each further trace casts at least one array to its final dtype or axes.
     for _ in range(_MAX_CASTS + len(carry)):
         if not flat.casts:
             break
@@ -198,7 +198,7 @@ class _FlatBody:
     - `buffers`: the places of the leaves of the carry that are buffers.
     - `outer`: the buffers of outer loops, by the place of their leaf.
     - `y_form`: the form of a step's output.
-    - `casts`: for each array of the carry, the dtype and the further axes of a mesh to cast it to;
+    - `casts`: for each array of the carry, the dtype and the additional mesh axes to cast it to;
       empty if no array needs a cast.
     """
 
@@ -277,7 +277,7 @@ def _without_arrays(tree: PyTree) -> PyTree:
 def _casts(
     name: str, old: PyTree, carry: Arrays, arrays: Arrays
 ) -> list[tuple[Any, frozenset[Any]]]:
-    """Casts of the initial carry: to other dtypes, and to further axes of a mesh to vary along.
+    """Casts of the initial carry, to other dtypes and to additional mesh axes to vary along.
 
     Only weakly typed arrays are cast to other dtypes, as in `jax.lax`.
     """
@@ -297,9 +297,9 @@ def _casts(
 
 
 def _with_consts_varied(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The body, where arrays that it closes over become varying, in `jax.shard_map`, outside of it.
+    """Inside `jax.shard_map`, casts arrays that the body closes over to varying before the loop.
 
-    The transpose sums over the devices. So it does once, not in each step.
+    The transpose of the cast sums over the devices: now once, instead of in each step.
     """
     jaxpr, known, before, rest, varied = closed.jaxpr, set(closed.jaxpr.constvars), [], [], []
     for equation in jaxpr.eqns:
@@ -342,8 +342,8 @@ def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int, axes: frozen
 def trace_condition(
     name: str, condition: Callable[[PyTree], Any], body: Body
 ) -> tuple[list[Array], Condition, frozenset[Any]]:
-    """The arrays that a condition closes over, the condition as a function of arrays, and the axes
-    of a mesh along which it varies.
+    """The arrays that a condition closes over, the condition as a function of arrays, and the mesh
+    axes along which it varies.
 
     **Raises:** `TypeError` unless it returns one boolean.
     """

@@ -166,7 +166,7 @@ def fori_loop(
         return carry[0] < consts[0]
 
     numbered = _numbered(body, first)
-    name = "fori_loop of bounds that are not known when it is traced"
+    name = "fori_loop whose bounds are unknown when it is traced"
     _, *carry = _run_while(name, numbered, [end], is_before_end, kind, max_steps, checkpoints)
     return body.unflatten(carry)
 
@@ -273,7 +273,7 @@ def _run_while(
 
     **Arguments:**
 
-    - `name`: of the loop, in the message about a reverse mode that it lacks.
+    - `name`: name of the loop in the error about reverse mode.
     - `cond_consts`: the arrays that the condition closes over.
     """
     length = _UNBOUNDED if max_steps is None else max_steps
@@ -284,7 +284,7 @@ def _run_while(
             run_while(loop, operands),
             f"Reverse-mode differentiation of a {name} needs another `kind`: pass "
             "kind='checkpointed' or kind='bounded', and `max_steps`, the largest number of steps. "
-            "It has kind='lax', the default, which has forward mode alone.",
+            "The default, kind='lax', has only forward mode.",
         )
 
     def run_from(shared: Arrays, carry: Arrays) -> list[Array]:

@@ -45,7 +45,7 @@ def _attend(
     if mask is not None:
         least = jnp.finfo(dtype).min
         if jnp.issubdtype(mask.dtype, jnp.floating):
-            # A query that attends to no key has equal weights, as with a boolean mask, and no NaN.
+            # A query that attends to no key gets equal weights, as with a boolean mask, not NaN.
             logits = jnp.maximum(logits + mask.astype(dtype), least)
         else:
             logits = jnp.where(mask, logits, least)
@@ -179,10 +179,10 @@ class MultiheadAttention(Module):
         - `key_`: shape `(kv_seq, key_size)`.
         - `value`: shape `(kv_seq, value_size)`.
         - `mask`: shape `(q_seq, kv_seq)` or `(1, q_seq, kv_seq)` for all heads, or `(num_heads,
-          q_seq, kv_seq)` for a mask for each head. Booleans: `False` where a query must not attend
-          to a key. Integers: 0 there. Floats are added to the logits, as in PyTorch: `-jnp.inf` or
-          `-1e9` there, 0 elsewhere; or a bias for each pair, which may be trained. So convert a
-          float mask of ones and zeros: `mask != 0`.
+          q_seq, kv_seq)` for a mask for each head. A boolean `False`, or an integer 0, keeps a
+          query from attending to a key. Floats are added to the logits, as in PyTorch: `-jnp.inf`
+          or `-1e9` masks a pair, 0 leaves it; other values are a bias, which may be trained. So
+          convert a float mask of ones and zeros: `mask != 0`.
         - `key`: for dropout, split into one key a head; needed unless `dropout_p` is 0 or in
           inference mode. Projections get another part of it for each row, for layers that were put
           in their place, by `to_bayesian` say.
@@ -195,7 +195,7 @@ class MultiheadAttention(Module):
         **Returns:** shape `(q_seq, output_size)`.
 
         **Raises:** `ValueError` if something has another shape, or there is no row to attend to;
-        `TypeError` for a complex mask; `RuntimeError` if dropout needs a key and none came.
+        `TypeError` for a complex mask; `RuntimeError` if dropout needs a key and `key` is `None`.
         """
         if deterministic is not None:
             warn_deterministic("MultiheadAttention")

@@ -35,12 +35,12 @@ class BatchNorm(StatefulLayer):
     out before they are used. With `mode="ema"` both use the running averages, which start as the
     statistics of the first batch.
 
-    Statistics that come from elsewhere, such as a trained network's, are used as they are, and
-    training averages further from them. Set them with `set_statistics`; before the first training
-    step `state.set(norm.batch_state_index, (mean, variance))` does the same.
+    `set_statistics` sets running averages, for example those of a network that was trained
+    elsewhere. Inference uses them unchanged, and training continues the averages from them. Before
+    the first training step `state.set(norm.batch_state_index, (mean, variance))` does the same.
 
-    The variance is the mean of the squares, `1 / n`, everywhere. PyTorch keeps a running variance
-    with `1 / (n - 1)`, as `unbiased=True` does.
+    All variances are biased, `1 / n`. With `unbiased=True` the running variance is `1 / (n - 1)`,
+    as in PyTorch.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -101,7 +101,7 @@ class BatchNorm(StatefulLayer):
         - `mode`: `"batch"` or `"ema"`; `"legacy"` is `"ema"`, with a warning.
         - `batched`: whether the layer is called on a whole batch, `(batch, input_size, ...)`,
           without a `vmap`. Needs no `axis_name`; with one, statistics are over both.
-        - `unbiased`: whether the running variance is that of `n / (n - 1)` times the batch's
+        - `unbiased`: whether the running variance averages `n / (n - 1)` times the batch's
           variance, for `n` values in a channel, as in PyTorch.
         - `weight_init`, `bias_init`: one of `jax.nn.initializers`, instead of ones and zeros.
         - `key`: for initializers that are random.
@@ -152,12 +152,13 @@ class BatchNorm(StatefulLayer):
         mean: Float[Array, " input_size"],
         variance: Float[Array, " input_size"],
     ) -> State:
-        """Sets the running averages, which inference then uses as they are.
+        """Sets the running averages. Inference uses them unchanged; training continues from them.
 
         **Arguments:**
 
-        - `state`: holds the running averages. It is out of date afterwards.
-        - `mean`, `variance`: of each channel, in the dtype of the running averages.
+        - `state`: holds the running averages. Use only the new state afterwards.
+        - `mean`, `variance`: JAX or NumPy arrays with a value for each channel, in the dtype of the
+          running averages. Convert PyTorch's tensors: `running_mean.numpy()`.
 
         **Returns:** the new state.
 
@@ -252,8 +253,8 @@ class BatchNorm(StatefulLayer):
         return measured, state.set(self.batch_state_index, updated)
 
     def _debiased(self, running: Statistics, count: Array) -> Statistics:
-        """The average over the batches there were: without what the running averages began with,
-        which is 0 and 1. Statistics that were set are unchanged.
+        """The average over past batches, without the initial values 0 and 1. Statistics that were
+        set are unchanged.
         """
         mean, variance = running
         from_start = jnp.asarray(self.momentum, mean.dtype) ** count.astype(mean.dtype)
@@ -287,15 +288,15 @@ class BatchNorm(StatefulLayer):
         return mean, squares - (mean - centre) ** 2
 
     def _correction(self, x: Array) -> float:
-        """What makes the variance of a batch unbiased, if that is wanted."""
+        """The factor that makes the variance of a batch unbiased; 1 without `unbiased`."""
         if not self.unbiased:
             return 1.0
         size = x.size // self.input_size if self.input_size else 2
         size *= 1 if self.axis_name is None else jax.lax.psum(1, self.axis_name)
         if size == 1:
             raise ValueError(
-                f"{describe(self)} has `unbiased=True`, and a variance of one value for each "
-                "channel is always biased. Pass more than one example, or `unbiased=False`."
+                f"{describe(self)} has `unbiased=True`, but one value for each channel has no "
+                "unbiased variance. Pass more than one example, or `unbiased=False`."
             )
         return size / (size - 1)
 
@@ -319,11 +320,11 @@ class BatchNorm(StatefulLayer):
 
 
 _SETTLED = -1
-"""The counter for statistics that were set, not averaged from the initial ones."""
+"""The value of the counter if statistics were set, not averaged from the initial ones."""
 
 
 def _is_initial(running: Statistics, variance: float) -> Array:
-    """Whether these are the statistics that a `State` begins with, so that none were set."""
+    """Whether these are the initial statistics of a `State`, so that none were set."""
     return jnp.all(running[0] == 0) & jnp.all(running[1] == variance)
 
 

@@ -70,11 +70,11 @@ def check_input(layer: Module, x: Any, expected: Shape, name: str = "x") -> None
 
 
 def check_not_stacked(layer: Module, weight: Any, num_axes: int) -> None:
-    """Raises `ValueError` if `weight`, of `num_axes` axes in one layer, has more of them."""
+    """Raises `ValueError` if `weight` has more than the `num_axes` axes of a single layer."""
     if getattr(weight, "ndim", num_axes) > num_axes:
         raise ValueError(
             f"{describe(layer)} has a weight of shape {weight.shape}, with {weight.ndim} axes; a "
-            f"single layer has {num_axes}. An ensemble, or stacked layers, are called by "
+            f"single layer has {num_axes}. Call an ensemble, or stacked layers, with "
             "`eqx.filter_vmap(lambda model, x: model(x), in_axes=(eqx.if_array(0), None))(model, "
             "x)`."
         )
@@ -201,8 +201,8 @@ class Rows:
 
 
 def layer_at(stacked: Any, index: int | slice) -> Any:
-    """One of the layers that are stored stacked, or one of the outputs of all, by itself; the
-    stacked layers of a slice.
+    """The layer at an index of stacked layers, or its output in stacked outputs. For a slice, the
+    stacked layers in it.
 
     **Raises:** `TypeError` in the `where` of a `tree_at`, which cannot replace part of an array.
     """
@@ -212,9 +212,9 @@ def layer_at(stacked: Any, index: int | slice) -> Any:
             return _with_shape(leaf, np.broadcast_to(0, leaf.shape)[index].shape)
         if is_placeholder(leaf) and is_array_or_struct(leaf.value):
             raise TypeError(
-                "`where` took one layer out of layers that are stored stacked, and this layer is "
-                "not a node of the tree: change the layers of `unstack()`, and stack these again; "
-                "or replace an array of all layers at once, such as `stack.layers.weight`."
+                "`where` chose one of several stacked layers, which is not a node of the tree: "
+                "change the layers of `unstack()` and stack them again, or replace an array of all "
+                "layers at once, such as `stack.layers.weight`."
             )
         return leaf[index] if is_array(leaf) or isinstance(leaf, Rows) else leaf
 

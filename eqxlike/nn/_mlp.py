@@ -46,7 +46,7 @@ def _call_on_unit(name: str, activation: Callable, value: Shaped[Array, ""]) -> 
     try:
         return activation(value)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
-        raise  # It needs a concrete number, one unit or all.
+        raise  # The activation needs a concrete number, for one unit or all units.
     except (IndexError, TypeError, ValueError) as error:
         raise ValueError(
             f"MLP: {name} is called on one unit at a time, on an array of shape (), and failed: "
@@ -65,10 +65,10 @@ def _apply_per_unit(
 class MLP(Module):
     """A multi-layer perceptron, also called a feed-forward network.
 
-    An activation acts on each unit by itself, on an array of shape `()`. A function of all units
-    belongs after the network. A softmax raises an error that says so; `lambda x: x / x.sum()` is a
-    valid function of one unit, and returns ones. If it is a Module with arrays, every unit of every
-    layer owns a copy of them: an activation with one learnt slope gets `depth * width_size` slopes.
+    An activation acts on each unit separately, on an array of shape `()`. Apply a function of all
+    units, such as a softmax, to the output: as an activation a softmax raises an error, and
+    `lambda x: x / x.sum()` returns ones. If the activation is a Module with arrays, every unit of
+    every layer has its own copy of them: one learnt slope becomes `depth * width_size` slopes.
 
     >>> import jax, jax.numpy as jnp
     >>> model = MLP(in_size=2, out_size="scalar", width_size=8, depth=2, key=jax.random.key(0))
@@ -171,7 +171,7 @@ class MLP(Module):
 
         **Returns:** shape `(out_size,)`, or `()` if `out_size="scalar"`.
 
-        **Raises:** `ValueError` if `x` has another shape, or an activation cannot act on one unit.
+        **Raises:** `ValueError` if `x` has another shape, or an activation fails on a single unit.
         """
         num_keys = self.depth + 1
         keys: Any = [None] * num_keys if key is None else jr.split(key, num_keys)

@@ -51,9 +51,9 @@ class ScanStack(StatefulLayer, Stacked):
     time. A later step took 1.16 of the time for 4 such blocks, 0.88 for 6 of 256 features, and 0.7
     of the memory; on an H100 it took 1.1 of the time.
 
-    To train some layers and not others, freeze these: `nn.freeze(stack, lambda stack: stack[:2])`.
-    Then `layers` is a tuple of stacks, one for each run of successive layers that are frozen
-    alike, and each run is a loop of its own. Outputs, gradients and `unstack()` stay the same.
+    `nn.freeze(stack, lambda stack: stack[:2])` freezes some of the layers. Then `layers` is a tuple
+    of stacks, one for each run of successive layers with the same frozen arrays, and each run is a
+    separate loop. Outputs, gradients and `unstack()` stay the same.
 
     Layers may be stateful. In the `State` of the model their values stand stacked as well: that of
     one layer is `jax.tree.map(lambda value: value[index], state.substate(stack.layers))`.
@@ -117,9 +117,9 @@ class ScanStack(StatefulLayer, Stacked):
     ) -> "ScanStack":
         """The stack of layers that are there already: the inverse of `unstack`.
 
-        **Raises:** `ValueError` that names the place if they differ in more than the values of
-        their arrays and in what is frozen: in an activation, say; if one has a `jax.Ref`; and if
-        there is no layer.
+        **Raises:** `ValueError` with the path if layers differ in more than the values of their
+        arrays and in which arrays are frozen, for example in an activation; if a layer has a
+        `jax.Ref`; and if there is no layer.
         """
         if not layers:
             raise ValueError("ScanStack.stack needs at least one layer.")
@@ -144,8 +144,8 @@ class ScanStack(StatefulLayer, Stacked):
         return cls(lambda key: no_layer, 1, **options).with_layers(layers)
 
     def with_layers(self, layers: Sequence[Any]) -> Self:
-        """**Returns:** this stack with other layers, which differ in the values of their arrays and
-        in what is frozen alone.
+        """**Returns:** this stack with other layers, which may differ only in the values of their
+        arrays and in which arrays are frozen.
         """
         alike = itertools.groupby(layers, key=jtu.tree_structure)
         runs = [self._storing(stack_layers(run), len(run)) for _, (*run,) in alike]
@@ -157,7 +157,7 @@ class ScanStack(StatefulLayer, Stacked):
         return new
 
     def runs(self) -> list[tuple["ScanStack", slice]]:
-        """**Returns:** the stacks of successive layers that are frozen alike, with their places."""
+        """**Returns:** stacks of successive layers with the same frozen arrays, with slices."""
         is_split = isinstance(self.layers, tuple) and isinstance(self.layers[0], ScanStack)
         stacks = self.layers if is_split else (self,)
         stops = itertools.accumulate(stack.depth for stack in stacks)
@@ -169,7 +169,7 @@ class ScanStack(StatefulLayer, Stacked):
         return tuple(self[index] for index in range(self.depth))
 
     def __getitem__(self, index: int | slice) -> Any:
-        """One layer by itself at an integer, a `ScanStack` of the layers in a slice.
+        """The layer at an integer, or a `ScanStack` of the layers in a slice.
 
         **Raises:** `IndexError` past either end, `ValueError` for a slice without layers.
         """
@@ -188,8 +188,8 @@ class ScanStack(StatefulLayer, Stacked):
             if is_array_or_struct(leaf) and leaf.shape[:1] != (run.depth,):
                 raise ValueError(
                     f"ScanStack of depth {run.depth} has an array of shape {leaf.shape} at "
-                    f"stack.layers{jtu.keystr(path)}, whose first axis is not that of layers. Of "
-                    "an ensemble made by `filter_vmap`, take layers inside `filter_vmap`."
+                    f"stack.layers{jtu.keystr(path)}, whose first axis is not the axis of layers. "
+                    "Inside an ensemble made by `filter_vmap`, take layers inside `filter_vmap`."
                 )
         return run.gather(layer_at(run.layers, index - places.start))
 
@@ -231,7 +231,7 @@ class ScanStack(StatefulLayer, Stacked):
             if not has_state:
                 x, _ = run._scan(x, args, None, own_keys)
                 continue
-            # Runs that were frozen after the state was made share one array of values.
+            # If layers were frozen after the state was made, their runs share one array of values.
             values = state.substate(run.layers)
             kind = jtu.tree_structure(values)
             own = slice(num_seen[kind], num_seen[kind] + run.depth)
@@ -248,9 +248,9 @@ class ScanStack(StatefulLayer, Stacked):
             for a in jtu.tree_leaves(values)
         ):
             raise ValueError(
-                f"{describe(self)} has {self.depth} layers, and the state has values of another "
+                f"{describe(self)} has {self.depth} layers, but the state has values for another "
                 "number of layers. A slice of stateful layers cannot be called with the state of "
-                "all: call the whole stack."
+                "the whole stack: call the whole stack."
             )
         return x if state is NO_STATE else (x, state)
 

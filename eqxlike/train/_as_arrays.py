@@ -1,4 +1,4 @@
-"""Batches of other libraries as arrays: tensors, lists of numbers, mappings."""
+"""Converts batches of other libraries to arrays: tensors, lists of numbers, mappings."""
 
 import contextlib
 import functools
@@ -17,21 +17,21 @@ OnStatic = Callable[[str, Any, bool], None]
 """`on_static(path, leaf, is_in_list)`."""
 
 _ARRAY_TYPES: set[type] = set()
-"""The types of arrays that were seen: to look a type up costs less than `isinstance`."""
+"""The types of arrays seen so far: a look-up costs less than `isinstance`."""
 
 
 def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
     """The batch with NumPy arrays in place of lists of numbers and of other libraries' tensors.
 
-    A number in any other list becomes an array of shape `()`. A mapping that is no pytree, such as
-    a `UserDict`, becomes a dict. Numbers, texts and other objects outside of lists stay.
+    A number in any other list becomes an array of shape `()`. A mapping that is not a pytree, such
+    as a `UserDict`, becomes a dict. Numbers, strings and other objects outside lists stay.
 
     **Arguments:**
 
-    - `on_static`: called for each leaf that stays and is no array.
+    - `on_static`: called for each leaf that stays and is not an array.
 
     **Raises:** `TypeError` with the path for a tensor that NumPy cannot read; `ValueError` for rows
-    of several lengths.
+    of unequal lengths.
     """
     leaves = jtu.tree_leaves(batch)
     if _ARRAY_TYPES.issuperset(map(type, leaves)):
@@ -46,8 +46,8 @@ def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
                 return np.asarray(leaf)
             except ValueError as error:
                 raise ValueError(
-                    f"{taker} expected rows of one length, and {path} has several: pad them, or "
-                    "make arrays of the parts."
+                    f"{taker} expected rows of equal length, but rows of {path} differ: pad them, "
+                    "or make arrays of the parts."
                 ) from error
         if isinstance(leaf, Mapping):
             return convert(dict(leaf), path, is_in_list)
@@ -70,16 +70,16 @@ def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
 
 
 def check_arrays(batch: Any) -> None:
-    """Raises `TypeError` for what `as_arrays` would convert, in a step that is being traced: it is
-    static there, and each batch would be traced again.
+    """Raises `TypeError` for a leaf that `as_arrays` would convert, while a step is traced: there
+    the leaf is static, and the step would be traced again for each batch.
     """
 
     def check(path: Any, leaf: Any) -> None:
         if type(leaf) is list or isinstance(leaf, Mapping) or _is_foreign(leaf):
             raise TypeError(
-                f"The step expected a batch of arrays, and batch{jtu.keystr(path)} is a "
-                f"{type(leaf).__name__}, for which each batch is traced again: pass it through "
-                "`np.asarray`, or a mapping through `dict`, or train with `train.fit`."
+                f"The step expected a batch of arrays, but batch{jtu.keystr(path)} is a "
+                f"{type(leaf).__name__}, and the step would be traced again for each batch. "
+                "Convert it with `np.asarray`, or a mapping with `dict`, or train with `train.fit`."
             )
 
     is_data = functools.partial(_is_list_of, _NUMBERS | str | bytes)
@@ -87,7 +87,7 @@ def check_arrays(batch: Any) -> None:
 
 
 def _is_list_of(types: Any, node: Any) -> bool:
-    """Whether something is a list, also of lists, with leaves of these types alone."""
+    """Whether something is a list, or nested lists, whose leaves all have these types."""
     if type(node) is not list or not node:
         return False
     inside = jtu.tree_leaves(node, is_leaf=lambda each: each is None)
@@ -101,7 +101,7 @@ def _is_foreign(leaf: Any) -> bool:
 
 
 def _as_numpy(tensor: Any, path: str, taker: str) -> Any:
-    """A tensor of another library, also of a dtype that NumPy lacks, or on a device."""
+    """A tensor of another library, even on a device or of a dtype that NumPy lacks."""
     tensor = tensor.detach() if hasattr(tensor, "detach") else tensor
     try:
         return np.asarray(tensor)
@@ -109,6 +109,6 @@ def _as_numpy(tensor: Any, path: str, taker: str) -> Any:
         with contextlib.suppress(Exception):
             return jnp.array(jnp.from_dlpack(tensor))
         raise TypeError(
-            f"{taker} expected an array, and {path} is a {type(tensor).__name__} that NumPy cannot "
+            f"{taker} expected an array, but {path} is a {type(tensor).__name__} that NumPy cannot "
             f"read: {error}"
         ) from error

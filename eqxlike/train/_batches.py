@@ -116,8 +116,8 @@ def minibatches(
 
     **Arguments:**
 
-    - `arrays`: a pytree of arrays of numbers with one leading length N, such as `(x, y)`. Lists of
-      numbers and tensors of other libraries become arrays.
+    - `arrays`: a pytree of arrays of numbers with the same leading length N, such as `(x, y)`.
+      Lists of numbers and tensors of other libraries become arrays.
     - `batch_size`: B.
     - `more`: nothing. Several arrays are one argument, a tuple.
     - `seed`: the same seed gives the same batches.
@@ -204,19 +204,21 @@ def _check_finite(named: list[tuple[str, np.ndarray]]) -> None:
                 )
 
 
-# --- Batches again and again ---
+# --- Repeated batches ---
 
 
 def repeat(batches: Iterable[Batch] | Callable[[], Iterable[Batch]]) -> Iterator[Batch]:
-    """Goes through batches again and again, without end.
+    """Iterates over batches again and again, without end.
+
+    For three epochs pass `num_steps=3 * len(loader)` to `fit`.
 
     **Arguments:**
 
-    - `batches`: anything that one can go through many times, such as a list or a `DataLoader` of
+    - `batches`: an iterable that starts again each time, such as a list or a `DataLoader` of
       PyTorch; or a function that returns an iterator.
 
-    **Raises:** `TypeError` for an iterator, which ends for good; `ValueError`, when the next batch
-    is asked for, if there are none.
+    **Raises:** `TypeError` for an iterator, which can be used only once. When iterated,
+    `ValueError` if there are no batches.
 
     >>> import itertools
     >>> list(itertools.islice(repeat(["a", "b"]), 5))
@@ -224,9 +226,9 @@ def repeat(batches: Iterable[Batch] | Callable[[], Iterable[Batch]]) -> Iterator
     """
     if not callable(batches) and iter(batches) is batches:
         raise TypeError(
-            f"repeat expected batches that one can go through many times, and a "
-            f"{type(batches).__name__} ends for good: give the list or the loader that it is made "
-            "of, or a function that returns a new iterator."
+            f"repeat expected batches that can be iterated over many times, but a "
+            f"{type(batches).__name__} can be used only once: pass the list or the loader behind "
+            "it, or a function that returns a new iterator."
         )
 
     def epochs() -> Iterator[Batch]:
@@ -235,12 +237,12 @@ def repeat(batches: Iterable[Batch] | Callable[[], Iterable[Batch]]) -> Iterator
             for count, batch in enumerate(batches() if callable(batches) else batches, 1):  # noqa: B007
                 yield batch
             if not count:
-                raise ValueError("repeat expected batches, and found none to go through.")
+                raise ValueError("repeat expected at least one batch, and found none.")
 
     return epochs()
 
 
-# --- Batches that are made ahead of time, and moved to the device ---
+# --- Prefetching: batches are made and moved to the device ahead of time ---
 
 
 QUICK_S = 1e-4
@@ -458,9 +460,9 @@ def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -
     - `sharding`: where arrays go: a `train.Sharding`, which splits the examples over its devices, a
       device, or a `jax.sharding.Sharding`; the default device where it is `None`.
 
-    **Returns:** an iterator of the same batches with `jax.Array`s in place of NumPy's, of lists of
-    numbers and of other libraries' tensors; other leaves stay. It has the `position` and `seek` of
-    `batches`, if these have them.
+    **Returns:** an iterator of the same batches. NumPy arrays, lists of numbers and tensors of
+    other libraries become `jax.Array`s; other leaves stay. It has `position` and `seek` if
+    `batches` has them.
 
     **Raises:** `ValueError` if `size` is not a positive integer. Where the next batch is asked for,
     what `batches` raised, with its traceback.

@@ -44,13 +44,13 @@ def check_model(model: Any) -> None:
 
 
 def check_trainable(model: PyTree, *, is_state_kept: bool) -> None:
-    """Raises `ValueError` for a model without an array to train, naming what its leaves are; warns
-    if steps change `model_state` at least. Raises `TypeError` for `optax.LookaheadParams`.
+    """Raises `ValueError` for a model without an array to train, with the dtypes of its leaves;
+    only warns if steps change `model_state`. Raises `TypeError` for `optax.LookaheadParams`.
     """
     if isinstance(model, optax.LookaheadParams):
         raise TypeError(
-            "make_step expected a state made of the model itself, and got optax.LookaheadParams: "
-            "`state.optimiser_state.slow` will have the slow parameters of `optax.lookahead`."
+            "make_step expected a state made of the model itself, and got optax.LookaheadParams. "
+            "Pass the model: `state.optimiser_state.slow` has the slow parameters."
         )
     if jtu.tree_leaves(filter(model, is_inexact_array)):
         return
@@ -68,12 +68,12 @@ def check_trainable(model: PyTree, *, is_state_kept: bool) -> None:
     )
     if not is_state_kept:
         raise ValueError(message)
-    warnings.warn(f"{message} It changes the model_state only.", stacklevel=3)
+    warnings.warn(f"{message} It changes only the model_state.", stacklevel=3)
 
 
 def warn_of_ties(model: PyTree) -> None:
-    """Warns of an array to train at several places, which will be several arrays. A number may be
-    there twice as an initial value.
+    """Warns if one array to train is at several places, where it becomes several arrays. A scalar
+    may be the initial value of several parameters.
     """
     model = model.fast if isinstance(model, optax.LookaheadParams) else model
     paths: dict[int, list[str]] = {}
@@ -83,7 +83,7 @@ def warn_of_ties(model: PyTree) -> None:
     if tied := [" = ".join(places) for places in paths.values() if len(places) > 1]:
         warnings.warn(
             f"TrainState.create got one array at several places: {listed(tied)}. Each place is "
-            "trained by itself, so that they become different. Tie them with `nn.Shared`, or give "
+            "trained separately, so that the arrays diverge. Tie them with `nn.Shared`, or give "
             "each place a copy.",
             stacklevel=3,
         )
@@ -161,7 +161,7 @@ def check_not_deleted(tree: PyTree, name: str, taker: str) -> None:
 
 
 class WithSlow(NamedTuple):
-    """The state of an optimiser that holds an `optax.lookahead`, and the slow parameters."""
+    """The state of an optimiser with an `optax.lookahead` inside, and the slow parameters."""
 
     optimiser_state: optax.OptState
     slow: PyTree
@@ -182,7 +182,7 @@ def initial_state(optimiser: optax.GradientTransformation, parameters: PyTree) -
                 raise
             raise TypeError(
                 f"The optimiser called a {modules[0]}. Optax calls the labels of `optax.partition` "
-                "if they are callable, as this Module is: give `lambda _: labels` instead."
+                "if they are callable, like this Module: pass `lambda _: labels` instead."
             ) from error
     nodes = jtu.tree_leaves(state, is_leaf=lambda node: isinstance(node, optax.LookaheadState))
     holds_lookahead = any(isinstance(node, optax.LookaheadState) for node in nodes)

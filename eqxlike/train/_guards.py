@@ -41,7 +41,7 @@ def keep_if_finite(
 
     - `old`: the state that the step got. If it is halted it is returned.
     - `new`: the state after the update.
-    - `loss`: shape `()`. It may be anything if the optimiser skipped the update.
+    - `loss`: shape `()`. It is ignored if the optimiser skipped the update.
     """
     is_good = ~old.is_halted & _may_be_loss(loss, new) & all_finite(_kept(new))
     chosen = tree_where(is_good, new, old)
@@ -51,10 +51,10 @@ def keep_if_finite(
 def skip_if_not_finite(
     old: TrainState[Model], new: TrainState[Model], loss: Float[Array, ""]
 ) -> TrainState[Model]:
-    """`new`, or `old` with one step more and marked as halted, where `keep_if_finite` would return
-    `old`. The next step goes on all the same.
+    """`new`, or where `keep_if_finite` would return `old`: `old`, one step later and marked as
+    halted. The next step continues from it.
 
-    **Arguments:** those of `keep_if_finite`.
+    **Arguments:** as `keep_if_finite`.
     """
     is_good = _may_be_loss(loss, new) & all_finite(_kept(new))
     chosen = tree_where(is_good, new, dataclasses.replace(old, step=new.step))
@@ -155,8 +155,8 @@ def tree_where(condition: Bool[Array, ""], tree: Tree, other: Tree) -> Tree:
 
 
 def has_skipped(optimiser_state: optax.OptState) -> Bool[Array, ""] | None:
-    """Whether an optimiser skipped its last update since it was not finite; `None` if it never
-    does that.
+    """Whether an optimiser skipped its last update because it was not finite; `None` if it never
+    skips.
     """
     flags: list[Any] = []
     for node in jtu.tree_leaves(optimiser_state, is_leaf=_may_skip):
@@ -169,7 +169,7 @@ def has_skipped(optimiser_state: optax.OptState) -> Bool[Array, ""] | None:
 
 def _may_skip(node: Any) -> bool:
     if isinstance(node, optax.MultiStepsState):
-        # The state of `optax.skip_not_finite` has no type of its own.
+        # The state of `optax.skip_not_finite` has no class of its own.
         skip_state: Any = node.skip_state
         return isinstance(skip_state, dict) and "num_not_finite" in skip_state
     return isinstance(node, optax.ApplyIfFiniteState)
@@ -181,11 +181,11 @@ def _may_be_loss(loss: Float[Array, ""], new: TrainState) -> Bool[Array, ""]:
 
 
 def was_refused(state: TrainState) -> Bool[Array, ""]:
-    """Whether the last update was refused or skipped. A buffer of its own."""
+    """Whether the last update was refused or skipped, in a new buffer."""
     is_skipped = has_skipped(state.optimiser_state)
     if is_skipped is None:
         return jnp.copy(state.is_halted)
-    # `apply_if_finite` makes the update after too many in a row.
+    # After too many skips in a row `apply_if_finite` applies the update.
     return state.is_halted | (is_skipped & all_finite(_kept(state)))
 
 
@@ -287,12 +287,12 @@ _SKIPPING: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def register_skipping(function: Any) -> None:
-    """Registers a function of a step that `skip_if_not_finite` guards."""
+    """Registers the function of a step that `skip_if_not_finite` guards."""
     _SKIPPING.add(function)
 
 
 def may_skip(state: TrainState) -> bool:
-    """Whether a step may skip updates of `state`, even one that is called by another function."""
+    """Whether a step may skip updates of `state`, even a step inside another function."""
     return bool(_SKIPPING) or has_skipped(state.optimiser_state) is not None
 
 

@@ -29,24 +29,25 @@ def make_evaluate(
     **Arguments:**
 
     - `measure`: `measure(model, batch)` which gives metrics by name, each a `metrics.Mean`, such as
-      `metrics.accuracy(...)`, or an array whose mean over everything is wanted. A single number
-      is weighted by the number of examples in its batch: the leading length of its arrays, or, if
-      they differ, of those arrays that are shorter in the last batch. Where this is not clear,
-      return the values of all examples or `metrics.mean(value, num_examples)`. For a `TrainState`
+      `metrics.accuracy(...)`, or an array of values to average. A single number is weighted by the
+      number of examples in its batch: the common leading length of the arrays. If the arrays differ
+      in length, the arrays that are shorter in the last batch hold the examples. In ambiguous
+      cases return the values of all examples or `metrics.mean(value, num_examples)`. For a mean
+      with weights, return `metrics.mean(values, weights)`. For a `TrainState`
       with a `model_state` it is `measure(model, model_state, batch)`. It is compiled. It gets the
       model as it is trained: where that is another one than at test time, as with dropout, let it
       begin with `model = nn.inference_mode(model)`.
-    - `batches`: a list, or anything that one can go through many times; or a function that returns
-      an iterator. They may have different lengths: every example counts alike. Tensors of other
-      libraries and lists of numbers become arrays, as in `fit`.
+    - `batches`: a list of batches, or another iterable that starts again each time; or a function
+      that returns an iterator. Batches may differ in length: all examples have equal weight.
+      Tensors of other libraries and lists of numbers become arrays, as in `fit`.
     - `sharding`: that of the states, placed by `train.shard`. Batches are split over its devices so
       far as they divide.
 
     **Returns:** `evaluate(state)`, which gives the metrics over all batches as floats. Sums stay
-    on the device until the last batch. It raises `ValueError` if there are no batches, batches that
-    give other metrics than the first, or a single number for a batch whose number of examples is
-    not clear; `TypeError` if one gives no mapping, or `state` is
-    not a `TrainState`.
+    on the device until the last batch. It raises `ValueError` if there are no batches, if the
+    metrics of a batch differ from those of the first, or if a metric is a single number and the
+    number of examples is ambiguous; `TypeError` if `measure` does not return a mapping, or `state`
+    is not a `TrainState`.
 
     **Raises:** `TypeError` if `measure` is not a function, `sharding` not a `train.Sharding`, and
     for batches that never end, as those of `minibatches`, or arrays in their place.
@@ -88,7 +89,7 @@ def make_evaluate(
             lengths = _lengths(batch)
             first = lengths if first is None else first
             weight = None if is_over else _weight(lengths, first)
-            # Where lengths differ within a batch, only the last one may be shorter.
+            # If lengths differ within a batch, only the last batch may be shorter.
             is_over = is_over or not (lengths == first or _agree(lengths, first))
             try:
                 means = measured(weight, *models, batch)
@@ -138,8 +139,8 @@ def _as_mean(name: str, found: Any, weight: float | None, batch: Any) -> Mean:
     if weight is None:
         lengths = listed([f"batch{jtu.keystr(at)} {n}" for at, n in _lengths(batch).items()])
         raise ValueError(
-            f"make_evaluate got a single number as {name!r}, and it is not clear how many examples "
-            f"it is the mean of: the leading lengths are {lengths}, and differ from batch to "
+            f"make_evaluate got a single number as {name!r}, and the number of examples in the "
+            f"batch is ambiguous: the leading lengths are {lengths}, and differ from batch to "
             "batch. Return the values of all examples, or "
             "`train.metrics.mean(value, num_examples)`."
         )
@@ -154,8 +155,8 @@ def _lengths(batch: Any) -> dict[Any, int]:
 
 
 def _weight(lengths: dict[Any, int], first: dict[Any, int]) -> float | None:
-    """How much a number for a batch counts, up to a factor that all batches share; `None` if that
-    is not clear.
+    """The weight of a number for a batch, up to a factor that all batches share; `None` if it is
+    ambiguous.
 
     **Arguments:**
 
@@ -174,7 +175,7 @@ def _weight(lengths: dict[Any, int], first: dict[Any, int]) -> float | None:
 
 
 def _agree(*batches: dict[Any, int]) -> bool:
-    """Whether all arrays of each batch have one length."""
+    """Whether the arrays of each batch have equal lengths."""
     return all(len({*lengths.values()}) == 1 for lengths in batches)
 
 

@@ -102,17 +102,17 @@ def import_safetensors(
       returns ours: to transpose it, to cast it, or to take a part of it.
     - `dtype`: `"like"` casts floats to the floats of `model_like`, and integers to its integers;
       `None` refuses another dtype.
-    - `ignore`: patterns of names, such as `"*.attn.bias"` (`fnmatch`). An array of the file with
-      such a name need not be used. An array of `model_like` with such a name, ours or the file's,
-      stays as it is if the file does not have it.
+    - `ignore`: patterns of names, such as `"*.attn.bias"` (`fnmatch`). An array of the file whose
+      name matches may be unused. An array of `model_like` whose name, here or in the file, matches
+      may be missing from the file: then it stays unchanged.
     - `strict`: whether each array of the file must be used. Each array of `model_like` must be in
-      the file anyway.
+      the file in any case, unless `ignore` matches.
 
     **Returns:** the model with the arrays that were read.
 
-    **Raises:** `ValueError`, which names them all, for arrays that are missing, not used, or of
-    another shape or dtype, for a file that is damaged, or none of safetensors, and for the index of
-    several files; `OSError` if it cannot be read; `TypeError` and `ImportError` as
+    **Raises:** `ValueError` if arrays are missing, unused, or have another shape or dtype: it names
+    them all. `ValueError` for a damaged file, a file in another format, and the index of several
+    files; `OSError` if the file cannot be read; `TypeError` and `ImportError` as
     `export_safetensors`.
 
     !!! example
@@ -140,9 +140,9 @@ def import_safetensors(
     file = _File(pathlib.Path(path))
     is_unnamed = names is None and any(each.name not in file.entries for each in sources.values())
     hint = (
-        " If the file has other names, give a table of `names`."
+        " If the file uses other names, pass a table of `names`."
         if is_unnamed
-        else " Names that may be missing, or not used, go into `ignore`."
+        else " Add names that may be missing or unused to `ignore`."
     )
     file.refuse(
         _problems_in_header(named, sources, file, is_ignored, strict, dtype == "like"), hint
@@ -158,7 +158,7 @@ def import_safetensors(
             continue
         cast = array.astype(leaf.dtype, copy=False)
         if array.dtype.kind in "iu" and (cast != array).any():
-            problems.append(f"{sources[name]} has integers that {leaf.dtype} does not have")
+            problems.append(f"{sources[name]} has integers that {leaf.dtype} cannot represent")
         leaves.append(place_like(cast, leaf))
     file.refuse(problems)
     return treedef.unflatten(leaves)
@@ -236,8 +236,8 @@ def _refuse_index(path: pathlib.Path) -> None:
     except (ValueError, KeyError, TypeError, AttributeError):
         return
     raise ValueError(
-        f"{path} is the index of a model in {len(shards)} files: {listed(shards)}. Join them in "
-        "one file, and import that: `save_file({name: array for shard in shards for name, array in "
+        f"{path} is the index of a model in {len(shards)} files: {listed(shards)}. Join them into "
+        "one file, and import it: `save_file({name: array for shard in shards for name, array in "
         "load_file(shard).items()}, path)`, with the functions of `safetensors.numpy`."
     )
 
@@ -271,7 +271,7 @@ def _problems_in_header(
         elif source.function is None and (problem := _mismatch(leaf, shape, dtype, casts)):
             problems.append(f"{source} {problem}")
     if strict:
-        problems += [f"{name} is in the file alone" for name in unused]
+        problems += [f"{name} is in the file, but not in the model" for name in unused]
     return problems
 
 
@@ -279,7 +279,7 @@ def _mismatch(like: Any, shape: tuple[int, ...], dtype: str, casts: bool) -> str
     """What is wrong with an array in the place of `like`."""
     expected = like.dtype.newbyteorder("=") if isinstance(like, np.ndarray) else like.dtype
     if shape != like.shape:
-        return f"has shape {shape}, and {like.shape} is expected"
+        return f"has shape {shape}, but {like.shape} is expected"
     if dtype != str(expected):
         kinds = jnp.floating, jnp.complexfloating, jnp.integer
         is_castable = any(
@@ -287,7 +287,7 @@ def _mismatch(like: Any, shape: tuple[int, ...], dtype: str, casts: bool) -> str
         )
         if not (casts and is_castable):
             way_out = ' (pass `dtype="like"` to cast it)' if is_castable else ""
-            return f"has dtype {dtype}, and {expected} is expected{way_out}"
+            return f"has dtype {dtype}, but {expected} is expected{way_out}"
     if not _is_numpys(like) and jax.dtypes.canonicalize_dtype(expected) != expected:
         flag = "`jax.config.update('jax_enable_x64', True)`"
         return f"has dtype {dtype}, which JAX has only with {flag}"
@@ -301,7 +301,7 @@ def _sources(ours: list[str], names: Names | None) -> dict[str, _Source]:
         raise TypeError(f"`names` is expected to be a table or a function, and is {names!r}.")
     if unknown := [name for name in table if name not in set(ours)]:
         raise ValueError(
-            f"`names` has {', '.join(map(str, unknown))}, and no array of `model_like` has that "
+            f"`names` has {', '.join(map(str, unknown))}, but no array of `model_like` has that "
             f"name; nearest: {', '.join(_nearest(unknown, ours)) or ', '.join(ours)}."
         )
     sources = {}

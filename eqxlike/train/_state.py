@@ -47,8 +47,8 @@ class TrainState(Module, Generic[Model]):
     - `key`: the source of randomness, which steps leave as it is. A step's own key is this one with
       `step` folded in, so that it costs nothing where the loss does not use it.
     - `is_halted`: whether the last update was refused because it was not finite. Steps leave a
-      halted state unchanged, so that it stays the last good one until the host reads it. Only steps
-      of `make_step(..., check_finite="skip")` go on.
+      halted state unchanged, so that it stays the last good state until the host reads it. Only
+      steps of `make_step(..., check_finite="skip")` continue from it.
     - `loss_scale`: for gradients in float16; `None` where the loss is not scaled.
     - `model_state`: what the model changes as it is called, such as a `nn.State`; `None` where it
       changes nothing.

@@ -109,13 +109,13 @@ def make_step(
     - `loss`: `loss(model, batch, key)` of shape `()`, or `(loss, aux)` if `has_aux`. The key is
       fresh in each step. For a `TrainState` with a `model_state` it is `loss(model, model_state,
       batch, key)`, and returns `(loss, model_state)`, or `(loss, (model_state, aux))`.
-    - `optimiser`: the one that `TrainState.create` got. It sees the model's floating-point and
-      complex arrays. For complex arrays it gets the conjugates of JAX's gradients, along which the
-      loss falls. Optax's extra arguments are passed if it takes them: `value` is the loss, `grad`
-      JAX's gradients, `value_fn` (also as `obj_fn`) maps the arrays to the loss of this batch with
-      the same key and `model_state`, and `grad_fn` to the gradients. The functions are traced only
-      if they are called. With `optax.lookahead` the model has the fast parameters, and
-      `state.optimiser_state.slow` the slow ones.
+    - `optimiser`: the optimiser passed to `TrainState.create`. It sees the model's floating-point
+      and complex arrays. For complex arrays it gets the conjugates of JAX's gradients, the
+      directions for descent. It also gets those of Optax's extra arguments that it accepts: `value`
+      is the loss, `grad` JAX's gradients, `value_fn` (also as `obj_fn`) maps the arrays to the loss
+      of this batch with the same key and `model_state`, and `grad_fn` maps them to the gradients.
+      The functions are traced only if they are called. With `optax.lookahead` the model has the
+      fast parameters, and `state.optimiser_state.slow` the slow ones.
     - `has_aux`: whether the loss returns an `aux` too.
     - `check_finite`: refuse an update that would make the loss, a parameter, or what the model and
       the optimiser keep NaN or infinite; see `keep_if_finite` and `TrainState.is_halted`. A step
@@ -172,8 +172,7 @@ def make_step(
             loss_key = jr.fold_in(state.key, state.step)
             evaluation, gradients = _differentiate(evaluate, state, batch, loss_key)
             extra = _extra_arguments(evaluate, state, batch, loss_key, evaluation, gradients)
-            # For a complex parameter JAX gives the conjugate of the direction in which the loss
-            # grows.
+            # For a complex parameter JAX's gradient is the conjugate of the direction of ascent.
             gradients = jax.tree_util.tree_map(jnp.conj, gradients)
             updated = _update(optimiser, state, parameters, evaluation, gradients, extra)
             updated, loss_to_judge = skip_overflow(state, updated, gradients, evaluation.loss)
@@ -225,24 +224,24 @@ def _extra_arguments(
     evaluation: Evaluation,
     gradients: PyTree,
 ) -> dict[str, Any]:
-    """The arguments that optimisers of Optax take by name."""
+    """The extra arguments of Optax's optimisers, by name."""
 
     def inputs(values: PyTree) -> tuple[TrainState, Any, PRNGKeyArray]:
-        # `optax.partition` hides the parameters of its other optimisers.
+        # `optax.partition` masks the parameters of its other optimisers.
         values = jax.tree_util.tree_map(
             lambda value, own: own if _is_masked(value) else value,
             values,
             filter(state.model, is_inexact_array),
             is_leaf=_is_masked,
         )
-        # A key is used again on purpose: `jax.debug_key_reuse` is to accept that.
+        # The key is reused on purpose: a clone passes `jax.debug_key_reuse`.
         others = jax.tree_util.tree_map(
             lambda leaf: jr.clone(leaf) if is_key(leaf) else leaf, (state.model_state, batch, key)
         )
         model = combine(values, state.model)
         return dataclasses.replace(state, model=model, model_state=others[0]), *others[1:]
 
-    # A line search refuses extra arguments, unless this function takes them.
+    # A line search rejects extra arguments that `value_fn` does not accept.
     def value_fn(values: PyTree, grad_fn: Any = None, obj_fn: Any = None) -> Array:
         del grad_fn, obj_fn
         loss_scale = state.loss_scale
@@ -267,7 +266,7 @@ def _is_masked(node: Any) -> bool:
 
 
 def _scale_tangents(tree: PyTree, factor: Float[Array, ""]) -> PyTree:
-    """`tree` itself, with its tangents multiplied by `factor`."""
+    """Returns `tree`, whose tangents are multiplied by `factor`."""
 
     def scale(leaf: Array) -> Array:
         fixed = lax.stop_gradient(leaf)
@@ -314,8 +313,8 @@ def _call_update(
     parameters: PyTree,
     extra: dict[str, Any],
 ) -> tuple[PyTree, optax.OptState]:
-    """The updates, and the next state. An optimiser, or one inside it, may refuse some of `extra`:
-    only its call shows that.
+    """The updates, and the next state. An optimiser, or one inside it, may reject some of `extra`,
+    which only a call shows.
     """
     try:
         return optimiser.update(gradients, optimiser_state, parameters, **extra)
@@ -323,9 +322,9 @@ def _call_update(
         refused = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
         if refused is None or refused[1] not in extra:
             error.add_note(
-                f"Raised by the optimiser, of state {type_names(optimiser_state)}, which make_step "
-                f"called with ({', '.join(['gradients', 'state', 'parameters', *extra])}), without "
-                "any extra argument that a part of it refused."
+                f"The optimiser with state {type_names(optimiser_state)} raised this. make_step "
+                f"called it with ({', '.join(['gradients', 'state', 'parameters', *extra])}), "
+                "after removing the extra arguments that a part of it rejected."
             )
             raise
     others = {name: value for name, value in extra.items() if name != refused[1]}

@@ -274,7 +274,7 @@ def test_chains_that_did_not_meet_are_told():
 
 def test_method_without_chains_or_evidence_says_so():
     posterior = run(ENSEMBLE)
-    with pytest.raises(AttributeError, match="DeepEnsemble has no chains that could agree"):
+    with pytest.raises(AttributeError, match="DeepEnsemble has no chains, and so no convergence"):
         _ = posterior.convergence
     message = "DeepEnsemble has no estimate of the evidence; `bayes.Laplace` and `bayes.Pathfin"
     with pytest.raises(AttributeError, match=re.escape(message)):

@@ -171,7 +171,7 @@ def test_labels_that_are_no_numbers_of_classes_say_how_to_get_them():
             use(jnp.zeros((1, 2, 2)), np.array(["a", "b"]))
     with pytest.raises(ValueError, match=r"got dtype float32\. Write `y\.astype\(int\)`"):
         bayes.CategoricalMixture(jnp.zeros((1, 2, 2))).log_prob(jnp.zeros(2))
-    with pytest.raises(TypeError, match=r"got a CategoricalMixture\. For classes write `brier"):
+    with pytest.raises(TypeError, match=r"got a CategoricalMixture\. For classes use `brier"):
         metrics.crps(jnp.zeros(2), bayes.CategoricalMixture(jnp.zeros((1, 2, 2))))
 
 

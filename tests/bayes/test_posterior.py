@@ -248,7 +248,7 @@ WRONG = {
     "lengths": (make(data=(X, Y[:3])), ValueError, "must have one length; they have x 6, y 3"),
     "texts": (
         make(data=(X, np.array(["a"] * len(X)))),
-        *(TypeError, "data: y must be an array of numbers, got one of dtype <U1"),
+        *(TypeError, "data: y must be an array of numbers, got an array of dtype <U1"),
     ),
     "no pair": (make(data=X), TypeError, r"data must be a pair \(x, y\)"),
     "empty": (make(data=(X[:0], Y[:0])), ValueError, "there is no example"),

@@ -75,12 +75,12 @@ def test_what_is_no_array_is_refused_with_its_path_or_warned_of(run):
         (
             {"x": [[1.0, 2.0], [3.0]]},
             ValueError,
-            r"rows of one length, and batch\['x'\] has several",
+            r"rows of equal length, but rows of batch\['x'\] differ",
         ),
         (
             {"x": X[0], "y": ["a", "b"]},
             TypeError,
-            r"numbers, and batch\['y'\]\[0\] is the text 'a'",
+            r"numbers, but batch\['y'\]\[0\] is the string 'a'",
         ),
         ({"x": [Opaque()]}, TypeError, r"batch\['x'\]\[0\] is a Opaque .* it is elsewhere"),
     ]:
@@ -96,7 +96,7 @@ def test_what_is_no_array_is_refused_with_its_path_or_warned_of(run):
         ((Foreign(X[0]),), r"\[0\] is a Foreign"),
     ]:
         with pytest.raises(
-            TypeError, match=f"The step expected a batch of arrays, and batch{path}"
+            TypeError, match=f"The step expected a batch of arrays, but batch{path}"
         ):
             run.step(run.state, batch)
 
@@ -115,7 +115,7 @@ def test_a_step_that_is_not_compiled_gets_batches_as_they_come(run):
 
 def test_batches_repeat_where_that_can_be(run):
     assert list(itertools.islice(train.repeat(lambda: iter("ab")), 5)) == list("ababa")
-    with pytest.raises(TypeError, match="list_iterator ends for good"):
+    with pytest.raises(TypeError, match="list_iterator can be used only once"):
         train.repeat(iter([1]))
     with pytest.raises(ValueError, match="found none"):
         next(train.repeat([]))

@@ -274,7 +274,7 @@ def test_skipped_steps_are_told_and_count_in_no_mean(
     assert np.flatnonzero(np.isnan(history)).tolist() == means.skipped == [2, 3, 5]
     np.testing.assert_allclose(history[[0, 1, 4, 6, 7]], good.history, rtol=1e-6)
     np.testing.assert_allclose(means.means, [history[:2].mean(), history[[4, 6, 7]].mean()])
-    message = "Made 8 of 8 steps. Skipped the update of steps 3, 4, 6, which was not finite."
+    message = "Made 8 of 8 steps. Skipped updates that were not finite: steps 3, 4, 6."
     assert result.message.startswith(message)
     assert (result.stopped, result.num_skipped) == ("finished", 3)
     assert (result.state.step, bool(result.state.is_halted)) == (8, False)
@@ -282,7 +282,7 @@ def test_skipped_steps_are_told_and_count_in_no_mean(
     # The checkpoint of a step that was skipped.
     shutil.rmtree(tmp_path / "step_000000008")
     resumed = run(state, batches=data, num_steps=8, resume_from=tmp_path)
-    assert resumed.message.endswith("Skipped the update of step 6, which was not finite.")
+    assert resumed.message.endswith("Skipped updates that were not finite: step 6.")
     assert tree_equal(resumed.state, result.state)
     # Then too many in a row.
     few = run(state, batches=data, num_steps=8, max_skipped=1)

@@ -130,18 +130,18 @@ def test_all_that_does_not_fit_is_named_at_once(path):
     save_file({"a": zeros(2), "b": zeros(2), "d": zeros(1), "x": zeros(1), "y": zeros(1)}, path)
     like = {"a": zeros(3), "b": zeros(2, dtype=np.int32), "c": zeros(1), "d": zeros(1)}
     assert refusal(like, path) == (
-        f"{path} does not fit `model_like`: a has shape (2,), and (3,) is expected; b has dtype "
-        "float32, and int32 is expected; c is missing; x is in the file alone; y is in the file "
-        "alone. If the file has other names, give a table of `names`."
+        f"{path} does not fit `model_like`: a has shape (2,), but (3,) is expected; b has dtype "
+        "float32, but int32 is expected; c is missing; x is in the file, but not in the model; y "
+        "is in the file, but not in the model. If the file uses other names, pass a table of "
+        "`names`."
     )
     names = {"ours": "a"}
-    assert "ours (in the file a) has shape (2,), and (3,)" in refusal(
+    assert "ours (in the file a) has shape (2,), but (3,)" in refusal(
         {"ours": zeros(3)}, path, names
     )
     assert refusal({"ours": zeros(2)}, path, {"ours": "other"}).endswith(
-        "ours (in the file other) is missing; a is in the file alone; b is in the file alone; d is "
-        "in the file alone; x is in the file alone; y is in the file alone. Names that may be "
-        "missing, or not used, go into `ignore`."
+        "x is in the file, but not in the model; y is in the file, but not in the model. Add names "
+        "that may be missing or unused to `ignore`."
     )
     save_file({"w": zeros(2, dtype=np.float64)}, path)
     like = {"w": jax.ShapeDtypeStruct((2,), np.float64)}
@@ -157,8 +157,8 @@ def test_names_that_are_ignored_may_be_missing_or_not_used_and_no_others(path):
     for given, names, options, message in [
         (like, None, {"strict": False}, "b is missing."),
         ({"a": zeros(2)}, {"a": "h.2.mask"}, {"strict": False}, "is missing, nearest: h."),
-        ({"a": zeros(2)}, None, {"ignore": "h.0.*"}, "h.1.mask is in the file alone"),
-        ({"a": zeros(3)}, None, {"ignore": "*"}, "a has shape (2,), and (3,)"),
+        ({"a": zeros(2)}, None, {"ignore": "h.0.*"}, "h.1.mask is in the file, but not"),
+        ({"a": zeros(3)}, None, {"ignore": "*"}, "a has shape (2,), but (3,)"),
         ({"b": jax.ShapeDtypeStruct((2,), np.float32)}, None, {"ignore": "*"}, "b is missing"),
     ]:
         assert message in refusal(given, path, names, **options)
@@ -168,7 +168,7 @@ def test_dtypes_are_cast_where_that_is_asked_for_and_numbers_survive(path):
     arrays = {"half": jnp.array([0.5, 1.0], jnp.bfloat16), "count": np.array([3, 7])}
     train.export_safetensors(arrays, path)
     like = {"half": jnp.zeros(2), "count": jnp.zeros(2, jnp.int32)}
-    message = 'half has dtype bfloat16, and float32 is expected (pass `dtype="like"` to cast it)'
+    message = 'half has dtype bfloat16, but float32 is expected (pass `dtype="like"` to cast it)'
     assert message in refusal(like, path)
     found = train.import_safetensors(like, path, dtype="like")
     assert found["half"].tolist() == [0.5, 1.0]
@@ -177,7 +177,7 @@ def test_dtypes_are_cast_where_that_is_asked_for_and_numbers_survive(path):
         {**like, "count": jnp.zeros(2)}, path, dtype="like"
     )
     train.export_safetensors({**arrays, "count": np.array([3, 2**40])}, path)
-    assert "count has integers that int32 does not have" in refusal(like, path, dtype="like")
+    assert "count has integers that int32 cannot represent" in refusal(like, path, dtype="like")
     assert "dtype must be None" in refusal(like, path, dtype="float32")
 
 

@@ -220,7 +220,9 @@ def test_what_an_optimiser_cannot_train_with_is_named(batch, layer):
     odd = optax.GradientTransformationExtraArgs(lambda parameters: optax.EmptyState(), update)
     with pytest.raises(TypeError, match="hessian") as caught:
         make_step(squared_error, odd)(start(layer, odd), batch)
-    expected = "EmptyState, which make_step called with (gradients, state, parameters, value, g"
+    expected = (
+        "EmptyState raised this. make_step called it with (gradients, state, parameters, value, g"
+    )
     assert expected in str(caught.value.__notes__)
     for model, reason in [
         (nn.freeze(layer), r"model\.weight is frozen, model\.bias is frozen"),
@@ -230,14 +232,14 @@ def test_what_an_optimiser_cannot_train_with_is_named(batch, layer):
         with pytest.raises(ValueError, match=f"make_step has nothing to train: {reason}\\. It"):
             fit(start(model), make_step(squared_error, SGD), [batch], num_steps=1)
     step = make_step(lambda model, model_state, batch, key: (jnp.ones(()), model_state), SGD)
-    with pytest.warns(UserWarning, match=r"is frozen.* It changes the model_state only"):
+    with pytest.warns(UserWarning, match=r"is frozen.* It changes only the model_state"):
         step(start(nn.freeze(layer), model_state={"a": jnp.ones(())}), batch)
     labels = jax.tree.map(lambda leaf: str(leaf.ndim), layer)
     by_labels = optax.partition({"1": SGD, "2": SGD}, labels)
-    with pytest.raises(TypeError, match=r"called a Linear\. .* give `lambda _: labels` instead"):
+    with pytest.raises(TypeError, match=r"called a Linear\. .* pass `lambda _: labels` instead"):
         start(layer, by_labels)
     pair = optax.LookaheadParams(layer, layer)
-    with pytest.raises(TypeError, match=r"made of the model itself, .*state\.slow` will have"):
+    with pytest.raises(TypeError, match=r"made of the model itself, .*state\.slow` has"):
         make_step(squared_error, SGD)(start(pair), batch)
 
 
@@ -415,7 +417,7 @@ def test_nan_is_found_though_the_arrays_were_donated(layer, batch, capsys):
         for number, run in enumerate([*run_all(bad), *run_all(bad)]):
             # A step by itself has lost its arrays the first time.
             is_lost = number in (2, 3)
-            message = "since its arguments were donated" if is_lost else r"\(nan\) encountered in"
+            message = "because its arguments were donated" if is_lost else r"\(nan\) encountered in"
             with pytest.raises(FloatingPointError, match=message) as caught:
                 run()
             assert ("state.model.weight" in str(getattr(caught.value, "__notes__", ""))) == is_lost

@@ -219,7 +219,7 @@ class Check:
     def _raise(self, *operands: Any) -> None:
         text = self._text(*operands)
         if self.mesh is not None and AxisType.Manual in self.mesh.axis_types:
-            # If other devices wait for this one, the error reaches no caller.
+            # If other devices wait for this one, the error does not reach the caller.
             print(text, file=sys.stderr, flush=True)
         raise_in_callback(text)
 

@@ -197,7 +197,7 @@ class _FlatJvp:
         types = self.value_rest.leaves_into(None, differentiable)
         found = tangents_of(types, self.value_rest.treedef, tangent, "tangent", "value")
         found = self.value_rest.take(found)
-        # Inside `jax.shard_map` JAX refuses a constant value or tangent next to a varying one.
+        # Inside `jax.shard_map` JAX rejects a value and a tangent if only one of them varies.
         axes = [
             varying_axes(leaf) | varying_axes(each)
             for leaf, each in zip(numbers, found, strict=True)
@@ -331,7 +331,7 @@ class filter_custom_vjp(CustomFunction):
         of_arrays = jax.custom_vjp(batch_first(call.value))
         of_arrays.defvjp(batch_first(call.forward), call.backward, symbolic_zeros=True)
         if jax.sharding.get_abstract_mesh().manual_axes:
-            # `jax.shard_map` outside `jax.jit` refuses `symbolic_zeros` (jax 0.10.2 to 0.12.0.1).
+            # `jax.shard_map` outside `jax.jit` rejects `symbolic_zeros` (jax 0.10.2 to 0.12.0.1).
             of_arrays = jax.jit(of_arrays)
         try:
             value_arrays = of_arrays(arrays, others)

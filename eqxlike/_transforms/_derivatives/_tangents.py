@@ -145,10 +145,10 @@ def _checked(tangent: Any, struct: Any, place: int, treedef: Any, name: str, of:
 
 
 def varying_like(cotangent: Any, array: Any) -> Any:
-    """Inside `jax.shard_map`, the cotangent of an array, varying along the array's axes only.
+    """Inside `jax.shard_map`, makes the cotangent of an array vary along the array's axes only.
 
-    The cotangent of an array that the devices share is the sum of their cotangents. Reverse mode
-    returns it; a forward mode and a custom rule return the cotangent of each device.
+    If the devices share the array, its cotangent is the sum of their cotangents. Reverse mode
+    returns this sum; a forward mode and a custom rule return the cotangent of each device.
     """
     axes = varying_axes(cotangent) - varying_axes(array)
     cotangent = jax.lax.psum(cotangent, tuple(sorted(axes, key=str))) if axes else cotangent

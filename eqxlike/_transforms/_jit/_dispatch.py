@@ -365,7 +365,7 @@ class CompiledFunction:
         """The options of `jax.jit` for the function of flat arrays."""
         order, num_bound, names = dispatcher.order, dispatcher.num_bound, self.key[0]
         options = dict(dispatcher.jit_options)
-        # With `jax.debug_nans` JAX donates nothing; with `jax.debug_infs` it is left to us.
+        # JAX itself disables donation for `jax.debug_nans`, but not for `jax.debug_infs`.
         if dispatcher.donate != "none" and not jax.config.jax_debug_infs:  # pyright: ignore
             starts = _starts(self.structures)
             places = donated_places(dispatcher.donate, order, num_bound, names, len(ordered))

@@ -289,8 +289,8 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
 
 
 def _not_finite(error: Exception, dispatcher: Dispatcher) -> FloatingPointError | None:
-    """The error of `jax.debug_nans` in the place of JAX's, which runs a program again to find the
-    operation, and finds that the arrays were donated.
+    """An error to raise instead of JAX's: for `jax.debug_nans` JAX runs a program again to find the
+    operation, and fails because the arrays were donated.
     """
     is_rerun = type(error.__context__).__name__ == "InternalFloatingPointError"
     if not is_rerun or "deleted" not in str(error):
@@ -298,9 +298,9 @@ def _not_finite(error: Exception, dispatcher: Dispatcher) -> FloatingPointError 
     dispatcher.clear()
     name = dispatcher.order.function_name
     return FloatingPointError(
-        f"{name} returned NaN or infinity, which `jax.debug_nans` or `jax.debug_infs` looks for. "
-        "JAX could not run it again to find the operation, since its arguments were donated. Call "
-        f"{name} again with new arrays: it is compiled without donation then, and the error names "
+        f"{name} returned NaN or infinity, and `jax.debug_nans` or `jax.debug_infs` is set. JAX "
+        "could not run it again to find the operation, because its arguments were donated. Call "
+        f"{name} again with new arrays: then it is compiled without donation, and the error names "
         "the operation."
     )
 

@@ -1,4 +1,4 @@
-"""Functions of any arguments run on the devices of a mesh, each on its part of the arrays."""
+"""`filter_shard_map`: runs a function on each device of a mesh, with its part of the arrays."""
 
 import functools
 import inspect
@@ -49,8 +49,8 @@ class _Sharded(Module):
             )
         context = mesh_of(filter(is_array, jtu.tree_leaves((self.function, args, kwargs))))
         if isinstance(mesh, Mesh) and context is None:
-            # Nothing outside names the axes, and JAX differentiates no program that is compiled for
-            # one device and has explicit axes.
+            # Nothing outside names the axes. JAX cannot differentiate a program that has explicit
+            # axes and is compiled for one device.
             automatic = (AxisType.Auto,) * len(mesh.axis_names)
             mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=automatic)
         try:
@@ -89,7 +89,7 @@ class _Sharded(Module):
         )
         arrays = call.arrays
         if AxisType.Explicit in mesh.axis_types:
-            # JAX moves nothing over such axes by itself.
+            # JAX does not reshard along explicit axes by itself.
             shardings = [NamedSharding(mesh, spec) for spec in in_specs]
             arrays = jax.sharding.reshard(arrays, shardings)
         return call.output(jtu.tree_leaves(sharded(arrays)))
@@ -129,13 +129,13 @@ class _Sharded(Module):
             elif any(map(is_array, jtu.tree_leaves(value))):
                 raise ValueError(
                     f"`in_specs` of `filter_shard_map` has no spec for the argument {name}, which "
-                    "has arrays: add one, such as `PartitionSpec()` for passing it on whole."
+                    "has arrays: add one, such as `PartitionSpec()`, which replicates it."
                 )
 
     def _specs_of_arrays(
         self, which: str, name: str, tree: PyTree, specs: Specs, mesh: Mesh | AbstractMesh
     ) -> list[PartitionSpec]:
-        """The spec of each array in a tree; raises `ValueError` for one that does not fit."""
+        """The spec of each array in a tree; raises `ValueError` if one does not fit its array."""
         found = shardings_of_arrays(f"{which}` for `{name}", specs, tree, is_array)
         arrays = [each for each in jtu.tree_leaves_with_path(tree) if is_array(each[1])]
         for (path, array), spec in zip(arrays, found, strict=True):
@@ -151,9 +151,9 @@ class _Sharded(Module):
     ) -> str:
         """Why an array cannot have this spec, or `""`."""
         if not isinstance(spec, PartitionSpec):
-            return "expected is a `jax.sharding.PartitionSpec`, or `None` for the whole array"
+            return "expected a `jax.sharding.PartitionSpec`, or `None` to replicate the array"
         if len(spec) > len(shape):
-            return f"the spec has {len(spec)} entries, and the array {len(shape)} axes"
+            return f"the spec has {len(spec)} entries, but the array has {len(shape)} axes"
         for axis, entry in enumerate(spec):
             names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
             for name in names:
@@ -208,29 +208,29 @@ def filter_shard_map(
 ) -> Any:
     """Runs a function on each device of a mesh, with the device's part of the arrays.
 
-    It is `jax.shard_map` for any arguments: leaves that are not arrays pass through unchanged. The
-    function is compiled as by `filter_jit`: arrays are traced, everything else is static.
+    This is `jax.shard_map` for any arguments: leaves that are not arrays pass through unchanged.
+    The function is compiled as by `filter_jit`: arrays are traced, everything else is static.
 
     **Arguments:**
 
     - `fun`: a function of any arguments that returns any pytree. Without it, a decorator is
-      returned. Arrays of `fun` itself, such as the weights of a Module, are whole on each device.
+      returned. Arrays of `fun` itself, such as the weights of a Module, are replicated.
     - `mesh`: the devices. By default, the mesh of `jax.set_mesh`.
     - `in_specs`: a `jax.sharding.PartitionSpec` for all arrays; or a tuple with one for each
       argument, in the order of the parameters; or a dictionary from names of parameters. Each may
-      be a prefix of its argument. `None` passes an array whole. An argument without arrays needs
-      no spec.
-    - `out_specs`: a prefix of the output, likewise.
+      be a prefix of its argument. `None` replicates an array. An argument without arrays needs no
+      spec.
+    - `out_specs`: specs of the output; may be a prefix of it. `None` is as in `in_specs`.
     - `axis_names`: the axes of the mesh that the function may name. By default, all.
-    - `check_vma`: whether JAX checks that the arrays which `out_specs` calls equal on all devices
-      are, and sums gradients over devices accordingly.
+    - `check_vma`: whether JAX checks that each output that `out_specs` replicates is equal on all
+      devices, and sums the gradients of replicated inputs over the devices.
 
     **Returns:** a function of the same arguments. It also has `.lower`, as with `filter_jit`.
 
-    **Raises:** `TypeError` if `fun` is not callable; when called, `ValueError` without a mesh, and
-    if an argument with arrays has no spec, a spec belongs to no argument, or does not fit its
-    array: the message has the path and shape. For an output that differs between devices
-    where its spec says that it does not, JAX's `ValueError`.
+    **Raises:** `TypeError` if `fun` is not callable. When called, `ValueError` if there is no mesh,
+    if an argument with arrays has no spec, if a spec belongs to no argument, or if it does not fit
+    its array: the message has the path and the shape. JAX's `ValueError` if `out_specs` replicates
+    an output that may differ between devices.
 
     !!! example
 

@@ -95,10 +95,11 @@ class PredictiveScores(Module):
     Each is of 512 examples at most, evenly spaced.
 
     - `posterior`: of the mixture of draws, on the training data.
-    - `point`: of one network there, such as that of the mode; `None` if the method names none.
-    - `held_out_posterior`, `held_out_point`: on the data that `infer` was given as `held_out`.
-    - `held_out_error`: the standard error that `held_out_posterior` would have if each of these
-      examples were predicted as well as one of the training data.
+    - `point`: of one network on the same data, such as the network at the mode; `None` if the
+      method names no network.
+    - `held_out_posterior`, `held_out_point`: the same on the `held_out` data of `infer`.
+    - `held_out_error`: the standard error of `held_out_posterior`, if held-out examples are
+      predicted like training examples.
     """
 
     posterior: float
@@ -130,9 +131,10 @@ class Diagnostics(Module):
     - `choice`: what a method chose itself, in words.
     - `prior_change`: by how much the last tuning of a prior changed the log of a scale: mode and
       scales agree where it is at most 0.05.
-    - `predictive`: `PredictiveScores`: how well draws predict, and one network, such as that of the
-      mode. `bayes.MAP`, ensembles, chains on batches of examples, and methods of your own without a
-      `point_estimate` name no network: they have it only with `held_out=`.
+    - `predictive`: `PredictiveScores`: how well the draws predict, and how well one network does,
+      such as the network at the mode. `bayes.MAP`, ensembles, chains on batches of examples, and
+      custom methods without a `point_estimate` name no network: they have scores only with
+      `held_out=`.
     - `warnings`: what is poor, in words.
     """
 
@@ -255,12 +257,12 @@ def _of_predictive(found: PredictiveScores | None, remedy: str) -> Iterator[str]
             f"the log density is {posterior:.3g} nats an example for them, and {point:.3g} for "
             f"it. {remedy}"
         )
-    # A few examples may be far worse by chance.
+    # By chance a few examples may be far worse.
     if posterior - found.posterior > _MAX_GAP + 3 * (found.held_out_error or 0.0):
         yield (
             f"held-out data are predicted far worse than the training data: minus the log density "
-            f"is {posterior:.3g} nats an example, and {found.posterior:.3g} there. The model "
-            "overfits: a narrower prior, fewer unknowns or chains may help."
+            f"is {posterior:.3g} nats an example, and {found.posterior:.3g} on the training data. "
+            "The model overfits: a narrower prior, fewer unknowns or chains may help."
         )
 
 

@@ -42,8 +42,8 @@ class FittedPosterior(Module):
     - `found`: what draws are made from, as the method has it.
     - `chains`: where the run stood at its end.
     - `key`: that of the run.
-    - `nlls`: the fields of `diagnostics.predictive` in their order, NaN for `None`; empty if
-      nothing was compared.
+    - `nlls`: the fields of `diagnostics.predictive` in their order, with NaN for `None`; empty
+      without a comparison.
     """
 
     problem: Problem
@@ -115,14 +115,14 @@ class FittedPosterior(Module):
         return Diagnostics(**known, warnings=(*self._no_draws(), *words))
 
     def _no_draws(self) -> list[str]:
-        """Why there are no draws, in words; empty if there are some."""
+        """The reason why there are no draws, in words; empty if there are draws."""
         draws = self.records.get("draw")
         if self.method.num_found(self.found) != 0 and (draws is None or draws.size):
             return []
         return [
             f"there are no draws yet: the run stopped after step {self.chains.step} of "
-            f"{self.method.num_steps}, before its first draw. Call `bayes.infer` again with the "
-            "same arguments, `checkpoint=` included: it continues the run."
+            f"{self.method.num_steps}, before its first draw. To continue the run, call "
+            "`bayes.infer` again with the same arguments, including `checkpoint=`."
         ]
 
     def _check_draws(self) -> None:
@@ -150,15 +150,15 @@ class FittedPosterior(Module):
     def convergence(self) -> Convergence:
         """How far the chains agree on each unknown, as trees of the form of the unknowns.
 
-        **Raises:** `AttributeError` for a method without chains, or with fewer than 4 draws of
-        each.
+        **Raises:** `AttributeError` for a method without chains, or with fewer than 4 draws a
+        chain.
         """
         if "draw" not in self.records:
-            raise Missing(f"{method_name(self.method)} has no chains that could agree.")
+            raise Missing(f"{method_name(self.method)} has no chains, and so no convergence.")
         draws = self.records["draw"]
         if draws.shape[1] < 4:
             raise Missing(
-                f"{method_name(self.method)}: convergence needs at least 4 draws of each chain, "
+                f"{method_name(self.method)}: convergence needs at least 4 draws a chain, "
                 f"got {draws.shape[1]} after step {self.chains.step} of {self.method.num_steps}."
             )
         found = convergence(draws)
@@ -172,7 +172,7 @@ class FittedPosterior(Module):
     def log_evidence(self) -> Float[Array, ""]:
         """The log of the density of the data under the model, in nats.
 
-        **Raises:** `AttributeError` if the method has no estimate of it.
+        **Raises:** `AttributeError` if the method does not estimate it.
         """
         found = self.method.log_evidence(self.problem, self.found)
         if found is None:
@@ -357,8 +357,8 @@ def _nlls(
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]] | None:
     """Minus the log density of each example under the mixture of draws, and under one network.
 
-    The latter is NaN if the method names no network. Without held-out data nothing is then left to
-    compare: `None`.
+    If the method names no network, the second is NaN, and without held-out data the result is
+    `None`.
     """
     target = problem.target
     place = method.point_estimate(problem, found)

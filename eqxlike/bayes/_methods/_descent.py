@@ -475,7 +475,7 @@ class SWAG(Descent):
         return jtu.tree_map(lambda each: each[0], states.moments)
 
     def num_found(self, found: Moments) -> int | None:
-        # One place has no covariance.
+        # A single point has no covariance.
         return None if found.count > 1 else 0
 
     def point_estimate(self, problem: Problem, found: Moments) -> Float[Array, " d"]:

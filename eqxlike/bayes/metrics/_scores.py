@@ -111,7 +111,7 @@ def crps(
     elif _has_log_prob(prediction):
         raise TypeError(
             "crps expects a bayes.Mixture over numbers, or draws, got a "
-            f"{type(prediction).__name__}. For classes write `brier(prediction.probabilities, y)`."
+            f"{type(prediction).__name__}. For classes use `brier(prediction.probabilities, y)`."
         )
     else:
         draws = jnp.asarray(prediction)
@@ -217,7 +217,7 @@ def coverage(
 def _coverage(
     y: Float[Array, "*N"], lower: Float[Array, "*N"], upper: Float[Array, "*N"]
 ) -> Float[Array, ""]:
-    dtype = y.dtype if jnp.issubdtype(y.dtype, jnp.floating) else float  # of counts
+    dtype = y.dtype if jnp.issubdtype(y.dtype, jnp.floating) else float  # y are counts
     return jnp.mean((lower <= y) & (y <= upper), dtype=dtype)
 
 

@@ -70,7 +70,7 @@ def sigmoid_of(value: Value) -> tuple[Value, float] | None:
 
 
 def sigmoid_by_tanh(value: Value) -> tuple[Value, float] | None:
-    """As `sigmoid_of`, of a sum or a multiple of one."""
+    """`sigmoid_of` for a sigmoid written as a sum with tanh, or a multiple of such a sum."""
     total = terms_of(value)
     if len(total.parts) != 1 or total.parts[0].axes != all_axes(value):
         return None
@@ -86,8 +86,8 @@ def sigmoid_by_tanh(value: Value) -> tuple[Value, float] | None:
 def erfc_of(value: Value) -> tuple[Value, float, float, float] | None:
     """`(y, sign, rate, constant)` if `value` is `constant * erfc(sign * sqrt(rate) * y)`.
 
-    It may be written by erf or erfc, by JAX's `norm.cdf`, or as 1 minus one of these. The rate is
-    1/2 for the normal cdf of `y`: the rounded product of `y` and the root of 1/2 is not computed.
+    The formula may use erf, erfc or JAX's `norm.cdf`, or subtract one of them from 1. For the
+    normal cdf of `y` the rate is 1/2, so that no product of `y` and the root of 1/2 is rounded.
     """
     if (found := _erfc_of(value)) is None:
         return None
@@ -351,7 +351,7 @@ def exponentials_in(total: Parts) -> list[Exponential | SumOfExponentials]:
 
 
 def opposites_in(total: Parts) -> Exponential | None:
-    """The first of two exponentials that are a sum, exp(y) and exp(-y)."""
+    """The first exponential of a sum of exp(y) and exp(-y)."""
     found = exponentials_in(total)
     terms = [term for term in found if isinstance(term, Exponential)]
     if len(terms) != 2 or len(found) != 2:

@@ -71,7 +71,7 @@ def log_of_difference(total: Parts, shape: tuple[int, ...]) -> Log | None:
         def split_tanh(z: Array) -> Split:
             z = lifted(z)
             large, small = log_sigmoid(twice * z)
-            is_near = (jnp.abs(z) < 0.5) & (c == 1)  # There the value is near zero.
+            is_near = (jnp.abs(z) < 0.5) & (c == 1)  # The value is near zero.
             near = log1p(jnp.tanh(jnp.where(is_near, math.copysign(1.0, twice) * z, 0)))
             small = jnp.where(is_near, near, small + (shift + math.log(2)))
             return jnp.where(is_near, 0, large), small

@@ -102,7 +102,7 @@ def _is_guarded(total: Parts) -> bool:
 
 def log_of_product(value: Value) -> Log | None:
     product, shape = factors_of(value), value.shape
-    # The logarithms of the factors of these cancel.
+    # The logarithms of their factors would cancel.
     if sigmoid_of(value) or sigmoid_by_tanh(value) or erfc_of(value):
         return log_of(value)
     if opposites_in(terms_of(value)):

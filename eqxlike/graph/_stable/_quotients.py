@@ -353,11 +353,11 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "atanh": atanh,
     "erf": lambda y: math.sqrt(math.pi) / 2 * lax.erf(y),
 }
-"""Functions that are zero at zero, divided by their derivative there."""
+"""Functions that are zero at zero, divided by their derivative at zero."""
 
 
 def quotient_at_zero(step: Step) -> Rewrite | None:
-    """A quotient f(x) / x, x / f(x) or f(x) / x² of two zeros, where its gradient cancels."""
+    """A quotient f(x) / x, x / f(x) or f(x) / x² of two zeros whose gradient cancels."""
     product, shape = factors_of(step.output), step.output.shape
     found = (_over_power_of(part, product, shape) for part in product.parts)
     return next((rewrite for rewrite in found if rewrite is not None), None)
@@ -392,7 +392,7 @@ def _over_power_of(part: Part, product: Parts, shape: tuple[int, ...]) -> Rewrit
 def _function_at_zero(
     value: Value,
 ) -> tuple[Value, Callable[[Array], Array], int, float] | None:
-    """y, a function that is near y ** order / order at zero, the order, and a factor."""
+    """y, a function close to y ** order / order near zero, the order, and a factor."""
     step = seen_through(value).step
     if step.kind in FUNCTIONS:
         number = 2 / math.sqrt(math.pi) if step.kind == "erf" else 1.0

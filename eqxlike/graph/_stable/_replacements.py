@@ -54,7 +54,7 @@ def _(primals, tangents):
 
 @jax.custom_jvp
 def log1p(x: Array) -> Array:
-    """JAX's, but log(1 + x) far from zero: JAX 0.10 on a CPU loses two digits near -0.4."""
+    """JAX's `log1p`, but log(1 + x) far from zero: jax 0.10 on a CPU loses two digits at -0.4."""
     is_near = jnp.abs(x) < 0.29
     near, far = jnp.where(is_near, x, 0), jnp.where(is_near, 0, x)
     return jnp.where(is_near, lax.log1p(near), jnp.log(1 + far))
@@ -80,7 +80,7 @@ def _(primals, tangents):
 
 @jax.custom_jvp
 def atanh(y: Array) -> Array:
-    """JAX's, with the derivative 1 / (1 - y²)."""
+    """`lax.atanh`, with the derivative 1 / (1 - y²)."""
     return lax.atanh(y)
 
 
@@ -118,7 +118,7 @@ def _(primals, tangents):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def logaddexp(x: Array, y: Array, ratio: float = 1.0) -> Array:
-    """log(exp(x) + ratio exp(y)); its derivatives are sigmoids, which lose no digits far out."""
+    """log(exp(x) + ratio exp(y)); its derivatives are sigmoids, which keep their digits far out."""
     return jnp.logaddexp(x, y if ratio == 1 else y + math.log(ratio))
 
 
@@ -137,7 +137,7 @@ Function = Callable[[Array], Array]
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 2, 3))
 def over_power(function: Function, y: Array, order: int, sign: int) -> Array:
-    """(order * f(y) / y ** order) ** sign, where f(y) is near y ** order / order at zero."""
+    """(order * f(y) / y ** order) ** sign, for an f(y) close to y ** order / order near zero."""
     is_zero = jnp.abs(y) < jnp.finfo(y.dtype).eps / 4
     y = jnp.where(is_zero, 1, y)
     above, below = (order * function(y), y**order)[::sign]
@@ -159,10 +159,10 @@ def _slope_of(function: Function) -> Function:
 
 
 def _smooth_over_power(function: Function, y: Array, order: int) -> Array:
-    """The quotient, all of whose derivatives keep their digits near zero.
+    """The quotient; near zero all its derivatives keep their digits.
 
-    There it is the integral of order * (1 - t) ** (order - 1) times the derivative of f at t y, by
-    the remainder of Taylor's series: no difference cancels. The rule is Gauss's.
+    Near zero it is the integral of order * (1 - t) ** (order - 1) times the derivative of f at t y,
+    the remainder of Taylor's series: no difference cancels. Gauss's rule computes the integral.
     """
     is_near = jnp.abs(y) < 0.75
     near, far = jnp.where(is_near, y, 0), jnp.where(is_near, 1, y)
@@ -267,9 +267,9 @@ def _scaled_erfc(z: Array) -> Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def gaussian(y: Array, rate: float) -> Array:
-    """exp(-rate y²), without the error that rounding of a large y² leaves."""
+    """exp(-rate y²), without the rounding error of a large y²."""
     y = jnp.clip(y, -200, 200)
-    head = jnp.round(16 * y) / 16  # Of 12 bits: its square is exact.
+    head = jnp.round(16 * y) / 16  # It has 12 bits, so its square is exact.
     return jnp.exp(-rate * head * head) * jnp.exp(-rate * (y - head) * (y + head))
 
 
@@ -281,7 +281,7 @@ def _(rate, primals, tangents):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def erfc(y: Array, rate: float = 1.0) -> Array:
-    """Twice the upper tail of the normal distribution: of y, for a rate of 1/2."""
+    """Twice the upper tail of the normal distribution, for a rate of 1/2: erfc(sqrt(rate) y)."""
     z = y * math.sqrt(rate)
     is_far = z > 0.25
     far = jnp.where(is_far, z, 1)
@@ -373,7 +373,7 @@ def scaled(number: float, array: Array) -> Array:
 
 
 def single(array: Array) -> Array:
-    """The array in float32 if it is of 16 bits."""
+    """The array, in float32 if it has 16 bits."""
     return array.astype(jnp.float32) if array.dtype.itemsize < 4 else array
 
 
@@ -404,7 +404,7 @@ def log_cosh(y: Array) -> Split:
 
 
 def log_expm1(y: Array) -> Split:
-    """log(exp(y) - 1), whose zero is at log(2)."""
+    """log(exp(y) - 1), which is zero at log(2)."""
     is_near = y < 2
     near, far = jnp.where(is_near, y, 1), jnp.where(is_near, 2, y)
     large, small = jnp.where(is_near, 0, far), log1mexp(-far)

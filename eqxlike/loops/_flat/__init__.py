@@ -8,7 +8,7 @@ In the order of reading:
 - `_tangents`: which arrays have tangents, and the scan of these.
 - `_counted_while`: a loop of unknown length, differentiated as such a scan.
 - `_revolve`: reverse mode with few saved carries.
-- `_transposes`: what `jax.linear_transpose` finds for a loop of unknown length.
+- `_transposes`: the transpose that `jax.linear_transpose` uses for a loop of unknown length.
 - `_batched`: what keeps each of them one loop under `jax.vmap`.
 
 The words needed at once:

@@ -161,15 +161,15 @@ def tangents_of(
 def _check_consts(operands: Operands, nonzero: Nonzero) -> None:
     """Raises `ValueError` if devices that run different numbers of steps share a const.
 
-    Its cotangent would be summed over the devices in each step: some would wait forever.
+    Its cotangent would be summed over the devices in each step: some devices would wait forever.
     """
     for const in select(operands.consts, nonzero.consts):
         if axes := varying_axes(operands.count) - varying_axes(const):
             raise ValueError(
                 "Inside `jax.shard_map` the devices run different numbers of steps of this loop. "
-                f"Its reverse mode needs the array {jax.typeof(const)} that the body closes over "
-                f"to vary along the axes {sorted(axes)}: pass it to the loop through "
-                "`jax.lax.pcast(array, axes, to='varying')`."
+                f"Reverse mode then requires that the array {jax.typeof(const)}, which the body "
+                f"closes over, varies along the axes {sorted(axes)}. Before the loop, write "
+                f"`array = jax.lax.pcast(array, {tuple(sorted(axes))}, to='varying')`."
             )
 
 

@@ -124,12 +124,12 @@ def fill(selected: Iterable[Any], values: Iterable[Any], flags: Sequence[bool]) 
 
 
 def row_types(rows: Arrays) -> list[Any]:
-    """The type of a row of each array, with the axes of a mesh along which it varies."""
+    """The type of a row of each array, with the mesh axes along which it varies."""
     return [jax.typeof(array).update(shape=array.shape[1:]) for array in rows]
 
 
 def zero_rows(number: int, row: Any, axes: frozenset[Any] = frozenset()) -> Array:
-    """So many rows of zeros, each of the type of `row`, that vary along these axes too."""
+    """`number` rows of zeros of the type of `row`, which also vary along `axes`."""
     return vary(jnp.zeros((number, *row.shape), row.dtype), varying_axes(row) | axes)
 
 

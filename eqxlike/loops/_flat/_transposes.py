@@ -1,4 +1,4 @@
-"""The transposes of loops: one for `jax.linear_transpose`, or an error that says what has one."""
+"""The transposes of loops: for `jax.linear_transpose`, or an error that names the other kinds."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from ._scan import Arrays, fill, select
 
 
 def without_transpose(arrays: Arrays, message: str) -> list[Array]:
-    """The arrays. Their transpose raises a `ValueError` with this message."""
+    """Returns the arrays. Their transpose raises a `ValueError` with this message."""
     return [
         _untransposed.bind(array, message=message) if is_inexact(array) else array
         for array in arrays
@@ -48,9 +48,9 @@ def with_transpose(
     check: Callable[[Arrays, Sequence[bool]], None],
     operands: Arrays,
 ) -> list[Array]:
-    """`run(operands)`, with the transpose of `function`, which returns the same.
+    """Returns `run(operands)`, with the transpose of `function`, which computes the same.
 
-    Only for `jax.linear_transpose`, which does not use custom derivatives, and fails at a
+    Only `jax.linear_transpose` needs it: it ignores custom derivatives, and cannot transpose a
     `jax.lax.while_loop`.
 
     **Arguments:**

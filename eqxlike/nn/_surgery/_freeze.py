@@ -34,8 +34,8 @@ def freeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = No
     - `model`: a Module, or a pytree of Modules. What is frozen belongs to a Module.
     - `where`: a function from a model to the node to freeze, or to a tuple or list of nodes, as in
       `tree_at`: arrays, or subtrees of which all arrays are frozen. All of `model` if left out.
-      It may take layers out of an `nn.ScanStack`: `model.blocks[:2]`. The arrays of the stack are
-      then split, so load a file of the whole stack before you freeze part of it.
+      It may choose layers of an `nn.ScanStack`: `model.blocks[:2]`. This splits the arrays of the
+      stack, so load a file of the whole stack before you freeze part of it.
 
     **Returns:** the model with these arrays frozen, besides those that were.
 
@@ -100,7 +100,7 @@ def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
 
 
 def _with_flags(model: PyTree, are_chosen: Sequence[bool], value: bool) -> PyTree:
-    """`model` with the chosen ones of its leaves frozen, or trained again if `value` is `False`."""
+    """`model` with the chosen leaves frozen, or trained again if `value` is `False`."""
     flags = [
         value if is_chosen else flag
         for is_chosen, flag in zip(are_chosen, flag_frozen(model), strict=True)
@@ -123,10 +123,10 @@ def _is_stack(node: Any) -> bool:
 
 def _choose_rows(where: Where, nodes: list[Any], treedef: Any) -> list[np.ndarray] | None:
     """For each node, a leaf or a `ScanStack`, a table of the arrays that `where` chooses: a row for
-    each leaf, a column for each layer. `None` if `where` fails, or returns anything else.
+    each leaf, a column for each layer. `None` if `where` fails or returns something else.
 
-    `where` sees a number for each leaf and layer. So it may take layers out of a stack, and rows
-    out of the arrays of a stack.
+    `where` sees a number for each leaf and layer. So it may choose layers of a stack, and rows of
+    the arrays of a stack.
     """
     tables, shown, count = [], [], 0
     for node in nodes:

@@ -214,18 +214,19 @@ def decay_mask(params: PyTree, also: type | tuple[type, ...] = ()) -> PyTree[boo
     """Chooses the arrays that weight decay applies to: the weights of affine maps, convolutions and
     recurrent cells, and no bias, norm, scale or embedding.
 
-    It goes by the type of the layer. So it is right for layers that are stored stacked, as in
-    `nn.ScanStack` or an ensemble, where `array.ndim >= 2` holds for biases and norms too.
+    It chooses by the type of the layer. So it is also right for the stacked arrays of
+    `nn.ScanStack` or an ensemble, where `array.ndim >= 2` also holds for biases and norms.
 
     **Arguments:**
 
-    - `params`: a model, or its parameters, as `eqxlike.filter(model, eqxlike.is_inexact_array)`.
-      Optax calls a mask with these, or with gradients of the same structure.
-    - `also`: other types of layers, such as `nn.Embedding` or a class of your own: all their own
-      arrays decay, but for those whose name begins with `bias`.
+    - `params`: a model, or its parameters, `eqxlike.filter(model, eqxlike.is_inexact_array)`. Optax
+      calls a mask with the parameters, or with gradients of the same structure.
+    - `also`: a class of layers, or a tuple of classes, such as `nn.Embedding` or your own. All
+      arrays of such a layer decay, except those whose name begins with `bias`. With Optax:
+      `mask=functools.partial(nn.decay_mask, also=nn.Embedding)`.
 
-    **Returns:** a tree like `params` with `True` for each array that decays, and `False` for any
-    other leaf. Frozen arrays do not decay.
+    **Returns:** a tree like `params` with `True` for each array that decays and `False` for all
+    other leaves. Frozen arrays do not decay.
 
     !!! example
 

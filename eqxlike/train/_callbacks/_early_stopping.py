@@ -23,9 +23,9 @@ class EarlyStopping(Callback):
     - `min_delta`: what is better by no more than this is no better.
     - `restore_best`: whether the result is the best state, of which a copy is kept, or the last.
 
-    A metric that is NaN is no better; a warning tells if the first one is. Checkpoints keep the
-    best state next to the last one, and a run that is resumed ends as if it had not been
-    interrupted: at once, if it was at its end.
+    NaN counts as no improvement; a warning reports it if the first metric is NaN. Checkpoints keep
+    the best state next to the last one. A resumed run ends like an uninterrupted one: at once, if
+    it had already ended.
 
     **Raises:** `ValueError` for another mode, a `patience` that is not a positive integer, or a
     negative `min_delta`. When training starts, `ValueError` if nothing is evaluated; `KeyError` at
@@ -79,8 +79,8 @@ class EarlyStopping(Callback):
         if math.isnan(value) and math.isnan(self.best) and self._num_worse == 1:
             warnings.warn(
                 f"EarlyStopping: {self.metric} is NaN after step {run.steps}, which counts as no "
-                f"improvement; {self.patience} evaluations in a row without one end the run. See "
-                "that `evaluate` counts at least one example, and that it divides by no zero.",
+                f"improvement; {self.patience} evaluations in a row without improvement end the "
+                "run. Check that `evaluate` gets at least one example and does not divide by zero.",
                 stacklevel=stacklevel_of_user(),
             )
         self._stop_if_due(run)

@@ -159,7 +159,7 @@ class Progress(_WithRate):
         self._show(run)
 
     def on_end(self, run: Run) -> None:
-        """Says the metrics of the last step, unless a log has."""
+        """Shows the metrics of the last step, unless a log has shown them."""
         if run.evaluated_at == run.steps != self._evaluation_shown:
             self._show(run, is_last=True)
 

@@ -168,7 +168,7 @@ class CheckpointFolder:
 
         **Arguments:**
 
-        - `like`, `only`: as of `train.restore`.
+        - `like`, `only`: as in `train.restore`.
 
         **Returns:** as `train.restore`; `None` where there is no checkpoint.
 

@@ -47,11 +47,11 @@ class _StateAndData(NamedTuple, Generic[State]):
 
 
 class Restored(_StateAndData[State]):
-    """What a checkpoint holds: a pair of `state` and `data`.
+    """The contents of a checkpoint: a pair of `state` and `data`.
 
     - `state`: of the structure of `like`.
     - `data`: what was given to `save` along.
-    - `left_out`: the names of the parts with arrays that the checkpoint has and that stayed there.
+    - `left_out`: the names of the parts with arrays that were not restored.
     """
 
     left_out: tuple[str, ...] = ()
@@ -74,20 +74,20 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
       `jax.ShapeDtypeStruct`s for arrays, as of `filter_eval_shape`, and then takes no memory.
       Arrays get the sharding of those in `like`, where those were put somewhere on purpose,
       whatever their sharding was when they were saved; they are NumPy arrays where those in `like`
-      are. Functions, strings and Python numbers are those of `like`. For a checkpoint of a
-      `TrainState` it may be the model alone.
-    - `only`: the name of a part to restore, or several: `"model"`, `("model", "model_state")`. The
-      rest stays as it is in `like`, and may have another structure, as of another optimiser.
+      are. Functions, strings and Python numbers come from `like`. For a checkpoint of a
+      `TrainState`, `like` may also be the model: then the model alone is restored.
+    - `only`: the name of a part to restore, or several: `"model"`, `("model", "model_state")`. All
+      other parts come from `like`, and may have another structure, for example for another
+      optimiser.
 
-    **Returns:** a `Restored`, of `state` and `data`. Its `left_out` names what was not restored. A
-    warning tells if the model was restored without the `model_state` that was saved with it, such
-    as the statistics of `nn.BatchNorm`.
+    **Returns:** a `Restored`, of `state` and `data`. Its `left_out` names the parts that were not
+    restored. A warning says if the model is restored without the `model_state` that was saved with
+    it, such as the statistics of `nn.BatchNorm`.
 
     **Raises:** `CheckpointError` if the checkpoint is damaged; it names the file and the leaf, and
     the newest whole one in the folder. A plain `ValueError`, with all differences, if it is whole
     and `like` has another structure, shape or dtype, if a newer version of eqxlike wrote it, or if
-    it or `like` does not have a part that `only` names.
-    `FileNotFoundError` if there is none.
+    it or `like` lacks a part that `only` names. `FileNotFoundError` if there is no checkpoint.
 
     >>> import pathlib, tempfile, jax.numpy as jnp
     >>> from eqxlike import train
@@ -159,10 +159,10 @@ def _newest_whole_near(path: pathlib.Path) -> pathlib.Path | None:
 
 
 class _Part(NamedTuple):
-    """What is to be restored.
+    """The part of a checkpoint to restore.
 
-    - `manifest`, `like`: with its leaves and nodes alone.
-    - `are_read`: for each leaf of all of `like`, whether it is restored.
+    - `manifest`, `like`: with the leaves and nodes of this part alone.
+    - `are_read`: for each leaf of the whole `like`, whether it is restored.
     - `left_out`: the other parts of the checkpoint that have arrays.
     """
 
@@ -173,9 +173,9 @@ class _Part(NamedTuple):
 
 
 def _part_of(folder: pathlib.Path, manifest: Manifest, like: Description, only: Only) -> _Part:
-    """The parts that `only` names, or the model of a `TrainState` for a `like` that is none.
+    """The parts that `only` names; the model of a `TrainState` if `like` is not a `TrainState`.
 
-    **Raises:** `ValueError` for a part that the checkpoint or `like` does not have.
+    **Raises:** `ValueError` if the checkpoint or `like` lacks a part.
     """
     roots = [dict(nodes).get("", "").partition("(")[0] for nodes in (manifest.nodes, like.nodes)]
     is_model = only in (None, "model") and roots[0] == "TrainState" != roots[1]
@@ -205,7 +205,7 @@ def _part_of(folder: pathlib.Path, manifest: Manifest, like: Description, only: 
     if "model" in names and "model_state" in left_out:
         warnings.warn(
             f"The model of {folder} is restored without the model_state that was saved with it, "
-            "such as the statistics of BatchNorm. Restore both into a TrainState, with "
+            "such as the statistics of BatchNorm. To restore both, pass a TrainState as `like` and "
             '`only=("model", "model_state")`.',
             stacklevel=stacklevel_of_user(),
         )
@@ -249,11 +249,11 @@ def _check_fits(
         return
     listed = "; ".join(found[:_MAX_LISTED])
     is_state = dict(nodes).get("", "").startswith("TrainState")
-    hint = ' To restore the model alone, pass `only="model"`.' if is_state else ""
+    hint = ' To restore the model alone: `train.restore(..., only="model")`.' if is_state else ""
     more = f"; and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
     raise ValueError(
         f"The checkpoint {folder} is whole, and does not fit `like`: {listed}{more}. Build `like` "
-        f"as the state was built that was saved, or give the folder of another checkpoint.{hint}"
+        f"in the same way as the saved state, or give the folder of another checkpoint.{hint}"
     )
 
 

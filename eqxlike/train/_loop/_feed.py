@@ -18,13 +18,13 @@ Batch = TypeVar("Batch")
 
 
 MAX_STATICS = 4
-"""So many values of one static leaf, each of which compiles the step, are warned of."""
+"""`fit` warns after so many values of a static leaf: the step is compiled for each."""
 
 
 class Feed(Generic[Batch]):
-    """Takes batches from an iterable, a few that are alike at a time.
+    """Takes batches from an iterable, a few similar ones at a time.
 
-    - `is_raw`: whether batches are to stay as they come, for a step that is not compiled.
+    - `is_raw`: whether batches stay unconverted, for a step that is not compiled.
     """
 
     def __init__(self, batches: Iterable[Batch], *, is_raw: bool = False) -> None:
@@ -79,12 +79,12 @@ class Feed(Generic[Batch]):
     def _note_static(self, path: str, leaf: Any, is_in_list: bool) -> None:
         """Warns of a leaf for which the step is compiled again and again.
 
-        **Raises:** `TypeError` for one of several texts in a list.
+        **Raises:** `TypeError` for a string in a list.
         """
         if is_in_list and isinstance(leaf, str | bytes):
             raise TypeError(
-                f"fit expected batches of numbers, and {path} is the text {leaf!r}: leave texts "
-                "out, or give each a number."
+                f"fit expected batches of numbers, but {path} is the string {leaf!r}: remove "
+                "strings, or replace each by a number."
             )
         values = self._statics.setdefault(path, set())
         if len(values) < MAX_STATICS:
@@ -92,8 +92,8 @@ class Feed(Generic[Batch]):
             if len(values) == MAX_STATICS:
                 warnings.warn(
                     f"{path} is not an array, but {leaf!r} in this batch, and the step is compiled "
-                    "for each of its values. Make an array of a number, `np.asarray(number)`, and "
-                    "leave out the rest.",
+                    "for each of its values. Convert a number with `np.asarray(number)`, and "
+                    "remove other objects.",
                     stacklevel=stacklevel_of_user(),
                 )
 

@@ -59,9 +59,9 @@ def fit(
     - `step`: `step(state, batch)` which gives `(state, loss, ...)`; see `make_step`. What comes
       after the loss is ignored.
     - `batches`: for example `minibatches(...)`, or a `DataLoader` of PyTorch. Tensors of other
-      libraries become arrays, as do lists of numbers; a step that is not compiled gets its batches
-      as they come. If they end early, so does training; see `repeat`.
-    - `num_steps`: how many steps to make, at least 1, with those before the run was resumed.
+      libraries and lists of numbers become arrays; a step that is not compiled gets its batches
+      unchanged. Training ends when the batches end; see `repeat`.
+    - `num_steps`: total number of steps, at least 1, including those before the run was resumed.
     - `steps_per_call`: the number of batches that are stacked, whose steps run in one call, a
       compiled loop. This makes small steps much cheaper: a call costs more than their work. The
       state is that after single steps, but for rounding. Logs, evaluations and callbacks are not
@@ -77,10 +77,10 @@ def fit(
       log; see `progress`.
     - `check_every`: steps between two reads of the losses. The device idles for a moment at each.
       Batches since the last read are kept, up to 64 MB of them, to be repeated.
-    - `max_skipped`: how many updates in a row may be skipped, by a step with
-      `make_step(..., check_finite="skip")` or by an optimiser such as `optax.apply_if_finite`.
-      Training ends as `"diverged"` when more were skipped as the losses are read. A skipped step
-      keeps its loss in the history, and does not count in the means of a log.
+    - `max_skipped`: how many updates in a row may be skipped, by a step of
+      `make_step(..., check_finite="skip")` or by an optimiser such as `optax.apply_if_finite`. If
+      more were skipped when the losses are read, training ends as `"diverged"`. The history
+      includes the loss of a skipped step; the means in logs exclude it.
     - `resume_from`: a folder of checkpoints, as `Checkpoint` makes it. The run goes on from the
       newest good one there, with the state and the batches that came then, and ends with the same
       numbers as one that was not interrupted; it begins with `state` where there is none. A damaged
@@ -153,12 +153,12 @@ class FitResult(NamedTuple, Generic[Model]):
     - `state`: after the last good step, ready to go on from.
     - `history`: the loss of every step that this call of `fit` made, as Python floats: of none,
       where a resumed run was at its end.
-    - `stopped`: why: all steps were made, the batches ended before, a callback asked for it,
-      Ctrl-C, or a loss or state that was not finite.
+    - `stopped`: the reason: all steps were made, the batches ended first, a callback stopped the
+      run, Ctrl-C, or a loss or state that was not finite.
     - `message`: the same in a sentence, with the step and, for a divergence, the loss.
     - `evaluations`: the step and the metrics of each evaluation that it made.
     - `steps_per_call`: how many steps went into one call, as they were given or chosen.
-    - `num_skipped`: how many of the steps skipped their update, which was not finite.
+    - `num_skipped`: number of steps that skipped an update that was not finite.
     """
 
     state: TrainState[Model]
@@ -171,8 +171,8 @@ class FitResult(NamedTuple, Generic[Model]):
 
     @property
     def exit_status(self) -> int:
-        """What a script may end with: 0, or 130 after Ctrl-C, or 1 for a divergence and for
-        batches that ended early.
+        """The exit status for a script: 130 after Ctrl-C, 1 for a divergence or if the batches
+        ended early, otherwise 0.
         """
         return {"interrupted": 130, "diverged": 1, "exhausted": 1}.get(self.stopped, 0)
 
@@ -242,12 +242,12 @@ class _Loop(NamedTuple):
             stopped, message = "stopped", run.end
         elif run.steps < run.num_steps:
             stopped = "exhausted"
-            message = f"Made {made}; the batches ended. `train.repeat(batches)` starts them again."
+            message = f"Made {made}; the batches ended. Use `train.repeat(batches)` to repeat them."
         else:
             stopped, message = "finished", f"Made {made}."
         skipped = [str(run.steps - len(run.history) + index + 1) for index in run.skipped]
         where = f"step{'s' * (len(skipped) > 1)} {listed(skipped)}"
-        note = f"Skipped the update of {where}, which was not finite." if skipped else None
+        note = f"Skipped updates that were not finite: {where}." if skipped else None
         return FitResult(
             _unhalted(run.state if run.result is None else run.result),
             tuple(run.history),

@@ -101,7 +101,7 @@ class Schedule:
             self._observe(run, True, True)
 
     def _observe(self, run: Run, logs: bool, evaluates: bool) -> None:
-        """Evaluates and logs, unless that was done already. A log shows the metrics of its step."""
+        """Evaluates and logs, each once a step. A log shows the metrics of its step."""
         is_log_due = logs and self.log_every is not None and self._logged_at != run.steps
         if is_log_due:
             self._logged_at = run.steps

@@ -94,7 +94,7 @@ def single_step(
     def single(own: Leaves, leaves: Leaves, batch: Any) -> tuple[Leaves, Any, Array]:
         state = form.merge(leaves)
         run = step.rebuilder(cache=False)(tuple(own))
-        # JAX may run the program again, operation by operation: it would donate in the step.
+        # JAX may run the program again, operation by operation: the step must not donate then.
         new, loss = state_and_loss((run if donates else run.__wrapped__)(state, batch))
         return _leaves_of(new, state, form), loss, was_refused(new)
 
@@ -143,7 +143,7 @@ def many_steps(
             _check_arrays(state, new)
             losses = losses.at[index].set(jnp.asarray(loss).astype(losses.dtype))
             were_refused = were_refused.at[index].set(was_refused(new))
-            # A step that was skipped counts.
+            # A skipped step still increments `step`.
             is_halted = new.is_halted & (new.step == state.step)
             return index + 1, leaves, losses, were_refused, is_halted
 

@@ -22,9 +22,8 @@ class Run(Generic[Model]):
     - `num_steps`: how many steps the run is to have made at its end.
     - `steps`: how many it has made, with those before it was resumed, `steps_before`.
     - `history`: the losses of the steps that this call of `fit` made, as far as they were read.
-    - `skipped`: which of them belong to steps whose update was skipped, as indices of `history`.
-    - `loss`: the mean of those since the last log, without the skipped ones; NaN before the first
-      log.
+    - `skipped`: the indices in `history` of steps whose update was skipped.
+    - `loss`: the mean loss since the last log, without skipped steps; NaN before the first log.
     - `metrics`: what the last evaluation gave, by name; empty before the first one.
     - `evaluated_at`: after which step that was; -1 before the first one.
     - `evaluate_every`: steps between evaluations; `None` where at most the end is evaluated.
@@ -133,7 +132,7 @@ class Run(Generic[Model]):
         # A step that was interrupted may have no loss.
         if num_good < len(losses):
             self.divergence = self._describe(losses[num_good], is_kept)
-        # Indices that follow each other, minus their places, are equal.
+        # In a run of successive indices, index minus place is constant.
         rows = collections.Counter(index - place for place, index in enumerate(self.skipped))
         longest = max(rows.values(), default=0)
         if longest > self._max_skipped and self.divergence is None:

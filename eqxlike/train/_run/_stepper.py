@@ -29,7 +29,7 @@ class Pending(NamedTuple):
     """Losses on the device, of one step or of the first `count` of many.
 
     - `were_refused`: whether each update was refused or skipped; `None` once it is known that the
-      step adds one to `state.step`, which says by itself how many steps were good.
+      step increments `state.step`, which then counts the good steps.
     """
 
     losses: Any
@@ -116,7 +116,7 @@ class Stepper(Generic[Model]):
                 error.__notes__ = [_DONATED]
             raise
         except (ValueError, jax.errors.JaxRuntimeError) as error:
-            # The same for an array of the state that a batch holds too.
+            # Likewise if a batch holds an array of the state.
             arrays = [
                 f"state{jtu.keystr(path)}"
                 for path, leaf in jtu.tree_leaves_with_path(self._form.merge(leaves))
@@ -143,7 +143,7 @@ class Stepper(Generic[Model]):
         call = self._calls.get(steps_per_call)
         if call is None:
             own, rest = flatten(self._undo.step if self._undo else step, by_identity=True)
-            # JAX runs a program again to find a NaN, on arrays that it must not have donated.
+            # JAX runs a program again to find a NaN: its arguments must not be donated.
             donates = not (jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # pyright: ignore
             if steps_per_call == 1:
                 program = single_step(rest, self._form, donates)
@@ -170,20 +170,20 @@ class Stepper(Generic[Model]):
         - `first_step`: the step of the state before them.
 
         **Returns:** the losses as numbers; the number of steps before the state became bad, or
-        `None` if it did not; and whether each of the steps before was skipped.
+        `None` if it did not; and for each step before, whether it was skipped.
         """
         losses, undo = [calls.losses for calls in pending], self._undo
         were_refused, skips = [False] * sum(calls.count for calls in pending), False
         if undo is None:
             numbers = _as_list(pending, jax.device_get(losses))
             num_good, skips = int(self.state.step) - first_step, may_skip(self.state)
-            # A step that was skipped counts.
+            # A skipped step still increments `step`.
             is_bad = bool(self.state.is_halted) and num_good < len(numbers)
             if (is_bad or skips) and not self._counts_steps:
                 flags = jax.device_get([calls.were_refused for calls in pending])
                 were_refused = [*map(bool, _as_list(pending, flags))]
             if is_bad and not self._counts_steps:
-                # Or the step does not count.
+                # The step may not increment `step`.
                 num_good = max(num_good, [*were_refused, True].index(True))
         else:
             verdict = undo.judge(self._opened(), self._form, losses)

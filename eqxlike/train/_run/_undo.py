@@ -75,9 +75,9 @@ class Undo:
     def of(cls, step: Any, leaves: Leaves, form: Form, batches: Stack) -> "Undo | None":
         """`None` where each step keeps its guard.
 
-        That holds for a step without an unguarded form, or one that may not be repeated; for an
-        optimiser that skips updates; for arrays on several devices; and where copies would take
-        much memory, or hold little that is trained.
+        A step keeps its guard if it has no unguarded form or may not be repeated; if the optimiser
+        skips updates; for arrays on several devices; and if copies would take much memory, or hold
+        few trained arrays.
         """
         without_guard = unguarded(step)
         if without_guard is None or not all(isinstance(leaf, jax.Array) for leaf in leaves):

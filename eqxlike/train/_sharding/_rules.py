@@ -290,7 +290,7 @@ def gathering(model: PyTree, split: PyTree, together: PyTree) -> PyTree:
 
 
 def _is_stacked(node: Any) -> bool:
-    # Layers that are not all frozen alike are several stacks, in one.
+    # If some layers are frozen, `layers` is a tuple of several stacks.
     return isinstance(node, Stacked) and not isinstance(node.layers, tuple)
 
 

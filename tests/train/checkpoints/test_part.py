@@ -70,7 +70,7 @@ def test_what_does_not_fit_is_named(saved, tmp_path):
     other = make_state(5, optax.sgd(0.1, momentum=0.9))
     wide = nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
     for like, options, message in [
-        (other, {}, r'optimiser_state\[0\]\.trace.*the model alone, pass `only="model"`'),
+        (other, {}, r"optimiser_state\[0\]\.trace.*the model alone: `train\.restore"),
         (other, {"only": "modle"}, "has no part named 'modle'; its parts are 'model', 'opt"),
         ({"a": 1}, {"only": ("step",)}, "`like` has no part named 'step'; its parts are 'a'"),
         (wide, {}, r"like\.model\.layers\[0\]\.weight is .*\(4, 2\).*was .*\(3, 2\)"),

@@ -265,7 +265,7 @@ def test_mismatch_is_named_with_its_path(path):
             train.restore(path, like)
         assert not isinstance(caught.value, train.CheckpointError)
         assert "is whole, and does not fit `like`" in str(caught.value)
-        assert "Build `like` as the state was built" in str(caught.value)
+        assert "Build `like` in the same way as the saved state" in str(caught.value)
 
 
 def test_other_static_field_is_refused(path):
