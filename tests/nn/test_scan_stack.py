@@ -300,10 +300,10 @@ def test_frozen_layers_have_the_states_of_their_places(is_frozen_first):
 
 def test_one_layer_is_no_node_and_of_an_ensemble_is_not_taken(getkey):
     stack = nn.ScanStack(Block, 4, key=getkey())
-    with pytest.raises(TypeError, match=r"one layer out of layers that are stored stacked"):
+    with pytest.raises(TypeError, match=r"`where` chose one of several stacked layers"):
         eqx.tree_at(lambda stack: stack[0].linear.weight, stack, jnp.ones((4, 4)))
     pair = nn.Parallel([nn.PReLU(0.1), nn.PReLU(0.2)])
-    with pytest.raises(TypeError, match=r"one layer out of layers that are stored stacked"):
+    with pytest.raises(TypeError, match=r"`where` chose one of several stacked layers"):
         nn.freeze(pair, lambda pair: pair[0].negative_slope)
     ensemble = eqx.filter_vmap(lambda key: nn.ScanStack(Block, 4, key=key))(jr.split(getkey(), 3))
     with pytest.raises(ValueError, match=r"shape \(3, 4, 4, 4\) at stack.layers.linear.weight"):

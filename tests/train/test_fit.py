@@ -84,7 +84,7 @@ def test_step_may_return_more_and_batches_may_end(state):
     # No batch is drawn that is not used.
     result = fit(state, step, data, num_steps=10)
     assert (result.stopped, result.exit_status) == ("exhausted", 1)
-    assert result.message.startswith("Made 3 of 10 steps; the batches ended. `train.repeat(")
+    assert result.message.startswith("Made 3 of 10 steps; the batches ended. Use `train.repeat(")
     assert len(result.history) == result.state.step == 3
     for steps_per_call in (1, 4):
         batches = repeat([GOOD] * 3)

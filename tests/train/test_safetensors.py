@@ -173,7 +173,7 @@ def test_dtypes_are_cast_where_that_is_asked_for_and_numbers_survive(path):
     found = train.import_safetensors(like, path, dtype="like")
     assert found["half"].tolist() == [0.5, 1.0]
     assert (found["half"].dtype, found["count"].dtype) == (jnp.float32, jnp.int32)
-    assert "count has dtype int64, and float32 is" in refusal(
+    assert "count has dtype int64, but float32 is" in refusal(
         {**like, "count": jnp.zeros(2)}, path, dtype="like"
     )
     train.export_safetensors({**arrays, "count": np.array([3, 2**40])}, path)
@@ -197,9 +197,9 @@ def test_names_give_the_name_in_the_file_and_a_function(path):
     found = train.import_safetensors({"w": zeros(2, 3)}, path, lambda name: "theirs")
     assert found["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
     shape = refusal(like, path, {"w": ("theirs", np.ravel)})
-    assert "w (in the file theirs) has shape (6,), and (3, 2) is" in shape
+    assert "w (in the file theirs) has shape (6,), but (3, 2) is" in shape
     halve = lambda array: array.T.astype(np.float16)
-    assert "has dtype float16, and float32 is" in refusal(like, path, {"w": ("theirs", halve)})
+    assert "has dtype float16, but float32 is" in refusal(like, path, {"w": ("theirs", halve)})
     with pytest.raises(ValueError, match="equal division") as caught:
         train.import_safetensors(like, path, {"w": ("theirs", third(0))})
     raised = "This was raised by the function in `names` for w (in the file theirs)."

@@ -281,7 +281,7 @@ def _(rate, primals, tangents):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def erfc(y: Array, rate: float = 1.0) -> Array:
-    """Twice the upper tail of the normal distribution, for a rate of 1/2: erfc(sqrt(rate) y)."""
+    """The erfc of sqrt(rate) y: for a rate of 1/2, twice the upper tail of the normal."""
     z = y * math.sqrt(rate)
     is_far = z > 0.25
     far = jnp.where(is_far, z, 1)
