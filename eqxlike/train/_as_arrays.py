@@ -51,7 +51,7 @@ def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
                 ) from error
         if isinstance(leaf, Mapping):
             return convert(dict(leaf), path, is_in_list)
-        if _is_foreign(leaf):
+        if is_foreign(leaf):
             return _as_numpy(leaf, path, taker)
         if is_in_list and isinstance(leaf, _NUMBERS):
             return np.asarray(leaf)
@@ -75,7 +75,7 @@ def check_arrays(batch: Any) -> None:
     """
 
     def check(path: Any, leaf: Any) -> None:
-        if type(leaf) is list or isinstance(leaf, Mapping) or _is_foreign(leaf):
+        if type(leaf) is list or isinstance(leaf, Mapping) or is_foreign(leaf):
             raise TypeError(
                 f"The step expected a batch of arrays, but batch{jtu.keystr(path)} is a "
                 f"{type(leaf).__name__}, and the step would be traced again for each batch. "
@@ -94,7 +94,7 @@ def _is_list_of(types: Any, node: Any) -> bool:
     return all(isinstance(each, types) for each in inside)
 
 
-def _is_foreign(leaf: Any) -> bool:
+def is_foreign(leaf: Any) -> bool:
     """Whether something is an array of another library."""
     names = "__array__", "__array_interface__", "__dlpack__"
     return not isinstance(leaf, _ARRAYS) and any(hasattr(type(leaf), name) for name in names)

@@ -215,7 +215,8 @@ def repeat(batches: Iterable[Batch] | Callable[[], Iterable[Batch]]) -> Iterator
     **Arguments:**
 
     - `batches`: an iterable that starts again each time, such as a list or a `DataLoader` of
-      PyTorch; or a function that returns an iterator.
+      PyTorch; or a function that returns an iterator. Batches of
+      `minibatches` never end, and are returned unchanged.
 
     **Raises:** `TypeError` for an iterator, which can be used only once. When iterated,
     `ValueError` if there are no batches.
@@ -224,7 +225,9 @@ def repeat(batches: Iterable[Batch] | Callable[[], Iterable[Batch]]) -> Iterator
     >>> list(itertools.islice(repeat(["a", "b"]), 5))
     ['a', 'b', 'a', 'b', 'a']
     """
-    if not callable(batches) and iter(batches) is batches:
+    if isinstance(batches, Minibatches):
+        return batches
+    if isinstance(batches, Iterator):
         raise TypeError(
             f"repeat expected batches that can be iterated over many times, but a "
             f"{type(batches).__name__} can be used only once: pass the list or the loader behind "

@@ -26,6 +26,7 @@ from .._pytree import (
     paths_without_numbers,
     tree_pformat,
 )
+from .._traceback import stacklevel_of_user
 
 
 def check_model(model: Any) -> None:
@@ -59,7 +60,7 @@ def check_trainable(model: PyTree, *, is_state_kept: bool) -> None:
         f"model{jtu.keystr(path)} is "
         + ("frozen" if is_frozen else str(getattr(leaf, "dtype", f"the number {leaf!r}")))
         for (path, leaf), is_frozen in leaves
-        if is_array(leaf) or isinstance(leaf, int | float | complex)
+        if is_array(leaf) or type(leaf) in (int, float, complex)
     ]
     found = listed(reasons) or f"the model, {tree_pformat(model)}, has no arrays"
     message = (
@@ -68,7 +69,7 @@ def check_trainable(model: PyTree, *, is_state_kept: bool) -> None:
     )
     if not is_state_kept:
         raise ValueError(message)
-    warnings.warn(f"{message} It changes only the model_state.", stacklevel=3)
+    warnings.warn(f"{message} It changes only the model_state.", stacklevel=stacklevel_of_user())
 
 
 def warn_of_ties(model: PyTree) -> None:

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from .._pytree import is_array, listed
 from .._transforms import filter_jit
-from ._as_arrays import as_arrays
+from ._as_arrays import as_arrays, is_foreign
 from ._batches import Minibatches
 from ._checks import check_callable, check_takes
 from ._sharding import Sharding, check_sharding, measure_sharded
@@ -67,7 +67,7 @@ def make_evaluate(
     check_callable(measure, "measure(model, batch)", "make_evaluate")
     if sharding is not None:
         check_sharding(sharding, "make_evaluate")
-    if isinstance(batches, Minibatches) or is_array(batches):
+    if isinstance(batches, Minibatches) or is_array(batches) or is_foreign(batches):
         problem = "never end" if isinstance(batches, Minibatches) else "are one array"
         raise TypeError(
             f"make_evaluate expected batches, each of which counts once, and got some that "

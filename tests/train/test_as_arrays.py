@@ -119,3 +119,11 @@ def test_batches_repeat_where_that_can_be(run):
         train.repeat(iter([1]))
     with pytest.raises(ValueError, match="found none"):
         next(train.repeat([]))
+    endless = train.minibatches(X[0], 4, seed=0)
+    assert train.repeat(endless) is endless
+
+
+@pytest.mark.parametrize("batches", [Foreign(X), (Foreign(X), Foreign(X[:, 0]))])
+def test_tensors_in_the_place_of_batches_are_refused(run, batches):
+    with pytest.raises(TypeError, match="fit expected batches, one after another, and got arrays"):
+        run(batches)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._pytree import is_array, tree_pformat
 from ..._traceback import stacklevel_of_user
-from .._as_arrays import as_arrays
+from .._as_arrays import as_arrays, is_foreign
 from .._batches import Prefetch
 from .._run import Stack
 
@@ -114,7 +114,7 @@ class Feed(Generic[Batch]):
 
 
 def _iterator_of(batches: Any) -> Iterator[Any]:
-    if is_array(batches) or isinstance(batches, Mapping) or _is_data(batches):
+    if _is_one_array(batches) or isinstance(batches, Mapping) or _is_data(batches):
         raise TypeError(
             "fit expected batches, one after another, and got arrays: "
             f"{tree_pformat(batches)}. Make batches of them with `train.minibatches(arrays, "
@@ -130,6 +130,10 @@ def _iterator_of(batches: Any) -> Iterator[Any]:
         ) from error
 
 
+def _is_one_array(batches: Any) -> bool:
+    return is_array(batches) or is_foreign(batches)
+
+
 def _is_data(batches: Any) -> bool:
     """Whether a tuple or a list holds the arrays of one data set, as inputs and targets.
 
@@ -138,7 +142,7 @@ def _is_data(batches: Any) -> bool:
     """
     if not isinstance(batches, tuple | list) or len(batches) < 2:
         return False
-    if not all(map(is_array, batches)):
+    if not all(map(_is_one_array, batches)):
         return False
     shapes = {np.shape(array) for array in batches}
     has_one_length = () not in shapes and len({shape[0] for shape in shapes}) == 1
