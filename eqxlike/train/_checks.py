@@ -176,20 +176,22 @@ def initial_state(optimiser: optax.GradientTransformation, parameters: PyTree) -
         try:
             state = optimiser.init(parameters)
         except Exception as error:
-            frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-            called = [each.f_locals.get("self") for each in frames if "call" in each.f_code.co_name]
-            modules = [type(each).__name__ for each in called if isinstance(each, Module)]
-            if not modules:
-                raise
-            raise TypeError(
-                f"The optimiser called a {modules[0]}. Optax calls the labels of `optax.partition` "
-                "if they are callable, like this Module: pass `lambda _: labels` instead."
-            ) from error
-    nodes = jtu.tree_leaves(state, is_leaf=lambda node: isinstance(node, optax.LookaheadState))
-    holds_lookahead = any(isinstance(node, optax.LookaheadState) for node in nodes)
-    if holds_lookahead and not isinstance(parameters, optax.LookaheadParams):
-        return WithSlow(state, parameters)
-    return state
+            for frame, _ in traceback.walk_tb(error.__traceback__):
+                module = frame.f_locals.get("self")
+                if isinstance(module, Module) and "call" in frame.f_code.co_name:
+                    raise TypeError(
+                        f"The optimiser called a {type(module).__name__}. Optax calls the labels "
+                        "of `optax.partition` if they are callable, like this Module: pass "
+                        "`lambda _: labels` instead."
+                    ) from error
+            raise
+
+    def has_slow(node: Any) -> bool:
+        return isinstance(node, optax.LookaheadState)
+
+    nodes = jtu.tree_leaves(state, is_leaf=has_slow)
+    is_without = any(map(has_slow, nodes)) and not isinstance(parameters, optax.LookaheadParams)
+    return WithSlow(state, parameters) if is_without else state
 
 
 def check_optimiser_state(

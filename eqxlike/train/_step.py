@@ -8,6 +8,7 @@ and besides: a key for each step, a guard against NaN, a loss scale, several dev
 """
 
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -17,11 +18,10 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import optax
-from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from .._dtypes import at_least_float32, is_key
+from .._dtypes import is_key
 from .._pytree import apply_updates, combine, filter, is_inexact_array
 from .._transforms import filter_jit, filter_value_and_grad
 from ._as_arrays import check_arrays
@@ -43,6 +43,7 @@ from ._guards import (
     skip_overflow,
     tree_where,
 )
+from ._loss_scale import DynamicLossScale
 from ._sharding import Sharding, check_sharding, evaluate_sharded, shard
 from ._state import Evaluate, Evaluation, TrainState, check_state, evaluator
 
@@ -170,8 +171,11 @@ def make_step(
             parameters = filter(state.model, is_inexact_array)
             check_optimiser_state(optimiser, parameters, state.optimiser_state)
             loss_key = jr.fold_in(state.key, state.step)
-            evaluation, gradients = _differentiate(evaluate, state, batch, loss_key)
-            extra = _extra_arguments(evaluate, state, batch, loss_key, evaluation, gradients)
+            inputs = state.model, state.model_state, batch, loss_key
+            differentiate = functools.partial(_differentiate, evaluate, state.loss_scale)
+            evaluation, gradients = differentiate(*inputs)
+            extra = {"value": evaluation.loss, "grad": gradients}
+            extra |= _functions(evaluate, differentiate, inputs)
             # For a complex parameter JAX's gradient is the conjugate of the direction of ascent.
             gradients = jax.tree_util.tree_map(jnp.conj, gradients)
             updated = _update(optimiser, state, parameters, evaluation, gradients, extra)
@@ -199,10 +203,9 @@ def make_step(
 
 
 def _differentiate(
-    evaluate: Evaluate, state: TrainState, batch: Any, key: PRNGKeyArray
+    evaluate: Evaluate, loss_scale: DynamicLossScale | None, *inputs: Any
 ) -> tuple[Evaluation, PyTree]:
     """The evaluation of the loss, and its gradients, which are computed scaled if need be."""
-    loss_scale = state.loss_scale
 
     def scaled_loss(*arguments: Any) -> tuple[Any, Evaluation]:
         evaluation = evaluate(*arguments)
@@ -210,69 +213,44 @@ def _differentiate(
         return loss if loss_scale is None else loss_scale.scale_loss(loss), evaluation
 
     value_and_gradients = filter_value_and_grad(scaled_loss, has_aux=True)
-    (_, evaluation), gradients = value_and_gradients(state.model, state.model_state, batch, key)
+    (_, evaluation), gradients = value_and_gradients(*inputs)
     if loss_scale is not None:
         gradients = loss_scale.unscale(gradients)
     return evaluation._replace(loss=jnp.asarray(evaluation.loss)), gradients
 
 
-def _extra_arguments(
-    evaluate: Evaluate,
-    state: TrainState,
-    batch: Any,
-    key: PRNGKeyArray,
-    evaluation: Evaluation,
-    gradients: PyTree,
-) -> dict[str, Any]:
-    """The extra arguments of Optax's optimisers, by name."""
+def _functions(
+    evaluate: Evaluate, differentiate: Callable[..., Any], inputs: tuple[Any, ...]
+) -> dict[str, Callable[..., Any]]:
+    """The functions that Optax's optimisers accept by name."""
+    model = inputs[0]
 
-    def inputs(values: PyTree) -> tuple[TrainState, Any, PRNGKeyArray]:
+    def with_values(values: PyTree) -> tuple[Any, ...]:
         # `optax.partition` masks the parameters of its other optimisers.
-        values = jax.tree_util.tree_map(
+        shown = jax.tree_util.tree_map(
             lambda value, own: own if _is_masked(value) else value,
             values,
-            filter(state.model, is_inexact_array),
+            filter(model, is_inexact_array),
             is_leaf=_is_masked,
         )
         # The key is reused on purpose: a clone passes `jax.debug_key_reuse`.
-        others = jax.tree_util.tree_map(
-            lambda leaf: jr.clone(leaf) if is_key(leaf) else leaf, (state.model_state, batch, key)
+        again = jax.tree_util.tree_map(
+            lambda leaf: jr.clone(leaf) if is_key(leaf) else leaf, inputs[1:]
         )
-        model = combine(values, state.model)
-        return dataclasses.replace(state, model=model, model_state=others[0]), *others[1:]
+        return combine(shown, model), *again
 
     # A line search rejects extra arguments that `value_fn` does not accept.
     def value_fn(values: PyTree, grad_fn: Any = None, obj_fn: Any = None) -> Array:
-        del grad_fn, obj_fn
-        loss_scale = state.loss_scale
-        if loss_scale is not None:
-            values = _scale_tangents(values, 1 / loss_scale.scale)
-        given, *others = inputs(values)
-        loss = jnp.asarray(evaluate(given.model, given.model_state, *others).loss)
-        if loss_scale is not None:
-            wide = loss.astype(at_least_float32(loss.dtype))
-            loss = _scale_tangents(wide, loss_scale.scale).astype(loss.dtype)
-        return loss
+        return jnp.asarray(evaluate(*with_values(values)).loss)
 
     def grad_fn(values: PyTree, _: Any = None) -> PyTree:
-        return jax.tree_util.tree_map(jnp.conj, _differentiate(evaluate, *inputs(values))[1])
+        return jax.tree_util.tree_map(jnp.conj, differentiate(*with_values(values))[1])
 
-    functions = {"value_fn": value_fn, "grad_fn": grad_fn, "obj_fn": value_fn}
-    return {"value": evaluation.loss, "grad": gradients, **functions}
+    return {"value_fn": value_fn, "grad_fn": grad_fn, "obj_fn": value_fn}
 
 
 def _is_masked(node: Any) -> bool:
     return isinstance(node, optax.MaskedNode)
-
-
-def _scale_tangents(tree: PyTree, factor: Float[Array, ""]) -> PyTree:
-    """Returns `tree`, whose tangents are multiplied by `factor`."""
-
-    def scale(leaf: Array) -> Array:
-        fixed = lax.stop_gradient(leaf)
-        return fixed + factor.astype(leaf.dtype) * (leaf - fixed)
-
-    return jax.tree_util.tree_map(scale, tree)
 
 
 def _update(
@@ -291,7 +269,7 @@ def _update(
     # Optax relies on promotion (Adam raises a float to an integer count), even where the user has
     # made it strict for the model's own arithmetic.
     with jax.numpy_dtype_promotion("standard"):
-        updates, own = _call_update(optimiser, gradients, own, parameters, extra)
+        updates, own = _call_update(optimiser.update, gradients, own, parameters, **extra)
     model_state, is_skipped = evaluation.model_state, has_skipped(own)
     if is_skipped is not None:
         model_state = tree_where(~is_skipped, model_state, state.model_state)
@@ -307,25 +285,19 @@ def _update(
 
 
 def _call_update(
-    optimiser: optax.GradientTransformation,
-    gradients: PyTree,
-    optimiser_state: optax.OptState,
-    parameters: PyTree,
-    extra: dict[str, Any],
+    update: Callable[..., Any], *inputs: Any, **extra: Any
 ) -> tuple[PyTree, optax.OptState]:
     """The updates, and the next state. An optimiser, or one inside it, may reject some of `extra`,
     which only a call shows.
     """
-    try:
-        return optimiser.update(gradients, optimiser_state, parameters, **extra)
-    except TypeError as error:
-        refused = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
-        if refused is None or refused[1] not in extra:
-            error.add_note(
-                f"The optimiser with state {type_names(optimiser_state)} raised this. make_step "
-                f"called it with ({', '.join(['gradients', 'state', 'parameters', *extra])}), "
-                "after removing the extra arguments that a part of it rejected."
-            )
-            raise
-    others = {name: value for name, value in extra.items() if name != refused[1]}
-    return _call_update(optimiser, gradients, optimiser_state, parameters, others)
+    while True:
+        try:
+            return update(*inputs, **extra)
+        except TypeError as error:
+            refused = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
+            if refused is None or extra.pop(refused[1], None) is None:
+                error.add_note(
+                    f"Raised by the optimiser, of state {type_names(inputs[1])}, which make_step "
+                    f"called with ({', '.join(['gradients', 'state', 'parameters', *extra])})."
+                )
+                raise
