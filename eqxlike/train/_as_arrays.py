@@ -36,7 +36,8 @@ def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
     leaves = jtu.tree_leaves(batch)
     if _ARRAY_TYPES.issuperset(map(type, leaves)):
         return batch
-    _ARRAY_TYPES.update(type(leaf) for leaf in leaves if isinstance(leaf, _ARRAYS))
+    # NumPy's numbers are arrays by themselves, and make one where they are in a list.
+    _ARRAY_TYPES.update(type(leaf) for leaf in leaves if isinstance(leaf, jax.Array | np.ndarray))
 
     def converted(leaf: Any, path: str, is_in_list: bool) -> Any:
         if type(leaf) is list:

@@ -52,6 +52,7 @@ def test_arrays_of_any_library_are_those_of_numpy_and_traced_once(run):
         lambda i, x: x.tolist(),
         lambda i, x: {"x": x.tolist(), "labels": [i, True], "is_training": True, "by": "rows"},
         lambda i, x: {"x": Foreign(x), "scale": np.float32(i), "rest": [(x, i)]},
+        lambda i, x: {"x": x, "scale": np.float32(i), "labels": list(x[0].astype("f2"))},
         lambda i, x: collections.UserDict(x=tuple(x.tolist()) and x.tolist(), y=[Foreign(x)]),
     ]
     for form, steps_per_call, ahead in itertools.product(forms, (1, 2), (False, True)):
