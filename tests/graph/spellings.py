@@ -356,6 +356,8 @@ QUOTIENTS_OF_ZEROS = (
     lambda x: (1 - jnp.cos(x)) / x**2,
     lambda x: (jnp.exp(x) - 1 - x) / (x * x),
     lambda x: (jnp.sqrt(1 + x**2) - 1) / x**2,
+    lambda x: jnp.log(1 + 2 * jnp.abs(x)) / jnp.abs(x),
+    lambda x: (2 * x - 1 + jnp.exp(-2 * x)) / x**2,
 )
 SPELLINGS = [
     *((ZEROS, each) for each in QUOTIENTS_OF_ZEROS),

@@ -367,7 +367,7 @@ def _over_power_of(part: Part, product: Parts, shape: tuple[int, ...]) -> Rewrit
     found = _function_at_zero(part.value) if abs(part.number) == 1 else None
     if found is None:
         return None
-    y, function, order, number = found
+    y, rate, function, order, number = found
     sign, inner = int(part.number), factors_of(y)
     powers = [
         dataclasses.replace(each, number=each.number * order * sign)
@@ -379,10 +379,10 @@ def _over_power_of(part: Part, product: Parts, shape: tuple[int, ...]) -> Rewrit
     if not divides or not all(divides):
         return None
     rest = tuple(merged((*others, *powers)))
-    scale = product.constant * (number * inner.constant**order) ** sign
+    scale = product.constant * (number * (rate * inner.constant) ** order) ** sign
 
     def build(y: Array, *arrays: Array) -> Array:
-        y = broadcast(single(y), part.axes, shape)
+        y = scaled(rate, broadcast(single(y), part.axes, shape))
         found = over_power(function, y, order, sign)
         return scaled(scale, found * product_of(rest, arrays, shape) if rest else found)
 
@@ -391,20 +391,15 @@ def _over_power_of(part: Part, product: Parts, shape: tuple[int, ...]) -> Rewrit
 
 def _function_at_zero(
     value: Value,
-) -> tuple[Value, Callable[[Array], Array], int, float] | None:
-    """y, a function close to y ** order / order near zero, the order, and a factor."""
+) -> tuple[Value, float, Callable[[Array], Array], int, float] | None:
+    """x, a, a function of y = a x close to y ** order / order near 0, the order, and a factor."""
     step = seen_through(value).step
     if step.kind in FUNCTIONS:
         number = 2 / math.sqrt(math.pi) if step.kind == "erf" else 1.0
-        return step.inputs[0], FUNCTIONS[step.kind], 1, number
+        return step.inputs[0], 1.0, FUNCTIONS[step.kind], 1, number
     if step.kind == "log":
-        total = terms_of(step.inputs[0])
-        if total.constant == 1 and [abs(part.number) for part in total.parts] == [1]:
-            (part,) = total.parts
-            n = part.number
-            if part.axes == all_axes(value):
-                return part.value, lambda y: scaled(n, log1p(scaled(n, y))), 1, n
-        return None
+        part = _added_to_one(step.inputs[0])
+        return part and (part.value, part.number, log1p, 1, 1.0)
     total = terms_of(value)
     if any(part.axes != all_axes(value) for part in total.parts):
         return None
@@ -412,25 +407,30 @@ def _function_at_zero(
     if [part.number for part in total.parts] == [number]:
         (part,) = total.parts
         if (y := argument_of(part.value, "exp")) is not None:
-            return y, expm1, 1, number
+            return y, 1.0, expm1, 1, number
         if (y := argument_of(part.value, "cos")) is not None:
-            return y, one_minus_cos, 2, -number / 2
+            return y, 1.0, one_minus_cos, 2, -number / 2
         if (y := argument_of(part.value, "cosh")) is not None:
-            return y, lambda y: 2 * jnp.square(jnp.sinh(y / 2)), 2, number / 2
-        if (radicand := argument_of(part.value, "sqrt")) is not None:
-            inner = terms_of(radicand)
-            if inner.constant == 1 and [abs(each.number) for each in inner.parts] == [1]:
-                n = inner.parts[0].number
-                if inner.parts[0].axes == all_axes(value):
-                    return (
-                        inner.parts[0].value,
-                        lambda y: 2 * y / (1 + jnp.sqrt(1 + scaled(n, y))),
-                        1,
-                        number * n / 2,
-                    )
+            return y, 1.0, lambda y: 2 * jnp.square(jnp.sinh(y / 2)), 2, number / 2
+        radicand = argument_of(part.value, "sqrt")
+        if radicand is not None and (inner := _added_to_one(radicand)) is not None:
+            y, rate = inner.value, inner.number
+            return y, rate, lambda y: 2 * y / (1 + jnp.sqrt(1 + y)), 1, number / 2
     if len(total.parts) == 2:
-        first, second = total.parts
-        y = argument_of(first.value, "exp")
-        if y is not None and first.number == number == -second.number and is_same(y, second.value):
-            return y, excess_of_exp, 2, number / 2
+        for first, second in (total.parts, total.parts[::-1]):
+            y = argument_of(first.value, "exp")
+            if y is None or first.number != number:
+                continue
+            rate, inner = -second.number / number, terms_of(y)
+            same = _keys(inner.parts) == _keys((dataclasses.replace(second, number=rate),))
+            if same and not inner.constant:
+                return second.value, rate, excess_of_exp, 2, number / 2
     return None
+
+
+def _added_to_one(value: Value) -> Part | None:
+    """The term a x of a value 1 + a x."""
+    total = terms_of(value)
+    if total.constant != 1 or [part.axes for part in total.parts] != [all_axes(value)]:
+        return None
+    return total.parts[0]
