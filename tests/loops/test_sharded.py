@@ -113,6 +113,29 @@ def test_linear_loop_has_a_transpose(kind, checkpoints):
 
 
 @pytest.mark.parametrize(
+    ("condition", "body"),
+    [
+        (lambda carry: carry[0] < 3, lambda x: jnp.sin(x)),
+        (lambda carry: carry[0] < 3, lambda x: x * x),
+        (lambda carry: carry[1] < 9, lambda x: 2 * x),
+    ],
+)
+def test_loop_that_is_not_linear_has_no_transpose(condition, body):
+    def loop(x):
+        return loops.while_loop(
+            condition,
+            lambda carry: (carry[0] + 1, body(carry[1])),
+            (0, x),
+            max_steps=9,
+            kind="bounded",
+        )[1]
+
+    for function in (loop, lambda x: jax.vmap(loop)(jnp.stack([x, x]))[0]):
+        with pytest.raises(ValueError, match=r"steps are linear in its input"):
+            jax.linear_transpose(function, 1.0)(1.0)
+
+
+@pytest.mark.parametrize(
     "loop",
     [
         lambda x: loops.while_loop(lambda x: x < 5, lambda x: 2 * x, x),

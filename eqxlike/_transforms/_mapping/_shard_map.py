@@ -48,9 +48,10 @@ class _Sharded(Module):
                 '("data",))`, or call the function inside `with jax.set_mesh(mesh):`.'
             )
         context = mesh_of(filter(is_array, jtu.tree_leaves((self.function, args, kwargs))))
-        if isinstance(mesh, Mesh) and context is None:
-            # Nothing outside names the axes. JAX cannot differentiate a program that has explicit
-            # axes and is compiled for one device.
+        kinds = () if context is None else context.axis_types
+        if isinstance(mesh, Mesh) and all(kind == AxisType.Auto for kind in kinds):
+            # JAX cannot differentiate a program that has explicit axes and is compiled for one
+            # device. The arrays that an earlier call returned have automatic axes.
             automatic = (AxisType.Auto,) * len(mesh.axis_names)
             mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=automatic)
         try:

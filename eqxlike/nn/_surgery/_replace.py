@@ -2,7 +2,7 @@
 
 import hashlib
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -210,7 +210,7 @@ _WEIGHTED = (Linear, FusedLinear, Conv, ConvTranspose, GRUCell, LSTMCell, LoRALi
 """The layers whose weights decay."""
 
 
-def decay_mask(params: PyTree, also: type | tuple[type, ...] = ()) -> PyTree[bool]:
+def decay_mask(params: PyTree, also: type | Iterable[type] = ()) -> PyTree[bool]:
     """Chooses the arrays that weight decay applies to: the weights of affine maps, convolutions and
     recurrent cells, and no bias, norm, scale or embedding.
 
@@ -240,8 +240,7 @@ def decay_mask(params: PyTree, also: type | tuple[type, ...] = ()) -> PyTree[boo
         (False, True, False)
         >>> optimiser = optax.adamw(1e-3, mask=nn.decay_mask)
     """
-    others = also if isinstance(also, tuple) else (also,)
-    types = (*_WEIGHTED, *others)
+    types = (*_WEIGHTED, *((also,) if isinstance(also, type) else also))
     layers = {path for path, node in walk(params) if isinstance(node, types)}
 
     def decays(path: tuple[Any, ...], leaf: Any) -> bool:

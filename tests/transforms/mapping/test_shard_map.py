@@ -109,7 +109,11 @@ def test_composes_with_other_transformations_on_any_mesh(axis_type, is_context):
         return ((weight * (x - x.mean())) ** 2).mean()
 
     def run():
-        gradient = filter_jit(filter_grad(loss))(SCALE, X).weight
+        gradient_of = filter_jit(filter_grad(loss))
+        gradient = gradient_of(SCALE, X).weight
+        # The next step of a training gets an array that the first one returned.
+        moved = Scale(SCALE.weight + 0 * gradient, SCALE.name)
+        np.testing.assert_allclose(gradient_of(moved, X).weight, gradient)
         xs = jnp.stack([X, 3 * X])
         return gradient, filter_vmap(loss, in_axes=(None, 0))(SCALE, xs)
 
