@@ -35,7 +35,7 @@ class BatchNorm(StatefulLayer):
     out before they are used. With `mode="ema"` both use the running averages, which start as the
     statistics of the first batch.
 
-    `set_statistics` sets running averages, for example those of a network that was trained
+    `set_statistics` sets running averages, for example of a network that was trained
     elsewhere. Inference uses them unchanged, and training continues the averages from them. Before
     the first training step `state.set(norm.batch_state_index, (mean, variance))` does the same.
 

@@ -94,10 +94,12 @@ def make_evaluate(
             try:
                 means = measured(weight, *models, batch)
             except Exception as error:
-                if isinstance(fresh, tuple) and all(map(is_array, fresh)):
+                is_tuple = isinstance(fresh, tuple) and all(map(is_array, fresh))
+                if is_tuple or isinstance(fresh, Mapping):
+                    what = "tuple of arrays" if is_tuple else "mapping"
                     error.add_note(
-                        "make_evaluate got a tuple of arrays as `batches`, and takes each for a "
-                        "batch. If the tuple is one batch, give `[batch]`."
+                        f"make_evaluate got a {what} as `batches`, and takes each entry for a "
+                        "batch. If it is one batch, pass `[batch]`."
                     )
                 raise
             totals = _merge(totals, means) if totals else means

@@ -112,7 +112,7 @@ def make_step(
       batch, key)`, and returns `(loss, model_state)`, or `(loss, (model_state, aux))`.
     - `optimiser`: the optimiser passed to `TrainState.create`. It sees the model's floating-point
       and complex arrays. For complex arrays it gets the conjugates of JAX's gradients, the
-      directions for descent. It also gets those of Optax's extra arguments that it accepts: `value`
+      directions for descent. It also gets the extra arguments of Optax that it accepts: `value`
       is the loss, `grad` JAX's gradients, `value_fn` (also as `obj_fn`) maps the arrays to the loss
       of this batch with the same key and `model_state`, and `grad_fn` maps them to the gradients.
       The functions are traced only if they are called. With `optax.lookahead` the model has the

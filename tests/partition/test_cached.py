@@ -321,7 +321,7 @@ def test_checking_accepts_what_was_not_changed():
 
 
 def test_checking_accepts_a_change_of_a_container_in_a_static_field():
-    # Equal Modules share a Structure, that of the first.
+    # Equal Modules share the Structure of the first one.
     first, module = [flatten_cached(Pair(jnp.ones(2), mode={"a": [1]})) for _ in range(2)]
     with checking_partitions():
         first.mode["a"].append(2)

@@ -139,7 +139,7 @@ def test_a_number_of_a_short_last_batch_counts_less_whatever_else_the_batch_hold
     def evaluated(batches, measure=lambda model, batch: {"number": jnp.mean(batch["x"])}):
         return train.make_evaluate(measure, batches)(state)["number"]
 
-    # Of other lengths, of that of a whole batch, and of that of the last one.
+    # Weights of another length, as long as a whole batch, and as long as the last batch.
     for length in (3, 8, 2):
         extra = {"weights": np.ones(length, np.float32), "temperature": np.ones(())}
         more = [{"x": part, "ids": part.astype(int).tolist(), **extra} for part in parts]
@@ -188,9 +188,10 @@ def test_what_cannot_be_evaluated_is_told(state):
         train.make_evaluate(batches(), measure)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="evaluate expected a TrainState, and got Linear"):
         train.make_evaluate(measure, batches())(state.model)
-    with pytest.raises(Exception) as caught:  # noqa: PT011  whatever `measure` raises of it
-        train.make_evaluate(measure, (LOGITS, LABELS))(state)
-    assert caught.value.__notes__[-1].endswith("If the tuple is one batch, give `[batch]`.")
+    for one_batch in ((LOGITS, LABELS), {"x": LOGITS, "y": LABELS}):
+        with pytest.raises(Exception) as caught:  # noqa: PT011  the error of `measure`
+            train.make_evaluate(measure, one_batch)(state)
+        assert caught.value.__notes__[-1].endswith("If it is one batch, pass `[batch]`.")
 
 
 @pytest.mark.parametrize("wrong", [train.minibatches((np.ones((4, 2)),), 2, seed=0), np.ones(4)])

@@ -86,9 +86,9 @@ def single_step(
     - `step`, `form`: what step and state are beside their arrays.
     - `donates`: whether the arrays of the state are donated.
 
-    **Returns:** from the arrays of the step, those of the state, and a batch to the next arrays,
-    the loss, and whether the update was refused or skipped. It raises `StateChanged` where more
-    than arrays changes.
+    **Returns:** a function of the arrays of the step, the arrays of the state, and a batch. It
+    returns the next arrays, the loss, and whether the update was refused or skipped. It raises
+    `StateChanged` if more than arrays changes.
     """
 
     def single(own: Leaves, leaves: Leaves, batch: Any) -> tuple[Leaves, Any, Array]:
@@ -114,10 +114,10 @@ def many_steps(
 
     - `step`, `form`, `donates`: see `single_step`.
 
-    **Returns:** from the arrays of the step, those of the state, and batches to the next arrays,
-    the losses, and whether each update was refused or skipped; what stands there beyond the number
-    of batches means nothing. It raises `StateChanged` where more than arrays
-    changes, and `TypeError` where their shapes or dtypes do.
+    **Returns:** a function of the arrays of the step, the arrays of the state, and batches. It
+    returns the next arrays, the losses, and whether each update was refused or skipped; entries
+    beyond the number of batches have no meaning. It raises `StateChanged` if more than arrays
+    changes, and `TypeError` if their shapes or dtypes change.
     """
 
     def many(

@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_named(saved, tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             train.restore(path, like, **options)
-    # All files are checked, also of what is not read.
+    # All files are checked, including the files of parts that are not read.
     (file,) = path.glob("arrays-*/*.optimiser_state.0.mu.layers.0.weight/0*")
     file.write_bytes(b"1" * file.stat().st_size)
     with pytest.raises(train.CheckpointError, match=r"state\.optimiser_state\[0\]\.mu\.layers"):

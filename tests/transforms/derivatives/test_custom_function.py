@@ -448,7 +448,7 @@ def test_inside_shard_map_derivatives_are_those_outside(name, is_compiled, check
         return both, jax.grad(lambda weight: function((weight, x), "squares").sum())(weight)
 
     def summed(weight, x):
-        # With `check_vma` JAX sums the gradients of what the devices share.
+        # With `check_vma` JAX sums the gradients of arrays that the devices share.
         (of_weight, of_x), alone = gradients(weight, x)
         total = (lambda each: each) if check_vma else (lambda each: jax.lax.psum(each, "data"))
         return (total(of_weight), of_x), total(alone)
