@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
 from .._transforms._checks import _primitives as _checks
 from .._transforms._derivatives import _linear_call
 from ..debug import _breakpoint, _dce, backward_nan
-from ..loops._flat import _batched
+from ..loops._flat import _batched, _transposes
 from ._forbidden import (
     nonbatchable_p,
     nondifferentiable_backward_p,
@@ -66,10 +66,11 @@ for _primitive in (
     _checks.needing_p,
     _dce._watch_p,
     _linear_call._batch_first,
+    _transposes._untransposed,
 ):
     register_impl_finalisation(_primitive)
 # What these do is done by functions of the user's.
-for _primitive in (vmapped_p, _linear_call._linear):
+for _primitive in (vmapped_p, _linear_call._linear, _transposes._transposed):
     primitive_finalisations[_primitive] = functools.partial(_run_finalised, _primitive)
 primitive_finalisations[_checks.check_p] = _checks.stage
 primitive_finalisations[custom_jvp_call_p] = _call

@@ -297,7 +297,7 @@ def _call_update(
             refused = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
             if refused is None or extra.pop(refused[1], None) is None:
                 error.add_note(
-                    f"Raised by the optimiser, of state {type_names(inputs[1])}, which make_step "
-                    f"called with ({', '.join(['gradients', 'state', 'parameters', *extra])})."
+                    f"The optimiser with state {type_names(inputs[1])} raised this. make_step "
+                    f"called it with ({', '.join(['gradients', 'state', 'parameters', *extra])})."
                 )
                 raise

@@ -318,7 +318,7 @@ def test_only_whole_layers_and_rows_are_frozen(getkey):
     first, second = nn.freeze(nested, lambda stack: stack[0]).unstack()
     assert frozen(first)
     assert not frozen(second)
-    with pytest.raises(TypeError, match=r"one layer out of layers that are stored stacked"):
+    with pytest.raises(TypeError, match=r"chose one of several stacked layers"):
         nn.freeze(nested, lambda stack: stack[0][0])
     with pytest.raises(AttributeError, match=r"not look inside a leaf"):
         nn.freeze(nested, lambda stack: [leaf for leaf in jax.tree.leaves(stack) if leaf.ndim < 4])
