@@ -395,6 +395,17 @@ def shifted_along(y: Array, w: Array | None, axes: Sequence[int]) -> tuple[Array
     return large, weighted_exp(y - large, w)
 
 
+def shifted_in_quotient(y: Array, w: Array | None, axes: Sequence[int]) -> Array:
+    """The exponents less the largest one, for a quotient whose value no shift changes.
+
+    Without weights the largest exponent keeps its derivative, so that the largest term is constant.
+    Where a softmax rounds to one, its gradient is then a sum over the other terms, not `1 - p`.
+    """
+    if w is not None:
+        return y - largest_along(y, w, axes)
+    return y - finite(jnp.max(y, axis=axes, keepdims=True, initial=-jnp.inf))
+
+
 def largest_along(y: Array, w: Array | None, axes: Sequence[int]) -> Array:
     size = _log_size(y, w)
     return finite(lax.stop_gradient(jnp.max(size, axis=axes, keepdims=True, initial=-jnp.inf)))

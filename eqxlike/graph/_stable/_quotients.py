@@ -36,6 +36,7 @@ from ._functions import (
     product_of,
     shifted,
     shifted_along,
+    shifted_in_quotient,
     sigmoid_of,
     weighted_exp,
 )
@@ -126,7 +127,7 @@ def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
 
     def build(*arrays: Array) -> Array:
         y, w = top.split(arrays, value.shape)
-        _, terms = shifted_along(known(y), w, total.axes)
+        terms = weighted_exp(shifted_in_quotient(known(y), w, total.axes), w)
         return scaled(scale, terms / jnp.sum(terms, axis=total.axes, keepdims=True))
 
     return Rewrite(top.operands, build)
@@ -196,8 +197,9 @@ def _mean_by(
         rest = iter(arrays)
         first, second, more, fourth = ([next(rest) for _ in each] for each in groups)
         y, w = total.term.split(first, total.shape)
-        large, terms = shifted_along(known(y), w, total.axes)
-        above_terms = weighted_exp(known(y) - large, term.split(second, total.shape)[1])
+        y = shifted_in_quotient(known(y), w, total.axes)
+        terms = weighted_exp(y, w)
+        above_terms = weighted_exp(y, term.split(second, total.shape)[1])
         mean = step.eqn.primitive.bind(*more[:place], above_terms, *more[place:], **step.params)
         mean = broadcast(mean, part.axes, shape)
         mean = mean / broadcast(jnp.sum(terms, axis=total.axes), below.axes, shape)
