@@ -1,0 +1,185 @@
+"""Attention by cuDNN's fused kernel, through `jax.nn.dot_product_attention`."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jaxtyping import Array
+
+from ._attend_blocks import Inputs, Kernel, Pattern
+
+
+def find_refusal(pattern: Pattern, inputs: Inputs) -> str | None:
+    """Why cuDNN cannot compute this attention, or `None`.
+
+    It cannot either if no cuDNN is installed on the machine that traces the program.
+    """
+    query, key, value = inputs[:3]
+    dtypes = sorted({str(each.dtype) for each in (query, key, value)})
+    before, after = pattern.bounds()
+    if dtypes not in (["bfloat16"], ["float16"]):
+        return f"it needs float16 or bfloat16, and query, key and value have {', '.join(dtypes)}"
+    if value.shape[-1] != query.shape[-1]:
+        return f"keys have {query.shape[-1]} features and values {value.shape[-1]}"
+    if inputs.bias is not None:
+        return "it has a bias or a float mask"
+    if pattern.offset != 0:
+        return f"the query offset is {'an array' if pattern.offset is None else pattern.offset}"
+    if before is not None and after != 0:
+        return "it has a window that is not causal"
+    if before is not None and len(query) > len(key):
+        return "it has a window and more queries than keys"
+    probe = jax.tree_util.tree_map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), inputs)
+    try:
+        outputs = jax.eval_shape(functools.partial(_output, pattern), probe)
+        jax.eval_shape(functools.partial(_cotangents, pattern), probe, outputs, outputs)
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        return f"JAX says: {error}"
+    return None
+
+
+def fused(platform: str | None) -> Kernel:
+    return Kernel(platform, _output, _cotangents)
+
+
+def _output(pattern: Pattern, inputs: Inputs) -> list[Array]:
+    known, arguments, idle = _prepare(pattern, inputs)
+    output, log_sums = _forward(known)(*arguments)
+    output, log_sums = output[0], log_sums[0]
+    if idle is not None:
+        mean = inputs.value.astype(log_sums.dtype).mean(0).astype(output.dtype)
+        mean = jnp.repeat(mean, output.shape[1] // mean.shape[0], axis=0)
+        output = jnp.where(idle.T[..., None], mean, output)
+        log_sums = jnp.where(idle, jnp.finfo(log_sums.dtype).max, log_sums)
+    return [output, log_sums]
+
+
+def _cotangents(
+    pattern: Pattern, inputs: Inputs, outputs: list[Array], cotangents: list[Array]
+) -> list[Array]:
+    known, arguments, idle = _prepare(pattern, inputs)
+    (output, log_sums), cotangent = outputs, cotangents[0]
+    of_mean = None
+    if idle is not None:
+        # Each value has the same share in the output of a query that attends to no key.
+        is_idle = idle.T[..., None]
+        of_mean = jnp.where(is_idle, cotangent, 0).astype(log_sums.dtype).sum(0)
+        of_mean = of_mean.reshape(inputs.value.shape[1], -1, of_mean.shape[-1]).sum(1)
+        cotangent = jnp.where(is_idle, 0, cotangent)
+    found = _backward(known)(*arguments, output[None], log_sums[None], cotangent[None])
+    of_query, of_key, of_value = (each[0] for each in found)
+    if of_mean is not None:
+        of_value += (of_mean / len(inputs.value)).astype(of_value.dtype)
+    return [of_query, of_key, of_value]
+
+
+Known = tuple[float, bool, int | None]
+"""The scale, whether the attention is causal, and how many keys before its own a query sees."""
+
+
+def _prepare(pattern: Pattern, inputs: Inputs) -> tuple[Known, list[Any], Array | None]:
+    """What is known when tracing, the arguments, and which queries (heads first) see no key."""
+    before, _ = pattern.bounds()
+    mask, length = inputs.mask, inputs.key_length
+    num_queries, num_keys = len(inputs.query), len(inputs.key)
+    if mask is None and inputs.query_segments is None:
+        idle = None
+        if length is not None:
+            idle = jnp.broadcast_to(length <= 0, (1, num_queries))
+            length = jnp.maximum(length, 1)[None].astype(jnp.int32)
+        known = (pattern.scale, pattern.is_causal, before)
+    else:
+        allowed = pattern.allowed(inputs, jnp.arange(num_queries)[:, None], jnp.arange(num_keys))
+        allowed = True if allowed is None else allowed
+        mask = allowed[None] if mask is None else mask & allowed
+        mask = jnp.broadcast_to(mask, (len(mask), num_queries, num_keys))
+        idle = ~mask.any(-1)
+        mask, length, known = mask[None], None, (pattern.scale, False, None)
+    arrays = [each[None] for each in inputs[:3]]
+    return known, [*arrays, mask, length], idle
+
+
+def _attention(known: Known, mask: Array | None, length: Array | None) -> Callable[..., Array]:
+    scale, is_causal, before = known
+    return functools.partial(
+        jax.nn.dot_product_attention,
+        scale=scale,
+        is_causal=is_causal,
+        local_window_size=None if before is None else (before, 0),
+        mask=mask,
+        key_value_seq_lengths=length,
+        implementation="cudnn",
+    )
+
+
+@functools.cache
+def _forward(known: Known) -> Callable[..., list[Array]]:
+    """A function of arrays with a batch in front, to the output and the sums of weights."""
+
+    def forward(query: Array, key: Array, value: Array, mask: Any, length: Any) -> list[Array]:
+        output, pull = jax.vjp(_attention(known, mask, length), query, key, value)
+        sums = [each for each in jax.tree_util.tree_leaves(pull) if _is_log_sums(each, query)]
+        return [output, sums[0]]
+
+    return _with_merged_batches(forward)
+
+
+@functools.cache
+def _backward(known: Known) -> Callable[..., list[Array]]:
+    """A function of arrays with a batch in front, to the cotangents of query, key and value."""
+
+    def backward(
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: Any,
+        length: Any,
+        output: Array,
+        log_sums: Array,
+        cotangent: Array,
+    ) -> list[Array]:
+        again, pull = jax.vjp(_attention(known, mask, length), query, key, value)
+        leaves, treedef = jax.tree_util.tree_flatten(pull)
+        # With the output and the sums from before, nothing needs the second forward pass, and XLA
+        # removes it.
+        leaves = [
+            output if each is again else log_sums if _is_log_sums(each, query) else each
+            for each in leaves
+        ]
+        return list(treedef.unflatten(leaves)(cotangent))
+
+    return _with_merged_batches(backward)
+
+
+def _is_log_sums(array: Array, query: Array) -> bool:
+    batch, length, heads, _ = query.shape
+    return array.shape == (batch, heads, length) and array.dtype == jnp.float32
+
+
+def _with_merged_batches(function: Callable[..., list[Array]]) -> Callable[..., list[Array]]:
+    """`function`, whose arrays under `jax.vmap` have one batch axis of both batches.
+
+    JAX's rule for the kernel repeats the whole mask for each head.
+    """
+    mapped = custom_vmap(function)
+
+    @mapped.def_vmap
+    def _map(size: int, is_batched: list[Any], *args: Any) -> tuple[Any, Any]:
+        batch, mask = args[0].shape[1 if is_batched[0] else 0], args[3]
+
+        def merge(array: Any, is_batched: Any) -> Any:
+            if array is None or (array is mask and len(array) == 1 and not is_batched):
+                return array
+            rows = size * (array.shape[1] if array is mask and is_batched else batch)
+            if not is_batched:
+                array = jnp.broadcast_to(array, (size, *array.shape))
+            return array.reshape(-1, *array.shape[2:])
+
+        found = mapped(*map(merge, args, is_batched))
+        split = [each.reshape(size, batch, *each.shape[1:]) for each in found]
+        return split, [True] * len(split)
+
+    return mapped
