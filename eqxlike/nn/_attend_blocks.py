@@ -236,9 +236,7 @@ def _run_output(blocks: "_Blocks") -> list[Array]:
     return [blocks.join(output).astype(inputs.value.dtype), blocks.join_rows(log_sums)]
 
 
-def _run_tangents(
-    blocks: "_Blocks", outputs: list[Array], dots: dict[str, Array]
-) -> list[Array]:
+def _run_tangents(blocks: "_Blocks", outputs: list[Array], dots: dict[str, Array]) -> list[Array]:
     inputs, pattern = blocks.inputs, blocks.pattern
     output, log_sums = outputs
     query_dot, key_dot, value_dot, bias_dot = map(dots.get, Inputs._fields[:4])
@@ -254,11 +252,11 @@ def _run_tangents(
         if key_dot is not None:
             change += _dot("hcd,hrd->hcr", key_dot, query) * pattern.scale
         if bias_dot is not None:
-            change += blocks.select(bias_dot, place)
+            change += blocks.select(bias_dot, place).astype(blocks.dtype)
         change = weights * change
         total = change.sum(1)
         moved = _dot("hvc,hcr->hvr", value, change)
-        moved -= output.swapaxes(1, 2) * total[:, None]
+        moved -= output.swapaxes(1, 2).astype(blocks.dtype) * total[:, None]
         if value_dot is not None:
             moved += _dot("hvc,hcr->hvr", value_dot, weights)
             attends = log_sums < blocks.most
@@ -531,11 +529,10 @@ def _at(array: Array, places: Any) -> Array:
 
 def _dot(equation: str, array: Array, other: Array) -> Array:
     """A product of blocks in the lower of two precisions, summed in at least float32."""
-    dtype = jnp.promote_types(array.dtype, other.dtype)
-    low = min(array.dtype, other.dtype, key=lambda each: jnp.finfo(each).bits)
+    low, high = sorted((array.dtype, other.dtype), key=lambda dtype: jnp.finfo(dtype).bits)
     return jnp.einsum(
         equation,
         array.astype(low),
         other.astype(low),
-        preferred_element_type=at_least_float32(dtype),
+        preferred_element_type=at_least_float32(high),
     )

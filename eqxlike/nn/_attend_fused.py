@@ -32,7 +32,9 @@ def find_refusal(pattern: Pattern, inputs: Inputs) -> str | None:
         return "it has a window that is not causal"
     if before is not None and len(query) > len(key):
         return "it has a window and more queries than keys"
-    probe = jax.tree_util.tree_map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), inputs)
+    probe = jax.tree_util.tree_map(
+        lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), inputs
+    )
     try:
         outputs = jax.eval_shape(functools.partial(_output, pattern), probe)
         jax.eval_shape(functools.partial(_cotangents, pattern), probe, outputs, outputs)
@@ -173,7 +175,6 @@ def _with_merged_batches(function: Callable[..., list[Array]]) -> Callable[..., 
         def merge(array: Any, is_batched: Any) -> Any:
             if array is None or (array is mask and len(array) == 1 and not is_batched):
                 return array
-            rows = size * (array.shape[1] if array is mask and is_batched else batch)
             if not is_batched:
                 array = jnp.broadcast_to(array, (size, *array.shape))
             return array.reshape(-1, *array.shape[2:])

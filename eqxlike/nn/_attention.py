@@ -1,21 +1,28 @@
 """Multihead attention."""
 
 import functools
-import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from .._check_numbers import whole_number
-from .._dtypes import at_least_float32
 from .._module import Module, field
+from ._dot_product_attention import (
+    Implementation,
+    attend_by,
+    check_implementation,
+    read_attention,
+    read_window,
+)
 from ._dropout import Dropout, warn_deterministic
+from ._embedding import RotaryPositionalEmbedding
 from ._inputs import check_input, describe
 from ._linear import Linear
+from ._norm import RMSNorm
 from ._parameters import Initializer
 from ._threefry import split_in_program, split_key
 
@@ -27,44 +34,18 @@ folding in 0, 1, ..., n - 1 does, and those belong to the heads.
 """
 
 
-def _attend(
-    query: Heads,
-    key: Heads,
-    value: Heads,
-    mask: Shaped[Array, "#num_heads q_seq kv_seq"] | None,
-    drop: Callable[[Array], Array],
-) -> Heads:
-    """The attended values of all heads.
-
-    `jax.nn.dot_product_attention` takes the same steps in the same time, but the logits of float64
-    in float32, no dropout, and values of the size of keys alone.
-    """
-    dtype = at_least_float32(query.dtype)
-    logits = jnp.einsum("qhd,khd->hqk", query, key, preferred_element_type=dtype)
-    logits = logits / math.sqrt(query.shape[-1])
-    if mask is not None:
-        least = jnp.finfo(dtype).min
-        if jnp.issubdtype(mask.dtype, jnp.floating):
-            # A query that attends to no key gets equal weights, as with a boolean mask, not NaN.
-            logits = jnp.maximum(logits + mask.astype(dtype), least)
-        else:
-            logits = jnp.where(mask, logits, least)
-    weights = jax.nn.softmax(logits, axis=-1).astype(value.dtype)
-    return jnp.einsum("hqk,khd->qhd", drop(weights), value)
-
-
 class MultiheadAttention(Module):
     """Attention of several heads, each with its own projections of query, key and value.
 
     Vaswani, Shazeer, Parmar, Uszkoreit, Jones, Gomez, Kaiser & Polosukhin (2017), "Attention Is All
     You Need". Each head computes `softmax(Q K^T / sqrt(qk_size)) V`; the heads, side by side, go
-    through one last projection. The softmax is computed in at least float32.
+    through one last projection. The softmax is computed in at least float32, by
+    `nn.dot_product_attention`, so that long sequences need no matrix of all scores.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> attention = MultiheadAttention(num_heads=2, query_size=8, key=jax.random.key(0))
     >>> x = jnp.ones((5, 8))
-    >>> causal = jnp.tril(jnp.ones((5, 5), bool))
-    >>> eqx.filter_jit(attention)(x, x, x, mask=causal).shape
+    >>> eqx.filter_jit(attention)(x, x, x, mask="causal").shape
     (5, 8)
     """
 
@@ -84,6 +65,12 @@ class MultiheadAttention(Module):
     use_key_bias: bool = field(static=True)
     use_value_bias: bool = field(static=True)
     use_output_bias: bool = field(static=True)
+    num_kv_heads: int = field(static=True)
+    rotary: RotaryPositionalEmbedding | None
+    query_norm: RMSNorm | None
+    key_norm: RMSNorm | None
+    window: tuple[int | None, int | None] = field(static=True)
+    implementation: Implementation = field(static=True)
 
     def __init__(
         self,
@@ -102,6 +89,11 @@ class MultiheadAttention(Module):
         inference: bool = False,
         dtype: Any = None,
         *,
+        num_kv_heads: int | None = None,
+        rotary: RotaryPositionalEmbedding | None = None,
+        window: int | tuple[int | None, int | None] | None = None,
+        normalize_qk: bool = False,
+        implementation: Implementation = "auto",
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
         key: PRNGKeyArray,
@@ -120,13 +112,28 @@ class MultiheadAttention(Module):
         - `dropout_p`: probability with which an attention weight is dropped.
         - `inference`: whether to leave dropout out.
         - `dtype`: of all weights and biases; JAX's default float if `None`.
+        - `num_kv_heads`: number of heads of keys and values, each of which serves `num_heads //
+          num_kv_heads` successive heads of queries; `num_heads` if `None`. With 1 this is
+          multi-query attention.
+        - `rotary`: turns queries and keys by their positions. If its `embedding_size` is smaller
+          than `qk_size`, it turns the first features of each head.
+        - `window`, `implementation`: as for `nn.dot_product_attention`.
+        - `normalize_qk`: whether to apply an `RMSNorm` to the features of each head's queries and
+          keys, before `rotary`.
         - `weight_init`, `bias_init`: as for `Linear`, for each of the four projections.
         - `key`: for the initial weights.
 
         **Raises:** `ValueError` for a size that is not a non-negative integer, if there are no
-        heads, or more heads than `query_size` and no `qk_size`.
+        heads, if `num_heads` is no multiple of `num_kv_heads`, or more heads than `query_size` and
+        no `qk_size`.
         """
         num_heads = whole_number(num_heads, "num_heads")
+        if num_kv_heads is None:
+            num_kv_heads = num_heads
+        elif num_heads % whole_number(num_kv_heads, "num_kv_heads"):
+            raise ValueError(
+                f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}."
+            )
         query_size = whole_number(query_size, "query_size", least=0)
 
         def size_or(default: int, size: int | None, name: str) -> int:
@@ -142,11 +149,17 @@ class MultiheadAttention(Module):
                 "qk_size must be at least 1, the number of features by which a head compares "
                 f"queries and keys; got 0, with query_size={query_size} and num_heads={num_heads}."
             )
+        if rotary is not None and rotary.embedding_size > qk_size:
+            raise ValueError(
+                f"rotary must have an embedding_size of at most qk_size={qk_size}, got "
+                f"{rotary.embedding_size}."
+            )
+        check_implementation(implementation)
         keys = split_key(key, 4)
         make = functools.partial(Linear, dtype=dtype, weight_init=weight_init, bias_init=bias_init)
         self.query_proj = make(query_size, num_heads * qk_size, use_query_bias, key=keys[0])
-        self.key_proj = make(key_size, num_heads * qk_size, use_key_bias, key=keys[1])
-        self.value_proj = make(value_size, num_heads * vo_size, use_value_bias, key=keys[2])
+        self.key_proj = make(key_size, num_kv_heads * qk_size, use_key_bias, key=keys[1])
+        self.value_proj = make(value_size, num_kv_heads * vo_size, use_value_bias, key=keys[2])
         self.output_proj = make(num_heads * vo_size, output_size, use_output_bias, key=keys[3])
         self.dropout = Dropout(dropout_p, inference)
         self.num_heads = num_heads
@@ -160,14 +173,29 @@ class MultiheadAttention(Module):
         self.use_key_bias = use_key_bias
         self.use_value_bias = use_value_bias
         self.use_output_bias = use_output_bias
+        self.num_kv_heads = num_kv_heads
+        self.rotary = rotary
+        self.query_norm = RMSNorm(qk_size, use_bias=False, dtype=dtype) if normalize_qk else None
+        self.key_norm = RMSNorm(qk_size, use_bias=False, dtype=dtype) if normalize_qk else None
+        self.window = read_window("MultiheadAttention", window)
+        self.implementation = implementation
 
     def __call__(
         self,
         query: Float[Array, "q_seq query_size"],
         key_: Float[Array, "kv_seq key_size"],
         value: Float[Array, "kv_seq value_size"],
-        mask: Shaped[Array, "q_seq kv_seq"] | Shaped[Array, "num_heads q_seq kv_seq"] | None = None,
+        mask: Shaped[Array, "q_seq kv_seq"]
+        | Shaped[Array, "#num_heads q_seq kv_seq"]
+        | Literal["causal"]
+        | None = None,
         *,
+        bias: Float[Array, "#num_heads #q_seq #kv_seq"] | None = None,
+        is_causal: bool = False,
+        segment_ids: Int[Array, " seq"] | tuple[Array, Array] | None = None,
+        key_length: int | Int[Array, ""] | None = None,
+        query_offset: int | Int[Array, ""] = 0,
+        positions: Array | tuple[Array, Array] | None = None,
         key: PRNGKeyArray | None = None,
         inference: bool | None = None,
         deterministic: bool | None = None,
@@ -182,15 +210,19 @@ class MultiheadAttention(Module):
           q_seq, kv_seq)` for a mask for each head. A boolean `False`, or an integer 0, keeps a
           query from attending to a key. Floats are added to the logits, as in PyTorch: `-jnp.inf`
           or `-1e9` masks a pair, 0 leaves it; other values are a bias, which may be trained. So
-          convert a float mask of ones and zeros: `mask != 0`.
+          convert a float mask of ones and zeros: `mask != 0`. `"causal"` is `is_causal=True`.
+        - `bias`, `is_causal`, `segment_ids`, `key_length`, `query_offset`: as for
+          `nn.dot_product_attention`.
+        - `positions`: for `rotary`, shape `(seq,)`, or a pair of arrays for queries and keys. By
+          default keys count from 0 and queries from `query_offset`.
         - `key`: for dropout, split into one key a head; needed unless `dropout_p` is 0 or in
           inference mode. Projections get another part of it for each row, for layers that were put
           in their place, by `to_bayesian` say.
         - `inference`: overrides the flag of the dropout for this call.
         - `deterministic`: the old name of `inference`.
         - `process_heads`: a function of the projected query, key and value, each of shape `(seq,
-          num_heads, size)`, that returns three arrays of the same shapes; for rotary embeddings,
-          say.
+          num_heads, size)`, that returns three arrays of the same shapes. It is called after
+          `rotary`.
 
         **Returns:** shape `(q_seq, output_size)`.
 
@@ -209,31 +241,35 @@ class MultiheadAttention(Module):
                 f"key_ of shape {key_.shape}: the softmax over none is not defined. Rows that are "
                 "not to be attended to are those for which `mask` is False."
             )
-        if mask is not None:
+        if mask is not None and not isinstance(mask, str):
             lengths = (query.shape[0], key_.shape[0])
             heads = 1 if jnp.shape(mask)[:1] == (1,) else self.num_heads
             expected = (heads, *lengths) if jnp.ndim(mask) == 3 else lengths
             check_input(self, mask, expected, "mask")
-            if jnp.issubdtype(mask.dtype, jnp.complexfloating):
-                raise TypeError(
-                    f"{describe(self)} expected a mask of booleans, integers or floats, got an "
-                    f"array of dtype {mask.dtype}."
-                )
-            mask = mask.reshape(-1, *lengths)
 
         keys = (None,) * 4
         if key is not None:
             keys = split_in_program(jr.fold_in(key, _PROJECTIONS), 4)
 
-        def heads_of(projected: Array, size: int) -> Heads:
-            return projected.reshape(projected.shape[0], self.num_heads, size)
-
-        sizes = (self.qk_size, self.qk_size, self.vo_size)
-        queries, keys_, values = map(heads_of, self._project((query, key_, value), keys), sizes)
-        heads = (queries, keys_, values)
+        shapes = (
+            (self.num_heads, self.qk_size),
+            (self.num_kv_heads, self.qk_size),
+            (self.num_kv_heads, self.vo_size),
+        )
+        projected = self._project((query, key_, value), keys)
+        heads = tuple(
+            each.reshape(each.shape[0], *shape)
+            for each, shape in zip(projected, shapes, strict=True)
+        )
+        for norm, place in ((self.query_norm, 0), (self.key_norm, 1)):
+            if norm is not None:
+                normalised = jax.vmap(jax.vmap(norm))(heads[place])
+                heads = (*heads[:place], normalised, *heads[place + 1 :])
+        if self.rotary is not None:
+            heads = (*self._turn(heads[0], heads[1], positions, query_offset), heads[2])
         if process_heads is not None:
+            expected = [head.shape for head in heads]
             heads = process_heads(*heads)
-            expected = [head.shape for head in (queries, keys_, values)]
             if (found := [jnp.shape(head) for head in heads]) != expected:
                 raise ValueError(
                     "`process_heads` must return query, key and value heads of the shapes that it "
@@ -241,8 +277,6 @@ class MultiheadAttention(Module):
                 )
 
         def drop(weights: Array) -> Array:
-            if not self._drops(inference):
-                return weights
             dropout = functools.partial(self.dropout, inference=inference)
             if key is None:
                 return dropout(weights)
@@ -250,9 +284,46 @@ class MultiheadAttention(Module):
             keys = jr.split(key, self.num_heads)
             return jax.vmap(lambda each, key: dropout(each, key=key))(weights, keys)
 
-        attended = _attend(*heads, mask, drop)
+        attention = read_attention(
+            describe(self),
+            heads,
+            mask,
+            bias=bias,
+            is_causal=is_causal,
+            window=self.window,
+            segment_ids=segment_ids,
+            key_length=key_length,
+            query_offset=query_offset,
+        )
+        drops = self._drops(inference)
+        attended = attend_by(self.implementation, *attention, drop if drops else None)
         attended = attended.reshape(query.shape[0], self.num_heads * self.vo_size)
         return project(self.output_proj, attended, keys[3])
+
+    def _turn(
+        self, query: Heads, key: Heads, positions: Any, query_offset: Any
+    ) -> tuple[Heads, Heads]:
+        """Queries and keys, turned by `rotary`."""
+        rotary = self.rotary
+        assert rotary is not None
+        if positions is None:
+            positions = (query_offset, 0)
+        elif not isinstance(positions, tuple | list):
+            if len(query) != len(key):
+                raise ValueError(
+                    f"{describe(self)} got {len(query)} queries, {len(key)} keys and one array of "
+                    "positions: pass a pair, `positions=(of_queries, of_keys)`."
+                )
+            positions = (positions, positions)
+        size = rotary.embedding_size
+
+        def turn(heads: Heads, positions: Any) -> Heads:
+            turned = rotary(heads[..., :size], positions=positions)
+            if size == heads.shape[-1]:
+                return turned
+            return jnp.concatenate([turned, heads[..., size:]], axis=-1)
+
+        return turn(query, positions[0]), turn(key, positions[1])
 
     def _project(
         self, inputs: tuple[Array, Array, Array], keys: Sequence[PRNGKeyArray | None]

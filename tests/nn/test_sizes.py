@@ -52,6 +52,7 @@ SIZES = {
     "MultiheadAttention": (
         {
             "num_heads": 2,
+            "num_kv_heads": 1,
             "query_size": 4,
             "key_size": 6,
             "value_size": 5,

@@ -1,0 +1,316 @@
+"""The attention function: its arguments, and the choice of how to compute it."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Shaped
+
+from .._check_numbers import whole_number
+from .._dtypes import at_least_float32
+from ._attend_blocks import How, Inputs, Pattern, attend
+from ._attend_fused import find_refusal, fused
+
+Implementation = Literal["auto", "plain", "blocks", "cudnn"]
+
+_LEAST_SCORES = 128 * 128
+"""On a CPU, blocks are no slower than the plain formula from this number of scores on."""
+
+_LEAST_SCORES_ELSEWHERE = 2048 * 2048
+"""On other platforms each block starts several kernels, which pays for long sequences alone."""
+
+_ROWS = {True: 64, False: 128}
+"""Queries in a block on a CPU, with and without a bound on the keys that a query attends to.
+
+Of 64, 128 and 256 these took the least time for lengths of 128 to 4,096.
+"""
+
+_ROWS_ELSEWHERE = 256
+
+
+def dot_product_attention(
+    query: Float[Array, "q_seq heads size"],
+    key: Float[Array, "kv_seq kv_heads size"],
+    value: Float[Array, "kv_seq kv_heads value_size"],
+    mask: Shaped[Array, "#heads q_seq kv_seq"] | Literal["causal"] | None = None,
+    *,
+    bias: Float[Array, "#heads #q_seq #kv_seq"] | None = None,
+    is_causal: bool = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    segment_ids: Int[Array, " seq"]
+    | tuple[Int[Array, " q_seq"], Int[Array, " kv_seq"]]
+    | None = None,
+    key_length: int | Int[Array, ""] | None = None,
+    query_offset: int | Int[Array, ""] = 0,
+    scale: float | None = None,
+    implementation: Implementation = "auto",
+) -> Float[Array, "q_seq heads value_size"]:
+    """`softmax(Q K^T * scale + bias) V` for several heads, without the matrix of all scores.
+
+    Memory grows with the length of the sequence, not with its square, also when differentiated. All
+    modes and orders of differentiation work. Scores and sums are computed in at least float32.
+
+    A query that may attend to no key returns the mean of all values, and has no gradient.
+
+    >>> import jax.numpy as jnp
+    >>> from eqxlike import nn
+    >>> query, key, value = jnp.ones((5, 4, 8)), jnp.ones((5, 2, 8)), jnp.ones((5, 2, 8))
+    >>> nn.dot_product_attention(query, key, value, is_causal=True).shape
+    (5, 4, 8)
+
+    **Arguments:**
+
+    - `query`: shape `(q_seq, heads, size)`. For a batch, use `jax.vmap`.
+    - `key`: shape `(kv_seq, kv_heads, size)`. `heads` is a multiple of `kv_heads`; each head of
+      keys serves `heads / kv_heads` successive heads of queries.
+    - `value`: shape `(kv_seq, kv_heads, value_size)`.
+    - `mask`: shape `(q_seq, kv_seq)`, `(1, q_seq, kv_seq)` or `(heads, q_seq, kv_seq)`. A boolean
+      `False`, or an integer 0, keeps a query from attending to a key. Floats are added to the
+      scores. `"causal"` is `is_causal=True`, and needs no array.
+    - `bias`: floats that are added to the scores. Each axis of `(heads, q_seq, kv_seq)` may be 1.
+    - `is_causal`: whether a query attends to no key after its own position.
+    - `window`: `(before, after)`, how many keys before and after its own position a query attends
+      to; `None` in it for all, and an integer for both. With `is_causal`, `after` is 0. The sliding
+      window of 4,096 keys of Mistral is `is_causal=True, window=4095`.
+    - `segment_ids`: integers; a query attends to keys with its own segment id, for several
+      sequences that are packed into one. Two arrays if queries and keys differ.
+    - `key_length`: keys from this index on are masked.
+    - `query_offset`: position of the first query among the keys, for `is_causal` and `window`.
+    - `scale`: factor of the scores; `1 / sqrt(size)` if `None`.
+    - `implementation`: `"plain"` builds all scores. `"blocks"` computes them block by block.
+      `"cudnn"` is the fused kernel of NVIDIA's cuDNN, for float16 and bfloat16 without a bias.
+      `"auto"` uses cuDNN if the program is compiled for an NVIDIA GPU and cuDNN supports the
+      attention, and otherwise blocks from the length on from which they are no slower.
+
+    **Returns:** shape `(q_seq, heads, value_size)`.
+
+    **Raises:** `ValueError` if shapes do not fit, or the implementation does not support the
+    attention; `TypeError` for dtypes that do not fit.
+    """
+    what = "dot_product_attention"
+    query, key, value = map(jnp.asarray, (query, key, value))
+    for name, each in {"query": query, "key": key, "value": value}.items():
+        if each.ndim != 3:
+            more = " For a batch, use `jax.vmap`." if each.ndim > 3 else ""
+            raise ValueError(
+                f"{what} expected {name} of shape (sequence, heads, size), got shape {each.shape}."
+                f"{more}"
+            )
+    (_, heads, size), (num_keys, kv_heads, key_size) = query.shape, key.shape
+    if key_size != size or value.shape[:2] != key.shape[:2] or not kv_heads or heads % kv_heads:
+        raise ValueError(
+            f"{what} expected query (q_seq, heads, size), key (kv_seq, kv_heads, size) and value "
+            "(kv_seq, kv_heads, value_size), with heads a multiple of kv_heads; got query "
+            f"{query.shape}, key {key.shape} and value {value.shape}."
+        )
+    if num_keys == 0 or size == 0:
+        raise ValueError(
+            f"{what} expected at least one key with at least one feature, got key of shape "
+            f"{key.shape}: the softmax over no keys is not defined."
+        )
+    return attend_by(
+        implementation,
+        *read_attention(
+            what,
+            (query, key, value),
+            mask,
+            bias=bias,
+            is_causal=is_causal,
+            window=window,
+            segment_ids=segment_ids,
+            key_length=key_length,
+            query_offset=query_offset,
+            scale=scale,
+        ),
+    )
+
+
+def attend_by(
+    implementation: Implementation,
+    pattern: Pattern,
+    inputs: Inputs,
+    drop: Callable[[Array], Array] | None = None,
+) -> Float[Array, "q_seq heads value_size"]:
+    """The output of the attention, by the implementation that is chosen.
+
+    **Arguments:**
+
+    - `drop`: a function of the weights, for dropout.
+    """
+    check_implementation(implementation)
+    on_cpu = jax.default_backend() == "cpu"
+    is_bounded = pattern.bounds() != (None, None)
+    rows = _ROWS[is_bounded] if on_cpu else _ROWS_ELSEWHERE
+    if implementation == "plain" or (drop is not None and implementation == "auto"):
+        return _attend_plainly(pattern, inputs, drop)
+    if drop is not None:
+        raise ValueError(
+            f'implementation="{implementation}" does not support dropout of attention weights; use '
+            '"auto" or "plain", or inference mode.'
+        )
+    refusal = None
+    if implementation in ("auto", "cudnn"):
+        refusal = find_refusal(pattern, inputs)
+    if implementation == "cudnn":
+        if refusal is not None:
+            raise ValueError(
+                f'implementation="cudnn" does not support this attention: {refusal}. '
+                '"auto" chooses one that does.'
+            )
+        return attend(How(pattern, rows, fused(None)), inputs)[0]
+    if implementation == "auto" and refusal is None:
+        return attend(How(pattern, rows, fused("cuda")), inputs)[0]
+    least = _LEAST_SCORES if on_cpu else _LEAST_SCORES_ELSEWHERE
+    if implementation == "auto" and len(inputs.query) * len(inputs.key) < least:
+        return _attend_plainly(pattern, inputs, drop)
+    return attend(How(pattern, rows), inputs)[0]
+
+
+def check_implementation(implementation: Any) -> None:
+    """Raises `ValueError` if there is no such implementation."""
+    if implementation not in (names := get_args(Implementation)):
+        raise ValueError(f"implementation must be one of {names}, got {implementation!r}.")
+
+
+def _attend_plainly(
+    pattern: Pattern, inputs: Inputs, drop: Callable[[Array], Array] | None
+) -> Float[Array, "q_seq heads value_size"]:
+    query, key, value, bias = inputs[:4]
+    dtype = at_least_float32(query.dtype)
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = jnp.repeat(key, groups, axis=1), jnp.repeat(value, groups, axis=1)
+    scores = jnp.einsum("qhd,khd->hqk", query, key, preferred_element_type=dtype) * pattern.scale
+    least = jnp.finfo(dtype).min
+    if bias is not None:
+        biased = scores + bias.astype(dtype)
+        # A query with `-inf` for every key gets equal weights, as with a boolean mask, not NaN.
+        scores = jnp.where(biased > least, biased, least)
+    masks = [pattern.allowed(inputs, np.arange(len(query))[:, None], np.arange(len(key)))]
+    for mask in [*masks, inputs.mask]:
+        scores = scores if mask is None else jnp.where(mask, scores, least)
+    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+    return jnp.einsum("hqk,khd->qhd", weights if drop is None else drop(weights), value)
+
+
+# --- Arguments ---
+
+
+def read_attention(
+    what: str,
+    heads: tuple[Array, Array, Array],
+    mask: Any,
+    *,
+    bias: Any = None,
+    is_causal: bool = False,
+    window: Any = None,
+    segment_ids: Any = None,
+    key_length: Any = None,
+    query_offset: Any = 0,
+    scale: float | None = None,
+) -> tuple[Pattern, Inputs]:
+    """The arguments of an attention, checked; `what` names the caller in errors."""
+    query, key, value = heads
+    for name, each in {"query": query, "key": key, "value": value}.items():
+        if not jnp.issubdtype(each.dtype, jnp.floating):
+            raise TypeError(f"{what} expected {name} of floats, got dtype {each.dtype}.")
+    if isinstance(mask, str):
+        if mask != "causal":
+            raise ValueError(f'{what} expected mask to be an array or "causal", got {mask!r}.')
+        mask, is_causal = None, True
+    shape = (query.shape[1], len(query), len(key))
+    mask, bias = _read_mask(what, mask, shape), _read_bias(what, bias, shape)
+    if mask is not None and jnp.issubdtype(mask.dtype, jnp.floating):
+        mask, bias = None, mask if bias is None else bias + mask
+    is_known = isinstance(query_offset, int | np.integer)
+    pattern = Pattern(
+        scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+        is_causal=bool(is_causal),
+        window=read_window(what, window),
+        offset=int(query_offset) if is_known else None,
+    )
+    return pattern, Inputs(
+        query,
+        key,
+        value,
+        bias,
+        None if mask is None else mask.astype(bool),
+        *_read_segments(what, segment_ids, shape[1:]),
+        None if key_length is None else _integer(what, "key_length", key_length),
+        None if is_known else _integer(what, "query_offset", query_offset),
+    )
+
+
+def read_window(what: str, window: Any) -> tuple[int | None, int | None]:
+    """How many keys before and after a query its window has; `None` for all."""
+    if window is None:
+        return None, None
+    pair = window if isinstance(window, tuple | list) else (window, window)
+    if len(pair) != 2:
+        raise ValueError(f"{what} expected window to be an integer or a pair, got {window!r}.")
+    before, after = (
+        None if each is None else whole_number(each, "window", least=0) for each in pair
+    )
+    return before, after
+
+
+def _read_mask(what: str, mask: Any, shape: tuple[int, int, int]) -> Array | None:
+    if mask is None:
+        return None
+    mask = jnp.asarray(mask)
+    if mask.shape not in (shape, (1, *shape[1:]), shape[1:]):
+        raise ValueError(
+            f"{what} expected mask of shape {shape[1:]}, {(1, *shape[1:])} or {shape} (heads, "
+            f"queries, keys), got shape {mask.shape}."
+        )
+    if jnp.issubdtype(mask.dtype, jnp.complexfloating):
+        raise TypeError(
+            f"{what} expected a mask of booleans, integers or floats, got an array of dtype "
+            f"{mask.dtype}."
+        )
+    return mask.reshape(-1, *shape[1:])
+
+
+def _read_bias(what: str, bias: Any, shape: tuple[int, int, int]) -> Array | None:
+    if bias is None:
+        return None
+    bias = jnp.asarray(bias)
+    sizes = (1, *bias.shape) if bias.ndim == 2 else bias.shape
+    if len(sizes) != 3 or any(got not in (1, size) for got, size in zip(sizes, shape, strict=True)):
+        raise ValueError(
+            f"{what} expected bias of shape {shape} (heads, queries, keys), where each size may be "
+            f"1, got shape {bias.shape}."
+        )
+    if not jnp.issubdtype(bias.dtype, jnp.floating):
+        raise TypeError(f"{what} expected a bias of floats, got dtype {bias.dtype}.")
+    return bias.reshape(sizes)
+
+
+def _read_segments(
+    what: str, segment_ids: Any, lengths: tuple[int, ...]
+) -> tuple[Array | None, Array | None]:
+    if segment_ids is None:
+        return None, None
+    is_pair = isinstance(segment_ids, tuple | list) and len(segment_ids) == 2
+    of_queries, of_keys = map(jnp.asarray, segment_ids if is_pair else 2 * (segment_ids,))
+    for each, length in zip((of_queries, of_keys), lengths, strict=True):
+        if each.shape != (length,) or not jnp.issubdtype(each.dtype, jnp.integer):
+            raise ValueError(
+                f"{what} expected segment_ids of integers and shape ({length},), got dtype "
+                f"{each.dtype} and shape {each.shape}. If there are {lengths[0]} queries and "
+                f"{lengths[1]} keys, pass a pair of arrays."
+            )
+    return of_queries, of_keys
+
+
+def _integer(what: str, name: str, number: Any) -> Array:
+    number = jnp.asarray(number)
+    if number.shape != () or not jnp.issubdtype(number.dtype, jnp.integer):
+        raise ValueError(
+            f"{what} expected {name} to be an integer or an integer array of shape (), got dtype "
+            f"{number.dtype} and shape {number.shape}."
+        )
+    return number
