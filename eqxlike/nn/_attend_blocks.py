@@ -68,6 +68,8 @@ class Pattern:
     def allowed(self, inputs: "Inputs", rows: Any, columns: Any) -> Array | None:
         """Whether queries at the indices `rows` may attend to keys at the indices `columns`.
 
+        Both have two axes, one of size 1.
+
         `None` if all may attend to all. The mask of the inputs is not included.
         """
         (before, after), parts = self.bounds(), []
@@ -472,7 +474,7 @@ class _Blocks:
             biased = scores + self.select(self.bias, place).astype(scores.dtype)
             scores = jnp.maximum(biased, self.least)
         columns = (place.column + np.arange(place.span, dtype=np.int32))[:, None]
-        rows = place.row + np.arange(self.size, dtype=np.int32)
+        rows = (place.row + np.arange(self.size, dtype=np.int32))[None]
         may_attend = self.pattern.allowed(self.inputs, rows, columns)
         if may_attend is not None:
             # The same for all heads: axes `c`, rows of one query head.
@@ -509,7 +511,7 @@ class _Blocks:
         """Where the part for a block starts, and its sizes."""
         heads, rows, columns = array.shape
         starts = (0, 0 if rows == 1 else place.row, 0 if columns == 1 else place.column)
-        return starts, (heads, min(rows, self.size), min(columns, place.span))
+        return [jnp.asarray(each, jnp.int32) for each in starts], (heads, min(rows, self.size), min(columns, place.span))
 
 
 def _first(array: Array | None) -> tuple[Array, int] | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array
 
@@ -54,7 +55,7 @@ def _output(pattern: Pattern, inputs: Inputs) -> list[Array]:
     if idle is not None:
         mean = inputs.value.astype(log_sums.dtype).mean(0).astype(output.dtype)
         mean = jnp.repeat(mean, output.shape[1] // mean.shape[0], axis=0)
-        output = jnp.where(idle.T[..., None], mean, output)
+        output = jnp.where(idle.T[..., None], mean[None], output)
         log_sums = jnp.where(idle, jnp.finfo(log_sums.dtype).max, log_sums)
     return [output, log_sums]
 
@@ -74,7 +75,7 @@ def _cotangents(
     found = _backward(known)(*arguments, output[None], log_sums[None], cotangent[None])
     of_query, of_key, of_value = (each[0] for each in found)
     if of_mean is not None:
-        of_value += (of_mean / len(inputs.value)).astype(of_value.dtype)
+        of_value += (of_mean / len(inputs.value)).astype(of_value.dtype)[None]
     return [of_query, of_key, of_value]
 
 
@@ -94,9 +95,10 @@ def _prepare(pattern: Pattern, inputs: Inputs) -> tuple[Known, list[Any], Array 
             length = jnp.maximum(length, 1)[None].astype(jnp.int32)
         known = (pattern.scale, pattern.is_causal, before)
     else:
-        allowed = pattern.allowed(inputs, jnp.arange(num_queries)[:, None], jnp.arange(num_keys))
-        allowed = True if allowed is None else allowed
-        mask = allowed[None] if mask is None else mask & allowed
+        rows, columns = np.arange(num_queries)[:, None], np.arange(num_keys)[None]
+        allowed = pattern.allowed(inputs, rows, columns)
+        if allowed is not None:
+            mask = allowed[None] if mask is None else mask & allowed[None]
         mask = jnp.broadcast_to(mask, (len(mask), num_queries, num_keys))
         idle = ~mask.any(-1)
         mask, length, known = mask[None], None, (pattern.scale, False, None)

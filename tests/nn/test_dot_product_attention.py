@@ -1,0 +1,200 @@
+"""Every implementation of attention agrees with the formula in float64, with its derivatives."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqxlike import nn
+
+HEADS, KV_HEADS, SIZE, VALUE_SIZE = 4, 2, 8, 6
+
+
+def arrays(num_queries, num_keys, dtype=jnp.float64):
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = [
+        (num_queries, HEADS, SIZE),
+        (num_keys, KV_HEADS, SIZE),
+        (num_keys, KV_HEADS, VALUE_SIZE),
+    ]
+    return [
+        jax.random.normal(key, shape, jnp.float32).astype(dtype)
+        for key, shape in zip(keys, shapes, strict=True)
+    ]
+
+
+def formula(query, key, value, *, allowed, bias=0.0, scale=1 / math.sqrt(SIZE)):
+    """Attention as a textbook has it, where nothing is attended to the mean of all values."""
+    key, value = jnp.repeat(key, HEADS // KV_HEADS, 1), jnp.repeat(value, HEADS // KV_HEADS, 1)
+    scores = jnp.einsum("qhd,khd->hqk", query, key) * scale + bias
+    allowed = jnp.broadcast_to(allowed, scores.shape)
+    is_idle = ~allowed.any(-1, keepdims=True)
+    weights = jax.nn.softmax(jnp.where(allowed | is_idle, scores, -jnp.inf), axis=-1)
+    return jnp.einsum("hqk,khd->qhd", jnp.where(is_idle, 1 / scores.shape[-1], weights), value)
+
+
+def cases(q, k):
+    """Arguments by name, and what they mean: which keys are allowed, and a bias."""
+    rows, columns = np.arange(q)[:, None], np.arange(k)
+    random = np.random.default_rng(0)
+    mask = random.random((q, k)) < 0.5
+    mask[1 % q] = False
+    head_mask = random.random((HEADS, q, k)) < 0.5
+    bias = random.normal(size=(HEADS, q, k))
+    segments = np.sort(random.integers(0, 4, q)), np.sort(random.integers(0, 5, k))
+    return {
+        "all": ({}, True, 0.0),
+        "causal": ({"mask": "causal"}, columns <= rows, 0.0),
+        "window": ({"window": 9}, abs(columns - rows) <= 9, 0.0),
+        "causal window": (
+            {"is_causal": True, "window": (5, None)},
+            (columns <= rows) & (columns >= rows - 5),
+            0.0,
+        ),
+        "only keys before": ({"window": (2, None)}, columns >= rows - 2, 0.0),
+        "offset": ({"is_causal": True, "query_offset": 7}, columns <= rows + 7, 0.0),
+        "negative offset": (
+            {"is_causal": True, "window": 3, "query_offset": -5},
+            (columns <= rows - 5) & (columns >= rows - 8),
+            0.0,
+        ),
+        "offset in an array": (
+            {"is_causal": True, "query_offset": jnp.array(3)},
+            columns <= rows + 3,
+            0.0,
+        ),
+        "mask": ({"mask": mask}, mask, 0.0),
+        "mask of heads": (
+            {"mask": head_mask, "is_causal": True},
+            head_mask & (columns <= rows),
+            0.0,
+        ),
+        "segments": ({"segment_ids": segments}, segments[0][:, None] == segments[1], 0.0),
+        "key length": (
+            {"key_length": 5, "is_causal": True},
+            (columns < 5) & (columns <= rows),
+            0.0,
+        ),
+        "no key": ({"key_length": 0}, False, 0.0),
+        "bias": ({"bias": bias}, True, bias),
+        "bias of keys": ({"bias": bias[:1, :1], "is_causal": True}, columns <= rows, bias[:1, :1]),
+        "float mask": ({"mask": np.where(mask, bias[0], -np.inf)}, mask, bias[:1]),
+        "scale": ({"scale": 0.1}, True, 0.0),
+    }
+
+
+def outcomes(attend, arguments):
+    """The output and the cotangents, with their tangents."""
+
+    def both(*args):
+        output, pull = jax.vjp(attend, *args)
+        return output, pull(jnp.sin(output))
+
+    return jax.jvp(both, arguments, tuple(map(jnp.cos, arguments)))
+
+
+@pytest.mark.parametrize(
+    ("implementation", "lengths"),
+    [
+        ("plain", (1, 7)),
+        ("plain", (11, 9)),
+        ("blocks", (1, 70)),
+        ("blocks", (200, 37)),
+        ("blocks", (150, 300)),
+    ],
+)
+def test_implementations_agree_with_the_formula(implementation, lengths):
+    with jax.enable_x64(True):
+        arguments = tuple(arrays(*lengths))
+
+        @jax.jit
+        def all_of(*arguments):
+            found = {}
+            for name, (options, allowed, bias) in cases(*lengths).items():
+                known = {name: options[name] for name in options if name == "scale"}
+                expected = functools.partial(formula, allowed=allowed, bias=bias, **known)
+                ours = functools.partial(
+                    nn.dot_product_attention, implementation=implementation, **options
+                )
+                found[name] = outcomes(ours, arguments), outcomes(expected, arguments)
+            return found
+
+        for name, (found, expected) in all_of(*arguments).items():
+            for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+                np.testing.assert_allclose(one, other, atol=1e-9, err_msg=name)
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    """The kernel as JAX offers it, computed by XLA: without forward mode, and with its residuals."""
+    calls = []
+
+    def attention(query, key, value, *, mask, key_value_seq_lengths, implementation, **options):
+        assert implementation == "cudnn"
+        assert query.ndim == 4 and query.dtype == jnp.float16
+        calls.append({"mask": getattr(mask, "shape", ()), "batch": len(query), **options})
+
+        def plain(*args):
+            wide = (each.astype(jnp.float32) for each in args)
+            with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+                lengths = {"key_value_seq_lengths": key_value_seq_lengths}
+                return original(*wide, mask=mask, **lengths, **options).astype(jnp.float16)
+
+        @jax.custom_vjp
+        def kernel(query, key, value):
+            return forward(query, key, value)[0]
+
+        def forward(query, key, value):
+            output = plain(query, key, value)
+            log_sums = jnp.zeros((len(query), query.shape[2], query.shape[1]), jnp.float32)
+            return output, (query, key, value, log_sums, output)
+
+        def backward(residuals, cotangent):
+            return jax.vjp(plain, *residuals[:3])[1](cotangent)
+
+        kernel.defvjp(forward, backward)
+        return kernel(query, key, value)
+
+    original = jax.nn.dot_product_attention
+    monkeypatch.setattr(jax.nn, "dot_product_attention", attention)
+    return calls
+
+
+def test_cudnn_agrees_with_the_formula_under_vmap(cudnn):
+    batch = 3
+    query, key, value = (
+        jnp.stack([each, each[::-1], each * 0.5]) for each in arrays(12, 12, jnp.float16)
+    )
+    value = jnp.concatenate([value, value[..., :2]], -1)
+    supported = {
+        name: case
+        for name, case in cases(12, 12).items()
+        if not {"bias", "query_offset"} & set(case[0]) and name not in ("window", "float mask")
+    }
+    del supported["only keys before"]
+
+    @jax.jit
+    def all_of(query, key, value):
+        found = {}
+        for name, (options, allowed, _) in supported.items():
+            known = {name: options[name] for name in options if name == "scale"}
+            expected = functools.partial(formula, allowed=allowed, **known)
+            ours = functools.partial(nn.dot_product_attention, implementation="cudnn", **options)
+            found[name] = (
+                jax.vmap(lambda *args: outcomes(ours, args))(query, key, value),
+                jax.vmap(  # noqa: B023
+                    lambda *args: outcomes(expected, args)  # noqa: B023
+                )(*(each.astype(jnp.float32) for each in (query, key, value))),
+            )
+        return found
+
+    for name, (found, expected) in all_of(query, key, value).items():
+        for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+            assert one.dtype == jnp.float16
+            np.testing.assert_allclose(one.astype(jnp.float32), other, atol=0.05, err_msg=name)
+    assert {each["batch"] for each in cudnn} == {1, batch}
+    # A mask that all examples share is not repeated for each of them.
+    assert {each["mask"] for each in cudnn} == {(), (1, 1, 12, 12), (1, HEADS, 12, 12)}
