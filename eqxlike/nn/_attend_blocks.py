@@ -306,9 +306,9 @@ def _run_cotangents(
     ]
     columns = [_first(inputs.key), _first(inputs.value), _last(inputs.key)]
     start = (
-        blocks.zeros(columns[0][0].shape),
-        blocks.zeros(columns[1][0].shape),
-        blocks.zeros(blocks.padded(inputs.bias).shape) if with_bias else None,
+        blocks.zeros(columns[0][0]),
+        blocks.zeros(columns[1][0]),
+        blocks.zeros(blocks.padded(inputs.bias)) if with_bias else None,
     )
     (of_key, of_value, of_bias), of_query = blocks.run(visit, start, rows, columns)
     # Each value has the same share in the output of a query that attends to no key.
@@ -430,19 +430,22 @@ class _Blocks:
                 last = min(first + step, self.count)
                 yield first, last, max(1, min(last * self.size + offset + after, num_keys)), None
 
-    def zeros(self, shape: Sequence[int]) -> Array:
-        """Zeros that vary along the same axes of `jax.shard_map` as the inputs."""
+    def zeros(self, like: Array) -> Array:
+        """Zeros with the sharding of `like`, and its axes of `jax.vmap` and `jax.shard_map`."""
         axes = [varying_axes(each) for each in self.inputs if each is not None]
-        return vary(jnp.zeros(shape, self.dtype), frozenset().union(*axes))
+        zeros = (jnp.isnan(like) & False).astype(self.dtype)
+        return vary(zeros, frozenset().union(*axes))
 
     def cut(self, array: Array | None) -> Array | None:
         """From axes `q_seq heads size` to `n h r size`."""
         if array is None:
             return None
-        blocks = self._padded_rows(array).reshape(
-            self.count, self.size, self.heads, self.groups, array.shape[-1]
-        )
-        return blocks.transpose(0, 2, 3, 1, 4).reshape(self.count, self.heads, -1, array.shape[-1])
+        # One axis at a time: JAX reshapes arrays with an explicit sharding in no other way.
+        blocks = self._padded_rows(array)
+        blocks = blocks.reshape(self.count, self.size, *blocks.shape[1:])
+        blocks = blocks.reshape(*blocks.shape[:2], self.heads, self.groups, blocks.shape[-1])
+        blocks = blocks.transpose(0, 2, 3, 1, 4)
+        return blocks.reshape(*blocks.shape[:2], self.groups * self.size, blocks.shape[-1])
 
     def cut_rows(self, array: Array) -> Array:
         """From axes `heads q_seq` to `n h r`."""
@@ -450,9 +453,10 @@ class _Blocks:
 
     def join(self, blocks: Array) -> Array:
         """From axes `n h size r` to `q_seq heads size`."""
-        count, heads, size, _ = blocks.shape
-        split = blocks.reshape(count, heads, size, self.groups, self.size)
-        joined = split.transpose(0, 4, 1, 3, 2).reshape(count * self.size, -1, size)
+        split = blocks.reshape(*blocks.shape[:3], self.groups, self.size)
+        split = split.transpose(0, 4, 1, 3, 2)
+        joined = split.reshape(self.count * self.size, *split.shape[2:])
+        joined = joined.reshape(len(joined), self.heads * self.groups, joined.shape[-1])
         return joined[: self.length]
 
     def join_rows(self, blocks: Array) -> Array:
@@ -473,8 +477,9 @@ class _Blocks:
         if self.bias is not None:
             biased = scores + self.select(self.bias, place).astype(scores.dtype)
             scores = jnp.maximum(biased, self.least)
-        columns = (place.column + np.arange(place.span, dtype=np.int32))[:, None]
-        rows = (place.row + np.arange(self.size, dtype=np.int32))[None]
+        # Not of NumPy: each mask of a block would be a constant of the program.
+        columns = (place.column + jnp.arange(place.span, dtype=jnp.int32))[:, None]
+        rows = (place.row + jnp.arange(self.size, dtype=jnp.int32))[None]
         may_attend = self.pattern.allowed(self.inputs, rows, columns)
         if may_attend is not None:
             # The same for all heads: axes `c`, rows of one query head.
@@ -511,7 +516,11 @@ class _Blocks:
         """Where the part for a block starts, and its sizes."""
         heads, rows, columns = array.shape
         starts = (0, 0 if rows == 1 else place.row, 0 if columns == 1 else place.column)
-        return [jnp.asarray(each, jnp.int32) for each in starts], (heads, min(rows, self.size), min(columns, place.span))
+        return [jnp.asarray(each, jnp.int32) for each in starts], (
+            heads,
+            min(rows, self.size),
+            min(columns, place.span),
+        )
 
 
 def _first(array: Array | None) -> tuple[Array, int] | None:

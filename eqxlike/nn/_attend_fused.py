@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array
 
@@ -95,7 +94,7 @@ def _prepare(pattern: Pattern, inputs: Inputs) -> tuple[Known, list[Any], Array 
             length = jnp.maximum(length, 1)[None].astype(jnp.int32)
         known = (pattern.scale, pattern.is_causal, before)
     else:
-        rows, columns = np.arange(num_queries)[:, None], np.arange(num_keys)[None]
+        rows, columns = jnp.arange(num_queries)[:, None], jnp.arange(num_keys)[None]
         allowed = pattern.allowed(inputs, rows, columns)
         if allowed is not None:
             mask = allowed[None] if mask is None else mask & allowed[None]
@@ -183,6 +182,15 @@ def _with_merged_batches(function: Callable[..., list[Array]]) -> Callable[..., 
 
         found = mapped(*map(merge, args, is_batched))
         split = [each.reshape(size, batch, *each.shape[1:]) for each in found]
+        sharding = jax.typeof(args[is_batched.index(True)]).sharding
+        if any(sharding.spec[:1]):
+            # The kernel's outputs have no explicit sharding of their own.
+            split = [
+                jax.sharding.reshard(
+                    each, jax.sharding.NamedSharding(sharding.mesh, jax.P(sharding.spec[0]))
+                )
+                for each in split
+            ]
         return split, [True] * len(split)
 
     return mapped

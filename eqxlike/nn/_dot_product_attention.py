@@ -189,7 +189,7 @@ def _attend_plainly(
         biased = scores + bias.astype(dtype)
         # A query with `-inf` for every key gets equal weights, as with a boolean mask, not NaN.
         scores = jnp.where(biased > least, biased, least)
-    allowed = pattern.allowed(inputs, np.arange(len(query))[:, None], np.arange(len(key))[None])
+    allowed = pattern.allowed(inputs, jnp.arange(len(query))[:, None], jnp.arange(len(key))[None])
     for mask in (allowed if allowed is None else allowed[None], inputs.mask):
         scores = scores if mask is None else jnp.where(mask, scores, least)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)

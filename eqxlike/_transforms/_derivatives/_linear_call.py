@@ -197,11 +197,20 @@ def _batch(
         # For batches of batches, the outer one is summed here.
         num_summed=0,
         avals=tuple(
-            each.update(shape=(axis.size, *each.shape)) if is_one else each
+            _with_batch(axis, each, args) if is_one else each
             for each, is_one in zip(avals, is_batched, strict=True)
         ),
     )
     return output, of_output
+
+
+def _with_batch(axis: Any, aval: Any, args: Sequence[Any]) -> Any:
+    """The type of a batch of arrays, with the explicit sharding that the batch has in `args`."""
+    meshes = [jax.typeof(each).sharding.mesh for each in args]
+    mesh = next((each for each in meshes if not each.empty), aval.sharding.mesh)
+    spec = jax.sharding.PartitionSpec(axis.explicit_mesh_axis, *aval.sharding.spec)
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    return aval.update(shape=(axis.size, *aval.shape), sharding=sharding)
 
 
 def flag_batched(forward: Linear, mapped: Any, axes: Any, args: Sequence[Array]) -> list[bool]:
