@@ -1,12 +1,14 @@
 """Vectors for tokens, and for positions."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Real, Shaped
 
-from .._check_numbers import real_number, whole_number
+from .._check_numbers import positive_number, real_number, whole_number
 from .._dtypes import parameter_dtype
 from .._module import Module, field
 from ._inputs import check_input, check_not_stacked, describe
@@ -108,6 +110,72 @@ def _theta(theta: float) -> float:
     return real_number(theta, "theta")
 
 
+_BY_LENGTH = {"factor": None, "original_max_position_embeddings": None}
+_SCALINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": None},
+    "dynamic": _BY_LENGTH,
+    "llama3": {**_BY_LENGTH, "low_freq_factor": None, "high_freq_factor": None},
+    "yarn": {
+        **_BY_LENGTH,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": True,
+        "attention_factor": 0.0,
+        "mscale": 0.0,
+        "mscale_all_dim": 0.0,
+    },
+}
+"""The entries of each type of scaling, with their defaults; `None` for an entry that must be given.
+"""
+
+
+def _scaling(scaling: Any) -> tuple[tuple[str, Any], ...] | None:
+    """The entries of `scaling`, checked and sorted."""
+    if scaling is None:
+        return None
+    try:
+        given = {name: value for name, value in dict(scaling).items() if value is not None}
+    except (TypeError, ValueError):
+        raise TypeError(
+            "scaling must be a mapping, such as {'rope_type': 'linear', 'factor': 2.0}; got "
+            f"{scaling!r}."
+        ) from None
+    # Older files call it "type", and some have both.
+    kind = given.pop("type", None)
+    kind = given.pop("rope_type", kind)
+    if kind not in _SCALINGS:
+        raise ValueError(
+            f"scaling expected as 'rope_type' one of {', '.join(map(repr, _SCALINGS))}; got "
+            f"{kind!r}."
+        )
+    entries = _SCALINGS[kind]
+    if unknown := sorted(given.keys() - entries.keys()):
+        hint = " Write `theta=` for 'rope_theta'." if "rope_theta" in unknown else ""
+        known = ", ".join(map(repr, entries)) or "no entries"
+        raise ValueError(f"scaling of type {kind!r} takes {known}; got {unknown}.{hint}")
+    for name, default in entries.items():
+        if default is None and name not in given:
+            of_model = name == "original_max_position_embeddings"
+            hint = ": the `max_position_embeddings` of the trained model" if of_model else ""
+            raise ValueError(f"scaling of type {kind!r} needs {name!r}{hint}; got {given}.")
+        if name in given and name != "truncate":
+            given[name] = positive_number(given[name], f"scaling[{name!r}]")
+    if kind == "llama3" and given["low_freq_factor"] >= given["high_freq_factor"]:
+        raise ValueError(f"scaling expected 'low_freq_factor' < 'high_freq_factor'; got {given}.")
+    return None if kind == "default" else (("rope_type", kind), *sorted(given.items()))
+
+
+def _yarn_attention(entries: Mapping[str, Any]) -> float:
+    """The factor by which YaRN multiplies queries and keys."""
+    if entries["attention_factor"]:
+        return entries["attention_factor"]
+    growth = 0.1 * max(math.log(entries["factor"]), 0.0)
+    if entries["mscale"] and entries["mscale_all_dim"]:
+        return (entries["mscale"] * growth + 1) / (entries["mscale_all_dim"] * growth + 1)
+    return growth + 1
+
+
 class RotaryPositionalEmbedding(Module):
     """Turns pairs of features by an angle that grows with the position in the sequence.
 
@@ -121,13 +189,37 @@ class RotaryPositionalEmbedding(Module):
     >>> jax.jit(rope)(jnp.ones((5, 8))).shape
     (5, 8)
     >>> heads = jnp.ones((5, 2, 8))  # Positions, heads, features.
-    >>> jax.jit(jax.vmap(rope, in_axes=1, out_axes=1))(heads).shape
+    >>> jax.jit(rope)(heads, positions=100).shape  # Positions 100 to 104.
     (5, 2, 8)
+
+    `scaling` serves models that read longer texts than they were trained on. It is the
+    `rope_scaling` of a model's `config.json`, with the numbers of Hugging Face's transformers:
+
+    - `"linear"`: all angles are divided by `factor`. Chen, Wong, Chen & Tian (2023), "Extending
+      Context Window of Large Language Models via Positional Interpolation".
+    - `"dynamic"`: `theta` grows with the length, from `original_max_position_embeddings` on. The
+      length is the largest position of the call, plus 1. In decoding it grows from call to call,
+      and cached keys keep the angles of their own call.
+    - `"llama3"`: `factor` divides the slow angles alone, those with fewer than `low_freq_factor`
+      turns in the original length, and in part those with up to `high_freq_factor` turns. Llama
+      Team (2024), "The Llama 3 Herd of Models".
+    - `"yarn"`: the same, by a ramp along `j` from `beta_fast` turns to `beta_slow`. The result is
+      multiplied by `attention_factor`, by default `0.1 * log(factor) + 1`. Peng, Quesnelle, Fan &
+      Shippole (2023), "YaRN: Efficient Context Window Extension of Large Language Models".
+
+    >>> scaling = {"rope_type": "linear", "factor": 2.0}
+    >>> scaled = RotaryPositionalEmbedding(8, scaling=scaling)
+    >>> x = jnp.ones((5, 8))
+    >>> bool(jnp.allclose(scaled(x), rope(x, positions=jnp.arange(5) / 2)))
+    True
     """
 
     embedding_size: int = field(static=True, converter=_embedding_size)
     theta: float = field(static=True, default=10_000.0, converter=_theta)
     dtype: Any = field(static=True, default_factory=lambda: parameter_dtype(None).type)
+    scaling: Mapping[str, Any] | tuple[tuple[str, Any], ...] | None = field(
+        static=True, default=None, kw_only=True, converter=_scaling
+    )
 
     def __check_init__(self) -> None:
         if self.embedding_size % 2 != 0:
@@ -135,26 +227,94 @@ class RotaryPositionalEmbedding(Module):
                 f"embedding_size must be even, since features turn in pairs; got "
                 f"{self.embedding_size}."
             )
+        if self.embedding_size < 4 and dict(self.scaling or ()).get("rope_type") == "dynamic":
+            raise ValueError(
+                "scaling of type 'dynamic' needs an embedding_size of at least 4; got "
+                f"{self.embedding_size}."
+            )
 
     def __call__(
-        self, x: Float[Array, "seq_length embedding_size"], *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "seq_length embedding_size"]:
+        self,
+        x: Float[Array, "seq_length embedding_size"]
+        | Float[Array, "seq_length heads embedding_size"],
+        *,
+        positions: int | Real[Array, ""] | Real[Array, " seq_length"] | None = None,
+        key: PRNGKeyArray | None = None,
+    ) -> (
+        Float[Array, "seq_length embedding_size"] | Float[Array, "seq_length heads embedding_size"]
+    ):
         """**Arguments:**
 
-        - `x`: shape `(seq_length, embedding_size)`; the first row is at position 0.
+        - `x`: shape `(seq_length, embedding_size)`; with `positions` also `(seq_length, heads,
+          embedding_size)`.
+        - `positions`: of the rows, shape `(seq_length,)`; or a number, the position of the first
+          row. By default the first row is at position 0.
         - `key`: ignored; layers share one signature.
 
         **Returns:** the shape and dtype of `x`. Angles are computed in `self.dtype`.
 
-        **Raises:** `ValueError` if `x` has another shape.
+        **Raises:** `ValueError` if `x` or `positions` has another shape, `TypeError` if `positions`
+        are not integers or floats.
         """
         del key
-        check_input(self, x, ("seq_length", self.embedding_size))
-        half = self.embedding_size // 2
-        exponents = jnp.arange(half, dtype=self.dtype) / half
-        positions = jnp.arange(x.shape[0], dtype=self.dtype)
-        angles = jnp.outer(positions, self.theta**-exponents)
+        has_heads = positions is not None and jnp.ndim(x) == 3
+        heads = ("heads",) if has_heads else ()
+        check_input(self, x, ("seq_length", *heads, self.embedding_size))
+        rows = jnp.arange(x.shape[0], dtype=self.dtype)
+        if positions is None:
+            positions = rows
+        else:
+            expected = x.shape[:1] if getattr(positions, "ndim", 0) else ()
+            check_input(self, positions, expected, "positions")
+            dtype = jnp.result_type(positions)
+            if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.integer, jnp.floating)):
+                raise TypeError(
+                    f"{describe(self)} expected positions to be integers or floats, got dtype "
+                    f"{dtype}."
+                )
+            positions = jnp.asarray(positions).astype(self.dtype)
+            positions = positions if positions.ndim else positions + rows
+        frequencies, factor = self._frequencies(positions)
+        angles = jnp.outer(positions, frequencies)
         cos, sin = jnp.cos(angles), jnp.sin(angles)
+        if factor != 1:
+            cos, sin = factor * cos, factor * sin
+        if has_heads:
+            cos, sin = cos[:, None], sin[:, None]
         first, second = jnp.split(x.astype(self.dtype), 2, axis=-1)
         turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
         return turned.astype(x.dtype)
+
+    def _frequencies(self, positions: Array) -> tuple[Array, float]:
+        """The angles at position 1, and the factor of the result."""
+        half, theta = self.embedding_size // 2, self.theta
+        exponents = jnp.arange(half, dtype=self.dtype) / half
+        if self.scaling is None:
+            return theta**-exponents, 1.0
+        kind = dict(self.scaling)["rope_type"]
+        entries = _SCALINGS[kind] | dict(self.scaling)
+        factor = entries["factor"]
+        if kind == "linear":
+            return theta**-exponents / factor, 1.0
+        length = entries["original_max_position_embeddings"]
+        if kind == "dynamic":
+            longer = jnp.maximum(jnp.max(positions, initial=0) + 1 - length, 0)
+            growth = (1 + longer * (factor / length)) ** (half / (half - 1))
+            return (theta * growth) ** -exponents, 1.0
+        # `kept` is 1 for a frequency that stays, and 0 for one that is divided by `factor`.
+        rows, attention = np.arange(half), 1.0
+        if kind == "llama3":
+            low, high = entries["low_freq_factor"], entries["high_freq_factor"]
+            turns = length * theta ** -(rows / half) / (2 * math.pi)
+            kept = np.clip((turns - low) / (high - low), 0, 1)
+        else:
+            ends = [
+                half * math.log(length / (entries[beta] * 2 * math.pi)) / math.log(theta)
+                for beta in ("beta_fast", "beta_slow")
+            ]
+            if entries["truncate"]:
+                ends = [math.floor(ends[0]), math.ceil(ends[1])]
+            start, end = max(ends[0], 0), min(ends[1], self.embedding_size - 1)
+            kept = 1 - np.clip((rows - start) / (end - start or 1e-3), 0, 1)
+            attention = _yarn_attention(entries)
+        return theta**-exponents * jnp.asarray(kept + (1 - kept) / factor, self.dtype), attention

@@ -129,6 +129,116 @@ def test_rotation_of_low_precision_computes_its_angles_in_float32(getkey):
     np.testing.assert_array_equal(rope(x), exact.astype(jnp.bfloat16))
 
 
+def scaled_turns(positions, scaling, half=4, theta=100.0):
+    """The angles by the equations of the papers, a feature at a time."""
+    factor, length = scaling["factor"], scaling.get("original_max_position_embeddings", 1)
+    kind, turns = scaling["rope_type"], np.empty((len(positions), half))
+    if kind == "dynamic":
+        longest = max(max(positions) + 1, length)
+        theta *= (factor * longest / length - (factor - 1)) ** (2 * half / (2 * half - 2))
+    for j in range(half):
+        frequency = theta ** (-j / half)
+        wavelength = 2 * np.pi / frequency
+        if kind == "linear":
+            frequency /= factor
+        if kind == "llama3":
+            low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+            smooth = (length / wavelength - low) / (high - low)
+            if wavelength > length / low:
+                frequency /= factor
+            elif wavelength > length / high:
+                frequency *= (1 - smooth) / factor + smooth
+        if kind == "yarn":
+            fast, slow = (
+                half * np.log(length / (turns * 2 * np.pi)) / np.log(theta)
+                for turns in (scaling.get("beta_fast", 32), scaling.get("beta_slow", 1))
+            )
+            if scaling.get("truncate", True):
+                fast, slow = np.floor(fast), np.ceil(slow)
+            ramp = min(max((j - max(fast, 0)) / (min(slow, 2 * half - 1) - max(fast, 0)), 0), 1)
+            frequency *= ramp / factor + 1 - ramp
+        turns[:, j] = np.asarray(positions) * frequency
+    return turns
+
+
+LENGTH = {"original_max_position_embeddings": 30}
+SCALINGS = [
+    ({"rope_type": "linear", "factor": 4}, 1),
+    ({"type": "dynamic", "rope_type": "dynamic", "factor": 4.0, **LENGTH}, 1),
+    ({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4} | LENGTH, 1),
+    ({"rope_type": "yarn", "factor": 4.0} | LENGTH, 0.1 * np.log(4) + 1),
+    (
+        {"rope_type": "yarn", "factor": 4, "beta_fast": 9, "beta_slow": 2, "truncate": False}
+        | {"mscale": 2.0, "mscale_all_dim": 0.5, **LENGTH},
+        (0.2 * np.log(4) + 1) / (0.05 * np.log(4) + 1),
+    ),
+]
+
+
+def test_positions_and_scalings_are_those_of_the_papers(getkey):
+    """Also of heads, which turn alike, under `vmap` along the heads, and from a traced offset."""
+    x = np.asarray(normal(getkey(), (5, 3, 8)), np.float64)
+    # The largest position is on either side of the original length.
+    every = [np.arange(27.0, 32.0), np.array([3, 0, 2, 29, 28]), np.arange(12, 17)]
+    with jax.enable_x64(True):
+        ropes = [nn.RotaryPositionalEmbedding(8, 100.0, scaling=each) for each, _ in SCALINGS]
+
+        @jax.jit
+        def turn(x, every, offset):
+            turned = [
+                [rope(x, positions=each) for each in (*every, offset)]
+                + [jax.vmap(lambda x, rope=rope: rope(x, positions=12), 1, 1)(x)]
+                for rope in ropes
+            ]
+            return turned, [rope(x[:, 0]) for rope in ropes]
+
+        ours, from_zero = turn(x, every, np.int32(27))
+    for rope, (scaling, factor), outputs, first in zip(
+        ropes, SCALINGS, ours, from_zero, strict=True
+    ):
+        assert hash(rope) == hash(nn.RotaryPositionalEmbedding(8, 100.0, scaling=scaling))
+        positions = [*every, every[0], every[2], np.arange(5)]
+        for where, output in zip(positions, [*outputs, first[:, None]], strict=True):
+            turns = np.exp(1j * scaled_turns(where, scaling))[:, None]
+            turned = (x[..., :4] + 1j * x[..., 4:]) * turns * factor
+            expected = np.concatenate([turned.real, turned.imag], -1)[:, : output.shape[1]]
+            np.testing.assert_allclose(output, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        (2.0, "must be a mapping, such as"),
+        ({"factor": 2.0}, "one of 'default', 'linear'.*got None"),
+        ({"rope_type": "longrope"}, "got 'longrope'"),
+        ({"rope_type": "linear"}, "needs 'factor'"),
+        ({"rope_type": "linear", "factor": 0}, r"scaling\['factor'\] must be positive"),
+        ({"rope_type": "linear", "factor": 2, "rope_theta": 1e4}, "takes 'factor'.*`theta=`"),
+        ({"rope_type": "dynamic", "factor": 2}, "the `max_position_embeddings` of"),
+        (SCALINGS[1][0], "an embedding_size of at least 4"),
+        (SCALINGS[2][0] | {"low_freq_factor": 4}, "'low_freq_factor' < 'high_freq_factor'"),
+    ],
+)
+def test_unfit_scaling_is_refused(scaling, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        nn.RotaryPositionalEmbedding(2, scaling=scaling)
+
+
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        (None, r"shape \(seq_length, 4\), got shape \(3, 2, 4\)"),
+        (jnp.arange(2), r"positions of shape \(3,\), got shape \(2,\)"),
+        (jnp.zeros((3, 2), int), r"positions of shape \(3,\), got shape \(3, 2\)"),
+        ([0, 1, 2], "jnp.array"),
+        (True, "integers or floats, got dtype bool"),
+    ],
+)
+def test_unfit_positions_are_refused(positions, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        nn.RotaryPositionalEmbedding(4)(jnp.ones((3, 2, 4)), positions=positions)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
