@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, mlir
+from jax.sharding import AxisType
 from jaxtyping import Array, Float, Int
 
 from .._check_numbers import real_number
@@ -128,20 +129,32 @@ def _weights_of(readout: Any) -> list[Array]:
 
 def _logits(x: Array, weight: Array, *bias: Array) -> Array:
     product = _product(x, weight, 1, 1)
-    return product + bias[0].astype(product.dtype) if bias else product
+    return product + bias[0].astype(product.dtype)[None] if bias else product
 
 
-def _product(a: Array, b: Array, axis_of_a: int, axis_of_b: int) -> Array:
-    """The sum over an axis of `a` and one of `b`, in at least float32."""
+def _product(
+    a: Array, b: Array, axis_of_a: int, axis_of_b: int, like: Array | None = None
+) -> Array:
+    """The sum over an axis of `a` and one of `b`, in at least float32, sharded as `like`."""
     dtype = jnp.result_type(a, b)
-    dimensions = (((axis_of_a,), (axis_of_b,)), ((), ()))
-    a, b, wide = a.astype(dtype), b.astype(dtype), at_least_float32(dtype)
-    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=wide)
+    return jax.lax.dot_general(
+        a.astype(dtype),
+        b.astype(dtype),
+        (((axis_of_a,), (axis_of_b,)), ((), ())),
+        preferred_element_type=at_least_float32(dtype),
+        out_sharding=None if like is None else _explicit_sharding(like),
+    )
+
+
+def _explicit_sharding(array: Array) -> Any:
+    """The sharding of an array on a mesh with explicit axes, else `None`."""
+    sharding = jax.typeof(array).sharding
+    return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
 
 
 def _losses(logits: Array, labels: Array, *, smoothing: float, z_loss: float) -> Array:
     # A comparison rather than an index, so that the vocabulary may be sharded.
-    is_label = jnp.arange(logits.shape[1], dtype=labels.dtype) == labels[:, None]
+    is_label = jnp.arange(logits.shape[1], dtype=labels.dtype)[None] == labels[:, None]
     log_total = jax.nn.logsumexp(logits, axis=1)
     target = jnp.where(is_label, logits, 0).sum(1)
     if smoothing:
@@ -162,6 +175,9 @@ def _in_chunks(num_classes: int, *arrays: Array) -> list[Array]:
     size = max(num_tokens * num_classes, 1)
     aim = min(max(size / _CHUNKS, _SMALL), _LARGE)
     number = 2 ** max(0, math.ceil(math.log2(size / aim)))
+    if (sharding := _explicit_sharding(arrays[0])) is not None:
+        # Then JAX splits an axis only within the part of each device.
+        number = math.gcd(number, *sharding.shard_shape(arrays[0].shape)[:1])
     missing = -num_tokens % number
 
     def split(array: Array) -> Array:
@@ -217,9 +233,9 @@ def _sum_and_gradients(
         losses, pull = jax.vjp(functools.partial(_losses, labels=labels, **options), logits)
         (by_logits,) = pull(factors)
         narrow = by_logits.astype(jnp.result_type(x, weights[0]))
-        by_weights = [_product(narrow, x, 0, 0)] if of_weights[0] else []
+        by_weights = [_product(narrow, x, 0, 0, weights[0])] if of_weights[0] else []
         by_weights += [by_logits.sum(0)] if of_weights[1:] == [True] else []
-        by_x = _product(narrow, weights[0], 1, 0).astype(x.dtype) if of_x else None
+        by_x = _product(narrow, weights[0], 1, 0, x).astype(x.dtype) if of_x else None
         sums = [total + each for total, each in zip(sums, by_weights, strict=True)]
         return sums, (losses, by_x)
 
