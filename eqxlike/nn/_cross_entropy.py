@@ -19,10 +19,9 @@ from jaxtyping import Array, Float, Int
 from .._check_numbers import real_number
 from .._compat import set_batching_rule, vary, varying_axes
 from .._dtypes import at_least_float32
+from .._module import Module
 from .._pytree import describe_node, is_array
 from .._transforms._derivatives._linear_call import has_tangent, jvp_of_moving, to_front
-from ._embedding import Embedding
-from ._linear import Linear
 
 _CHUNKS, _SMALL, _LARGE = 8, 2**20, 2**26
 """There are 8 chunks, or fewer with at least 2**20 logits each, or more with at most 2**26. Each
@@ -32,7 +31,7 @@ chunk reads and writes the gradient of the weight, which is slow for small chunk
 
 def cross_entropy(
     features: Float[Array, "*tokens D"],
-    readout: Linear | Embedding | Float[Array, "V D"],
+    readout: Module | Float[Array, "V D"],
     labels: Int[Array, "*tokens"],
     *,
     ignore_index: int | None = None,
@@ -53,7 +52,7 @@ def cross_entropy(
 
     - `features`: shape `(..., D)`, the input of the readout for each token.
     - `readout`: a `Linear` from D to V features; or an `Embedding` of V rows, for tied weights; or
-      an array of shape `(V, D)`.
+      an array of shape `(V, D)`. A layer of your own needs `weight`, and may have `bias`.
     - `labels`: shape `(...)`, integers from 0 to V - 1. Any other label makes the loss NaN.
     - `ignore_index`: tokens with this label do not count, for padding, say. It may be any integer.
     - `label_smoothing`: the share of the target that is spread evenly over all V classes, as in
@@ -65,8 +64,8 @@ def cross_entropy(
     **Returns:** the mean over tokens that count, in at least float32; 0 if no token counts. Sums
     of several calls need the number of these tokens, `(labels != ignore_index).sum()`.
 
-    **Raises:** `ValueError` for shapes that do not fit or a smoothing outside of 0 to 1,
-    `TypeError` for labels that are not integers, or another readout.
+    **Raises:** `ValueError` for shapes that do not fit or a smoothing outside of 0 to 1;
+    `TypeError` for labels that are not integers, or a readout without a weight of two axes.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> readout = eqx.nn.Linear(8, 1000, key=jax.random.key(0))
@@ -106,22 +105,15 @@ def cross_entropy(
 
 def _weights_of(readout: Any) -> list[Array]:
     """The weight of a readout, and its bias if it has one."""
-    if isinstance(readout, Linear | Embedding):
-        weights = [readout.weight, getattr(readout, "bias", None)]
-    elif is_array(readout):
-        weights = [readout]
-    else:
+    weight = readout if is_array(readout) else getattr(readout, "weight", None)
+    if not is_array(weight) or getattr(weight, "ndim", None) != 2:
         raise TypeError(
             "cross_entropy expected as readout a Linear, an Embedding, or an array of shape (V, D);"
-            f" got {describe_node(readout)}."
+            f" got {describe_node(readout)}"
+            + (f" with a weight {describe_node(weight)}." if weight is not readout else ".")
         )
-    weights = [jnp.asarray(each) for each in weights if each is not None]
-    if weights[0].ndim != 2:
-        raise ValueError(
-            "cross_entropy expected a readout with a weight of shape (V, D), got shape "
-            f"{weights[0].shape}."
-        )
-    return weights
+    bias = getattr(readout, "bias", None)
+    return [jnp.asarray(each) for each in (weight, bias) if each is not None]
 
 
 # --- One chunk: its logits, and the losses of its tokens ---

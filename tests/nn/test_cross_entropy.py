@@ -212,7 +212,7 @@ def test_tokens_and_classes_may_be_sharded(axis_type, getkey):
             ValueError,
             "(V, D), got shape (3",
         ),
-        ((jnp.ones((2, 3)), jnp.tanh, jnp.zeros(2, int)), {}, TypeError, "as readout a Linear"),
+        ((jnp.ones((2, 3)), jnp.tanh, jnp.zeros(2, int)), {}, TypeError, "with a weight None"),
         (
             (jnp.ones((2, 3)), jnp.ones((5, 3)), jnp.zeros(2, int)),
             {"label_smoothing": 1.5},
