@@ -158,6 +158,9 @@ def _losses(logits: Array, labels: Array, *, smoothing: float, z_loss: float) ->
 # --- All chunks ---
 
 
+_OPTIONS = ("smoothing", "z_loss")
+
+
 def _in_chunks(num_classes: int, *arrays: Array) -> list[Array]:
     """Arrays of B rows as arrays of shape (number of chunks, C, ...); zeros fill the last chunk.
 
@@ -210,11 +213,17 @@ def _weighted_sums(losses: Array, factors: Array, num_groups: int) -> Array:
     return weighted.reshape(num_groups, -1).sum(1)
 
 
+@functools.partial(jax.jit, static_argnames=("moving", *_OPTIONS), inline=True)
 def _sum_and_gradients(
-    x: Array, labels: Array, factors: Array, *weights: Array, moving: Sequence[bool], **options: Any
+    x: Array,
+    labels: Array,
+    factors: Array,
+    *weights: Array,
+    moving: tuple[bool, ...],
+    **options: float,
 ) -> tuple[Array, list[Array]]:
-    """The sum of all groups, which is one, and its gradients by those of `x` and the weights that
-    move. It can be differentiated in turn.
+    """The sum of losses times factors, shape (1,), and its gradients by `x` and the weights, as far
+    as they are `moving`. It can be differentiated in turn.
     """
     of_x, *of_weights = moving
 
@@ -252,13 +261,14 @@ def _bind(arrays: Sequence[Array], **params: Any) -> Array:
 
 
 def _jvp(
-    primals: Any, tangents: Any, *, num_groups: int, jaxpr: Any, **options: Any
+    primals: Any, tangents: Any, *, num_groups: int, jaxpr: Any, **options: float
 ) -> tuple[Array, Array]:
+    del jaxpr
     if num_groups > 1:
         # The factor of each group is known in the backward pass alone.
         function = functools.partial(_sums, num_groups=num_groups, **options)
         return jvp_of_moving(lambda arrays: function(*arrays), primals, tangents)
-    moving = [has_tangent(each) for each in (tangents[0], *tangents[3:])]
+    moving = tuple(map(has_tangent, (tangents[0], *tangents[3:])))
     value, gradients = _sum_and_gradients(*primals, moving=moving, **options)
     directions = [each for each in tangents if has_tangent(each)]
     # In the wider dtype: the factor of the cotangent is not applied yet, and may be 1e-4.
@@ -288,7 +298,7 @@ def _batch(
     return sums.reshape(axis.size, num_groups), 0
 
 
-_in_program = jax.jit(_sums, static_argnames=("num_groups", "smoothing", "z_loss"))
+_in_program = jax.jit(_sums, static_argnames=("num_groups", *_OPTIONS))
 _primitive = Primitive("cross_entropy")
 _primitive.def_impl(lambda *arrays, jaxpr, **params: _in_program(*arrays, **params))
 _primitive.def_abstract_eval(lambda *_, jaxpr, **params: jaxpr.out_avals[0])

@@ -209,8 +209,8 @@ def test_tokens_and_classes_may_be_sharded(axis_type, getkey):
         (
             (jnp.ones((2, 3)), jnp.ones(3), jnp.zeros(2, int)),
             {},
-            ValueError,
-            "(V, D), got shape (3",
+            TypeError,
+            "array of shape (3,) and",
         ),
         ((jnp.ones((2, 3)), jnp.tanh, jnp.zeros(2, int)), {}, TypeError, "with a weight None"),
         (
