@@ -120,19 +120,17 @@ def _weights_of(readout: Any) -> list[Array]:
 
 
 def _logits(x: Array, weight: Array, *bias: Array) -> Array:
-    product = _product(x, weight, 1, 1)
+    product = _product(x, weight, (1, 1))
     return product + bias[0].astype(product.dtype)[None] if bias else product
 
 
-def _product(
-    a: Array, b: Array, axis_of_a: int, axis_of_b: int, like: Array | None = None
-) -> Array:
+def _product(a: Array, b: Array, axes: tuple[int, int], like: Array | None = None) -> Array:
     """The sum over an axis of `a` and one of `b`, in at least float32, sharded as `like`."""
     dtype = jnp.result_type(a, b)
     return jax.lax.dot_general(
         a.astype(dtype),
         b.astype(dtype),
-        (((axis_of_a,), (axis_of_b,)), ((), ())),
+        (((axes[0],), (axes[1],)), ((), ())),
         preferred_element_type=at_least_float32(dtype),
         out_sharding=None if like is None else _explicit_sharding(like),
     )
@@ -158,9 +156,6 @@ def _losses(logits: Array, labels: Array, *, smoothing: float, z_loss: float) ->
 # --- All chunks ---
 
 
-_OPTIONS = ("smoothing", "z_loss")
-
-
 def _in_chunks(num_classes: int, *arrays: Array) -> list[Array]:
     """Arrays of B rows as arrays of shape (number of chunks, C, ...); zeros fill the last chunk.
 
@@ -171,7 +166,7 @@ def _in_chunks(num_classes: int, *arrays: Array) -> list[Array]:
     aim = min(max(size / _CHUNKS, _SMALL), _LARGE)
     number = 2 ** max(0, math.ceil(math.log2(size / aim)))
     if (sharding := _explicit_sharding(arrays[0])) is not None:
-        # Then JAX splits an axis only within the part of each device.
+        # JAX splits an explicitly sharded axis only within the part of each device.
         number = math.gcd(number, *sharding.shard_shape(arrays[0].shape)[:1])
     missing = -num_tokens % number
 
@@ -213,14 +208,9 @@ def _weighted_sums(losses: Array, factors: Array, num_groups: int) -> Array:
     return weighted.reshape(num_groups, -1).sum(1)
 
 
-@functools.partial(jax.jit, static_argnames=("moving", *_OPTIONS), inline=True)
+@functools.partial(jax.jit, static_argnames=("moving", "smoothing", "z_loss"), inline=True)
 def _sum_and_gradients(
-    x: Array,
-    labels: Array,
-    factors: Array,
-    *weights: Array,
-    moving: tuple[bool, ...],
-    **options: float,
+    x: Array, labels: Array, factors: Array, *weights: Array, moving: Any, **options: float
 ) -> tuple[Array, list[Array]]:
     """The sum of losses times factors, shape (1,), and its gradients by `x` and the weights, as far
     as they are `moving`. It can be differentiated in turn.
@@ -234,9 +224,9 @@ def _sum_and_gradients(
         losses, pull = jax.vjp(functools.partial(_losses, labels=labels, **options), logits)
         (by_logits,) = pull(factors)
         narrow = by_logits.astype(jnp.result_type(x, weights[0]))
-        by_weights = [_product(narrow, x, 0, 0, weights[0])] if of_weights[0] else []
+        by_weights = [_product(narrow, x, (0, 0), weights[0])] if of_weights[0] else []
         by_weights += [by_logits.sum(0)] if of_weights[1:] == [True] else []
-        by_x = _product(narrow, weights[0], 1, 0, x).astype(x.dtype) if of_x else None
+        by_x = _product(narrow, weights[0], (1, 0), x).astype(x.dtype) if of_x else None
         sums = [total + each for total, each in zip(sums, by_weights, strict=True)]
         return sums, (losses, by_x)
 
@@ -260,10 +250,7 @@ def _bind(arrays: Sequence[Array], **params: Any) -> Array:
     return _primitive.bind(*arrays, jaxpr=jaxpr, **params)
 
 
-def _jvp(
-    primals: Any, tangents: Any, *, num_groups: int, jaxpr: Any, **options: float
-) -> tuple[Array, Array]:
-    del jaxpr
+def _jvp(primals: Any, tangents: Any, *, num_groups: int, jaxpr: Any, **options: float) -> Any:
     if num_groups > 1:
         # The factor of each group is known in the backward pass alone.
         function = functools.partial(_sums, num_groups=num_groups, **options)
@@ -282,7 +269,6 @@ def _jvp(
 def _batch(
     axis: Any, arrays: Any, axes: Any, *, num_groups: int, jaxpr: Any, **options: float
 ) -> tuple[Array, int]:
-    del jaxpr
     if any(each is not None for each in axes[3:]):
         function = functools.partial(_sums, num_groups=num_groups, **options)
         return jax.vmap(function, axes, axis_size=axis.size)(*arrays), 0
@@ -298,7 +284,7 @@ def _batch(
     return sums.reshape(axis.size, num_groups), 0
 
 
-_in_program = jax.jit(_sums, static_argnames=("num_groups", *_OPTIONS))
+_in_program = jax.jit(_sums, static_argnames=("num_groups", "smoothing", "z_loss"))
 _primitive = Primitive("cross_entropy")
 _primitive.def_impl(lambda *arrays, jaxpr, **params: _in_program(*arrays, **params))
 _primitive.def_abstract_eval(lambda *_, jaxpr, **params: jaxpr.out_avals[0])
