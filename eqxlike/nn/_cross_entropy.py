@@ -23,9 +23,9 @@ from .._module import Module
 from .._pytree import describe_node, is_array
 from .._transforms._derivatives._linear_call import has_tangent, jvp_of_moving, to_front
 
-_CHUNKS, _SMALL, _LARGE = 8, 2**20, 2**26
-"""There are 8 chunks, or fewer with at least 2**20 logits each, or more with at most 2**26. Each
-chunk reads and writes the gradient of the weight, which is slow for small chunks.
+_CHUNKS, _SMALL, _LARGE = 8, 2**21, 2**26
+"""There are 8 chunks: fewer if a chunk had less than about 2**21 logits, and more if it had over
+2**26. Each chunk reads and writes the gradient of the weight, which is slow for small chunks.
 """
 
 
