@@ -107,6 +107,7 @@ PAGES = (
             "Normalisation": "LayerNorm RMSNorm GroupNorm BatchNorm SpectralNorm WeightNorm",
             "Sequences": "MultiheadAttention Embedding RotaryPositionalEmbedding GRUCell LSTMCell",
             "Activation and regularisation": "PReLU Dropout",
+            "Loss": "cross_entropy",
         },
         takes_rest=True,
     ),

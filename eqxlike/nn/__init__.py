@@ -18,6 +18,7 @@ from ._conv import ConvTranspose as ConvTranspose
 from ._conv import ConvTranspose1d as ConvTranspose1d
 from ._conv import ConvTranspose2d as ConvTranspose2d
 from ._conv import ConvTranspose3d as ConvTranspose3d
+from ._cross_entropy import cross_entropy as cross_entropy
 from ._dot_product_attention import dot_product_attention as dot_product_attention
 from ._dropout import Dropout as Dropout
 from ._embedding import Embedding as Embedding

@@ -98,6 +98,7 @@ def _prepare(pattern: Pattern, inputs: Inputs) -> tuple[Known, list[Any], Array 
         allowed = pattern.allowed(inputs, rows, columns)
         if allowed is not None:
             mask = allowed[None] if mask is None else mask & allowed[None]
+        assert mask is not None
         mask = jnp.broadcast_to(mask, (len(mask), num_queries, num_keys))
         idle = ~mask.any(-1)
         mask, length, known = mask[None], None, (pattern.scale, False, None)

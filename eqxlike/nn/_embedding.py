@@ -122,8 +122,6 @@ _SCALINGS: dict[str, dict[str, Any]] = {
         "beta_slow": 1.0,
         "truncate": True,
         "attention_factor": 0.0,
-        "mscale": 0.0,
-        "mscale_all_dim": 0.0,
     },
 }
 """The entries of each type of scaling, with their defaults; `None` for an entry that must be given.
@@ -157,23 +155,13 @@ def _scaling(scaling: Any) -> tuple[tuple[str, Any], ...] | None:
     for name, default in entries.items():
         if default is None and name not in given:
             of_model = name == "original_max_position_embeddings"
-            hint = ": the `max_position_embeddings` of the trained model" if of_model else ""
+            hint = ", the `max_position_embeddings` of the trained model" if of_model else ""
             raise ValueError(f"scaling of type {kind!r} needs {name!r}{hint}; got {given}.")
         if name in given and name != "truncate":
             given[name] = positive_number(given[name], f"scaling[{name!r}]")
     if kind == "llama3" and given["low_freq_factor"] >= given["high_freq_factor"]:
         raise ValueError(f"scaling expected 'low_freq_factor' < 'high_freq_factor'; got {given}.")
     return None if kind == "default" else (("rope_type", kind), *sorted(given.items()))
-
-
-def _yarn_attention(entries: Mapping[str, Any]) -> float:
-    """The factor by which YaRN multiplies queries and keys."""
-    if entries["attention_factor"]:
-        return entries["attention_factor"]
-    growth = 0.1 * max(math.log(entries["factor"]), 0.0)
-    if entries["mscale"] and entries["mscale_all_dim"]:
-        return (entries["mscale"] * growth + 1) / (entries["mscale_all_dim"] * growth + 1)
-    return growth + 1
 
 
 class RotaryPositionalEmbedding(Module):
@@ -316,5 +304,6 @@ class RotaryPositionalEmbedding(Module):
                 ends = [math.floor(ends[0]), math.ceil(ends[1])]
             start, end = max(ends[0], 0), min(ends[1], self.embedding_size - 1)
             kept = 1 - np.clip((rows - start) / (end - start or 1e-3), 0, 1)
-            attention = _yarn_attention(entries)
+            growth = 0.1 * max(math.log(factor), 0)
+            attention = entries["attention_factor"] or growth + 1
         return theta**-exponents * jnp.asarray(kept + (1 - kept) / factor, self.dtype), attention

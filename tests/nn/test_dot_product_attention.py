@@ -185,7 +185,7 @@ def test_cudnn_agrees_with_the_formula_under_vmap(cudnn):
             ours = functools.partial(nn.dot_product_attention, implementation="cudnn", **options)
             found[name] = (
                 jax.vmap(lambda *args: outcomes(ours, args))(query, key, value),
-                jax.vmap(  # noqa: B023
+                jax.vmap(
                     lambda *args: outcomes(expected, args)  # noqa: B023
                 )(*(each.astype(jnp.float32) for each in (query, key, value))),
             )

@@ -169,8 +169,8 @@ SCALINGS = [
     ({"rope_type": "yarn", "factor": 4.0} | LENGTH, 0.1 * np.log(4) + 1),
     (
         {"rope_type": "yarn", "factor": 4, "beta_fast": 9, "beta_slow": 2, "truncate": False}
-        | {"mscale": 2.0, "mscale_all_dim": 0.5, **LENGTH},
-        (0.2 * np.log(4) + 1) / (0.05 * np.log(4) + 1),
+        | {"attention_factor": 1.3, **LENGTH},
+        1.3,
     ),
 ]
 

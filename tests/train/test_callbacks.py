@@ -331,6 +331,30 @@ def test_progress_shows_what_is_known_and_the_speed_since_the_last_log(run, stat
     assert speeds == ["0.1 steps/s", "5 steps/s"]
 
 
+def test_amounts_a_second_and_their_share_of_the_peak(state, tmp_path, monkeypatch):
+    now = [5.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    path, stream, per_step = tmp_path / "log", io.StringIO(), {"tokens": 400, "flops": 6e9}
+    lines = train.JsonLines(path, per_step=per_step, peak_flops=1e11)
+    progress = train.Progress(stream=stream, per_step=per_step, peak_flops=1e11)
+    unknown = train.Progress(stream=stream, per_step=per_step)  # the peak of a CPU
+    callbacks, fresh = [lines, progress, unknown], train.Run(state, num_steps=20)
+    for callback in callbacks:
+        callback.on_start(fresh)
+    fresh.steps, now[0] = 12, 11.0
+    for callback in callbacks:
+        callback.on_log(fresh)
+        callback.close()
+    first, second = stream.getvalue().splitlines()
+    assert first.endswith(", 2 steps/s, 800 tokens/s, 1.2e+10 flops/s, 12.0% of peak")
+    assert second.endswith(", 2 steps/s, 800 tokens/s, 1.2e+10 flops/s")
+    log = json.loads(path.read_text().splitlines()[1])
+    speeds = {"steps_per_second": 2, "tokens_per_second": 800, "flops_per_second": 1.2e10}
+    assert {name: log.get(name) for name in (*speeds, "mfu")} == {**speeds, "mfu": 0.12}
+    with pytest.raises(ValueError, match=r"per_step\['tokens'\] must be positive"):
+        train.Progress(per_step={"tokens": 0})
+
+
 def test_progress_shows_the_metrics_of_its_own_step_the_last_included(run):
     for num_batches, every, shown in [
         (40, {"log_every": 10, "evaluate_every": 10}, {10: 10, 20: 20, 30: 30, 40: 40}),

@@ -8,12 +8,13 @@ import pathlib
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import IO, Any, TextIO
 
 import jax
 
+from ..._check_numbers import positive_number
 from ..._progress import OnStep, run_progress
 from .._run import Run
 from ._callback import Callback
@@ -31,16 +32,51 @@ class _WithFile(Callback):
         self._file = None
 
 
+# fmt: off
+_PEAKS = {
+    "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12,
+    "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5": 459e12, "TPU v6": 918e12,
+}
+# fmt: on
+"""Operations a second by the data sheets, in dense products of bfloat16, by part of the name of the
+device. The first name that fits counts.
+"""
+
+
 class _WithRate(Callback):
     """A callback that says how fast steps are, since the log before: since the start, compilation
     would count for long.
     """
 
     _last = (0, 0.0)
+    _per_step: Mapping[str, float] = {}
+    _peak_flops: float | None = None
+
+    def _set_amounts(self, per_step: Mapping[str, float] | None, peak_flops: float | None) -> None:
+        self._per_step = {
+            name: positive_number(amount, f"per_step[{name!r}]")
+            for name, amount in (per_step or {}).items()
+        }
+        if peak_flops is not None:
+            self._peak_flops = positive_number(peak_flops, "peak_flops")
 
     def on_start(self, run: Run) -> None:
         """Begins to count."""
         self._last = run.steps, time.perf_counter()
+        if "flops" in self._per_step and self._peak_flops is None:
+            arrays = [each for each in jax.tree.leaves(run.state) if isinstance(each, jax.Array)]
+            devices = max((each.sharding.device_set for each in arrays), key=len)
+            kind = next(iter(devices)).device_kind
+            peaks = [peak for name, peak in _PEAKS.items() if name in kind]
+            self._peak_flops = peaks[0] * len(devices) if peaks else None
+
+    def _rates(self, run: Run) -> dict[str, float]:
+        """Steps a second, the other amounts a second, and the share of the peak as `"mfu"`."""
+        speed = self._steps_per_second(run)
+        rates = {name: speed * each for name, each in {"steps": 1, **self._per_step}.items()}
+        if "flops" in rates and self._peak_flops is not None:
+            rates["mfu"] = rates["flops"] / self._peak_flops
+        return rates
 
     def _steps_per_second(self, run: Run) -> float:
         (steps, then), now = self._last, time.perf_counter()
@@ -51,7 +87,7 @@ class _WithRate(Callback):
 # --- A line of JSON for everything that is known of a training ---
 
 
-class JsonLines(_WithFile):
+class JsonLines(_WithFile, _WithRate):
     """Writes a file with a JSON object in each line, which grows as the training does.
 
     Each has `event`, one of `"start"`, `"log"`, `"evaluate"`, `"checkpoint"` and `"end"`; `step`;
@@ -65,6 +101,13 @@ class JsonLines(_WithFile):
     - `path`: the file; folders above it are made. Lines are added to those it has, so that a
       resumed run goes on in it. Of steps that a killed run had made since its last checkpoint
       there are lines of both: the later ones count.
+    - `per_step`: amounts that a step processes, such as `{"tokens": 16_384, "flops": 2.4e12}`.
+      Logs then have `steps_per_second`, `tokens_per_second` and so on, and `mfu`, the share of the
+      peak. A step of a language model takes about six `"flops"` for each parameter and token;
+      `graph.report(step, state, batch).flops` counts them.
+    - `peak_flops`: the peak of all devices together, in operations a second. It gives the share of
+      the peak that `"flops"` reach (model FLOPs utilisation). By default it is known for common
+      GPUs and TPUs, in bfloat16; for other devices the share is left out.
 
     **Raises:** `OSError` at the start, where the file cannot be written.
 
@@ -73,9 +116,16 @@ class JsonLines(_WithFile):
     >>> callback = train.JsonLines(pathlib.Path(tempfile.mkdtemp()) / "run.jsonl")
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        per_step: Mapping[str, float] | None = None,
+        peak_flops: float | None = None,
+    ) -> None:
         self.path = pathlib.Path(path)
         self._started = 0.0
+        self._set_amounts(per_step, peak_flops)
 
     def on_start(self, run: Run) -> None:
         """Opens the file."""
@@ -83,13 +133,18 @@ class JsonLines(_WithFile):
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a", encoding="utf-8")
-        self._started = time.perf_counter()
+        super().on_start(run)
+        self._started = self._last[1]
         self._write("start", run, num_steps=run.num_steps)
 
     def on_log(self, run: Run) -> None:
         """The loss, and the learning rate."""
         rate = run.learning_rate
-        self._write("log", run, loss=run.loss, **({} if rate is None else {"learning_rate": rate}))
+        found = {} if rate is None else {"learning_rate": rate}
+        if self._per_step:
+            for name, value in self._rates(run).items():
+                found[name if name == "mfu" else f"{name}_per_second"] = value
+        self._write("log", run, loss=run.loss, **found)
 
     def on_evaluate(self, run: Run) -> None:
         """The metrics."""
@@ -133,15 +188,28 @@ class Progress(_WithRate):
     - `label`: what is trained.
     - `stream`: where to write, standard error by default.
     - `num_lines`: the most lines of text, spread evenly over the steps.
+    - `per_step`: amounts that a step processes, such as `{"tokens": 16_384, "flops": 2.4e12}`.
+      Each is shown by the second. A step of a language model takes about six `"flops"` for each
+      parameter and token; `graph.report(step, state, batch).flops` counts them.
+    - `peak_flops`: the peak of all devices together, in operations a second. It gives the share of
+      the peak that `"flops"` reach (model FLOPs utilisation). By default it is known for common
+      GPUs and TPUs, in bfloat16; for other devices the share is left out.
 
     >>> from eqxlike import train
-    >>> callback = train.Progress("digits")
+    >>> callback = train.Progress("digits", per_step={"examples": 64})
     """
 
     def __init__(
-        self, label: str = "training", *, stream: TextIO | None = None, num_lines: int = 10
+        self,
+        label: str = "training",
+        *,
+        stream: TextIO | None = None,
+        num_lines: int = 10,
+        per_step: Mapping[str, float] | None = None,
+        peak_flops: float | None = None,
     ) -> None:
         self.label, self.stream, self.num_lines = label, stream, num_lines
+        self._set_amounts(per_step, peak_flops)
         self._shown = contextlib.ExitStack()
         self._on_step: OnStep | None = None
         self._evaluation_shown = -1
@@ -171,7 +239,10 @@ class Progress(_WithRate):
             parts.append(f"rate {run.learning_rate:.3g}")
         parts += [f"{name} {value:.4g}" for name, value in run.metrics.items()]
         if run.steps > self._last[0]:
-            parts.append(f"{self._steps_per_second(run):.3g} steps/s")
+            rates = self._rates(run)
+            share = rates.pop("mfu", None)
+            parts += [f"{rate:.3g} {name}/s" for name, rate in rates.items()]
+            parts += [] if share is None else [f"{share:.1%} of peak"]
         if self._on_step(run.steps, ", ".join(parts), is_last):
             self._evaluation_shown = run.evaluated_at
 

@@ -1,0 +1,296 @@
+"""The cross-entropy over a large vocabulary, without the logits of all tokens at one time.
+
+One loop takes the tokens in chunks. `B` tokens have features `x` of shape (B, D), the readout has
+the weight `w` of shape (V, D), and the logits of a chunk of `C` tokens have shape (C, V).
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import ad, mlir
+from jax.sharding import AxisType
+from jaxtyping import Array, Float, Int
+
+from .._check_numbers import real_number
+from .._compat import set_batching_rule, vary, varying_axes
+from .._dtypes import at_least_float32
+from .._module import Module
+from .._pytree import describe_node, is_array
+from .._transforms._derivatives._linear_call import has_tangent, jvp_of_moving, to_front
+
+_CHUNKS, _SMALL, _LARGE = 8, 2**21, 2**26
+"""There are 8 chunks: fewer if a chunk had less than about 2**21 logits, and more if it had over
+2**26. Each chunk reads and writes the gradient of the weight, which is slow for small chunks.
+"""
+
+
+def cross_entropy(
+    features: Float[Array, "*tokens D"],
+    readout: Module | Float[Array, "V D"],
+    labels: Int[Array, "*tokens"],
+    *,
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Float[Array, ""]:
+    """The mean cross-entropy, in nats, of logits that are never stored as a whole.
+
+    The logits are `features @ weight.T + bias`. Of a language model they are the largest array of a
+    training step. Here only those of one chunk of tokens exist, in the forward pass and in the
+    backward pass. A chunk computes its part of the gradient along with its losses (Hsu et al.
+    (2024), "Liger Kernel"), so that the readout is multiplied three times in a step, as usual.
+
+    A single call for a batch is the fastest. Under `jax.vmap` around this function the tokens of
+    all members share the chunks, and the backward pass computes the logits again.
+
+    **Arguments:**
+
+    - `features`: shape `(..., D)`, the input of the readout for each token.
+    - `readout`: a `Linear` from D to V features; or an `Embedding` of V rows, for tied weights; or
+      an array of shape `(V, D)`. A layer of your own needs `weight`, and may have `bias`.
+    - `labels`: shape `(...)`, integers from 0 to V - 1. Any other label makes the loss NaN.
+    - `ignore_index`: tokens with this label do not count, for padding, say. It may be any integer.
+    - `label_smoothing`: the share of the target that is spread evenly over all V classes, as in
+      PyTorch. Szegedy, Vanhoucke, Ioffe, Shlens & Wojna (2016), "Rethinking the Inception
+      Architecture for Computer Vision".
+    - `z_loss`: this number times the square of `logsumexp(logits)` is added to each loss, which
+      keeps logits small. Chowdhery et al. (2022), "PaLM".
+
+    **Returns:** the mean over tokens that count, in at least float32; 0 if no token counts. Sums
+    of several calls need the number of these tokens, `(labels != ignore_index).sum()`.
+
+    **Raises:** `ValueError` for shapes that do not fit or a smoothing outside of 0 to 1;
+    `TypeError` for labels that are not integers, or a readout without a weight of two axes.
+
+    >>> import eqxlike as eqx, jax, jax.numpy as jnp
+    >>> readout = eqx.nn.Linear(8, 1000, key=jax.random.key(0))
+    >>> features, labels = jnp.ones((4, 16, 8)), jnp.zeros((4, 16), int)
+    >>> loss, gradient = jax.value_and_grad(cross_entropy)(features, readout, labels)
+    >>> loss.shape, gradient.shape
+    ((), (4, 16, 8))
+    """
+    weights = _weights_of(readout)
+    features, labels = jnp.asarray(features), jnp.asarray(labels)
+    num_classes, size = weights[0].shape
+    if features.shape != (*labels.shape, size):
+        raise ValueError(
+            f"cross_entropy expected features of shape (..., {size}), as the readout takes them, "
+            f"and labels of shape (...); got shapes {features.shape} and {labels.shape}."
+        )
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(
+            f"cross_entropy expected labels that are integers, from 0 to {num_classes - 1}; got "
+            f"dtype {labels.dtype}."
+        )
+    label_smoothing = real_number(label_smoothing, "label_smoothing")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing}.")
+    # Of a narrower dtype, the labels could not be compared with all classes.
+    labels = labels.ravel().astype(jnp.int64 if labels.dtype.itemsize == 8 else jnp.int32)
+    counts = jnp.ones(labels.shape, bool) if ignore_index is None else labels != ignore_index
+    is_class = (labels >= 0) & (labels < num_classes)
+    # A label that is no class is a mistake: its factor is NaN.
+    factors = jnp.where(counts, jnp.where(is_class, 1.0, jnp.nan), 0.0)
+    factors = factors.astype(at_least_float32(jnp.result_type(features, *weights)))
+    arrays = (features.reshape(-1, size), labels, factors, *weights)
+    z_loss = real_number(z_loss, "z_loss")
+    total = _bind(arrays, smoothing=label_smoothing, z_loss=z_loss, num_groups=1)
+    return total[0] / jnp.maximum(counts.sum(), 1).astype(total.dtype)
+
+
+def _weights_of(readout: Any) -> list[Array]:
+    """The weight of a readout, and its bias if it has one."""
+    weight = readout if is_array(readout) else getattr(readout, "weight", None)
+    if not is_array(weight) or getattr(weight, "ndim", None) != 2:
+        raise TypeError(
+            "cross_entropy expected as readout a Linear, an Embedding, or an array of shape (V, D);"
+            f" got {describe_node(readout)}"
+            + (f" with a weight {describe_node(weight)}." if weight is not readout else ".")
+        )
+    bias = getattr(readout, "bias", None)
+    return [jnp.asarray(each) for each in (weight, bias) if each is not None]
+
+
+# --- One chunk: its logits, and the losses of its tokens ---
+
+
+def _logits(x: Array, weight: Array, *bias: Array) -> Array:
+    product = _product(x, weight, (1, 1))
+    return product + bias[0].astype(product.dtype)[None] if bias else product
+
+
+def _product(a: Array, b: Array, axes: tuple[int, int], like: Array | None = None) -> Array:
+    """The sum over an axis of `a` and one of `b`, in at least float32, sharded as `like`."""
+    dtype = jnp.result_type(a, b)
+    return jax.lax.dot_general(
+        a.astype(dtype),
+        b.astype(dtype),
+        (((axes[0],), (axes[1],)), ((), ())),
+        preferred_element_type=at_least_float32(dtype),
+        out_sharding=None if like is None else _explicit_sharding(like),
+    )
+
+
+def _explicit_sharding(array: Array) -> Any:
+    """The sharding of an array on a mesh with explicit axes, else `None`."""
+    sharding = jax.typeof(array).sharding
+    return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
+
+
+def _losses(logits: Array, labels: Array, *, smoothing: float, z_loss: float) -> Array:
+    # A comparison rather than an index, so that the vocabulary may be sharded.
+    is_label = jnp.arange(logits.shape[1], dtype=labels.dtype)[None] == labels[:, None]
+    log_total = jax.nn.logsumexp(logits, axis=1)
+    target = jnp.where(is_label, logits, 0).sum(1)
+    if smoothing:
+        target = (1 - smoothing) * target + smoothing * logits.mean(1)
+    losses = log_total - target
+    return losses + z_loss * log_total**2 if z_loss else losses
+
+
+# --- All chunks ---
+
+
+def _in_chunks(num_classes: int, *arrays: Array) -> list[Array]:
+    """Arrays of B rows as arrays of shape (number of chunks, C, ...); zeros fill the last chunk.
+
+    A chunk has rows from everywhere. If devices share the rows, all take part in every chunk.
+    """
+    num_tokens = len(arrays[0])
+    size = max(num_tokens * num_classes, 1)
+    aim = min(max(size / _CHUNKS, _SMALL), _LARGE)
+    number = 2 ** max(0, math.ceil(math.log2(size / aim)))
+    if (sharding := _explicit_sharding(arrays[0])) is not None:
+        # JAX splits an explicitly sharded axis only within the part of each device.
+        number = math.gcd(number, *sharding.shard_shape(arrays[0].shape)[:1])
+    missing = -num_tokens % number
+
+    def split(array: Array) -> Array:
+        if missing:
+            array = jnp.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
+        return array.reshape(-1, number, *array.shape[1:]).swapaxes(0, 1)
+
+    return list(map(split, arrays))
+
+
+def _joined(chunks: Array, num_tokens: int) -> Array:
+    """The inverse of `_in_chunks`."""
+    return chunks.swapaxes(0, 1).reshape(-1, *chunks.shape[2:])[:num_tokens]
+
+
+def _sums(
+    x: Array, labels: Array, factors: Array, *weights: Array, num_groups: int, **options: float
+) -> Array:
+    """The sum of losses times factors in each group of tokens; shape (number of groups,).
+
+    Its derivatives by JAX compute the logits of each chunk again.
+    """
+    # The cotangents of all chunks are added in this dtype.
+    wide = [each.astype(factors.dtype) for each in weights]
+
+    @jax.checkpoint
+    def step(_: None, chunk: Sequence[Array]) -> tuple[None, Array]:
+        x, labels = chunk
+        narrow = [each.astype(like.dtype) for each, like in zip(wide, weights, strict=True)]
+        return None, _losses(_logits(x, *narrow), labels, **options)
+
+    _, losses = jax.lax.scan(step, None, _in_chunks(len(weights[0]), x, labels))
+    return _weighted_sums(_joined(losses, len(x)), factors, num_groups)
+
+
+def _weighted_sums(losses: Array, factors: Array, num_groups: int) -> Array:
+    weighted = jnp.where(factors == 0, 0, losses * factors)
+    return weighted.reshape(num_groups, -1).sum(1)
+
+
+@functools.partial(jax.jit, static_argnames=("moving", "smoothing", "z_loss"), inline=True)
+def _sum_and_gradients(
+    x: Array, labels: Array, factors: Array, *weights: Array, moving: Any, **options: float
+) -> tuple[Array, list[Array]]:
+    """The sum of losses times factors, shape (1,), and its gradients by `x` and the weights, as far
+    as they are `moving`. It can be differentiated in turn.
+    """
+    of_x, *of_weights = moving
+
+    @jax.checkpoint
+    def step(sums: list[Array], chunk: Sequence[Array]) -> tuple[list[Array], Any]:
+        x, labels, factors = chunk
+        logits = _logits(x, *weights)
+        losses, pull = jax.vjp(functools.partial(_losses, labels=labels, **options), logits)
+        (by_logits,) = pull(factors)
+        narrow = by_logits.astype(jnp.result_type(x, weights[0]))
+        by_weights = [_product(narrow, x, (0, 0), weights[0])] if of_weights[0] else []
+        by_weights += [by_logits.sum(0)] if of_weights[1:] == [True] else []
+        by_x = _product(narrow, weights[0], (1, 0), x).astype(x.dtype) if of_x else None
+        sums = [total + each for total, each in zip(sums, by_weights, strict=True)]
+        return sums, (losses, by_x)
+
+    axes = frozenset().union(*map(varying_axes, (x, labels, factors, *weights)))
+    zeros = [
+        vary(jnp.zeros_like(weight, dtype=factors.dtype), axes)
+        for weight, is_one in zip(weights, of_weights, strict=True)
+        if is_one
+    ]
+    chunks = _in_chunks(len(weights[0]), x, labels, factors)
+    by_weights, (losses, by_x) = jax.lax.scan(step, zeros, chunks)
+    by_x = [_joined(by_x, len(x))] if of_x else []
+    return _weighted_sums(_joined(losses, len(x)), factors, 1), [*by_x, *by_weights]
+
+
+# --- The primitive. With `jax.custom_jvp` each member of a batch had a gradient of the weight. ---
+
+
+def _bind(arrays: Sequence[Array], **params: Any) -> Array:
+    jaxpr = jax.make_jaxpr(functools.partial(_sums, **params))(*arrays)
+    return _primitive.bind(*arrays, jaxpr=jaxpr, **params)
+
+
+def _jvp(primals: Any, tangents: Any, *, num_groups: int, jaxpr: Any, **options: float) -> Any:
+    if num_groups > 1:
+        # The factor of each group is known in the backward pass alone.
+        function = functools.partial(_sums, num_groups=num_groups, **options)
+        return jvp_of_moving(lambda arrays: function(*arrays), primals, tangents)
+    moving = tuple(map(has_tangent, (tangents[0], *tangents[3:])))
+    value, gradients = _sum_and_gradients(*primals, moving=moving, **options)
+    directions = [each for each in tangents if has_tangent(each)]
+    # In the wider dtype: the factor of the cotangent is not applied yet, and may be 1e-4.
+    products = (
+        jnp.sum(gradient.astype(value.dtype) * direction.astype(value.dtype))
+        for gradient, direction in zip(gradients, directions, strict=True)
+    )
+    return value, sum(products, jnp.zeros_like(value))
+
+
+def _batch(
+    axis: Any, arrays: Any, axes: Any, *, num_groups: int, jaxpr: Any, **options: float
+) -> tuple[Array, int]:
+    if any(each is not None for each in axes[3:]):
+        function = functools.partial(_sums, num_groups=num_groups, **options)
+        return jax.vmap(function, axes, axis_size=axis.size)(*arrays), 0
+
+    def flatten(array: Array, axis_of_array: int | None) -> Array:
+        if axis_of_array is None:
+            array = jnp.broadcast_to(array, (axis.size, *array.shape))
+        array = to_front(array, axis_of_array or 0)
+        return array.reshape(-1, *array.shape[2:])
+
+    tokens = map(flatten, arrays[:3], axes[:3])
+    sums = _bind((*tokens, *arrays[3:]), num_groups=axis.size * num_groups, **options)
+    return sums.reshape(axis.size, num_groups), 0
+
+
+_in_program = jax.jit(_sums, static_argnames=("num_groups", "smoothing", "z_loss"))
+_primitive = Primitive("cross_entropy")
+_primitive.def_impl(lambda *arrays, jaxpr, **params: _in_program(*arrays, **params))
+_primitive.def_abstract_eval(lambda *_, jaxpr, **params: jaxpr.out_avals[0])
+mlir.register_lowering(
+    _primitive,
+    mlir.lower_fun(lambda *arrays, jaxpr, **_: jaxpr_as_fun(jaxpr)(*arrays), multiple_results=True),
+)
+ad.primitive_jvps[_primitive] = _jvp
+set_batching_rule(_primitive, _batch)

@@ -1,0 +1,227 @@
+"""The chunked cross-entropy is the plain one, in value and every derivative, for less memory."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import eqxlike as eqx
+from eqxlike import nn
+from eqxlike.nn import _cross_entropy
+from tests.nn.arrays import normal
+
+OPTIONS = [{}, {"ignore_index": -100, "label_smoothing": 0.1, "z_loss": 0.01}]
+
+
+@pytest.fixture(autouse=True)
+def several_chunks(monkeypatch):
+    """Of these small arrays."""
+    monkeypatch.setattr(_cross_entropy, "_SMALL", 2**6)
+
+
+def plain(features, readout, labels, ignore_index=None, label_smoothing=0.0, z_loss=0.0):
+    """By the definitions, with all logits."""
+    weight, *bias = readout
+    logits = features @ weight.T
+    logits += jnp.broadcast_to(bias[0], logits.shape) if bias else 0
+    log_p = jax.nn.log_softmax(logits)
+    of_label = jnp.take_along_axis(log_p, jnp.maximum(labels, 0)[..., None], -1)[..., 0]
+    losses = -(1 - label_smoothing) * of_label - label_smoothing * log_p.mean(-1)
+    losses += z_loss * jax.nn.logsumexp(logits, axis=-1) ** 2
+    counts = labels.astype(int) != ignore_index if ignore_index else jnp.ones_like(labels, bool)
+    return losses.mean(where=counts)
+
+
+def layer(readout):
+    """A layer with this weight and this bias."""
+    linear = nn.Linear(1, 1, len(readout) > 1, key=jr.key(0))
+    return eqx.tree_at(lambda linear: jax.tree.leaves(linear), linear, list(readout))
+
+
+def ours(features, readout, labels, **options):
+    return nn.cross_entropy(features, layer(readout), labels, **options)
+
+
+def example(getkey, shape=(3, 7), size=5, classes=23, dtype=jnp.float64):
+    arrays = [normal(getkey(), each, dtype) for each in ((*shape, size), (classes, size), classes)]
+    labels = jr.randint(getkey(), shape, 0, classes)
+    return arrays[0], tuple(arrays[1:]), labels
+
+
+def of_groups(loss):
+    """A sum of means of groups, each with another factor: `vmap` shares the readout."""
+
+    def total(features, readout, labels):
+        means = jax.vmap(lambda x, y: loss(x, readout, y))(features, labels)
+        return means @ jnp.arange(1.0, 1.0 + len(means))
+
+    return total
+
+
+def assert_close(found, expected, **options):
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, **options)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_value_and_derivatives_are_those_of_all_logits(options, getkey):
+    """Of both orders, in both modes, by features and readout; under `vmap` on either side."""
+    with jax.enable_x64(True):
+        features, readout, labels = example(getkey)
+        if options:
+            labels = labels.at[0, :3].set(-100)
+
+        @jax.jit
+        def derivatives(features, readout, labels):
+            found = []
+            for loss in (ours, plain):
+                loss = functools.partial(loss, **options)
+
+                def one(features, readout, labels=labels, loss=loss):
+                    return loss(features, readout, labels)
+
+                ensemble = jax.tree.map(lambda each: jnp.stack([each, 2 * each]), readout)
+                found.append(
+                    [
+                        jax.value_and_grad(one, (0, 1))(features, readout),
+                        jax.grad(one)(features, readout),
+                        jax.grad(one, 1)(features, readout),
+                        jax.jacfwd(one, 1)(features, readout),
+                        jax.jacrev(jax.jacrev(one, 1), 0)(features, readout),
+                        jax.jacfwd(jax.grad(one, 1), 1)(features, readout),
+                        jax.vmap(jax.grad(loss, 1), (0, None, 0))(features, readout, labels),
+                        jax.vmap(jax.grad(one, 1), (None, 0))(features, ensemble),
+                        jax.grad(of_groups(loss), (0, 1))(features, readout, labels),
+                        jax.jacfwd(of_groups(loss))(features, readout, labels),
+                    ]
+                )
+            return found
+
+        found, expected = derivatives(features, readout, labels)
+    assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_readout_may_be_an_embedding_or_an_array(getkey):
+    features, (weight, _), labels = example(getkey, dtype=jnp.float32)
+    expected = plain(features, (weight,), labels)
+    for readout in (layer([weight]), nn.Embedding(weight=weight), weight, np.asarray(weight)):
+        np.testing.assert_allclose(nn.cross_entropy(features, readout, labels), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_close_to_float64(dtype, getkey):
+    """With many tokens: a float16 divided by their number would be 0."""
+    features, readout, labels = example(getkey, (2**12,), 8, 64, dtype)
+    readout = tuple(each / 4 for each in readout)
+    value, gradients = jax.jit(jax.value_and_grad(ours, (0, 1)))(features, readout, labels)
+    assert value.dtype == jnp.float32
+    with jax.enable_x64(True):
+        exact = jax.tree.map(lambda each: jnp.asarray(each, jnp.float64), (features, readout))
+        expected, exact = jax.jit(jax.value_and_grad(plain, (0, 1)))(*exact, labels)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(exact), strict=True):
+        assert one.dtype == dtype
+        one, other = np.asarray(one, np.float64), np.asarray(other)
+        error = np.abs(one - other).max()
+        least = float(jnp.finfo(dtype).smallest_subnormal)
+        assert error <= 4 * float(jnp.finfo(dtype).eps) * np.abs(other).max() + least
+
+
+def test_wrong_labels_are_nan_and_a_batch_without_tokens_is_zero(getkey):
+    features, readout, labels = example(getkey, classes=300, dtype=jnp.float32)
+    step = jax.jit(jax.value_and_grad(ours, (0, 1)), static_argnames="ignore_index")
+    for wrong in (-1, 300):
+        value, gradients = step(features, readout, labels.at[0, 0].set(wrong))
+        for found in (value, *jax.tree.leaves(gradients)):
+            assert jnp.isnan(found).any()
+    for found in jax.tree.leaves(step(features, readout, jnp.full((3, 7), -1), ignore_index=-1)):
+        np.testing.assert_array_equal(found, jnp.zeros_like(found))
+    labels = (labels % 200).astype(jnp.uint8)  # has no 300
+    value, _ = step(features, readout, labels, ignore_index=-100)
+    np.testing.assert_allclose(value, plain(features, readout, labels), rtol=1e-5)
+    assert ours(features[:, :0], readout, labels[:, :0]) == 0
+
+
+@pytest.mark.parametrize("function", [lambda loss: loss, of_groups])
+def test_memory_is_that_of_a_chunk(function, monkeypatch, getkey):
+    monkeypatch.undo()
+    arrays = example(getkey, (4, 1024), 8, 4096, jnp.float32)
+    sizes = [
+        jax.jit(jax.value_and_grad(function(loss), (0, 1)))
+        .lower(*arrays)
+        .compile()
+        .memory_analysis()
+        .temp_size_in_bytes
+        for loss in (ours, plain)
+    ]
+    assert sizes[0] < 0.35 * sizes[1]
+    assert sizes[0] < 4 * 4096 * 4096  # that of all logits
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit, None])
+def test_tokens_and_classes_may_be_sharded(axis_type, getkey):
+    """Over the axes of `jax.jit`; `None` is `jax.shard_map`."""
+    features, readout, labels = example(getkey, (4, 6), 4, 32, jnp.float32)
+    labels = labels.at[0].set(-1)
+    value_and_grad = jax.value_and_grad(ours, (0, 1))
+    expected = value_and_grad(features, readout, labels, ignore_index=-1)
+    mesh = jax.make_mesh((2,), ("devices",), axis_types=(axis_type or AxisType.Auto,))
+    arrays = (features, readout, labels)
+
+    def part(features, readout, labels):
+        count = (labels != -1).sum().astype(jnp.float32)
+        total = ours(features, readout, labels, ignore_index=-1) * count
+        return jax.lax.psum(total, "devices") / jax.lax.psum(count, "devices")
+
+    if axis_type is None:
+        specs = (P("devices"), P(), P("devices"))
+        mapped = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=P())
+        found = jax.jit(jax.value_and_grad(mapped, (0, 1)))(*arrays)
+        assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        return
+    for tokens, classes in [(P("devices"), P()), (P(), P("devices"))]:
+        specs = (tokens, (classes, classes), tokens)
+        shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+        with jax.set_mesh(mesh):
+            sharded = jax.device_put(arrays, shardings)
+            found = jax.jit(value_and_grad, static_argnames="ignore_index")(
+                *sharded, ignore_index=-1
+            )
+        assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((jnp.ones((2, 4)), jnp.ones((5, 3)), jnp.zeros(2, int)), {}, ValueError, "shape (..., 3)"),
+        (
+            (jnp.ones((2, 3)), jnp.ones((5, 3)), jnp.zeros(3, int)),
+            {},
+            ValueError,
+            "(2, 3) and (3,)",
+        ),
+        ((jnp.ones((2, 3)), jnp.ones((5, 3)), jnp.zeros(2)), {}, TypeError, "0 to 4; got dtype"),
+        (
+            (jnp.ones((2, 3)), jnp.ones(3), jnp.zeros(2, int)),
+            {},
+            TypeError,
+            "array of shape (3,) and",
+        ),
+        ((jnp.ones((2, 3)), jnp.tanh, jnp.zeros(2, int)), {}, TypeError, "with a weight None"),
+        (
+            (jnp.ones((2, 3)), jnp.ones((5, 3)), jnp.zeros(2, int)),
+            {"label_smoothing": 1.5},
+            ValueError,
+            "label_smoothing must be from 0 to 1",
+        ),
+    ],
+)
+def test_unfit_arguments_are_refused(arguments, options, error, message):
+    with pytest.raises(error) as caught:
+        nn.cross_entropy(*arguments, **options)
+    assert message in str(caught.value)
