@@ -320,7 +320,7 @@ def _run_cotangents(
         "key": of_key.swapaxes(0, 1) * pattern.scale,
         "value": of_value.swapaxes(0, 1),
     }
-    if with_bias:
+    if inputs.bias is not None and with_bias:
         found["bias"] = of_bias[tuple(map(slice, inputs.bias.shape))]
     return {name: each.astype(getattr(inputs, name).dtype) for name, each in found.items()}
 
@@ -436,7 +436,7 @@ class _Blocks:
         zeros = (jnp.isnan(like) & False).astype(self.dtype)
         return vary(zeros, frozenset().union(*axes))
 
-    def cut(self, array: Array | None) -> Array | None:
+    def cut(self, array: Any) -> Any:
         """From axes `q_seq heads size` to `n h r size`."""
         if array is None:
             return None
@@ -523,12 +523,12 @@ class _Blocks:
         )
 
 
-def _first(array: Array | None) -> tuple[Array, int] | None:
+def _first(array: Any) -> Any:
     """From axes `kv_seq heads size` to `h c size`, and the axis of keys."""
     return None if array is None else (array.swapaxes(0, 1), 1)
 
 
-def _last(array: Array | None) -> tuple[Array, int] | None:
+def _last(array: Any) -> Any:
     """From axes `kv_seq heads size` to `h size c`, and the axis of keys."""
     return None if array is None else (array.transpose(1, 2, 0), 2)
 

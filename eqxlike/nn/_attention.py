@@ -257,7 +257,7 @@ class MultiheadAttention(Module):
             (self.num_kv_heads, self.vo_size),
         )
         projected = self._project((query, key_, value), keys)
-        heads = tuple(
+        heads: Any = tuple(
             each.reshape(each.shape[0], *shape)
             for each, shape in zip(projected, shapes, strict=True)
         )

@@ -202,3 +202,56 @@ def test_unfit_heads_are_refused(getkey):
     attention = nn.MultiheadAttention(2, 8, key=getkey())
     with pytest.raises(ValueError, match=r"expected \[\(4, 2, 4\), .* got \[\(4, 2, 1\)"):
         attention(*inputs(getkey), process_heads=lambda q, k, v: (q[..., :1], k, v))
+
+
+def test_grouped_heads_rotary_and_normalisation_are_what_they_say(getkey):
+    """Next to the same layer by hand, with the heads of keys repeated."""
+    rotary = nn.RotaryPositionalEmbedding(4)
+    attention = nn.MultiheadAttention(
+        4, 24, num_kv_heads=2, rotary=rotary, window=3, normalize_qk=True, key=getkey()
+    )
+    attention = eqx.tree_at(
+        lambda a: (a.query_norm.weight, a.key_norm.weight), attention, (jnp.arange(6.0),) * 2
+    )
+    x, positions = jr.normal(getkey(), (7, 24)), jnp.array([0, 1, 2, 3, 0, 1, 2])
+    segments = jnp.array([0, 0, 0, 0, 1, 1, 1])
+    rows = np.arange(7)
+    allowed = (rows <= rows[:, None]) & (rows >= rows[:, None] - 3)
+    allowed &= np.asarray(segments) == np.asarray(segments)[:, None]
+
+    @eqx.filter_jit
+    def outputs(attention, x):
+        query, key, value = (
+            jax.vmap(projection)(x).reshape(7, -1, 6)
+            for projection in (attention.query_proj, attention.key_proj, attention.value_proj)
+        )
+        turned = []
+        for heads, norm in ((query, attention.query_norm), (key, attention.key_norm)):
+            scaled = heads / jnp.sqrt(jnp.mean(heads**2, -1, keepdims=True) + 1e-5)
+            scaled = scaled * norm.weight[None, None]
+            first = rotary(scaled[..., :4], positions=positions)
+            turned.append(jnp.concatenate([first, scaled[..., 4:]], -1))
+        query, key = turned
+        key, value = jnp.repeat(key, 2, 1), jnp.repeat(value, 2, 1)
+        scores = jnp.einsum("qhd,khd->hqk", query, key) / jnp.sqrt(6.0)
+        weights = jax.nn.softmax(jnp.where(allowed[None], scores, -jnp.inf), axis=-1)
+        by_hand = jnp.einsum("hqk,khd->qhd", weights, value).reshape(7, 24)
+        ours = attention(x, x, x, "causal", segment_ids=segments, positions=positions)
+        return ours, jax.vmap(attention.output_proj)(by_hand)
+
+    np.testing.assert_allclose(*outputs(attention, x), rtol=1e-5, atol=1e-6)
+
+
+def test_decoding_with_an_offset_gives_the_rows_of_the_whole(getkey):
+    rotary = nn.RotaryPositionalEmbedding(4)
+    attention = nn.MultiheadAttention(2, 8, rotary=rotary, key=getkey())
+    x = jr.normal(getkey(), (6, 8))
+
+    @eqx.filter_jit
+    def row(attention, x, offset):
+        query = jax.lax.dynamic_slice_in_dim(x, offset, 1)
+        return attention(query, x, x, is_causal=True, query_offset=offset)[0]
+
+    whole = attention(x, x, x, "causal")
+    rows = jnp.stack([row(attention, x, jnp.array(offset)) for offset in range(6)])
+    np.testing.assert_allclose(rows, whole, rtol=1e-5, atol=1e-6)

@@ -134,7 +134,7 @@ def cudnn(monkeypatch):
 
     def attention(query, key, value, *, mask, key_value_seq_lengths, implementation, **options):
         assert implementation == "cudnn"
-        assert query.ndim == 4 and query.dtype == jnp.float16
+        assert (query.ndim, query.dtype) == (4, jnp.float16)
         calls.append({"mask": getattr(mask, "shape", ()), "batch": len(query), **options})
 
         def plain(*args):
@@ -183,12 +183,9 @@ def test_cudnn_agrees_with_the_formula_under_vmap(cudnn):
             known = {name: options[name] for name in options if name == "scale"}
             expected = functools.partial(formula, allowed=allowed, **known)
             ours = functools.partial(nn.dot_product_attention, implementation="cudnn", **options)
-            found[name] = (
-                jax.vmap(lambda *args: outcomes(ours, args))(query, key, value),
-                jax.vmap(
-                    lambda *args: outcomes(expected, args)  # noqa: B023
-                )(*(each.astype(jnp.float32) for each in (query, key, value))),
-            )
+            wide = [each.astype(jnp.float32) for each in (query, key, value)]
+            of_batch = lambda attend: jax.vmap(lambda *args: outcomes(attend, args))
+            found[name] = of_batch(ours)(query, key, value), of_batch(expected)(*wide)
         return found
 
     for name, (found, expected) in all_of(query, key, value).items():
@@ -198,3 +195,82 @@ def test_cudnn_agrees_with_the_formula_under_vmap(cudnn):
     assert {each["batch"] for each in cudnn} == {1, batch}
     # A mask that all examples share is not repeated for each of them.
     assert {each["mask"] for each in cudnn} == {(), (1, 1, 12, 12), (1, HEADS, 12, 12)}
+
+
+def test_auto_uses_cudnn_where_it_can_and_an_explicit_choice_says_why_not(cudnn):
+    query, key, value = arrays(12, 12, jnp.float16)
+    both = lambda **options: nn.dot_product_attention(query, key, key, **options)
+    np.testing.assert_allclose(both(), both(implementation="plain"), atol=1e-2)
+    assert cudnn  # Traced for the platforms that have it.
+    for options, reason in (
+        ({"bias": jnp.zeros((1, 1, 12))}, "it has a bias"),
+        ({"query_offset": 3}, "the query offset is 3"),
+        ({"window": 3}, "a window that is not causal"),
+    ):
+        with pytest.raises(ValueError, match=f"does not support this attention: .*{reason}"):
+            both(implementation="cudnn", **options)
+    with pytest.raises(ValueError, match="keys have 8 features and values 6"):
+        nn.dot_product_attention(query, key, value, implementation="cudnn")
+
+
+def test_cudnn_that_is_not_there_is_an_error_that_says_so():
+    query, key, _ = arrays(12, 12, jnp.bfloat16)
+    with pytest.raises(ValueError, match="cuDNN is not detected"):
+        nn.dot_product_attention(query, key, key, implementation="cudnn")
+
+
+@pytest.mark.parametrize("spec", [jax.P("a"), jax.P(None, None, "a")], ids=str)
+@pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
+def test_sharded_arrays_and_shard_map_agree(axis_type, spec):
+    types = (getattr(jax.sharding.AxisType, axis_type),)
+    mesh = jax.make_mesh((2,), ("a",), axis_types=types)
+    x = jax.random.normal(jax.random.key(0), (2, 70, 4, 8))
+
+    def gradient(x, implementation="blocks"):
+        attend = functools.partial(
+            nn.dot_product_attention, is_causal=True, implementation=implementation
+        )
+        return jax.grad(lambda x: jnp.sum(jnp.sin(jax.vmap(attend)(x, x, x))))(x)
+
+    sharded = jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
+    mapped = jax.shard_map(gradient, mesh=mesh, in_specs=spec, out_specs=spec)
+    expected = jax.jit(functools.partial(gradient, implementation="plain"))(x)
+    for found in (jax.jit(gradient)(sharded), jax.jit(mapped)(sharded)):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_memory_grows_with_the_length():
+    def temporary_bytes(length):
+        attend = functools.partial(nn.dot_product_attention, is_causal=True)
+        x = jax.ShapeDtypeStruct((length, 2, 16), jnp.float32)
+        step = jax.jit(jax.grad(lambda x: attend(x, x, x).sum()))
+        return step.lower(x).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary_bytes(4096) < 2.5 * temporary_bytes(2048)
+
+
+MISTAKES = {
+    "query of shape (sequence, heads, size), got shape (2, 3, 4, 8). For a batch": (
+        [jnp.ones((2, 3, 4, 8)), *2 * [jnp.ones((3, 4, 8))]],
+        {},
+    ),
+    "heads a multiple of kv_heads": ([jnp.ones((3, n, 8)) for n in (4, 3, 3)], {}),
+    "at least one key": ([jnp.ones((3, 4, 8)), *2 * [jnp.ones((0, 4, 8))]], {}),
+    "query of floats": (3 * [jnp.ones((3, 4, 8), int)], {}),
+    "mask of shape (3, 3)": (3 * [jnp.ones((3, 4, 8))], {"mask": jnp.ones((2, 3), bool)}),
+    "an array or \"causal\", got 'x'": (3 * [jnp.ones((3, 4, 8))], {"mask": "x"}),
+    "bias of shape (4, 3, 3)": (3 * [jnp.ones((3, 4, 8))], {"bias": jnp.ones((2, 3, 3))}),
+    "bias of floats": (3 * [jnp.ones((3, 4, 8))], {"bias": jnp.ones((3, 3), int)}),
+    "window to be an integer or a pair": (3 * [jnp.ones((3, 4, 8))], {"window": (1, 2, 3)}),
+    "segment_ids of integers": (3 * [jnp.ones((3, 4, 8))], {"segment_ids": jnp.ones(3)}),
+    "key_length to be an integer": (3 * [jnp.ones((3, 4, 8))], {"key_length": jnp.ones(())}),
+    "implementation must be one of": (3 * [jnp.ones((3, 4, 8))], {"implementation": "flash"}),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes_are_named(message):
+    args, options = MISTAKES[message]
+    with pytest.raises((ValueError, TypeError)) as error:
+        nn.dot_product_attention(*args, **options)
+    assert message in str(error.value)
