@@ -22,13 +22,12 @@ _LEAST_SCORES = 128 * 128
 _LEAST_SCORES_ELSEWHERE = 2048 * 2048
 """On other platforms each block starts several kernels, which pays for long sequences alone."""
 
-_ROWS = {True: 64, False: 128}
-"""Queries in a block on a CPU, with and without a bound on the keys that a query attends to.
+_ROWS, _ROWS_ELSEWHERE = 128, 256
+"""Queries in a block, on a CPU and on other platforms.
 
-Of 64, 128 and 256 these took the least time for lengths of 128 to 4,096.
+On a CPU 64 take less time for short sequences with a causal mask or a window, because they leave
+out more keys; from a length of 512 on 128 do, and use both of two cores.
 """
-
-_ROWS_ELSEWHERE = 256
 
 
 def dot_product_attention(
@@ -142,8 +141,9 @@ def attend_by(
     """
     check_implementation(implementation)
     on_cpu = jax.default_backend() == "cpu"
-    is_bounded = pattern.bounds() != (None, None)
-    rows = _ROWS[is_bounded] if on_cpu else _ROWS_ELSEWHERE
+    rows = _ROWS if on_cpu else _ROWS_ELSEWHERE
+    if on_cpu and len(inputs.query) < 512 and pattern.bounds() != (None, None):
+        rows = 64
     if implementation == "plain" or (drop is not None and implementation == "auto"):
         return _attend_plainly(pattern, inputs, drop)
     if drop is not None:
