@@ -65,7 +65,10 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Array, Any]:
         if type(tangent) is not ad.Zero
     ]
     # JAX's own, where it is as fast: the policies of `jax.checkpoint` know no other convolution.
-    primitive = _conv if _has_one_point(params, weight.shape) else _jax_conv
+    points = [weight.shape[axis] for axis in params["dimension_numbers"].rhs_spec[2:]]
+    sizes = [x.shape[axis] for axis in params["dimension_numbers"].lhs_spec[2:]]
+    is_plain = math.prod(points) > 1 and all(map(operator.le, points, sizes))
+    primitive = _jax_conv if is_plain else _conv
     return primitive.bind(x, weight, **params), functools.reduce(ad.add_jaxvals, terms)
 
 
@@ -101,31 +104,35 @@ mlir.register_lowering(_conv, mlir.lower_fun(_plain, multiple_results=False))
 def _lower(context: Any, x: Any, weight: Any, **params: Any) -> Any:
     """The fastest way to compute the convolution with XLA on a CPU.
 
-    XLA lets Eigen convolve, which is as fast as a product of matrices, but for these:
+    XLA calls Eigen, which is as fast as a product of matrices, except for these:
 
-    - A kernel of one point: a product of matrices saves the changes of layout.
-    - The gradient by the weight, in which the batch is summed over as channels are elsewhere, and
-      the window is a whole image. XLA moves the batch to the end of its operands, which takes most
-      of the time where they do not fit into the cache.
-    - The same with groups, or with `x` spread by a stride: XLA has slow loops for them.
+    - A kernel of one point. A product of matrices needs no change of layout.
+    - A kernel with more points along an axis than `x` has. XLA has a slow loop for it.
+    - The gradient by the weight, where the batch takes the place of the channels, and the window is
+      a whole image. XLA moves the batch to the last axis of its operands, and this takes most of
+      the time unless they fit into the cache.
+    - The same gradient with groups, or of a transposed convolution. XLA has slow loops for them.
     """
     (x_aval, weight_aval), (y_aval,) = context.avals_in, context.avals_out
     numbers, groups = params["dimension_numbers"], params["batch_group_count"]
-    sizes = [y_aval.shape[axis] for axis in numbers.out_spec[2:]]
-    columns = x_aval.size // x_aval.shape[0] * math.prod(sizes) if x_aval.size else 0
+    x_sizes = [x_aval.shape[axis] for axis in numbers.lhs_spec[2:]]
+    points = [weight_aval.shape[axis] for axis in numbers.rhs_spec[2:]]
+    num_points = math.prod(points)
+    num_outputs = math.prod(y_aval.shape[axis] for axis in numbers.out_spec[2:])
+    is_gradient = numbers.lhs_spec[1] == 0 and not is_partitioned(context)
     run = _plain
-    if 0 in (x_aval.size, weight_aval.size, y_aval.size) or params["feature_group_count"] > 1:
-        pass
-    elif groups == 1 and _has_one_point(params, weight_aval.shape):
-        run = _one_point
-    elif numbers.lhs_spec[1] != 0 or is_partitioned(context):
-        pass
-    elif groups == 1 and math.prod(sizes) == 1:
-        run = _one_output
-    elif groups == 1 and set(params["lhs_dilation"]) == {1}:
-        run = _in_parts
-    elif math.prod(sizes) <= _MOST_OUTPUTS and columns <= _MOST_COLUMNS:
-        run = _by_outputs
+    if 0 not in (x_aval.size, weight_aval.size, y_aval.size) and params["feature_group_count"] == 1:
+        columns = x_aval.size // math.prod(x_sizes) * num_points * num_outputs
+        is_larger = any(map(operator.gt, points, x_sizes))
+        is_small = num_points <= _MOST_SLICES and columns <= _MOST_COLUMNS
+        if groups == 1 and (num_points == 1 or (is_larger and is_small)):
+            run = _by_points
+        elif is_gradient and groups == 1 and num_outputs == 1:
+            run = _one_output
+        elif is_gradient and groups == 1 and set(params["lhs_dilation"]) == {1}:
+            run = _in_parts
+        elif is_gradient and num_outputs <= _MOST_SLICES:
+            run = _by_outputs if columns // x_aval.shape[0] <= _MOST_COLUMNS else _plain
     return mlir.lower_fun(run, multiple_results=False)(context, x, weight, **params)
 
 
@@ -136,12 +143,8 @@ mlir.register_lowering(_conv, _lower, platform="cpu")
 # parts of 1.5 MiB and less. Below 1.5 MiB parts are no faster.
 _PART = 3 << 17
 _MOST_PARTS = 32
-_MOST_OUTPUTS = 64
+_MOST_SLICES = 64
 _MOST_COLUMNS = 1 << 24
-
-
-def _has_one_point(params: Any, weight_shape: tuple[int, ...]) -> bool:
-    return all(weight_shape[axis] == 1 for axis in params["dimension_numbers"].rhs_spec[2:])
 
 
 def _wide(dtype: Any) -> Any:
@@ -156,26 +159,23 @@ def _spread(x: Array, params: Any) -> Array:
     return jax.lax.pad(x, jnp.zeros((), x.dtype), edges)
 
 
-def _starts(x: Array, weight: Array, params: Any) -> list[range]:
-    """Where the windows begin along each spatial axis of a spread `x`."""
+def _output_sizes(x: Array, weight: Array, params: Any) -> list[int]:
     axes = zip(
         x.shape[2:], weight.shape[2:], params["rhs_dilation"], params["window_strides"], strict=True
     )
-    return [range(0, size - (points - 1) * gap, step) for size, points, gap, step in axes]
+    return [len(range((points - 1) * gap, size, step)) for size, points, gap, step in axes]
 
 
-def _windows(x: Array, weight: Array, params: Any) -> list[Array]:
-    """For each output the entries of a spread `x` that the weight meets there."""
-    gaps = params["rhs_dilation"]
-    spans = [(points - 1) * gap + 1 for points, gap in zip(weight.shape[2:], gaps, strict=True)]
+def _slices(x: Array, counts: Any, steps: Any, points: Any, gaps: Any) -> list[Array]:
+    """`counts` slices of a spread `x`, `steps` apart, each with `points` that are `gaps` apart."""
+    axes = zip(counts, steps, strict=True)
+    starts = itertools.product(*(range(0, count * step, step) for count, step in axes))
+    spans = [(size - 1) * gap + 1 for size, gap in zip(points, gaps, strict=True)]
     return [
         jax.lax.slice(
-            x,
-            (0, 0, *start),
-            (*x.shape[:2], *map(operator.add, start, spans)),
-            (1, 1, *gaps),
+            x, (0, 0, *start), (*x.shape[:2], *map(operator.add, start, spans)), (1, 1, *gaps)
         )
-        for start in itertools.product(*_starts(x, weight, params))
+        for start in starts
     ]
 
 
@@ -184,20 +184,22 @@ def _to_spec(y: Array, spec: Any) -> Array:
     return jnp.transpose(y, [spec.index(axis) for axis in range(len(spec))])
 
 
-def _one_point(x: Array, weight: Array, **params: Any) -> Array:
-    """With a kernel of one point: `y[b] = weight @ x[b]`."""
+def _by_points(x: Array, weight: Array, **params: Any) -> Array:
+    """One product of matrices: `weight` with the entries that each of its points meets in `x`."""
     numbers, precision = params["dimension_numbers"], params["precision"]
     x = _spread(jnp.transpose(x, numbers.lhs_spec), params)
-    x = jax.lax.slice(x, (0,) * x.ndim, x.shape, (1, 1, *params["window_strides"]))
-    weight = jnp.transpose(weight, numbers.rhs_spec)[(..., *(0,) * (x.ndim - 2))]
-    flat = x.reshape(*x.shape[:2], -1)
+    weight = jnp.transpose(weight, numbers.rhs_spec)
+    sizes, points = _output_sizes(x, weight, params), weight.shape[2:]
+    met = _slices(x, points, params["rhs_dilation"], sizes, params["window_strides"])
+    flat = jnp.stack(met, 2).reshape(x.shape[0], -1, math.prod(sizes))
+    weight = weight.reshape(weight.shape[0], -1)
     # The first form changes no layout. It copies the weight for each member of the batch.
     if weight.size <= sum(weight.shape) * flat.shape[2]:
         weight = jnp.broadcast_to(weight, (x.shape[0], *weight.shape))
         y = jnp.einsum("boi,bip->bop", weight, flat, precision=precision)
     else:
         y = jnp.einsum("oi,bip->bop", weight, flat, precision=precision)
-    return _to_spec(y.reshape(*y.shape[:2], *x.shape[2:]), numbers.out_spec)
+    return _to_spec(y.reshape(*y.shape[:2], *sizes), numbers.out_spec)
 
 
 def _one_output(x: Array, weight: Array, **params: Any) -> Array:
@@ -205,7 +207,9 @@ def _one_output(x: Array, weight: Array, **params: Any) -> Array:
     numbers, dtype = params["dimension_numbers"], x.dtype
     options = {"precision": params["precision"], "preferred_element_type": _wide(dtype)}
     weight = jnp.transpose(weight, numbers.rhs_spec)
-    (window,) = _windows(_spread(jnp.transpose(x, numbers.lhs_spec), params), weight, params)
+    x = _spread(jnp.transpose(x, numbers.lhs_spec), params)
+    gaps = params["rhs_dilation"]
+    (window,) = _slices(x, (1,) * len(gaps), gaps, weight.shape[2:], gaps)
     flat, weight = (each.reshape(*each.shape[:2], -1) for each in (window, weight))
     # The first form changes no layout. It has a product for each member of the batch.
     if len(flat) * len(weight) <= (len(flat) + len(weight)) * flat.shape[2]:
@@ -243,8 +247,12 @@ def _by_outputs(x: Array, weight: Array, **params: Any) -> Array:
     x = jnp.transpose(x, (numbers.lhs_spec[1], numbers.lhs_spec[0], *numbers.lhs_spec[2:]))
     order = (numbers.rhs_spec[1], numbers.rhs_spec[0], *numbers.rhs_spec[2:])
     x, weight, dtype = _spread(x, params), jnp.transpose(weight, order), _wide(x.dtype)
-    (batch, channels), outputs, sizes = x.shape[:2], weight.shape[1], _starts(x, weight, params)
-    columns = channels * math.prod(map(len, sizes)) * math.prod(weight.shape[2:])
+    (batch, channels), outputs, sizes = (
+        x.shape[:2],
+        weight.shape[1],
+        _output_sizes(x, weight, params),
+    )
+    columns = channels * math.prod(sizes) * math.prod(weight.shape[2:])
     part = max(
         n for n in range(1, batch + 1) if batch % n == 0 and n * columns <= max(_PART, columns)
     )
@@ -254,7 +262,9 @@ def _by_outputs(x: Array, weight: Array, **params: Any) -> Array:
         some, kernel = members
         windows = [
             each.swapaxes(0, 1).reshape(groups, channels // groups, -1)
-            for each in _windows(some, kernel, params)
+            for each in _slices(
+                some, sizes, params["window_strides"], kernel.shape[2:], params["rhs_dilation"]
+            )
         ]
         kernel = kernel.swapaxes(0, 1).reshape(groups, outputs // groups, -1)
         options = {"precision": params["precision"], "preferred_element_type": dtype}
@@ -262,5 +272,5 @@ def _by_outputs(x: Array, weight: Array, **params: Any) -> Array:
 
     shape = (groups, outputs // groups, columns // math.prod(weight.shape[2:]) // groups)
     total = jax.lax.fori_loop(0, batch // part, add, jnp.zeros(shape, dtype))
-    y = total.reshape(outputs, *map(len, sizes), channels // groups).astype(x.dtype)
+    y = total.reshape(outputs, *sizes, channels // groups).astype(x.dtype)
     return _to_spec(jnp.moveaxis(y, -1, 0), numbers.out_spec)
