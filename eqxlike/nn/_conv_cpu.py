@@ -21,7 +21,7 @@ from jaxtyping import Array
 from .._compat import is_partitioned, set_batching_rule, vary, varying_axes
 
 _jax_conv = jax.lax.conv_general_dilated_p
-_conv = Primitive("conv_general_dilated")
+conv_p = Primitive("conv_general_dilated")
 
 
 def conv(x: Array, weight: Array, **options: Any) -> Array:
@@ -37,7 +37,7 @@ def _with_conv(function: Callable[..., Array], *arrays: Array) -> Array:
     values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(closed.jaxpr.invars, arrays, strict=True))
     for equation in closed.eqns:
-        primitive = _conv if equation.primitive is _jax_conv else equation.primitive
+        primitive = conv_p if equation.primitive is _jax_conv else equation.primitive
         inputs = [
             each.val if isinstance(each, Literal) else values[each] for each in equation.invars
         ]
@@ -54,13 +54,13 @@ def _plain(x: Array, weight: Array, **params: Any) -> Array:
 
 @functools.cache
 def _compiled(**params: Any) -> Callable[..., Array]:
-    return jax.jit(functools.partial(_conv.bind, **params))
+    return jax.jit(functools.partial(conv_p.bind, **params))
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Array, Any]:
     x, weight = primals
     terms = [
-        _conv.bind(*each, **params)
+        conv_p.bind(*each, **params)
         for each, tangent in (((tangents[0], weight), tangents[0]), ((x, tangents[1]), tangents[1]))
         if type(tangent) is not ad.Zero
     ]
@@ -68,7 +68,7 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Array, Any]:
     points = [weight.shape[axis] for axis in params["dimension_numbers"].rhs_spec[2:]]
     sizes = [x.shape[axis] for axis in params["dimension_numbers"].lhs_spec[2:]]
     is_plain = math.prod(points) > 1 and all(map(operator.le, points, sizes))
-    primitive = _jax_conv if is_plain else _conv
+    primitive = _jax_conv if is_plain else conv_p
     return primitive.bind(x, weight, **params), functools.reduce(ad.add_jaxvals, terms)
 
 
@@ -90,12 +90,12 @@ def _batch(_: Any, arrays: Any, axes: Any, **params: Any) -> tuple[Array, int]:
     return _with_conv(jax.vmap(functools.partial(_plain, **params), axes), *arrays), 0
 
 
-_conv.def_impl(lambda x, weight, **params: _compiled(**params)(x, weight))
-_conv.def_effectful_abstract_eval(_jax_conv.abstract_eval)
-ad.primitive_jvps[_conv] = _jvp
-ad.primitive_transposes[_conv] = _transpose
-set_batching_rule(_conv, _batch)
-mlir.register_lowering(_conv, mlir.lower_fun(_plain, multiple_results=False))
+conv_p.def_impl(lambda x, weight, **params: _compiled(**params)(x, weight))
+conv_p.def_effectful_abstract_eval(_jax_conv.abstract_eval)
+ad.primitive_jvps[conv_p] = _jvp
+ad.primitive_transposes[conv_p] = _transpose
+set_batching_rule(conv_p, _batch)
+mlir.register_lowering(conv_p, mlir.lower_fun(_plain, multiple_results=False))
 
 
 # --- On a CPU ---
@@ -136,7 +136,7 @@ def _lower(context: Any, x: Any, weight: Any, **params: Any) -> Any:
     return mlir.lower_fun(run, multiple_results=False)(context, x, weight, **params)
 
 
-mlir.register_lowering(_conv, _lower, platform="cpu")
+mlir.register_lowering(conv_p, _lower, platform="cpu")
 
 # Measured on two cores with 2 MiB of cache each. The gradient by the weight of a 3 x 3 kernel from
 # 32 to 64 channels of 32 x 32, batch 32, takes 45 ms whole, 28 ms in parts of 3 MiB, and 15 ms in
@@ -271,6 +271,7 @@ def _by_outputs(x: Array, weight: Array, **params: Any) -> Array:
         return total + jnp.einsum("gop,gnp->gon", kernel, jnp.concatenate(windows, 1), **options)
 
     shape = (groups, outputs // groups, columns // math.prod(weight.shape[2:]) // groups)
-    total = jax.lax.fori_loop(0, batch // part, add, jnp.zeros(shape, dtype))
+    zero = vary(jnp.zeros(shape, dtype), varying_axes(x))
+    total = jax.lax.fori_loop(0, batch // part, add, zero)
     y = total.reshape(outputs, *sizes, channels // groups).astype(x.dtype)
     return _to_spec(jnp.moveaxis(y, -1, 0), numbers.out_spec)
