@@ -99,7 +99,7 @@ def test_parts_are_summed_in_float32(dtype, monkeypatch):
         (found,) = jax.jit(pullback)(jnp.full_like(y, 1.0))
         expected = 600 * (5 - size)
         np.testing.assert_allclose(
-            found.astype(jnp.float32), expected, rtol=2 * jnp.finfo(dtype).eps
+            found.astype(jnp.float32), expected, rtol=2 * float(jnp.finfo(dtype).eps)
         )
 
 
