@@ -78,13 +78,16 @@ def test_derivatives_are_those_of_jax(dtype, monkeypatch, getkey):
             ]
 
         found, expected = both(arrays)
-    jax.tree.map_with_path(
-        lambda path, *values: np.testing.assert_allclose(
-            *values, rtol=1e-9, atol=1e-9, err_msg=jax.tree_util.keystr(path), strict=True
-        ),
-        found,
-        expected,
-    )
+    of_jax = jax.tree.leaves(expected)
+    for (path, value), its_expected in zip(jax.tree.leaves_with_path(found), of_jax, strict=True):
+        np.testing.assert_allclose(
+            value,
+            its_expected,
+            rtol=1e-9,
+            atol=1e-9,
+            err_msg=jax.tree_util.keystr(path),
+            strict=True,
+        )
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
