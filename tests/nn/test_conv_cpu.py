@@ -73,7 +73,7 @@ def test_derivatives_are_those_of_jax(dtype, monkeypatch, getkey):
         @jax.jit
         def both(arrays):
             return [
-                {name: derivatives(each, *arrays[name], CASES[name][2]) for name in CASES}
+                {name: derivatives(each, *arrays[name], options=CASES[name][2]) for name in CASES}
                 for each in (_conv_cpu.conv, jax.lax.conv_general_dilated)
             ]
 
