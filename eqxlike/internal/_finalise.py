@@ -13,6 +13,7 @@ from .._transforms._checks import _primitives as _checks
 from .._transforms._derivatives import _linear_call
 from ..debug import _breakpoint, _dce, backward_nan
 from ..loops._flat import _batched, _transposes
+from ..nn import _conv_cpu
 from ._forbidden import (
     nonbatchable_p,
     nondifferentiable_backward_p,
@@ -72,6 +73,7 @@ for _primitive in (
 # What these do is done by functions of the user's.
 for _primitive in (vmapped_p, _linear_call._linear, _transposes._transposed):
     primitive_finalisations[_primitive] = functools.partial(_run_finalised, _primitive)
+primitive_finalisations[_conv_cpu.conv_p] = jax.lax.conv_general_dilated_p.bind
 primitive_finalisations[_checks.check_p] = _checks.stage
 primitive_finalisations[custom_jvp_call_p] = _call
 

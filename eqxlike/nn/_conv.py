@@ -11,6 +11,7 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 from .._check_numbers import whole_number
 from .._dtypes import parameter_dtype
 from .._module import Module, field
+from ._conv_cpu import conv
 from ._inputs import check_input, check_not_stacked, describe
 from ._parameters import Initializer, Parameter, draw, fan_in_limit
 from ._windows import (
@@ -532,7 +533,7 @@ def _correlate(
 ) -> Array:
     """The cross-correlation of one `x` of shape `(in_channels, *sizes)`, with zeros around it."""
     # The batch axis of length one is a change of shape, which XLA makes without work.
-    y = jax.lax.conv_general_dilated(
+    y = conv(
         jnp.expand_dims(x, 0),
         weight,
         window_strides=stride,
