@@ -220,7 +220,7 @@ class _Loop(NamedTuple):
                 advance = functools.partial(run.advance, self.step, batches, pace.steps_per_call)
                 pace.run(advance, batches.count)
                 is_stopping = interrupt.is_requested and not self.feed.has_mismatched_batch
-                is_due = run.steps == due or run.num_unread >= self.check_every or run.is_full
+                is_due = run.steps == due or run.num_unread >= self.check_every
                 if is_stopping or is_due:
                     run.read()
                     if run.divergence is not None or is_stopping:
