@@ -38,6 +38,7 @@ def update_if_finite(
     gradients: PyTree,
     evaluation: Evaluation,
     check_finite: CheckFinite,
+    is_sharded: bool,
 ) -> TrainState[Model]:
     """The next state: `update()`, or `old` and what is to be told of the update that was refused.
 
@@ -49,11 +50,12 @@ def update_if_finite(
     - `update`: makes the state after the update, from `gradients` that are unscaled.
     - `check_finite`: see `make_step`. An optimiser that skips updates by itself makes its choice
       in `update`: the new arrays are judged then, as with `"state"`.
+    - `is_sharded`: whether devices may have parts of the arrays.
     """
     scale, loss = old.loss_scale, evaluation.loss
     if not check_finite and scale is None:
         return update()
-    is_finite = _are_finite(gradients, has_finite_squares=True)
+    is_finite = _squares_are_finite(gradients, is_sharded)
     is_skipping = has_skipped(old.optimiser_state) is not None
     new = update() if check_finite == "state" or (check_finite and is_skipping) else None
     if new is None:
@@ -174,41 +176,54 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
     >>> bool(all_finite({"weight": jnp.ones(3), "bias": jnp.array([0.0, jnp.inf])}))
     False
     """
-    return _are_finite(tree)
+    return _sums_are_finite(tree, lambda dtype: 0.0)
 
 
-def _are_finite(tree: PyTree, *, has_finite_squares: bool = False) -> Bool[Array, ""]:
-    """`all_finite`.
-
-    - `has_finite_squares`: whether the squares are to be finite too, as optimisers keep them, and
-      the sums of the numbers. In float16, whose squares overflow from 256 on, they need not be.
-    """
+def _sums_are_finite(tree: PyTree, factor: Callable[[Any], float]) -> Bool[Array, ""]:
+    """Whether the sums of all arrays, times the factor of their dtype, are finite."""
     # A number times 0 is 0 or NaN. A maximum will not do: on a CPU, XLA's maximum of a large array
     # skips NaN (JAX 0.10.2 to 0.12.0.1). `isfinite(leaf).all()` takes twice as long.
-    def probe(leaf: Array, by_product: bool) -> Array:
-        largest = float(jnp.finfo(leaf.dtype).max)
-        factor = math.sqrt(largest) if has_finite_squares and largest > 1e30 else 0.0
-        is_split = any(jax.typeof(leaf).sharding.spec)
-        if by_product and leaf.ndim > 1 and leaf.shape[-1] >= 64 and not is_split:
-            return jnp.sum(leaf @ jnp.full(leaf.shape[-1], factor, leaf.dtype))
-        return jnp.sum(factor * leaf)
+    sums: dict[Any, list[Array]] = {}
+    for leaf in jtu.tree_leaves(tree):
+        if is_inexact_array(leaf):
+            sums.setdefault(leaf.dtype, []).append(jnp.sum(factor(leaf.dtype) * leaf))
+    is_finite = jnp.ones((), bool)
+    for stacked in map(jnp.stack, sums.values()):
+        is_finite = is_finite & jnp.isfinite(stacked).all()
+    return is_finite
 
-    def probes(leaves: list[Array], by_product: bool) -> Bool[Array, ""]:
-        sums: dict[Any, list[Array]] = {}
+
+def _squares_are_finite(gradients: PyTree, is_sharded: bool) -> Bool[Array, ""]:
+    """Whether gradients are finite, and so small that their squares are, as optimisers keep them.
+
+    In float16, whose squares overflow from 256 on, the squares need not be.
+    """
+
+    def factor(dtype: Any) -> float:
+        largest = float(jnp.finfo(dtype).max)
+        return math.sqrt(largest) if largest > 1e30 else 0.0
+
+    def on_cpu(leaves: list[Array]) -> Bool[Array, ""]:
+        # A product with a vector uses all cores, and a sum one. An operation on a small array costs
+        # more to start than to run.
+        small, rows, others = {}, [], []
         for leaf in leaves:
-            sums.setdefault(leaf.dtype, []).append(probe(leaf, by_product))
-        found = [jnp.isfinite(jnp.stack(each)).all() for each in sums.values()]
-        return functools.reduce(operator.and_, found)
+            if leaf.size <= 2**12:
+                small.setdefault(leaf.dtype, []).append(jnp.ravel(leaf))
+            elif leaf.ndim > 1 and leaf.shape[-1] >= 64:
+                vector = jnp.full(leaf.shape[-1], factor(leaf.dtype), leaf.dtype)
+                rows.append(leaf @ vector)
+            else:
+                others.append(leaf)
+        joined = [*map(jnp.concatenate, small.values())]
+        return by_sums(joined + others) & all_finite(rows)
 
-    leaves = [leaf for leaf in jtu.tree_leaves(tree) if is_inexact_array(leaf)]
-    if not leaves:
-        return jnp.ones((), bool)
-    # A CPU makes a product with a vector by all its cores, and a sum by one.
-    return lax.platform_dependent(
-        leaves,
-        cpu=functools.partial(probes, by_product=True),
-        default=functools.partial(probes, by_product=False),
-    )
+    leaves = [leaf for leaf in jtu.tree_leaves(gradients) if is_inexact_array(leaf)]
+    by_sums = functools.partial(_sums_are_finite, factor=factor)
+    is_split = is_sharded or any(any(jax.typeof(leaf).sharding.spec) for leaf in leaves)
+    if is_split or not leaves:
+        return by_sums(leaves)
+    return lax.platform_dependent(leaves, cpu=on_cpu, default=by_sums)
 
 
 def tree_where(condition: Bool[Array, ""], tree: Tree, other: Tree) -> Tree:

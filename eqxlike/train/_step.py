@@ -176,7 +176,8 @@ def make_step(
         update = functools.partial(
             _update, optimiser, state, parameters, evaluation, gradients, extra
         )
-        updated = update_if_finite(state, update, gradients, evaluation, check_finite)
+        is_sharded = sharding is not None
+        updated = update_if_finite(state, update, gradients, evaluation, check_finite, is_sharded)
         if sharding is not None:
             updated = shard(updated, sharding)
         returned = updated, evaluation.loss, evaluation.aux

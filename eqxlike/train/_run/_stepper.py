@@ -13,10 +13,18 @@ from jaxtyping import Array
 
 from ..._partition import flatten
 from ..._pytree import is_array, listed, paths_without_numbers
-from ..._transforms import EqxlikeRuntimeError, JitFunction, filter_jit
+from ..._transforms import EqxlikeRuntimeError, JitFunction
 from .._guards import is_finite_state, judges_gradients, may_skip, was_refused
 from .._state import Model, TrainState
-from ._flat_steps import Leaves, StateChanged, many_steps, single_step, state_and_loss, take_apart
+from ._flat_steps import (
+    Form,
+    Leaves,
+    StateChanged,
+    many_steps,
+    single_step,
+    state_and_loss,
+    take_apart,
+)
 from ._stack import Stack
 
 Batch = TypeVar("Batch")
@@ -174,10 +182,18 @@ class Stepper(Generic[Model]):
 
     def is_finite(self, *, of_any_step: bool) -> bool:
         """Whether the state is finite, of steps that judge their gradients or of any."""
-        return not (of_any_step or judges_gradients(self._step)) or bool(_is_finite(self.state))
+        if not (of_any_step or judges_gradients(self._step)):
+            return True
+        leaves, form = take_apart(self.state)
+        return bool(_is_finite_of(form)(leaves))
 
 
-_is_finite = filter_jit(is_finite_state)
+# By `jax.jit`: a trace for each form of state is not a retrace that concerns a user.
+@functools.lru_cache(maxsize=8)
+def _is_finite_of(form: Form) -> Callable[[Leaves], Array]:
+    return jax.jit(lambda leaves: is_finite_state(form.merge(leaves)))
+
+
 _stacked = jax.jit(jnp.stack)
 
 
