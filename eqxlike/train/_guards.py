@@ -146,7 +146,8 @@ def keep_if_finite(
     """`new`, or `old` marked as halted if the loss, or an array of `new`, is NaN or infinite.
 
     It runs inside the jitted step, so that the last good state is exact however late the host reads
-    the losses. Call it in a step of your own for `fit` to find that state.
+    the losses. Call it in a step of your own for `fit` to find that state. It holds both states for
+    a moment.
 
     It checks the arrays of the model that are not frozen, those of its state, and those of the
     optimiser's state. Scalars in the optimiser's state are skipped unless they belong to a
@@ -204,19 +205,19 @@ def _squares_are_finite(gradients: PyTree, is_sharded: bool) -> Bool[Array, ""]:
         return math.sqrt(largest) if largest > 1e30 else 0.0
 
     def on_cpu(leaves: list[Array]) -> Bool[Array, ""]:
-        # A product with a vector uses all cores, and a sum one. An operation on a small array costs
-        # more to start than to run.
-        small, rows, others = {}, [], []
+        # An operation on a small array costs more to start than to run.
+        small: dict[Any, list[Array]] = {}
         for leaf in leaves:
             if leaf.size <= 2**12:
                 small.setdefault(leaf.dtype, []).append(jnp.ravel(leaf))
-            elif leaf.ndim > 1 and leaf.shape[-1] >= 64:
-                vector = jnp.full(leaf.shape[-1], factor(leaf.dtype), leaf.dtype)
-                rows.append(leaf @ vector)
+        rows, others = [], []
+        for leaf in [*map(jnp.concatenate, small.values()), *(x for x in leaves if x.size > 2**12)]:
+            # A product with a vector uses all cores, and a sum one.
+            if leaf.shape[-1] >= 64:
+                rows.append(leaf @ jnp.full(leaf.shape[-1], factor(leaf.dtype), leaf.dtype))
             else:
                 others.append(leaf)
-        joined = [*map(jnp.concatenate, small.values())]
-        return by_sums(joined + others) & all_finite(rows)
+        return by_sums(others) & all_finite(rows)
 
     leaves = [leaf for leaf in jtu.tree_leaves(gradients) if is_inexact_array(leaf)]
     by_sums = functools.partial(_sums_are_finite, factor=factor)
@@ -243,7 +244,6 @@ def tree_where(condition: Bool[Array, ""], tree: Tree, other: Tree) -> Tree:
     >>> print(tree_where(jnp.array(False), {"weight": jnp.ones(2)}, {"weight": jnp.zeros(2)}))
     {'weight': Array([0., 0.], dtype=float32)}
     """
-
     return jtu.tree_map(functools.partial(_choose, condition), tree, other)
 
 

@@ -115,9 +115,9 @@ def make_step(
       of the state; all gradients are there before the first parameter is updated. `"skip"` refuses
       the same updates, and the next step continues. `"state"` judges the new parameters, and what
       the optimiser keeps, so that no optimiser can make them NaN from finite gradients: it needs a
-      copy of the state. So do optimisers that skip updates themselves. With `True`, `fit` finds such
-      a NaN when it next reads the losses. With `False` it stops at a loss that is not finite, but
-      has no good state left.
+      copy of the state. So do optimisers that skip updates themselves. With `True`, `fit` finds
+      such a NaN when it next reads the losses. With `False` it stops at a loss that is not finite,
+      but has no good state left.
     - `sharding`: that of the states, placed by `train.shard`, and of the batches. The returned
       state has the sharding of the given one. The loss has the value that one device would compute.
 

@@ -85,10 +85,10 @@ def fit(
       one is warned of and left out. `batches` go to the position that was saved, if they have
       `seek`, as `minibatches` do; of others as many are passed over as there were steps.
       Callbacks get back what they kept: `EarlyStopping` goes on from its best.
-    - `donate`: give the arrays of `state` to the run instead of a copy, which halves the memory that
-      a large model needs here. They are deleted, also for whoever else holds them, and stay deleted
-      where `fit` raises: JAX raises an error where they are used. Without it `fit` keeps no
-      reference to `state` after the copy: `fit(make_state(), ...)` holds one state too.
+    - `donate`: give the arrays of `state` to the run, one after another, so that the run and its
+      caller hold one state together. The arrays are deleted, also if `fit` raises, and JAX raises
+      an error where they are used. Without `donate`, `fit` keeps no reference to `state` after the
+      copy, so that `fit(make_state(), ...)` holds one state too.
 
     **Returns:** a `FitResult`.
 
