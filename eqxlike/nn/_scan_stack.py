@@ -91,10 +91,10 @@ class ScanStack(StatefulLayer, Stacked):
 
         - `make_layer`: a function from a key to a layer.
         - `depth`: number of layers.
-        - `remat`: what the backward pass computes again. `False` or `"cheap"`: elementwise operations
-          such as sums, ReLU and tanh; the results of matrix products are kept. `"nothing"`: nothing.
-          All results are kept, which takes memory, and time to write and read. `True`: the inside
-          of each layer; memory then grows with the sizes of the layers' inputs alone.
+        - `remat`: what the backward pass computes again. `False` or `"cheap"`: elementwise
+          operations such as sums, ReLU and tanh; the results of matrix products are kept.
+          `"nothing"`: all results are kept, which takes memory, and time to write and read. `True`:
+          the inside of each layer; memory then grows with the sizes of the layers' inputs alone.
         - `unroll`: how many layers to compile side by side in one turn of the loop.
         - `key`: split into one key a layer, so that the layers are those of `[make_layer(key) for
           key in jax.random.split(key, depth)]`.

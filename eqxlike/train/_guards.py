@@ -103,41 +103,37 @@ def _select_early(condition: Bool[Array, ""], old: Tree, update: Callable[[], Tr
     def traced() -> list[Any]:
         leaves, treedef = jtu.tree_flatten(update())
         found[:] = leaves, treedef, treedef.flatten_up_to(old)
-        return [leaf for leaf, before in zip(leaves, found[2], strict=True) if is_array(before)]
+        pairs = zip(leaves, found[2], strict=True)
+        return [leaf for leaf, before in pairs if is_array(leaf) or is_array(before)]
 
     closed = jax.make_jaxpr(traced)()
-    leaves, treedef, befores = found
-    jaxpr, values = closed.jaxpr, dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    pairs = [*zip(jaxpr.outvars, [each for each in befores if is_array(each)], strict=True)]
-    # Neither an input nor twice among the outputs. By id: a constant has no hash.
+    jaxpr, (leaves, treedef, olds) = closed.jaxpr, found
+    places = [at for at in range(len(olds)) if is_array(olds[at]) or is_array(leaves[at])]
+    outputs = dict(zip(places, jaxpr.outvars, strict=True))
+    # Neither an input, nor a constant, nor twice among the outputs. By id: a constant has no hash.
     counts = collections.Counter(map(id, [*jaxpr.outvars, *jaxpr.constvars]))
-    early = {id(var): before for var, before in pairs if counts[id(var)] == 1}
+    early = {
+        id(var): olds[at]
+        for at, var in outputs.items()
+        if counts[id(var)] == 1 and not isinstance(var, Constant)
+    }
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
 
     def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, Constant) else values[atom]
 
     for equation in jaxpr.eqns:
-        primitive = equation.primitive
+        bind, params = equation.primitive.bind, equation.primitive.get_bind_params(equation.params)
         with equation.ctx.manager:
-            outputs = primitive.bind(
-                *map(read, equation.invars), **primitive.get_bind_params(equation.params)
-            )
-        outputs = outputs if primitive.multiple_results else [outputs]
-        for var, output in zip(equation.outvars, outputs, strict=True):
+            made = bind(*map(read, equation.invars), **params)
+        made = made if equation.primitive.multiple_results else [made]
+        for var, value in zip(equation.outvars, made, strict=True):
             is_early = id(var) in early
-            values[var] = _choose(condition, output, early[id(var)]) if is_early else output
-    chosen = iter(
-        [
-            read(var)
-            if id(var) in early and not isinstance(var, Constant)
-            else _choose(condition, read(var), before)
-            for var, before in pairs
-        ]
-    )
-    return treedef.unflatten(
-        next(chosen) if is_array(before) else leaf
-        for leaf, before in zip(leaves, befores, strict=True)
-    )
+            values[var] = _choose(condition, value, early[id(var)]) if is_early else value
+    for at, var in outputs.items():
+        value = read(var)
+        leaves[at] = value if id(var) in early else _choose(condition, value, olds[at])
+    return treedef.unflatten(leaves)
 
 
 def keep_if_finite(
