@@ -168,8 +168,7 @@ class Run(Generic[Model]):
         else:
             what = f"The loss was {loss} in step {step}"
         if not self._stepper.is_finite(of_any_step=True):
-            what = f"{what}; {_spoilt(f'after step {step - 1}')}"
-            return what
+            return f"{what}. {_spoilt(f'after step {step - 1}')}"
         return f"{what}; the state is that after step {step - 1}."
 
 
