@@ -4,7 +4,7 @@ import collections
 import copy
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,8 @@ from .._transforms import (
 from ._inputs import as_data, check_layer, describe, key_for, layer_at, stack_layers
 from ._stateful import NO_STATE, State, StatefulLayer, is_stateful, with_array_states
 from ._threefry import place_of, split_key
+
+Remat = bool | Literal["cheap", "nothing"]
 
 
 class ScanStack(StatefulLayer, Stacked):
@@ -73,7 +75,7 @@ class ScanStack(StatefulLayer, Stacked):
 
     layers: Any
     depth: int = field(static=True)
-    remat: bool = field(static=True)
+    remat: Remat = field(static=True)
     unroll: int = field(static=True)
 
     def __init__(
@@ -81,7 +83,7 @@ class ScanStack(StatefulLayer, Stacked):
         make_layer: Callable[[PRNGKeyArray], Callable],
         depth: int,
         *,
-        remat: bool = False,
+        remat: Remat = False,
         unroll: int = 1,
         key: PRNGKeyArray,
     ):
@@ -89,15 +91,16 @@ class ScanStack(StatefulLayer, Stacked):
 
         - `make_layer`: a function from a key to a layer.
         - `depth`: number of layers.
-        - `remat`: whether the backward pass computes the inside of each layer again, rather than
-          keeping it: memory then grows with the sizes of the layers' inputs alone. Without it, what
-          is cheap is computed again, such as elementwise sums, ReLU or tanh, and the rest kept.
+        - `remat`: what the backward pass computes again. `False` or `"cheap"`: elementwise
+          operations such as sums, ReLU and tanh; the results of matrix products are kept.
+          `"nothing"`: all results are kept, which takes memory, and time to write and read. `True`:
+          the inside of each layer; memory then grows with the sizes of the layers' inputs alone.
         - `unroll`: how many layers to compile side by side in one turn of the loop.
         - `key`: split into one key a layer, so that the layers are those of `[make_layer(key) for
           key in jax.random.split(key, depth)]`.
 
-        **Raises:** `ValueError` if `depth` or `unroll` is not a positive integer; `TypeError` if
-        `make_layer` is a layer, or no function.
+        **Raises:** `ValueError` if `depth` or `unroll` is not a positive integer, or for another
+        `remat`; `TypeError` if `make_layer` is a layer, or no function.
         """
         depth = whole_number(depth, "depth")
         if isinstance(make_layer, Module) or not callable(make_layer):
@@ -106,6 +109,10 @@ class ScanStack(StatefulLayer, Stacked):
                 f"nn.Linear(8, 8, key=key)`; got {type(make_layer).__name__}. Existing layers are "
                 "stacked by `ScanStack.stack(layers)`."
             )
+        if remat not in (True, False, *_POLICIES):
+            raise ValueError(
+                f'ScanStack expected remat to be True, False, "cheap" or "nothing"; got {remat!r}.'
+            )
         self.layers = _stacked_layers(make_layer, key, depth)
         self.depth = depth
         self.remat = remat
@@ -113,7 +120,7 @@ class ScanStack(StatefulLayer, Stacked):
 
     @classmethod
     def stack(
-        cls, layers: Sequence[Callable], *, remat: bool = False, unroll: int = 1
+        cls, layers: Sequence[Callable], *, remat: Remat = False, unroll: int = 1
     ) -> "ScanStack":
         """The stack of layers that are there already: the inverse of `unstack`.
 
@@ -270,10 +277,11 @@ class ScanStack(StatefulLayer, Stacked):
         x = jtu.tree_map(jnp.asarray, x)
         turns = arrays, state, key_data
         # Inside a loop nothing can be merged with the pass before, so nothing need be fenced.
-        if self.remat:
+        if self.remat is True:
             apply = filter_checkpoint(apply, prevent_cse=False)
         elif not _has_effects(apply, x, turns):
-            apply = filter_checkpoint(apply, prevent_cse=False, policy=_keep_what_costs)
+            policy = _POLICIES[self.remat or "cheap"]
+            apply = filter_checkpoint(apply, prevent_cse=False, policy=policy)
 
         def step(x: Any, turn: Any) -> tuple[Any, State | None]:
             output, state = apply(x, *turn)
@@ -349,6 +357,9 @@ def _keep_what_costs(primitive: Any, *args: Any, **params: Any) -> bool:
     """
     is_cheap = primitive.name in _CHEAP
     return not is_cheap and keep_all_but_gathered(primitive, *args, **params)
+
+
+_POLICIES = {"cheap": _keep_what_costs, "nothing": keep_all_but_gathered}
 
 
 def _explain_difference(first: Any, layer: Any, index: int) -> str | None:

@@ -123,15 +123,27 @@ class TrainState(Module, Generic[Model]):
 MAX_SIZE_BY_NUMPY = 2**16
 
 
-def copy_arrays(pytree: Tree) -> Tree:
+def copy_arrays(pytree: Tree, *, donate: bool = False) -> Tree:
     """The same tree with every array in a new buffer of its own.
 
     Donation deletes buffers and refuses one that is passed twice; neither may happen to arrays that
     the caller holds. The copies have no weak types: a step would return strong ones, and be traced
     a second time for them. Keys are cloned, so that `jax.debug_key_reuse` accepts them.
+
+    - `donate`: delete each array of JAX once it is copied, so that no two trees are there at once.
     """
+    donated: dict[int, Any] = {}
 
     def copy(leaf: Any) -> Any:
+        if not donate or not isinstance(leaf, jax.Array):
+            return copy_one(leaf)
+        # An array may be at two places.
+        copied = copy_one(donated.get(id(leaf), leaf))
+        donated[id(leaf)] = copied
+        leaf.delete()
+        return copied
+
+    def copy_one(leaf: Any) -> Any:
         if not is_array(leaf):
             return leaf
         if is_key(leaf):

@@ -33,16 +33,7 @@ from ._checks import (
     check_trainable,
     type_names,
 )
-from ._guards import (
-    halt_if_not_finite,
-    has_skipped,
-    keep_if_finite,
-    register_skipping,
-    register_unguarded,
-    skip_if_not_finite,
-    skip_overflow,
-    tree_where,
-)
+from ._guards import CheckFinite, has_skipped, register_step, tree_where, update_if_finite
 from ._loss_scale import DynamicLossScale
 from ._sharding import Sharding, check_sharding, evaluate_sharded, shard
 from ._state import Evaluate, Evaluation, TrainState, check_state, evaluator
@@ -52,7 +43,6 @@ ModelState = TypeVar("ModelState", bound=Any)
 Batch = TypeVar("Batch", bound=Any)
 Aux = TypeVar("Aux")
 
-CheckFinite = bool | Literal["skip"]
 Step = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""]]]
 StepWithAux = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], Float[Array, ""], Aux]]
 
@@ -118,11 +108,16 @@ def make_step(
       The functions are traced only if they are called. With `optax.lookahead` the model has the
       fast parameters, and `state.optimiser_state.slow` the slow ones.
     - `has_aux`: whether the loss returns an `aux` too.
-    - `check_finite`: refuse an update that would make the loss, a parameter, or what the model and
-      the optimiser keep NaN or infinite; see `keep_if_finite` and `TrainState.is_halted`. A step
-      that is called by itself then keeps the old arrays until the new ones are judged, and writes
-      none in place; `fit` has a cheaper way (`_guards`). With `check_finite=False` `fit` still
-      stops at a loss that is not finite, but has no good state left.
+    - `check_finite`: `True` refuses the update if the loss, a gradient or the new `model_state` is
+      NaN or infinite; the state stays as it was, and is marked: see `TrainState.is_halted`. A
+      gradient above the square root of the largest number of its dtype counts as infinite, because
+      Adam squares it (float16 excepted). This costs one reduction over the gradients, and no copy
+      of the state; all gradients are there before the first parameter is updated. `"skip"` refuses
+      the same updates, and the next step continues. `"state"` judges the new parameters, and what
+      the optimiser keeps, so that no optimiser can make them NaN from finite gradients: it needs a
+      copy of the state. So do optimisers that skip updates themselves. With `True`, `fit` finds
+      such a NaN when it next reads the losses. With `False` it stops at a loss that is not finite,
+      but has no good state left.
     - `sharding`: that of the states, placed by `train.shard`, and of the batches. The returned
       state has the sharding of the given one. The loss has the value that one device would compute.
 
@@ -154,52 +149,45 @@ def make_step(
     """
     check_callable(loss, "loss(model, batch, key)", "make_step")
     check_optimiser(optimiser, "make_step")
-    if check_finite not in (True, False, "skip"):
+    if check_finite not in (True, False, "skip", "state"):
         raise ValueError(
-            f'make_step expected check_finite to be True, False or "skip"; got {check_finite!r}.'
+            'make_step expected check_finite to be True, False, "skip" or "state"; got '
+            f"{check_finite!r}."
         )
     evaluate = evaluator(loss, has_aux)
     if sharding is not None:
         check_sharding(sharding, "make_step")
         evaluate = evaluate_sharded(evaluate, sharding)
 
-    def guarded_by(guard: Callable[..., TrainState] | None) -> Any:
-        def step(state: TrainState, batch: Any) -> tuple:
-            check_state(state, "The step")
-            check_arrays(batch)
-            check_trainable(state.model, is_state_kept=state.model_state is not None)
-            parameters = filter(state.model, is_inexact_array)
-            check_optimiser_state(optimiser, parameters, state.optimiser_state)
-            loss_key = jr.fold_in(state.key, state.step)
-            inputs = state.model, state.model_state, batch, loss_key
-            differentiate = functools.partial(_differentiate, evaluate, state.loss_scale)
-            evaluation, gradients = differentiate(*inputs)
-            extra = {"value": evaluation.loss, "grad": gradients}
-            extra |= _functions(evaluate, differentiate, inputs)
-            # For a complex parameter JAX's gradient is the conjugate of the direction of ascent.
-            gradients = jax.tree_util.tree_map(jnp.conj, gradients)
-            updated = _update(optimiser, state, parameters, evaluation, gradients, extra)
-            updated, loss_to_judge = skip_overflow(state, updated, gradients, evaluation.loss)
-            if guard is not None:
-                updated = guard(state, updated, loss_to_judge)
-            if sharding is not None:
-                updated = shard(updated, sharding)
-            returned = updated, evaluation.loss, evaluation.aux
-            return returned if has_aux else returned[:2]
+    def step(state: TrainState, batch: Any) -> tuple:
+        check_state(state, "The step")
+        check_arrays(batch)
+        check_trainable(state.model, is_state_kept=state.model_state is not None)
+        parameters = filter(state.model, is_inexact_array)
+        check_optimiser_state(optimiser, parameters, state.optimiser_state)
+        loss_key = jr.fold_in(state.key, state.step)
+        inputs = state.model, state.model_state, batch, loss_key
+        differentiate = functools.partial(_differentiate, evaluate, state.loss_scale)
+        evaluation, gradients = differentiate(*inputs)
+        extra = {"value": evaluation.loss, "grad": gradients}
+        extra |= _functions(evaluate, differentiate, inputs)
+        # For a complex parameter JAX's gradient is the conjugate of the direction of ascent.
+        gradients = jax.tree_util.tree_map(jnp.conj, gradients)
+        update = functools.partial(
+            _update, optimiser, state, parameters, evaluation, gradients, extra
+        )
+        is_sharded = sharding is not None
+        updated = update_if_finite(state, update, gradients, evaluation, check_finite, is_sharded)
+        if sharding is not None:
+            updated = shard(updated, sharding)
+        returned = updated, evaluation.loss, evaluation.aux
+        return returned if has_aux else returned[:2]
 
-        # Reports on its traces name the loss, by which a user knows it.
-        vars(step).update(__signature__=inspect.signature(step), __wrapped__=loss)
-        step.__qualname__ = f"make_step({getattr(loss, '__name__', type(loss).__name__)})"
-        return filter_jit(step, donate=("state",))
-
-    guards = {True: keep_if_finite, False: None, "skip": skip_if_not_finite}
-    step = guarded_by(guards[check_finite])
-    if check_finite == "skip":
-        register_skipping(step.__wrapped__)
-    elif check_finite:
-        # Where `fit` keeps a copy to go back to, it runs this step, which checks less (`_guards`).
-        register_unguarded(step.__wrapped__, guarded_by(halt_if_not_finite))
-    return step
+    # Reports on its traces name the loss, by which a user knows it.
+    vars(step).update(__signature__=inspect.signature(step), __wrapped__=loss)
+    step.__qualname__ = f"make_step({getattr(loss, '__name__', type(loss).__name__)})"
+    register_step(step, check_finite)
+    return filter_jit(step, donate=("state",))
 
 
 def _differentiate(

@@ -72,7 +72,10 @@ def test_backward_pass_computes_again_what_is_cheap_and_with_remat_all(getkey):
 
     # The product of the backward pass is one more.
     assert (count("dot_general"), count("dot_general", remat=True)) == (2, 3)
-    assert count("tanh") == count("tanh", remat=True) == 2
+    assert count("tanh") == count("tanh", remat=True) == count("tanh", remat="cheap") == 2
+    assert (count("dot_general", remat="nothing"), count("tanh", remat="nothing")) == (2, 1)
+    with pytest.raises(ValueError, match=r'True, False, "cheap" or "nothing"; got \'dots\''):
+        count("tanh", remat="dots")
 
 
 def test_layers_that_print_do_so_once_for_a_gradient(getkey, capsys):

@@ -272,7 +272,9 @@ def whole(run):
 
 
 def same_end(result, callback, whole):
-    assert eqx.tree_equal(result.state, whole.state)
+    # Many steps in a call are another program, which may round otherwise.
+    rtol = 0.0 if result.steps_per_call == whole.steps_per_call else 1e-6
+    assert eqx.tree_equal(result.state, whole.state, rtol=rtol)
     told = "Stopped after step 10: score was not better than 1, of step 4, in 3 evaluations."
     assert result.message.startswith(told)
     assert "The state is that after step 4, the best." in result.message

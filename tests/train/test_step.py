@@ -375,7 +375,7 @@ def test_skipped_update_changes_nothing_but_the_step_and_the_next_one_goes_on(lo
     state, value = step(state, (*batch, 0.0))
     assert (bool(jnp.isfinite(value)), bool(state.is_halted)) == (True, False)
     assert not tree_equal(state.model, before.model)
-    with pytest.raises(ValueError, match=r'to be True, False or "skip"; got \'halt\''):
+    with pytest.raises(ValueError, match=r'False, "skip" or "state"; got \'halt\''):
         make_step(loss, ADAM, check_finite="halt")
 
 

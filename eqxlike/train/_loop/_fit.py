@@ -39,15 +39,14 @@ def fit(
     check_every: int = 100,
     max_skipped: int = 10,
     resume_from: str | os.PathLike[str] | None = None,
+    donate: bool = False,
 ) -> "FitResult[Model]":
     """Runs a training step over batches.
 
     Steps are dispatched without waiting for their results. The host reads the losses every
     `check_every` steps. It finds a step that was not finite then, and the state is that before this
-    step, however many were dispatched after it: the step of `make_step` refuses such an update
-    (`_guards`). On one device, with a state of up to 256 MB and a step that only computes, `fit`
-    instead copies the state each time that it reads the losses, and repeats the steps since then if
-    one was bad. Its numbers are then those of a loop over `step` but for rounding.
+    step, however many were dispatched after it: the step of `make_step` refuses such an update, and
+    all updates after it.
 
     The first Ctrl-C ends training after the call under way; a second one raises
     `KeyboardInterrupt`. SIGTERM, with which schedulers and containers ask a process to end, does
@@ -55,7 +54,7 @@ def fit(
 
     **Arguments:**
 
-    - `state`: where to start. It is copied, and stays usable.
+    - `state`: where to start. It is copied, and stays usable, unless `donate`.
     - `step`: `step(state, batch)` which gives `(state, loss, ...)`; see `make_step`. What comes
       after the loss is ignored.
     - `batches`: for example `minibatches(...)`, or a `DataLoader` of PyTorch. Tensors of other
@@ -76,7 +75,6 @@ def fit(
     - `on_log`: `on_log(step, loss)` with the steps made so far and the mean loss since the last
       log; see `progress`.
     - `check_every`: steps between two reads of the losses. The device idles for a moment at each.
-      Batches since the last read are kept, up to 64 MB of them, to be repeated.
     - `max_skipped`: how many updates in a row may be skipped, by a step of
       `make_step(..., check_finite="skip")` or by an optimiser such as `optax.apply_if_finite`. If
       more were skipped when the losses are read, training ends as `"diverged"`. The history
@@ -87,6 +85,10 @@ def fit(
       one is warned of and left out. `batches` go to the position that was saved, if they have
       `seek`, as `minibatches` do; of others as many are passed over as there were steps.
       Callbacks get back what they kept: `EarlyStopping` goes on from its best.
+    - `donate`: give the arrays of `state` to the run, one after another, so that the run and its
+      caller hold one state together. The arrays are deleted, also if `fit` raises, and JAX raises
+      an error where they are used. Without `donate`, `fit` keeps no reference to `state` after the
+      copy, so that `fit(make_state(), ...)` holds one state too.
 
     **Returns:** a `FitResult`.
 
@@ -126,10 +128,16 @@ def fit(
     check_every = whole_number(check_every, "check_every")
     resumed = None if resume_from is None else newest_in(resume_from, state, checked)
     if resumed is None:
-        run = Run(_unhalted(copy_arrays(state)), num_steps, 0, max_skipped)
+        # The name is bound again: nobody else may hold the first state.
+        state = copy_arrays(state, donate=donate)
+        run = Run(_unhalted(state), num_steps, 0, max_skipped)
     else:
+        for leaf in jax.tree.leaves(state) if donate else ():
+            if isinstance(leaf, jax.Array):
+                leaf.delete()
         run = Run(_unhalted(resumed.state), num_steps, resumed.steps, max_skipped)
         feed.seek(resumed.position, resumed.steps)
+    del state
     run.evaluate_every = schedule.evaluate_every
     run.callbacks = checked
     run.on_checkpoint = functools.partial(schedule.call_hook, "on_checkpoint")
@@ -220,7 +228,7 @@ class _Loop(NamedTuple):
                 advance = functools.partial(run.advance, self.step, batches, pace.steps_per_call)
                 pace.run(advance, batches.count)
                 is_stopping = interrupt.is_requested and not self.feed.has_mismatched_batch
-                is_due = run.steps == due or run.num_unread >= self.check_every or run.is_full
+                is_due = run.steps == due or run.num_unread >= self.check_every
                 if is_stopping or is_due:
                     run.read()
                     if run.divergence is not None or is_stopping:

@@ -1,6 +1,6 @@
 """A training under way, on the arrays of its state.
 
-`_run` reads the losses, `_stepper` calls the step and judges, `_undo` finds the last good state.
+`_run` reads the losses, `_stepper` calls the step and judges, `_flat_steps` compiles the calls.
 """
 
 from ._run import Run as Run

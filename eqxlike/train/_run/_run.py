@@ -102,11 +102,6 @@ class Run(Generic[Model]):
         self.steps += pending.count
         return pending.losses
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the batches kept for a repeat take so much memory that losses should be read."""
-        return self._stepper.is_full
-
     def read(self) -> None:
         """Waits for the losses on the device, and sets `divergence` if one of their steps was bad.
 
@@ -132,6 +127,8 @@ class Run(Generic[Model]):
         # A step that was interrupted may have no loss.
         if num_good < len(losses):
             self.divergence = self._describe(losses[num_good], is_kept)
+        elif not self._stepper.is_finite(of_any_step=False):
+            self.divergence = _spoilt(f"after step {self._good_step}")
         # In a run of successive indices, index minus place is constant.
         rows = collections.Counter(index - place for place, index in enumerate(self.skipped))
         longest = max(rows.values(), default=0)
@@ -170,4 +167,14 @@ class Run(Generic[Model]):
             what = f"{array} became NaN or infinite in step {step}, at a loss of {loss:.6g}"
         else:
             what = f"The loss was {loss} in step {step}"
+        if not self._stepper.is_finite(of_any_step=True):
+            return f"{what}. {_spoilt(f'after step {step - 1}')}"
         return f"{what}; the state is that after step {step - 1}."
+
+
+def _spoilt(when: str) -> str:
+    return (
+        f"The state {when} is not finite, though its gradients were: the optimiser made a "
+        "parameter, or what it keeps, NaN or infinite. A step of `make_step(..., "
+        'check_finite="state")` keeps the state before that.'
+    )

@@ -1,6 +1,5 @@
 """Batches that are alike, as one."""
 
-import copy
 import functools
 from typing import Any, NamedTuple
 
@@ -54,21 +53,6 @@ class Stack:
         self.count += 1
         return True
 
-    @property
-    def nbytes(self) -> int:
-        """How much memory the arrays of the batches take."""
-        return self.count * sum(getattr(leaf, "nbytes", 0) for leaf in self._leaves)
-
-    def keep(self) -> None:
-        """Has `first` hold copies of the arrays that a stream may write the next batch into."""
-        self.first = self._treedef.unflatten(map(_copied, self._leaves))
-
-    def first_ones(self, count: int) -> "Stack":
-        """So many batches of them."""
-        some = copy.copy(self)
-        some.count = count
-        return some
-
     def whole(self) -> PyTree:
         """The batches as one. What stands beyond their number means nothing."""
 
@@ -79,10 +63,6 @@ class Stack:
             return leaf if column is None else column
 
         return self._treedef.unflatten(map(of_column, self._columns, self._leaves))
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _column(leaf: Any, length: int) -> np.ndarray | list[Any] | None:

@@ -1,10 +1,9 @@
-"""The steps of a run, each call by the fastest way that the step allows."""
+"""The steps of a run, and whether its state is still good."""
 
 import functools
-import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +12,25 @@ import numpy as np
 from jaxtyping import Array
 
 from ..._partition import flatten
-from ..._pytree import is_array, listed, paths_without_numbers, tree_at
+from ..._pytree import is_array, listed, paths_without_numbers
 from ..._transforms import EqxlikeRuntimeError, JitFunction
-from .._guards import may_skip, was_refused
+from .._guards import is_finite_state, judges_gradients, may_skip, was_refused
 from .._state import Model, TrainState
-from ._flat_steps import Leaves, StateChanged, many_steps, single_step, state_and_loss, take_apart
+from ._flat_steps import (
+    Form,
+    Leaves,
+    StateChanged,
+    many_steps,
+    single_step,
+    state_and_loss,
+    take_apart,
+)
 from ._stack import Stack
-from ._undo import Call, Undo
 
 Batch = TypeVar("Batch")
 Step = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], *tuple[Any, ...]]]
+Call = Callable[[Leaves, Stack], tuple[Leaves, Any, Array]]
+"""Makes the steps of a stack on the arrays of a state, which it takes."""
 
 
 class Pending(NamedTuple):
@@ -39,7 +47,7 @@ class Pending(NamedTuple):
 
 _DONATED = (
     "Donated to the step that failed, and so no longer there: the state of this run. The `state` "
-    "that fit got was copied, and is as it was."
+    "that fit got was copied, and is as it was, unless fit has donate=True."
 )
 
 
@@ -51,9 +59,9 @@ class Stepper(Generic[Model]):
         self._state: TrainState[Model] | None = state
         self._leaves: Leaves | None = None
         self._form = take_apart(state)[1]
-        # On the arrays of the state, without the guard of the step or with it; or, in calls of one
-        # step, on the state as it is.
-        self._way: Undo | Literal["undecided", "guarded", "on state"] = "undecided"
+        # A step that changes more than arrays gets the state as it is, in calls of one step.
+        self._takes_arrays = True
+        self._step: Any = None
         self._calls: dict[int, Call] = {}
         self._counts_steps = False
 
@@ -69,46 +77,28 @@ class Stepper(Generic[Model]):
     @state.setter
     def state(self, state: TrainState[Model]) -> None:
         self._state, self._leaves = state, None
-        if self._undo is not None:
-            self._undo.clear()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the batches kept for a repeat take so much memory that losses should be read."""
-        return isinstance(self._way, Undo) and self._way.is_full
-
-    @property
-    def _undo(self) -> Undo | None:
-        return self._way if isinstance(self._way, Undo) else None
 
     def advance(self, step: Step, batches: Stack, steps_per_call: int) -> Pending:
         """A step on each batch: one by one, or where there may be more in a call, in one call."""
         # One statement makes each call: whatever interrupts it, what is here was given to none.
-        if steps_per_call == 1 and (self._way == "on state" or not isinstance(step, JitFunction)):
+        is_first, self._step = self._step is None, step
+        if steps_per_call == 1 and not (self._takes_arrays and isinstance(step, JitFunction)):
             # As it is: a step that is not compiled may do anything.
             self._state, self._leaves = self.state, None
             self._state, losses = state_and_loss(step(self._state, batches.first))
             were_refused = None if self._counts_steps else was_refused(self._state)
             return Pending(losses, were_refused, batches.count)
+        if is_first and (paths := paths_without_numbers(batches.first, "batch")):
+            raise TypeError(f"fit expected batches of numbers; got {listed(paths)}.")
         leaves = self._opened()
-        if self._way == "undecided":
-            if paths := paths_without_numbers(batches.first, "batch"):
-                raise TypeError(f"fit expected batches of numbers; got {listed(paths)}.")
-            self._way = Undo.of(step, leaves, self._form, batches) or "guarded"
-        call, undo = self._call(step, steps_per_call), self._undo
-        if undo is not None:
-            undo.begin(leaves)
-            if steps_per_call == 1:
-                # Before the call: JAX may read an array of NumPy after it, in place.
-                batches.keep()
+        call = self._call(step, steps_per_call)
         try:
             self._leaves, losses, were_refused = call(leaves, batches)
         except StateChanged:
             # It came while tracing: nothing was given away.
-            if undo is None and steps_per_call > 1:
+            if steps_per_call > 1:
                 raise
-            self._way = "on state" if undo is None else "guarded"
-            self._calls.clear()
+            self._takes_arrays = False
             return self.advance(step, batches, steps_per_call)
         except EqxlikeRuntimeError as error:
             if getattr(error, "__notes__", ()):
@@ -125,8 +115,6 @@ class Stepper(Generic[Model]):
             name = functools.partial(re.sub, r"\bleaves\[(\d+)\]", lambda at: arrays[int(at[1])])
             error.__notes__ = [*map(name, getattr(error, "__notes__", ()))]
             raise
-        if undo is not None:
-            undo.add(call, batches)
         return Pending(losses, were_refused, batches.count)
 
     def _opened(self) -> Leaves:
@@ -142,7 +130,7 @@ class Stepper(Generic[Model]):
     def _call(self, step: Step, steps_per_call: int) -> Call:
         call = self._calls.get(steps_per_call)
         if call is None:
-            own, rest = flatten(self._undo.step if self._undo else step, by_identity=True)
+            own, rest = flatten(step, by_identity=True)
             # JAX runs a program again to find a NaN: its arguments must not be donated.
             donates = not (jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # pyright: ignore
             if steps_per_call == 1:
@@ -160,48 +148,53 @@ class Stepper(Generic[Model]):
     def judge(
         self, pending: Sequence[Pending], first_step: int
     ) -> tuple[list[float], int | None, list[bool]]:
-        """Waits for losses, and sees whether the state became bad on the way to them.
-
-        The state is then the last good one: either the step kept it (`keep_if_finite`), or it has
-        no guard, and `Undo` repeats the steps.
+        """Waits for losses, and sees whether a step refused its update on the way to them.
 
         **Arguments:**
 
         - `first_step`: the step of the state before them.
 
-        **Returns:** the losses as numbers; the number of steps before the state became bad, or
-        `None` if it did not; and for each step before, whether it was skipped.
+        **Returns:** the losses as numbers; the number of steps before the one that was refused, or
+        `None` if none was; and for each step before, whether it was skipped.
         """
-        losses, undo = [calls.losses for calls in pending], self._undo
-        were_refused, skips = [False] * sum(calls.count for calls in pending), False
-        if undo is None:
-            numbers = _as_list(pending, jax.device_get(losses))
-            num_good, skips = int(self.state.step) - first_step, may_skip(self.state)
-            # A skipped step still increments `step`.
-            is_bad = bool(self.state.is_halted) and num_good < len(numbers)
-            if (is_bad or skips) and not self._counts_steps:
-                flags = jax.device_get([calls.were_refused for calls in pending])
-                were_refused = [*map(bool, _as_list(pending, flags))]
-            if is_bad and not self._counts_steps:
-                # The step may not increment `step`.
-                num_good = max(num_good, [*were_refused, True].index(True))
+        losses, state = [calls.losses for calls in pending], self.state
+        if len(losses) <= 256 and all(np.ndim(loss) == 0 for loss in losses):
+            # An array is fetched in the time of one number. Padded to a multiple of 32, so that one
+            # program serves most calls.
+            found = jax.device_get(_stacked([*losses, *losses[-1:] * (-len(losses) % 32)]))
+            numbers = _as_list(pending, found[: len(losses)])
         else:
-            verdict = undo.judge(self._opened(), self._form, losses)
-            numbers = _as_list(pending, verdict.losses)
-            num_good, is_bad = verdict.step - first_step, False
-            if verdict.is_good and all(map(math.isfinite, numbers)):
-                undo.clear(verdict.joined)
-            else:
-                self.state = self._form.merge(undo.last_good(self._form))
-                num_good = int(self.state.step) - first_step
-                is_bad = num_good < len(numbers)
-                if is_bad:
-                    halted = jnp.ones((), bool)
-                    self.state = tree_at(lambda state: state.is_halted, self.state, halted)
+            numbers = _as_list(pending, jax.device_get(losses))
+        were_refused = [False] * len(numbers)
+        num_good, skips = int(state.step) - first_step, may_skip(state)
+        # A skipped step still increments `step`.
+        is_bad = bool(state.is_halted) and num_good < len(numbers)
+        if (is_bad or skips) and not self._counts_steps:
+            flags = jax.device_get([calls.were_refused for calls in pending])
+            were_refused = [*map(bool, _as_list(pending, flags))]
+        if is_bad and not self._counts_steps:
+            # The step may not increment `step`.
+            num_good = max(num_good, [*were_refused, True].index(True))
         if is_bad:
             return numbers, num_good, were_refused
         self._counts_steps = num_good == len(numbers) and not skips
         return numbers, None, were_refused
+
+    def is_finite(self, *, of_any_step: bool) -> bool:
+        """Whether the state is finite, of steps that judge their gradients or of any."""
+        if not (of_any_step or judges_gradients(self._step)):
+            return True
+        leaves, form = take_apart(self.state)
+        return bool(_is_finite_of(form)(leaves))
+
+
+# By `jax.jit`: a trace for each form of state is not a retrace that concerns a user.
+@functools.lru_cache(maxsize=8)
+def _is_finite_of(form: Form) -> Callable[[Leaves], Array]:
+    return jax.jit(lambda leaves: is_finite_state(form.merge(leaves)))
+
+
+_stacked = jax.jit(jnp.stack)
 
 
 def _as_list(pending: Sequence[Pending], values: Sequence[Any]) -> list[float]:
