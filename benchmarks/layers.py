@@ -1,7 +1,8 @@
 """The costs of the layers of eqxlike.nn, compared with those of Equinox and NNX.
 
 Four networks are constructed, called for the first time, called again and differentiated; deep
-models are constructed, and stacks of equal layers compiled. Before anything is timed, a check
+models are constructed, and stacks of equal layers compiled. One attention and one convolution are
+differentiated next to JAX's functions and PyTorch's. Before anything is timed, a check
 compares the outputs and gradients that all libraries compute from the same weights. Only
 constructed models differ: each library draws its own initial values.
 
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 
 import jax
 
-from benchmarks import command, layer_cases, layer_depth, layer_fused, layer_rows
+from benchmarks import command, layer_cases, layer_depth, layer_fused, layer_kernels, layer_rows
 from benchmarks.layer_networks import NETWORKS
 from benchmarks.layer_rows import Row
 
@@ -37,6 +38,21 @@ ROWS: tuple[Row, ...] = (
         layer_fused.attention(width, length, batch, table)
         for table in (layer_fused.FORWARD, layer_fused.GRADIENT)
         for width, length, batch in ((32, 16, 4), (128, 64, 4), (512, 1, 1))
+    ),
+    *(
+        layer_kernels.attention(length, batch, is_causal)
+        for length, batch in ((128, 8), (256, 8), (1024, 2), (4096, 1))
+        for is_causal in (True, False)
+    ),
+    *(
+        layer_kernels.convolution(*sizes)
+        for sizes in (
+            (32, 64, 64, 32, 1),
+            (32, 256, 64, 14, 1),
+            (32, 32, 64, 32, 3),
+            (32, 64, 64, 16, 3),
+            (16, 128, 128, 28, 3),
+        )
     ),
 )
 

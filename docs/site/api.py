@@ -105,7 +105,8 @@ PAGES = (
             "AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d AdaptiveAvgPool1d "
             "AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptivePool",
             "Normalisation": "LayerNorm RMSNorm GroupNorm BatchNorm SpectralNorm WeightNorm",
-            "Sequences": "MultiheadAttention Embedding RotaryPositionalEmbedding GRUCell LSTMCell",
+            "Sequences": "MultiheadAttention dot_product_attention Embedding "
+            "RotaryPositionalEmbedding GRUCell LSTMCell",
             "Activation and regularisation": "PReLU Dropout",
             "Loss": "cross_entropy",
         },
