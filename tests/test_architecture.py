@@ -96,8 +96,9 @@ ROOMS = {
     ),
     "nn": (
         {"_inputs", "_threefry"},
-        {"_parameters", "_windows"},
-        {"_stateful"},
+        {"_attend_blocks", "_conv_cpu", "_parameters", "_windows"},
+        {"_attend_fused", "_stateful"},
+        {"_dot_product_attention"},
         {LAYERS_OF_NN, "_parallel"},
         {"_bayesian"},
         {"_surgery"},
@@ -112,9 +113,9 @@ ROOMS = {
         {"_loop", "_make_evaluate"},
     ),
 }
-# A family of layers imports none of its siblings, but for `Linear` and `Dropout`, which networks
-# are made of.
-SHARED_LAYERS = {"_dropout", "_linear"}
+# A family of layers imports none of its siblings, but for those that networks and attention are
+# made of.
+SHARED_LAYERS = {"_dropout", "_embedding", "_linear", "_norm"}
 
 CORE = {"jax", "jaxlib", "jaxtyping", "numpy", "optax", "wadler_lindig"}
 # Imported inside the function that needs them: without them the rest of the package works.

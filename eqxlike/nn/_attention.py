@@ -130,7 +130,8 @@ class MultiheadAttention(Module):
         num_heads = whole_number(num_heads, "num_heads")
         if num_kv_heads is None:
             num_kv_heads = num_heads
-        elif num_heads % whole_number(num_kv_heads, "num_kv_heads"):
+        num_kv_heads = whole_number(num_kv_heads, "num_kv_heads")
+        if num_heads % num_kv_heads:
             raise ValueError(
                 f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}."
             )

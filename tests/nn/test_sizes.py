@@ -53,6 +53,7 @@ SIZES = {
         {
             "num_heads": 2,
             "num_kv_heads": 1,
+            "window": 3,
             "query_size": 4,
             "key_size": 6,
             "value_size": 5,
