@@ -53,8 +53,7 @@ def cases(q, k):
             (columns <= rows) & (columns >= rows - 5),
             0.0,
         ),
-        "only keys before": ({"window": (2, None)}, columns >= rows - 2, 0.0),
-        "offset": ({"is_causal": True, "query_offset": 7}, columns <= rows + 7, 0.0),
+        "no bound after": ({"window": (2, None), "scale": 0.1}, columns >= rows - 2, 0.0),
         "negative offset": (
             {"is_causal": True, "window": 3, "query_offset": -5},
             (columns <= rows - 5) & (columns >= rows - 8),
@@ -81,7 +80,6 @@ def cases(q, k):
         "bias": ({"bias": bias}, True, bias),
         "bias of keys": ({"bias": bias[:1, :1], "is_causal": True}, columns <= rows, bias[:1, :1]),
         "float mask": ({"mask": np.where(mask, bias[0], -np.inf)}, mask, bias[:1]),
-        "scale": ({"scale": 0.1}, True, 0.0),
     }
 
 
@@ -96,23 +94,23 @@ def outcomes(attend, arguments):
 
 
 @pytest.mark.parametrize(
-    ("implementation", "lengths"),
+    ("implementation", "lengths", "chosen"),
     [
-        ("plain", (1, 7)),
-        ("plain", (11, 9)),
-        ("blocks", (1, 70)),
-        ("blocks", (200, 37)),
-        ("blocks", (150, 300)),
+        ("plain", (11, 9), slice(None)),
+        ("blocks", (1, 70), slice(0, None, 7)),
+        ("blocks", (200, 37), slice(0, None, 3)),
+        ("blocks", (150, 300), slice(1, None, 3)),
+        ("blocks", (70, 90), slice(2, None, 3)),
     ],
 )
-def test_implementations_agree_with_the_formula(implementation, lengths):
+def test_implementations_agree_with_the_formula(implementation, lengths, chosen):
     with jax.enable_x64(True):
         arguments = tuple(arrays(*lengths))
 
         @jax.jit
         def all_of(*arguments):
             found = {}
-            for name, (options, allowed, bias) in cases(*lengths).items():
+            for name, (options, allowed, bias) in list(cases(*lengths).items())[chosen]:
                 known = {name: options[name] for name in options if name == "scale"}
                 expected = functools.partial(formula, allowed=allowed, bias=bias, **known)
                 ours = functools.partial(
@@ -173,7 +171,7 @@ def test_cudnn_agrees_with_the_formula_under_vmap(cudnn):
         for name, case in cases(12, 12).items()
         if not {"bias", "query_offset"} & set(case[0]) and name not in ("window", "float mask")
     }
-    del supported["only keys before"]
+    del supported["no bound after"]
 
     @jax.jit
     def all_of(query, key, value):
@@ -197,12 +195,12 @@ def test_cudnn_agrees_with_the_formula_under_vmap(cudnn):
 
 
 def test_auto_uses_cudnn_where_it_can_and_an_explicit_choice_says_why_not(cudnn):
-    query, key, value = arrays(12, 12, jnp.float16)
+    query, key, value = arrays(13, 13, jnp.float16)
     both = lambda **options: nn.dot_product_attention(query, key, key, **options)
     np.testing.assert_allclose(both(), both(implementation="plain"), atol=1e-2)
     assert cudnn  # Traced for the platforms that have it.
     for options, reason in (
-        ({"bias": jnp.zeros((1, 1, 12))}, "it has a bias"),
+        ({"bias": jnp.zeros((1, 1, 13))}, "it has a bias"),
         ({"query_offset": 3}, "the query offset is 3"),
         ({"window": 3}, "a window that is not causal"),
     ):
