@@ -61,23 +61,34 @@ class Pattern:
     offset: int | None = 0
 
     def bounds(self) -> tuple[int | None, int | None]:
-        """How many keys a query attends to before and after its own position."""
-        before, after = self.window
-        return before, 0 if self.is_causal else after
+        """The first and last key that query 0 attends to, if it is at its offset or else at 0.
 
-    def allowed(self, inputs: "Inputs", rows: Any, columns: Any) -> Array | None:
+        They are between -2**30 and 2**30, so that sums with indices do not overflow.
+        """
+        before, after = self.window
+        if self.is_causal:
+            after = 0
+        offset, most = self.offset or 0, 2**30
+        first = None if before is None else max(-most, min(offset - before, most))
+        last = None if after is None else max(-most, min(offset + after, most))
+        return first, last
+
+    def allowed(self, inputs: "Inputs", rows: Any = None, columns: Any = None) -> Array | None:
         """Whether queries at the indices `rows` may attend to keys at the indices `columns`.
 
-        Both have two axes, one of size 1.
+        Both have two axes, one of size 1; by default all queries are rows, and all keys columns.
 
         `None` if all may attend to all. The mask of the inputs is not included.
         """
-        (before, after), parts = self.bounds(), []
-        positions = rows + (inputs.offset if self.offset is None else self.offset)
-        if before is not None:
-            parts.append(columns >= positions - before)
-        if after is not None:
-            parts.append(columns <= positions + after)
+        if rows is None:
+            rows = jnp.arange(inputs.query.shape[0], dtype=jnp.int32)[:, None]
+            columns = jnp.arange(inputs.key.shape[0], dtype=jnp.int32)[None]
+        (first, last), parts = self.bounds(), []
+        positions = rows if self.offset is not None else rows + inputs.offset
+        if first is not None:
+            parts.append(columns >= positions + first)
+        if last is not None:
+            parts.append(columns <= positions + last)
         if inputs.key_length is not None:
             parts.append(columns < inputs.key_length)
         if inputs.query_segments is not None and inputs.key_segments is not None:
@@ -146,7 +157,7 @@ def attend(how: How, inputs: Inputs) -> list[Array]:
     **Returns:** the output, of axes `q_seq heads value_size`, and of axes `heads q_seq` the
     logarithm of each query's sum of weights.
     """
-    return how.run("output", lambda inputs: _run_output(_Blocks(how, inputs)), inputs)
+    return how.run("output", functools.partial(_run_output, how), inputs)
 
 
 @functools.partial(attend.defjvp, symbolic_zeros=True)
@@ -164,7 +175,7 @@ def _differentiate(how: How, primals: Any, tangents: Any) -> tuple[Any, Any]:
     def forward(residuals: list[Array], tangents: list[Array]) -> list[Array]:
         inputs, outputs = treedef.unflatten(residuals)
         dots = dict(zip(moving, tangents, strict=True))
-        return _run_tangents(_Blocks(how, inputs), _in_blocks(how, inputs, outputs), dots)
+        return _run_tangents(how, inputs, _in_blocks(how, inputs, outputs), dots)
 
     def transpose(
         residuals: list[Array], cotangents: list[Array], is_shared: tuple[bool, ...]
@@ -172,7 +183,7 @@ def _differentiate(how: How, primals: Any, tangents: Any) -> tuple[Any, Any]:
         del is_shared
         inputs, outputs = treedef.unflatten(residuals)
         if "bias" in moving:
-            found = _run_cotangents(_Blocks(how, inputs), outputs, cotangents, True)
+            found = _run_cotangents(how, True, inputs, outputs, cotangents)
         else:
             found = _cotangents(how, inputs, outputs, cotangents)
         return [found[name] for name in moving]
@@ -189,7 +200,8 @@ def _cotangents(
     """The cotangents of query, key and value."""
 
     def in_blocks(*args: Any) -> list[Array]:
-        return list(_cotangents_in_blocks(how, *args).values())
+        found = _cotangents_in_blocks(how, *args)
+        return [found[name] for name in Inputs._fields[:3]]
 
     found = how.run("cotangents", in_blocks, inputs, outputs, cotangents)
     return dict(zip(Inputs._fields, found, strict=False))
@@ -206,7 +218,7 @@ def _cotangents_in_blocks(
     how: How, inputs: Inputs, outputs: list[Array], cotangents: list[Array]
 ) -> dict[str, Array]:
     outputs = _in_blocks(how, inputs, outputs)
-    return _run_cotangents(_Blocks(how, inputs), outputs, cotangents, False)
+    return _run_cotangents(how, False, inputs, outputs, cotangents)
 
 
 def _in_blocks(how: How, inputs: Inputs, outputs: list[Array]) -> list[Array]:
@@ -214,11 +226,12 @@ def _in_blocks(how: How, inputs: Inputs, outputs: list[Array]) -> list[Array]:
     return outputs if how.kernel is None else attend(how._replace(kernel=None), inputs)
 
 
-# --- The three passes ---
+# --- The three passes, each traced once for all layers with the same sizes ---
 
 
-def _run_output(blocks: "_Blocks") -> list[Array]:
-    inputs = blocks.inputs
+@functools.partial(jax.jit, static_argnums=0)
+def _run_output(how: How, inputs: Inputs) -> list[Array]:
+    blocks = _Blocks(how, inputs)
 
     def visit(carry: None, place: Any, rows: Any, columns: Any) -> Any:
         (query,), (key, value) = rows, columns
@@ -226,7 +239,8 @@ def _run_output(blocks: "_Blocks") -> list[Array]:
         highest = scores.max(1)
         weights = jnp.exp(scores - highest[:, None])
         totals = weights.sum(1)
-        attends = highest > blocks.least
+        # NaN attends, so that it is in the output.
+        attends = highest != blocks.least
         output = _dot("hvc,hcr->hvr", value, weights) / totals[:, None]
         output = jnp.where(attends[:, None], output, blocks.mean_of(inputs.value))
         # With this, `exp(score - log_sum)` is 0 for every score.
@@ -238,8 +252,11 @@ def _run_output(blocks: "_Blocks") -> list[Array]:
     return [blocks.join(output).astype(inputs.value.dtype), blocks.join_rows(log_sums)]
 
 
-def _run_tangents(blocks: "_Blocks", outputs: list[Array], dots: dict[str, Array]) -> list[Array]:
-    inputs, pattern = blocks.inputs, blocks.pattern
+@functools.partial(jax.jit, static_argnums=0)
+def _run_tangents(
+    how: How, inputs: Inputs, outputs: list[Array], dots: dict[str, Array]
+) -> list[Array]:
+    blocks, pattern = _Blocks(how, inputs), how.pattern
     output, log_sums = outputs
     query_dot, key_dot, value_dot, bias_dot = map(dots.get, Inputs._fields[:4])
     bias_dot = blocks.padded(bias_dot)
@@ -276,10 +293,11 @@ def _run_tangents(blocks: "_Blocks", outputs: list[Array], dots: dict[str, Array
     return [blocks.join(moved).astype(output.dtype), blocks.join_rows(totals)]
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _run_cotangents(
-    blocks: "_Blocks", outputs: list[Array], cotangents: list[Array], with_bias: bool
+    how: How, with_bias: bool, inputs: Inputs, outputs: list[Array], cotangents: list[Array]
 ) -> dict[str, Array]:
-    inputs, pattern = blocks.inputs, blocks.pattern
+    blocks, pattern = _Blocks(how, inputs), how.pattern
     (output, log_sums), (of_output, of_log_sums) = outputs, cotangents
     products = of_output.astype(blocks.dtype) * output.astype(blocks.dtype)
     shift = of_log_sums - products.sum(-1).T
@@ -365,7 +383,8 @@ class _Blocks:
         self.heads = inputs.key.shape[1]
         self.groups = num_heads // self.heads
         self.count = -(-self.length // size)
-        self.dtype = at_least_float32(inputs.query.dtype)
+        dtypes = (each.dtype for each in inputs[:3])
+        self.dtype = at_least_float32(max(dtypes, key=lambda dtype: jnp.finfo(dtype).bits))
         self.least, self.most = jnp.finfo(self.dtype).min, jnp.finfo(self.dtype).max
         self.bias, self.mask = self.padded(inputs.bias), self.padded(inputs.mask)
 
@@ -411,24 +430,23 @@ class _Blocks:
 
         The start is a function of the block's first row, or `None` for a span that starts at 0.
         """
-        num_keys, offset = len(self.inputs.key), self.pattern.offset
-        before, after = self.pattern.bounds()
-        if offset is None or after is None:
+        num_keys = len(self.inputs.key)
+        first, last = self.pattern.bounds()
+        if self.pattern.offset is None or last is None:
             yield 0, self.count, num_keys, None
-        elif before is not None and (span := before + self.size + after) < num_keys:
+        elif first is not None and (span := last - first + self.size) < num_keys:
 
             def start(row: Any) -> Any:
-                first = row + offset - before
                 if isinstance(row, int):
-                    return max(0, min(first, num_keys - span))
-                return jnp.clip(first, 0, num_keys - span)
+                    return max(0, min(row + first, num_keys - span))
+                return jnp.clip(row + first, 0, num_keys - span)
 
             yield 0, self.count, span, start
         else:
             step = -(-self.count // _GROUPS)
-            for first in range(0, self.count, step):
-                last = min(first + step, self.count)
-                yield first, last, max(1, min(last * self.size + offset + after, num_keys)), None
+            for block in range(0, self.count, step):
+                end = min(block + step, self.count)
+                yield block, end, max(1, min(end * self.size + last, num_keys)), None
 
     def zeros(self, like: Array) -> Array:
         """Zeros with the sharding of `like`, and its axes of `jax.vmap` and `jax.shard_map`."""
@@ -476,7 +494,7 @@ class _Blocks:
         scores = _dot("hcd,hrd->hcr", key, query) * self.pattern.scale
         if self.bias is not None:
             biased = scores + self.select(self.bias, place).astype(scores.dtype)
-            scores = jnp.maximum(biased, self.least)
+            scores = jnp.where(biased <= self.least, self.least, biased)
         # Not of NumPy: each mask of a block would be a constant of the program.
         columns = (place.column + jnp.arange(place.span, dtype=jnp.int32))[:, None]
         rows = (place.row + jnp.arange(self.size, dtype=jnp.int32))[None]

@@ -19,7 +19,7 @@ def find_refusal(pattern: Pattern, inputs: Inputs) -> str | None:
     """
     query, key, value = inputs[:3]
     dtypes = sorted({str(each.dtype) for each in (query, key, value)})
-    before, after = pattern.bounds()
+    before, after = pattern.window
     if dtypes not in (["bfloat16"], ["float16"]):
         return f"it needs float16 or bfloat16, and query, key and value have {', '.join(dtypes)}"
     if value.shape[-1] != query.shape[-1]:
@@ -28,7 +28,7 @@ def find_refusal(pattern: Pattern, inputs: Inputs) -> str | None:
         return "it has a bias or a float mask"
     if pattern.offset != 0:
         return f"the query offset is {'an array' if pattern.offset is None else pattern.offset}"
-    if before is not None and after != 0:
+    if (before, after) != (None, None) and not pattern.is_causal:
         return "it has a window that is not causal"
     if before is not None and len(query) > len(key):
         return "it has a window and more queries than keys"
@@ -84,7 +84,7 @@ Known = tuple[float, bool, int | None]
 
 def _prepare(pattern: Pattern, inputs: Inputs) -> tuple[Known, list[Any], Array | None]:
     """What is known when tracing, the arguments, and which queries (heads first) see no key."""
-    before, _ = pattern.bounds()
+    before = pattern.window[0]
     mask, length = inputs.mask, inputs.key_length
     num_queries, num_keys = len(inputs.query), len(inputs.key)
     if mask is None and inputs.query_segments is None:
@@ -94,8 +94,7 @@ def _prepare(pattern: Pattern, inputs: Inputs) -> tuple[Known, list[Any], Array 
             length = jnp.maximum(length, 1)[None].astype(jnp.int32)
         known = (pattern.scale, pattern.is_causal, before)
     else:
-        rows, columns = jnp.arange(num_queries)[:, None], jnp.arange(num_keys)[None]
-        allowed = pattern.allowed(inputs, rows, columns)
+        allowed = pattern.allowed(inputs)
         if allowed is not None:
             mask = allowed[None] if mask is None else mask & allowed[None]
         assert mask is not None

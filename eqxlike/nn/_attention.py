@@ -309,13 +309,19 @@ class MultiheadAttention(Module):
         assert rotary is not None
         if positions is None:
             positions = (query_offset, 0)
-        elif not isinstance(positions, tuple | list):
-            if len(query) != len(key):
+        elif not isinstance(positions, tuple):
+            positions = jnp.asarray(positions)
+            if query.shape[0] != key.shape[0]:
                 raise ValueError(
-                    f"{describe(self)} got {len(query)} queries, {len(key)} keys and one array of "
-                    "positions: pass a pair, `positions=(of_queries, of_keys)`."
+                    f"{describe(self)} got {query.shape[0]} queries, {key.shape[0]} keys and one "
+                    "array of positions: pass a pair, `positions=(of_queries, of_keys)`."
                 )
             positions = (positions, positions)
+        elif len(positions) != 2:
+            raise ValueError(
+                f"{describe(self)} expected positions to be an array or a pair of arrays, got a "
+                f"tuple of {len(positions)}."
+            )
         size = rotary.embedding_size
 
         def turn(heads: Heads, positions: Any) -> Heads:

@@ -48,6 +48,11 @@ def _with_conv(function: Callable[..., Array], *arrays: Array) -> Array:
     return values[closed.jaxpr.outvars[0]]
 
 
+def _are_known(*arrays: Any) -> bool:
+    """Whether all sizes are numbers; a program may be exported for any size."""
+    return all(isinstance(size, int) for array in arrays for size in array.shape)
+
+
 def _plain(x: Array, weight: Array, **params: Any) -> Array:
     return _jax_conv.bind(x, weight, **params)
 
@@ -67,7 +72,9 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Array, Any]:
     # JAX's own, where it is as fast: the policies of `jax.checkpoint` know no other convolution.
     points = [weight.shape[axis] for axis in params["dimension_numbers"].rhs_spec[2:]]
     sizes = [x.shape[axis] for axis in params["dimension_numbers"].lhs_spec[2:]]
-    is_plain = math.prod(points) > 1 and all(map(operator.le, points, sizes))
+    is_plain = not _are_known(x, weight) or (
+        math.prod(points) > 1 and all(map(operator.le, points, sizes))
+    )
     primitive = _jax_conv if is_plain else conv_p
     return primitive.bind(x, weight, **params), functools.reduce(ad.add_jaxvals, terms)
 
@@ -114,6 +121,8 @@ def _lower(context: Any, x: Any, weight: Any, **params: Any) -> Any:
     - The same gradient with groups, or of a transposed convolution. XLA has slow loops for them.
     """
     (x_aval, weight_aval), (y_aval,) = context.avals_in, context.avals_out
+    if not _are_known(x_aval, weight_aval, y_aval):
+        return mlir.lower_fun(_plain, multiple_results=False)(context, x, weight, **params)
     numbers, groups = params["dimension_numbers"], params["batch_group_count"]
     x_sizes = [x_aval.shape[axis] for axis in numbers.lhs_spec[2:]]
     points = [weight_aval.shape[axis] for axis in numbers.rhs_spec[2:]]

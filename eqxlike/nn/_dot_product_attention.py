@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 from .._check_numbers import whole_number
+from .._compat import vary, varying_axes
 from .._dtypes import at_least_float32
 from ._attend_blocks import How, Inputs, Pattern, attend
 from ._attend_fused import find_refusal, fused
@@ -44,7 +45,7 @@ def dot_product_attention(
     | None = None,
     key_length: int | Int[Array, ""] | None = None,
     query_offset: int | Int[Array, ""] = 0,
-    scale: float | None = None,
+    scale: float | Array | None = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "q_seq heads value_size"]:
     """`softmax(Q K^T * scale + bias) V` for several heads, without the matrix of all scores.
@@ -99,7 +100,13 @@ def dot_product_attention(
                 f"{more}"
             )
     (_, heads, size), (num_keys, kv_heads, key_size) = query.shape, key.shape
-    if key_size != size or value.shape[:2] != key.shape[:2] or not kv_heads or heads % kv_heads:
+    if (
+        key_size != size
+        or value.shape[:2] != key.shape[:2]
+        or not kv_heads
+        or not heads
+        or heads % kv_heads
+    ):
         raise ValueError(
             f"{what} expected query (q_seq, heads, size), key (kv_seq, kv_heads, size) and value "
             "(kv_seq, kv_heads, value_size), with heads a multiple of kv_heads; got query "
@@ -140,10 +147,13 @@ def attend_by(
     - `drop`: a function of the weights, for dropout.
     """
     check_implementation(implementation)
-    on_cpu = jax.default_backend() == "cpu"
-    rows = _ROWS if on_cpu else _ROWS_ELSEWHERE
-    if on_cpu and len(inputs.query) < 512 and pattern.bounds() != (None, None):
-        rows = 64
+    sizes = (*inputs.query.shape, *inputs.key.shape)
+    if not all(isinstance(size, int) and size for size in sizes):
+        # There are no queries, or the program is exported for any length.
+        implementation = "plain"
+    # The cotangents of arrays that vary less than the output are summed by the cast.
+    axes = frozenset().union(*(varying_axes(each) for each in inputs if each is not None))
+    inputs = jax.tree_util.tree_map(lambda each: vary(each, axes), inputs)
     if implementation == "plain" or (drop is not None and implementation == "auto"):
         return _attend_plainly(pattern, inputs, drop)
     if drop is not None:
@@ -151,6 +161,10 @@ def attend_by(
             f'implementation="{implementation}" does not support dropout of attention weights; use '
             '"auto" or "plain", or inference mode.'
         )
+    on_cpu = jax.default_backend() == "cpu"
+    rows = _ROWS if on_cpu else _ROWS_ELSEWHERE
+    if on_cpu and sizes[0] < 512 and pattern.bounds() != (None, None):
+        rows = 64
     refusal = None
     if implementation in ("auto", "cudnn"):
         refusal = find_refusal(pattern, inputs)
@@ -164,7 +178,7 @@ def attend_by(
     if implementation == "auto" and refusal is None:
         return attend(How(pattern, rows, fused("cuda")), inputs)[0]
     least = _LEAST_SCORES if on_cpu else _LEAST_SCORES_ELSEWHERE
-    if implementation == "auto" and len(inputs.query) * len(inputs.key) < least:
+    if implementation == "auto" and sizes[0] * sizes[3] < least:
         return _attend_plainly(pattern, inputs, drop)
     return attend(How(pattern, rows), inputs)[0]
 
@@ -188,8 +202,8 @@ def _attend_plainly(
     if bias is not None:
         biased = scores + bias.astype(dtype)
         # A query with `-inf` for every key gets equal weights, as with a boolean mask, not NaN.
-        scores = jnp.where(biased > least, biased, least)
-    allowed = pattern.allowed(inputs, jnp.arange(len(query))[:, None], jnp.arange(len(key))[None])
+        scores = jnp.where(biased <= least, least, biased)
+    allowed = pattern.allowed(inputs)
     for mask in (allowed if allowed is None else allowed[None], inputs.mask):
         scores = scores if mask is None else jnp.where(mask, scores, least)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
@@ -210,7 +224,7 @@ def read_attention(
     segment_ids: Any = None,
     key_length: Any = None,
     query_offset: Any = 0,
-    scale: float | None = None,
+    scale: float | Array | None = None,
 ) -> tuple[Pattern, Inputs]:
     """The arguments of an attention, checked; `what` names the caller in errors."""
     query, key, value = heads
@@ -221,13 +235,16 @@ def read_attention(
         if mask != "causal":
             raise ValueError(f'{what} expected mask to be an array or "causal", got {mask!r}.')
         mask, is_causal = None, True
-    shape = (query.shape[1], len(query), len(key))
+    shape = (query.shape[1], query.shape[0], key.shape[0])
     mask, bias = _read_mask(what, mask, shape), _read_bias(what, bias, shape)
     if mask is not None and jnp.issubdtype(mask.dtype, jnp.floating):
-        mask, bias = None, mask if bias is None else bias + mask
+        mask, bias = None, mask if bias is None else bias + mask.astype(bias.dtype)
+    if isinstance(scale, jax.Array):
+        # A scale that is an array may be trained.
+        query, scale = query * scale.astype(query.dtype), 1.0
     is_known = isinstance(query_offset, int | np.integer)
     pattern = Pattern(
-        scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+        scale=1 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
         is_causal=bool(is_causal),
         window=read_window(what, window),
         offset=int(query_offset) if is_known else None,
@@ -294,7 +311,7 @@ def _read_segments(
 ) -> tuple[Array | None, Array | None]:
     if segment_ids is None:
         return None, None
-    is_pair = isinstance(segment_ids, tuple | list) and len(segment_ids) == 2
+    is_pair = isinstance(segment_ids, tuple) and len(segment_ids) == 2
     of_queries, of_keys = map(jnp.asarray, segment_ids if is_pair else 2 * (segment_ids,))
     for each, length in zip((of_queries, of_keys), lengths, strict=True):
         if each.shape != (length,) or not jnp.issubdtype(each.dtype, jnp.integer):
@@ -313,4 +330,4 @@ def _integer(what: str, name: str, number: Any) -> Array:
             f"{what} expected {name} to be an integer or an integer array of shape (), got dtype "
             f"{number.dtype} and shape {number.shape}."
         )
-    return number
+    return number.astype(jnp.int32)

@@ -236,6 +236,63 @@ def test_sharded_arrays_and_shard_map_agree(axis_type, spec):
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+def test_shard_map_sums_the_gradients_of_what_devices_share():
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    query, key = jax.random.normal(jax.random.key(0), (2, 140, 2, 4))
+
+    def loss(query, key, length=70):
+        attend = functools.partial(nn.dot_product_attention, implementation="blocks")
+        return (attend(query, key, key, key_length=length) ** 2).sum()
+
+    def of_device(query, key):
+        return jax.lax.psum(loss(query, key, 70 + 0 * jax.lax.axis_index("a")), "a")
+
+    mapped = jax.shard_map(of_device, mesh=mesh, in_specs=(jax.P("a"), jax.P()), out_specs=jax.P())
+    found = jax.jit(jax.grad(mapped, (0, 1)))(query, key)
+    for one, other in zip(found, jax.jit(jax.grad(loss, (0, 1)))(query, key), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+@pytest.mark.parametrize("implementation", ["plain", "blocks"])
+def test_unusual_numbers(implementation):
+    query, key, value = arrays(9, 9, jnp.float32)
+    attend = functools.partial(nn.dot_product_attention, implementation=implementation)
+    expected = attend(query, key, value)
+    for options in ({"window": 2**31 - 1}, {"is_causal": True, "query_offset": 2**40}):
+        np.testing.assert_allclose(attend(query, key, value, **options), expected, atol=1e-6)
+    # NaN is not taken for a key that is masked.
+    assert jnp.isnan(attend(query, key.at[2].set(jnp.nan), value)).all()
+    assert jnp.isnan(attend(query, key, value, bias=jnp.full((9, 9), jnp.nan))).all()
+    assert attend(query[:0], key, value).shape == (0, HEADS, VALUE_SIZE)
+    # A scale may be trained.
+    of_scale = jax.grad(lambda scale: attend(query, key, value, scale=scale).sum())
+    step = 1e-2
+    difference = attend(query, key, value, scale=0.3 + step) - attend(
+        query, key, value, scale=0.3 - step
+    )
+    np.testing.assert_allclose(of_scale(0.3), difference.sum() / (2 * step), rtol=1e-2)
+
+
+def test_layers_are_exported_for_any_length_and_batch():
+    scope = jax.export.SymbolicScope()
+    length, batch = jax.export.symbolic_shape("length, batch", scope=scope)
+    attention = nn.MultiheadAttention(2, 8, key=jax.random.key(0))
+    convolution = nn.Conv1d(8, 3, 3, padding=1, key=jax.random.key(0))
+    exported = jax.export.export(
+        jax.jit(
+            lambda x, y: (
+                attention(x, x, x, "causal"),
+                jax.grad(lambda y: (convolution_of(y)).sum())(y),
+            )
+        )
+    )
+    convolution_of = jax.vmap(convolution)
+    shapes = ((length, 8), (batch, 8, 5))
+    program = exported(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+    found = program.call(jnp.ones((7, 8)), jnp.ones((2, 8, 5)))
+    assert [each.shape for each in found] == [(7, 8), (2, 8, 5)]
+
+
 def test_memory_grows_with_the_length():
     def temporary_bytes(length):
         attend = functools.partial(nn.dot_product_attention, is_causal=True)
