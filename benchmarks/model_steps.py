@@ -480,7 +480,7 @@ def _resnet(sizes: ResNetSizes, take: Iterator[jax.Array]) -> tuple[Any, Any, Ap
 
         def layer(x: jax.Array, stride: int) -> jax.Array:
             (kernel, scale, shift), averages = next(rest)
-            padding = [(len(kernel) // 2,) * 2] * 2
+            padding = [(len(kernel) // 2, len(kernel) // 2)] * 2
             form, strides = ("NHWC", "HWIO", "NHWC"), (stride, stride)
             x = jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=form)
             x, averages = _batch_norm(x, scale, shift, averages)

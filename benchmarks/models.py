@@ -111,8 +111,8 @@ def rates(network: Network, times: Measurement) -> dict[str, Any]:
     """Tokens or examples a second of each column, and the share of the peak if both are known."""
     kind = jax.devices()[0].device_kind
     peaks = [peak for name, peak in _PEAKS.items() if name in kind]
-    is_known = network.dtype == "bfloat16" and network.flops is not None and peaks
-    most = peaks[0] * network.amount / network.flops if is_known else None
+    flops = network.flops if network.dtype == "bfloat16" else None
+    most = peaks[0] * network.amount / flops if peaks and flops is not None else None
     speeds = {
         name: 1e6 * network.amount / column.completion_us for name, column in times.columns.items()
     }

@@ -193,7 +193,8 @@ class ResNet(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = jax.nn.relu(self.stem(x))
-        x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+        padding: Any = ((1, 1), (1, 1))
+        x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=padding)
         for first, second, third, *shortcut in self.blocks:
             y = third(jax.nn.relu(second(jax.nn.relu(first(x)))))
             x = jax.nn.relu(y + (shortcut[0](x) if shortcut else x))

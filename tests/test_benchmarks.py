@@ -151,6 +151,7 @@ WHOLE = (
         (2, 4),
     ),
     model_steps.Network("CNN", "normalised_cnn", layer_models.CNNSizes(4, (4, 4), 4), (2, 4, 4, 4)),
+    model_steps.resnet("ResNet", layer_models.ResNetSizes(8, 4, (1, 1), 4), 4),
 )
 
 
