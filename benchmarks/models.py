@@ -54,6 +54,7 @@ ROUNDS = command.Rounds(default=15, quick=3)
 FIRST_ROUNDS = command.Rounds(default=3, quick=1)
 
 STEP = "Training step"
+FULL_STEP = "Training step at full size, in bfloat16"
 FIRST_STEP = "First step in a fresh process, from the start of imports"
 BUILDING = "Building in that process: model, optimiser's state and batch"
 
@@ -83,28 +84,30 @@ class Row:
 
 def step(network: Network) -> Row:
     """The row of the time and the memory of a training step."""
+    is_full = network.backend == "gpu"
+    table = FULL_STEP if is_full else STEP
 
     def measured(options: argparse.Namespace) -> dict[str, Any]:
+        gc.collect()  # This row may need the memory of the row before.
         steps, notes = build(case(network))
-        leave_out_large(steps, notes)
+        leave_out_large(network.name, steps, notes)
         check(steps, tolerance(network))
         calls = {column: each.call for column, each in steps.items()}
-        rounds = min(options.rounds, 5) if network.backend == "gpu" else options.rounds
-        times = measure(calls, baseline=_baseline(calls), rounds=rounds)
-        row = report.row(network.name, times, notes) | {"table": STEP}
+        # At full size other columns may not fit in memory.
+        baseline = BY_HAND if is_full else _baseline(calls)
+        rounds = min(options.rounds, 5) if is_full else options.rounds
+        times = measure(calls, baseline=baseline, rounds=rounds)
+        row = report.row(network.name, times, notes) | {"table": table}
         sizes = {name: each.peak_bytes() for name, each in steps.items()}
         row["peak_bytes"] = {name: size for name, size in sizes.items() if size is not None}
         row["rates"] = rates(network, times)
-        steps.clear()
-        calls.clear()
-        gc.collect()  # The steps of the next row may need all the memory of the device.
-        if options.memory:
+        if options.memory and not is_full:
             of = model_steps.NETWORKS.index(network)
             grown = {column: _in_process(WEIGHED.format(column, of)) for column in steps}
             row["process_bytes"] = {column: found["bytes"] for column, found in grown.items()}
         return row
 
-    return Row(network.name, STEP, measured, network.backend)
+    return Row(network.name, table, measured, network.backend)
 
 
 def rates(network: Network, times: Measurement) -> dict[str, Any]:
@@ -119,8 +122,8 @@ def rates(network: Network, times: Measurement) -> dict[str, Any]:
     return {"per_second": speeds, "peak_per_second": most}
 
 
-def leave_out_large(steps: dict[str, Any], notes: list[str]) -> None:
-    """Makes a first step of each column, and drops those for which the device's memory is short."""
+def leave_out_large(name: str, steps: dict[str, Any], notes: list[str]) -> None:
+    """Makes a first step of each column, and drops those that need more memory than there is."""
     for column, each in list(steps.items()):
         try:
             jax.block_until_ready(each.call())
@@ -128,7 +131,7 @@ def leave_out_large(steps: dict[str, Any], notes: list[str]) -> None:
             if not re.search("RESOURCE_EXHAUSTED|out of memory", str(error)):
                 raise
             del steps[column]
-            notes.append(f"{column} is left out of a row: out of memory")
+            notes.append(f"{column} is left out of {name}: out of memory")
 
 
 def case(network: Network) -> Any:

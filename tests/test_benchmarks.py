@@ -194,10 +194,10 @@ def test_column_that_does_not_fit_in_memory_costs_a_note():
 
     fits, notes = model_steps.Step(lambda: jnp.ones(()), lambda: None), []
     steps = {"fits": fits, "large": fails("RESOURCE_EXHAUSTED: Out of memory")}
-    models.leave_out_large(steps, notes)
-    assert (list(steps), notes) == (["fits"], ["large is left out of a row: out of memory"])
+    models.leave_out_large("GPT", steps, notes)
+    assert (list(steps), notes) == (["fits"], ["large is left out of GPT: out of memory"])
     with pytest.raises(RuntimeError, match="other"):
-        models.leave_out_large({"wrong": fails("other")}, notes)
+        models.leave_out_large("GPT", {"wrong": fails("other")}, notes)
 
 
 def test_disagreement_names_the_column(monkeypatch):
