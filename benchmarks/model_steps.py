@@ -124,11 +124,12 @@ def language_model(
     batch: int,
     tokens: int = 256,
     head: int = 32,
+    kind: str = "language model",
     **options: Any,
 ) -> Network:
     """A language model with heads of `head` features; attention counts as if it were not causal."""
     sizes = LanguageSizes(tokens, length, TransformerSizes(width, width // head, depth))
-    name = f"language model, {depth} layers of {width}, {length} tokens, batch {batch}"
+    name = f"{kind}, {depth} layers of {width}, {length} tokens, batch {batch}"
     products = 12 * depth * width**2 + tokens * width + 2 * depth * length * width
     flops = 6.0 * products * batch * length
     return Network(name, "language_model", sizes, (batch, length), flops=flops, **options)
@@ -166,11 +167,18 @@ NETWORKS = (
         16,
         backend="cpu",
     ),
-    language_model(768, 12, length=1024, batch=16, tokens=50304, head=64, backend="gpu"),
-    language_model(768, 12, length=8192, batch=2, tokens=50304, head=64, backend="gpu"),
+    *(
+        language_model(
+            *(768, 12, length, 2**14 // length),
+            tokens=50304,
+            head=64,
+            kind="GPT-2 without positions",
+            backend="gpu",
+        )
+        for length in (1024, 8192)
+    ),
     resnet("ResNet-50", ResNetSizes(224, 64, (3, 4, 6, 3), 1000), 128, backend="gpu"),
 )
-"""The last two language models are of GPT-2's size, without its positions."""
 
 FIRST = language_model(64, 12, length=64, batch=4)
 """The network whose first step is timed."""
