@@ -160,7 +160,7 @@ NETWORKS = (
     Network("MLP 784-512-512-10, batch 64", "mlp", MLPSizes(784, 512, 2, 10), (64, 784)),
     Network("LSTM 32-64, 128 steps, batch 16", "lstm", LSTMSizes(32, 64), (16, 128, 32)),
     language_model(128, 4, length=128, batch=8, backend="cpu"),
-    language_model(256, 4, length=1024, batch=2, backend="cpu"),
+    language_model(256, 4, length=1024, batch=1, backend="cpu"),
     resnet(
         "ResNet of 4 blocks, 16 to 512 channels",
         ResNetSizes(32, 16, (1, 1, 1, 1), 10),
