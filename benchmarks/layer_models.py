@@ -54,6 +54,32 @@ class LanguageSizes(NamedTuple):
     blocks: TransformerSizes
 
 
+class ResNetSizes(NamedTuple):
+    """A residual network of bottleneck blocks: `stages` has the number of blocks of each stage."""
+
+    side: int
+    width: int
+    stages: tuple[int, ...]
+    classes: int
+
+    @property
+    def blocks(self) -> list[list[tuple[int, int, int, int]]]:
+        """The convolutions of each block: channels before and after, kernel, and stride.
+
+        A fourth convolution is the one of the shortcut.
+        """
+        found, before = [], self.width
+        for stage, depth in enumerate(self.stages):
+            width = self.width << stage
+            for stride in (2 if stage else 1, *[1] * (depth - 1)):
+                block = [(before, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1)]
+                if stride > 1 or before != 4 * width:
+                    block.append((before, 4 * width, 1, stride))
+                found.append(block)
+                before = 4 * width
+        return found
+
+
 KERNEL, PADDING, WINDOW = 3, 1, 2
 """These are kernel, stride and padding of every convolution, window and stride of every pooling."""
 
@@ -116,6 +142,11 @@ def normalised_cnn(library: Any, sizes: CNNSizes, key: jax.Array) -> tuple[Any, 
     return library.nn.make_with_state(_classes(library).NormalisedCNN)(sizes, key)
 
 
+def resnet(library: Any, sizes: ResNetSizes, key: jax.Array) -> tuple[Any, Any]:
+    """A ResNet of images of shape (channels, height, width), and its state."""
+    return library.nn.make_with_state(_classes(library).ResNet)(sizes, key)
+
+
 def linears(library: Any, width: int, depth: int, key: jax.Array) -> Any:
     """A `Sequential` of `depth` linear layers of `width` features."""
     keys = split_keys(key, depth)
@@ -143,6 +174,7 @@ class _Classes(NamedTuple):
     Block: Callable[..., Any]
     LanguageModel: Callable[..., Any]
     NormalisedCNN: Callable[..., Any]
+    ResNet: Callable[..., Any]
 
 
 @functools.cache
@@ -176,7 +208,7 @@ def _classes(library: Any) -> _Classes:
             )
 
         def __call__(
-            self, x: jax.Array, mask: jax.Array | None = None, *, key: jax.Array | None = None
+            self, x: jax.Array, mask: Any = None, *, key: jax.Array | None = None
         ) -> jax.Array:
             del key
             normed = jax.vmap(self.attention_norm)(x)
@@ -205,7 +237,9 @@ def _classes(library: Any) -> _Classes:
 
         def __call__(self, tokens: jax.Array) -> jax.Array:
             x = jax.vmap(self.embedding)(tokens)
-            causal = jnp.tril(jnp.ones((len(tokens), len(tokens)), bool))
+            causal: Any = "causal"
+            if library.__name__ == "equinox":
+                causal = jnp.tril(jnp.ones((len(tokens), len(tokens)), bool))
             if isinstance(self.blocks, list):
                 for block in self.blocks:
                     x = block(x, causal)
@@ -237,4 +271,41 @@ def _classes(library: Any) -> _Classes:
                 x = self.pool(jax.nn.relu(x))
             return self.head(x.ravel()), state
 
-    return _Classes(LSTM, Block, LanguageModel, NormalisedCNN)
+    class ConvNorm(library.Module):
+        conv: Any
+        norm: Any
+
+        def __init__(self, before: int, after: int, kernel: int, stride: int, key: jax.Array):
+            padding = kernel // 2
+            self.conv = nn.Conv2d(before, after, kernel, stride, padding, use_bias=False, key=key)
+            self.norm = nn.BatchNorm(after, "batch", mode="batch")
+
+        def __call__(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+            return self.norm(self.conv(x), state)
+
+    class ResNet(library.Module):
+        stem: Any
+        pool: Any
+        blocks: list[list[Any]]
+        head: Any
+
+        def __init__(self, sizes: ResNetSizes, key: jax.Array):
+            keys = iter(split_keys(key, 2 + 4 * len(sizes.blocks)))
+            self.stem = ConvNorm(3, sizes.width, 7, 2, next(keys))
+            self.pool = nn.MaxPool2d(3, 2, padding=1)
+            self.blocks = [[ConvNorm(*conv, next(keys)) for conv in each] for each in sizes.blocks]
+            self.head = nn.Linear(sizes.blocks[-1][2][1], sizes.classes, key=next(keys))
+
+        def __call__(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+            x, state = self.stem(x, state)
+            x = self.pool(jax.nn.relu(x))
+            for first, second, third, *shortcut in self.blocks:
+                y, state = first(x, state)
+                y, state = second(jax.nn.relu(y), state)
+                y, state = third(jax.nn.relu(y), state)
+                for each in shortcut:
+                    x, state = each(x, state)
+                x = jax.nn.relu(x + y)
+            return self.head(jnp.mean(x, axis=(1, 2))), state
+
+    return _Classes(LSTM, Block, LanguageModel, NormalisedCNN, ResNet)

@@ -1,4 +1,4 @@
-"""Training steps of whole networks: by hand, of Modules, and of NNX.
+"""Training steps of whole networks: by hand, of Modules, of NNX, and of PyTorch.
 
 A step computes the cross-entropy of a batch and its gradient, and updates weights and running
 statistics with Adam; what it updates is donated. Importing this imports JAX and Optax, and no
@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from benchmarks.layer_models import (
     LanguageSizes,
     LSTMSizes,
     MLPSizes,
+    ResNetSizes,
     TransformerSizes,
 )
 
@@ -33,6 +35,8 @@ OURS = "eqxlike"
 SCAN_STACK = "eqxlike, ScanStack"
 EQUINOX = "Equinox"
 NNX = "NNX"
+TORCH_EAGER = "PyTorch, eager"
+TORCH_COMPILED = "PyTorch, torch.compile"
 
 Batch = tuple[jax.Array, jax.Array]
 Apply = Callable[[Any, Any, jax.Array], tuple[jax.Array, Any]]
@@ -47,12 +51,27 @@ class Network:
     - `maker`: the name of the function that makes it, in `layer_models` and `nnx_layer_models`.
     - `sizes`: the sizes that this function takes.
     - `inputs`: the shape of a batch of inputs, with channels last.
+    - `backend`: the only backend for it, if any. Networks for GPUs compute in bfloat16, with
+      parameters of float32.
+    - `flops`: the operations of the products of a step, if they are counted.
     """
 
     name: str
     maker: str
     sizes: Any
     inputs: tuple[int, ...]
+    backend: str | None = None
+    flops: float | None = None
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the computation."""
+        return "bfloat16" if self.backend == "gpu" else "float32"
+
+    @property
+    def amount(self) -> int:
+        """The tokens or examples of a batch."""
+        return math.prod(self.inputs) if self.maker == "language_model" else self.inputs[0]
 
     def batch(self) -> Batch:
         """Inputs and labels."""
@@ -83,15 +102,50 @@ class Step(NamedTuple):
 
 
 def cross_entropy(outputs: jax.Array, labels: jax.Array) -> jax.Array:
-    """The mean cross-entropy."""
+    """The mean cross-entropy, in float32."""
+    outputs = outputs.astype(jnp.float32)
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(outputs, labels))
 
 
-def language_model(width: int, depth: int, length: int, batch: int) -> Network:
-    """A language model of 256 tokens, with heads of 32 features."""
-    sizes = LanguageSizes(256, length, TransformerSizes(width, width // 32, depth))
-    name = f"language model, {depth} layers of {width}, {length} tokens, batch {batch}"
-    return Network(name, "language_model", sizes, (batch, length))
+def cast(tree: Any, dtype: str) -> Any:
+    """The tree with its floating-point arrays in `dtype`."""
+
+    def converted(leaf: Any) -> Any:
+        is_float = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf.astype(dtype) if is_float else leaf
+
+    return jax.tree_util.tree_map(converted, tree)
+
+
+def language_model(
+    width: int,
+    depth: int,
+    length: int,
+    batch: int,
+    tokens: int = 256,
+    head: int = 32,
+    kind: str = "language model",
+    **options: Any,
+) -> Network:
+    """A language model with heads of `head` features; attention counts as if it were not causal."""
+    sizes = LanguageSizes(tokens, length, TransformerSizes(width, width // head, depth))
+    name = f"{kind}, {depth} layers of {width}, {length} tokens, batch {batch}"
+    products = 12 * depth * width**2 + tokens * width + 2 * depth * length * width
+    flops = 6.0 * products * batch * length
+    return Network(name, "language_model", sizes, (batch, length), flops=flops, **options)
+
+
+def resnet(name: str, sizes: ResNetSizes, batch: int, **options: Any) -> Network:
+    """A ResNet of images with three channels."""
+    side, products = sizes.side // 4, 3 * 49 * sizes.width * (sizes.side // 2) ** 2
+    for block in sizes.blocks:
+        for place, (before, after, kernel, stride) in enumerate(block):
+            side = side // stride if place < 3 else side
+            products += before * after * (kernel * side) ** 2
+    products += sizes.blocks[-1][2][1] * sizes.classes
+    name = f"{name}, {sizes.side} x {sizes.side}, batch {batch}"
+    inputs = batch, sizes.side, sizes.side, 3
+    return Network(name, "resnet", sizes, inputs, flops=6.0 * products * batch, **options)
 
 
 NETWORKS = (
@@ -105,6 +159,25 @@ NETWORKS = (
     ),
     Network("MLP 784-512-512-10, batch 64", "mlp", MLPSizes(784, 512, 2, 10), (64, 784)),
     Network("LSTM 32-64, 128 steps, batch 16", "lstm", LSTMSizes(32, 64), (16, 128, 32)),
+    language_model(128, 4, length=128, batch=8, backend="cpu"),
+    language_model(256, 4, length=1024, batch=1, backend="cpu"),
+    resnet(
+        "ResNet of 4 blocks, 16 to 512 channels",
+        ResNetSizes(32, 16, (1, 1, 1, 1), 10),
+        16,
+        backend="cpu",
+    ),
+    *(
+        language_model(
+            *(768, 12, length, 2**14 // length),
+            tokens=50304,
+            head=64,
+            kind="GPT-2 without positions",
+            backend="gpu",
+        )
+        for length in (1024, 8192)
+    ),
+    resnet("ResNet-50", ResNetSizes(224, 64, (3, 4, 6, 3), 1000), 128, backend="gpu"),
 )
 
 FIRST = language_model(64, 12, length=64, batch=4)
@@ -136,11 +209,11 @@ def print_process_bytes(column: str, network: Network) -> None:
     arrays = jax.block_until_ready(weights(network))
     before = _resident_bytes("VmRSS")
     step = COLUMNS[column](network, [jnp.copy(array) for array in arrays])
-    step.call().block_until_ready()
+    jax.block_until_ready(step.call())
     # Forgets the peak so far, which is that of compiling.
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     for _ in range(3):
-        step.call().block_until_ready()
+        jax.block_until_ready(step.call())
     print(json.dumps({"bytes": _resident_bytes("VmHWM") - before}))
 
 
@@ -168,15 +241,19 @@ def of_modules(
             stack = library.nn.ScanStack.stack(model.blocks)
             model = library.tree_at(lambda model: model.blocks, model, stack)
     inputs, labels = network.batch()
-    if network.maker == "normalised_cnn":
+    if state is not None:
         inputs = jnp.moveaxis(inputs, -1, 1)
-    return _stepping(library, model, state, (inputs, labels))
+    dtype = network.dtype
+    if dtype != "float32" and name == LIBRARIES[OURS]:
+        policy = f"params=float32,compute={dtype},output=float32"
+        model, dtype = library.nn.MixedPrecision(model, policy), "float32"
+    return _stepping(library, model, state, (inputs, labels), dtype)
 
 
 def made(library: Any, network: Network, is_stacked: bool = False) -> tuple[Any, Any]:
     """A new network, and its state or `None`."""
     make, key = getattr(layer_models, network.maker), jax.random.key(0)
-    if network.maker == "normalised_cnn":
+    if network.maker in ("normalised_cnn", "resnet"):
         return make(library, network.sizes, key)
     return make(library, network.sizes, key, **({"is_stacked": True} if is_stacked else {})), None
 
@@ -188,10 +265,11 @@ def weights(network: Network) -> list[jax.Array]:
     return jax.tree_util.tree_leaves(library.filter(model, library.is_array))
 
 
-def _stepping(library: Any, model: Any, state: Any, batch: Batch) -> Step:
+def _stepping(library: Any, model: Any, state: Any, batch: Batch, dtype: str) -> Step:
     adam = networks.optimiser()
 
     def loss(model: Any, state: Any, inputs: jax.Array, labels: jax.Array) -> Any:
+        model, inputs = cast((model, inputs), dtype)
         if state is None:
             return cross_entropy(jax.vmap(model)(inputs), labels), None
         batched = jax.vmap(model, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
@@ -231,6 +309,10 @@ def of_nnx(network: Network, arrays: Sequence[jax.Array] | None) -> Step:
     model = make(network.sizes, jax.random.key(0))
     if arrays is not None:
         model.load(iter(arrays))
+    if network.dtype != "float32":
+        for _, module in nnx.iter_modules(model):
+            if hasattr(module, "dtype"):
+                module.dtype = jnp.dtype(network.dtype)
     optimiser = nnx.Optimizer(model, networks.optimiser(), wrt=nnx.Param)
     batch = network.batch()
 
@@ -251,6 +333,14 @@ def of_nnx(network: Network, arrays: Sequence[jax.Array] | None) -> Step:
     return Step(lambda: jitted(model, optimiser, *batch), compiled)
 
 
+# --- PyTorch ---
+
+
+def of_torch(network: Network, arrays: Any, is_compiled: bool = False) -> Any:
+    """The step of a network of PyTorch, on a GPU if it is compiled; raises ImportError without."""
+    return importlib.import_module("benchmarks.torch_networks").step(network, arrays, is_compiled)
+
+
 # --- by hand: `jax.jit` over a list of arrays, laid out as XLA computes with them ---
 
 
@@ -262,6 +352,7 @@ def by_hand(network: Network, arrays: Sequence[jax.Array] | None) -> Step:
     batch = network.batch()
 
     def loss(parameters: Any, state: Any, inputs: jax.Array, labels: jax.Array) -> Any:
+        parameters, inputs = cast((parameters, inputs), network.dtype)
         outputs, state = apply(parameters, state, inputs)
         return cross_entropy(outputs, labels), state
 
@@ -322,16 +413,17 @@ def _language_model(sizes: LanguageSizes, take: Iterator[jax.Array]) -> tuple[An
 
     def norm(x: jax.Array, parameters: Sequence[jax.Array]) -> jax.Array:
         scale, shift = parameters
-        centred = x - jnp.mean(x, axis=-1, keepdims=True)
+        wide = x.astype(jnp.float32)
+        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
         variance = jnp.mean(centred**2, axis=-1, keepdims=True)
-        return centred * jax.lax.rsqrt(variance + 1e-5) * scale + shift
+        return (centred * jax.lax.rsqrt(variance + 1e-5) * scale + shift).astype(x.dtype)
 
     def block(x: jax.Array, parameters: Any) -> jax.Array:
-        before, projections, between, inner, outer = parameters
-        *projected, out = projections
-        normed = norm(x, before)
-        split = [(normed @ each).reshape(*x.shape[:2], heads, -1) for each in projected]
-        attended = jax.nn.dot_product_attention(*split, is_causal=True)
+        before, (projection, out), between, inner, outer = parameters
+        projected = jnp.split(norm(x, before) @ projection, 3, axis=-1)
+        split = [each.reshape(*x.shape[:2], heads, -1) for each in projected]
+        way = "cudnn" if x.dtype == jnp.bfloat16 else None
+        attended = jax.nn.dot_product_attention(*split, is_causal=True, implementation=way)
         x = x + attended.reshape(x.shape) @ out
         return x + _affine(jax.nn.gelu(_affine(norm(x, between), inner)), outer)
 
@@ -345,7 +437,8 @@ def _language_model(sizes: LanguageSizes, take: Iterator[jax.Array]) -> tuple[An
     embedding, blocks = next(take), []
     for _ in range(depth):
         before = [next(take), next(take)]
-        projections = [next(take).T for _ in range(4)]
+        projection = jnp.concatenate([next(take).T for _ in range(3)], axis=1)
+        projections = [projection, next(take).T]
         between = [next(take), next(take)]
         blocks.append([before, projections, between, _linear(take), _linear(take)])
     return [embedding, blocks, _linear(take)], None, apply
@@ -361,11 +454,8 @@ def _normalised_cnn(sizes: CNNSizes, take: Iterator[jax.Array]) -> tuple[Any, An
             padding = [(layer_models.PADDING, layer_models.PADDING)] * 2
             form = ("NHWC", "HWIO", "NHWC")
             x = jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=form)
-            x = x + bias
-            mean, variance = jnp.mean(x, (0, 1, 2)), jnp.var(x, (0, 1, 2))
-            measured = zip(averages, (mean, variance), strict=True)
-            running.append([0.99 * old + 0.01 * new for old, new in measured])
-            x = (x - mean) * jax.lax.rsqrt(variance + 1e-5) * scale + shift
+            x, averages = _batch_norm(x + bias, scale, shift, averages)
+            running.append(averages)
             x = jax.nn.relu(x)
             x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "VALID")
         return _affine(x.reshape(len(x), -1), head), running
@@ -381,11 +471,52 @@ def _normalised_cnn(sizes: CNNSizes, take: Iterator[jax.Array]) -> tuple[Any, An
     return [convs, norms, [kernel, bias]], state, apply
 
 
+def _batch_norm(x: jax.Array, scale: jax.Array, shift: jax.Array, averages: Any) -> Any:
+    """The normalised batch, with channels last, and the new running averages."""
+    wide = x.astype(jnp.float32)
+    mean = jnp.mean(wide, (0, 1, 2))
+    variance = jnp.mean(wide**2, (0, 1, 2)) - mean**2
+    measured = zip(averages, (mean, variance), strict=True)
+    wide = (wide - mean) * (jax.lax.rsqrt(variance + 1e-5) * scale) + shift
+    return wide.astype(x.dtype), [0.99 * old + 0.01 * new for old, new in measured]
+
+
+def _resnet(sizes: ResNetSizes, take: Iterator[jax.Array]) -> tuple[Any, Any, Apply]:
+    def apply(parameters: Any, state: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        layers, head = parameters
+        rest, running = zip(layers, state, strict=True), []
+
+        def layer(x: jax.Array, stride: int) -> jax.Array:
+            (kernel, scale, shift), averages = next(rest)
+            padding = [(len(kernel) // 2, len(kernel) // 2)] * 2
+            form, strides = ("NHWC", "HWIO", "NHWC"), (stride, stride)
+            x = jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=form)
+            x, averages = _batch_norm(x, scale, shift, averages)
+            running.append(averages)
+            return x
+
+        x, padding = jax.nn.relu(layer(x, 2)), ((0, 0), (1, 1), (1, 1), (0, 0))
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding)
+        for block in sizes.blocks:
+            first, second, third, *shortcut = [stride for *_, stride in block]
+            y = layer(jax.nn.relu(layer(jax.nn.relu(layer(x, first)), second)), third)
+            x = jax.nn.relu(y + (layer(x, shortcut[0]) if shortcut else x))
+        return _affine(jnp.mean(x, axis=(1, 2)), head), running
+
+    layers = [
+        [jnp.transpose(next(take), (2, 3, 1, 0)), next(take), next(take)]
+        for _ in range(1 + sum(map(len, sizes.blocks)))
+    ]
+    state = [[jnp.zeros_like(scale), jnp.ones_like(scale)] for _, scale, _ in layers]
+    return [layers, _linear(take)], state, apply
+
+
 BY_MAKER: dict[str, Callable[[Any, Iterator[jax.Array]], tuple[Any, Any, Apply]]] = {
     "mlp": _mlp,
     "lstm": _lstm,
     "language_model": _language_model,
     "normalised_cnn": _normalised_cnn,
+    "resnet": _resnet,
 }
 """For each maker of `layer_models`: from the sizes and eqxlike's arrays to parameters, state, and
 the function of both.
@@ -397,6 +528,8 @@ LIBRARIES = {
     SCAN_STACK: "eqxlike",
     EQUINOX: "equinox",
     NNX: "flax.nnx",
+    TORCH_EAGER: "torch",
+    TORCH_COMPILED: "torch",
 }
 
 COLUMNS: dict[str, Callable[[Network, Sequence[jax.Array] | None], Step]] = {
@@ -405,6 +538,8 @@ COLUMNS: dict[str, Callable[[Network, Sequence[jax.Array] | None], Step]] = {
     SCAN_STACK: functools.partial(of_modules, LIBRARIES[SCAN_STACK], is_stacked=True),
     EQUINOX: functools.partial(of_modules, LIBRARIES[EQUINOX]),
     NNX: of_nnx,
+    TORCH_EAGER: of_torch,
+    TORCH_COMPILED: functools.partial(of_torch, is_compiled=True),
 }
 """The functions from a network and eqxlike's parameters, or `None`, to a step. They raise
 ImportError if the library is not installed.

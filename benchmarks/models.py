@@ -1,4 +1,10 @@
-"""Training steps of whole networks: eqxlike, Equinox, NNX, and JAX by hand.
+"""Training steps of whole networks: eqxlike, Equinox, NNX, PyTorch, and JAX by hand.
+
+GPT-2's size, at contexts of 1,024 and 8,192, and ResNet-50 are for GPUs: they compute in bfloat16,
+with parameters of float32, in at most five rounds. Small forms of them are for CPUs. PyTorch runs
+language models and ResNets, by `torch.compile` on a GPU and eagerly on a CPU. Each table of times
+has one of tokens or examples a second, with the share of the device's peak in bfloat16 if it is
+known. A column that does not fit in the memory of the device is left out.
 
 "By hand" is `jax.jit` over a list of arrays, with functions of a whole batch. All columns start
 from the same weights and train by Adam; that they have the same losses is checked before anything
@@ -14,9 +20,11 @@ finished.
 import argparse
 import dataclasses
 import functools
+import gc
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -28,14 +36,25 @@ import numpy as np
 
 from benchmarks import command, model_steps, report
 from benchmarks.cases import Case, build, find
-from benchmarks.model_steps import BY_HAND, COLUMNS, LIBRARIES, NNX, SCAN_STACK, Network
-from eqxlike._timing import Samples, measure, round_orders, summarise
+from benchmarks.model_steps import (
+    BY_HAND,
+    COLUMNS,
+    LIBRARIES,
+    NNX,
+    SCAN_STACK,
+    TORCH_COMPILED,
+    TORCH_EAGER,
+    Network,
+)
+from eqxlike._timing import Measurement, Samples, measure, round_orders, summarise
+from eqxlike.train._callbacks._logging import _PEAKS
 
 NAME = "benchmarks.models"
 ROUNDS = command.Rounds(default=15, quick=3)
 FIRST_ROUNDS = command.Rounds(default=3, quick=1)
 
 STEP = "Training step"
+FULL_STEP = "Training step at full size, in bfloat16"
 FIRST_STEP = "First step in a fresh process, from the start of imports"
 BUILDING = "Building in that process: model, optimiser's state and batch"
 
@@ -53,38 +72,74 @@ model_steps.print_process_bytes({!r}, model_steps.NETWORKS[{}])
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row: its name, its table, and a function from the options to the row of a report."""
+    """A row: its name, its table, a function from the options to the row of a report, and the only
+    backend for it, if any.
+    """
 
     name: str
     table: str
     measured: Callable[[argparse.Namespace], dict[str, Any]]
+    backend: str | None = None
 
 
 def step(network: Network) -> Row:
     """The row of the time and the memory of a training step."""
+    is_full = network.backend == "gpu"
+    table = FULL_STEP if is_full else STEP
 
     def measured(options: argparse.Namespace) -> dict[str, Any]:
+        gc.collect()  # This row may need the memory of the row before.
         steps, notes = build(case(network))
-        check(steps)
+        leave_out_large(network.name, steps, notes)
+        check(steps, tolerance(network))
         calls = {column: each.call for column, each in steps.items()}
-        times = measure(calls, baseline=_baseline(calls), rounds=options.rounds)
-        row = report.row(network.name, times, notes)
-        row |= {
-            "table": STEP,
-            "peak_bytes": {name: each.peak_bytes() for name, each in steps.items()},
-        }
-        if options.memory:
+        # At full size other columns may not fit in memory.
+        baseline = BY_HAND if is_full else _baseline(calls)
+        rounds = min(options.rounds, 5) if is_full else options.rounds
+        times = measure(calls, baseline=baseline, rounds=rounds)
+        row = report.row(network.name, times, notes) | {"table": table}
+        sizes = {name: each.peak_bytes() for name, each in steps.items()}
+        row["peak_bytes"] = {name: size for name, size in sizes.items() if size is not None}
+        row["rates"] = rates(network, times)
+        if options.memory and not is_full:
             of = model_steps.NETWORKS.index(network)
             grown = {column: _in_process(WEIGHED.format(column, of)) for column in steps}
             row["process_bytes"] = {column: found["bytes"] for column, found in grown.items()}
         return row
 
-    return Row(network.name, STEP, measured)
+    return Row(network.name, table, measured, network.backend)
+
+
+def rates(network: Network, times: Measurement) -> dict[str, Any]:
+    """Tokens or examples a second of each column, and the share of the peak if both are known."""
+    kind = jax.devices()[0].device_kind
+    peaks = [peak for name, peak in _PEAKS.items() if name in kind]
+    flops = network.flops if network.dtype == "bfloat16" else None
+    most = peaks[0] * network.amount / flops if peaks and flops is not None else None
+    speeds = {
+        name: 1e6 * network.amount / column.completion_us for name, column in times.columns.items()
+    }
+    return {"per_second": speeds, "peak_per_second": most}
+
+
+def leave_out_large(name: str, steps: dict[str, Any], notes: list[str]) -> None:
+    """Makes a first step of each column, and drops those that need more memory than there is."""
+    for column, each in list(steps.items()):
+        try:
+            jax.block_until_ready(each.call())
+        except RuntimeError as error:
+            if not re.search("RESOURCE_EXHAUSTED|out of memory", str(error)):
+                raise
+            del steps[column]
+            notes.append(f"{column} is left out of {name}: out of memory")
 
 
 def case(network: Network) -> Any:
     """The case of a network; it builds a `Step` for each column."""
     arrays = model_steps.weights(network)
+    torch = TORCH_COMPILED if jax.default_backend() == "gpu" else TORCH_EAGER
+    makers = {TORCH_COMPILED: (), TORCH_EAGER: (), SCAN_STACK: ("language_model",)}
+    makers[torch] = ("language_model", "resnet")
 
     def built(column: str) -> Any:
         # Each step donates what it starts with.
@@ -93,15 +148,23 @@ def case(network: Network) -> Any:
     builders = {
         column: functools.partial(built, column)
         for column in COLUMNS
-        if column != SCAN_STACK or network.maker == "language_model"
+        if network.maker in makers.get(column, model_steps.BY_MAKER)
     }
     return Case(network.name, builders, baseline=NNX)
 
 
-def check(steps: Any, times: int = 3) -> None:
-    """Raises `AssertionError` unless all columns have the same losses, of several steps."""
+def tolerance(network: Network) -> float:
+    """How far the losses of columns may be apart, relative to the losses."""
+    if network.dtype == "bfloat16":
+        return 3e-2
     # GPUs multiply float32 matrices with fewer digits by default, in libraries of several kernels.
-    tolerance = 1e-4 if jax.default_backend() == "cpu" else 1e-2
+    if jax.default_backend() != "cpu":
+        return 1e-2
+    return 1e-3 if network.maker == "resnet" else 1e-4
+
+
+def check(steps: Any, tolerance: float = 1e-4, times: int = 3) -> None:
+    """Raises `AssertionError` unless all columns have the same losses, of several steps."""
     losses = {column: [float(step.call()) for _ in range(times)] for column, step in steps.items()}
     for column, found in losses.items():
         expected = losses[BY_HAND]
@@ -141,7 +204,7 @@ def _in_processes(rounds: int) -> tuple[dict[str, list[Any]], list[str]]:
     found: dict[str, list[Any]] = {}
     notes = []
     for column, library in LIBRARIES.items():
-        if column == BY_HAND:
+        if column in (BY_HAND, TORCH_EAGER, TORCH_COMPILED):
             continue
         if importlib.util.find_spec(library.partition(".")[0]) is None:
             notes.append(f"{column} is left out: No module named {library!r}")
@@ -183,6 +246,7 @@ def main(
 
     def begin() -> tuple[Sequence[Row], dict[str, Any]]:
         among = [*rows, *(first_rows if options.first_steps else ())]
+        among = [row for row in among if row.backend in (None, jax.default_backend())]
         method = {"rounds": options.rounds}
         if options.first_steps:
             method["first_rounds"] = options.first_rounds

@@ -19,6 +19,7 @@ from benchmarks.layer_models import (
     LanguageSizes,
     LSTMSizes,
     MLPSizes,
+    ResNetSizes,
     TransformerSizes,
 )
 
@@ -169,6 +170,44 @@ class LanguageModel(nnx.Module):
         load_linear(self.readout, arrays)
 
 
+class ConvNorm(nnx.Module):
+    """A convolution without bias, and `BatchNorm`."""
+
+    def __init__(self, before: int, after: int, kernel: int, stride: int, rngs: nnx.Rngs):
+        options: Any = {"strides": stride, "padding": kernel // 2, "use_bias": False}
+        self.conv = nnx.Conv(before, after, (kernel, kernel), **options, rngs=rngs)
+        self.norm = nnx.BatchNorm(after, use_running_average=False, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.norm(self.conv(x))
+
+
+class ResNet(nnx.Module):
+    """Bottleneck blocks of images of shape (batch, height, width, channels)."""
+
+    def __init__(self, sizes: ResNetSizes, rngs: nnx.Rngs):
+        self.stem = ConvNorm(3, sizes.width, 7, 2, rngs)
+        blocks = [nnx.List([ConvNorm(*each, rngs) for each in block]) for block in sizes.blocks]
+        self.blocks = nnx.List(blocks)
+        self.head = nnx.Linear(sizes.blocks[-1][2][1], sizes.classes, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = jax.nn.relu(self.stem(x))
+        padding: Any = ((1, 1), (1, 1))
+        x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=padding)
+        for first, second, third, *shortcut in self.blocks:
+            y = third(jax.nn.relu(second(jax.nn.relu(first(x)))))
+            x = jax.nn.relu(y + (shortcut[0](x) if shortcut else x))
+        return self.head(jnp.mean(x, axis=(1, 2)))
+
+    def load(self, arrays: Iterator[jax.Array]) -> None:
+        """Takes the next arrays for the parameters."""
+        for layer in (self.stem, *(layer for block in self.blocks for layer in block)):
+            layer.conv.kernel[...] = jnp.transpose(next(arrays), (2, 3, 1, 0))
+            load_norm(layer.norm, arrays)
+        load_linear(self.head, arrays)
+
+
 def mlp(sizes: MLPSizes, key: jax.Array) -> MLP:
     """The counterpart of `layer_models.mlp`."""
     hidden = [sizes.width] * sizes.depth
@@ -198,6 +237,11 @@ def language_model(sizes: LanguageSizes, key: jax.Array) -> LanguageModel:
 def normalised_cnn(sizes: CNNSizes, key: jax.Array) -> CNN:
     """The counterpart of `layer_models.normalised_cnn`."""
     return CNN(sizes, nnx.Rngs(key), is_normalised=True)
+
+
+def resnet(sizes: ResNetSizes, key: jax.Array) -> ResNet:
+    """The counterpart of `layer_models.resnet`."""
+    return ResNet(sizes, nnx.Rngs(key))
 
 
 def linears(width: int, depth: int, key: jax.Array) -> nnx.Sequential:

@@ -54,6 +54,9 @@ def render(report: Mapping[str, Any], *, markdown: bool, baseline: str | None = 
             if any(kind in row for row in rows):
                 title = f"{title}, MiB (ratio to the first column)"
                 parts.append(f"{title}\n\n{draw(memory_cells(rows, kind))}")
+        if any("rates" in row for row in rows):
+            title = "Tokens or examples a second (share of the device's peak)"
+            parts.append(f"{title}\n\n{draw(rate_cells(rows))}")
     parts.append(describe(report))
     notes = sorted({note for row in report["rows"] for note in row["notes"]})
     if notes:
@@ -107,6 +110,18 @@ def memory_cells(rows: Sequence[Mapping[str, Any]], kind: str) -> Rows:
         found = row[kind]
         ratios = {name: size / found[names[0]] for name, size in found.items()}
         texts = {name: f"{found[name] / 2**20:.1f} ({ratios[name]:.2f})" for name in found}
+        cells.append([row["name"], *(texts.get(name, "") for name in names)])
+    return cells
+
+
+def rate_cells(rows: Sequence[Mapping[str, Any]]) -> Rows:
+    """The cells of the table of amounts a second, headings first."""
+    names = _column_names(rows, "columns")
+    cells = [["", *names]]
+    for row in rows:
+        speeds, most = row["rates"]["per_second"], row["rates"]["peak_per_second"]
+        shares = {name: f" ({speed / most:.2f})" if most else "" for name, speed in speeds.items()}
+        texts = {name: f"{speed:.0f}{shares[name]}" for name, speed in speeds.items()}
         cells.append([row["name"], *(texts.get(name, "") for name in names)])
     return cells
 
