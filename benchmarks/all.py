@@ -52,7 +52,7 @@ TESTS = "tests"
 FIRST = ("--rounds", "15", "--first-rounds", "3")
 
 JOBS = (
-    Job("models", 20, 4),
+    Job("models", 8, 4),
     Job(TESTS, 8, 4),
     Job("training", 8, 3),
     Job("jit_overhead", 8, 3),
