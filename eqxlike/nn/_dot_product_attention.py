@@ -50,8 +50,8 @@ def dot_product_attention(
 ) -> Float[Array, "q_seq heads value_size"]:
     """`softmax(Q K^T * scale + bias) V` for several heads, without the matrix of all scores.
 
-    Memory grows with the length of the sequence, not with its square, also when differentiated. All
-    modes and orders of differentiation work. Scores and sums are computed in at least float32.
+    For long sequences memory grows with the length, not with its square, also when differentiated.
+    All modes and orders of differentiation work. Scores and sums are computed in at least float32.
 
     A query that may attend to no key returns the mean of all values, and has no gradient.
 
@@ -83,7 +83,7 @@ def dot_product_attention(
     - `implementation`: `"plain"` builds all scores. `"blocks"` computes them block by block.
       `"cudnn"` is the fused kernel of NVIDIA's cuDNN, for float16 and bfloat16 without a bias.
       `"auto"` uses cuDNN if the program is compiled for an NVIDIA GPU and cuDNN supports the
-      attention, and otherwise blocks from the length on from which they are no slower.
+      attention. Otherwise it uses `"blocks"` for long sequences and `"plain"` for short ones.
 
     **Returns:** shape `(q_seq, heads, value_size)`.
 
@@ -148,8 +148,15 @@ def attend_by(
     """
     check_implementation(implementation)
     sizes = (*inputs.query.shape, *inputs.key.shape)
-    if not all(isinstance(size, int) and size for size in sizes):
-        # There are no queries, or the program is exported for any length.
+    if not all(isinstance(size, int) for size in sizes):
+        if implementation not in ("auto", "plain"):
+            raise ValueError(
+                f'implementation="{implementation}" needs lengths that are known when the program '
+                f"is traced; got query {inputs.query.shape} and key {inputs.key.shape}. "
+                '"auto" and "plain" work for symbolic lengths.'
+            )
+        implementation = "plain"
+    elif sizes[0] == 0:  # There are no scores.
         implementation = "plain"
     # The cotangents of arrays that vary less than the output are summed by the cast.
     axes = frozenset().union(*(varying_axes(each) for each in inputs if each is not None))
@@ -165,22 +172,20 @@ def attend_by(
     rows = _ROWS if on_cpu else _ROWS_ELSEWHERE
     if on_cpu and sizes[0] < 512 and pattern.bounds() != (None, None):
         rows = 64
-    refusal = None
-    if implementation in ("auto", "cudnn"):
+    how = How(pattern, rows)
+    if implementation != "blocks":
+        least = _LEAST_SCORES if on_cpu else _LEAST_SCORES_ELSEWHERE
         refusal = find_refusal(pattern, inputs)
-    if implementation == "cudnn":
-        if refusal is not None:
+        if refusal is None:
+            how = how._replace(kernel=fused("cuda" if implementation == "auto" else None))
+        elif implementation == "cudnn":
             raise ValueError(
                 f'implementation="cudnn" does not support this attention: {refusal}. '
                 '"auto" chooses one that does.'
             )
-        return attend(How(pattern, rows, fused(None)), inputs)[0]
-    if implementation == "auto" and refusal is None:
-        return attend(How(pattern, rows, fused("cuda")), inputs)[0]
-    least = _LEAST_SCORES if on_cpu else _LEAST_SCORES_ELSEWHERE
-    if implementation == "auto" and sizes[0] * sizes[3] < least:
-        return _attend_plainly(pattern, inputs, drop)
-    return attend(How(pattern, rows), inputs)[0]
+        elif sizes[0] * sizes[3] < least:
+            return _attend_plainly(pattern, inputs, drop)
+    return attend(how, inputs)[0]
 
 
 def check_implementation(implementation: Any) -> None:
