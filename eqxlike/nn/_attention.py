@@ -40,7 +40,8 @@ class MultiheadAttention(Module):
     Vaswani, Shazeer, Parmar, Uszkoreit, Jones, Gomez, Kaiser & Polosukhin (2017), "Attention Is All
     You Need". Each head computes `softmax(Q K^T / sqrt(qk_size)) V`; the heads, side by side, go
     through one last projection. The softmax is computed in at least float32, by
-    `nn.dot_product_attention`, so that long sequences need no matrix of all scores.
+    `nn.dot_product_attention`, so that long sequences need no matrix of all scores. Dropout of
+    attention weights needs this matrix.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> attention = MultiheadAttention(num_heads=2, query_size=8, key=jax.random.key(0))
@@ -268,6 +269,11 @@ class MultiheadAttention(Module):
                 heads = (*heads[:place], normalised, *heads[place + 1 :])
         if self.rotary is not None:
             heads = (*self._turn(heads[0], heads[1], positions, query_offset), heads[2])
+        elif positions is not None:
+            raise ValueError(
+                f"{describe(self)} got positions and has no rotary embedding: pass "
+                "`rotary=nn.RotaryPositionalEmbedding(...)` when you make it."
+            )
         if process_heads is not None:
             expected = [head.shape for head in heads]
             heads = process_heads(*heads)

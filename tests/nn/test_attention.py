@@ -253,5 +253,8 @@ def test_decoding_with_an_offset_gives_the_rows_of_the_whole(getkey):
         return attention(query, x, x, is_causal=True, query_offset=offset)[0]
 
     whole = attention(x, x, x, "causal")
+    plain = nn.MultiheadAttention(2, 8, key=getkey())
+    with pytest.raises(ValueError, match="got positions and has no rotary embedding"):
+        plain(x, x, x, positions=jnp.arange(6))
     rows = jnp.stack([row(attention, x, jnp.array(offset)) for offset in range(6)])
     np.testing.assert_allclose(rows, whole, rtol=1e-5, atol=1e-6)
