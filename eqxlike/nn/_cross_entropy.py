@@ -40,8 +40,8 @@ def cross_entropy(
 ) -> Float[Array, ""]:
     """The mean cross-entropy, in nats, of logits that are never stored as a whole.
 
-    The logits are `features @ weight.T + bias`. Of a language model they are the largest array of a
-    training step. Here only those of one chunk of tokens exist, in the forward pass and in the
+    The logits are `features @ weight.T + bias`. In a language model they are the largest array of a
+    training step. Here only the logits of one chunk of tokens exist, in the forward pass and in the
     backward pass. A chunk computes its part of the gradient along with its losses (Hsu et al.
     (2024), "Liger Kernel"), so that the readout is multiplied three times in a step, as usual.
 
@@ -242,7 +242,7 @@ def _sum_and_gradients(
     return _weighted_sums(_joined(losses, len(x)), factors, 1), [*by_x, *by_weights]
 
 
-# --- The primitive. With `jax.custom_jvp` each member of a batch had a gradient of the weight. ---
+# --- The primitive. By `jax.custom_jvp` each member of a batch would have a gradient of w. ---
 
 
 def _bind(arrays: Sequence[Array], **params: Any) -> Array:

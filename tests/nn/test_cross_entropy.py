@@ -160,7 +160,7 @@ def test_memory_is_that_of_a_chunk(function, monkeypatch, getkey):
         for loss in (ours, plain)
     ]
     assert sizes[0] < 0.35 * sizes[1]
-    assert sizes[0] < 4 * 4096 * 4096  # that of all logits
+    assert sizes[0] < 4 * 4096 * 4096  # The size of all logits
 
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit, None])
