@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from .._compat import vary, varying_axes
 from .._dtypes import at_least_float32
@@ -38,6 +38,7 @@ from .._transforms._derivatives._linear_call import (
     instantiate,
     linear_call,
 )
+from ._threefry import threefry
 
 _GROUPS = 4
 """A causal attention cuts its blocks into this many groups, which visit spans of different lengths:
@@ -53,12 +54,14 @@ class Pattern:
     - `is_causal`: whether query `i` attends to no key after `i + offset`.
     - `window`: how many keys before and after `i + offset` query `i` attends to; `None` for all.
     - `offset`: position of the first query among the keys; `None` if `Inputs.offset` holds it.
+    - `dropout_p`: probability of dropping a weight, if `Inputs.dropout_keys` are there.
     """
 
     scale: float
     is_causal: bool = False
     window: tuple[int | None, int | None] = (None, None)
     offset: int | None = 0
+    dropout_p: float = 0.0
 
     def bounds(self) -> tuple[int | None, int | None]:
         """The first and last key that query 0 attends to, if it is at its offset or else at 0.
@@ -108,6 +111,7 @@ class Inputs(NamedTuple):
     key_segments: Int[Array, " kv_seq"] | None = None
     key_length: Int[Array, ""] | None = None
     offset: Int[Array, ""] | None = None
+    dropout_keys: UInt32[Array, "heads 2"] | None = None
 
 
 class Kernel(NamedTuple):
@@ -241,7 +245,8 @@ def _run_output(how: How, inputs: Inputs) -> list[Array]:
         totals = weights.sum(1)
         # NaN attends, so that it is in the output.
         attends = highest != blocks.least
-        output = _dot("hvc,hcr->hvr", value, weights) / totals[:, None]
+        kept = blocks.dropped(place, weights)
+        output = _dot("hvc,hcr->hvr", value, kept) / totals[:, None]
         output = jnp.where(attends[:, None], output, blocks.mean_of(inputs.value))
         # With this, `exp(score - log_sum)` is 0 for every score.
         log_sums = jnp.where(attends, highest + jnp.log(totals), blocks.most)
@@ -274,10 +279,10 @@ def _run_tangents(
             change += blocks.select(bias_dot, place).astype(blocks.dtype)
         change = weights * change
         total = change.sum(1)
-        moved = _dot("hvc,hcr->hvr", value, change)
+        moved = _dot("hvc,hcr->hvr", value, blocks.dropped(place, change))
         moved -= output.swapaxes(1, 2).astype(blocks.dtype) * total[:, None]
         if value_dot is not None:
-            moved += _dot("hvc,hcr->hvr", value_dot, weights)
+            moved += _dot("hvc,hcr->hvr", value_dot, blocks.dropped(place, weights))
             attends = log_sums < blocks.most
             moved = jnp.where(attends[:, None], moved, blocks.mean_of(dots["value"]))
         return carry, (moved, total)
@@ -307,11 +312,12 @@ def _run_cotangents(
         key, value, key_last = columns
         of_key, of_value, of_bias = carry
         weights = jnp.exp(blocks.scores(place, query, key) - log_sums[:, None])
-        of_weights = _dot("hcv,hrv->hcr", value, of_output)
+        of_weights = blocks.dropped(place, _dot("hcv,hrv->hcr", value, of_output))
         of_scores = weights * (of_weights + shift[:, None])
         of_query = _dot("hdc,hcr->hdr", key_last, of_scores)
         of_key = place.add(of_key, _dot("hcr,hrd->hcd", of_scores, query))
-        of_value = place.add(of_value, _dot("hcr,hrv->hcv", weights, of_output))
+        kept = blocks.dropped(place, weights)
+        of_value = place.add(of_value, _dot("hcr,hrv->hcv", kept, of_output))
         if with_bias:
             of_bias = blocks.add_to(of_bias, of_scores, place)
         return (of_key, of_value, of_bias), of_query
@@ -506,6 +512,24 @@ class _Blocks:
         if self.mask is not None:
             scores = jnp.where(self.select(self.mask, place), scores, self.least)
         return scores
+
+    def dropped(self, place: _Place, weights: Array) -> Array:
+        """Weights of a block, axes `h c r`, after the dropout that `jax.random.bernoulli` gives."""
+        keys, p = self.inputs.dropout_keys, self.pattern.dropout_p
+        if keys is None:
+            return weights
+        # A weight has the number of its place among all weights of its head.
+        columns = (place.column + jnp.arange(place.span, dtype=jnp.int32))[None, :, None, None]
+        rows = (place.row + jnp.arange(self.size, dtype=jnp.int32))[None, None, None]
+        high, low = rows.astype(jnp.uint32), columns.astype(jnp.uint32)
+        if self.length * (num_keys := len(self.inputs.key)) < 2**32:
+            high, low = jnp.zeros((1, 1, 1, 1), jnp.uint32), high * np.uint32(num_keys) + low
+        keys = keys.reshape(self.heads, 1, self.groups, 1, 2)
+        high, low = threefry(keys[..., 0], keys[..., 1], high, low)
+        digits = (high ^ low) >> 9 | np.uint32(0x3F800000)
+        uniform = lax.bitcast_convert_type(digits, jnp.float32) - 1
+        is_kept = (uniform < np.float32(1 - p)).reshape(weights.shape)
+        return jnp.where(is_kept, weights / (1 - p), 0)
 
     def padded(self, array: Any) -> Any:
         """A mask or bias with whole blocks of queries, unless it is the same for all queries."""

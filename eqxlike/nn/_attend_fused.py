@@ -24,8 +24,10 @@ def find_refusal(pattern: Pattern, inputs: Inputs) -> str | None:
         return f"it needs float16 or bfloat16, and query, key and value have {', '.join(dtypes)}"
     if value.shape[-1] != query.shape[-1]:
         return f"keys have {query.shape[-1]} features and values {value.shape[-1]}"
-    if inputs.bias is not None:
-        return "it has a bias or a float mask"
+    if inputs.dropout_keys is not None:
+        return "it drops weights"
+    if inputs.bias is not None and inputs.bias.dtype != query.dtype:
+        return f"its bias or float mask has dtype {inputs.bias.dtype}, and query {query.dtype}"
     if pattern.offset != 0:
         return f"the query offset is {'an array' if pattern.offset is None else pattern.offset}"
     if (before, after) != (None, None) and not pattern.is_causal:
@@ -85,8 +87,14 @@ Known = tuple[float, bool, int | None]
 def _prepare(pattern: Pattern, inputs: Inputs) -> tuple[Known, list[Any], Array | None]:
     """What is known when tracing, the arguments, and which queries (heads first) see no key."""
     before = pattern.window[0]
-    mask, length = inputs.mask, inputs.key_length
+    mask, bias, length = inputs.mask, inputs.bias, inputs.key_length
     num_queries, num_keys = len(inputs.query), len(inputs.key)
+    if bias is not None:
+        # cuDNN makes NaN of a query with `-inf` for every key.
+        has_score = ~(bias <= jnp.finfo(bias.dtype).min)
+        bias = jnp.where(has_score, bias, 0)
+        mask = has_score if mask is None else mask & has_score
+        bias = jnp.broadcast_to(bias, (len(bias), num_queries, num_keys))[None]
     if mask is None and inputs.query_segments is None:
         idle = None
         if length is not None:
@@ -102,16 +110,19 @@ def _prepare(pattern: Pattern, inputs: Inputs) -> tuple[Known, list[Any], Array 
         idle = ~mask.any(-1)
         mask, length, known = mask[None], None, (pattern.scale, False, None)
     arrays = [each[None] for each in inputs[:3]]
-    return known, [*arrays, mask, length], idle
+    return known, [*arrays, bias, mask, length], idle
 
 
-def _attention(known: Known, mask: Array | None, length: Array | None) -> Callable[..., Array]:
+def _attention(
+    known: Known, bias: Array | None, mask: Array | None, length: Array | None
+) -> Callable[..., Array]:
     scale, is_causal, before = known
     return functools.partial(
         jax.nn.dot_product_attention,
         scale=scale,
         is_causal=is_causal,
         local_window_size=None if before is None else (before, 0),
+        bias=bias,
         mask=mask,
         key_value_seq_lengths=length,
         implementation="cudnn",
@@ -122,8 +133,8 @@ def _attention(known: Known, mask: Array | None, length: Array | None) -> Callab
 def _forward(known: Known) -> Callable[..., list[Array]]:
     """A function of arrays with a batch in front, to the output and the sums of weights."""
 
-    def forward(query: Array, key: Array, value: Array, mask: Any, length: Any) -> list[Array]:
-        output, pull = jax.vjp(_attention(known, mask, length), query, key, value)
+    def forward(query: Array, key: Array, value: Array, *others: Any) -> list[Array]:
+        output, pull = jax.vjp(_attention(known, *others), query, key, value)
         sums = [each for each in jax.tree_util.tree_leaves(pull) if _is_log_sums(each, query)]
         return [output, sums[0]]
 
@@ -138,13 +149,14 @@ def _backward(known: Known) -> Callable[..., list[Array]]:
         query: Array,
         key: Array,
         value: Array,
+        bias: Any,
         mask: Any,
         length: Any,
         output: Array,
         log_sums: Array,
         cotangent: Array,
     ) -> list[Array]:
-        again, pull = jax.vjp(_attention(known, mask, length), query, key, value)
+        again, pull = jax.vjp(_attention(known, bias, mask, length), query, key, value)
         leaves, treedef = jax.tree_util.tree_flatten(pull)
         # With the output and the sums from before, nothing needs the second forward pass, and XLA
         # removes it.
@@ -165,16 +177,16 @@ def _is_log_sums(array: Array, query: Array) -> bool:
 def _with_merged_batches(function: Callable[..., list[Array]]) -> Callable[..., list[Array]]:
     """`function`, whose arrays under `jax.vmap` have one batch axis of both batches.
 
-    JAX's rule for the kernel repeats the whole mask for each head.
+    JAX's rule for the kernel repeats the whole mask or bias for each head.
     """
     mapped = custom_vmap(function)
 
     @mapped.def_vmap
     def _map(size: int, is_batched: list[Any], *args: Any) -> tuple[Any, Any]:
-        batch, mask = args[0].shape[1 if is_batched[0] else 0], args[3]
+        batch, shared = args[0].shape[1 if is_batched[0] else 0], [id(each) for each in args[3:5]]
 
         def merge(array: Any, is_batched: Any) -> Any:
-            if array is None or (array is mask and len(array) == 1 and not is_batched):
+            if array is None or (id(array) in shared and len(array) == 1 and not is_batched):
                 return array
             if not is_batched:
                 array = jnp.broadcast_to(array, (size, *array.shape))

@@ -13,6 +13,7 @@ from .._check_numbers import whole_number
 from .._module import Module, field
 from ._dot_product_attention import (
     Implementation,
+    WeightDropout,
     attend_by,
     check_implementation,
     read_attention,
@@ -24,7 +25,7 @@ from ._inputs import check_input, describe
 from ._linear import Linear
 from ._norm import RMSNorm
 from ._parameters import Initializer
-from ._threefry import split_in_program, split_key
+from ._threefry import THREEFRY, split_in_program, split_key
 
 Heads = Float[Array, "seq_length num_heads size"]
 
@@ -40,8 +41,7 @@ class MultiheadAttention(Module):
     Vaswani, Shazeer, Parmar, Uszkoreit, Jones, Gomez, Kaiser & Polosukhin (2017), "Attention Is All
     You Need". Each head computes `softmax(Q K^T / sqrt(qk_size)) V`; the heads, side by side, go
     through one last projection. The softmax is computed in at least float32, by
-    `nn.dot_product_attention`, so that long sequences need no matrix of all scores. Dropout of
-    attention weights needs this matrix.
+    `nn.dot_product_attention`, so that long sequences need no matrix of all scores.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> attention = MultiheadAttention(num_heads=2, query_size=8, key=jax.random.key(0))
@@ -283,14 +283,6 @@ class MultiheadAttention(Module):
                     f"got: expected {expected}, got {found}."
                 )
 
-        def drop(weights: Array) -> Array:
-            dropout = functools.partial(self.dropout, inference=inference)
-            if key is None:
-                return dropout(weights)
-            # One key a head, as in Equinox: so the same key drops the same weights.
-            keys = jr.split(key, self.num_heads)
-            return jax.vmap(lambda each, key: dropout(each, key=key))(weights, keys)
-
         attention = read_attention(
             describe(self),
             heads,
@@ -302,8 +294,8 @@ class MultiheadAttention(Module):
             key_length=key_length,
             query_offset=query_offset,
         )
-        drops = self._drops(inference)
-        attended = attend_by(self.implementation, *attention, drop if drops else None)
+        dropout = self._weight_dropout(key, inference) if self._drops(inference) else None
+        attended = attend_by(self.implementation, *attention, dropout)
         attended = attended.reshape(query.shape[0], self.num_heads * self.vo_size)
         return project(self.output_proj, attended, keys[3])
 
@@ -344,6 +336,26 @@ class MultiheadAttention(Module):
         """Query, key and value, each row through the projection that is for it."""
         projections = (self.query_proj, self.key_proj, self.value_proj)
         return tuple(map(project, projections, inputs, keys))
+
+    def _weight_dropout(self, key: PRNGKeyArray | None, inference: bool | None) -> WeightDropout:
+        layer, p = functools.partial(self.dropout, inference=inference), self.dropout.p
+        if key is None:
+            return WeightDropout(layer, p, None)
+        # One key a head, as in Equinox: so the same key drops the same weights.
+        keys = jr.split(key, self.num_heads)
+
+        def drop(weights: Array) -> Array:
+            return jax.vmap(lambda each, key: layer(each, key=key))(weights, keys)
+
+        is_countable = (
+            type(self.dropout) is Dropout
+            and isinstance(p, int | float)
+            and p < 1
+            and jr.key_impl(key) == THREEFRY
+            and jax.config.jax_threefry_partitionable  # pyright: ignore
+            and jnp.result_type(float) == jnp.float32
+        )
+        return WeightDropout(drop, p, keys if is_countable else None)
 
     def _drops(self, inference: bool | None) -> bool:
         inference = self.dropout.inference if inference is None else inference

@@ -1,13 +1,15 @@
 """The attention function: its arguments, and the choice of how to compute it."""
 
+import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from .._check_numbers import whole_number
 from .._compat import vary, varying_axes
@@ -81,7 +83,8 @@ def dot_product_attention(
     - `query_offset`: position of the first query among the keys, for `is_causal` and `window`.
     - `scale`: factor of the scores; `1 / sqrt(size)` if `None`.
     - `implementation`: `"plain"` builds all scores. `"blocks"` computes them block by block.
-      `"cudnn"` is the fused kernel of NVIDIA's cuDNN, for float16 and bfloat16 without a bias.
+      `"cudnn"` is the fused kernel of NVIDIA's cuDNN, for float16 and bfloat16. A bias must have
+      the dtype of the queries.
       `"auto"` uses cuDNN if the program is compiled for an NVIDIA GPU and cuDNN supports the
       attention. Otherwise it uses `"blocks"` for long sequences and `"plain"` for short ones.
 
@@ -138,14 +141,9 @@ def attend_by(
     implementation: Implementation,
     pattern: Pattern,
     inputs: Inputs,
-    drop: Callable[[Array], Array] | None = None,
+    dropout: "WeightDropout | None" = None,
 ) -> Float[Array, "q_seq heads value_size"]:
-    """The output of the attention, by the implementation that is chosen.
-
-    **Arguments:**
-
-    - `drop`: a function of the weights, for dropout.
-    """
+    """The output of the attention, by the implementation that is chosen."""
     check_implementation(implementation)
     sizes = (*inputs.query.shape, *inputs.key.shape)
     if not all(isinstance(size, int) for size in sizes):
@@ -161,13 +159,19 @@ def attend_by(
     # The cotangents of arrays that vary less than the output are summed by the cast.
     axes = frozenset().union(*(varying_axes(each) for each in inputs if each is not None))
     inputs = jax.tree_util.tree_map(lambda each: vary(each, axes), inputs)
-    if implementation == "plain" or (drop is not None and implementation == "auto"):
-        return _attend_plainly(pattern, inputs, drop)
-    if drop is not None:
-        raise ValueError(
-            f'implementation="{implementation}" does not support dropout of attention weights; use '
-            '"auto" or "plain", or inference mode.'
-        )
+    if dropout is not None and dropout.keys is None:
+        if implementation not in ("auto", "plain"):
+            raise ValueError(
+                f'implementation="{implementation}" does not support this dropout of attention '
+                'weights: use "auto" or "plain", or inference mode. "blocks" supports `nn.Dropout` '
+                "with a number p, a Threefry key, and jax_enable_x64 off."
+            )
+        implementation = "plain"
+    if implementation == "plain":
+        return _attend_plainly(pattern, inputs, dropout)
+    if dropout is not None:
+        pattern = dataclasses.replace(pattern, dropout_p=dropout.p)
+        inputs = inputs._replace(dropout_keys=vary(jr.key_data(dropout.keys), axes))
     on_cpu = jax.default_backend() == "cpu"
     rows = _ROWS if on_cpu else _ROWS_ELSEWHERE
     if on_cpu and sizes[0] < 512 and pattern.bounds() != (None, None):
@@ -184,8 +188,21 @@ def attend_by(
                 '"auto" chooses one that does.'
             )
         elif sizes[0] * sizes[3] < least:
-            return _attend_plainly(pattern, inputs, drop)
+            return _attend_plainly(pattern, inputs, dropout)
     return attend(how, inputs)[0]
+
+
+class WeightDropout(NamedTuple):
+    """Dropout of attention weights.
+
+    - `drop`: a function of all weights, axes `heads q_seq kv_seq`.
+    - `p`: the probability of dropping a weight.
+    - `keys`: one Threefry key for each head, or `None` if only `drop` knows what it drops.
+    """
+
+    drop: Callable[[Array], Array]
+    p: Any
+    keys: PRNGKeyArray | None
 
 
 def check_implementation(implementation: Any) -> None:
@@ -195,7 +212,7 @@ def check_implementation(implementation: Any) -> None:
 
 
 def _attend_plainly(
-    pattern: Pattern, inputs: Inputs, drop: Callable[[Array], Array] | None
+    pattern: Pattern, inputs: Inputs, dropout: WeightDropout | None
 ) -> Float[Array, "q_seq heads value_size"]:
     query, key, value, bias = inputs[:4]
     dtype = at_least_float32(query.dtype)
@@ -212,7 +229,7 @@ def _attend_plainly(
     for mask in (allowed if allowed is None else allowed[None], inputs.mask):
         scores = scores if mask is None else jnp.where(mask, scores, least)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-    return jnp.einsum("hqk,khd->qhd", weights if drop is None else drop(weights), value)
+    return jnp.einsum("hqk,khd->qhd", weights if dropout is None else dropout.drop(weights), value)
 
 
 # --- Arguments ---

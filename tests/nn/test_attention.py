@@ -87,6 +87,51 @@ def test_same_key_draws_the_weights_and_drops_what_equinox_does(getkey):
     assert none.shape == (0, 8)
 
 
+@pytest.mark.parametrize("lengths", [(70, 90), (140, 30)])
+def test_blocks_drop_the_weights_that_the_plain_formula_drops(lengths):
+    def outcomes(implementation, x, y, keys, mask):
+        attention = nn.MultiheadAttention(
+            4,
+            8,
+            dropout_p=0.3,
+            num_kv_heads=2,
+            implementation=implementation,
+            key=jr.key(0),
+        )
+
+        def of_batch(x, y):
+            return jax.vmap(lambda x, y, key: attention(x, y, y, mask, key=key))(x, y, keys)
+
+        def both(*args):
+            output, pull = jax.vjp(of_batch, *args)
+            return output, pull(jnp.sin(output))
+
+        return jax.jvp(both, (x, y), (jnp.cos(x), jnp.cos(y)))
+
+    @jax.jit
+    def all_of(*args):
+        return [
+            outcomes(implementation, *args, mask)
+            for mask in (None, "causal")
+            for implementation in ("blocks", "plain")
+        ]
+
+    random = np.random.default_rng(0)
+    x, y = (random.normal(size=(2, length, 8)).astype("f4") for length in lengths)
+    with jax.debug_key_reuse(False):
+        found = all_of(x, y, jr.split(jr.key(1)))
+    for blocks, plain in (found[:2], found[2:]):
+        for one, other in zip(*map(jax.tree.leaves, (blocks, plain)), strict=True):
+            np.testing.assert_allclose(one, other, atol=2e-5 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("p", [1, jnp.float32(0.5)], ids=["all", "array"])
+def test_blocks_refuse_dropout_that_they_cannot_compute(getkey, p):
+    attention = nn.MultiheadAttention(2, 8, dropout_p=p, implementation="blocks", key=getkey())
+    with pytest.raises(ValueError, match=r'"blocks" supports `nn\.Dropout` with a number p'):
+        eqx.filter_eval_shape(attention, *inputs(getkey), key=getkey())
+
+
 def test_projection_that_needs_a_key_shares_none_with_the_dropout(getkey):
     attention = nn.to_bayesian(filled(nn.MultiheadAttention, 2, 8, dropout_p=0.5, key=getkey()))
     key = getkey()

@@ -129,7 +129,9 @@ def cudnn(monkeypatch):
     """The kernel as JAX offers it, computed by XLA: with its residuals, without forward mode."""
     calls = []
 
-    def attention(query, key, value, *, mask, key_value_seq_lengths, implementation, **options):
+    def attention(
+        query, key, value, *, bias, mask, key_value_seq_lengths, implementation, **options
+    ):
         assert implementation == "cudnn"
         assert (query.ndim, query.dtype) == (4, jnp.float16)
         calls.append({"mask": getattr(mask, "shape", ()), "batch": len(query), **options})
@@ -138,7 +140,9 @@ def cudnn(monkeypatch):
             wide = (each.astype(jnp.float32) for each in args)
             with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
                 lengths = {"key_value_seq_lengths": key_value_seq_lengths}
-                return original(*wide, mask=mask, **lengths, **options).astype(jnp.float16)
+                bias32 = None if bias is None else bias.astype(jnp.float32)
+                found = original(*wide, bias=bias32, mask=mask, **lengths, **options)
+                return found.astype(jnp.float16)
 
         @jax.custom_vjp
         def kernel(query, key, value):
@@ -169,16 +173,22 @@ def test_cudnn_agrees_with_the_formula_under_vmap(cudnn):
     supported = {
         name: case
         for name, case in cases(12, 12).items()
-        if not {"bias", "query_offset"} & set(case[0]) and name not in ("window", "float mask")
+        if "query_offset" not in case[0] and name != "window"
     }
     del supported["no bound after"]
 
     @jax.jit
     def all_of(query, key, value):
         found = {}
-        for name, (options, allowed, _) in supported.items():
+        for name, (options, allowed, bias) in supported.items():
             known = {name: options[name] for name in options if name == "scale"}
-            expected = functools.partial(formula, allowed=allowed, **known)
+            bias = jnp.asarray(bias, jnp.float32)
+            expected = functools.partial(formula, allowed=allowed, bias=bias, **known)
+            is_float = lambda each: getattr(each, "dtype", None) == np.float64
+            options = {
+                name: jnp.asarray(each, jnp.float16) if is_float(each) else each
+                for name, each in options.items()
+            }
             ours = functools.partial(nn.dot_product_attention, implementation="cudnn", **options)
             wide = [each.astype(jnp.float32) for each in (query, key, value)]
             of_batch = lambda attend: jax.vmap(lambda *args: outcomes(attend, args))
@@ -200,7 +210,7 @@ def test_auto_uses_cudnn_where_it_can_and_an_explicit_choice_says_why_not(cudnn)
     np.testing.assert_allclose(both(), both(implementation="plain"), atol=1e-2)
     assert cudnn  # Traced for the platforms that have it.
     for options, reason in (
-        ({"bias": jnp.zeros((1, 1, 13))}, "it has a bias"),
+        ({"bias": jnp.zeros((1, 1, 13))}, "its bias or float mask has dtype float32"),
         ({"query_offset": 3}, "the query offset is 3"),
         ({"window": 3}, "a window that is not causal"),
     ):
