@@ -16,7 +16,7 @@ from jax.interpreters import ad, mlir
 from jax.sharding import AxisType
 from jaxtyping import Array, Float, Int
 
-from .._check_numbers import real_number
+from .._check_numbers import integer, real_number
 from .._compat import set_batching_rule, vary, varying_axes
 from .._dtypes import at_least_float32
 from .._module import Module
@@ -92,7 +92,7 @@ def cross_entropy(
         raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing}.")
     # Of a narrower dtype, the labels could not be compared with all classes.
     labels = labels.ravel().astype(jnp.int64 if labels.dtype.itemsize == 8 else jnp.int32)
-    counts = jnp.ones(labels.shape, bool) if ignore_index is None else labels != ignore_index
+    counts = _counts(labels, ignore_index)
     is_class = (labels >= 0) & (labels < num_classes)
     # A label that is no class is a mistake: its factor is NaN.
     factors = jnp.where(counts, jnp.where(is_class, 1.0, jnp.nan), 0.0)
@@ -101,6 +101,21 @@ def cross_entropy(
     z_loss = real_number(z_loss, "z_loss")
     total = _bind(arrays, smoothing=label_smoothing, z_loss=z_loss, num_groups=1)
     return total[0] / jnp.maximum(counts.sum(), 1).astype(total.dtype)
+
+
+def _counts(labels: Array, ignore_index: Any) -> Array:
+    """Whether each token counts."""
+    number = integer(ignore_index)
+    if number is not None:
+        range_ = jnp.iinfo(labels.dtype)
+        is_possible = range_.min <= number <= range_.max
+    elif ignore_index is None:
+        is_possible = False
+    elif is_array(ignore_index) and jnp.issubdtype(ignore_index.dtype, jnp.integer):
+        number, is_possible = ignore_index.astype(labels.dtype), True
+    else:
+        raise TypeError(f"cross_entropy: ignore_index must be an integer, got {ignore_index!r}.")
+    return labels != number if is_possible else jnp.ones(labels.shape, bool)
 
 
 def _weights_of(readout: Any) -> list[Array]:
@@ -161,10 +176,12 @@ def _in_chunks(num_classes: int, *arrays: Array) -> list[Array]:
 
     A chunk has rows from everywhere. If devices share the rows, all take part in every chunk.
     """
-    num_tokens = len(arrays[0])
-    size = max(num_tokens * num_classes, 1)
-    aim = min(max(size / _CHUNKS, _SMALL), _LARGE)
-    number = 2 ** max(0, math.ceil(math.log2(size / aim)))
+    num_tokens = arrays[0].shape[0]
+    number = 1
+    if isinstance(num_tokens, int):  # Not a symbol of `jax.export`.
+        size = max(num_tokens * num_classes, 1)
+        aim = min(max(size / _CHUNKS, _SMALL), _LARGE)
+        number = 2 ** max(0, math.ceil(math.log2(size / aim)))
     if (sharding := _explicit_sharding(arrays[0])) is not None:
         # JAX splits an explicitly sharded axis only within the part of each device.
         number = math.gcd(number, *sharding.shard_shape(arrays[0].shape)[:1])
@@ -200,7 +217,7 @@ def _sums(
         return None, _losses(_logits(x, *narrow), labels, **options)
 
     _, losses = jax.lax.scan(step, None, _in_chunks(len(weights[0]), x, labels))
-    return _weighted_sums(_joined(losses, len(x)), factors, num_groups)
+    return _weighted_sums(_joined(losses, x.shape[0]), factors, num_groups)
 
 
 def _weighted_sums(losses: Array, factors: Array, num_groups: int) -> Array:
@@ -238,8 +255,8 @@ def _sum_and_gradients(
     ]
     chunks = _in_chunks(len(weights[0]), x, labels, factors)
     by_weights, (losses, by_x) = jax.lax.scan(step, zeros, chunks)
-    by_x = [_joined(by_x, len(x))] if of_x else []
-    return _weighted_sums(_joined(losses, len(x)), factors, 1), [*by_x, *by_weights]
+    by_x = [_joined(by_x, x.shape[0])] if of_x else []
+    return _weighted_sums(_joined(losses, x.shape[0]), factors, 1), [*by_x, *by_weights]
 
 
 # --- The primitive. By `jax.custom_jvp` each member of a batch would have a gradient of w. ---

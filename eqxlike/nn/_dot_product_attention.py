@@ -169,7 +169,7 @@ def attend_by(
         implementation = "plain"
     if implementation == "plain":
         return _attend_plainly(pattern, inputs, dropout)
-    if dropout is not None:
+    if dropout is not None and dropout.keys is not None:
         pattern = dataclasses.replace(pattern, dropout_p=dropout.p)
         inputs = inputs._replace(dropout_keys=vary(jr.key_data(dropout.keys), axes))
     on_cpu = jax.default_backend() == "cpu"

@@ -219,9 +219,27 @@ def test_tokens_and_classes_may_be_sharded(axis_type, getkey):
             ValueError,
             "label_smoothing must be from 0 to 1",
         ),
+        (
+            (jnp.ones((2, 3)), jnp.ones((5, 3)), jnp.zeros(2, int)),
+            {"ignore_index": 1.5},
+            TypeError,
+            "ignore_index must be an integer, got 1.5",
+        ),
     ],
 )
 def test_unfit_arguments_are_refused(arguments, options, error, message):
     with pytest.raises(error) as caught:
         nn.cross_entropy(*arguments, **options)
     assert message in str(caught.value)
+
+
+def test_export_for_any_number_of_tokens():
+    (tokens,) = jax.export.symbolic_shape("tokens")
+    weight = jnp.arange(12.0).reshape(4, 3) / 10
+    step = jax.jit(jax.value_and_grad(lambda x, y: nn.cross_entropy(x, weight, y, ignore_index=9)))
+    exported = jax.export.export(step)(
+        jax.ShapeDtypeStruct((tokens, 3), "float32"), jax.ShapeDtypeStruct((tokens,), "int32")
+    )
+    arguments = jnp.arange(15.0).reshape(5, 3), jnp.array([0, 3, 9, 1, 2])
+    for found, expected in zip(exported.call(*arguments), step(*arguments), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
