@@ -10,7 +10,6 @@ good state, which is not halted.
 import collections
 import dataclasses
 import functools
-import math
 import operator
 import types
 import weakref
@@ -22,6 +21,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import optax
 from jax import lax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.extend.core import Literal as Constant
 from jaxtyping import Array, Bool, Float, PyTree
 
@@ -40,7 +40,7 @@ def update_if_finite(
     check_finite: CheckFinite,
     is_sharded: bool,
 ) -> TrainState[Model]:
-    """The next state: `update()`, or `old` and what is to be told of the update that was refused.
+    """The next state: `update()`, or `old`, marked as halted, if the update is refused.
 
     With a loss scale, gradients that overflow leave the arrays as they are and lower the scale; the
     step counts, and the next one has another key. This is no refusal, except at the smallest scale.
@@ -55,27 +55,29 @@ def update_if_finite(
     scale, loss = old.loss_scale, evaluation.loss
     if not check_finite and scale is None:
         return update()
-    is_finite = _squares_are_finite(gradients, is_sharded)
+    leaves = [leaf for leaf in jtu.tree_leaves(gradients) if is_inexact_array(leaf)]
+    is_sharded = is_sharded or any(any(jax.typeof(leaf).sharding.spec) for leaf in leaves)
+    is_finite = _squares_are_finite(leaves, is_sharded)
     is_skipping = has_skipped(old.optimiser_state) is not None
     new = update() if check_finite == "state" or (check_finite and is_skipping) else None
-    if new is None:
-        are_good, is_loss_good = is_finite & all_finite(evaluation.model_state), jnp.isfinite(loss)
-    else:
-        are_good, is_loss_good = is_finite_state(new), _may_be_loss(loss, new)
-    if scale is not None:
-        are_good = jnp.where(is_finite, are_good, ~scale.is_smallest)
-    is_good = are_good & is_loss_good
-    if check_finite != "skip":
-        is_good &= ~old.is_halted
     if not check_finite:
         is_good = jnp.ones((), bool)
+    elif new is None:
+        is_good = is_finite & all_finite(evaluation.model_state)
+    else:
+        is_good = is_finite_state(new)
+    if scale is not None and check_finite:
+        is_good = jnp.where(is_finite, is_good, ~scale.is_smallest)
+    if check_finite:
+        is_good &= jnp.isfinite(loss) if new is None else _may_be_loss(loss, new)
+        is_good &= True if check_finite == "skip" else ~old.is_halted
     is_applied = is_good if scale is None else is_good & is_finite
 
     def trained(state: TrainState) -> tuple[Any, ...]:
         return state.model, state.optimiser_state, state.model_state
 
     if new is None:
-        chosen = _select_early(is_applied, trained(old), lambda: trained(update()))
+        chosen = _update_if(is_applied, trained(old), lambda: trained(update()), is_sharded)
     else:
         chosen = tree_where(is_applied, trained(new), trained(old))
     return dataclasses.replace(
@@ -89,35 +91,56 @@ def update_if_finite(
     )
 
 
-def _select_early(condition: Bool[Array, ""], old: Tree, update: Callable[[], Tree]) -> Tree:
-    """`tree_where(condition, update(), old)`, with each array selected by the operation that ends
-    its computation.
+def _update_if(
+    condition: Bool[Array, ""], old: Tree, update: Callable[[], Tree], is_sharded: bool
+) -> Tree:
+    """`tree_where(condition, update(), old)`, which writes in place where `old` is donated.
 
-    Later operations of `update` use the selected array, which makes no difference to what is
-    returned. `tree_where` would have the moments of Adam both selected and used for the parameters:
-    XLA then computes them twice and copies the old ones (JAX 0.10.2 to 0.12.0.1, on a CPU twice the
-    time of the update).
+    A CPU branches: with selects, all updates of small arrays wait for the condition and then wake
+    other threads (a step of an MLP of 122 parameters took 1.2 times as long). A GPU would interrupt
+    its stream to read the condition.
     """
     found: list[Any] = []
 
     def traced() -> list[Any]:
         leaves, treedef = jtu.tree_flatten(update())
-        found[:] = leaves, treedef, treedef.flatten_up_to(old)
-        pairs = zip(leaves, found[2], strict=True)
-        return [leaf for leaf, before in pairs if is_array(leaf) or is_array(before)]
+        olds = treedef.flatten_up_to(old)
+        places = [at for at in range(len(olds)) if is_array(leaves[at]) or is_array(olds[at])]
+        found[:] = leaves, treedef, places, [olds[at] for at in places]
+        return [leaves[at] for at in places]
 
-    closed = jax.make_jaxpr(traced)()
-    jaxpr, (leaves, treedef, olds) = closed.jaxpr, found
-    places = [at for at in range(len(olds)) if is_array(olds[at]) or is_array(leaves[at])]
-    outputs = dict(zip(places, jaxpr.outvars, strict=True))
-    # Neither an input, nor a constant, nor twice among the outputs. By id: a constant has no hash.
+    program = jax.make_jaxpr(traced)()
+    leaves, treedef, places, befores = found
+    select = functools.partial(_select_early, condition, program, befores)
+    can_branch = not is_sharded and all(
+        is_array(before) and (before.shape, before.dtype) == (aval.shape, aval.dtype)
+        for before, aval in zip(befores, program.out_avals, strict=True)
+    )
+    if can_branch:
+        branch = functools.partial(lax.cond, condition, jaxpr_as_fun(program), lambda: befores)
+        chosen = lax.platform_dependent(cpu=branch, default=select)
+    else:
+        chosen = select()
+    for at, leaf in zip(places, chosen, strict=True):
+        leaves[at] = leaf
+    return treedef.unflatten(leaves)
+
+
+def _select_early(
+    condition: Bool[Array, ""], program: ClosedJaxpr, befores: list[Any]
+) -> list[Any]:
+    """The outputs of a program if `condition` holds, else `befores`.
+
+    The operation that makes an output selects it, and later operations use the selected array.
+    Selected at the end, the moments of Adam are used twice, as outputs and for the parameters: XLA
+    then computes them twice and copies the old ones.
+    """
+    jaxpr = program.jaxpr
+    outputs = [*zip(jaxpr.outvars, befores, strict=True)]
+    # Neither a constant, nor twice among the outputs. By id: a constant has no hash.
     counts = collections.Counter(map(id, [*jaxpr.outvars, *jaxpr.constvars]))
-    early = {
-        id(var): olds[at]
-        for at, var in outputs.items()
-        if counts[id(var)] == 1 and not isinstance(var, Constant)
-    }
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    early = {id(var): before for var, before in outputs if counts[id(var)] == 1}
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
 
     def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, Constant) else values[atom]
@@ -130,10 +153,12 @@ def _select_early(condition: Bool[Array, ""], old: Tree, update: Callable[[], Tr
         for var, value in zip(equation.outvars, made, strict=True):
             is_early = id(var) in early
             values[var] = _choose(condition, value, early[id(var)]) if is_early else value
-    for at, var in outputs.items():
-        value = read(var)
-        leaves[at] = value if id(var) in early else _choose(condition, value, olds[at])
-    return treedef.unflatten(leaves)
+    return [
+        read(var)
+        if id(var) in early and not isinstance(var, Constant)
+        else _choose(condition, read(var), before)
+        for var, before in outputs
+    ]
 
 
 def keep_if_finite(
@@ -173,54 +198,32 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
     >>> bool(all_finite({"weight": jnp.ones(3), "bias": jnp.array([0.0, jnp.inf])}))
     False
     """
-    return _sums_are_finite(tree, lambda dtype: 0.0)
+    # A number times 0 is 0 or NaN. `isfinite(leaf).all()` takes three times as long on a CPU, and
+    # XLA's maximum of a large array skips NaN there (JAX 0.10.2 to 0.12.0.1).
+    return _are_finite([0 * leaf for leaf in jtu.tree_leaves(tree) if is_inexact_array(leaf)])
 
 
-def _sums_are_finite(tree: PyTree, factor: Callable[[Any], float]) -> Bool[Array, ""]:
-    """Whether the sums of all arrays, times the factor of their dtype, are finite."""
-    # A number times 0 is 0 or NaN. A maximum will not do: on a CPU, XLA's maximum of a large array
-    # skips NaN (JAX 0.10.2 to 0.12.0.1). `isfinite(leaf).all()` takes twice as long.
-    sums: dict[Any, list[Array]] = {}
-    for leaf in jtu.tree_leaves(tree):
-        if is_inexact_array(leaf):
-            sums.setdefault(leaf.dtype, []).append(jnp.sum(factor(leaf.dtype) * leaf))
-    is_finite = jnp.ones((), bool)
-    for stacked in map(jnp.stack, sums.values()):
-        is_finite = is_finite & jnp.isfinite(stacked).all()
-    return is_finite
-
-
-def _squares_are_finite(gradients: PyTree, is_sharded: bool) -> Bool[Array, ""]:
-    """Whether gradients are finite, and so small that their squares are, as optimisers keep them.
+def _squares_are_finite(gradients: list[Array], is_sharded: bool) -> Bool[Array, ""]:
+    """Whether gradients are finite, and the sum of the squares of each, as optimisers keep squares.
 
     In float16, whose squares overflow from 256 on, the squares need not be.
     """
+    squares: list[Array] = []
+    small: dict[Any, list[Array]] = {}
+    for leaf in gradients:
+        each = leaf * (leaf if jnp.finfo(leaf.dtype).max > 1e30 else 0)
+        if is_sharded or leaf.size > 2**12:
+            squares.append(each)
+        else:
+            # An operation on a small array costs more to start than to run.
+            small.setdefault(leaf.dtype, []).append(jnp.ravel(each))
+    return _are_finite([*squares, *map(jnp.concatenate, small.values())])
 
-    def factor(dtype: Any) -> float:
-        largest = float(jnp.finfo(dtype).max)
-        return math.sqrt(largest) if largest > 1e30 else 0.0
 
-    def on_cpu(leaves: list[Array]) -> Bool[Array, ""]:
-        # An operation on a small array costs more to start than to run.
-        small: dict[Any, list[Array]] = {}
-        for leaf in leaves:
-            if leaf.size <= 2**12:
-                small.setdefault(leaf.dtype, []).append(jnp.ravel(leaf))
-        rows, others = [], []
-        for leaf in [*map(jnp.concatenate, small.values()), *(x for x in leaves if x.size > 2**12)]:
-            # A product with a vector uses all cores, and a sum one.
-            if leaf.shape[-1] >= 64:
-                rows.append(leaf @ jnp.full(leaf.shape[-1], factor(leaf.dtype), leaf.dtype))
-            else:
-                others.append(leaf)
-        return by_sums(others) & all_finite(rows)
-
-    leaves = [leaf for leaf in jtu.tree_leaves(gradients) if is_inexact_array(leaf)]
-    by_sums = functools.partial(_sums_are_finite, factor=factor)
-    is_split = is_sharded or any(any(jax.typeof(leaf).sharding.spec) for leaf in leaves)
-    if is_split or not leaves:
-        return by_sums(leaves)
-    return lax.platform_dependent(leaves, cpu=on_cpu, default=by_sums)
+def _are_finite(arrays: list[Array]) -> Bool[Array, ""]:
+    """Whether the sum of each array is finite."""
+    sums = [jnp.isfinite(jnp.sum(array)) for array in arrays]
+    return functools.reduce(operator.and_, sums, jnp.ones((), bool))
 
 
 def tree_where(condition: Bool[Array, ""], tree: Tree, other: Tree) -> Tree:
