@@ -2,9 +2,8 @@
 
 A step of `make_step` judges its gradients, its loss and the state of the model before it updates
 anything: `update_if_finite` keeps the old state, and marks it as halted, unless all are finite.
-Each array is selected where it is computed, so that an update in place needs no copy of the old
-array. `fit` finds the mark when it reads the losses, and returns `stopped="diverged"` and the last
-good state, which is not halted.
+`fit` finds the mark when it reads the losses, and returns `stopped="diverged"` and the last good
+state, which is not halted.
 """
 
 import collections
@@ -52,39 +51,33 @@ def update_if_finite(
       in `update`: the new arrays are judged then, as with `"state"`.
     - `is_sharded`: whether devices may have parts of the arrays.
     """
-    scale, loss = old.loss_scale, evaluation.loss
+    scale = old.loss_scale
     if not check_finite and scale is None:
         return update()
     leaves = [leaf for leaf in jtu.tree_leaves(gradients) if is_inexact_array(leaf)]
     is_sharded = is_sharded or any(any(jax.typeof(leaf).sharding.spec) for leaf in leaves)
-    is_finite = _squares_are_finite(leaves, is_sharded)
-    is_skipping = has_skipped(old.optimiser_state) is not None
-    new = update() if check_finite == "state" or (check_finite and is_skipping) else None
-    if not check_finite:
-        is_good = jnp.ones((), bool)
-    elif new is None:
-        is_good = is_finite & all_finite(evaluation.model_state)
-    else:
-        is_good = is_finite_state(new)
-    if scale is not None and check_finite:
-        is_good = jnp.where(is_finite, is_good, ~scale.is_smallest)
+    is_finite, is_good = _squares_are_finite(leaves, is_sharded), jnp.ones((), bool)
     if check_finite:
-        is_good &= jnp.isfinite(loss) if new is None else _may_be_loss(loss, new)
-        is_good &= True if check_finite == "skip" else ~old.is_halted
+        if check_finite == "state" or has_skipped(old.optimiser_state) is not None:
+            new = update()
+            update = lambda: new  # noqa: E731
+            is_good, is_loss_good = is_finite_state(new), _may_be_loss(evaluation.loss, new)
+        else:
+            is_good = is_finite & all_finite(evaluation.model_state)
+            is_loss_good = jnp.isfinite(evaluation.loss)
+        if scale is not None:
+            is_good = jnp.where(is_finite, is_good, ~scale.is_smallest)
+        is_good &= is_loss_good
+        if check_finite != "skip":
+            is_good &= ~old.is_halted
     is_applied = is_good if scale is None else is_good & is_finite
 
-    def trained(state: TrainState) -> tuple[Any, ...]:
-        return state.model, state.optimiser_state, state.model_state
+    def trained(state: TrainState) -> dict[str, Any]:
+        return {name: getattr(state, name) for name in ("model", "optimiser_state", "model_state")}
 
-    if new is None:
-        chosen = _update_if(is_applied, trained(old), lambda: trained(update()), is_sharded)
-    else:
-        chosen = tree_where(is_applied, trained(new), trained(old))
     return dataclasses.replace(
         old,
-        model=chosen[0],
-        optimiser_state=chosen[1],
-        model_state=chosen[2],
+        **_update_if(is_applied, trained(old), lambda: trained(update()), is_sharded),
         step=old.step + (1 if check_finite == "skip" else is_good.astype(old.step.dtype)),
         is_halted=~is_good if check_finite else old.is_halted,
         loss_scale=None if scale is None else tree_where(is_good, scale.adjust(is_finite), scale),
@@ -295,20 +288,13 @@ def was_refused(state: TrainState) -> Bool[Array, ""]:
 def is_finite_state(state: TrainState) -> Bool[Array, ""]:
     """Whether the arrays that `keep_if_finite` checks are finite."""
     parameters = filter(state.model, is_inexact_array)
-    return all_finite(
-        (parameters, state.model_state, _statistics(state.optimiser_state, parameters))
-    )
-
-
-def _statistics(optimiser_state: optax.OptState, parameters: PyTree) -> list[Any]:
-    """The parts of an optimiser's state for each parameter, such as moments, and other arrays."""
     structure = jtu.tree_structure(parameters)
-
-    def is_of_parameters(node: Any) -> bool:
-        return jtu.tree_structure(node) == structure
-
-    parts = jtu.tree_leaves(optimiser_state, is_leaf=is_of_parameters)
-    return [part for part in parts if not is_array(part) or part.ndim > 0]
+    # The parts for each parameter, such as moments, and other leaves.
+    parts = jtu.tree_leaves(
+        state.optimiser_state, is_leaf=lambda node: jtu.tree_structure(node) == structure
+    )
+    kept = [part for part in parts if not is_array(part) or part.ndim > 0]
+    return all_finite((parameters, state.model_state, kept))
 
 
 _CHECKS: weakref.WeakKeyDictionary[Any, CheckFinite] = weakref.WeakKeyDictionary()
