@@ -41,8 +41,8 @@ def update_if_finite(
 ) -> TrainState[Model]:
     """The next state: `update()`, or `old`, marked as halted, if the update is refused.
 
-    With a loss scale, gradients that overflow leave the arrays as they are and lower the scale; the
-    step counts, and the next one has another key. This is no refusal, except at the smallest scale.
+    With a loss scale, gradients that overflow leave the arrays as they are and lower the scale. The
+    step counts: this is no refusal, except at the smallest scale.
 
     **Arguments:**
 
@@ -89,51 +89,49 @@ def _update_if(
 ) -> Tree:
     """`tree_where(condition, update(), old)`, which writes in place where `old` is donated.
 
-    A CPU branches: with selects, all updates of small arrays wait for the condition and then wake
-    other threads (a step of an MLP of 122 parameters took 1.2 times as long). A GPU would interrupt
-    its stream to read the condition.
+    A CPU branches: with selects, the updates of all arrays wait for the condition and then wake
+    other threads at once (a step of an MLP of 122 parameters took 1.2 times as long). A GPU selects
+    arrays: it would wait for the host to read the condition.
     """
     found: list[Any] = []
 
     def traced() -> list[Any]:
         leaves, treedef = jtu.tree_flatten(update())
-        olds = treedef.flatten_up_to(old)
-        places = [at for at in range(len(olds)) if is_array(leaves[at]) or is_array(olds[at])]
-        found[:] = leaves, treedef, places, [olds[at] for at in places]
-        return [leaves[at] for at in places]
+        pairs = enumerate(zip(leaves, treedef.flatten_up_to(old), strict=True))
+        befores = {at: pair[1] for at, pair in pairs if any(map(is_array, pair))}
+        found[:] = leaves, treedef, befores
+        return [leaves[at] for at in befores]
 
     program = jax.make_jaxpr(traced)()
-    leaves, treedef, places, befores = found
-    select = functools.partial(_select_early, condition, program, befores)
-    can_branch = not is_sharded and all(
-        is_array(before) and (before.shape, before.dtype) == (aval.shape, aval.dtype)
-        for before, aval in zip(befores, program.out_avals, strict=True)
-    )
-    if can_branch:
-        branch = functools.partial(lax.cond, condition, jaxpr_as_fun(program), lambda: befores)
-        chosen = lax.platform_dependent(cpu=branch, default=select)
-    else:
-        chosen = select()
-    for at, leaf in zip(places, chosen, strict=True):
+    leaves, treedef, befores = found
+    olds = [*befores.values()]
+    chosen = functools.partial(_select_early, condition, program, olds)
+    if not is_sharded and all(map(_has_type, olds, program.out_avals)):
+        branch = functools.partial(lax.cond, condition, jaxpr_as_fun(program), lambda: olds)
+        chosen = functools.partial(lax.platform_dependent, cpu=branch, default=chosen)
+    for at, leaf in zip(befores, chosen(), strict=True):
         leaves[at] = leaf
     return treedef.unflatten(leaves)
 
 
-def _select_early(
-    condition: Bool[Array, ""], program: ClosedJaxpr, befores: list[Any]
-) -> list[Any]:
-    """The outputs of a program if `condition` holds, else `befores`.
+def _has_type(leaf: Any, aval: Any) -> bool:
+    return is_array(leaf) and (leaf.shape, leaf.dtype) == (aval.shape, aval.dtype)
+
+
+def _select_early(condition: Bool[Array, ""], program: ClosedJaxpr, olds: list[Any]) -> list[Any]:
+    """The outputs of a program if `condition` holds, else `olds`.
 
     The operation that makes an output selects it, and later operations use the selected array.
     Selected at the end, the moments of Adam are used twice, as outputs and for the parameters: XLA
     then computes them twice and copies the old ones.
     """
     jaxpr = program.jaxpr
-    outputs = [*zip(jaxpr.outvars, befores, strict=True)]
-    # Neither a constant, nor twice among the outputs. By id: a constant has no hash.
-    counts = collections.Counter(map(id, [*jaxpr.outvars, *jaxpr.constvars]))
-    early = {id(var): before for var, before in outputs if counts[id(var)] == 1}
+    outputs = [*zip(jaxpr.outvars, olds, strict=True)]
+    # By id: a constant has no hash. An output that stands at two places is selected at the end.
+    counts = collections.Counter(map(id, jaxpr.outvars))
+    old_of = {id(var): old for var, old in outputs if counts[id(var)] == 1}
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
+    selected: dict[int, Any] = {}
 
     def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, Constant) else values[atom]
@@ -144,13 +142,12 @@ def _select_early(
             made = bind(*map(read, equation.invars), **params)
         made = made if equation.primitive.multiple_results else [made]
         for var, value in zip(equation.outvars, made, strict=True):
-            is_early = id(var) in early
-            values[var] = _choose(condition, value, early[id(var)]) if is_early else value
+            if id(var) in old_of:
+                value = selected[id(var)] = _choose(condition, value, old_of[id(var)])
+            values[var] = value
     return [
-        read(var)
-        if id(var) in early and not isinstance(var, Constant)
-        else _choose(condition, read(var), before)
-        for var, before in outputs
+        selected[id(var)] if id(var) in selected else _choose(condition, read(var), old)
+        for var, old in outputs
     ]
 
 
@@ -159,13 +156,12 @@ def keep_if_finite(
 ) -> TrainState[Model]:
     """`new`, or `old` marked as halted if the loss, or an array of `new`, is NaN or infinite.
 
-    It runs inside the jitted step, so that the last good state is exact however late the host reads
-    the losses. Call it in a step of your own for `fit` to find that state. It holds both states for
-    a moment.
+    Call it in a step of your own: `fit` then returns the last good state, however late it reads the
+    losses. Both states are held for a moment.
 
     It checks the arrays of the model that are not frozen, those of its state, and those of the
-    optimiser's state. Scalars in the optimiser's state are skipped unless they belong to a
-    parameter: some are infinite on purpose, such as the best loss before there was one.
+    optimiser's state. Scalars of the optimiser that belong to no parameter are not checked: some
+    are infinite on purpose, such as the best loss at the start.
 
     **Arguments:**
 
@@ -227,8 +223,8 @@ def tree_where(condition: Bool[Array, ""], tree: Tree, other: Tree) -> Tree:
     - `condition`: shape `()`.
     - `tree`, `other`: of the same structure, shapes and dtypes, as a model before and after a step.
 
-    **Returns:** one of the two. Leaves that are not arrays are those of `tree`. Typed PRNG keys may
-    be chosen from `other` though they were used, as those of the state before a step are.
+    **Returns:** one of the two. Leaves that are not arrays are those of `tree`. Typed PRNG keys of
+    `other` may have been used before.
 
     **Raises:** `ValueError` for two structures.
 
@@ -243,10 +239,8 @@ def _choose(condition: Bool[Array, ""], leaf: Any, other_leaf: Any) -> Any:
     if not is_array(other_leaf):
         return leaf
     if is_key(other_leaf):
-        # `jax.debug_key_reuse` counts a choice as a use. The other key may have been used before,
-        # and the chosen one is to be used again: both are cloned.
-        chosen = jnp.where(condition, leaf, jax.random.clone(other_leaf))
-        return jax.random.clone(chosen)
+        # `jax.debug_key_reuse` counts a choice as a use.
+        return jax.random.clone(jnp.where(condition, leaf, jax.random.clone(other_leaf)))
     return leaf if leaf is other_leaf else jnp.where(condition, leaf, other_leaf)
 
 
@@ -254,21 +248,21 @@ def has_skipped(optimiser_state: optax.OptState) -> Bool[Array, ""] | None:
     """Whether an optimiser skipped its last update because it was not finite; `None` if it never
     skips.
     """
-    flags: list[Any] = []
-    for node in jtu.tree_leaves(optimiser_state, is_leaf=_may_skip):
-        if isinstance(node, optax.ApplyIfFiniteState):
-            flags.append(~node.last_finite)
-        elif _may_skip(node):
-            flags.append(node.skip_state["should_skip"])
+    flags = [
+        ~node.last_finite
+        if isinstance(node, optax.ApplyIfFiniteState)
+        else node.skip_state["should_skip"]
+        for node in jtu.tree_leaves(optimiser_state, is_leaf=_may_skip)
+        if _may_skip(node)
+    ]
     return functools.reduce(operator.or_, flags) if flags else None
 
 
 def _may_skip(node: Any) -> bool:
-    if isinstance(node, optax.MultiStepsState):
-        # The state of `optax.skip_not_finite` has no class of its own.
-        skip_state: Any = node.skip_state
-        return isinstance(skip_state, dict) and "num_not_finite" in skip_state
-    return isinstance(node, optax.ApplyIfFiniteState)
+    # The state of `optax.skip_not_finite` has no class of its own.
+    skip_state: Any = node.skip_state if isinstance(node, optax.MultiStepsState) else None
+    is_not_finite = isinstance(skip_state, dict) and "num_not_finite" in skip_state
+    return is_not_finite or isinstance(node, optax.ApplyIfFiniteState)
 
 
 def _may_be_loss(loss: Float[Array, ""], new: TrainState) -> Bool[Array, ""]:
@@ -312,7 +306,6 @@ def may_skip(state: TrainState) -> bool:
 
 def judges_gradients(step: Any) -> bool:
     """Whether `step` is one of `make_step` that halts, and judges its gradients."""
-    # The key is the function itself: `functools.wraps` would copy an attribute to a function that
-    # does more.
+    # By the function itself: `functools.wraps` copies attributes to functions that do more.
     function = getattr(step, "__wrapped__", None)
     return isinstance(function, types.FunctionType) and _CHECKS.get(function) is True
