@@ -193,9 +193,9 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
 
 
 def _squares_are_finite(gradients: list[Array], is_sharded: bool) -> Bool[Array, ""]:
-    """Whether gradients are finite, and the sum of the squares of each, as optimisers keep squares.
+    """Whether gradients are finite, and the sums of their squares, as optimisers keep squares.
 
-    In float16, whose squares overflow from 256 on, the squares need not be.
+    In float16 squares overflow from 256 on, and are not judged.
     """
     squares: list[Array] = []
     small: dict[Any, list[Array]] = {}
