@@ -109,15 +109,15 @@ def make_step(
       fast parameters, and `state.optimiser_state.slow` the slow ones.
     - `has_aux`: whether the loss returns an `aux` too.
     - `check_finite`: `True` refuses the update if the loss, a gradient or the new `model_state` is
-      NaN or infinite; the state stays as it was, and is marked: see `TrainState.is_halted`. A
-      gradient above the square root of the largest number of its dtype counts as infinite, because
-      Adam squares it (float16 excepted). This costs one reduction over the gradients, and no copy
-      of the state; all gradients are there before the first parameter is updated. `"skip"` refuses
-      the same updates, and the next step continues. `"state"` judges the new parameters, and what
-      the optimiser keeps, so that no optimiser can make them NaN from finite gradients: it needs a
-      copy of the state. So do optimisers that skip updates themselves. With `True`, `fit` finds
-      such a NaN when it next reads the losses. With `False` it stops at a loss that is not finite,
-      but has no good state left.
+      NaN or infinite; the state stays as it was, and is marked: see `TrainState.is_halted`.
+      Gradients with a norm above the square root of the largest number of their dtype (1.8e19 in
+      float32) count as infinite, because Adam squares them (float16 excepted). This costs one
+      reduction over the gradients, and no copy of the state; all gradients are there before the
+      first parameter is updated. `"skip"` refuses the same updates, and the next step continues.
+      `"state"` judges the new parameters, and what the optimiser keeps, so that no optimiser can
+      make them NaN from finite gradients: it needs a copy of the state. So do optimisers that skip
+      updates themselves. With `True`, `fit` finds such a NaN when it next reads the losses. With
+      `False` it stops at a loss that is not finite, but has no good state left.
     - `sharding`: that of the states, placed by `train.shard`, and of the batches. The returned
       state has the sharding of the given one. The loss has the value that one device would compute.
 

@@ -16,6 +16,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import train
+from eqxlike.train._callbacks._logging import _peak_of
 from tests.train import event_files
 from tests.train.linear import BATCH, make_state, make_step
 
@@ -353,6 +354,26 @@ def test_amounts_a_second_and_their_share_of_the_peak(state, tmp_path, monkeypat
     assert {name: log.get(name) for name in (*speeds, "mfu")} == {**speeds, "mfu": 0.12}
     with pytest.raises(ValueError, match=r"per_step\['tokens'\] must be positive"):
         train.Progress(per_step={"tokens": 0})
+
+
+def test_peaks_are_looked_up_by_the_name_of_a_device_one_inside_another():
+    kinds = [
+        "NVIDIA L4",
+        "NVIDIA L40S",
+        "NVIDIA H100 80GB HBM3",
+        "NVIDIA H100 PCIe",
+        "NVIDIA GB200",
+    ]
+    kinds += [
+        "NVIDIA A100-SXM4-40GB",
+        "Tesla V100-SXM2-16GB",
+        "TPU v5 lite",
+        "TPU v5",
+        "TPU v6 lite",
+    ]
+    peaks = [121e12, 362e12, 989e12, 756e12, 2500e12, 312e12, 125e12, 197e12, 459e12, 918e12]
+    assert [*map(_peak_of, kinds)] == peaks
+    assert _peak_of("cpu") is None
 
 
 def test_progress_shows_the_metrics_of_its_own_step_the_last_included(run):

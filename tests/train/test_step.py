@@ -351,8 +351,14 @@ def test_numbers_that_are_infinite_on_purpose_do_not_halt():
     assert not jax.jit(keep_if_finite)(state, state, 0.0).is_halted
 
 
+@pytest.mark.parametrize("platform", ["cpu", "default"])
 @pytest.mark.parametrize("loss_scale", [None, DynamicLossScale(4.0)])
-def test_skipped_update_changes_nothing_but_the_step_and_the_next_one_goes_on(loss_scale, batch):
+def test_skipped_update_changes_nothing_but_the_step_and_the_next_one_goes_on(
+    loss_scale, platform, batch, monkeypatch
+):
+    # A GPU selects arrays where a CPU branches.
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda **branches: branches[platform]())
+
     def loss(model, model_state, batch, key):
         value, state = squares(model, model_state, batch[:2], key)
         # A finite loss has gradients that are not.

@@ -34,13 +34,19 @@ class _WithFile(Callback):
 
 # fmt: off
 _PEAKS = {
-    "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12,
+    "GB200": 2500e12, "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12,
+    "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12, "L4": 121e12,
+    "V100-SXM": 125e12, "V100-PCIE": 112e12, "Tesla T4": 65e12,
     "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5": 459e12, "TPU v6": 918e12,
 }
 # fmt: on
-"""Operations a second by the data sheets, in dense products of bfloat16, by part of the name of the
-device. The first name that fits counts.
+"""Operations a second by the data sheets, in dense products of bfloat16 (float16 for V100 and T4,
+which have no bfloat16), by part of the name of the device. The first name that fits counts.
 """
+
+
+def _peak_of(device_kind: str) -> float | None:
+    return next((peak for name, peak in _PEAKS.items() if name in device_kind), None)
 
 
 class _WithRate(Callback):
@@ -66,9 +72,8 @@ class _WithRate(Callback):
         if "flops" in self._per_step and self._peak_flops is None:
             arrays = [each for each in jax.tree.leaves(run.state) if isinstance(each, jax.Array)]
             devices = max((each.sharding.device_set for each in arrays), key=len)
-            kind = next(iter(devices)).device_kind
-            peaks = [peak for name, peak in _PEAKS.items() if name in kind]
-            self._peak_flops = peaks[0] * len(devices) if peaks else None
+            peak = _peak_of(next(iter(devices)).device_kind)
+            self._peak_flops = None if peak is None else peak * len(devices)
 
     def _rates(self, run: Run) -> dict[str, float]:
         """Steps a second, the other amounts a second, and the share of the peak as `"mfu"`."""

@@ -29,8 +29,8 @@ class Stack:
 
     def __init__(self, batch: Any, length: int) -> None:
         self.first, self.count, self._length = batch, 1, length
-        self._leaves, self._treedef = jtu.tree_flatten(batch)
         if length > 1:
+            self._leaves, self._treedef = jtu.tree_flatten(batch)
             self._columns = [_column(leaf, length) for leaf in self._leaves]
             # What tells batches apart whose treedefs are equal; `None` where nothing needs to.
             self._structure = None if _is_plain(self._treedef) else _structure_of(batch)

@@ -184,7 +184,9 @@ class Stepper(Generic[Model]):
         """Whether the state is finite, of steps that judge their gradients or of any."""
         if not (of_any_step or judges_gradients(self._step)):
             return True
-        leaves, form = take_apart(self.state)
+        leaves, form = self._leaves, self._form
+        if leaves is None:
+            leaves, form = take_apart(self.state)
         return bool(_is_finite_of(form)(leaves))
 
 
