@@ -138,7 +138,7 @@ def _lower(context: Any, x: Any, weight: Any, **params: Any) -> Any:
         elif is_gradient and groups == 1 and num_outputs == 1:
             run = _one_output
         elif is_gradient and groups == 1 and set(params["lhs_dilation"]) == {1}:
-            run = _in_parts
+            run = _in_parts if len(points) < 3 else _channels_last  # parts take 1.2 times as long
         elif is_gradient and num_outputs <= _MOST_SLICES:
             run = _by_outputs if columns // x_aval.shape[0] <= _MOST_COLUMNS else _channels_last
     return mlir.lower_fun(run, multiple_results=False)(context, x, weight, **params)
