@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.jet import jet
 from jax.sharding import PartitionSpec as P
 
 import eqxlike as eqx
@@ -122,6 +123,49 @@ def test_program_for_gpus_has_the_convolutions_of_jax(name):
     of_jax = convolutions(jax.lax.conv_general_dilated, "cuda")
     assert convolutions(_conv_cpu.conv, "cuda") == of_jax
     assert len(of_jax) == 3
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_program_for_cpus_has_the_channels_last(name):
+    """XLA is slow at others inside of a loop."""
+    x_shape, weight_shape, options = CASES[name]
+
+    def loss(x, weight):
+        return jnp.sum(_conv_cpu.conv(x, weight, **with_defaults(weight, options)) ** 2)
+
+    def both(x, weight):
+        return loss(x, weight), jax.grad(loss, (0, 1))(x, weight)
+
+    text = jax.jit(both).lower(jnp.ones(x_shape), jnp.ones(weight_shape)).as_text()
+    axes = ", ".join(map(str, range(len(x_shape) - 2)))
+    for numbers in re.findall(r"dim_numbers = (.*?), window", text):
+        assert numbers == f"[b, {axes}, f]x[{axes}, i, o]->[b, {axes}, f]"
+    assert text.count("stablehlo.convolution") + text.count("stablehlo.dot_general") >= 4
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_policies_of_checkpoint_save_convolutions_on_other_platforms(platform, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    layer = eqx.nn.Conv1d(2, 4, 3, key=jax.random.key(0))
+    run = jax.checkpoint(lambda x: jnp.sin(layer(x)), policy=jax.checkpoint_policies.dots_saveable)
+    jaxpr = jax.make_jaxpr(jax.grad(lambda x: jnp.sum(run(x))))(jnp.ones((2, 5)))
+    saved = [each.primitive for each in jaxpr.eqns].count(jax.lax.conv_general_dilated_p)
+    assert saved == (0 if platform == "cpu" else 1)
+
+
+def test_jet_is_that_of_jax(getkey):
+    x, weight = normal(getkey(), (2, 3, 6)), normal(getkey(), (4, 3, 2))
+
+    def run(convolve):
+        def powers(x, weight):
+            y = convolve(jnp.sin(x), weight**2, **with_defaults(weight, {}))
+            return jnp.sin(y)
+
+        series = [[jnp.cos(each), each] for each in (x, weight)]
+        return jet(powers, (x, weight), series)
+
+    found, expected = run(_conv_cpu.conv), run(jax.lax.conv_general_dilated)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), found, expected)
 
 
 def test_gradient_inside_shard_map_and_of_sharded_arrays(getkey):
