@@ -23,6 +23,9 @@ from ._dot_product_attention import dot_product_attention as dot_product_attenti
 from ._dropout import Dropout as Dropout
 from ._embedding import Embedding as Embedding
 from ._embedding import RotaryPositionalEmbedding as RotaryPositionalEmbedding
+from ._generate import Sampler as Sampler
+from ._generate import generate as generate
+from ._kv_cache import KVCache as KVCache
 from ._linear import FusedLinear as FusedLinear
 from ._linear import Identity as Identity
 from ._linear import Linear as Linear

@@ -22,6 +22,7 @@ from ._dot_product_attention import (
 from ._dropout import Dropout, warn_deterministic
 from ._embedding import RotaryPositionalEmbedding
 from ._inputs import check_input, describe
+from ._kv_cache import KVCache
 from ._linear import Linear
 from ._norm import RMSNorm
 from ._parameters import Initializer
@@ -33,6 +34,10 @@ _PROJECTIONS = 2**32 - 1
 """This is folded into a key for the projections. `jax.random.split(key, n)` may give the keys that
 folding in 0, 1, ..., n - 1 does, and those belong to the heads.
 """
+
+
+NO_CACHE: Any = object()
+"""The default of a parameter `cache`: the layer returns its output alone."""
 
 
 class MultiheadAttention(Module):
@@ -202,7 +207,8 @@ class MultiheadAttention(Module):
         inference: bool | None = None,
         deterministic: bool | None = None,
         process_heads: Callable[[Heads, Heads, Heads], tuple[Heads, Heads, Heads]] | None = None,
-    ) -> Float[Array, "q_seq output_size"]:
+        cache: Any = NO_CACHE,
+    ) -> Any:
         """**Arguments:**
 
         - `query`: shape `(q_seq, query_size)`.
@@ -225,8 +231,12 @@ class MultiheadAttention(Module):
         - `process_heads`: a function of the projected query, key and value, each of shape `(seq,
           num_heads, size)`, that returns three arrays of the same shapes. It is called after
           `rotary`.
+        - `cache`: an `nn.KVCache`, which stores the keys and values of `key_` and `value` and
+          provides those of earlier calls. Attention is then causal, and takes no other mask, bias,
+          segments, lengths or positions. Pass `None` to get a pair without a cache.
 
-        **Returns:** shape `(q_seq, output_size)`.
+        **Returns:** shape `(q_seq, output_size)`; if `cache` is passed, the pair of it and the new
+        cache, or `None`.
 
         **Raises:** `ValueError` if something has another shape, or there is no row to attend to;
         `TypeError` for a complex mask; `RuntimeError` if dropout needs a key and `key` is `None`.
@@ -267,8 +277,21 @@ class MultiheadAttention(Module):
             if norm is not None:
                 normalised = jax.vmap(jax.vmap(norm))(heads[place])
                 heads = (*heads[:place], normalised, *heads[place + 1 :])
+        rotary_positions: Any = positions
+        if has_cache := isinstance(cache, KVCache):
+            others = (bias, segment_ids, key_length, positions)
+            is_plain = mask is None or isinstance(mask, str)
+            is_plain &= all(each is None for each in others)
+            if not is_plain or query.shape[0] != key_.shape[0]:
+                raise ValueError(
+                    f"{describe(self)} with a cache is causal self-attention. It expected no mask "
+                    'but "causal", no bias, segment_ids, key_length or positions, and as many '
+                    f"queries as keys; got {query.shape[0]} queries and {key_.shape[0]} keys."
+                )
+            query_offset = cache.start
+            rotary_positions = (cache.start, cache.start)
         if self.rotary is not None:
-            heads = (*self._turn(heads[0], heads[1], positions, query_offset), heads[2])
+            heads = (*self._turn(heads[0], heads[1], rotary_positions, query_offset), heads[2])
         elif positions is not None:
             raise ValueError(
                 f"{describe(self)} got positions and has no rotary embedding: pass "
@@ -283,21 +306,24 @@ class MultiheadAttention(Module):
                     f"got: expected {expected}, got {found}."
                 )
 
-        attention = read_attention(
-            describe(self),
-            heads,
-            mask,
-            bias=bias,
-            is_causal=is_causal,
-            window=self.window,
-            segment_ids=segment_ids,
-            key_length=key_length,
-            query_offset=query_offset,
-        )
+        options: dict[str, Any] = {
+            "mask": mask,
+            "bias": bias,
+            "is_causal": is_causal,
+            "window": self.window,
+            "segment_ids": segment_ids,
+            "key_length": key_length,
+            "query_offset": query_offset,
+        }
+        if has_cache:
+            key_heads, value_heads, options, cache = cache.extend(heads[1], heads[2], self.window)
+            heads = (heads[0], key_heads, value_heads)
+        attention = read_attention(describe(self), heads, **options)
         dropout = self._weight_dropout(key, inference) if self._drops(inference) else None
         attended = attend_by(self.implementation, *attention, dropout)
         attended = attended.reshape(query.shape[0], self.num_heads * self.vo_size)
-        return project(self.output_proj, attended, keys[3])
+        output = project(self.output_proj, attended, keys[3])
+        return output if cache is NO_CACHE else (output, cache)
 
     def _turn(
         self, query: Heads, key: Heads, positions: Any, query_offset: Any

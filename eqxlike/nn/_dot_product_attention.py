@@ -238,7 +238,7 @@ def _attend_plainly(
 def read_attention(
     what: str,
     heads: tuple[Array, Array, Array],
-    mask: Any,
+    mask: Any = None,
     *,
     bias: Any = None,
     is_causal: bool = False,

@@ -1,0 +1,341 @@
+"""Text generation: a sampler of tokens, and the loop that calls the model."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from .._check_numbers import integer, whole_number
+from .._compat import Tracer
+from .._module import Module
+from .._pytree import describe_node
+from .._transforms import filter_jit
+from ._kv_cache import KVCache
+
+
+class Sampler(Module):
+    """Draws a token from the logits of a language model.
+
+    The filters apply in the order of the arguments, as in transformers. All settings are arrays:
+    other values do not compile the program again.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from eqxlike import nn
+    >>> sampler = nn.Sampler(temperature=0.7, top_p=0.9)
+    >>> int(sampler(jnp.array([0.0, 9.0, 1.0]), key=jax.random.key(0)))
+    1
+    """
+
+    temperature: Float[Array, ""]
+    top_k: Int[Array, ""] | None
+    top_p: Float[Array, ""] | None
+    min_p: Float[Array, ""] | None
+
+    def __init__(
+        self,
+        temperature: float | Array = 1.0,
+        top_k: int | Array | None = None,
+        top_p: float | Array | None = None,
+        min_p: float | Array | None = None,
+    ):
+        """**Arguments:**
+
+        - `temperature`: the logits are divided by it. 0 chooses the most likely token.
+        - `top_k`: keeps the `top_k` most likely tokens. Fan, Lewis & Dauphin (2018), "Hierarchical
+          Neural Story Generation".
+        - `top_p`: keeps the smallest set of most likely tokens with at least this probability.
+          Holtzman, Buys, Du, Forbes & Choi (2020), "The Curious Case of Neural Text Degeneration".
+        - `min_p`: keeps tokens with at least this fraction of the largest probability. Nguyen et
+          al. (2024), "Turning Up the Heat: Min-p Sampling".
+
+        **Raises:** `ValueError` for a number out of range.
+        """
+        _check_range("temperature", temperature, 0, np.inf)
+        _check_range("top_k", top_k, 1, np.inf)
+        _check_range("top_p", top_p, 0, 1)
+        _check_range("min_p", min_p, 0, 1)
+        if isinstance(top_k, float):
+            raise ValueError(f"Sampler expected top_k to be an integer, got {top_k}.")
+        self.temperature = jnp.asarray(temperature, jnp.float32)
+        self.top_k = None if top_k is None else jnp.asarray(top_k, jnp.int32)
+        self.top_p = None if top_p is None else jnp.asarray(top_p, jnp.float32)
+        self.min_p = None if min_p is None else jnp.asarray(min_p, jnp.float32)
+
+    def __call__(self, logits: Float[Array, " vocabulary"], *, key: PRNGKeyArray) -> Int[Array, ""]:
+        """**Returns:** the index of a token."""
+        drawn = jr.categorical(key, self.filter(logits))
+        return jnp.where(self.temperature == 0, jnp.argmax(logits), drawn).astype(jnp.int32)
+
+    def filter(self, logits: Float[Array, " vocabulary"]) -> Float[Array, " vocabulary"]:
+        """The logits divided by the temperature, with `-inf` for tokens that are not kept."""
+        scores = logits.astype(jnp.float32) / jnp.where(self.temperature == 0, 1, self.temperature)
+        least = jnp.full((), -jnp.inf)
+        if self.top_k is not None or self.top_p is not None:
+            ordered = jnp.sort(scores, descending=True)
+            is_kept = jnp.ones(ordered.shape, bool)
+            if self.top_k is not None:
+                is_kept = jnp.arange(ordered.size, dtype=jnp.int32) < self.top_k
+            if self.top_p is not None:
+                kept = jax.nn.softmax(jnp.where(is_kept, ordered, -jnp.inf))
+                likelier = jnp.cumsum(kept) - kept
+                # The most likely token is always kept.
+                is_kept &= (likelier < self.top_p).at[0].set(True)
+            least = jnp.min(jnp.where(is_kept, ordered, jnp.inf))
+        if self.min_p is not None:
+            least = jnp.maximum(least, scores.max() + jnp.log(self.min_p))
+        return jnp.where(scores < least, -jnp.inf, scores)
+
+
+def _check_range(name: str, value: Any, least: float, most: float) -> None:
+    if value is None or isinstance(value, Tracer):
+        return
+    if isinstance(value, bool | str) or not least <= value <= most:
+        wanted = f"from {least} to {most}" if most < np.inf else f"of at least {least}"
+        raise ValueError(f"Sampler expected {name} {wanted}, got {value!r}.")
+
+
+def generate(
+    model: Callable[..., Any],
+    prompt: Int[Array, "*batch seq"],
+    *,
+    max_new_tokens: int,
+    cache: KVCache | None = None,
+    lengths: Int[Array, " batch"] | None = None,
+    sampler: Sampler | None = None,
+    eos: int | Sequence[int] | None = None,
+    key: PRNGKeyArray | None = None,
+) -> Int[Array, "*batch max_new_tokens"]:
+    """Continues prompts with a causal language model, in one compiled program.
+
+    A model with an argument `cache` reads each token once: `logits, cache = model(tokens,
+    cache=cache)`, for the tokens of one sequence, shape `(seq,)`, and logits of shape `(seq,
+    vocabulary)`. Any other model is called as `logits = model(tokens)`, and reads the whole
+    sequence again for each token.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from eqxlike import nn
+    >>> model = lambda tokens: jax.nn.one_hot(tokens + 1, 10)  # The next token is one larger.
+    >>> prompt = jnp.array([1, 2, 3])
+    >>> nn.generate(model, prompt, max_new_tokens=4, sampler=nn.Sampler(temperature=0)).tolist()
+    [4, 5, 6, 7]
+
+    **Arguments:**
+
+    - `model`: the model. Other values of its arrays do not compile the program again.
+    - `prompt`: integers of shape `(seq,)`, or `(batch, seq)` for a batch. Another length compiles
+      another program; pad prompts to a few lengths, and pass `lengths`.
+    - `max_new_tokens`: number of tokens to generate.
+    - `cache`: an empty cache of one sequence, for another dtype than the parameters', say. By
+      default `KVCache.for_model` makes it.
+    - `lengths`: number of tokens of each prompt, shape `(batch,)`. Padding stands on the right.
+    - `sampler`: chooses each token; `nn.Sampler()` if `None`.
+    - `eos`: token that ends a sequence, or several such tokens. Generation stops when all sequences
+      have ended.
+    - `key`: for the sampler. It may be left out if `sampler.temperature` is 0.
+
+    **Returns:** the new tokens. After the end of a sequence, its last token is repeated.
+
+    **Raises:** `ValueError` or `TypeError` for arguments that do not fit.
+    """
+    what = "generate"
+    prompt = jnp.asarray(prompt)
+    if prompt.ndim not in (1, 2) or not prompt.size:
+        raise ValueError(
+            f"{what} expected a prompt of shape (seq,) or (batch, seq) with at least one token, "
+            f"got shape {prompt.shape}."
+        )
+    if not jnp.issubdtype(prompt.dtype, jnp.integer):
+        raise TypeError(f"{what} expected a prompt of integers, got dtype {prompt.dtype}.")
+    max_new_tokens = whole_number(max_new_tokens, "max_new_tokens")
+    sampler = Sampler() if sampler is None else sampler
+    if key is None:
+        temperature = getattr(sampler, "temperature", None)
+        if temperature is None or isinstance(temperature, Tracer) or temperature != 0:
+            raise ValueError(
+                f"{what} needs a key to draw tokens: pass `key=jax.random.key(0)`, or "
+                "`sampler=nn.Sampler(temperature=0)` for the most likely tokens."
+            )
+        key = jr.key(0)
+    tokens = prompt[None] if prompt.ndim == 1 else prompt
+    if lengths is not None:
+        lengths = _read_lengths(what, lengths, tokens.shape)
+    ends = [] if eos is None else [eos] if integer(eos) is not None else list(eos)  # pyright: ignore
+    total = tokens.shape[1] + max_new_tokens
+    if _takes_cache(model):
+        cache = KVCache.for_model(model, total) if cache is None else cache
+        if cache.window is None and (slots := cache.keys.shape[2]) < total:
+            raise ValueError(
+                f"{what} got a cache of length {slots} for a prompt of {tokens.shape[1]} and "
+                f"{max_new_tokens} new tokens: make it with `length={total}`."
+            )
+    elif cache is not None:
+        raise ValueError(
+            f"{what} got a cache, and the model has no argument `cache`: write `def __call__(self, "
+            "tokens, cache=None)`."
+        )
+    found = _generate(
+        model,
+        tokens.astype(jnp.int32),
+        cache,
+        lengths,
+        sampler,
+        jnp.asarray(ends, jnp.int32),
+        key,
+        max_new_tokens,
+    )
+    return found[0] if prompt.ndim == 1 else found
+
+
+def _read_lengths(what: str, lengths: Any, shape: tuple[int, ...]) -> Array:
+    lengths = jnp.asarray(lengths)
+    if lengths.shape != shape[:1] or not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise ValueError(
+            f"{what} expected lengths of integers and shape {shape[:1]}, one for each row of the "
+            f"prompt; got dtype {lengths.dtype} and shape {lengths.shape}."
+        )
+    if not isinstance(lengths, Tracer):
+        known = np.asarray(lengths)
+        if (known < 1).any() or (known > shape[1]).any():
+            raise ValueError(f"{what} expected lengths from 1 to {shape[1]}, got {known.tolist()}.")
+    return lengths.astype(jnp.int32)
+
+
+def _takes_cache(model: Callable[..., Any]) -> bool:
+    """Whether a model, or the model inside of a wrapper, has an argument `cache`."""
+    try:
+        parameters = inspect.signature(model).parameters
+    except (TypeError, ValueError):
+        return False
+    is_open = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    inner = getattr(model, "model", None) if is_open else None
+    return "cache" in parameters or (inner is not None and _takes_cache(inner))
+
+
+@filter_jit
+def _generate(
+    model: Callable[..., Any],
+    tokens: Int[Array, "batch seq"],
+    cache: KVCache | None,
+    lengths: Int[Array, " batch"] | None,
+    sampler: Callable[..., Array],
+    ends: Int[Array, " ends"],
+    key: PRNGKeyArray,
+    max_new_tokens: int,
+) -> Int[Array, "batch max_new_tokens"]:
+    batch = tokens.shape[0]
+
+    def choose(logits: Array, index: Any) -> Array:
+        keys = jr.split(jr.fold_in(key, index), batch)
+        return jax.vmap(lambda logits, key: sampler(logits, key=key))(logits, keys)
+
+    if cache is None:
+        first, advance, memory = _without_cache(model, tokens, lengths, max_new_tokens)
+    else:
+        first, advance, memory = _with_cache(model, tokens, lengths, cache)
+
+    def is_end(token: Array) -> Array:
+        return (token[:, None] == ends[None]).any(1)
+
+    def step(carry: Any) -> Any:
+        index, token, has_ended, memory, new = carry
+        logits, memory = advance(memory, token, index)
+        token = jnp.where(has_ended, token, choose(logits, index))
+        new = lax.dynamic_update_index_in_dim(new, token, index, 1)
+        return index + 1, token, has_ended | is_end(token), memory, new
+
+    def goes_on(carry: Any) -> Array:
+        index, _, has_ended, _, _ = carry
+        return (index < max_new_tokens) & ~has_ended.all()
+
+    token = choose(first, jnp.zeros((), jnp.int32))
+    new = jnp.broadcast_to(token[:, None], (batch, max_new_tokens))
+    start = (jnp.ones((), jnp.int32), token, is_end(token), memory, new)
+    index, token, _, _, new = lax.while_loop(goes_on, step, start)
+    # Places after the last step hold the first token so far.
+    is_done = jnp.arange(max_new_tokens, dtype=jnp.int32)[None] < index
+    return jnp.where(is_done, new, token[:, None])
+
+
+def _with_cache(
+    model: Callable[..., Any], tokens: Array, lengths: Array | None, cache: KVCache
+) -> tuple[Array, Callable[..., Any], Any]:
+    """The logits after the prompt, a function that reads one more token, and what it reads from."""
+    # Rows of one length share their start: then a token is written to one place for all rows.
+    axis = None if lengths is None else 0
+
+    def call(tokens: Array, memory: Any, *, is_prefill: bool) -> tuple[Array, Any]:
+        def of_row(tokens: Array, keys: Array, values: Array, start: Array, num: Any) -> Any:
+            own = cache.with_fields(keys=keys, values=values, start=start)
+            own = own.prefill(num) if is_prefill else own.decode()
+            found = model(tokens, cache=own)
+            if not (isinstance(found, tuple) and isinstance(found[-1], KVCache)):
+                raise TypeError(
+                    "generate expected the model to return a pair of logits and the new cache, got "
+                    f"{describe_node(found)}."
+                )
+            logits, new = found
+            _check_logits(logits, tokens)
+            return logits, new.keys, new.values, new.start
+
+        mapped = jax.vmap(of_row, (0, 0, 0, axis, axis), (0, 0, 0, axis))
+        keys, values, start = memory
+        logits, *memory = mapped(tokens, keys, values, start, lengths)
+        return logits, memory
+
+    batch = tokens.shape[0]
+    stores = [jnp.broadcast_to(each, (batch, *each.shape)) for each in (cache.keys, cache.values)]
+    start = jnp.zeros((batch,) * (lengths is not None), jnp.int32)
+    logits, memory = call(tokens, [*stores, start], is_prefill=True)
+
+    def advance(memory: Any, token: Array, index: Array) -> tuple[Array, Any]:
+        del index
+        logits, memory = call(token[:, None], memory, is_prefill=False)
+        return logits[:, 0], memory
+
+    return _at(logits, _ends(tokens, lengths) - 1), advance, memory
+
+
+def _without_cache(
+    model: Callable[..., Any], tokens: Array, lengths: Array | None, max_new_tokens: int
+) -> tuple[Array, Callable[..., Any], Any]:
+    """As `_with_cache`, for a model that reads the whole sequence again."""
+
+    def call(tokens: Array) -> Array:
+        found = model(tokens)
+        logits = found[0] if isinstance(found, tuple) else found
+        _check_logits(logits, tokens)
+        return logits
+
+    def advance(tokens: Array, token: Array, index: Array) -> tuple[Array, Any]:
+        places = ends + index - 1
+        tokens = jax.vmap(lambda row, place, new: row.at[place].set(new))(tokens, places, token)
+        return _at(jax.vmap(call)(tokens), places), tokens
+
+    ends = _ends(tokens, lengths)
+    first = _at(jax.vmap(call)(tokens), ends - 1)
+    return first, advance, jnp.pad(tokens, ((0, 0), (0, max_new_tokens)))
+
+
+def _check_logits(logits: Any, tokens: Array) -> None:
+    if jnp.ndim(logits) != 2 or logits.shape[0] != tokens.shape[0]:
+        raise ValueError(
+            f"generate expected the model to return logits of shape ({tokens.shape[0]}, vocabulary)"
+            f" for {tokens.shape[0]} tokens, got {describe_node(logits)}."
+        )
+
+
+def _ends(tokens: Array, lengths: Array | None) -> Array:
+    """The number of tokens of each row."""
+    batch, seq = tokens.shape
+    return jnp.full(batch, seq, jnp.int32) if lengths is None else lengths
+
+
+def _at(logits: Array, places: Array) -> Array:
+    """The logits at one place of each row."""
+    return jnp.take_along_axis(logits, places[:, None, None], axis=1)[:, 0]
