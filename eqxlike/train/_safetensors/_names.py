@@ -1,0 +1,258 @@
+"""The table from our names to names in a file, and the layout of each array there."""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Arrays = Sequence[np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Stored:
+    """How a file stores one of our arrays: the value of a name in the table `names` of
+    `import_safetensors` and `export_safetensors`.
+
+    Reading goes: `transpose`, then `part`, then `load`. Writing goes back: `save`, the parts are
+    joined, the joined array is transposed back, then gets `shape`.
+
+    >>> from eqxlike import train
+    >>> names = {  # as GPT-2 stores them: q, k and v in one array, weights as (inputs, outputs)
+    ...     "blocks.{i}.attention.query_proj.*": train.Stored(
+    ...         "h.{i}.attn.c_attn.*", transpose=True, part=(0, 3)
+    ...     ),
+    ...     "blocks.{i}.attention.key_proj.*": train.Stored(
+    ...         "h.{i}.attn.c_attn.*", transpose=True, part=(1, 3)
+    ...     ),
+    ...     "blocks.{i}.attention.value_proj.*": train.Stored(
+    ...         "h.{i}.attn.c_attn.*", transpose=True, part=(2, 3)
+    ...     ),
+    ... }
+    """
+
+    names: tuple[str, ...]
+    transpose: bool | tuple[int, ...]
+    part: tuple[int, int] | tuple[int, int, int] | None
+    axis: int
+    shape: tuple[int, ...] | None
+    load: Callable[..., Any] | None
+    save: Callable[..., Any] | None
+
+    def __init__(
+        self,
+        *names: str,
+        transpose: bool | Sequence[int] = False,
+        part: Sequence[int] | None = None,
+        axis: int = 0,
+        shape: Sequence[int] | None = None,
+        load: Callable[..., Any] | None = None,
+        save: Callable[..., Any] | None = None,
+    ):
+        """**Arguments:**
+
+        - `names`: the name in the file. Several names need `load` to read and `save` to write.
+        - `transpose`: `True` swaps the last two axes. A tuple orders the axes of the stored array
+          as `numpy.transpose` does: `(3, 2, 0, 1)` turns (height, width, inputs, outputs) into
+          (outputs, inputs, height, width). Arrays with fewer than two axes, or another number of
+          axes than the tuple has, stay as they are, so that one pattern serves weight and bias.
+        - `part`: `(k, n)` says that ours is part `k` of `n` equal parts of the stored array along
+          `axis`; `(start, stop, n)` says that ours is the parts from `start` to before `stop`. The
+          stored array of a file that is written has all the parts.
+        - `axis`: the axis of `part`, counted after the transpose.
+        - `shape`: the shape to write, where it differs from ours by axes of size 1, such as `(-1,)`
+          for the bias of a convolution. Reading adds and drops such axes by itself.
+        - `load`: a function from the stored arrays to ours. The arrays are read-only.
+        - `save`: the inverse of `load`: from our array, in NumPy, to the tuple of stored arrays; if
+          there is one name, to the array.
+
+        **Raises:** `ValueError` for no name, and for a `part` that is not within the stored array.
+        """
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"Stored expected names in the file, which are strings; got {names}.")
+        if part is not None:
+            start, stop, num = _bounds(part)
+            if not 0 <= start < stop <= num:
+                raise ValueError(
+                    "Stored expected `part` to be (k, n) with 0 <= k < n, or (start, stop, n) with "
+                    f"0 <= start < stop <= n; got {tuple(part)}."
+                )
+        transpose = transpose if isinstance(transpose, bool) else tuple(transpose)
+        values = (names, transpose, part and tuple(part), axis, shape and tuple(shape), load, save)
+        vars(self).update(zip(self.__dataclass_fields__, values, strict=True))
+
+    @property
+    def bounds(self) -> tuple[int, int, int]:
+        """The first part, the one after the last, and the number of parts of the stored array."""
+        return (0, 1, 1) if self.part is None else _bounds(self.part)
+
+    def view(self, array: np.ndarray) -> np.ndarray:
+        """A stored array as `load` gets it: transposed, and the part of it. Reads no number.
+
+        **Raises:** `ValueError` if the stored array has no such parts.
+        """
+        array = self._transposed(array, is_inverse=False)
+        if self.part is None:
+            return array
+        start, stop, num = self.bounds
+        size = array.shape[self.axis] if -array.ndim <= self.axis < array.ndim else 0
+        if size % num or not size:
+            raise ValueError(f"cannot be split into {num} equal parts along axis {self.axis}")
+        unit = size // num
+        places = [slice(None)] * array.ndim
+        places[self.axis] = slice(start * unit, stop * unit)
+        return array[tuple(places)]
+
+    def saved(self, array: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The arrays to write for one of ours, one for each name, before parts are joined."""
+        if self.save is None:
+            return (array,)
+        arrays = self.save(array)
+        arrays = (arrays,) if len(self.names) == 1 else tuple(arrays)
+        if len(arrays) != len(self.names):
+            raise ValueError(f"`save` returned {len(arrays)} arrays for {len(self.names)} names")
+        return tuple(map(np.asarray, arrays))
+
+    def joined(self, arrays: Arrays) -> np.ndarray:
+        """The stored array made of all its parts."""
+        array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, self.axis)
+        array = self._transposed(array, is_inverse=True)
+        return array if self.shape is None else array.reshape(self.shape)
+
+    def joined_shape(
+        self, shapes: Sequence[tuple[int, ...]], bounds: Sequence[tuple[int, int, int]]
+    ) -> tuple[int, ...]:
+        """The shape of `joined`, without numbers.
+
+        **Raises:** `ValueError` for parts that are not in proportion to their bounds.
+        """
+        whole = list(shapes[0])
+        if len(shapes) > 1:
+            whole[self.axis] = sum(shape[self.axis] for shape in shapes)
+            for shape, (start, stop, num) in zip(shapes, bounds, strict=True):
+                expected = list(whole)
+                expected[self.axis] = whole[self.axis] * (stop - start) // num
+                if list(shape) != expected:
+                    raise ValueError(f"expected equal parts, {tuple(expected)} for {shape}")
+        return self.joined([np.broadcast_to(np.False_, whole)]).shape
+
+    def _transposed(self, array: np.ndarray, *, is_inverse: bool) -> np.ndarray:
+        if isinstance(self.transpose, bool):
+            return array.swapaxes(-1, -2) if self.transpose and array.ndim > 1 else array
+        if array.ndim != len(self.transpose):
+            return array
+        order = np.argsort(self.transpose) if is_inverse else self.transpose
+        return array.transpose(order)
+
+
+NameInFile = str | tuple[str, Callable[..., Any]] | Stored
+Names = Mapping[str, NameInFile] | Callable[[str], NameInFile]
+
+
+def stored_by_name(ours: Sequence[str], names: Names | None) -> dict[str, Stored]:
+    """How each array of ours is stored, by our name.
+
+    **Raises:** `ValueError` for a key that matches none of ours, `TypeError` for something else
+    than a name, a pair or a `Stored`.
+    """
+    if names is not None and not isinstance(names, Mapping):
+        if not callable(names):
+            raise TypeError(f"`names` is expected to be a table or a function, and is {names!r}.")
+        return {name: _as_stored(name, names(name)) for name in ours}
+    exact = dict(names or {})
+    patterns = [(key, _pattern(key)) for key in exact if re.search(_WILD, str(key))]
+    known = set(ours)
+    matches = {key: [name for name in ours if regex.fullmatch(name)] for key, regex in patterns}
+    if unknown := [key for key in exact if key not in known and not matches.get(key)]:
+        raise ValueError(
+            f"`names` has {', '.join(map(str, unknown))}, but no array of the model has that name; "
+            f"nearest: {', '.join(nearest(unknown, ours)) or ', '.join(ours)}."
+        )
+    found = {}
+    for name in ours:
+        value = exact.get(name, name)
+        if name not in exact:
+            for key, regex in patterns:
+                if match := regex.fullmatch(name):
+                    value = _filled(exact[key], key, match)
+                    break
+        found[name] = _as_stored(name, value)
+    return found
+
+
+def nearest(names: Iterable[Any], known: Sequence[str]) -> list[str]:
+    """The names in `known` that are like one of `names`."""
+    return [near for name in names for near in difflib.get_close_matches(str(name), known)]
+
+
+_WILD = r"\*|\{\w+\}"
+
+
+def _pattern(key: str) -> re.Pattern[str]:
+    """`*` stands for any text, `{i}` for any text without dots, the same text each time."""
+    seen: set[str] = set()
+
+    def group(match: re.Match[str]) -> str:
+        name = match[0].strip("{}")
+        if match[0] == "*":
+            return "(.*)"
+        before = name in seen
+        seen.add(name)
+        return f"(?P=w_{name})" if before else f"(?P<w_{name}>[^.]+)"
+
+    parts = re.split(f"({_WILD})", key)
+    return re.compile(
+        "".join(re.sub(_WILD, group, p) if re.match(_WILD, p) else re.escape(p) for p in parts)
+    )
+
+
+def _filled(value: NameInFile, key: str, match: re.Match[str]) -> NameInFile:
+    """The value of a pattern with the texts that it found in one of our names."""
+    named = {f"{{{name[2:]}}}": text for name, text in match.groupdict().items()}
+    is_named = set(match.re.groupindex.values())
+    stars = [text for i, text in enumerate(match.groups(), start=1) if i not in is_named]
+
+    def fill(name: str) -> str:
+        left = iter(stars)
+
+        def text(wild: re.Match[str]) -> str:
+            found = next(left, None) if wild[0] == "*" else named.get(wild[0])
+            if found is None:
+                raise ValueError(
+                    f"`names` has {name} for {key}, and {wild[0]} in it stands for nothing there."
+                )
+            return found
+
+        return re.sub(_WILD, text, name)
+
+    if isinstance(value, str):
+        return fill(value)
+    if isinstance(value, Stored):
+        new = Stored(*map(fill, value.names))
+        vars(new).update({**vars(value), "names": new.names})
+        return new
+    if isinstance(value, tuple) and value and isinstance(value[0], str):
+        return (fill(value[0]), *value[1:])
+    return value
+
+
+def _as_stored(ours: str, value: Any) -> Stored:
+    match value:
+        case Stored():
+            return value
+        case str():
+            return Stored(value)
+        case (str() as name, function) if callable(function):
+            return Stored(name, load=function)
+    raise TypeError(
+        "`names` gives the name in the file, a string, a pair of it and a function, or a "
+        f"`train.Stored`; for {ours} it gave {value!r}."
+    )
+
+
+def _bounds(part: Sequence[int]) -> tuple[int, int, int]:
+    """The start, the stop and the number of parts."""
+    first, *others = part
+    return (first, first + 1, others[0]) if len(others) == 1 else (first, others[0], others[1])
