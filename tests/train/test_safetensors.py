@@ -1,6 +1,5 @@
 """Models in safetensors files: what others read of ours, and what ours take from others."""
 
-import json
 import sys
 
 import jax
@@ -215,7 +214,7 @@ def test_names_give_the_name_in_the_file_and_a_function(path):
         (["a"], TypeError, "`names` is expected to be a table or a function, and is ['a']."),
         *[
             (lambda name, entry=entry: entry, TypeError, f"for w it gave {entry!r}.")
-            for entry in (None, ("a", "b"), ("a",))
+            for entry in (1, ("a", "b"), ("a",))
         ],
     ]:
         assert refusal(like, path, names, error=error).endswith(message)

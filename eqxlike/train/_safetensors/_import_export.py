@@ -98,7 +98,8 @@ def import_safetensors(
       stands for text without a dot; the value repeats them: `{"blocks.{i}.norm.*": "h.{i}.ln.*"}`.
       Exact keys come first, then the first pattern that matches. In the place of a name a `Stored`
       says how the array is stored: transposed, or as a part of a larger one. A pair `(name,
-      function)` has a function of the array in the file that returns ours.
+      function)` has a function of the array in the file that returns ours. `None` says that the
+      file does not have the array: it stays unchanged.
     - `dtype`: `"like"` casts floats to the floats of `model_like`, and integers to its integers;
       `None` refuses another dtype.
     - `ignore`: patterns of names, such as `"*.attn.bias"` (`fnmatch`). An array of the file whose

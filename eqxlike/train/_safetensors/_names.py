@@ -112,7 +112,8 @@ class Stored:
         arrays = self.save(array)
         arrays = (arrays,) if len(self.names) == 1 else tuple(arrays)
         if len(arrays) != len(self.names):
-            raise ValueError(f"`save` returned {len(arrays)} arrays for {len(self.names)} names")
+            names = ", ".join(self.names)
+            raise ValueError(f"`save` for {names} returned {len(arrays)} arrays")
         return tuple(map(np.asarray, arrays))
 
     def joined(self, arrays: Arrays) -> np.ndarray:
@@ -147,12 +148,12 @@ class Stored:
         return array.transpose(order)
 
 
-NameInFile = str | tuple[str, Callable[..., Any]] | Stored
+NameInFile = str | tuple[str, Callable[..., Any]] | Stored | None
 Names = Mapping[str, NameInFile] | Callable[[str], NameInFile]
 
 
 def stored_by_name(ours: Sequence[str], names: Names | None) -> dict[str, Stored]:
-    """How each array of ours is stored, by our name.
+    """How each array of ours is stored, by our name; nothing for an array that files do not have.
 
     **Raises:** `ValueError` for a key that matches none of ours, `TypeError` for something else
     than a name, a pair or a `Stored`.
@@ -160,7 +161,8 @@ def stored_by_name(ours: Sequence[str], names: Names | None) -> dict[str, Stored
     if names is not None and not isinstance(names, Mapping):
         if not callable(names):
             raise TypeError(f"`names` is expected to be a table or a function, and is {names!r}.")
-        return {name: _as_stored(name, names(name)) for name in ours}
+        values = ((name, names(name)) for name in ours)
+        return {name: _as_stored(name, value) for name, value in values if value is not None}
     exact = dict(names or {})
     patterns = [(key, _pattern(key)) for key in exact if re.search(_WILD, str(key))]
     known = set(ours)
@@ -178,7 +180,8 @@ def stored_by_name(ours: Sequence[str], names: Names | None) -> dict[str, Stored
                 if match := regex.fullmatch(name):
                     value = _filled(exact[key], key, match)
                     break
-        found[name] = _as_stored(name, value)
+        if value is not None:
+            found[name] = _as_stored(name, value)
     return found
 
 
@@ -247,8 +250,8 @@ def _as_stored(ours: str, value: Any) -> Stored:
         case (str() as name, function) if callable(function):
             return Stored(name, load=function)
     raise TypeError(
-        "`names` gives the name in the file, a string, a pair of it and a function, or a "
-        f"`train.Stored`; for {ours} it gave {value!r}."
+        "`names` gives the name in the file, a string, a pair of it and a function, a "
+        f"`train.Stored`, or None; for {ours} it gave {value!r}."
     )
 
 

@@ -28,7 +28,11 @@ class _Part(NamedTuple):
         else:
             # A JAX array keeps the copy that NumPy makes of it. Here a short-lived array keeps it.
             array = leaf[self.rows] if self.rows else leaf.copy()
-        return self.stored.saved(np.asarray(array))[self.number]
+        try:
+            return self.stored.saved(np.asarray(array))[self.number]
+        except Exception as error:
+            error.add_note(f"This was raised for {self.ours}, by `save` in `names`.")
+            raise
 
     def shape_and_dtype(self) -> tuple[tuple[int, ...], str]:
         if self.stored.save is None:
@@ -46,7 +50,9 @@ def arrays_to_write(leaves: Sequence[NamedLeaf], stored: dict[str, Stored]) -> d
     problems: list[str] = []
     for leaf in leaves:
         for ours, rows in leaf.rows.items():
-            how = stored[ours]
+            how = stored.get(ours)
+            if how is None:
+                continue
             if isinstance(leaf.leaf, jax.ShapeDtypeStruct):
                 problems.append(f"{ours} has no numbers, it is a jax.ShapeDtypeStruct")
             elif how.save is None and (how.load is not None or len(how.names) > 1):

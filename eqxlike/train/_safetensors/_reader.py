@@ -55,7 +55,7 @@ class Reader:
         # A file may have stacked layers as one array, named by the path in the tree.
         parts = (jtu.keystr((key,), simple=True) for key in leaf.path)
         whole = ".".join(part for part in parts if part)
-        stored = {ours: self.stored[ours] for ours in leaf.rows}
+        stored = {ours: self.stored[ours] for ours in leaf.rows if ours in self.stored}
         is_other = whole in self.entries and whole not in leaf.rows
         if is_other and not any(
             name in self.entries for each in stored.values() for name in each.names
@@ -63,11 +63,15 @@ class Reader:
             self.used.add(whole)
             return {(): self._find_row(whole, leaf.leaf, (), Stored(whole))}
         return {
-            rows: self._find_row(ours, leaf.leaf, rows, stored[ours])
+            rows: self._find_row(ours, leaf.leaf, rows, stored.get(ours))
             for ours, rows in leaf.rows.items()
         }
 
-    def _find_row(self, ours: str, leaf: Any, rows: Rows, stored: Stored) -> Found | None:
+    def _find_row(self, ours: str, leaf: Any, rows: Rows, stored: Stored | None) -> Found | None:
+        if stored is None:
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                self._note(f"{ours} has no name in `names`, and no array in `model_like`")
+            return None
         if missing := [name for name in stored.names if name not in self.entries]:
             is_optional = self.is_ignored(ours) or all(map(self.is_ignored, missing))
             # In the place of a struct something has to come.
