@@ -214,7 +214,7 @@ def test_stored_refuses_what_cannot_be(arguments, options, message):
         ),
         (
             {"w": Stored("wb", part=(0, 2)), "b": Stored("wb", part=(1, 2))},
-            "wb is made of w, b, of shape (6,), (2,): expected equal parts, (4,) for (6,)",
+            "wb is made of w, b, of shape (6,), (2,): parts of [4, 4] numbers are expected",
         ),
         (
             {"w": Stored("wi", part=(0, 2)), "i": Stored("wi", part=(1, 2))},

@@ -79,22 +79,20 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
     """The files with arrays to which a path leads."""
     if path.is_dir():
         indices = sorted(path.glob("*.safetensors.index.json"))
-        if len(indices) > 1:
-            names = listed([index.name for index in indices])
-            raise ValueError(f"{path} has several indices, {names}: pass one of them.")
         files = indices or sorted(path.glob("*.safetensors"))
         if not files:
             raise FileNotFoundError(f"{path} has no file `*.safetensors`.")
+        if len(indices) > 1:
+            names = listed([index.name for index in indices])
+            raise ValueError(f"{path} has several indices, {names}: pass one of them.")
         return _files(indices[0]) if indices else files
     if path.suffix != ".json":
         return [path]
     try:
-        shards = sorted({*json.loads(path.read_bytes())["weight_map"].values()})
+        shards = {*json.loads(path.read_bytes())["weight_map"].values()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path} is damaged, or no index of safetensors files, which has a `weight_map`."
-        ) from error
-    files = [path.parent / shard for shard in shards]
+        raise ValueError(f"{path} is damaged, or no index, which has a `weight_map`.") from error
+    files = [path.parent / shard for shard in sorted(shards)]
     if missing := [str(file) for file in files if not file.exists()]:
         raise FileNotFoundError(f"{path} lists shards that are missing: {listed(missing)}.")
     return files
@@ -113,15 +111,11 @@ def _read_header(path: pathlib.Path) -> dict[str, Entry]:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         start = file.tell()
     header.pop("__metadata__", None)
-    return {
-        name: Entry(
-            path,
-            tuple(entry["shape"]),
-            _DTYPES.get(entry["dtype"]) or entry["dtype"],
-            start + entry["data_offsets"][0],
-        )
-        for name, entry in header.items()
-    }
+    entries = {}
+    for name, entry in header.items():
+        dtype, offset = str(entry["dtype"]), start + entry["data_offsets"][0]
+        entries[name] = Entry(path, tuple(entry["shape"]), _DTYPES.get(dtype, dtype), offset)
+    return entries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,9 +156,8 @@ def write_files(
         )
     with contextlib.ExitStack() as stack:
         if num > 1:
-            weight_map = {
-                name: file.name for file, part in zip(files, shards, strict=True) for name in part
-            }
+            pairs = zip(files, shards, strict=True)
+            weight_map = {name: file.name for file, part in pairs for name in part}
             size = sum(each.num_bytes for each in arrays.values())
             content = {"metadata": {"total_size": size}, "weight_map": weight_map}
             opened = stack.enter_context(open_to_replace(index))

@@ -16,7 +16,7 @@ from .._checks import check_not_deleted
 from ._files import SUPPORTED, Source, dtype_name, find_entries, write_files
 from ._names import Names, stored_by_name
 from ._parts import arrays_to_write
-from ._reader import Reader
+from ._reader import IGNORE, OTHER_NAMES, Reader
 
 Model = TypeVar("Model")
 
@@ -139,7 +139,8 @@ def import_safetensors(
     leaves = _checked_leaves(model_like, "train.import_safetensors")
     stored = stored_by_name([name for leaf in leaves for name in leaf.rows], names)
     entries = find_entries(path)
-    reader = Reader(entries, stored, is_ignored, casts=dtype == "like", has_table=names is not None)
+    remedy = OTHER_NAMES if names is None else IGNORE
+    reader = Reader(entries, stored, is_ignored, dtype == "like", remedy)
     found = [reader.find(leaf) for leaf in leaves]
     if strict:
         reader.refuse_unused()

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-Arrays = Sequence[np.ndarray]
-
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Stored:
@@ -116,28 +114,11 @@ class Stored:
             raise ValueError(f"`save` for {names} returned {len(arrays)} arrays")
         return tuple(map(np.asarray, arrays))
 
-    def joined(self, arrays: Arrays) -> np.ndarray:
+    def joined(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """The stored array made of all its parts."""
         array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, self.axis)
         array = self._transposed(array, is_inverse=True)
         return array if self.shape is None else array.reshape(self.shape)
-
-    def joined_shape(
-        self, shapes: Sequence[tuple[int, ...]], bounds: Sequence[tuple[int, int, int]]
-    ) -> tuple[int, ...]:
-        """The shape of `joined`, without numbers.
-
-        **Raises:** `ValueError` for parts that are not in proportion to their bounds.
-        """
-        whole = list(shapes[0])
-        if len(shapes) > 1:
-            whole[self.axis] = sum(shape[self.axis] for shape in shapes)
-            for shape, (start, stop, num) in zip(shapes, bounds, strict=True):
-                expected = list(whole)
-                expected[self.axis] = whole[self.axis] * (stop - start) // num
-                if list(shape) != expected:
-                    raise ValueError(f"expected equal parts, {tuple(expected)} for {shape}")
-        return self.joined([np.broadcast_to(np.False_, whole)]).shape
 
     def _transposed(self, array: np.ndarray, *, is_inverse: bool) -> np.ndarray:
         if isinstance(self.transpose, bool):
@@ -163,25 +144,23 @@ def stored_by_name(ours: Sequence[str], names: Names | None) -> dict[str, Stored
             raise TypeError(f"`names` is expected to be a table or a function, and is {names!r}.")
         values = ((name, names(name)) for name in ours)
         return {name: _as_stored(name, value) for name, value in values if value is not None}
-    exact = dict(names or {})
-    patterns = [(key, _pattern(key)) for key in exact if re.search(_WILD, str(key))]
-    known = set(ours)
-    matches = {key: [name for name in ours if regex.fullmatch(name)] for key, regex in patterns}
-    if unknown := [key for key in exact if key not in known and not matches.get(key)]:
+    table = dict(names or {})
+    patterns = {key: _pattern(key) for key in table if re.search(_WILD, str(key))}
+    found: dict[str, Stored] = {}
+    matched = set(ours)
+    for name in ours:
+        matches = {key: match for key, each in patterns.items() if (match := each.fullmatch(name))}
+        matched.update(matches)
+        key = name if name in table else next(iter(matches), None)
+        value = name if key is None else table[key]
+        if value is not None:
+            stored = _as_stored(name, value)
+            found[name] = _filled(stored, key, matches[key]) if key in matches else stored
+    if unknown := [key for key in table if key not in matched]:
         raise ValueError(
             f"`names` has {', '.join(map(str, unknown))}, but no array of the model has that name; "
             f"nearest: {', '.join(nearest(unknown, ours)) or ', '.join(ours)}."
         )
-    found = {}
-    for name in ours:
-        value = exact.get(name, name)
-        if name not in exact:
-            for key, regex in patterns:
-                if match := regex.fullmatch(name):
-                    value = _filled(exact[key], key, match)
-                    break
-        if value is not None:
-            found[name] = _as_stored(name, value)
     return found
 
 
@@ -198,30 +177,27 @@ def _pattern(key: str) -> re.Pattern[str]:
     seen: set[str] = set()
 
     def group(match: re.Match[str]) -> str:
-        name = match[0].strip("{}")
-        if match[0] == "*":
+        word = match[1]
+        if word is None:
             return "(.*)"
-        before = name in seen
-        seen.add(name)
-        return f"(?P=w_{name})" if before else f"(?P<w_{name}>[^.]+)"
+        is_again = word in seen
+        seen.add(word)
+        return f"(?P=w_{word})" if is_again else f"(?P<w_{word}>[^.]+)"
 
-    parts = re.split(f"({_WILD})", key)
-    return re.compile(
-        "".join(re.sub(_WILD, group, p) if re.match(_WILD, p) else re.escape(p) for p in parts)
-    )
+    return re.compile(re.sub(r"\\\*|\\\{(\w+)\\\}", group, re.escape(key)))
 
 
-def _filled(value: NameInFile, key: str, match: re.Match[str]) -> NameInFile:
+def _filled(stored: Stored, key: str, match: re.Match[str]) -> Stored:
     """The value of a pattern with the texts that it found in one of our names."""
-    named = {f"{{{name[2:]}}}": text for name, text in match.groupdict().items()}
-    is_named = set(match.re.groupindex.values())
-    stars = [text for i, text in enumerate(match.groups(), start=1) if i not in is_named]
+    words = match.re.groupindex.values()
+    stars = [text for i, text in enumerate(match.groups(), start=1) if i not in words]
 
     def fill(name: str) -> str:
         left = iter(stars)
 
         def text(wild: re.Match[str]) -> str:
-            found = next(left, None) if wild[0] == "*" else named.get(wild[0])
+            word = f"w_{wild[0].strip('{}')}"
+            found = next(left, None) if wild[0] == "*" else match.groupdict().get(word)
             if found is None:
                 raise ValueError(
                     f"`names` has {name} for {key}, and {wild[0]} in it stands for nothing there."
@@ -230,15 +206,9 @@ def _filled(value: NameInFile, key: str, match: re.Match[str]) -> NameInFile:
 
         return re.sub(_WILD, text, name)
 
-    if isinstance(value, str):
-        return fill(value)
-    if isinstance(value, Stored):
-        new = Stored(*map(fill, value.names))
-        vars(new).update({**vars(value), "names": new.names})
-        return new
-    if isinstance(value, tuple) and value and isinstance(value[0], str):
-        return (fill(value[0]), *value[1:])
-    return value
+    new = Stored("")
+    vars(new).update({**vars(stored), "names": tuple(map(fill, stored.names))})
+    return new
 
 
 def _as_stored(ours: str, value: Any) -> Stored:

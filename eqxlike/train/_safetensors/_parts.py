@@ -1,5 +1,6 @@
 """Stored arrays made of ours: each of one array, of several parts, or of what `save` returns."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -50,8 +51,7 @@ def arrays_to_write(leaves: Sequence[NamedLeaf], stored: dict[str, Stored]) -> d
     problems: list[str] = []
     for leaf in leaves:
         for ours, rows in leaf.rows.items():
-            how = stored.get(ours)
-            if how is None:
+            if (how := stored.get(ours)) is None:
                 continue
             if isinstance(leaf.leaf, jax.ShapeDtypeStruct):
                 problems.append(f"{ours} has no numbers, it is a jax.ShapeDtypeStruct")
@@ -63,42 +63,37 @@ def arrays_to_write(leaves: Sequence[NamedLeaf], stored: dict[str, Stored]) -> d
             else:
                 for number, name in enumerate(how.names):
                     parts.setdefault(name, []).append(_Part(ours, leaf.leaf, rows, how, number))
+    arrays: dict[str, Writing] = {}
     for name, found in parts.items():
-        found.sort(key=lambda part: part.stored.bounds)
-        problems += _problems_of_bounds(name, found)
-    arrays = {}
-    for name, found in parts.items() if not problems else ():
-        if array := _writing(name, found, problems):
-            arrays[name] = array
+        match _writing(name, sorted(found, key=lambda part: part.stored.bounds)):
+            case str() as problem:
+                problems.append(problem)
+            case writing:
+                arrays[name] = writing
     if problems:
         raise ValueError(f"export_safetensors: {'; '.join(problems)}.")
     return arrays
 
 
-def _problems_of_bounds(name: str, parts: list[_Part]) -> list[str]:
-    """What is wrong if the arrays are not the parts of one, each once."""
-    ours = ", ".join(part.ours for part in parts)
-    num = parts[0].stored.bounds[2]
-    layouts = {(p.stored.bounds[2], p.stored.axis, p.stored.transpose) for p in parts}
+def _writing(name: str, parts: list[_Part]) -> Writing | str:
+    """The stored array that is made of `parts`, or what is wrong with them."""
+    ours, stored, bounds = ", ".join(p.ours for p in parts), parts[0].stored, parts[0].stored.bounds
+    layouts = {(part.stored.bounds[2], part.stored.axis, part.stored.transpose) for part in parts}
     if len(layouts) > 1:
-        return [f"{ours} are parts of {name}, and differ in the number of parts, axis or transpose"]
+        return f"{ours} are parts of {name}, and differ in the number of parts, axis or transpose"
     held = [index for part in parts for index in range(*part.stored.bounds[:2])]
-    if missing := sorted({*range(num)} - {*held}):
-        return [f"{name} lacks the parts {missing} of {num}; the model has {ours}"]
-    return [] if len(held) == num else [f"{ours} are stored in the same place, {name}"]
-
-
-def _writing(name: str, parts: list[_Part], problems: list[str]) -> Writing | None:
-    """The stored array that is made of `parts`; adds to `problems` if they do not fit together."""
+    if missing := sorted({*range(bounds[2])} - {*held}):
+        return f"{name} lacks the parts {missing} of {bounds[2]}; the model has {ours}"
+    if len(held) > bounds[2]:
+        return f"{ours} are stored in the same place, {name}"
     shapes, dtypes = zip(*(part.shape_and_dtype() for part in parts), strict=True)
-    stored, ours = parts[0].stored, ", ".join(part.ours for part in parts)
     if len(set(dtypes)) > 1 or dtypes[0] not in SUPPORTED:
-        problems.append(f"{name} is made of {ours}, which have the dtypes {', '.join(dtypes)}")
-        return None
+        return f"{name} is made of {ours}, which have the dtypes {', '.join(dtypes)}"
     try:
-        shape = stored.joined_shape(shapes, [part.stored.bounds for part in parts])
+        whole = stored.joined([np.broadcast_to(np.False_, shape) for shape in shapes])
+        sizes = [part.stored.view(whole).size for part in parts]
+        if sizes != [math.prod(shape) for shape in shapes]:
+            raise ValueError(f"parts of {sizes} numbers are expected")
     except ValueError as error:
-        found = ", ".join(map(str, shapes))
-        problems.append(f"{name} is made of {ours}, of shape {found}: {error}")
-        return None
-    return Writing(shape, dtypes[0], lambda: stored.joined([part.numbers() for part in parts]))
+        return f"{name} is made of {ours}, of shape {', '.join(map(str, shapes))}: {error}"
+    return Writing(whole.shape, dtypes[0], lambda: stored.joined([p.numbers() for p in parts]))

@@ -1,5 +1,6 @@
 """Arrays of files in the places of ours: found, checked, and read row by row and part by part."""
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,8 +18,8 @@ from ._names import Stored, nearest
 
 Rows = tuple[int, ...]
 
-_OTHER_NAMES = "If the file uses other names, pass a table of `names`"
-_IGNORE = "Add names that may be missing or unused to `ignore`"
+OTHER_NAMES = "If the file uses other names, pass a table of `names`"
+IGNORE = "Add names that may be missing or unused to `ignore`"
 _MAX_NEAREST = 20
 
 
@@ -29,26 +30,20 @@ class Found(NamedTuple):
     stored: Stored
 
 
+@dataclasses.dataclass
 class Reader:
     """Finds our arrays in files and reads them; collects what is wrong, with the remedies."""
 
-    def __init__(
-        self,
-        entries: dict[str, Entry],
-        stored: dict[str, Stored],
-        is_ignored: Callable[[str], Any],
-        *,
-        casts: bool,
-        has_table: bool,
-    ) -> None:
-        self.entries = entries
-        self.stored = stored
-        self.is_ignored = is_ignored
-        self.casts = casts
-        self.remedy_for_names = _IGNORE if has_table else _OTHER_NAMES
-        self.problems: list[str] = []
-        self.remedies: dict[str, None] = {}
-        self.used = {name for each in stored.values() for name in each.names}
+    entries: dict[str, Entry]
+    stored: dict[str, Stored]
+    is_ignored: Callable[[str], Any]
+    casts: bool
+    remedy_for_names: str
+    problems: list[str] = dataclasses.field(default_factory=list)
+    remedies: dict[str, None] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.used = {name for each in self.stored.values() for name in each.names}
 
     def find(self, leaf: NamedLeaf) -> dict[Rows, Found | None]:
         """Where the numbers of each row are, `None` if they stay. Reads no numbers."""
@@ -128,8 +123,11 @@ class Reader:
 
         sharding = committed_sharding(like)
         if sharding is None or sharding.is_fully_replicated:
-            return place_like(fill((slice(None),) * like.ndim), like)
-        return jax.make_array_from_callback(like.shape, sharding, fill)
+            new = place_like(fill((slice(None),) * like.ndim), like)
+        else:
+            new = jax.make_array_from_callback(like.shape, sharding, fill)
+        # Otherwise the numbers of several arrays may wait in memory for their copy to a device.
+        return jax.block_until_ready(new)
 
     def _load(self, leaf: Any, rows: Rows, found: Found | None) -> np.ndarray:
         """The numbers of one row: memory maps, unless a function computes them."""
@@ -160,24 +158,20 @@ class Reader:
             )
         elif dtype != expected:
             kinds = jnp.floating, jnp.complexfloating, jnp.integer
-            is_castable = any(
-                jnp.issubdtype(array.dtype, kind) and jnp.issubdtype(leaf.dtype, kind)
-                for kind in kinds
-            )
+            both = array.dtype, leaf.dtype
+            is_castable = any(all(jnp.issubdtype(each, kind) for each in both) for kind in kinds)
             if not (self.casts and is_castable):
                 cast = 'Pass `dtype="like"` to cast'
                 convert = "Convert arrays with `train.Stored(name, load=function)`"
                 self._note(f"{text} expected", cast if is_castable else convert)
-        elif (
-            not isinstance(leaf, np.ndarray | np.generic)
-            and jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype
-        ):
+        is_numpys = isinstance(leaf, np.ndarray | np.generic)
+        if not is_numpys and jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
             flag = "`jax.config.update('jax_enable_x64', True)`"
-            self._note(f"{where} has dtype {dtype}, which JAX has only with {flag}")
+            self._note(f"{where} has to be {expected}, which JAX has only with {flag}")
 
     def refuse_unused(self) -> None:
         """Notes the arrays of the file that are not in the model."""
-        remedy = "" if _OTHER_NAMES in self.remedies else _IGNORE
+        remedy = "" if OTHER_NAMES in self.remedies else IGNORE
         for name in self._unused():
             self._note(f"{name} is in the file, but not in the model", remedy)
 
