@@ -98,11 +98,15 @@ def _nodes(
 
 
 def _joined(before: Parts, parts: Parts) -> Parts:
-    """The parts of the name of a value which two runs of one stack share: the layers of both."""
-    return tuple(
-        a + b if a != b and isinstance(a, tuple) and isinstance(b, tuple) else a
-        for a, b in zip(before, parts, strict=True)
-    )
+    """The parts of the name of a value that two runs of one stack share: the layers of both. Of
+    two copies of a model the first one owns the value.
+    """
+    if [isinstance(part, tuple) or part for part in before] != [
+        isinstance(part, tuple) or part for part in parts
+    ]:
+        return before
+    pairs = zip(before, parts, strict=True)
+    return tuple(a if a == b or isinstance(a, str) else (*a, *b) for a, b in pairs)
 
 
 def _state_leaves(

@@ -134,6 +134,10 @@ def test_arrays_of_a_state_are_named_after_their_owner(path, mode, own, getkey):
     # Where the state stands does not matter; by itself it has the names of its places.
     train.export_safetensors({"a state": state, "model": model}, path)
     assert "model.0.norm.running_var" in load_file(path)
+    # Of two copies of a model the first one owns the state.
+    train.export_safetensors({"model": model, "of": [{"average": model}], "state": state}, path)
+    assert sum("running_var" in name for name in load_file(path)) == 1
+    assert "model.0.norm.running_var" in load_file(path)
     train.export_safetensors(state, path)
     assert f"list[0].{own}" in load_file(path)
     assert eqx.tree_equal(train.import_safetensors(other, path), state)

@@ -31,11 +31,11 @@ def export_safetensors(
 ) -> None:
     """Writes the arrays of a model to a safetensors file, each named by its path with dots.
 
-    The weight of the first of a tuple of layers is `layers.0.weight`, as in the `state_dict` of a
-    PyTorch model of the same fields. The layers of a `ScanStack` are numbered in the same way, and
-    each is written by itself. In a pair `(model, state)` the arrays of the state are named after
-    the layer that owns them: `0.norm.running_mean`, `0.norm.running_var` and `0.norm.batch_counter`
-    of `nn.BatchNorm`.
+    The weight of the first layer in a tuple is `layers.0.weight`, as in the `state_dict` of a
+    PyTorch model with the same fields. The layers of a `ScanStack` are numbered in the same way,
+    and each is written by itself. In a pair `(model, state)` the arrays of the state are named
+    after the layer that owns them: `0.norm.running_mean`, `0.norm.running_var` and
+    `0.norm.batch_counter` for an `nn.BatchNorm`.
 
     The arrays are written one by one. A file that is there is replaced as a whole.
 
@@ -43,14 +43,14 @@ def export_safetensors(
 
     - `model`: any pytree. What is not an array is left out: numbers, functions, static fields.
     - `path`: the file, or a folder, in which the file is `model.safetensors`.
-    - `names`: a table from our names to those in the file, as `import_safetensors` takes it. The
-      same table serves both directions, if each pair of a name and a function is a `Stored` with
-      `load` and `save`.
+    - `names`: a table from our names to names in the file, as in `import_safetensors`. The same
+      table serves both directions if it has a `Stored` with `load` and `save` for each pair of a
+      name and a function.
     - `metadata`: strings by strings, for whoever reads the file. `format` is `pt`, unless given
       here: some tools read no other.
-    - `max_shard_bytes`: the largest size of the arrays in one file. A larger model becomes
-      `model-00001-of-00003.safetensors` and so on, next to `model.safetensors.index.json`, which
-      lists them, as for Hugging Face's libraries. `model` is the name of the file in `path`.
+    - `max_shard_bytes`: the largest size of the arrays in one file. A larger model is written to
+      `model-00001-of-00003.safetensors` and so on, and `model.safetensors.index.json` lists these
+      files, as in Hugging Face's libraries. `path` gives the folder and the name, `model` here.
 
     **Raises:** `TypeError` for an array of a dtype that safetensors does not have, such as PRNG
     keys and complex128; `ValueError` if two arrays have one name, if parts of a stored array are
@@ -88,18 +88,18 @@ def import_safetensors(
     **Arguments:**
 
     - `model_like`: a model of the structure to return; it may have `jax.ShapeDtypeStruct`s for
-      arrays, as of `filter_eval_shape`. Arrays come back with the sharding of those in it, and each
-      device's part is read by itself.
+      arrays, as `filter_eval_shape` returns them. Each array gets the sharding of the array in its
+      place, and the part of each device is read separately.
     - `path`: a file, a folder, an index of shards (`*.safetensors.index.json`), or a sequence of
-      files. Of a folder the index is read, or all `*.safetensors` files if there is no index.
-    - `names`: the name in the file for each name of ours, as `export_safetensors` gives them: a
-      table, or a function of ours. Names that the table does not have are the same in the file.
-      A key may have `*`, which stands for any text, and `{i}` or another word in braces, which
-      stands for text without a dot; the value repeats them: `{"blocks.{i}.norm.*": "h.{i}.ln.*"}`.
-      Exact keys come first, then the first pattern that matches. In the place of a name a `Stored`
-      says how the array is stored: transposed, or as a part of a larger one. A pair `(name,
-      function)` has a function of the array in the file that returns ours. `None` says that the
-      file does not have the array: it stays unchanged.
+      files. For a folder, its index is read, or all its `*.safetensors` files if it has no index.
+    - `names`: a table from our names, as `export_safetensors` gives them, to names in the file; or
+      a function of our name. Names that the table does not have are the same in the file. In a key
+      `*` stands for any text, and `{i}` or another word in braces for text without a dot; the value
+      repeats them: `{"blocks.{i}.norm.*": "h.{i}.ln.*"}`. Exact keys come first, then the first
+      pattern that matches. The first of several `*` takes as much text as it can. Instead of a
+      name, a `Stored` describes how the file stores the array: transposed, or as a part of a larger
+      one. A pair `(name, function)` reads `function(stored)`. `None` means that the file does not
+      have the array: it stays unchanged.
     - `dtype`: `"like"` casts floats to the floats of `model_like`, and integers to its integers;
       `None` refuses another dtype.
     - `ignore`: patterns of names, such as `"*.attn.bias"` (`fnmatch`). An array of the file whose
