@@ -33,7 +33,7 @@ class StatePlace(Module):
 class StateValues(Module):
     """Base of `nn.State`."""
 
-    def values_by_marker(self) -> dict[Any, Any]:
+    def _values_by_marker(self) -> dict[Any, Any]:
         """**Returns:** the value that each index with such a marker has now."""
         raise NotImplementedError
 
@@ -87,7 +87,7 @@ def _nodes(
     for key, child in children_with_keys(node):
         part, below = jtu.keystr((key,), simple=True), (*path, key)
         if not isinstance(node, Stacked):
-            of_child = getattr(type(node), "state_names", {}).get(part)
+            of_child = getattr(type(node), "_state_names", {}).get(part)
             yield from _nodes(child, below, (*parts, part), of_child)
         elif isinstance(child, tuple) and isinstance(child[0], Stacked):
             for run_key, run in children_with_keys(child):
@@ -101,12 +101,16 @@ def _joined(before: Parts, parts: Parts) -> Parts:
     """The parts of the name of a value that two runs of one stack share: the layers of both. Of
     two copies of a model the first one owns the value.
     """
-    if [isinstance(part, tuple) or part for part in before] != [
-        isinstance(part, tuple) or part for part in parts
-    ]:
+
+    def words(parts: Parts) -> list[str | None]:
+        return [part if isinstance(part, str) else None for part in parts]
+
+    if words(before) != words(parts):
         return before
     pairs = zip(before, parts, strict=True)
-    return tuple(a if a == b or isinstance(a, str) else (*a, *b) for a, b in pairs)
+    return tuple(
+        a if a == b or isinstance(a, str) or isinstance(b, str) else (*a, *b) for a, b in pairs
+    )
 
 
 def _state_leaves(
@@ -114,7 +118,7 @@ def _state_leaves(
 ) -> Iterator[tuple[Path, Parts, Any]]:
     """The leaves of a state, with their paths in it, and named after the owner of each."""
     paths = [path for path, _ in jtu.tree_leaves_with_path(state)]
-    for marker, value in state.values_by_marker().items():
+    for marker, value in state._values_by_marker().items():
         parts, names = owners.get(marker, ((str(marker),), None))
         for number, (path, leaf) in enumerate(jtu.tree_leaves_with_path(value)):
             if names is not None:

@@ -54,7 +54,7 @@ class BatchNorm(StatefulLayer):
 
     keeps_precision: ClassVar[bool] = True
     # In files for other libraries, whose names of the running averages these are.
-    state_names: ClassVar[dict[str, tuple[str, ...]]] = {
+    _state_names: ClassVar[dict[str, tuple[str, ...]]] = {
         "ema_state_index": ("running_mean", "running_var"),
         "batch_state_index": ("running_mean", "running_var"),
     }

@@ -270,7 +270,7 @@ class State(StateValues, _traits=Traits(is_immutable=False)):
                 f"State.update expected a State, as `state.substate(layer)` makes; got "
                 f"{type(substate).__name__}."
             )
-        changed = substate.values_by_marker()
+        changed = substate._values_by_marker()
         unknown = [marker for marker in changed if marker not in self._markers]
         if unknown:
             raise ValueError(
@@ -283,7 +283,7 @@ class State(StateValues, _traits=Traits(is_immutable=False)):
         )
         return self._replaced_by(_state(self._markers, values))
 
-    def values_by_marker(self) -> dict[Any, PyTree[Array]]:
+    def _values_by_marker(self) -> dict[Any, PyTree[Array]]:
         """**Returns:** the value of each index, by the marker of the index."""
         return dict(zip(self._markers, self._values, strict=True))
 

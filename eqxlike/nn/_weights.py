@@ -122,7 +122,7 @@ class SpectralNorm(StatefulLayer, Generic[Layer]):
     """
 
     # In files for other libraries.
-    state_names: ClassVar[dict[str, tuple[str, ...]]] = {"uv_index": ("u", "v")}
+    _state_names: ClassVar[dict[str, tuple[str, ...]]] = {"uv_index": ("u", "v")}
     layer: Layer
     weight_name: str = field(static=True)
     uv_index: StateIndex[tuple[Float[Array, " rows"], Float[Array, " columns"]]]

@@ -191,6 +191,7 @@ def test_keys_that_match_nothing_and_wildcards_without_text_are_refused(path, na
         ((1,), {}, "expected names in the file, which are strings; got (1,)"),
         (("w",), {"part": (3, 3)}, "expected `part` to be (k, n) with 0 <= k < n"),
         (("w",), {"part": (2, 1, 3)}, "got (2, 1, 3)"),
+        (("w",), {"part": (1,)}, "got (1,)"),
     ],
 )
 def test_stored_refuses_what_cannot_be(arguments, options, message):

@@ -14,21 +14,23 @@ class Stored:
     """How a file stores one of our arrays: the value of a name in the table `names` of
     `import_safetensors` and `export_safetensors`.
 
-    Reading goes: `transpose`, then `part`, then `load`. Writing goes back: `save`, the parts are
-    joined, the joined array is transposed back, then gets `shape`.
+    On import `transpose` comes first, then `part`, then `load`. On export `save` comes first, then
+    the parts are joined, the joined array is transposed back, and gets `shape`.
 
-    >>> from eqxlike import train
-    >>> names = {  # as GPT-2 stores them: q, k and v in one array, weights as (inputs, outputs)
-    ...     "blocks.{i}.attention.query_proj.*": train.Stored(
-    ...         "h.{i}.attn.c_attn.*", transpose=True, part=(0, 3)
-    ...     ),
-    ...     "blocks.{i}.attention.key_proj.*": train.Stored(
-    ...         "h.{i}.attn.c_attn.*", transpose=True, part=(1, 3)
-    ...     ),
-    ...     "blocks.{i}.attention.value_proj.*": train.Stored(
-    ...         "h.{i}.attn.c_attn.*", transpose=True, part=(2, 3)
-    ...     ),
+    >>> import pathlib, tempfile, jax
+    >>> from eqxlike import nn, train
+    >>> from safetensors.numpy import load_file
+    >>> key1, key2 = jax.random.split(jax.random.key(0))
+    >>> layers = {"key": nn.Linear(2, 4, key=key1), "value": nn.Linear(2, 4, key=key2)}
+    >>> names = {  # one array for both, with weights as (inputs, outputs)
+    ...     "key.*": train.Stored("key_value.*", transpose=True, part=(0, 2)),
+    ...     "value.*": train.Stored("key_value.*", transpose=True, part=(1, 2)),
     ... }
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
+    >>> train.export_safetensors(layers, path, names)
+    >>> {name: array.shape for name, array in sorted(load_file(path).items())}
+    {'key_value.bias': (8,), 'key_value.weight': (2, 8)}
+    >>> layers = train.import_safetensors(layers, path, names)
     """
 
     names: tuple[str, ...]
@@ -57,26 +59,25 @@ class Stored:
           (outputs, inputs, height, width). Arrays with fewer than two axes, or another number of
           axes than the tuple has, stay as they are, so that one pattern serves weight and bias.
         - `part`: `(k, n)` says that ours is part `k` of `n` equal parts of the stored array along
-          `axis`; `(start, stop, n)` says that ours is the parts from `start` to before `stop`. The
-          stored array of a file that is written has all the parts.
-        - `axis`: the axis of `part`, counted after the transpose.
-        - `shape`: the shape to write, where it differs from ours by axes of size 1, such as `(-1,)`
-          for the bias of a convolution. Reading adds and drops such axes by itself.
-        - `load`: a function from the stored arrays to ours. The arrays are read-only.
-        - `save`: the inverse of `load`: from our array, in NumPy, to the tuple of stored arrays; if
-          there is one name, to the array.
+          `axis`; `(start, stop, n)` says that ours is the parts from `start` to before `stop`.
+          Export needs all parts of a stored array.
+        - `axis`: the axis of `part` in the transposed array.
+        - `shape`: the shape to write if it differs from ours by axes of size 1, such as `(-1,)` for
+          the bias of a convolution. Import adds and drops such axes by itself.
+        - `load`: a function from the stored arrays to ours. The stored arrays are read-only.
+        - `save`: the inverse of `load`: from our array, in NumPy, to the tuple of stored arrays; or
+          to the array if there is one name.
 
         **Raises:** `ValueError` for no name, and for a `part` that is not within the stored array.
         """
         if not names or not all(isinstance(name, str) for name in names):
             raise ValueError(f"Stored expected names in the file, which are strings; got {names}.")
-        if part is not None:
-            start, stop, num = _bounds(part)
-            if not 0 <= start < stop <= num:
-                raise ValueError(
-                    "Stored expected `part` to be (k, n) with 0 <= k < n, or (start, stop, n) with "
-                    f"0 <= start < stop <= n; got {tuple(part)}."
-                )
+        start, stop, num = _bounds(part) if part is None or len(part) in (2, 3) else (0, 0, 0)
+        if not 0 <= start < stop <= num:
+            raise ValueError(
+                "Stored expected `part` to be (k, n) with 0 <= k < n, or (start, stop, n) with "
+                f"0 <= start < stop <= n; got {part}."
+            )
         transpose = transpose if isinstance(transpose, bool) else tuple(transpose)
         values = (names, transpose, part and tuple(part), axis, shape and tuple(shape), load, save)
         vars(self).update(zip(self.__dataclass_fields__, values, strict=True))
@@ -84,7 +85,7 @@ class Stored:
     @property
     def bounds(self) -> tuple[int, int, int]:
         """The first part, the one after the last, and the number of parts of the stored array."""
-        return (0, 1, 1) if self.part is None else _bounds(self.part)
+        return _bounds(self.part)
 
     def view(self, array: np.ndarray) -> np.ndarray:
         """A stored array as `load` gets it: transposed, and the part of it. Reads no number.
@@ -225,7 +226,7 @@ def _as_stored(ours: str, value: Any) -> Stored:
     )
 
 
-def _bounds(part: Sequence[int]) -> tuple[int, int, int]:
+def _bounds(part: Sequence[int] | None) -> tuple[int, int, int]:
     """The start, the stop and the number of parts."""
-    first, *others = part
-    return (first, first + 1, others[0]) if len(others) == 1 else (first, others[0], others[1])
+    first, *others, num = part or (0, 1)
+    return first, (others[0] if others else first + 1), num
