@@ -167,6 +167,11 @@ def test_state_of_a_stack_has_the_numbers_of_its_layers(path, getkey):
         assert sorted(name for name in found if "running_var" in name) == names
         like = eqx.filter_eval_shape(lambda both=both: both)
         assert eqx.tree_equal(train.import_safetensors(like, path), both)
+        copies = {"average": both[0], "model": both[0], "state": both[1]}
+        train.export_safetensors(copies, path)
+        assert sorted(n for n in load_file(path) if "running_var" in n) == [
+            f"average.{i}.norm.running_var" for i in range(3)
+        ]
         if both[1] is state:
             assert found[names[2]].tolist() == [4, 5]
             assert found["0.1.norm.batch_counter"].tolist() == 1

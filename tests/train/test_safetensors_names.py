@@ -238,6 +238,17 @@ def test_what_cannot_be_written_with_a_table_is_named(path, names, message):
     assert not path.exists()
 
 
+def test_all_missing_names_of_an_array_have_to_be_ignored(path):
+    save_file({"x": NUMBERS}, path)
+    names = {"w": Stored("a", "b", load=np.add)}
+    like = {"w": NUMBERS + 1}
+    options = {"names": names, "strict": False}
+    with pytest.raises(ValueError, match=r"w \(in the file a, b\) is missing"):
+        train.import_safetensors(like, path, ignore="a", **options)
+    found = train.import_safetensors(like, path, ignore=["a", "b"], **options)
+    np.testing.assert_array_equal(found["w"], like["w"])
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [
