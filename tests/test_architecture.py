@@ -61,7 +61,7 @@ ROOMS = {
         {"_flat_call"},
         {"_callback"},
         {"_checks", "_derivatives", "_sharding"},
-        {"_enumeration", "_jit"},
+        {"_enumeration", "_jit", "_named_arrays"},
         {"_mapping"},
     ),
     "ad": (

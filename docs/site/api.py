@@ -138,7 +138,7 @@ PAGES = (
             "Looking on": "Callback Progress progress EarlyStopping Checkpoint JsonLines "
             "TensorBoard",
             "Files": "save restore Restored Saving CheckpointFolder CheckpointError "
-            "export_safetensors import_safetensors",
+            "export_safetensors import_safetensors Stored",
             "Devices": "shard data_parallel fsdp Sharding plan Plan Memory collectives Collective "
             "Exchange",
             "Numbers that are not finite": "keep_if_finite all_finite tree_where DynamicLossScale",

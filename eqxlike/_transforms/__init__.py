@@ -32,6 +32,10 @@ from ._mapping import filter_pmap as filter_pmap
 from ._mapping import filter_shard_map as filter_shard_map
 from ._mapping import filter_vmap as filter_vmap
 from ._mapping import if_array as if_array
+from ._named_arrays import NamedLeaf as NamedLeaf
+from ._named_arrays import StatePlace as StatePlace
+from ._named_arrays import StateValues as StateValues
+from ._named_arrays import named_leaves as named_leaves
 from ._sharding import Gathering as Gathering
 from ._sharding import Stacked as Stacked
 from ._sharding import filter_shard as filter_shard

@@ -53,6 +53,11 @@ class BatchNorm(StatefulLayer):
     """
 
     keeps_precision: ClassVar[bool] = True
+    # In files for other libraries, whose names of the running averages these are.
+    _state_names: ClassVar[dict[str, tuple[str, ...]]] = {
+        "ema_state_index": ("running_mean", "running_var"),
+        "batch_state_index": ("running_mean", "running_var"),
+    }
     weight: Float[Array, " input_size"] | None
     bias: Float[Array, " input_size"] | None
     ema_first_time_index: StateIndex[Bool[Array, ""]] | None

@@ -12,6 +12,7 @@ from jaxtyping import Array, PyTree
 
 from .._module import Module, Traits, field, stored_fields
 from .._pytree import find_difference, is_array_like
+from .._transforms import StatePlace, StateValues
 from ._inputs import check_instance
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class DeletedValue(Module):
     """Stands where an initial value was, and has no leaves, so that nothing is trained or saved."""
 
 
-class StateIndex(Module, Generic[Value]):
+class StateIndex(StatePlace, Generic[Value]):
     """The place in a `State` of what is a layer's own, and the value that stands there at first.
 
     >>> import jax.numpy as jnp
@@ -161,7 +162,7 @@ _OLD = (
 )
 
 
-class State(Module, _traits=Traits(is_immutable=False)):
+class State(StateValues, _traits=Traits(is_immutable=False)):
     """The values of all the `StateIndex`es of a model, such as the running statistics of its
     `BatchNorm`s.
 
@@ -269,7 +270,7 @@ class State(Module, _traits=Traits(is_immutable=False)):
                 f"State.update expected a State, as `state.substate(layer)` makes; got "
                 f"{type(substate).__name__}."
             )
-        changed = dict(zip(substate._markers, substate._values, strict=True))
+        changed = substate._values_by_marker()
         unknown = [marker for marker in changed if marker not in self._markers]
         if unknown:
             raise ValueError(
@@ -281,6 +282,10 @@ class State(Module, _traits=Traits(is_immutable=False)):
             for marker, value in zip(self._markers, self._values, strict=True)
         )
         return self._replaced_by(_state(self._markers, values))
+
+    def _values_by_marker(self) -> dict[Any, PyTree[Array]]:
+        """**Returns:** the value of each index, by the marker of the index."""
+        return dict(zip(self._markers, self._values, strict=True))
 
     def _position(self, item: Any) -> int:
         markers = self._markers

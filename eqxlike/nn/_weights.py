@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -121,6 +121,8 @@ class SpectralNorm(StatefulLayer, Generic[Layer]):
     True
     """
 
+    # In files for other libraries.
+    _state_names: ClassVar[dict[str, tuple[str, ...]]] = {"uv_index": ("u", "v")}
     layer: Layer
     weight_name: str = field(static=True)
     uv_index: StateIndex[tuple[Float[Array, " rows"], Float[Array, " columns"]]]

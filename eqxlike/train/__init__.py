@@ -46,6 +46,7 @@ from ._loop import fit as fit
 from ._loss_scale import DynamicLossScale as DynamicLossScale
 from ._make_evaluate import make_evaluate as make_evaluate
 from ._run import Run as Run
+from ._safetensors import Stored as Stored
 from ._safetensors import export_safetensors as export_safetensors
 from ._safetensors import import_safetensors as import_safetensors
 from ._sharding import Collective as Collective

@@ -1,0 +1,151 @@
+"""The arrays of a model by name, as files for other libraries store them.
+
+A name is the path of an array, joined with dots: `layers.0.weight`. The layers of a `Stacked` are
+numbered like those of a list, so that each name stands for one row of a stacked array. The arrays
+of a state are named after the layer that reads and writes them.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from .._module import AbstractVar, Module
+from .._pytree import children_with_keys
+from ._flat_call import is_array_or_struct
+from ._sharding import Stacked
+
+Path = tuple[Any, ...]
+
+Parts = tuple[str | tuple[int, ...], ...]
+"""The parts of a name. A tuple stands for an axis: it has the number of the layer of each row."""
+
+
+class StatePlace(Module):
+    """Base of `nn.StateIndex`."""
+
+    marker: AbstractVar[Any]
+
+
+class StateValues(Module):
+    """Base of `nn.State`."""
+
+    def _values_by_marker(self) -> dict[Any, Any]:
+        """**Returns:** the value that each index with such a marker has now."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedLeaf:
+    """A leaf of a model with its path.
+
+    `rows` has its names, and the index of the leading axes under which a name finds its numbers:
+    `()` for all of them. It is empty if the leaf is not an array.
+    """
+
+    leaf: Any
+    path: Path
+    rows: dict[str, tuple[int, ...]]
+
+
+def named_leaves(model: PyTree) -> list[NamedLeaf]:
+    """Each leaf of `model`, in the order of `jax.tree.leaves`.
+
+    **Raises:** `ValueError` for an array in a `Stacked` without the axis of layers.
+    """
+    nodes = list(_nodes(model, (), ()))
+    owners: dict[Any, tuple[Parts, Sequence[str] | None]] = {}
+    for _, parts, names, node in nodes:
+        if isinstance(node, StatePlace):
+            before = owners.get(node.marker, (parts,))[0]
+            owners[node.marker] = _joined(before, parts), names
+    named = []
+    for path, parts, _, node in nodes:
+        if isinstance(node, StateValues):
+            for path_in_state, parts_of_value, leaf in _state_leaves(node, owners):
+                named.append(_named(leaf, (*path, *path_in_state), parts_of_value))
+        elif not isinstance(node, StatePlace):
+            named.append(_named(node, path, parts))
+    return named
+
+
+def _nodes(
+    node: Any, path: Path, parts: Parts, names: Sequence[str] | None = None, start: int = 0
+) -> Iterator[tuple[Path, Parts, Sequence[str] | None, Any]]:
+    """The leaves, indices and states in a tree, with path, parts of the name, and the names that
+    the layer around an index gives the arrays of its value. `start` is the number of the first
+    layer in a `Stacked`.
+    """
+    if jtu.all_leaves([node]) or isinstance(node, StateValues):
+        yield path, parts, None, node
+        return
+    if isinstance(node, StatePlace):
+        yield path, parts, names, node
+    for key, child in children_with_keys(node):
+        part, below = jtu.keystr((key,), simple=True), (*path, key)
+        if not isinstance(node, Stacked):
+            of_child = getattr(type(node), "_state_names", {}).get(part)
+            yield from _nodes(child, below, (*parts, part), of_child)
+        elif isinstance(child, tuple) and isinstance(child[0], Stacked):
+            for run_key, run in children_with_keys(child):
+                yield from _nodes(run, (*below, run_key), parts, start=start)
+                start += run.depth
+        else:
+            yield from _nodes(child, below, (*parts, tuple(range(start, start + node.depth))))
+
+
+def _joined(before: Parts, parts: Parts) -> Parts:
+    """The parts of the name of a value that two runs of one stack share: the layers of both. Of
+    two copies of a model the first one owns the value.
+    """
+
+    def words(parts: Parts) -> list[str | None]:
+        return [part if isinstance(part, str) else None for part in parts]
+
+    if words(before) != words(parts):
+        return before
+    pairs = zip(before, parts, strict=True)
+    return tuple(
+        a if a == b or isinstance(a, str) or isinstance(b, str) else (*a, *b) for a, b in pairs
+    )
+
+
+def _state_leaves(
+    state: StateValues, owners: dict[Any, tuple[Parts, Sequence[str] | None]]
+) -> Iterator[tuple[Path, Parts, Any]]:
+    """The leaves of a state, with their paths in it, and named after the owner of each."""
+    paths = [path for path, _ in jtu.tree_leaves_with_path(state)]
+    for marker, value in state._values_by_marker().items():
+        parts, names = owners.get(marker, ((str(marker),), None))
+        for number, (path, leaf) in enumerate(jtu.tree_leaves_with_path(value)):
+            if names is not None:
+                own: Parts = (*parts[:-1], names[number])
+            else:
+                last = str(parts[-1]).removesuffix("_index")
+                in_value = (jtu.keystr((key,), simple=True) for key in path)
+                own = (*parts[:-1], last, *in_value)
+            yield paths.pop(0), own, leaf
+
+
+def _named(leaf: Any, path: Path, parts: Parts) -> NamedLeaf:
+    """The leaf, with a name for each row."""
+    if not is_array_or_struct(leaf):
+        return NamedLeaf(leaf, path, {})
+    axes = [part for part in parts if isinstance(part, tuple)]
+    lengths = tuple(map(len, axes))
+    if leaf.shape[: len(axes)] != lengths:
+        raise ValueError(
+            f"model{jtu.keystr(path)} has shape {leaf.shape}, and is expected to begin with the "
+            f"axes of stacked layers, {lengths}. Pass the members of an ensemble, or of a "
+            "`filter_vmap`, one by one."
+        )
+    rows = {}
+    for row in itertools.product(*map(range, lengths)):
+        numbers = (str(axis[index]) for axis, index in zip(axes, row, strict=True))
+        # Of a frozen array the last part of the path is empty.
+        words = (part if isinstance(part, str) else next(numbers) for part in parts)
+        rows[".".join(word for word in words if word)] = row
+    return NamedLeaf(leaf, path, rows)

@@ -1,0 +1,168 @@
+"""Models in safetensors files, as PyTorch's tools write and read them."""
+
+import collections
+import fnmatch
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeVar
+
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from ..._transforms import NamedLeaf, named_leaves
+from .._checks import check_not_deleted
+from ._files import SUPPORTED, Source, dtype_name, find_entries, write_files
+from ._names import Names, stored_by_name
+from ._parts import arrays_to_write
+from ._reader import IGNORE, OTHER_NAMES, Reader
+
+Model = TypeVar("Model")
+
+
+def export_safetensors(
+    model: PyTree,
+    path: str | os.PathLike[str],
+    names: Names | None = None,
+    *,
+    metadata: Mapping[str, str] | None = None,
+    max_shard_bytes: int | None = None,
+) -> None:
+    """Writes the arrays of a model to a safetensors file, each named by its path with dots.
+
+    The weight of the first layer in a tuple is `layers.0.weight`, as in the `state_dict` of a
+    PyTorch model with the same fields. The layers of a `ScanStack` are numbered in the same way,
+    and each is written by itself. In a pair `(model, state)` the arrays of the state are named
+    after the layer that owns them: `0.norm.running_mean`, `0.norm.running_var` and
+    `0.norm.batch_counter` for an `nn.BatchNorm`.
+
+    The arrays are written one by one. A file that is there is replaced as a whole.
+
+    **Arguments:**
+
+    - `model`: any pytree. What is not an array is left out: numbers, functions, static fields.
+    - `path`: the file, or a folder, in which the file is `model.safetensors`.
+    - `names`: a table from our names to names in the file, as in `import_safetensors`. The same
+      table serves both directions if it has a `Stored` with `load` and `save` for each pair of a
+      name and a function.
+    - `metadata`: strings by strings, for whoever reads the file. `format` is `pt`, unless given
+      here: some tools read no other.
+    - `max_shard_bytes`: the largest size of the arrays in one file. A larger model is written to
+      `model-00001-of-00003.safetensors` and so on, and `model.safetensors.index.json` lists these
+      files, as in Hugging Face's libraries. `path` gives the folder and the name, `model` here.
+
+    **Raises:** `TypeError` for an array of a dtype that safetensors does not have, such as PRNG
+    keys and complex128; `ValueError` if two arrays have one name, if parts of a stored array are
+    missing, and for a function without an inverse; `FileExistsError` if there is an earlier model
+    that tools would read instead; `OSError` if the file cannot be written.
+
+    >>> import pathlib, tempfile, jax
+    >>> from eqxlike import nn
+    >>> from safetensors.numpy import load_file
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
+    >>> export_safetensors(nn.Linear(2, 3, key=jax.random.key(0)), path, {"*": "linear.*"})
+    >>> {name: array.shape for name, array in sorted(load_file(path).items())}
+    {'linear.bias': (3,), 'linear.weight': (3, 2)}
+    """
+    check_not_deleted(model, "model", "train.export_safetensors")
+    leaves = _checked_leaves(model, "train.export_safetensors")
+    stored = stored_by_name([name for leaf in leaves for name in leaf.rows], names)
+    arrays = arrays_to_write(leaves, stored)
+    path = pathlib.Path(path)
+    path = path / "model.safetensors" if path.is_dir() else path
+    write_files(path, arrays, {"format": "pt", **(metadata or {})}, max_shard_bytes)
+
+
+def import_safetensors(
+    model_like: Model,
+    path: Source,
+    names: Names | None = None,
+    *,
+    dtype: Literal["like"] | None = None,
+    ignore: str | Sequence[str] = (),
+    strict: bool = True,
+) -> Model:
+    """Reads the arrays of a model from safetensors files.
+
+    **Arguments:**
+
+    - `model_like`: a model of the structure to return; it may have `jax.ShapeDtypeStruct`s for
+      arrays, as `filter_eval_shape` returns them. Each array gets the sharding of the array in its
+      place, and the part of each device is read separately.
+    - `path`: a file, a folder, an index of shards (`*.safetensors.index.json`), or a sequence of
+      files. For a folder, its index is read, or all its `*.safetensors` files if it has no index.
+    - `names`: a table from our names, as `export_safetensors` gives them, to names in the file; or
+      a function of our name. Names that the table does not have are the same in the file. In a key
+      `*` stands for any text, and `{i}` or another word in braces for text without a dot; the value
+      repeats them: `{"blocks.{i}.norm.*": "h.{i}.ln.*"}`. Exact keys come first, then the first
+      pattern that matches. The first of several `*` takes as much text as it can. Instead of a
+      name, a `Stored` describes how the file stores the array: transposed, or as a part of a larger
+      one. A pair `(name, function)` reads `function(stored)`. `None` means that the file does not
+      have the array: it stays unchanged.
+    - `dtype`: `"like"` casts floats to the floats of `model_like`, and integers to its integers;
+      `None` refuses another dtype.
+    - `ignore`: patterns of names, such as `"*.attn.bias"` (`fnmatch`). An array of the file whose
+      name matches may be unused. An array of `model_like` whose name, here or in the file, matches
+      may be missing from the file: then it stays unchanged.
+    - `strict`: whether each array of the file must be used. Each array of `model_like` must be in
+      the file in any case, unless `ignore` matches.
+
+    **Returns:** the model with the arrays that were read. Shapes may differ from the file's by axes
+    of size 1.
+
+    **Raises:** `ValueError` if arrays are missing, unused, or have another shape or dtype: it names
+    them all. `ValueError` for a damaged file, a file in another format, and a name that two files
+    have; `OSError` if a file cannot be read; `TypeError` as `export_safetensors`; `ImportError`
+    without safetensors, which `pip install 'eqxlike[train]'` brings.
+
+    !!! example
+
+        A `state_dict` of PyTorch, in a model of ours.
+
+        >>> import pathlib, tempfile, jax, numpy as np
+        >>> from eqxlike import nn
+        >>> from safetensors.numpy import save_file
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
+        >>> state_dict = {"0.weight": np.ones((3, 2), "f4"), "0.bias": np.zeros(3, "f4")}
+        >>> save_file(state_dict, path)
+        >>> like = nn.Linear(2, 3, key=jax.random.key(0))
+        >>> model = import_safetensors(like, path, {"*": "0.*"})
+        >>> model(np.ones(2, "f4"))
+        Array([2., 2., 2.], dtype=float32)
+    """
+    check_not_deleted(model_like, "model_like", "train.import_safetensors")
+    if dtype not in (None, "like"):
+        raise ValueError(f'import_safetensors: dtype must be None or "like", got {dtype!r}.')
+    patterns = [ignore] if isinstance(ignore, str) else ignore
+    is_ignored = re.compile("|".join(map(fnmatch.translate, patterns)) or "(?!)").match
+    leaves = _checked_leaves(model_like, "train.import_safetensors")
+    stored = stored_by_name([name for leaf in leaves for name in leaf.rows], names)
+    entries = find_entries(path)
+    remedy = OTHER_NAMES if names is None else IGNORE
+    reader = Reader(entries, stored, is_ignored, dtype == "like", remedy)
+    found = [reader.find(leaf) for leaf in leaves]
+    if strict:
+        reader.refuse_unused()
+    reader.raise_if_unfit(path)
+    new = [reader.read(leaf, rows) for leaf, rows in zip(leaves, found, strict=True)]
+    reader.raise_if_unfit(path)
+    return jtu.tree_unflatten(jtu.tree_structure(model_like), new)
+
+
+def _checked_leaves(model: PyTree, taker: str) -> list[NamedLeaf]:
+    """The leaves with their names, none for a leaf that is not an array."""
+    leaves = named_leaves(model)
+    for each in leaves:
+        if each.rows and dtype_name(each.leaf) not in SUPPORTED:
+            raise TypeError(
+                f"{taker}: safetensors has no dtype {each.leaf.dtype}, which is that of "
+                f"model{jtu.keystr(each.path)}. Cast it, or take it out of the model."
+            )
+    counts = collections.Counter(name for leaf in leaves for name in leaf.rows)
+    if several := [name for name, count in counts.items() if count > 1]:
+        raise ValueError(
+            f"{taker}: these names stand for more than one array each: {', '.join(several)}. "
+            "Rename fields or keys with dots in them, or that read the same."
+        )
+    return leaves

@@ -1,0 +1,232 @@
+"""The table from our names to names in a file, and the layout of each array there."""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Stored:
+    """How a file stores one of our arrays: the value of a name in the table `names` of
+    `import_safetensors` and `export_safetensors`.
+
+    On import `transpose` comes first, then `part`, then `load`. On export `save` comes first, then
+    the parts are joined, the joined array is transposed back, and gets `shape`.
+
+    >>> import pathlib, tempfile, jax
+    >>> from eqxlike import nn, train
+    >>> from safetensors.numpy import load_file
+    >>> key1, key2 = jax.random.split(jax.random.key(0))
+    >>> layers = {"key": nn.Linear(2, 4, key=key1), "value": nn.Linear(2, 4, key=key2)}
+    >>> names = {  # one array for both, with weights as (inputs, outputs)
+    ...     "key.*": train.Stored("key_value.*", transpose=True, part=(0, 2)),
+    ...     "value.*": train.Stored("key_value.*", transpose=True, part=(1, 2)),
+    ... }
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
+    >>> train.export_safetensors(layers, path, names)
+    >>> {name: array.shape for name, array in sorted(load_file(path).items())}
+    {'key_value.bias': (8,), 'key_value.weight': (2, 8)}
+    >>> layers = train.import_safetensors(layers, path, names)
+    """
+
+    names: tuple[str, ...]
+    transpose: bool | tuple[int, ...]
+    part: tuple[int, int] | tuple[int, int, int] | None
+    axis: int
+    shape: tuple[int, ...] | None
+    load: Callable[..., Any] | None
+    save: Callable[..., Any] | None
+
+    def __init__(
+        self,
+        *names: str,
+        transpose: bool | Sequence[int] = False,
+        part: Sequence[int] | None = None,
+        axis: int = 0,
+        shape: Sequence[int] | None = None,
+        load: Callable[..., Any] | None = None,
+        save: Callable[..., Any] | None = None,
+    ):
+        """**Arguments:**
+
+        - `names`: the name in the file. Several names need `load` to read and `save` to write.
+        - `transpose`: `True` swaps the last two axes. A tuple orders the axes of the stored array
+          as `numpy.transpose` does: `(3, 2, 0, 1)` turns (height, width, inputs, outputs) into
+          (outputs, inputs, height, width). Arrays with fewer than two axes, or another number of
+          axes than the tuple has, stay as they are, so that one pattern serves weight and bias.
+        - `part`: `(k, n)` says that ours is part `k` of `n` equal parts of the stored array along
+          `axis`; `(start, stop, n)` says that ours is the parts from `start` to before `stop`.
+          Export needs all parts of a stored array.
+        - `axis`: the axis of `part` in the transposed array.
+        - `shape`: the shape to write if it differs from ours by axes of size 1, such as `(-1,)` for
+          the bias of a convolution. Import adds and drops such axes by itself.
+        - `load`: a function from the stored arrays to ours. The stored arrays are read-only.
+        - `save`: the inverse of `load`: from our array, in NumPy, to the tuple of stored arrays; or
+          to the array if there is one name.
+
+        **Raises:** `ValueError` for no name, and for a `part` that is not within the stored array.
+        """
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"Stored expected names in the file, which are strings; got {names}.")
+        start, stop, num = _bounds(part) if part is None or len(part) in (2, 3) else (0, 0, 0)
+        if not 0 <= start < stop <= num:
+            raise ValueError(
+                "Stored expected `part` to be (k, n) with 0 <= k < n, or (start, stop, n) with "
+                f"0 <= start < stop <= n; got {part}."
+            )
+        transpose = transpose if isinstance(transpose, bool) else tuple(transpose)
+        values = (names, transpose, part and tuple(part), axis, shape and tuple(shape), load, save)
+        vars(self).update(zip(self.__dataclass_fields__, values, strict=True))
+
+    @property
+    def bounds(self) -> tuple[int, int, int]:
+        """The first part, the one after the last, and the number of parts of the stored array."""
+        return _bounds(self.part)
+
+    def view(self, array: np.ndarray) -> np.ndarray:
+        """A stored array as `load` gets it: transposed, and the part of it. Reads no number.
+
+        **Raises:** `ValueError` if the stored array has no such parts.
+        """
+        array = self._transposed(array, is_inverse=False)
+        if self.part is None:
+            return array
+        start, stop, num = self.bounds
+        size = array.shape[self.axis] if -array.ndim <= self.axis < array.ndim else 0
+        if size % num or not size:
+            raise ValueError(f"cannot be split into {num} equal parts along axis {self.axis}")
+        unit = size // num
+        places = [slice(None)] * array.ndim
+        places[self.axis] = slice(start * unit, stop * unit)
+        return array[tuple(places)]
+
+    def saved(self, array: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The arrays to write for one of ours, one for each name, before parts are joined."""
+        if self.save is None:
+            return (array,)
+        arrays = self.save(array)
+        arrays = (arrays,) if len(self.names) == 1 else tuple(arrays)
+        if len(arrays) != len(self.names):
+            names = ", ".join(self.names)
+            raise ValueError(f"`save` for {names} returned {len(arrays)} arrays")
+        return tuple(map(np.asarray, arrays))
+
+    def joined(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The stored array made of all its parts."""
+        array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, self.axis)
+        array = self._transposed(array, is_inverse=True)
+        return array if self.shape is None else array.reshape(self.shape)
+
+    def _transposed(self, array: np.ndarray, *, is_inverse: bool) -> np.ndarray:
+        if isinstance(self.transpose, bool):
+            return array.swapaxes(-1, -2) if self.transpose and array.ndim > 1 else array
+        if array.ndim != len(self.transpose):
+            return array
+        order = np.argsort(self.transpose) if is_inverse else self.transpose
+        return array.transpose(order)
+
+
+NameInFile = str | tuple[str, Callable[..., Any]] | Stored | None
+Names = Mapping[str, NameInFile] | Callable[[str], NameInFile]
+
+
+def stored_by_name(ours: Sequence[str], names: Names | None) -> dict[str, Stored]:
+    """How each array of ours is stored, by our name; nothing for an array that files do not have.
+
+    **Raises:** `ValueError` for a key that matches none of ours, `TypeError` for something else
+    than a name, a pair or a `Stored`.
+    """
+    if names is not None and not isinstance(names, Mapping):
+        if not callable(names):
+            raise TypeError(f"`names` is expected to be a table or a function, and is {names!r}.")
+        values = ((name, names(name)) for name in ours)
+        return {name: _as_stored(name, value) for name, value in values if value is not None}
+    table = dict(names or {})
+    patterns = {key: _pattern(key) for key in table if re.search(_WILD, str(key))}
+    found: dict[str, Stored] = {}
+    matched = set(ours)
+    for name in ours:
+        matches = {key: match for key, each in patterns.items() if (match := each.fullmatch(name))}
+        matched.update(matches)
+        key = name if name in table else next(iter(matches), None)
+        value = name if key is None else table[key]
+        if value is not None:
+            stored = _as_stored(name, value)
+            found[name] = _filled(stored, key, matches[key]) if key in matches else stored
+    if unknown := [key for key in table if key not in matched]:
+        raise ValueError(
+            f"`names` has {', '.join(map(str, unknown))}, but no array of the model has that name; "
+            f"nearest: {', '.join(nearest(unknown, ours)) or ', '.join(ours)}."
+        )
+    return found
+
+
+def nearest(names: Iterable[Any], known: Sequence[str]) -> list[str]:
+    """The names in `known` that are like one of `names`."""
+    return [near for name in names for near in difflib.get_close_matches(str(name), known)]
+
+
+_WILD = r"\*|\{\w+\}"
+
+
+def _pattern(key: str) -> re.Pattern[str]:
+    """`*` stands for any text, `{i}` for any text without dots, the same text each time."""
+    seen: set[str] = set()
+
+    def group(match: re.Match[str]) -> str:
+        word = match[1]
+        if word is None:
+            return "(.*)"
+        is_again = word in seen
+        seen.add(word)
+        return f"(?P=w_{word})" if is_again else f"(?P<w_{word}>[^.]+)"
+
+    return re.compile(re.sub(r"\\\*|\\\{(\w+)\\\}", group, re.escape(key)))
+
+
+def _filled(stored: Stored, key: str, match: re.Match[str]) -> Stored:
+    """The value of a pattern with the texts that it found in one of our names."""
+    words = match.re.groupindex.values()
+    stars = [text for i, text in enumerate(match.groups(), start=1) if i not in words]
+
+    def fill(name: str) -> str:
+        left = iter(stars)
+
+        def text(wild: re.Match[str]) -> str:
+            word = f"w_{wild[0].strip('{}')}"
+            found = next(left, None) if wild[0] == "*" else match.groupdict().get(word)
+            if found is None:
+                raise ValueError(
+                    f"`names` has {name} for {key}, and {wild[0]} in it stands for nothing there."
+                )
+            return found
+
+        return re.sub(_WILD, text, name)
+
+    new = Stored("")
+    vars(new).update({**vars(stored), "names": tuple(map(fill, stored.names))})
+    return new
+
+
+def _as_stored(ours: str, value: Any) -> Stored:
+    match value:
+        case Stored():
+            return value
+        case str():
+            return Stored(value)
+        case (str() as name, function) if callable(function):
+            return Stored(name, load=function)
+    raise TypeError(
+        "`names` gives the name in the file, a string, a pair of it and a function, a "
+        f"`train.Stored`, or None; for {ours} it gave {value!r}."
+    )
+
+
+def _bounds(part: Sequence[int] | None) -> tuple[int, int, int]:
+    """The start, the stop and the number of parts."""
+    first, *others, num = part or (0, 1)
+    return first, (others[0] if others else first + 1), num
