@@ -216,10 +216,11 @@ def _attend_plainly(
 ) -> Float[Array, "q_seq heads value_size"]:
     query, key, value, bias = inputs[:4]
     dtype = at_least_float32(query.dtype)
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = jnp.repeat(key, groups, axis=1), jnp.repeat(value, groups, axis=1)
-    scores = jnp.einsum("qhd,khd->hqk", query, key, preferred_element_type=dtype) * pattern.scale
+    (num_queries, heads, size), (num_keys, kv_heads, _) = query.shape, key.shape
+    # A product for each head of keys, of all query heads that share it.
+    query = query.reshape(num_queries, kv_heads, heads // kv_heads, size)
+    scores = jnp.einsum("qhgd,khd->hgqk", query, key, preferred_element_type=dtype)
+    scores = scores.reshape(heads, num_queries, num_keys) * pattern.scale
     least = jnp.finfo(dtype).min
     if bias is not None:
         biased = scores + bias.astype(dtype)
@@ -229,7 +230,10 @@ def _attend_plainly(
     for mask in (allowed if allowed is None else allowed[None], inputs.mask):
         scores = scores if mask is None else jnp.where(mask, scores, least)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-    return jnp.einsum("hqk,khd->qhd", weights if dropout is None else dropout.drop(weights), value)
+    weights = weights if dropout is None else dropout.drop(weights)
+    weights = weights.reshape(kv_heads, heads // kv_heads, num_queries, num_keys)
+    output = jnp.einsum("hgqk,khd->qhgd", weights, value)
+    return output.reshape(num_queries, heads, value.shape[-1])
 
 
 # --- Arguments ---

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import jax.tree_util as jtu
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
@@ -67,28 +68,36 @@ class Sampler(Module):
         self.top_p = None if top_p is None else jnp.asarray(top_p, jnp.float32)
         self.min_p = None if min_p is None else jnp.asarray(min_p, jnp.float32)
 
-    def __call__(self, logits: Float[Array, " vocabulary"], *, key: PRNGKeyArray) -> Int[Array, ""]:
-        """**Returns:** the index of a token."""
-        drawn = jr.categorical(key, self.filter(logits))
-        return jnp.where(self.temperature == 0, jnp.argmax(logits), drawn).astype(jnp.int32)
+    def __call__(
+        self, logits: Float[Array, "*batch vocabulary"], *, key: PRNGKeyArray
+    ) -> Int[Array, " *batch"]:
+        """**Returns:** the index of a token, for each row of logits."""
+        tokens = lax.cond(
+            self.temperature == 0,
+            lambda: jnp.argmax(logits, -1),
+            lambda: jr.categorical(key, self.filter(logits)),
+        )
+        return tokens.astype(jnp.int32)
 
-    def filter(self, logits: Float[Array, " vocabulary"]) -> Float[Array, " vocabulary"]:
+    def filter(
+        self, logits: Float[Array, "*batch vocabulary"]
+    ) -> Float[Array, "*batch vocabulary"]:
         """The logits divided by the temperature, with `-inf` for tokens that are not kept."""
         scores = logits.astype(jnp.float32) / jnp.where(self.temperature == 0, 1, self.temperature)
-        least = jnp.full((), -jnp.inf)
+        least = jnp.full((*scores.shape[:-1], 1), -jnp.inf)
         if self.top_k is not None or self.top_p is not None:
-            ordered = jnp.sort(scores, descending=True)
-            is_kept = jnp.ones(ordered.shape, bool)
-            if self.top_k is not None:
-                is_kept = jnp.arange(ordered.size, dtype=jnp.int32) < self.top_k
+            ordered = jnp.sort(scores, axis=-1, descending=True)
+            ranks = lax.broadcasted_iota(jnp.int32, ordered.shape, ordered.ndim - 1)
+            is_kept = ranks < (ordered.shape[-1] if self.top_k is None else self.top_k)
             if self.top_p is not None:
-                kept = jax.nn.softmax(jnp.where(is_kept, ordered, -jnp.inf))
-                likelier = jnp.cumsum(kept) - kept
+                kept = jax.nn.softmax(jnp.where(is_kept, ordered, -jnp.inf), axis=-1)
+                likelier = jnp.cumsum(kept, axis=-1) - kept
                 # The most likely token is always kept.
-                is_kept &= (likelier < self.top_p).at[0].set(True)
-            least = jnp.min(jnp.where(is_kept, ordered, jnp.inf))
+                is_kept &= (likelier < self.top_p) | (ranks == 0)
+            least = jnp.min(jnp.where(is_kept, ordered, jnp.inf), axis=-1, keepdims=True)
         if self.min_p is not None:
-            least = jnp.maximum(least, scores.max() + jnp.log(self.min_p))
+            highest = scores.max(-1, keepdims=True)
+            least = jnp.maximum(least, highest + jnp.log(self.min_p))
         return jnp.where(scores < least, -jnp.inf, scores)
 
 
@@ -169,9 +178,9 @@ def generate(
     total = tokens.shape[1] + max_new_tokens
     if _takes_cache(model):
         cache = KVCache.for_model(model, total) if cache is None else cache
-        if cache.window is None and (slots := cache.keys.shape[2]) < total:
+        if (room := cache.room()) is not None and room < total:
             raise ValueError(
-                f"{what} got a cache of length {slots} for a prompt of {tokens.shape[1]} and "
+                f"{what} got a cache of length {room} for a prompt of {tokens.shape[1]} and "
                 f"{max_new_tokens} new tokens: make it with `length={total}`."
             )
     elif cache is not None:
@@ -231,8 +240,7 @@ def _generate(
     batch = tokens.shape[0]
 
     def choose(logits: Array, index: Any) -> Array:
-        keys = jr.split(jr.fold_in(key, index), batch)
-        return jax.vmap(lambda logits, key: sampler(logits, key=key))(logits, keys)
+        return sampler(logits, key=jr.fold_in(key, index))
 
     if cache is None:
         first, advance, memory = _without_cache(model, tokens, lengths, max_new_tokens)
@@ -280,6 +288,11 @@ def _with_cache(
                     f"{describe_node(found)}."
                 )
             logits, new = found
+            if new.layer:
+                raise ValueError(
+                    f"generate got a cache of {len(new.windows)} layers, and the model called "
+                    f"{new.layer} attention layers with it."
+                )
             _check_logits(logits, tokens)
             return logits, new.keys, new.values, new.start
 
@@ -289,7 +302,9 @@ def _with_cache(
         return logits, memory
 
     batch = tokens.shape[0]
-    stores = [jnp.broadcast_to(each, (batch, *each.shape)) for each in (cache.keys, cache.values)]
+    stores = jtu.tree_map(
+        lambda each: jnp.broadcast_to(each, (batch, *each.shape)), [cache.keys, cache.values]
+    )
     start = jnp.zeros((batch,) * (lengths is not None), jnp.int32)
     logits, memory = call(tokens, [*stores, start], is_prefill=True)
 

@@ -40,12 +40,13 @@ class KVCache(Module):
 
     keeps_precision: ClassVar[bool] = True
 
-    keys: Float[Array, "layers heads slots size"]
-    values: Float[Array, "layers heads slots value_size"]
-    layer: Int[Array, ""]
+    keys: tuple[Float[Array, "heads slots size"], ...] | Float[Array, "layers heads slots size"]
+    values: tuple[Array, ...] | Array
     start: Int[Array, ""]
     limit: Int[Array, ""]
-    window: int | None = field(static=True)
+    turn: Int[Array, ""] | None
+    layer: int = field(static=True)
+    windows: tuple[int | None, ...] = field(static=True)
     is_prefill: bool = field(static=True)
 
     def __init__(
@@ -57,6 +58,7 @@ class KVCache(Module):
         value_size: int | None = None,
         *,
         window: int | None = None,
+        stacked: bool = False,
         dtype: Any = None,
     ):
         """**Arguments:**
@@ -66,8 +68,10 @@ class KVCache(Module):
           it are NaN.
         - `num_heads`, `size`, `value_size`: heads of keys and values, and their features.
           `value_size` is `size` if `None`.
-        - `window`: if all layers attend to this number of earlier tokens only, the cache stores
+        - `window`: if the layers attend to this number of earlier tokens only, the cache stores
           `window + 1` tokens, and overwrites the oldest.
+        - `stacked`: whether the layers are in a `ScanStack`: then the cache is one array of all
+          layers.
         - `dtype`: dtype of the stored keys and values; JAX's default float if `None`.
         """
         num_layers, length = whole_number(num_layers, "num_layers"), whole_number(length, "length")
@@ -75,13 +79,19 @@ class KVCache(Module):
         value_size = size if value_size is None else whole_number(value_size, "value_size")
         if window is not None and (window := whole_number(window, "window", 0)) + 1 >= length:
             window = None
-        slots = length if window is None else window + 1
-        dtype = parameter_dtype(dtype)
-        self.keys = jnp.zeros((num_layers, num_heads, slots, size), dtype)
-        self.values = jnp.zeros((num_layers, num_heads, slots, value_size), dtype)
-        self.layer = self.start = jnp.zeros((), jnp.int32)
+        slots, dtype = length if window is None else window + 1, parameter_dtype(dtype)
+
+        def zeros(size: int) -> Any:
+            if stacked:
+                return jnp.zeros((num_layers, num_heads, slots, size), dtype)
+            return tuple(jnp.zeros((num_heads, slots, size), dtype) for _ in range(num_layers))
+
+        self.keys, self.values = zeros(size), zeros(value_size)
+        self.start = jnp.zeros((), jnp.int32)
         self.limit = jnp.full((), _NO_LIMIT, jnp.int32)
-        self.window = window
+        self.turn = jnp.zeros((), jnp.int32) if stacked else None
+        self.layer = 0
+        self.windows = (window,) * num_layers
         self.is_prefill = False
 
     @classmethod
@@ -94,26 +104,45 @@ class KVCache(Module):
         - `length`: as in the constructor.
         - `dtype`: as in the constructor; the dtype of the key projection's weight if `None`.
 
-        **Raises:** `ValueError` if the model has no attention layers, or layers of different sizes.
+        **Raises:** `ValueError` if the model has no attention layers, or if it has a `ScanStack`
+        and its attention layers differ in their sizes.
         """
-        layers = list(_attention_layers(model))
-        found = {(each.num_kv_heads, each.qk_size, each.vo_size) for each in layers}
-        if len(found) != 1:
+        layers, is_stacked = list(_attention_layers(model)), _has_stack(model)
+        if not layers:
             raise ValueError(
-                "KVCache.for_model expected a model whose MultiheadAttention layers agree in "
-                "num_kv_heads, qk_size and vo_size; got "
-                + (f"layers with {sorted(found)}." if found else f"none in {type(model).__name__}.")
+                "KVCache.for_model expected a model with MultiheadAttention layers, found none in "
+                f"{type(model).__name__}."
             )
-        windows = {_window(each.window) for each in layers}
-        window = windows.pop() if len(windows) == 1 else None
         if dtype is None:
             dtype = getattr(getattr(layers[0].key_proj, "weight", None), "dtype", None)
-        (sizes,) = found
-        return cls(len(layers), length, *sizes, window=window, dtype=dtype)
+        sizes = [(each.num_kv_heads, each.qk_size, each.vo_size) for each in layers]
+        windows = [_window(each.window) for each in layers]
+        if not is_stacked:
+            parts = [
+                cls(1, length, *each, window=window, dtype=dtype)
+                for each, window in zip(sizes, windows, strict=True)
+            ]
+            return parts[0].with_fields(
+                keys=tuple(part.keys[0] for part in parts),
+                values=tuple(part.values[0] for part in parts),
+                windows=tuple(part.windows[0] for part in parts),
+            )
+        if len(set(sizes)) > 1:
+            raise ValueError(
+                "KVCache.for_model expected attention layers that agree in num_kv_heads, qk_size "
+                f"and vo_size, as the model has a ScanStack; got {sorted(set(sizes))}."
+            )
+        window = windows[0] if len(set(windows)) == 1 else None
+        return cls(len(layers), length, *sizes[0], window=window, stacked=True, dtype=dtype)
 
     def positions(self, num: int) -> Int[Array, " num"]:
         """The positions of the next `num` tokens, for learned position embeddings."""
         return self.start + jnp.arange(num, dtype=jnp.int32)
+
+    def room(self) -> int | None:
+        """The largest number of tokens; `None` if all layers have a window."""
+        layers = zip(self.windows, self.keys, strict=True)
+        return min((keys.shape[1] for window, keys in layers if window is None), default=None)
 
     def prefill(self, num_tokens: int | Int[Array, ""] | None = None) -> Self:
         """The empty cache for a call with a whole prompt, which attends to the prompt alone.
@@ -122,14 +151,12 @@ class KVCache(Module):
 
         - `num_tokens`: the prompt's tokens from this index on are padding; by default none is.
         """
-        limit = _NO_LIMIT if num_tokens is None else num_tokens
-        limit = jnp.asarray(limit, jnp.int32)
+        limit = jnp.asarray(_NO_LIMIT if num_tokens is None else num_tokens, jnp.int32)
         return self.with_fields(start=jnp.zeros_like(limit), limit=limit, is_prefill=True)
 
     def decode(self) -> Self:
         """The cache for the calls after the one with the prompt."""
-        limit = jnp.full_like(self.limit, _NO_LIMIT)
-        return self.with_fields(limit=limit, is_prefill=False)
+        return self.with_fields(limit=jnp.full((), _NO_LIMIT, jnp.int32), is_prefill=False)
 
     def extend(
         self,
@@ -147,59 +174,43 @@ class KVCache(Module):
         **Returns:** the keys and values to attend to, the keyword arguments for
         `nn.dot_product_attention`, and the cache for the next layer.
         """
-        num_layers, heads, slots, size = self.keys.shape
-        num = key.shape[0]
-        before = _window(window)
-        expected = (num, heads, size), (num, heads, self.values.shape[-1])
-        if (key.shape, value.shape) != expected or (
-            self.window is not None and before != self.window
-        ):
+        olds = self._read(self.keys), self._read(self.values)
+        (heads, slots, size), value_size = olds[0].shape, olds[1].shape[-1]
+        num, before, ring = key.shape[0], _window(window), self.windows[self.layer]
+        expected = (num, heads, size), (num, heads, value_size)
+        if (key.shape, value.shape) != expected or (ring is not None and before != ring):
             raise ValueError(
                 f"KVCache expected keys and values of shapes {expected[0]} and {expected[1]} and "
-                f"a window of {self.window}; got {key.shape}, {value.shape} and {before}. Make the "
-                "cache with `KVCache.for_model(model, length)`."
+                f"a window of {ring}; got {key.shape}, {value.shape} and {before}. Make the cache "
+                "with `KVCache.for_model(model, length)`."
             )
-        if self.window is None:
+        if ring is None:
             if num > slots:
                 raise ValueError(f"KVCache has room for {slots} tokens, got {num}.")
             # Tokens beyond the end would overwrite others.
             value = jnp.where(self.start + num > slots, jnp.nan, value)
-        stored = [
-            self._store(stack, new.swapaxes(0, 1).astype(stack.dtype))
-            for stack, new in ((self.keys, key), (self.values, value))
-        ]
-        if self.is_prefill:
-            options = {"is_causal": True, "window": window}
-        elif self.window is None:
-            options = {"is_causal": True, "window": window, "query_offset": self.start}
-            if num == 1 and before is None:
-                options = {"key_length": self.start + 1}
-        elif num == 1:
-            options = {"key_length": self.start + 1}
-        else:
-            # New tokens overwrite keys that their predecessors attend to.
-            options = {"mask": self._mask(num)}
-        if not self.is_prefill:
-            olds = (self.keys, self.values) if "mask" in options else stored
-            read = [
-                lax.dynamic_index_in_dim(each, self.layer, 0, keepdims=False).swapaxes(0, 1)
-                for each in olds
-            ]
-            read = [each.astype(new.dtype) for each, new in zip(read, (key, value), strict=True)]
-            if "mask" in options:
-                key, value = (
-                    jnp.concatenate(pair) for pair in zip(read, (key, value), strict=True)
-                )
-            else:
-                key, value = read
-        is_last = self.layer + 1 == num_layers
-        cache = self.with_fields(
-            keys=stored[0],
-            values=stored[1],
-            layer=jnp.where(is_last, 0, self.layer + 1),
-            start=jnp.where(is_last, self._end(num), self.start),
+        end = jnp.minimum(self.start + num, self.limit)
+        keys, values = (
+            self._store(stack, old, new.swapaxes(0, 1).astype(old.dtype), end)
+            for stack, old, new in zip((self.keys, self.values), olds, (key, value), strict=True)
         )
-        return key, value, options, cache
+
+        def read(stored: Array, like: Array) -> Array:
+            return stored.swapaxes(0, 1).astype(like.dtype)
+
+        options: dict[str, Any] = {"is_causal": True, "window": window}
+        if not self.is_prefill and ring is not None and num > 1:
+            # New tokens overwrite keys that their predecessors attend to.
+            options = {"mask": self._mask(num, slots)}
+            key = jnp.concatenate([read(olds[0], key), key])
+            value = jnp.concatenate([read(olds[1], value), value])
+        elif not self.is_prefill:
+            if num == 1 and (ring is not None or before is None):
+                options = {"key_length": end}
+            else:
+                options["query_offset"] = self.start
+            key, value = read(self._read(keys), key), read(self._read(values), value)
+        return key, value, options, self._next(keys, values, end)
 
     def with_fields(self, **fields: Any) -> Self:
         """A copy with other arrays."""
@@ -207,41 +218,63 @@ class KVCache(Module):
         stored_fields(new).update(fields)
         return new
 
-    def _end(self, num: int) -> Array:
-        """The position after the last of `num` new tokens that are no padding."""
-        return jnp.minimum(self.start + num, self.limit)
+    def _read(self, stack: Any) -> Array:
+        """The stored keys or values of the current layer."""
+        if self.turn is None:
+            return stack[self.layer]
+        return lax.dynamic_index_in_dim(stack, self.turn, 0, keepdims=False)
 
-    def _newest(self, end: Array) -> Array:
-        """The position of the token in each slot of a window, when tokens before `end` are stored.
+    def _store(self, stack: Any, old: Array, new: Array, end: Array) -> Any:
+        """The keys or values of all layers, with the current layer's new tokens.
 
-        It is negative for a slot that is empty.
+        `old` is what the layer has stored, and `new` has the axes `heads seq size`.
         """
-        slots = self.keys.shape[2]
-        return end - 1 - (end - 1 - jnp.arange(slots, dtype=jnp.int32)) % slots
+        (_, num, _), slots, ring = new.shape, old.shape[1], self.windows[self.layer]
+        slot = self.start if ring is None else self.start % slots
+        if ring is not None and num > 1:
+            rows = _newest(slots, end) - self.start
+            moved = jnp.take(new, jnp.clip(rows, 0, num - 1), axis=1)
+            slot, new = 0, jnp.where((rows >= 0)[None, :, None], moved, old)
+        if self.turn is not None:
+            return lax.dynamic_update_slice(stack, new[None], (self.turn, 0, slot, 0))
+        new = lax.dynamic_update_slice(old, new, (0, slot, 0))
+        return (*stack[: self.layer], new, *stack[self.layer + 1 :])
 
-    def _store(self, stack: Array, new: Array) -> Array:
-        """Writes new tokens, of axes `heads seq size`, to the current layer."""
-        num, slots = new.shape[1], stack.shape[2]
-        if self.window is None or num == 1:
-            slot = self.start if self.window is None else self.start % slots
-            return lax.dynamic_update_slice(stack, new[None], (self.layer, 0, slot, 0))
-        rows = self._newest(self._end(num)) - self.start
-        old = lax.dynamic_index_in_dim(stack, self.layer, 0, keepdims=False)
-        moved = jnp.take(new, jnp.clip(rows, 0, num - 1), axis=1)
-        moved = jnp.where((rows >= 0)[None, :, None], moved, old)
-        return lax.dynamic_update_index_in_dim(stack, moved, self.layer, 0)
-
-    def _mask(self, num: int) -> Array:
+    def _mask(self, num: int, slots: int) -> Array:
         """Whether new tokens attend to the stored tokens and, after these, to the new ones."""
         queries = self.positions(num)
-        keys = jnp.concatenate([self._newest(self.start), queries])
+        keys = jnp.concatenate([_newest(slots, self.start), queries])
         distance = queries[:, None] - keys[None]
-        return (distance >= 0) & (distance < self.keys.shape[2]) & (keys >= 0)[None]
+        return (distance >= 0) & (distance < slots) & (keys >= 0)[None]
+
+    def _next(self, keys: Any, values: Any, end: Array) -> Self:
+        """The cache for the next layer; after the last layer, the cache for the next tokens."""
+        num_layers = len(self.windows)
+        if self.turn is None:
+            layer = (self.layer + 1) % num_layers
+            start = self.start if layer else end
+            return self.with_fields(keys=keys, values=values, layer=layer, start=start)
+        is_last = self.turn + 1 == num_layers
+        turn, start = jnp.where(is_last, 0, self.turn + 1), jnp.where(is_last, end, self.start)
+        return self.with_fields(keys=keys, values=values, turn=turn, start=start)
+
+
+def _newest(slots: int, end: Array) -> Array:
+    """The position of the token in each slot of a window, when tokens before `end` are stored.
+
+    It is negative for a slot that is empty.
+    """
+    return end - 1 - (end - 1 - jnp.arange(slots, dtype=jnp.int32)) % slots
 
 
 def _window(window: Any) -> int | None:
     """The number of earlier tokens in a window."""
     return window[0] if isinstance(window, tuple | list) else window
+
+
+def _has_stack(model: Any) -> bool:
+    nodes = jtu.tree_leaves(model, is_leaf=lambda node: isinstance(node, Stacked))
+    return any(isinstance(node, Stacked) for node in nodes)
 
 
 def _attention_layers(model: Any) -> Iterator[Any]:
