@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import command, model_steps, report
+from benchmarks import command, generation, model_steps, report
 from benchmarks.cases import Case, build, find
 from benchmarks.model_steps import (
     BY_HAND,
@@ -56,6 +56,7 @@ FIRST_ROUNDS = command.Rounds(default=3, quick=1)
 STEP = "Training step"
 FULL_STEP = "Training step at full size, in bfloat16"
 FIRST_STEP = "First step in a fresh process, from the start of imports"
+GENERATION = f"{generation.NEW} new tokens after prompts of {generation.PROMPT}"
 BUILDING = "Building in that process: model, optimiser's state and batch"
 
 TIMED = """
@@ -228,7 +229,29 @@ def _in_process(program: str) -> dict[str, float]:
     return json.loads(process.stdout.splitlines()[-1])
 
 
+def generating(batch: int) -> Row:
+    """The row of text generation for a batch of prompts."""
+    new_case = generation.case(batch)
+
+    def measured(options: argparse.Namespace) -> dict[str, Any]:
+        calls, notes = build(new_case)
+        generation.check(calls)
+        times = measure(calls, baseline=generation.BY_HAND, rounds=options.rounds)
+        row = report.row(new_case.name, times, notes) | {"table": GENERATION}
+        amount = batch * generation.NEW
+        row["rates"] = {
+            "per_second": {
+                name: 1e6 * amount / column.completion_us for name, column in times.columns.items()
+            },
+            "peak_per_second": None,
+        }
+        return row
+
+    return Row(new_case.name, GENERATION, measured)
+
+
 ROWS = tuple(map(step, model_steps.NETWORKS))
+GENERATION_ROWS = tuple(generating(batch) for batch in (1, 16))
 FIRST_ROWS = (first_step(FIRST_STEP, "first_s"), first_step(BUILDING, "build_s"))
 
 
@@ -241,11 +264,13 @@ def main(
     flags = {
         "first-steps": "the first step of fresh processes too",
         "memory": "the memory of fresh processes too",
+        "generate": "text generation alone",
     }
     options = command.parse(arguments, NAME, __doc__, ROUNDS, FIRST_ROUNDS, flags=flags)
 
     def begin() -> tuple[Sequence[Row], dict[str, Any]]:
         among = [*rows, *(first_rows if options.first_steps else ())]
+        among = list(GENERATION_ROWS) if options.generate else among
         among = [row for row in among if row.backend in (None, jax.default_backend())]
         method = {"rounds": options.rounds}
         if options.first_steps:

@@ -21,6 +21,7 @@ from benchmarks import (
     edge_exported,
     edge_first_calls,
     edge_models,
+    generation,
     import_time,
     jit_overhead,
     layer_cases,
@@ -391,3 +392,14 @@ def test_deselected_tests_exist():
     for each in everything.NOT_ON_ONE_GPU:
         path, _, name = each.partition("::")
         assert f"def {name}" in (everything.ROOT / "tests" / path).read_text()
+
+
+@pytest.mark.usefixtures("as_peers_compute")
+def test_libraries_generate_the_same_text(monkeypatch):
+    small = {"WIDTH": 8, "HEADS": 2, "DEPTH": 2, "VOCABULARY": 11, "PROMPT": 4, "NEW": 5}
+    for name, size in small.items():
+        monkeypatch.setattr(generation, name, size)
+    calls, notes = cases.build(generation.case(2))
+    assert (len(calls), notes) == (4, [])
+    generation.check(calls)
+    assert calls[generation.EQXLIKE]().shape == (2, 5)

@@ -107,6 +107,7 @@ PAGES = (
             "Normalisation": "LayerNorm RMSNorm GroupNorm BatchNorm SpectralNorm WeightNorm",
             "Sequences": "MultiheadAttention dot_product_attention Embedding "
             "RotaryPositionalEmbedding GRUCell LSTMCell",
+            "Text generation": "generate Sampler KVCache",
             "Activation and regularisation": "PReLU Dropout",
             "Loss": "cross_entropy",
         },

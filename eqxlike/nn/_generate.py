@@ -58,11 +58,10 @@ class Sampler(Module):
         **Raises:** `ValueError` for a number out of range.
         """
         _check_range("temperature", temperature, 0, np.inf)
-        _check_range("top_k", top_k, 1, np.inf)
+        if top_k is not None and not isinstance(top_k, Tracer):
+            top_k = whole_number(top_k, "top_k")
         _check_range("top_p", top_p, 0, 1)
         _check_range("min_p", min_p, 0, 1)
-        if isinstance(top_k, float):
-            raise ValueError(f"Sampler expected top_k to be an integer, got {top_k}.")
         self.temperature = jnp.asarray(temperature, jnp.float32)
         self.top_k = None if top_k is None else jnp.asarray(top_k, jnp.int32)
         self.top_p = None if top_p is None else jnp.asarray(top_p, jnp.float32)

@@ -1,0 +1,221 @@
+"""Text generation: with a cache, and without."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import nn
+
+VOCABULARY, WIDTH = 31, 16
+GREEDY = nn.Sampler(temperature=0)
+
+
+class Block(eqx.Module):
+    attention: nn.MultiheadAttention
+    norm: nn.RMSNorm
+
+    def __init__(self, key, **options):
+        rotary = nn.RotaryPositionalEmbedding(WIDTH // 4)
+        self.attention = nn.MultiheadAttention(4, WIDTH, rotary=rotary, key=key, **options)
+        self.norm = nn.RMSNorm(WIDTH)
+
+    def __call__(self, carry):
+        x, cache = carry
+        y = jax.vmap(self.norm)(x)
+        y, cache = self.attention(y, y, y, "causal", cache=cache)
+        return x + y, cache
+
+
+class Model(eqx.Module):
+    embedding: nn.Embedding
+    blocks: object
+
+    def __init__(self, options, is_stack):
+        key1, *keys = jax.random.split(jax.random.key(0), 1 + len(options))
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH, key=key1)
+        blocks = [Block(key, **each) for key, each in zip(keys, options, strict=True)]
+        self.blocks = nn.ScanStack.stack(blocks) if is_stack else blocks
+
+    def __call__(self, tokens, cache=None):
+        x = jax.vmap(self.embedding)(tokens)
+        blocks = [self.blocks] if isinstance(self.blocks, nn.ScanStack) else self.blocks
+        for block in blocks:
+            x, cache = block((x, cache))
+        return x @ self.embedding.weight.T, cache
+
+
+MODELS = {
+    "grouped heads": ([{"num_kv_heads": 2}] * 2, False),
+    "stack": ([{"num_kv_heads": 1}] * 3, True),
+    "stack of windows": ([{"window": 3}] * 2, True),
+    "windows and none": ([{"window": (4, 0)}, {}, {"window": 2}], False),
+}
+
+
+def tokens(*shape):
+    return jnp.asarray(np.random.default_rng(0).integers(0, VOCABULARY, shape))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_cache_gives_the_tokens_and_logits_of_the_whole_context(name):
+    model, prompts, lengths = Model(*MODELS[name]), tokens(3, 9), jnp.array([9, 1, 5])
+
+    def without_cache(tokens):
+        return model(tokens)[0]
+
+    options = {"max_new_tokens": 8, "sampler": GREEDY, "lengths": lengths}
+    found = nn.generate(model, prompts, **options)
+    np.testing.assert_array_equal(found, nn.generate(without_cache, prompts, **options))
+    # One length, and a cache of another dtype, for a prompt by itself.
+    cache = nn.KVCache.for_model(model, 17, dtype=jnp.float16)
+    alone = nn.generate(model, prompts[0], cache=cache, **(options | {"lengths": None}))
+    np.testing.assert_array_equal(alone, found[0])
+
+    @jax.jit
+    def both(tokens):
+        """In calls of several tokens and of one."""
+        cache, logits = nn.KVCache.for_model(model, 20), []
+        for part in jnp.split(tokens, [6, 7, 11]):
+            each, cache = model(part, cache=cache)
+            logits.append(each)
+        return jnp.concatenate(logits), without_cache(tokens), cache.start
+
+    found, expected, start = both(tokens(18))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert start == 18
+
+
+def test_other_settings_and_weights_do_not_compile_again():
+    traced = []
+
+    def model(tokens):
+        traced.append(tokens.shape)
+        return jax.nn.one_hot(tokens + 1, 9) * 3
+
+    step = lambda key, **options: nn.generate(
+        model, jnp.array([[1], [4]]), max_new_tokens=3, sampler=nn.Sampler(**options), key=key
+    )
+    found = {
+        tuple(step(jax.random.key(seed), temperature=temperature, top_k=5)[0].tolist())
+        for seed, temperature in enumerate([0.0, 0.0, 1.0, 2.0, 3.0])
+    }
+    assert (2, 3, 4) in found
+    assert len(found) > 2
+    assert traced == [(1,), (4,)]  # The prompt, and the loop.
+
+
+def test_sampler_keeps_the_tokens_of_its_filters():
+    probabilities = np.array([[0.5, 0.25, 0.125, 0.0625, 0.0625], [0.1, 0.2, 0.2, 0.2, 0.3]])
+    logits = jnp.log(jnp.asarray(probabilities, jnp.float32))
+
+    def kept(**options):
+        filtered = jax.jit(lambda sampler: sampler.filter(logits))(nn.Sampler(**options))
+        return np.isfinite(filtered).astype(int).tolist()
+
+    assert kept() == [[1, 1, 1, 1, 1]] * 2
+    assert kept(top_k=2) == [[1, 1, 0, 0, 0], [0, 1, 1, 1, 1]]
+    assert kept(top_p=0.7) == [[1, 1, 0, 0, 0], [0, 1, 1, 1, 1]]
+    assert kept(top_p=0.0) == [[1, 0, 0, 0, 0], [0, 0, 0, 0, 1]]
+    assert kept(min_p=0.24) == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+    assert kept(temperature=0.5, min_p=0.24) == [[1, 1, 0, 0, 0], [0, 1, 1, 1, 1]]
+    assert kept(top_k=3, top_p=0.5) == [[1, 0, 0, 0, 0], [0, 1, 1, 1, 1]]
+
+    draws = jax.vmap(lambda key: nn.Sampler(0.5, top_k=2)(logits[0], key=key))
+    counts = np.bincount(draws(jax.random.split(jax.random.key(0), 4000)), minlength=5) / 4000
+    np.testing.assert_allclose(counts, [0.8, 0.2, 0, 0, 0], atol=0.03)
+
+
+def test_generation_stops_at_the_end_of_all_sequences():
+    read = []
+
+    def model(tokens):
+        jax.debug.callback(read.append, tokens)
+        return jax.nn.one_hot(tokens + 1, 30)
+
+    prompt = jnp.array([[1], [4], [20]])
+    generate = lambda **options: nn.generate(
+        model, prompt, max_new_tokens=9, sampler=GREEDY, **options
+    )
+    found = generate(eos=[4, 6, 22])
+    assert found[:, :4].tolist() == [[2, 3, 4, 4], [5, 6, 6, 6], [21, 22, 22, 22]]
+    np.testing.assert_array_equal(found, np.repeat(found[:, :3], [1, 1, 7], axis=1))
+    jax.effects_barrier()
+    assert len(read) == 3 * 3
+    assert generate(eos=4)[1].tolist() == list(range(5, 14))
+
+
+def test_cache_may_be_donated_and_batched_by_vmap():
+    model, prompts = Model(*MODELS["windows and none"]), tokens(2, 5)
+    caches = eqx.filter_vmap(lambda: nn.KVCache.for_model(model, 8), axis_size=2)()
+
+    @eqx.filter_jit(donate="all-except-first")
+    def step(model, caches, tokens):
+        return jax.vmap(lambda row, cache: model(row, cache=cache))(tokens, caches)
+
+    logits, caches = step(model, caches, prompts[:, :4])
+    logits, caches = step(model, caches, prompts[:, 4:])
+    expected = jax.vmap(lambda row: model(row)[0])(prompts)[:, -1:]
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    logits, caches = step(model, caches, prompts[:, :4])
+    # There were three places left.
+    assert np.isnan(logits).any(axis=(1, 2)).all()
+
+
+class OneOfTwo(eqx.Module):
+    layers: list
+
+    def __call__(self, tokens, cache=None):
+        x = jax.nn.one_hot(tokens, WIDTH)
+        return self.layers[0](x, x, x, cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"prompt": jnp.ones(3)}, TypeError, "a prompt of integers, got dtype float32"),
+        ({"prompt": tokens(2, 0)}, ValueError, r"at least one token, got shape \(2, 0\)"),
+        ({"lengths": [2]}, ValueError, r"lengths of integers and shape \(2,\)"),
+        ({"lengths": [0, 4]}, ValueError, r"lengths from 1 to 3, got \[0, 4\]"),
+        ({"sampler": None}, ValueError, "generate needs a key to draw tokens"),
+        ({"cache": nn.KVCache(2, 4, 2, 4)}, ValueError, "cache of length 4 for a prompt of 3"),
+        ({"cache": nn.KVCache(2, 9, 4, 4)}, ValueError, r"got \(3, 2, 4\), \(3, 2, 4\) and None"),
+        ({"model": lambda tokens: tokens}, ValueError, r"logits of shape \(3, vocabulary\)"),
+        (
+            {"model": lambda tokens: tokens, "cache": nn.KVCache(2, 9, 2, 4)},
+            ValueError,
+            "the model has no argument `cache`",
+        ),
+        (
+            {"model": lambda tokens, cache=None: tokens, "cache": nn.KVCache(2, 9, 2, 4)},
+            TypeError,
+            "a pair of logits and the new cache",
+        ),
+        ({"model": lambda tokens, cache=None: tokens}, ValueError, "found none in function"),
+        ({"model": "one of two"}, ValueError, "cache of 2 layers, and the model called 1"),
+    ],
+)
+def test_unfit_arguments_are_refused(options, error, message):
+    model = Model(*MODELS["grouped heads"])
+    if options.get("model") == "one of two":
+        layers = [nn.MultiheadAttention(2, WIDTH, key=jax.random.key(0))] * 2
+        options = {"model": OneOfTwo(layers)}
+    arguments = {"model": model, "prompt": tokens(2, 3), "max_new_tokens": 4, "sampler": GREEDY}
+    with pytest.raises(error, match=message):
+        nn.generate(**(arguments | options))
+
+
+def test_attention_with_a_cache_refuses_other_masks():
+    attention = nn.MultiheadAttention(2, 8, key=jax.random.key(0))
+    x, cache = jnp.ones((3, 8)), nn.KVCache.for_model(attention, 4)
+    for options in ({"mask": jnp.ones((3, 3), bool)}, {"bias": jnp.ones((1, 3, 3))}):
+        with pytest.raises(ValueError, match="with a cache is causal self-attention"):
+            attention(x, x, x, **options, cache=cache)
+    with pytest.raises(ValueError, match="room for 4 tokens, got 6"):
+        attention(*[jnp.ones((6, 8))] * 3, cache=cache)
+    output, none = attention(x, x, x, "causal", cache=None)
+    assert none is None
+    np.testing.assert_array_equal(output, attention(x, x, x, "causal"))
+    with pytest.raises(ValueError, match="temperature of at least 0, got -1"):
+        nn.Sampler(-1.0)
