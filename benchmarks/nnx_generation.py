@@ -63,13 +63,13 @@ def generator(ours: Any, prompts: jax.Array, heads: int, num_new: int) -> Any:
 
 
 def _linear(ours: Any) -> nnx.Linear:
-    layer = nnx.Linear(*ours.weight.shape[::-1], rngs=nnx.Rngs(0))
+    layer: Any = nnx.Linear(*ours.weight.shape[::-1], rngs=nnx.Rngs(0))
     layer.kernel[...], layer.bias[...] = ours.weight.T, ours.bias
     return layer
 
 
 def _norm(ours: Any) -> nnx.LayerNorm:
-    layer = nnx.LayerNorm(ours.weight.shape[0], epsilon=1e-5, rngs=nnx.Rngs(0))
+    layer: Any = nnx.LayerNorm(ours.weight.shape[0], epsilon=1e-5, rngs=nnx.Rngs(0))
     layer.scale[...], layer.bias[...] = ours.weight, ours.bias
     return layer
 
