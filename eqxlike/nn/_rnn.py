@@ -1,16 +1,20 @@
-"""Recurrent cells: one step, from an input and a hidden state to the next hidden state."""
+"""Recurrent cells, which take one step, and the layer that applies a cell to a sequence."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+import jax.random as jr
+import jax.tree_util as jtu
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, Shaped
 
 from .._check_numbers import whole_number
+from .._compat import vary, varying_axes
 from .._dtypes import parameter_dtype
 from .._module import Module, field
 from .._pytree import tree_pformat
-from ._inputs import check_input, check_not_stacked, describe
+from ._inputs import as_data, check_input, check_layer, check_not_stacked, describe, key_for
 from ._linear import apply_weight
 from ._parameters import Initializer, Parameter, draw, fan_in_limit
 
@@ -119,15 +123,11 @@ class GRUCell(Module):
         **Raises:** `ValueError` if one of them has another shape.
         """
         del key
-        check_input(self, input, (self.input_size,), "input")
-        check_not_stacked(self, self.weight_ih, 2)
+        return self._advance(_project(self, input), hidden)
+
+    def _advance(self, of_input: Array, hidden: Float[Array, " hidden_size"]) -> Array:
         check_input(self, hidden, (self.hidden_size,), "hidden")
-        of_input, of_hidden = (
-            apply_weight(self.weight_ih, input),
-            apply_weight(self.weight_hh, hidden),
-        )
-        if self.bias is not None:
-            of_input = of_input + self.bias
+        of_hidden = apply_weight(self.weight_hh, hidden)
         r_input, z_input, n_input = jnp.split(of_input, 3)
         r_hidden, z_hidden, n_hidden = jnp.split(of_hidden, 3)
         if self.bias_n is not None:
@@ -220,6 +220,9 @@ class LSTMCell(Module):
         **Raises:** `ValueError` if one of them has another shape, or `hidden` is no pair.
         """
         del key
+        return self._advance(_project(self, input), hidden)
+
+    def _advance(self, of_input: Array, hidden: tuple[Array, Array]) -> tuple[Array, Array]:
         try:
             h, c = hidden
         except (TypeError, ValueError):
@@ -227,13 +230,134 @@ class LSTMCell(Module):
                 f"{describe(self)} expected hidden to be a pair, (hidden state, memory), got "
                 f"{tree_pformat(hidden)}."
             ) from None
-        check_input(self, input, (self.input_size,), "input")
-        check_not_stacked(self, self.weight_ih, 2)
         check_input(self, h, (self.hidden_size,), "hidden[0]")
         check_input(self, c, (self.hidden_size,), "hidden[1]")
-        gates = apply_weight(self.weight_ih, input) + apply_weight(self.weight_hh, h)
-        if self.bias is not None:
-            gates = gates + self.bias
-        i, f, g, o = jnp.split(gates, 4)
+        i, f, g, o = jnp.split(of_input + apply_weight(self.weight_hh, h), 4)
         c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
         return jax.nn.sigmoid(o) * jnp.tanh(c), c
+
+
+def _project(cell: GRUCell | LSTMCell, input: Float[Array, " input_size"]) -> Array:
+    """What the gates of a cell add up from the input, with the bias."""
+    check_input(cell, input, (cell.input_size,), "input")
+    check_not_stacked(cell, cell.weight_ih, 2)
+    of_input = apply_weight(cell.weight_ih, input)
+    return of_input if cell.bias is None else of_input + cell.bias
+
+
+# --- A cell applied to a sequence ---
+
+
+class RNN(Module):
+    """A recurrent layer: a cell applied to one input of a sequence after another.
+
+    The output of a step is the new state, or its first part if the state is a tuple, as of an
+    `LSTMCell`. For a batch write `jax.vmap(rnn)(xs)`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from eqxlike import nn
+    >>> key1, key2 = jax.random.split(jax.random.key(0))
+    >>> forward = nn.RNN(nn.LSTMCell(3, 4, key=key1))
+    >>> outputs, (hidden, memory) = forward(jnp.ones((10, 3)))
+    >>> outputs.shape, hidden.shape
+    ((10, 4), (4,))
+
+    Two of them read a sequence in both directions:
+
+    >>> backward = nn.RNN(nn.LSTMCell(3, 4, key=key2), reverse=True)
+    >>> def both(xs, length=None):
+    ...     outputs = forward(xs, length=length)[0], backward(xs, length=length)[0]
+    ...     return jnp.concatenate(outputs, axis=-1)
+    >>> both(jnp.ones((10, 3)), length=7).shape
+    (10, 8)
+    """
+
+    cell: Callable[..., Any]
+    reverse: bool = field(static=True)
+
+    def __init__(self, cell: Callable[..., Any], *, reverse: bool = False):
+        """**Arguments:**
+
+        - `cell`: an `LSTMCell`, a `GRUCell`, or any `cell(x, state)` that returns the next state, a
+          pytree of arrays of the same shapes and dtypes. A cell that takes a `key` gets another in
+          each step.
+        - `reverse`: go from the last input to the first. The output of each input stands at its
+          place in the sequence.
+
+        **Raises:** `TypeError` for a cell that is not a function.
+        """
+        check_layer(cell, "RNN: cell")
+        self.cell = cell
+        self.reverse = reverse
+
+    def __call__(
+        self,
+        xs: Shaped[Array, "sequence ..."],
+        state: PyTree = None,
+        *,
+        length: int | Int[Array, ""] | None = None,
+        key: PRNGKeyArray | None = None,
+    ) -> tuple[Shaped[Array, "sequence ..."], PyTree]:
+        """**Arguments:**
+
+        - `xs`: the inputs, shape `(sequence, input_size)`, or what the cell takes after the first
+          axis.
+        - `state`: before the first step; zeros if `None`. A cell of your own needs one.
+        - `length`: number of inputs before the padding of a padded sequence. Later inputs leave the
+          state unchanged, and their outputs are zero. With `reverse` the first step reads the input
+          at `length - 1`.
+        - `key`: split into one key a step.
+
+        **Returns:** the outputs of all steps, stacked along the first axis, and the last state.
+
+        **Raises:** `ValueError` for inputs or a length of another shape; `TypeError` for a length
+        that is not an integer, and for a cell of your own without a state.
+        """
+        cell, is_own = self.cell, _is_own(self.cell)
+        check_input(self, xs, ("sequence", cell.input_size) if is_own else ("sequence", "..."))
+        if state is None:
+            state = self._initial_state(xs)
+        if length is not None:
+            check_input(self, length, (), "length")
+            if not jnp.issubdtype(jnp.result_type(length), jnp.integer):
+                raise TypeError(f"{describe(self)} expected length to be an integer: {length!r}.")
+        keys, key_of = as_data(None if key is None else jr.split(key, len(xs)))
+        if is_own:
+            # One product for all steps, whose gradient is one product too: not one in each step.
+            xs = jax.vmap(lambda x: _project(cell, x))(xs)
+
+        def step(state: Any, row: Any) -> tuple[Any, Any]:
+            x, index, data = row
+            if is_own:
+                new = cell._advance(x, state)
+            else:
+                new = cell(x, state, **key_for(cell, key_of(data)))
+            if length is None:
+                return new, _output(new)
+            new = jtu.tree_map(lambda new, old: jnp.where(index < length, new, old), new, state)
+            output = _output(new)
+            return new, jnp.where(index < length, output, jnp.zeros_like(output))
+
+        indices = None if length is None else jnp.arange(len(xs))
+        state, outputs = jax.lax.scan(step, state, (xs, indices, keys), reverse=self.reverse)
+        return outputs, state
+
+    def _initial_state(self, xs: Array) -> PyTree:
+        cell = self.cell
+        if not _is_own(cell):
+            raise TypeError(
+                f"{describe(self)} knows the initial state of an LSTMCell or a GRUCell, and its "
+                f"cell is {type(cell).__name__}: call it with a state, `rnn(xs, state)`."
+            )
+        dtype = jnp.result_type(xs, cell.weight_hh)
+        zeros = vary(jnp.zeros(cell.hidden_size, dtype), varying_axes(xs))
+        return zeros if isinstance(cell, GRUCell) else (zeros, zeros)
+
+
+def _is_own(cell: Any) -> bool:
+    """Whether a call of the cell is that of `GRUCell` or `LSTMCell`, also where it is frozen."""
+    return any(type(cell).__call__ is own.__call__ for own in (GRUCell, LSTMCell))
+
+
+def _output(state: Any) -> Any:
+    return state[0] if isinstance(state, tuple) else state

@@ -4,7 +4,7 @@ In the order of reading, first what a hand-written loop needs:
 
 - `_state`: `TrainState`, which a step takes, and returns changed; the forms of a loss.
 - `_step`: `make_step`.
-- `_guards`: what keeps a state finite. `_loss_scale`: gradients in float16.
+- `_ema`: an average of the parameters. `_guards`: what keeps a state finite. `_loss_scale`: gradients in float16.
 - `_as_arrays`: batches of other libraries. `_batches`: minibatches, repeated batches and
   prefetching.
 - `_make_evaluate`, `metrics`: measures of a state on batches.
@@ -38,6 +38,7 @@ from ._checkpoints import Restored as Restored
 from ._checkpoints import Saving as Saving
 from ._checkpoints import restore as restore
 from ._checkpoints import save as save
+from ._ema import EMA as EMA
 from ._guards import all_finite as all_finite
 from ._guards import keep_if_finite as keep_if_finite
 from ._guards import tree_where as tree_where
