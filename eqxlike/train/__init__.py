@@ -4,7 +4,8 @@ In the order of reading, first what a hand-written loop needs:
 
 - `_state`: `TrainState`, which a step takes, and returns changed; the forms of a loss.
 - `_step`: `make_step`.
-- `_ema`: an average of the parameters. `_guards`: what keeps a state finite. `_loss_scale`: gradients in float16.
+- `_guards`: what keeps a state finite. `_loss_scale`: gradients in float16. `_ema`: an average of
+  the parameters.
 - `_as_arrays`: batches of other libraries. `_batches`: minibatches, repeated batches and
   prefetching.
 - `_make_evaluate`, `metrics`: measures of a state on batches.

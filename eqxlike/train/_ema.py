@@ -4,7 +4,6 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import optax
@@ -26,6 +25,8 @@ class EMAState(NamedTuple):
     average: PyTree
 
 
+# Otherwise JAX would build it again from the parts of a tuple.
+@jtu.register_static
 class EMA(optax.GradientTransformation):
     """An exponential moving average of the parameters, as a transformation of Optax.
 
@@ -75,10 +76,12 @@ class EMA(optax.GradientTransformation):
             updates: PyTree, state: EMAState, parameters: PyTree = None
         ) -> tuple[PyTree, EMAState]:
             if parameters is None:
-                raise ValueError("EMA needs the parameters: `update(gradients, state, parameters)`.")
+                raise ValueError(
+                    "EMA needs the parameters: `update(gradients, state, parameters)`."
+                )
             count = optax.safe_increment(state.count)
-            # 1 - d**t, where float32 would round d**t to 1.
-            share = -jnp.expm1(count * math.log(decay)) if debias else 1.0
+            # 1 - d**t to full precision: float32 rounds d**t itself.
+            share = -jnp.expm1(count * math.log(decay)) if debias else jnp.ones(())
             new = optax.apply_updates(parameters, updates)
             average = jtu.tree_map(
                 lambda old, new: old + ((1 - decay) / share).astype(old.dtype) * (new - old),
@@ -103,8 +106,8 @@ class EMA(optax.GradientTransformation):
         **Returns:** the state; its arrays have the dtypes of the parameters. It shares arrays with
         `state`, so use it before the next step.
 
-        **Raises:** `TypeError` if `state` is not a `TrainState`; `ValueError` if its optimiser keeps
-        no average, or several of one array.
+        **Raises:** `TypeError` if `state` is not a `TrainState`; `ValueError` if its optimiser
+        keeps no average, or several of one array.
         """
         check_state(state, "EMA.averaged")
         nodes = jtu.tree_leaves(state.optimiser_state, is_leaf=_is_state)
