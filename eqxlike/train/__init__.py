@@ -7,7 +7,7 @@ In the order of reading, first what a hand-written loop needs:
 - `_guards`: what keeps a state finite. `_loss_scale`: gradients in float16. `_ema`: an average of
   the parameters.
 - `_as_arrays`: batches of other libraries. `_batches`: minibatches, repeated batches and
-  prefetching.
+  prefetching. `_batches_from`: batches from the loaders of other libraries.
 - `_make_evaluate`, `metrics`: measures of a state on batches.
 
 Then the loop:
@@ -26,6 +26,7 @@ from ._batches import Prefetch as Prefetch
 from ._batches import minibatches as minibatches
 from ._batches import prefetch as prefetch
 from ._batches import repeat as repeat
+from ._batches_from import batches_from as batches_from
 from ._callbacks import Callback as Callback
 from ._callbacks import Checkpoint as Checkpoint
 from ._callbacks import EarlyStopping as EarlyStopping

@@ -1,6 +1,7 @@
 """Batches from the data loaders of other libraries, as an iterator that `fit` can resume."""
 
 import base64
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ class LoadedBatches:
     ) -> None:
         self._source: Any = source
         self._epochs, self._columns, self._convert = epochs, columns, convert
+        self._opened: Any = None
         self._iterator: Any = None
         self._epoch = self._index = self._num_drawn = 0
 
@@ -49,7 +51,7 @@ class LoadedBatches:
             "epoch": self._epoch,
             "index": self._index,
             "num_drawn": self._num_drawn,
-            "state": self._saved_state() if self._index else None,
+            "state": _saved_state(self._opened, self._iterator) if self._index else None,
         }
 
     def seek(self, position: Mapping[str, Any]) -> None:
@@ -66,20 +68,13 @@ class LoadedBatches:
                 "seek expected a position of batches_from, with "
                 f"{', '.join(own)}; got {position!r}."
             )
-        target = position["num_drawn"]
-        if position["state"] is not None and (methods := self._state_methods()) is not None:
-            owner, _, load = methods
-            state = json.loads(position["state"], object_hook=_decoded)
-            if owner is self._source:
-                _call_or_set(owner, load, state)
-                self._iterator = None
+        target, state = position["num_drawn"], position["state"]
+        if state is not None:
             self._epoch = position["epoch"]
-            self._begin_epoch()
-            if owner is not self._source:
-                _call_or_set(self._iterator, load, state)
-            self._index, self._num_drawn = position["index"], target
-            return
-        if target < self._num_drawn:
+            if self._begin_epoch(json.loads(state, object_hook=_decoded)):
+                self._index, self._num_drawn = position["index"], target
+                return
+        if target < self._num_drawn or state is not None:
             if self._is_one_pass:
                 raise ValueError(
                     f"The position is after {target} batches, and {self._num_drawn} were drawn "
@@ -134,46 +129,77 @@ class LoadedBatches:
         self._num_drawn += 1
         return batch
 
-    def _begin_epoch(self) -> None:
+    def _begin_epoch(self, state: Any = None) -> bool:
+        """Iterates over the source from its beginning, or from its `state`. Whether it took the
+        state.
+        """
+        self._opened = self._source() if callable(self._source) else self._source
         # A sampler or a dataset that shuffles by epoch does not know the epoch otherwise.
-        for owner in (self._source, getattr(self._source, "sampler", None)):
+        for owner in (self._opened, getattr(self._opened, "sampler", None)):
             if callable(set_epoch := getattr(owner, "set_epoch", None)):
                 set_epoch(self._epoch)
-        self._iterator = iter(self._source() if callable(self._source) else self._source)
+        is_of_source = state is not None and _load_state(self._opened, state)
+        self._iterator = iter(self._opened)
+        return is_of_source or (state is not None and _load_state(self._iterator, state))
 
     @property
     def _is_one_pass(self) -> bool:
         return isinstance(self._source, Iterator)
 
-    # --- the state of the source ---
 
-    def _state_methods(self) -> tuple[Any, str, str] | None:
-        """Who keeps a state, the name by which it is read, and the name by which it is set."""
-        if self._iterator is None:
-            self._begin_epoch()
-        for owner in (self._iterator, self._source):
-            for names in _STATES:
-                if all(hasattr(owner, name) for name in names):
-                    return owner, *names
-        return None
-
-    def _saved_state(self) -> str | None:
-        methods = self._state_methods()
-        if methods is None:
-            return None
-        owner, read, _ = methods
-        state = getattr(owner, read)
-        try:
-            return json.dumps(state() if callable(state) else state, default=_encoded)
-        except TypeError:
-            return None
+# --- The state of a source, as a text of JSON ---
 
 
 _STATES = (("state_dict", "load_state_dict"), ("get_state", "set_state"), ("position", "seek"))
 
 
-def _call_or_set(owner: Any, load: str, state: Any) -> None:
-    getattr(owner, load)(state)
+def _state_names(owner: Any) -> tuple[str, str] | None:
+    """The names by which the state is read and set; `None` if there is none."""
+    return next((pair for pair in _STATES if all(hasattr(owner, name) for name in pair)), None)
+
+
+def _load_state(owner: Any, state: Any) -> bool:
+    names = _state_names(owner)
+    if names is not None:
+        getattr(owner, names[1])(state)
+    return names is not None
+
+
+def _saved_state(*owners: Any) -> str | None:
+    """The state of the first that keeps one, if JSON can hold it."""
+    for owner in owners:
+        if (names := _state_names(owner)) is not None:
+            state = getattr(owner, names[0])
+            with contextlib.suppress(TypeError):
+                return json.dumps(state() if callable(state) else state, default=_encoded)
+            break
+    return None
+
+
+def _encoded(leaf: Any) -> Any:
+    """What JSON cannot hold itself, as a dict. Raises `TypeError` for anything else."""
+    if isinstance(leaf, bytes):
+        return {"__bytes__": base64.b64encode(leaf).decode()}
+    if isinstance(leaf, np.generic):
+        return leaf.item()
+    library = type(leaf).__module__.partition(".")[0]
+    if isinstance(leaf, np.ndarray) or (library == "torch" and hasattr(leaf, "numpy")):
+        array = np.asarray(leaf)
+        return {"__array__": array.tolist(), "dtype": str(array.dtype), "library": library}
+    raise TypeError(f"{type(leaf).__name__} has no form in JSON.")
+
+
+def _decoded(node: dict[str, Any]) -> Any:
+    if "__bytes__" in node:
+        return base64.b64decode(node["__bytes__"])
+    if "__array__" not in node:
+        return node
+    array = np.asarray(node["__array__"], node["dtype"])
+    # The source has imported its library.
+    return sys.modules["torch"].from_numpy(array) if node["library"] == "torch" else array
+
+
+# --- The function that makes it, and its batches ---
 
 
 def batches_from(
@@ -221,10 +247,12 @@ def batches_from(
     >>> [batch["x"].tolist() for batch in train.batches_from(load, epochs=2, columns=["x"])]
     [[0, 1], [2, 3], [0, 1], [2, 3]]
     """
-    if not (callable(source) or isinstance(source, Iterable) or hasattr(source, "__getitem__")):
+    is_data = isinstance(source, Mapping | jax.Array | np.ndarray)
+    if is_data or not (callable(source) or hasattr(source, "__iter__")):
+        hint = " Make batches of arrays with `train.minibatches`." if is_data else ""
         raise TypeError(
             "batches_from expected an iterable of batches, or a function that returns one; got "
-            f"{source!r}."
+            f"{tree_pformat(source)}.{hint}"
         )
     if epochs is not None:
         epochs = whole_number(epochs, "epochs")
@@ -238,9 +266,6 @@ def batches_from(
     if convert is not None:
         check_callable(convert, "convert(batch)", "batches_from")
     return LoadedBatches(source, epochs, None if columns is None else tuple(columns), convert)
-
-
-# --- A batch as arrays ---
 
 
 def _with_columns(batch: Any, columns: tuple[str, ...]) -> dict[str, Any]:
@@ -275,29 +300,3 @@ def _checked(batch: Any) -> Any:
             "with `columns=`, or make numbers of it with `convert=`."
         )
     return batch
-
-
-# --- The state of a source as JSON ---
-
-
-def _encoded(leaf: Any) -> Any:
-    """What JSON cannot hold itself, as a dict. Raises `TypeError` for anything else."""
-    if isinstance(leaf, bytes):
-        return {"__bytes__": base64.b64encode(leaf).decode()}
-    if isinstance(leaf, np.generic):
-        return leaf.item()
-    library = type(leaf).__module__.partition(".")[0]
-    if isinstance(leaf, np.ndarray) or (library == "torch" and hasattr(leaf, "numpy")):
-        array = np.asarray(leaf)
-        return {"__array__": array.tolist(), "dtype": str(array.dtype), "library": library}
-    raise TypeError(f"{type(leaf).__name__} has no form in JSON.")
-
-
-def _decoded(node: dict[str, Any]) -> Any:
-    if "__bytes__" in node:
-        return base64.b64decode(node["__bytes__"])
-    if "__array__" not in node:
-        return node
-    array = np.asarray(node["__array__"], node["dtype"])
-    # The source has imported its library.
-    return sys.modules["torch"].from_numpy(array) if node["library"] == "torch" else array
