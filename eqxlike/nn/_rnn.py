@@ -1,5 +1,6 @@
 """Recurrent cells, which take one step, and the layer that applies a cell to a sequence."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -123,11 +124,15 @@ class GRUCell(Module):
         **Raises:** `ValueError` if one of them has another shape.
         """
         del key
-        return self._advance(_project(self, input), hidden)
-
-    def _advance(self, of_input: Array, hidden: Float[Array, " hidden_size"]) -> Array:
+        check_input(self, input, (self.input_size,), "input")
+        check_not_stacked(self, self.weight_ih, 2)
         check_input(self, hidden, (self.hidden_size,), "hidden")
-        of_hidden = apply_weight(self.weight_hh, hidden)
+        of_input, of_hidden = (
+            apply_weight(self.weight_ih, input),
+            apply_weight(self.weight_hh, hidden),
+        )
+        if self.bias is not None:
+            of_input = of_input + self.bias
         r_input, z_input, n_input = jnp.split(of_input, 3)
         r_hidden, z_hidden, n_hidden = jnp.split(of_hidden, 3)
         if self.bias_n is not None:
@@ -220,9 +225,6 @@ class LSTMCell(Module):
         **Raises:** `ValueError` if one of them has another shape, or `hidden` is no pair.
         """
         del key
-        return self._advance(_project(self, input), hidden)
-
-    def _advance(self, of_input: Array, hidden: tuple[Array, Array]) -> tuple[Array, Array]:
         try:
             h, c = hidden
         except (TypeError, ValueError):
@@ -230,19 +232,16 @@ class LSTMCell(Module):
                 f"{describe(self)} expected hidden to be a pair, (hidden state, memory), got "
                 f"{tree_pformat(hidden)}."
             ) from None
+        check_input(self, input, (self.input_size,), "input")
+        check_not_stacked(self, self.weight_ih, 2)
         check_input(self, h, (self.hidden_size,), "hidden[0]")
         check_input(self, c, (self.hidden_size,), "hidden[1]")
-        i, f, g, o = jnp.split(of_input + apply_weight(self.weight_hh, h), 4)
+        gates = apply_weight(self.weight_ih, input) + apply_weight(self.weight_hh, h)
+        if self.bias is not None:
+            gates = gates + self.bias
+        i, f, g, o = jnp.split(gates, 4)
         c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
         return jax.nn.sigmoid(o) * jnp.tanh(c), c
-
-
-def _project(cell: GRUCell | LSTMCell, input: Float[Array, " input_size"]) -> Array:
-    """What the gates of a cell add up from the input, with the bias."""
-    check_input(cell, input, (cell.input_size,), "input")
-    check_not_stacked(cell, cell.weight_ih, 2)
-    of_input = apply_weight(cell.weight_ih, input)
-    return of_input if cell.bias is None else of_input + cell.bias
 
 
 # --- A cell applied to a sequence ---
@@ -313,7 +312,8 @@ class RNN(Module):
         **Raises:** `ValueError` for inputs or a length of another shape; `TypeError` for a length
         that is not an integer, and for a cell of your own without a state.
         """
-        cell, is_own = self.cell, _is_own(self.cell)
+        cell = self.cell
+        is_own = isinstance(cell, GRUCell | LSTMCell)
         check_input(self, xs, ("sequence", cell.input_size) if is_own else ("sequence", "..."))
         if state is None:
             state = self._initial_state(xs)
@@ -322,21 +322,15 @@ class RNN(Module):
             if not jnp.issubdtype(jnp.result_type(length), jnp.integer):
                 raise TypeError(f"{describe(self)} expected length to be an integer: {length!r}.")
         keys, key_of = as_data(None if key is None else jr.split(key, len(xs)))
-        if is_own:
-            # One product for all steps, whose gradient is one product too: not one in each step.
-            xs = jax.vmap(lambda x: _project(cell, x))(xs)
 
         def step(state: Any, row: Any) -> tuple[Any, Any]:
             x, index, data = row
-            if is_own:
-                new = cell._advance(x, state)
-            else:
-                new = cell(x, state, **key_for(cell, key_of(data)))
-            if length is None:
-                return new, _output(new)
-            new = jtu.tree_map(lambda new, old: jnp.where(index < length, new, old), new, state)
-            output = _output(new)
-            return new, jnp.where(index < length, output, jnp.zeros_like(output))
+            new = cell(x, state, **key_for(cell, key_of(data)))
+            if length is not None:
+                choose = functools.partial(jnp.where, index < length)
+                new = jtu.tree_map(choose, new, state)
+                return new, jtu.tree_map(lambda y: choose(y, jnp.zeros_like(y)), _output(new))
+            return new, _output(new)
 
         indices = None if length is None else jnp.arange(len(xs))
         state, outputs = jax.lax.scan(step, state, (xs, indices, keys), reverse=self.reverse)
@@ -344,7 +338,7 @@ class RNN(Module):
 
     def _initial_state(self, xs: Array) -> PyTree:
         cell = self.cell
-        if not _is_own(cell):
+        if not isinstance(cell, GRUCell | LSTMCell):
             raise TypeError(
                 f"{describe(self)} knows the initial state of an LSTMCell or a GRUCell, and its "
                 f"cell is {type(cell).__name__}: call it with a state, `rnn(xs, state)`."
@@ -352,11 +346,6 @@ class RNN(Module):
         dtype = jnp.result_type(xs, cell.weight_hh)
         zeros = vary(jnp.zeros(cell.hidden_size, dtype), varying_axes(xs))
         return zeros if isinstance(cell, GRUCell) else (zeros, zeros)
-
-
-def _is_own(cell: Any) -> bool:
-    """Whether a call of the cell is that of `GRUCell` or `LSTMCell`, also where it is frozen."""
-    return any(type(cell).__call__ is own.__call__ for own in (GRUCell, LSTMCell))
 
 
 def _output(state: Any) -> Any:

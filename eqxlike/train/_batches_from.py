@@ -34,8 +34,9 @@ class LoadedBatches:
     ) -> None:
         self._source: Any = source
         self._epochs, self._columns, self._convert = epochs, columns, convert
+        # What `source` is or returned, `None` between two passes; and its iterator.
         self._opened: Any = None
-        self._iterator: Any = None
+        self._iterator: Any = iter(())
         self._epoch = self._index = self._num_drawn = 0
 
     @property
@@ -74,14 +75,14 @@ class LoadedBatches:
             if self._begin_epoch(json.loads(state, object_hook=_decoded)):
                 self._index, self._num_drawn = position["index"], target
                 return
-        if target < self._num_drawn or state is not None:
-            if self._is_one_pass:
-                raise ValueError(
-                    f"The position is after {target} batches, and {self._num_drawn} were drawn "
-                    f"from this {type(self._source).__name__}, which cannot go back: pass a "
-                    "function that makes it."
-                )
-            self._iterator, self._epoch, self._index, self._num_drawn = None, 0, 0, 0
+        if not self._is_one_pass and (target < self._num_drawn or state is not None):
+            self._opened, self._epoch, self._index, self._num_drawn = None, 0, 0, 0
+        if target < self._num_drawn:
+            raise ValueError(
+                f"The position is after {target} batches, and {self._num_drawn} were drawn from "
+                f"this {type(self._source).__name__}, which cannot go back: pass a function that "
+                "makes it."
+            )
         while self._num_drawn < target:
             try:
                 self._draw()
@@ -106,7 +107,7 @@ class LoadedBatches:
 
     def _draw(self) -> Any:
         """The next batch as the source gives it."""
-        if self._iterator is None:
+        if self._opened is None:
             if self._epoch == self._epochs:
                 raise StopIteration
             self._begin_epoch()
@@ -122,7 +123,7 @@ class LoadedBatches:
                     ) from None
                 self._epoch, self._index = self._epoch + 1, 0
                 if self._is_one_pass or self._epoch == self._epochs:
-                    self._iterator, self._epochs = None, self._epoch
+                    self._opened, self._epochs = None, self._epoch
                     raise
                 self._begin_epoch()
         self._index += 1

@@ -69,24 +69,19 @@ class EMA(optax.GradientTransformation):
         if not 0 < decay < 1:
             raise ValueError(f"decay must be between 0 and 1, got {decay!r}.")
 
-        def init(parameters: PyTree) -> EMAState:
-            return EMAState(jnp.zeros((), jnp.int32), jtu.tree_map(_widened, parameters))
+        def init(params: PyTree) -> EMAState:
+            return EMAState(jnp.zeros((), jnp.int32), jtu.tree_map(_widened, params))
 
-        def update(
-            updates: PyTree, state: EMAState, parameters: PyTree = None
-        ) -> tuple[PyTree, EMAState]:
-            if parameters is None:
-                raise ValueError(
-                    "EMA needs the parameters: `update(gradients, state, parameters)`."
-                )
-            count = optax.safe_increment(state.count)
+        def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, EMAState]:
+            if params is None:
+                raise ValueError("EMA needs the parameters: `update(gradients, state, params)`.")
+            count = jnp.asarray(optax.safe_increment(state.count))
             # 1 - d**t to full precision: float32 rounds d**t itself.
             share = -jnp.expm1(count * math.log(decay)) if debias else jnp.ones(())
-            new = optax.apply_updates(parameters, updates)
             average = jtu.tree_map(
                 lambda old, new: old + ((1 - decay) / share).astype(old.dtype) * (new - old),
                 state.average,
-                jtu.tree_map(_widened, new),
+                jtu.tree_map(_widened, optax.apply_updates(params, updates)),
             )
             return updates, EMAState(count, average)
 

@@ -239,6 +239,13 @@ def test_a_place_that_cannot_be_reached_is_refused():
     far = {**start, "num_drawn": 20}
     with pytest.raises(ValueError, match="after 20 batches, and the source ended after 12"):
         train.batches_from(flat()).seek(far)
+    # Of a loader with a state the position is good for one without.
+    first = train.batches_from(OfHuggingFace())
+    next(first)
+    for source in (flat(), Loader()):
+        again = train.batches_from(source)
+        again.seek(first.position)
+        np.testing.assert_array_equal(next(again), ARRAYS[0, 1])
     # A loader begins again.
     batches = train.batches_from(Loader(), epochs=2)
     start, first = batches.position, list(batches)
