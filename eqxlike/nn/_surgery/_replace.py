@@ -249,8 +249,8 @@ def decay_mask(
         >>> optimiser = optax.adamw(1e-3, mask=nn.decay_mask)
     """
     types = (*_WEIGHTED, *((also,) if isinstance(also, type) else also))
-    is_one = isinstance(skip, type | str) or not isinstance(skip, Iterable)
-    choices = (skip,) if is_one else tuple(skip)
+    choices: Any = skip if isinstance(skip, Iterable) and not isinstance(skip, str) else (skip,)
+    choices = tuple(choices)
     skipped_types = tuple(each for each in choices if isinstance(each, type))
     patterns = [each for each in choices if isinstance(each, str)]
     if len(skipped_types) + len(patterns) < len(choices):
@@ -334,7 +334,7 @@ def replace_layers(
         raise TypeError(f"`where` must be a pattern of paths, such as '**.head'; got {where!r}.")
     is_chosen = node_predicate(match, "match")
     seen: dict[type, None] = {}
-    chosen: set[int] = set()
+    chosen: set[tuple[Any, ...]] = set()
     elsewhere: list[str] = []
 
     def is_match(path: tuple[Any, ...], node: Any) -> bool:
@@ -344,7 +344,7 @@ def replace_layers(
         if where is not None and not _is_at(where, path):
             elsewhere.append(jtu.keystr(path).removeprefix("."))
             return False
-        chosen.add(id(node))
+        chosen.add(path)
         return True
 
     nodes, treedef = jtu.tree_flatten_with_path(model, is_match, is_leaf_takes_path=True)
@@ -354,10 +354,10 @@ def replace_layers(
         raise ValueError(_nothing_matches(match, seen))
     made: dict[int, Any] = {}
     for path, node in nodes:
-        if id(node) in chosen and id(node) not in made:
+        if path in chosen and id(node) not in made:
             options = {} if key is None else {"key": key_at(key, jtu.keystr(path))}
             made[id(node)] = make(node, **options)
-    return treedef.unflatten([made[id(node)] if id(node) in chosen else node for _, node in nodes])
+    return treedef.unflatten([made[id(node)] if path in chosen else node for path, node in nodes])
 
 
 def _nothing_matches(match: Match, seen: dict[type, None]) -> str:

@@ -76,7 +76,12 @@ def test_a_pattern_of_paths_says_where_to_replace(getkey):
         assert replaced(where) == expected
     # `**.` stands for no name too.
     assert replaced("**.query_proj", attention) == [".query_proj"]
-    assert replaced("*", [attention.query_proj, {"a": attention.query_proj}]) == ["[0]", "[1]['a']"]
+    # Of a layer that stands at two places, only the place that matches.
+    linear = attention.query_proj
+    assert replaced("*", [linear, {"a": linear}]) == ["[0]"]
+    weight = linear.weight
+    zeroed = nn.replace_layers([weight, {"a": weight}], eqx.is_array, jnp.zeros_like, where="0")
+    assert [bool(each.any()) for each in jax.tree.leaves(zeroed)] == [False, True]
     with pytest.raises(ValueError, match=r"No node at '\*' matches; nodes elsewhere do: \['att"):
         replaced("*")
     with pytest.raises(TypeError, match="`where` must be a pattern of paths"):
