@@ -34,8 +34,8 @@ class Checkpoint(Callback):
     - `mode`: whether the least metric is the best, `"min"`, or the greatest, `"max"`.
     - `background`: whether a thread writes while training goes on. It needs a copy of the state in
       the memory of the host.
-    - `with_frozen`: whether to save arrays that `nn.freeze` has marked. Without them a run is resumed
-      with those of the state that `fit` is given: see `train.save`.
+    - `with_frozen`: whether to save arrays that `nn.freeze` has marked. Without them a resumed run
+      has those of the state that `fit` is given: see `train.save`.
     - `on_error`: what a checkpoint that cannot be written does, as where the disk is full: end the
       run with the `OSError`, `"raise"`, or only `"warn"`. The last good checkpoint stays.
 

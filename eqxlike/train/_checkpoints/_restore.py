@@ -75,7 +75,7 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
       Arrays get the sharding of those in `like`, where those were put somewhere on purpose,
       whatever their sharding was when they were saved; they are NumPy arrays where those in `like`
       are. Functions, strings and Python numbers come from `like`, and copies of its frozen arrays
-      if the checkpoint was saved without them (`save(..., with_frozen=False)`). For a checkpoint of a
+      if the checkpoint was saved without (`save(..., with_frozen=False)`). For a checkpoint of a
       `TrainState`, `like` may also be the model: then the model alone is restored.
     - `only`: the name of a part to restore, or several: `"model"`, `("model", "model_state")`. All
       other parts come from `like`, and may have another structure, for example for another
