@@ -221,7 +221,9 @@ def batches_from(
     saved and restored if the source, or its iterator, has `state_dict` and `load_state_dict`
     (StatefulDataLoader, Hugging Face), `get_state` and `set_state` (Grain), or `position` and
     `seek`. Any other source is drawn from again up to the position, without converting batches: it
-    must give the same batches again, so seed its shuffling.
+    must give the same batches again, so seed its shuffling. StatefulDataLoader (torchdata 0.11)
+    restores the order of later epochs only if it has no `generator` of its own, and a
+    `grain.DataLoader` asks for a data source with a `__repr__` that stays the same.
 
     **Arguments:**
 
