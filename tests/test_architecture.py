@@ -108,9 +108,9 @@ ROOMS = {
         {"_as_arrays", "_checks"},
         {"_loss_scale", "_metrics"},
         {"_checkpoints", "_state", "metrics"},
-        {"_guards", "_safetensors", "_sharding"},
+        {"_ema", "_guards", "_safetensors", "_sharding"},
         {"_run"},
-        {"_batches", "_callbacks", "_step"},
+        {"_batches", "_batches_from", "_callbacks", "_step"},
         {"_loop", "_make_evaluate"},
     ),
 }

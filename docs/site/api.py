@@ -98,7 +98,7 @@ PAGES = (
         "Layers",
         "eqxlike.nn",
         {
-            "Linear": "Linear Identity MLP",
+            "Linear": "Linear Identity MLP GatedMLP",
             "Convolution": "Conv1d Conv2d Conv3d Conv ConvTranspose1d ConvTranspose2d "
             "ConvTranspose3d ConvTranspose",
             "Pooling": "MaxPool1d MaxPool2d MaxPool3d AvgPool1d AvgPool2d AvgPool3d Pool "
@@ -106,7 +106,7 @@ PAGES = (
             "AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptivePool",
             "Normalisation": "LayerNorm RMSNorm GroupNorm BatchNorm SpectralNorm WeightNorm",
             "Sequences": "MultiheadAttention dot_product_attention Embedding "
-            "RotaryPositionalEmbedding GRUCell LSTMCell",
+            "RotaryPositionalEmbedding RNN GRUCell LSTMCell",
             "Text generation": "generate Sampler KVCache",
             "Activation and regularisation": "PReLU Dropout",
             "Loss": "cross_entropy",
@@ -134,8 +134,8 @@ PAGES = (
         "Training",
         "eqxlike.train",
         {
-            "Steps and loops": "fit FitResult make_step TrainState make_evaluate Run",
-            "Batches": "minibatches prefetch Prefetch",
+            "Steps and loops": "fit FitResult make_step TrainState make_evaluate EMA Run",
+            "Batches": "minibatches batches_from prefetch Prefetch",
             "Looking on": "Callback Progress progress EarlyStopping Checkpoint JsonLines "
             "TensorBoard",
             "Files": "save restore Restored Saving CheckpointFolder CheckpointError "

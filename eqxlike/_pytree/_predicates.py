@@ -1,5 +1,6 @@
 """Predicates on leaves: arrays and array-like values, frozen arrays, unusable ones."""
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -201,12 +202,20 @@ Which = str | Callable[[str, jax.ShapeDtypeStruct], bool]
 def path_matches(which: Which, path: str, leaf: jax.ShapeDtypeStruct) -> bool:
     """Whether a pattern matches the array at a path.
 
-    `*` matches a name or an index, `**` anything.
+    `*` matches a name or an index, `**` anything, and `**.` any number of names and indices, also
+    none. An index or a key may be written with a dot: `layers.0.weight` for `layers[0].weight`.
     """
-    return bool(which(path, leaf) if callable(which) else _regex(which).fullmatch(path))
+    if callable(which):
+        return bool(which(path, leaf))
+    return bool(_regex(_dotted(which)).fullmatch(_dotted(path)))
 
 
+def _dotted(path: str) -> str:
+    return re.sub(r"\[['\"]?(.*?)['\"]?\]", r".\1", path).removeprefix(".")
+
+
+@functools.lru_cache(maxsize=256)
 def _regex(pattern: str) -> re.Pattern[str]:
-    parts = re.split(r"(\*\*|\*)", pattern)
-    meanings = {"**": ".*", "*": r"[^.\[\]]*"}
+    parts = re.split(r"(\*\*\.|\*\*|\*)", pattern)
+    meanings = {"**.": r"(?:.*\.)?", "**": ".*", "*": r"[^.]*"}
     return re.compile("".join(meanings.get(part, re.escape(part)) for part in parts))

@@ -176,6 +176,8 @@ def scan(
     init: Carry,
     xs: PyTree,
     length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
     *,
     buffers: Buffers | None = None,
     kind: Literal["lax", "checkpointed", "bounded"] = "lax",
@@ -191,6 +193,10 @@ def scan(
     - `xs`: any pytree; `f` gets a row of each of its arrays, along their leading axis. `None` for a
       loop over `length` steps.
     - `length`: how many steps, if `xs` has no arrays.
+    - `reverse`: go from the last row to the first. The output of each row stands at its place.
+    - `unroll`: how many steps the compiled loop makes in one turn, in reverse mode too; `True` for
+      all. It changes the speed and the time of compilation. Of a `"checkpointed"` loop the steps of
+      a segment are unrolled.
     - `buffers`: as for `while_loop`.
     - `kind`: `"lax"` saves, for reverse mode, everything the derivative of each step needs.
       `"bounded"` saves the carry of each step, and runs each step twice. `"checkpointed"` saves
@@ -201,7 +207,8 @@ def scan(
     **Returns:** the last carry, and the outputs stacked along a new leading axis.
 
     **Raises:** `ValueError` if the carry changes its structure, a shape, a dtype or a static leaf;
-    if lengths differ or there is none; for an unknown `kind`; `TypeError` if `f` returns no pair.
+    if lengths differ or there is none; for an unknown `kind`; if `unroll` is neither a bool nor a
+    positive integer. `TypeError` if `f` returns no pair.
 
     !!! example
 
@@ -215,10 +222,14 @@ def scan(
     _check_callable("scan", "f", f)
     _check_kind(kind)
     length = _length_of(xs, length)
+    all_steps = max(length, 1)
+    if isinstance(unroll, bool):
+        unroll = all_steps if unroll else 1
+    unroll = min(whole_number(unroll, "unroll"), all_steps)
     arrays = take_arrays(xs)
     step = lambda carry, x: _pair(f(carry, x))  # noqa: E731
     body = trace_body("f", step, init, Form(xs), row_types(arrays), buffers)
-    carry, ys = _run_scan(body, arrays, length, kind, checkpoints)
+    carry, ys = _run_scan(body, arrays, length, kind, checkpoints, reverse, unroll)
     return body.unflatten(carry), body.y_form.unflatten(ys)
 
 
@@ -343,7 +354,13 @@ def _dtype_of(lower: Any, upper: Any) -> Any:
 
 
 def _run_scan(
-    body: Body, xs: Arrays, length: int, kind: str, checkpoints: int | Literal["all"] | None
+    body: Body,
+    xs: Arrays,
+    length: int,
+    kind: str,
+    checkpoints: int | Literal["all"] | None,
+    is_reversed: bool = False,
+    unroll: int = 1,
 ) -> tuple[list[Array], list[Array]]:
     """The last carry and the rows of outputs; the body has been traced for the rows of `xs`."""
     if checkpoints == "all":
@@ -351,6 +368,7 @@ def _run_scan(
     elif kind == "checkpointed" and checkpoints is not None:
         checkpoints = whole_number(checkpoints, "checkpoints")
     loop = _scan_of(body, length, kind, checkpoints)
+    loop = dataclasses.replace(loop, is_reversed=bool(is_reversed), unroll=unroll)
     operands = Operands(body.consts, body.carry, xs)
     if kind == "lax":
         return run(loop, operands)

@@ -30,6 +30,7 @@ from ._linear import FusedLinear as FusedLinear
 from ._linear import Identity as Identity
 from ._linear import Linear as Linear
 from ._mlp import MLP as MLP
+from ._mlp import GatedMLP as GatedMLP
 from ._mlp import Lambda as Lambda
 from ._mlp import PReLU as PReLU
 from ._mlp import Sequential as Sequential
@@ -51,6 +52,7 @@ from ._pool import MaxPool1d as MaxPool1d
 from ._pool import MaxPool2d as MaxPool2d
 from ._pool import MaxPool3d as MaxPool3d
 from ._pool import Pool as Pool
+from ._rnn import RNN as RNN
 from ._rnn import GRUCell as GRUCell
 from ._rnn import LSTMCell as LSTMCell
 from ._scan_stack import ScanStack as ScanStack

@@ -207,6 +207,82 @@ class MLP(Module):
         return jax.lax.scan(body, x, (arrays, key_data))[0]
 
 
+class GatedMLP(Module):
+    """A feed-forward network with a gate: `down(activation(gate(x)) * up(x))`.
+
+    Shazeer (2020), "GLU Variants Improve Transformer": SwiGLU with `jax.nn.silu`, the default, as
+    in LLaMA; GeGLU with `jax.nn.gelu`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> model = GatedMLP(in_size=4, hidden_size=8, key=jax.random.key(0))
+    >>> model.gate_proj.weight.shape, model.down_proj.weight.shape
+    ((8, 4), (4, 8))
+    >>> model(jnp.ones(4)).shape
+    (4,)
+    """
+
+    gate_proj: Linear
+    up_proj: Linear
+    down_proj: Linear
+    activation: Callable
+
+    def __init__(
+        self,
+        in_size: int,
+        hidden_size: int,
+        out_size: int | None = None,
+        activation: Callable = jax.nn.silu,
+        use_bias: bool = False,
+        dtype: Any = None,
+        *,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        key: PRNGKeyArray,
+    ):
+        """**Arguments:**
+
+        - `in_size`: length of the input.
+        - `hidden_size`: length of the gate.
+        - `out_size`: length of the output; `in_size` if `None`.
+        - `activation`: of the gate, called on its array of shape `(hidden_size,)`.
+        - `use_bias`: whether the three layers have biases.
+        - `dtype`: of all weights and biases; JAX's default float if `None`.
+        - `weight_init`, `bias_init`: as for `Linear`, for each layer.
+        - `key`: for the initial weights.
+
+        **Raises:** `ValueError` for a negative or non-integer size; `TypeError` for an activation
+        that is not a function.
+        """
+        in_size = whole_number(in_size, "in_size", least=0)
+        hidden_size = whole_number(hidden_size, "hidden_size", least=0)
+        out_size = in_size if out_size is None else whole_number(out_size, "out_size", least=0)
+        check_layer(activation, "GatedMLP: activation")
+        make = functools.partial(Linear, dtype=dtype, weight_init=weight_init, bias_init=bias_init)
+        keys = split_key(key, 3)
+        self.gate_proj = make(in_size, hidden_size, use_bias, key=keys[0])
+        self.up_proj = make(in_size, hidden_size, use_bias, key=keys[1])
+        self.down_proj = make(hidden_size, out_size, use_bias, key=keys[2])
+        self.activation = activation
+
+    def __call__(
+        self, x: Shaped[Array, " in_size"], *, key: PRNGKeyArray | None = None
+    ) -> Shaped[Array, " out_size"]:
+        """**Arguments:**
+
+        - `x`: shape `(in_size,)`.
+        - `key`: split into one key for each of the three layers, which a `Linear` ignores.
+
+        **Returns:** shape `(out_size,)`.
+
+        **Raises:** `ValueError` if `x` has another shape.
+        """
+        layers = self.gate_proj, self.up_proj, self.down_proj
+        keys = [None] * 3 if key is None else jr.split(key, 3)
+        options = [key_for(layer, each) for layer, each in zip(layers, keys, strict=True)]
+        gate = self.activation(self.gate_proj(x, **options[0]))
+        return self.down_proj(gate * self.up_proj(x, **options[1]), **options[2])
+
+
 # --- Layers one after another, and functions as layers ---
 
 

@@ -1,16 +1,21 @@
-"""Recurrent cells: one step, from an input and a hidden state to the next hidden state."""
+"""Recurrent cells, which take one step, and the layer that applies a cell to a sequence."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+import jax.random as jr
+import jax.tree_util as jtu
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, Shaped
 
 from .._check_numbers import whole_number
+from .._compat import vary, varying_axes
 from .._dtypes import parameter_dtype
 from .._module import Module, field
 from .._pytree import tree_pformat
-from ._inputs import check_input, check_not_stacked, describe
+from ._inputs import as_data, check_input, check_layer, check_not_stacked, describe, key_for
 from ._linear import apply_weight
 from ._parameters import Initializer, Parameter, draw, fan_in_limit
 
@@ -237,3 +242,111 @@ class LSTMCell(Module):
         i, f, g, o = jnp.split(gates, 4)
         c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
         return jax.nn.sigmoid(o) * jnp.tanh(c), c
+
+
+# --- A cell applied to a sequence ---
+
+
+class RNN(Module):
+    """A recurrent layer: a cell applied to one input of a sequence after another.
+
+    The output of a step is the new state, or its first part if the state is a tuple, as of an
+    `LSTMCell`. For a batch write `jax.vmap(rnn)(xs)`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from eqxlike import nn
+    >>> key1, key2 = jax.random.split(jax.random.key(0))
+    >>> forward = nn.RNN(nn.LSTMCell(3, 4, key=key1))
+    >>> outputs, (hidden, memory) = forward(jnp.ones((10, 3)))
+    >>> outputs.shape, hidden.shape
+    ((10, 4), (4,))
+
+    Two of them read a sequence in both directions:
+
+    >>> backward = nn.RNN(nn.LSTMCell(3, 4, key=key2), reverse=True)
+    >>> def both(xs, length=None):
+    ...     outputs = forward(xs, length=length)[0], backward(xs, length=length)[0]
+    ...     return jnp.concatenate(outputs, axis=-1)
+    >>> both(jnp.ones((10, 3)), length=7).shape
+    (10, 8)
+    """
+
+    cell: Callable[..., Any]
+    reverse: bool = field(static=True)
+
+    def __init__(self, cell: Callable[..., Any], *, reverse: bool = False):
+        """**Arguments:**
+
+        - `cell`: an `LSTMCell`, a `GRUCell`, or any `cell(x, state)` that returns the next state, a
+          pytree of arrays of the same shapes and dtypes. A cell that takes a `key` gets another in
+          each step.
+        - `reverse`: go from the last input to the first. The output of each input stands at its
+          place in the sequence.
+
+        **Raises:** `TypeError` for a cell that is not a function.
+        """
+        check_layer(cell, "RNN: cell")
+        self.cell = cell
+        self.reverse = reverse
+
+    def __call__(
+        self,
+        xs: Shaped[Array, "sequence ..."],
+        state: PyTree = None,
+        *,
+        length: int | Int[Array, ""] | None = None,
+        key: PRNGKeyArray | None = None,
+    ) -> tuple[Shaped[Array, "sequence ..."], PyTree]:
+        """**Arguments:**
+
+        - `xs`: the inputs, shape `(sequence, input_size)`, or what the cell takes after the first
+          axis.
+        - `state`: before the first step; zeros if `None`. A cell of your own needs one.
+        - `length`: number of inputs before the padding of a padded sequence. Later inputs leave the
+          state unchanged, and their outputs are zero. With `reverse` the first step reads the input
+          at `length - 1`.
+        - `key`: split into one key a step.
+
+        **Returns:** the outputs of all steps, stacked along the first axis, and the last state.
+
+        **Raises:** `ValueError` for inputs or a length of another shape; `TypeError` for a length
+        that is not an integer, and for a cell of your own without a state.
+        """
+        cell = self.cell
+        is_own = isinstance(cell, GRUCell | LSTMCell)
+        check_input(self, xs, ("sequence", cell.input_size) if is_own else ("sequence", "..."))
+        if state is None:
+            state = self._initial_state(xs)
+        if length is not None:
+            check_input(self, length, (), "length")
+            if not jnp.issubdtype(jnp.result_type(length), jnp.integer):
+                raise TypeError(f"{describe(self)} expected length to be an integer: {length!r}.")
+        keys, key_of = as_data(None if key is None else jr.split(key, len(xs)))
+
+        def step(state: Any, row: Any) -> tuple[Any, Any]:
+            x, index, data = row
+            new = cell(x, state, **key_for(cell, key_of(data)))
+            if length is not None:
+                choose = functools.partial(jnp.where, index < length)
+                new = jtu.tree_map(choose, new, state)
+                return new, jtu.tree_map(lambda y: choose(y, jnp.zeros_like(y)), _output(new))
+            return new, _output(new)
+
+        indices = None if length is None else jnp.arange(len(xs))
+        state, outputs = jax.lax.scan(step, state, (xs, indices, keys), reverse=self.reverse)
+        return outputs, state
+
+    def _initial_state(self, xs: Array) -> PyTree:
+        cell = self.cell
+        if not isinstance(cell, GRUCell | LSTMCell):
+            raise TypeError(
+                f"{describe(self)} knows the initial state of an LSTMCell or a GRUCell, and its "
+                f"cell is {type(cell).__name__}: call it with a state, `rnn(xs, state)`."
+            )
+        dtype = jnp.result_type(xs, cell.weight_hh)
+        zeros = vary(jnp.zeros(cell.hidden_size, dtype), varying_axes(xs))
+        return zeros if isinstance(cell, GRUCell) else (zeros, zeros)
+
+
+def _output(state: Any) -> Any:
+    return state[0] if isinstance(state, tuple) else state

@@ -4,9 +4,10 @@ In the order of reading, first what a hand-written loop needs:
 
 - `_state`: `TrainState`, which a step takes, and returns changed; the forms of a loss.
 - `_step`: `make_step`.
-- `_guards`: what keeps a state finite. `_loss_scale`: gradients in float16.
+- `_guards`: what keeps a state finite. `_loss_scale`: gradients in float16. `_ema`: an average of
+  the parameters.
 - `_as_arrays`: batches of other libraries. `_batches`: minibatches, repeated batches and
-  prefetching.
+  prefetching. `_batches_from`: batches from the loaders of other libraries.
 - `_make_evaluate`, `metrics`: measures of a state on batches.
 
 Then the loop:
@@ -25,6 +26,7 @@ from ._batches import Prefetch as Prefetch
 from ._batches import minibatches as minibatches
 from ._batches import prefetch as prefetch
 from ._batches import repeat as repeat
+from ._batches_from import batches_from as batches_from
 from ._callbacks import Callback as Callback
 from ._callbacks import Checkpoint as Checkpoint
 from ._callbacks import EarlyStopping as EarlyStopping
@@ -38,6 +40,7 @@ from ._checkpoints import Restored as Restored
 from ._checkpoints import Saving as Saving
 from ._checkpoints import restore as restore
 from ._checkpoints import save as save
+from ._ema import EMA as EMA
 from ._guards import all_finite as all_finite
 from ._guards import keep_if_finite as keep_if_finite
 from ._guards import tree_where as tree_where

@@ -107,7 +107,8 @@ def make_step(
       of this batch with the same key and `model_state`, and `grad_fn` maps them to the gradients.
       The functions are traced only if they are called. With `optax.lookahead` the model has the
       fast parameters, and `state.optimiser_state.slow` the slow ones.
-    - `has_aux`: whether the loss returns an `aux` too.
+    - `has_aux`: whether the loss returns an `aux` too. If that is a dict, the logs of `fit` have
+      the means of its real numbers of shape `()`: see `Run.aux`.
     - `check_finite`: `True` refuses the update if the loss, a gradient or the new `model_state` is
       NaN or infinite; the state stays as it was, and is marked: see `TrainState.is_halted`.
       Gradients with a norm above the square root of the largest number of their dtype (1.8e19 in

@@ -203,6 +203,65 @@ def test_length_of_a_scan_may_be_zero_and_a_limit_ends_a_loop():
         assert (carry, ys.shape, ends) == (1.0, (0,), [8.0, 1.0])
 
 
+def test_a_scan_reversed_or_unrolled_is_that_of_jax():
+    """For each way to save carries: the numbers, gradients and second derivatives."""
+    xs = jnp.asarray(generator.normal(size=13).astype("f"))
+    ways = [("lax", None), ("bounded", None), ("checkpointed", None), ("checkpointed", 3)]
+    options = [(True, 1), (True, 5), (False, 4), (False, True), (False, False)]
+
+    def body(weight, carry, x):
+        new = jnp.sin(weight * carry) + x
+        return new, new * x
+
+    def results(scan, weight, xs):
+        def loss(weight, xs):
+            carry, ys = scan(lambda *args: body(weight, *args), 0.5, xs)
+            return carry**2 + jnp.sum(WEIGHTS * ys), ys
+
+        def of_weight(weight):
+            return jax.grad(loss, has_aux=True)(weight, xs)[0]
+
+        return jax.grad(loss, (0, 1), has_aux=True)(weight, xs), jax.grad(of_weight)(weight)
+
+    @jax.jit
+    def program(weight, xs):
+        pairs = []
+        for reverse, unroll in options:
+            keywords = {"reverse": reverse, "unroll": unroll}
+            ours = [
+                functools.partial(loops.scan, kind=kind, checkpoints=checkpoints, **keywords)
+                for kind, checkpoints in ways
+            ]
+            expected = results(functools.partial(jax.lax.scan, **keywords), weight, xs)
+            pairs += [(results(scan, weight, xs), expected) for scan in ours]
+        return pairs
+
+    for found, expected in program(0.7, xs):
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, expected
+        )
+
+
+def test_unroll_makes_fewer_turns_in_reverse_mode_too_and_must_be_a_number():
+    def turns(**options):
+        def loss(x):
+            return loops.scan(lambda c, x: (jnp.sin(c) * x, None), 1.0, x, **options)[0]
+
+        text = str(jax.make_jaxpr(jax.grad(loss))(jnp.ones(12)))
+        return text.count("unroll=4"), text.count("unroll=1\n")
+
+    # The scan, and that of its derivative.
+    assert turns(unroll=4) == (2, 0)
+    assert turns(unroll=4, kind="bounded") == (2, 0)
+    # The scan over segments stays as it is.
+    assert turns(unroll=4, kind="checkpointed")[0] > 0
+    for unroll in (0, -1, 2.0, "2"):
+        with pytest.raises(
+            ValueError, match=f"unroll must be an integer of at least 1, got {unroll!r}"
+        ):
+            loops.scan(lambda c, x: (c, x), 0.0, jnp.ones(3), unroll=unroll)
+
+
 def test_condition_may_close_over_what_is_differentiated():
     def run(limit):
         return loops.while_loop(

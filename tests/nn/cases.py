@@ -87,6 +87,9 @@ CASES = {
     "Linear": Case(lambda **options: nn.Linear("scalar", "scalar", **options), ((),), ()),
     "Identity": Case(without_options(nn.Identity), ((3,),), (3,)),
     "MLP": Case(lambda **options: nn.MLP(3, 4, 5, 1, **options), ((3,),), (4,)),
+    "GatedMLP": Case(
+        lambda **options: nn.GatedMLP(3, 5, 4, jax.nn.gelu, True, **options), ((3,),), (4,)
+    ),
     "Dropout": Case(without_options(nn.Dropout), ((3, 4),), (3, 4)),
     "Lambda": Case(without_options(lambda: nn.Lambda(jnp.tanh)), ((3,),), (3,)),
     "Sequential": Case(
@@ -148,6 +151,12 @@ CASES = {
     "GRUCell": Case(lambda **options: nn.GRUCell(3, 4, **options), ((3,), (4,)), (4,)),
     "LSTMCell": Case(
         lambda **options: nn.LSTMCell(3, 4, **options), ((3,), (4,), (4,)), (4,), hidden_of
+    ),
+    "RNN": Case(
+        lambda **options: nn.RNN(nn.LSTMCell(3, 4, **options), reverse=True),
+        ((5, 3),),
+        (5, 4),
+        lambda layer, xs, key: layer(xs, length=4, key=key)[0],
     ),
     "ScanStack": Case(
         lambda key, dtype: nn.ScanStack(

@@ -134,6 +134,32 @@ def test_linears_are_those_of_equinox(getkey):
         assert out.shape == shape(size)
 
 
+@pytest.mark.parametrize("activation", [jax.nn.silu, jax.nn.gelu])
+def test_gated_mlp_is_its_formula(activation, getkey):
+    x = normal(getkey(), (3,))
+    model = filled(nn.GatedMLP, 3, 5, 4, activation, True, key=getkey())
+    gate, up, down = (
+        (each.weight, each.bias)
+        for each in jax.tree.leaves(model, is_leaf=lambda node: isinstance(node, nn.Linear))[:3]
+    )
+    hidden = activation(gate[0] @ x + gate[1]) * (up[0] @ x + up[1])
+    np.testing.assert_allclose(model(x), down[0] @ hidden + down[1], rtol=1e-6)
+
+
+def test_gated_mlp_has_the_size_of_its_input_no_bias_and_keys_for_other_layers(getkey):
+    model = nn.GatedMLP(3, 5, dtype=jnp.bfloat16, key=getkey())
+    shapes = [(leaf.shape, leaf.dtype) for leaf in arrays(model)]
+    assert shapes == [(shape, jnp.bfloat16) for shape in ((5, 3), (5, 3), (3, 5))]
+    bayesian = nn.to_bayesian(nn.GatedMLP(3, 5, key=getkey()))
+    key, x = getkey(), normal(getkey(), (3,))
+    gate_key, up_key, down_key = jr.split(jr.clone(key), 3)
+    hidden = jax.nn.silu(bayesian.gate_proj(x, key=gate_key)) * bayesian.up_proj(x, key=up_key)
+    expected = bayesian.down_proj(hidden, key=down_key)
+    np.testing.assert_allclose(bayesian(x, key=key), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(TypeError, match=r"GatedMLP: activation expected a layer, .*got 'silu'"):
+        nn.GatedMLP(3, 5, activation="silu", key=getkey())
+
+
 def test_default_dtype_is_float64_in_64_bit_mode_and_an_integer_one_is_refused(getkey):
     with jax.enable_x64(True):
         assert nn.Linear(2, 2, key=getkey()).weight.dtype == jnp.float64

@@ -44,6 +44,7 @@ SIZES = {
     "Embedding": ({"num_embeddings": 5, "embedding_size": 3}, {}),
     "GRUCell": ({"input_size": 3, "hidden_size": 4}, {}),
     "GroupNorm": ({"groups": 2, "channels": 4}, {}),
+    "GatedMLP": ({"in_size": 3, "hidden_size": 4, "out_size": 5}, {}),
     "KVCache": (
         {
             "num_layers": 2,

@@ -1,5 +1,7 @@
 """Training over batches of PyTorch."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,3 +51,55 @@ def test_a_loader_trains_as_arrays_do_over_epochs_and_is_traced_once():
     batches = torch.utils.data.DataLoader([{"x": torch.tensor(x)} for x in X], 5)
     found = train.make_evaluate(measure, batches)(state)
     np.testing.assert_allclose(found["mean"], X.mean(), rtol=1e-5)
+
+
+def test_a_loader_that_shuffles_goes_on_in_the_middle_of_an_epoch(tmp_path):
+    optimiser = optax.sgd(0.1)
+
+    def loss(model, x, key):
+        return jnp.mean(jax.vmap(model)(x) ** 2)
+
+    def batches():
+        data = [{"x": torch.tensor(x), "name": "a"} for x in X]
+        shuffle = torch.Generator().manual_seed(0)
+        loader = torch.utils.data.DataLoader(data, 4, shuffle=True, generator=shuffle)
+        return train.batches_from(loader, columns=["x"], convert=lambda batch: batch["x"])
+
+    step = train.make_step(loss, optimiser)
+    model = nn.Linear(3, 2, key=jax.random.key(0))
+    state = train.TrainState.create(model, optimiser, key=jax.random.key(1))
+    whole = train.fit(state, step, batches(), num_steps=8)
+    # Three batches an epoch, in another order in each.
+    assert len({round(loss, 4) for loss in whole.history}) == 8
+    train.fit(state, step, batches(), num_steps=5, callbacks=[train.Checkpoint(tmp_path, every=5)])
+    resumed = train.fit(state, step, batches(), num_steps=8, resume_from=tmp_path)
+    assert resumed.history == whole.history[5:]
+    assert type(next(batches())) is np.ndarray
+
+
+class Stateful(torch.utils.data.DataLoader):
+    """With a state like `torchdata.stateful_dataloader.StatefulDataLoader`, of tensors too."""
+
+    drawn, start = 0, 0
+
+    def state_dict(self):
+        return {"drawn": self.drawn, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state):
+        self.loaded = state["generator"]
+        self.start = state["drawn"]
+
+    def __iter__(self):
+        self.drawn, self.start = self.start, 0
+        for batch in list(super().__iter__())[self.drawn :]:
+            self.drawn += 1
+            yield batch
+
+
+def test_the_state_of_a_loader_may_have_tensors():
+    loaders = [Stateful(X, 4, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
+    first, second = map(train.batches_from, loaders)
+    next(first)
+    second.seek(json.loads(json.dumps(first.position)))
+    np.testing.assert_array_equal(next(second), next(first))
+    assert loaders[1].loaded.equal(loaders[0].generator.get_state())

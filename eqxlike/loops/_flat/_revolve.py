@@ -191,13 +191,17 @@ def _pull_back(
     assert count is not None
     is_masked = select(scan.is_masked, nonzero.carry)
 
+    def row_at(index: Array) -> Array:
+        """The place of the row that the step at `index` gets."""
+        return longest - 1 - index if scan.is_reversed else index
+
     def advance(saved: Arrays, start: Any, stop: Any) -> list[Array]:
         """The saved part of the carry at step `stop`, from that at `start`."""
 
         def step(index: Array, saved: list[Array]) -> list[Array]:
-            carry = scan.restored(saved, last)
-            new, _ = scan.reading.step(consts, carry, row_of(xs, index), index < count)
-            return scan.saved(select_active(scan, index < count, new, carry))
+            carry, row = scan.restored(saved, last), row_at(index)
+            new, _ = scan.reading.step(consts, carry, row_of(xs, row), row < count)
+            return scan.saved(select_active(scan, row < count, new, carry))
 
         return jax.lax.fori_loop(start, stop, step, list(saved))
 
@@ -221,9 +225,10 @@ def _pull_back(
         saved = save_before(index, saved)
         start = saved.positions[saved.top]
         carry = scan.restored(advance(row_of(saved.rows, saved.top), start, index), last)
-        x, is_active = row_of(xs, index), index < count
+        row = row_at(index)
+        x, is_active = row_of(xs, row), row < count
         more, ct_new_carry, ct_x = pull_back_step(
-            scan, nonzero, is_shared, consts, carry, x, is_active, ct_carry, row_of(ct_ys, index)
+            scan, nonzero, is_shared, consts, carry, x, is_active, ct_carry, row_of(ct_ys, row)
         )
         ct_carry = [
             new if masked else select_if_vmap(is_active, new, old)
@@ -231,7 +236,7 @@ def _pull_back(
         ]
         ct_consts = list(map(jax.lax.add, ct_consts, more))
         top = jnp.where(start == index, saved.top - 1, saved.top)
-        return saved._replace(top=top), ct_carry, ct_consts, with_row(ct_xs, index, ct_x)
+        return saved._replace(top=top), ct_carry, ct_consts, with_row(ct_xs, row, ct_x)
 
     longest = unvmap_max(count)
     first = scan.saved(operands.carry)

@@ -34,6 +34,7 @@ class Scan:
     - `is_written_once`: for each array of the carry, whether its places are written once each, and
       read only after that. The array at the end then serves for every earlier step.
     - `is_reversed`: whether it goes from the last of `xs` to the first.
+    - `unroll`: how many steps the compiled loop makes in one turn, where their number is known.
     - `reading_step`: `step` without its writes to arrays that are written once; `None` if there are
       no such arrays.
     """
@@ -44,6 +45,7 @@ class Scan:
     is_masked: tuple[bool, ...]
     is_written_once: tuple[bool, ...]
     is_reversed: bool = False
+    unroll: int = 1
     reading_step: Step | None = None
     checkpoints: int | None = None
 
@@ -67,7 +69,13 @@ class Scan:
         """The scan whose steps are the segments of this one."""
         number = self.levels[0]
         return dataclasses.replace(
-            self, step=step, reading_step=reading_step, length=number, levels=(number,)
+            self,
+            step=step,
+            reading_step=reading_step,
+            length=number,
+            levels=(number,),
+            # Unrolled segments of unrolled steps would be a long program.
+            unroll=self.unroll if len(self.levels) == 1 else 1,
         )
 
     def saved(self, carry: Sequence[T]) -> list[T]:

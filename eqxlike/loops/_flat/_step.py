@@ -45,7 +45,12 @@ def _run_whole(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]
         return list(new), list(y)
 
     return jax.lax.scan(
-        step, list(operands.carry), list(operands.xs), scan.length, reverse=scan.is_reversed
+        step,
+        list(operands.carry),
+        list(operands.xs),
+        scan.length,
+        reverse=scan.is_reversed,
+        unroll=scan.unroll,
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from ..._module import Module
-from ..._pytree import is_frozen, is_inexact_array, tree_at, walk
+from ..._pytree import is_frozen, is_inexact_array, listed, path_matches, tree_at, walk
 from ..._transforms import is_array_or_struct
 from .._bayesian import BayesianConv, BayesianLayer, BayesianLinear, Estimator, linear_or_conv
 from .._conv import Conv, ConvTranspose
@@ -210,7 +210,11 @@ _WEIGHTED = (Linear, FusedLinear, Conv, ConvTranspose, GRUCell, LSTMCell, LoRALi
 """The layers whose weights decay."""
 
 
-def decay_mask(params: PyTree, also: type | Iterable[type] = ()) -> PyTree[bool]:
+def decay_mask(
+    params: PyTree,
+    also: type | Iterable[type] = (),
+    skip: type | str | Iterable[type | str] = (),
+) -> PyTree[bool]:
     """Chooses the arrays that weight decay applies to: the weights of affine maps, convolutions and
     recurrent cells, and no bias, norm, scale or embedding.
 
@@ -224,9 +228,13 @@ def decay_mask(params: PyTree, also: type | Iterable[type] = ()) -> PyTree[bool]
     - `also`: a class of layers, or a tuple of classes, such as `nn.Embedding` or your own. All
       arrays of such a layer decay, except those whose name begins with `bias`. With Optax:
       `mask=functools.partial(nn.decay_mask, also=nn.Embedding)`.
+    - `skip`: classes of layers, and patterns of paths such as `"**.head"`, of which nothing decays.
+      A pattern chooses arrays, or subtrees: see `where` of `replace_layers`.
 
     **Returns:** a tree like `params` with `True` for each array that decays and `False` for all
     other leaves. Frozen arrays do not decay.
+
+    **Raises:** `TypeError` if `skip` has something else.
 
     !!! example
 
@@ -241,20 +249,46 @@ def decay_mask(params: PyTree, also: type | Iterable[type] = ()) -> PyTree[bool]
         >>> optimiser = optax.adamw(1e-3, mask=nn.decay_mask)
     """
     types = (*_WEIGHTED, *((also,) if isinstance(also, type) else also))
-    layers = {path for path, node in walk(params) if isinstance(node, types)}
+    choices: Any = skip if isinstance(skip, Iterable) and not isinstance(skip, str) else (skip,)
+    choices = tuple(choices)
+    skipped_types = tuple(each for each in choices if isinstance(each, type))
+    patterns = [each for each in choices if isinstance(each, str)]
+    if len(skipped_types) + len(patterns) < len(choices):
+        raise TypeError(
+            f"decay_mask expected classes of layers, and patterns of paths, as skip; got {skip!r}."
+        )
+    layers: set[tuple[Any, ...]] = set()
+    skipped: set[tuple[Any, ...]] = set()
+    for path, node in walk(params):
+        is_at = any(_is_at(pattern, path) for pattern in patterns)
+        if path[:-1] in skipped or is_at or isinstance(node, skipped_types):
+            skipped.add(path)
+        if isinstance(node, types):
+            layers.add(path)
 
     def decays(path: tuple[Any, ...], leaf: Any) -> bool:
         # The path of a frozen array has one more key.
         is_bias = jtu.keystr(path[-1:]).startswith(".bias")
-        if path[:-1] not in layers or is_bias or not is_array_or_struct(leaf):
+        if path[:-1] not in layers or is_bias or path in skipped or not is_array_or_struct(leaf):
             return False
         return bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
 
     return jtu.tree_map_with_path(decays, params)
 
 
+def _is_at(pattern: str, path: tuple[Any, ...]) -> bool:
+    """Whether a pattern matches the path of a node."""
+    name = jtu.keystr(path).removeprefix(".")
+    return path_matches(pattern, name, jax.ShapeDtypeStruct((), jnp.float32))
+
+
 def replace_layers(
-    model: PyTree, match: Match, make: Callable[..., Any], *, key: PRNGKeyArray | None = None
+    model: PyTree,
+    match: Match,
+    make: Callable[..., Any],
+    *,
+    where: str | None = None,
+    key: PRNGKeyArray | None = None,
 ) -> PyTree:
     """A copy of a model in which every layer of some type is replaced.
 
@@ -266,6 +300,8 @@ def replace_layers(
       the root down, of every node outside those that it chose.
     - `make`: called as `make(node)`, returns what takes its place. A node that stands at several
       places is replaced by one and the same: it stays shared.
+    - `where`: a pattern of paths, such as `"**.query_proj"` or `"layers.*"`: only nodes there are
+      replaced. `*` stands for one name or index, `**` for any number of them.
     - `key`: if given, `make` is called as `make(node, key=part)`, each time with another part of
       it, which depends on the path of the node alone: with one key for all, layers of the same
       size would be initialised alike.
@@ -276,7 +312,7 @@ def replace_layers(
     **Returns:** the new model. What was not replaced is shared with `model`.
 
     **Raises:** `ValueError` if nothing matches, `TypeError` if `match` is neither type nor
-    function, or `model` is a class.
+    function, `where` is not a string, or `model` is a class.
 
     !!! example
 
@@ -288,28 +324,40 @@ def replace_layers(
         >>> adapted = nn.replace_layers(model, nn.Linear, adapt, key=jax.random.key(1))
         >>> [type(layer).__name__ for layer in adapted.layers]
         ['LoRALinear', 'LoRALinear']
+        >>> key = jax.random.key(2)
+        >>> adapted = nn.replace_layers(model, nn.Linear, adapt, where="layers.1", key=key)
+        >>> [type(layer).__name__ for layer in adapted.layers]
+        ['Linear', 'LoRALinear']
     """
     check_instance(model, "replace_layers")
+    if not isinstance(where, str | None):
+        raise TypeError(f"`where` must be a pattern of paths, such as '**.head'; got {where!r}.")
     is_chosen = node_predicate(match, "match")
     seen: dict[type, None] = {}
-    chosen: set[int] = set()
+    chosen: set[tuple[Any, ...]] = set()
+    elsewhere: list[str] = []
 
-    def is_match(node: Any) -> bool:
+    def is_match(path: tuple[Any, ...], node: Any) -> bool:
         seen[type(node)] = None
-        if is_chosen(node):
-            chosen.add(id(node))
-            return True
-        return False
+        if not is_chosen(node):
+            return False
+        if where is not None and not _is_at(where, path):
+            elsewhere.append(jtu.keystr(path).removeprefix("."))
+            return False
+        chosen.add(path)
+        return True
 
-    nodes, treedef = jtu.tree_flatten_with_path(model, is_leaf=is_match)
+    nodes, treedef = jtu.tree_flatten_with_path(model, is_match, is_leaf_takes_path=True)
+    if elsewhere and not chosen:
+        raise ValueError(f"No node at {where!r} matches; nodes elsewhere do: {listed(elsewhere)}.")
     if not chosen:
         raise ValueError(_nothing_matches(match, seen))
     made: dict[int, Any] = {}
     for path, node in nodes:
-        if id(node) in chosen and id(node) not in made:
+        if path in chosen and id(node) not in made:
             options = {} if key is None else {"key": key_at(key, jtu.keystr(path))}
             made[id(node)] = make(node, **options)
-    return treedef.unflatten([made[id(node)] if id(node) in chosen else node for _, node in nodes])
+    return treedef.unflatten([made[id(node)] if path in chosen else node for path, node in nodes])
 
 
 def _nothing_matches(match: Match, seen: dict[type, None]) -> str:

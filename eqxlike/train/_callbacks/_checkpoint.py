@@ -34,6 +34,8 @@ class Checkpoint(Callback):
     - `mode`: whether the least metric is the best, `"min"`, or the greatest, `"max"`.
     - `background`: whether a thread writes while training goes on. It needs a copy of the state in
       the memory of the host.
+    - `with_frozen`: whether to save arrays that `nn.freeze` has marked. Without them a resumed run
+      has those of the state that `fit` is given: see `train.save`.
     - `on_error`: what a checkpoint that cannot be written does, as where the disk is full: end the
       run with the `OSError`, `"raise"`, or only `"warn"`. The last good checkpoint stays.
 
@@ -57,6 +59,7 @@ class Checkpoint(Callback):
         metric: str | None = None,
         mode: Literal["min", "max"] = "min",
         background: bool = True,
+        with_frozen: bool = True,
         on_error: Literal["raise", "warn"] = "raise",
     ) -> None:
         if on_error not in ("raise", "warn"):
@@ -67,6 +70,7 @@ class Checkpoint(Callback):
         self.folder = CheckpointFolder(folder, keep_last=keep_last, keep_best=keep_best, mode=mode)
         self.keep_best, self.metric = keep_best, metric
         self.background, self.on_error = background, on_error
+        self.with_frozen = with_frozen
         self._under_way: Saving | None = None
         self._saved_at = -1
 
@@ -105,6 +109,7 @@ class Checkpoint(Callback):
                 score=self._score(run),
                 beside=arrays,
                 background=self.background,
+                with_frozen=self.with_frozen,
             )
         except OSError as error:
             self._failed(error)

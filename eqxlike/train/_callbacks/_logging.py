@@ -96,10 +96,11 @@ class JsonLines(_WithFile, _WithRate):
     """Writes a file with a JSON object in each line, which grows as the training does.
 
     Each has `event`, one of `"start"`, `"log"`, `"evaluate"`, `"checkpoint"` and `"end"`; `step`;
-    and `seconds` since the start. A log has `loss`, and `learning_rate` where the optimiser keeps
-    one; an evaluation its metrics; a checkpoint its `path`, reported once it is in its place, which
-    may be some steps later. JSON has no NaN and no infinity: they are the texts `"nan"`, `"inf"`
-    and `"-inf"`. Of several processes the first writes.
+    and `seconds` since the start. A log has `loss`, `aux` where the loss returns numbers by name,
+    and `learning_rate` where the optimiser keeps one; an evaluation its metrics; a checkpoint its
+    `path`, reported once it is in its place, which may be some steps later. JSON has no NaN and no
+    infinity: they are the texts `"nan"`, `"inf"` and `"-inf"`. Of several processes the first
+    writes.
 
     **Arguments:**
 
@@ -143,9 +144,11 @@ class JsonLines(_WithFile, _WithRate):
         self._write("start", run, num_steps=run.num_steps)
 
     def on_log(self, run: Run) -> None:
-        """The loss, and the learning rate."""
+        """The loss, the aux, and the learning rate."""
         rate = run.learning_rate
-        found = {} if rate is None else {"learning_rate": rate}
+        found: dict[str, Any] = {} if rate is None else {"learning_rate": rate}
+        if run.aux:
+            found["aux"] = dict(run.aux)
         if self._per_step:
             for name, value in self._rates(run).items():
                 found[name if name == "mfu" else f"{name}_per_second"] = value
@@ -242,7 +245,7 @@ class Progress(_WithRate):
         parts = [f"loss {run.loss:.4g}"]
         if run.learning_rate is not None:
             parts.append(f"rate {run.learning_rate:.3g}")
-        parts += [f"{name} {value:.4g}" for name, value in run.metrics.items()]
+        parts += [f"{name} {value:.4g}" for name, value in [*run.aux.items(), *run.metrics.items()]]
         if run.steps > self._last[0]:
             rates = self._rates(run)
             share = rates.pop("mfu", None)
@@ -292,8 +295,9 @@ def progress(
 class TensorBoard(_WithFile, _WithRate):
     """Writes a training as TensorBoard reads it: `tensorboard --logdir FOLDER` draws its curves.
 
-    Each log has `train/loss`, `train/steps_per_second` since the one before, and
-    `train/learning_rate` where the optimiser keeps one; each evaluation its metrics, as in
+    Each log has `train/loss`, `train/NAME` for each number that the loss returns by name,
+    `train/steps_per_second` since the one before, and `train/learning_rate` where the optimiser
+    keeps one; each evaluation its metrics, as in
     `evaluate/accuracy`. They are on the disk at once: a run that is killed keeps them.
 
     A resumed run goes on in the same folder. What a run had written there of steps after those it
@@ -331,8 +335,9 @@ class TensorBoard(_WithFile, _WithRate):
         self._write(step=run.steps + 1, session_log={"status": "START"})
 
     def on_log(self, run: Run) -> None:
-        """The loss, the learning rate, and steps a second."""
-        values = {"train/loss": run.loss, "train/steps_per_second": self._steps_per_second(run)}
+        """The loss, the aux, the learning rate, and steps a second."""
+        values = {f"train/{name}": value for name, value in run.aux.items()}
+        values |= {"train/loss": run.loss, "train/steps_per_second": self._steps_per_second(run)}
         rate = run.learning_rate
         if rate is not None:
             values["train/learning_rate"] = rate

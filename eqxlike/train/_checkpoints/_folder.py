@@ -97,13 +97,14 @@ class CheckpointFolder:
         score: float | None = None,
         beside: Mapping[str, PyTree] | None = None,
         background: bool = False,
+        with_frozen: bool = True,
     ) -> Saving:
         """Writes a checkpoint, and once it is in its place deletes those that need not stay.
 
         **Arguments:**
 
         - `step`: which it is of. A checkpoint of the same step is replaced.
-        - `state`, `data`, `background`: as of `train.save`.
+        - `state`, `data`, `background`, `with_frozen`: as of `train.save`.
         - `score`: for `keep_best`. One that is not finite is never among the best.
         - `beside`: other pytrees by name, kept along as `state` is; see `restore_beside`.
 
@@ -119,6 +120,7 @@ class CheckpointFolder:
             state,
             data,
             background=background,
+            with_frozen=with_frozen,
             score=None if score is None else float(score),
             beside=beside,
             then=lambda: in_first(lambda: self._prune(path)),

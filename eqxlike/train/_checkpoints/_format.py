@@ -27,7 +27,7 @@ from jaxtyping import PyTree
 
 from ..._compat import Tracer
 from ..._dtypes import is_key
-from ..._pytree import is_array, is_reference
+from ..._pytree import flag_frozen, is_array, is_reference
 
 NAME = "manifest.json"
 _FORMAT = "eqxlike.train checkpoint"
@@ -47,14 +47,16 @@ class Leaf:
     """One leaf of a pytree.
 
     - `path`: where it is, as in `.model.layers[0].weight`.
-    - `kind`: an array of numbers, an array of typed PRNG keys, or something that is not stored.
+    - `kind`: an array of numbers, an array of typed PRNG keys, or something that is not stored: a
+      frozen array that was left out, or no array.
     - `shape`, `dtype`: of the numbers, which of a key are its data.
     - `key`: the implementation of a PRNG key, as in `threefry2x32`.
-    - `text`: a static leaf that text tells apart: a number, a string, a bool.
+    - `text`: a static leaf that text tells apart: a number, a string, a bool. Of a frozen array its
+      shape and dtype.
     """
 
     path: str
-    kind: Literal["array", "key", "static"]
+    kind: Literal["array", "key", "frozen", "static"]
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
     key: str | None = None
@@ -257,9 +259,9 @@ class Description(NamedTuple):
     treedef: Any
 
 
-def describe(pytree: PyTree) -> Description:
+def describe(pytree: PyTree, *, with_frozen: bool = True) -> Description:
     """Describes a pytree of JAX and NumPy arrays, `jax.ShapeDtypeStruct`s in their places, and
-    other leaves.
+    other leaves; without `with_frozen` frozen arrays are not to be stored.
 
     **Raises:** `TypeError`, with the path, for what can be no part of a checkpoint.
     """
@@ -272,6 +274,13 @@ def describe(pytree: PyTree) -> Description:
 
     found, treedef = jtu.tree_flatten_with_path(pytree, note, is_leaf_takes_path=True)
     leaves = [(_describe_leaf(jtu.keystr(path), leaf), leaf) for path, leaf in found]
+    if not with_frozen:
+        leaves = [
+            (Leaf(each.path, "frozen", text=each.describe()), leaf)
+            if is_frozen and each.kind == "array"
+            else (each, leaf)
+            for (each, leaf), is_frozen in zip(leaves, flag_frozen(pytree), strict=True)
+        ]
     return Description(leaves, nodes, treedef)
 
 

@@ -74,7 +74,8 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
       `jax.ShapeDtypeStruct`s for arrays, as of `filter_eval_shape`, and then takes no memory.
       Arrays get the sharding of those in `like`, where those were put somewhere on purpose,
       whatever their sharding was when they were saved; they are NumPy arrays where those in `like`
-      are. Functions, strings and Python numbers come from `like`. For a checkpoint of a
+      are. Functions, strings and Python numbers come from `like`, and copies of its frozen arrays
+      if the checkpoint was saved without (`save(..., with_frozen=False)`). For a checkpoint of a
       `TrainState`, `like` may also be the model: then the model alone is restored.
     - `only`: the name of a part to restore, or several: `"model"`, `("model", "model_state")`. All
       other parts come from `like`, and may have another structure, for example for another
@@ -277,6 +278,12 @@ def _differences(stored: list[Leaf], nodes: dict[str, str], like: Description) -
             yield f"state{found.path} comes where `like` has like{wanted.path}"
         elif found.kind == wanted.kind == "static" and None in (found.text, wanted.text):
             continue
+        elif found.kind == "frozen" and found.text == wanted.describe():
+            if not isinstance(leaf, jax.Array | np.ndarray):
+                yield (
+                    f"like{wanted.path} must be an array with its values: the checkpoint was saved "
+                    "without frozen arrays"
+                )
         elif found != wanted:
             yield f"like{wanted.path} is {wanted.describe()}, and was {found.describe()}"
         elif wanted.kind == "array" and isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
@@ -384,6 +391,9 @@ def _placed(folder: pathlib.Path, stored: StoredLeaf, like: Any, value: Any) -> 
     leaf = stored.leaf
     if leaf.kind == "static":
         return like
+    if leaf.kind == "frozen":
+        # A step that donates the restored state must not delete the array of `like`.
+        return like.copy()
     if value is None:
         value = np.zeros(leaf.shape or (), leaf.dtype)
     is_here = isinstance(value, np.ndarray) or value.is_fully_addressable

@@ -42,7 +42,12 @@ from ._format import (
 
 
 def save(
-    path: str | os.PathLike[str], state: PyTree, data: Any = None, *, background: bool = False
+    path: str | os.PathLike[str],
+    state: PyTree,
+    data: Any = None,
+    *,
+    background: bool = False,
+    with_frozen: bool = True,
 ) -> Saving:
     """Writes a state to a folder of files, from which `restore` reads it.
 
@@ -61,6 +66,9 @@ def save(
     - `background`: copy the arrays to the host and return; a thread writes them. The state may be
       donated or changed at once. The interpreter waits for it as it exits, and the next save before
       it begins. In a run of several processes it is written before this returns.
+    - `with_frozen`: whether to write arrays that `nn.freeze` has marked. Without them a checkpoint
+      of an adapted model is small, and `restore` takes them from `like`: load the pretrained
+      weights into it first. Their shapes and dtypes are checked, their values are not.
 
     **Returns:** a `Saving`; its `wait()` returns when the checkpoint is in place, and raises what
     went wrong. An error for which nobody waits is raised by the next save, or printed at exit.
@@ -77,7 +85,7 @@ def save(
     >>> sorted(each.name.split("-")[0] for each in path.iterdir())
     ['arrays', 'manifest.json']
     """
-    return write_checkpoint(path, state, data, background=background)
+    return write_checkpoint(path, state, data, background=background, with_frozen=with_frozen)
 
 
 def write_checkpoint(
@@ -86,6 +94,7 @@ def write_checkpoint(
     data: Any,
     *,
     background: bool,
+    with_frozen: bool = True,
     score: float | None = None,
     beside: Mapping[str, PyTree] | None = None,
     then: Callable[[], object] = lambda: None,
@@ -99,7 +108,7 @@ def write_checkpoint(
     described: dict[str | None, Description] = {}
     for name, tree in trees.items():
         check_not_deleted(tree, name or "state", "train.save")
-        described[name] = describe(tree)
+        described[name] = describe(tree, with_frozen=with_frozen)
     target = pathlib.Path(os.path.realpath(path))
     # Several processes wait for each other in a save: not in threads, next to their steps.
     background = background and jax.process_count() == 1

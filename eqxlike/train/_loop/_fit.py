@@ -55,8 +55,8 @@ def fit(
     **Arguments:**
 
     - `state`: where to start. It is copied, and stays usable, unless `donate`.
-    - `step`: `step(state, batch)` which gives `(state, loss, ...)`; see `make_step`. What comes
-      after the loss is ignored.
+    - `step`: `step(state, batch)` which gives `(state, loss, ...)`; see `make_step`. If a
+      dict comes after the loss, logs have the means of its numbers; anything else is ignored.
     - `batches`: for example `minibatches(...)`, or a `DataLoader` of PyTorch. Tensors of other
       libraries and lists of numbers become arrays; a step that is not compiled gets its batches
       unchanged. Training ends when the batches end; see `repeat`.

@@ -5,7 +5,7 @@ at it: arrays go from one call to the next as they are.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array, Bool, Float, Int32, PyTree
 
 from ..._dtypes import is_key
@@ -22,6 +23,7 @@ from ..._pytree import (
     combine,
     find_difference,
     is_array,
+    is_array_like,
     partition,
     same_shape_and_dtype,
     tree_pformat,
@@ -35,6 +37,8 @@ from ._stack import Stack, Together
 
 
 Leaves = list[Array]
+Aux = dict[str, Array]
+"""What a loss returns beside its value, as far as it is numbers."""
 
 
 class Form(NamedTuple):
@@ -78,7 +82,7 @@ class StateChanged(TypeError):
 @functools.lru_cache(maxsize=8)
 def single_step(
     step: Structure, form: Form, donates: bool
-) -> Callable[[Leaves, Leaves, Any], tuple[Leaves, Any, Bool[Array, ""]]]:
+) -> Callable[[Leaves, Leaves, Any], tuple[Leaves, Any, Bool[Array, ""], Aux]]:
     """A step on the arrays of a state.
 
     **Arguments:**
@@ -87,16 +91,16 @@ def single_step(
     - `donates`: whether the arrays of the state are donated.
 
     **Returns:** a function of the arrays of the step, the arrays of the state, and a batch. It
-    returns the next arrays, the loss, and whether the update was refused or skipped. It raises
-    `StateChanged` if more than arrays changes.
+    returns the next arrays, the loss, whether the update was refused or skipped, and the aux.
+    It raises `StateChanged` if more than arrays changes.
     """
 
-    def single(own: Leaves, leaves: Leaves, batch: Any) -> tuple[Leaves, Any, Array]:
+    def single(own: Leaves, leaves: Leaves, batch: Any) -> tuple[Leaves, Any, Array, Aux]:
         state = form.merge(leaves)
         run = step.rebuilder(cache=False)(tuple(own))
         # JAX may run the program again, operation by operation: the step must not donate then.
-        new, loss = state_and_loss((run if donates else run.__wrapped__)(state, batch))
-        return _leaves_of(new, state, form), loss, was_refused(new)
+        new, loss, aux = read_returned((run if donates else run.__wrapped__)(state, batch))
+        return _leaves_of(new, state, form), loss, was_refused(new), aux
 
     return filter_jit(single, donate=("leaves",) if donates else ())
 
@@ -106,7 +110,7 @@ def many_steps(
     step: Structure, form: Form, donates: bool, steps_per_call: int
 ) -> Callable[
     [Leaves, Leaves, Stack],
-    tuple[Leaves, Float[Array, " steps_per_call"], Bool[Array, " steps_per_call"]],
+    tuple[Leaves, Float[Array, " steps_per_call"], Bool[Array, " steps_per_call"], Aux],
 ]:
     """A step on each of up to `steps_per_call` batches that are alike, in one call.
 
@@ -115,68 +119,92 @@ def many_steps(
     - `step`, `form`, `donates`: see `single_step`.
 
     **Returns:** a function of the arrays of the step, the arrays of the state, and batches. It
-    returns the next arrays, the losses, and whether each update was refused or skipped; entries
-    beyond the number of batches have no meaning. It raises `StateChanged` if more than arrays
-    changes, and `TypeError` if their shapes or dtypes change.
+    returns the next arrays, the losses, whether each update was refused or skipped, and the aux;
+    entries beyond the number of batches have no meaning. It raises `StateChanged` if more than
+    arrays changes, and `TypeError` if their shapes or dtypes change.
     """
 
     def many(
         own: Leaves, leaves: Leaves, batches: PyTree, count: Int32[Array, ""] | np.int32
-    ) -> tuple[Leaves, Array, Array]:
+    ) -> tuple[Leaves, Array, Array, Aux]:
         batches = jtu.tree_map(_stacked_inside, batches, is_leaf=_is_together)
         arrays, others = partition(batches, is_array)
 
-        def goes_on(carry: Any) -> Array:
-            index, *_, is_halted = carry
-            # Further steps would leave a halted state as it is.
-            return (index < count) & ~is_halted
-
-        def body(carry: Any) -> Any:
-            index, leaves, losses, were_refused, _ = carry
+        def one(leaves: Leaves, index: Array) -> tuple[Leaves, Array, tuple[Array, Array, Aux]]:
             batch = jtu.tree_map(
                 lambda each: lax.dynamic_index_in_dim(each, index, 0, False), arrays
             )
             state = form.merge(leaves)
             run = step.rebuilder(cache=False)(tuple(own))
-            new, loss = state_and_loss(run(state, combine(batch, others)))
+            new, loss, aux = read_returned(run(state, combine(batch, others)))
             leaves = _leaves_of(new, state, form)
             _check_arrays(state, new)
-            losses = losses.at[index].set(jnp.asarray(loss).astype(losses.dtype))
-            were_refused = were_refused.at[index].set(was_refused(new))
             # A skipped step still increments `step`.
             is_halted = new.is_halted & (new.step == state.step)
-            return index + 1, leaves, losses, were_refused, is_halted
+            return leaves, is_halted, (jnp.asarray(loss), was_refused(new), aux)
+
+        # Only a trace shows which aux there is, and the step is to be traced once.
+        first = jnp.zeros_like(count)
+        traced, shapes = jax.make_jaxpr(one, return_shape=True)(leaves, first)
+        run_one, treedef = jaxpr_as_fun(traced), jtu.tree_structure(shapes)
+
+        def goes_on(carry: Any) -> Array:
+            index, _, is_halted, _ = carry
+            # Further steps would leave a halted state as it is.
+            return (index < count) & ~is_halted
+
+        def body(carry: Any) -> Any:
+            index, leaves, _, results = carry
+            leaves, is_halted, found = treedef.unflatten(run_one(*leaves, index))
+            results = jtu.tree_map(
+                lambda row, each: row.at[index].set(jnp.asarray(each).astype(row.dtype)),
+                results,
+                found,
+            )
+            return index + 1, leaves, is_halted, results
 
         # Wide enough for a loss of any precision.
-        losses = jnp.zeros(steps_per_call, jax.dtypes.canonicalize_dtype(float))
+        wide = jax.dtypes.canonicalize_dtype(float)
+        rows = jtu.tree_map(
+            lambda each: jnp.zeros(steps_per_call, bool if each.dtype == bool else wide), shapes[2]
+        )
         # The count is an argument, so that one program serves for the last batches too, and for
         # steps after which something else is due.
-        were_refused, is_halted = jnp.zeros(steps_per_call, bool), jnp.zeros((), bool)
-        carry = jnp.zeros_like(count), leaves, losses, were_refused, is_halted
-        _, leaves, losses, were_refused, _ = lax.while_loop(goes_on, body, carry)
-        return leaves, losses, were_refused
+        carry = first, leaves, jnp.zeros((), bool), rows
+        _, leaves, _, (losses, were_refused, aux) = lax.while_loop(goes_on, body, carry)
+        return leaves, losses, were_refused, aux
 
     compiled = filter_jit(many, donate=("leaves",) if donates else ())
 
-    def call(own: Leaves, leaves: Leaves, batches: Stack) -> tuple[Leaves, Array, Array]:
+    def call(own: Leaves, leaves: Leaves, batches: Stack) -> tuple[Leaves, Array, Array, Aux]:
         return compiled(own, leaves, batches.whole(), np.int32(batches.count))
 
     return call
 
 
-def state_and_loss(returned: Any) -> tuple[TrainState, Any]:
-    """What a step returned, without what comes beside.
+def read_returned(returned: Any) -> tuple[TrainState, Any, Aux]:
+    """The state and the loss that a step returned, and its aux: copies of the real numbers among
+    the entries of a dict that comes after the loss.
 
     **Raises:** `TypeError` for something else.
     """
     match returned:
-        case [TrainState() as state, loss, *_]:
+        case [TrainState() as state, loss, *others]:
             _check_loss(loss)
-            return state, loss
+            aux = others[0] if others and isinstance(others[0], Mapping) else {}
+            # The next step may overwrite an array of the state.
+            numbers = {name: value for name, value in aux.items() if _is_real(value)}
+            return state, loss, jtu.tree_map(jnp.copy, numbers)
     raise TypeError(
         "fit expected the step to return the next TrainState and the loss, `(state, loss)`, as one "
         f"of make_step does; got {tree_pformat(returned)}."
     )
+
+
+def _is_real(value: Any) -> bool:
+    """Whether an entry of an aux is one number that can be averaged."""
+    is_number = is_array_like(value) and jnp.shape(value) == () and not is_key(value)
+    return is_number and not jnp.iscomplexobj(value)
 
 
 def _check_loss(loss: Any) -> None:

@@ -1,12 +1,14 @@
 """A training under way: the newest state, and the losses that were read."""
 
 import collections
+import itertools
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic
 
 import jax
+import numpy as np
 import optax
 
 from .._checks import check_not_deleted
@@ -24,6 +26,8 @@ class Run(Generic[Model]):
     - `history`: the losses of the steps that this call of `fit` made, as far as they were read.
     - `skipped`: the indices in `history` of steps whose update was skipped.
     - `loss`: the mean loss since the last log, without skipped steps; NaN before the first log.
+    - `aux`: the means, since the last log, of the numbers in the dict that the step returned after
+      the loss, by name, without skipped steps; see `make_step(..., has_aux=True)`.
     - `metrics`: what the last evaluation gave, by name; empty before the first one.
     - `evaluated_at`: after which step that was; -1 before the first one.
     - `evaluate_every`: steps between evaluations; `None` where at most the end is evaluated.
@@ -43,6 +47,8 @@ class Run(Generic[Model]):
         self.history: list[float] = []
         self.skipped: list[int] = []
         self.loss = math.nan
+        self.aux: Mapping[str, float] = {}
+        self._aux_since_log: dict[str, list[float]] = {}
         self.metrics: Mapping[str, float] = {}
         self.evaluated_at = -1
         self.evaluate_every: int | None = None
@@ -110,6 +116,8 @@ class Run(Generic[Model]):
         if not self._pending:
             return
         losses, num_good, were_skipped = self._stepper.judge(self._pending, self._good_step)
+        rows = jax.device_get([calls.aux for calls in self._pending])
+        counts = [calls.count for calls in self._pending]
         # Ctrl-C, while all that was waited for, has lost nothing.
         self._pending, self.num_unread = [], 0
         # `None`: either all is well, or the step has no guard and only its loss shows a bad step.
@@ -123,6 +131,12 @@ class Run(Generic[Model]):
         before = len(self.history)
         self.skipped += [before + place for place in range(num_good) if were_skipped[place]]
         self.history += losses[:num_good]
+        steps = iter(were_skipped[:num_good])
+        for count, row in zip(counts, rows, strict=True):
+            are_kept = [not was_skipped for was_skipped in itertools.islice(steps, count)]
+            for name, values in row.items():
+                kept = itertools.compress(np.ravel(values).tolist(), are_kept)
+                self._aux_since_log.setdefault(name, []).extend(kept)
         self.steps -= len(losses) - num_good
         # A step that was interrupted may have no loss.
         if num_good < len(losses):
@@ -139,12 +153,14 @@ class Run(Generic[Model]):
             )
 
     def log(self) -> None:
-        """Sets `loss` to the mean of what was read since the last log."""
+        """Sets `loss` and `aux` to the means of what was read since the last log."""
         skipped = {*self.skipped}
         steps = range(self._num_logged, len(self.history))
         recent = [self.history[step] for step in steps if step not in skipped]
         self._num_logged = len(self.history)
         self.loss = math.fsum(recent) / len(recent) if recent else math.nan
+        since, self._aux_since_log = self._aux_since_log, {}
+        self.aux = {name: math.fsum(each) / len(each) for name, each in since.items() if each}
 
     @property
     def _good_step(self) -> int:

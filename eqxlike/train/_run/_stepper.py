@@ -17,31 +17,34 @@ from ..._transforms import EqxlikeRuntimeError, JitFunction
 from .._guards import is_finite_state, judges_gradients, may_skip, was_refused
 from .._state import Model, TrainState
 from ._flat_steps import (
+    Aux,
     Form,
     Leaves,
     StateChanged,
     many_steps,
+    read_returned,
     single_step,
-    state_and_loss,
     take_apart,
 )
 from ._stack import Stack
 
 Batch = TypeVar("Batch")
 Step = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], *tuple[Any, ...]]]
-Call = Callable[[Leaves, Stack], tuple[Leaves, Any, Array]]
+Call = Callable[[Leaves, Stack], tuple[Leaves, Any, Array, Aux]]
 """Makes the steps of a stack on the arrays of a state, which it takes."""
 
 
 class Pending(NamedTuple):
     """Losses on the device, of one step or of the first `count` of many.
 
+    - `aux`: what the steps returned after the loss, by name.
     - `were_refused`: whether each update was refused or skipped; `None` once it is known that the
       step increments `state.step`, which then counts the good steps.
     """
 
     losses: Any
     were_refused: Array | None
+    aux: Aux
     count: int
 
 
@@ -85,15 +88,15 @@ class Stepper(Generic[Model]):
         if steps_per_call == 1 and not (self._takes_arrays and isinstance(step, JitFunction)):
             # As it is: a step that is not compiled may do anything.
             self._state, self._leaves = self.state, None
-            self._state, losses = state_and_loss(step(self._state, batches.first))
+            self._state, losses, aux = read_returned(step(self._state, batches.first))
             were_refused = None if self._counts_steps else was_refused(self._state)
-            return Pending(losses, were_refused, batches.count)
+            return Pending(losses, were_refused, aux, batches.count)
         if is_first and (paths := paths_without_numbers(batches.first, "batch")):
             raise TypeError(f"fit expected batches of numbers; got {listed(paths)}.")
         leaves = self._opened()
         call = self._call(step, steps_per_call)
         try:
-            self._leaves, losses, were_refused = call(leaves, batches)
+            self._leaves, losses, were_refused, aux = call(leaves, batches)
         except StateChanged:
             # It came while tracing: nothing was given away.
             if steps_per_call > 1:
@@ -115,7 +118,7 @@ class Stepper(Generic[Model]):
             name = functools.partial(re.sub, r"\bleaves\[(\d+)\]", lambda at: arrays[int(at[1])])
             error.__notes__ = [*map(name, getattr(error, "__notes__", ()))]
             raise
-        return Pending(losses, were_refused, batches.count)
+        return Pending(losses, were_refused, aux, batches.count)
 
     def _opened(self) -> Leaves:
         """The arrays of the state; the state is built again when somebody asks for it."""

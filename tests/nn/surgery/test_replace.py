@@ -51,6 +51,43 @@ def test_what_matches_is_replaced_and_nothing_else(match, model):
     assert replaced[2] == model[2]
 
 
+def test_a_pattern_of_paths_says_where_to_replace(getkey):
+    attention = nn.MultiheadAttention(2, 4, key=getkey())
+    block = {"attention": attention, "mlp": nn.MLP(4, 4, 4, 2, key=getkey())}
+
+    def replaced(where, model=block):
+        new = nn.replace_layers(model, nn.Linear, Wrapped, where=where)
+        nodes = jax.tree_util.tree_leaves_with_path(new, is_leaf=lambda x: isinstance(x, Wrapped))
+        return [jax.tree_util.keystr(path) for path, node in nodes if isinstance(node, Wrapped)]
+
+    query = "['attention'].query_proj"
+    layers = [f"['mlp'].layers[{index}]" for index in range(3)]
+    for where, expected in {
+        "**.query_proj": [query],
+        "attention.query_proj": [query],
+        "*.query_proj": [query],
+        "['attention'].query_proj": [query],
+        "mlp.layers.*": layers,
+        "mlp.layers[*]": layers,
+        "mlp.layers.2": layers[2:],
+        "**.1": layers[1:2],
+        "mlp.**": layers,
+    }.items():
+        assert replaced(where) == expected
+    # `**.` stands for no name too.
+    assert replaced("**.query_proj", attention) == [".query_proj"]
+    # Of a layer that stands at two places, only the place that matches.
+    linear = attention.query_proj
+    assert replaced("*", [linear, {"a": linear}]) == ["[0]"]
+    weight = linear.weight
+    zeroed = nn.replace_layers([weight, {"a": weight}], eqx.is_array, jnp.zeros_like, where="0")
+    assert [bool(each.any()) for each in jax.tree.leaves(zeroed)] == [False, True]
+    with pytest.raises(ValueError, match=r"No node at '\*' matches; nodes elsewhere do: \['att"):
+        replaced("*")
+    with pytest.raises(TypeError, match="`where` must be a pattern of paths"):
+        replaced(3)
+
+
 def test_outermost_match_is_replaced_and_not_searched(getkey):
     inner = Wrapped(nn.Linear(2, 2, key=getkey()))
     seen = []
@@ -228,3 +265,24 @@ def test_weights_of_affine_maps_decay_and_nothing_else(getkey):
             assert decayed == more + expected
         # What is frozen does not decay, also in a tree with frozen arrays.
         assert sum(jax.tree.leaves(nn.decay_mask(model))) == len(expected)
+
+
+def test_what_is_skipped_does_not_decay(getkey):
+    model = Model(getkey())
+
+    def decayed(skip, also=()):
+        mask = nn.decay_mask(eqx.filter(model, eqx.is_inexact_array), also, skip)
+        leaves = jax.tree_util.tree_leaves_with_path(mask)
+        return [jax.tree_util.keystr(path) for path, decays in leaves if decays]
+
+    everything = decayed(())
+    without_attention = [path for path in everything if ".attention" not in path]
+    assert len(without_attention) == len(everything) - 4
+    assert decayed("attention") == decayed(nn.MultiheadAttention) == without_attention
+    assert decayed("**.query_proj.weight") == [x for x in everything if "query" not in x]
+    assert decayed("cell.*") == decayed(nn.GRUCell) == [x for x in everything if "cell" not in x]
+    both = decayed((nn.GRUCell, "head.conv", "**.table"), nn.Embedding)
+    assert both == [x for x in everything if "cell" not in x and "conv" not in x]
+    for skip in (3, (nn.Linear, 3)):
+        with pytest.raises(TypeError, match="decay_mask expected classes"):
+            decayed(skip)

@@ -4,6 +4,8 @@ import shutil
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
 import optax
 import pytest
 
@@ -95,3 +97,65 @@ def test_a_model_without_its_statistics_is_warned_of(tmp_path):
     like = train.TrainState.create(norm, optax.sgd(0.1), key=key, model_state=start)
     restored = train.restore(tmp_path / "one", like, only=("model", "model_state"))
     assert restored.left_out == REST
+
+
+# --- Without frozen arrays ---
+
+
+@pytest.fixture
+def adapted(getkey):
+    """The state of a model with an adapter, and one of another adapter and the same weights."""
+    optimiser = optax.adam(0.1)
+    model = nn.MLP(2, 1, 64, 2, key=getkey())
+
+    def make(key, model=model):
+        wrap = lambda layer, key: nn.LoRALinear(layer, 2, key=key)
+        model = nn.replace_layers(model, nn.Linear, wrap, key=key)
+        return train.TrainState.create(model, optimiser, key=jr.key(0))
+
+    return make(getkey()), make(getkey())
+
+
+def test_a_checkpoint_without_frozen_arrays_takes_them_from_like(adapted, tmp_path):
+    state, other = adapted
+    for name, with_frozen in (("whole", True), ("part", False)):
+        train.save(tmp_path / name, state, with_frozen=with_frozen).wait()
+    sizes = [
+        sum(path.stat().st_size for path in (tmp_path / name).rglob("*") if path.is_file())
+        for name in ("whole", "part")
+    ]
+    assert sizes[1] < sizes[0] - 4 * 64 * 64
+    assert not eqx.tree_equal(other.model, state.model)
+    restored = train.restore(tmp_path / "part", other).state
+    assert eqx.tree_equal(restored, state)
+    # A copy, which may be donated.
+    jax.tree.map(lambda leaf: leaf.delete() if eqx.is_array(leaf) else None, restored)
+    assert eqx.tree_equal(train.restore(tmp_path / "part", other.model).state, state.model)
+    assert train.restore(tmp_path / "part", other, only="model").left_out == (
+        *("optimiser_state", "step", "key", "is_halted"),
+    )
+
+
+def test_frozen_arrays_that_do_not_fit_are_refused(adapted, tmp_path):
+    state, _ = adapted
+    train.save(tmp_path / "part", state, with_frozen=False).wait()
+    shapes = eqx.filter_eval_shape(lambda: state)
+    with pytest.raises(ValueError, match=r"weight.* must be an array with its values: .*frozen"):
+        train.restore(tmp_path / "part", shapes)
+    at = lambda state: state.model.layers[0].linear.weight
+    cut = eqx.tree_at(at, state, at(state)[:, :1])
+    with pytest.raises(ValueError, match=r"\(64, 1\) .*, and was an array of shape \(64, 2"):
+        train.restore(tmp_path / "part", cut)
+
+
+def test_a_run_without_frozen_arrays_in_its_checkpoints_goes_on(adapted, tmp_path):
+    state, _ = adapted
+    optimiser = optax.adam(0.1)
+    step = train.make_step(lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2), optimiser)
+    batches = [np.ones((4, 2), np.float32)] * 6
+    whole = train.fit(state, step, batches, num_steps=6)
+    callbacks = [train.Checkpoint(tmp_path, every=4, with_frozen=False)]
+    train.fit(state, step, batches, num_steps=4, callbacks=callbacks)
+    resumed = train.fit(state, step, batches, num_steps=6, resume_from=tmp_path)
+    assert eqx.tree_equal(resumed.state, whole.state)
+    assert not state.model.layers[0].linear.weight.is_deleted()

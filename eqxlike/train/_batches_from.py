@@ -1,0 +1,305 @@
+"""Batches from the data loaders of other libraries, as an iterator that `fit` can resume."""
+
+import base64
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from .._check_numbers import whole_number
+from .._pytree import listed, paths_without_numbers, tree_pformat
+from ._as_arrays import as_arrays
+from ._checks import check_callable
+
+Source = Iterable[Any] | Callable[[], Iterable[Any]]
+
+
+class LoadedBatches:
+    """Batches from a source, converted to arrays; `batches_from` makes it.
+
+    Several threads need a lock of their own around `next`.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        epochs: int | None,
+        columns: tuple[str, ...] | None,
+        convert: Callable[[Any], Any] | None,
+    ) -> None:
+        self._source: Any = source
+        self._epochs, self._columns, self._convert = epochs, columns, convert
+        # What `source` is or returned, `None` between two passes; and its iterator.
+        self._opened: Any = None
+        self._iterator: Any = iter(())
+        self._epoch = self._index = self._num_drawn = 0
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Where the next batch begins, as numbers and texts that JSON can hold.
+
+        - `epoch`, `index`: how many epochs were finished, and how many batches of this one.
+        - `num_drawn`: how many batches were drawn in all.
+        - `state`: that of the source as a text; `None` if it keeps none, or none that JSON can
+          hold.
+        """
+        return {
+            "epoch": self._epoch,
+            "index": self._index,
+            "num_drawn": self._num_drawn,
+            "state": _saved_state(self._opened, self._iterator) if self._index else None,
+        }
+
+    def seek(self, position: Mapping[str, Any]) -> None:
+        """Goes to a `position`: by the state of the source, or by drawing all batches up to it.
+
+        Drawn batches are not converted.
+
+        **Raises:** `ValueError` for what is not a position, for one that an iterator has passed,
+        and if the source ends before it.
+        """
+        own = self.position
+        if not isinstance(position, Mapping) or position.keys() != own.keys():
+            raise ValueError(
+                "seek expected a position of batches_from, with "
+                f"{', '.join(own)}; got {position!r}."
+            )
+        target, state = position["num_drawn"], position["state"]
+        if state is not None:
+            self._epoch = position["epoch"]
+            if self._begin_epoch(json.loads(state, object_hook=_decoded)):
+                self._index, self._num_drawn = position["index"], target
+                return
+        if not self._is_one_pass and (target < self._num_drawn or state is not None):
+            self._opened, self._epoch, self._index, self._num_drawn = None, 0, 0, 0
+        if target < self._num_drawn:
+            raise ValueError(
+                f"The position is after {target} batches, and {self._num_drawn} were drawn from "
+                f"this {type(self._source).__name__}, which cannot go back: pass a function that "
+                "makes it."
+            )
+        while self._num_drawn < target:
+            try:
+                self._draw()
+            except StopIteration:
+                raise ValueError(
+                    f"The position is after {target} batches, and the source ended after "
+                    f"{self._num_drawn}."
+                ) from None
+
+    def __iter__(self) -> "LoadedBatches":
+        return self
+
+    def __next__(self) -> Any:
+        batch = self._draw()
+        if self._columns is not None:
+            batch = _with_columns(batch, self._columns)
+        if self._convert is not None:
+            batch = self._convert(batch)
+        return _checked(as_arrays(batch, "batches_from"))
+
+    # --- drawing from the source ---
+
+    def _draw(self) -> Any:
+        """The next batch as the source gives it."""
+        if self._opened is None:
+            if self._epoch == self._epochs:
+                raise StopIteration
+            self._begin_epoch()
+        while True:
+            try:
+                batch = next(self._iterator)
+                break
+            except StopIteration:
+                if not self._index:
+                    raise ValueError(
+                        f"batches_from found no batches in epoch {self._epoch}. An iterator can be "
+                        "gone through once: pass the loader behind it, or a function that makes it."
+                    ) from None
+                self._epoch, self._index = self._epoch + 1, 0
+                if self._is_one_pass or self._epoch == self._epochs:
+                    self._opened, self._epochs = None, self._epoch
+                    raise
+                self._begin_epoch()
+        self._index += 1
+        self._num_drawn += 1
+        return batch
+
+    def _begin_epoch(self, state: Any = None) -> bool:
+        """Iterates over the source from its beginning, or from its `state`. Whether it took the
+        state.
+        """
+        self._opened = self._source() if callable(self._source) else self._source
+        # A sampler or a dataset that shuffles by epoch does not know the epoch otherwise.
+        for owner in (self._opened, getattr(self._opened, "sampler", None)):
+            if callable(set_epoch := getattr(owner, "set_epoch", None)):
+                set_epoch(self._epoch)
+        is_of_source = state is not None and _load_state(self._opened, state)
+        self._iterator = iter(self._opened)
+        return is_of_source or (state is not None and _load_state(self._iterator, state))
+
+    @property
+    def _is_one_pass(self) -> bool:
+        return isinstance(self._source, Iterator)
+
+
+# --- The state of a source, as a text of JSON ---
+
+
+_STATES = (("state_dict", "load_state_dict"), ("get_state", "set_state"), ("position", "seek"))
+
+
+def _state_names(owner: Any) -> tuple[str, str] | None:
+    """The names by which the state is read and set; `None` if there is none."""
+    return next((pair for pair in _STATES if all(hasattr(owner, name) for name in pair)), None)
+
+
+def _load_state(owner: Any, state: Any) -> bool:
+    names = _state_names(owner)
+    if names is not None:
+        getattr(owner, names[1])(state)
+    return names is not None
+
+
+def _saved_state(*owners: Any) -> str | None:
+    """The state of the first that keeps one, if JSON can hold it."""
+    for owner in owners:
+        if (names := _state_names(owner)) is not None:
+            state = getattr(owner, names[0])
+            with contextlib.suppress(TypeError):
+                return json.dumps(state() if callable(state) else state, default=_encoded)
+            break
+    return None
+
+
+def _encoded(leaf: Any) -> Any:
+    """What JSON cannot hold itself, as a dict. Raises `TypeError` for anything else."""
+    if isinstance(leaf, bytes):
+        return {"__bytes__": base64.b64encode(leaf).decode()}
+    if isinstance(leaf, np.generic):
+        return leaf.item()
+    library = type(leaf).__module__.partition(".")[0]
+    if isinstance(leaf, np.ndarray) or (library == "torch" and hasattr(leaf, "numpy")):
+        array = np.asarray(leaf)
+        return {"__array__": array.tolist(), "dtype": str(array.dtype), "library": library}
+    raise TypeError(f"{type(leaf).__name__} has no form in JSON.")
+
+
+def _decoded(node: dict[str, Any]) -> Any:
+    if "__bytes__" in node:
+        return base64.b64decode(node["__bytes__"])
+    if "__array__" not in node:
+        return node
+    array = np.asarray(node["__array__"], node["dtype"])
+    # The source has imported its library.
+    return sys.modules["torch"].from_numpy(array) if node["library"] == "torch" else array
+
+
+# --- The function that makes it, and its batches ---
+
+
+def batches_from(
+    source: Source,
+    *,
+    epochs: int | None = None,
+    columns: Sequence[str] | None = None,
+    convert: Callable[[Any], Any] | None = None,
+) -> LoadedBatches:
+    """Batches from the data loader of another library, for `fit`.
+
+    A source is a `torch.utils.data.DataLoader`, a `torchdata.stateful_dataloader
+    .StatefulDataLoader`, a `datasets.Dataset` or `datasets.IterableDataset` of Hugging Face (call
+    its `batch(32)` first), a `grain.DataLoader` or `grain.IterDataset`, `tf.data.Dataset
+    .as_numpy_iterator`, a generator function, or any other iterable of batches.
+
+    A run that is resumed goes on with the batches that came then. The position of the source is
+    saved and restored if the source, or its iterator, has `state_dict` and `load_state_dict`
+    (StatefulDataLoader, Hugging Face), `get_state` and `set_state` (Grain), or `position` and
+    `seek`. Any other source is drawn from again up to the position, without converting batches: it
+    must give the same batches again, so seed its shuffling. StatefulDataLoader (torchdata 0.11)
+    restores the order of later epochs only if it has no `generator` of its own, and a
+    `grain.DataLoader` asks for a data source with a `__repr__` that stays the same.
+
+    **Arguments:**
+
+    - `source`: an iterable of batches, or a function without arguments that returns one. Each epoch
+      iterates over it, or calls it, again. If it, or its `sampler`, has `set_epoch`, that is called
+      first. An iterator gives one epoch.
+    - `epochs`: how many; `None` for no limit.
+    - `columns`: the names of a dict to keep. Other columns, such as texts, are dropped.
+    - `convert`: a function of the batch, applied after `columns` and before the conversion to
+      arrays, for example to make a tuple of a dict.
+
+    **Returns:** an iterator of batches whose leaves are arrays: tensors, lists of numbers and
+    numbers become NumPy arrays. Its `position` says where it is, and `seek(position)` goes there.
+
+    **Raises:** `TypeError` if `source` cannot be iterated over; `ValueError` for `epochs` that is
+    not a positive integer, or more than one for an iterator. For a batch, `TypeError` with the path
+    of what cannot become an array of numbers, or if it lacks a column; `ValueError` for an epoch
+    without batches.
+
+    >>> from eqxlike import train
+    >>> def load():
+    ...     for start in (0, 2):
+    ...         yield {"x": [start, start + 1], "text": ["a", "b"]}
+    >>> [batch["x"].tolist() for batch in train.batches_from(load, epochs=2, columns=["x"])]
+    [[0, 1], [2, 3], [0, 1], [2, 3]]
+    """
+    is_data = isinstance(source, Mapping | jax.Array | np.ndarray)
+    if is_data or not (callable(source) or hasattr(source, "__iter__")):
+        hint = " Make batches of arrays with `train.minibatches`." if is_data else ""
+        raise TypeError(
+            "batches_from expected an iterable of batches, or a function that returns one; got "
+            f"{tree_pformat(source)}.{hint}"
+        )
+    if epochs is not None:
+        epochs = whole_number(epochs, "epochs")
+        if epochs > 1 and isinstance(source, Iterator):
+            raise ValueError(
+                f"epochs={epochs}, but a {type(source).__name__} can be gone through once: pass "
+                "the loader behind it, or a function that makes it."
+            )
+    if isinstance(columns, str):
+        raise TypeError(f"columns must be a sequence of names, got the string {columns!r}.")
+    if convert is not None:
+        check_callable(convert, "convert(batch)", "batches_from")
+    return LoadedBatches(source, epochs, None if columns is None else tuple(columns), convert)
+
+
+def _with_columns(batch: Any, columns: tuple[str, ...]) -> dict[str, Any]:
+    """The columns of a batch. Raises `TypeError` if it is no mapping, or lacks one."""
+    if not isinstance(batch, Mapping):
+        raise TypeError(
+            f"batches_from(columns=...) expected batches that are dicts; got {tree_pformat(batch)}."
+        )
+    if missing := [name for name in columns if name not in batch]:
+        raise TypeError(
+            f"batches_from expected a batch with {', '.join(map(repr, missing))}; it has "
+            f"{', '.join(map(repr, batch))}."
+        )
+    return {name: batch[name] for name in columns}
+
+
+def _checked(batch: Any) -> Any:
+    """The batch with arrays for numbers. Raises `TypeError` with the paths of other leaves."""
+
+    def as_array(leaf: Any) -> Any:
+        return np.asarray(leaf) if isinstance(leaf, bool | int | float | complex) else leaf
+
+    batch = jtu.tree_map(as_array, batch)
+    paths = [
+        f"batch{jtu.keystr(path)}, a {type(leaf).__name__}"
+        for path, leaf in jtu.tree_leaves_with_path(batch)
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic)
+    ] or paths_without_numbers(batch, "batch")
+    if paths:
+        raise TypeError(
+            f"batches_from expected batches of numbers; got {listed(paths)}. Choose other columns "
+            "with `columns=`, or make numbers of it with `convert=`."
+        )
+    return batch

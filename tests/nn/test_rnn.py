@@ -1,0 +1,104 @@
+"""The layer that applies a cell to a sequence."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import nn
+from tests.nn.arrays import filled, normal
+
+CELLS = {"gru": nn.GRUCell, "lstm": nn.LSTMCell}
+
+
+class Dropping(eqx.Module):
+    """A cell of one's own, which needs a key."""
+
+    dropout: nn.Dropout
+
+    def __call__(self, x, state, *, key):
+        return {"sum": state["sum"] + self.dropout(x, key=key)}
+
+
+class Bare(eqx.Module):
+    """The same numbers as its cell, of a type that nobody knows."""
+
+    cell: eqx.Module
+
+    def __call__(self, x, state):
+        return self.cell(x, state)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", CELLS)
+def test_it_is_the_cell_step_by_step_up_to_the_length(name, reverse, getkey):
+    cell = filled(CELLS[name], 3, 4, key=getkey())
+    xs = normal(getkey(), (6, 3))
+    zeros = jnp.zeros(4) if name == "gru" else (jnp.zeros(4), jnp.zeros(4))
+
+    def by_hand(cell, xs, length):
+        state, outputs = zeros, jnp.zeros((6, 4))
+        for index in range(length)[:: -1 if reverse else 1]:
+            state = cell(xs[index], state)
+            outputs = outputs.at[index].set(state if name == "gru" else state[0])
+        return outputs, state
+
+    def by_layer(cell, xs, length):
+        return nn.RNN(cell, reverse=reverse)(xs, length=length)
+
+    def loss(arguments, run, length):
+        outputs, state = run(*arguments, length)
+        return jnp.sum(jnp.sin(outputs)) + sum(jnp.sum(x**2) for x in jax.tree.leaves(state))
+
+    @eqx.filter_jit
+    def program(cell, xs, lengths):
+        found = [
+            (by_layer(cell, xs, length), eqx.filter_grad(loss)((cell, xs), by_layer, length))
+            for length in (*lengths, None)
+        ]
+        expected = [
+            (by_hand(cell, xs, length), eqx.filter_grad(loss)((cell, xs), by_hand, length))
+            for length in (0, 4, 6, 6)
+        ]
+        wrapped = nn.RNN(Bare(cell), reverse=reverse)(xs, zeros, length=lengths[1])
+        return found, expected, wrapped
+
+    found, expected, wrapped = program(cell, xs, jnp.array([0, 4, 6]))
+    for one, other in ((found, expected), (wrapped, expected[1][0])):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, other
+        )
+
+
+def test_a_cell_of_ones_own_gets_another_key_in_each_step_and_may_have_any_state(getkey):
+    layer, key = nn.RNN(Dropping(nn.Dropout(0.5))), getkey()
+    outputs, last = layer(jnp.ones((3, 20)), {"sum": jnp.zeros(20)}, key=key)
+    dropped = [nn.Dropout(0.5)(jnp.ones(20), key=each) for each in jr.split(jr.clone(key), 3)]
+    np.testing.assert_allclose(outputs["sum"], np.cumsum(dropped, axis=0))
+    np.testing.assert_array_equal(last["sum"], outputs["sum"][-1])
+    shorter = layer(jnp.ones((3, 20)), {"sum": jnp.zeros(20)}, key=jr.clone(key), length=2)
+    np.testing.assert_array_equal(shorter[0]["sum"], outputs["sum"].at[2].set(0))
+    np.testing.assert_array_equal(shorter[1]["sum"], outputs["sum"][1])
+
+
+def test_the_state_has_the_dtype_that_steps_compute_in(getkey):
+    cell = nn.LSTMCell(3, 4, dtype=jnp.bfloat16, key=getkey())
+    outputs, state = nn.RNN(nn.freeze(cell))(jnp.ones((5, 3), jnp.bfloat16))
+    assert {each.dtype for each in (outputs, *state)} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_what_it_cannot_read_is_refused(getkey):
+    layer = nn.RNN(nn.GRUCell(3, 4, key=getkey()))
+    for call, error, message in [
+        (lambda: layer(jnp.ones((2, 5, 3))), ValueError, r"\(sequence, 3\), .* `jax.vmap"),
+        (lambda: layer(jnp.ones((5, 2))), ValueError, r"RNN expected x of shape \(sequence, 3\)"),
+        (lambda: layer(jnp.ones((5, 3)), jnp.ones(3)), ValueError, r"expected hidden of shape \(4"),
+        (lambda: layer(jnp.ones((5, 3)), length=jnp.ones(2)), ValueError, r"length of shape \(\)"),
+        (lambda: layer(jnp.ones((5, 3)), length=2.5), TypeError, "length to be an integer: 2.5"),
+        (lambda: nn.RNN(Bare(layer))(jnp.ones((5, 3))), TypeError, r"is Bare: .*`rnn\(xs, state"),
+        (lambda: nn.RNN("lstm"), TypeError, "RNN: cell expected a layer"),
+    ]:
+        with pytest.raises(error, match=message):
+            call()

@@ -1,0 +1,253 @@
+"""Batches from other libraries' loaders, and where they go on when a run is resumed."""
+
+import itertools
+import json
+
+import numpy as np
+import optax
+import pytest
+
+import eqxlike as eqx
+from eqxlike import train
+from tests.train.linear import make_state, make_step
+
+LENGTH = 4
+ARRAYS = np.random.default_rng(0).normal(size=(3, LENGTH, 3, 2)).astype("f")
+"""By epoch and place in it."""
+
+
+class Loader:
+    """Batches in another order in each epoch, as far as it is told the epoch.
+
+    `num_drawn` counts the batches that it made.
+    """
+
+    def __init__(self):
+        self.epoch = self.num_drawn = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        for batch in ARRAYS[self.epoch]:
+            self.num_drawn += 1
+            yield batch
+
+
+class Sampled(Loader):
+    """A loader whose sampler is told the epoch, as `DistributedSampler` of PyTorch."""
+
+    set_epoch = None
+
+    def __init__(self):
+        super().__init__()
+        self.sampler = type("Sampler", (), {"set_epoch": lambda _, epoch: self._set(epoch)})()
+
+    def _set(self, epoch):
+        self.epoch = epoch
+
+
+class OfHuggingFace(Loader):
+    """With a state like `datasets.IterableDataset`, of arrays and numbers of NumPy too."""
+
+    def __init__(self):
+        super().__init__()
+        self.start = self.index = 0
+
+    def state_dict(self):
+        return {"index": np.int64(self.index), "order": np.arange(2, dtype="u1")}
+
+    def load_state_dict(self, state):
+        assert state["order"].dtype == np.uint8
+        self.start = state["index"]
+
+    def __iter__(self):
+        self.index, self.start = self.start, 0
+        for batch in ARRAYS[self.epoch][self.index :]:
+            self.num_drawn += 1
+            self.index += 1
+            yield batch
+
+
+class OfGrain(Loader):
+    """With a state of its iterator, in bytes, like `grain.DataLoader`."""
+
+    def __iter__(self):
+        return GrainIterator(self)
+
+
+class GrainIterator:
+    def __init__(self, loader):
+        self.loader, self.index = loader, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.index == LENGTH:
+            raise StopIteration
+        self.loader.num_drawn += 1
+        self.index += 1
+        return ARRAYS[self.loader.epoch][self.index - 1]
+
+    def get_state(self):
+        return json.dumps({"next": self.index}).encode()
+
+    def set_state(self, state):
+        self.index = json.loads(state)["next"]
+
+
+class Unsaved(Loader):
+    """With a state that JSON cannot hold: as good as none."""
+
+    def state_dict(self):
+        return {"function": print}
+
+    def load_state_dict(self, state):
+        raise AssertionError
+
+
+def of_minibatches():
+    return train.minibatches(ARRAYS.reshape(-1, 2), 3, seed=0)
+
+
+def flat():
+    return itertools.chain(*ARRAYS)
+
+
+# What makes a source, and how many batches it draws to go to the place after the sixth.
+SOURCES = {
+    "loader": (Loader, 6),
+    "sampler": (Sampled, 6),
+    "state of the source": (OfHuggingFace, 0),
+    "state of the iterator": (OfGrain, 0),
+    "state that is not JSON": (Unsaved, 6),
+    "position": (of_minibatches, None),
+    "function": (lambda: flat, None),
+    "function of a loader": (lambda: OfHuggingFace, None),
+    "iterator": (flat, None),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_run_goes_on_with_the_batches_that_came_then(name, tmp_path):
+    make, num_drawn = SOURCES[name]
+    epochs = None if name in ("position", "iterator") else 3
+    optimiser = optax.sgd(0.1)
+    simple = make_state(optimiser), make_step(optimiser)
+    whole = train.fit(*simple, train.batches_from(make(), epochs=epochs), num_steps=10)
+    callback = train.Checkpoint(tmp_path, every=3)
+    first = train.batches_from(make(), epochs=epochs)
+    train.fit(*simple, first, num_steps=6, callbacks=[callback])
+    source = make()
+    again = train.batches_from(source, epochs=epochs)
+    again.seek(json.loads(json.dumps(first.position)))
+    if num_drawn is not None:
+        assert source.num_drawn == num_drawn
+    np.testing.assert_array_equal(next(again), next(first))
+    for wrap in (lambda batches: batches, train.prefetch):
+        batches = wrap(train.batches_from(make(), epochs=epochs))
+        resumed = train.fit(*simple, batches, num_steps=10, resume_from=tmp_path)
+        assert resumed.history == whole.history[6:]
+        assert eqx.tree_equal(resumed.state, whole.state)
+
+
+def test_epochs_end_or_go_on_without_end():
+    def count(source, **options):
+        batches = train.batches_from(source, **options)
+        return len(list(itertools.islice(batches, 50))), next(batches, None) is None
+
+    assert count(Loader(), epochs=2) == (2 * LENGTH, True)
+    assert count(list(flat()), epochs=1) == (12, True)
+    assert count(list(flat())) == (50, False)
+    assert count(flat()) == (12, True)
+    assert count(flat(), epochs=1) == (12, True)
+    assert count(lambda: flat()) == (50, False)
+
+
+def test_columns_and_convert_choose_what_becomes_arrays():
+    raw = {"x": [[1, 2], [3, 4]], "n": 2, "text": ["a", "b"], "y": np.ones(2)}
+
+    def first(**options):
+        return next(train.batches_from([raw], **options))
+
+    batch = first(columns=("n", "x"))
+    assert {name: (type(leaf), leaf.shape) for name, leaf in batch.items()} == {
+        "n": (np.ndarray, ()),
+        "x": (np.ndarray, (2, 2)),
+    }
+    x, size = first(
+        columns=["x", "text"],
+        convert=lambda batch: (batch["x"], [len(text) for text in batch["text"]]),
+    )
+    np.testing.assert_array_equal(x, raw["x"])
+    np.testing.assert_array_equal(size, [1, 1])
+
+
+class Empty:
+    def __len__(self):
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: train.batches_from(3), TypeError, "expected an iterable of batches, .*got 3"),
+        (lambda: train.batches_from({"train": []}), TypeError, "got {'train': .*minibatches"),
+        (lambda: train.batches_from(ARRAYS), TypeError, r"got f32\[3,4,3,2\].*minibatches"),
+        (lambda: train.batches_from([], epochs=0), ValueError, "epochs must be an integer"),
+        (lambda: train.batches_from(flat(), epochs=2), ValueError, "a chain can be gone through"),
+        (lambda: train.batches_from([], columns="x"), TypeError, "columns must be a sequence"),
+        (lambda: train.batches_from([], convert=3), TypeError, r"convert\(batch\)"),
+        (lambda: next(train.batches_from([])), ValueError, "no batches in epoch 0"),
+        (
+            lambda: next(train.batches_from([{"x": ["a", "b"]}])),
+            TypeError,
+            r"got batch\['x'\]\[0\], a str, batch\['x'\]\[1\], a str\. Choose other columns",
+        ),
+        (
+            lambda: next(train.batches_from([(np.ones(2), np.array(["a"]))])),
+            TypeError,
+            r"got batch\[1\] \(<U1\)",
+        ),
+        (lambda: next(train.batches_from([Empty()])), TypeError, "got batch, a Empty"),
+        (
+            lambda: next(train.batches_from([{"x": [[1], [2, 3]]}])),
+            ValueError,
+            r"rows of batch\['x",
+        ),
+        (
+            lambda: next(train.batches_from([{"x": 1}], columns=["x", "y"])),
+            TypeError,
+            "a batch with 'y'; it has 'x'",
+        ),
+        (lambda: next(train.batches_from([(1,)], columns=["x"])), TypeError, "that are dicts"),
+        (lambda: train.batches_from([]).seek({"index": 3}), ValueError, "a position of batches_f"),
+    ],
+)
+def test_what_is_no_batch_of_numbers_is_refused_with_its_path(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_place_that_cannot_be_reached_is_refused():
+    batches = train.batches_from(flat())
+    start = batches.position
+    next(batches)
+    with pytest.raises(ValueError, match="0 batches, and 1 were drawn from this chain, which cann"):
+        batches.seek(start)
+    far = {**start, "num_drawn": 20}
+    with pytest.raises(ValueError, match="after 20 batches, and the source ended after 12"):
+        train.batches_from(flat()).seek(far)
+    # Of a loader with a state the position is good for one without.
+    first = train.batches_from(OfHuggingFace())
+    next(first)
+    for source in (flat(), Loader()):
+        again = train.batches_from(source)
+        again.seek(first.position)
+        np.testing.assert_array_equal(next(again), ARRAYS[0, 1])
+    # A loader begins again.
+    batches = train.batches_from(Loader(), epochs=2)
+    start, first = batches.position, list(batches)
+    batches.seek(start)
+    np.testing.assert_array_equal(next(batches), first[0])
