@@ -26,7 +26,7 @@ class Block(eqx.Module):
     def __init__(self, config: dict[str, Any], key: jax.Array):
         (key1, key2), width = jax.random.split(key), config["hidden_size"]
         inner, activation = config["intermediate_size"], ACTIVATIONS[config["hidden_act"]]
-        biases = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
+        biases: Any = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
         num_heads = config["num_attention_heads"]
         self.attention = nn.MultiheadAttention(num_heads, width, **biases, key=key1)
         self.attention_norm = nn.LayerNorm(width, config["layer_norm_eps"])

@@ -27,7 +27,7 @@ class Block(eqx.Module):
     def __init__(self, config: dict[str, Any], key: jax.Array):
         key1, key2 = jax.random.split(key)
         width, eps = config["n_embd"], config["layer_norm_epsilon"]
-        biases = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
+        biases: Any = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
         activation = ACTIVATIONS[config["activation_function"]]
         self.attention_norm = nn.LayerNorm(width, eps)
         self.attention = nn.MultiheadAttention(config["n_head"], width, **biases, key=key1)

@@ -58,16 +58,17 @@ class ResNet(nn.StatefulLayer):
         keys, ins = jax.random.split(key, len(config["depths"]) + 2), config["embedding_size"]
         is_basic, stride = config["layer_type"] == "basic", 1 + config["downsample_in_first_stage"]
         self.first, stages = ConvNorm(config["num_channels"], ins, 7, 2, key=keys[0]), []
-        for outs, depth, key in zip(
+        for outs, depth, own in zip(
             config["hidden_sizes"], config["depths"], keys[2:], strict=True
         ):
-            sizes = [(ins, outs, stride)] + [(outs, outs, 1)] * (depth - 1)
-            pairs = zip(sizes, jax.random.split(key, depth), strict=True)
-            stages.append(nn.Sequential([Layer(*each, is_basic, key=key) for each, key in pairs]))
+            first, *others = jax.random.split(own, depth)
+            layers = [Layer(ins, outs, stride, is_basic, key=first)]
+            layers += [Layer(outs, outs, 1, is_basic, key=each) for each in others]
+            stages.append(nn.Sequential(layers))
             ins, stride = outs, 2
         self.pool = nn.MaxPool2d(3, 2, padding=1)
         self.stages = tuple(stages)
-        self.readout = nn.Linear(ins, len(config.get("id2label", range(2))), key=keys[1])
+        self.readout = nn.Linear(ins, len(config.get("id2label", "ab")), key=keys[1])
 
     def __call__(self, image: jax.Array, state: nn.State) -> tuple[jax.Array, nn.State]:
         """The logits of an image of shape (channels, height, width), and the new state."""

@@ -27,7 +27,7 @@ class Block(eqx.Module):
         (key1, key2), width = jax.random.split(key), config["hidden_size"]
         inner, activation = config["intermediate_size"], ACTIVATIONS[config["hidden_act"]]
         has_bias, heads = config.get("qkv_bias", True), config["num_attention_heads"]
-        biases = {f"use_{name}_bias": has_bias for name in ("query", "key", "value")}
+        biases: Any = {f"use_{name}_bias": has_bias for name in ("query", "key", "value")}
         self.attention_norm = nn.LayerNorm(width, config["layer_norm_eps"])
         self.attention = nn.MultiheadAttention(
             heads, width, use_output_bias=True, **biases, key=key1
