@@ -67,8 +67,8 @@ class LoRALinear(Module):
         - `alpha`: the correction is scaled by `alpha / rank`, so that another rank needs no other
           learning rate; `rank` if `None`, which scales by 1.
         - `train_base`: whether `linear` is trained too.
-        - `dtype`: of `A` and `B`; the dtype of the weight if `None`. Small updates need float32, also
-          next to a weight in bfloat16. The layer computes in the dtype of the weight.
+        - `dtype`: of `A` and `B`; the dtype of the weight if `None`. Small updates need float32,
+          also next to a weight in bfloat16. The layer computes in the dtype of the weight.
         - `weight_init`: of `A`, an initializer as for a `Linear` from `in_features` to `rank`; by
           default uniform as there.
         - `key`: for `A`.
