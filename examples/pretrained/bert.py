@@ -87,12 +87,12 @@ NAMES: dict[str, Any] = {
 }
 """The table for `train.import_safetensors`."""
 
-OLD_NAMES = NAMES | {
+OLD_NAMES = {
     ours.replace("*", new): theirs.replace("*", old)
     for ours, theirs in NAMES.items()
     for new, old in {"weight": "gamma", "bias": "beta"}.items()
     if "LayerNorm" in str(theirs)
-}
+} | NAMES
 """The same, for files such as that of bert-base-uncased."""
 
 IGNORE = ("cls.predictions.decoder.*", "cls.seq_relationship.*", "bert.pooler.*", "*.position_ids")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 
 import eqxlike as eqx
 from eqxlike import nn, train
@@ -148,6 +149,57 @@ def test_weights_of_transformers_come_in_and_go_out(name, tmp_path):
     assert not any(info.values())
     _, back = logits(name, ours, again.eval())
     assert torch.equal(back, expected)
+
+
+def test_first_files_of_gpt2_are_read(tmp_path):
+    """Their names have no prefix, and they hold masks."""
+    saved("gpt2", tmp_path)
+    expected, _ = loaded("gpt2", tmp_path)
+    arrays = load_file(tmp_path / "model.safetensors")
+    first = {name.removeprefix("transformer."): array for name, array in arrays.items()}
+    masks = {f"h.{i}.attn.bias": np.ones((1, 1, 64, 64), "f4") for i in range(3)}
+    save_file(first | masks, tmp_path / "first.safetensors")
+    found = train.import_safetensors(
+        expected, tmp_path / "first.safetensors", gpt2.names(prefix=""), ignore=gpt2.IGNORE
+    )
+    assert eqx.tree_equal(found, expected)
+
+
+def test_first_files_of_bert_are_read(tmp_path):
+    """They have other names for the arrays of norms, and arrays for other tasks."""
+    saved("bert", tmp_path)
+    expected, _ = loaded("bert", tmp_path)
+    arrays = load_file(tmp_path / "model.safetensors")
+
+    def old(name):
+        return name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")
+
+    others = ("bert.pooler.dense.weight", "cls.seq_relationship.bias", "cls.predictions.decoder.w")
+    first = {old(name): array for name, array in arrays.items()} | dict.fromkeys(others, np.ones(2))
+    assert len(set(first) - set(arrays)) == 19
+    save_file(first, tmp_path / "first.safetensors")
+    found = train.import_safetensors(
+        expected, tmp_path / "first.safetensors", bert.OLD_NAMES, ignore=bert.IGNORE
+    )
+    assert eqx.tree_equal(found, expected)
+
+
+def test_earlier_and_later_configurations_of_rotary_positions_are_read():
+    later = CONFIGS["llama"].to_dict()
+    earlier = {name: value for name, value in later.items() if name != "rope_parameters"}
+    scaling = {name: value for name, value in LLAMA3.items() if name != "rope_theta"}
+    earlier |= {"rope_theta": LLAMA3["rope_theta"], "rope_scaling": scaling}
+    old, new = (
+        eqx.filter_eval_shape(llama.Llama, config, key=jr.key(0)) for config in (earlier, later)
+    )
+    assert old.blocks.layers.attention.rotary == new.blocks.layers.attention.rotary
+    assert new.blocks.layers.attention.rotary.theta == 500
+
+
+def test_window_of_some_layers_is_refused():
+    config = CONFIGS["qwen2"].to_dict() | {"use_sliding_window": True}
+    with pytest.raises(ValueError, match="not all layers of Qwen have the window"):
+        llama.Llama(config, key=jr.key(0))
 
 
 @pytest.mark.parametrize("name", DECODERS)
