@@ -10,13 +10,14 @@ python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test mutants test-pytorch test-downstream bench bench-all profile docs release-check lint format types clean
+.PHONY: help demo test mutants test-pytorch test-pretrained test-downstream bench bench-all profile docs release-check lint format types clean
 
 help:
 	@echo "make demo      the Bayesian networks on real data, with what filter_jit costs beside them"
 	@echo "make test      the whole test suite"
 	@echo "make mutants   how many small mistakes in the package the suite finds, and which tests find them"
 	@echo "make test-pytorch  the layers beside PyTorch's"
+	@echo "make test-pretrained  models of published checkpoints beside transformers'"
 	@echo 'make test-downstream  Lineax, Optimistix and Diffrax on eqxlike, beside Equinox (ARGS="--whole": all programs)'
 	@echo "make bench     filter_jit side by side with jax.jit, Equinox and NNX"
 	@echo 'make bench-all  every benchmark and the tests on one device (ARGS="--device gpu --minutes 40")'
@@ -46,8 +47,13 @@ mutants:
 	@$(python) -m tests.mutants $(ARGS)
 
 test-pytorch:
-	@.ci/setup pytorch
+	@.ci/setup pytorch pretrained-test
 	@$(python) -m pytest -n auto --maxprocesses 4 tests/pytorch $(ARGS)
+
+test-pretrained: export HF_HUB_OFFLINE = 1
+test-pretrained:
+	@.ci/setup pretrained-test
+	@$(python) -m pytest -n auto --maxprocesses 4 tests/pretrained $(ARGS)
 
 test-downstream:
 	@.ci/setup downstream

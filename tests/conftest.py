@@ -66,7 +66,8 @@ hypothesis.settings.load_profile("quick")
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
     """Leaves out what needs an extra of its own, unless it is asked for."""
     name = collection_path.name
-    is_apart = collection_path.parent.name == "tests" and name in ("pytorch", "downstream")
+    apart = ("pytorch", "pretrained", "downstream")
+    is_apart = collection_path.parent.name == "tests" and name in apart
     return True if is_apart and not any(name in arg for arg in config.args) else None
 
 

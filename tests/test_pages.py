@@ -11,8 +11,10 @@ DOCS = pathlib.Path(__file__).parents[1] / "docs"
 NAMES = (
     "bayes.md",
     "differentiation.md",
+    "generate.md",
     "graph.md",
     "loops.md",
+    "pretrained.md",
     "profiling.md",
     "retraces.md",
     "shipping.md",

@@ -33,7 +33,9 @@ FIGURES = pathlib.Path(__file__).with_name("figures.json")
 MARGIN = 1.25
 """By how much a size may grow from one release to the next."""
 
-OF_DEVELOPERS = {"checkers", "dev", "docs", "downstream", "peers", "pytorch", "test"}
+OF_DEVELOPERS = {
+    *("checkers", "dev", "docs", "downstream", "peers", "pretrained-test", "pytorch", "test")
+}
 """The extras that `make` installs; all others are for users."""
 
 # What somebody needs who packages or tests it from the sdist.

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -186,6 +186,34 @@ class MultiheadAttention(Module):
         self.key_norm = RMSNorm(qk_size, use_bias=False, dtype=dtype) if normalize_qk else None
         self.window = read_window("MultiheadAttention", window)
         self.implementation = implementation
+
+    @overload
+    def __call__(
+        self,
+        query: Float[Array, "q_seq query_size"],
+        key_: Float[Array, "kv_seq key_size"],
+        value: Float[Array, "kv_seq value_size"],
+        mask: Shaped[Array, "q_seq kv_seq"]
+        | Shaped[Array, "#num_heads q_seq kv_seq"]
+        | Literal["causal"]
+        | None = None,
+        *,
+        bias: Float[Array, "#num_heads #q_seq #kv_seq"] | None = None,
+        is_causal: bool = False,
+        segment_ids: Int[Array, " seq"] | tuple[Array, Array] | None = None,
+        key_length: int | Int[Array, ""] | None = None,
+        query_offset: int | Int[Array, ""] = 0,
+        positions: Array | tuple[Array, Array] | None = None,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+        deterministic: bool | None = None,
+        process_heads: Callable[[Heads, Heads, Heads], tuple[Heads, Heads, Heads]] | None = None,
+    ) -> Float[Array, "q_seq output_size"]: ...
+
+    @overload
+    def __call__(
+        self, *args: Any, cache: KVCache | None, **kwargs: Any
+    ) -> tuple[Float[Array, "q_seq output_size"], KVCache | None]: ...
 
     def __call__(
         self,

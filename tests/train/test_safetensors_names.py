@@ -114,6 +114,27 @@ GRID = NUMBERS.reshape(2, 12)
             },
             {"qkv": NUMBERS},
         ),
+        # Query, key and value of one head after another: here two heads of two features.
+        (
+            {name: GRID.reshape(2, 2, 3, 2)[:, :, i].reshape(2, 4) for i, name in enumerate("qkv")},
+            {
+                name: Stored("qkv", transpose=True, part=(index, 3), axis=-1, groups=2)
+                for index, name in enumerate("qkv")
+            },
+            {"qkv": GRID.T},
+        ),
+        # Two groups of two heads of queries, and one of keys.
+        (
+            {
+                "q.b": np.concatenate([NUMBERS[:8], NUMBERS[12:20]]),
+                "k.b": np.concatenate([NUMBERS[8:12], NUMBERS[20:]]),
+            },
+            {
+                "q.*": Stored("qk.*", part=(0, 2, 3), groups=2),
+                "k.*": Stored("qk.*", part=(2, 3), groups=2),
+            },
+            {"qk.b": NUMBERS},
+        ),
         (
             {"bias": NUMBERS + 1},
             {"bias": Stored("a", "b", load=np.add, save=lambda sum: (sum - 1, np.ones_like(sum)))},
@@ -211,11 +232,19 @@ def test_stored_refuses_what_cannot_be(arguments, options, message):
         ({"w": "b"}, "b, w are stored in the same place, b"),
         (
             {"w": Stored("wb", part=(0, 2)), "b": Stored("wb", part=(1, 3))},
-            "w, b are parts of wb, and differ in the number of parts, axis or transpose",
+            "w, b are parts of wb, and differ in the number of parts, axis, groups or transpose",
         ),
         (
             {"w": Stored("wb", part=(0, 2)), "b": Stored("wb", part=(1, 2))},
             "wb is made of w, b, of shape (6,), (2,): parts of [4, 4] numbers are expected",
+        ),
+        (
+            {"w": Stored("wb", part=(0, 2), groups=2), "b": Stored("wb", part=(1, 2))},
+            "w, b are parts of wb, and differ in the number of parts, axis, groups or transpose",
+        ),
+        (
+            {"w": Stored("wb", part=(0, 2), axis=1), "b": Stored("wb", part=(1, 2), axis=1)},
+            "wb is made of w, b, of shape (6,), (2,): an array of shape (6,) has no axis 1",
         ),
         (
             {"w": Stored("wi", part=(0, 2)), "i": Stored("wi", part=(1, 2))},
@@ -260,6 +289,7 @@ def test_all_missing_names_of_an_array_have_to_be_ignored(path):
             "along axis 0",
         ),
         ({"w": Stored("weight", part=(0, 2), axis=1)}, "equal parts along axis 1"),
+        ({"w": Stored("weight", part=(0, 3), groups=4)}, "4 groups of 3 equal parts along axis 0"),
         (
             {"w": Stored("weight", part=(0, 2))},
             "is float32 of shape (3,), but float32 of shape (6,)",

@@ -1,7 +1,7 @@
 """Low-rank adaptation of affine maps."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import jax.random as jr
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from ..._check_numbers import check_scale, real_number, whole_number
+from ..._dtypes import parameter_dtype
 from ..._module import Module, field
 from ..._pytree import tree_at
 from .._inputs import check_input, check_instance, check_not_stacked, feature_shape
@@ -54,6 +55,7 @@ class LoRALinear(Module):
         *,
         alpha: float | None = None,
         train_base: bool = False,
+        dtype: Any = None,
         weight_init: Initializer | None = None,
         key: PRNGKeyArray,
     ):
@@ -65,6 +67,8 @@ class LoRALinear(Module):
         - `alpha`: the correction is scaled by `alpha / rank`, so that another rank needs no other
           learning rate; `rank` if `None`, which scales by 1.
         - `train_base`: whether `linear` is trained too.
+        - `dtype`: of `A` and `B`; the dtype of the weight if `None`. Small updates need float32,
+          also next to a weight in bfloat16. The layer computes in the dtype of the weight.
         - `weight_init`: of `A`, an initializer as for a `Linear` from `in_features` to `rank`; by
           default uniform as there.
         - `key`: for `A`.
@@ -79,7 +83,7 @@ class LoRALinear(Module):
         alpha = rank if alpha is None else alpha
         check_scale(alpha, "alpha")
         *stacked, out_size, in_size = linear.weight.shape
-        dtype = linear.weight.dtype
+        dtype = linear.weight.dtype if dtype is None else parameter_dtype(dtype)
         parameter = Parameter(
             (rank, in_size), dtype, fan_in_limit(in_size), weight_init, inputs_last=True
         )
@@ -93,7 +97,8 @@ class LoRALinear(Module):
     @property
     def weight(self) -> Shaped[Array, "out_size in_size"]:
         """The weight that inputs are multiplied by, `W + (alpha / rank) B A`."""
-        return self.linear.weight + self._scale * (self.up @ self.down)
+        correction = self._scale * (self.up @ self.down)
+        return self.linear.weight + correction.astype(self.linear.weight.dtype)
 
     @property
     def bias(self) -> Shaped[Array, " out_size"] | None:
@@ -129,7 +134,8 @@ class LoRALinear(Module):
         # `filter_grad` passes over what is frozen; `jax.grad` and a rule of the user's would not.
         linear = self.linear if self.train_base else jax.lax.stop_gradient(self.linear)
         vector = jnp.reshape(x, (1,)) if self.in_features == "scalar" else x
-        correction = self._scale * (self.up @ (self.down @ vector))
+        down, up = (each.astype(linear.weight.dtype) for each in (self.down, self.up))
+        correction = self._scale * (up @ (down @ vector))
         if self.out_features == "scalar":
             correction = jnp.squeeze(correction)
         return linear(x, key=key) + correction

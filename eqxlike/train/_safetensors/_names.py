@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..._check_numbers import whole_number
+
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Stored:
@@ -37,6 +39,7 @@ class Stored:
     transpose: bool | tuple[int, ...]
     part: tuple[int, int] | tuple[int, int, int] | None
     axis: int
+    groups: int
     shape: tuple[int, ...] | None
     load: Callable[..., Any] | None
     save: Callable[..., Any] | None
@@ -47,6 +50,7 @@ class Stored:
         transpose: bool | Sequence[int] = False,
         part: Sequence[int] | None = None,
         axis: int = 0,
+        groups: int = 1,
         shape: Sequence[int] | None = None,
         load: Callable[..., Any] | None = None,
         save: Callable[..., Any] | None = None,
@@ -62,6 +66,9 @@ class Stored:
           `axis`; `(start, stop, n)` says that ours is the parts from `start` to before `stop`.
           Export needs all parts of a stored array.
         - `axis`: the axis of `part` in the transposed array.
+        - `groups`: that `axis` has so many equal groups, one after another, and ours is the part of
+          each: `part=(0, 3), groups=num_heads` if the stored array has queries, keys and values of
+          the first head, then of the second head and so on.
         - `shape`: the shape to write if it differs from ours by axes of size 1, such as `(-1,)` for
           the bias of a convolution. Import adds and drops such axes by itself.
         - `load`: a function from the stored arrays to ours. The stored arrays are read-only.
@@ -79,7 +86,9 @@ class Stored:
                 f"0 <= start < stop <= n; got {part}."
             )
         transpose = transpose if isinstance(transpose, bool) else tuple(transpose)
-        values = (names, transpose, part and tuple(part), axis, shape and tuple(shape), load, save)
+        part, shape = part and tuple(part), shape and tuple(shape)
+        groups = whole_number(groups, "groups")
+        values = (names, transpose, part, axis, groups, shape, load, save)
         vars(self).update(zip(self.__dataclass_fields__, values, strict=True))
 
     @property
@@ -97,12 +106,14 @@ class Stored:
             return array
         start, stop, num = self.bounds
         size = array.shape[self.axis] if -array.ndim <= self.axis < array.ndim else 0
-        if size % num or not size:
-            raise ValueError(f"cannot be split into {num} equal parts along axis {self.axis}")
-        unit = size // num
-        places = [slice(None)] * array.ndim
-        places[self.axis] = slice(start * unit, stop * unit)
-        return array[tuple(places)]
+        if size % (num * self.groups) or not size:
+            each = "" if self.groups == 1 else f"{self.groups} groups of "
+            raise ValueError(f"cannot be split into {each}{num} equal parts along axis {self.axis}")
+        unit = size // (num * self.groups)
+        axis, grouped = self._grouped(array)
+        places = [slice(None)] * grouped.ndim
+        places[axis + 1] = slice(start * unit, stop * unit)
+        return _merged(grouped[tuple(places)], axis)
 
     def saved(self, array: np.ndarray) -> tuple[np.ndarray, ...]:
         """The arrays to write for one of ours, one for each name, before parts are joined."""
@@ -117,9 +128,22 @@ class Stored:
 
     def joined(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """The stored array made of all its parts."""
-        array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, self.axis)
+        if len(arrays) > 1:
+            axis, _ = self._grouped(arrays[0])
+            grouped = [self._grouped(array)[1] for array in arrays]
+            array = _merged(np.concatenate(grouped, axis + 1), axis)
+        else:
+            array = arrays[0]
         array = self._transposed(array, is_inverse=True)
         return array if self.shape is None else array.reshape(self.shape)
+
+    def _grouped(self, array: np.ndarray) -> tuple[int, np.ndarray]:
+        """The axis of `part`, counted from the front, and the array with it split in groups."""
+        if not -array.ndim <= self.axis < array.ndim:
+            raise ValueError(f"an array of shape {array.shape} has no axis {self.axis}")
+        axis, shape = self.axis % array.ndim, array.shape
+        size = shape[axis] // self.groups
+        return axis, array.reshape(*shape[:axis], self.groups, size, *shape[axis + 1 :])
 
     def _transposed(self, array: np.ndarray, *, is_inverse: bool) -> np.ndarray:
         if isinstance(self.transpose, bool):
@@ -128,6 +152,12 @@ class Stored:
             return array
         order = np.argsort(self.transpose) if is_inverse else self.transpose
         return array.transpose(order)
+
+
+def _merged(array: np.ndarray, axis: int) -> np.ndarray:
+    """The array with two successive axes as one."""
+    groups, size = array.shape[axis : axis + 2]
+    return array.reshape(*array.shape[:axis], groups * size, *array.shape[axis + 2 :])
 
 
 NameInFile = str | tuple[str, Callable[..., Any]] | Stored | None

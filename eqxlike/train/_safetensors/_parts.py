@@ -78,9 +78,15 @@ def arrays_to_write(leaves: Sequence[NamedLeaf], stored: dict[str, Stored]) -> d
 def _writing(name: str, parts: list[_Part]) -> Writing | str:
     """The stored array that is made of `parts`, or what is wrong with them."""
     ours, stored, bounds = ", ".join(p.ours for p in parts), parts[0].stored, parts[0].stored.bounds
-    layouts = {(part.stored.bounds[2], part.stored.axis, part.stored.transpose) for part in parts}
+    layouts = {
+        (each.bounds[2], each.axis, each.groups, each.transpose)
+        for each in (part.stored for part in parts)
+    }
     if len(layouts) > 1:
-        return f"{ours} are parts of {name}, and differ in the number of parts, axis or transpose"
+        return (
+            f"{ours} are parts of {name}, and differ in the number of parts, axis, groups or "
+            "transpose"
+        )
     held = [index for part in parts for index in range(*part.stored.bounds[:2])]
     if missing := sorted({*range(bounds[2])} - {*held}):
         return f"{name} lacks the parts {missing} of {bounds[2]}; the model has {ours}"

@@ -107,6 +107,17 @@ def test_mlp_with_adapted_layers_computes_the_same_and_merges(getkey):
     assert not np.allclose(out, plain)
 
 
+def test_factors_in_float32_are_trained_next_to_weights_in_bfloat16(getkey):
+    linear = nn.Linear(5, 4, dtype=jnp.bfloat16, key=getkey())
+    layer = moved(nn.LoRALinear(linear, 2, dtype="float32", key=getkey()), getkey())
+    x = jnp.ones(5, jnp.bfloat16)
+    in_bfloat16 = nn.Policy.parse("bfloat16").cast_to_compute(layer)
+    assert np.array_equal(call(layer, x), call(in_bfloat16, x))
+    gradient = eqx.filter_grad(lambda layer: layer(x).sum())(layer)
+    found = [gradient.down.dtype, gradient.up.dtype, layer.merge().weight.dtype]
+    assert found == [jnp.float32, jnp.float32, jnp.bfloat16]
+
+
 def test_stacked_layers_get_corrections_of_their_own(getkey):
     lora = adapted(nn.MLP(3, 2, 4, 3, scan=True, key=getkey()), getkey())
     stacked = lora.layers[1]
