@@ -307,14 +307,21 @@ class MultiheadAttention(Module):
                 heads = (*heads[:place], normalised, *heads[place + 1 :])
         rotary_positions: Any = positions
         if has_cache := isinstance(cache, KVCache):
-            others = (bias, segment_ids, key_length, positions)
-            is_plain = mask is None or isinstance(mask, str)
-            is_plain &= all(each is None for each in others)
-            if not is_plain or query.shape[0] != key_.shape[0]:
+            given = {
+                "a mask": None if isinstance(mask, str) else mask,
+                "bias": bias,
+                "segment_ids": segment_ids,
+                "key_length": key_length,
+                "positions": positions,
+            }
+            unfit = [name for name, each in given.items() if each is not None]
+            if query.shape[0] != key_.shape[0]:
+                unfit.append(f"{query.shape[0]} queries and {key_.shape[0]} keys")
+            if unfit:
                 raise ValueError(
-                    f"{describe(self)} with a cache is causal self-attention. It expected no mask "
-                    'but "causal", no bias, segment_ids, key_length or positions, and as many '
-                    f"queries as keys; got {query.shape[0]} queries and {key_.shape[0]} keys."
+                    f"{describe(self)} with a cache is causal self-attention, without other masks, "
+                    f"biases and positions, and with as many keys as queries; got "
+                    f"{', '.join(unfit)}."
                 )
             query_offset = cache.start
             rotary_positions = (cache.start, cache.start)

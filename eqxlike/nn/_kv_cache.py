@@ -111,7 +111,8 @@ class KVCache(Module):
         if not layers:
             raise ValueError(
                 "KVCache.for_model expected a model with MultiheadAttention layers, found none in "
-                f"{type(model).__name__}."
+                f"{type(model).__name__}. For a function, or other layers, make the cache of a "
+                "model that has them, or by `KVCache(num_layers, length, num_heads, size)`."
             )
         if dtype is None:
             dtype = getattr(getattr(layers[0].key_proj, "weight", None), "dtype", None)

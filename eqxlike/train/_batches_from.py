@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from .._check_numbers import whole_number
 from .._pytree import listed, paths_without_numbers, tree_pformat
+from .._traceback import stacklevel_of_user
 from ._as_arrays import as_arrays
 from ._checks import check_callable
 
@@ -37,6 +39,8 @@ class LoadedBatches:
         # What `source` is or returned, `None` between two passes; and its iterator.
         self._opened: Any = None
         self._iterator: Any = iter(())
+        # The state of the source's generator of random numbers, as the epoch began.
+        self._seed: str | None = None
         self._epoch = self._index = self._num_drawn = 0
 
     @property
@@ -47,12 +51,15 @@ class LoadedBatches:
         - `num_drawn`: how many batches were drawn in all.
         - `state`: that of the source as a text; `None` if it keeps none, or none that JSON can
           hold.
+        - `seed`: the state of the generator of a torch `DataLoader` when the epoch began, as a
+          text; `None` if it has none.
         """
         return {
             "epoch": self._epoch,
             "index": self._index,
             "num_drawn": self._num_drawn,
             "state": _saved_state(self._opened, self._iterator) if self._index else None,
+            "seed": self._seed if self._index else None,
         }
 
     def seek(self, position: Mapping[str, Any]) -> None:
@@ -75,8 +82,19 @@ class LoadedBatches:
             if self._begin_epoch(json.loads(state, object_hook=_decoded)):
                 self._index, self._num_drawn = position["index"], target
                 return
-        if not self._is_one_pass and (target < self._num_drawn or state is not None):
+        if state is None and position["seed"] is not None and not self._is_one_pass:
+            self._epoch = position["epoch"]
+            self._begin_epoch(seed=position["seed"])
+            self._index, self._num_drawn = 0, target - position["index"]
+        elif not self._is_one_pass and (target < self._num_drawn or state is not None):
             self._opened, self._epoch, self._index, self._num_drawn = None, 0, 0, 0
+        if target and state is None and _shuffles_unseeded(self._source):
+            warnings.warn(
+                "batches_from cannot go on with the batches that the first run would have drawn: "
+                f"this {type(self._source).__name__} shuffles without a seed. Pass it "
+                "`generator=torch.Generator().manual_seed(0)`.",
+                stacklevel=stacklevel_of_user(),
+            )
         if target < self._num_drawn:
             raise ValueError(
                 f"The position is after {target} batches, and {self._num_drawn} were drawn from "
@@ -130,15 +148,22 @@ class LoadedBatches:
         self._num_drawn += 1
         return batch
 
-    def _begin_epoch(self, state: Any = None) -> bool:
+    def _begin_epoch(self, state: Any = None, seed: str | None = None) -> bool:
         """Iterates over the source from its beginning, or from its `state`. Whether it took the
         state.
+
+        `seed` is the state of the source's generator.
         """
         self._opened = self._source() if callable(self._source) else self._source
         # A sampler or a dataset that shuffles by epoch does not know the epoch otherwise.
         for owner in (self._opened, getattr(self._opened, "sampler", None)):
             if callable(set_epoch := getattr(owner, "set_epoch", None)):
                 set_epoch(self._epoch)
+        generator = _generator_of(self._opened)
+        if generator is not None:
+            if seed is not None:
+                generator.set_state(_decoded(json.loads(seed)))
+            self._seed = json.dumps(generator.get_state(), default=_encoded)
         is_of_source = state is not None and _load_state(self._opened, state)
         self._iterator = iter(self._opened)
         return is_of_source or (state is not None and _load_state(self._iterator, state))
@@ -175,6 +200,19 @@ def _saved_state(*owners: Any) -> str | None:
                 return json.dumps(state() if callable(state) else state, default=_encoded)
             break
     return None
+
+
+def _generator_of(source: Any) -> Any:
+    """The generator of random numbers of a torch `DataLoader`; `None` if it has none."""
+    generator = getattr(source, "generator", None)
+    return generator if hasattr(generator, "set_state") else None
+
+
+def _shuffles_unseeded(source: Any) -> bool:
+    """Whether a torch `DataLoader` shuffles by torch's global random numbers."""
+    sampler = getattr(source, "sampler", None)
+    is_random = type(sampler).__name__ in ("RandomSampler", "WeightedRandomSampler")
+    return is_random and getattr(sampler, "generator", None) is None
 
 
 def _encoded(leaf: Any) -> Any:
@@ -220,10 +258,12 @@ def batches_from(
     A run that is resumed goes on with the batches that came then. The position of the source is
     saved and restored if the source, or its iterator, has `state_dict` and `load_state_dict`
     (StatefulDataLoader, Hugging Face), `get_state` and `set_state` (Grain), or `position` and
-    `seek`. Any other source is drawn from again up to the position, without converting batches: it
-    must give the same batches again, so seed its shuffling. StatefulDataLoader (torchdata 0.11)
-    restores the order of later epochs only if it has no `generator` of its own, and a
-    `grain.DataLoader` asks for a data source with a `__repr__` that stays the same.
+    `seek`. For a `DataLoader` with a `generator`, the state of the generator is restored, and the
+    batches of the current epoch are drawn again. Any other source is drawn from again up to the
+    position, without converting batches: it must give the same batches again.
+    StatefulDataLoader (torchdata 0.11) restores the order of later epochs only if it has no
+    `generator` of its own, and a `grain.DataLoader` asks for a data source with a `__repr__` that
+    stays the same.
 
     **Arguments:**
 

@@ -59,6 +59,11 @@ class _WithRate(Callback):
     _peak_flops: float | None = None
 
     def _set_amounts(self, per_step: Mapping[str, float] | None, peak_flops: float | None) -> None:
+        if not isinstance(per_step, Mapping | None):
+            raise TypeError(
+                'per_step must be a mapping of amounts by name, such as {"tokens": 16_384}; got '
+                f"{per_step!r}."
+            )
         self._per_step = {
             name: positive_number(amount, f"per_step[{name!r}]")
             for name, amount in (per_step or {}).items()
