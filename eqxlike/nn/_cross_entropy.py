@@ -90,9 +90,9 @@ def cross_entropy(
     label_smoothing = real_number(label_smoothing, "label_smoothing")
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing}.")
+    counts = _counts(labels.ravel(), ignore_index)
     # Of a narrower dtype, the labels could not be compared with all classes.
     labels = labels.ravel().astype(jnp.int64 if labels.dtype.itemsize == 8 else jnp.int32)
-    counts = _counts(labels, ignore_index)
     is_class = (labels >= 0) & (labels < num_classes)
     # A label that is no class is a mistake: its factor is NaN.
     factors = jnp.where(counts, jnp.where(is_class, 1.0, jnp.nan), 0.0)

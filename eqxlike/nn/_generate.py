@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from .._check_numbers import integer, whole_number
+from .._check_numbers import whole_number
 from .._compat import Tracer
 from .._module import Module
 from .._pytree import describe_node
@@ -103,7 +103,8 @@ class Sampler(Module):
 def _check_range(name: str, value: Any, least: float, most: float) -> None:
     if value is None or isinstance(value, Tracer):
         return
-    if isinstance(value, bool | str) or not least <= value <= most:
+    known = np.asarray(value)  # Not of JAX, which traces comparisons inside of `jax.jit`.
+    if known.dtype.kind not in "fiu" or not ((least <= known) & (known <= most)).all():
         wanted = f"from {least} to {most}" if most < np.inf else f"of at least {least}"
         raise ValueError(f"Sampler expected {name} {wanted}, got {value!r}.")
 
@@ -164,7 +165,8 @@ def generate(
     sampler = Sampler() if sampler is None else sampler
     if key is None:
         temperature = getattr(sampler, "temperature", None)
-        if temperature is None or isinstance(temperature, Tracer) or temperature != 0:
+        is_known = temperature is not None and not isinstance(temperature, Tracer)
+        if not is_known or np.asarray(temperature).any():
             raise ValueError(
                 f"{what} needs a key to draw tokens: pass `key=jax.random.key(0)`, or "
                 "`sampler=nn.Sampler(temperature=0)` for the most likely tokens."
@@ -173,8 +175,12 @@ def generate(
     tokens = prompt[None] if prompt.ndim == 1 else prompt
     if lengths is not None:
         lengths = _read_lengths(what, lengths, tokens.shape)
-    ends = [] if eos is None else [eos] if integer(eos) is not None else list(eos)  # pyright: ignore
+    ends = jnp.zeros(0, jnp.int32) if eos is None else jnp.atleast_1d(jnp.asarray(eos))
+    if ends.ndim != 1 or not jnp.issubdtype(ends.dtype, jnp.integer):
+        raise TypeError(f"{what} expected eos to be a token, or several tokens, got {eos!r}.")
     total = tokens.shape[1] + max_new_tokens
+    if not isinstance(cache, KVCache | None):
+        raise TypeError(f"{what} expected cache to be an nn.KVCache, got {describe_node(cache)}.")
     if _takes_cache(model):
         cache = KVCache.for_model(model, total) if cache is None else cache
         if (room := cache.room()) is not None and room < total:
@@ -193,7 +199,7 @@ def generate(
         cache,
         lengths,
         sampler,
-        jnp.asarray(ends, jnp.int32),
+        ends.astype(jnp.int32),
         key,
         max_new_tokens,
     )

@@ -237,8 +237,9 @@ class KVCache(Module):
             moved = jnp.take(new, jnp.clip(rows, 0, num - 1), axis=1)
             slot, new = 0, jnp.where((rows >= 0)[None, :, None], moved, old)
         if self.turn is not None:
-            return lax.dynamic_update_slice(stack, new[None], (self.turn, 0, slot, 0))
-        new = lax.dynamic_update_slice(old, new, (0, slot, 0))
+            places = jnp.asarray([self.turn, 0, slot, 0], jnp.int32)
+            return lax.dynamic_update_slice(stack, new[None], list(places))
+        new = lax.dynamic_update_slice_in_dim(old, new, slot, axis=1)
         return (*stack[: self.layer], new, *stack[self.layer + 1 :])
 
     def _mask(self, num: int, slots: int) -> Array:

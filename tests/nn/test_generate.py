@@ -178,6 +178,8 @@ class OneOfTwo(eqx.Module):
         ({"prompt": tokens(2, 0)}, ValueError, r"at least one token, got shape \(2, 0\)"),
         ({"lengths": [2]}, ValueError, r"lengths of integers and shape \(2,\)"),
         ({"lengths": [0, 4]}, ValueError, r"lengths from 1 to 3, got \[0, 4\]"),
+        ({"eos": 1.5}, TypeError, "eos to be a token, or several tokens, got 1.5"),
+        ({"cache": [1]}, TypeError, "cache to be an nn.KVCache, got"),
         ({"sampler": None}, ValueError, "generate needs a key to draw tokens"),
         ({"cache": nn.KVCache(2, 4, 2, 4)}, ValueError, "cache of length 4 for a prompt of 3"),
         ({"cache": nn.KVCache(2, 9, 4, 4)}, ValueError, r"got \(3, 2, 4\), \(3, 2, 4\) and None"),
@@ -204,6 +206,27 @@ def test_unfit_arguments_are_refused(options, error, message):
     arguments = {"model": model, "prompt": tokens(2, 3), "max_new_tokens": 4, "sampler": GREEDY}
     with pytest.raises(error, match=message):
         nn.generate(**(arguments | options))
+
+
+@pytest.mark.parametrize("name", ["stack of windows", "windows and none"])
+def test_generation_inside_jit_with_64_bits(name):
+    with jax.enable_x64(True):
+        model, prompts = Model(*MODELS[name]), tokens(2, 5)
+
+        @jax.jit
+        def inside(prompts, lengths, eos):
+            options = {"max_new_tokens": 3, "sampler": GREEDY, "lengths": lengths, "eos": eos}
+            return nn.generate(model, prompts, **options)
+
+        found = inside(prompts, jnp.array([5, 3]), 99)
+        expected = nn.generate(
+            lambda tokens: model(tokens)[0],
+            prompts,
+            max_new_tokens=3,
+            sampler=GREEDY,
+            lengths=[5, 3],
+        )
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_attention_with_a_cache_refuses_other_masks():

@@ -103,3 +103,20 @@ def test_the_state_of_a_loader_may_have_tensors():
     second.seek(json.loads(json.dumps(first.position)))
     np.testing.assert_array_equal(next(second), next(first))
     assert loaders[1].loaded.equal(loaders[0].generator.get_state())
+
+
+def test_a_seeded_loader_goes_on_though_it_was_used_before():
+    seeded = torch.Generator().manual_seed(0)
+    loader = torch.utils.data.DataLoader(X, 4, shuffle=True, generator=seeded)
+    batches = train.batches_from(loader)
+    for _ in range(4):
+        next(batches)
+    position = json.loads(json.dumps(batches.position))
+    expected = [next(batches) for _ in range(6)]
+    for again in (train.batches_from(loader), batches):
+        again.seek(position)
+        np.testing.assert_array_equal([next(again) for _ in range(6)], expected)
+    unseeded = train.batches_from(torch.utils.data.DataLoader(X, 4, shuffle=True))
+    next(unseeded)
+    with pytest.warns(UserWarning, match="DataLoader shuffles without a seed"):
+        unseeded.seek(unseeded.position)
