@@ -306,7 +306,12 @@ class MultiheadAttention(Module):
                 normalised = jax.vmap(jax.vmap(norm))(heads[place])
                 heads = (*heads[:place], normalised, *heads[place + 1 :])
         rotary_positions: Any = positions
-        if has_cache := isinstance(cache, KVCache):
+        has_cache = isinstance(cache, KVCache)
+        if not has_cache and cache is not None and cache is not NO_CACHE:
+            raise TypeError(
+                f"{describe(self)} expected cache to be an nn.KVCache or None, got {cache!r}."
+            )
+        if has_cache:
             given = {
                 "a mask": None if isinstance(mask, str) else mask,
                 "bias": bias,

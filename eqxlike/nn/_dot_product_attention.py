@@ -230,7 +230,10 @@ def _attend_plainly(
     for mask in (allowed if allowed is None else allowed[None], inputs.mask):
         scores = scores if mask is None else jnp.where(mask, scores, least)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-    weights = weights if dropout is None else dropout.drop(weights)
+    if dropout is not None:
+        # Where a query attends to no key, the mean of all values has no dropout.
+        attends = scores.max(-1, keepdims=True) != least
+        weights = jnp.where(attends, dropout.drop(weights), weights)
     weights = weights.reshape(kv_heads, heads // kv_heads, num_queries, num_keys)
     output = jnp.einsum("hgqk,khd->qhgd", weights, value)
     return output.reshape(num_queries, heads, value.shape[-1])

@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from .._check_numbers import whole_number
-from .._compat import Tracer
+from .._compat import Tracer, vary, varying_axes
 from .._module import Module
 from .._pytree import describe_node
 from .._transforms import filter_jit
@@ -91,8 +91,8 @@ class Sampler(Module):
             if self.top_p is not None:
                 kept = jax.nn.softmax(jnp.where(is_kept, ordered, -jnp.inf), axis=-1)
                 likelier = jnp.cumsum(kept, axis=-1) - kept
-                # The most likely token is always kept.
-                is_kept &= (likelier < self.top_p) | (ranks == 0)
+                # The most likely token is always kept. Rounded sums reach 1 before the last token.
+                is_kept &= (likelier < self.top_p) | (ranks == 0) | (self.top_p >= 1)
             least = jnp.min(jnp.where(is_kept, ordered, jnp.inf), axis=-1, keepdims=True)
         if self.min_p is not None:
             highest = scores.max(-1, keepdims=True)
@@ -104,7 +104,8 @@ def _check_range(name: str, value: Any, least: float, most: float) -> None:
     if value is None or isinstance(value, Tracer):
         return
     known = np.asarray(value)  # Not of JAX, which traces comparisons inside of `jax.jit`.
-    if known.dtype.kind not in "fiu" or not ((least <= known) & (known <= most)).all():
+    is_number = known.shape == () and jnp.issubdtype(known.dtype, jnp.number)
+    if not is_number or not least <= known <= most:
         wanted = f"from {least} to {most}" if most < np.inf else f"of at least {least}"
         raise ValueError(f"Sampler expected {name} {wanted}, got {value!r}.")
 
@@ -183,6 +184,12 @@ def generate(
         raise TypeError(f"{what} expected cache to be an nn.KVCache, got {describe_node(cache)}.")
     if _takes_cache(model):
         cache = KVCache.for_model(model, total) if cache is None else cache
+        if cache.start.shape or (not isinstance(cache.start, Tracer) and int(cache.start)):
+            raise ValueError(
+                f"{what} expected an empty cache of one sequence, as `KVCache.for_model` makes it, "
+                f"got one with start={cache.start}. To continue a cache, write a loop: "
+                "`logits, cache = model(tokens, cache=cache)`."
+            )
         if (room := cache.room()) is not None and room < total:
             raise ValueError(
                 f"{what} got a cache of length {room} for a prompt of {tokens.shape[1]} and "
@@ -307,8 +314,10 @@ def _with_cache(
         return logits, memory
 
     batch = tokens.shape[0]
+    axes = varying_axes(tokens)
     stores = jtu.tree_map(
-        lambda each: jnp.broadcast_to(each, (batch, *each.shape)), [cache.keys, cache.values]
+        lambda each: vary(jnp.broadcast_to(each, (batch, *each.shape)), axes),
+        [cache.keys, cache.values],
     )
     start = jnp.zeros((batch,) * (lengths is not None), jnp.int32)
     logits, memory = call(tokens, [*stores, start], is_prefill=True)

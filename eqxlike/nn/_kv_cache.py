@@ -115,7 +115,8 @@ class KVCache(Module):
                 "model that has them, or by `KVCache(num_layers, length, num_heads, size)`."
             )
         if dtype is None:
-            dtype = getattr(getattr(layers[0].key_proj, "weight", None), "dtype", None)
+            weight = getattr(getattr(layers[0], "key_proj", None), "weight", None)
+            dtype = getattr(weight, "dtype", None)
         sizes = [(each.num_kv_heads, each.qk_size, each.vo_size) for each in layers]
         windows = [_window(each.window) for each in layers]
         if not is_stacked:
@@ -282,13 +283,16 @@ def _has_stack(model: Any) -> bool:
 def _attention_layers(model: Any) -> Iterator[Any]:
     """The layers with keys and values of several heads; a layer of a stack once for each turn."""
 
+    def has_heads(node: Any) -> bool:
+        return all(hasattr(node, name) for name in ("num_kv_heads", "qk_size", "vo_size", "window"))
+
     def is_found(node: Any) -> bool:
-        return node is not model and (isinstance(node, Stacked) or hasattr(node, "num_kv_heads"))
+        return node is not model and (isinstance(node, Stacked) or has_heads(node))
 
     if isinstance(model, Stacked):
         is_split = isinstance(model.layers, tuple) and isinstance(model.layers[0], Stacked)
         yield from list(_attention_layers(model.layers)) * (1 if is_split else model.depth)
-    elif hasattr(model, "num_kv_heads"):
+    elif has_heads(model):
         yield model
     else:
         for node in jtu.tree_leaves(model, is_leaf=is_found):

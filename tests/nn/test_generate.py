@@ -122,6 +122,10 @@ def test_sampler_keeps_the_tokens_of_its_filters():
     assert kept(temperature=0.5, min_p=0.24) == [[1, 1, 0, 0, 0], [0, 1, 1, 1, 1]]
     assert kept(top_k=3, top_p=0.5) == [[1, 0, 0, 0, 0], [0, 1, 1, 1, 1]]
 
+    # A sum of many small probabilities is rounded to 1 before the last.
+    many = jax.random.normal(jax.random.key(0), (50_000,)) * 3
+    assert np.isfinite(nn.Sampler(top_p=1.0).filter(many)).all()
+
     draws = jax.vmap(lambda key: nn.Sampler(0.5, top_k=2)(logits[0], key=key))
     counts = np.bincount(draws(jax.random.split(jax.random.key(0), 4000)), minlength=5) / 4000
     np.testing.assert_allclose(counts, [0.8, 0.2, 0, 0, 0], atol=0.03)
@@ -165,6 +169,7 @@ def test_cache_may_be_donated_and_batched_by_vmap():
 
 class OneOfTwo(eqx.Module):
     layers: list
+    num_kv_heads: int = eqx.field(static=True, default=2)  # Not an attention layer for that.
 
     def __call__(self, tokens, cache=None):
         x = jax.nn.one_hot(tokens, WIDTH)
@@ -179,7 +184,12 @@ class OneOfTwo(eqx.Module):
         ({"lengths": [2]}, ValueError, r"lengths of integers and shape \(2,\)"),
         ({"lengths": [0, 4]}, ValueError, r"lengths from 1 to 3, got \[0, 4\]"),
         ({"eos": 1.5}, TypeError, "eos to be a token, or several tokens, got 1.5"),
-        ({"cache": [1]}, TypeError, "cache to be an nn.KVCache, got"),
+        (
+            {"cache": nn.KVCache(2, 9, 2, 4).with_fields(start=jnp.array(2))},
+            ValueError,
+            r"an empty cache of one sequence, .* with start=2",
+        ),
+        ({"cache": [1]}, TypeError, r"cache to be an nn\.KVCache, got"),
         ({"sampler": None}, ValueError, "generate needs a key to draw tokens"),
         ({"cache": nn.KVCache(2, 4, 2, 4)}, ValueError, "cache of length 4 for a prompt of 3"),
         ({"cache": nn.KVCache(2, 9, 4, 4)}, ValueError, r"got \(3, 2, 4\), \(3, 2, 4\) and None"),
@@ -206,6 +216,17 @@ def test_unfit_arguments_are_refused(options, error, message):
     arguments = {"model": model, "prompt": tokens(2, 3), "max_new_tokens": 4, "sampler": GREEDY}
     with pytest.raises(error, match=message):
         nn.generate(**(arguments | options))
+
+
+def test_a_batch_is_generated_by_several_devices():
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    model, prompts = Model(*MODELS["stack"]), tokens(2, 5)
+
+    def generate(prompts):
+        return nn.generate(model, prompts, max_new_tokens=3, sampler=GREEDY)
+
+    mapped = jax.shard_map(generate, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d"))
+    np.testing.assert_array_equal(jax.jit(mapped)(prompts), generate(prompts))
 
 
 @pytest.mark.parametrize("name", ["stack of windows", "windows and none"])
@@ -235,6 +256,8 @@ def test_attention_with_a_cache_refuses_other_masks():
     for options in ({"mask": jnp.ones((3, 3), bool)}, {"bias": jnp.ones((1, 3, 3))}):
         with pytest.raises(ValueError, match="with a cache is causal self-attention"):
             attention(x, x, x, **options, cache=cache)
+    with pytest.raises(TypeError, match=r"cache to be an nn\.KVCache or None, got 5"):
+        attention(x, x, x, cache=5)
     with pytest.raises(ValueError, match="room for 4 tokens, got 6"):
         attention(*[jnp.ones((6, 8))] * 3, cache=cache)
     output, none = attention(x, x, x, "causal", cache=None)
