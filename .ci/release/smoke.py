@@ -62,8 +62,9 @@ def core() -> None:
             likelihood=bayes.Gaussian(0.1),
             data=(jnp.eye(2), jnp.eye(2)),
         )
+    train.export_safetensors(model, "model.safetensors")
     with refused("eqxlike[train]"):
-        train.export_safetensors(model, "model.safetensors")
+        train.import_safetensors(model, "model.safetensors")
     with refused("eqxlike[sparse]"):
         ad.sparse_jacobian(lambda x: x)(jnp.ones(2))
     with refused("eqxlike[plot]"):
