@@ -111,8 +111,9 @@ class FittedPosterior(Module):
             others = (None if math.isnan(each) else float(each) for each in self.nlls[1:])
             known["predictive"] = PredictiveScores(float(self.nlls[0]), *others)
         known |= self.method.diagnosed(self.problem, self.found)
+        own = known.pop("warnings", ())
         words = in_words(Diagnostics(**known), self.method.remedy)
-        return Diagnostics(**known, warnings=(*self._no_draws(), *words))
+        return Diagnostics(**known, warnings=(*self._no_draws(), *own, *words))
 
     def _no_draws(self) -> list[str]:
         """The reason why there are no draws, in words; empty if there are draws."""

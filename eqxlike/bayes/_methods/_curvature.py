@@ -5,6 +5,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
@@ -40,26 +41,27 @@ class Curvature(Protocol):
 
 
 class DenseNormal(Module):
-    """A normal distribution by the Cholesky factor of its precision.
+    """A normal distribution by a root of its covariance.
 
-    - `factor`: `L` of the precision `L L^T`.
+    - `root`: `R`, a triangular matrix, of the covariance `R^T R`. Its products are faster than
+      solves with the Cholesky factor of the precision, which is its inverse.
     """
 
-    factor: Float[Array, "k k"]
+    root: Float[Array, "k k"]
 
     @property
     def log_det_precision(self) -> Float[Array, ""]:
-        return 2 * jnp.sum(jnp.log(jnp.diagonal(self.factor)))
+        return -2 * jnp.sum(jnp.log(jnp.diagonal(self.root)))
 
     def draw(self, noise: Float[Array, "S k"]) -> Float[Array, "S k"]:
-        return solve_triangular(self.factor, noise.T, lower=True, trans="T").T
+        return noise @ self.root
 
     def covariance_of(self, rows: Float[Array, "r k"]) -> Float[Array, "r r"]:
-        columns = solve_triangular(self.factor, rows.T, lower=True)
+        columns = self.root @ rows.T
         return columns.T @ columns
 
     def times(self, width: Float[Array, ""]) -> "DenseNormal":
-        return DenseNormal(self.factor / jnp.sqrt(width))
+        return DenseNormal(self.root * jnp.sqrt(width))
 
 
 class DenseCurvature(Module):
@@ -68,7 +70,8 @@ class DenseCurvature(Module):
     matrix: Float[Array, "k k"]
 
     def normal(self) -> DenseNormal:
-        return DenseNormal(positive_cholesky(self.matrix))
+        identity = jnp.eye(self.matrix.shape[0], dtype=self.matrix.dtype)
+        return DenseNormal(solve_triangular(positive_cholesky(self.matrix), identity, lower=True))
 
 
 def dense_curvature(around: AroundMode) -> DenseCurvature:
@@ -165,6 +168,14 @@ class RotatedCurvature(Module):
     def normal(self) -> RotatedNormal:
         return RotatedNormal(
             tuple(Block(positive(each.values), each.bases) for each in self.blocks)
+        )
+
+    def rotated(self, numbers: Float[Array, " k"], *, back: bool) -> Float[Array, " k"]:
+        """Numbers of all arrays as coefficients of eigenvectors; `back` is the inverse."""
+        stops = np.cumsum([block.values.size for block in self.blocks])[:-1]
+        own = zip(self.blocks, jnp.split(numbers, stops), strict=True)
+        return jnp.concatenate(
+            [block.rotated(each[None], back=back).reshape(-1) for block, each in own]
         )
 
 

@@ -1,0 +1,237 @@
+"""The scales of normal priors, chosen by the evidence."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.scipy.linalg import cho_solve
+from jaxtyping import Array, Float
+
+from ..._pytree import tree_at
+from .._inference._method import Problem
+from .._libraries import distributions, is_distribution
+from .._priors import IndependentPrior, NormalPrior, Prior, PriorByPath, PriorOfLayers
+from .._priors import _name as pattern_name
+from ._curvature import (
+    dense_curvature,
+    diagonal_curvature,
+    kronecker_curvature,
+    kronecker_size,
+    positive,
+    positive_cholesky,
+)
+from ._gauss_newton import AroundMode, Part, parts_of, prior_diagonal
+
+MAX_BYTES = 4 * 2**30
+"""The most memory that a curvature may take."""
+
+MAX_FULL = 2000
+"""The most unknowns for which the whole precision is kept by default: its cost is cubic."""
+
+# By how many nats the evidence has to rise for other scales to be kept.
+_LEAST_GAIN = 0.05
+_MAX_LOG_FACTOR = math.log(1e6)
+_NEWTON_STEPS = 40
+
+
+class Fit(NamedTuple):
+    """A mode, the logs of the factors of the prior's scales, and their log evidence."""
+
+    place: Float[Array, " d"]
+    log_factors: Float[Array, " g"]
+    log_evidence: Float[Array, ""]
+
+
+class Tuned(NamedTuple):
+    """A descent during which the scales of the prior are tuned.
+
+    - `place`, `optimiser`: the descent, for the scales of `log_factors`.
+    - `log_factors`: the logs of the factors that the scales are multiplied by.
+    - `best`: the fit with the greatest evidence so far.
+    - `change`: by how much the last tuning changed a log factor; 0 if nothing better was found.
+    """
+
+    place: Float[Array, " d"]
+    optimiser: Any
+    log_factors: Float[Array, " g"]
+    best: Fit
+    change: Float[Array, ""]
+
+
+def untuned(problem: Problem, place: Float[Array, " d"], optimiser: Any) -> Tuned:
+    """The state before the first tuning."""
+    zeros = jnp.zeros(len(scales(problem.target.prior)), place.dtype)
+    best = Fit(place, zeros, jnp.asarray(-jnp.inf, place.dtype))
+    return Tuned(place, optimiser, zeros, best, jnp.zeros((), place.dtype))
+
+
+def retuned(problem: Problem, state: Tuned) -> Tuned:
+    """Keeps the scales if the evidence rose, and proposes better ones; else returns to the best.
+
+    In a network of several layers one scale can grow while another one falls, and neither the
+    outputs nor the evidence change. Scales that do not raise the evidence are therefore given up.
+    """
+    place, evidence, log_factors = _proposed(problem, state.place, state.log_factors)
+    is_better = evidence > state.best.log_evidence + _LEAST_GAIN
+    fit = Fit(state.place, state.log_factors, evidence)
+    best = jtu.tree_map(lambda new, old: jnp.where(is_better, new, old), fit, state.best)
+    change = jnp.max(jnp.abs(log_factors - state.log_factors))
+    return Tuned(
+        jnp.where(is_better, place, best.place),
+        state.optimiser,
+        jnp.where(is_better, log_factors, best.log_factors),
+        best,
+        jnp.where(is_better, change, 0),
+    )
+
+
+# --- The scales that a prior has ---
+
+
+def scales(prior: Prior) -> dict[str, Any]:
+    """The scales that can be tuned, by the pattern or path of the parameters they are for."""
+    found: dict[str, Any] = {}
+    _map_scales(prior, lambda name, scale: found.setdefault(name, scale))
+    return found
+
+
+def name_of(prior: Prior, part: Part, name: str = "**") -> str:
+    """The name that the prior of a parameter has among `scales`."""
+    leaf = jax.ShapeDtypeStruct(part.shape, jnp.float32)
+    if isinstance(prior, PriorByPath):
+        place = prior._place(part.path, leaf, {part.path: leaf})
+        return name_of(prior.priors[place], part, pattern_name(prior.which[place], place))
+    return part.path if isinstance(prior, PriorOfLayers) else name
+
+
+def with_factors(problem: Problem, log_factors: Float[Array, " g"]) -> Problem:
+    """The problem with scales times `exp(log_factors)`, in the order of `scales`."""
+    factors = dict(zip(scales(problem.target.prior), jnp.exp(log_factors), strict=True))
+    prior = _map_scales(
+        problem.target.prior,
+        lambda name, scale: jnp.asarray(scale, problem.dtype) * factors[name].astype(problem.dtype),
+    )
+    return tree_at(lambda problem: problem.target.prior, problem, prior)
+
+
+def _map_scales(prior: Prior, function: Callable[[str, Any], Any], name: str = "**") -> Prior:
+    """The prior with `function` of name and scale in place of the scale of each normal prior."""
+    if isinstance(prior, PriorByPath):
+        names = map(pattern_name, prior.which, range(len(prior.which)))
+        own = (
+            _map_scales(each, function, name)
+            for name, each in zip(names, prior.priors, strict=True)
+        )
+        return PriorByPath(prior.which, tuple(own))
+    if isinstance(prior, PriorOfLayers):
+        return PriorOfLayers({path: function(path, each) for path, each in prior.scales.items()})
+    if isinstance(prior, NormalPrior) and not is_distribution(prior.scale):
+        return tree_at(lambda prior: prior.scale, prior, function(name, prior.scale))
+    if isinstance(prior, IndependentPrior) and type(prior.distribution) is distributions().Normal:
+        normal = prior.distribution
+        if normal.batch_shape == ():
+            scale = function(name, normal.scale)
+            return IndependentPrior(distributions().Normal(normal.loc, scale))
+    return prior
+
+
+# --- The scales that the linearised network prefers ---
+
+
+def _proposed(
+    problem: Problem, mode: Float[Array, " d"], log_factors: Float[Array, " g"]
+) -> tuple[Float[Array, " d"], Float[Array, ""], Float[Array, " g"]]:
+    """The scales that maximise the evidence of the network linearised at the mode.
+
+    The likelihood is a normal distribution around the mode then, and mode and covariance follow
+    from the scales (MacKay, 1992, "Bayesian Interpolation"). Up to 2,000 unknowns its precision is
+    the whole Gauss-Newton matrix; beyond, that of `"kronecker"`, or the diagonal where that needs
+    too much memory.
+
+    **Arguments:**
+
+    - `mode`: the most probable vector for the scales of `log_factors`.
+
+    **Returns:** where the mode is for the new scales, or `mode` if that is more probable; the log
+    evidence for `log_factors`; and the new log factors.
+    """
+    parts, names = parts_of(problem), list(scales(problem.target.prior))
+    given = AroundMode(with_factors(problem, log_factors), mode, parts)
+    gradient = jax.grad(given.negative_log_prior)(given.centre)
+    # Each unknown has the precision of its prior, its distance from the prior's mean, and a column
+    # that is 1 for its scale. Those whose scale is not tuned have zeros.
+    precisions, distances = jnp.zeros_like(mode), jnp.zeros_like(mode)
+    member = jnp.zeros((mode.size, len(names)), mode.dtype)
+    for part in parts:
+        name = name_of(problem.target.prior, part) if part.kind == "model" else ""
+        if name in names:
+            place = given.place_of(part)
+            own = prior_diagonal(given, part)
+            precisions = precisions.at[place].set(own)
+            distances = distances.at[place].set(gradient[place] / own)
+            member = member.at[place, names.index(name)].set(1)
+
+    if mode.size <= MAX_FULL:
+        matrix = dense_curvature(given).matrix
+        factor = positive_cholesky(matrix)
+        log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(factor)))
+        of_data, pull = matrix - jnp.diag(precisions), matrix @ distances
+        identity = jnp.eye(mode.size, dtype=mode.dtype)
+
+        def posterior(own: Array) -> tuple[Array, Array, Array, Array]:
+            covariance = cho_solve((positive_cholesky(of_data + jnp.diag(own)), True), identity)
+            mean = covariance @ pull
+            columns, moved = member * own[:, None], member * (own * mean)[:, None]
+            crossed = columns.T @ covariance**2 @ columns + 2 * moved.T @ covariance @ moved
+            return mean, jnp.diagonal(covariance), mean, crossed
+    else:
+        is_small = kronecker_size(parts) * mode.dtype.itemsize <= MAX_BYTES
+        curvature = kronecker_curvature(given, 1) if is_small else diagonal_curvature(given)
+        log_det = curvature.normal().log_det_precision
+        # A prior of one scale is the same in all bases.
+        values = jnp.concatenate([block.values.reshape(-1) for block in curvature.blocks])
+        of_data, pull = values - precisions, values * curvature.rotated(distances, back=False)
+
+        def posterior(own: Array) -> tuple[Array, Array, Array, Array]:
+            variances = 1 / positive(of_data + own)
+            mean = variances * pull
+            crossed = (own * variances) ** 2 + 2 * (own * mean) ** 2 * variances
+            diagonal = jnp.diag(member.T @ crossed)
+            return curvature.rotated(mean, back=True), variances, mean, diagonal
+
+    # The derivatives of the log evidence are by the logs of the precisions, not of the scales.
+    def derivatives(changes: Float[Array, " g"]) -> tuple[Array, Array]:
+        own = precisions * (member @ jnp.exp(-2 * changes))
+        _, variances, mean, crossed = posterior(own)
+        sums = member.T @ (own * (variances + mean**2))
+        return (jnp.sum(member, axis=0) - sums) / 2, (crossed - jnp.diag(sums)) / 2
+
+    def newton(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        index, changes, gradient, hessian = carry
+        values, vectors = jnp.linalg.eigh(hessian)
+        step = vectors @ (vectors.T @ gradient / jnp.maximum(jnp.abs(values), 1e-3))
+        step = step / jnp.maximum(1, jnp.max(jnp.abs(step)))
+        changes = jnp.clip(changes - step / 2, lowest, highest)
+        return index + 1, changes, *derivatives(changes)
+
+    lowest, highest = -_MAX_LOG_FACTOR - log_factors, _MAX_LOG_FACTOR - log_factors
+    start = jnp.zeros_like(log_factors)
+    _, changes, *_ = jax.lax.while_loop(
+        lambda carry: (carry[0] < _NEWTON_STEPS) & (jnp.max(jnp.abs(carry[2])) > 1e-2),
+        newton,
+        (jnp.zeros((), jnp.int32), start, *derivatives(start)),
+    )
+    log_joint = given.log_likelihood() - given.negative_log_prior(mode)
+    evidence = log_joint + mode.size * math.log(2 * math.pi) / 2 - log_det / 2
+    moved = mode + posterior(precisions * (member @ jnp.exp(-2 * changes)))[0] - distances
+    changed = with_factors(problem, log_factors + changes)
+
+    def log_density(place: Array) -> Array:
+        around = AroundMode(changed, place, parts)
+        return around.log_likelihood() - around.negative_log_prior(place)
+
+    is_nearer = log_density(moved) > log_density(mode)
+    return jnp.where(is_nearer, moved, mode), evidence, log_factors + changes
