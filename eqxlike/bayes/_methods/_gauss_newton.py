@@ -225,7 +225,7 @@ def positive_root(matrix: Float[Array, "C C"]) -> Float[Array, "C C"]:
 
     def by_eigenvalues() -> Array:
         values, vectors = jnp.linalg.eigh(matrix)
-        return (vectors * jnp.sqrt(jnp.maximum(values, 0))) @ vectors.T
+        return (vectors * jnp.sqrt(jnp.maximum(values, 0))[None]) @ vectors.T
 
     if size <= SMALL:
         return by_eigenvalues()

@@ -294,7 +294,7 @@ class Laplace(Descent):
 
     def diagnosed(self, problem: Problem, found: LaplacePosterior) -> dict[str, Any]:
         given = self._given(problem, found)
-        value, nll, nll_of_one = map(float, found.width)
+        value, nll, least_nll, nll_of_one = map(float, found.width)
         shown = [
             f"structure {self.structure_for(problem)}",
             f"width {value:.3g}, leave-one-out NLL {nll:.4g}",
@@ -302,9 +302,9 @@ class Laplace(Descent):
         known: dict[str, Any] = {}
         if self.width is None and value < 1:
             known["warnings"] = (
-                f"the covariance was multiplied by {value:.3g}, because minus the log density of "
-                f"an example that is left out is {nll:.3g} nats then, and {nll_of_one:.3g} with "
-                "width=1, the approximation of the posterior. The spread of the draws is not the "
+                f"the covariance was multiplied by {value:.3g}, because width=1, the approximation "
+                f"of the posterior, predicts examples that are left out with {nll_of_one:.3g} nats "
+                f"each, and a narrower one with {least_nll:.3g}. The spread of draws is not the "
                 "posterior's. A narrower prior, tune_prior=True, or `bayes.NUTS` may need no such "
                 "correction.",
             )
@@ -342,8 +342,8 @@ class Laplace(Descent):
             covariance = found.normal.covariance_of(jacobian)
             if is_probit:
                 scale = jnp.sqrt(1 + math.pi / 8 * jnp.diagonal(covariance))
-                return jnp.broadcast_to(mean / scale, noise.shape)
-            return mean + noise @ positive_root(covariance).T
+                return jnp.broadcast_to((mean / scale)[None], noise.shape)
+            return mean[None] + noise @ positive_root(covariance).T
 
         if struct.size > SMALL:
             outputs = jax.lax.map(of_input, x)

@@ -29,11 +29,12 @@ class Width(NamedTuple):
 
     - `value`: what the covariance is multiplied by.
     - `nll`: minus the log density of an example that is left out, in nats, for this width.
-    - `nll_of_one`: the same for a width of 1.
+    - `least_nll`, `nll_of_one`: the same for the width that predicts best, and for 1.
     """
 
     value: Float[Array, ""]
     nll: Float[Array, ""]
+    least_nll: Float[Array, ""]
     nll_of_one: Float[Array, ""]
 
 
@@ -47,16 +48,17 @@ def width_for(around: AroundMode, normal: Normal, fixed: float | None, key: PRNG
       deviations, than the mean over targets that are drawn from them. The first test alone is often
       passed by chance: a target far off, which refutes a narrow width, is rare in few examples.
 
-    Of the widths that pass, the narrowest is returned that is not worse than the best one by more
-    than a standard error: the Newton step is too pessimistic about narrow ones where classes can be
-    separated. Examples of high leverage depend on each other, and count for `1 - leverage` each.
+    If a width passes, 1 is given up for the narrowest width that is not worse than the best one of
+    those that pass by more than two standard errors: the Newton step is too pessimistic about
+    narrow ones where classes can be separated. Examples of high leverage depend on each other, and
+    count for `1 - leverage` each.
     """
     if fixed is not None:
         scores = _leave_one_out(
             around, normal, jnp.asarray([fixed, 1.0], around.mode.dtype), key, 0
         )
         nll, nll_of_one = jnp.mean(scores.nlls, axis=0)
-        return Width(jnp.asarray(fixed, around.mode.dtype), nll, nll_of_one)
+        return Width(jnp.asarray(fixed, around.mode.dtype), nll, nll, nll_of_one)
     widths = jnp.asarray(_WIDTHS, around.mode.dtype)
     num = _num_held_out(around)
     scores = _leave_one_out(around, normal, widths, key, max(4, _NUM_TARGETS // num))
@@ -72,10 +74,10 @@ def width_for(around: AroundMode, normal: Normal, fixed: float | None, key: PRNG
     passes = passes.at[-1].set(~jnp.any(passes))
     best = jnp.argmin(jnp.where(passes, nlls, jnp.inf))
     losses = scores.nlls - scores.nlls[:, best, None]
-    is_as_good = jnp.mean(losses, axis=0) <= error(losses)
+    is_as_good = jnp.mean(losses, axis=0) <= 2 * error(losses)
     # The first one: they ascend.
-    chosen = jnp.argmax(passes & is_as_good)
-    return Width(widths[chosen], nlls[chosen], nlls[-1])
+    chosen = jnp.argmax(is_as_good & (jnp.any(passes[:-1]) | passes))
+    return Width(widths[chosen], nlls[chosen], nlls[best], nlls[-1])
 
 
 def _num_held_out(around: AroundMode) -> int:
@@ -148,7 +150,7 @@ def _leave_one_out(
 
         def log_density(y: Any) -> Float[Array, " w"]:
             def at(width: Array) -> Array:
-                places = outputs + jnp.sqrt(width) * moved
+                places = outputs[None] + jnp.sqrt(width) * moved
                 return jax.nn.logsumexp(jax.vmap(lambda place: log_prob(place, y))(places))
 
             return jax.vmap(at)(widths) - math.log(_NUM_DRAWS)

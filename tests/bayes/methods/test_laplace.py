@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +18,10 @@ from eqxlike import ad, bayes, nn
 from eqxlike.bayes._inference._fitted import fitted_from
 from eqxlike.bayes._inference._method import Chains
 from eqxlike.bayes._libraries import as_libraries_compute
-from eqxlike.bayes._methods import _gauss_newton
-from eqxlike.bayes._methods._curvature import kronecker_curvature, positive_cholesky
-from eqxlike.bayes._methods._descent import Optimised
-from eqxlike.bayes._methods._laplace import Tuned, _scales
+from eqxlike.bayes._methods import _gauss_newton, _laplace, _leave_one_out, _prior_scales
+from eqxlike.bayes._methods._curvature import positive_cholesky
+from eqxlike.bayes._methods._descent import Optimised, climb
+from eqxlike.bayes._methods._prior_scales import untuned
 from tests.bayes.methods.cases import LINEAR, covariance_of
 
 NEW = np.random.default_rng(5).normal(size=(4, 2))
@@ -44,9 +45,9 @@ def around(target, mode=None, **fields):
     """Laplace around the parameters that the model has, be they the most probable or not."""
     fields = {"structure": "full", "width": 1.0} | fields
     problem, method = bayes.Problem(target, mode), bayes.Laplace(**fields)
-    place = place_of(target)[None]
-    zeros = jnp.zeros((1, len(_scales(target.prior))), place.dtype)
-    states = Tuned(place, (), zeros) if method.tune_prior else Optimised(place, ())
+    place = jnp.asarray(place_of(target))
+    state = untuned(problem, place, ()) if method.tune_prior else Optimised(place, ())
+    states = jax.tree.map(lambda each: each[None], state)
     return fitted_from(problem, method, Chains(0, states, {}), jr.key(1))
 
 
@@ -199,8 +200,7 @@ def test_last_layer_is_its_block_of_the_dense_matrix():
 
 
 def test_kronecker_keeps_all_of_arrays_that_are_no_matrices():
-    found = small("kronecker", tune_prior=True).found
-    precision = precision_of_small(np.exp(found.log_factors[0]))
+    found, precision = small("kronecker").found, precision_of_small()
     # The biases of both layers, and the scale.
     for index, start, stop in [(1, 6, 9), (3, 12, 13), (4, 13, 14)]:
         block = block_precision(found.normal.blocks[index])
@@ -267,37 +267,65 @@ def test_negative_curvature_counts_by_its_size():
 # --- the scale of the prior -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scales", [(1.0,), (2.0, 0.5)])
-def test_tuned_scales_have_the_greatest_evidence(scales):
-    names = ("layers[0].*", "**")[-len(scales) :]
-    prior = bayes.prior_by_path(
-        [(name, dist.Normal(0.0, scale)) for name, scale in zip(names, scales, strict=True)]
-    )
-    target = bayes.Posterior(
-        small_target().network, prior, small_target().likelihood, small_target().data
-    )
-    posterior = around(target, structure="kronecker", tune_prior=True)
-    mode = np.asarray(posterior.found.mode)
-    nearby = _gauss_newton.AroundMode(
-        posterior.problem, posterior.found.mode, _gauss_newton.parts_of(posterior.problem)
-    )
-    blocks = eqx.filter_jit(lambda nearby: kronecker_curvature(nearby, 1))(nearby).blocks[:-1]
-    groups = [0, 0, *[len(scales) - 1] * 2]  # Of the weights and biases of two layers.
-    sizes = [each.values.size for each in blocks]
-    starts = np.cumsum([0, *sizes])
+class Two(eqx.Module):
+    """Some inputs have weights of about 2, the others of 0."""
 
-    def log_evidence(logs):
-        total = -np.sum((logs - np.mean(logs)) ** 2) / (2 * 0.1**2)
-        for group, block, start, size in zip(groups, blocks, starts, sizes, strict=False):
-            before, after = scales[group] ** -2.0, (scales[group] * np.exp(logs[group])) ** -2.0
-            of_data = np.maximum(np.ravel(block.values) - before, 0)
-            total += stats.norm.logpdf(mode[start : start + size], 0, after**-0.5).sum()
-            total -= np.sum(np.log(of_data + after)) / 2
-        return total
+    used: nn.Linear
+    unused: nn.Linear
 
-    best = optimize.minimize(lambda logs: -log_evidence(logs), np.zeros(len(scales)), tol=1e-10).x
-    assert np.abs(best).max() > 0.05
-    np.testing.assert_allclose(posterior.found.log_factors, best, atol=1e-4)
+    def __call__(self, x):
+        return self.used(x[:3]) + self.unused(x[3:])
+
+
+@pytest.mark.parametrize("max_full", [2000, 0])
+def test_tuned_scales_have_the_greatest_evidence(max_full, monkeypatch):
+    monkeypatch.setattr(_prior_scales, "MAX_FULL", max_full)  # 0 tunes by Kronecker products.
+    rng = np.random.default_rng(0)
+    # The columns are orthogonal, so that no precision between the two layers is left out.
+    x = np.linalg.qr(rng.normal(size=(40, 8)))[0] * 6
+    y = x[:, :3] @ np.array([1.0, 3.0, -2.0]) + 0.5 * rng.normal(size=40) + 1.0
+    keys, use = jr.split(jr.key(0)), {"use_bias": False, "dtype": jnp.float64}
+    model = Two(
+        nn.Linear(3, "scalar", key=keys[0], **use), nn.Linear(5, "scalar", key=keys[1], **use)
+    )
+    prior = bayes.prior_by_path({"used.*": bayes.normal(1.0, 0.5), "**": dist.Normal(0.0, 1.0)})
+    target = bayes.Posterior(model, prior, bayes.Gaussian(0.5), (x, y))
+    method = bayes.Laplace(steps=600, learning_rate=0.05, tune_prior=True)
+    posterior = bayes.infer(target, method, key=jr.key(1), progress=False)
+
+    def minus_log_evidence(logs):
+        scales = np.exp(np.repeat(logs, [3, 5]))  # One for each column.
+        mean = x[:, :3].sum(axis=1)
+        return -stats.multivariate_normal(mean, 0.25 * np.eye(40) + (x * scales**2) @ x.T).logpdf(y)
+
+    best = optimize.minimize(minus_log_evidence, np.zeros(2), method="Nelder-Mead")
+    assert posterior.log_evidence > -best.fun - 0.05
+    assert posterior.diagnostics.prior_change < 0.05
+    scale = 0.5 * np.exp(posterior.found.log_factors[0])
+    np.testing.assert_allclose(scale, np.exp(best.x[0]), rtol=0.03)
+    assert not posterior.diagnostics.warnings
+
+
+def test_tuning_keeps_scales_apart_where_their_product_alone_matters():
+    """A homogeneous network has the same outputs if one layer grows and the other one shrinks."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(80, 2))
+    y = np.abs(x[:, 0]) - np.abs(x[:, 1]) + 0.1 * rng.normal(size=80)
+    model = nn.MLP(2, "scalar", 8, 1, use_bias=False, use_final_bias=False, key=jr.key(0))
+    model = jax.tree.map(
+        lambda each: each.astype(jnp.float64) if eqx.is_array(each) else each, model
+    )
+    prior = bayes.prior_by_path({"layers[0].*": bayes.normal(), "**": bayes.normal()})
+    target = bayes.Posterior(model, prior, bayes.Gaussian(0.1), (x, y))
+    tuned, untuned = (
+        bayes.infer(target, bayes.Laplace(tune_prior=each), key=jr.key(1), progress=False)
+        for each in (True, False)
+    )
+    assert tuned.log_evidence >= untuned.log_evidence - 0.1
+    assert np.max(np.abs(tuned.found.log_factors)) < np.log(20)
+
+
+# --- the width ------------------------------------------------------------------------------------
 
 
 def test_leave_one_out_is_exact_for_a_linear_model():
@@ -309,7 +337,46 @@ def test_leave_one_out_is_exact_for_a_linear_model():
         mean = row @ covariance @ x.T @ y / LINEAR.noise**2
         spread = np.sqrt(row @ covariance @ row + LINEAR.noise**2)
         nlls.append(-stats.norm.logpdf(LINEAR.y[n], mean, spread))
-    np.testing.assert_allclose(linear().found.held_out_nll, np.mean(nlls), rtol=1e-3)
+    np.testing.assert_allclose(linear().found.width.nll, np.mean(nlls), rtol=1e-3)
+
+
+@pytest.mark.parametrize("likelihood", [bayes.Gaussian(0.5), bayes.Bernoulli()])
+def test_the_width_is_that_of_the_posterior_where_the_model_is_right(likelihood):
+    x, layer = np.random.default_rng(3).normal(size=(40, 3)), nn.Linear(3, "scalar", key=jr.key(0))
+    is_real = isinstance(likelihood, bayes.Gaussian)
+    data = (x, np.zeros(40) if is_real else np.zeros(40, int))
+    target = bayes.Posterior(layer, bayes.normal(), likelihood, data)
+
+    @jax.jit
+    def width(key):
+        keys = jr.split(key, 3)
+        y = target.simulate(target.sample_prior(key=keys[0]), key=keys[1])
+        simulated = eqx.tree_at(lambda target: target.data[1], target, y)
+        problem, method = bayes.Problem(simulated), bayes.Laplace()
+        place = climb(problem, problem.initial(keys[0]), 20).place
+        states = Optimised(place[None], ())
+        return method.finish(problem, states, {}, keys[2]).width.value
+
+    with as_libraries_compute():
+        widths = jax.lax.map(width, jr.split(jr.key(7), 60))
+    assert np.all(np.asarray(widths) == 1)
+
+
+def test_many_outputs_have_cholesky_factors(monkeypatch):
+    method = {"structure": "kronecker", "width": None}
+    expected = around(classes_target(), **method), jr.key(2)
+    monkeypatch.setattr(_gauss_newton, "SMALL", 2)
+    for module in (_laplace, _leave_one_out):
+        monkeypatch.setattr(module, "SMALL", 2)
+    found = around(classes_target(), **method), jr.key(2)
+    for name in ("normal", "log_evidence", "width"):
+        wanted, got = (getattr(each.found, name) for each, _ in (expected, found))
+        assert eqx.tree_equal(wanted, got, rtol=1e-6, atol=1e-9)
+    moments = []
+    for posterior, key in (expected, found):
+        draws = bayes.predict(posterior, NEW_INPUTS, key=key, num_samples=8).logits
+        moments.append((np.mean(draws, axis=0), np.var(draws, axis=0)))
+    np.testing.assert_allclose(moments[1], moments[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("noise", "tune_prior", "most"), [(0.0, False, 1.05), (0.5, True, 0.8)])
@@ -328,7 +395,12 @@ def test_predictions_are_no_worse_than_the_mode_at_a_prior_too_wide(noise, tune_
         prediction = bayes.predict(posterior, x[60:], key=jr.key(2))
         return float(bayes.metrics.nll(prediction, jnp.asarray(y[60:]))), posterior
 
-    found, posterior = nll(bayes.Laplace(steps=600, tune_prior=tune_prior))
+    method = bayes.Laplace(steps=600, tune_prior=tune_prior)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", bayes.InferenceWarning)
+        found, posterior = nll(method)
+    text = "the covariance was multiplied by"
+    assert any(text in each for each in posterior.diagnostics.warnings) == (not tune_prior)
     of_mode, _ = nll(bayes.MAP(steps=600))
     assert found <= most * of_mode
     assert ("prior scale of layers[0].* " in str(posterior.diagnostics.choice)) == tune_prior
