@@ -139,7 +139,9 @@ class HMC(Hamiltonian):
         hmc, adapted = blackjax().mcmc.hmc, (state.step_size, state.inverse_mass_matrix)
         chain = hmc.HMCState(*state[:3])
         chain, info = hmc.build_kernel()(key, chain, problem.log_density, *adapted, num_steps)
-        state = HamiltonianState(*chain, *state[3:])
+        state = state._replace(
+            place=chain.position, log_density=chain.logdensity, gradient=chain.logdensity_grad
+        )
         if self.num_warmup:
             state = jax.lax.cond(
                 index < self.num_warmup,

@@ -196,13 +196,10 @@ class StochasticState(NamedTuple):
 class StochasticGradient(MarkovChain):
     """The base of SGLD and SGHMC. The fields are those of `bayes.SGLD`.
 
-    A step refuses nothing, and needs the gradients of minibatches only.
-
-    Gradients of minibatches are noisy, which would heat the chain. The two halves of a minibatch
-    have gradients whose mean is the gradient, and half of whose difference has the covariance of
-    its noise and does not correlate with it. A step takes as much variance out of the random part
-    of its momentum, along that difference, as the noise adds (compare Chen, Fox and Guestrin,
-    2014, who subtract an estimate of the covariance).
+    The gradient noise of minibatches would heat a chain. A minibatch has two halves: the mean of
+    their gradients is the gradient, and half their difference has the covariance of its noise, and
+    does not correlate with the noise. Along the difference, a step takes as much variance out of
+    its momentum as the noise adds.
     """
 
     num_warmup: int = 5000
@@ -286,9 +283,10 @@ def _cooled(
     """
     if noise is None or last_noise is None:
         return momentum, jnp.zeros(()), jnp.zeros(())
-    square = jnp.maximum(noise @ noise, jnp.finfo(noise.dtype).tiny)
-    taken = jnp.minimum(share, 1 / square)
-    along = (noise @ last_noise) ** 2 / square
+    tiny = jnp.finfo(noise.dtype).tiny
+    square = noise @ noise
+    taken = jnp.minimum(share, 1 / jnp.maximum(square, tiny))
+    along = (noise @ last_noise) ** 2 / jnp.maximum(last_noise @ last_noise, tiny)
     scale = taken / (1 + jnp.sqrt(jnp.maximum(1 - taken * square, 0)))
     return momentum - scale * (noise @ momentum) * noise, along * taken, along * (share - taken)
 
@@ -302,11 +300,14 @@ class SGLD(StochasticGradient):
     A step costs one gradient of `batch_size` examples, and a kept draw the memory of the unknowns.
     Do not use it where draws must be exact: it is biased, and more so with a larger step.
 
-    A step goes `step_size` times the gradient of the log density over `N`, the number of examples,
-    and by normal noise of variance `2 * step_size * temperature / N` (Welling and Teh, 2011,
-    "Bayesian Learning via Stochastic Gradient Langevin Dynamics"). Of a
-    normal posterior of precision `P` it finds the covariance `(P (I - step_size P / (2 N)))^-1`,
-    and minibatches widen it. Too large a step size leads to infinity, too small a one nowhere.
+    A step adds `step_size` times the gradient of the log density over `N`, the number of examples,
+    and normal noise of variance `2 * step_size * temperature / N` (Welling and Teh, 2011,
+    "Bayesian Learning via Stochastic Gradient Langevin Dynamics"), less the gradient noise of the
+    minibatch (Ahn, Korattikara and Welling, 2012, "Bayesian Posterior Sampling via Stochastic
+    Gradient Fisher Scoring"), which a step estimates from the two halves of its minibatch. The
+    covariance of a normal posterior of precision `P` becomes `(P (I - step_size P / (2 N)))^-1`.
+    Where gradient noise exceeds the normal noise, the draws are too wide, and a warning says by
+    how much. Too large a step size leads to infinity, too small a one nowhere.
 
     - `num_samples`: draws that each chain keeps.
     - `num_warmup`: steps before that.
@@ -345,10 +346,13 @@ class SGHMC(StochasticGradient):
     A step costs `trajectory_steps` gradients of `batch_size` examples, and a kept draw the memory
     of the unknowns. Do not use it where draws must be exact: it is biased.
 
-    Noise makes up for what friction takes (Chen, Fox and Guestrin, 2014, "Stochastic Gradient
-    Hamiltonian Monte Carlo"). The variance along a direction in which
-    the posterior has precision `p` is too large by about `step_size * p / (N friction)` of itself,
-    `N` the number of examples, and at 1 the chain leaves for infinity.
+    Noise replaces the energy that friction takes (Chen, Fox and Guestrin, 2014, "Stochastic
+    Gradient Hamiltonian Monte Carlo"). Each gradient has its own minibatch, and a step takes the
+    energy of the gradient noise out of the momentum, not out of the normal noise. Along a direction
+    in which the posterior has precision `p`, the variance is too large by about 2% plus
+    `step_size * p / (N friction)`, where `N` is the number of examples; where that is 1, the chain
+    leaves for infinity. Where gradient noise exceeds the momentum, the draws are wider, and a
+    warning says by how much.
 
     - `friction`: the part of the momentum that a gradient loses: 1 less the momentum of an
       optimiser.
