@@ -23,6 +23,7 @@ NUMPYRO = "NumPyro"
 
 CHAINS = 4
 MANY_CHAINS = (64, 512, 4096)
+_FEWEST_DRAWS = 25
 INPUTS = 20
 
 
@@ -64,13 +65,12 @@ def rows() -> Iterator[Row]:
         yield _row(logistic_regression, 4, chain_method)
         yield _row(lambda: network(5), 1, chain_method)
     for chains in MANY_CHAINS:
-        # As many draws in all as 4 chains have, but no fewer than 25 a chain.
-        yield _row(logistic_regression, max(1 / 20, 16 / chains), "vectorized", chains)
+        yield _row(logistic_regression, 16 / chains, "vectorized", chains)
 
 
 def _row(make: Callable[[], Stated], times: float, chain_method: Any, chains: int = CHAINS) -> Row:
     def measured(row: Row, effort: Effort) -> dict[str, Any]:
-        stated, draws = make(), round(times * effort.draws)
+        stated, draws = make(), max(_FEWEST_DRAWS, round(times * effort.draws))
         samplers = {
             OURS: ours(stated, draws, chain_method, chains),
             NUMPYRO: by_numpyro(stated, draws, chain_method, chains),
