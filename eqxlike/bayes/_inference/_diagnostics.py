@@ -139,8 +139,8 @@ class Diagnostics(Module):
     - `energy`: E-BFMI of each chain.
     - `lost`: the number of draws of each chain that are not finite; with such, nothing is said of
       how far chains agree.
-    - `widening`: the factor by which gradient noise of minibatches widens the variance of draws, in
-      the directions of most noise.
+    - `broadening`: the factor by which gradient noise of minibatches widens the variance of draws,
+      in the directions of most noise.
     - `pareto_k`: the shape of the tail of importance weights: above 0.7 a few of them decide.
     - `rise`: by how many nats, for each unknown, ten steps of conjugate gradients raise the log
       density from where each run of an optimiser ended; for each example, where those are fewer
@@ -164,7 +164,7 @@ class Diagnostics(Module):
     acceptance: np.ndarray | None = None
     energy: np.ndarray | None = None
     lost: np.ndarray | None = None
-    widening: float | None = None
+    broadening: float | None = None
     pareto_k: float | None = None
     rise: np.ndarray | None = None
     choice: str | None = None
@@ -187,8 +187,8 @@ class Diagnostics(Module):
             values = getattr(self, name)
             if values is not None:
                 lines.append(f"{name}: " + ", ".join(f"{value:.3g}" for value in values))
-        if self.widening is not None:
-            lines.append(f"variance widened by gradient noise: {self.widening:.3g}")
+        if self.broadening is not None:
+            lines.append(f"variance widened by gradient noise: {self.broadening:.3g}")
         if self.pareto_k is not None:
             lines.append(f"Pareto k: {self.pareto_k:.2f}")
         if self.predictive is not None:
@@ -250,10 +250,10 @@ def in_words(diagnostics: Diagnostics, remedy: str) -> Iterator[str]:
             "infinity: a smaller step_size helps. Predictions are NaN. A chain of `bayes.SGLD` may "
             "leave from a mode that overfits; `descent_steps=0` begins elsewhere."
         )
-    if diagnostics.widening is not None and diagnostics.widening > 1.05:
+    if diagnostics.broadening is not None and diagnostics.broadening > 1.05:
         yield (
             "gradient noise of minibatches widens the variance of draws, in the directions of most "
-            f"noise by a factor of about {diagnostics.widening:.3g}: a smaller step_size or a "
+            f"noise by a factor of about {diagnostics.broadening:.3g}: a smaller step_size or a "
             "larger batch_size helps."
         )
     if diagnostics.pareto_k is not None and not diagnostics.pareto_k <= 0.7:

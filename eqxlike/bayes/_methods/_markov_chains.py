@@ -243,9 +243,9 @@ class StochasticGradient(MarkovChain):
     ) -> Step:
         shrunk = (1 + index / max(1, self.num_warmup)) ** -self.decay
         rate = self.step_size * shrunk / problem.target.num_data
-        state, widening = self.move(problem, state, rate.astype(state.place.dtype), key)
+        state, broadening = self.move(problem, state, rate.astype(state.place.dtype), key)
         record = {"draw": state.place}
-        return state, record if self.batch_size is None else record | {"widening": widening}
+        return state, record if self.batch_size is None else record | {"broadening": broadening}
 
     @abc.abstractmethod
     def move(

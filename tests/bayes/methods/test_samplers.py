@@ -212,7 +212,7 @@ def test_chains_begin_where_descent_ends():
 def stochastic(method, batch_size, temperature):
     """Independent draws, and the factor by which they are said to be too wide."""
     posterior = run(dataclasses.replace(method, batch_size=batch_size, temperature=temperature))
-    return posterior.records["draw"][:, 0], posterior.diagnostics.widening
+    return posterior.records["draw"][:, 0], posterior.diagnostics.broadening
 
 
 ONE_DRAW = {"num_samples": 1, "thin": 1, "chains": 2000, "descent_steps": 0}
@@ -225,9 +225,9 @@ SLOW = dataclasses.replace(SGHMC, step_size=0.001, num_warmup=500)
 @pytest.mark.parametrize(("method", "batch_size"), [(SGLD, 10), (SGHMC, 5), (SLOW, 1)])
 def test_minibatches_leave_the_variance_as_it_is(method, batch_size):
     whole, nothing = stochastic(method, None, 1.0)
-    draws, widening = stochastic(method, batch_size, 1.0)
+    draws, broadening = stochastic(method, batch_size, 1.0)
     assert nothing is None
-    assert widening < 1.05
+    assert broadening < 1.05
     # Both covariances have errors.
     check_moments(draws, LINEAR.mean, np.cov(whole.T), len(draws) / 2)
 
@@ -237,11 +237,11 @@ def test_gradient_noise_that_is_too_large_is_warned_of(method, batch_size):
     method = dataclasses.replace(method, step_size=2 * method.step_size)
     whole, _ = stochastic(method, None, 0.5)
     with pytest.warns(bayes.InferenceWarning, match="gradient noise of minibatches widens the var"):
-        draws, widening = stochastic(method, batch_size, 0.5)
+        draws, broadening = stochastic(method, batch_size, 0.5)
     white = np.linalg.solve(np.linalg.cholesky(np.cov(whole.T)), draws.T)
     factor = np.linalg.eigvalsh(np.cov(white)).max()
     assert factor > 1.2
-    np.testing.assert_allclose(widening, factor, rtol=0.4)
+    np.testing.assert_allclose(broadening, factor, rtol=0.4)
 
 
 def test_chains_that_leave_for_infinity_are_warned_of():
