@@ -81,9 +81,10 @@ def render(result: Mapping[str, Any], *, markdown: bool) -> str:
         draw = table.markdown_table if markdown else table.text_table
         method = result["method"]
         title = (
-            f"{sampling.TABLE}: {sampling.CHAINS} chains of so many draws after as many "
-            f"steps, {method['runs']} seeds; ESS and R-hat of predictions at {sampling.INPUTS} "
-            "inputs; gradients are those of draws, and steps of the warm-up count as draws do"
+            f"{sampling.TABLE}: {sampling.CHAINS} chains, or as many as the row says, of so many "
+            f"draws after as many steps, {method['runs']} seeds; ESS and R-hat of predictions at "
+            f"{sampling.INPUTS} inputs; gradients are those of draws, and steps of the warm-up "
+            "count as draws do"
         )
         parts.append(f"{title}\n\n{draw(sampling.cells(chains))}")
     if found := targets_of(result):

@@ -22,6 +22,8 @@ OURS = "bayes.NUTS"
 NUMPYRO = "NumPyro"
 
 CHAINS = 4
+MANY_CHAINS = (64, 512, 4096)
+_FEWEST_DRAWS = 25
 INPUTS = 20
 
 
@@ -62,14 +64,16 @@ def rows() -> Iterator[Row]:
         # Compared with a second, the fixed costs of a run are small, and the first model is fast.
         yield _row(logistic_regression, 4, chain_method)
         yield _row(lambda: network(5), 1, chain_method)
+    for chains in MANY_CHAINS:
+        yield _row(logistic_regression, 16 / chains, "vectorized", chains)
 
 
-def _row(make: Callable[[], Stated], times: int, chain_method: Any) -> Row:
+def _row(make: Callable[[], Stated], times: float, chain_method: Any, chains: int = CHAINS) -> Row:
     def measured(row: Row, effort: Effort) -> dict[str, Any]:
-        stated, draws = make(), times * effort.draws
+        stated, draws = make(), max(_FEWEST_DRAWS, round(times * effort.draws))
         samplers = {
-            OURS: ours(stated, draws, chain_method),
-            NUMPYRO: by_numpyro(stated, draws, chain_method),
+            OURS: ours(stated, draws, chain_method, chains),
+            NUMPYRO: by_numpyro(stated, draws, chain_method, chains),
         }
         for sample in samplers.values():
             sample(0)
@@ -79,15 +83,17 @@ def _row(make: Callable[[], Stated], times: int, chain_method: Any) -> Row:
             for name in sorted(samplers, reverse=seed % 2 == 0):
                 runs[name].append(_run(stated, samplers[name], seed)._asdict())
         return {"name": row.what, "table": TABLE, "columns": {}, "notes": [], "runs": runs} | {
-            "draws": draws
+            "draws": draws,
+            "chains": chains,
         }
 
-    return Row(TABLE, f"{make().name}, {chain_method}", measured)
+    many = "" if chains == CHAINS else f", {chains} chains"
+    return Row(TABLE, f"{make().name}, {chain_method}{many}", measured)
 
 
-def ours(stated: Stated, draws: int, chain_method: Any) -> Sampler:
+def ours(stated: Stated, draws: int, chain_method: Any, chains: int) -> Sampler:
     """`bayes.infer`, with its default diagnostics."""
-    method = bayes.NUTS(num_samples=draws, num_warmup=draws, chains=CHAINS)
+    method = bayes.NUTS(num_samples=draws, num_warmup=draws, chains=chains)
     problem = bayes.Problem(stated.target)
 
     @jax.jit
@@ -107,22 +113,23 @@ def ours(stated: Stated, draws: int, chain_method: Any) -> Sampler:
     return sample
 
 
-def by_numpyro(stated: Stated, draws: int, chain_method: str) -> Sampler:
+def by_numpyro(stated: Stated, draws: int, chain_method: str, chains: int) -> Sampler:
     """NumPyro's `MCMC`, all of it in one `jax.jit`: otherwise it compiles in each run."""
     model, data = in_numpyro.MODELS[stated.name], stated.data
 
     @jax.jit
     def run(key: Any) -> Any:
-        chains = MCMC(
+        sampler = MCMC(
             NUTS(model),
             num_warmup=draws,
             num_samples=draws,
-            num_chains=CHAINS,
+            num_chains=chains,
             chain_method=chain_method,
             progress_bar=False,
         )
-        chains.run(key, *data, extra_fields=("num_steps", "diverging"))
-        return chains.get_samples(group_by_chain=True), chains.get_extra_fields(group_by_chain=True)
+        sampler.run(key, *data, extra_fields=("num_steps", "diverging"))
+        extra = sampler.get_extra_fields(group_by_chain=True)
+        return sampler.get_samples(group_by_chain=True), extra
 
     def sample(seed: int) -> Drawn:
         found, extra = jax.block_until_ready(run(jax.random.key(seed)))
@@ -184,7 +191,7 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> table.Rows:
             def mean(of: str, runs: Any = runs) -> float:
                 return statistics.mean(run[of] for run in runs)
 
-            steps = 2 * CHAINS * row["draws"]
+            steps = 2 * row.get("chains", CHAINS) * row["draws"]
             drawn = [run["gradients"] * steps for run in runs]
             each = [1e6 * run["seconds"] / total for run, total in zip(runs, drawn, strict=True)]
             lines.append(

@@ -33,6 +33,14 @@ def blackjax() -> Any:
     return _imported("blackjax", "Markov chains come from BlackJAX")
 
 
+def hmc_util() -> Any:
+    """The module `numpyro.infer.hmc_util`.
+
+    **Raises:** `ImportError` that says how to install it.
+    """
+    return _imported("numpyro.infer.hmc_util", "NUTS and HMC take their warm-up from NumPyro")
+
+
 def _imported(name: str, what: str) -> Any:
     try:
         return importlib.import_module(name)

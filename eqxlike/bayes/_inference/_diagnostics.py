@@ -7,6 +7,7 @@ draws each.
 
 import functools
 import importlib
+import math
 import statistics
 from collections.abc import Iterator
 from typing import Any
@@ -32,9 +33,24 @@ class Convergence(Module):
     ess_tail: Float[np.ndarray, "*shape"]
 
 
+# Blocks stay in caches: 4,096 chains of 25 draws of 20 numbers take 0.8 s, and 1.3 s at once.
+_BLOCK_SIZE = 2**16
+
+
 def convergence(draws: Draws) -> Convergence:
     """Diagnostics of each number that chains drew."""
-    draws = np.asarray(draws, np.float64)
+    draws = np.asarray(draws)
+    columns = draws.reshape(*draws.shape[:2], math.prod(draws.shape[2:]))
+    step = max(1, _BLOCK_SIZE // max(1, math.prod(draws.shape[:2])))
+    blocks = [
+        _convergence(columns[..., first : first + step].astype(np.float64, order="C"))
+        for first in range(0, max(1, columns.shape[-1]), step)
+    ]
+    parts = (np.concatenate(each) for each in zip(*blocks, strict=True))
+    return Convergence(*(each.reshape(draws.shape[2:]) for each in parts))
+
+
+def _convergence(draws: Float[np.ndarray, "c n b"]) -> tuple[np.ndarray, ...]:
     # Each chain as two: a chain that drifts disagrees with itself.
     half = draws.shape[1] // 2
     halves = np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])
@@ -45,14 +61,14 @@ def convergence(draws: Draws) -> Convergence:
     ]
     library: Any = importlib.import_module("numpyro.diagnostics")
     with np.errstate(divide="ignore", invalid="ignore"):
-        return Convergence(
-            r_hat=np.maximum(*map(library.gelman_rubin, (ranked, folded))),
-            ess_bulk=library.effective_sample_size(ranked),
-            ess_tail=np.minimum(*map(library.effective_sample_size, tails)),
+        return (
+            np.maximum(*map(library.gelman_rubin, (ranked, folded))),
+            library.effective_sample_size(ranked),
+            np.minimum(*map(library.effective_sample_size, tails)),
         )
 
 
-# By NumPy: a program of JAX would be compiled for each shape, in longer than it takes.
+# NumPy sorts 20 to 25 times faster than XLA on a CPU: 20 x 15,360 numbers in 8 and 190 ms.
 def _rank_normalised(draws: Draws) -> Draws:
     """The normal quantiles of the ranks among all draws of a number; NaN where one of them is."""
     columns = draws.reshape(draws.shape[0] * draws.shape[1], -1)
@@ -123,6 +139,8 @@ class Diagnostics(Module):
     - `energy`: E-BFMI of each chain.
     - `lost`: the number of draws of each chain that are not finite; with such, nothing is said of
       how far chains agree.
+    - `broadening`: the factor by which gradient noise of minibatches widens the variance of draws,
+      in the directions of most noise.
     - `pareto_k`: the shape of the tail of importance weights: above 0.7 a few of them decide.
     - `rise`: by how many nats, for each unknown, ten steps of conjugate gradients raise the log
       density from where each run of an optimiser ended; for each example, where those are fewer
@@ -146,6 +164,7 @@ class Diagnostics(Module):
     acceptance: np.ndarray | None = None
     energy: np.ndarray | None = None
     lost: np.ndarray | None = None
+    broadening: float | None = None
     pareto_k: float | None = None
     rise: np.ndarray | None = None
     choice: str | None = None
@@ -168,6 +187,8 @@ class Diagnostics(Module):
             values = getattr(self, name)
             if values is not None:
                 lines.append(f"{name}: " + ", ".join(f"{value:.3g}" for value in values))
+        if self.broadening is not None:
+            lines.append(f"variance widened by gradient noise: {self.broadening:.3g}")
         if self.pareto_k is not None:
             lines.append(f"Pareto k: {self.pareto_k:.2f}")
         if self.predictive is not None:
@@ -228,6 +249,12 @@ def in_words(diagnostics: Diagnostics, remedy: str) -> Iterator[str]:
             f"{int(np.count_nonzero(diagnostics.lost))} of {diagnostics.lost.size} chains left for "
             "infinity: a smaller step_size helps. Predictions are NaN. A chain of `bayes.SGLD` may "
             "leave from a mode that overfits; `descent_steps=0` begins elsewhere."
+        )
+    if diagnostics.broadening is not None and diagnostics.broadening > 1.05:
+        yield (
+            "gradient noise of minibatches widens the variance of draws, in the directions of most "
+            f"noise by a factor of about {diagnostics.broadening:.3g}: a smaller step_size or a "
+            "larger batch_size helps."
         )
     if diagnostics.pareto_k is not None and not diagnostics.pareto_k <= 0.7:
         yield (

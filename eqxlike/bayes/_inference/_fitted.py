@@ -105,6 +105,8 @@ class FittedPosterior(Module):
             known["divergences"] = records["is_divergent"].sum(axis=1)
         if "acceptance" in records and records["acceptance"].size:
             known["acceptance"] = records["acceptance"].mean(axis=1)
+        if "broadening" in records and records["broadening"].size:
+            known["broadening"] = float(records["broadening"].mean())
         if "energy" in records and records["energy"].shape[1] >= 2:
             known["energy"] = energy_mixing(records["energy"])
         if self.nlls.size:

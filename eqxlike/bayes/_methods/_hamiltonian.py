@@ -5,27 +5,31 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..._check_numbers import positive_number, whole_number
 from .._inference._method import Problem, Step
-from .._libraries import blackjax
+from .._libraries import blackjax, hmc_util
 from ._markov_chains import MarkovChain
 
 
 class HamiltonianState(NamedTuple):
-    """A chain and what its warm-up has learnt.
+    """A chain and the results of its warm-up.
 
-    - `chain`: place, log density and gradient, as BlackJAX has them.
+    - `place`, `log_density`, `gradient`: where the chain is, and the density there.
     - `step_size`, `inverse_mass_matrix`: with which it moves.
-    - `step_sizes`, `masses`: how the two are learnt.
+    - `averaging`: the state of dual averaging, which finds the step size.
+    - `moments`: of the places in this window of the warm-up, for the mass matrix.
     """
 
-    chain: Any
+    place: Float[Array, " d"]
+    log_density: Float[Array, ""]
+    gradient: Float[Array, " d"]
     step_size: Float[Array, ""]
     inverse_mass_matrix: Float[Array, " d"] | Float[Array, "d d"]
-    step_sizes: Any
-    masses: Any
+    averaging: Any
+    moments: Any
 
 
 class Hamiltonian(MarkovChain):
@@ -47,59 +51,58 @@ class Hamiltonian(MarkovChain):
 
     def init(self, problem: Problem, key: PRNGKeyArray) -> HamiltonianState:
         place = problem.dispersed(key)
-        chain = blackjax().mcmc.nuts.init(place, problem.log_density)
-        step_sizes, masses = self._adaptation()
-        mass_state = masses.init(problem.size)
-        first = jnp.asarray(self.step_size, problem.dtype)
+        matrix = jnp.eye(problem.size) if self.dense_mass else jnp.ones(problem.size)
         return HamiltonianState(
-            chain, first, mass_state.inverse_mass_matrix, step_sizes.init(first), mass_state
+            place,
+            *jax.value_and_grad(problem.log_density)(place),
+            jnp.asarray(self.step_size, problem.dtype),
+            matrix.astype(problem.dtype),
+            self._averaging(jnp.log(self.step_size)),
+            self._moments()[0](matrix.shape),
         )
 
     # --- the warm-up ---
 
-    def _adaptation(self) -> tuple["_Adaptation", "_Adaptation"]:
-        adaptation = blackjax().adaptation
-        dual_averaging = adaptation.step_size.dual_averaging_adaptation(self.target_acceptance)
-        masses = adaptation.mass_matrix.mass_matrix_adaptation(not self.dense_mass)
-        return _Adaptation(*dual_averaging), _Adaptation(*masses)
+    def _averaging(self, log_step_size: Array) -> Any:
+        """Dual averaging before its first step."""
+        return hmc_util().dual_averaging()[0](log_step_size + jnp.log(10.0))
+
+    def _moments(self) -> Any:
+        return hmc_util().welford_covariance(diagonal=not self.dense_mass)
 
     def gathered(
         self, state: HamiltonianState, index: Array, acceptance: Array
     ) -> tuple[HamiltonianState, Array]:
-        """What a step of warm-up teaches, and whether a window ends that `closed` closes."""
-        step_sizes, masses = self._adaptation()
-        schedule = blackjax().adaptation.window_adaptation.build_schedule(self.num_warmup)
+        """Learns from a step of warm-up, and says whether a window ends that `closed` closes."""
+        # The first and the last window adapt the step size alone.
+        windows = hmc_util().build_adaptation_schedule(self.num_warmup)[1:-1]
+        starts, ends = np.array(windows, int).reshape(-1, 2).T
         index = jnp.minimum(index, self.num_warmup - 1)
-        stage, is_end = jnp.asarray(schedule)[index]
 
-        learnt = step_sizes.update(state.step_sizes, acceptance)
-        is_last = index == self.num_warmup - 1
-        step_size = jnp.where(is_last, step_sizes.final(learnt), jnp.exp(learnt.log_step_size))
-        gathered = jax.lax.cond(
-            stage == 1,
-            lambda: masses.update(state.masses, state.chain.position),
-            lambda: state.masses,
+        _, update = hmc_util().dual_averaging()
+        averaging = update(self.target_acceptance - acceptance, state.averaging)
+        log_step_size, average, *_ = averaging
+        log_step_size = jnp.where(index == self.num_warmup - 1, average, log_step_size)
+        moments = jax.lax.cond(
+            jnp.any((starts <= index) & (index <= ends)),
+            lambda: self._moments()[1](state.place, state.moments),
+            lambda: state.moments,
         )
-        state = state._replace(step_sizes=learnt, step_size=step_size, masses=gathered)
-        return state, is_end == 1
+        step_size = jnp.exp(log_step_size).astype(state.step_size.dtype)
+        state = state._replace(averaging=averaging, step_size=step_size, moments=moments)
+        return state, jnp.any(index == ends)
 
     def closed(self, state: HamiltonianState) -> HamiltonianState:
         """The end of a window: another mass matrix, and the step size is learnt again."""
-        step_sizes, masses = self._adaptation()
-        mass = masses.final(state.masses)
-        again = step_sizes.init(step_sizes.final(state.step_sizes))
+        start, _, covariance = self._moments()
+        matrix, *_ = covariance(state.moments, regularize=True)
+        average = state.averaging[1]
         return state._replace(
-            masses=mass,
-            inverse_mass_matrix=mass.inverse_mass_matrix,
-            step_sizes=again,
-            step_size=jnp.exp(again.log_step_size),
+            step_size=jnp.exp(average).astype(state.step_size.dtype),
+            inverse_mass_matrix=matrix.astype(state.inverse_mass_matrix.dtype),
+            averaging=self._averaging(average),
+            moments=start(matrix.shape),
         )
-
-
-class _Adaptation(NamedTuple):
-    init: Any
-    update: Any
-    final: Any
 
 
 # --- Hamiltonian Monte Carlo ---
@@ -133,10 +136,12 @@ class HMC(Hamiltonian):
     ) -> Step:
         length_key, key = jr.split(key)
         num_steps = jr.randint(length_key, (), 1, self.trajectory_steps + 1)
-        adapted = state.step_size, state.inverse_mass_matrix
-        kernel = blackjax().mcmc.hmc.build_kernel()
-        chain, info = kernel(key, state.chain, problem.log_density, *adapted, num_steps)
-        state = state._replace(chain=chain)
+        hmc, adapted = blackjax().mcmc.hmc, (state.step_size, state.inverse_mass_matrix)
+        chain = hmc.HMCState(*state[:3])
+        chain, info = hmc.build_kernel()(key, chain, problem.log_density, *adapted, num_steps)
+        state = state._replace(
+            place=chain.position, log_density=chain.logdensity, gradient=chain.logdensity_grad
+        )
         if self.num_warmup:
             state = jax.lax.cond(
                 index < self.num_warmup,
@@ -145,8 +150,8 @@ class HMC(Hamiltonian):
                 state,
             )
         record = {
-            "draw": chain.position,
-            "log_density": chain.logdensity,
+            "draw": state.place,
+            "log_density": state.log_density,
             "acceptance": info.acceptance_rate,
             "is_divergent": info.is_divergent,
             "energy": info.energy,

@@ -1,18 +1,18 @@
 """Markov chains: MCLMC by the gradient of all data, SGLD and SGHMC by that of minibatches."""
 
 import abc
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import jax.tree_util as jtu
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..._check_numbers import positive_number, real_number, whole_number
 from .._inference._method import Draws, Method, Problem, Record, State, Step, chosen
 from .._libraries import blackjax
-from ._descent import DeepEnsemble, check_batch_size, climb
+from ._descent import MAP, check_batch_size, climb
 
 # From a draw of a network of 3,760 unknowns, 60 steps of conjugate gradients lead to what predicts
 # as the mode does.
@@ -181,13 +181,25 @@ class MCLMC(MarkovChain):
 
 
 Place = Float[Array, " d"]
-Gradient = Callable[[Place], Place]
+
+
+class StochasticState(NamedTuple):
+    """A chain that moves by gradients of minibatches.
+
+    - `noise`: a sample of the gradient noise in the last step; `None` for gradients of all data.
+    """
+
+    place: Place
+    noise: Place | None
 
 
 class StochasticGradient(MarkovChain):
     """The base of SGLD and SGHMC. The fields are those of `bayes.SGLD`.
 
-    A step refuses nothing, and needs the gradient of a batch alone.
+    The gradient noise of minibatches would heat a chain. A minibatch has two halves: the mean of
+    their gradients is the gradient, and half their difference has the covariance of its noise, and
+    does not correlate with the noise. Along the difference, a step takes as much variance out of
+    its momentum as the noise adds.
     """
 
     num_warmup: int = 5000
@@ -214,34 +226,69 @@ class StochasticGradient(MarkovChain):
         # All data at once may be more than memory holds, where no step has them.
         return super().point_estimate(problem, found) if self.batch_size is None else None
 
-    def init(self, problem: Problem, key: PRNGKeyArray) -> Place:
+    def init(self, problem: Problem, key: PRNGKeyArray) -> StochasticState:
         place_key, key = jr.split(key)
-        if not self.descent_steps:
-            return problem.redrawn(place_key)
-        # Chains begin where the members of an ensemble end.
-        descent = DeepEnsemble(steps=self.descent_steps, batch_size=self.batch_size)
+        descent = MAP(steps=max(1, self.descent_steps), batch_size=self.batch_size)
 
         def one(index: Array, state: Any) -> Any:
             return descent.step(problem, state, index, jr.fold_in(key, index))[0]
 
-        first = descent.init(problem, place_key)
-        return jax.lax.fori_loop(0, self.descent_steps, one, first).place
+        # Shuffled parameters, as the members of an ensemble have them.
+        first = descent.init(problem, place_key)._replace(place=problem.redrawn(place_key))
+        place = jax.lax.fori_loop(0, self.descent_steps, one, first).place
+        return StochasticState(place, None if self.batch_size is None else jnp.zeros_like(place))
 
-    def step(self, problem: Problem, state: Place, index: Array, key: PRNGKeyArray) -> Step:
-        batch_key, key = jr.split(key)
-        batch = problem.batch(batch_key, self.batch_size)
-        gradient = jax.grad(lambda place: problem.batch_log_density(place, batch))
+    def step(
+        self, problem: Problem, state: StochasticState, index: Array, key: PRNGKeyArray
+    ) -> Step:
         shrunk = (1 + index / max(1, self.num_warmup)) ** -self.decay
-        num_data = problem.target.num_data
-        place = self.move(key, state, gradient, self.step_size * shrunk, num_data)
-        place = place.astype(state.dtype)
-        return place, {"draw": place}
+        rate = self.step_size * shrunk / problem.target.num_data
+        state, broadening = self.move(problem, state, rate.astype(state.place.dtype), key)
+        record = {"draw": state.place}
+        return state, record if self.batch_size is None else record | {"broadening": broadening}
 
     @abc.abstractmethod
     def move(
-        self, key: PRNGKeyArray, place: Place, gradient: Gradient, step_size: Array, num_data: int
-    ) -> Place:
-        """One transition by BlackJAX."""
+        self, problem: Problem, state: StochasticState, rate: Array, key: PRNGKeyArray
+    ) -> tuple[StochasticState, Float[Array, ""]]:
+        """One transition, and the factor by which gradient noise widens the variance.
+
+        **Arguments:**
+
+        - `rate`: the step size over the number of examples.
+        """
+
+    def _gradient(
+        self, problem: Problem, place: Place, key: PRNGKeyArray
+    ) -> tuple[Place, Place | None]:
+        """The gradient, and a sample of its noise."""
+        gradient = jax.grad(problem.batch_log_density)
+        if self.batch_size is None:
+            return gradient(place, None), None
+        batch = problem.batch(key, 2 * -(-self.batch_size // 2))
+        halves = jtu.tree_map(lambda leaf: leaf.reshape(2, -1, *leaf.shape[1:]), batch)
+        first, second = jax.vmap(gradient, in_axes=(None, 0))(place, halves)
+        return (first + second) / 2, (first - second) / 2
+
+
+def _cooled(
+    momentum: Place, noise: Place | None, last_noise: Place | None, share: Array
+) -> tuple[Place, Array, Array]:
+    """Takes `share` times the covariance of the noise out of a momentum of covariance 1.
+
+    No more variance than 1 can be taken out along a direction.
+
+    **Returns:** the momentum; and the variance that is taken out, and the one that is left, both
+    along the noise of another gradient.
+    """
+    if noise is None or last_noise is None:
+        return momentum, jnp.zeros(()), jnp.zeros(())
+    tiny = jnp.finfo(noise.dtype).tiny
+    square = noise @ noise
+    taken = jnp.minimum(share, 1 / jnp.maximum(square, tiny))
+    along = (noise @ last_noise) ** 2 / jnp.maximum(last_noise @ last_noise, tiny)
+    scale = taken / (1 + jnp.sqrt(jnp.maximum(1 - taken * square, 0)))
+    return momentum - scale * (noise @ momentum) * noise, along * taken, along * (share - taken)
 
 
 # --- Stochastic gradient Langevin dynamics ---
@@ -253,11 +300,14 @@ class SGLD(StochasticGradient):
     A step costs one gradient of `batch_size` examples, and a kept draw the memory of the unknowns.
     Do not use it where draws must be exact: it is biased, and more so with a larger step.
 
-    A step goes `step_size` times the gradient of the log density over `N`, the number of examples,
-    and by normal noise of variance `2 * step_size * temperature / N` (Welling and Teh, 2011,
-    "Bayesian Learning via Stochastic Gradient Langevin Dynamics"; BlackJAX's implementation). Of a
-    normal posterior of precision `P` it finds the covariance `(P (I - step_size P / (2 N)))^-1`,
-    and minibatches widen it. Too large a step size leads to infinity, too small a one nowhere.
+    A step adds `step_size` times the gradient of the log density over `N`, the number of examples,
+    and normal noise of variance `2 * step_size * temperature / N` (Welling and Teh, 2011,
+    "Bayesian Learning via Stochastic Gradient Langevin Dynamics"), less the gradient noise of the
+    minibatch (Ahn, Korattikara and Welling, 2012, "Bayesian Posterior Sampling via Stochastic
+    Gradient Fisher Scoring"), which a step estimates from the two halves of its minibatch. The
+    covariance of a normal posterior of precision `P` becomes `(P (I - step_size P / (2 N)))^-1`.
+    Where gradient noise exceeds the normal noise, the draws are too wide, and a warning says by
+    how much. Too large a step size leads to infinity, too small a one nowhere.
 
     - `num_samples`: draws that each chain keeps.
     - `num_warmup`: steps before that.
@@ -266,7 +316,8 @@ class SGLD(StochasticGradient):
     - `step_size`: a learning rate, the same for more data of the same kind.
     - `decay`: the step size of step `t` is `step_size * (1 + t / num_warmup)**-decay`; 0 for a
       constant one. All draws count alike.
-    - `batch_size`: examples in a gradient, drawn with replacement; all of them by default.
+    - `batch_size`: examples in a gradient, drawn with replacement; all of them by default. An odd
+      number counts as the next even one.
     - `temperature`: the posterior is found to the power of `1 / temperature`.
     - `descent_steps`: of Adam, from where the chain begins to a mode, before its first step.
 
@@ -275,12 +326,15 @@ class SGLD(StochasticGradient):
     """
 
     def move(
-        self, key: PRNGKeyArray, place: Place, gradient: Gradient, step_size: Array, num_data: int
-    ) -> Place:
-        kernel = blackjax().sgmcmc.sgld.build_kernel()
-        # BlackJAX passes a batch on to the gradient, which has its own.
-        rate = step_size / num_data
-        return kernel(key, place, lambda place, _: gradient(place), None, rate, self.temperature)
+        self, problem: Problem, state: StochasticState, rate: Array, key: PRNGKeyArray
+    ) -> tuple[StochasticState, Float[Array, ""]]:
+        batch_key, key = jr.split(key)
+        gradient, noise = self._gradient(problem, state.place, batch_key)
+        normal = jr.normal(key, gradient.shape, gradient.dtype)
+        share = rate / (2 * self.temperature)
+        normal, _, left = _cooled(normal, noise, state.noise, share)
+        place = state.place + rate * gradient + jnp.sqrt(2 * rate * self.temperature) * normal
+        return StochasticState(place, noise), 1 + left
 
 
 # --- Stochastic gradient Hamiltonian Monte Carlo ---
@@ -292,10 +346,13 @@ class SGHMC(StochasticGradient):
     A step costs `trajectory_steps` gradients of `batch_size` examples, and a kept draw the memory
     of the unknowns. Do not use it where draws must be exact: it is biased.
 
-    Noise makes up for what friction takes (Chen, Fox and Guestrin, 2014, "Stochastic Gradient
-    Hamiltonian Monte Carlo"; BlackJAX's implementation). The variance along a direction in which
-    the posterior has precision `p` is too large by about `step_size * p / (N friction)` of itself,
-    `N` the number of examples, and at 1 the chain leaves for infinity.
+    Noise replaces the energy that friction takes (Chen, Fox and Guestrin, 2014, "Stochastic
+    Gradient Hamiltonian Monte Carlo"). Each gradient has its own minibatch, and a step takes the
+    energy of the gradient noise out of the momentum, not out of the normal noise. Along a direction
+    in which the posterior has precision `p`, the variance is too large by about 2% plus
+    `step_size * p / (N friction)`, where `N` is the number of examples; where that is 1, the chain
+    leaves for infinity. Where gradient noise exceeds the momentum, the draws are wider, and a
+    warning says by how much.
 
     - `friction`: the part of the momentum that a gradient loses: 1 less the momentum of an
       optimiser.
@@ -320,11 +377,26 @@ class SGHMC(StochasticGradient):
         whole_number(self.trajectory_steps, "SGHMC: trajectory_steps")
 
     def move(
-        self, key: PRNGKeyArray, place: Place, gradient: Gradient, step_size: Array, num_data: int
-    ) -> Place:
-        # BlackJAX draws momenta of temperature 1, and so the density is tempered instead. Its steps
-        # are those of a time `dt`, with which momentum and place change by `dt` and `dt**2`.
-        dt = jnp.sqrt(step_size * self.temperature / num_data)
-        kernel = blackjax().sgmcmc.sghmc.build_kernel(alpha=self.friction / dt)
-        tempered = lambda place, _: gradient(place) / self.temperature  # noqa: E731
-        return kernel(key, place, tempered, None, dt, self.trajectory_steps)
+        self, problem: Problem, state: StochasticState, rate: Array, key: PRNGKeyArray
+    ) -> tuple[StochasticState, Float[Array, ""]]:
+        # In units of time in which the mass is 1. Friction and noise of `2 friction` give momenta
+        # the variance `1 / (1 - friction / 2)`.
+        time, friction = jnp.sqrt(rate), self.friction
+        share = rate * (1 - friction / 2) / self.temperature
+        spread = jnp.sqrt(2 * friction * self.temperature).astype(time.dtype)
+
+        def one(carry: Any, key: PRNGKeyArray) -> Any:
+            place, momentum, last_noise = carry
+            batch_key, key = jr.split(key)
+            gradient, noise = self._gradient(problem, place, batch_key)
+            slowed = (1 - friction) * momentum + spread * jr.normal(key, place.shape, place.dtype)
+            slowed, *heat = _cooled(slowed, noise, last_noise, share)
+            return (place + time * momentum, slowed + time * gradient, noise), heat
+
+        first_key, key = jr.split(key)
+        momentum = jr.normal(first_key, state.place.shape, state.place.dtype)
+        first = state.place, momentum * self.temperature**0.5, state.noise
+        keys = jr.split(key, self.trajectory_steps)
+        (place, _, noise), (taken, left) = jax.lax.scan(one, first, keys)
+        damping = 1 - (1 - friction) ** 2 + jnp.mean(taken)
+        return StochasticState(place, noise), 1 + jnp.mean(left) / damping

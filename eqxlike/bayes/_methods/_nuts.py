@@ -61,7 +61,7 @@ class NUTS(Hamiltonian):
         self, problem: Problem, state: HamiltonianState, index: Array, key: PRNGKeyArray
     ) -> Step:
         one = jtu.tree_map(lambda each: each[None], (state, key))
-        states, records = _Machine(self, problem, one[1], index, 1, 1).run(one[0])
+        states, records = _Integrator(self, problem, one[1], index, 1, 1).run(one[0])
         return jtu.tree_map(lambda each: each[0], states), {
             name: each[0, 0] for name, each in records.items()
         }
@@ -78,10 +78,10 @@ class NUTS(Hamiltonian):
         if type(self).step is not NUTS.step:
             return super().advance(problem, states, keys, first, count, buffers)
         most = buffers["draw"].shape[1]
-        return _Machine(self, problem, keys, first, count, most).run(states)
+        return _Integrator(self, problem, keys, first, count, most).run(states)
 
 
-# --- The machine. `C` chains have `d` unknowns, and its arrays a leading axis of chains ---
+# --- The integrator. `C` chains have `d` unknowns, and arrays have a leading axis of chains ---
 
 
 class _Subtree(NamedTuple):
@@ -99,8 +99,8 @@ class _Subtree(NamedTuple):
     - `chances`: two random numbers, here so that no loop that uses them computes them again.
     - `proposal`: one of its steps, each with the probability of its weight: place, gradient, log
       density and energy.
-    - `corners`: for each size of subtrees in it the first step of the last one: velocity, and half
-      its momentum less the sum so far.
+    - `turning_points`: for each size of subtrees in it the first step of the last one: velocity,
+      and half its momentum less the sum so far.
     """
 
     place: Float[Array, "C d"]
@@ -116,7 +116,7 @@ class _Subtree(NamedTuple):
     diverged: Bool[Array, " C"]
     chances: UInt[Array, "C 2"]
     proposal: Float[Array, "C 2*d+2"]
-    corners: Float[Array, "C K 2 d"]
+    turning_points: Float[Array, "C K 2 d"]
 
 
 class _Trajectory(NamedTuple):
@@ -144,12 +144,12 @@ class _Trajectory(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Where the machine stands.
+    """Where the integrator stands.
 
     - `num`: how many draws each chain has made.
     - `adapted`: what warm-up has learnt. The place of the chain is `trajectory.sample`.
     - `scale`: by which normal numbers become momenta.
-    - `draws`, `facts`: the records, with one more that is written in vain.
+    - `draws`, `statistics`: the records, with one more that is written in vain.
     """
 
     subtree: _Subtree
@@ -158,14 +158,14 @@ class _State(NamedTuple):
     adapted: HamiltonianState
     scale: Float[Array, "C d"] | Float[Array, "C d d"]
     draws: Float[Array, "C n+1 d"]
-    facts: Float[Array, "C n+1 5"]
+    statistics: Float[Array, "C n+1 5"]
 
 
 # A step that is so many nats less likely than the first one has left the trajectory.
 _MOST_ERROR = 1000.0
 
 
-class _Machine:
+class _Integrator:
     """Makes `count` draws of each chain, at most `most`.
 
     **Arguments:**
@@ -191,12 +191,11 @@ class _Machine:
             self._with_draws, lambda state: jnp.any(state.num < self.count), self._begun(states)
         )
         sample, size = state.trajectory.sample, self.size
-        chain = states.chain._replace(
-            position=sample[:, :size], logdensity_grad=sample[:, size:-2], logdensity=sample[:, -2]
-        )
-        log_density, energy, *others = jnp.moveaxis(state.facts[:, :-1], -1, 0)
+        log_density, energy, *others = jnp.moveaxis(state.statistics[:, :-1], -1, 0)
         acceptance, is_divergent, num_gradients = others
-        adapted = state.adapted._replace(chain=chain)
+        adapted = state.adapted._replace(
+            place=sample[:, :size], gradient=sample[:, size:-2], log_density=sample[:, -2]
+        )
         return jtu.tree_map(lambda new, old: new.astype(old.dtype), adapted, states), {
             "draw": state.draws[:, :-1],
             "log_density": log_density,
@@ -217,12 +216,12 @@ class _Machine:
         sample, over = trajectory.sample, trajectory.over
         acceptance = subtree.acceptance / trajectory.size
         others = jnp.stack([acceptance, subtree.diverged, trajectory.size], axis=1)
-        facts = jnp.concatenate([sample[:, -2:], others], axis=1)
+        statistics = jnp.concatenate([sample[:, -2:], others], axis=1)
         # A chain whose trajectory goes on writes a row that it writes again.
         row = jnp.arange(self.num_chains), num
         state = state._replace(
             draws=state.draws.at[row].set(sample[:, : self.size].astype(state.draws.dtype)),
-            facts=state.facts.at[row].set(facts),
+            statistics=state.statistics.at[row].set(statistics),
             num=num + over,
         )
         if self.num_warmup:
@@ -285,7 +284,7 @@ class _Machine:
         parts = place, gradient, log_density[:, None], energy[:, None]
         here = jnp.concatenate([each.astype(old.proposal.dtype) for each in parts], axis=1)
         momenta = old.momenta + momentum
-        is_turn, corners = self._turn(old, momentum, velocity, momenta)
+        is_turn, turning_points = self._turn(old, momentum, velocity, momenta)
 
         is_active = state.num < self.count
         diverged = gain < -_MOST_ERROR
@@ -305,7 +304,7 @@ class _Machine:
             diverged=diverged,
             chances=_chances(trajectory.seed, size, trajectory.depth),
             proposal=_selected(is_taken, here, old.proposal),
-            corners=corners,
+            turning_points=turning_points,
         )
         return state._replace(subtree=subtree)
 
@@ -314,24 +313,24 @@ class _Machine:
     def _turn(
         self, subtree: _Subtree, momentum: Array, velocity: Array, momenta: Array
     ) -> tuple[Bool[Array, " C"], Float[Array, "C K 2 d"]]:
-        """Whether a subtree that ends with this step turns back, and the corners after it.
+        """Whether a subtree that ends with this step turns back, and the turning points after it.
 
         Step `n` begins subtrees if `n` is even, and ends one for each one at the end of the binary
-        number `n` if it is odd. A subtree has the corner whose number is how many ones were before.
+        number `n` if it is odd. The number of ones before is the index of its turning point.
         """
-        number, levels = subtree.size, jnp.arange(subtree.corners.shape[1])
+        number, levels = subtree.size, jnp.arange(subtree.turning_points.shape[1])
         top = jax.lax.population_count(number >> 1)[:, None]
         num_ended = jax.lax.population_count((~number & (number + 1)) - 1)[:, None]
         half = 0.5 * momentum
-        corner = jnp.stack([velocity, half - momenta], axis=1)[:, None]
+        turning_point = jnp.stack([velocity, half - momenta], axis=1)[:, None]
         is_begun = (number & 1 == 0)[:, None] & (levels == top)
-        corners = _selected(is_begun, corner, subtree.corners)
+        turning_points = _selected(is_begun, turning_point, subtree.turning_points)
 
-        inside = (momenta - half)[:, None] + subtree.corners[:, :, 1]
-        is_turn = _dots(subtree.corners[:, :, 0], inside) <= 0
+        inside = (momenta - half)[:, None] + subtree.turning_points[:, :, 1]
+        is_turn = _dots(subtree.turning_points[:, :, 0], inside) <= 0
         is_turn |= _dots(velocity[:, None], inside) <= 0
         is_ended = (levels > top - num_ended) & (levels <= top)
-        return jnp.any(is_turn & is_ended, axis=1), corners
+        return jnp.any(is_turn & is_ended, axis=1), turning_points
 
     def _with_subtrees(self, state: _State) -> _State:
         """The next subtree where one ended."""
@@ -387,9 +386,9 @@ class _Machine:
     ) -> tuple[HamiltonianState, Array]:
         """What the chains know that `learns` marks, after draw `index`."""
         old, place = state.adapted, state.trajectory.sample[:, : self.size]
-        here = old._replace(chain=old.chain._replace(position=place.astype(self.normals.dtype)))
+        here = old._replace(place=place.astype(self.normals.dtype))
         gathered, is_end = jax.vmap(self.method.gathered)(here, index, acceptance)
-        gathered = _selected(learns, gathered._replace(chain=old.chain), old)
+        gathered = _selected(learns, gathered._replace(place=old.place), old)
         is_end &= learns
 
         def closed() -> tuple[HamiltonianState, Array]:
@@ -411,16 +410,15 @@ class _Machine:
         return jnp.expand_dims(matrix, range(1, momenta.ndim - 1)) * momenta
 
     def _begun(self, states: HamiltonianState) -> _State:
-        """The machine before the first step of all chains."""
-        chain, (num_chains, size) = states.chain, states.chain.position.shape
-        dtype = chain.position.dtype
+        """The integrator before the first step of all chains."""
+        (num_chains, size), dtype = states.place.shape, states.place.dtype
         # Sums of probabilities and random numbers need the digits.
-        wide = jnp.result_type(dtype, chain.logdensity.dtype, jnp.float32)
+        wide = jnp.result_type(dtype, states.log_density.dtype, jnp.float32)
         number, whole = jnp.zeros(num_chains, wide), jnp.zeros(num_chains, jnp.int32)
         vector, yes = jnp.zeros((num_chains, size), dtype), jnp.ones(num_chains, bool)
-        parts = chain.position, chain.logdensity_grad, chain.logdensity[:, None], number[:, None]
+        parts = states.place, states.gradient, states.log_density[:, None], number[:, None]
         sample = jnp.concatenate([each.astype(wide) for each in parts], axis=1)
-        corners = jnp.zeros((num_chains, max(1, self.most_doublings - 1), 2, size), dtype)
+        turning_points = jnp.zeros((num_chains, max(1, self.most_doublings - 1), 2, size), dtype)
         ends, seed = jnp.zeros((num_chains, 2, 3, size), dtype), self.seeds[:, 0]
         subtree = _Subtree(
             *(vector, vector, vector, vector),
@@ -429,7 +427,7 @@ class _Machine:
             *(yes, yes, yes),
             seed[:, :2],
             sample,
-            corners,
+            turning_points,
         )
         trajectory = _Trajectory(vector, number, number, whole, whole, yes, yes, ends, sample, seed)
         rows = num_chains, self.most + 1
@@ -440,7 +438,7 @@ class _Machine:
             adapted=states,
             scale=self._scale(states),
             draws=jnp.zeros((*rows, size), dtype),
-            facts=jnp.zeros((*rows, 5), wide),
+            statistics=jnp.zeros((*rows, 5), wide),
         )
         return self._with_trajectories(state)
 

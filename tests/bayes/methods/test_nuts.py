@@ -1,8 +1,8 @@
 """NUTS next to a plain one: one chain after another, one trajectory as a loop over lists."""
 
+import sys
 from types import SimpleNamespace
 
-import blackjax
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -33,16 +33,16 @@ def started(method, key):
     places = jr.normal(key, (CHAINS, SIZE))
     matrix = jnp.diag(jnp.array([0.5, 1.0, 2.0])) + 0.2
     matrix = matrix if method.dense_mass else jnp.diagonal(matrix)
-    chain = blackjax.mcmc.hmc.HMCState(places, *jax.vmap(jax.value_and_grad(funnel))(places))
+    densities = jax.vmap(jax.value_and_grad(funnel))(places)
     matrices = jnp.broadcast_to(matrix, (CHAINS, *matrix.shape))
-    return problem, HamiltonianState(chain, jnp.asarray(STEP_SIZES), matrices, (), ())
+    return problem, HamiltonianState(places, *densities, jnp.asarray(STEP_SIZES), matrices, (), ())
 
 
 def plain_draws(state, chain, seeds, normals, max_doublings):
     value_and_gradient = jax.jit(jax.value_and_grad(funnel))
     step_size, matrix = STEP_SIZES[chain], np.asarray(state.inverse_mass_matrix[chain])
     dense = np.diag(matrix) if matrix.ndim == 1 else matrix
-    place, value, gradient = (np.asarray(each[chain]) for each in state.chain)
+    place, value, gradient = (np.asarray(each[chain]) for each in state[:3])
 
     def turns(steps, momenta):
         inside = sum(momenta) - 0.5 * (steps[0][1] + steps[-1][1])
@@ -126,6 +126,16 @@ def test_chains_learn_alone(dense_mass):
     step_sizes = together.chains.states.step_size
     assert len(np.unique(step_sizes)) == 3
     np.testing.assert_allclose(step_sizes, apart.chains.states.step_size, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning")
+def test_nuts_needs_no_blackjax(monkeypatch):
+    monkeypatch.setitem(sys.modules, "blackjax", None)
+    method = bayes.NUTS(num_samples=5, num_warmup=25, chains=2)
+    posterior = bayes.infer(LINEAR.target, method, key=jr.key(0), progress=False)
+    assert np.isfinite(posterior.records["draw"]).all()
+    with pytest.raises(ImportError, match="Markov chains come from BlackJAX"):
+        bayes.infer(LINEAR.target, bayes.HMC(num_samples=5), key=jr.key(0), progress=False)
 
 
 class Halved(bayes.NUTS):

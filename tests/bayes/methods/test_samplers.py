@@ -1,5 +1,7 @@
 """What each method that draws has of its own, beyond the laws of all."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -14,6 +16,7 @@ from eqxlike import bayes, nn
 from eqxlike.bayes._inference._fitted import fitted_from
 from eqxlike.bayes._inference._method import Chains
 from eqxlike.bayes._methods._descent import Optimised
+from eqxlike.bayes._methods._markov_chains import StochasticState
 from tests.bayes.methods.cases import LINEAR, X, Y, check_moments
 
 pytestmark = pytest.mark.usefixtures("as_methods_run")
@@ -62,7 +65,8 @@ def test_steps_of_minibatches_are_unbiased():
 
     sgld = bayes.SGLD(step_size=1.0, batch_size=4, temperature=1e-20)
     place = jax.jit(lambda: problem.initial(jr.key(0)))()
-    step = lambda key: sgld.step(problem, place, jnp.asarray(0), key)[0] - place
+    start = StochasticState(place, jnp.zeros_like(place))
+    step = lambda key: sgld.step(problem, start, jnp.asarray(0), key)[0].place - place
     check(jax.jit(jax.vmap(step))(keys), place)
 
     method = bayes.MAP(steps=1, optimiser=optax.sgd(1.0), batch_size=4)
@@ -192,7 +196,8 @@ def test_the_step_size_decays_by_its_power():
     @jax.vmap
     def step(index):
         place = problem.initial(jr.key(0))
-        return method.step(problem, place, index, jr.key(1))[0] - place
+        state = StochasticState(place, None)
+        return method.step(problem, state, index, jr.key(1))[0].place - place
 
     first, last = np.asarray(step(np.array([0, 300])))
     np.testing.assert_allclose(first / last, 2, rtol=1e-3)
@@ -200,8 +205,43 @@ def test_the_step_size_decays_by_its_power():
 
 def test_chains_begin_where_descent_ends():
     problem = bayes.Problem(LINEAR.target)
-    place = jax.jit(lambda: bayes.SGLD(descent_steps=3000).init(problem, jr.key(0)))()
+    place = jax.jit(lambda: bayes.SGLD(descent_steps=3000).init(problem, jr.key(0)).place)()
     np.testing.assert_allclose(place, LINEAR.mean, atol=1e-2)
+
+
+def stochastic(method, batch_size, temperature):
+    """Independent draws, and the factor by which they are said to be too wide."""
+    posterior = run(dataclasses.replace(method, batch_size=batch_size, temperature=temperature))
+    return posterior.records["draw"][:, 0], posterior.diagnostics.broadening
+
+
+ONE_DRAW = {"num_samples": 1, "thin": 1, "chains": 2000, "descent_steps": 0}
+SGLD = bayes.SGLD(step_size=0.01, num_warmup=1200, **ONE_DRAW)
+SGHMC = bayes.SGHMC(step_size=0.003, num_warmup=200, friction=0.3, trajectory_steps=8, **ONE_DRAW)
+
+SLOW = dataclasses.replace(SGHMC, step_size=0.001, num_warmup=500)
+
+
+@pytest.mark.parametrize(("method", "batch_size"), [(SGLD, 10), (SGHMC, 5), (SLOW, 1)])
+def test_minibatches_leave_the_variance_as_it_is(method, batch_size):
+    whole, nothing = stochastic(method, None, 1.0)
+    draws, broadening = stochastic(method, batch_size, 1.0)
+    assert nothing is None
+    assert broadening < 1.05
+    # Both covariances have errors.
+    check_moments(draws, LINEAR.mean, np.cov(whole.T), len(draws) / 2)
+
+
+@pytest.mark.parametrize(("method", "batch_size"), [(SGLD, 2), (SGHMC, 2)])
+def test_gradient_noise_that_is_too_large_is_warned_of(method, batch_size):
+    method = dataclasses.replace(method, step_size=2 * method.step_size)
+    whole, _ = stochastic(method, None, 0.5)
+    with pytest.warns(bayes.InferenceWarning, match="gradient noise of minibatches widens the var"):
+        draws, broadening = stochastic(method, batch_size, 0.5)
+    white = np.linalg.solve(np.linalg.cholesky(np.cov(whole.T)), draws.T)
+    factor = np.linalg.eigvalsh(np.cov(white)).max()
+    assert factor > 1.2
+    np.testing.assert_allclose(broadening, factor, rtol=0.4)
 
 
 def test_chains_that_leave_for_infinity_are_warned_of():
