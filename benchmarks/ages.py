@@ -33,7 +33,7 @@ def age(report: Mapping[str, Any]) -> int | None:
 
 
 def described(report: Mapping[str, Any]) -> str:
-    """The commit and the age of a report in words; the words that say so if they are missing."""
+    """The commit and the age of a report in words, as far as they are known."""
     commit, _, dirty = report.get("commit", UNKNOWN).partition(" ")
     if commit == UNKNOWN:
         return "commit not recorded"
@@ -41,7 +41,8 @@ def described(report: Mapping[str, Any]) -> str:
     commits = age(report)
     if commits is None:
         return text
-    return f"{text}, {commits} later commits to {', '.join(report['folders'])}"
+    later = f"{commits} later commit{'' if commits == 1 else 's'}"
+    return f"{text}, {later} to {', '.join(report['folders'])}"
 
 
 def _git(*command: str) -> str | None:

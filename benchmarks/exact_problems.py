@@ -128,7 +128,7 @@ class Features(eqx.Module):
     weight: np.ndarray
     bias: np.ndarray
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Any, *, key: Any = None) -> Any:
         waves = jnp.cos(jnp.asarray(self.weight) @ x + jnp.asarray(self.bias))
         return np.sqrt(2 / len(self.bias)).astype(np.float32) * waves
 
