@@ -62,6 +62,7 @@ JOBS = (
     Job("ad_modes", 10, 2),
     Job("bayes_cost", 15, 3),
     Job("bayes_quality", 25, 3, ("--quick",)),
+    Job("exactness", 10, 2, ("--quick",)),
     Job("export", 5, 1),
     Job("downstream", 10, 1),
 )

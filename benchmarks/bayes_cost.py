@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def new_report(effort: Effort) -> dict[str, Any]:
     """A report without rows."""
-    result = report.new_report(effort._asdict())
+    result = report.new_report(effort._asdict(), folders=["eqxlike/bayes"])
     result["machine"] |= {name: installed_version(name) for name in PEERS}
     of_microseconds = (densities.ONE, densities.LOOP, steps.INFERENCE, steps.BY_HAND)
     tables = [

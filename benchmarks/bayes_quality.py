@@ -113,7 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = parse(arguments)
     splits = OF_QUICK if options.quick else OF_CSV if options.csv else SPLITS
-    result = report.new_report({"splits": splits, "is_quick": options.quick})
+    result = report.new_report(
+        {"splits": splits, "is_quick": options.quick}, folders=["eqxlike/bayes"]
+    )
     result["machine"] |= {name: installed_version(name) for name in tables.PACKAGES[2:5]}
     try:
         chosen = find(options.methods, methods.rows(is_quick=options.quick))

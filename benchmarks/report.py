@@ -7,21 +7,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import eqxlike
+from benchmarks import ages
 from eqxlike._timing import Column, Measurement, Samples, installed_version, machine_info, summarise
 
 PEERS = ("equinox", "flax", "optax")
 
 
-def new_report(method: Mapping[str, Any]) -> dict[str, Any]:
+def new_report(method: Mapping[str, Any], folders: Sequence[str] = ages.FOLDERS) -> dict[str, Any]:
     """A report without rows.
 
     **Arguments:**
 
     - `method`: the method of measurement: rounds and the like.
+    - `folders`: the folders of the repository that are measured.
     """
     peers = {name: installed_version(name) for name in PEERS}
     machine = machine_info() | {"eqxlike": eqxlike.__version__} | peers
-    return {"machine": machine, "method": dict(method), "is_complete": False, "rows": []}
+    parts = {"method": dict(method), "is_complete": False, "rows": []}
+    return {"machine": machine} | ages.measured(folders) | parts
 
 
 def row(name: str, measurement: Measurement, notes: Sequence[str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ repository.
 
 import argparse
 import json
+import math
 import pathlib
 import re
 import statistics
@@ -97,6 +98,17 @@ def _rate(name: str) -> Callable[[Report], float]:
             for column in ("bayes.NUTS", "NumPyro")
         )
         return ours / theirs
+
+    return read
+
+
+def _distance(problem: str, method: str) -> Callable[[Report], float]:
+    """The mean of `|log(ratio)|` near the data and far away; 0 is exact."""
+
+    def read(report: Report) -> float:
+        (row,) = _rows(report, problem=problem, method=method)
+        ratios = [statistics.geometric_mean(row[place]) for place in ("near", "far")]
+        return statistics.mean(abs(math.log(ratio)) for ratio in ratios)
 
     return read
 
@@ -210,6 +222,10 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
             ("breast cancer", "deep ensemble"),
             ("digits", "deep ensemble"),
         )
+    ),
+    "exactness": tuple(
+        Figure(f"network: distance of {method} from exact", _distance("network", method))
+        for method in ("NUTS", "Laplace, full, width 1", "mean field", "early-stopped ensemble")
     ),
     "training": (
         Figure("2x8: fit / by hand", _ratio("2x8", "fit")),

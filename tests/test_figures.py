@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import table
+from benchmarks import exactness, table
 from docs.site import chart
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -158,6 +158,11 @@ def test_table_of_a_call_is_that_of_the_committed_run():
         "Equinox's `filter_jit`": found[EQUINOX],
         "`nnx.jit`": found[NNX],
     }
+
+
+def test_table_of_exactness_is_that_of_the_committed_run():
+    drawn = table.markdown_table(exactness.cells(_rows("exactness")))
+    assert drawn in (ROOT / "docs" / "bayes.md").read_text()
 
 
 @pytest.mark.parametrize("clock", table.CLOCKS)

@@ -12,8 +12,8 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from benchmarks import ages, bayes_cost, exactness, table
 from benchmarks import all as everything
-from benchmarks import bayes_cost, table
 from benchmarks.modes import tables as modes
 from benchmarks.modes.targets import targets as targets_of_modes
 from benchmarks.quality import tables as quality
@@ -89,6 +89,11 @@ BENCHMARKS = {
         "Every method on real data, compared with plain networks and classical models.",
         lambda report: quality.render(report, targets_of_quality(report), markdown=True),
     ),
+    "exactness": Benchmark(
+        "Bayesian methods: exactness",
+        "The uncertainty of each method, compared with exact answers.",
+        lambda report: exactness.render(report, markdown=True),
+    ),
     "all": Benchmark(
         "Whole runs",
         "What ran on a device within a given time, and which tests passed there.",
@@ -145,12 +150,13 @@ def _page(name: str, reports: Mapping[str, pathlib.Path]) -> str:
     parts.append(f"`{command}` measures it again.")
     for label, path in reports.items():
         report = json.loads(path.read_text())
-        body = f"{_machine(report['machine'], path)}\n\n{_tables(benchmark, report)}"
+        body = f"{_machine(report, path)}\n\n{_tables(benchmark, report)}"
         parts.append(f'=== "{label}"\n\n{textwrap.indent(body, "    ")}')
     return "\n\n".join(parts) + "\n"
 
 
-def _machine(machine: Report, path: pathlib.Path) -> str:
+def _machine(report: Report, path: pathlib.Path) -> str:
+    machine = report["machine"]
     versions = ", ".join(
         f"{name} {version}"
         for name, version in machine.items()
@@ -158,7 +164,8 @@ def _machine(machine: Report, path: pathlib.Path) -> str:
     )
     date = machine["date"].partition("T")[0]
     return (
-        f"{machine['device']} ({machine['cpu']}, {machine['cores']} cores), {date}. {versions}. "
+        f"{machine['device']} ({machine['cpu']}, {machine['cores']} cores), {date}, "
+        f"{ages.described(report)}. {versions}. "
         f"[All numbers]({HOME}/benchmarks/results/{path.name}).\n{{ .machine }}"
     )
 

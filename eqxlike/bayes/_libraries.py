@@ -11,9 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from .._check_numbers import check_scale
+from .._check_numbers import check_number, check_scale
+from .._compat import Tracer
 
 
 def distributions() -> Any:
@@ -127,17 +129,29 @@ def _link_of(distribution: Any) -> Any:
 _PROBES = (-8.0, 0.0, 8.0)
 
 
-def check_positive(value: Any, name: str) -> None:
-    """Raises `ValueError` unless `value` is a positive number, or a distribution over such."""
+def check_positive(value: Any, name: str, *, is_array: bool = False) -> None:
+    """Raises `ValueError` unless `value` is a positive number, or a distribution over such.
+
+    **Arguments:**
+
+    - `is_array`: whether it may also be an array of such numbers, or a distribution over them.
+    """
     if not is_distribution(value):
-        check_scale(value, name)
+        if not is_array or jnp.ndim(value) == 0:
+            check_scale(value, name)
+            return
+        check_number(value, name)
+        if not (isinstance(value, Tracer) or np.all((value > 0) & np.isfinite(value))):
+            raise ValueError(f"{name} must be positive and finite, got {value}.")
         return
     _check_continuous(value, name)
-    shape = value.batch_shape + value.event_shape
-    if shape != ():
+    shape = value.shape()
+    if shape != () and not is_array:
         raise ValueError(f"{name} must be a distribution over one number, got shape {shape}.")
     link = _link_of(value)
-    if not all(bool(link(jnp.array(probe)) > 0) for probe in _PROBES):
+    values = [link(jnp.full(shape, probe)) for probe in _PROBES]
+    # A link that changes the shape, as of a simplex, is of numbers that depend on each other.
+    if not all(each.shape == shape and bool(jnp.all(each > 0)) for each in values):
         raise ValueError(
             f"{name} is a scale, and must be a distribution over positive numbers, such as "
             f"`Gamma(2.0, 1.0)`; the support of {type(value).__name__} is {value.support}."

@@ -58,7 +58,7 @@ class Likelihood(Module):
 
 
 class HasScale(Likelihood):
-    """The base of likelihoods with a scale: a number, unknown, or a head of the network.
+    """The base of likelihoods with a scale: known, unknown, or a head of the network.
 
     With a head, the output of the network has all centres first, then all scales before softplus.
     """
@@ -68,10 +68,10 @@ class HasScale(Likelihood):
     def __check_init__(self):
         name = f"{type(self).__name__}: scale"
         if not isinstance(self.scale, str):
-            check_positive(self.scale, name)
+            check_positive(self.scale, name, is_array=True)
         elif self.scale != "head":
             raise ValueError(
-                f'{name} must be a number, a distribution or "head", got {self.scale!r}.'
+                f'{name} must be a number, an array, a distribution or "head", got {self.scale!r}.'
             )
 
     def unknowns(self) -> dict[str, Any]:
@@ -98,6 +98,13 @@ class HasScale(Likelihood):
             what = f"{wanted}: a centre and a scale (before softplus) for each target"
         else:
             wanted, what = y.shape, f"{y.shape}, that of a target"
+            of = self.scale
+            shape = of.shape() if is_distribution(of) else jnp.shape(of)
+            if shape not in ((), y.shape):
+                raise ValueError(
+                    f"{name}: scale must have shape () or that of the target of an example, "
+                    f"{y.shape}; got shape {shape}."
+                )
         check_output(name, output, wanted, what)
         if not jnp.issubdtype(y.dtype, jnp.floating):
             raise TypeError(f"{name} expects floating-point targets, got dtype {y.dtype}.")
@@ -117,15 +124,26 @@ def check_output(name: str, output: Any, wanted: tuple[int, ...] | None, what: s
         )
 
 
-def check_counts(name: str, y: Struct, what: str) -> None:
-    """Raises `ValueError` unless the target of an example is one integer or boolean."""
+def check_counts(name: str, y: Struct, what: str, shape: tuple[int, ...] = ()) -> None:
+    """Raises `ValueError` unless the target of an example has integers or booleans, one by default.
+
+    **Arguments:**
+
+    - `shape`: the shape of what the network returns, without its axis of classes.
+    """
     is_whole = jnp.issubdtype(y.dtype, jnp.integer) or jnp.issubdtype(y.dtype, jnp.bool_)
-    if not is_whole or y.shape != ():
-        ways = {(): "`y.astype(int)`", (1,): "`y[:, 0]`"}
-        way = ways.get(y.shape, "`y.argmax(axis=-1)` if labels are one-hot")
+    if not is_whole or y.shape != shape:
+        wanted = f"integers of shape {shape}" if shape else "one integer"
+        way = ""
+        if y.shape == shape:
+            way = " Write `y.astype(int)`."
+        elif y.shape == (*shape, 1):
+            way = " Write `y[..., 0]`." if shape else " Write `y[:, 0]`."
+        elif y.shape[: len(shape)] == shape:
+            way = " Write `y.argmax(axis=-1)` if labels are one-hot."
         raise ValueError(
-            f"{name} expects one integer as the target of an example, {what}; got shape {y.shape} "
-            f"and dtype {y.dtype}. Write {way}."
+            f"{name} expects {wanted} as the target of an example, {what}; got shape {y.shape} "
+            f"and dtype {y.dtype}.{way}"
         )
 
 
@@ -147,8 +165,9 @@ def check_range(name: str, y: Array, most: int | None, why: str) -> None:
 class Gaussian(HasScale):
     """Targets that are normal around what the network returns.
 
-    - `scale`: the standard deviation, in the unit of the targets: a number; a distribution of
-      NumPyro over positive numbers, then it is an unknown too; or `"head"`: the network returns it.
+    - `scale`: the standard deviation, in the unit of the targets: a number, or an array of the
+      shape of the target of an example; a distribution of NumPyro over such positive numbers, then
+      it is an unknown too; or `"head"`: the network returns it.
 
     With a head the network returns `2 * k` numbers for the k targets of an example: all centres
     first, then all scales, before softplus; a target of shape `()` has one of each.
@@ -213,7 +232,11 @@ class Bernoulli(Likelihood):
 
 
 class Categorical(Likelihood):
-    """Targets 0 to C - 1, or booleans for 0 and 1. The network returns C logits."""
+    """Targets 0 to C - 1, or booleans for 0 and 1. The network returns C logits.
+
+    An example may have several targets, such as the tokens of a text: for labels of shape `(T,)` it
+    returns logits of shape `(T, C)`, and its log density is the sum over the labels.
+    """
 
     def distribution(self, output: Any, unknowns: Mapping[str, Any]) -> Any:
         return distributions().Categorical(logits=output)
@@ -224,13 +247,14 @@ class Categorical(Likelihood):
 
     def check(self, output: Any, y: Struct) -> None:
         shape = getattr(output, "shape", ())
-        wanted = shape if len(shape) == 1 and shape[0] > 1 else None
-        check_output("Categorical", output, wanted, "(C,), a logit for each of C classes")
-        check_counts("Categorical", y, "the number of a class")
+        wanted = shape if shape and shape[-1] > 1 else None
+        check_output(
+            "Categorical", output, wanted, "(C,), or (*T, C): a logit for each of C classes"
+        )
+        check_counts("Categorical", y, "the number of a class", shape[:-1])
 
     def check_values(self, output: Any, y: Any) -> None:
-        (num_classes,) = output.shape
-        check_range("Categorical", y, num_classes - 1, "as the network returns so many logits")
+        check_range("Categorical", y, output.shape[-1] - 1, "as the network returns so many logits")
 
 
 # --- Counts ---

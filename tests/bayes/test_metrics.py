@@ -182,7 +182,7 @@ def test_coverage_of_counts_is_a_fraction():
 
 def test_wrong_shapes_are_refused():
     for function in (metrics.accuracy, metrics.brier, metrics.ece):
-        with pytest.raises(ValueError, match=r"of shape \(N,\), got \(5, 3\) and \(4,\)"):
+        with pytest.raises(ValueError, match=r"of shape \(\*N\), got \(5, 3\) and \(4,\)"):
             function(jnp.ones((5, 3)), jnp.zeros(4, jnp.int32))
         with pytest.raises(ValueError, match="integer labels, got dtype float32"):
             function(jnp.ones((5, 3)), jnp.zeros(5))

@@ -151,6 +151,7 @@ def test_initial_keeps_the_model_where_its_prior_allows():
 # --- likelihoods --------------------------------------------------------------------------------
 
 COUNTS = np.array([0, 1, 1, 0, 1, 0])
+SCALES = np.array([0.5, 2.0])
 LIKELIHOODS = {
     "Gaussian": (bayes.Gaussian(0.5), "scalar", Y, lambda f: stats.norm.logpdf(Y, f, 0.5)),
     "Gaussian, head": (
@@ -164,6 +165,18 @@ LIKELIHOODS = {
         4,
         X,
         lambda f: stats.norm.logpdf(X, f[:, :2], np.log1p(np.exp(f[:, 2:]))).sum(1),
+    ),
+    "Gaussian, vectors, a scale each": (
+        bayes.Gaussian(SCALES),
+        2,
+        X,
+        lambda f: stats.norm.logpdf(X, f, SCALES).sum(1),
+    ),
+    "StudentT, vectors, a scale each": (
+        bayes.StudentT(jnp.asarray(SCALES), 3.0),
+        2,
+        X,
+        lambda f: stats.t.logpdf(X, 3, f, SCALES).sum(1),
     ),
     "StudentT": (bayes.StudentT(0.5, 3.0), "scalar", Y, lambda f: stats.t.logpdf(Y, 3, f, 0.5)),
     "Bernoulli": (
@@ -271,6 +284,21 @@ WRONG = {
         ValueError,
         "a logit for each of C classes",
     ),
+    "one-hot classes": (
+        make(likelihood=bayes.Categorical(), model=network(2), data=(X, np.eye(2)[COUNTS])),
+        ValueError,
+        r"one integer as .* got shape \(2,\) and dtype float64\. Write `y.argmax\(axis=-1\)`",
+    ),
+    "scales": (
+        make(likelihood=bayes.Gaussian(np.ones(3)), model=network(2), data=(X, X)),
+        ValueError,
+        r"scale must have shape \(\) or that of the target of an example, \(2,\); got shape \(3,\)",
+    ),
+    "unknown scales": (
+        make(likelihood=bayes.StudentT(dist.Gamma(2.0).expand([2]))),
+        ValueError,
+        r"StudentT: scale must have shape \(\) or that of .*, \(\); got shape \(2,\)",
+    ),
     "real classes": (
         make(likelihood=bayes.Bernoulli()),
         ValueError,
@@ -320,12 +348,15 @@ def test_what_does_not_fit_is_named_before_anything_runs():
 def test_a_scale_is_positive():
     for build, text in [
         (lambda: bayes.Gaussian(dist.Normal()), "scale is a scale, and must be .* Real"),
-        (lambda: bayes.Gaussian(dist.Gamma(jnp.ones(2))), r"over one number, got shape \(2,\)"),
+        (lambda: bayes.Gaussian(dist.Dirichlet(jnp.ones(2))), "scale is a scale, .* Simplex"),
         (lambda: bayes.Gaussian(-1.0), "Gaussian: scale must be positive and finite, got -1.0"),
-        (lambda: bayes.Gaussian("heads"), 'a number, a distribution or "head"'),
+        (lambda: bayes.StudentT(np.array([1.0, 0.0])), "scale must be positive and finite, got"),
+        (lambda: bayes.Gaussian("heads"), 'a number, an array, a distribution or "head"'),
         (lambda: bayes.StudentT(1.0, 0.0), "degrees_of_freedom must be positive"),
         (lambda: bayes.normal(0.0, -1.0), "normal: scale must be positive"),
         (lambda: bayes.normal(0.0, dist.Normal()), "over positive numbers"),
+        (lambda: bayes.normal(0.0, dist.Gamma(jnp.ones(2))), r"over one number, got shape \(2,\)"),
+        (lambda: bayes.normal(0.0, jnp.ones(2)), r"must have shape \(\), got shape \(2,\)"),
         (lambda: bayes.horseshoe(0.0), "horseshoe: scale must be positive"),
         (lambda: bayes.prior_by_path({}), "needs at least one pattern"),
     ]:

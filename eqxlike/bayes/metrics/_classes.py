@@ -1,6 +1,7 @@
 """Measures of predictions of classes: accuracy, the Brier score, and whether probabilities hold.
 
-`N` is the number of examples, `C` the number of classes, `M` the number of bins.
+`N` is the number of examples, `C` the number of classes, `M` the number of bins. With labels of
+shape `(*N)`, such as `(B, T)` for the tokens of texts, each label counts as an example.
 """
 
 import functools
@@ -15,13 +16,13 @@ from .._mixtures import as_classes
 from ._scores import check_array
 
 
-def accuracy(scores: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Array, ""]:
+def accuracy(scores: Float[Array, "*N C"], labels: Int[Array, "*N"]) -> Float[Array, ""]:
     """The fraction of examples whose greatest score is at the label.
 
     **Arguments:**
 
-    - `scores`: logits or probabilities, shape `(N, C)`.
-    - `labels`: integers from 0 to C - 1, or booleans, shape `(N,)`.
+    - `scores`: logits or probabilities, shape `(*N, C)`.
+    - `labels`: integers from 0 to C - 1, or booleans, shape `(*N)`.
 
     **Returns:** shape `()`, between 0 and 1.
 
@@ -36,15 +37,15 @@ def accuracy(scores: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Arr
     return jnp.mean(jnp.argmax(scores, axis=-1) == labels, dtype=scores.dtype)
 
 
-def brier(probabilities: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Array, ""]:
+def brier(probabilities: Float[Array, "*N C"], labels: Int[Array, "*N"]) -> Float[Array, ""]:
     """The Brier score: the squared distance `sum_c (p_c - 1[c = y])^2` from the label.
 
     Brier (1950), "Verification of Forecasts Expressed in Terms of Probability".
 
     **Arguments:**
 
-    - `probabilities`: shape `(N, C)`.
-    - `labels`: integers from 0 to C - 1, or booleans, shape `(N,)`.
+    - `probabilities`: shape `(*N, C)`.
+    - `labels`: integers from 0 to C - 1, or booleans, shape `(*N)`.
 
     **Returns:** the mean over the examples, shape `()`, between 0 and 2; lower is better.
 
@@ -56,7 +57,7 @@ def brier(probabilities: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float
     0.25
     """
     probabilities, labels = _checked(probabilities, labels, "probabilities")
-    truth = jax.nn.one_hot(labels, probabilities.shape[1], dtype=probabilities.dtype)
+    truth = jax.nn.one_hot(labels, probabilities.shape[-1], dtype=probabilities.dtype)
     return jnp.mean(jnp.sum((probabilities - truth) ** 2, axis=-1))
 
 
@@ -82,8 +83,8 @@ class CalibrationBins(NamedTuple):
 
 
 def calibration_bins(
-    probabilities: Float[Array, "N C"],
-    labels: Int[Array, " N"],
+    probabilities: Float[Array, "*N C"],
+    labels: Int[Array, "*N"],
     num_bins: int = 15,
     *,
     equal: Equal = "width",
@@ -94,8 +95,8 @@ def calibration_bins(
 
     **Arguments:**
 
-    - `probabilities`: shape `(N, C)`.
-    - `labels`: integers from 0 to C - 1, or booleans, shape `(N,)`.
+    - `probabilities`: shape `(*N, C)`.
+    - `labels`: integers from 0 to C - 1, or booleans, shape `(*N)`.
     - `num_bins`: M.
     - `equal`: what is equal for all bins: their `"width"`, or their `"mass"`, the number of
       examples.
@@ -126,8 +127,8 @@ def _means_of_bins(
 
 
 def ece(
-    probabilities: Float[Array, "N C"],
-    labels: Int[Array, " N"],
+    probabilities: Float[Array, "*N C"],
+    labels: Int[Array, "*N"],
     num_bins: int = 15,
     *,
     equal: Equal = "width",
@@ -152,7 +153,7 @@ def ece(
 
 
 def _bin_sums(
-    probabilities: Float[Array, "N C"], labels: Int[Array, " N"], num_bins: int, equal: Equal
+    probabilities: Float[Array, "*N C"], labels: Int[Array, "*N"], num_bins: int, equal: Equal
 ) -> tuple[Array, Array, Array, Array]:
     probabilities, labels = _checked(probabilities, labels, "probabilities")
     num_bins = whole_number(num_bins, "num_bins")
@@ -163,7 +164,7 @@ def _bin_sums(
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _sums_of_bins(
-    probabilities: Float[Array, "N C"], labels: Int[Array, " N"], num_bins: int, equal: Equal
+    probabilities: Float[Array, "*N C"], labels: Int[Array, "*N"], num_bins: int, equal: Equal
 ) -> tuple[Array, Array, Array, Array]:
     dtype = probabilities.dtype
     confidence = jnp.max(probabilities, axis=-1)
@@ -184,20 +185,20 @@ def _sums_of_bins(
 
 
 def _checked(
-    scores: Float[Array, "N C"], labels: Int[Array, " N"], name: str
+    scores: Float[Array, "*N C"], labels: Int[Array, "*N"], name: str
 ) -> tuple[Float[Array, "N C"], Int[Array, " N"]]:
-    """Scores and labels as arrays.
+    """Scores and labels as arrays, with one axis of examples.
 
     **Raises:** `ValueError` for other shapes, or labels that are not integers; `TypeError` for a
     prediction.
     """
     check_array(scores, name, "prediction.probabilities")
     scores, labels = jnp.asarray(scores), as_classes(labels)
-    if scores.ndim != 2 or labels.shape != scores.shape[:1]:
+    if scores.ndim < 2 or labels.shape != scores.shape[:-1]:
         raise ValueError(
-            f"Expected {name} of shape (N, C) and labels of shape (N,), got {scores.shape} and "
+            f"Expected {name} of shape (*N, C) and labels of shape (*N), got {scores.shape} and "
             f"{labels.shape}."
         )
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(f"Expected integer labels, got dtype {labels.dtype}.")
-    return scores, labels
+    return scores.reshape(labels.size, scores.shape[-1]), labels.reshape(-1)

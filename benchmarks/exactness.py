@@ -1,0 +1,258 @@
+"""How exact each Bayesian method is: its uncertainty, compared with exact answers.
+
+Two problems have answers in closed form: linear regression, and regression on a hundred random
+features of a Gaussian process. For logistic regression and a network of 21 unknowns, four long
+chains of NUTS are the reference. Each method has its default settings, but for what its name says.
+The targets and results come last. Ctrl-C prints the rows that are finished.
+"""
+
+import argparse
+import contextlib
+import functools
+import pathlib
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.random as jr
+import numpy as np
+
+import eqxlike
+from benchmarks import command, report, table, targets
+from benchmarks.cases import find
+from benchmarks.exact_problems import (
+    LONG,
+    PROBLEMS,
+    SHORT,
+    Problem,
+    Reference,
+    reference,
+    standard_deviations,
+)
+from benchmarks.targets import Target
+from eqxlike import bayes
+from eqxlike._timing import installed_version
+
+NAME = "benchmarks.exactness"
+PACKAGES = ("eqxlike", "jax", "numpyro", "blackjax", "numpy", "python")
+
+EXPLANATION = """\
+Each number is the standard deviation of the output over the networks of a method, divided by the
+exact one: the geometric mean over 20 inputs near the data, or 20 far from them, and over the seeds.
+The output is the function value; for logistic regression, the logit. 1 is exact; below 1 the method
+is too sure. For MAP each number is 0."""
+
+METHODS: Mapping[str, bayes.Method] = {
+    "NUTS": bayes.NUTS(),
+    "HMC": bayes.HMC(),
+    "MCLMC": bayes.MCLMC(),
+    "SGHMC": bayes.SGHMC(),
+    "SGLD": bayes.SGLD(),
+    "Laplace, default": bayes.Laplace(),
+    "Laplace, full, width 1": bayes.Laplace(structure="full", width=1.0),
+    "Laplace, Kronecker, width 1": bayes.Laplace(structure="kronecker", width=1.0),
+    "Laplace, diagonal, width 1": bayes.Laplace(structure="diagonal", width=1.0),
+    "Laplace, last layer, width 1": bayes.Laplace(structure="last_layer", width=1.0),
+    "Pathfinder": bayes.Pathfinder(),
+    "mean field": bayes.MeanField(),
+    "SWAG": bayes.SWAG(),
+    "early-stopped ensemble": bayes.DeepEnsemble(members=5, validation_fraction=0.1),
+    "deep ensemble": bayes.DeepEnsemble(),
+}
+"""The methods in the order of the table."""
+
+QUICK = ("NUTS", "Laplace, full, width 1", "deep ensemble")
+CHAINS = bayes.NUTS | bayes.HMC | bayes.MCLMC | bayes.SGHMC | bayes.SGLD
+SEEDS = 3
+"""The seeds of a method; chains have one."""
+
+NUM_DRAWS = 1000
+"""The number of networks, of methods that can always draw more."""
+
+CLOSED, CHAINS_AGREE = 0.03, 1.01
+
+
+class Row(NamedTuple):
+    """A method on a problem, by their names."""
+
+    problem: str
+    method: str
+    is_quick: bool
+
+    @property
+    def name(self) -> str:
+        """The names of the problem and the method."""
+        return f"{self.problem}, {self.method}"
+
+
+@contextlib.contextmanager
+def noted(name: str, notes: list[str]) -> Iterator[None]:
+    """Notes the first warning of `bayes.infer`, unless there are notes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    doubts = [each for each in caught if issubclass(each.category, bayes.InferenceWarning)]
+    if doubts and not notes:
+        notes.append(f"{name}: {doubts[0].message}")
+
+
+@functools.cache
+def known(name: str, is_quick: bool) -> tuple[Problem, Reference, list[str]]:
+    """A problem, its exact answer, and a note if that is in doubt."""
+    # The programs of all problems at once need more memory maps than Linux gives one process.
+    eqxlike.clear_caches()
+    jax.clear_caches()
+    problem, notes = PROBLEMS[name](), []
+    with noted(f"{name}, reference", notes):
+        exact = reference(problem, SHORT if is_quick else LONG)
+    return problem, exact, notes
+
+
+def measured(row: Row) -> dict[str, Any]:
+    """One row of the report: the ratios of a method for each seed, near and far."""
+    problem, exact, of_reference = known(row.problem, row.is_quick)
+    method = METHODS[row.method]
+    is_kept = isinstance(method, CHAINS | bayes.DeepEnsemble | bayes.Pathfinder)
+    ratios: dict[str, list[float]] = {"near": [], "far": []}
+    notes: list[str] = []
+    start_s = time.perf_counter()
+    for seed in range(1 if row.is_quick or isinstance(method, CHAINS) else SEEDS):
+        network_key, key = jr.split(jr.key(seed))
+        with noted(row.name, notes):
+            posterior = bayes.infer(problem.target(network_key), method, key=key, progress=False)
+        for place, found in ratios.items():
+            x = getattr(problem, place)
+            scales = standard_deviations(posterior, x, None if is_kept else NUM_DRAWS)
+            found.append(geometric_mean(scales / getattr(exact, place)))
+    return {
+        "problem": problem.name,
+        "method": row.method,
+        "is_closed_form": problem.closed_form is not None,
+        "reference_r_hat": exact.r_hat,
+        **ratios,
+        "seconds": time.perf_counter() - start_s,
+        "notes": [*of_reference, *notes],
+    }
+
+
+def geometric_mean(ratios: Any) -> float:
+    """The geometric mean of numbers of 0 or more."""
+    with np.errstate(divide="ignore"):
+        return float(np.exp(np.mean(np.log(ratios))))
+
+
+# --- The table ---
+
+
+def render(result: Mapping[str, Any], *, markdown: bool) -> str:
+    """The table of a report, the targets, the machine it was measured on, and the notes."""
+    rows = result["rows"]
+    if not rows:
+        return "no methods were run"
+    draw = table.markdown_table if markdown else table.text_table
+    parts = [draw(cells(rows)), EXPLANATION]
+    if found := list(targets_of(rows)):
+        parts.append(targets.render(found))
+    machine = result["machine"]
+    versions = ", ".join(f"{name} {machine.get(name) or 'not installed'}" for name in PACKAGES)
+    parts.append(
+        f"{versions}\n{machine['device']} ({machine['cpu']}, {machine['cores']} cores), "
+        f"{machine['date']}; {result['method']['seeds']} seeds, one of chains"
+    )
+    if notes := dict.fromkeys(note for row in rows for note in row["notes"]):
+        parts.append("\n".join(f"- {note}" for note in notes))
+    return "\n\n".join(parts)
+
+
+def cells(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """The cells of the table, headings first."""
+    problems = list(dict.fromkeys(row["problem"] for row in rows))
+    found = {(row["method"], row["problem"]): row for row in rows}
+    places = [(problem, place) for problem in problems for place in ("near", "far")]
+    lines = [["", *(f"{problem}, {place}" for problem, place in places)]]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        line = [method]
+        for problem, place in places:
+            row = found.get((method, problem))
+            line.append("" if row is None else f"{geometric_mean(row[place]):.2f}")
+        lines.append(line)
+    return lines
+
+
+def targets_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[Target]:
+    """NUTS reproduces the closed forms, and the chains of each reference agree."""
+    errors = {
+        f"{row['problem']}, {place}": abs(geometric_mean(row[place]) - 1)
+        for row in rows
+        if row["method"] == "NUTS" and row["is_closed_form"]
+        for place in ("near", "far")
+    }
+    yield from targets.at_most("NUTS: difference from closed forms", CLOSED, errors)
+    r_hats = {row["problem"]: row["reference_r_hat"] for row in rows if not row["is_closed_form"]}
+    yield from targets.at_most("R-hat of the references", CHAINS_AGREE, r_hats)
+
+
+# --- The command ---
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {NAME}",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all numbers there")
+    for rows in ("methods", "problems"):
+        parser.add_argument(
+            f"--{rows}", default="", metavar="REGEX", help=f"only {rows} whose name it finds"
+        )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"one seed, short references, {', '.join(QUICK)}: a first look, not for quoting",
+    )
+    parser.add_argument("--markdown", action="store_true", help="Markdown instead of plain text")
+    return parser.parse_args(arguments)
+
+
+class Named(NamedTuple):
+    """A name to select by."""
+
+    name: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the methods and prints.
+
+    **Returns:** the exit status: 2 for a wrong argument, 130 after Ctrl-C.
+    """
+    options = parse(arguments)
+    settings = {"seeds": 1 if options.quick else SEEDS, "is_quick": options.quick}
+    result = report.new_report(settings, folders=["eqxlike/bayes"])
+    result["machine"] |= {name: installed_version(name) for name in PACKAGES[2:4]}
+    try:
+        among = QUICK if options.quick else METHODS
+        methods = [each.name for each in find(options.methods, list(map(Named, among)))]
+        problems = [each.name for each in find(options.problems, list(map(Named, PROBLEMS)))]
+        if options.json is not None:
+            report.write(result, options.json)
+    except (OSError, ValueError) as error:
+        print(f"{NAME}: {error}", file=sys.stderr)
+        return 2
+    status = 0
+    try:
+        rows = [Row(problem, method, options.quick) for problem in problems for method in methods]
+        command.run(rows, result, options.json, measured)
+    except KeyboardInterrupt:
+        print("interrupted; these rows are finished:", file=sys.stderr)
+        status = 130
+    print(render(result, markdown=options.markdown))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

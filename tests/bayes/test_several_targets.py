@@ -1,0 +1,166 @@
+"""Likelihoods of examples with several targets: a scale for each, and a class for each token."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
+import optax
+import pytest
+import scipy.special
+import sklearn.metrics
+
+import eqxlike as eqx
+from eqxlike import bayes, nn
+from tests.bayes.methods.cases import DESCENT
+
+
+@pytest.fixture(autouse=True, scope="module")
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 1))
+SCALES = np.array([0.3, 1.0])
+Y = X * np.array([1.0, -1.0]) + SCALES * RNG.normal(size=(60, 2))
+
+
+def linear(scale, likelihood=bayes.Gaussian):
+    model = nn.Linear(1, 2, use_bias=False, key=jr.key(0), dtype=jnp.float64)
+    return bayes.Posterior(model, bayes.normal(), likelihood(scale), (X, Y))
+
+
+def inferred(target, method):
+    return bayes.infer(target, method, key=jr.key(1), progress=False)
+
+
+EXACT = bayes.Laplace(steps=400, optimiser=DESCENT, structure="full", width=1.0)
+
+
+def test_posterior_with_a_scale_for_each_target_is_the_closed_form():
+    prediction = bayes.predict(inferred(linear(SCALES), EXACT), X[:5], key=jr.key(2))
+    precision = np.sum(X**2) / SCALES**2 + 1
+    mean = (X.T @ Y)[0] / SCALES**2 / precision
+    np.testing.assert_allclose(prediction.mean, X[:5] * mean, rtol=1e-5)
+    np.testing.assert_allclose(prediction.epistemic, X[:5] ** 2 / precision, rtol=1e-5)
+    np.testing.assert_allclose(prediction.aleatoric, np.broadcast_to(SCALES**2, (5, 2)), rtol=1e-6)
+    assert np.isfinite(bayes.metrics.nll(prediction, Y[:5]))
+
+
+METHODS = {
+    "Laplace": bayes.Laplace(steps=400, optimiser=DESCENT, structure="kronecker", width=1.0),
+    "DeepEnsemble": bayes.DeepEnsemble(steps=300, members=2, optimiser=optax.adam(0.1)),
+    "NUTS": bayes.NUTS(num_samples=200, num_warmup=200, chains=2),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_unknown_scales_are_found_for_each_target(name, tmp_path: pathlib.Path):
+    target = linear(dist.Gamma(2.0, 1.0).expand([2]).to_event(1))
+    posterior = inferred(target, METHODS[name])
+    drawn = posterior.samples(2, key=jr.key(2)).likelihood["scale"]
+    assert drawn.shape == (2, 2)
+    prediction = bayes.predict(posterior, X[:1], key=jr.key(3))
+    np.testing.assert_allclose(np.sqrt(prediction.aleatoric[0]), SCALES, rtol=0.25)
+    posterior.save(tmp_path / "run")
+    again = bayes.load(tmp_path / "run", target, METHODS[name]).samples(2, key=jr.key(2))
+    np.testing.assert_array_equal(again.likelihood["scale"], drawn)
+
+
+# --- classes of tokens ---
+
+T, C = 3, 4
+
+
+class Tokens(eqx.Module):
+    """A linear map to the logits of `T` tokens."""
+
+    linear: nn.Linear
+
+    def __call__(self, x):
+        return self.linear(x).reshape(T, C)
+
+
+INPUTS = RNG.normal(size=(50, 2))
+LABELS = RNG.integers(0, C, (50, T))
+
+
+def tokens(labels=LABELS, out_size=T * C):
+    model = Tokens(nn.Linear(2, out_size, key=jr.key(0), dtype=jnp.float64))
+    return bayes.Posterior(model, bayes.normal(), bayes.Categorical(), (INPUTS, labels))
+
+
+def test_density_of_an_example_is_that_of_all_its_tokens():
+    target = tokens()
+
+    @jax.jit
+    def both(key):
+        first, second = jr.split(key)
+        unknowns = target.initial(key=first)
+        simulated = target.simulate(unknowns, key=second)
+        logits = jax.vmap(target.model(unknowns))(INPUTS)
+        return logits, target.log_likelihood(unknowns), simulated
+
+    logits, found, simulated = both(jr.key(0))
+    expected = scipy.special.log_softmax(logits, axis=-1)
+    expected = np.take_along_axis(expected, LABELS[..., None], axis=-1)[..., 0].sum(axis=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    assert simulated.shape == LABELS.shape
+    assert simulated.dtype == LABELS.dtype
+
+
+def test_laplace_of_tokens_is_that_of_each_by_itself():
+    """The tokens share nothing: their curvature has a block for each."""
+    parts = []
+    for index in range(T):
+        model = nn.Linear(2, C, key=jr.key(0), dtype=jnp.float64)
+        data = INPUTS, LABELS[:, index]
+        one = bayes.Posterior(model, bayes.normal(), bayes.Categorical(), data)
+        parts.append(inferred(one, EXACT))
+    whole = inferred(tokens(), EXACT)
+    evidence = sum(float(part.log_evidence) for part in parts)
+    np.testing.assert_allclose(whole.log_evidence, evidence, rtol=1e-6)
+    together, alone = (
+        bayes.predict(posterior, INPUTS[:5], key=jr.key(2), num_samples=2000)
+        for posterior in (whole, parts[1])
+    )
+    np.testing.assert_allclose(together.probabilities[:, 1], alone.probabilities, atol=0.02)
+
+
+def test_predictions_and_metrics_of_tokens_are_those_of_all_labels():
+    prediction = bayes.predict(inferred(tokens(), METHODS["DeepEnsemble"]), INPUTS, key=jr.key(2))
+    assert isinstance(prediction, bayes.CategoricalMixture)
+    probabilities = np.asarray(prediction.probabilities)
+    assert probabilities.shape == (50, T, C)
+    np.testing.assert_allclose(probabilities.sum(axis=-1), 1, rtol=1e-6)
+    assert prediction.entropy.shape == prediction.log_prob(LABELS).shape == (50, T)
+    flat, labels = probabilities.reshape(-1, C), LABELS.reshape(-1)
+    for found, expected in [
+        (bayes.metrics.nll(prediction, LABELS), sklearn.metrics.log_loss(labels, flat)),
+        (
+            bayes.metrics.accuracy(probabilities, LABELS),
+            sklearn.metrics.accuracy_score(labels, flat.argmax(axis=1)),
+        ),
+        (
+            bayes.metrics.brier(probabilities, LABELS),
+            sklearn.metrics.brier_score_loss(labels, flat, scale_by_half=False),
+        ),
+        (bayes.metrics.ece(probabilities, LABELS), bayes.metrics.ece(flat, labels)),
+    ]:
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_labels_of_another_shape_are_named():
+    for labels, message in [
+        (np.eye(C)[LABELS], r"shape \(3, 4\) and dtype float64\. Write `y.argmax\(axis=-1\)`"),
+        (LABELS.astype(float), r"integers of shape \(3,\) .* float64\. Write `y.astype\(int\)`\."),
+        (LABELS[..., None], r"shape \(3, 1\) and dtype int64\. Write `y\[\.\.\., 0\]`\."),
+        (LABELS[:, 0], r"integers of shape \(3,\) .*, the number of a class; got shape \(\) and"),
+        (LABELS + 1, "expects targets of 0 to 3"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            tokens(labels)
