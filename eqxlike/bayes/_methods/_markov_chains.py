@@ -12,7 +12,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ..._check_numbers import positive_number, real_number, whole_number
 from .._inference._method import Draws, Method, Problem, Record, State, Step, chosen
 from .._libraries import blackjax
-from ._descent import DeepEnsemble, check_batch_size, climb
+from ._descent import check_batch_size, climb
+from ._ensembles import DeepEnsemble
 
 # From a draw of a network of 3,760 unknowns, 60 steps of conjugate gradients lead to what predicts
 # as the mode does.
