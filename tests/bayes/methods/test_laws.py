@@ -30,9 +30,8 @@ from tests.bayes.methods.cases import (
     target_of,
 )
 
-
-# Laplace begins with a MAP. An ensemble is several of them, and stands in tests/bayes/test_infer.py,
-# test_modes.py and test_samplers.py.
+# Laplace begins with a MAP. Ensembles stand in tests/bayes/test_infer.py and test_modes.py, and in
+# test_samplers.py.
 POINTS = {"DeepEnsemble", "EarlyStoppedEnsemble", "MAP"}
 
 
