@@ -59,6 +59,10 @@ class Descent(Method):
     def num_steps(self) -> int:
         return self.steps
 
+    @property
+    def is_descent(self) -> bool:
+        return True
+
     def init(self, problem: Problem, key: PRNGKeyArray) -> Optimised:
         place = self.first_place(problem, key)
         return Optimised(place, self._optimiser().init(place))

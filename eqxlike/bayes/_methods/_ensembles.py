@@ -28,6 +28,11 @@ class DeepEnsemble(MAP):
     Each member trains on all data, and begins with the parameters of the model shuffled within each
     array.
 
+    Members train in one batch or one after another, whichever is faster. On a CPU they train one
+    after another if each network has more than 200 unknowns, but less than 100 times the examples
+    in a step, and the steps take all examples or batches of more than 256. On other devices, and
+    else, they train in one batch. `chain_method` of `bayes.infer` overrides this.
+
     - `members`: number of networks.
 
     The other fields are those of `bayes.MAP`.
@@ -44,6 +49,13 @@ class DeepEnsemble(MAP):
     @property
     def num_chains(self) -> int:
         return self.members
+
+    def runs_apart(self, problem: Problem) -> bool:
+        # Measured on two cores, for 5 and 10 members of 76 to 43,201 unknowns.
+        num = self.batch_size or problem.target.num_data
+        is_small = self.batch_size is not None and num <= 256
+        is_between = 200 < problem.size < 100 * num
+        return jax.default_backend() == "cpu" and is_between and not is_small
 
     def first_place(self, problem: Problem, key: PRNGKeyArray) -> Float[Array, " d"]:
         return problem.redrawn(key)

@@ -81,6 +81,22 @@ def test_members_of_an_ensemble_begin_apart():
         np.testing.assert_array_equal(np.sort(place[:2]), np.sort(initial[:2]))
 
 
+@pytest.mark.parametrize(
+    ("width", "batch_size", "is_apart"), [(3, None, 0), (60, None, 1), (60, 4, 0)]
+)
+def test_members_train_apart_where_that_is_faster(width, batch_size, is_apart):
+    """One network after another or all in one batch: the same draws."""
+    model = nn.MLP(2, "scalar", width_size=width, depth=1, dtype=jnp.float64, key=jr.key(0))
+    target = bayes.Posterior(model, bayes.normal(), bayes.Gaussian(0.5), LINEAR.target.data)
+    method = bayes.EarlyStoppedEnsemble(members=2, steps=5, batch_size=batch_size)
+    assert method.runs_apart(bayes.Problem(target)) == is_apart
+    assert not bayes.NUTS().runs_apart(bayes.Problem(target))
+    found = [run(method, target, chain_method=each).found for each in (None, "vectorized")]
+    other = run(method, target, chain_method="sequential").found
+    np.testing.assert_allclose(found, [other] * 2, rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(found[0], other if is_apart else found[1])
+
+
 @jax.jit
 def walk_by_hand(is_left_out, place):
     """The places of 60 steps of Adam on the other examples, and the scores of those left out."""
