@@ -59,7 +59,7 @@ METHODS: Mapping[str, bayes.Method] = {
     "Pathfinder": bayes.Pathfinder(),
     "mean field": bayes.MeanField(),
     "SWAG": bayes.SWAG(),
-    "early-stopped ensemble": bayes.DeepEnsemble(members=5, validation_fraction=0.1),
+    "early-stopped ensemble": bayes.EarlyStoppedEnsemble(members=5),
     "deep ensemble": bayes.DeepEnsemble(),
 }
 """The methods in the order of the table."""

@@ -29,7 +29,7 @@ LARGE = 1500
 
 METHODS: Mapping[str, bayes.Method] = {
     # The call of docs/bayes.md, the same for all data.
-    RECOMMENDED: bayes.DeepEnsemble(members=5, validation_fraction=0.1),
+    RECOMMENDED: bayes.EarlyStoppedEnsemble(members=5),
     MODE: bayes.MAP(),
     "deep ensemble": bayes.DeepEnsemble(members=10),
     "MC dropout": bayes.MCDropout(steps=3000),

@@ -172,7 +172,7 @@ PAGES = (
         {
             "Chains": "NUTS HMC MCLMC SGLD SGHMC",
             "Approximations": "Laplace MeanField Pathfinder SWAG MCDropout",
-            "Points": "MAP DeepEnsemble",
+            "Points": "MAP DeepEnsemble EarlyStoppedEnsemble",
         },
     ),
     Page("bayes/metrics", "Metrics", "eqxlike.bayes.metrics", {}, takes_rest=True),

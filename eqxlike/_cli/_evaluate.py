@@ -233,6 +233,9 @@ METHODS: dict[str, Choice] = {
     "laplace": _choice("Laplace, Kronecker", bayes.Laplace, "steps", structure="kronecker"),
     "last-layer": _choice("Laplace, last layer", bayes.Laplace, "steps", structure="last_layer"),
     "ensemble": _choice("deep ensemble", bayes.DeepEnsemble, "steps", "batch_size", members=10),
+    "early-stopped": _choice(
+        "early-stopped ensemble", bayes.EarlyStoppedEnsemble, "steps", "batch_size", members=10
+    ),
     "mc-dropout": _choice("MC dropout", bayes.MCDropout, "steps"),
     "swag": _choice("SWAG", bayes.SWAG, "steps"),
     "pathfinder": _choice("Pathfinder", bayes.Pathfinder),

@@ -26,9 +26,8 @@ from ._likelihoods import Likelihood as Likelihood
 from ._likelihoods import Poisson as Poisson
 from ._likelihoods import StudentT as StudentT
 from ._methods._descent import MAP as MAP
-from ._methods._descent import SWAG as SWAG
-from ._methods._descent import DeepEnsemble as DeepEnsemble
-from ._methods._descent import MCDropout as MCDropout
+from ._methods._ensembles import DeepEnsemble as DeepEnsemble
+from ._methods._ensembles import EarlyStoppedEnsemble as EarlyStoppedEnsemble
 from ._methods._hamiltonian import HMC as HMC
 from ._methods._laplace import Laplace as Laplace
 from ._methods._markov_chains import MCLMC as MCLMC
@@ -36,6 +35,8 @@ from ._methods._markov_chains import SGHMC as SGHMC
 from ._methods._markov_chains import SGLD as SGLD
 from ._methods._nuts import NUTS as NUTS
 from ._methods._pathfinder import Pathfinder as Pathfinder
+from ._methods._swag_and_dropout import SWAG as SWAG
+from ._methods._swag_and_dropout import MCDropout as MCDropout
 from ._methods._variational import MeanField as MeanField
 from ._methods._variational import negative_elbo as negative_elbo
 from ._mixtures import CategoricalMixture as CategoricalMixture

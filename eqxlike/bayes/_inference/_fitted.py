@@ -323,8 +323,7 @@ def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) ->
         parts[0],
         *parts,
     )
-    key = jr.fold_in(posterior.key, 3)
-    pair = _nlls(problem, method, found, data, num_draws, key, held_out is not None)
+    pair = _nlls(problem, method, found, data, num_draws, posterior.key, held_out is not None)
     num_trained_on = num_examples(parts[0], "infer")
     # Draws that went to infinity, or a run that is not finished, are said elsewhere.
     if pair is None or np.isnan(pair[0][:num_trained_on]).any():
@@ -368,7 +367,7 @@ def _nlls(
     if place is None and not has_held_out:
         return None
     point = None if place is None else problem.unknowns(place)
-    draw_key, key = jr.split(key)
+    draw_key, key = jr.split(jr.fold_in(key, 3))
     draws = _samples(problem, method, found, num, draw_key)
 
     def of_batch(batch: Data) -> tuple[Array, Array]:

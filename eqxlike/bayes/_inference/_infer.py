@@ -58,7 +58,7 @@ def infer(
     key: PRNGKeyArray,
     mode: Mode | None = None,
     progress: bool = True,
-    chain_method: ChainMethod = "vectorized",
+    chain_method: ChainMethod | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every_s: float = 60.0,
     held_out: Data | None = None,
@@ -73,7 +73,9 @@ def infer(
     - `mode`: how the log density is differentiated, a mode of `eqxlike.ad`; reverse by default.
     - `progress`: whether a bar, or lines where there is no terminal, say how far a run is.
     - `chain_method`: how the chains of a method run: `"vectorized"`, all in one batch;
-      `"sequential"`, one after another; or `"parallel"`, spread over the devices.
+      `"sequential"`, one after another; or `"parallel"`, spread over the devices. By default
+      all run in one batch, except for ensembles on a CPU: `bayes.DeepEnsemble` describes when.
+      The draws are the same up to rounding.
     - `checkpoint`: a file that the run is saved in now and then, and at Ctrl-C or SIGTERM. The same
       call resumes it, and ends with the same numbers as a run that was not interrupted. A run with
       more `num_samples` resumes one with fewer.
@@ -125,7 +127,7 @@ def _inferred(
     key: PRNGKeyArray,
     mode: Mode | None = None,
     progress: bool = False,
-    chain_method: ChainMethod = "vectorized",
+    chain_method: ChainMethod | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every_s: float = 60.0,
 ) -> FittedPosterior:
@@ -148,7 +150,7 @@ def _inferred(
     method.check(problem)
     for text in method.doubts(problem):
         on_doubt(text)
-    _check_start(problem, key)
+    _check_start(problem)
     chains = start(method, problem, key)
     if path is not None and path.exists():
         chains = read_chains(path, problem, method, chains, key)
@@ -220,18 +222,27 @@ _MAX_BYTES = 64 * 2**20
 _MAX_STEPS = 256
 
 
+# A program that runs once, and briefly, compiles in two thirds of the time without optimisation.
+_QUICKLY = {"xla_backend_optimization_level": 0}
+
+
 @as_libraries_compute()
 def start(method: Method, problem: Problem, key: PRNGKeyArray) -> Chains:
     """Chains before their first step."""
-    states, records = _start(method, problem, key)
+    run = _start_briefly if method.is_descent else _start
+    states, records = run(method, problem, key)
     return Chains(0, states, jtu.tree_map(np.asarray, records))
 
 
-@filter_jit
-def _start(method: Method, problem: Problem, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
+def _started(method: Method, problem: Problem, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
     """States, and records of no step."""
     keys = jr.split(jr.fold_in(key, 0), method.num_chains)
-    states = jax.vmap(lambda key: without_weak_types(method.init(problem, key)))(keys)
+
+    def init(key: PRNGKeyArray) -> State:
+        return without_weak_types(method.init(problem, key))
+
+    # A loop compiles faster than a batch.
+    states = jax.lax.map(init, keys) if method.is_descent else jax.vmap(init)(keys)
 
     one = filter_eval_shape(lambda: jtu.tree_map(lambda each: each[0], states))
     # Its shapes alone are asked for, and its operations left out.
@@ -241,8 +252,16 @@ def _start(method: Method, problem: Problem, key: PRNGKeyArray) -> tuple[State, 
     )
 
 
+_start = filter_jit(_started)
+_start_briefly = filter_jit(_started, compiler_options=_QUICKLY)
+
+
 def advance(
-    method: Method, problem: Problem, chains: Chains, key: PRNGKeyArray, chain_method: ChainMethod
+    method: Method,
+    problem: Problem,
+    chains: Chains,
+    key: PRNGKeyArray,
+    chain_method: ChainMethod | None = None,
 ) -> Iterator[tuple[Chains, dict[str, np.ndarray]]]:
     """Runs chains to their end, and yields where they stand after each call.
 
@@ -251,6 +270,7 @@ def advance(
     **Returns:** pairs of the chains, whose records are those of this call alone, and of the records
     of its last step.
     """
+    chain_method = chain_method or ("sequential" if method.runs_apart(problem) else "vectorized")
     empty = {name: each[:, :0] for name, each in chains.records.items()}
     step_bytes = sum(
         each.itemsize * math.prod((each.shape[0], *each.shape[2:])) for each in empty.values()
@@ -438,7 +458,7 @@ def _check(target: Any, method: Any, chain_method: Any, mode: Any, key: Any) -> 
         raise TypeError(
             f"infer: method must be one of eqxlike.bayes, such as `bayes.NUTS()`; got {method!r}."
         )
-    if chain_method not in get_args(ChainMethod):
+    if chain_method not in (None, *get_args(ChainMethod)):
         raise ValueError(
             'infer: chain_method must be "vectorized", "sequential" or "parallel", got '
             f"{chain_method!r}."
@@ -487,8 +507,8 @@ def _checked(held_out: Any, target: Posterior) -> Data | None:
     return data
 
 
-def _check_start(problem: Problem, key: PRNGKeyArray) -> None:
-    parts = {name: float(value) for name, value in _parts_at_start(problem, key).items()}
+def _check_start(problem: Problem) -> None:
+    parts = {name: float(value) for name, value in _parts_at_start(problem).items()}
     poor = [f"{name} is {value}" for name, value in parts.items() if not math.isfinite(value)]
     if poor:
         raise ValueError(
@@ -497,10 +517,10 @@ def _check_start(problem: Problem, key: PRNGKeyArray) -> None:
         )
 
 
-@filter_jit
-def _parts_at_start(problem: Problem, key: PRNGKeyArray) -> dict[str, jax.Array]:
-    unknowns = problem.unknowns(problem.initial(jr.fold_in(key, 0)))
+@filter_jit(compiler_options=_QUICKLY)
+def _parts_at_start(problem: Problem) -> dict[str, jax.Array]:
     target = problem.target
+    unknowns = target.initial_keeping(problem.kept, None)
     return {
         "the log prior": target.log_prior(unknowns),
         "the log likelihood": jnp.sum(target.log_likelihood(unknowns)),

@@ -28,18 +28,19 @@ class Problem(Module):
 
     - `target`: the posterior that is to be found.
     - `mode`: how its density is differentiated; `None` for reverse mode.
+    - `kept`: for each array of the model, whether `initial` surely keeps it.
     """
 
     target: Posterior
     mode: Mode | None
     _structs: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
     _treedef: Any = field(static=True)
-    _kept: tuple[bool, ...] = field(static=True)
+    kept: tuple[bool, ...] = field(static=True)
 
     def __init__(self, target: Posterior, mode: Mode | None = None):
         self.target = target
         self.mode = mode
-        self._kept = target.kept_arrays()
+        self.kept = target.kept_arrays()
         linked = jax.eval_shape(self._initial, jr.key(0))
         structs, self._treedef = jtu.tree_flatten(linked)
         self._structs = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in structs)
@@ -109,7 +110,7 @@ class Problem(Module):
         return self.flatten(self._initial(key))
 
     def _initial(self, key: PRNGKeyArray) -> Unknowns:
-        return self.target.unconstrain(self.target.initial_keeping(self._kept, key))
+        return self.target.unconstrain(self.target.initial_keeping(self.kept, key))
 
     def redrawn(self, key: PRNGKeyArray) -> Vector:
         """Other parameters that are as likely at the start of training: each array is shuffled.
@@ -221,6 +222,15 @@ class Method(Module):
     def thinning(self) -> int:
         """Of how many steps after those one record is kept."""
         return 1
+
+    @property
+    def is_descent(self) -> bool:
+        """Whether `init` only chooses a place, and an optimiser makes the steps of each chain."""
+        return False
+
+    def runs_apart(self, problem: Problem) -> bool:
+        """Whether chains run one after another, unless `chain_method` is given."""
+        return False
 
     def check(self, problem: Problem) -> None:
         """Raises `ValueError` or `TypeError` if the method cannot serve the target."""

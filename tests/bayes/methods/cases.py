@@ -106,6 +106,7 @@ DESCENT = optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(10)
 # draws of their shape.
 METHODS: dict[str, bayes.Method] = {
     "DeepEnsemble": bayes.DeepEnsemble(steps=3, members=3),
+    "EarlyStoppedEnsemble": bayes.EarlyStoppedEnsemble(steps=3, members=3),
     "HMC": bayes.HMC(num_samples=400, num_warmup=200, chains=2, trajectory_steps=8),
     "Laplace": bayes.Laplace(steps=400, optimiser=DESCENT, structure="full", width=1.0),
     "MAP": bayes.MAP(),

@@ -30,10 +30,12 @@ from tests.bayes.methods.cases import (
     target_of,
 )
 
+# Laplace begins with a MAP. Ensembles stand in tests/bayes/test_infer.py and test_modes.py, and in
+# test_samplers.py.
+POINTS = {"DeepEnsemble", "EarlyStoppedEnsemble", "MAP"}
 
-# Laplace begins with a MAP. An ensemble is several of them, and stands in tests/bayes/test_infer.py
-# and test_modes.py.
-@pytest.fixture(scope="module", params=sorted(METHODS.keys() - {"DeepEnsemble", "MAP"}))
+
+@pytest.fixture(scope="module", params=sorted(METHODS.keys() - POINTS))
 def name(request):
     """One method after another, so that all laws of one are stated of one run."""
     return request.param
@@ -286,9 +288,9 @@ WRONG_SETTINGS = [
     (bayes.SGHMC, {"friction": 1.5}, r"SGHMC: friction must lie in \(0, 1\], got 1.5"),
     (bayes.SGHMC, {"trajectory_steps": 0}, "SGHMC: trajectory_steps must be an integer of at"),
     (
-        bayes.DeepEnsemble,
-        {"validation_fraction": 1.0},
-        r"validation_fraction .* \[0, 1\), got 1\.0",
+        bayes.EarlyStoppedEnsemble,
+        {"validation_fraction": 0},
+        r"validation_fraction must lie in \(0, 1\), got 0",
     ),
     (bayes.SWAG, {"rank": 1}, "SWAG: rank must be an integer of at least 2, got 1"),
     (bayes.SWAG, {"collect_every": 0}, "SWAG: collect_every must be an integer of at least 1"),
@@ -384,8 +386,8 @@ WRONG_TARGETS = {
         lambda: bayes.Posterior(
             LINEAR.target.network, bayes.normal(), bayes.Gaussian(0.5), (X[:1], Y[:1])
         ),
-        bayes.DeepEnsemble(validation_fraction=0.1),
-        r"validation_fraction is 0\.1, and the data has 1 example",
+        bayes.EarlyStoppedEnsemble(),
+        "EarlyStoppedEnsemble needs at least 2 examples",
     ),
     "SWAG": (
         lambda: LINEAR.target,

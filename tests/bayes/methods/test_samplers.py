@@ -85,6 +85,22 @@ def test_members_of_an_ensemble_begin_apart():
         np.testing.assert_array_equal(np.sort(place[:2]), np.sort(initial[:2]))
 
 
+@pytest.mark.parametrize(
+    ("width", "batch_size", "is_apart"), [(3, None, 0), (60, None, 1), (60, 4, 0)]
+)
+def test_members_train_apart_where_that_is_faster(width, batch_size, is_apart):
+    """One network after another or all in one batch: the same draws."""
+    model = nn.MLP(2, "scalar", width_size=width, depth=1, dtype=jnp.float64, key=jr.key(0))
+    target = bayes.Posterior(model, bayes.normal(), bayes.Gaussian(0.5), LINEAR.target.data)
+    method = bayes.EarlyStoppedEnsemble(members=2, steps=5, batch_size=batch_size)
+    assert method.runs_apart(bayes.Problem(target)) == is_apart
+    assert not bayes.NUTS().runs_apart(bayes.Problem(target))
+    found = [run(method, target, chain_method=each).found for each in (None, "vectorized")]
+    other = run(method, target, chain_method="sequential").found
+    np.testing.assert_allclose(found, [other] * 2, rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(found[0], other if is_apart else found[1])
+
+
 @jax.jit
 def walk_by_hand(is_left_out, place):
     """The places of 60 steps of Adam on the other examples, and the scores of those left out."""
@@ -109,7 +125,7 @@ def walk_by_hand(is_left_out, place):
 
 
 def test_members_stop_where_each_predicts_best_what_it_leaves_out(tmp_path):
-    method = bayes.DeepEnsemble(members=8, steps=60, learning_rate=0.1, validation_fraction=0.1)
+    method = bayes.EarlyStoppedEnsemble(members=8, steps=60, learning_rate=0.1)
     problem, keys = bayes.Problem(LINEAR.target), jr.split(jr.fold_in(jr.key(1), 0), 8)
     first = jax.jit(jax.vmap(lambda key: method.init(problem, key).place))(keys)
     posterior = run(method, checkpoint=tmp_path / "run")
@@ -128,8 +144,8 @@ def test_members_stop_where_each_predicts_best_what_it_leaves_out(tmp_path):
 
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_what_a_member_leaves_out_decides_only_where_it_stops(batch_size):
-    settings = {"learning_rate": 0.1, "validation_fraction": 0.1, "batch_size": batch_size}
-    method = bayes.DeepEnsemble(members=1, steps=31, **settings)
+    settings = {"learning_rate": 0.1, "batch_size": batch_size}
+    method = bayes.EarlyStoppedEnsemble(members=1, steps=31, **settings)
     posterior, (x, y) = run(method), LINEAR.target.data
     order = np.asarray(posterior.chains.states.order)[0]
     left_out = order < 3 if batch_size is None else order[:3]
@@ -163,7 +179,7 @@ def test_the_noise_is_that_of_the_examples_that_were_left_out(batch_size):
     target = bayes.Posterior(
         network, bayes.normal(), bayes.Gaussian(dist.LogNormal(0.0, 5.0)), data
     )
-    method = bayes.DeepEnsemble(
+    method = bayes.EarlyStoppedEnsemble(
         members=4, steps=20, validation_fraction=0.3, batch_size=batch_size, learning_rate=0.1
     )
     posterior = run(method, target)
@@ -177,7 +193,7 @@ def test_the_noise_is_that_of_the_examples_that_were_left_out(batch_size):
 
 @pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning")
 def test_a_score_that_is_no_number_never_counts():
-    method = bayes.DeepEnsemble(
+    method = bayes.EarlyStoppedEnsemble(
         members=2, steps=9, optimiser=optax.sgd(1e200), validation_fraction=0.5
     )
     posterior = run(method)
