@@ -287,10 +287,9 @@ class Laplace(Descent):
 
     @property
     def remedy(self) -> str:
-        return (
-            "A narrower prior, tune_prior=True, another structure, or a smaller width may help; "
-            "without a width, leave-one-out chooses it."
-        )
+        if self.width is None:
+            return 'Another structure, a narrower prior, or predictive="linearised" may help.'
+        return "`width=None`, by which leave-one-out chooses it, or another structure may help."
 
     def diagnosed(self, problem: Problem, found: LaplacePosterior) -> dict[str, Any]:
         given = self._given(problem, found)
