@@ -114,7 +114,7 @@ class FittedPosterior(Module):
             known["predictive"] = PredictiveScores(float(self.nlls[0]), *others)
         known |= self.method.diagnosed(self.problem, self.found)
         own = known.pop("warnings", ())
-        words = in_words(Diagnostics(**known), self.method.remedy)
+        words = in_words(Diagnostics(**known), self.method.remedy, self.method.leaves_out)
         return Diagnostics(**known, warnings=(*self._no_draws(), *own, *words))
 
     def _no_draws(self) -> list[str]:

@@ -357,6 +357,15 @@ class Method(Module):
         """What to try where draws predict worse than it, in words."""
         return "Another method may help."
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether the method judged its draws by examples that it left out.
+
+        They are not compared with the mode on the training data then, where an exact posterior is
+        worse as well.
+        """
+        return False
+
     def diagnosed(self, problem: Problem, found: Any) -> dict[str, Any]:
         """Fields of `bayes.Diagnostics` that what was found says itself, by name."""
         return {}

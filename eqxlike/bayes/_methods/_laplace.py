@@ -291,6 +291,10 @@ class Laplace(Descent):
             return 'Another structure, a narrower prior, or predictive="linearised" may help.'
         return "`width=None`, by which leave-one-out chooses it, or another structure may help."
 
+    @property
+    def leaves_out(self) -> bool:
+        return self.width is None
+
     def diagnosed(self, problem: Problem, found: LaplacePosterior) -> dict[str, Any]:
         given = self._given(problem, found)
         value, nll, least_nll, nll_of_one = map(float, found.width)
