@@ -74,7 +74,7 @@ _NOISE_RATE, _NOISE_STEPS = 0.05, 400
 class StoppedEarly(NamedTuple):
     """A run that leaves out some examples, and where it predicted them best.
 
-    - `place`, `optimiser`: as those of `Optimised`.
+    - `place`, `optimiser`: the fields of `Optimised`.
     - `order`: the numbers of all `N` examples, shuffled. Of `n` that are left out, a step with all
       data takes the mask `order < n`, one with a batch the first `n` in it.
     - `best_place`, `best_score`: where their mean log likelihood was greatest, and that mean.
@@ -166,7 +166,7 @@ class EarlyStoppedEnsemble(DeepEnsemble):
     def _loss_of_rest(
         self, problem: Problem, order: Array, key: PRNGKeyArray
     ) -> Callable[[Array], Array]:
-        """Minus the log density by example, with the log likelihood that the others indicate."""
+        """Minus the log density for each example, estimated from the examples that are kept."""
         target, num = problem.target, self._num_left_out(problem)
         if self.batch_size is not None:
             rest = order[jr.randint(key, (self.batch_size,), num, target.num_data)]
@@ -201,8 +201,8 @@ class EarlyStoppedEnsemble(DeepEnsemble):
     def _with_noise(
         self, problem: Problem, orders: Int[Array, "c N"], places: Float[Array, "c d"]
     ) -> Float[Array, "c d"]:
-        """The places with the likelihood's own unknowns as the examples that were left out have
-        them, which are further from outputs than those that the networks were trained on.
+        """Fits the likelihood's own unknowns to the examples that were left out, and puts them into
+        all places. Networks predict these examples less closely than those they were trained on.
         """
         target, linked = problem.target, jax.vmap(problem.unflatten)(places)
         if not jtu.tree_leaves(linked.likelihood):

@@ -91,7 +91,7 @@ class Laplace(Descent):
     - The log evidence is `log p(data, mode) + (k log 2 pi - log det P) / 2`, for the `k` unknowns
       that vary.
     - The outputs for an input `x` have the distribution `N(f(x), width J P^-1 J^T)`, with `J` the
-      Jacobian at `x` (`_output_moments`).
+      Jacobian at `x`.
 
     The fields:
 
@@ -331,13 +331,13 @@ class Laplace(Descent):
         around = self._around(problem, found.mode)
         num = jtu.tree_leaves(draws.model)[0].shape[0]
         struct = around.output
-        if struct.size == 1 and num < 2 and self.predictive == "linearised":
-            raise ValueError(
-                'Laplace: one sample has no variance; take at least 2, or predictive="sampled".'
-            )
         is_probit = self.predictive == "probit" and not isinstance(
             problem.target.likelihood, Gaussian
         )
+        if struct.size == 1 and num < 2 and not is_probit:
+            raise ValueError(
+                'Laplace: one sample has no variance; take at least 2, or predictive="sampled".'
+            )
         noise = standard_noise(key, num, struct.size, found.mode.dtype)
 
         def of_input(x: Any) -> Float[Array, "S C"]:

@@ -29,7 +29,8 @@ class Width(NamedTuple):
 
     - `value`: what the covariance is multiplied by.
     - `nll`: minus the log density of an example that is left out, in nats, for this width.
-    - `least_nll`, `nll_of_one`: the same for the width that predicts best, and for 1.
+    - `least_nll`, `nll_of_one`: the same for the best of the widths that beat 1, and for 1. A width
+      that the user gives is compared with no other: both are `nll`.
     """
 
     value: Float[Array, ""]
@@ -54,11 +55,9 @@ def width_for(around: AroundMode, normal: Normal, fixed: float | None, key: PRNG
     count for `1 - leverage` each.
     """
     if fixed is not None:
-        scores = _leave_one_out(
-            around, normal, jnp.asarray([fixed, 1.0], around.mode.dtype), key, 0
-        )
-        nll, nll_of_one = jnp.mean(scores.nlls, axis=0)
-        return Width(jnp.asarray(fixed, around.mode.dtype), nll, nll, nll_of_one)
+        width = jnp.asarray(fixed, around.mode.dtype)
+        nll = jnp.mean(_leave_one_out(around, normal, width[None], key, 0).nlls)
+        return Width(width, nll, nll, nll)
     widths = jnp.asarray(_WIDTHS, around.mode.dtype)
     num = _num_held_out(around)
     scores = _leave_one_out(around, normal, widths, key, max(4, _NUM_TARGETS // num))
@@ -87,7 +86,7 @@ def _num_held_out(around: AroundMode) -> int:
 
 
 class _Scores(NamedTuple):
-    """The scores of `n` examples, for `w` widths, the last of which is 1.
+    """The scores of `n` examples, for `w` widths. Gains are relative to the last width.
 
     - `nlls`: minus the log density of the target.
     - `expected_gains`, `variances`: the mean and the variance of the NLL of width 1 less this NLL,

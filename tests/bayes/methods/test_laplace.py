@@ -164,8 +164,9 @@ def test_predictions_of_linear_regression_are_exact():
     np.testing.assert_allclose(prediction.variance, variance, rtol=1e-8)
     wanted = stats.norm(mean, np.sqrt(variance)).ppf(0.95)
     np.testing.assert_allclose(prediction.quantile(0.95), wanted, rtol=1e-3)
-    with pytest.raises(ValueError, match="one sample has no variance; take at least 2"):
-        bayes.predict(linear(), NEW, key=jr.key(0), num_samples=1)
+    for predictive in ("linearised", "probit"):
+        with pytest.raises(ValueError, match="one sample has no variance; take at least 2"):
+            bayes.predict(predicting(linear(), predictive), NEW, key=jr.key(0), num_samples=1)
 
 
 def test_predictions_of_a_model_with_one_array():
