@@ -126,6 +126,7 @@ def execute(
     begin: Callable[[], tuple[Sequence[NamedT], dict[str, Any]]],
     measured: Callable[[NamedT], dict[str, Any]],
     targets_of: Callable[[Mapping[str, Any]], Iterable[Target]] = lambda result: (),
+    render: Callable[..., str] = table.render,
 ) -> int:
     """Measures and prints.
 
@@ -137,6 +138,7 @@ def execute(
       options that select none.
     - `measured`: measures one row and returns it in the form of the report.
     - `targets_of`: from the report to the targets of its rows.
+    - `render`: from the report, and `markdown=`, to the text that is printed.
 
     **Returns:** the exit status: 2 for a wrong argument, 130 after Ctrl-C.
     """
@@ -153,7 +155,7 @@ def execute(
     except KeyboardInterrupt:
         print("interrupted; these rows are finished:", file=sys.stderr)
         status = 130
-    print(table.render(result, markdown=options.markdown))
+    print(render(result, markdown=options.markdown))
     if found := list(targets_of(result)):
         print(f"\n{targets.render(found)}")
     return status

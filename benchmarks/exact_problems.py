@@ -64,7 +64,7 @@ SHORT = bayes.NUTS(num_samples=200, num_warmup=200)
 
 
 def reference(problem: Problem, method: bayes.NUTS = LONG) -> Reference:
-    """The exact answer, or that of long chains."""
+    """The exact answer, or the answer of long chains."""
     if problem.closed_form is not None:
         return problem.closed_form
     posterior = bayes.infer(problem.target(jr.key(7)), method, key=jr.key(8), progress=False)

@@ -231,27 +231,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     **Returns:** the exit status: 2 for a wrong argument, 130 after Ctrl-C.
     """
     options = parse(arguments)
-    settings = {"seeds": 1 if options.quick else SEEDS, "is_quick": options.quick}
-    result = report.new_report(settings, folders=["eqxlike/bayes"])
-    result["machine"] |= {name: installed_version(name) for name in PACKAGES[2:4]}
-    try:
+
+    def begin() -> tuple[list[Row], dict[str, Any]]:
+        settings = {"seeds": 1 if options.quick else SEEDS, "is_quick": options.quick}
+        result = report.new_report(settings, folders=["eqxlike/bayes"])
+        result["machine"] |= {name: installed_version(name) for name in PACKAGES[2:4]}
         among = QUICK if options.quick else METHODS
         methods = [each.name for each in find(options.methods, list(map(Named, among)))]
         problems = [each.name for each in find(options.problems, list(map(Named, PROBLEMS)))]
-        if options.json is not None:
-            report.write(result, options.json)
-    except (OSError, ValueError) as error:
-        print(f"{NAME}: {error}", file=sys.stderr)
-        return 2
-    status = 0
-    try:
         rows = [Row(problem, method, options.quick) for problem in problems for method in methods]
-        command.run(rows, result, options.json, measured)
-    except KeyboardInterrupt:
-        print("interrupted; these rows are finished:", file=sys.stderr)
-        status = 130
-    print(render(result, markdown=options.markdown))
-    return status
+        return rows, result
+
+    return command.execute(NAME, options, begin, measured, render=render)
 
 
 if __name__ == "__main__":
