@@ -102,7 +102,7 @@ class HasScale(Likelihood):
             shape = of.shape() if is_distribution(of) else jnp.shape(of)
             if shape not in ((), y.shape):
                 raise ValueError(
-                    f"{name}: scale must have shape () or that of the target of an example, "
+                    f"{name}: scale must have shape (), or the shape of the target of an example, "
                     f"{y.shape}; got shape {shape}."
                 )
         check_output(name, output, wanted, what)

@@ -292,12 +292,13 @@ WRONG = {
     "scales": (
         make(likelihood=bayes.Gaussian(np.ones(3)), model=network(2), data=(X, X)),
         ValueError,
-        r"scale must have shape \(\) or that of the target of an example, \(2,\); got shape \(3,\)",
+        r"scale must have shape \(\), or the shape of the target of an example, \(2,\); got "
+        r"shape \(3,\)",
     ),
     "unknown scales": (
         make(likelihood=bayes.StudentT(dist.Gamma(2.0).expand([2]))),
         ValueError,
-        r"StudentT: scale must have shape \(\) or that of .*, \(\); got shape \(2,\)",
+        r"StudentT: scale must have shape \(\), or the shape of .*, \(\); got shape \(2,\)",
     ),
     "real classes": (
         make(likelihood=bayes.Bernoulli()),

@@ -86,10 +86,10 @@ def infer(
     **Returns:** a `bayes.FittedPosterior`.
 
     **Raises:** `TypeError` or `ValueError`, before anything runs, for a method that cannot serve
-    the target, held-out data of another form than its own, a log density that is not finite where
-    the run would begin, or a checkpoint of another run; `FileNotFoundError` where the checkpoint
-    has no directory. `KeyboardInterrupt` at Ctrl-C, and `SystemExit` with status 143 at SIGTERM,
-    once the call under way has ended.
+    the target, held-out data of another form than its own, a log density that is not finite at the
+    parameters of the model and the medians of other priors, or a checkpoint of another run;
+    `FileNotFoundError` where the checkpoint has no directory. `KeyboardInterrupt` at Ctrl-C, and
+    `SystemExit` with status 143 at SIGTERM, once the call under way has ended.
 
     **Warns:** `bayes.InferenceWarning` that says in words what is poor.
 
