@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ._moved import former_names
+
 
 def on_first_use(
     package: str, *modules: str, **homes: str
@@ -22,11 +24,11 @@ def on_first_use(
     """
     homes |= {name: name for name in modules}
     namespace = vars(sys.modules[package])
+    former_name = former_names(package)
 
     def get(name: str) -> Any:
         if name not in homes:
-            message = f"module {package!r} has no attribute {name!r}"
-            raise AttributeError(message, name=name, obj=sys.modules[package])
+            return former_name(name)
         module = importlib.import_module(f"{package}.{homes[name]}")
         # Python does not ask again for what it finds here.
         namespace[name] = module if name in modules else getattr(module, name)

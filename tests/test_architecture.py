@@ -21,7 +21,8 @@ LAYERS = {
     "_traceback": 1,
     "_compat": 0,
     "_dtypes": 0,
-    "_first_use": 0,
+    "_first_use": 1,
+    "_moved": 0,
     "_check_numbers": 0,
     "_standing_in": 3,
     "_interrupt": 0,
@@ -309,6 +310,9 @@ def _beside_reexports(path: str, tree: ast.Module) -> Iterator[str]:
 HOW_NAMES_WAIT = (
     "import typing as _typing",
     "from ._first_use import on_first_use as _on_first_use",
+    "from .._moved import former_names as _former_names",
+    # A type checker that sees the function accepts any name.
+    "if not _typing.TYPE_CHECKING:\n    __getattr__ = _former_names(__name__)",
 )
 
 

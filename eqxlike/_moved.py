@@ -1,0 +1,31 @@
+"""Public names of earlier versions: where they are now, or what replaces them."""
+
+import importlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+RENAMED: dict[str, str] = {}
+"""Old to new full names. Access through an old name warns and returns the new object."""
+
+REMOVED: dict[str, str] = {}
+"""Full names, each with a sentence that says what to use instead."""
+
+
+def former_names(package: str) -> Callable[[str], Any]:
+    """Returns the `__getattr__` (PEP 562) of a package for its renamed and removed names."""
+
+    def get(name: str) -> Any:
+        old = f"{package}.{name}"
+        if old in RENAMED:
+            new = RENAMED[old]
+            message = f"{old} is deprecated and will be removed. Use {new}."
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            module, _, attribute = new.rpartition(".")
+            return getattr(importlib.import_module(module), attribute)
+        message = f"module {package!r} has no attribute {name!r}"
+        if old in REMOVED:
+            message = f"{old} was removed. {REMOVED[old]}"
+        raise AttributeError(message, name=name, obj=importlib.import_module(package))
+
+    return get

@@ -1,0 +1,29 @@
+"""Names of earlier versions."""
+
+import importlib
+import re
+
+import pytest
+
+from eqxlike import _moved
+
+
+@pytest.mark.parametrize("old", sorted(_moved.RENAMED))
+def test_renamed_name_warns_and_is_the_new_one(old):
+    package, _, name = old.rpartition(".")
+    new_package, _, new_name = _moved.RENAMED[old].rpartition(".")
+    with pytest.warns(DeprecationWarning, match=re.escape(_moved.RENAMED[old])):
+        found = getattr(importlib.import_module(package), name)
+    assert found is getattr(importlib.import_module(new_package), new_name)
+
+
+@pytest.mark.parametrize("old", sorted(_moved.REMOVED))
+def test_removed_name_says_what_to_use(old):
+    package, _, name = old.rpartition(".")
+    with pytest.raises(AttributeError, match=re.escape(_moved.REMOVED[old])):
+        getattr(importlib.import_module(package), name)
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'eqxlike' has no attribute 'nonsense'"):
+        importlib.import_module("eqxlike").nonsense  # noqa: B018
