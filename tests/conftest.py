@@ -64,23 +64,23 @@ hypothesis.settings.load_profile("quick")
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
-    """Leaves out what needs an extra of its own, unless it is asked for."""
+    """Leaves out what needs an extra of its own, and the pages, unless the command names it."""
     name = collection_path.name
-    apart = ("pytorch", "pretrained", "downstream")
+    apart = ("pages", "pytorch", "pretrained", "downstream")
     is_apart = collection_path.parent.name == "tests" and name in apart
     return True if is_apart and not any(name in arg for arg in config.args) else None
 
 
 # What takes longest starts first, so that no worker is left with it at the end.
 LONGEST = (
-    "tests/test_docstrings.py",
-    "tests/test_pages.py",
+    "tests/pages/test_docstrings.py",
+    "tests/pages/test_pages.py",
     "tests/bayes/methods/test_laws.py",
     "tests/bayes/methods/test_laplace.py",
     "tests/cli/test_demo.py",
     "tests/nn/test_laws.py",
-    "tests/test_benchmarks.py",
-    "tests/types/test_types.py",
+    "tests/pages/test_benchmarks.py",
+    "tests/pages/types/test_types.py",
 )
 
 
