@@ -94,6 +94,7 @@ lint:
 	@.ci/setup dev
 	@$(python) -m ruff format --check .
 	@$(python) -m ruff check .
+	@$(VENV)/bin/lint-imports --no-logo
 
 format:
 	@.ci/setup dev

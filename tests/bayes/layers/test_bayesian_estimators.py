@@ -11,8 +11,8 @@ import pytest
 import eqxlike as eqx
 from eqxlike import nn
 from eqxlike.nn._bayesian._gaussian_layer import _random_signs
-from tests.nn.arrays import filled, normal
 from tests.bayes.layers.test_bayesian import perturbed
+from tests.nn.arrays import filled, normal
 
 NUM_DRAWS = 8000
 
