@@ -10,7 +10,14 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
 from ..._module import Module
-from ._gauss_newton import AroundMode, Part, prior_diagonal, prior_hessian, sum_over_rows
+from ._gauss_newton import (
+    AroundMode,
+    Part,
+    prior_diagonal,
+    prior_hessian,
+    sum_over_features,
+    sum_over_rows,
+)
 
 
 class Normal(Protocol):
@@ -80,11 +87,54 @@ def dense_curvature(around: AroundMode) -> DenseCurvature:
     It is exact for the unknowns of prior and likelihood, and for a network that is linear in its
     parameters.
     """
-    matrix, columns = sum_over_rows(around, lambda rows: rows.T @ rows)
-    own = around.place("likelihood")
-    matrix = matrix.at[:, own].set(columns).at[own, :].set(columns.T)
-    everything = slice(0, matrix.shape[0])
-    return DenseCurvature(matrix + prior_hessian(around, everything))
+
+    def of_rows() -> Float[Array, "k k"]:
+        matrix, columns = sum_over_rows(around, lambda rows: rows.T @ rows)
+        own = around.place("likelihood")
+        return matrix.at[:, own].set(columns).at[own, :].set(columns.T)
+
+    if around.may_have_features:
+        products, num_others = sum_over_features(around)
+        matrix = jax.lax.cond(num_others == 0, lambda: _by_parts(around, products), of_rows)
+    else:
+        matrix = of_rows()
+    return DenseCurvature(matrix + prior_hessian(around, slice(0, matrix.shape[0])))
+
+
+def _by_parts(around: AroundMode, products: Float[Array, "f f C C"]) -> Float[Array, "k k"]:
+    """A sum over features as a matrix of the unknowns: output and feature, array by array."""
+    stops = np.cumsum([part.size // part.shape[0] for part in around.parts])[:-1]
+
+    def block(own: Array) -> Array:
+        own = own.transpose(2, 0, 3, 1)
+        return own.reshape(own.shape[0] * own.shape[1], -1)
+
+    rows = jnp.split(products, stops, axis=0)
+    return jnp.block([[block(own) for own in jnp.split(row, stops, axis=1)] for row in rows])
+
+
+def outputs_and_covariance(
+    around: AroundMode, normal: Normal, x: Any
+) -> tuple[Float[Array, " C"], Float[Array, "C C"]]:
+    """The outputs for one input at the mode, and their covariance in the linearised network."""
+    if not (isinstance(normal, DenseNormal) and around.may_have_features):
+        jacobian, outputs = around.jacobian(x)
+        return outputs, normal.covariance_of(jacobian)
+    features, outputs, is_whole = around.features(x)
+
+    def of_features() -> Float[Array, "C C"]:
+        columns, start = jnp.zeros((normal.root.shape[0], outputs.size), normal.root.dtype), 0
+        for part in around.parts:
+            root = normal.root[:, around.place_of(part)]
+            root = root.reshape(len(root), outputs.size, -1)
+            columns += root @ features[start : start + root.shape[2]]
+            start += root.shape[2]
+        return columns.T @ columns
+
+    def of_rows() -> Float[Array, "C C"]:
+        return normal.covariance_of(around.jacobian(x)[0])
+
+    return outputs, jax.lax.cond(is_whole, of_features, of_rows)
 
 
 def dense_size(parts: tuple[Part, ...]) -> int:

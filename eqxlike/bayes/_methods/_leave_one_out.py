@@ -13,7 +13,7 @@ import jax.random as jr
 import jax.tree_util as jtu
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ._curvature import Normal
+from ._curvature import Normal, outputs_and_covariance
 from ._gauss_newton import SMALL, AroundMode, block_size, positive_root
 
 # What the covariance may be multiplied by.
@@ -134,8 +134,7 @@ def _leave_one_out(
             outputs = outputs.reshape(struct.shape).astype(struct.dtype)
             return target.likelihood.log_prob(outputs, own, y).astype(mode.dtype)
 
-        jacobian, outputs = around.jacobian(x)
-        covariance = normal.covariance_of(jacobian)
+        outputs, covariance = outputs_and_covariance(around, normal, x)
         root = positive_root(-jax.hessian(log_prob)(outputs, y))
         leverages = root.T @ covariance @ root
         greatest = _greatest_eigenvalue(leverages)
