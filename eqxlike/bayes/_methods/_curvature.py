@@ -201,6 +201,19 @@ class RotatedNormal(Module):
     def times(self, width: Float[Array, ""]) -> "RotatedNormal":
         return RotatedNormal(tuple(Block(each.values / width, each.bases) for each in self.blocks))
 
+    def without(self, rows: Float[Array, "r k"]) -> "RotatedNormal":
+        """The distribution whose precision lacks the outer product of some of its rows, of which
+        the diagonal in the bases of the blocks is kept, as in the precision.
+        """
+        squares = self._by_blocks(rows, lambda block, own: block.rotated(own, back=False) ** 2)
+        sums, blocks, start = jnp.sum(squares, axis=0), [], 0
+        for block in self.blocks:
+            own = sums[start : start + block.values.size].reshape(block.values.shape)
+            values = jnp.maximum(block.values - own, 1e-6 * block.values)
+            blocks.append(Block(values, block.bases))
+            start += block.values.size
+        return RotatedNormal(tuple(blocks))
+
     def _by_blocks(self, numbers: Float[Array, "r k"], of_one) -> Float[Array, "r k"]:
         results, start = [], 0
         for block in self.blocks:

@@ -13,7 +13,7 @@ import jax.random as jr
 import jax.tree_util as jtu
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ._curvature import Normal, outputs_and_covariance
+from ._curvature import Normal, RotatedNormal, outputs_and_covariance
 from ._gauss_newton import SMALL, AroundMode, block_size, positive_root
 
 # What the covariance may be multiplied by.
@@ -138,11 +138,15 @@ def _leave_one_out(
         root = positive_root(-jax.hessian(log_prob)(outputs, y))
         leverages = root.T @ covariance @ root
         greatest = _greatest_eigenvalue(leverages)
-        leverages = leverages * jnp.minimum(1, _MAX_LEVERAGE / jnp.maximum(greatest, 1e-30))
-        rows = root.T @ covariance
-        free = jnp.eye(struct.size, dtype=mode.dtype) - leverages
-        rest = jax.scipy.linalg.solve(free, rows, assume_a="pos")
-        covariance = covariance + rows.T @ rest
+        if isinstance(normal, RotatedNormal):
+            jacobian, _ = around.jacobian(x)
+            covariance = normal.without(root.T @ jacobian).covariance_of(jacobian)
+        else:
+            leverages = leverages * jnp.minimum(1, _MAX_LEVERAGE / jnp.maximum(greatest, 1e-30))
+            rows = root.T @ covariance
+            free = jnp.eye(struct.size, dtype=mode.dtype) - leverages
+            rest = jax.scipy.linalg.solve(free, rows, assume_a="pos")
+            covariance = covariance + rows.T @ rest
         outputs = outputs - covariance @ jax.grad(log_prob)(outputs, y)
         moved = noise @ positive_root(covariance).T
 
