@@ -216,8 +216,7 @@ def sum_over_features(
 
     def of_example(x: Any, y: Any) -> tuple[Array, Array, Array]:
         features, output, is_whole = around.features(x)
-        root = positive_root(_hessian(around, output, y))
-        return features, root @ root.T, is_whole
+        return features, _positive_part(_hessian(around, output, y)), is_whole
 
     def of_block(
         block: tuple[Array, Array, Array], is_counted: Float[Array, " b"]
@@ -304,6 +303,22 @@ def positive_root(matrix: Float[Array, "C C"]) -> Float[Array, "C C"]:
     rounding = 10 * jnp.finfo(matrix.dtype).eps * jnp.trace(matrix)
     factor = jnp.linalg.cholesky(matrix + rounding * jnp.eye(size, dtype=matrix.dtype))
     return jax.lax.cond(jnp.all(jnp.isfinite(factor)), lambda: factor, by_eigenvalues)
+
+
+def _positive_part(matrix: Float[Array, "C C"]) -> Float[Array, "C C"]:
+    """A symmetric matrix without its negative eigenvalues.
+
+    A diagonally dominant one, as that of a softmax, has none up to rounding.
+    """
+
+    def by_root() -> Array:
+        root = positive_root(matrix)
+        return root @ root.T
+
+    diagonal = jnp.diagonal(matrix)
+    rounding = 10 * jnp.finfo(matrix.dtype).eps * jnp.sum(diagonal)
+    is_dominant = jnp.all(2 * diagonal - jnp.sum(jnp.abs(matrix), axis=1) >= -rounding)
+    return jax.lax.cond(is_dominant, lambda: matrix, by_root)
 
 
 # --- Second derivatives of minus the log prior, that of the link included ---
