@@ -416,9 +416,7 @@ def check_labels(labels: Array, batch_shape: tuple[int, ...], num_classes: int, 
         way = ""
         if len(batch_shape) > 1 and shape == batch_shape:
             way = (
-                " Take one label of each example. Or flatten both, if all labels are exchangeable: "
-                "`CategoricalMixture(prediction.logits.reshape(num_draws, -1, C))` and "
-                "`labels.reshape(-1)`."
+                " Take one label of each example. Or flatten both, if all labels are exchangeable."
             )
         raise ValueError(
             f"{name} expects predictions of shape (N, C) and labels of shape (N,), got "

@@ -95,22 +95,16 @@ def dense_curvature(around: AroundMode) -> DenseCurvature:
 
     if around.may_have_features:
         products, num_others = sum_over_features(around)
-        matrix = jax.lax.cond(num_others == 0, lambda: _by_parts(around, products), of_rows)
+        order = np.argsort(around.places_by_output.reshape(-1))
+
+        def of_features() -> Float[Array, "k k"]:
+            size = len(order)
+            return products.transpose(2, 0, 3, 1).reshape(size, size)[order][:, order]
+
+        matrix = jax.lax.cond(num_others == 0, of_features, of_rows)
     else:
         matrix = of_rows()
     return DenseCurvature(matrix + prior_hessian(around, slice(0, matrix.shape[0])))
-
-
-def _by_parts(around: AroundMode, products: Float[Array, "f f C C"]) -> Float[Array, "k k"]:
-    """A sum over features as a matrix of the unknowns: output and feature, array by array."""
-    stops = np.cumsum([part.size // part.shape[0] for part in around.parts])[:-1]
-
-    def block(own: Array) -> Array:
-        own = own.transpose(2, 0, 3, 1)
-        return own.reshape(own.shape[0] * own.shape[1], -1)
-
-    rows = jnp.split(products, stops, axis=0)
-    return jnp.block([[block(own) for own in jnp.split(row, stops, axis=1)] for row in rows])
 
 
 def outputs_and_covariance(
@@ -123,12 +117,11 @@ def outputs_and_covariance(
     features, outputs, is_whole = around.features(x)
 
     def of_features() -> Float[Array, "C C"]:
-        columns, start = jnp.zeros((normal.root.shape[0], outputs.size), normal.root.dtype), 0
-        for part in around.parts:
-            root = normal.root[:, around.place_of(part)]
-            root = root.reshape(len(root), outputs.size, -1)
-            columns += root @ features[start : start + root.shape[2]]
-            start += root.shape[2]
+        own = jnp.split(features, np.cumsum([part.size // outputs.size for part in around.parts]))
+        columns = sum(
+            normal.root[:, around.place_of(part)].reshape(-1, outputs.size, each.size) @ each
+            for part, each in zip(around.parts, own, strict=False)
+        )
         return columns.T @ columns
 
     def of_rows() -> Float[Array, "C C"]:

@@ -127,10 +127,14 @@ class AroundMode(Module):
     def may_have_features(self) -> bool:
         """Whether all arrays that vary have one row for each of many outputs, as a last layer."""
         num = self.output.size
-        is_one_row_each = all(
-            part.kind == "model" and part.shape[:1] == (num,) for part in self.parts
-        )
-        return num > SMALL and is_one_row_each and self.problem.mode is None
+        kinds = {(part.kind, *part.shape[:1]) for part in self.parts}
+        return num > SMALL and kinds == {("model", num)} and self.problem.mode is None
+
+    @property
+    def places_by_output(self) -> np.ndarray:
+        """The places among the `k` of the rows of each output, shape `(C, f)`."""
+        places = [np.arange(self.centre.size)[self.place_of(part)] for part in self.parts]
+        return np.concatenate([each.reshape(self.output.size, -1) for each in places], axis=1)
 
     def features(self, x: Any) -> tuple[Float[Array, " f"], Float[Array, " C"], Bool[Array, ""]]:
         """The derivatives of each output by its own rows, `f = k / C` numbers, and the outputs.
@@ -141,11 +145,8 @@ class AroundMode(Module):
         "Probabilistic Machines Can Use Less Running Time").
         """
         outputs, pull = jax.vjp(lambda varying: self.outputs(varying, x), self.centre)
-        numbers = np.random.default_rng(0).uniform(1, 2, outputs.shape)
-        numbers = jnp.asarray(numbers, outputs.dtype)
-        product = pull(numbers)[0]
-        rows = [product[self.place_of(part)].reshape(numbers.size, -1) for part in self.parts]
-        rows = jnp.concatenate(rows, axis=1) / numbers[:, None]
+        numbers = jnp.asarray(np.random.default_rng(0).uniform(1, 2, outputs.shape), outputs.dtype)
+        rows = pull(numbers)[0][self.places_by_output] / numbers[:, None]
         tolerance = 8 * jnp.finfo(rows.dtype).eps * jnp.abs(rows[:1])
         return rows[0], outputs, jnp.all(jnp.abs(rows - rows[:1]) <= tolerance)
 
@@ -205,9 +206,7 @@ def sum_over_rows(
     return _sum_over_data(around, of_example, of_block)
 
 
-def sum_over_features(
-    around: AroundMode,
-) -> tuple[Float[Array, "f f C C"], Float[Array, ""]]:
+def sum_over_features(around: AroundMode) -> tuple[Float[Array, "f f C C"], Float[Array, ""]]:
     """Sums over the data for a last layer, whose matrix is a sum of Kronecker products.
 
     **Returns:** the sum of `features x features x L_n`, and the number of examples whose
@@ -218,9 +217,7 @@ def sum_over_features(
         features, output, is_whole = around.features(x)
         return features, _positive_part(_hessian(around, output, y)), is_whole
 
-    def of_block(
-        block: tuple[Array, Array, Array], is_counted: Float[Array, " b"]
-    ) -> tuple[Any, Array]:
+    def of_block(block: tuple[Array, Array, Array], is_counted: Array) -> tuple[Array, Array]:
         features, hessians, is_whole = block
         squares = is_counted[:, None, None] * features[:, :, None] * features[:, None]
         products = jnp.tensordot(squares, hessians, (0, 0))
