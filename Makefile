@@ -31,7 +31,7 @@ help:
 
 demo:
 	@.ci/setup demo test dev
-	@$(python) -m eqxlike demo $(ARGS)
+	@$(python) -m examples.demo $(ARGS)
 
 # Where Python is told to keep no bytecode, each process that a test starts compiles the package anew.
 test: export PYTHONDONTWRITEBYTECODE =

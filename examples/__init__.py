@@ -1,1 +1,1 @@
-"""Scripts, each run as `python examples/NAME.py`, and the demo, run as `python -m examples.demo`."""
+"""Scripts, run as `python examples/NAME.py`, and the demo, run as `python -m examples.demo`."""

@@ -77,7 +77,7 @@ LONGEST = (
     "tests/test_pages.py",
     "tests/bayes/methods/test_laws.py",
     "tests/bayes/methods/test_laplace.py",
-    "tests/cli/test_demo.py",
+    "tests/demo/test_demo.py",
     "tests/nn/test_laws.py",
     "tests/test_benchmarks.py",
     "tests/types/test_types.py",

@@ -46,7 +46,6 @@ LAYERS = {
     "bayes": 6,
     "internal": 6,
     "train": 7,
-    "_cli": 8,
     "__main__": 9,
     "__init__": 9,
 }
@@ -129,9 +128,7 @@ EXTRAS = {
     "pyinstrument",
     "rich",
     "safetensors",
-    "sklearn",
     "tensorboardX",
-    "threadpoolctl",
     "tqdm",
 }
 
@@ -419,8 +416,8 @@ BROKEN = [
     ("_module/_field.py", "from jax import _src", "private to JAX"),
     ("_module/_field.py", "import jax\njax.tree_util._registry", "private to JAX"),
     ("_module/_field.py", "import jaxlib.xla_client", "jaxlib is for _compat.py alone"),
-    ("_cli/_demo.py", "import sklearn.datasets", "is an extra"),
-    ("_cli/_demo.py", "def f():\n    import equinox", "neither a core dependency nor an extra"),
+    ("nn/_mlp.py", "import matplotlib.figure", "is an extra"),
+    ("nn/_mlp.py", "def f():\n    import equinox", "neither a core dependency nor an extra"),
     ("nn/__init__.py", "from ._linear import Linear", "re-exports alone"),
     ("__init__.py", "from jax import jit as jit", "re-exports alone"),
     ("__init__.py", WAITING.replace('"nn", ', ""), "sees other names than Python"),

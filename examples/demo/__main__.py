@@ -8,9 +8,7 @@ try:
 except ModuleNotFoundError as error:
     sys.exit(f"the demo needs {error.name}: pip install -e '.[demo]'")
 
-
-def run() -> None:
-    """Runs the demo, and ends the process if it fails."""
+if __name__ == "__main__":
     status = main()
     if status != 0:
         # If Ctrl-C breaks off a compilation, JAX 0.10.2 crashes Python as it exits. All output is
@@ -18,7 +16,3 @@ def run() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-
-
-if __name__ == "__main__":
-    run()

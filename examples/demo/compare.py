@@ -15,8 +15,7 @@ import eqxlike as eqx
 from .evaluate import Evaluation, evaluate, evaluate_logistic, evaluate_method, evaluate_ridge
 from .training import Data, Settings, Training, network_outputs, train_bayesian, train_plain
 
-BAYESIAN = "bayesian"
-PLAIN = "plain"
+BAYESIAN, PLAIN = "bayesian", "plain"
 
 
 def compare(
@@ -68,7 +67,7 @@ def compare(
         }
         if result.stopped != "finished":
             print(f"{data.name}, {name}: {result.message}", file=sys.stderr, flush=True)
-        keep(name, evaluate(data, training.model, seed=seed, num_samples=num_samples))
+        keep(name, evaluate(data, result.state.model, seed=seed, num_samples=num_samples))
         if result.stopped == "interrupted":
             raise KeyboardInterrupt
 
@@ -94,9 +93,7 @@ PREDICTED = 32
 CALLS, TARGET_S = 8, 0.002
 """A way makes at most so many calls in a row, fewer if they take so many seconds."""
 
-FLAT = "jax.jit, flat list"
-MODULE = "jax.jit, module"
-FILTERED = "filter_jit"
+FLAT, MODULE, FILTERED = "jax.jit, flat list", "jax.jit, module", "filter_jit"
 
 Call = Callable[[], jax.Array]
 
@@ -117,7 +114,7 @@ def measure_calls(data: Data, training: Training, settings: Settings) -> dict[st
     """
     batch = jax.tree.map(lambda each: jnp.asarray(each[: settings.batch_size]), data.train)
     x, key = jnp.asarray(data.test.x[:PREDICTED]), jax.random.key(0)
-    network, samples = training.model.network, settings.num_samples
+    network, samples = training.result.state.model.network, settings.num_samples
     # Both are functions that `filter_jit` wrapped; the other columns take what is inside.
     rows = {
         "training step": _ways(training.step, training.result.state, batch, is_step=True),

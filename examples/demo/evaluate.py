@@ -23,8 +23,7 @@ from eqxlike.bayes import metrics
 
 from .training import Data, Model, Settings, network_outputs, sizes_of
 
-LEVEL = 0.9
-NUM_BINS = 10
+LEVEL, NUM_BINS = 0.9, 10
 
 
 class Evaluation(NamedTuple):

@@ -17,7 +17,6 @@ COLOURS = {PLAIN: ORANGE, "ridge": GREEN, "logistic": GREEN}
 """The colours of models; the others are blue."""
 
 COLUMN_COLOURS = {FLAT: "#b8c4d0", MODULE: "#7f95ab", FILTERED: BLUE}
-DPI = 150
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path) -> list[pathlib.Path]:
@@ -38,7 +37,7 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path) -> list[pathlib.Path]
     }
     for file, figure in drawn.items():
         if figure is not None:
-            figure.savefig(folder / file, dpi=DPI)
+            figure.savefig(folder / file, dpi=150)
     return [folder / file for file, figure in drawn.items() if figure is not None]
 
 
@@ -69,8 +68,8 @@ def _draw_intervals(results: Mapping[str, Any]) -> Figure | None:
     figure, (panels,) = _new_figure(title, 5.6 * count, 4.6, count, sharey=True)
     for axes, name in zip(panels, names, strict=True):
         predicted, metrics = diabetes["intervals"][name], diabetes["metrics"][name]
-        fields = (predicted[field] for field in ("mean", "lower", "upper", "truth"))
-        columns = np.array([*fields], float)
+        fields = "mean", "lower", "upper", "truth"
+        columns = np.array([predicted[field] for field in fields], float)
         mean, lower, upper, y = columns[:, np.argsort(columns[0])]
         place, is_inside = np.arange(len(y)), (lower <= y) & (y <= upper)
         colour, label = COLOURS.get(name, BLUE), f"{LEVEL:.0%} interval"
@@ -110,8 +109,7 @@ def _draw_reliability(results: Mapping[str, Any]) -> Figure | None:
             alpha, middle = 0.35 if count[place] >= few else 0.12, edges[place] + width / 2
             axes.bar(edges[place], accuracy[place], alpha=alpha, **style)
             counts.bar(edges[place], count[place], alpha=0.7, **style)
-            text = f"{count[place]:.0f}"
-            counts.text(middle, count[place] * 1.25, text, ha="center", fontsize=7)
+            counts.text(middle, 1.25 * count[place], f"{count[place]:.0f}", ha="center", fontsize=7)
         points: Any = {"fmt": "o", "markersize": 5, "elinewidth": 1.2, "capsize": 2.5}
         points |= {"color": colour, "clip_on": False, "zorder": 3}
         axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="as claimed")

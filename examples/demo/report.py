@@ -111,9 +111,7 @@ def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
     print(f"\n{title}")
     for line in lines:
         columns = zip(line, widths, _are_numbers(rows), strict=True)
-        cells = (
-            text.rjust(width) if right else text.ljust(width) for text, width, right in columns
-        )
+        cells = [text.rjust(size) if right else text.ljust(size) for text, size, right in columns]
         print("  " + "  ".join(cells).rstrip())
 
 
@@ -171,11 +169,10 @@ def page_of(report: Mapping[str, Any]) -> str:
     """
     sections = [_section(name, data) for name, data in report["data"].items()]
     machine = {"how it ended": report["stopped"], "seed": report["seed"]} | report["machine"]
+    warnings = (f'<p class="warning">{html.escape(text)}</p>' for text in _warnings(report))
     parts = {
         "HEADLINE": html.escape(_headline(report)),
-        "WARNINGS": "".join(
-            f'<p class="warning">{html.escape(text)}</p>' for text in _warnings(report)
-        ),
+        "WARNINGS": "".join(warnings),
         "SECTIONS": "".join(sections) + _calls(report["data"]),
         "MACHINE": _definitions((name, str(value)) for name, value in machine.items()),
         "TITLES": _script_of(TITLES),
@@ -191,16 +188,10 @@ def _headline(report: Mapping[str, Any]) -> str:
     seconds = sum(data["seconds"] for data in report["data"].values())
     names = " and ".join(report["data"]) or "nothing yet"
     return (
-        f"{names} in {_duration(seconds)} on {report['device']}, seed {report['seed']}; "
+        f"{names} in {seconds:.0f} s on {report['device']}, seed {report['seed']}; "
         f"eqxlike {machine['eqxlike']} with JAX {machine['jax']} on Python {machine['python']}, "
         f"{machine['date'].replace('T', ' ').replace('+00:00', ' UTC')}"
     )
-
-
-def _duration(seconds: float) -> str:
-    """Seconds in words."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
 def _warnings(report: Mapping[str, Any]) -> Iterator[str]:
@@ -222,7 +213,7 @@ def _section(name: str, data: Mapping[str, Any]) -> str:
         f"{examples['test']} that were held out."
     )
     if data["seconds"]:
-        said += f" All of it took {_duration(data['seconds'])}."
+        said += f" All of it took {data['seconds']:.0f} s."
     headings, rows = _metrics_table(data, ON_PAGE)
     parts = [f"<h2>{html.escape(name.capitalize())}</h2>", f"<p>{html.escape(said)}</p>"]
     if rows:

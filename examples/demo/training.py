@@ -223,8 +223,6 @@ def network_outputs(
 # --- Training ---
 
 
-Step = Callable[[train.TrainState, Examples], tuple[train.TrainState, Array]]
-
 VALIDATIONS = 40
 """A plain network is evaluated on the validation part this many times."""
 
@@ -242,13 +240,8 @@ class Training(NamedTuple):
     """
 
     result: train.FitResult
-    step: Step
+    step: Callable[..., Any]
     planned: int
-
-    @property
-    def model(self) -> Model:
-        """The trained model."""
-        return self.result.state.model
 
 
 def train_bayesian(data: Data, settings: Settings, *, seed: int) -> Training:
@@ -258,11 +251,10 @@ def train_bayesian(data: Data, settings: Settings, *, seed: int) -> Training:
     """
 
     def loss(model: Model, batch: Examples, key: PRNGKeyArray) -> Float[Array, ""]:
-        options: Any = {"num_data": len(data.train.y), "kl_weight": settings.kl_weight}
-        return bayes.negative_elbo(
-            model, Model.log_likelihood, batch, key=key, per_example=True, **options
-        )
+        return bayes.negative_elbo(model, Model.log_likelihood, batch, key=key, **options)
 
+    options: Any = {"num_data": len(data.train.y), "kl_weight": settings.kl_weight}
+    options["per_example"] = True
     optimiser = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.steps))
     prior: Any = {"prior_scale": settings.prior_scale}
     state = _first_state(data, settings, nn.BayesianMLP, optimiser, seed, **prior)
@@ -312,7 +304,7 @@ def _first_state(
 
 
 def _fit(
-    state: train.TrainState, step: Step, batches: Any, steps: int, label: str, **options: Any
+    state: train.TrainState, step: Any, batches: Any, steps: int, label: str, **options: Any
 ) -> Training:
     options["log_every"] = max(1, steps // (MOVES if sys.stderr.isatty() else LINES))
     with train.progress(steps, label=label) as on_log:
