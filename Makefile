@@ -33,7 +33,7 @@ help:
 
 demo:
 	@.ci/setup demo test dev
-	@$(python) -m eqxlike demo $(ARGS)
+	@$(python) -m examples.demo $(ARGS)
 
 in_parallel = -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 

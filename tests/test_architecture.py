@@ -19,9 +19,7 @@ EXTRAS = {
     "pyinstrument",
     "rich",
     "safetensors",
-    "sklearn",
     "tensorboardX",
-    "threadpoolctl",
     "tqdm",
 }
 
