@@ -1,34 +1,92 @@
-"""A folder of checkpoints of one run: the newest, the best, and what to go on from."""
+"""Saving a state, and the checkpoints of one run: the newest, the best, and what to go on from."""
 
-import contextlib
-import itertools
 import math
 import os
 import pathlib
-import shutil
-import socket
+import re
+import time
 import warnings
-import weakref
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
+import jax
+import jax.tree_util as jtu
+import numpy as np
 from jaxtyping import PyTree
 
-from ..._check_numbers import integer, whole_number
-from .._checks import check_folder
-from ._background import Saving, in_first, lock, wait_for_newest
-from ._format import NAME, CheckpointError, name_of, read_manifest, steps_in
-from ._restore import Only, Restored, read_one
-from ._save import write_checkpoint
+from ..._check_numbers import whole_number
+from ..._dtypes import is_key
+from ..._pytree import flag_frozen
+from .._checks import check_folder, check_not_deleted
+from ._manifest import (
+    ARRAYS,
+    MANIFEST,
+    NODE,
+    CheckpointError,
+    check_files,
+    describe,
+    is_stored,
+    read_manifest,
+)
+from ._orbax import Saving, join_all, join_at_exit, naming, open_manager, orbax, under_way
+from ._restore import WIDENED, Only, Restored, Stored, read_one, steps_in
 
 State = TypeVar("State")
+
+
+def save(
+    path: str | os.PathLike[str],
+    state: PyTree,
+    data: Any = None,
+    *,
+    background: bool = False,
+    with_frozen: bool = True,
+) -> Saving:
+    """Writes a state to a folder of files, from which `restore` reads it.
+
+    A checkpoint is put in place by one rename, once all of it is written: whatever happens before,
+    a kill or a full disk, what was at `path` stays. A checkpoint already there is replaced; at
+    every moment one of the two is complete.
+
+    **Arguments:**
+
+    - `path`: the folder to make, or a checkpoint to replace. Folders above it are made.
+    - `state`: a `TrainState`, or any pytree. JAX and NumPy arrays of numbers and bools, and PRNG
+      keys, are written. Other leaves are not: `restore` takes them from `like`. Numbers, strings
+      and bools are noted, so that `restore` refuses a `like` with others.
+    - `data`: what is to be kept along, such as where a stream of batches stands: of `None`, bools,
+      numbers, strings, lists and dicts, as in JSON.
+    - `background`: copy the arrays to the host and return; a thread writes them. The state may be
+      donated or changed at once. The interpreter waits for it as it exits, and the next save before
+      it begins.
+    - `with_frozen`: whether to write arrays that `nn.freeze` has marked. Without them a checkpoint
+      of an adapted model is small, and `restore` takes them from `like`: load the pretrained
+      weights into it first. Their shapes and dtypes are checked, their values are not.
+
+    **Returns:** a `Saving`; its `wait()` returns when the checkpoint is in place, and raises what
+    went wrong. An error for which nobody waits is printed, and raised by the next save there.
+
+    **Raises:** `TypeError` for an array that does not hold numbers, for a `jax.Ref`, and for `data`
+    that is not JSON; `RuntimeError` if an array was donated; `OSError` if it cannot be written, as
+    where `path` is a file; `ImportError` without Orbax, which `pip install 'eqxlike[train]'`
+    brings.
+
+    >>> import pathlib, tempfile, jax.numpy as jnp
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "checkpoint"
+    >>> saving = save(path, {"weight": jnp.ones(2), "rate": 0.1}, {"epoch": 3}, background=True)
+    >>> saving.wait()
+    >>> restore(path, {"weight": jnp.zeros(2), "rate": 0.1}).data
+    {'epoch': 3}
+    """
+    folder = CheckpointFolder(path, keep_last=1)
+    step = max(steps_in(folder.folder), default=-1) + 1
+    return folder.save(step, state, data, background=background, with_frozen=with_frozen)
 
 
 class CheckpointFolder:
     """A folder with the checkpoints of one run, each named by its step.
 
-    One process at a time writes there, from its first `save` until `close`, or its end; any number
-    may read.
+    One run at a time may write there, in one process or in several; any number may read.
 
     **Arguments:**
 
@@ -59,21 +117,20 @@ class CheckpointFolder:
     ) -> None:
         check_folder(folder, "CheckpointFolder: folder")
         self.folder = pathlib.Path(os.path.realpath(folder))
-        if (self.folder / NAME).exists():
+        if (self.folder / MANIFEST).exists():
             raise ValueError(
                 f"CheckpointFolder expected a folder of checkpoints, and {self.folder} is one "
                 f"itself: give {self.folder.parent}."
             )
         self.keep_last = whole_number(keep_last, "CheckpointFolder: keep_last")
-        self.keep_best = (
-            0 if keep_best is None else whole_number(keep_best, "CheckpointFolder: keep_best")
-        )
+        self.keep_best = keep_best
+        if keep_best is not None:
+            whole_number(keep_best, "CheckpointFolder: keep_best")
         if mode not in ("min", "max"):
             raise ValueError(f'CheckpointFolder expected mode "min" or "max", and got {mode!r}.')
         self.mode = mode
-        # Releases the lock, at the latest when nobody has this object any more.
-        self._unlock: weakref.finalize | None = None
-        self._damaged: set[pathlib.Path] = set()
+        # Orbax's, from the first save on.
+        self._manager: Any = None
 
     def __enter__(self) -> "CheckpointFolder":
         return self
@@ -82,11 +139,11 @@ class CheckpointFolder:
         self.close()
 
     def close(self) -> None:
-        """Waits for what is being written, and lets another process write here."""
-        wait_for_newest()
-        if self._unlock is not None:
-            self._unlock()
-            self._unlock = None
+        """Waits for what is being written."""
+        join_all()
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            manager.close()
 
     def save(
         self,
@@ -103,44 +160,88 @@ class CheckpointFolder:
 
         **Arguments:**
 
-        - `step`: which it is of. A checkpoint of the same step is replaced.
+        - `step`: which it is of.
         - `state`, `data`, `background`, `with_frozen`: as of `train.save`.
         - `score`: for `keep_best`. One that is not finite is never among the best.
         - `beside`: other pytrees by name, kept along as `state` is; see `restore_beside`.
 
         **Returns:** as `train.save`.
 
-        **Raises:** as `train.save`, and what is here stays; also `BlockingIOError` if another
-        process writes here, and `ValueError` if the folder has a checkpoint of a later step.
+        **Raises:** as `train.save`, and what is here stays; also `ValueError` if the folder has a
+        checkpoint of this step or a later one.
         """
+        ocp = orbax()
+        path = self.folder / _name_of(step)
+        _check_json(data)
+        arrays: dict[str, Any] = {}
+        manifest = {
+            "state": _take(state, "state", arrays, with_frozen),
+            "beside": {
+                name: _take(tree, name, arrays, with_frozen)
+                for name, tree in (beside or {}).items()
+            },
+            "data": data,
+        }
+        for earlier in list(under_way):
+            # Its error is that of whoever saves there.
+            if earlier.join() is None or os.path.dirname(earlier.path) == str(self.folder):
+                earlier.wait()
         self.check_free(step)
-        path = self._path_of(step)
-        return write_checkpoint(
-            path,
-            state,
-            data,
-            background=background,
-            with_frozen=with_frozen,
-            score=None if score is None else float(score),
-            beside=beside,
-            then=lambda: in_first(lambda: self._prune(path)),
-        )
+        join_at_exit()
+        items = {
+            MANIFEST: ocp.args.JsonSave(manifest),
+            # Orbax refuses to write no arrays.
+            ARRAYS: ocp.args.PyTreeSave(arrays or {"none": np.zeros(1)}),
+        }
+        is_scored = score is not None and math.isfinite(score)
+        # `jax.transfer_guard` is for accidental transfers; this one is asked for.
+        with naming(path), jax.transfer_guard("allow"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._manager = self._manager or self._open(writes=True)
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(**items),
+                metrics={"score": float(score) if is_scored else None},
+                force=True,
+            )
+        saving = Saving(path, self._manager)
+        if not background:
+            saving.wait()
+        return saving
 
     def check_free(self, step: int) -> None:
-        """Raises, before a run, what `save` of this step would raise because of what is here."""
-        self._path_of(step)
-        in_first(lambda: self._begin(step))
+        """Sees that a checkpoint of this step would be the newest. Later ones that are damaged are
+        kept under another name.
 
-    def _path_of(self, step: int) -> pathlib.Path:
-        number = integer(step)
-        if number is None:
-            raise TypeError(
-                "CheckpointFolder expected the number of a step, an integer, and then the state; "
-                f"got an object of type {type(step).__name__}."
-            )
-        if number < 0:
-            raise ValueError(f"A step is counted from 0, got {number}.")
-        return self.folder / name_of(number)
+        **Raises:** `ValueError` if there is a later one.
+        """
+        join_all()
+        for later, path in steps_in(self.folder).items():
+            if later > step:
+                try:
+                    check_files(path, read_manifest(path))
+                except CheckpointError:
+                    if jax.process_index() == 0:
+                        path.rename(f"{path}.damaged{time.time_ns()}")
+                    continue
+                raise ValueError(
+                    f"{self.folder} has a checkpoint of step {later}, and one of step {step} is "
+                    f"to be saved, which would not be the newest. Go on from {path}, or give "
+                    "another folder."
+                )
+
+    def _open(self, *, writes: bool) -> Any:
+        managers, sign = orbax().checkpoint_managers, 1 if self.mode == "max" else -1
+
+        def quality(metrics: dict[str, Any]) -> float:
+            return -math.inf if metrics["score"] is None else sign * metrics["score"]
+
+        kept = [
+            managers.LatestN(self.keep_last),
+            managers.BestN(get_metric_fn=quality, n=self.keep_best or 0),
+        ]
+        policy = managers.AnyPreservationPolicy(kept)
+        return open_manager(self.folder, writes=writes, best_fn=quality, preservation_policy=policy)
 
     def paths(self) -> list[pathlib.Path]:
         """The checkpoints, newest first, whole or damaged."""
@@ -148,7 +249,7 @@ class CheckpointFolder:
 
     def newest(self) -> pathlib.Path | None:
         """The newest checkpoint, whole or damaged; `None` if there is none."""
-        wait_for_newest()
+        join_all()
         return next(iter(self.paths()), None)
 
     def best(self) -> pathlib.Path | None:
@@ -162,8 +263,11 @@ class CheckpointFolder:
         >>> train.restore(checkpoints.best(), {"weight": jnp.zeros(2, int)}).state
         {'weight': Array([20, 20], dtype=int32)}
         """
-        wait_for_newest()
-        return next(iter(self._ranked(self.paths())), None)
+        join_all()
+        with self._open(writes=False) as manager:
+            step = manager.best_step()
+            is_scored = step is not None and manager.metrics(step)["score"] is not None
+        return self.folder / _name_of(step) if is_scored else None
 
     def restore_newest(self, like: State, *, only: Only = None) -> Restored[State] | None:
         """The newest checkpoint that is not damaged, with a warning for each that is.
@@ -177,14 +281,13 @@ class CheckpointFolder:
         **Raises:** `CheckpointError` if all are damaged; another `ValueError` if the newest whole
         one does not fit `like`; older ones are not tried, since they would hardly fit.
         """
-        wait_for_newest()
+        join_all()
         damages: list[str] = []
         for path in self.paths():
             try:
                 restored = read_one(path, like, only=only)
             except CheckpointError as error:
                 damages.append(str(error))
-                self._damaged.add(path)
                 continue
             except FileNotFoundError:
                 # The process that writes here has deleted it meanwhile.
@@ -209,69 +312,47 @@ class CheckpointFolder:
 
         **Raises:** as `train.restore`; `KeyError` if none of that name was saved along.
         """
-        wait_for_newest()
-        return read_one(self._path_of(step), like, name).state
+        join_all()
+        return read_one(self.folder / _name_of(step), like, name).state
 
-    def _begin(self, step: int) -> None:
-        """Locks the folder, deletes what was left half-made, and checks that `step` is newest."""
-        # A save of our own that is under way is not left half-made.
-        wait_for_newest()
-        self._lock_folder()
-        for path in self.folder.glob(".step_*"):
-            if path.name.endswith((".tmp", ".old")):
-                # One in which somebody is working is locked, and stays.
-                with contextlib.suppress(OSError):
-                    descriptor = lock(path, "in use", path)
-                    shutil.rmtree(path, ignore_errors=True)
-                    os.close(descriptor)
-        for later, path in steps_in(self.folder).items():
-            if later <= step:
-                break
-            if path not in self._damaged:
-                raise ValueError(
-                    f"{self.folder} has a checkpoint of step {later}, and one of step {step} is to "
-                    f"be saved, which would not be the newest. Go on from {path}, or give another "
-                    "folder."
-                )
-            # Damaged checkpoints are kept, under another name.
-            names = (path.with_name(f"{path.name}.damaged{n or ''}") for n in itertools.count())
-            os.rename(path, next(name for name in names if not name.exists()))
 
-    def _lock_folder(self) -> None:
-        if self._unlock is not None:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / ".lock"
-        path.touch()
-        owner = path.read_text() or "unnamed"
-        busy = f"somebody else writes checkpoints here, {owner}: end it, or give another folder"
-        self._unlock = weakref.finalize(self, os.close, lock(path, busy, self.folder))
-        path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+def _name_of(step: int) -> str:
+    return f"step_{whole_number(step, 'CheckpointFolder: step', 0):09d}"
 
-    def _prune(self, saved: pathlib.Path) -> None:
-        """Deletes what need not stay, now that the checkpoint at `saved` is in its place."""
-        paths = self.paths()
-        kept = set(paths[: self.keep_last])
-        if self.keep_best:
-            kept |= set(self._ranked(paths)[: self.keep_best])
-        for path in paths:
-            if path not in kept:
-                # Renamed first, so that no half of it is ever taken for a checkpoint.
-                old = path.with_name(f".{path.name}.old")
-                try:
-                    os.rename(path, old)
-                    shutil.rmtree(old)
-                except OSError as error:
-                    error.add_note(f"The checkpoint {saved} is in its place; {path} was to go.")
-                    raise
 
-    def _ranked(self, paths: list[pathlib.Path]) -> list[pathlib.Path]:
-        """Those with a score, the best first; among equal ones the newest first."""
-        sign = 1 if self.mode == "min" else -1
-        scores = {}
-        for path in paths:
-            with contextlib.suppress(ValueError, OSError):
-                score = read_manifest(path).score
-                if score is not None and math.isfinite(score):
-                    scores[path] = sign * score
-        return sorted(scores, key=scores.__getitem__)
+def _take(tree: PyTree, name: str, arrays: dict[str, Any], with_frozen: bool) -> list[Stored]:
+    """Describes a pytree for the manifest, and adds its arrays to `arrays`."""
+    check_not_deleted(tree, name, "train.save")
+    are_frozen = iter(flag_frozen(tree))
+    described = []
+    for path, text, value in describe(tree)[0]:
+        stored = impl = None
+        is_array = value is not NODE and is_stored(value)
+        is_left_out = value is not NODE and next(are_frozen) and not with_frozen
+        if is_array and is_key(value):
+            impl, value = str(jax.random.key_impl(value)), jax.random.key_data(value)
+        if is_array and value.size and not is_left_out:
+            # The number makes the name unique; the path, in characters of all systems, readable.
+            readable = re.sub(r"[^A-Za-z0-9_]+", ".", path).rstrip(".")[:80]
+            stored = f"{len(arrays):05d}{readable}"
+            if str(value.dtype) in WIDENED:
+                value = value.astype(np.uint8)
+            elif not isinstance(value, jax.Array):
+                value = np.asarray(value, value.dtype.newbyteorder("="))
+            arrays[stored] = value
+        described.append(Stored(path, text, stored, impl))
+    return described
+
+
+def _check_json(data: Any) -> None:
+    """Raises `TypeError`, with the path, for what JSON does not have or would change."""
+    is_leaf = lambda value: not isinstance(value, dict | list)  # noqa: E731
+    for path, value in jtu.tree_leaves_with_path(data, is_leaf=is_leaf):
+        keys = [each.key for each in path if isinstance(each, jtu.DictKey)]
+        is_json = value is None or isinstance(value, bool | int | float | str)
+        if not is_json or not all(isinstance(key, str) for key in keys):
+            raise TypeError(
+                "train.save expected `data` of JSON (None, bool, int, float, str, list, and dict "
+                f"with strings as keys), and got {type(value).__name__} at "
+                f"data{jtu.keystr(path)}. Arrays belong in `state`."
+            )

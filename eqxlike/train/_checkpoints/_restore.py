@@ -1,42 +1,22 @@
-"""Restoring a state."""
+"""Restoring a state, or a part of it."""
 
 import collections
-import contextlib
-import dataclasses
-import errno
 import functools
-import itertools
 import os
 import pathlib
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from ..._dtypes import is_key, without_key_dtype
 from ..._pytree import committed_sharding
 from ..._traceback import stacklevel_of_user
-from ._background import wait_for_newest
-from ._format import (
-    STEP_NAME,
-    CheckpointError,
-    Description,
-    Leaf,
-    Manifest,
-    StoredFile,
-    StoredLeaf,
-    checksum_of,
-    checksum_of_file,
-    describe,
-    in_threads,
-    open_arrays,
-    orbax,
-    read_manifest,
-    steps_in,
-)
+from ._manifest import MANIFEST, NODE, Entry, check_files, describe, is_stored, read_manifest
+from ._orbax import join_all, orbax, read_arrays
 
 State = TypeVar("State")
 
@@ -60,16 +40,31 @@ class Restored(_StateAndData[State]):
 Only = str | Sequence[str] | None
 
 
+class Stored(NamedTuple):
+    """A node or a leaf in a manifest.
+
+    - `path`, `text`: as of an `Entry`.
+    - `name`: the name of the array; `None` for what is not stored: a node, a leaf that is no array,
+      an array without elements, and a frozen one that was left out.
+    - `key_impl`: the implementation of a PRNG key.
+    """
+
+    path: str
+    text: str
+    name: str | None
+    key_impl: str | None
+
+
 def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> Restored[State]:
     """Reads a state that `save` has written.
 
-    Structure, shapes, dtypes and the checksums of manifest and files are checked before any array
-    is allocated; the checksum of each array is checked as it is placed. A checkpoint holds no code:
-    it is JSON and numbers.
+    Structure, shapes, dtypes and the checksums of all files are checked before any array is read. A
+    checkpoint holds no code: it is JSON and numbers.
 
     **Arguments:**
 
-    - `path`: the folder that was given to `save`.
+    - `path`: the folder that was given to `save`, or one checkpoint of a `CheckpointFolder`; of a
+      folder with several, the newest is read.
     - `like`: a state of the structure that was saved, such as a new one; it may have
       `jax.ShapeDtypeStruct`s for arrays, as of `filter_eval_shape`, and then takes no memory.
       Arrays get the sharding of those in `like`, where those were put somewhere on purpose,
@@ -85,10 +80,10 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
     restored. A warning says if the model is restored without the `model_state` that was saved with
     it, such as the statistics of `nn.BatchNorm`.
 
-    **Raises:** `CheckpointError` if the checkpoint is damaged; it names the file and the leaf, and
-    the newest whole one in the folder. A plain `ValueError`, with all differences, if it is whole
-    and `like` has another structure, shape or dtype, if a newer version of eqxlike wrote it, or if
-    it or `like` lacks a part that `only` names. `FileNotFoundError` if there is no checkpoint.
+    **Raises:** `CheckpointError` if the checkpoint is damaged; it names the file and the leaf. A
+    plain `ValueError`, with all differences, if it is whole and `like` has another structure, shape
+    or dtype, or if it or `like` lacks a part that `only` names. `FileNotFoundError` if there is no
+    checkpoint.
 
     >>> import pathlib, tempfile, jax.numpy as jnp
     >>> from eqxlike import train
@@ -97,15 +92,17 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
     >>> restore(path, like={"weight": jnp.zeros(2)})
     Restored(state={'weight': Array([1., 1.], dtype=float32)}, data={'epoch': 3})
     """
-    wait_for_newest()
+    join_all()
     folder = pathlib.Path(os.path.realpath(path))
-    try:
-        return read_one(folder, like, only=only)
-    except CheckpointError as error:
-        other = _newest_whole_near(folder)
-        if other is None:
-            raise
-        raise CheckpointError(f"{error} The newest whole one here is {other}.") from error
+    if not (folder / MANIFEST).exists():
+        folder = next(iter(steps_in(folder).values()), folder)
+    return read_one(folder, like, only=only)
+
+
+def steps_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:
+    """The checkpoints in a folder by their steps, newest first, whole or not."""
+    found = [path for path in folder.glob("step_*") if path.name[5:].isdigit() and path.is_dir()]
+    return {int(path.name[5:]): path for path in sorted(found, reverse=True)}
 
 
 def read_one(
@@ -117,298 +114,168 @@ def read_one(
 
     - `tree`: the name of a tree that was saved with the state, to read instead of the state.
     """
-    whole = describe(like)
-    while True:
-        manifest = read_manifest(folder)
-        try:
-            part = _Part(manifest, whole, [True] * len(whole.leaves))
-            if tree is None:
-                part = _part_of(folder, manifest, whole, only)
-            _check_fits(folder, part.manifest, part.like, tree)
-            check_files(folder, manifest)
-            # `jax.transfer_guard` is for accidental transfers; this one is asked for.
-            with jax.transfer_guard("allow"):
-                read = iter(_read(folder, part.manifest, part.like, tree))
-            pairs = zip(part.are_read, whole.leaves, strict=True)
-            leaves = [next(read) if is_read else leaf for is_read, (_, leaf) in pairs]
-            restored = Restored(whole.treedef.unflatten(leaves), manifest.data)
-            restored.left_out = part.left_out
-            return restored
-        except Exception:
-            # Another process may have put a newer one in its place meanwhile, and half-read arrays
-            # fail in many ways: as missing files, wrong sums, or whatever Orbax raises. Any other
-            # error is raised here or at the next attempt.
-            with contextlib.suppress(ValueError, OSError):
-                if read_manifest(folder).arrays_folder != manifest.arrays_folder:
-                    continue
-            raise
-
-
-def _newest_whole_near(path: pathlib.Path) -> pathlib.Path | None:
-    """The newest checkpoint whose files are all as they were written: next to a checkpoint in its
-    folder, or in a folder of them.
-    """
-    for other in steps_in(path.parent if STEP_NAME.fullmatch(path.name) else path).values():
-        with contextlib.suppress(ValueError, OSError):
-            if other != path:
-                check_files(other, read_manifest(other))
-                return other
-    return None
+    wanted, treedef = describe(like)
+    manifest = read_manifest(folder)
+    if tree is not None and tree not in manifest["beside"]:
+        raise KeyError(
+            f"{folder} has nothing named {tree!r} beside its state, but "
+            f"{', '.join(map(repr, manifest['beside'])) or 'no other tree'}."
+        )
+    stored = [Stored(*each) for each in (manifest["beside"][tree] if tree else manifest["state"])]
+    root = _root_of_model(stored, wanted, only) if tree is None else ""
+    wanted = [each._replace(path=root + each.path) for each in wanted]
+    names = ["model"] if root else [only] if isinstance(only, str) else only
+    is_read: Callable[[Any], bool] = lambda each: names is None or _part(each) in names  # noqa: E731
+    if names is not None:
+        _check_parts(folder, names, stored, wanted)
+    left_out = dict.fromkeys(_part(each) for each in stored if each.name and not is_read(each))
+    stored = [*filter(is_read, stored)]
+    _check_fits(folder, stored, [*filter(is_read, wanted)])
+    check_files(folder, manifest)
+    # `jax.transfer_guard` is for accidental transfers; this one is asked for.
+    with jax.transfer_guard("allow"):
+        values = _read(folder, stored, [*filter(is_read, wanted)])
+        leaves = [
+            next(values) if is_read(each) else each.value
+            for each in wanted
+            if each.value is not NODE
+        ]
+    restored = Restored(treedef.unflatten(leaves), manifest["data"])
+    restored.left_out = tuple(left_out)
+    return restored
 
 
 # --- A part of a checkpoint ---
 
 
-class _Part(NamedTuple):
-    """The part of a checkpoint to restore.
+def _root_of_model(stored: list[Stored], wanted: list[Entry], only: Only) -> str:
+    """Where `like` is in the checkpoint: `.model` if it is the model of the `TrainState` there."""
+    roots = [entries[0].text.partition("(")[0] for entries in (stored, wanted)]
+    return ".model" if only in (None, "model") and roots[0] == "TrainState" != roots[1] else ""
 
-    - `manifest`, `like`: with the leaves and nodes of this part alone.
-    - `are_read`: for each leaf of the whole `like`, whether it is restored.
-    - `left_out`: the other parts of the checkpoint that have arrays.
+
+def _check_parts(
+    folder: pathlib.Path, names: Sequence[str], stored: list[Stored], wanted: list[Entry]
+) -> None:
+    """Raises `ValueError` if the checkpoint or `like` lacks a part. Warns of a model without its
+    state.
     """
-
-    manifest: Manifest
-    like: Description
-    are_read: list[bool]
-    left_out: tuple[str, ...] = ()
-
-
-def _part_of(folder: pathlib.Path, manifest: Manifest, like: Description, only: Only) -> _Part:
-    """The parts that `only` names; the model of a `TrainState` if `like` is not a `TrainState`.
-
-    **Raises:** `ValueError` if the checkpoint or `like` lacks a part.
-    """
-    roots = [dict(nodes).get("", "").partition("(")[0] for nodes in (manifest.nodes, like.nodes)]
-    is_model = only in (None, "model") and roots[0] == "TrainState" != roots[1]
-    if only is None and not is_model:
-        return _Part(manifest, like, [True] * len(like.leaves))
-    names = ("model",) if is_model else (only,) if isinstance(only, str) else tuple(only or ())
-    root = ".model" if is_model else ""
-    nodes = [[f"{root}{path}", text] for path, text in like.nodes]
-    pairs = [(dataclasses.replace(each, path=root + each.path), leaf) for each, leaf in like.leaves]
-    stored = [each for each in manifest.leaves if each.tree is None]
-    for owner, paths in (
-        (f"the checkpoint {folder}", [*dict(manifest.nodes), *(each.leaf.path for each in stored)]),
-        ("`like`", [*dict(nodes), *(each.path for each, _ in pairs)]),
-    ):
-        parts = dict.fromkeys(_name_of_part(path) for path in paths if path)
+    there, here = ([*dict.fromkeys(map(_part, entries))] for entries in (stored, wanted))
+    for owner, parts in ((f"the checkpoint {folder}", there), ("`like`", here)):
         if unknown := [name for name in names if name not in parts]:
             raise ValueError(
                 f"restore: {owner} has no part named {', '.join(map(repr, unknown))}; its parts "
-                f"are {', '.join(map(repr, parts)) or 'none'}."
+                f"are {', '.join(map(repr, filter(None, parts))) or 'none'}."
             )
-
-    def is_in(path: str) -> bool:
-        return _name_of_part(path) in names
-
-    with_arrays = dict.fromkeys(_name_of_part(each.leaf.path) for each in stored if each.name)
-    left_out = tuple(name for name in with_arrays if name not in names)
-    if "model" in names and "model_state" in left_out:
+    has_state = any(each.name for each in stored if _part(each) == "model_state")
+    if has_state and "model" in names and "model_state" not in names:
         warnings.warn(
             f"The model of {folder} is restored without the model_state that was saved with it, "
             "such as the statistics of BatchNorm. To restore both, pass a TrainState as `like` and "
             '`only=("model", "model_state")`.',
             stacklevel=stacklevel_of_user(),
         )
-    some_nodes = [node for node in manifest.nodes if is_in(node[0])]
-    leaves = [each for each in stored if is_in(each.leaf.path)]
-    part = dataclasses.replace(manifest, nodes=some_nodes, leaves=leaves)
-    are_read = [is_in(each.path) for each, _ in pairs]
-    nodes = [node for node in nodes if is_in(node[0])]
-    like = Description(list(itertools.compress(pairs, are_read)), nodes, like.treedef)
-    return _Part(part, like, are_read, left_out)
 
 
-def _name_of_part(path: str) -> str:
+def _part(entry: Entry | Stored) -> str:
     """The first name in a path, such as `model` in `.model.weight` and in `['model'].weight`."""
-    found = re.match(r"\.(\w+)|\[(.*?)\]", path)
+    found = re.match(r"\.(\w+)|\[(.*?)\]", entry.path)
     return "" if found is None else found[1] or found[2].strip("'")
 
 
-# --- Whether a checkpoint is whole, and fits what it is to be restored into ---
+# --- Whether a checkpoint fits what it is to be restored into ---
 
 
 _MAX_LISTED = 8
 """At most this many differences are listed."""
 
 
-def _check_fits(
-    folder: pathlib.Path, manifest: Manifest, like: Description, tree: str | None
-) -> None:
-    """Raises `ValueError` with all differences if a checkpoint is of another structure than `like`;
-    `KeyError` if it has no such tree.
-    """
-    if tree is not None and tree not in manifest.beside:
-        raise KeyError(
-            f"{folder} has nothing named {tree!r} beside its state, but "
-            f"{', '.join(map(repr, manifest.beside)) or 'no other tree'}."
+def _check_fits(folder: pathlib.Path, stored: list[Stored], wanted: list[Entry]) -> None:
+    """Raises `ValueError` with all differences if a checkpoint is of another structure."""
+    found = list(_differences(stored, wanted))
+    if found:
+        more = f"; and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
+        is_state = stored[0].text.startswith("TrainState")
+        hint = ' To restore the model alone: `train.restore(..., only="model")`.' * is_state
+        raise ValueError(
+            f"The checkpoint {folder} is whole, and does not fit `like`: "
+            f"{'; '.join(found[:_MAX_LISTED])}{more}. Build `like` in the same way as the saved "
+            f"state, or give the folder of another checkpoint.{hint}"
         )
-    stored = [each.leaf for each in manifest.leaves if each.tree == tree]
-    nodes = manifest.nodes if tree is None else manifest.beside[tree]
-    found = list(_differences(stored, dict(nodes), like))
-    if not found:
-        return
-    listed = "; ".join(found[:_MAX_LISTED])
-    is_state = dict(nodes).get("", "").startswith("TrainState")
-    hint = ' To restore the model alone: `train.restore(..., only="model")`.' if is_state else ""
-    more = f"; and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
-    raise ValueError(
-        f"The checkpoint {folder} is whole, and does not fit `like`: {listed}{more}. Build `like` "
-        f"in the same way as the saved state, or give the folder of another checkpoint.{hint}"
+
+
+def _differences(stored: list[Stored], wanted: list[Entry]) -> Iterator[str]:
+    there, here = (
+        collections.Counter(each.path for each in each_of) for each_of in (stored, wanted)
     )
-
-
-def _differences(stored: list[Leaf], nodes: dict[str, str], like: Description) -> Iterator[str]:
-    there = collections.Counter(leaf.path for leaf in stored)
-    here = collections.Counter(leaf.path for leaf, _ in like.leaves)
-    if there != here:
-        for path in (here - there).elements():
-            yield f"like{path} is missing in the checkpoint"
-        for path in (there - here).elements():
-            yield f"the checkpoint has state{path}, which `like` has not"
+    if [*there.elements()] != [*here.elements()]:
+        missing, additional = here - there, there - here
+        yield from (f"like{path} is missing in the checkpoint" for path in missing)
+        yield from (f"the checkpoint has state{path}, which `like` has not" for path in additional)
+        if not missing and not additional:
+            yield "its leaves are in another order"
         return
-    expected_nodes = dict(like.nodes)
-    for path in expected_nodes.keys() | nodes.keys():
-        found, wanted = nodes.get(path, "no node"), expected_nodes.get(path, "no node")
-        if found != wanted:
-            yield f"like{path} is {wanted}, and was {found}"
-    for found, (wanted, leaf) in zip(stored, like.leaves, strict=True):
-        # Leaves without a stable text, such as functions, are not compared.
-        if found.path != wanted.path:
-            yield f"state{found.path} comes where `like` has like{wanted.path}"
-        elif found.kind == wanted.kind == "static" and None in (found.text, wanted.text):
-            continue
-        elif found.kind == "frozen" and found.text == wanted.describe():
-            if not isinstance(leaf, jax.Array | np.ndarray):
-                yield (
-                    f"like{wanted.path} must be an array with its values: the checkpoint was saved "
-                    "without frozen arrays"
-                )
-        elif found != wanted:
-            yield f"like{wanted.path} is {wanted.describe()}, and was {found.describe()}"
-        elif wanted.kind == "array" and isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-            if str(jax.dtypes.canonicalize_dtype(wanted.dtype)) != wanted.dtype:
-                yield (
-                    f"like{wanted.path} is of dtype {wanted.dtype}, which JAX has only with "
-                    "`jax.config.update('jax_enable_x64', True)`"
-                )
-
-
-def check_files(folder: pathlib.Path, manifest: Manifest) -> None:
-    """Raises `CheckpointError`, with the path of the leaf, if a file is not as it was written."""
-    arrays = folder / manifest.arrays_folder
-    places = {each.name: f", with the values of {each.place}," for each in manifest.leaves}
-    files = manifest.files_by_leaf()
-    for stored in manifest.leaves:
-        held = sum(file.size for file in files.get(stored.name or "", []))
-        if held < stored.leaf.num_bytes:
-            raise CheckpointError(
-                f"{folder} is damaged: its manifest promises {stored.leaf.num_bytes} bytes "
-                f"of {stored.place}, and its files hold {held}."
+    for found, (path, text, leaf) in zip(stored, wanted, strict=True):
+        is_struct = isinstance(leaf, jax.ShapeDtypeStruct) and not is_key(leaf)
+        if found.text != text:
+            yield f"like{path} is {text}, and was {found.text}"
+        elif is_struct and found.name is None and leaf.size:
+            yield (
+                f"like{path} must be an array with its values: the checkpoint was saved without "
+                "frozen arrays"
             )
-
-    def check(entry: tuple[str, StoredFile]) -> None:
-        name, file = entry
-        if problem := _problem_of(arrays / name, file):
-            place = places.get(name.partition("/")[0], "")
-            raise CheckpointError(f"{folder} is damaged: {arrays / name}{place} {problem}.")
-
-    in_threads(check, manifest.files.items())
-
-
-def _problem_of(path: pathlib.Path, file: StoredFile) -> str | None:
-    """What is wrong with a file, in words."""
-    try:
-        size = os.stat(path).st_size
-        if size != file.size:
-            how = "cut off" if size < file.size else "longer than it was"
-            return f"is {how}. It should have {file.size} bytes, and has {size}"
-        is_same = checksum_of_file(path) == file.checksum
-    except (FileNotFoundError, NotADirectoryError):
-        return "is missing"
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        return f"cannot be read: {error.strerror}"
-    return None if is_same else "was changed after it was written; its checksum differs"
+        elif is_struct and jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
+            yield (
+                f"like{path} is of dtype {leaf.dtype}, which JAX has only with "
+                "`jax.config.update('jax_enable_x64', True)`"
+            )
 
 
 # --- The arrays: from the files, each of the type of a leaf, and where that is ---
 
 
-def _read(
-    folder: pathlib.Path, manifest: Manifest, like: Description, tree: str | None
-) -> list[Any]:
-    """The value of each leaf."""
-    stored = [each for each in manifest.leaves if each.tree == tree]
-    pairs = [(each, leaf) for each, (_, leaf) in zip(stored, like.leaves, strict=True)]
-    arrays = _read_arrays(folder, manifest, [pair for pair in pairs if pair[0].name is not None])
-    # Popped, so that each array is freed once it is placed.
-    return [_placed(folder, each, leaf, arrays.pop(each.name, None)) for each, leaf in pairs]
+WIDENED = ("int2", "int4", "uint2", "uint4")
+"""The integers that are written as a byte each: tensorstore does not know all of them."""
 
 
-def _read_arrays(
-    folder: pathlib.Path, manifest: Manifest, pairs: list[tuple[StoredLeaf, Any]]
-) -> dict[str | None, Any]:
-    """The arrays by their names: JAX arrays where `like` has a sharding, else NumPy arrays.
-
-    **Raises:** `CheckpointError`, before any is read, if those in the files are not those in the
-    manifest.
-    """
-    if not pairs:
-        return {}
+def _read(folder: pathlib.Path, stored: list[Stored], wanted: list[Entry]) -> Iterator[Any]:
+    """The value of each leaf: from the files, or of `like` itself."""
     ocp = orbax()
-    with open_arrays(folder / manifest.arrays_folder) as (handler, path):
-        try:
-            found = handler.metadata(path).tree
-            shapes = {
-                name: (tuple(each.shape), str(np.dtype(each.dtype))) for name, each in found.items()
-            }
-        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
-            raise CheckpointError(f"{folder} is damaged: Orbax cannot read it: {error}") from error
-        restore_args = {}
-        for stored, like in pairs:
-            if shapes.get(stored.name) != (stored.leaf.shape, stored.stored_dtype):
-                raise CheckpointError(
-                    f"{folder} is damaged: its manifest promises {stored.leaf.describe()} as "
-                    f"{stored.place}, and the files hold {shapes.get(stored.name, 'none')}."
-                )
-            is_as_stored = stored.leaf.kind == "array" and stored.stored_dtype == stored.leaf.dtype
+    pairs = [(each, like.value) for each, like in zip(stored, wanted, strict=True)]
+    arguments = {}
+    for each, like in pairs:
+        if each.name is not None:
             # With a sharding each device reads only its part.
-            sharding = committed_sharding(like) if is_as_stored else None
-            restore_args[stored.name] = (
+            sharding = None if is_key(like) else committed_sharding(like)
+            arguments[each.name] = (
                 ocp.RestoreArgs(restore_type=np.ndarray)
                 if sharding is None
                 else ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding)
             )
-        names = dict.fromkeys(restore_args, 0)
-        args = ocp.args.PyTreeRestore(names, restore_args=restore_args, partial_restore=True)
-        return handler.restore(path, args=args)
+    arrays = read_arrays(folder, arguments)
+    for each, like in pairs:
+        if each.name is not None:
+            # Popped, so that each array is freed once it is placed.
+            yield _placed(arrays.pop(each.name), like, each.key_impl)
+        elif like is NODE:
+            continue
+        elif not is_stored(like):
+            yield like
+        elif not like.size:
+            data = jax.eval_shape(without_key_dtype, jax.ShapeDtypeStruct(like.shape, like.dtype))
+            yield _placed(np.zeros(data.shape, data.dtype), like, each.key_impl)
+        else:
+            # Frozen: a step that donates the restored state must not delete the array of `like`.
+            yield like.copy()
 
 
-def _placed(folder: pathlib.Path, stored: StoredLeaf, like: Any, value: Any) -> Any:
+def _placed(value: Any, like: Any, key_impl: str | None) -> Any:
     """The value, with the type, device and sharding of `like`."""
-    leaf = stored.leaf
-    if leaf.kind == "static":
-        return like
-    if leaf.kind == "frozen":
-        # A step that donates the restored state must not delete the array of `like`.
-        return like.copy()
-    if value is None:
-        value = np.zeros(leaf.shape or (), leaf.dtype)
-    is_here = isinstance(value, np.ndarray) or value.is_fully_addressable
-    if stored.checksum is not None and is_here and checksum_of(value) != stored.checksum:
-        raise CheckpointError(
-            f"{folder} is damaged: the values of {stored.place} are not those that were saved; "
-            "their checksum differs."
-        )
-    if stored.stored_dtype not in (None, leaf.dtype):
-        value = value.view(jnp.dtype(leaf.dtype))
-    if leaf.kind == "array":
-        return place_like(value, like)
+    if key_impl is None:
+        return place_like(value.astype(like.dtype) if str(like.dtype) in WIDENED else value, like)
     sharding = committed_sharding(like)
     # Compiled, since `jax.device_put` of keys reaches no devices of other processes.
-    wrap: Any = functools.partial(jax.random.wrap_key_data, impl=leaf.key)
+    wrap: Any = functools.partial(jax.random.wrap_key_data, impl=key_impl)
     return wrap(value) if sharding is None else jax.jit(wrap, out_shardings=sharding)(value)
 
 
