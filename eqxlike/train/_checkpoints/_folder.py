@@ -79,6 +79,7 @@ def save(
     {'epoch': 3}
     """
     folder = CheckpointFolder(path, keep_last=1)
+    join_all()
     step = max(steps_in(folder.folder), default=-1) + 1
     return folder.save(step, state, data, background=background, with_frozen=with_frozen)
 
@@ -129,8 +130,6 @@ class CheckpointFolder:
         if mode not in ("min", "max"):
             raise ValueError(f'CheckpointFolder expected mode "min" or "max", and got {mode!r}.')
         self.mode = mode
-        # Orbax's, from the first save on.
-        self._manager: Any = None
 
     def __enter__(self) -> "CheckpointFolder":
         return self
@@ -141,9 +140,6 @@ class CheckpointFolder:
     def close(self) -> None:
         """Waits for what is being written."""
         join_all()
-        manager, self._manager = self._manager, None
-        if manager is not None:
-            manager.close()
 
     def save(
         self,
@@ -197,14 +193,14 @@ class CheckpointFolder:
         # `jax.transfer_guard` is for accidental transfers; this one is asked for.
         with naming(path), jax.transfer_guard("allow"):
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._manager = self._manager or self._open(writes=True)
-            self._manager.save(
+            manager = self._open(writes=True)
+            manager.save(
                 step,
                 args=ocp.args.Composite(**items),
                 metrics={"score": float(score) if is_scored else None},
                 force=True,
             )
-        saving = Saving(path, self._manager)
+        saving = Saving(path, manager)
         if not background:
             saving.wait()
         return saving

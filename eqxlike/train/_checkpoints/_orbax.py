@@ -41,14 +41,16 @@ def open_manager(folder: pathlib.Path, *, writes: bool, **options: Any) -> Any:
     handler = ocp.JsonCheckpointHandler(filename="manifest.json")
     registry.add(MANIFEST, ocp.args.JsonSave, handler)
     registry.add(ARRAYS, ocp.args.PyTreeSave, _array_handler())
-    options |= {"step_prefix": "step", "step_format_fixed_length": 9}
-    return ocp.CheckpointManager(
-        folder,
-        options=ocp.CheckpointManagerOptions(
-            create=False, cleanup_tmp_directories=writes, **options
-        ),
-        handler_registry=registry,
+    options = ocp.CheckpointManagerOptions(
+        step_prefix="step",
+        step_format_fixed_length=9,
+        create=False,
+        cleanup_tmp_directories=writes,
+        # Where a folder cannot be made, the threads that write would wait for it for minutes.
+        async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+        **options,
     )
+    return ocp.CheckpointManager(folder, options=options, handler_registry=registry)
 
 
 def _array_handler() -> Any:
@@ -109,10 +111,9 @@ class Saving:
             try:
                 with naming(self.path):
                     self._manager.wait_until_finished()
+                    self._manager.close()
             except Exception as error:
                 self._error = error
-                # Orbax took older checkpoints for deleted when this one began.
-                self._manager.reload()
             self._is_over = True
         return self._error
 

@@ -7,7 +7,6 @@ one checkpoint, and has failed to write another, for which nobody waits.
 """
 
 import errno
-import os
 import pathlib
 import resource
 import sys
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 
 from eqxlike import train
-from eqxlike.train._checkpoints import _save
+from eqxlike.train._checkpoints import _orbax
 
 IMPORTED = {"orbax", "tensorstore", "safetensors"} & set(sys.modules)
 
@@ -33,7 +32,7 @@ def check(folder: pathlib.Path, size: int, length: int, background: bool) -> Non
             checkpoints.save(2, {"w": np.zeros(length)}, background=background).wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert caught.value.errno == errno.EFBIG
-        assert sorted(os.listdir(folder)) == [".lock", "step_000000001"]
+        assert [path.name for path in checkpoints.paths()] == ["step_000000001"]
         restored = checkpoints.restore_newest({"w": np.full(4, 0)})
         assert restored is not None
         assert restored.state["w"][0] == 1
@@ -41,18 +40,18 @@ def check(folder: pathlib.Path, size: int, length: int, background: bool) -> Non
 
 def save_at_the_end(folder: pathlib.Path) -> None:
     """Begins the two, each in a thread."""
-    write = _save.write_arrays
+    seal = _orbax.seal
 
-    def slowly(arrays_folder, arrays):
-        if "failed" in str(arrays_folder):
+    def slowly(manifest, arrays):
+        if "failed" in str(arrays):
             raise OSError("the disk is on fire")
         time.sleep(0.5)
-        write(arrays_folder, arrays)
+        seal(manifest, arrays)
 
     def save(name):
         train.save(folder / name, np.arange(3.0), background=True)
 
-    _save.write_arrays = slowly
+    _orbax.seal = slowly
     other = threading.Thread(target=save, args=["failed"])
     other.start()
     other.join()
