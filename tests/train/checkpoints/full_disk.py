@@ -12,6 +12,7 @@ import resource
 import sys
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,14 +23,14 @@ from eqxlike.train._checkpoints import _orbax
 IMPORTED = {"orbax", "tensorstore", "safetensors"} & set(sys.modules)
 
 
-def check(folder: pathlib.Path, size: int, length: int, background: bool) -> None:
-    """Saves an array of such a length where files have such a size at most."""
+def check(folder: pathlib.Path, size: int, state: Any, background: bool) -> None:
+    """Saves a state where files have such a size at most."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with train.CheckpointFolder(folder, keep_last=1) as checkpoints:
         checkpoints.save(1, {"w": np.full(4, 1)})
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
         with pytest.raises(OSError, match=f"{folder}/step_000000002") as caught:
-            checkpoints.save(2, {"w": np.zeros(length)}, background=background).wait()
+            checkpoints.save(2, state, background=background).wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert caught.value.errno == errno.EFBIG
         assert [path.name for path in checkpoints.paths()] == ["step_000000001"]
@@ -60,7 +61,11 @@ def save_at_the_end(folder: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     assert not IMPORTED
-    # The first file that does not fit is one of the arrays', then the manifest.
-    for size, length, background in [(64, 10, False), (600, 1000, True), (600, 10, False)]:
-        check(pathlib.Path(sys.argv[1]) / f"{size}-{length}", size, length, background)
+    # The first file that does not fit is one of Orbax's notes, then an array, then the manifest.
+    for size, state, background in [
+        (64, {"w": np.zeros(10)}, False),
+        (1500, {"w": np.zeros(1000)}, True),
+        (1500, {"w": np.zeros(10), "name": "x" * 1500}, False),
+    ]:
+        check(pathlib.Path(sys.argv[1]) / f"{size}-{len(state)}", size, state, background)
     save_at_the_end(pathlib.Path(sys.argv[1]))
