@@ -4,14 +4,13 @@ In the order of reading:
 
 - `_manifest`: what is in the folder of a checkpoint, and whether it is damaged.
 - `_orbax`: the manager of a folder, a save that is under way, and the arrays.
-- `_restore`: a state from a checkpoint, or a part of it.
-- `_folder`: saving a state, and the checkpoints of a run.
+- `_folder`: saving and restoring a state, and the checkpoints of a run.
 """
 
 from ._folder import CheckpointFolder as CheckpointFolder
+from ._folder import Restored as Restored
+from ._folder import place_like as place_like
+from ._folder import restore as restore
 from ._folder import save as save
 from ._manifest import CheckpointError as CheckpointError
 from ._orbax import Saving as Saving
-from ._restore import Restored as Restored
-from ._restore import place_like as place_like
-from ._restore import restore as restore

@@ -119,6 +119,21 @@ class Entry(NamedTuple):
     value: Any
 
 
+class Stored(NamedTuple):
+    """A node or a leaf in a manifest.
+
+    - `path`, `text`: as of an `Entry`.
+    - `name`: the name of the array; `None` for what is not stored: a node, a leaf that is no array,
+      an array without elements, and a frozen one that was left out.
+    - `key_impl`: the implementation of a PRNG key.
+    """
+
+    path: str
+    text: str
+    name: str | None
+    key_impl: str | None
+
+
 def describe(pytree: PyTree) -> tuple[list[Entry], Any]:
     """All nodes and leaves of a pytree, from the root down, and its treedef.
 

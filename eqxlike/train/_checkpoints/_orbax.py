@@ -7,11 +7,12 @@ import os
 import pathlib
 import re
 import threading
+import time
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from ._manifest import ARRAYS, MANIFEST, seal
+from ._manifest import ARRAYS, MANIFEST, CheckpointError, seal
 
 
 def orbax() -> ModuleType:
@@ -50,7 +51,10 @@ def open_manager(folder: pathlib.Path, *, writes: bool, **options: Any) -> Any:
         async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         **options,
     )
-    return ocp.CheckpointManager(folder, options=options, handler_registry=registry)
+    try:
+        return ocp.CheckpointManager(folder, options=options, handler_registry=registry)
+    except ValueError as error:
+        raise CheckpointError(f"A file {folder}/step_*/metrics/metrics is damaged.") from error
 
 
 def _array_handler() -> Any:
@@ -87,7 +91,7 @@ class Saving:
 
     def __init__(self, path: pathlib.Path, manager: Any) -> None:
         self.path, self._manager = str(path), manager
-        self._is_over, self._error = False, None
+        self._is_over, self._error, self._lock = False, None, threading.Lock()
         under_way.append(self)
 
     @property
@@ -107,14 +111,18 @@ class Saving:
 
     def join(self) -> Exception | None:
         """Waits until it is written, or has failed, and returns the error."""
-        if not self._is_over:
-            try:
-                with naming(self.path):
-                    self._manager.wait_until_finished()
-                    self._manager.close()
-            except Exception as error:
-                self._error = error
-            self._is_over = True
+        # Up to Python 3.12, Ctrl-C while Orbax waits would mark its thread as finished.
+        while not self.is_done:
+            time.sleep(0.002)
+        with self._lock:
+            if not self._is_over:
+                try:
+                    with naming(self.path):
+                        self._manager.wait_until_finished()
+                        self._manager.close()
+                except Exception as error:
+                    self._error = error
+                self._is_over = True
         return self._error
 
 

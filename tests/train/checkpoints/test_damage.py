@@ -77,8 +77,13 @@ def test_damage_of_what_orbax_notes_is_told_or_changes_nothing(path):
             assert not is_refused(path)
         file.unlink()
         assert not is_refused(path)
-    with train.CheckpointFolder(path.parent) as folder:
-        assert folder.best() is None
+    folder = train.CheckpointFolder(path.parent)
+    assert folder.best() is None
+    notes[1].write_bytes(b"x")
+    with pytest.raises(train.CheckpointError, match=r"metrics/metrics is damaged\."):
+        folder.save(1, STATE)
+    notes[1].unlink()
+    with folder:
         folder.save(1, STATE, {"epoch": 3})
     assert not is_refused(path.with_name("step_000000001"))
 

@@ -59,6 +59,13 @@ def test_every_dtype_and_shape_comes_back(path):
         assert_same(train.restore(path, state).state, state)
 
 
+def test_narrow_integers_keep_their_signs(path):
+    values = {name: np.arange(-2, 2).astype(name) for name in ("int2", "int4", "uint2", "uint4")}
+    values |= {f"jax {name}": jnp.asarray(each) for name, each in values.items()}
+    train.save(path, values)
+    assert_same(train.restore(path, jax.tree.map(jnp.zeros_like, values) | values).state, values)
+
+
 def test_typed_keys_come_back_with_their_implementation_and_are_not_used_up(path):
     for implementation, size in (("threefry2x32", 2), ("rbg", 4)):
         numbers = np.arange(3 * size, dtype=np.uint32).reshape(3, size)
