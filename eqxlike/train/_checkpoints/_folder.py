@@ -28,7 +28,7 @@ from ._manifest import (
     NODE,
     CheckpointError,
     Entry,
-    Stored,
+    Saved,
     check_files,
     describe,
     is_stored,
@@ -155,10 +155,14 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
     Restored(state={'weight': Array([1., 1.], dtype=float32)}, data={'epoch': 3})
     """
     join_all()
-    folder = pathlib.Path(os.path.realpath(path))
-    if not (folder / MANIFEST).exists():
-        folder = next(iter(_steps_in(folder).values()), folder)
-    return _read_one(folder, like, only=only)
+    while True:
+        folder = _newest_at(path)
+        try:
+            return _read_one(folder, like, only=only)
+        except Exception:
+            # Another process may have put a newer one in its place meanwhile.
+            if folder == _newest_at(path):
+                raise
 
 
 class CheckpointFolder:
@@ -396,6 +400,13 @@ def _steps_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:
     return {int(path.name[5:]): path for path in sorted(found, reverse=True)}
 
 
+def _newest_at(path: str | os.PathLike[str]) -> pathlib.Path:
+    """The newest checkpoint in a folder, or the folder itself if it is one, or has none."""
+    folder = pathlib.Path(os.path.realpath(path))
+    steps = {} if (folder / MANIFEST).exists() else _steps_in(folder)
+    return next(iter(steps.values()), folder)
+
+
 # --- Writing ---
 
 
@@ -407,7 +418,7 @@ def _name_of(step: int) -> str:
     return f"step_{whole_number(step, 'CheckpointFolder: step', 0):09d}"
 
 
-def _take(tree: PyTree, name: str, arrays: dict[str, Any], with_frozen: bool) -> list[Stored]:
+def _take(tree: PyTree, name: str, arrays: dict[str, Any], with_frozen: bool) -> list[Saved]:
     """Describes a pytree for the manifest, and adds its arrays to `arrays`."""
     check_not_deleted(tree, name, "train.save")
     are_frozen = iter(flag_frozen(tree))
@@ -427,7 +438,7 @@ def _take(tree: PyTree, name: str, arrays: dict[str, Any], with_frozen: bool) ->
             elif not isinstance(value, jax.Array):
                 value = np.asarray(value, value.dtype.newbyteorder("="))
             arrays[stored] = value
-        described.append(Stored(path, text, stored, impl))
+        described.append(Saved(path, text, stored, impl))
     return described
 
 
@@ -464,7 +475,7 @@ def _read_one(
             f"{folder} has nothing named {tree!r} beside its state, but "
             f"{', '.join(map(repr, manifest['beside'])) or 'no other tree'}."
         )
-    stored = [Stored(*each) for each in (manifest["beside"][tree] if tree else manifest["state"])]
+    stored = [Saved(*each) for each in (manifest["beside"][tree] if tree else manifest["state"])]
     root = _root_of_model(stored, wanted, only) if tree is None else ""
     wanted = [each._replace(path=root + each.path) for each in wanted]
     names = ["model"] if root else [only] if isinstance(only, str) else only
@@ -491,14 +502,14 @@ def _read_one(
 # --- A part of a checkpoint ---
 
 
-def _root_of_model(stored: list[Stored], wanted: list[Entry], only: Only) -> str:
+def _root_of_model(stored: list[Saved], wanted: list[Entry], only: Only) -> str:
     """Where `like` is in the checkpoint: `.model` if it is the model of the `TrainState` there."""
     roots = [entries[0].text.partition("(")[0] for entries in (stored, wanted)]
     return ".model" if only in (None, "model") and roots[0] == "TrainState" != roots[1] else ""
 
 
 def _check_parts(
-    folder: pathlib.Path, names: Sequence[str], stored: list[Stored], wanted: list[Entry]
+    folder: pathlib.Path, names: Sequence[str], stored: list[Saved], wanted: list[Entry]
 ) -> None:
     """Raises `ValueError` if the checkpoint or `like` lacks a part. Warns of a model without its
     state.
@@ -520,7 +531,7 @@ def _check_parts(
         )
 
 
-def _part(entry: Entry | Stored) -> str:
+def _part(entry: Entry | Saved) -> str:
     """The first name in a path, such as `model` in `.model.weight` and in `['model'].weight`."""
     found = re.match(r"\.(\w+)|\[(.*?)\]", entry.path)
     return "" if found is None else found[1] or found[2].strip("'")
@@ -533,7 +544,7 @@ _MAX_LISTED = 8
 """At most this many differences are listed."""
 
 
-def _check_fits(folder: pathlib.Path, stored: list[Stored], wanted: list[Entry]) -> None:
+def _check_fits(folder: pathlib.Path, stored: list[Saved], wanted: list[Entry]) -> None:
     """Raises `ValueError` with all differences if a checkpoint is of another structure."""
     found = list(_differences(stored, wanted))
     if found:
@@ -547,7 +558,7 @@ def _check_fits(folder: pathlib.Path, stored: list[Stored], wanted: list[Entry])
         )
 
 
-def _differences(stored: list[Stored], wanted: list[Entry]) -> Iterator[str]:
+def _differences(stored: list[Saved], wanted: list[Entry]) -> Iterator[str]:
     there, here = (
         collections.Counter(each.path for each in each_of) for each_of in (stored, wanted)
     )
@@ -577,7 +588,7 @@ def _differences(stored: list[Stored], wanted: list[Entry]) -> Iterator[str]:
 # --- The arrays: from the files, each of the type of a leaf, and where that is ---
 
 
-def _read(folder: pathlib.Path, stored: list[Stored], wanted: list[Entry]) -> Iterator[Any]:
+def _read(folder: pathlib.Path, stored: list[Saved], wanted: list[Entry]) -> Iterator[Any]:
     """The value of each leaf: from the files, or of `like` itself."""
     ocp = orbax()
     pairs = [(each, like.value) for each, like in zip(stored, wanted, strict=True)]

@@ -119,7 +119,7 @@ class Entry(NamedTuple):
     value: Any
 
 
-class Stored(NamedTuple):
+class Saved(NamedTuple):
     """A node or a leaf in a manifest.
 
     - `path`, `text`: as of an `Entry`.
