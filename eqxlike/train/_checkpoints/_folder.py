@@ -3,7 +3,6 @@
 import collections
 import copy
 import functools
-import math
 import os
 import pathlib
 import re
@@ -23,7 +22,6 @@ from ..._pytree import committed_sharding, flag_frozen
 from ..._traceback import stacklevel_of_user
 from .._checks import check_folder, check_not_deleted
 from ._manifest import (
-    ARRAYS,
     MANIFEST,
     NODE,
     CheckpointError,
@@ -34,16 +32,7 @@ from ._manifest import (
     is_stored,
     read_manifest,
 )
-from ._orbax import (
-    Saving,
-    join_all,
-    join_at_exit,
-    naming,
-    open_manager,
-    orbax,
-    read_arrays,
-    under_way,
-)
+from ._orbax import Saving, join_all, open_manager, read_arrays, write
 
 State = TypeVar("State")
 
@@ -204,13 +193,12 @@ class CheckpointFolder:
                 f"CheckpointFolder expected a folder of checkpoints, and {self.folder} is one "
                 f"itself: give {self.folder.parent}."
             )
-        self.keep_last = whole_number(keep_last, "CheckpointFolder: keep_last")
-        self.keep_best = keep_best
-        if keep_best is not None:
-            whole_number(keep_best, "CheckpointFolder: keep_best")
         if mode not in ("min", "max"):
             raise ValueError(f'CheckpointFolder expected mode "min" or "max", and got {mode!r}.')
-        self.mode = mode
+        if keep_best is not None:
+            keep_best = whole_number(keep_best, "CheckpointFolder: keep_best")
+        keep_last = whole_number(keep_last, "CheckpointFolder: keep_last")
+        self._kept = {"keep_last": keep_last, "keep_best": keep_best, "mode": mode}
 
     def __enter__(self) -> "CheckpointFolder":
         return self
@@ -247,7 +235,6 @@ class CheckpointFolder:
         **Raises:** as `train.save`, and what is here stays; also `ValueError` if the folder has a
         checkpoint of this step or a later one.
         """
-        ocp = orbax()
         path = self.folder / _name_of(step)
         _check_json(data)
         arrays: dict[str, Any] = {}
@@ -259,29 +246,9 @@ class CheckpointFolder:
             },
             "data": copy.deepcopy(data),
         }
-        for earlier in list(under_way):
-            # Its error is that of whoever saves there.
-            if earlier.join() is None or os.path.dirname(earlier.path) == str(self.folder):
-                earlier.wait()
+        join_all(raises_in=self.folder)
         self.check_free(step)
-        join_at_exit()
-        items = {
-            MANIFEST: ocp.args.JsonSave(manifest),
-            # Orbax refuses to write no arrays.
-            ARRAYS: ocp.args.PyTreeSave(arrays or {"none": np.zeros(1)}),
-        }
-        is_score = score is not None and math.isfinite(score)
-        # `jax.transfer_guard` is for accidental transfers; this one is asked for.
-        with naming(path), jax.transfer_guard("allow"):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            manager = self._open(writes=True)
-            manager.save(
-                step,
-                args=ocp.args.Composite(**items),
-                metrics={"score": float(score or 0) if is_score else None},
-                force=True,
-            )
-        saving = Saving(path, manager)
+        saving = write(path, step, manifest, arrays, score, **self._kept)
         if not background:
             saving.wait()
         return saving
@@ -307,19 +274,6 @@ class CheckpointFolder:
                     "another folder."
                 )
 
-    def _open(self, *, writes: bool) -> Any:
-        managers, sign = orbax().checkpoint_managers, 1 if self.mode == "max" else -1
-
-        def quality(metrics: dict[str, Any]) -> float:
-            return -math.inf if metrics["score"] is None else sign * metrics["score"]
-
-        kept = [
-            managers.LatestN(self.keep_last),
-            managers.BestN(get_metric_fn=quality, n=self.keep_best or 0),
-        ]
-        policy = managers.AnyPreservationPolicy(kept)
-        return open_manager(self.folder, writes=writes, best_fn=quality, preservation_policy=policy)
-
     def paths(self) -> list[pathlib.Path]:
         """The checkpoints, newest first, whole or damaged."""
         return list(_steps_in(self.folder).values())
@@ -341,7 +295,7 @@ class CheckpointFolder:
         {'weight': Array([20, 20], dtype=int32)}
         """
         join_all()
-        with self._open(writes=False) as manager:
+        with open_manager(self.folder, writes=False, **self._kept) as manager:
             step = manager.best_step()
             if step is None or (manager.metrics(step) or {"score": None})["score"] is None:
                 return None
@@ -590,19 +544,13 @@ def _differences(stored: list[Saved], wanted: list[Entry]) -> Iterator[str]:
 
 def _read(folder: pathlib.Path, stored: list[Saved], wanted: list[Entry]) -> Iterator[Any]:
     """The value of each leaf: from the files, or of `like` itself."""
-    ocp = orbax()
     pairs = [(each, like.value) for each, like in zip(stored, wanted, strict=True)]
-    arguments = {}
-    for each, like in pairs:
-        if each.name is not None:
-            # With a sharding each device reads only its part.
-            sharding = None if is_key(like) else committed_sharding(like)
-            arguments[each.name] = (
-                ocp.RestoreArgs(restore_type=np.ndarray)
-                if sharding is None
-                else ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding)
-            )
-    arrays = read_arrays(folder, arguments)
+    shardings = {
+        each.name: None if is_key(like) else committed_sharding(like)
+        for each, like in pairs
+        if each.name is not None
+    }
+    arrays = read_arrays(folder, shardings)
     for each, like in pairs:
         if each.name is not None:
             # Popped, so that each array is freed once it is placed.

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import functools
+import math
 import os
 import pathlib
 import re
@@ -11,6 +12,9 @@ import time
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
+
+import jax
+import numpy as np
 
 from ._manifest import ARRAYS, MANIFEST, CheckpointError, seal
 
@@ -28,28 +32,61 @@ def orbax() -> ModuleType:
     return orbax.checkpoint
 
 
-def open_manager(folder: pathlib.Path, *, writes: bool, **options: Any) -> Any:
+def write(
+    path: pathlib.Path,
+    step: int,
+    manifest: dict[str, Any],
+    arrays: dict[str, Any],
+    score: float | None,
+    **kept: Any,
+) -> "Saving":
+    """Begins to write a checkpoint; then those go that need not stay, see `open_manager`."""
+    args, is_score = orbax().args, score is not None and math.isfinite(score)
+    _join_at_exit()
+    # Orbax refuses to write no arrays.
+    items = {MANIFEST: args.JsonSave(manifest), ARRAYS: args.PyTreeSave(arrays or _NO_ARRAYS)}
+    metrics = {"score": float(score or 0) if is_score else None}
+    # `jax.transfer_guard` is for accidental transfers; this one is asked for.
+    with _naming(path), jax.transfer_guard("allow"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        manager = open_manager(path.parent, writes=True, **kept)
+        manager.save(step, args=args.Composite(**items), metrics=metrics, force=True)
+    return Saving(path, manager)
+
+
+_NO_ARRAYS = {"none": np.zeros(1)}
+
+
+def open_manager(
+    folder: pathlib.Path, *, keep_last: int, keep_best: int | None, mode: str, writes: bool
+) -> Any:
     """Orbax's manager of the checkpoints in a folder.
 
     **Arguments:**
 
+    - `keep_last`, `keep_best`, `mode`: which checkpoints stay, see `CheckpointFolder`.
     - `writes`: whether to delete what killed processes left half-made.
-    - `options`: of Orbax's `CheckpointManagerOptions`.
     """
-    ocp = orbax()
-    registry = ocp.DefaultCheckpointHandlerRegistry()
+    ocp, sign = orbax(), 1 if mode == "max" else -1
+
+    def quality(metrics: dict[str, Any]) -> float:
+        return -math.inf if metrics["score"] is None else sign * metrics["score"]
+
+    managers, registry = ocp.checkpoint_managers, ocp.DefaultCheckpointHandlerRegistry()
+    best = managers.BestN(get_metric_fn=quality, n=keep_best or 0)
     # Items are finished in this order.
     handler = ocp.JsonCheckpointHandler(filename="manifest.json")
     registry.add(MANIFEST, ocp.args.JsonSave, handler)
     registry.add(ARRAYS, ocp.args.PyTreeSave, _array_handler())
     options = ocp.CheckpointManagerOptions(
+        best_fn=quality,
+        preservation_policy=managers.AnyPreservationPolicy([managers.LatestN(keep_last), best]),
         step_prefix="step",
         step_format_fixed_length=9,
         create=False,
         cleanup_tmp_directories=writes,
         # Where a folder cannot be made, the threads that write would wait for it for minutes.
         async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-        **options,
     )
     try:
         return ocp.CheckpointManager(folder, options=options, handler_registry=registry)
@@ -69,16 +106,26 @@ def _array_handler() -> Any:
     return Arrays(use_ocdbt=False, use_zarr3=False, use_compression=False)
 
 
-def read_arrays(folder: pathlib.Path, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arrays of a checkpoint by their names, each read as Orbax's `RestoreArgs` say."""
-    if not arguments:
+def read_arrays(
+    folder: pathlib.Path, shardings: dict[str, jax.sharding.Sharding | None]
+) -> dict[str, Any]:
+    """Arrays of a checkpoint by their names: JAX arrays if they have a sharding, of which each
+    device reads its part, else NumPy arrays.
+    """
+    if not shardings:
         return {}
     # `etils` is a dependency of Orbax, which accepts only its paths for JAX arrays.
     from etils import epath
 
-    args = orbax().args.PyTreeRestore(
-        dict.fromkeys(arguments, 0), restore_args=arguments, partial_restore=True
-    )
+    ocp = orbax()
+    restore_args = {
+        name: ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding)
+        if sharding is not None
+        else ocp.RestoreArgs(restore_type=np.ndarray)
+        for name, sharding in shardings.items()
+    }
+    names = dict.fromkeys(shardings, 0)
+    args = ocp.args.PyTreeRestore(names, restore_args=restore_args, partial_restore=True)
     with contextlib.closing(_array_handler()) as handler:
         return handler.restore(epath.Path(folder / ARRAYS), args=args)
 
@@ -92,7 +139,7 @@ class Saving:
     def __init__(self, path: pathlib.Path, manager: Any) -> None:
         self.path, self._manager = str(path), manager
         self._is_over, self._error, self._lock = False, None, threading.Lock()
-        under_way.append(self)
+        _under_way.append(self)
 
     @property
     def is_done(self) -> bool:
@@ -105,7 +152,7 @@ class Saving:
         **Raises:** what went wrong in writing it, such as `OSError`; what was there before stays.
         """
         error = self.join()
-        under_way[:] = [each for each in under_way if each is not self]
+        _under_way[:] = [each for each in _under_way if each is not self]
         if error is not None:
             raise error
 
@@ -117,7 +164,7 @@ class Saving:
         with self._lock:
             if not self._is_over:
                 try:
-                    with naming(self.path):
+                    with _naming(self.path):
                         self._manager.wait_until_finished()
                         self._manager.close()
                 except Exception as error:
@@ -126,19 +173,21 @@ class Saving:
         return self._error
 
 
-under_way: list[Saving] = []
+_under_way: list[Saving] = []
 """Those for which nobody has waited."""
 
 
-def join_all() -> None:
-    """Waits for what is being written; errors are left to those who ask for them."""
-    for each in list(under_way):
-        if each.join() is None:
+def join_all(raises_in: pathlib.Path | None = None) -> None:
+    """Waits for what is being written. Errors are left to those who ask for them, but for those of
+    the folder `raises_in`.
+    """
+    for each in list(_under_way):
+        if each.join() is None or pathlib.Path(each.path).parent == raises_in:
             each.wait()
 
 
 @functools.cache
-def join_at_exit() -> None:
+def _join_at_exit() -> None:
     """Has the interpreter wait for what is being written before it exits. Orbax prints errors."""
     # At `atexit` it is too late: pools of threads take no more work then, and Orbax uses some.
     # Python has no public name for the moment before; from 3.9 to 3.14 it is this one.
@@ -146,7 +195,7 @@ def join_at_exit() -> None:
 
 
 @contextlib.contextmanager
-def naming(path: pathlib.Path | str) -> Iterator[None]:
+def _naming(path: pathlib.Path | str) -> Iterator[None]:
     """Names the checkpoint in errors of the system, also where tensorstore has them as a text."""
     try:
         yield
