@@ -88,7 +88,7 @@ LONGEST = (
     "tests/pages/test_pages.py",
     "tests/bayes/methods/test_laws.py",
     "tests/bayes/methods/test_laplace.py",
-    "tests/demo/test_demo.py",
+    "tests/pages/demo/test_demo.py",
     "tests/nn/test_laws.py",
     "tests/pages/test_benchmarks.py",
     "tests/pages/types/test_types.py",
