@@ -3,8 +3,9 @@
 Value and gradient of a posterior are compared with the hand-written density and NumPyro's, after
 a check that all return the same numbers; a step of variational inference with the plain training
 step; NUTS with NumPyro's in effective samples a second, over several seeds; an ensemble with
-one network. The targets and results come last. Compilation is not timed. Only ratios of one run
-count. Ctrl-C prints the rows that are finished.
+one network; the first call of each method with programs by hand, in CPU time. The targets and
+results come last. Only first calls include compilation. Only ratios of one run count. Ctrl-C prints
+the rows that are finished.
 """
 
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 from benchmarks import command, report, table, targets
 from benchmarks.cases import find
-from benchmarks.cost import densities, ensembles, sampling, steps
+from benchmarks.cost import densities, ensembles, first_calls, sampling, steps
 from benchmarks.cost.rows import Effort, Row
 from benchmarks.cost.targets import targets as targets_of
 from eqxlike import bayes
@@ -32,7 +33,8 @@ QUICK = Effort(rounds=ROUNDS.quick, runs=1, draws=50, steps=200)
 
 def all_rows() -> list[Row]:
     """The rows of all tables."""
-    return [*densities.rows(), *steps.rows(), *sampling.rows(), *ensembles.rows()]
+    tables = (densities, steps, sampling, ensembles, first_calls)
+    return [row for each in tables for row in each.rows()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,8 +71,12 @@ def new_report(effort: Effort) -> dict[str, Any]:
         {"title": title, "clocks": ["completion"], "unit": "microseconds"}
         for title in of_microseconds
     ]
-    ensemble = {"title": ensembles.TABLE, "clocks": ["completion"], "unit": "milliseconds"}
-    return result | {"tables": [*tables, ensemble]}
+    of_milliseconds = (ensembles.TABLE, first_calls.TABLE)
+    tables += [
+        {"title": title, "clocks": ["completion"], "unit": "milliseconds"}
+        for title in of_milliseconds
+    ]
+    return result | {"tables": tables}
 
 
 def render(result: Mapping[str, Any], *, markdown: bool) -> str:
