@@ -155,8 +155,9 @@ class Diagnostics(Module):
       scales agree where it is at most 0.05.
     - `predictive`: `PredictiveScores`: how well the draws predict, and how well one network does,
       such as the network at the mode. `bayes.MAP`, ensembles, chains on batches of examples, and
-      custom methods without a `point_estimate` name no network: they have scores only with
-      `held_out=`.
+      custom methods without a `point_estimate` name no network, and `bayes.Laplace` without a
+      width has compared the draws on examples that it left out: these methods have scores only
+      with `held_out=`.
     - `warnings`: what is poor, in words.
     """
 
@@ -207,14 +208,12 @@ class Diagnostics(Module):
         return "\n".join(lines + [f"warning: {text}" for text in self.warnings])
 
 
-def in_words(diagnostics: Diagnostics, remedy: str, leaves_out: bool) -> Iterator[str]:
+def in_words(diagnostics: Diagnostics, remedy: str) -> Iterator[str]:
     """What is poor about a run, and what helps.
 
     **Arguments:**
 
     - `remedy`: what helps where draws predict worse than one network.
-    - `leaves_out`: whether the method judged the draws by examples that it left out. They are not
-      compared on the training data then.
     """
     losses, rise = diagnostics.losses, diagnostics.rise
     if losses is not None and losses.size and not np.isfinite(losses[:, -1]).all():
@@ -268,21 +267,19 @@ def in_words(diagnostics: Diagnostics, remedy: str, leaves_out: bool) -> Iterato
             "less is good: a few draws have most of the weight, and the evidence is not to be "
             "relied on. The posterior is far from the approximation; `bayes.NUTS` needs none."
         )
-    yield from _of_predictive(diagnostics.predictive, remedy, leaves_out)
+    yield from _of_predictive(diagnostics.predictive, remedy)
 
 
 # In nats an example: by how much one network may predict better, and training data be predicted.
 _MAX_LOSS, _MAX_GAP = 0.05, 1.0
 
 
-def _of_predictive(found: PredictiveScores | None, remedy: str, leaves_out: bool) -> Iterator[str]:
+def _of_predictive(found: PredictiveScores | None, remedy: str) -> Iterator[str]:
     if found is None:
         return
     data, posterior, point = "the training data", found.posterior, found.point
     if found.held_out_posterior is not None:
         data, posterior, point = "held-out data", found.held_out_posterior, found.held_out_point
-    elif leaves_out:
-        return
     else:
         remedy = f"Unless it overfits, of which `held_out=` tells: {remedy}"
     # Where both give an example no density, neither is worse.

@@ -114,7 +114,7 @@ class FittedPosterior(Module):
             known["predictive"] = PredictiveScores(float(self.nlls[0]), *others)
         known |= self.method.diagnosed(self.problem, self.found)
         own = known.pop("warnings", ())
-        words = in_words(Diagnostics(**known), self.method.remedy, self.method.leaves_out)
+        words = in_words(Diagnostics(**known), self.method.remedy)
         return Diagnostics(**known, warnings=(*self._no_draws(), *own, *words))
 
     def _no_draws(self) -> list[str]:
@@ -313,7 +313,7 @@ def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) ->
     kept = method.num_found(found)
     # Before the data come to the host.
     has_point = type(method).point_estimate is not Method.point_estimate
-    if kept == 0 or (held_out is None and not has_point):
+    if kept == 0 or (held_out is None and (method.leaves_out or not has_point)):
         return posterior
     draw_bytes = problem.size * jnp.dtype(problem.dtype).itemsize
     num_draws = min(kept or _DEFAULT_DRAWS, _DEFAULT_DRAWS, max(2, _MAX_DRAW_BYTES // draw_bytes))

@@ -361,8 +361,8 @@ class Method(Module):
     def leaves_out(self) -> bool:
         """Whether the method judged its draws by examples that it left out.
 
-        They are not compared with the mode on the training data then, where an exact posterior is
-        worse as well.
+        `infer` then does not compare the draws with the mode on the training data: there, an exact
+        posterior predicts worse too.
         """
         return False
 
