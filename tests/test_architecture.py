@@ -31,7 +31,6 @@ LAYERS = {
     "_tables": 0,
     "_version": 0,
     "_pytree": 1,
-    "_timing": 1,
     "_transfers": 3,
     "_module": 2,
     "_partition": 3,
@@ -67,10 +66,8 @@ ROOMS = {
     ),
     "ad": (
         {"_modes"},
-        {"_differentiate_with", "_jacobian", "_products", "_sparse"},
-        {"_measuring"},
+        {"_differentiate_with", "_jacobian", "_products", "_reference"},
         {"_compare"},
-        {"_choose"},
     ),
     "_export": ({"_form"}, {"_file"}, {"_run"}, {"_exported"}, {"_export"}),
     "bayes": (

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.export
 import jax.tree_util as jtu
+import jaxlib
 
 from .._check_numbers import whole_number
 from .._module import Module
 from .._partition import split
 from .._programs import departures
 from .._pytree import listed
-from .._timing import installed_version
 from .._traceback import hide_our_frames
 from .._transforms import is_array_or_struct
 from .._transforms._signatures import check_callable
@@ -260,7 +260,7 @@ def export(
         versions={
             "eqxlike": __version__,
             "jax": jax.__version__,
-            "jaxlib": str(installed_version("jaxlib")),
+            "jaxlib": jaxlib.__version__,
         },
     )
     return from_parts(header, program, name)
