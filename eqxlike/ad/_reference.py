@@ -229,10 +229,8 @@ def reference_gradient(subject: Subject, mode: Mode) -> Reference:
             )
     except Exception as error:
         cause = error
-        why = (
-            f"has no gradient in float64: {described(error)}\n(The arguments are cast to float64, "
-        )
-        why += "and what a plain function closes over is not.)"
+        why = f"has no gradient in float64: {described(error)}\n"
+        why += "(The arguments are cast to float64, and what a plain function closes over is not.)"
     for place, gradient in enumerate(gradients):
         if num_bad := int(np.sum(~np.isfinite(gradient))):
             why = why or (
