@@ -22,6 +22,7 @@ LAYERS = {
     "_compat": 0,
     "_dtypes": 0,
     "_first_use": 1,
+    "_flops": 0,
     "_moved": 0,
     "_check_numbers": 0,
     "_standing_in": 3,
@@ -80,7 +81,7 @@ ROOMS = {
         {"_methods", "_predict"},
     ),
     "graph": (
-        {"_flops", "_hlo"},
+        {"_hlo"},
         {"_operations"},
         {"_rows", "_stable"},
         {"_text", "template.html"},
