@@ -1,5 +1,6 @@
 """From a function and the shapes of its arguments to a program that needs neither."""
 
+import importlib.metadata
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import jax
 import jax.export
 import jax.tree_util as jtu
-import jaxlib
 
 from .._check_numbers import whole_number
 from .._module import Module
@@ -260,7 +260,7 @@ def export(
         versions={
             "eqxlike": __version__,
             "jax": jax.__version__,
-            "jaxlib": jaxlib.__version__,
+            "jaxlib": importlib.metadata.version("jaxlib"),
         },
     )
     return from_parts(header, program, name)
