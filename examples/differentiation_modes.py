@@ -123,7 +123,7 @@ def answer(question: Question, rounds: int) -> str:
             figures = f"{row.gradient_us:>10,.0f}{row.ratio:>8.1f}{row.peak_bytes or 0:>17,}"
             lines.append(f"  {row.mode:16}{figures}  {row.verdict}")
     best = "none" if comparison.best is None else comparison.best.mode
-    return "\n".join([*lines, f"  fastest: {best}"])
+    return "\n".join([*lines, f"  chosen: {best}"])
 
 
 class Settling(eqx.Module):

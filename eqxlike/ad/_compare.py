@@ -258,8 +258,8 @@ def _tried(
         first_call_ms = 1e3 * (time.perf_counter() - start_s)
         peak_bytes = None if memory is None else memory.temp_size_in_bytes
         row = dataclasses.replace(row, first_call_ms=first_call_ms, peak_bytes=peak_bytes)
-        found = jitted(*subject.args)
-        judged = _judged(subject, *found, value, reference, tolerance)
+        found, gradient = jitted(*subject.args)
+        judged = _judged(subject, found, gradient, value, reference, tolerance)
     except Exception as error:
         return dataclasses.replace(row, explanation=described(error)), None
     fields = ("verdict", "explanation", "worst_path", "max_relative_error")

@@ -107,14 +107,14 @@ def test_memory_is_that_of_the_program_of_jax(comparison):
 def test_mode_is_compiled_for_each_comparison():
     traced = []
 
-    def square(x):
-        traced.append(x)
-        return jnp.sum(x**2)
+    class Counting(ad.Mode):
+        def value_and_grad(self, function, arrays):
+            traced.append(function)
+            return ad.Reverse().value_and_grad(function, arrays)
 
-    compare(square, X, modes=[ad.Reverse()], reference=None)
-    num_before = len(traced)
-    compare(square, X, modes=[ad.Reverse()], reference=None)
-    assert len(traced) > num_before
+    for number in (1, 2):
+        compare(jnp.sum, X, modes=[Counting()], reference=None)
+        assert len(traced) == number
 
 
 def test_what_would_take_hours_is_not_run():
@@ -132,7 +132,7 @@ def test_what_would_take_hours_is_not_run():
 
 
 def test_mode_that_fails_or_is_slow_sits_out_and_stops_no_other():
-    counts = {"": 0, "failing": 0, "slow": 0, "other": 0}
+    counts = {"": 0, "failing": 0, "other": 0}
 
     def call(name):
         counts[name] += 1
