@@ -10,11 +10,13 @@ python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test mutants test-pytorch test-pretrained test-downstream bench bench-all profile docs release-check lint format types clean
+.PHONY: help demo test test-core test-pages mutants test-pytorch test-pretrained test-downstream bench bench-all profile docs release-check lint format types clean
 
 help:
 	@echo "make demo      the Bayesian networks on real data, with what filter_jit costs beside them"
-	@echo "make test      the whole test suite"
+	@echo "make test      the behaviour of the package (ARGS=--changed: of what the branch changes)"
+	@echo "make test-core  the core alone, with four packages to install"
+	@echo "make test-pages  examples in docstrings and pages, tutorials, the demo, types, benchmarks, the site's sources"
 	@echo "make mutants   how many small mistakes in the package the suite finds, and which tests find them"
 	@echo "make test-pytorch  the layers beside PyTorch's"
 	@echo "make test-pretrained  models of published checkpoints beside transformers'"
@@ -31,15 +33,25 @@ help:
 
 demo:
 	@.ci/setup demo test dev
-	@$(python) -m eqxlike demo $(ARGS)
+	@$(python) -m examples.demo $(ARGS)
+
+in_parallel = -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # Where Python is told to keep no bytecode, each process that a test starts compiles the package anew.
-test: export PYTHONDONTWRITEBYTECODE =
+test test-core test-pages: export PYTHONDONTWRITEBYTECODE =
 # XLA's threads have a heap each otherwise, which keeps what they gave back.
-test: export MALLOC_ARENA_MAX = 1
+test test-core test-pages: export MALLOC_ARENA_MAX = 1
 test:
 	@.ci/setup test dev
-	@$(python) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+	@$(python) -m pytest $(in_parallel) $(ARGS)
+
+test-core:
+	@.ci/setup test-core test dev
+	@$(python) -m pytest $(in_parallel) tests/pytree tests/module tests/partition tests/transforms tests/nn tests/loops $(ARGS)
+
+test-pages:
+	@.ci/setup test dev
+	@$(python) -m pytest $(in_parallel) tests/pages $(ARGS)
 
 mutants: export PYTHONDONTWRITEBYTECODE =
 mutants:
@@ -82,6 +94,7 @@ lint:
 	@.ci/setup dev
 	@$(python) -m ruff format --check .
 	@$(python) -m ruff check .
+	@$(VENV)/bin/lint-imports --no-logo
 
 format:
 	@.ci/setup dev

@@ -31,21 +31,17 @@ def whole_number(value: Any, name: str, least: int = 1) -> int:
     return number
 
 
-def whole_number_in(text: str, least: int = 1, most: int | None = None) -> int:
+def whole_number_in(text: str, least: int = 1) -> int:
     """The integer that `text` spells. It serves as the `type` of an argument of a command.
 
-    **Raises:** `argparse.ArgumentTypeError` unless it is an integer of at least `least` and at most
-    `most`.
+    **Raises:** `argparse.ArgumentTypeError` unless it is an integer of at least `least`.
     """
     try:
         number = int(text)
     except ValueError:
         number = None
-    if number is None or number < least or (most is not None and number > most):
-        wanted = f"an integer of at least {least}" + (
-            "" if most is None else f" and at most {most}"
-        )
-        raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
+    if number is None or number < least:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least {least}, got {text!r}")
     return number
 
 

@@ -72,6 +72,13 @@ def cpu_merges_recomputation() -> bool:
     return jax.__version_info__ < (0, 12) and jax.default_backend() == "cpu"
 
 
+# jax 0.10.2: XLA compiles for CPUs faster by its old emitters, and most programs then run slower.
+# The XLA of jax 0.12.0.1 has no others.
+OLD_EMITTERS: dict[str, Any] = (
+    {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
+)
+
+
 # jax 0.12.0.1 says with trees what jax 0.10.2 says with two numbers.
 def scan_counts(params: Any) -> tuple[int, int]:
     """How many of the operands of a `scan` are constants, and how many its carry."""

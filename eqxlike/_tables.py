@@ -92,8 +92,7 @@ def script_of(value: Any) -> str:
 # --- Figures of matplotlib ---
 
 
-BLUE, ORANGE, GREEN, RED, GREY = "#2b6cb0", "#dd8a2b", "#3a9a5c", "#c53030", "#777777"
-INK = "#333333"
+BLUE, ORANGE, GREY, INK = "#2b6cb0", "#dd8a2b", "#777777", "#333333"
 
 
 def new_figure(width: float, height: float, caller: str) -> Any:

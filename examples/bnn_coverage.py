@@ -9,22 +9,23 @@ with 1.
 """
 
 import argparse
+import dataclasses
 import statistics
 import sys
 from collections.abc import Sequence
 
-from eqxlike._cli import _models
-from eqxlike._cli._compare import BAYESIAN, PLAIN, compare
+from demo import training
+from demo.compare import BAYESIAN, PLAIN, compare
 
 LEAST, MOST = 0.85, 0.95
 
 
-def metrics(name: _models.Name, seed: int, steps: int | None) -> dict[str, dict[str, float]]:
+def metrics(name: training.Name, seed: int, steps: int | None) -> dict[str, dict[str, float]]:
     """Train and evaluate as the demo does; return the metrics of each model."""
-    data = _models.prepare(name, _models.load(name), seed=seed)
-    settings = _models.settings_for(name, steps=steps, is_quick=False)
-    evaluations = compare(data, settings, seed=seed, outputs={}).evaluations
-    return {model: evaluation.metrics for model, evaluation in evaluations.items()}
+    data = training.prepare(name, training.load(name), seed=seed)
+    settings = training.settings_for(name, steps=steps, is_quick=False)
+    settings = dataclasses.replace(settings, rounds=0)  # no times of calls
+    return compare(data, settings, seed=seed, reached={})["metrics"]
 
 
 def row(label: str, diabetes: dict[str, dict[str, float]], digits: dict) -> str:

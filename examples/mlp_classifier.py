@@ -30,7 +30,7 @@ import eqxlike as eqx
 from benchmarks.timing import installed_version, machine_info, measure
 from eqxlike import ad
 from eqxlike._check_numbers import whole_number_in
-from eqxlike._cli._report import plain_table
+from eqxlike._tables import align
 
 BATCH_SIZE = 128
 EPOCHS, ROUNDS = 100, 200
@@ -242,7 +242,7 @@ def compare(frameworks: Mapping[str, Framework], epochs: int, rounds: int) -> st
         f"{BATCH_SIZE}; the time of a step, in microseconds and as a ratio to raw JAX"
     )
     headings = ["", "held out", "last loss", "until done", "ratio", "until it returns", "ratio"]
-    return plain_table(title, headings, rows)
+    return table(title, headings, rows)
 
 
 def compare_modes(rounds: int) -> str:
@@ -275,7 +275,7 @@ def compare_modes(rounds: int) -> str:
         for name, column in columns.items()
     ]
     title = "the gradient with one layer, the readout, differentiated by another mode"
-    return plain_table(title, ["", "furthest off", "until done (us)", "ratio"], rows)
+    return table(title, ["", "furthest off", "until done (us)", "ratio"], rows)
 
 
 def furthest(gradient: Any, expected: Any) -> float:
@@ -309,7 +309,7 @@ def show_buffers() -> str:
         ),
     ]
     headings = ["", "bytes", "of them aliased by XLA", "old arrays deleted", "new in place of old"]
-    return plain_table("buffers that are written again", headings, rows)
+    return table("buffers that are written again", headings, rows)
 
 
 def buffers_row(name: str, lowered: Any, old: Any, new: Any, old_places: list[int]) -> list[str]:
@@ -324,6 +324,11 @@ def buffers_row(name: str, lowered: Any, old: Any, new: Any, old_places: list[in
         f"{sum(is_deleted)} of {len(arrays)}",
         f"{sum(is_in_place)} of {len(arrays)}",
     ]
+
+
+def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as text, below its title."""
+    return "\n  ".join([title, *align(headings, rows).splitlines()])
 
 
 def places(tree: Any) -> list[int]:

@@ -49,6 +49,8 @@ import hypothesis
 import jax
 import pytest
 
+from tests.changed import is_to_run
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
@@ -63,24 +65,33 @@ for profile, max_examples in {"quick": 30, "thorough": 100}.items():
 hypothesis.settings.load_profile("quick")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "run only the tests that the changes since the branch main can break"
+    parser.addoption("--changed", action="store_true", help=text)
+
+
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
-    """Leaves out what needs an extra of its own, unless it is asked for."""
+    """Leaves out what needs an extra of its own, and the pages, unless the command names it."""
+    if collection_path.parent.name != "tests":
+        return None
     name = collection_path.name
-    apart = ("pytorch", "pretrained", "downstream")
-    is_apart = collection_path.parent.name == "tests" and name in apart
-    return True if is_apart and not any(name in arg for arg in config.args) else None
+    if name in ("pages", "pytorch", "pretrained", "downstream"):
+        return None if any(name in arg for arg in config.args) else True
+    if config.getoption("changed") and (collection_path.is_dir() or name.startswith("test_")):
+        return None if is_to_run(collection_path, config.rootpath) else True
+    return None
 
 
 # What takes longest starts first, so that no worker is left with it at the end.
 LONGEST = (
-    "tests/test_docstrings.py",
-    "tests/test_pages.py",
+    "tests/pages/test_docstrings.py",
+    "tests/pages/test_pages.py",
     "tests/bayes/methods/test_laws.py",
     "tests/bayes/methods/test_laplace.py",
-    "tests/cli/test_demo.py",
+    "tests/pages/demo/test_demo.py",
     "tests/nn/test_laws.py",
-    "tests/test_benchmarks.py",
-    "tests/types/test_types.py",
+    "tests/pages/test_benchmarks.py",
+    "tests/pages/types/test_types.py",
 )
 
 

@@ -34,9 +34,19 @@ MARGIN = 1.25
 """By how much a size may grow from one release to the next."""
 
 OF_DEVELOPERS = {
-    *("checkers", "dev", "docs", "downstream", "peers", "pretrained-test", "pytorch", "test")
+    *(
+        "checkers",
+        "demo",
+        "dev",
+        "docs",
+        "downstream",
+        "peers",
+        "pretrained-test",
+        "pytorch",
+        "test",
+    )
 }
-"""The extras that `make` installs; all others are for users."""
+"""The extras of a clone, which `make` installs; all others are for users of the package."""
 
 # What somebody needs who packages or tests it from the sdist.
 IN_SDIST = (

@@ -6,7 +6,6 @@ folder and run there, so that what is imported is what was installed.
 
 import contextlib
 import pathlib
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -138,19 +137,10 @@ def with_enzyme() -> None:
         assert jnp.allclose(gradient(jnp.arange(3.0)), jnp.array([0.0, 2.0, 4.0]))
 
 
-def with_demo() -> None:
-    arguments = ["demo", "--quick", "--data", "diabetes", "--steps", "20", "--out", "results"]
-    subprocess.run(
-        [sys.executable, "-m", "eqxlike", *arguments], check=True, stdout=subprocess.DEVNULL
-    )
-    assert pathlib.Path("results/report.html").is_file()
-
-
 TRIED = {
     "core": core,
     "arviz": with_arviz,
     "bayes": with_bayes,
-    "demo": with_demo,
     "enzyme": with_enzyme,
     "export": with_export,
     "plot": with_plot,

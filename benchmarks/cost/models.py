@@ -72,8 +72,8 @@ def network(width: int) -> Stated:
 
 
 def logistic_regression() -> Stated:
-    """The logistic regression of the zoo."""
-    problem = bayesian.logistic_regression()
+    """The logistic regression of the zoo, with 1,000 examples of 8 inputs."""
+    problem = bayesian.logistic_regression(points=1000)
     start, (x, y) = problem.start()
     arrays = (start.weights[None], start.intercept[None])
     linear = nn.Linear(x.shape[1], "scalar", key=jax.random.key(0))

@@ -56,7 +56,7 @@ class TemperatureScaling(Module):
 
 
 def temperature_scaling(
-    prediction: CategoricalMixture | Float[Array, "N C"], labels: Int[Array, " N"]
+    prediction: CategoricalMixture | Float[Array, "N *T C"], labels: Int[Array, "N *T"]
 ) -> TemperatureScaling:
     """The temperature with the least NLL on held-out examples.
 
@@ -70,9 +70,9 @@ def temperature_scaling(
 
     **Arguments:**
 
-    - `prediction`: logits of shape `(N, C)`, or a mixture over as many, of examples that the model
-      was not trained on.
-    - `labels`: integers from 0 to C - 1, or booleans, shape `(N,)`.
+    - `prediction`: logits of shape `(N, *T, C)`, or a mixture over as many, of examples that the
+      model was not trained on. `T` may be the tokens of a text.
+    - `labels`: integers from 0 to C - 1, or booleans, shape `(N, *T)`.
 
     **Returns:** a `TemperatureScaling`, to be called on the predictions of other examples.
 
@@ -88,6 +88,8 @@ def temperature_scaling(
     logits, labels = _logits(prediction), as_classes(labels)
     if logits.ndim == 0:
         raise ValueError("temperature_scaling expects logits of shape (N, C), got shape ().")
+    if logits.ndim > 2 and labels.shape == logits.shape[:-1]:
+        logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
     check_labels(labels, logits.shape[:-1], logits.shape[-1], "temperature_scaling")
     check_finite(logits, "temperature_scaling: logits", "")
     temperature = _best_temperature(logits, labels)
@@ -411,9 +413,14 @@ def check_labels(labels: Array, batch_shape: tuple[int, ...], num_classes: int, 
     """
     shape = jnp.shape(labels)
     if len(batch_shape) != 1 or shape != batch_shape:
+        way = ""
+        if len(batch_shape) > 1 and shape == batch_shape:
+            way = (
+                " Take one label of each example. Or flatten both, if all labels are exchangeable."
+            )
         raise ValueError(
             f"{name} expects predictions of shape (N, C) and labels of shape (N,), got "
-            f"{(*batch_shape, num_classes)} and {shape}."
+            f"{(*batch_shape, num_classes)} and {shape}.{way}"
         )
     if shape == (0,):
         raise ValueError(f"{name}: there is no example.")

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._check_numbers import check_number, check_scale
-from .._compat import Tracer
+from .._compat import OLD_EMITTERS, Tracer
 
 
 def distributions() -> Any:
@@ -61,6 +61,12 @@ def as_libraries_compute() -> Iterator[None]:
         jax.debug_key_reuse(False),
     ):
         yield
+
+
+# A program that runs once compiles in half the time with little optimisation; without any in a
+# third, but a long one then runs two to ten times as long.
+ONCE = OLD_EMITTERS | {"xla_backend_optimization_level": 1}
+ONCE_AND_BRIEFLY = OLD_EMITTERS | {"xla_backend_optimization_level": 0}
 
 
 # --- Distributions ---

@@ -6,10 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from .._compat import Tracer
-from .._module import Module
+from .._module import Module, field
 from ._libraries import check_positive, distributions, is_distribution, summed_log_prob
 
 Struct = jax.ShapeDtypeStruct
@@ -63,7 +64,7 @@ class HasScale(Likelihood):
     With a head, the output of the network has all centres first, then all scales before softplus.
     """
 
-    scale: Any = 1.0
+    scale: Any = field(default=1.0, converter=lambda s: np.asarray(s) if type(s) is list else s)
 
     def __check_init__(self):
         name = f"{type(self).__name__}: scale"

@@ -34,6 +34,18 @@ def test_temperature_is_that_of_scipy_and_divides():
     np.testing.assert_allclose(scaled, logits / found, rtol=1e-6)
 
 
+def test_tokens_count_as_examples():
+    rng = np.random.default_rng(0)
+    logits, labels = 3 * rng.normal(size=(20, 5, 4)), rng.integers(0, 4, size=(20, 5))
+    logits[:, :, 1] += 3 * (labels == 1)
+    found = bayes.temperature_scaling(logits, labels)
+    flat = bayes.temperature_scaling(logits.reshape(-1, 4), labels.reshape(-1))
+    np.testing.assert_array_equal(found.temperature, flat.temperature)
+    assert found(jnp.asarray(logits)).shape == (20, 5, 4)
+    with pytest.raises(ValueError, match=r"Or flatten both, if all labels are exchangeable"):
+        bayes.conformal_sets(bayes.CategoricalMixture(logits[None]), labels)
+
+
 def test_integers_are_taken_as_logits():
     logits, labels = np.array([[1, 0], [2, 0], [1, 0]]), jnp.array([0, 0, 1])
     found = bayes.temperature_scaling(logits, labels).temperature
@@ -74,7 +86,7 @@ def test_logits_against_the_labels_leave_the_greatest_temperature():
 def test_wrong_labels_are_refused():
     for logits, labels, message in [
         ((5, 3), jnp.zeros(4, int), r"labels of shape \(N,\), got \(5, 3\) and \(4,\)"),
-        ((5, 2, 3), jnp.zeros((5, 2), int), r"labels of shape \(N,\), got \(5, 2, 3\)"),
+        ((5, 2, 3), jnp.zeros(5, int), r"labels of shape \(N,\), got \(5, 2, 3\)"),
         ((3,), jnp.zeros((), int), r"labels of shape \(N,\), got \(3,\) and \(\)"),
         ((), jnp.zeros((), int), r"expects logits of shape \(N, C\), got shape \(\)"),
         ((0, 3), jnp.zeros(0, int), "there is no example"),

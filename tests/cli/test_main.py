@@ -1,66 +1,43 @@
 """Wrong use ends in one line on standard error and status 2."""
 
-import importlib.util
-import types
+import os
+import sys
 
-import jax
 import pytest
 
-from eqxlike import __version__
-from eqxlike._cli import main
-
-
-@pytest.fixture
-def one_line_error(capsys):
-    """Runs the command line, which must refuse; returns the one line that it says."""
-
-    def run(*arguments):
-        assert main(arguments) == 2
-        err = capsys.readouterr().err
-        assert "\n" not in err.removesuffix("\n")
-        assert err.endswith("\n")
-        return err
-
-    return run
+from eqxlike import __main__, __version__
+from eqxlike.__main__ import main
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--data", "iris"], "argument --data: invalid choice: 'iris'"),
-        (["--steps", "0"], "argument --steps: must be an integer of at least 1, got '0'"),
-        (["--seed", "-1"], "argument --seed: must be an integer of at least 0 and at most 2147"),
-        (["--seed", "2147483648"], "argument --seed: must be an integer of at least 0"),
-        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
-        (["--nonsense"], "unrecognized arguments: --nonsense"),
+        (["demo", "--quick"], "the demo is in examples/demo of the repository: run `make demo`"),
+        (["nonsense"], "argument command: invalid choice: 'nonsense'"),
+        (["profile"], "the following arguments are required: module:function"),
+        (["profile", "a:b", "--calls", "0"], "--calls: must be an integer of at least 1, got '0'"),
     ],
 )
-def test_wrong_argument(one_line_error, arguments, said):
-    assert said in one_line_error("demo", *arguments)
-
-
-def test_out_that_lies_in_a_file(one_line_error, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    out = tmp_path / "file" / "results"
-    assert f"argument --out: cannot write to '{out}'" in one_line_error("demo", "--out", str(out))
-
-
-def test_missing_extra_names_what_to_install(one_line_error, tmp_path, monkeypatch):
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "sklearn" else find_spec(name)
-    )
-    said = one_line_error("demo", "--out", str(tmp_path / "results"))
-    assert said.endswith("the demo needs scikit-learn: pip install 'eqxlike[demo]'\n")
-
-
-def test_device_that_is_not_there(one_line_error, tmp_path, monkeypatch):
-    device = types.SimpleNamespace(platform="cpu", device_kind="cpu")
-    monkeypatch.setattr(jax, "devices", lambda: [device])
-    said = one_line_error("demo", "--device", "gpu", "--out", str(tmp_path))
-    assert "argument --device: JAX runs on cpu here, not on gpu" in said
+def test_wrong_use_is_one_line(arguments, said, capsys):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert said in err
+    assert (out, err.count("\n")) == ("", 1)
 
 
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"{__version__}\n"
+
+
+def test_interrupt_ends_the_process_with_the_status_of_a_shell(monkeypatch, tmp_path, capsys):
+    (tmp_path / "interrupted_script.py").write_text("def step(): raise KeyboardInterrupt")
+    ended = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["eqxlike", "profile", "interrupted_script:step"])
+    monkeypatch.setattr(os, "_exit", ended.append)
+    __main__.run()
+    sys.modules.pop("interrupted_script")
+    assert ended == [130]
+    assert capsys.readouterr().err == "python -m eqxlike: interrupted\n"

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from eqxlike._cli import main
+from eqxlike.__main__ import main
 
 pytest.importorskip("pyinstrument")
 

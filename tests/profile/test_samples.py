@@ -28,7 +28,7 @@ def stack(*frames):
 
 LOOP = ("loop", SCRIPT, 1)
 WRAPPER = ("wrapper", EQXLIKE, 10)
-COMMAND = [("<module>", f"{PACKAGE}/__main__.py", 1), ("run", f"{PACKAGE}/_cli/_main.py", 54)]
+COMMAND = [("<module>", f"{PACKAGE}/__main__.py", 200), ("run", f"{PACKAGE}/__main__.py", 54)]
 SAMPLE = ("sample", f"{PACKAGE}/_profile.py", 9)
 
 

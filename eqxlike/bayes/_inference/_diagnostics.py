@@ -5,6 +5,7 @@ Localization: An Improved R-hat for Assessing Convergence of MCMC". Chains have 
 draws each.
 """
 
+import concurrent.futures
 import functools
 import importlib
 import math
@@ -42,11 +43,14 @@ def convergence(draws: Draws) -> Convergence:
     draws = np.asarray(draws)
     columns = draws.reshape(*draws.shape[:2], math.prod(draws.shape[2:]))
     step = max(1, _BLOCK_SIZE // max(1, math.prod(draws.shape[:2])))
-    blocks = [
-        _convergence(columns[..., first : first + step].astype(np.float64, order="C"))
-        for first in range(0, max(1, columns.shape[-1]), step)
-    ]
-    parts = (np.concatenate(each) for each in zip(*blocks, strict=True))
+
+    def of_block(first: int) -> tuple[np.ndarray, ...]:
+        return _convergence(columns[..., first : first + step].astype(np.float64, order="C"))
+
+    # NumPy sorts and transforms without the lock of the interpreter.
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        blocks = pool.map(of_block, range(0, max(1, columns.shape[-1]), step))
+        parts = [np.concatenate(each) for each in zip(*blocks, strict=True)]
     return Convergence(*(each.reshape(draws.shape[2:]) for each in parts))
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ..._check_numbers import whole_number
 from ..._module import Module, field
 from ..._transforms import filter_jit
-from .._libraries import Missing, as_libraries_compute
+from .._libraries import ONCE, Missing, as_libraries_compute
 from .._posterior import Data, Posterior, Unknowns, num_examples
 from ._diagnostics import (
     Convergence,
@@ -255,7 +255,7 @@ def method_name(method: Method) -> str:
 
 
 @as_libraries_compute()
-@filter_jit
+@filter_jit(compiler_options=ONCE)
 def _finish(method: Method, problem: Problem, states: Any, records: Any, key: PRNGKeyArray) -> Any:
     return method.finish(problem, states, records, jr.fold_in(key, 2))
 
@@ -347,7 +347,7 @@ def _spaced(data: Data) -> Data:
 
 
 @as_libraries_compute()
-@filter_jit
+@filter_jit(compiler_options=ONCE)
 def _nlls(
     problem: Problem,
     method: Method,

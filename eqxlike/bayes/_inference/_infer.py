@@ -29,7 +29,7 @@ from ..._pytree import tree_at
 from ..._traceback import stacklevel_of_user
 from ..._transforms import filter_eval_shape, filter_jit
 from ...ad import Mode
-from .._libraries import as_libraries_compute
+from .._libraries import ONCE_AND_BRIEFLY, as_libraries_compute
 from .._posterior import Data, Posterior, struct_of_example
 from ._files import read_chains, read_key, write_chains
 from ._fitted import FittedPosterior, fitted_from, method_name, with_predictive
@@ -222,10 +222,6 @@ _MAX_BYTES = 64 * 2**20
 _MAX_STEPS = 256
 
 
-# A program that runs once, and briefly, compiles in two thirds of the time without optimisation.
-_QUICKLY = {"xla_backend_optimization_level": 0}
-
-
 @as_libraries_compute()
 def start(method: Method, problem: Problem, key: PRNGKeyArray) -> Chains:
     """Chains before their first step."""
@@ -253,7 +249,7 @@ def _started(method: Method, problem: Problem, key: PRNGKeyArray) -> tuple[State
 
 
 _start = filter_jit(_started)
-_start_briefly = filter_jit(_started, compiler_options=_QUICKLY)
+_start_briefly = filter_jit(_started, compiler_options=ONCE_AND_BRIEFLY)
 
 
 def advance(
@@ -517,7 +513,7 @@ def _check_start(problem: Problem) -> None:
         )
 
 
-@filter_jit(compiler_options=_QUICKLY)
+@filter_jit(compiler_options=ONCE_AND_BRIEFLY)
 def _parts_at_start(problem: Problem) -> dict[str, jax.Array]:
     target = problem.target
     unknowns = target.initial_keeping(problem.kept, None)

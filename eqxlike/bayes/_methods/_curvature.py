@@ -10,7 +10,14 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
 from ..._module import Module
-from ._gauss_newton import AroundMode, Part, prior_diagonal, prior_hessian, sum_over_rows
+from ._gauss_newton import (
+    AroundMode,
+    Part,
+    prior_diagonal,
+    prior_hessian,
+    sum_over_features,
+    sum_over_rows,
+)
 
 
 class Normal(Protocol):
@@ -80,11 +87,47 @@ def dense_curvature(around: AroundMode) -> DenseCurvature:
     It is exact for the unknowns of prior and likelihood, and for a network that is linear in its
     parameters.
     """
-    matrix, columns = sum_over_rows(around, lambda rows: rows.T @ rows)
-    own = around.place("likelihood")
-    matrix = matrix.at[:, own].set(columns).at[own, :].set(columns.T)
-    everything = slice(0, matrix.shape[0])
-    return DenseCurvature(matrix + prior_hessian(around, everything))
+
+    def of_rows() -> Float[Array, "k k"]:
+        matrix, columns = sum_over_rows(around, lambda rows: rows.T @ rows)
+        own = around.place("likelihood")
+        return matrix.at[:, own].set(columns).at[own, :].set(columns.T)
+
+    if around.may_have_features:
+        products, num_others = sum_over_features(around)
+        order = np.argsort(around.places_by_output.reshape(-1))
+
+        def of_features() -> Float[Array, "k k"]:
+            size = len(order)
+            return products.transpose(2, 0, 3, 1).reshape(size, size)[order][:, order]
+
+        matrix = jax.lax.cond(num_others == 0, of_features, of_rows)
+    else:
+        matrix = of_rows()
+    return DenseCurvature(matrix + prior_hessian(around, slice(0, matrix.shape[0])))
+
+
+def outputs_and_covariance(
+    around: AroundMode, normal: Normal, x: Any
+) -> tuple[Float[Array, " C"], Float[Array, "C C"]]:
+    """The outputs for one input at the mode, and their covariance in the linearised network."""
+    if not (isinstance(normal, DenseNormal) and around.may_have_features):
+        jacobian, outputs = around.jacobian(x)
+        return outputs, normal.covariance_of(jacobian)
+    features, outputs, is_whole = around.features(x)
+
+    def of_features() -> Float[Array, "C C"]:
+        own = jnp.split(features, np.cumsum([part.size // outputs.size for part in around.parts]))
+        columns = sum(
+            normal.root[:, around.place_of(part)].reshape(-1, outputs.size, each.size) @ each
+            for part, each in zip(around.parts, own, strict=False)
+        )
+        return columns.T @ columns
+
+    def of_rows() -> Float[Array, "C C"]:
+        return normal.covariance_of(around.jacobian(x)[0])
+
+    return outputs, jax.lax.cond(is_whole, of_features, of_rows)
 
 
 def dense_size(parts: tuple[Part, ...]) -> int:
@@ -150,6 +193,19 @@ class RotatedNormal(Module):
 
     def times(self, width: Float[Array, ""]) -> "RotatedNormal":
         return RotatedNormal(tuple(Block(each.values / width, each.bases) for each in self.blocks))
+
+    def without(self, rows: Float[Array, "r k"]) -> "RotatedNormal":
+        """The distribution whose precision lacks the outer product of some of its rows, of which
+        the diagonal in the bases of the blocks is kept, as in the precision.
+        """
+        squares = self._by_blocks(rows, lambda block, own: block.rotated(own, back=False) ** 2)
+        sums, blocks, start = jnp.sum(squares, axis=0), [], 0
+        for block in self.blocks:
+            own = sums[start : start + block.values.size].reshape(block.values.shape)
+            values = jnp.maximum(block.values - own, 1e-6 * block.values)
+            blocks.append(Block(values, block.bases))
+            start += block.values.size
+        return RotatedNormal(tuple(blocks))
 
     def _by_blocks(self, numbers: Float[Array, "r k"], of_one) -> Float[Array, "r k"]:
         results, start = [], 0

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ..._check_numbers import positive_number, whole_number
 from ..._transforms import filter_jit
 from .._inference._method import Draws, Method, Problem, Record, Step
-from .._libraries import as_libraries_compute
+from .._libraries import ONCE, as_libraries_compute
 
 
 class Optimised(NamedTuple):
@@ -182,7 +182,7 @@ class _LineSearch(NamedTuple):
 
 
 @as_libraries_compute()
-@filter_jit
+@filter_jit(compiler_options=ONCE)
 def rise(problem: Problem, places: Float[Array, "c d"]) -> Float[Array, " c"]:
     """By how many nats ten steps of conjugate gradients raise the log density, from each place.
 

@@ -27,6 +27,7 @@ from ._curvature import (
     diagonal_size,
     kronecker_curvature,
     kronecker_size,
+    outputs_and_covariance,
 )
 from ._descent import Descent, Optimised
 from ._gauss_newton import SMALL, AroundMode, Part, block_size, parts_of, positive_root
@@ -341,8 +342,7 @@ class Laplace(Descent):
         noise = standard_noise(key, num, struct.size, found.mode.dtype)
 
         def of_input(x: Any) -> Float[Array, "S C"]:
-            jacobian, mean = around.jacobian(x)
-            covariance = found.normal.covariance_of(jacobian)
+            mean, covariance = outputs_and_covariance(around, found.normal, x)
             if is_probit:
                 scale = jnp.sqrt(1 + math.pi / 8 * jnp.diagonal(covariance))
                 return jnp.broadcast_to((mean / scale)[None], noise.shape)

@@ -13,7 +13,7 @@ import jax.random as jr
 import jax.tree_util as jtu
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ._curvature import Normal
+from ._curvature import Normal, RotatedNormal, outputs_and_covariance
 from ._gauss_newton import SMALL, AroundMode, block_size, positive_root
 
 # What the covariance may be multiplied by.
@@ -134,16 +134,19 @@ def _leave_one_out(
             outputs = outputs.reshape(struct.shape).astype(struct.dtype)
             return target.likelihood.log_prob(outputs, own, y).astype(mode.dtype)
 
-        jacobian, outputs = around.jacobian(x)
-        covariance = normal.covariance_of(jacobian)
+        outputs, covariance = outputs_and_covariance(around, normal, x)
         root = positive_root(-jax.hessian(log_prob)(outputs, y))
         leverages = root.T @ covariance @ root
         greatest = _greatest_eigenvalue(leverages)
-        leverages = leverages * jnp.minimum(1, _MAX_LEVERAGE / jnp.maximum(greatest, 1e-30))
-        rows = root.T @ covariance
-        free = jnp.eye(struct.size, dtype=mode.dtype) - leverages
-        rest = jax.scipy.linalg.solve(free, rows, assume_a="pos")
-        covariance = covariance + rows.T @ rest
+        if isinstance(normal, RotatedNormal):
+            jacobian, _ = around.jacobian(x)
+            covariance = normal.without(root.T @ jacobian).covariance_of(jacobian)
+        else:
+            leverages = leverages * jnp.minimum(1, _MAX_LEVERAGE / jnp.maximum(greatest, 1e-30))
+            rows = root.T @ covariance
+            free = jnp.eye(struct.size, dtype=mode.dtype) - leverages
+            rest = jax.scipy.linalg.solve(free, rows, assume_a="pos")
+            covariance = covariance + rows.T @ rest
         outputs = outputs - covariance @ jax.grad(log_prob)(outputs, y)
         moved = noise @ positive_root(covariance).T
 

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from ..._tables import BLUE, GREY, INK, tidy
 from .._mixtures import Mixture, check_mixture
-from ..metrics import calibration_bins, ece
+from ..metrics import CalibrationBins, calibration_bins, ece
 from ..metrics._classes import Equal
 from ._bands import add_legend, axes_for, binomial_band, tint
 
@@ -53,7 +53,7 @@ def reliability(
     bins = calibration_bins(probabilities, labels, num_bins, equal=equal)
     error = float(ece(probabilities, labels, num_bins, equal=equal))
     axes = axes_for(ax, "plot.reliability", 5.6, 4.8)
-    draw_reliability(axes, **bins._asdict(), colour=BLUE)
+    _draw_bins(axes, bins)
     style = {"ha": "center", "va": "bottom", "fontsize": 7, "color": INK}
     style["rotation"] = 90 if num_bins > 8 else 0
     for left, right, number in zip(bins.edges[:-1], bins.edges[1:], bins.count, strict=True):
@@ -66,19 +66,9 @@ def reliability(
     return axes
 
 
-def draw_reliability(
-    axes: Any,
-    *,
-    edges: np.ndarray | Array,
-    count: np.ndarray | Array,
-    confidence: np.ndarray | Array,
-    accuracy: np.ndarray | Array,
-    colour: str,
-) -> None:
-    """Draws the bar and point of each bin that is not empty, and the diagonal.
-
-    The arrays are the fields of a `CalibrationBins`.
-    """
+def _draw_bins(axes: Any, bins: CalibrationBins) -> None:
+    """Draws the bar and point of each bin that is not empty, and the diagonal."""
+    edges, count, confidence, accuracy = bins
     is_filled = np.asarray(count) > 0
     left, width, count, confidence, accuracy = (
         np.asarray(each)[is_filled]
@@ -88,12 +78,12 @@ def draw_reliability(
     # A bar of a handful of predictions is fainter.
     for place, height, size, number in zip(left, accuracy, width, count, strict=True):
         alpha = 0.35 if number >= _FEW else 0.12
-        axes.bar(place, height, size, align="edge", color=colour, alpha=alpha, edgecolor="w")
+        axes.bar(place, height, size, align="edge", color=BLUE, alpha=alpha, edgecolor="w")
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="as claimed")
     style = {"fmt": "o", "markersize": 5, "elinewidth": 1.2, "capsize": 2.5}
     style |= {"clip_on": False, "zorder": 3, "label": "accuracy, 90% interval"}
     around = accuracy - lower, upper - accuracy
-    axes.errorbar(confidence, accuracy, yerr=around, color=colour, **style)
+    axes.errorbar(confidence, accuracy, yerr=around, color=BLUE, **style)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
     axes.set(xlim=(0, 1), ylim=(0, 1))
     tidy(axes)

@@ -5,7 +5,7 @@ import math
 import os
 import pathlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..._check_numbers import whole_number
@@ -41,8 +41,8 @@ class Checkpoint(Callback):
 
     **Raises:** `ValueError` if an argument is out of range, or `keep_best` has no `metric`. When
     training starts, `ValueError` if `keep_best` is given and no checkpoint would be evaluated, and
-    what `train.CheckpointFolder.check_free` raises: where another process writes to the folder, or
-    it has checkpoints of later steps than the run begins with.
+    what `train.CheckpointFolder.check_free` raises: where the folder has checkpoints of later steps
+    than the run begins with.
 
     >>> import tempfile
     >>> from eqxlike import train
@@ -97,7 +97,7 @@ class Checkpoint(Callback):
             run.note(f"The run is saved in {run.checkpoint}.")
 
     def close(self) -> None:
-        """Waits for what is being written, and lets others write there."""
+        """Waits for what is being written."""
         self.folder.close()
 
     def _save(self, run: Run) -> None:
@@ -178,16 +178,14 @@ class Resumed(NamedTuple):
         load_kept(callbacks, run, self.kept, read)
 
 
-def newest_in(
-    folder: str | os.PathLike[str], like: TrainState, callbacks: Iterable[Callback]
-) -> Resumed | None:
+def newest_in(folder: str | os.PathLike[str], like: TrainState) -> Resumed | None:
     """The newest good checkpoint in a folder; `None` where there is none.
 
     **Raises:** what `CheckpointFolder.restore_newest` raises, and `ValueError` for a checkpoint
     that `fit` did not make.
     """
     check_folder(folder, "fit: resume_from")
-    checkpoints = _writer_of(folder, callbacks) or CheckpointFolder(folder)
+    checkpoints = CheckpointFolder(folder)
     try:
         restored = checkpoints.restore_newest(like)
     except CheckpointError:
@@ -207,14 +205,3 @@ def newest_in(
     return Resumed(
         *(restored.state, data["steps"], data["batches"]), data.get("callbacks", {}), checkpoints
     )
-
-
-def _writer_of(
-    folder: str | os.PathLike[str], callbacks: Iterable[Callback]
-) -> CheckpointFolder | None:
-    """The callback's own, if one of them writes there: it is to know which ones are damaged."""
-    path = pathlib.Path(os.path.realpath(folder))
-    for callback in callbacks:
-        if isinstance(callback, Checkpoint) and callback.folder.folder == path:
-            return callback.folder
-    return None

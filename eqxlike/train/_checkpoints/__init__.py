@@ -1,17 +1,16 @@
-"""Checkpoints: a state in files, whole or not at all.
+"""Checkpoints: a state in files, whole or not at all. Orbax writes and reads them.
 
 In the order of reading:
 
-- `_save`, `_restore`: the two functions.
-- `_format`: what is in the folder.
-- `_folder`: the newest, the best.
-- `_background`: who writes when.
+- `_manifest`: what is in the folder of a checkpoint, and whether it is damaged.
+- `_orbax`: the manager of a folder, a save that is under way, and the arrays.
+- `_folder`: saving and restoring a state, and the checkpoints of a run.
 """
 
-from ._background import Saving as Saving
 from ._folder import CheckpointFolder as CheckpointFolder
-from ._format import CheckpointError as CheckpointError
-from ._restore import Restored as Restored
-from ._restore import place_like as place_like
-from ._restore import restore as restore
-from ._save import save as save
+from ._folder import Restored as Restored
+from ._folder import place_like as place_like
+from ._folder import restore as restore
+from ._folder import save as save
+from ._manifest import CheckpointError as CheckpointError
+from ._orbax import Saving as Saving

@@ -126,7 +126,7 @@ def fit(
     pace = _pace_of(steps_per_call)
     feed = Feed(batches, is_raw=steps_per_call == 1 and not isinstance(step, JitFunction))
     check_every = whole_number(check_every, "check_every")
-    resumed = None if resume_from is None else newest_in(resume_from, state, checked)
+    resumed = None if resume_from is None else newest_in(resume_from, state)
     if resumed is None:
         # The name is bound again: nobody else may hold the first state.
         state = copy_arrays(state, donate=donate)

@@ -265,6 +265,57 @@ def test_negative_curvature_counts_by_its_size():
     np.testing.assert_allclose(factor @ factor.T, wanted, rtol=1e-10)
 
 
+# --- many classes ---------------------------------------------------------------------------------
+
+
+class Mixed(eqx.Module):
+    """Outputs that depend on the rows of others, in one example more than in another."""
+
+    layer: nn.Linear
+
+    def __call__(self, x):
+        logits = self.layer(x)
+        return logits + jnp.maximum(x[0], 0) * logits[::-1]
+
+
+@functools.cache
+def many_classes(is_mixed=False, **fields):
+    """A linear classifier of 20 classes, and its exact precision."""
+    x = 3 * np.random.default_rng(0).normal(size=(60, 3))
+    layer = nn.Linear(3, 20, key=jr.key(0), dtype=jnp.float64)
+    model = Mixed(layer) if is_mixed else layer
+    labels = np.random.default_rng(1).integers(0, 20, size=60) ** 2 // 20
+    target = bayes.Posterior(model, bayes.normal(), bayes.Categorical(), (x, labels))
+    problem = bayes.Problem(target)
+    with as_libraries_compute():
+        place = jax.jit(lambda: climb(problem, problem.initial(jr.key(0)), 100).place)()
+    PLACES[id(target)] = np.asarray(place), target
+    logits, jacobian = linearised(target, x)
+    chances = softmax(logits, axis=1)
+    inner = chances[:, :, None] * (np.eye(20) - chances[:, None])
+    precision = np.einsum("nci,ncd,ndj->ij", jacobian, inner, jacobian, optimize=True) + np.eye(80)
+    return around(target, **fields), precision, jacobian
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_many_classes_have_the_dense_precision(is_mixed):
+    posterior, precision, jacobian = many_classes(is_mixed)
+    wanted = np.linalg.inv(precision)
+    np.testing.assert_allclose(covariance_of(posterior.found.normal, 80), wanted, atol=1e-8)
+    x = posterior.target.data[0][:8]
+    logits = bayes.predict(posterior, x, key=jr.key(2), num_samples=100).logits
+    wanted = np.einsum("nci,ij,ncj->nc", jacobian[:8], wanted, jacobian[:8])
+    np.testing.assert_allclose(np.var(logits, axis=0), wanted, rtol=1e-6)
+
+
+def test_structures_agree_on_left_out_examples_of_many_classes():
+    full, *others = (
+        many_classes(structure=structure)[0].found.width.nll
+        for structure in ("full", "kronecker", "diagonal")
+    )
+    np.testing.assert_allclose(others, full, atol=0.1)
+
+
 # --- the scale of the prior -----------------------------------------------------------------------
 
 

@@ -7,33 +7,33 @@ one checkpoint, and has failed to write another, for which nobody waits.
 """
 
 import errno
-import os
 import pathlib
 import resource
 import sys
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
 from eqxlike import train
-from eqxlike.train._checkpoints import _save
+from eqxlike.train._checkpoints import _orbax
 
 IMPORTED = {"orbax", "tensorstore", "safetensors"} & set(sys.modules)
 
 
-def check(folder: pathlib.Path, size: int, length: int, background: bool) -> None:
-    """Saves an array of such a length where files have such a size at most."""
+def check(folder: pathlib.Path, size: int, state: Any, background: bool) -> None:
+    """Saves a state where files have such a size at most."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with train.CheckpointFolder(folder, keep_last=1) as checkpoints:
         checkpoints.save(1, {"w": np.full(4, 1)})
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
         with pytest.raises(OSError, match=f"{folder}/step_000000002") as caught:
-            checkpoints.save(2, {"w": np.zeros(length)}, background=background).wait()
+            checkpoints.save(2, state, background=background).wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert caught.value.errno == errno.EFBIG
-        assert sorted(os.listdir(folder)) == [".lock", "step_000000001"]
+        assert [path.name for path in checkpoints.paths()] == ["step_000000001"]
         restored = checkpoints.restore_newest({"w": np.full(4, 0)})
         assert restored is not None
         assert restored.state["w"][0] == 1
@@ -41,18 +41,18 @@ def check(folder: pathlib.Path, size: int, length: int, background: bool) -> Non
 
 def save_at_the_end(folder: pathlib.Path) -> None:
     """Begins the two, each in a thread."""
-    write = _save.write_arrays
+    seal = _orbax.seal
 
-    def slowly(arrays_folder, arrays):
-        if "failed" in str(arrays_folder):
+    def slowly(manifest, arrays):
+        if "failed" in str(arrays):
             raise OSError("the disk is on fire")
         time.sleep(0.5)
-        write(arrays_folder, arrays)
+        seal(manifest, arrays)
 
     def save(name):
         train.save(folder / name, np.arange(3.0), background=True)
 
-    _save.write_arrays = slowly
+    _orbax.seal = slowly
     other = threading.Thread(target=save, args=["failed"])
     other.start()
     other.join()
@@ -61,7 +61,11 @@ def save_at_the_end(folder: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     assert not IMPORTED
-    # The first file that does not fit is one of the arrays', then the manifest.
-    for size, length, background in [(64, 10, False), (600, 1000, True), (600, 10, False)]:
-        check(pathlib.Path(sys.argv[1]) / f"{size}-{length}", size, length, background)
+    # The first file that does not fit is one of Orbax's notes, then an array, then the manifest.
+    for size, state, background in [
+        (64, {"w": np.zeros(10)}, False),
+        (1500, {"w": np.zeros(1000)}, True),
+        (1500, {"w": np.zeros(10), "name": "x" * 1500}, False),
+    ]:
+        check(pathlib.Path(sys.argv[1]) / f"{size}-{len(state)}", size, state, background)
     save_at_the_end(pathlib.Path(sys.argv[1]))

@@ -1,22 +1,19 @@
 """What is restored is what was saved, to the last bit; and what is refused."""
 
-import json
 import os
-import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import eqxlike as eqx
 from eqxlike import nn, train
-from eqxlike.train._checkpoints import _restore
+from eqxlike.train._checkpoints import _folder
 
 NUMPYS = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 NUMPYS += ["float16", "float32", "float64", "complex64", "complex128"]
@@ -61,6 +58,13 @@ def test_every_dtype_and_shape_comes_back(path):
         state = [jax.device_put(random_bits(dtype, (2, 3))) for dtype in NUMPYS + ADDED]
         train.save(path, state)
         assert_same(train.restore(path, state).state, state)
+
+
+def test_narrow_integers_keep_their_signs(path):
+    values = {name: np.arange(-2, 2).astype(name) for name in ("int2", "int4", "uint2", "uint4")}
+    values |= {f"jax {name}": jnp.asarray(each) for name, each in values.items()}
+    train.save(path, values)
+    assert_same(train.restore(path, values).state, values)
 
 
 def test_typed_keys_come_back_with_their_implementation_and_are_not_used_up(path):
@@ -166,41 +170,13 @@ def test_transfers_that_nobody_asked_for_may_be_forbidden(path):
     assert bits(jr.key_data(restored["key"])) == bits(jr.key_data(state["key"]))
 
 
-def test_manifest_says_what_was_saved(path):
-    state = train.TrainState.create(nn.Linear(2, 3, key=jr.key(0)), optax.sgd(1), key=jr.key(1))
-    train.save(path, state)
-    content = json.loads((path / "manifest.json").read_text())["content"]
-    assert content["step"] == 0
-    assert content["versions"]["jax"] == jax.__version__
-    assert content["versions"]["eqxlike"] == eqx.__version__
-    weight = content["leaves"][0]
-    assert weight["leaf"]["path"] == ".model.weight"
-    assert weight["leaf"]["shape"] == [3, 2]
-    assert weight["leaf"]["dtype"] == "float32"
-    assert "SingleDeviceSharding" in weight["sharding"]
-    assert [".model", "Linear(in_features=2, out_features=3, use_bias=True)"] in content["nodes"]
-    assert [leaf["leaf"]["key"] for leaf in content["leaves"] if leaf["leaf"]["kind"] == "key"] == [
-        "threefry2x32"
-    ]
-
-
-def test_sha256sum_and_orbax_read_the_arrays_by_themselves(path):
+def test_orbax_reads_the_arrays_by_itself(path):
     import orbax.checkpoint as ocp
 
     train.save(path, {"weight": np.arange(3.0)})
-    (leaf,) = json.loads((path / "manifest.json").read_text())["content"]["leaves"]
-    (arrays,) = path.glob("arrays-*")
-    command = ["sha256sum", arrays / "00000.weight" / "0"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert found.split()[0] == leaf["checksum"]
-    restored = ocp.PyTreeCheckpointHandler(use_ocdbt=False).restore(
-        arrays,
-        args=ocp.args.PyTreeRestore(
-            {"00000.weight": 0},
-            restore_args={"00000.weight": ocp.RestoreArgs(restore_type=np.ndarray)},
-        ),
-    )
-    assert restored["00000.weight"].tolist() == [0, 1, 2]
+    with ocp.PyTreeCheckpointer(use_ocdbt=False) as checkpointer:
+        found = checkpointer.restore(path / "step_000000000" / "arrays")
+    assert {name: array.tolist() for name, array in found.items()} == {"00000.weight": [0, 1, 2]}
 
 
 def test_checkpoint_can_be_moved_and_replaced_where_a_symbolic_link_points(path, tmp_path):
@@ -215,18 +191,17 @@ def test_checkpoint_can_be_moved_and_replaced_where_a_symbolic_link_points(path,
 
 def test_checkpoint_that_is_replaced_while_it_is_read_is_read_again(path, monkeypatch):
     train.save(path, np.zeros(1), 0)
-    check = _restore.check_files
-    calls = []
+    check, calls = _folder.check_files, []
 
     def check_files(*args):
-        if not calls:
-            train.save(path, np.ones(1), 1)
         calls.append(args)
+        if len(calls) == 1:
+            train.save(path, np.ones(1), 1)
         check(*args)
 
-    monkeypatch.setattr(_restore, "check_files", check_files)
+    monkeypatch.setattr(_folder, "check_files", check_files)
     state, data = train.restore(path, np.zeros(1))
-    assert (state, data, len(calls)) == (1, 1, 2)
+    assert (state, data) == (1, 1)
 
 
 def test_without_orbax_the_error_says_what_to_install(path, monkeypatch):
@@ -248,13 +223,17 @@ MISMATCHES = {
     "missing": ({"w": zeros(2)}, {"w": zeros(2), "b": zeros(2)}, r"like\['b'\] is missing in the"),
     "additional": ({"w": zeros(2), "b": zeros(2)}, {"w": zeros(2)}, r"checkpoint has state\['b'\]"),
     "list for tuple": ([zeros(2)], (zeros(2),), "like is tuple, and was list"),
-    "None for nothing": ([zeros(2), None], [zeros(2)], r"like\[1\] is no node, and was NoneType"),
-    "key for array": (zeros(2, dtype=np.uint32), jr.key(0), "is a PRNG key of threefry2x32 and"),
-    "key": (jr.split(jr.key(0, impl="rbg"), 1), jr.split(jr.key(0, impl="unsafe_rbg"), 1), "was a"),
+    "None for nothing": ([zeros(2), None], [zeros(2)], r"checkpoint has state\[1\], which"),
+    "key for array": (zeros(2, dtype=np.uint32), jr.key(0), r"like is .* dtype key<fry>, and was"),
+    "key": (
+        jr.split(jr.key(0, impl="rbg"), 1),
+        jr.split(jr.key(0, impl="unsafe_rbg"), 1),
+        r"key<urbg>, and was .* key<rbg>",
+    ),
     "number": ({"rate": 0.1}, {"rate": 0.2}, r"like\['rate'\] is 0.2, and was 0.1"),
     "bool for number": ([1], [True], r"like\[0\] is True, and was 1"),
     "function for array": ([zeros()], [jnp.sin], r"like\[0\] is no array, and was an array of"),
-    "number for None": ([1], [None], r"state\[0\], which `like` has not"),
+    "number for None": ([1], [None], r"like\[0\] is NoneType, and was 1"),
 }
 
 
@@ -276,7 +255,7 @@ def test_other_static_field_is_refused(path):
 
 def test_all_mismatches_are_named_at_once_before_a_byte_of_the_arrays_is_read(path):
     train.save(path, [zeros(2)] * 12)
-    for file in path.glob("arrays-*/*/*"):
+    for file in path.glob("*/arrays/*/*"):
         file.unlink()
     with pytest.raises(ValueError, match=r"like\[0\] .*like\[7\] .*; and 4 more\.") as caught:
         train.restore(path, [zeros(3)] * 12)
@@ -293,26 +272,29 @@ def test_number_of_64_bits_for_jax_needs_its_flag(path):
 
 
 NO_STATES = {
-    "objects": (np.array([None]), TypeError, r"state\['x'\] is an array of dtype object"),
-    "widest float": (np.zeros(1, np.longdouble), TypeError, "numbers and bools alone"),
-    "mask": (np.ma.zeros(2), TypeError, r"no masks, and state\['x'\] is a masked array"),
-    "reference": (jax.new_ref(jnp.ones(2)), TypeError, r"state\['x'\] is a jax.Ref"),
+    "objects": (np.array([None]), r"of numbers and bools, .*; state\['x'\] .* dtype object"),
+    "widest float": (
+        np.zeros(1, np.longdouble),
+        r"state\['x'\] is of type ndarray and dtype float",
+    ),
+    "mask": (np.ma.zeros(2), r"state\['x'\] is of type MaskedArray"),
+    "reference": (jax.new_ref(jnp.ones(2)), r"state\['x'\] is of type .*Ref"),
 }
 
 
 def test_what_cannot_be_written_is_named(path):
-    for leaf, error, message in NO_STATES.values():
-        with pytest.raises(error, match=message):
+    for leaf, message in NO_STATES.values():
+        with pytest.raises(TypeError, match=message):
             train.save(path, {"x": leaf})
-    with pytest.raises(TypeError, match=r"state\['x'\], and got one that is being traced"):
+    with pytest.raises(TypeError, match=r"outside of jit; state\['x'\] is of type "):
         jax.jit(lambda x: train.save(path, {"x": x}))(jnp.ones(2))
     deleted = jnp.ones(2)
     deleted.delete()
     with pytest.raises(RuntimeError, match=r"deleted: state\['x'\]"):
         train.save(path, {"x": deleted})
     for data, message in [
-        ({"a": [(1,)]}, r"got tuple at data\['a'\]\[0\]: make it a list"),
-        ({1: 2}, "strings as keys of `data`, and got 1"),
+        ({"a": [(1,)]}, r"got tuple at data\['a'\]\[0\]\."),
+        ({1: 2}, r"strings as keys\), and got int at data\[1\]"),
         ([np.zeros(1)], r"got ndarray at data\[0\]. Arrays belong in `state`"),
         (set(), "got set at data"),
     ]:
@@ -324,15 +306,12 @@ def test_what_cannot_be_written_is_named(path):
 
 
 def test_what_is_no_checkpoint_is_not_overwritten(path):
-    message = "something else than a checkpoint .*checkpoint'"
     path.write_text("years")
-    with pytest.raises(FileExistsError, match=message):
+    with pytest.raises(NotADirectoryError, match="checkpoint' is a file"):
         train.save(path, zeros(1))
     assert path.read_text() == "years"
     path.unlink()
     path.mkdir()
     (path / "thesis.tex").write_text("years")
-    with pytest.raises(FileExistsError, match=message):
-        train.save(path, zeros(1))
-    assert os.listdir(path) == ["thesis.tex"]
-    assert os.listdir(path.parent) == ["checkpoint"]
+    train.save(path, zeros(1))
+    assert sorted(os.listdir(path)) == ["step_000000000", "thesis.tex"]

@@ -36,7 +36,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from eqxlike import train
 from tests.train.sharding import trainings
-from eqxlike.train._checkpoints import _save
 import orbax.checkpoint
 
 address, folder, answers = sys.argv[1:]
@@ -72,14 +71,6 @@ with train.CheckpointFolder(folder) as checkpoints:
     saving = checkpoints.save(1, state, {"epoch": 1}, background=True)
     restored, data = checkpoints.restore_newest(like)
     found = {"is_done": saving.is_done, "data": data, "same": parts(restored) == parts(state)}
-    if index == 1:
-        def fail(*_):
-            raise OSError("the disk is on fire")
-        _save.write_arrays = fail
-    try:
-        checkpoints.save(2, {"replicated": state["whole"]})
-    except OSError as error:
-        found["error"] = str(error)
     found["steps"] = [path.name for path in checkpoints.paths()]
 answer = json.dumps(found | trainings.run_short())
 pathlib.Path(answers, str(index)).write_text(answer)
@@ -116,16 +107,13 @@ def test_two_processes_train_and_save_together_and_one_goes_on_from_it(tmp_path)
         np.testing.assert_allclose(each["losses"], alone["losses"], rtol=1e-5)
         assert (each["part"], each["compiled"]) == ([4, 4], 0)
     assert alone["part"] == (4, 8)
-    # Each gets its parts back, and a save in the background is done when it returns.
+    # Each gets its parts back: reading waits for the save in the background.
     assert [each["same"] for each in found] == [True, True]
     assert [each["data"] for each in found] == [{"epoch": 1}] * 2
     assert [each["is_done"] for each in found] == [True, True]
-    # One whose disk fails stops the other.
-    assert found[1]["error"] == "the disk is on fire"
-    assert found[0]["error"] == "A checkpoint failed in process 1, whose own error says why."
     assert [each["steps"] for each in found] == [["step_000000001"]] * 2
     # Each part is a file of its own.
-    (rows,) = folder.glob("step_000000001/arrays-*/*.rows")
+    (rows,) = folder.glob("step_000000001/arrays/*.rows")
     assert sorted(os.listdir(rows)) == [".zarray", "0.0", "1.0", "2.0", "3.0"]
 
     columns = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("x",)), P(None, "x"))

@@ -9,7 +9,7 @@ import pytest
 
 import eqxlike
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 BLOCKS = [

@@ -7,7 +7,7 @@ import tomllib
 import jax
 import pytest
 
-DOCS = pathlib.Path(__file__).parents[1] / "docs"
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
 NAMES = (
     "bayes.md",
     "differentiation.md",

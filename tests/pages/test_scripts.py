@@ -26,6 +26,7 @@ def load(name, module_name=None):
 def test_status_says_whether_the_claims_of_coverage_hold(
     coverage, nll, status, monkeypatch, capsys
 ):
+    monkeypatch.syspath_prepend(scripts.EXAMPLES)  # as for a script that is run
     script = load("bnn_coverage")
     found = {
         "diabetes": {name: {"coverage": 0.9} for name in ("bayesian", "plain", "ridge")},

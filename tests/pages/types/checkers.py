@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
+REPOSITORY = pathlib.Path(__file__).parents[3]
 CACHE = REPOSITORY / ".pytest_cache" / "mypy"
 
 _REVEALED = re.compile(r'(?:Type of ".*" is|Revealed type is) "(.*)"', re.DOTALL)

@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-PACKAGE = pathlib.Path(__file__).parent.parent / "eqxlike"
+PACKAGE = pathlib.Path(__file__).parents[2] / "eqxlike"
 DOCUMENTABLE = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 

@@ -14,7 +14,7 @@ from eqxlike.nn._bayesian import (
     prior_scales,
 )
 from eqxlike.nn._bayesian._gaussian_layer import rho_of
-from tests.nn.test_bayesian import Shift
+from tests.bayes.layers.test_bayesian import Shift
 
 LAYERS = {
     "linear": lambda **options: nn.BayesianLinear(3, 2, **options),

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 POINTS = re.findall(
     r"^- (.*(?:\n  .*)*)", (ROOT / "docs" / "migrating.md").read_text(), flags=re.MULTILINE
 )

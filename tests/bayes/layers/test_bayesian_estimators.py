@@ -11,8 +11,8 @@ import pytest
 import eqxlike as eqx
 from eqxlike import nn
 from eqxlike.nn._bayesian._gaussian_layer import _random_signs
+from tests.bayes.layers.test_bayesian import perturbed
 from tests.nn.arrays import filled, normal
-from tests.nn.test_bayesian import perturbed
 
 NUM_DRAWS = 8000
 

@@ -17,7 +17,7 @@ import pytest
 
 from docs.site import api, chart, measured, tutorials
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 ERRORS = (ROOT / "docs" / "errors.md").read_text()
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 JAX_NOTE = re.compile(r"^-{20}\nFor simplicity, JAX has removed .*\n", re.MULTILINE)

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import exactness, table
 from docs.site import chart
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 EQUINOX, NNX = "Equinox filter_jit", "nnx.jit"
 CELL = re.compile(r"^\| (?P<what>.*?) \| (?P<microseconds>[\d.]+) \|$", re.MULTILINE)

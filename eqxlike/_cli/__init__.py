@@ -1,3 +1,0 @@
-"""The command line."""
-
-from ._main import main as main

@@ -1,0 +1,145 @@
+"""Bayesian networks trained on real data, and the cost of a call by `filter_jit`."""
+
+import argparse
+import contextlib
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import NoReturn
+
+import jax
+
+import eqxlike as eqx
+
+from . import pictures, report
+from .compare import compare
+from .evaluate import METHODS
+from .training import SETTINGS, load, prepare, settings_for
+
+STATUSES = {"finished": 0, "diverged": 1, "interrupted": 130}
+"""The exit status for each way of stopping; a shell reports 128 + SIGINT after Ctrl-C."""
+
+MOST = 2**31 - 1
+"""Seeds end where NumPy's and JAX's do in 32 bits."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line: what is wrong, without the whole usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the demo.
+
+    **Arguments:**
+
+    - `arguments`: the words after `python -m examples.demo`; those of this process if None.
+
+    **Returns:** the exit status: 0, or 1 where a training diverged, 130 after Ctrl-C.
+
+    **Raises:** `SystemExit` with status 2 for wrong use.
+    """
+    parser = _Parser(prog="python -m examples.demo", description=__doc__)
+    add = parser.add_argument
+    add("--data", choices=[*SETTINGS, "both"], default="both", help="which data set (both)")
+    add(
+        "--method",
+        choices=[*METHODS, "all"],
+        action="append",
+        default=[],
+        help="infer the posterior by this method of eqxlike.bayes too; may come several times",
+    )
+    add("--steps", type=int, metavar="N", help="training steps instead of each data set's own")
+    add("--seed", type=int, default=0, metavar="N", help="of split, weights and noise (0)")
+    out = "where pictures and results go (demo-results)"
+    add("--out", type=_writable_folder, default="demo-results", metavar="DIR", help=out)
+    cache = "keep compiled programs there, so that the next start compiles nothing"
+    add("--cache", metavar="DIR", help=cache)
+    add("--quick", action="store_true", help="a look in seconds, not for quoting")
+    device = "auto: a GPU where JAX sees one (auto)"
+    add("--device", choices=("auto", "cpu", "gpu"), default="auto", help=device)
+    options = parser.parse_args(arguments)
+    for name, least in {"steps": 1, "seed": 0}.items():
+        value = getattr(options, name)
+        if value is not None and not least <= value <= MOST:
+            wanted = f"an integer of at least {least} and at most {MOST}"
+            parser.error(f"argument --{name}: must be {wanted}, got {value}")
+    if options.quick:
+        _compile_quickly()
+    try:
+        device = choose_device(options.device)
+        cached = eqx.cache_compilations(options.cache) if options.cache else None
+    except (OSError, RuntimeError, ValueError) as error:
+        parser.error(" ".join(str(error).split()))
+    with cached or contextlib.nullcontext():
+        try:
+            status = _run(options, device)
+        except OSError as error:
+            parser.error(f"cannot write the results: {error}")
+        if cached:
+            print(f"compiled programs, {cached}", flush=True)
+    return status
+
+
+def _run(options: argparse.Namespace, device: str) -> int:
+    print(f"device: {device}", flush=True)
+    names = list(SETTINGS) if options.data == "both" else [options.data]
+    methods = list(METHODS) if "all" in options.method else list(dict.fromkeys(options.method))
+    seed, stopped, reached = options.seed, "finished", {}
+    try:
+        for name in names:
+            data = prepare(name, load(name), seed=seed)
+            settings = settings_for(name, steps=options.steps, is_quick=options.quick)
+            results = compare(data, settings, seed=seed, reached=reached, methods=methods)
+            trainings = results["trainings"].values()
+            if any(training["stopped"] == "diverged" for training in trainings):
+                stopped = "diverged"
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    about = {"stopped": stopped, "seed": seed, "quick": options.quick, "device": device}
+    contents = report.plain(about | {"machine": report.machine(), "data": reached})
+    report.print_tables(contents)
+    files = report.write(contents, options.out) + pictures.draw(contents["data"], options.out)
+    print("\nwritten: " + ", ".join(map(str, files)), flush=True)
+    if stopped == "interrupted":
+        print("interrupted: the results are those of what was reached", file=sys.stderr)
+    return STATUSES[stopped]
+
+
+def _writable_folder(text: str) -> pathlib.Path:
+    path = pathlib.Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        reason = f"cannot write to {text!r}: {error.strerror}"
+        raise argparse.ArgumentTypeError(reason) from None
+
+
+def _compile_quickly() -> None:
+    """Leaves LLVM's optimisations out, a third of the time, unless the user has set a level.
+
+    XLA reads its flags when JAX first looks for devices, which is later.
+    """
+    flags, level = os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level"
+    if level not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {level}=0"
+
+
+def choose_device(choice: str) -> str:
+    """Holds JAX to a type of device; returns in words the one it uses.
+
+    "auto" is JAX's own choice: a GPU where it sees one.
+
+    **Raises:** `RuntimeError` if JAX has no such device.
+    """
+    if choice == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    device = jax.devices(None if choice == "auto" else choice)[0]
+    kind = device.device_kind
+    return device.platform if kind == device.platform else f"{device.platform} ({kind})"
