@@ -21,10 +21,10 @@ from benchmarks.modes import enzyme, tables
 from benchmarks.modes.beside import measure_beside
 from benchmarks.modes.peer_rows import peer_rows
 from benchmarks.modes.targets import targets
+from benchmarks.timing import installed_version
 from benchmarks.zoo import registry
 from benchmarks.zoo.problem import Problem, count, in_double
 from eqxlike import ad
-from eqxlike._timing import installed_version
 
 NAME = "benchmarks.ad_modes"
 ROUNDS = command.Rounds(default=30, quick=5)

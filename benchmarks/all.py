@@ -102,7 +102,6 @@ NOT_ON_ONE_GPU = [
     "nn/test_init.py::test_arrays_of_many_shapes_are_drawn_by_few_programs",
     "nn/test_norm.py::test_gradient_of_residual_blocks_computes_no_sum_again_wherever_it_is_read",
     "ad/test_modes.py::test_devices_that_share_an_array_share_its_gradient",
-    "ad/test_choose.py::test_choice_is_measured_anew_on_another_device",
     "loops/test_carry.py::test_devices_that_share_what_a_scan_closes_over_share_its_gradient",
     "train/test_state.py::test_arrays_stay_on_their_device_and_only_free_ones_may_be_moved",
     "train/test_batches.py::test_arrays_are_moved_as_the_caller_would_also_where_transfers_are_forbidden",

@@ -18,8 +18,8 @@ from benchmarks.cases import find
 from benchmarks.cost import densities, ensembles, first_calls, sampling, steps
 from benchmarks.cost.rows import Effort, Row
 from benchmarks.cost.targets import targets as targets_of
+from benchmarks.timing import installed_version
 from eqxlike import bayes
-from eqxlike._timing import installed_version
 
 NAME = "benchmarks.bayes_cost"
 ROUNDS = command.Rounds(default=100, quick=5)

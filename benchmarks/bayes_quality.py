@@ -26,8 +26,8 @@ from benchmarks.quality.data import SOURCES, DataSet, read_csv, split
 from benchmarks.quality.network import prior_scale, target
 from benchmarks.quality.scores import scores
 from benchmarks.quality.targets import targets
+from benchmarks.timing import installed_version
 from eqxlike import bayes
-from eqxlike._timing import installed_version
 
 NAME = "benchmarks.bayes_quality"
 SPLITS, OF_CSV, OF_QUICK = 10, 20, 2

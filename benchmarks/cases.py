@@ -18,7 +18,7 @@ import numpy as np
 import eqxlike
 from benchmarks import bayesian, columns, networks
 from benchmarks.columns import Work
-from eqxlike._timing import Call
+from benchmarks.timing import Call
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from eqxlike._timing import Call
+from benchmarks.timing import Call
 
 FLAT = "jax.jit, flat list"
 MODULE = "jax.jit, module"

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from benchmarks import report, table, targets
 from benchmarks.cases import Case, NamedT, build, check_agreement, find
 from benchmarks.targets import Target
+from benchmarks.timing import measure
 from eqxlike._check_numbers import whole_number_in
-from eqxlike._timing import measure
 
 
 class Rounds(NamedTuple):

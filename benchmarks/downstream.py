@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks import cases, command, downstream_process, import_time, report
-from eqxlike._timing import Measurement, Samples, installed_version, round_orders, summarise
+from benchmarks.timing import Measurement, Samples, installed_version, round_orders, summarise
 from tests.downstream import run
 
 NAME = "benchmarks.downstream"

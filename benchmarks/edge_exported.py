@@ -16,7 +16,7 @@ from benchmarks import columns, networks
 from benchmarks.cases import Case, check_agreement
 from benchmarks.columns import Work
 from benchmarks.layer_rows import Row, Table
-from eqxlike._timing import Call
+from benchmarks.timing import Call
 
 TABLE = Table("Exported programs", ("completion", "dispatch"), unit="microseconds")
 

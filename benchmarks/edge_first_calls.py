@@ -18,7 +18,7 @@ from benchmarks.cases import Case
 from benchmarks.edge_models import Chain, layers
 from benchmarks.layer_rows import Row, Table, check_first_calls
 from benchmarks.layer_timing import Prepare
-from eqxlike._timing import Call
+from benchmarks.timing import Call
 
 STEPS = Table("First call of a training step", is_first_call=True)
 MANY_LEAVES = Table("First call with many leaves", is_first_call=True)

@@ -12,7 +12,7 @@ from benchmarks import columns, networks
 from benchmarks.cases import Case, check_agreement
 from benchmarks.columns import Work
 from benchmarks.layer_rows import Row, Table
-from eqxlike._timing import Call
+from benchmarks.timing import Call
 
 MODELS = Table("Our Modules", ("completion", "dispatch"), unit="microseconds")
 OUTSIDE = Table("Outside jit", unit="microseconds")

@@ -33,8 +33,8 @@ from benchmarks.exact_problems import (
     standard_deviations,
 )
 from benchmarks.targets import Target
+from benchmarks.timing import installed_version
 from eqxlike import bayes
-from eqxlike._timing import installed_version
 
 NAME = "benchmarks.exactness"
 PACKAGES = ("eqxlike", "jax", "numpyro", "blackjax", "numpy", "python")

@@ -25,7 +25,7 @@ import numpy as np
 import eqxlike as eqx
 from benchmarks import cases, command, export_process, report
 from benchmarks.export_process import COLUMNS, TRACED
-from eqxlike._timing import Measurement, Samples, round_orders, summarise
+from benchmarks.timing import Measurement, Samples, round_orders, summarise
 
 NAME = "benchmarks.export"
 ROUNDS = command.Rounds(default=15, quick=2)

@@ -18,7 +18,7 @@ from unittest import mock
 
 from benchmarks import cases, command, report
 from benchmarks.cases import Case
-from eqxlike._timing import Call, Measurement, Samples, round_orders, summarise
+from benchmarks.timing import Call, Measurement, Samples, round_orders, summarise
 
 NAME = "benchmarks.import_time"
 ROUNDS = command.Rounds(default=30, quick=5)

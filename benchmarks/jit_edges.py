@@ -2,7 +2,7 @@
 memory.
 
 Every column of a row computes the same numbers, which is checked before anything is timed. The
-method is that of `eqxlike._timing`. A first call, from a new function to its result, cannot be
+method is that of `benchmarks.timing`. A first call, from a new function to its result, cannot be
 repeated: it is timed as in `benchmarks.layer_timing`, without a compilation cache on disk. If
 all rows are measured, memory and asynchrony follow. Ctrl-C prints the rows that are finished.
 """

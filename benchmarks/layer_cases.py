@@ -18,7 +18,7 @@ from benchmarks.layer_networks import (
 )
 from benchmarks.layer_rows import Row, Table, check_first_calls, check_sizes
 from benchmarks.layer_timing import Prepare
-from eqxlike._timing import Call
+from benchmarks.timing import Call
 
 REORDER = "order of arrays alone"
 

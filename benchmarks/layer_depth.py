@@ -13,7 +13,7 @@ from benchmarks.cases import Case, check_agreement
 from benchmarks.layer_networks import EQUINOX, NNX, OURS
 from benchmarks.layer_rows import Row, Table, check_sizes
 from benchmarks.layer_timing import Prepare
-from eqxlike._timing import Call
+from benchmarks.timing import Call
 
 ARRAYS = "arrays alone"
 SCAN_STACK = "ScanStack"

@@ -15,8 +15,8 @@ import eqxlike
 from benchmarks import networks
 from benchmarks.cases import Case, check_agreement
 from benchmarks.layer_rows import Row, Table
+from benchmarks.timing import Call
 from eqxlike import nn
-from eqxlike._timing import Call
 
 OURS = "eqxlike"
 PLAIN = "all scores"

@@ -14,7 +14,7 @@ import jax
 from benchmarks import command, report
 from benchmarks.cases import Case, build, check_agreement, find
 from benchmarks.layer_timing import Prepare, measure_first_calls
-from eqxlike._timing import Call, measure
+from benchmarks.timing import Call, measure
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Interleaved timing of calls that can be made only once: first calls and compilations.
 
-`eqxlike._timing.measure` repeats calls, so it cannot time these. Here each round prepares every
+`benchmarks.timing.measure` repeats calls, so it cannot time these. Here each round prepares every
 column again, outside the clock, and times one call of it. As there, rounds are interleaved and
 ratios are taken in each round.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from eqxlike._timing import Call, Measurement, Samples, frozen_heap, round_orders, summarise
+from benchmarks.timing import Call, Measurement, Samples, frozen_heap, round_orders, summarise
 
 Prepare = Callable[[], Call]
 

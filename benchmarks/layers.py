@@ -6,7 +6,7 @@ differentiated next to JAX's functions and PyTorch's. Before anything is timed, 
 compares the outputs and gradients that all libraries compute from the same weights. Only
 constructed models differ: each library draws its own initial values.
 
-The method is that of `eqxlike._timing`, and for first calls and compilations that of
+The method is that of `benchmarks.timing`, and for first calls and compilations that of
 `benchmarks.layer_timing`, without a compilation cache on disk. Ctrl-C prints the rows that are
 finished.
 """

@@ -2,7 +2,7 @@
 
 All columns of a row compute the same numbers, which is checked before anything is timed. The
 notes of a row have the temporary memory of each column, by XLA's analysis, and the time to trace
-and compile it. The method is that of `eqxlike._timing`. Ctrl-C prints the rows that are finished.
+and compile it. The method is that of `benchmarks.timing`. Ctrl-C prints the rows that are finished.
 """
 
 import functools
@@ -20,8 +20,8 @@ import jax.random as jr
 
 from benchmarks import command, report
 from benchmarks.cases import Case, build, check_agreement, find
+from benchmarks.timing import measure
 from eqxlike import loops
-from eqxlike._timing import measure
 
 NAME = "benchmarks.loops"
 ROUNDS = command.Rounds(default=30, quick=7)

@@ -13,7 +13,7 @@ temporaries, less the outputs that take over donated arguments.
 
 `--memory` adds by how much a fresh process grows for such steps, and `--first-steps` the first step
 of fresh processes, without a compilation cache: the clock starts before JAX is imported, and stops
-when the loss is there. The method is that of `eqxlike._timing`. Ctrl-C prints the rows that are
+when the loss is there. The method is that of `benchmarks.timing`. Ctrl-C prints the rows that are
 finished.
 """
 
@@ -46,7 +46,7 @@ from benchmarks.model_steps import (
     TORCH_EAGER,
     Network,
 )
-from eqxlike._timing import Measurement, Samples, measure, round_orders, summarise
+from benchmarks.timing import Measurement, Samples, measure, round_orders, summarise
 from eqxlike.train._callbacks._logging import _PEAKS
 
 NAME = "benchmarks.models"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from benchmarks import bayesian, networks
-from eqxlike._timing import Call
+from benchmarks.timing import Call
 
 
 class MLP(nnx.Module):

@@ -8,7 +8,14 @@ from typing import Any
 
 import eqxlike
 from benchmarks import ages
-from eqxlike._timing import Column, Measurement, Samples, installed_version, machine_info, summarise
+from benchmarks.timing import (
+    Column,
+    Measurement,
+    Samples,
+    installed_version,
+    machine_info,
+    summarise,
+)
 
 PEERS = ("equinox", "flax", "optax")
 

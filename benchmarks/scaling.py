@@ -2,7 +2,7 @@
 
 An MLP is trained by Adam on the same batches, replicated (`train.data_parallel`) or sharded
 (`train.fsdp`). All columns compute the same losses, which is checked before anything is
-timed. The method is that of `eqxlike._timing`. Ctrl-C prints the rows that are finished.
+timed. The method is that of `benchmarks.timing`. Ctrl-C prints the rows that are finished.
 
 The same is done for a stack of MLPs, with a hidden layer four times as wide. FSDP all-gathers its
 layers one at a time, in the loop over them; another row splits the axis of layers, so that they are
@@ -29,9 +29,9 @@ import eqxlike
 from benchmarks import command, networks, report, table
 from benchmarks.cases import check_agreement, find
 from benchmarks.targets import Target, at_most, render
+from benchmarks.timing import Call, measure
 from eqxlike import nn, train
 from eqxlike._tables import grouped
-from eqxlike._timing import Call, measure
 
 NAME = "benchmarks.scaling"
 ROUNDS = command.Rounds(default=30, quick=5)

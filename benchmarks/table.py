@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import report as reports
-from eqxlike._timing import Column
+from benchmarks.timing import Column
 
 Rows = Sequence[Sequence[str]]
 

@@ -6,7 +6,7 @@ flat list of donated arrays, with a key that each step splits. `fit` runs with i
 including the check that the state stays finite, and with a step made with `check_finite=False`.
 Equinox's and NNX's are the loops of their documentation. Keras runs on JAX, if installed.
 All columns have the same mean loss, which is checked before anything is timed. The method is that
-of `eqxlike._timing`. Ctrl-C prints the rows that are finished.
+of `benchmarks.timing`. Ctrl-C prints the rows that are finished.
 
 Last come runs with `train.prefetch` and without it, by a loop that reads each loss and by `fit`.
 Batches are ready or take 2 ms each, and a step takes about as long as the name of the row says.
@@ -28,8 +28,8 @@ import optax
 import eqxlike
 from benchmarks import command, networks, report, targets
 from benchmarks.cases import Case
+from benchmarks.timing import Call
 from eqxlike import train
-from eqxlike._timing import Call
 
 NAME = "benchmarks.training"
 ROUNDS = command.Rounds(default=30, quick=7)

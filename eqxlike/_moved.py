@@ -8,7 +8,11 @@ from typing import Any
 RENAMED: dict[str, str] = {}
 """Old to new full names. Access through an old name warns and returns the new object."""
 
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "eqxlike.ad.choose": "Compare modes by `ad.compare`, and pass the fastest correct one.",
+    "eqxlike.ad.sparse_hessian": "Use asdex: `asdex.hessian(function)`.",
+    "eqxlike.ad.sparse_jacobian": "Use asdex: `asdex.jacobian(function)`.",
+}
 """Full names, each with a sentence that says what to use instead."""
 
 

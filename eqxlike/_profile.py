@@ -6,13 +6,12 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
-import itertools
 import os
 import pathlib
 import statistics
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -20,7 +19,6 @@ import jax.monitoring
 
 from ._check_numbers import positive_number
 from ._tables import align, rich_table
-from ._timing import Call, frozen_heap, warmed_up
 from ._transforms._jit._timed import CallTimes, timing_calls
 
 Session = Any
@@ -362,12 +360,14 @@ def new_profiler(interval_s: float) -> Any:
     return Profiler(interval=interval_s, async_mode="disabled")
 
 
-def sample(call: Call, calls: int, interval_s: float = 1e-4, warm_up: int = 5) -> Profile:
+def sample(
+    call: Callable[[], Any], calls: int, interval_s: float = 1e-4, warm_up: int = 5
+) -> Profile:
     """Samples the stack during warm calls, each waited for.
 
     **Arguments:**
 
-    - `call`: a call, as `eqxlike._timing.measure` takes it.
+    - `call`: a function of no arguments that returns an array, or a pytree of arrays.
     - `calls`: the number of calls.
     - `interval_s`: the least time between two samples, in seconds.
     - `warm_up`: the number of calls before the first sample.
@@ -375,12 +375,12 @@ def sample(call: Call, calls: int, interval_s: float = 1e-4, warm_up: int = 5) -
     **Raises:** `ImportError` if pyinstrument is not installed.
     """
     profiler = new_profiler(interval_s)
-    wait = warmed_up(call, warm_up)
-    with frozen_heap():
-        profiler.start()
-        for _ in itertools.repeat(None, calls):
-            wait(call())
-        return Profile(session=profiler.stop())
+    for _ in range(warm_up):
+        jax.block_until_ready(call())
+    profiler.start()
+    for _ in range(calls):
+        jax.block_until_ready(call())
+    return Profile(session=profiler.stop())
 
 
 OURS = "eqxlike"

@@ -32,8 +32,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import eqxlike as eqx
+from benchmarks.timing import Measurement, measure
 from eqxlike._tables import align
-from eqxlike._timing import Measurement, measure
 
 BETA = 1.5
 SMALL, LARGE = 1_000, 1_000_000

@@ -20,9 +20,9 @@ from jax import lax
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
 import eqxlike as eqx
+from benchmarks.timing import measure
 from eqxlike._check_numbers import whole_number_in
 from eqxlike._tables import align
-from eqxlike._timing import measure
 
 TURNS, WIDTH, ROUNDS = 64, 32, 50
 QUICK_TURNS, QUICK_ROUNDS = 4, 2

@@ -27,10 +27,10 @@ import numpy as np
 import optax
 
 import eqxlike as eqx
+from benchmarks.timing import installed_version, machine_info, measure
 from eqxlike import ad
 from eqxlike._check_numbers import whole_number_in
 from eqxlike._tables import align
-from eqxlike._timing import installed_version, machine_info, measure
 
 BATCH_SIZE = 128
 EPOCHS, ROUNDS = 100, 200

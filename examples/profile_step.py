@@ -22,8 +22,8 @@ import optax
 from sklearn import datasets
 
 import eqxlike as eqx
+from benchmarks.timing import machine_info
 from eqxlike import debug, nn
-from eqxlike._timing import machine_info
 
 BATCH, WIDTH = 32, 16
 Batch = tuple[Any, Any]

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks import cases, columns
 from benchmarks.table import text_table
+from benchmarks.timing import Column, measure, ratios
 from eqxlike import _profile
 from eqxlike._check_numbers import whole_number_in
 from eqxlike._profile import JAX, OTHER, OURS, Frame, Split
-from eqxlike._timing import Column, measure, ratios
 
 DEFAULT = r"Identity|forward, depth (2|64), width 8$|Adam step, depth (2|64)|ELBO"
 """The default cases are one of each type, the smallest, where overhead counts most, and the

@@ -64,8 +64,6 @@ def core() -> None:
     train.export_safetensors(model, "model.safetensors")
     with refused("eqxlike[train]"):
         train.import_safetensors(model, "model.safetensors")
-    with refused("eqxlike[sparse]"):
-        ad.sparse_jacobian(lambda x: x)(jnp.ones(2))
     with refused("eqxlike[plot]"):
         bayes.plot.reliability(jnp.array([[0.9, 0.1]]), jnp.array([0]))
 
@@ -129,18 +127,6 @@ def with_export() -> None:
     assert jnp.allclose(eqx.load_exported("model.eqxport").call(x), jax.vmap(model)(x))
 
 
-def with_sparse() -> None:
-    """Where asdex does not run with this JAX, the error says so, and what to take."""
-    try:
-        import asdex  # noqa: F401
-    except ImportError as error:
-        print(f"asdex does not run with jax {jax.__version__}: {error.msg}")
-        with refused(f"does not run with jax {jax.__version__}"):
-            ad.sparse_jacobian(lambda x: x)(jnp.ones(2))
-        return
-    assert ad.sparse_jacobian(lambda x: x[1:] - x[:-1])(jnp.arange(4.0)).nse == 6
-
-
 def with_enzyme() -> None:
     """There are builds for Python 3.11 alone; elsewhere the extra brings nothing, and says so."""
     gradient = eqx.filter_grad(lambda x: jnp.sum(x**2), mode=ad.Enzyme())
@@ -159,7 +145,6 @@ TRIED = {
     "export": with_export,
     "plot": with_plot,
     "profile": with_profile,
-    "sparse": with_sparse,
     "tensorboard": with_tensorboard,
     "train": with_train,
 }

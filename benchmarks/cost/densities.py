@@ -14,9 +14,9 @@ import eqxlike
 from benchmarks.cases import Case, check_agreement
 from benchmarks.cost.models import Stated, network
 from benchmarks.cost.rows import Row, row_of_case
+from benchmarks.timing import Call
 from benchmarks.zoo import in_numpyro
 from benchmarks.zoo.bayesian_network import FEATURES, WIDTHS
-from eqxlike._timing import Call
 
 ONE = "Value and gradient"
 LOOP = "Value and gradient, 200 in one call as samplers call them"

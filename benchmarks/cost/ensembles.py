@@ -9,8 +9,8 @@ from benchmarks import report
 from benchmarks.cost.rows import Effort, Row
 from benchmarks.cost.steps import target
 from benchmarks.layer_timing import measure_first_calls
+from benchmarks.timing import Call
 from eqxlike import bayes
-from eqxlike._timing import Call
 
 TABLE = "A whole run"
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import report
 from benchmarks.cases import Case, build
-from eqxlike._timing import measure
+from benchmarks.timing import measure
 
 
 class Effort(NamedTuple):

@@ -16,8 +16,8 @@ from benchmarks import columns, networks
 from benchmarks.cases import Case
 from benchmarks.columns import Work
 from benchmarks.cost.rows import Row, row_of_case
+from benchmarks.timing import Call
 from eqxlike import bayes, nn
-from eqxlike._timing import Call
 
 INFERENCE = "A step of Adam in bayes.infer"
 BY_HAND = "A step of Adam written by hand"

@@ -2,11 +2,11 @@
 
 import eqxlike
 from benchmarks.modes.peers import eqxlike_filtered
+from benchmarks.timing import measure
 from benchmarks.zoo import bayesian_network as network
 from benchmarks.zoo.networks import deep_network
 from benchmarks.zoo.problem import Problem
 from eqxlike import ad
-from eqxlike._timing import measure
 
 
 def measure_beside(rounds: int) -> dict[str, float]:

@@ -11,8 +11,8 @@ import numpy as np
 
 import eqxlike
 from benchmarks.modes.peers import PEERS, Peer
+from benchmarks.timing import measure, ratios
 from benchmarks.zoo.problem import Problem, by_path, in_double
-from eqxlike._timing import measure, ratios
 
 TOLERANCE = 1e-4
 """A peer is correct if its value and gradients are within this of those in double precision,

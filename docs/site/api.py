@@ -183,9 +183,9 @@ PAGES = (
         "eqxlike.ad",
         {
             "Modes": "Reverse Checkpointed Forward FiniteDifference Enzyme Auto Mode",
-            "Choosing": "compare choose Comparison ComparisonRow differentiate_with Differentiated",
-            "What is taken": "jacobian hessian hvp jvp_and_vjp Pushforward taylor sparse_jacobian "
-            "sparse_hessian value_and_grad_into gradient_buffers",
+            "Choosing": "compare Comparison ComparisonRow differentiate_with Differentiated",
+            "What is taken": "jacobian hessian hvp jvp_and_vjp Pushforward taylor "
+            "value_and_grad_into gradient_buffers",
         },
         takes_rest=True,
     ),

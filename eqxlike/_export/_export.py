@@ -1,5 +1,6 @@
 """From a function and the shapes of its arguments to a program that needs neither."""
 
+import importlib.metadata
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,6 @@ from .._module import Module
 from .._partition import split
 from .._programs import departures
 from .._pytree import listed
-from .._timing import installed_version
 from .._traceback import hide_our_frames
 from .._transforms import is_array_or_struct
 from .._transforms._signatures import check_callable
@@ -260,7 +260,7 @@ def export(
         versions={
             "eqxlike": __version__,
             "jax": jax.__version__,
-            "jaxlib": str(installed_version("jaxlib")),
+            "jaxlib": importlib.metadata.version("jaxlib"),
         },
     )
     return from_parts(header, program, name)

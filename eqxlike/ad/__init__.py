@@ -1,9 +1,11 @@
 """Differentiation: the modes, and what is taken by them."""
 
-from ._choose import choose as choose
-from ._compare._compare import compare as compare
-from ._compare._comparison import Comparison as Comparison
-from ._compare._comparison import ComparisonRow as ComparisonRow
+import typing as _typing
+
+from .._moved import former_names as _former_names
+from ._compare import Comparison as Comparison
+from ._compare import ComparisonRow as ComparisonRow
+from ._compare import compare as compare
 from ._differentiate_with import Differentiated as Differentiated
 from ._differentiate_with import differentiate_with as differentiate_with
 from ._differentiate_with import gradient_buffers as gradient_buffers
@@ -21,5 +23,6 @@ from ._products import Pushforward as Pushforward
 from ._products import hvp as hvp
 from ._products import jvp_and_vjp as jvp_and_vjp
 from ._products import taylor as taylor
-from ._sparse import sparse_hessian as sparse_hessian
-from ._sparse import sparse_jacobian as sparse_jacobian
+
+if not _typing.TYPE_CHECKING:
+    __getattr__ = _former_names(__name__)

@@ -70,11 +70,10 @@ def hessian(
     mode: Mode | tuple[Mode, Mode] = _FORWARD_OVER_REVERSE,
     *,
     has_aux: bool = False,
-    holomorphic: bool = False,
 ) -> Callable[Params, PyTree]:
     """The second derivatives of a function in the floating-point arrays of its first argument.
 
-    **Arguments:** those of `ad.jacobian`, but for:
+    **Arguments:** `fun` and `has_aux` are those of `ad.jacobian`.
 
     - `mode`: a pair `(outer, inner)`, or one mode for both. `(Forward(), Reverse())` is forward
       over reverse, which is mostly the fastest; `(Reverse(), Forward())` and `(Reverse(),
@@ -103,7 +102,7 @@ def hessian(
         )
     for each in modes:
         check_mode(each, "ad.hessian")
-    outer, inner = (_JacobianBy(each, holomorphic, _name_of(fun)) for each in modes)
+    outer, inner = (_JacobianBy(each, False, _name_of(fun)) for each in modes)
     return JacobianFunction(fun, has_aux, "ad.hessian", (inner, outer))
 
 

@@ -251,14 +251,9 @@ class Report:
     def __rich__(self) -> Any:
         return as_rich(self)
 
-    def to_json(self, *, indent: int | None = None) -> str:
-        """The report as JSON, without the texts of the programs.
-
-        **Arguments:**
-
-        - `indent`: as for `json.dumps`.
-        """
-        return json.dumps({"jax": jax.__version__, **_plain(self)}, indent=indent)
+    def to_json(self) -> str:
+        """The report as JSON, without the texts of the programs."""
+        return json.dumps({"jax": jax.__version__, **_plain(self)})
 
     def to_html(self) -> str:
         """The report as one page, with all that it needs inside: tables, and the graph, whose

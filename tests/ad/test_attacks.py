@@ -1,4 +1,4 @@
-"""What `ad.compare` and `ad.choose` said wrongly once."""
+"""What `ad.compare` said wrongly once."""
 
 import functools
 import re
@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import eqxlike as eqx
 from eqxlike import ad
 
 compare = functools.partial(ad.compare, rounds=1, modes=[ad.Reverse()])
@@ -43,9 +42,9 @@ def named_dtype(x, key):
 def test_no_mode_is_wrong_for_random_numbers_that_the_reference_does_not_draw():
     message = (
         "`ad.compare`: The reference, Reverse(), is taken in float64, where the function draws "
-        "other random numbers: `jax.random` makes them of more bits there. Way out: draw them "
-        "outside of the function; or name their dtype, as in `jax.random.normal(key, shape, "
-        "jnp.float32)`; or take no reference, `reference=None`."
+        "other random numbers: `jax.random` makes them of more bits there. Draw them outside of "
+        "the function, or name their dtype, as in `jax.random.normal(key, shape, jnp.float32)`. "
+        "Way out: another `reference`, such as `ad.Reverse()`, or none, `reference=None`."
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         compare(noisy, X, jax.random.key(0), reference=ad.Reverse())
@@ -76,15 +75,3 @@ def test_gradient_is_right_to_what_underflows_in_its_dtype(function, dtype, fact
         (row,) = compare(lambda x: jnp.sum(function(x)), x, modes=[Scaled(factor)]).rows
     assert row.verdict == verdict
     assert dtype != "float32" or row.max_relative_error == 0
-
-
-# What is remembered
-
-
-@pytest.mark.parametrize("make", [float, jnp.asarray])
-def test_choice_is_not_that_of_a_mode_with_other_values(make):
-    right, wrong = ({"mine": Scaled(make(factor))} for factor in (1.0, 2.0))
-    eqx.clear_caches()
-    assert ad.choose(energy, X, modes=right, rounds=1) is right["mine"]
-    with pytest.raises(ValueError, match="no mode has a gradient that is right"):
-        ad.choose(energy, X, modes=wrong, rounds=1)

@@ -1,4 +1,4 @@
-"""Products with Jacobians and Hessians, Taylor derivatives, sparse matrices, reused buffers."""
+"""Products with Jacobians and Hessians, Taylor derivatives, reused buffers."""
 
 import jax
 import jax.numpy as jnp
@@ -146,84 +146,6 @@ def test_taylor_checks_its_arguments():
         ad.taylor(jnp.sin, 0)
     with pytest.raises(ValueError, match=r"direction must have the shape of x"):
         ad.taylor(jnp.sin, 2)(X, jnp.ones(2))
-
-
-# --- sparse -------------------------------------------------------------------------------------
-
-try:
-    import asdex
-except ImportError:  # asdex 0.5.2 imports what jax 0.12.0.1 no longer has.
-    asdex = None
-
-if asdex:
-
-    def dense(matrix):
-        """`matrix.todense()` by NumPy, which compiles nothing."""
-        found = np.zeros(matrix.shape, matrix.dtype)
-        np.add.at(found, tuple(np.asarray(matrix.indices).T), np.asarray(matrix.data))
-        return found
-
-    def differences(p, x):
-        return {"d": (p["u"][1:] - p["u"][:-1]) ** p["power"] * x, "label": "text"}
-
-    def test_sparse_jacobian_compiles_and_takes_traced_arguments():
-        p = {"u": jnp.arange(5.0), "power": 3}
-        found = eqx.filter_jit(ad.sparse_jacobian(differences))(p, jnp.array(2.0))
-        np.testing.assert_allclose(dense(found), np.diff(np.eye(5), axis=0) * 6)
-        assert found.nse == 8
-
-    def test_sparse_jacobian_beside_traced_indices():
-        take = lambda x, index: x[index] ** 2
-        index = jnp.array([2, 0, 1])
-        found = eqx.filter_jit(ad.sparse_jacobian(take))(X, index)
-        expected = np.eye(3)[[2, 0, 1]] * 2 * np.asarray(X)[[2, 0, 1], None]
-        np.testing.assert_allclose(dense(found), expected, rtol=1e-6)
-
-    def test_sparse_jacobian_of_what_closes_over_traced_arrays():
-        def scaled(scale, index):
-            return ad.sparse_jacobian(lambda x: x[index] * scale)(X)
-
-        found = jax.jit(lambda *args: scaled(*args).todense())(V, jnp.array([2, 0, 1]))
-        np.testing.assert_allclose(found, np.eye(3)[[2, 0, 1]] * np.asarray(V)[:, None])
-
-    def test_sparse_hessian_is_the_hessian():
-        energy = lambda x, k: k * jnp.sum((x[1:] - x[:-1]) ** 3)
-        found = eqx.filter_jit(ad.sparse_hessian(energy))(jnp.arange(6.0) ** 2, jnp.array(2.0))
-        steps, apart = np.diff(np.arange(6.0) ** 2), np.diff(np.eye(6), axis=0)
-        expected = apart.T @ np.diag(12 * steps) @ apart
-        np.testing.assert_allclose(dense(found), expected, rtol=1e-6)
-        assert found.nse == 16
-
-    def test_sparse_matrices_hand_aux_on():
-        found, aux = ad.sparse_jacobian(lambda x: (x**2, "aux"), has_aux=True)(X)
-        np.testing.assert_allclose(dense(found), np.diag(2 * np.asarray(X)), rtol=1e-6)
-        assert aux == "aux"
-        found, aux = ad.sparse_hessian(lambda x: (jnp.sum(x**3), x), has_aux=True)(X)
-        np.testing.assert_allclose(dense(found), np.diag(6 * np.asarray(X)), rtol=1e-6)
-        np.testing.assert_array_equal(aux, X)
-
-    def test_sparse_hessian_is_of_a_scalar():
-        with pytest.raises(
-            TypeError, match="must be a real floating-point scalar, and is an array of shape"
-        ):
-            ad.sparse_hessian(lambda x: x)(X)
-
-    def test_an_operation_that_asdex_does_not_know_names_the_dense_jacobian():
-        with pytest.raises(NotImplementedError, match="No handler for primitive 'fft'") as error:
-            ad.sparse_jacobian(lambda x: jnp.fft.fft(x).real)(X)
-        assert "`ad.jacobian` does without one" in error.value.__notes__[0]
-
-    def test_sparse_jacobian_says_what_it_takes():
-        with pytest.raises(TypeError, match="needs real arrays of one dtype"):
-            ad.sparse_jacobian(lambda x: x)(jax.lax.complex(X, X))
-        with pytest.raises(ValueError, match="found no floating-point array"):
-            ad.sparse_jacobian(lambda x: x)(3)
-
-else:
-
-    def test_asdex_that_does_not_run_is_named():
-        with pytest.raises(ImportError, match="in a version that runs with jax"):
-            ad.sparse_jacobian(lambda x: x)
 
 
 # --- buffers ------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The gradient that others are compared with, how far one is from it, and how far it is known."""
 
+import types
+
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 from eqxlike import ad
-from eqxlike.ad._compare._reference import Reference, default_tolerance, leaf_errors
+from eqxlike.ad._reference import Reference, checked_subject, default_tolerance
 from tests.ad.broken_modes import MODES, PARAMETERS, Broken, compare, loss, row_of
 
 # The reference
@@ -91,8 +93,9 @@ def test_mode_is_not_wrong_for_what_the_reference_does_not_know(function, x):
 
 
 def test_look_at_the_reference_that_fails_blames_no_mode():
-    far = Reference("", [np.ones(2)], None, [1e-7], ad.FiniteDifference(4), lambda *args: 1 / 0)
-    np.testing.assert_array_equal(far._apart(far._find), [[np.inf, np.inf]])
+    subject = checked_subject(jnp.sum, (jnp.ones(2),))
+    far = Reference([np.ones(2)], Broken(lambda found: 1 / 0), subject, subject)
+    np.testing.assert_array_equal(far.doubts, [[np.inf, np.inf]])
 
 
 def test_another_mode_may_be_the_reference():
@@ -110,10 +113,12 @@ numbers = st.floats(-10, 10, allow_subnormal=False).filter(lambda number: abs(nu
 leaves = st.lists(numbers, min_size=1, max_size=3).map(np.array)
 
 
-def errors_of(gradients, expected, doubts=None, dtype="float32"):
-    dtypes = [(jnp.dtype(dtype), jnp.dtype(dtype))] * len(expected)
-    doubts = doubts or [0.0] * len(expected)
-    return [each.error for each in leaf_errors(gradients, expected, doubts, dtypes, None)]
+def errors_of(gradients, expected):
+    dtype = jnp.dtype("float32")
+    arrays = [jax.ShapeDtypeStruct(each.shape, dtype) for each in expected]
+    subject = types.SimpleNamespace(arrays=arrays, value_dtype=dtype)
+    reference = Reference(expected, ad.Reverse(), subject, subject)
+    return [each.error for each in reference.errors(gradients)]
 
 
 @hypothesis.given(leaf=leaves, off=st.floats(1e-6, 10))

@@ -37,7 +37,7 @@ from benchmarks import (
     training,
 )
 from benchmarks.layer_networks import IMPLEMENTATIONS, NNX, Network
-from eqxlike._timing import Samples, summarise
+from benchmarks.timing import Samples, summarise
 
 PEERS = {columns.EQUINOX_MODULE: "equinox", columns.EQUINOX: "equinox", columns.NNX: "flax"}
 INSTALLED = [

@@ -60,22 +60,7 @@ def _all_examples() -> Iterator[tuple[str, doctest.DocTest]]:
             yield module, test
 
 
-def _runs_here(module: str) -> bool:
-    """Whether the library that the module is there for runs with this JAX."""
-    if module != "eqxlike.ad._sparse":
-        return True
-    try:
-        importlib.import_module("asdex")
-    except ImportError:  # asdex 0.5.2 with jax 0.12.0.1
-        return False
-    return True
-
-
-EXAMPLES = [
-    pytest.param(module, test, id=test.name)
-    for module, test in _all_examples()
-    if _runs_here(module)
-]
+EXAMPLES = [pytest.param(module, test, id=test.name) for module, test in _all_examples()]
 
 
 @pytest.mark.parametrize(("module", "test"), EXAMPLES)

@@ -9,8 +9,8 @@ pytest.importorskip("pyinstrument")
 from pyinstrument.session import Session
 
 from benchmarks import cases
+from benchmarks.timing import Column, Quartiles, Samples, measure
 from eqxlike import _profile
-from eqxlike._timing import Column, Quartiles, Samples, measure
 from profiling import jit_dispatch
 
 

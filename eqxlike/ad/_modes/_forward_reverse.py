@@ -101,7 +101,7 @@ class Auto(Mode):
     """Forward mode for few inputs, reverse mode for many.
 
     Forward mode takes a pass for each number among the inputs, and reverse mode one for each among
-    the outputs, which costs more. `ad.choose` measures instead.
+    the outputs, which costs more. `ad.compare` measures instead.
 
     !!! example
 

@@ -15,7 +15,7 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.interpreters import partial_eval
 from jaxtyping import PyTree
 
-from ..._dtypes import is_key
+from ..._flops import cost_of
 from ..._module import Module, observe_calls
 from ..._pytree import flag_leaves, is_array, is_inexact_array, tree_pformat
 from ..._tables import align, grouped, rich_table
@@ -38,7 +38,7 @@ class LayerSummary:
     - `num_trainable`: those of them that are not frozen.
     - `num_bytes`: of all its arrays.
     - `flops`: floating-point operations of all calls, for the whole batch of a `vmap`; see
-      `summary`. `None` if there is no call, or where XLA does not say.
+      `summary`. `None` without a call, or with an operation of unknown cost.
     """
 
     path: str
@@ -74,8 +74,8 @@ class Summary:
       first.
     - `num_parameters`, `num_trainable`, `num_bytes`: of the whole model, in which an array that
       two layers share counts once.
-    - `flops`: of the program that the call of the model runs; `None` if it was not called, or where
-      XLA does not say.
+    - `flops`: of the program that the call of the model runs; `None` if it was not called, or has
+      an operation of unknown cost.
     """
 
     rows: tuple[LayerSummary, ...]
@@ -111,8 +111,8 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
     arrays, each call of a Module in it recorded, and the program that comes of it costed. FLOPs are
     those that the program runs, in each row as in the total: all turns of a `scan` count, such as
     that over the layers of `ScanStack`, and all examples of a `vmap`, and a gradient that a layer
-    takes counts for that layer. Each operation counts as XLA counts it before it optimises; of the
-    branches of a `cond` the largest, of a `while_loop` one turn.
+    takes counts for that layer. Each operation counts by a closed form, as in `graph.report`; of
+    the branches of a `cond` the largest, of a `while_loop` one turn.
 
     For layers that need a batch, wrap the model: `summary(eqxlike.filter_vmap(model, in_axes=(0,
     None), out_axes=(0, None), axis_name="batch"), xs, state)`.
@@ -125,7 +125,7 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
       array.
 
     **Returns:** a `Summary`: rows as data, and a table as text. A layer that was not called has a
-    dash, as has one whose cost XLA does not know.
+    dash, as has one with an operation of unknown cost.
 
     **Raises:** `TypeError` if `model` is a class, or cannot be called and there are arguments; and
     whatever the call raises.
@@ -216,7 +216,7 @@ def _trained(num_parameters: int, num_trainable: int) -> str:
 class _Cost:
     """The cost of a program, or of a part of one.
 
-    - `flops`: floating-point operations; `nan` if XLA does not know that of some part.
+    - `flops`: floating-point operations; `nan` if that of some part is unknown.
     - `flops_of`: those of each call, and of what is called inside of it.
     - `times_of`: how often each call is run.
     """
@@ -239,77 +239,52 @@ _IN_SCOPE = re.compile(rf"{_SCOPE}(\d+)")
 
 
 def _cost_of(program: Jaxpr) -> _Cost:
-    """The cost of a program whose calls were traced in their scopes.
+    """The cost of a program whose calls were traced in their scopes, without what nothing needs.
 
-    Each equation that the output depends on counts as XLA counts it, before it optimises: once for
-    each turn of a `scan`, and once in a `while_loop`, whose turns are known to the run alone. Of
-    the branches of a `cond` the largest counts.
+    Each equation counts once for each turn of a `scan`, and once in a `while_loop`, whose turns are
+    known to the run alone. Of the branches of a `cond` the largest counts.
     """
     needed, _ = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
-    return _Counter().program(needed)
+    return _cost_of_needed(needed)
 
 
-class _Counter:
-    def __init__(self):
-        # A transformer of 12 equal layers takes 1.3 s with it and 7 s without.
-        self._known: dict[Any, float] = {}
+def _cost_of_needed(jaxpr: Jaxpr) -> _Cost:
+    cost, called = _Cost(), set()
+    for equation in jaxpr.eqns:
+        part = _cost_of_equation(equation)
+        cost.add(part)
+        # Inside of a nested program scopes begin again: no call counts there once more.
+        calls = set(map(int, _IN_SCOPE.findall(str(equation.source_info.name_stack))))
+        for call in calls:
+            cost.flops_of[call] += part.flops
+        called |= calls
+    for call in called:
+        cost.times_of[call] += 1
+    return cost
 
-    def program(self, jaxpr: Jaxpr) -> _Cost:
-        # Equations in the same scopes are counted in one go: XLA takes 6 ms to say what a program
-        # of one equation costs, and 9 ms for one of twenty.
-        primitives: dict[tuple[frozenset[int], bool], list[Any]] = {}
-        parts: list[tuple[frozenset[int], _Cost]] = []
-        for equation in jaxpr.eqns:
-            calls = frozenset(map(int, _IN_SCOPE.findall(str(equation.source_info.name_stack))))
-            inner = self._inner(equation)
-            if inner is None:
-                primitives.setdefault((calls, _is_on_keys(equation)), []).append(equation)
-            else:
-                parts.append((calls, inner))
-        for (calls, is_on_keys), equations in primitives.items():
-            parts.append((calls, _Cost(self._primitives(equations, is_on_keys))))
-        cost = _Cost()
-        for calls, part in parts:
-            cost.add(part)
-            # Inside of a nested program scopes begin again: no call counts there once more.
-            for call in calls:
-                cost.flops_of[call] += part.flops
-        for call in frozenset().union(*(calls for calls, _ in parts)):
-            cost.times_of[call] += 1
-        return cost
 
-    def _inner(self, equation: Any) -> _Cost | None:
-        """The cost of the programs inside of an equation; `None` if it is a primitive operation."""
-        name, inner = equation.primitive.name, list(jaxprs_in_params(equation.params))
-        cost = _Cost()
-        if name == "cond":
-            branches = [self.program(branch) for branch in inner]
-            for branch in branches:
-                cost.add(branch)
-            flops = [branch.flops for branch in branches]
-            cost.flops = max(flops, key=lambda each: (math.isnan(each), each))
-        elif name in ("scan", "while") or _is_call(equation, inner):
-            turns = equation.params["length"] if name == "scan" else 1
-            for each in inner:
-                cost.add(self.program(each), turns)
-        # What returns nothing is there for its effect: it prints, say. And what Python computes on
-        # the host, as where a check has failed, is no part of the program.
-        elif equation.outvars and not name.endswith("callback"):
-            return None
-        return cost
-
-    def _primitives(self, equations: list[Any], are_on_keys: bool) -> float:
-        try:
-            key = tuple(
-                (each.primitive, tuple(each.params.items()), tuple(_inputs(each)))
-                for each in equations
-            )
-            hash(key)
-        except TypeError:  # An array among the parameters, say.
-            return _flops(equations, are_on_keys)
-        if key not in self._known:
-            self._known[key] = _flops(equations, are_on_keys)
-        return self._known[key]
+def _cost_of_equation(equation: Any) -> _Cost:
+    name, inner = equation.primitive.name, list(jaxprs_in_params(equation.params))
+    cost = _Cost()
+    if name == "cond":
+        branches = list(map(_cost_of_needed, inner))
+        for branch in branches:
+            cost.add(branch)
+        flops = [branch.flops for branch in branches]
+        cost.flops = max(flops, key=lambda each: (math.isnan(each), each))
+    elif name in ("scan", "while", "shard_map") or _is_call(equation, inner):
+        turns = equation.params["length"] if name == "scan" else 1
+        if name == "shard_map":
+            # Each device runs the program on its part.
+            sizes, axes = equation.params["mesh"].shape, equation.params["newly_manual_axes"]
+            turns = math.prod(sizes[axis] for axis in axes)
+        for each in inner:
+            cost.add(_cost_of_needed(each), turns)
+    # What Python computes on the host, as where a check has failed, is no part of the program.
+    elif not name.endswith("callback"):
+        known = cost_of(equation)
+        cost.flops = math.nan if known is None else known.flops
+    return cost
 
 
 def _is_call(equation: Any, inner: list[Jaxpr]) -> bool:
@@ -321,41 +296,6 @@ def _is_call(equation: Any, inner: list[Jaxpr]) -> bool:
         for variables in (inner[0].invars, equation.invars)
     ]
     return shapes[0] == shapes[1]
-
-
-def _is_on_keys(equation: Any) -> bool:
-    return any(is_key(each.aval) for each in (*equation.invars, *equation.outvars))
-
-
-def _inputs(equation: Any) -> list[jax.ShapeDtypeStruct]:
-    return [
-        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
-        for aval in (variable.aval for variable in equation.invars)
-    ]
-
-
-def _flops(equations: list[Any], are_on_keys: bool) -> float:
-    def run(inputs: list[list[Any]]) -> list[Any]:
-        pairs = zip(equations, inputs, strict=True)
-        return [equation.primitive.bind(*arrays, **equation.params) for equation, arrays in pairs]
-
-    try:
-        # Not every platform analyses a program that is not compiled; the CPU's always does.
-        with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            analysis = jax.jit(run).lower(list(map(_inputs, equations))).cost_analysis()
-    # The equations were sound where they stood. By themselves they need not be: they may use an
-    # axis of a `pmap` around them.
-    except Exception:
-        return math.nan
-    if not isinstance(analysis, dict):
-        return math.nan
-    # XLA does not know what foreign code costs. It counts -1 for each call of it, as FLOPs and as
-    # seconds, of which there are no others before it optimises. With keys such a call is no more
-    # than a note on how they lie in memory.
-    num_foreign = -analysis.get("optimal_seconds", 0.0)
-    if num_foreign > 0 and not are_on_keys:
-        return math.nan
-    return analysis.get("flops", 0.0) + num_foreign
 
 
 # --- The calls of the Modules in a model as they are traced ---

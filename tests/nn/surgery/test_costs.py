@@ -111,6 +111,12 @@ def through_a_reference(layer, x):
     return reference[...]
 
 
+def shard_map(layer, x):
+    mesh = jax.sharding.AbstractMesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    both = jax.sharding.PartitionSpec("d")
+    return jax.shard_map(layer, mesh=mesh, in_specs=both, out_specs=both)(jnp.concatenate([x, x]))
+
+
 # A way to call a layer, how often that calls it, its FLOPs, and those of the program.
 WAYS = [
     (scan, 4, 4 * LINEAR, None),
@@ -123,6 +129,7 @@ WAYS = [
     (show, 1, LINEAR, LINEAR),
     (decompose, 1, LINEAR, None),
     (through_a_reference, 1, LINEAR, None),
+    (shard_map, 2, 2 * LINEAR, 2 * LINEAR),
 ]
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eqxlike._timing import (
+from benchmarks.timing import (
     BURST,
     Quartiles,
     Samples,

@@ -1,1 +1,0 @@
-"""Modes of differentiation side by side on one function."""
