@@ -8,7 +8,17 @@ from typing import Any
 RENAMED: dict[str, str] = {}
 """Old to new full names. Access through an old name warns and returns the new object."""
 
-REMOVED: dict[str, str] = {}
+_PLAN = "`sharding.of_state` splits shapes on any mesh: see examples/plan_training.py."
+_COLLECTIVES = "`graph.report(step, state, batch).collectives` lists them."
+
+REMOVED: dict[str, str] = {
+    "eqxlike.train.Collective": _COLLECTIVES,
+    "eqxlike.train.Exchange": _PLAN,
+    "eqxlike.train.Memory": _PLAN,
+    "eqxlike.train.Plan": _PLAN,
+    "eqxlike.train.collectives": _COLLECTIVES,
+    "eqxlike.train.plan": _PLAN,
+}
 """Full names, each with a sentence that says what to use instead."""
 
 

@@ -140,8 +140,7 @@ PAGES = (
             "TensorBoard",
             "Files": "save restore Restored Saving CheckpointFolder CheckpointError "
             "export_safetensors import_safetensors Stored",
-            "Devices": "shard data_parallel fsdp Sharding plan Plan Memory collectives Collective "
-            "Exchange",
+            "Devices": "shard data_parallel fsdp Sharding",
             "Numbers that are not finite": "keep_if_finite all_finite tree_where DynamicLossScale",
         },
         takes_rest=True,
