@@ -111,7 +111,6 @@ NOT_ON_ONE_GPU = [
     "debug/test_retraces.py::test_sharding_is_told_by_axes_of_the_mesh",
     "debug/test_dce.py::test_weak_types_and_shardings_stay",
     "ship/test_transfers.py::test_explicit_takes_what_was_asked_for",
-    "ship/test_transfers.py::test_exclusive",
 ]
 """Tests that need several devices, for which the suite divides the CPU in two, and one that counts
 the instructions that XLA makes for a CPU.

@@ -12,6 +12,7 @@ _PLAN = "`sharding.of_state` splits shapes on any mesh: see examples/plan_traini
 _COLLECTIVES = "`graph.report(step, state, batch).collectives` lists them."
 
 REMOVED: dict[str, str] = {
+    "eqxlike.TransferError": "`graph.report(function, *args).effects` has a program's callbacks.",
     "eqxlike.train.Collective": _COLLECTIVES,
     "eqxlike.train.Exchange": _PLAN,
     "eqxlike.train.Memory": _PLAN,

@@ -76,7 +76,7 @@ PAGES = (
         "Profiling and exporting",
         PACKAGE,
         {
-            "Time and transfers": "profile transfers TransferError",
+            "Time and transfers": "profile transfers",
             "Exported programs": "export load_exported Exported",
         },
     ),
