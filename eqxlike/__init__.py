@@ -71,8 +71,6 @@ if _typing.TYPE_CHECKING:
     from . import loops as loops
     from . import nn as nn
     from . import train as train
-    from ._compilation_cache import CompilationCache as CompilationCache
-    from ._compilation_cache import cache_compilations as cache_compilations
     from ._export import Exported as Exported
     from ._export import export as export
     from ._export import load_exported as load_exported
@@ -91,8 +89,6 @@ else:
         "loops",
         "nn",
         "train",
-        CompilationCache="_compilation_cache",
-        cache_compilations="_compilation_cache",
         Exported="_export",
         export="_export",
         load_exported="_export",

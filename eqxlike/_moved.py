@@ -11,8 +11,12 @@ RENAMED: dict[str, str] = {}
 _PLAN = "`sharding.of_state` splits shapes on any mesh: see examples/plan_training.py."
 _COLLECTIVES = "`graph.report(step, state, batch).collectives` lists them."
 
+_CACHE = 'Call `jax.config.update("jax_compilation_cache_dir", folder)`: see docs/shipping.md.'
+
 REMOVED: dict[str, str] = {
+    "eqxlike.CompilationCache": _CACHE,
     "eqxlike.TransferError": "`graph.report(function, *args).effects` has a program's callbacks.",
+    "eqxlike.cache_compilations": _CACHE,
     "eqxlike.train.Collective": _COLLECTIVES,
     "eqxlike.train.Exchange": _PLAN,
     "eqxlike.train.Memory": _PLAN,

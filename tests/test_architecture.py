@@ -17,7 +17,6 @@ from eqxlike import Module
 PACKAGE = pathlib.Path(__file__).parent.parent / "eqxlike"
 
 LAYERS = {
-    "_compilation_cache": 1,
     "_traceback": 1,
     "_compat": 0,
     "_dtypes": 0,

@@ -50,7 +50,6 @@ PAGES = (
         {
             "Compiling": "filter_jit clear_caches filter_make_jaxpr filter_eval_shape "
             "filter_closure_convert filter_pure_callback",
-            "Between processes": "cache_compilations CompilationCache",
             "Differentiating": "filter_grad filter_value_and_grad filter_jvp filter_vjp "
             "filter_jacfwd filter_jacrev filter_hessian filter_checkpoint filter_custom_jvp "
             "filter_custom_vjp",

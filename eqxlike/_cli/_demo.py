@@ -4,7 +4,6 @@ import argparse
 import functools
 import importlib.util
 import os
-import pathlib
 import sys
 import time
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import jax
 
 from .._check_numbers import whole_number_in
-from .._compilation_cache import cache_compilations
 from . import _pictures, _report
 from ._compare import Output, compare, measure_dispatch
 from ._evaluate import METHODS
@@ -61,12 +59,6 @@ def add_parser(subparsers: Any) -> None:
         "--seed", type=seed, default=0, metavar="N", help="of split, weights and noise (0)"
     )
     _report.add_folder(parser, "demo-results", "where pictures and results go")
-    parser.add_argument(
-        "--cache",
-        type=pathlib.Path,
-        metavar="DIR",
-        help="keep compiled programs there, so that the next start compiles nothing",
-    )
     parser.add_argument("--quick", action="store_true", help="a look in seconds, not for quoting")
     parser.add_argument(
         "--device", choices=CHOICES, default="auto", help="auto: a GPU where JAX sees one (auto)"
@@ -81,29 +73,6 @@ def run(options: argparse.Namespace) -> int:
     _require_extras()
     if options.quick:
         _compile_quickly()
-    if options.cache is None:
-        return _run(options)
-    try:
-        opened = cache_compilations(options.cache)
-    except (OSError, ValueError) as error:
-        raise CommandError(str(error)) from None
-    with opened as cache:
-        status = _run(options)
-        print(f"compiled programs, {cache}", flush=True)
-    return status
-
-
-def _compile_quickly() -> None:
-    """Leaves LLVM's optimisations out, a third of the time, unless the user has set a level.
-
-    XLA reads its flags when JAX first looks for devices, which is later.
-    """
-    flags, level = os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level"
-    if level not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {level}=0"
-
-
-def _run(options: argparse.Namespace) -> int:
     folder = _report.writable_folder(options.out)
     names = list(SETTINGS) if options.data == "both" else [options.data]
     datasets = [prepare(name, load(name), seed=options.seed) for name in names]
@@ -137,6 +106,16 @@ def _run(options: argparse.Namespace) -> int:
     if stopped == "interrupted":
         print("interrupted: the results are those of what was reached", file=sys.stderr)
     return STATUSES[stopped]
+
+
+def _compile_quickly() -> None:
+    """Leaves LLVM's optimisations out, a third of the time, unless the user has set a level.
+
+    XLA reads its flags when JAX first looks for devices, which is later.
+    """
+    flags, level = os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level"
+    if level not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {level}=0"
 
 
 def _require_extras() -> None:

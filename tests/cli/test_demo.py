@@ -143,12 +143,6 @@ def test_diverged_training_is_said_in_one_line_and_its_last_good_state_evaluated
     assert data["metrics"]["bayesian"]["rmse"] < 100
 
 
-def test_cache_that_cannot_be_is_refused_in_one_line(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert main(["demo", "--quick", "--cache", str(tmp_path / "file")]) == 2
-    assert "give another folder" in capsys.readouterr().err
-
-
 def test_interrupt_ends_cleanly_with_what_was_reached(tmp_path, capsys, monkeypatch):
     minibatches, ended = train.minibatches, []
 
