@@ -16,6 +16,9 @@ _CACHE = 'Call `jax.config.update("jax_compilation_cache_dir", folder)`: see doc
 REMOVED: dict[str, str] = {
     "eqxlike.CompilationCache": _CACHE,
     "eqxlike.TransferError": "`graph.report(function, *args).effects` has a program's callbacks.",
+    "eqxlike.bayes.plot.traces": (
+        '`posterior.to_arviz().posterior[name].plot.line(x="draw")` draws them with xarray.'
+    ),
     "eqxlike.cache_compilations": _CACHE,
     "eqxlike.train.Collective": _COLLECTIVES,
     "eqxlike.train.Exchange": _PLAN,
