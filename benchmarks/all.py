@@ -104,13 +104,13 @@ NOT_ON_ONE_GPU = [
     "ad/test_modes.py::test_devices_that_share_an_array_share_its_gradient",
     "loops/test_carry.py::test_devices_that_share_what_a_scan_closes_over_share_its_gradient",
     "train/test_state.py::test_arrays_stay_on_their_device_and_only_free_ones_may_be_moved",
-    "train/test_batches.py::test_arrays_are_moved_as_the_caller_would_also_where_transfers_are_forbidden",
+    "train/test_batches.py::test_arrays_are_placed_as_the_caller_would_also_where_transfers_are_forbidden",
+    "train/test_batches.py::test_batches_that_are_ready_have_a_thread_only_to_be_placed",
     "train/test_batches.py::test_arrays_go_to_the_sharding_that_is_given_and_what_is_none_stays",
     "train/checkpoints/test_save_restore.py::test_array_takes_the_sharding_of_like_whatever_it_was",
     "debug/test_retraces.py::test_sharding_is_told_by_axes_of_the_mesh",
     "debug/test_dce.py::test_weak_types_and_shardings_stay",
     "ship/test_transfers.py::test_explicit_takes_what_was_asked_for",
-    "ship/test_transfers.py::test_exclusive",
 ]
 """Tests that need several devices, for which the suite divides the CPU in two, and one that counts
 the instructions that XLA makes for a CPU.

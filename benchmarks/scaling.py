@@ -1,4 +1,4 @@
-"""The time and the memory of a training step over several devices, and the plan of a large one.
+"""The time and the memory of a training step over several devices.
 
 An MLP is trained by Adam on the same batches, replicated (`train.data_parallel`) or sharded
 (`train.fsdp`). All columns compute the same losses, which is checked before anything is
@@ -11,8 +11,6 @@ all-gathered at once.
 Devices of a CPU share its cores, and the calls wait for each other. If one device already uses all
 cores, the ratio cannot be below 1; it shows the cost of communication. Memory is that of one
 device. With fewer than four devices, the columns for more are left out.
-
-Last comes what `train.plan` computes for a transformer of seven billion parameters.
 """
 
 import dataclasses
@@ -22,8 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 import eqxlike
 from benchmarks import command, networks, report, table
@@ -31,6 +28,7 @@ from benchmarks.cases import check_agreement, find
 from benchmarks.targets import Target, at_most, render
 from benchmarks.timing import Call, measure
 from eqxlike import nn, train
+from eqxlike._programs import collectives
 from eqxlike._tables import grouped
 
 NAME = "benchmarks.scaling"
@@ -49,8 +47,6 @@ SHARDINGS_OF_STACKS = {
         train.fsdp(devices).mesh, PartitionSpec("data")
     ),
 }
-
-MESHES = (AbstractMesh((8,), ("data",)), AbstractMesh((64,), ("data",)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +103,7 @@ class Row:
         memory = {
             "at rest": sum(array.addressable_shards[0].data.nbytes for array in arrays(state)),
             "within a step": compiled.memory_analysis().temp_size_in_bytes,
-            "exchanged": sum(each.num_bytes for each in train.collectives(compiled)),
+            "exchanged": sum(each.num_bytes for each in collectives(compiled)),
         }
 
         def call() -> jax.Array:
@@ -160,62 +156,6 @@ def notes() -> list[str]:
     return [f"left out, as there are no more devices: {', '.join(missing)}"] if missing else []
 
 
-class Block(eqxlike.Module):
-    """A layer of the large transformer, without positions, which have no weights."""
-
-    attention_norm: nn.RMSNorm
-    attention: nn.MultiheadAttention
-    norm: nn.RMSNorm
-    gate: nn.Linear
-    up: nn.Linear
-    down: nn.Linear
-
-    def __init__(self, key: jax.Array):
-        attention_key, gate_key, up_key, down_key = jax.random.split(key, 4)
-        self.attention_norm = nn.RMSNorm(4096, use_bias=False)
-        self.attention = nn.MultiheadAttention(32, 4096, key=attention_key)
-        self.norm = nn.RMSNorm(4096, use_bias=False)
-        self.gate = nn.Linear(4096, 11008, use_bias=False, key=gate_key)
-        self.up = nn.Linear(4096, 11008, use_bias=False, key=up_key)
-        self.down = nn.Linear(11008, 4096, use_bias=False, key=down_key)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """From (position, 4096) to the same."""
-        normed = jax.vmap(self.attention_norm)(x)
-        causal = jnp.tril(jnp.ones((len(x), len(x)), bool))
-        x = x + self.attention(normed, normed, normed, mask=causal)
-        normed = jax.vmap(self.norm)(x)
-        hidden = jax.nn.silu(jax.vmap(self.gate)(normed)) * jax.vmap(self.up)(normed)
-        return x + jax.vmap(self.down)(hidden)
-
-
-class Transformer(eqxlike.Module):
-    """A transformer of the sizes of Touvron et al. (2023), "LLaMA", with 6.7 billion parameters."""
-
-    embedding: nn.Embedding
-    blocks: nn.ScanStack
-    norm: nn.RMSNorm
-    readout: nn.Linear
-
-    def __init__(self, key: jax.Array):
-        embedding_key, blocks_key, readout_key = jax.random.split(key, 3)
-        self.embedding = nn.Embedding(32000, 4096, key=embedding_key)
-        self.blocks = nn.ScanStack(Block, 32, key=blocks_key)
-        self.norm = nn.RMSNorm(4096, use_bias=False)
-        self.readout = nn.Linear(4096, 32000, use_bias=False, key=readout_key)
-
-
-def plans() -> Iterator[tuple[str, train.Plan]]:
-    """What the large transformer would need, by the title of each way to train it."""
-    model = eqxlike.filter_eval_shape(Transformer, jax.random.key(0))
-    for mesh in MESHES:
-        for name, sharding in SHARDINGS.items():
-            title = (
-                f"A transformer of seven billion parameters, float32, Adam, {name} on {mesh.size}"
-            )
-            yield title, train.plan(model, networks.optimiser(), sharding(mesh))
-
-
 def memory_cells(rows: Sequence[Mapping[str, Any]]) -> table.Rows:
     """The cells of the table of memory, headings first."""
     kinds = {
@@ -255,7 +195,6 @@ def shown(result: Mapping[str, Any], *, markdown: bool) -> str:
         parts = [f"Memory, bytes on one device\n\n{cells}"]
         if found := targets(result["rows"]):
             parts.append(render(found))
-    parts += [f"{title}\n\n{plan}" for title, plan in result["plans"].items()]
     return "\n\n".join([*parts, table.render(result, markdown=markdown)])
 
 
@@ -265,7 +204,6 @@ def main(arguments: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> 
     try:
         selected = find(options.rows, rows)
         result = report.new_report({"rounds": options.rounds})
-        result["plans"] = {title: str(plan) for title, plan in plans()}
         if options.json is not None:
             report.write(result, options.json)
     except (OSError, ValueError) as error:

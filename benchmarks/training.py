@@ -245,8 +245,7 @@ def by_prefetch(step_us: int, source_ms: int, is_fit: bool, has_prefetch: bool) 
 
     def source() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for batch in batches(8)[:count]:
-            if source_ms:
-                time.sleep(1e-3 * source_ms)
+            time.sleep(1e-3 * source_ms)
             yield batch
 
     def loss(model: jax.Array, batch: Any, key: jax.Array) -> jax.Array:
@@ -258,7 +257,8 @@ def by_prefetch(step_us: int, source_ms: int, is_fit: bool, has_prefetch: bool) 
     step = train.make_step(loss, optimiser)
 
     def call() -> np.floating:
-        some = train.prefetch(source()) if has_prefetch else source()
+        made = source() if source_ms else batches(8)[:count]
+        some = train.prefetch(made) if has_prefetch else made
         if is_fit:
             return np.mean(train.fit(state, step, some, num_steps=count).history)
         own, losses = jax.tree_util.tree_map(jnp.copy, state), []

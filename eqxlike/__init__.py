@@ -31,7 +31,6 @@ from ._pytree import tree_flatten_one_level as tree_flatten_one_level
 from ._pytree import tree_pformat as tree_pformat
 from ._pytree import tree_pprint as tree_pprint
 from ._pytree import tree_serialise_leaves as tree_serialise_leaves
-from ._transfers import TransferError as TransferError
 from ._transfers import transfers as transfers
 from ._transforms import Enumeration as Enumeration
 from ._transforms import EquinoxRuntimeError as EquinoxRuntimeError
@@ -72,8 +71,6 @@ if _typing.TYPE_CHECKING:
     from . import loops as loops
     from . import nn as nn
     from . import train as train
-    from ._compilation_cache import CompilationCache as CompilationCache
-    from ._compilation_cache import cache_compilations as cache_compilations
     from ._export import Exported as Exported
     from ._export import export as export
     from ._export import load_exported as load_exported
@@ -92,8 +89,6 @@ else:
         "loops",
         "nn",
         "train",
-        CompilationCache="_compilation_cache",
-        cache_compilations="_compilation_cache",
         Exported="_export",
         export="_export",
         load_exported="_export",

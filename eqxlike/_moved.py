@@ -8,10 +8,27 @@ from typing import Any
 RENAMED: dict[str, str] = {}
 """Old to new full names. Access through an old name warns and returns the new object."""
 
+_PLAN = "`sharding.of_state` splits shapes on any mesh: see examples/plan_training.py."
+_COLLECTIVES = "`graph.report(step, state, batch).collectives` lists them."
+
+_CACHE = 'Call `jax.config.update("jax_compilation_cache_dir", folder)`: see docs/shipping.md.'
+
 REMOVED: dict[str, str] = {
     "eqxlike.ad.choose": "Compare modes by `ad.compare`, and pass the fastest correct one.",
     "eqxlike.ad.sparse_hessian": "Use asdex: `asdex.hessian(function)`.",
     "eqxlike.ad.sparse_jacobian": "Use asdex: `asdex.jacobian(function)`.",
+    "eqxlike.CompilationCache": _CACHE,
+    "eqxlike.TransferError": "`graph.report(function, *args).effects` has a program's callbacks.",
+    "eqxlike.bayes.plot.traces": (
+        '`posterior.to_arviz().posterior[name].plot.line(x="draw")` draws them with xarray.'
+    ),
+    "eqxlike.cache_compilations": _CACHE,
+    "eqxlike.train.Collective": _COLLECTIVES,
+    "eqxlike.train.Exchange": _PLAN,
+    "eqxlike.train.Memory": _PLAN,
+    "eqxlike.train.Plan": _PLAN,
+    "eqxlike.train.collectives": _COLLECTIVES,
+    "eqxlike.train.plan": _PLAN,
 }
 """Full names, each with a sentence that says what to use instead."""
 

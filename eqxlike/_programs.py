@@ -2,13 +2,11 @@
 what its devices exchange, compiled.
 """
 
-import dataclasses
 import math
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import jax
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
 from ._traceback import frame_of_user
@@ -37,46 +35,15 @@ _CALLS = {
 """Each operation that calls the host, and what the user calls it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Departure:
-    """An operation that leaves the device.
-
-    - `what`: as the user wrote it.
-    - `where`: file and line of the user; empty if JAX does not know.
-    """
-
-    what: str
-    where: str
-
-    def __str__(self) -> str:
-        return f"{self.what} at {self.where}" if self.where else self.what
-
-
-def departures(jaxpr: Any, device: Any = None) -> Iterator[Departure]:
-    """The operations of a jaxpr, and of those inside it, that call the host.
-
-    **Arguments:**
-
-    - `device`: include those that put arrays on another device than this; `None` for those that
-      call the host alone.
+def departures(jaxpr: Any) -> Iterator[str]:
+    """The operations of a jaxpr, and of those inside it, that call the host: as the user wrote
+    them, with file and line if JAX knows these.
     """
     for equation in equations_in(jaxpr):
-        name = equation.primitive.name
-        found = [_CALLS[name]] if name in _CALLS else []
-        if device is not None and name == "device_put":
-            places = [each for each in equation.params.get("devices", ()) if each is not None]
-            found = [f"jax.device_put to {each}" for each in places if not _is_on(each, device)]
-        frame = frame_of_user(equation.source_info) if found else None
-        for what in found:
-            yield Departure(what, f"{frame.file_name}:{frame.line_num}" if frame else "")
-
-
-def _is_on(place: Any, device: Any) -> bool:
-    """Whether a place that `jax.device_put` knows is the memory of this device."""
-    if isinstance(place, jax.sharding.Sharding):
-        is_own_memory = place.memory_kind in (None, device.default_memory().kind)
-        return place.device_set == {device} and is_own_memory
-    return place == device if isinstance(place, jax.Device) else "host" not in str(place).lower()
+        what = _CALLS.get(equation.primitive.name)
+        if what is not None:
+            frame = frame_of_user(equation.source_info)
+            yield f"{what} at {frame.file_name}:{frame.line_num}" if frame else what
 
 
 # --- The collectives of a compiled program ---

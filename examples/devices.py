@@ -23,7 +23,7 @@ import optax
 from sklearn import datasets
 
 import eqxlike as eqx
-from eqxlike import nn, train
+from eqxlike import graph, nn, train
 
 BATCH_SIZE = 120
 
@@ -61,7 +61,7 @@ def bytes_on(device: Any, tree: Any) -> int:
 def exchanged(step: Any, state: Any, batch: Any) -> str:
     """How many arrays a step communicates by each kind of collective, and their bytes."""
     totals: dict[str, tuple[int, int]] = {}
-    for each in train.collectives(step.lower(state, batch).compile()):
+    for each in graph.report(step, state, batch).collectives:
         count, size = totals.get(each.kind, (0, 0))
         totals[each.kind] = count + len(each.shapes), size + each.num_bytes
     parts = [f"{kind} {count} ({size:,} bytes)" for kind, (count, size) in totals.items()]

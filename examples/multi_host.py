@@ -89,11 +89,6 @@ def run(options: argparse.Namespace) -> None:
     say(f"{jax.process_count()} processes, {jax.device_count()} devices")
     sharding = train.fsdp(min_size=1024)
     optimiser = optax.adam(1e-3)
-    say(
-        train.plan(
-            eqx.filter_eval_shape(network, jax.random.key(1), options.width), optimiser, sharding
-        )
-    )
 
     # Compiled, so that no device ever holds all of it.
     def start(key: jax.Array) -> train.TrainState:

@@ -27,6 +27,7 @@ HOW_NAMES_WAIT = (
     "import typing as _typing",
     "from ._first_use import on_first_use as _on_first_use",
     "from .._moved import former_names as _former_names",
+    "from ..._moved import former_names as _former_names",
     # A type checker that sees the function accepts any name.
     "if not _typing.TYPE_CHECKING:\n    __getattr__ = _former_names(__name__)",
 )

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 import optax
+from eqxlike._timing import Samples, round_orders, summarise
 from jax import Array
 
 import eqxlike
@@ -22,7 +23,6 @@ from benchmarks import report
 from benchmarks.cost.rows import Effort, Row
 from benchmarks.cost.steps import target
 from eqxlike import bayes
-from eqxlike._timing import Samples, round_orders, summarise
 
 TABLE = "A first call, CPU time of a fresh process"
 

@@ -48,6 +48,15 @@ class BayesianNetwork(Module):
         return self.output(jax.nn.relu(self.hidden(x)))
 
 
+class Branches(Module):
+    """Equal branches stored stacked and called as one; their outputs are concatenated."""
+
+    layers: nn.Linear
+
+    def __call__(self, x: Array) -> Array:
+        return eqxlike.filter_vmap(lambda layer: layer(x))(self.layers).ravel()
+
+
 def log_density(unknowns: BayesianNetwork, data: tuple[Array, Array]) -> Array:
     """The log density of the unknowns and of `y`."""
     x, y = data
@@ -75,7 +84,8 @@ def parallel_network(width: int, branches: int) -> Problem:
         weight, bias, output, data = _drawn(width)
         each = width // branches
         keys = jax.random.split(jax.random.key(0), branches)
-        hidden = nn.Parallel([nn.Linear(FEATURES, each, key=key) for key in keys], "concatenate")
+        layers = eqxlike.filter_vmap(lambda key: nn.Linear(FEATURES, each, key=key))(keys)
+        hidden = Branches(layers)
         stacked = [weight.reshape(branches, each, FEATURES), bias.reshape(branches, each)]
         return _with_weights(hidden, [*stacked, output]), data
 

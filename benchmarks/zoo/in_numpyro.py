@@ -55,8 +55,8 @@ def parallel_network(width: int, branches: int) -> Model:
     each = width // branches
 
     def model(x: Array, y: Array) -> None:
-        weight = _site("hidden.groups.0.weight", _normal(branches, each, x.shape[1]))
-        bias = _site("hidden.groups.0.bias", _normal(branches, each))
+        weight = _site("hidden.layers.weight", _normal(branches, each, x.shape[1]))
+        bias = _site("hidden.layers.bias", _normal(branches, each))
         output = _site("output.weight", _normal(1, width))
         sigma = _site("sigma", dist.Gamma(0.1, 1.0))
         units = jax.nn.relu(jnp.einsum("nf,buf->nbu", x, weight) + bias)

@@ -66,9 +66,7 @@ def bayesian_network(unknowns: Tensors, x: Tensor, y: Tensor) -> Tensor:
 
 def parallel_network(unknowns: Tensors, x: Tensor, y: Tensor) -> Tensor:
     """`bayesian_network.parallel_network`, its branches one by one."""
-    branches = zip(
-        unknowns["hidden.groups.0.weight"], unknowns["hidden.groups.0.bias"], strict=True
-    )
+    branches = zip(unknowns["hidden.layers.weight"], unknowns["hidden.layers.bias"], strict=True)
     units = torch.cat([dense.relu(dense.linear(x, *branch)) for branch in branches], dim=1)
     return _network_density(unknowns, units, y)
 

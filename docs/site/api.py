@@ -50,7 +50,6 @@ PAGES = (
         {
             "Compiling": "filter_jit clear_caches filter_make_jaxpr filter_eval_shape "
             "filter_closure_convert filter_pure_callback",
-            "Between processes": "cache_compilations CompilationCache",
             "Differentiating": "filter_grad filter_value_and_grad filter_jvp filter_vjp "
             "filter_jacfwd filter_jacrev filter_hessian filter_checkpoint filter_custom_jvp "
             "filter_custom_vjp",
@@ -76,7 +75,7 @@ PAGES = (
         "Profiling and exporting",
         PACKAGE,
         {
-            "Time and transfers": "profile transfers TransferError",
+            "Time and transfers": "profile transfers",
             "Exported programs": "export load_exported Exported",
         },
     ),
@@ -140,8 +139,7 @@ PAGES = (
             "TensorBoard",
             "Files": "save restore Restored Saving CheckpointFolder CheckpointError "
             "export_safetensors import_safetensors Stored",
-            "Devices": "shard data_parallel fsdp Sharding plan Plan Memory collectives Collective "
-            "Exchange",
+            "Devices": "shard data_parallel fsdp Sharding",
             "Numbers that are not finite": "keep_if_finite all_finite tree_where DynamicLossScale",
         },
         takes_rest=True,

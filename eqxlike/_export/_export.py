@@ -239,7 +239,7 @@ def export(
         _note_shapes(error, name, parameters, children)
         hide_our_frames(error)
         raise
-    _refuse_calls(name, list(map(str, departures(jaxpr))))
+    _refuse_calls(name, list(departures(jaxpr)))
     form = form_of(outputs[-1], "output", map(form_of_array, jaxpr.out_avals))
     _refuse_lost(name, form)
     try:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 import os
 import pathlib
 import secrets
@@ -195,8 +194,7 @@ def tree_deserialise_leaves(
 
     **Raises:** `RuntimeError`, naming the path of the leaf, if one cannot be read or its type,
     shape or dtype differs from that in `like`; also if a file named by its path continues after the
-    last leaf. The message starts by saying if the shapes show that the file has another structure.
-    `OSError` if the file cannot be opened; `TypeError` if an argument has another type;
+    last leaf. `OSError` if the file cannot be opened; `TypeError` if an argument has another type;
     `ValueError` if `filter_spec` is not a prefix of `like`.
 
     !!! example
@@ -216,10 +214,7 @@ def tree_deserialise_leaves(
     leaves, treedef = _with_functions(filter_spec, like, "like", is_leaf)
     found = []
     is_whole = _is_path(path_or_file)
-    with (
-        _opened(path_or_file, "read") as file,
-        _explaining_structure(file, [leaf for _, leaf in leaves], is_whole),
-    ):
+    with _opened(path_or_file, "read") as file:
         for path, leaf in leaves:
             with _naming(path, f"could not be read as {_expected(leaf.value)}"):
                 value = leaf.function(file, leaf.value)
@@ -293,23 +288,6 @@ def _naming(path: str, what_failed: str) -> Iterator[None]:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise RuntimeError(f"The leaf at {path} {what_failed}: {reason}") from error
-
-
-@contextlib.contextmanager
-def _explaining_structure(file: Any, leaves: list[_Leaf], is_whole: bool) -> Iterator[None]:
-    """Begins the text of an exception with whether the whole file differs, and not one leaf."""
-    # Only the user's function knows how much of the file belongs to a leaf.
-    is_known = all(leaf.function is default_deserialise_filter_spec for leaf in leaves)
-    can_seek = is_known and hasattr(file, "seekable") and file.seekable()
-    start = file.tell() if can_seek else 0
-    try:
-        yield
-    except RuntimeError as error:
-        likes = [leaf.value for leaf in leaves]
-        sentence = explain_structure(file, start, likes, is_whole) if can_seek else ""
-        if not sentence:
-            raise
-        raise RuntimeError(f"{sentence}{error}") from error.__cause__
 
 
 def _check_alike(path: str, like: Any, value: Any) -> None:
@@ -450,85 +428,6 @@ def _as_python_number(record: np.ndarray, number_type: type, codes: str) -> Any:
             f"number that is a Python {number_type.__name__}"
         )
     return number_type(record.item())
-
-
-# --- Signs that a file was written from a tree of another structure ---
-
-
-Shape = tuple[int, ...]
-
-
-def explain_structure(file: BinaryIO, start: int, likes: list[Any], is_whole: bool) -> str:
-    """A sentence, for an error, about the tree that a file was written from, by its shapes.
-
-    A file has no structure, only a sequence of leaves: they are counted and compared.
-
-    **Arguments:**
-
-    - `file`: open for reading, and seekable.
-    - `start`: the position of the first leaf.
-    - `likes`: the leaves of the tree to read it into.
-    - `is_whole`: whether everything that follows was written from one tree.
-
-    **Returns:** the sentence; empty if the structure may be the same, or nothing is known.
-    """
-    found = _shapes_in(file, start)
-    if found is None:
-        return ""
-    expected = [_shape_in_file(like) for like in likes if has_record(like)]
-    num_others = sum(one != other for one, other in zip(found, expected, strict=False))
-    if len(found) < len(expected) and not num_others:
-        return (
-            "The file was cut off, or written from a tree of another structure than `like`: it has "
-            f"{_count(found)}, and `like` has {len(expected)}. "
-        )
-    if len(found) < len(expected) or (is_whole and len(found) > len(expected)):
-        return (
-            "The file was written from a tree of another structure than `like`: it has "
-            f"{_count(found)}, and `like` has {len(expected)}. "
-        )
-    if num_others > 1:
-        return (
-            "The file seems to have been written from a tree of another structure than `like`: "
-            f"{num_others} of its {_count(expected)} have another shape. "
-        )
-    return ""
-
-
-def _shapes_in(file: BinaryIO, start: int) -> list[Shape] | None:
-    """The shape of each record up to the end; `None` if something else comes first."""
-    readers = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    shapes = []
-    size = file.seek(0, os.SEEK_END)
-    file.seek(start)
-    while file.tell() < size:
-        try:
-            shape, _, dtype = readers[np.lib.format.read_magic(file)](file)
-        except (KeyError, ValueError):
-            return None
-        shapes.append(shape)
-        file.seek(math.prod(shape) * dtype.itemsize, os.SEEK_CUR)
-    return shapes
-
-
-def has_record(like: Any) -> bool:
-    """Whether `default_deserialise_filter_spec` reads a record for `like`."""
-    return isinstance(like, (*_SAVED, jax.ShapeDtypeStruct))
-
-
-def _shape_in_file(like: Any) -> Shape:
-    if isinstance(like, jax.Array | jax.ShapeDtypeStruct):
-        if is_key(like):
-            like = jax.eval_shape(jax.random.key_data, like)
-        return like.shape
-    return np.shape(like)
-
-
-def _count(shapes: list[Shape]) -> str:
-    return f"{len(shapes)} {'array or number' if len(shapes) == 1 else 'arrays and numbers'}"
 
 
 # --- Files replaced as a whole: readers find the old content or the new, never a part ---

@@ -13,7 +13,6 @@ from .._compat import Tracer
 from .._dtypes import without_key_dtype
 from .._partition import split
 from .._pytree import is_array, tree_pformat
-from .._transfers import refuse_call
 from ._flat_call import is_array_or_struct
 from ._signatures import check_callable
 
@@ -64,7 +63,6 @@ def filter_pure_callback(
         [3 2 1]
     """
     check_callable(callback, "filter_pure_callback")
-    refuse_call("filter_pure_callback")
     if vectorized is not None:
         if vmap_method is not None:
             raise ValueError(

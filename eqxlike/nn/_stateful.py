@@ -102,12 +102,6 @@ def map_indices(function: Callable[[str, StateIndex], StateIndex], model: PyTree
     return jtu.tree_map_with_path(visit, model, is_leaf=is_index)
 
 
-def has_place_in_a_state(model: PyTree) -> bool:
-    """Whether an index in `model` is named, or has its value in a `State` alone."""
-    indices = [index for _, index in find_indices(model)]
-    return any(is_named(index) or isinstance(index.init, DeletedValue) for index in indices)
-
-
 def with_array_states(layer: Model, like: PyTree = None) -> Model:
     """`layer` with an array for each number that a state begins with, so that it can be stacked.
 

@@ -21,6 +21,9 @@ Then the loop:
 `_checks` has the errors of arguments that several of them take.
 """
 
+import typing as _typing
+
+from .._moved import former_names as _former_names
 from . import metrics as metrics
 from ._batches import Prefetch as Prefetch
 from ._batches import minibatches as minibatches
@@ -52,15 +55,12 @@ from ._run import Run as Run
 from ._safetensors import Stored as Stored
 from ._safetensors import export_safetensors as export_safetensors
 from ._safetensors import import_safetensors as import_safetensors
-from ._sharding import Collective as Collective
-from ._sharding import Exchange as Exchange
-from ._sharding import Memory as Memory
-from ._sharding import Plan as Plan
 from ._sharding import Sharding as Sharding
-from ._sharding import collectives as collectives
 from ._sharding import data_parallel as data_parallel
 from ._sharding import fsdp as fsdp
-from ._sharding import plan as plan
 from ._sharding import shard as shard
 from ._state import TrainState as TrainState
 from ._step import make_step as make_step
+
+if not _typing.TYPE_CHECKING:
+    __getattr__ = _former_names(__name__)

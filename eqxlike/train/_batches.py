@@ -2,10 +2,9 @@
 
 import contextvars
 import copy
-import itertools
+import functools
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Never, TypeVar
@@ -245,94 +244,66 @@ def repeat(batches: Iterable[Batch] | Callable[[], Iterable[Batch]]) -> Iterator
     return epochs()
 
 
-# --- Prefetching: batches are made and moved to the device ahead of time ---
-
-
-QUICK_S = 1e-4
-"""A batch that takes less is made when it is asked for: a thread would cost the loop more."""
-
-WINDOW = 32
-"""How many batches the mean time goes back: a stream may read a file only now and then."""
-
-LARGE = 2**22
-"""Batches of so many bytes are moved ahead of time. Smaller ones are better moved by the call that
-makes the step, and by `fit` many at once.
-"""
+# --- Prefetching: batches are made ahead of time, and placed if that is asked for ---
 
 
 class _Ahead:
-    """What thread and iterator share. At any time only one of them may call the source.
+    """What the thread and the iterator share.
 
-    - `size`: how many batches may be ready.
     - `ready`: pairs of a batch and the position of its stream after it. At last comes the exception
-      with which the stream ended, a `StopIteration` where it ended by itself, or `None`, with which
-      the thread ends and leaves the source to the iterator.
-    - `room`: has something in it for each batch that was taken since the thread started. It costs
-      less so than a semaphore.
-    - `thread`: the one that has the source; `None` while the iterator has it, as at first.
+      with which the stream ended, a `StopIteration` where it ended by itself.
+    - `room`: counts how many more batches may be made.
     """
 
     def __init__(self, source: Iterator[Any], size: int, sharding: Any) -> None:
-        self.source, self.size, self.sharding = source, size, sharding
-        self.ready: queue.SimpleQueue[tuple[Any, Any] | BaseException | None] = queue.SimpleQueue()
-        self.room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.source, self.sharding = source, sharding
+        self.ready: queue.SimpleQueue[tuple[Any, Any] | BaseException] = queue.SimpleQueue()
+        self.room = threading.Semaphore(size)
         self.thread: threading.Thread | None = None
         self.is_stopped = False
-        self._count, self._mean_s = 0, 0.0
 
-    def start(self, settings: tuple[Any, Any]) -> None:
+    def start(self) -> None:
         """Leaves the source to a thread."""
-        self.room = queue.SimpleQueue()
         # The source sees the context of whoever asks for batches, as it would without a thread.
-        thread = threading.Thread(
-            target=contextvars.copy_context().run,
-            args=(_fill, self, settings),
-            name="eqxlike-prefetch",
-            daemon=True,
+        context = contextvars.copy_context()
+        x64: Any = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+        self.thread = threading.Thread(
+            target=context.run, args=(_fill, self, x64), name="eqxlike-prefetch", daemon=True
         )
-        thread.start()
-        self.thread = thread
+        self.thread.start()
 
-    def make(self, *, is_ahead: bool) -> Any:
-        """The next batch. The first is timed with its copy, so that a large one counts as slow."""
-        start_s = time.perf_counter()
-        batch = as_arrays(next(self.source), "prefetch")
-        if is_ahead or self.sharding is not None or not self._count:
-            batch = _made_ahead(batch, self.sharding)
-        self._count = min(self._count + 1, WINDOW)
-        self._mean_s += (time.perf_counter() - start_s - self._mean_s) / self._count
-        return batch
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether a batch takes less time than it costs to have a thread make it."""
-        return self._mean_s < QUICK_S
-
-    def stop(self) -> None:
-        """Lets the thread end once it has made the batch under way, and whoever waits go on."""
-        self.is_stopped = True
-        self.room.put(None)
-        self.ready.put(StopIteration())
+    def make(self) -> Any:
+        """The next batch, in memory that the source does not write to again."""
+        batch = _moved(as_arrays(next(self.source), "prefetch"), _copied)
+        if self.sharding is None:
+            return batch
+        if isinstance(self.sharding, Sharding):
+            return place_batch(batch, self.sharding)
+        put = functools.partial(jax.device_put, device=self.sharding)
+        # One call for all takes two thirds of the time of one for each.
+        return _moved(batch, put, (np.ndarray, jax.Array))
 
 
 class Prefetch(Generic[Batch]):
     """An iterator whose batches a thread makes ahead of time; `prefetch` makes it.
 
-    The thread ends with the stream, with `close`, at the end of a `with` block, when nobody holds
-    the iterator any more, and where batches take so little time that it would not pay.
+    The thread ends with the stream, with `close`, at the end of a `with` block, and when nobody
+    holds the iterator any more.
     """
 
     def __init__(self, batches: Iterable[Batch], size: int, sharding: Any) -> None:
+        # With a thread, a short loop over batches that are ready takes three times as long.
+        self._has_thread = sharding is not None or not isinstance(
+            batches, list | tuple | Minibatches
+        )
         self._source: Any = iter(batches)
         self._size, self._sharding = size, sharding
-        # What this thread has set for itself about arrays, to be the same in the other.
-        self._settings = _settings()
         # Several threads may take batches.
         self._lock = threading.Lock()
         self._begin()
 
     def _begin(self) -> None:
-        self._position, self._has_ended = None, False
+        self._position, self._has_ended = getattr(self._source, "position", None), False
         # The thread must not hold the iterator, or nobody would ever let it go.
         self._ahead = _Ahead(self._source, self._size, self._sharding)
         # Also when the interpreter ends: JAX is gone soon after.
@@ -341,9 +312,7 @@ class Prefetch(Generic[Batch]):
     @property
     def position(self) -> Any:
         """The position of the stream after the batches that were taken, not those made ahead."""
-        if self._ahead.thread is None:
-            return getattr(self._source, "position", None)
-        return self._position
+        return self._position if self._has_thread else getattr(self._source, "position", None)
 
     def seek(self, position: Mapping[str, Any]) -> None:
         """Goes to a position of the stream. Batches that were made ahead are thrown away.
@@ -379,93 +348,41 @@ class Prefetch(Generic[Batch]):
         return self
 
     def __next__(self) -> Batch:
-        # Once the lock is free, another thread's batch may be written where this one is.
         with self._lock:
-            return self._next_on_device()
-
-    def _next_on_device(self) -> Batch:
-        if self.is_plain:
-            batch = self._take()
-            return batch if self._sharding is not None else _moved(batch, _by_call)
-        enable_x64, default_device = self._settings
-        with (
-            jax.enable_x64(enable_x64),
-            jax.default_device(default_device),
-            # As in the thread, where those of the caller's context do not apply.
-            jax.transfer_guard("allow"),
-            jax.debug_nans(False),
-            jax.debug_infs(False),
-        ):
-            batch = self._take()
-            return batch if self._sharding is not None else _moved(batch, _as_arrays)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether arrays of NumPy may be copied in the caller's thread: with the settings of the
-        other thread, and no guard or check for NaN that would object.
-        """
-        config: Any = jax.config
-        return (
-            _settings() == self._settings
-            and config.jax_transfer_guard_host_to_device in (None, "allow", "log")
-            # They would refuse a batch with NaN.
-            and not (config.jax_debug_nans or config.jax_debug_infs)
-            # A call would put its results on all devices of a mesh.
-            and jax.sharding.get_abstract_mesh().empty
-        )
-
-    def take(self) -> Batch:
-        """The next batch, where small arrays of NumPy are not yet moved.
-
-        If it was not made ahead, it may be written over by the one that follows it.
-        """
-        with self._lock:
-            return self._take()
-
-    def _take(self) -> Batch:
-        ahead = self._ahead
-        if self._has_ended:
-            raise StopIteration
-        if ahead.thread is not None:
+            if self._has_ended:
+                raise StopIteration
+            if not self._has_thread:
+                return as_arrays(next(self._source), "prefetch")
+            ahead = self._ahead
+            if ahead.thread is None:
+                ahead.start()
             made = ahead.ready.get()
-            if isinstance(made, tuple):
-                ahead.room.put(None)
-                batch, self._position = made
-                return batch
-            if made is not None:
+            if isinstance(made, BaseException):
                 self._has_ended = True
                 raise made
-            ahead.thread = None
-        try:
-            batch = ahead.make(is_ahead=False)
-        except Exception:
-            self._has_ended = True
-            raise
-        if not ahead.is_quick:
-            self._position = self.position
-            # The thread may write the next batch where this one is.
-            batch = _made_ahead(batch, None) if self._sharding is None else batch
-            ahead.start(self._settings)
-        return batch
+            ahead.room.release()
+            batch, self._position = made
+            return batch
 
 
 def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -> Prefetch[Batch]:
-    """Makes batches in a thread, while the last ones are in use, and moves them to the device.
+    """Makes batches in a thread, while the last ones are in use, and moves them where you say.
 
-    Batches that take less than 0.1 ms to make are made when they are asked for, without a thread.
+    A list, a tuple and `minibatches(...)` have their batches ready: without a `sharding` these are
+    made when they are asked for, without a thread.
 
     **Arguments:**
 
-    - `batches`: any iterable, for example `minibatches(...)`. From now on only this iterator, or
-      its thread, may read it.
-    - `size`: how many batches are ready at most. Those of 4 MB and more, and all where there is a
-      `sharding`, are in the memory of the device by then.
-    - `sharding`: where arrays go: a `train.Sharding`, which splits the examples over its devices, a
-      device, or a `jax.sharding.Sharding`; the default device where it is `None`.
+    - `batches`: any iterable, for example a loader that reads files. From now on only this
+      iterator, or its thread, may read it.
+    - `size`: how many batches are ready at most.
+    - `sharding`: where the thread moves arrays: a `train.Sharding`, which splits the examples over
+      its devices, a device, or a `jax.sharding.Sharding`. With `None` arrays of NumPy stay, and the
+      step moves them: for large batches on a GPU, `sharding=jax.devices()[0]`.
 
-    **Returns:** an iterator of the same batches. NumPy arrays, lists of numbers and tensors of
-    other libraries become `jax.Array`s; other leaves stay. It has `position` and `seek` if
-    `batches` has them.
+    **Returns:** an iterator of the same batches. Lists of numbers and tensors of other libraries
+    become NumPy arrays, and with a `sharding` all arrays `jax.Array`s; other leaves stay. It has
+    `position` and `seek` if `batches` has them.
 
     **Raises:** `ValueError` if `size` is not a positive integer. Where the next batch is asked for,
     what `batches` raised, with its traceback.
@@ -478,21 +395,16 @@ def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -
     return Prefetch(batches, whole_number(size, "size"), sharding)
 
 
-def _fill(ahead: _Ahead, settings: tuple[Any, Any]) -> None:
+def _fill(ahead: _Ahead, enable_x64: bool) -> None:
     """What the thread does."""
-    enable_x64, default_device = settings
     try:
-        with jax.enable_x64(enable_x64), jax.default_device(default_device):
-            for count in itertools.count():
-                if count >= ahead.size:
-                    ahead.room.get()
+        with jax.enable_x64(enable_x64):
+            while True:
+                ahead.room.acquire()
                 if ahead.is_stopped:
                     return
-                batch = ahead.make(is_ahead=True)
+                batch = ahead.make()
                 ahead.ready.put((batch, getattr(ahead.source, "position", None)))
-                if ahead.is_quick:
-                    ahead.ready.put(None)
-                    return
     except StopIteration:
         ahead.ready.put(StopIteration())
     except BaseException as error:
@@ -500,33 +412,13 @@ def _fill(ahead: _Ahead, settings: tuple[Any, Any]) -> None:
 
 
 def _end(ahead: _Ahead) -> None:
-    ahead.stop()
-    thread = ahead.thread
-    if thread is not None and thread is not threading.current_thread():
+    """Lets the thread end once it has made the batch under way, and whoever waits go on."""
+    ahead.is_stopped = True
+    ahead.room.release()
+    ahead.ready.put(StopIteration())
+    if ahead.thread is not None and ahead.thread is not threading.current_thread():
         # It may wait for a batch that never comes.
-        thread.join(timeout=1.0)
-
-
-def _settings() -> tuple[Any, Any]:
-    config: Any = jax.config
-    return config.jax_enable_x64, config.jax_default_device
-
-
-def _made_ahead(batch: Any, sharding: Any) -> Any:
-    """The batch where no array shares its memory with NumPy's: on the device, if that pays.
-
-    Streams write one batch after another into the same arrays, and on a CPU JAX takes over the
-    memory of an array, if it lies as XLA likes it.
-    """
-    if sharding is None:
-        leaves = jtu.tree_leaves(batch)
-        nbytes = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
-        return _moved(batch, _copied if nbytes < LARGE else _as_arrays)
-    batch = _moved(batch, _copied)
-    if isinstance(sharding, Sharding):
-        return place_batch(batch, sharding)
-    # One call for all takes two thirds of the time of one for each.
-    return _moved(batch, lambda arrays: jax.device_put(arrays, sharding), (np.ndarray, jax.Array))
+        ahead.thread.join(timeout=1.0)
 
 
 def _moved(batch: Any, move: Callable[[list[Any]], Iterable[Any]], types: Any = np.ndarray) -> Any:
@@ -541,22 +433,6 @@ def _moved(batch: Any, move: Callable[[list[Any]], Iterable[Any]], types: Any = 
 
 
 def _copied(arrays: list[np.ndarray]) -> list[np.ndarray]:
-    # A compiled call takes no note of the order of bytes.
+    # Streams write one batch after another into the same arrays. A compiled call takes no note of
+    # the order of bytes.
     return [array.astype(array.dtype.newbyteorder("=")) for array in arrays]
-
-
-def _by_call(arrays: list[np.ndarray]) -> list[Any]:
-    """The arrays on the device, in a fifth of the time of `jnp.asarray`."""
-    # The call may read them after it returned.
-    return _copies(_copied(arrays))
-
-
-@jax.jit
-def _copies(arrays: list[Any]) -> list[Any]:
-    return [jnp.copy(array) for array in arrays]
-
-
-def _as_arrays(arrays: list[np.ndarray]) -> list[Any]:
-    with jax.transfer_guard_host_to_device("allow"):
-        # Half the time of `jax.device_put`. It counts as a transfer that nobody asked for.
-        return [jnp.asarray(array) for array in _copied(arrays)]

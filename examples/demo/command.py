@@ -1,7 +1,6 @@
 """Bayesian networks trained on real data, and the cost of a call by `filter_jit`."""
 
 import argparse
-import contextlib
 import os
 import pathlib
 import sys
@@ -10,8 +9,6 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import jax
-
-import eqxlike as eqx
 
 from . import pictures, report
 from .compare import compare
@@ -57,8 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--seed", type=int, default=0, metavar="N", help="of split, weights and noise (0)")
     out = "where pictures and results go (demo-results)"
     add("--out", type=_writable_folder, default="demo-results", metavar="DIR", help=out)
-    cache = "keep compiled programs there, so that the next start compiles nothing"
-    add("--cache", metavar="DIR", help=cache)
     add("--quick", action="store_true", help="a look in seconds, not for quoting")
     device = "auto: a GPU where JAX sees one (auto)"
     add("--device", choices=("auto", "cpu", "gpu"), default="auto", help=device)
@@ -72,17 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _compile_quickly()
     try:
         device = choose_device(options.device)
-        cached = eqx.cache_compilations(options.cache) if options.cache else None
-    except (OSError, RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:
         parser.error(" ".join(str(error).split()))
-    with cached or contextlib.nullcontext():
-        try:
-            status = _run(options, device)
-        except OSError as error:
-            parser.error(f"cannot write the results: {error}")
-        if cached:
-            print(f"compiled programs, {cached}", flush=True)
-    return status
+    try:
+        return _run(options, device)
+    except OSError as error:
+        parser.error(f"cannot write the results: {error}")
 
 
 def _run(options: argparse.Namespace, device: str) -> int:

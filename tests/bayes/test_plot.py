@@ -154,33 +154,6 @@ def test_bars_of_accuracy_are_wilsons_intervals(classes):
         np.testing.assert_allclose(segment[:, 1], interval, atol=1e-4)
 
 
-def test_traces_are_the_draws():
-    draws = np.random.default_rng(0).normal(size=(3, 20, 2))
-    slope, scale = plot.traces(draws, ["slope", "scale"])
-    for chain in range(3):
-        drawn = line(scale, f"chain {chain + 1}")
-        np.testing.assert_array_equal(drawn, np.stack([np.arange(20), draws[chain, :, 1]], 1))
-    assert (slope.get_ylabel(), scale.get_ylabel()) == ("slope", "scale")
-    assert texts(scale) == ["chain 1", "chain 2", "chain 3"]
-
-
-def test_traces_of_one_unknown_are_in_one_axes():
-    draws = np.random.default_rng(0).normal(size=(2, 20))
-    axes = plot.traces(draws, "slope")
-    np.testing.assert_array_equal(line(axes, "chain 2")[:, 1], draws[1])
-    assert axes.get_ylabel() == "slope"
-
-
-def test_traces_of_other_shapes_are_refused():
-    with pytest.raises(ValueError, match=r"\(chains, draws\) or \(chains, draws, K\), got shape"):
-        plot.traces(np.zeros(5))
-    with pytest.raises(ValueError, match=r"of 2 unknowns expects as many names, got \['slope'\]"):
-        plot.traces(np.zeros((2, 5, 2)), ["slope"])
-    axes = matplotlib.figure.Figure().subplots(3)
-    with pytest.raises(ValueError, match="of 2 unknowns expects as many axes, got 3"):
-        plot.traces(np.zeros((2, 5, 2)), ax=axes)
-
-
 def test_ranks_are_those_of_scipy():
     draws = draws_of_two_chains().round(1)  # with ties
     axes = plot.ranks(draws, num_bins=10)
@@ -234,7 +207,6 @@ def everything(regression, classes, **options):
     yield plot.bands(x, prediction, **options)
     yield plot.coverage(prediction, y, **options)
     yield plot.reliability(*classes, **options)
-    yield plot.traces(draws_of_two_chains(), **options)
     yield plot.ranks(draws_of_two_chains(), **options)
     yield plot.sbc_ranks(np.arange(5), 4, **options)
 
@@ -281,7 +253,7 @@ def test_new_figures_are_none_of_pyplots_and_legends_left_out_on_demand(regressi
     drawn = list(everything(regression, classes, legend=False))
     assert all(axes.get_legend() is None for axes in drawn)
     figures = [axes.figure for axes in drawn]
-    assert len({id(figure) for figure in figures}) == 6
+    assert len({id(figure) for figure in figures}) == 5
     assert not any(hasattr(figure.canvas.manager, "num") for figure in figures)
 
 

@@ -305,9 +305,6 @@ def test_one_layer_is_no_node_and_of_an_ensemble_is_not_taken(getkey):
     stack = nn.ScanStack(Block, 4, key=getkey())
     with pytest.raises(TypeError, match=r"`where` chose one of several stacked layers"):
         eqx.tree_at(lambda stack: stack[0].linear.weight, stack, jnp.ones((4, 4)))
-    pair = nn.Parallel([nn.PReLU(0.1), nn.PReLU(0.2)])
-    with pytest.raises(TypeError, match=r"`where` chose one of several stacked layers"):
-        nn.freeze(pair, lambda pair: pair[0].negative_slope)
     ensemble = eqx.filter_vmap(lambda key: nn.ScanStack(Block, 4, key=key))(jr.split(getkey(), 3))
     with pytest.raises(ValueError, match=r"shape \(3, 4, 4, 4\) at stack.layers.linear.weight"):
         nn.freeze(ensemble, lambda stack: stack[0])

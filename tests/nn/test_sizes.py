@@ -75,7 +75,6 @@ SIZES = {
         },
         {},
     ),
-    "Parallel": ({"axis": 1}, {"branches": [linear()], "join": "concatenate"}),
     "Pool": ({"num_spatial_dims": 2, **POOL}, MAX),
     "Sampler": ({"top_k": 3}, {}),
     "RMSNorm": ({"shape": 3}, {}),

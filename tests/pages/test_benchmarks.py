@@ -316,10 +316,6 @@ def test_memory_is_divided_by_the_number_of_devices(tmp_path):
     alone, half = (row["memory"][column]["at rest"] for column in ("1 device", "2 devices"))
     assert 0.5 <= half / alone < 0.51
     assert row["memory"]["1 device"]["exchanged"] == 0 < row["memory"]["2 devices"]["exchanged"]
-    # 6,738,415,616 parameters of four bytes.
-    assert all("26,953,662,464" in text for text in report["plans"].values())
-    (split,) = [text for name, text in report["plans"].items() if "FSDP" in name and "64" in name]
-    assert f"{26_953_662_464 // 64:,}" in split
 
 
 def test_cells_hold_time_and_ratio():

@@ -140,3 +140,12 @@ def test_missing_compiler_is_one_line_and_the_rest_goes_on(monkeypatch, tmp_path
         "left out: C++ by jax.ffi, ctypes and cffi: there is no C++ compiler: install g++ or "
         "clang++, or set CXX"
     )
+
+
+def test_plan_of_a_training_says_what_a_device_holds_and_sends(capsys):
+    load("plan_training").main(["--devices", "8", "--width", "128", "--depth", "2"])
+    lines = [line.replace(",", "").split() for line in capsys.readouterr().out.splitlines()]
+    sizes = {line[0]: [*map(int, line[1:3])] for line in lines if line and line[0] == "model"}
+    weights, biases = 2 * 4 * 2 * 4 * 128 * 128, 2 * 4 * 5 * 128
+    assert sizes["model"] == [weights + biases, weights // 8 + biases]
+    assert {"all-gather", "all-reduce"} <= {line[0] for line in lines if line}

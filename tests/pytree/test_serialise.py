@@ -3,7 +3,6 @@
 import functools
 import io
 import os
-import re
 import types
 
 import equinox
@@ -270,61 +269,10 @@ def test_a_path_to_a_file_that_goes_on_after_the_last_leaf_is_an_error(tmp_path)
             assert same_bits(tree_deserialise_leaves(file, BLANK), TREE)
 
 
-def mlp(width_size, depth):
-    """The weights and biases of one."""
-    sizes = [2, *[width_size] * depth, 1]
-    layers = zip(sizes[1:], sizes[:-1], strict=True)
-    return {"layers": [(np.ones(shape, np.float32), np.ones(shape[0])) for shape in layers]}
-
-
-OTHER = "written from a tree of another structure than `like`: "
-
-
-@pytest.mark.parametrize(
-    ("tree", "like", "expected"),
-    [
-        (mlp(4, 2), mlp(4, 3), f"The file was {OTHER}it has 6 arrays and numbers, and `like` has"),
-        (mlp(4, 2), mlp(5, 2), f"The file seems to have been {OTHER}5 of its 6 arrays and numbers"),
-        ([PAIR], [PAIR] * 2, f"The file was cut off, or {OTHER}it has 1 array or number, and `l"),
-    ],
-    ids=["depth", "width", "end"],
-)
-def test_the_error_says_first_that_the_file_is_of_another_structure(tree, like, expected, tmp_path):
-    path = tmp_path / "model.eqx"
-    tree_serialise_leaves(path, tree)
-    for each in (path, io.BytesIO(path.read_bytes())):
-        with pytest.raises(RuntimeError) as caught:
-            tree_deserialise_leaves(each, like)
-        assert str(caught.value).startswith(expected)
-        assert "The leaf at tree" in str(caught.value)
-
-
-def test_of_a_path_the_error_counts_leaves_that_like_does_not_have(tmp_path):
-    path = tmp_path / "model.eqx"
-    tree_serialise_leaves(path, mlp(4, 3))
-    for depth in (1, 2):
-        count = f"it has 8 arrays and numbers, and `like` has {2 * depth + 2}. The leaf at tree"
-        with pytest.raises(RuntimeError, match=re.escape(OTHER + count)):
-            tree_deserialise_leaves(path, mlp(4, depth))
-    # Not of an open file, since another tree may follow.
-    expected = re.escape(f"seems to have been {OTHER}2 of its 6 arrays and numbers have another")
-    with pytest.raises(RuntimeError, match=expected):
-        read(eqxlike, path.read_bytes(), mlp(4, 2))
-
-
-def test_of_one_leaf_that_differs_nothing_is_said_of_the_structure(tmp_path):
-    path = tmp_path / "model.eqx"
-    tree_serialise_leaves(path, [PAIR, PAIR, jax.random.key(0)])
-    for like in ([PAIR, jnp.ones(3)], [PAIR.astype(int), PAIR.astype(int)]):
-        with pytest.raises(RuntimeError, match=r"^The leaf at tree\["):
-            tree_deserialise_leaves(path, [*like, jax.random.key(0)])
-
-
-def test_of_another_structure_nothing_is_said_if_the_file_cannot_be_read_twice():
+def test_a_stream_that_cannot_seek_is_read():
     data = io.BytesIO(written(eqxlike, [PAIR] * 2))
     stream = types.SimpleNamespace(read=data.read)
-    with pytest.raises(RuntimeError, match=r"^The leaf at tree\[2\] .*the file ends"):
-        tree_deserialise_leaves(stream, [PAIR] * 3)
+    assert same_bits(tree_deserialise_leaves(stream, [PAIR] * 2), [PAIR] * 2)
 
 
 def test_a_traced_array_is_an_error_that_names_the_leaf():

@@ -35,7 +35,6 @@ from ..._partition import (
     when_switched_on,
 )
 from ..._pytree import ARRAY_TYPES, is_reference
-from ..._transfers import exclusive_devices, refuse_leaving, when_exclusive
 from .._checks import (
     TracedProgram,
     has_any_check_been_traced,
@@ -134,15 +133,13 @@ class Dispatcher:
         arrays, compiled = self.find(ordered, names)
         if compiled.watched is not None:
             compiled.watched.warn_of_changes()
-        is_looked_at = is_checking() or bool(exclusive_devices)
-        if is_looked_at:
-            self.refuse_leaving(ordered, names, arrays, compiled)
+        is_looked_at = is_checking()
         output = compiled.call(arrays)
         if all(type(array) in concrete_array_types for array in arrays) and not is_looked_at:
             fast_path = compiled.fast_path(arrays)
             if fast_path is not None:
                 self._remember(fast_path, names)
-                if is_checking() or exclusive_devices:
+                if is_checking():
                     # Switched on during this call, after the fast paths had been cleared.
                     self.forget_fast_paths()
         return output
@@ -199,22 +196,6 @@ class Dispatcher:
         tables = (attached(each, _OF_CLOSURE, weakref.WeakKeyDictionary) for each in closures)
         return [self._lasting, *(each[self] for each in tables if self in each)]
 
-    def refuse_leaving(
-        self,
-        ordered: tuple[Any, ...],
-        names: tuple[str, ...],
-        arrays: list[Any],
-        compiled: "CompiledFunction",
-    ) -> None:
-        """Raises `TransferError` if this call would leave the device of an exclusive context."""
-
-        def trace() -> Any:
-            with compiled.donation_warnings or contextlib.nullcontext():
-                return compiled.traced_jit(arrays).trace(*arrays).jaxpr
-
-        labels = self.order.labels(len(ordered), names)
-        refuse_leaving(self.order.function_name, [*zip(labels, ordered, strict=True)], trace)
-
     def _remember(self, fast_path: FastPath, names: tuple[str, ...]) -> None:
         others = (each for each in self.recent if each[1] is not fast_path)
         self.recent = ((names, fast_path), *itertools.islice(others, _MAX_RECENT - 1))
@@ -261,7 +242,6 @@ def _forget_all_fast_paths() -> None:
 
 
 when_switched_on(_forget_all_fast_paths)
-when_exclusive(_forget_all_fast_paths)
 
 
 # --- From the compiled function to what JAX compiles ---

@@ -5,7 +5,6 @@ from typing import Any, Protocol, overload
 
 import jax
 
-from ..._transfers import exclusive_devices
 from .._checks import ERRORS_OF_JAX, claim_failure
 from .._signatures import AnyArguments, Function, Method, Output
 from ._dispatch import CompiledFunction, Dispatcher
@@ -51,8 +50,6 @@ class Compiled:
                 f"{dispatcher.order.function_name} was compiled for arguments of another "
                 "structure, or with other static values: compile it again for these."
             )
-        if exclusive_devices:
-            dispatcher.refuse_leaving(ordered, names, arrays, found)
         try:
             return compiled.finish(self._executable(*arrays))
         except ERRORS_OF_JAX as error:

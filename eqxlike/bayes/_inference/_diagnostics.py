@@ -146,7 +146,7 @@ class Diagnostics(Module):
     - `broadening`: the factor by which gradient noise of minibatches widens the variance of draws,
       in the directions of most noise.
     - `pareto_k`: the shape of the tail of importance weights: above 0.7 a few of them decide.
-    - `rise`: by how many nats, for each unknown, ten steps of conjugate gradients raise the log
+    - `rise`: by how many nats, for each unknown, ten steps of L-BFGS raise the log
       density from where each run of an optimiser ended; for each example, where those are fewer
       than unknowns. Of a normal posterior a draw lies half a nat for each unknown below the mode:
       above 1 a run stopped well before it. Runs on batches of examples do not have it.
@@ -225,7 +225,7 @@ def in_words(diagnostics: Diagnostics, remedy: str) -> Iterator[str]:
     if rise is not None and np.any(rise > 1):
         yield (
             f"{int(np.count_nonzero(rise > 1))} of {rise.size} runs stopped before they came to a "
-            "mode: from where they ended, ten steps of conjugate gradients raise the log density "
+            "mode: from where they ended, ten steps of L-BFGS raise the log density "
             f"by up to {float(np.nanmax(rise)):.3g} nats for each unknown (or example, where those "
             "are fewer), and the posterior is about half a nat for each wide. More steps, a larger "
             "learning_rate, or optimiser=optax.lbfgs() help."

@@ -160,31 +160,10 @@ _NUM_CLIMBS = 10
 _MAX_TRIALS = 30
 
 
-class _ConjugateGradients(NamedTuple):
-    """Where the method of conjugate gradients stands, and by how much it has risen."""
-
-    place: Float[Array, " d"]
-    direction: Float[Array, " d"]
-    gradient: Float[Array, " d"]
-    length: Float[Array, ""]
-    risen: Float[Array, ""]
-
-
-class _LineSearch(NamedTuple):
-    """The best of the lengths that were tried along a direction, and the next."""
-
-    count: Array
-    best: Float[Array, ""]
-    best_length: Float[Array, ""]
-    next_length: Float[Array, ""]
-    factor: Float[Array, ""]
-    goes_on: Array
-
-
 @as_libraries_compute()
 @filter_jit(compiler_options=ONCE)
 def rise(problem: Problem, places: Float[Array, "c d"]) -> Float[Array, " c"]:
-    """By how many nats ten steps of conjugate gradients raise the log density, from each place.
+    """By how many nats ten steps of L-BFGS raise the log density, from each place.
 
     They are counted for each unknown, or for each example where those are fewer: of a normal
     posterior a draw lies half a nat for each unknown below the mode. There is at least as much
@@ -192,53 +171,25 @@ def rise(problem: Problem, places: Float[Array, "c d"]) -> Float[Array, " c"]:
     rate keeps these steps short, much where one stopped before it.
     """
     num = min(problem.size, problem.target.num_data)
-    return jax.lax.map(lambda place: climb(problem, place, _NUM_CLIMBS).risen / num, places)
+
+    def of_place(place: Array) -> Array:
+        above = problem.log_density(climb(problem, place, _NUM_CLIMBS))
+        return jnp.maximum(above - problem.log_density(place), 0) / num
+
+    return jax.lax.map(of_place, places)
 
 
-def climb(problem: Problem, place: Float[Array, " d"], num: int) -> _ConjugateGradients:
-    """Steps by the rule of Polak and Ribiere (Nocedal and Wright, 2006, "Numerical Optimization").
+def climb(problem: Problem, place: Float[Array, " d"], num: int) -> Float[Array, " d"]:
+    """Where `num` steps of L-BFGS lead, towards a mode."""
+    # With the default line search, compilation took 1.4 times as long.
+    search = optax.scale_by_backtracking_linesearch(_MAX_TRIALS)
+    optimiser = optax.lbfgs(linesearch=search)
 
-    **Arguments:**
-
-    - `num`: how many.
-    """
-
-    def one(_: int, state: _ConjugateGradients) -> _ConjugateGradients:
-        value, gradient = jax.value_and_grad(problem.log_density)(state.place)
-        size = jnp.vdot(state.gradient, state.gradient)
-        kept = jnp.vdot(gradient, gradient - state.gradient) / jnp.where(size > 0, size, 1)
-        direction = gradient + jnp.maximum(kept, 0) * state.direction
-        direction = jnp.where(jnp.vdot(direction, gradient) > 0, direction, gradient)
-        size = jnp.linalg.norm(direction)
-        first = jnp.where(state.length > 0, state.length, 1 / jnp.where(size > 0, size, 1))
-        best, length = _line_search(problem, state.place, direction, value, first)
-        place = state.place + length * direction
+    def loss(place: Array) -> Array:
         # A density may have more digits than the place.
-        risen = state.risen + (best - value).astype(state.risen.dtype)
-        return _ConjugateGradients(place, direction, gradient, length, risen)
+        return -problem.log_density(place).astype(place.dtype)
 
-    zeros, zero = jnp.zeros_like(place), jnp.zeros((), place.dtype)
-    return jax.lax.fori_loop(0, num, one, _ConjugateGradients(place, zeros, zeros, zero, zero))
+    def one(_: int, state: Optimised) -> Optimised:
+        return descend(optimiser, loss, state)[0]
 
-
-def _line_search(
-    problem: Problem, place: Array, direction: Array, value: Array, first: Array
-) -> tuple[Array, Array]:
-    """The greatest log density, and its length, of one doubled or halved while that helps."""
-
-    def attempt(state: _LineSearch) -> _LineSearch:
-        count, best, best_length, length, factor, _ = state
-        found = problem.log_density(place + length * direction).astype(best.dtype)
-        is_better = found > best
-        factor = jnp.where((count == 0) & is_better, 2.0, factor).astype(factor.dtype)
-        goes_on = (count < _MAX_TRIALS) & (is_better | (best_length == 0))
-        best = jnp.where(is_better, found, best)
-        best_length = jnp.where(is_better, length, best_length)
-        return _LineSearch(count + 1, best, best_length, factor * length, factor, goes_on)
-
-    half = jnp.asarray(0.5, first.dtype)
-    begin = _LineSearch(
-        jnp.zeros((), jnp.int32), value, jnp.zeros_like(first), first, half, jnp.asarray(True)
-    )
-    found = jax.lax.while_loop(lambda state: state.goes_on, attempt, begin)
-    return found.best, found.best_length
+    return jax.lax.fori_loop(0, num, one, Optimised(place, optimiser.init(place))).place

@@ -16,7 +16,6 @@ from ..._pytree import flag_frozen, is_array
 from .._attention import MultiheadAttention, project
 from .._inputs import check_instance
 from .._linear import FusedLinear, Linear
-from .._parallel import FusedBranches, Parallel
 from .._weights import Shared
 from ._freeze import freeze, unfreeze
 
@@ -27,10 +26,9 @@ def fuse(model: Tree) -> Tree:
     """A copy of a model in which Linear layers that read one input are one matrix product.
 
     These are the projections of query, key and value of each `MultiheadAttention`, which becomes a
-    `FusedAttention`, and the branches of each `Parallel`. (Equal branches are one product in any
-    case, and `GRUCell` and `LSTMCell` have all their gates in one.) For a layer of your own there
-    is `FusedLinear`. The model computes the same numbers, to rounding, and so do its gradients,
-    which are those of the weights one below the other.
+    `FusedAttention`. (`GRUCell` and `LSTMCell` have all their gates in one.) For a layer of your
+    own there is `FusedLinear`. The model computes the same numbers, to rounding, and so do its
+    gradients, which are those of the weights one below the other.
 
     One product are layers of the same number of inputs and the same dtype, all with a bias or all
     without, all frozen or none, on the same devices. Others are left alone: what is not a plain
@@ -65,9 +63,7 @@ def fuse(model: Tree) -> Tree:
     counts = collections.Counter(map(id, filter(is_array, jtu.tree_leaves(model))))
 
     def fused(node: Any) -> Any:
-        if type(node) is MultiheadAttention:
-            return _fuse_attention(node, counts)
-        return _fuse_branches(node, counts) if type(node) is Parallel else node
+        return _fuse_attention(node, counts) if type(node) is MultiheadAttention else node
 
     return _rebuilt(model, fused)
 
@@ -84,28 +80,20 @@ def unfuse(model: Tree) -> Tree:
     check_instance(model, "unfuse")
 
     def unfused(node: Any) -> Any:
-        if isinstance(node, FusedAttention):
-            layers = {
-                PROJECTIONS[at]: layer
-                for fused, own in zip(node.fused, node.places, strict=True)
-                for at, layer in zip(own, _layers_of(fused), strict=True)
-            }
-            return _copy(node, MultiheadAttention, layers)
-        if type(node) is not Parallel:
+        if not isinstance(node, FusedAttention):
             return node
-        pairs: list[tuple[Any, tuple[int, ...]]] = []
-        for group, own in zip(node.groups, node.places, strict=True):
-            if isinstance(group, FusedBranches):
-                pairs += [(layer, (at,)) for layer, at in zip(_layers_of(group), own, strict=True)]
-            else:
-                pairs.append((group, own))
-        return node if len(pairs) == len(node.groups) else _with_groups(node, pairs)
+        layers = {
+            PROJECTIONS[at]: layer
+            for fused, own in zip(node.fused, node.places, strict=True)
+            for at, layer in zip(own, _layers_of(fused), strict=True)
+        }
+        return _copy(node, MultiheadAttention, layers)
 
     return _rebuilt(model, unfused)
 
 
 def _rebuilt(model: Any, function: Callable[[Any], Any]) -> Any:
-    """The model with `function` of each attention and each `Parallel`, inner ones first."""
+    """The model with `function` of each attention, inner ones first."""
     made: dict[int, Any] = {}
 
     def visit(node: Any) -> Any:
@@ -123,38 +111,14 @@ def _rebuilt(model: Any, function: Callable[[Any], Any]) -> Any:
     return visit(model)
 
 
-_VISITED = (MultiheadAttention, Parallel, Shared)
+_VISITED = (MultiheadAttention, Shared)
 
 
 def _fuse_attention(attention: MultiheadAttention, counts: dict[int, int]) -> MultiheadAttention:
     projections = [getattr(attention, name) for name in PROJECTIONS]
     places = _alike(projections, counts)
-    fused = [_fused(FusedLinear, [projections[at] for at in each]) for each in places]
+    fused = [_fused([projections[at] for at in each]) for each in places]
     return FusedAttention(attention, fused, places) if places else attention
-
-
-def _fuse_branches(model: Parallel, counts: dict[int, int]) -> Parallel:
-    pairs = list(zip(model.groups, model.places, strict=True))
-    together = _alike([group if len(own) == 1 else None for group, own in pairs], counts)
-    if not together:
-        return model
-    inside = {index for each in together for index in each}
-    kept = [pair for index, pair in enumerate(pairs) if index not in inside]
-    fused = [
-        (
-            _fused(FusedBranches, [pairs[index][0] for index in each]),
-            tuple(pairs[index][1][0] for index in each),
-        )
-        for each in together
-    ]
-    return _with_groups(model, [*kept, *fused])
-
-
-def _with_groups(model: Parallel, pairs: Sequence[tuple[Any, tuple[int, ...]]]) -> Parallel:
-    """The model with other groups, and their places; in the order of their first branches."""
-    pairs = sorted(pairs, key=lambda pair: pair[1][0])
-    groups, places = zip(*pairs, strict=True)
-    return _copy(model, Parallel, {"groups": groups, "places": places})
 
 
 def _copy(module: Module, cls: type, fields: dict[str, Any]) -> Any:
@@ -195,10 +159,10 @@ def _kind(layer: Any, counts: dict[int, int]) -> Any:
     return plain.in_features, types, plain.use_bias, frozen.pop(), place
 
 
-def _fused(cls: type[FusedLinear], layers: Sequence[Any]) -> FusedLinear:
+def _fused(layers: Sequence[Any]) -> FusedLinear:
     if any(flag_frozen(layers[0])):
-        return freeze(cls(list(map(unfreeze, layers))))
-    return cls(layers)
+        return freeze(FusedLinear(list(map(unfreeze, layers))))
+    return FusedLinear(layers)
 
 
 def _layers_of(fused: FusedLinear) -> tuple[Linear, ...]:

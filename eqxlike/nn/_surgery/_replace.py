@@ -43,8 +43,8 @@ def reinitialise(
 
     Arrays of two axes or more are taken for weights `(outputs, inputs, *window)`: their
     initializer is called with the shape `(*window, inputs, outputs)`, on which those of JAX count
-    their fan-in. For stacked layers, as of `nn.ScanStack`, `nn.Parallel` or an ensemble, call this
-    function under `filter_vmap`, so that it sees the arrays of one.
+    their fan-in. For stacked layers, as of `nn.ScanStack` or an ensemble, call this function
+    under `filter_vmap`, so that it sees the arrays of one.
 
     **Returns:** the model with the new arrays, of the shapes and dtypes of the old. An array that
     stands at two places gets two values, one for each path.

@@ -1,7 +1,6 @@
 """Batches, as many at a time as go into one call."""
 
 import contextlib
-import functools
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
@@ -11,7 +10,6 @@ import numpy as np
 from ..._pytree import is_array, tree_pformat
 from ..._traceback import stacklevel_of_user
 from .._as_arrays import as_arrays, is_foreign
-from .._batches import Prefetch
 from .._run import Stack
 
 Batch = TypeVar("Batch")
@@ -31,10 +29,7 @@ class Feed(Generic[Batch]):
         self._source: Any = batches
         self._is_raw = is_raw
         self._statics: dict[str, set[Any]] = {}
-        iterator: Any = _iterator_of(batches)
-        # Arrays of NumPy are moved by the call that makes the steps, many at once.
-        is_unmoved = isinstance(iterator, Prefetch) and iterator.is_plain
-        self._next = iterator.take if is_unmoved else functools.partial(next, iterator)
+        self._iterator = _iterator_of(batches)
         self._mismatched: Stack | None = None
         self._interrupt: KeyboardInterrupt | None = None
         self._has_ended = False
@@ -59,7 +54,7 @@ class Feed(Generic[Batch]):
         taken, self._mismatched = self._mismatched, None
         try:
             while not self._has_ended and (taken is None or taken.count < max_count):
-                batch = self._next()
+                batch = next(self._iterator)
                 if not self._is_raw:
                     batch = as_arrays(batch, "fit", self._note_static)
                 if taken is None:
@@ -110,7 +105,7 @@ class Feed(Generic[Batch]):
             return
         with contextlib.suppress(StopIteration):
             for _ in range(num_taken):
-                self._next()
+                next(self._iterator)
 
 
 def _iterator_of(batches: Any) -> Iterator[Any]:

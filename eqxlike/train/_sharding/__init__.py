@@ -1,11 +1,5 @@
 """Where the arrays of a training lie: on which devices, and in which parts."""
 
-from ..._programs import Collective as Collective
-from ..._programs import collectives as collectives
-from ._plan import Exchange as Exchange
-from ._plan import Memory as Memory
-from ._plan import Plan as Plan
-from ._plan import plan as plan
 from ._sharding import Sharding as Sharding
 from ._sharding import check_sharding as check_sharding
 from ._sharding import data_parallel as data_parallel

@@ -71,7 +71,8 @@ class Sharding:
     ):
         """**Arguments:**
 
-        - `mesh`: the devices; a `jax.sharding.AbstractMesh` is enough for `train.plan`.
+        - `mesh`: the devices; a `jax.sharding.AbstractMesh` is enough for `of_model` and
+          `of_state`.
         - `rules`: from patterns to `jax.sharding.PartitionSpec`s; the first pattern that matches
           counts, and an array that none matches is whole on each device. A pattern is a path such
           as `layers[0].weight`, in which `*` matches a name or an index and `**` anything,
@@ -330,8 +331,8 @@ def shard(state: TrainState[Model], sharding: Sharding) -> TrainState[Model]:
     check_sharding(sharding, "shard")
     if isinstance(sharding.mesh, AbstractMesh):
         raise ValueError(
-            "shard expected a Sharding over devices, and this one has an AbstractMesh, which is "
-            "for train.plan. Make the mesh with jax.make_mesh."
+            "shard expected a Sharding over devices, and this one has an AbstractMesh. Make the "
+            "mesh with jax.make_mesh."
         )
     shardings = sharding.of_state(state)
     check_not_deleted(state, "state", "shard")

@@ -405,7 +405,7 @@ def test_the_width_is_that_of_the_posterior_where_the_model_is_right(likelihood)
         y = target.simulate(target.sample_prior(key=keys[0]), key=keys[1])
         simulated = eqx.tree_at(lambda target: target.data[1], target, y)
         problem, method = bayes.Problem(simulated), bayes.Laplace()
-        place = climb(problem, problem.initial(keys[0]), 20).place
+        place = climb(problem, problem.initial(keys[0]), 20)
         states = Optimised(place[None], ())
         return method.finish(problem, states, {}, keys[2]).width.value
 

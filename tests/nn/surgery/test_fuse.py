@@ -7,7 +7,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
-from eqxlike.nn import FusedAttention, FusedLinear, MultiheadAttention, Parallel, fuse, unfuse
+from eqxlike.nn import FusedAttention, FusedLinear, MultiheadAttention, fuse, unfuse
 from tests.nn.arrays import filled, normal
 
 X = normal(jax.random.key(9), (5, 8))
@@ -164,36 +164,9 @@ def test_stacked_layers_are_fused_as_they_are_stored():
     assert unfuse(fused) == model
 
 
-def test_branches_compute_the_same_in_one_product_less():
-    def make(key):
-        keys = jax.random.split(key, 4)
-        first, second = nn.Linear(8, 3, key=keys[0]), nn.Linear(8, 4, key=keys[1])
-        others = nn.MLP(8, 2, 4, 1, key=keys[2]), nn.Linear(8, 5, False, key=keys[3])
-        return Parallel([first, others[0], second, others[1]], lambda outputs: outputs)
-
-    model, x = filled(make, jax.random.key(0)), np.asarray(X)[0]
-    fused = fuse(model)
-    assert fused.places == ((0, 2), (1,), (3,))
-    assert count_products(model, x) - count_products(fused, x) == 1
-    assert_close(*both(lambda each: each(x, key=jax.random.key(1)), fused, model))
-    assert (len(fused), fused[2]) == (len(model), model[2])
-    assert unfuse(fused) == model
-
-
-def test_fused_linear_of_the_user_is_a_branch_like_any_other():
-    pair = FusedLinear([nn.Linear(8, size, key=jax.random.key(size)) for size in (3, 4)])
-    model = Parallel([pair, pair], lambda outputs: outputs)
-    x = np.asarray(X)[0]
-    (first, second), expected = eqx.filter_jit(lambda *models: [each(x) for each in models])(
-        fuse(model), pair
-    )
-    assert_close(first, expected)
-    assert_close(second, expected)
-
-
 def test_attention_inside_a_branch_is_fused():
     block = Block(jax.random.key(0))
-    fused = fuse(Parallel([block, nn.Identity()], "sum"))
+    fused = fuse(nn.Parallel([block, nn.Identity()]))
     assert isinstance(fused[0].attention, FusedAttention)
 
 

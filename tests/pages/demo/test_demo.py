@@ -239,7 +239,6 @@ def test_interrupt_ends_cleanly_with_what_was_reached(tmp_path, capsys, monkeypa
         (["--seed", "2147483648"], "argument --seed: must be an integer of at least 0"),
         (["--device", "gpu"], "gpu"),
         (["--out", "file/results"], "argument --out: cannot write to 'file/results'"),
-        (["--cache", "file"], "give another folder"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )

@@ -84,14 +84,13 @@ def test_tied_parameters_stay_tied_and_equal_ones_may_be_split_in_two_ways(getke
 
 def test_what_cannot_be_placed_is_refused():
     state = make_state(linear())
-    with pytest.raises(ValueError, match=r"this one has an AbstractMesh, which is for train\.plan"):
+    with pytest.raises(ValueError, match=r"this one has an AbstractMesh\. Make"):
         train.shard(state, train.fsdp(AbstractMesh((4,), ("data",))))
     optimiser = optax.adam(0.1)
     of_jax = r"expected a train\.Sharding, as train.data_parallel and train.fsdp return, got Named"
     for taker, call in {
         "shard": lambda where: train.shard(state, where),
         "make_step": lambda where: train.make_step(max, optimiser, sharding=where),
-        "plan": lambda where: train.plan(jnp.ones(2), optimiser, where),
         "make_evaluate": lambda where: train.make_evaluate(max, [], sharding=where),
     }.items():
         with pytest.raises(TypeError, match=f"{taker} {of_jax}"):

@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import eqxlike as eqx
 from eqxlike import nn, train
-from eqxlike.train import Exchange, Memory
+from eqxlike._programs import collectives
 from tests.nn.arrays import filled
 
 DEPTH, WIDTH = 16, 32
@@ -64,7 +63,7 @@ def by_computation(text):
     found = {}
     for part in re.split(r"\n\n(?=%|ENTRY )", text):
         name = re.match(r"(?:ENTRY )?%?([\w.-]+)", part)
-        each = train.collectives(types.SimpleNamespace(as_text=lambda part=part: part))
+        each = collectives(types.SimpleNamespace(as_text=lambda part=part: part))
         if name and each:
             found[name[1]] = each
     return found, set(re.findall(r"body=%?([\w.-]+)", text))
@@ -200,19 +199,3 @@ def test_fsdp_splits_within_layers_where_it_can():
         )
         model = eqx.filter_eval_shape(make, jax.random.key(0))
         assert sharding.of_model(model).layers.weight.spec == expected
-
-
-@pytest.mark.parametrize(("unroll", "num_layers"), [(3, 3), (99, DEPTH)])
-def test_plan_has_the_layers_of_a_turn_together_and_gathers_twice(unroll, num_layers):
-    def make(key):
-        linear = lambda key: nn.Linear(8, 8, use_bias=False, key=key)
-        return nn.ScanStack(linear, DEPTH, unroll=unroll, key=key)
-
-    model = eqx.filter_eval_shape(make, jax.random.key(0))
-    plan = train.plan(model, OPTIMISER, train.fsdp(AbstractMesh((4,), ("data",)), min_size=1))
-    layer = 4 * 8 * 8
-    assert plan.gathered == Memory(num_layers * layer, num_layers * layer)
-    assert plan.exchanges == (
-        Exchange("all-gather", "parameters", 1, 2 * DEPTH * layer),
-        Exchange("reduce-scatter", "gradients", 1, DEPTH * layer),
-    )

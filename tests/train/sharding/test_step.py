@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import eqxlike as eqx
 from eqxlike import nn, train
+from eqxlike._programs import collectives
 from eqxlike.train._sharding import place_batch
 from tests.nn.arrays import filled
 from tests.train.sharding import trainings
@@ -127,7 +128,7 @@ def sizes_by_kind(sharding):
     """
     state, step = make_step(filled(nn.MLP, 4, 3, 8, 1, key=jax.random.key(0)), sharding)
     sizes = collections.defaultdict(list)
-    for each in train.collectives(step.lower(state, batch_of(4)).compile()):
+    for each in collectives(step.lower(state, batch_of(4)).compile()):
         sizes[each.kind] += [math.prod(shape) for shape in each.shapes if shape]
     return {kind: sorted(each) for kind, each in sizes.items() if each}
 

@@ -1,0 +1,153 @@
+"""What `nn.Parallel` hands to its branches, and how their outputs are joined."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import eqxlike as eqx
+from eqxlike import nn
+
+X = jnp.array([0.5, -1.0, 2.0])
+
+
+def linears(key, *sizes):
+    keys = jr.split(key, len(sizes))
+    return [nn.Linear(3, size, key=each) for size, each in zip(sizes, keys, strict=True)]
+
+
+@eqx.filter_jit
+def call(model, *args, key=None):
+    """The output of a model, and of its branches by themselves."""
+    keys = [None] * len(model) if key is None else jr.split(jr.clone(key), len(model))
+    branches = [model[index] for index in range(len(model))]
+    alone = [branch(*args, key=each) for branch, each in zip(branches, keys, strict=True)]
+    return model(*args, key=key), alone
+
+
+def assert_close(one, other):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("join", "sizes", "expected"),
+    [
+        ("sum", (4, 4, 4), sum),
+        ("concatenate", (4, 2, 3), np.concatenate),
+        (jnp.stack, (4, 4), np.stack),
+        (tuple, (4, 4), tuple),
+    ],
+)
+def test_output_is_the_joined_outputs_of_the_branches(join, sizes, expected, getkey):
+    output, alone = call(nn.Parallel(linears(getkey(), *sizes), join), X)
+    assert_close(output, expected(jax.device_get(alone)))
+
+
+def test_outputs_that_are_trees_are_joined_leaf_by_leaf(getkey):
+    cells = [nn.LSTMCell(3, 2, key=key) for key in jr.split(getkey(), 2)]
+    branches = [nn.Lambda(functools.partial(cell, X)) for cell in cells]
+    for join, merge in (("sum", sum), ("concatenate", np.concatenate)):
+        output, alone = call(nn.Parallel(branches, join), (jnp.ones(2), jnp.zeros(2)))
+        assert_close(output, tuple(map(merge, zip(*jax.device_get(alone), strict=True))))
+
+
+class Noise(eqx.Module):
+    scale: float
+
+    def __call__(self, x, mask=True, *, key=None):
+        x = jnp.where(mask, x, 0)
+        return x if key is None else x + self.scale * jr.normal(key, x.shape)
+
+
+def test_each_branch_gets_its_own_key_and_further_arguments(getkey):
+    model = nn.Parallel([Noise(1.0), nn.Parallel([Noise(2.0)]), Noise(3.0)], jnp.stack)
+    mask = jnp.array([True, False, True])
+    for key in (None, getkey()):
+        output, alone = call(model, X, mask, key=key)
+        assert_close(output, jnp.stack(alone))
+    assert (output[:, 1] != 0).all()
+    assert_close(call(model, X, mask)[0], [[0.5, 0, 2]] * 3)
+
+
+def test_module_as_the_join_is_trained(getkey):
+    first, second, join = linears(getkey(), 3, 3, 1)
+    model = nn.Parallel([first, second], nn.Sequential([nn.Lambda(sum), join]))
+    gradient = eqx.filter_grad(lambda model: model(X).sum())(model)
+    assert_close(gradient.join[1].weight[0], first(X) + second(X))
+
+
+class Counter(nn.StatefulLayer):
+    """Adds `start` and how often it was called."""
+
+    start: int
+    index: nn.StateIndex
+
+    def __init__(self, start, init=0):
+        self.start = start
+        self.index = nn.StateIndex(jnp.array(init))
+
+    def __call__(self, x, state, *, key=None):
+        count = state.get(self.index) + 1
+        return x + self.start + count, state.set(self.index, count)
+
+
+def test_stateful_branches_keep_values_of_their_own():
+    @nn.make_with_state
+    def make():
+        return nn.Parallel([Counter(0, init=5), nn.Lambda(jnp.negative), Counter(1, 7)], tuple)
+
+    model, state = make()
+    assert model.is_stateful()
+    outputs, state = model(jnp.array(1), state)
+    assert [*map(int, outputs)] == [7, -1, 10]
+    outputs, state = model(jnp.array(1), state=state)
+    assert [*map(int, outputs)] == [8, -1, 11]
+    assert (state.get(model[0].index), state.get(model[2].index)) == (7, 9)
+
+
+def test_model_without_stateful_branches_returns_the_state_that_it_got():
+    model, state = nn.Parallel([nn.Identity(), nn.Identity()]), object()
+    assert not model.is_stateful()
+    assert model(1, state=state) == (2, state)
+
+
+REFUSED = {
+    "no branch": (lambda: nn.Parallel([]), ValueError, "needs at least one branch"),
+    "join": (
+        lambda: nn.Parallel([nn.Identity()], "product"),
+        ValueError,
+        "join must be 'sum', 'concatenate' or a function .*, got 'product'",
+    ),
+    "branch": (
+        lambda: nn.Parallel([nn.Identity(), 3]),
+        TypeError,
+        re.escape("Parallel: branches[1] expected a layer, or a function"),
+    ),
+    "state": (
+        lambda: nn.Sequential([nn.Parallel([nn.Identity(), Counter(0)])]).layers[0](0),
+        TypeError,
+        r"Parallel needs the state, since branches\[1\], of type Counter, is stateful",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_unfit_arguments_are_refused(case):
+    make, error, message = case
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("join", "message"), [("sum", r"one shape, got \(4,\) and \(1,\)"), (jnp.stack, "shape")]
+)
+def test_outputs_that_cannot_be_joined_name_the_layer(join, message, getkey):
+    model = nn.Sequential([nn.Parallel(linears(getkey(), 4, 1), join)])
+    with pytest.raises(ValueError, match=message) as caught:
+        model(X)
+    note = "It happened in the join of the outputs of Parallel at Sequential.layers[0]."
+    assert note in caught.value.__notes__
