@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 
 from .._check_numbers import whole_number
 from .._module import Module
-from .._partition import split
+from .._partition import ArrayForm, Tree, root_node, split
 from .._programs import departures
 from .._pytree import listed
 from .._timing import installed_version
@@ -20,7 +20,7 @@ from .._transforms._signatures import check_callable
 from .._version import __version__
 from ._exported import Exported, from_parts, need_flatbuffers
 from ._file import Header
-from ._form import Form, NodeForm, describe, form_of, form_of_array, lost_in
+from ._form import check_keys, describe_arguments, form_of, lost_in
 
 # --- Which axes of the arguments of a program have dynamic sizes, and their names ---
 
@@ -220,28 +220,31 @@ def export(
     parameters = _parameters(function, args)
     args = with_dynamic_axes(parameters, args, dynamic)
     structs, rest = split(args, is_array_or_struct)
-    forms = map(form_of_array, structs)
-    children = [form_of(arg, name, forms) for name, arg in zip(parameters, args, strict=True)]
-    inputs = NodeForm("tuple", "", tuple(range(len(args))), tuple(children))
+    form = form_of(args)
+    inputs = Tree(root_node(parameters, form.node.children), form.arrays)
+    check_keys(inputs.node, "")
     outputs: list[Any] = []
 
     def flat(*arrays: Any) -> list[Any]:
-        output = function(*rest.merge(arrays))
-        arrays_out, _ = split(output)
-        outputs.append(output)
-        return arrays_out
+        outputs.append(function(*rest.merge(arrays)))
+        return split(outputs[-1])[0]
 
     flat.__name__ = flat.__qualname__ = name = _name_of(function)
     jitted = jax.jit(flat)
     try:
         jaxpr = jitted.trace(*structs).jaxpr
     except Exception as error:
-        _note_shapes(error, name, parameters, children)
+        _note_shapes(error, f"{name}({describe_arguments(inputs)})")
         hide_our_frames(error)
         raise
     _refuse_calls(name, list(map(str, departures(jaxpr))))
-    form = form_of(outputs[-1], "output", map(form_of_array, jaxpr.out_avals))
-    _refuse_lost(name, form)
+    form = form_of(outputs[-1])._replace(arrays=tuple(map(ArrayForm.of, jaxpr.out_avals)))
+    check_keys(form.node, "output")
+    if lost := list(lost_in(form.node, "output")):
+        raise TypeError(
+            f"{name} returned something at {listed(lost)} that no file can hold: return arrays, "
+            "numbers and strings."
+        )
     try:
         exported = jax.export.export(jitted, platforms=platforms)(*structs)
         program = bytes(exported.serialize(vjp_order=vjp_order))
@@ -251,7 +254,6 @@ def export(
         raise
     header = Header(
         name=name,
-        parameters=parameters,
         inputs=inputs,
         outputs=form,
         platforms=platforms,
@@ -304,23 +306,10 @@ def _refuse_calls(name: str, calls: list[str]) -> None:
         )
 
 
-def _refuse_lost(name: str, form: Any) -> None:
-    if lost := list(lost_in(form, "output")):
-        raise TypeError(
-            f"{name} returned something at {listed(lost)} that no file can hold: return arrays, "
-            "numbers and strings."
-        )
-
-
-def _note_shapes(
-    error: Exception, name: str, parameters: Sequence[str], forms: Sequence[Form]
-) -> None:
+def _note_shapes(error: Exception, call: str) -> None:
     """Adds to an error from tracing the shapes that were traced."""
-    arguments = ", ".join(
-        f"{parameter}: {describe(form)}" for parameter, form in zip(parameters, forms, strict=True)
-    )
     error.add_note(
-        f"While {name}({arguments}) was exported. Axes that go by name are of any size; "
+        f"While {call} was exported. Axes that go by name are of any size; "
         "`dynamic=()` fixes all, `dynamic={'x': {0: 'batch'}}` names some."
     )
     if isinstance(error, TypeError) and "integer" in str(error):

@@ -15,8 +15,8 @@ from jaxtyping import PyTree
 
 from .._traceback import hide_our_frames
 from ._file import Header, read, write
-from ._form import array_forms_in, describe
-from ._run import Runner, arranged, describe_arguments
+from ._form import describe_arguments
+from ._run import Runner, arranged
 
 
 class Exported:
@@ -106,7 +106,7 @@ class Exported:
         header = self._header
         versions = ", ".join(f"{name} {version}" for name, version in header.versions.items())
         return (
-            f"Exported: {header.name}({describe_arguments(header)}) -> {describe(header.outputs)}\n"
+            f"Exported: {header.name}({describe_arguments(header.inputs)}) -> {header.outputs}\n"
             f"  platforms  {', '.join(header.platforms)}\n"
             f"  gradients  {_times(header.vjp_order)}\n"
             f"  program    {len(self._program):,} bytes\n"
@@ -197,8 +197,7 @@ def from_parts(header: Header, program: bytes, where: str) -> Exported:
         ) from error
     sides = ((header.inputs, read_as.in_avals), (header.outputs, read_as.out_avals))
     if any(
-        [x.dtype for x in array_forms_in(form)] != [str(x.dtype) for x in avals]
-        for form, avals in sides
+        [x.dtype for x in form.arrays] != [str(x.dtype) for x in avals] for form, avals in sides
     ):
         raise ValueError(f"{where} is damaged: its header tells of another program.")
     return Exported(header, program, read_as)

@@ -1,0 +1,109 @@
+"""A hash of a value that is the same in every process."""
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import numbers
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+
+from .._dtypes import is_key
+from ._predicates import is_array_like
+
+
+def fingerprint(value: Any) -> str:
+    """A hash of arrays, numbers, Modules, distributions, objects by their attributes, and functions
+    by name and closure.
+
+    It does not depend on where in memory something is. The code of a function is not looked at, nor
+    the attributes of an object that has its own `__repr__`.
+    """
+    digest = hashlib.sha256()
+    for each in _bytes_of(value, ()):
+        digest.update(each)
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def without_addresses(text: str) -> str:
+    """The `repr` of a value, without where in memory it is."""
+    return re.sub(" at 0x[0-9a-f]+", "", text)
+
+
+def _bytes_of(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
+    """Bytes that tell a value from others.
+
+    **Arguments:**
+
+    - `above`: what holds it: a closure may hold itself.
+    """
+    if value is None or isinstance(value, str | bytes | bool):
+        yield repr(value).encode()
+    elif isinstance(value, numbers.Real):
+        # A number of NumPy is the same number. Larger integers are not all floating-point numbers.
+        yield repr(float(value) if abs(value) < 2**53 else value).encode()
+    elif isinstance(value, jax.ShapeDtypeStruct):
+        yield f"{value.shape} {value.dtype}".encode()
+    elif is_array_like(value):
+        dtype = value.dtype if hasattr(value, "dtype") else np.result_type(value)
+        array = np.asarray(jr.key_data(value) if is_key(value) else value)
+        yield f"{array.shape} {dtype}".encode()
+        yield array.tobytes()
+    else:
+        yield getattr(value, "__qualname__", type(value).__qualname__).encode()
+        if not any(value is each for each in above):
+            parts = list(_parts(value))
+            # Their number says where they end: `[[1], 2]` is not `[[1, 2]]`.
+            yield str(len(parts)).encode()
+            for part in parts:
+                yield from _bytes_of(part, (*above, value))
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """What an object holds, with names where it has them."""
+    if isinstance(value, functools.partial):
+        return value.func, value.args, value.keywords
+    if inspect.ismethod(value):
+        return value.__self__, value.__func__
+    if inspect.isfunction(value):
+        return *map(_content, value.__closure__ or ()), value.__defaults__, value.__kwdefaults__
+    if hasattr(value, "__qualname__"):
+        return ()
+    if isinstance(value, dict):
+        return (part for name in sorted(value, key=repr) for part in (name, value[name]))
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, set | frozenset):
+        return sorted(map(fingerprint, value))
+    if dataclasses.is_dataclass(value):
+        return (
+            part
+            for each in dataclasses.fields(value)
+            for part in (each.name, getattr(value, each.name, None))
+        )
+    names = getattr(value, "__dict__", {})
+    if hasattr(value, "gather_pytree_data_fields"):
+        # A distribution of NumPyro. Its `tree_flatten` has the order of a set, which each process
+        # has another.
+        names = {*value.gather_pytree_data_fields(), *value.gather_pytree_aux_fields()}
+    elif hasattr(value, "tree_flatten"):
+        return value.tree_flatten()
+    elif not jtu.all_leaves([value]):
+        return jtu.tree_leaves(value, is_leaf=lambda node: node is not value)
+    elif type(value).__repr__ is not object.__repr__:
+        return (without_addresses(repr(value)),)
+    return (part for name in sorted(names) for part in (name, vars(value).get(name)))
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # Nothing is in it yet.
+        return None
