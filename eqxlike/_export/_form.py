@@ -22,10 +22,10 @@ _PLAIN = (bool, int, float, str, type(None))
 """The types of static values that a file can hold."""
 
 
-def form_of(tree: Any) -> Tree:
-    """The tree in words, with the forms of its arrays, and of each `jax.ShapeDtypeStruct`."""
+def described(tree: Any) -> Tree:
+    """The tree in words, with its arrays, and each `jax.ShapeDtypeStruct`."""
     arrays, structure = flatten(tree, with_abstract=True, by_identity=True)
-    return Tree(describe(structure, _describe_static), tuple(map(ArrayForm.of, arrays)))
+    return Tree(describe(structure, _describe_static), tuple(arrays))
 
 
 def check_keys(node: Node, path: str) -> None:

@@ -85,14 +85,12 @@ def _are_alike(first: Node, second: Node) -> bool:
 def _between_forms(path: str, before: ArrayForm, after: ArrayForm) -> Iterator[TraceDifference]:
     for what, old, new in zip(_PARTS_OF_FORM, before[:-1], after[:-1], strict=True):
         if old != new:
-            is_wide = what == "dtype" and not _WIDE.isdisjoint((old, new))
-            yield _difference(path, what, old, new, advice="64 bits" if is_wide else what)
+            yield _difference(path, what, old, new)
     if before[:-1] == after[:-1] and before.text != after.text:
         yield _difference(path, "type", before.text, after.text)
 
 
 _PARTS_OF_FORM = ("shape", "dtype", "weak type", "sharding")
-_WIDE = {"float64", "int64", "uint64", "complex128"}
 
 
 def _between_statics(path: str, before: Node, after: Node) -> Iterator[TraceDifference]:
@@ -158,11 +156,7 @@ _ADVICE = {
     ),
     "dtype": (
         "A dtype is part of a compiled function. Cast the array before the call, as in "
-        "`x.astype(jnp.float32)`."
-    ),
-    "64 bits": (
-        "A dtype is part of a compiled function. NumPy has 64 bits where JAX has 32: give the "
-        "dtype where the array is made, as in `np.zeros(3, np.float32)`, or cast it before."
+        "`x.astype(jnp.float32)`, or make it so: NumPy has 64 bits where JAX has 32."
     ),
     "weak type": (
         "An array is of weak type if it was made of Python numbers alone. Give it a dtype, as in "
