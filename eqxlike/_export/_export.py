@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 
 from .._check_numbers import whole_number
 from .._module import Module
-from .._partition import ArrayForm, Node, Tree, root_node, split
+from .._partition import ArrayForm, Node, Tree, described, root_node, split
 from .._programs import departures
 from .._pytree import listed
 from .._timing import installed_version
@@ -20,7 +20,7 @@ from .._transforms._signatures import check_callable
 from .._version import __version__
 from ._exported import Exported, from_parts, need_flatbuffers
 from ._file import Header
-from ._form import check_keys, describe_arguments, described, lost_in
+from ._form import check_keys, describe_arguments, lost_in
 
 # --- Which axes of the arguments of a program have dynamic sizes, and their names ---
 

@@ -6,26 +6,13 @@ none of Python's, such as a Module, is a record of named children.
 
 import collections
 import functools
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from .._partition import ArrayForm, Node, Tree, describe, flatten, key_of
-from .._pytree import fingerprint, is_array, without_addresses
-
-_MAX_TEXT = 100
-"""Of a longer text of a static leaf only so much is kept, and a hash."""
-
-_PLAIN = (bool, int, float, str, type(None))
-"""The types of static values that a file can hold."""
-
-
-def described(tree: Any) -> Tree:
-    """The tree in words, with its arrays, and each `jax.ShapeDtypeStruct`."""
-    arrays, structure = flatten(tree, with_abstract=True, by_identity=True)
-    return Tree(describe(structure, _describe_static), tuple(arrays))
+from .._partition import ArrayForm, Node, Tree, describe, describe_by_text, flatten, key_of
+from .._pytree import is_array
 
 
 def check_keys(node: Node, path: str) -> None:
@@ -43,6 +30,13 @@ def given_tree(tree: Any) -> Tree:
     """The tree in words, with its arrays; each number in it is plain."""
     arrays, structure = flatten(tree, by_identity=True)
     return Tree(describe(structure, _describe_given), tuple(arrays))
+
+
+def _describe_given(value: Any, _: Any = None, *, of_node: bool = False) -> Node:
+    node = describe_by_text(value, of_node=of_node)
+    if isinstance(value, int | float | complex | np.generic):
+        node.value = (value,)
+    return node
 
 
 def arrays_in(form: Tree, tree: Tree, path: str) -> Iterator[tuple[ArrayForm, Any, str]]:
@@ -141,54 +135,6 @@ def describe_other(leaf: Any) -> str:
     if isinstance(leaf, Tree):
         return leaf.node.text if leaf.node.is_static else f"of type {leaf.node.text}"
     return str(ArrayForm.of(leaf)) if is_array(leaf) else repr(leaf)
-
-
-# --- Static values, told apart by text in every process ---
-
-
-def _describe_static(value: Any, _: Any = None, *, of_node: bool = False) -> Node:
-    kept = (value,) if type(value) in _PLAIN else ()
-    return Node("field" if of_node else "static", _text_of(value), value=kept)
-
-
-def _describe_given(value: Any, _: Any = None, *, of_node: bool = False) -> Node:
-    node = _describe_static(value, of_node=of_node)
-    if isinstance(value, int | float | complex | np.generic):
-        node.value = (value,)
-    return node
-
-
-def _text_of(value: Any) -> str:
-    """Text that identifies the value in another process too; a function by its name alone."""
-    if inspect.ismethod(value):
-        return f"<{value.__qualname__} of {_text_of(value.__self__)}>"
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"<{value.__qualname__}>"
-    if isinstance(value, functools.partial):
-        parts = (value.func, *value.args, *sorted(value.keywords.items()))
-        return f"<partial of {', '.join(map(_text_of, parts))}>"
-    text = without_addresses(repr(value))
-    if isinstance(value, set | frozenset):
-        # Its order differs from process to process.
-        text = type(value).__name__
-    elif type(value).__repr__ is object.__repr__:
-        attributes = getattr(value, "__dict__", {}).items()
-        shown = [f"{name}={each!r}" for name, each in attributes if _is_told_by_text(each)]
-        text += f" with {', '.join(shown)}" if shown else ""
-    if _is_told_by_text(value) and len(text) <= _MAX_TEXT:
-        return text
-    more = "..." if len(text) > _MAX_TEXT else ""
-    text = " ".join(text[:_MAX_TEXT].split())
-    return f"{text}{more} (SHA-256 {fingerprint(value)[:16]})"
-
-
-def _is_told_by_text(value: Any) -> bool:
-    """Whether the `repr` of a value has all of it."""
-    if type(value) in (tuple, list):
-        return all(map(_is_told_by_text, value))
-    if type(value) is dict:
-        return all(map(_is_told_by_text, (*value, *value.values())))
-    return type(value) in (*_PLAIN, complex, bytes)
 
 
 @functools.lru_cache(256)

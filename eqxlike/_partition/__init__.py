@@ -15,6 +15,9 @@ from ._described import ArrayForm as ArrayForm
 from ._described import Node as Node
 from ._described import Tree as Tree
 from ._described import describe as describe
+from ._described import describe_by_text as describe_by_text
+from ._described import described as described
+from ._described import differing as differing
 from ._described import from_plain as from_plain
 from ._described import identity_of as identity_of
 from ._described import key_of as key_of

@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax.tree_util as jtu
 
 from .._module import frozen_fields, is_incomplete
-from .._pytree import children_with_keys
+from .._pytree import children_with_keys, stable_text
+from ._flatten import flatten
 from ._structure import (
     ARRAY,
     DictNode,
@@ -156,6 +157,29 @@ class Tree(NamedTuple):
         return f"{node.text}({', '.join(named)})"
 
 
+def differing(first: Tree, second: Tree) -> Iterator[tuple[str, Tree | None, Tree | None]]:
+    """The parts that differ, by path: arrays, static values, and nodes whose children do not belong
+    together, because they are of other types or are not as many; `None` for a part that is missing.
+    """
+    # The walk takes no Python stack: a tree may be as deep as `flatten` allows.
+    stack: list[tuple[str, Tree | None, Tree | None]] = [("", first, second)]
+    while stack:
+        path, old, new = stack.pop()
+        if old is None or new is None or not _are_alike(old.node, new.node):
+            yield path, old, new
+        else:
+            parts, others = dict(old.parts()), dict(new.parts())
+            pairs = [(path + name, parts.get(name), others.get(name)) for name in parts | others]
+            # Of a large tree, as a rule, all parts but a few are the same.
+            stack += [pair for pair in pairs[::-1] if pair[1] != pair[2]]
+
+
+def _are_alike(one: Node, other: Node) -> bool:
+    is_one_type = (one.kind, one.fingerprint) == (other.kind, other.fingerprint)
+    is_in_pairs = one.names is not None or len(one.children) == len(other.children)
+    return one.is_node and is_one_type and is_in_pairs
+
+
 def key_of(name: str) -> Any:
     """The name of a field, or the key of a dictionary or sequence, from its name in a path; `None`
     for a key that is neither a string nor a number.
@@ -270,6 +294,20 @@ def _foreign_names(treedef: Any, num_children: int) -> Iterable[str]:
 # --- Descriptions in files ---
 
 
+def described(tree: Any) -> Tree:
+    """A tree in words that are the same in every process, with its arrays, and each
+    `jax.ShapeDtypeStruct`.
+    """
+    arrays, structure = flatten(tree, with_abstract=True, by_identity=True)
+    return Tree(describe(structure, describe_by_text), tuple(arrays))
+
+
+def describe_by_text(value: Any, _: Any = None, *, of_node: bool = False) -> Node:
+    """Describes a static value by text that is the same in every process."""
+    kept = (value,) if type(value) in (bool, int, float, str, type(None)) else ()
+    return Node("field" if of_node else "static", stable_text(value), value=kept)
+
+
 def to_plain(tree: Tree) -> Any:
     """The tree, whose arrays are forms, as JSON data."""
 
@@ -284,7 +322,8 @@ def from_plain(plain: Any) -> Tree:
 
     def node_from(kind: Any, text: str, names: Any, children: Any, value: Any) -> Node:
         names = None if names is None else tuple(name + "" for name in names)
-        node = Node(kind, text + "", names, tuple(node_from(*each) for each in children), (*value,))
+        parts = tuple(node_from(*each) for each in children)
+        node = Node(kind, text, names, parts, (*value,), fingerprint=text + "")
         if kind not in get_args(Kind) or len([*node.child_names()]) != len(node.children):
             raise ValueError(kind)
         return node

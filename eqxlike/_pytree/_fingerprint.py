@@ -1,4 +1,4 @@
-"""A hash of a value that is the same in every process."""
+"""A hash of a value, and a text that identifies it, which are the same in every process."""
 
 import dataclasses
 import functools
@@ -17,6 +17,9 @@ import numpy as np
 from .._dtypes import is_key
 from ._predicates import is_array_like
 
+_MAX_TEXT = 100
+"""Of a longer text only so much is kept, and a hash of the value."""
+
 
 def fingerprint(value: Any) -> str:
     """A hash of arrays, numbers, Modules, distributions, objects by their attributes, and functions
@@ -32,9 +35,37 @@ def fingerprint(value: Any) -> str:
     return digest.hexdigest()
 
 
-def without_addresses(text: str) -> str:
-    """The `repr` of a value, without where in memory it is."""
-    return re.sub(" at 0x[0-9a-f]+", "", text)
+def stable_text(value: Any) -> str:
+    """Text that identifies the value in another process too; a function by its name alone."""
+    if inspect.ismethod(value):
+        return f"<{value.__qualname__} of {stable_text(value.__self__)}>"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"<{value.__qualname__}>"
+    if isinstance(value, functools.partial):
+        parts = (value.func, *value.args, *sorted(value.keywords.items()))
+        return f"<partial of {', '.join(map(stable_text, parts))}>"
+    text = _shown(value)
+    if isinstance(value, set | frozenset):
+        # Its order differs from process to process.
+        text = type(value).__name__
+    elif type(value).__repr__ is object.__repr__:
+        attributes = getattr(value, "__dict__", {}).items()
+        shown = [f"{name}={each!r}" for name, each in attributes if _is_told_by_text(each)]
+        text += f" with {', '.join(shown)}" if shown else ""
+    if _is_told_by_text(value) and len(text) <= _MAX_TEXT:
+        return text
+    more = "..." if len(text) > _MAX_TEXT else ""
+    text = " ".join(text[:_MAX_TEXT].split())
+    return f"{text}{more} (SHA-256 {fingerprint(value)[:16]})"
+
+
+def _is_told_by_text(value: Any) -> bool:
+    """Whether the `repr` of a value has all of it."""
+    if type(value) in (tuple, list):
+        return all(map(_is_told_by_text, value))
+    if type(value) is dict:
+        return all(map(_is_told_by_text, (*value, *value.values())))
+    return value is None or type(value) in (bool, int, float, complex, str, bytes)
 
 
 def _bytes_of(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
@@ -98,7 +129,7 @@ def _parts(value: Any) -> Iterable[Any]:
     elif not jtu.all_leaves([value]):
         return jtu.tree_leaves(value, is_leaf=lambda node: node is not value)
     elif type(value).__repr__ is not object.__repr__:
-        return (without_addresses(repr(value)),)
+        return (_shown(value),)
     return (part for name in sorted(names) for part in (name, vars(value).get(name)))
 
 
@@ -107,3 +138,8 @@ def _content(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # Nothing is in it yet.
         return None
+
+
+def _shown(value: Any) -> str:
+    """The `repr` of a value, without where in memory it is."""
+    return re.sub(" at 0x[0-9a-f]+", "", repr(value))

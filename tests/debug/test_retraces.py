@@ -209,8 +209,8 @@ CASES = {
     "keys of a dict": (
         [{"x": ones(2)}, {"x": ones(3), "mask": ones(2)}],
         [
-            "argument['mask']: absent -> the array float32[2]",
             "argument['x']: shape (2,) -> (3,)",
+            "argument['mask']: absent -> the array float32[2]",
         ],
         "an array of zeros where there is nothing to pass",
     ),

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ...._partition import ArrayForm, Node, Tree
+from ...._partition import ArrayForm, Node, Tree, differing
 
 
 class TraceDifference(NamedTuple):
@@ -50,36 +50,15 @@ def find_differences(before: Arguments, after: Arguments) -> Iterator[TraceDiffe
         for name, value in after.settings:
             if old.get(name) != value:
                 yield _difference(name, "setting", old.get(name), value)
-    # The walk takes no Python stack: a tree may be as deep as `flatten` allows.
-    stack = [("", before.tree, after.tree)]
-    while stack:
-        path, old, new = stack.pop()
-        first, second = old.node, new.node
-        if first.kind == second.kind == "array":
+    for path, old, new in differing(before.tree, after.tree):
+        if old is None or new is None:
+            yield _difference(path, "structure", _describe(old), _describe(new))
+        elif old.node.kind == new.node.kind == "array":
             yield from _between_forms(path, old.arrays[0], new.arrays[0])
-        elif first.is_static and second.is_static:
-            yield from _between_statics(path, first, second)
-        elif not _are_alike(first, second):
-            yield _between_types(path, old, new)
+        elif old.node.is_static and new.node.is_static:
+            yield from _between_statics(path, old.node, new.node)
         else:
-            parts, others = dict(old.parts()), dict(new.parts())
-            below = []
-            for name in {**parts, **others}:
-                part, other = parts.get(name), others.get(name)
-                if part is None or other is None:
-                    found = _describe(part), _describe(other)
-                    yield _difference(path + name, "structure", *found)
-                # Of a large tree, as a rule, all parts but a few are the same.
-                elif part != other:
-                    below.append((path + name, part, other))
-            stack += reversed(below)
-
-
-def _are_alike(first: Node, second: Node) -> bool:
-    """Whether two nodes are of one type, and their children belong together by name."""
-    if (first.kind, first.fingerprint) != (second.kind, second.fingerprint):
-        return False
-    return first.names is not None or len(first.children) == len(second.children)
+            yield _between_types(path, old, new)
 
 
 def _between_forms(path: str, before: ArrayForm, after: ArrayForm) -> Iterator[TraceDifference]:
