@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 
 from .._check_numbers import whole_number
 from .._module import Module
-from .._partition import ArrayForm, Node, Tree, described, root_node, split
+from .._partition import ArrayForm, Node, Tree, described, from_plain, root_node, split, to_plain
 from .._programs import departures
 from .._pytree import listed
 from .._timing import installed_version
@@ -210,8 +210,8 @@ def export(
         raise
     header = Header(
         name=name,
-        inputs=inputs,
-        outputs=form,
+        inputs=from_plain(to_plain(inputs)),
+        outputs=from_plain(to_plain(form)),
         platforms=platforms,
         vjp_order=vjp_order,
         calling_convention_version=exported.calling_convention_version,

@@ -20,8 +20,8 @@ def check_keys(node: Node, path: str) -> None:
     for name, child in zip(node.child_names(), node.children, strict=True):
         if key_of(name) is None:
             raise TypeError(
-                f"export writes dictionaries with keys that are strings or numbers, and {path} has "
-                f"the key {name[1:-1]}: pass or return it under another name."
+                f"export writes dictionaries with keys that are strings, numbers or tuples, and "
+                f"{path} has the key {name[1:-1]}: pass or return it under another name."
             )
         check_keys(child, path + name)
 

@@ -52,7 +52,11 @@ class Runner:
 
         def on_trees(*args: Any) -> Any:
             arrays = self._taken_apart(args, is_traced=True)
-            self._count_program(arrays)
+            key = (*map(jax.typeof, arrays),)
+            if self._num_programs[key] >= _MAX_PROGRAMS:
+                self._num_calls_apart = _CALLS_APART
+                raise _TakeApartError
+            self._num_programs[key] += 1
             return on_arrays(*arrays)
 
         for function in (on_arrays, on_trees):
@@ -134,14 +138,6 @@ class Runner:
         """The form and the path of each array, and what was passed there."""
         for (name, form), arg in zip(self._header.inputs.parts(), args, strict=True):
             yield from arrays_in(form, given_tree(arg), name)
-
-    def _count_program(self, arrays: list[Any]) -> None:
-        """Raises `_TakeApartError` if there are enough programs for such arrays."""
-        key = (*map(jax.typeof, arrays),)
-        if self._num_programs[key] >= _MAX_PROGRAMS:
-            self._num_calls_apart = _CALLS_APART
-            raise _TakeApartError
-        self._num_programs[key] += 1
 
     def _sizes_of(self, args: tuple[Any, ...]) -> list[str]:
         """What each array with a named axis must be, and its actual size."""

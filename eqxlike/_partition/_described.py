@@ -153,7 +153,7 @@ class Tree(NamedTuple):
                 return f"[{', '.join(texts)}]"
             case "dict":
                 return f"{{{', '.join(f'{name[1:-1]}: {text}' for name, text in parts)}}}"
-        named = (f"{name.removeprefix('.')}={text}" for name, text in parts)
+        named = (f"{key_of(name)}={text}" for name, text in parts)
         return f"{node.text}({', '.join(named)})"
 
 
@@ -182,10 +182,10 @@ def _are_alike(one: Node, other: Node) -> bool:
 
 def key_of(name: str) -> Any:
     """The name of a field, or the key of a dictionary or sequence, from its name in a path; `None`
-    for a key that is neither a string nor a number.
+    for a key that is neither a string nor a number, nor a tuple of such.
     """
     if not name.startswith("["):
-        return name.removeprefix(".")
+        return name.removeprefix(".") or _OF_WRAPPER
     try:
         return ast.literal_eval(name[1:-1])
     except (ValueError, SyntaxError):

@@ -50,7 +50,7 @@ def stable_text(value: Any) -> str:
         text = type(value).__name__
     elif type(value).__repr__ is object.__repr__:
         attributes = getattr(value, "__dict__", {}).items()
-        shown = [f"{name}={each!r}" for name, each in attributes if _is_told_by_text(each)]
+        shown = [f"{name}={_shown(each)}" for name, each in attributes if _is_told_by_text(each)]
         text += f" with {', '.join(shown)}" if shown else ""
     if _is_told_by_text(value) and len(text) <= _MAX_TEXT:
         return text
@@ -60,12 +60,14 @@ def stable_text(value: Any) -> str:
 
 
 def _is_told_by_text(value: Any) -> bool:
-    """Whether the `repr` of a value has all of it."""
-    if type(value) in (tuple, list):
+    """Whether the `repr` of a value has all of it, in every process."""
+    if isinstance(value, tuple | list):
         return all(map(_is_told_by_text, value))
     if type(value) is dict:
         return all(map(_is_told_by_text, (*value, *value.values())))
-    return value is None or type(value) in (bool, int, float, complex, str, bytes)
+    is_short = isinstance(value, np.ndarray | jax.Array) or dataclasses.is_dataclass(value)
+    is_short |= isinstance(value, set | frozenset | functools.partial)
+    return not is_short and type(value).__repr__ is not object.__repr__
 
 
 def _bytes_of(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:

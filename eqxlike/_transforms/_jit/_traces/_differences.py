@@ -135,7 +135,7 @@ _ADVICE = {
     ),
     "dtype": (
         "A dtype is part of a compiled function. Cast the array before the call, as in "
-        "`x.astype(jnp.float32)`, or make it so: NumPy has 64 bits where JAX has 32."
+        "`x.astype(jnp.float32)`. NumPy has 64 bits where JAX has 32."
     ),
     "weak type": (
         "An array is of weak type if it was made of Python numbers alone. Give it a dtype, as in "

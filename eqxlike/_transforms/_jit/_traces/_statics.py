@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import reprlib
 import types
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -104,12 +103,6 @@ _LONGEST = 200
 _MAX_WRAPPERS = 8
 """At most this many wrappers are opened to find a function: `jax.nn.relu` is in two."""
 
-_short_repr = reprlib.Repr()
-_short_repr.maxlevel = 3
-_short_repr.maxlist = _short_repr.maxtuple = _short_repr.maxdict = 32
-_short_repr.maxset = _short_repr.maxfrozenset = 32
-_short_repr.maxstring = _short_repr.maxother = _short_repr.maxlong = _LONGEST
-
 
 def text_of_static(value: Any) -> str:
     """A short text for a static value. Nothing that its own `__repr__` does can fail."""
@@ -127,8 +120,6 @@ def _describe(value: Any) -> str:
         if "site-packages" in code.co_filename:
             return f"{name} ({function.__module__.partition('.')[0]})"
         return f"{name} ({show_place(code.co_filename, code.co_firstlineno)})"
-    if isinstance(value, types.MethodType):
-        return f"the method {value.__func__.__qualname__} of a {type(value.__self__).__name__}"
     if isinstance(value, type):
         return value.__qualname__
     if isinstance(value, functools.partial):
@@ -137,7 +128,7 @@ def _describe(value: Any) -> str:
     attributes = getattr(value, "__dict__", None)
     if type(attributes) is dict and any(map(is_array, attributes.values())):
         return f"a {type(value).__name__}"
-    return _short_repr.repr(value)
+    return repr(value)
 
 
 def _function_of(value: Any) -> types.FunctionType | None:
