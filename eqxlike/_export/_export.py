@@ -115,7 +115,7 @@ def _symbolic(path: str, shape: list[Any], scope: jax.export.SymbolicScope) -> t
             raise ValueError("give a name for each axis, as in ('batch', 'time').")
     except ValueError as error:
         raise ValueError(f"The shape {tuple(shape)} of {path} cannot be read: {error}") from None
-    return found
+    return tuple(found)
 
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

@@ -186,23 +186,21 @@ def as_given(form: ArrayForm, array: Any, path: str, sizes: dict[str, Any]) -> A
         raise TypeError(f"{path} must be {form}; it is {describe_other(array)}.")
     came = ArrayForm.of(array)
     if str(jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)) != form.dtype:
-        raise TypeError(f"{path} must be {form}; it is {came}.{_hint(form)}")
-    is_alike = len(came.shape) == len(form.shape)
-    for size, expected in zip(came.shape, form.shape, strict=False):
-        if isinstance(expected, int):
-            is_alike &= size == expected
-        elif expected.isidentifier():
+        is_wide = form.dtype in ("float64", "int64", "uint64", "complex128")
+        is_off = not jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+        hint = " Set `jax.config.update('jax_enable_x64', True)`." if is_wide and is_off else ""
+        raise TypeError(f"{path} must be {form}; it is {came}.{hint}")
+    rows = list(zip(came.shape, form.shape, strict=False))
+    for size, expected in rows:
+        if isinstance(expected, str) and expected.isidentifier():
             if size == 0:
-                raise ValueError(
-                    f"{path} must be {form}, with {expected} of any size from 1 upwards; "
-                    f"it is {came}."
-                )
+                must = f"{path} must be {form}, with {expected} of any size from 1 upwards"
+                raise ValueError(f"{must}; it is {came}.")
             if sizes.setdefault(expected, size) != size:
-                raise ValueError(
-                    f"{path} must be {form}; it is {came}, and {expected} is "
-                    f"{sizes[expected]} in what came before it."
-                )
-    if not is_alike:
+                before = f"{expected} is {sizes[expected]} in what came before it"
+                raise ValueError(f"{path} must be {form}; it is {came}, and {before}.")
+    are_alike = [size == expected for size, expected in rows if isinstance(expected, int)]
+    if len(came.shape) != len(form.shape) or not all(are_alike):
         raise ValueError(f"{path} must be {form}; it is {came}.")
     return array
 
@@ -228,9 +226,3 @@ def _as_scalar(number: bool | int | float | complex, form: ArrayForm) -> Any:
         return np.asarray(number, dtype)
     except OverflowError:  # The largest integers exceed floating-point numbers.
         return number
-
-
-def _hint(form: ArrayForm) -> str:
-    is_wide = form.dtype in ("float64", "int64", "uint64", "complex128")
-    is_off = not jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
-    return " Set `jax.config.update('jax_enable_x64', True)`." if is_wide and is_off else ""

@@ -165,19 +165,19 @@ def differing(first: Tree, second: Tree) -> Iterator[tuple[str, Tree | None, Tre
     stack: list[tuple[str, Tree | None, Tree | None]] = [("", first, second)]
     while stack:
         path, old, new = stack.pop()
-        if old is None or new is None or not _are_alike(old.node, new.node):
+        if old is None or new is None:
             yield path, old, new
-        else:
+            continue
+        one, other = old.node, new.node
+        is_one_type = (one.kind, one.fingerprint) == (other.kind, other.fingerprint)
+        has_names = one.names is not None
+        if is_one_type and one.is_node and (has_names or len(one.children) == len(other.children)):
             parts, others = dict(old.parts()), dict(new.parts())
             pairs = [(path + name, parts.get(name), others.get(name)) for name in parts | others]
             # Of a large tree, as a rule, all parts but a few are the same.
             stack += [pair for pair in pairs[::-1] if pair[1] != pair[2]]
-
-
-def _are_alike(one: Node, other: Node) -> bool:
-    is_one_type = (one.kind, one.fingerprint) == (other.kind, other.fingerprint)
-    is_in_pairs = one.names is not None or len(one.children) == len(other.children)
-    return one.is_node and is_one_type and is_in_pairs
+        elif not is_one_type or one.is_node or old.arrays != new.arrays:
+            yield path, old, new
 
 
 def key_of(name: str) -> Any:
@@ -309,16 +309,18 @@ def describe_by_text(value: Any, _: Any = None, *, of_node: bool = False) -> Nod
 
 
 def to_plain(tree: Tree) -> Any:
-    """The tree, whose arrays are forms, as JSON data."""
+    """The tree as JSON data, with the shape and dtype of each array."""
 
     def plain(node: Node) -> Any:
         return [node.kind, node.text, node.names, list(map(plain, node.children)), node.value]
 
-    return {"node": plain(tree.node), "arrays": [form[:2] for form in tree.arrays]}
+    return {"node": plain(tree.node), "arrays": [ArrayForm.of(array)[:2] for array in tree.arrays]}
 
 
 def from_plain(plain: Any) -> Tree:
-    """The tree from JSON data; raises anything if they are not of a tree."""
+    """The tree from JSON data, with the forms of its arrays; raises anything if they are none of a
+    tree. `differing` compares such trees across processes: classes by name, values by text.
+    """
 
     def node_from(kind: Any, text: str, names: Any, children: Any, value: Any) -> Node:
         names = None if names is None else tuple(name + "" for name in names)

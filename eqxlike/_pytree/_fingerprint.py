@@ -4,9 +4,8 @@ import dataclasses
 import functools
 import hashlib
 import inspect
-import numbers
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -70,6 +69,23 @@ def _is_told_by_text(value: Any) -> bool:
     return not is_short and type(value).__repr__ is not object.__repr__
 
 
+def elements(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:
+    """The names in a path, `None` for those of a sequence, and the elements of a container; else
+    nothing.
+    """
+    if isinstance(value, functools.partial):
+        return (".func", ".args", ".keywords"), (value.func, value.args, value.keywords)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        parts = [getattr(value, name, None) for name in names]
+        return tuple(map(".{}".format, names)), parts
+    if isinstance(value, dict):
+        return tuple(f"[{_shown(key)}]" for key in value), list(value.values())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return tuple(map(".{}".format, value._fields)), value  # pyright: ignore
+    return (None, value) if isinstance(value, list | tuple) else ((), ())
+
+
 def _bytes_of(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
     """Bytes that tell a value from others.
 
@@ -79,7 +95,7 @@ def _bytes_of(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
     """
     if value is None or isinstance(value, str | bytes | bool):
         yield repr(value).encode()
-    elif isinstance(value, numbers.Real):
+    elif isinstance(value, int | float | np.integer | np.floating):
         # A number of NumPy is the same number. Larger integers are not all floating-point numbers.
         yield repr(float(value) if abs(value) < 2**53 else value).encode()
     elif isinstance(value, jax.ShapeDtypeStruct):
@@ -101,26 +117,18 @@ def _bytes_of(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
 
 def _parts(value: Any) -> Iterable[Any]:
     """What an object holds, with names where it has them."""
-    if isinstance(value, functools.partial):
-        return value.func, value.args, value.keywords
     if inspect.ismethod(value):
         return value.__self__, value.__func__
     if inspect.isfunction(value):
         return *map(_content, value.__closure__ or ()), value.__defaults__, value.__kwdefaults__
     if hasattr(value, "__qualname__"):
         return ()
-    if isinstance(value, dict):
-        return (part for name in sorted(value, key=repr) for part in (name, value[name]))
-    if isinstance(value, list | tuple):
-        return value
+    names, parts = elements(value)
+    if parts:
+        # The keys of a dictionary may be in another order.
+        return parts if names is None else _in_order(dict(zip(names, parts, strict=True)))
     if isinstance(value, set | frozenset):
         return sorted(map(fingerprint, value))
-    if dataclasses.is_dataclass(value):
-        return (
-            part
-            for each in dataclasses.fields(value)
-            for part in (each.name, getattr(value, each.name, None))
-        )
     names = getattr(value, "__dict__", {})
     if hasattr(value, "gather_pytree_data_fields"):
         # A distribution of NumPyro. Its `tree_flatten` has the order of a set, which each process
@@ -132,7 +140,12 @@ def _parts(value: Any) -> Iterable[Any]:
         return jtu.tree_leaves(value, is_leaf=lambda node: node is not value)
     elif type(value).__repr__ is not object.__repr__:
         return (_shown(value),)
-    return (part for name in sorted(names) for part in (name, vars(value).get(name)))
+    return _in_order({name: vars(value).get(name) for name in names})
+
+
+def _in_order(named: dict[str, Any]) -> Iterator[Any]:
+    for name in sorted(named):
+        yield from (name, named[name])
 
 
 def _content(cell: Any) -> Any:

@@ -56,7 +56,8 @@ class Rude:
     depth: int
 
     def __getattribute__(self, name):
-        if name == "depth" and "_traces" in sys._getframe(1).f_code.co_filename:
+        file = sys._getframe(1).f_code.co_filename
+        if name == "depth" and ("_traces" in file or file.endswith("_fingerprint.py")):
             raise RuntimeError("no")
         return object.__getattribute__(self, name)
 

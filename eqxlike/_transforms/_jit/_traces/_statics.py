@@ -1,17 +1,16 @@
 """Static values in words, and what tells one from another in this process."""
 
 import contextlib
-import dataclasses
 import functools
 import os
 import types
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 import jax
 
 from ...._partition import PLAIN_TYPES, Node, StaticKey, identity_of
-from ...._pytree import is_array
+from ...._pytree import elements, is_array
 
 _MAX_ELEMENTS = 64
 """A static container with more elements is not looked into; inside others, a fourth of them."""
@@ -57,7 +56,7 @@ def describe_static(
         advice = "object"
     names, parts = (), ()
     with contextlib.suppress(Exception):  # A class may do what it likes in its attributes.
-        found = _elements(value)
+        found = elements(value)
         if depth < _DEEPEST and len(found[1]) <= _MAX_ELEMENTS >> 2 * depth:
             names, parts = found
     return Node(
@@ -77,21 +76,6 @@ def _hash_of(key: Hashable) -> int:
     if isinstance(key, tuple | frozenset):
         return hash(type(key)(map(_hash_of, key)))
     return hash(repr(key) if type(key) in (int, float, complex) else key)
-
-
-def _elements(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:
-    """The names, `None` for those of a sequence, and the elements of a container; else nothing."""
-    if isinstance(value, functools.partial):
-        return (".func", ".args", ".keywords"), (value.func, value.args, value.keywords)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-        parts = [getattr(value, name, None) for name in names]
-        return tuple(map(".{}".format, names)), parts
-    if isinstance(value, dict):
-        return tuple(f"[{text_of_static(key)}]" for key in value), list(value.values())
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return tuple(map(".{}".format, value._fields)), value  # pyright: ignore
-    return (None, value) if isinstance(value, list | tuple) else ((), ())
 
 
 # --- Short texts for what is static: values, functions, and places in files ---
