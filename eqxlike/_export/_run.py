@@ -184,24 +184,26 @@ def as_given(form: ArrayForm, array: Any, path: str, sizes: dict[str, Any]) -> A
         array = _as_scalar(array, form)
     if not (is_array(array) or isinstance(array, np.generic)):
         raise TypeError(f"{path} must be {form}; it is {describe_other(array)}.")
-    came = ArrayForm.of(array)
     if str(jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)) != form.dtype:
         is_wide = form.dtype in ("float64", "int64", "uint64", "complex128")
         is_off = not jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
         hint = " Set `jax.config.update('jax_enable_x64', True)`." if is_wide and is_off else ""
-        raise TypeError(f"{path} must be {form}; it is {came}.{hint}")
-    rows = list(zip(came.shape, form.shape, strict=False))
-    for size, expected in rows:
-        if isinstance(expected, str) and expected.isidentifier():
+        raise TypeError(f"{path} must be {form}; it is {ArrayForm.of(array)}.{hint}")
+    is_alike = len(array.shape) == len(form.shape)
+    for size, expected in zip(array.shape, form.shape, strict=False):
+        if isinstance(expected, int):
+            is_alike &= size == expected
+        elif expected.isidentifier():
             if size == 0:
                 must = f"{path} must be {form}, with {expected} of any size from 1 upwards"
-                raise ValueError(f"{must}; it is {came}.")
-            if sizes.setdefault(expected, size) != size:
+                raise ValueError(f"{must}; it is {ArrayForm.of(array)}.")
+            if sizes.setdefault(expected, str(size)) != str(size):
                 before = f"{expected} is {sizes[expected]} in what came before it"
-                raise ValueError(f"{path} must be {form}; it is {came}, and {before}.")
-    are_alike = [size == expected for size, expected in rows if isinstance(expected, int)]
-    if len(came.shape) != len(form.shape) or not all(are_alike):
-        raise ValueError(f"{path} must be {form}; it is {came}.")
+                raise ValueError(
+                    f"{path} must be {form}; it is {ArrayForm.of(array)}, and {before}."
+                )
+    if not is_alike:
+        raise ValueError(f"{path} must be {form}; it is {ArrayForm.of(array)}.")
     return array
 
 

@@ -41,8 +41,9 @@ def stable_text(value: Any) -> str:
     if callable(value) and hasattr(value, "__qualname__"):
         return f"<{value.__qualname__}>"
     if isinstance(value, functools.partial):
-        parts = (value.func, *value.args, *sorted(value.keywords.items()))
-        return f"<partial of {', '.join(map(stable_text, parts))}>"
+        parts = map(stable_text, (value.func, *value.args))
+        named = (f"{name}={stable_text(each)}" for name, each in sorted(value.keywords.items()))
+        return f"<partial of {', '.join((*parts, *named))}>"
     text = _shown(value)
     if isinstance(value, set | frozenset):
         # Its order differs from process to process.
