@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 
 from .._check_numbers import whole_number
 from .._module import Module
-from .._partition import split
+from .._partition import ArrayForm, Node, Tree, described, from_plain, root_node, split, to_plain
 from .._programs import departures
 from .._pytree import listed
 from .._traceback import hide_our_frames
@@ -20,7 +20,7 @@ from .._transforms._signatures import check_callable
 from .._version import __version__
 from ._exported import Exported, from_parts, need_flatbuffers
 from ._file import Header
-from ._form import Form, NodeForm, describe, form_of, form_of_array, lost_in
+from ._form import check_keys, describe_arguments, lost_in
 
 # --- Which axes of the arguments of a program have dynamic sizes, and their names ---
 
@@ -28,77 +28,40 @@ from ._form import Form, NodeForm, describe, form_of, form_of_array, lost_in
 Dynamic = Sequence[str] | Mapping[str, Mapping[int, str] | Sequence[str | None]]
 
 
-def with_dynamic_axes(
-    parameters: Sequence[str], args: tuple[Any, ...], dynamic: Dynamic
-) -> tuple[Any, ...]:
-    """The arguments with a `jax.ShapeDtypeStruct` for each array, whose dynamic axes are symbolic.
+def dynamic_shapes(
+    paths: Sequence[str], arrays: Sequence[Any], are_weights: Sequence[bool], dynamic: Dynamic
+) -> list[tuple[Any, ...]]:
+    """The shapes of the arrays that are passed as arguments, whose dynamic axes are symbolic.
 
     **Arguments:**
 
-    - `parameters`: the names of the arguments.
-    - `args`: any pytrees. A shape of a `jax.ShapeDtypeStruct` may contain names.
+    - `arrays`: the arrays, or `jax.ShapeDtypeStruct`s whose shapes may contain names.
+    - `are_weights`: whether each is part of a Module. Weights have no batch axis.
     - `dynamic`: see `export`.
 
     **Raises:** `ValueError`, with the path, for an axis or an argument that does not exist.
     """
-    names = dict(zip(parameters, args, strict=True))
-    shapes = {
-        path: list(leaf.shape)
-        for name, arg in names.items()
-        for path, leaf in _arrays_with_paths(name, arg)
-    }
+    shapes = [list(array.shape) for array in arrays]
     sizes: dict[str, tuple[int, str]] = {}
     if isinstance(dynamic, Mapping):
         for place, axes in dynamic.items():
-            for path in _paths_at(place, shapes):
-                _name_axes(shapes[path], _by_axis(axes), path, sizes)
-    elif all(isinstance(size, int) for shape in shapes.values() for size in shape):
+            below = (f"{place}[", f"{place}.")
+            found = [n for n, path in enumerate(paths) if path == place or path.startswith(below)]
+            if not found:
+                raise ValueError(
+                    f"`dynamic` names axes of {place!r}, and there is no such array among the "
+                    f"arguments. There are: {', '.join(paths) or 'none'}."
+                )
+            for n in found:
+                _name_axes(shapes[n], _by_axis(axes), paths[n], sizes)
+    elif all(isinstance(size, int) for shape in shapes for size in shape):
         axes = _by_axis(dynamic)
-        for name, arg in names.items():
-            # Arrays of a Module are its weights, which have no batch axis.
-            for path, _ in _arrays_with_paths(name, arg, is_leaf=_is_module):
-                shape = shapes[path]
-                own = {axis: name for axis, name in axes.items() if axis < len(shape)}
-                _name_axes(shape, own, path, sizes)
-    symbolic = _symbolic(shapes)
-
-    def as_struct(path: str, leaf: Any) -> Any:
-        if not is_array_or_struct(leaf):
-            return leaf
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
-        is_weak = bool(getattr(leaf, "weak_type", False))
-        return jax.ShapeDtypeStruct(symbolic[path], dtype, weak_type=is_weak)
-
-    return tuple(
-        jtu.tree_map_with_path(
-            lambda path, leaf, name=name: as_struct(f"{name}{jtu.keystr(path)}", leaf), arg
-        )
-        for name, arg in names.items()
-    )
-
-
-def _is_module(node: Any) -> bool:
-    return isinstance(node, Module)
-
-
-def _arrays_with_paths(name: str, tree: Any, is_leaf: Any = None) -> list[tuple[str, Any]]:
-    leaves = jtu.tree_leaves_with_path(tree, is_leaf=is_leaf)
-    return [
-        (f"{name}{jtu.keystr(path)}", leaf) for path, leaf in leaves if is_array_or_struct(leaf)
-    ]
-
-
-def _paths_at(place: str, shapes: dict[str, list[Any]]) -> list[str]:
-    """The paths of all arrays of an argument, or the path of one array."""
-    below = (f"{place}[", f"{place}.")
-    paths = [path for path in shapes if path == place or path.startswith(below)]
-    if not paths:
-        known = ", ".join(shapes) or "none"
-        raise ValueError(
-            f"`dynamic` names axes of {place!r}, and there is no such array among the arguments. "
-            f"There are: {known}."
-        )
-    return paths
+        for path, shape, is_weight in zip(paths, shapes, are_weights, strict=True):
+            own = {axis: name for axis, name in axes.items() if axis < len(shape)}
+            _name_axes(shape, {} if is_weight else own, path, sizes)
+    scopes = [size.scope for shape in shapes for size in shape if jax.export.is_symbolic_dim(size)]
+    scope = scopes[0] if scopes else jax.export.SymbolicScope()
+    return [_symbolic(path, shape, scope) for path, shape in zip(paths, shapes, strict=True)]
 
 
 def _by_axis(axes: Any) -> dict[int, Any]:
@@ -142,24 +105,17 @@ def _name_axes(
         shape[axis] = name
 
 
-def _symbolic(shapes: dict[str, list[Any]]) -> dict[str, tuple[Any, ...]]:
-    """The shapes, with names replaced by symbolic sizes of one scope."""
-    sizes = [size for shape in shapes.values() for size in shape]
-    scopes = [size.scope for size in sizes if jax.export.is_symbolic_dim(size)]
-    scope = scopes[0] if scopes else jax.export.SymbolicScope()
-    found = {}
-    for path, shape in shapes.items():
-        try:
-            if any(size is None for size in shape):
-                raise ValueError("give a size or a name for each axis, as in ('batch', 3).")
-            found[path] = jax.export.symbolic_shape(", ".join(map(str, shape)), scope=scope)
-            if len(found[path]) != len(shape):
-                raise ValueError("give a name for each axis, as in ('batch', 'time').")
-        except ValueError as error:
-            raise ValueError(
-                f"The shape {tuple(shape)} of {path} cannot be read: {error}"
-            ) from None
-    return found
+def _symbolic(path: str, shape: list[Any], scope: jax.export.SymbolicScope) -> tuple[Any, ...]:
+    """The shape, with names replaced by symbolic sizes."""
+    try:
+        if None in shape:
+            raise ValueError("give a size or a name for each axis, as in ('batch', 3).")
+        found = jax.export.symbolic_shape(", ".join(map(str, shape)), scope=scope)
+        if len(found) != len(shape):
+            raise ValueError("give a name for each axis, as in ('batch', 'time').")
+    except ValueError as error:
+        raise ValueError(f"The shape {tuple(shape)} of {path} cannot be read: {error}") from None
+    return tuple(found)
 
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -218,30 +174,33 @@ def export(
     platforms = _checked_platforms(platforms)
     vjp_order = whole_number(vjp_order, "vjp_order", least=0)
     parameters = _parameters(function, args)
-    args = with_dynamic_axes(parameters, args, dynamic)
-    structs, rest = split(args, is_array_or_struct)
-    forms = map(form_of_array, structs)
-    children = [form_of(arg, name, forms) for name, arg in zip(parameters, args, strict=True)]
-    inputs = NodeForm("tuple", "", tuple(range(len(args))), tuple(children))
+    arrays, rest = split(args, is_array_or_struct)
+    root = root_node(parameters, described(args).node.children)
+    check_keys(root, "")
+    structs = _structs(root, arrays, args, dynamic)
+    inputs = Tree(root, tuple(map(ArrayForm.of, structs)))
     outputs: list[Any] = []
 
     def flat(*arrays: Any) -> list[Any]:
-        output = function(*rest.merge(arrays))
-        arrays_out, _ = split(output)
-        outputs.append(output)
-        return arrays_out
+        outputs.append(function(*rest.merge(arrays)))
+        return split(outputs[-1])[0]
 
     flat.__name__ = flat.__qualname__ = name = _name_of(function)
     jitted = jax.jit(flat)
     try:
         jaxpr = jitted.trace(*structs).jaxpr
     except Exception as error:
-        _note_shapes(error, name, parameters, children)
+        _note_shapes(error, f"{name}({describe_arguments(inputs)})")
         hide_our_frames(error)
         raise
     _refuse_calls(name, list(departures(jaxpr)))
-    form = form_of(outputs[-1], "output", map(form_of_array, jaxpr.out_avals))
-    _refuse_lost(name, form)
+    form = Tree(described(outputs[-1]).node, tuple(map(ArrayForm.of, jaxpr.out_avals)))
+    check_keys(form.node, "output")
+    if lost := list(lost_in(form.node, "output")):
+        raise TypeError(
+            f"{name} returned something at {listed(lost)} that no file can hold: return arrays, "
+            "numbers and strings."
+        )
     try:
         exported = jax.export.export(jitted, platforms=platforms)(*structs)
         program = bytes(exported.serialize(vjp_order=vjp_order))
@@ -251,9 +210,8 @@ def export(
         raise
     header = Header(
         name=name,
-        parameters=parameters,
-        inputs=inputs,
-        outputs=form,
+        inputs=from_plain(to_plain(inputs)),
+        outputs=from_plain(to_plain(form)),
         platforms=platforms,
         vjp_order=vjp_order,
         calling_convention_version=exported.calling_convention_version,
@@ -264,6 +222,29 @@ def export(
         },
     )
     return from_parts(header, program, name)
+
+
+def _structs(
+    root: Node, arrays: list[Any], args: tuple[Any, ...], dynamic: Dynamic
+) -> list[jax.ShapeDtypeStruct]:
+    """The arrays as `jax.ShapeDtypeStruct`s, with symbolic shapes."""
+    leaves = Tree(root, tuple(arrays)).leaves()
+    paths = [path for path, leaf in leaves if leaf.arrays]
+    are_weights = [
+        isinstance(node, Module)
+        for node in jtu.tree_leaves(args, is_leaf=lambda node: isinstance(node, Module))
+        for leaf in jtu.tree_leaves(node)
+        if is_array_or_struct(leaf)
+    ]
+    shapes = dynamic_shapes(paths, arrays, are_weights, dynamic)
+    return [
+        jax.ShapeDtypeStruct(
+            shape,
+            jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True),
+            weak_type=bool(getattr(array, "weak_type", False)),
+        )
+        for shape, array in zip(shapes, arrays, strict=True)
+    ]
 
 
 def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
@@ -304,23 +285,10 @@ def _refuse_calls(name: str, calls: list[str]) -> None:
         )
 
 
-def _refuse_lost(name: str, form: Any) -> None:
-    if lost := list(lost_in(form, "output")):
-        raise TypeError(
-            f"{name} returned something at {listed(lost)} that no file can hold: return arrays, "
-            "numbers and strings."
-        )
-
-
-def _note_shapes(
-    error: Exception, name: str, parameters: Sequence[str], forms: Sequence[Form]
-) -> None:
+def _note_shapes(error: Exception, call: str) -> None:
     """Adds to an error from tracing the shapes that were traced."""
-    arguments = ", ".join(
-        f"{parameter}: {describe(form)}" for parameter, form in zip(parameters, forms, strict=True)
-    )
     error.add_note(
-        f"While {name}({arguments}) was exported. Axes that go by name are of any size; "
+        f"While {call} was exported. Axes that go by name are of any size; "
         "`dynamic=()` fixes all, `dynamic={'x': {0: 'batch'}}` names some."
     )
     if isinstance(error, TypeError) and "integer" in str(error):

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import pathlib
 import re
-import struct
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +14,8 @@ from jaxtyping import PyTree
 
 from .._traceback import hide_our_frames
 from ._file import Header, read, write
-from ._form import array_forms_in, describe
-from ._run import Runner, arranged, describe_arguments
+from ._form import describe_arguments
+from ._run import Runner, arranged
 
 
 class Exported:
@@ -29,27 +28,15 @@ class Exported:
     """
 
     def __init__(self, header: Header, program: bytes, read_as: jax.export.Exported):
+        self.name = header.name
+        self.platforms = header.platforms
+        self.vjp_order = header.vjp_order
+        self.versions = dict(header.versions)
         self._header = header
         self._program = program
         self._read_as = read_as
         self._runner: Runner | None = None
         self._lock = threading.Lock()
-
-    @property
-    def name(self) -> str:
-        return self._header.name
-
-    @property
-    def platforms(self) -> tuple[str, ...]:
-        return self._header.platforms
-
-    @property
-    def vjp_order(self) -> int:
-        return self._header.vjp_order
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return dict(self._header.versions)
 
     @property
     def stablehlo(self) -> str:
@@ -106,9 +93,9 @@ class Exported:
         header = self._header
         versions = ", ".join(f"{name} {version}" for name, version in header.versions.items())
         return (
-            f"Exported: {header.name}({describe_arguments(header)}) -> {describe(header.outputs)}\n"
+            f"Exported: {header.name}({describe_arguments(header.inputs)}) -> {header.outputs}\n"
             f"  platforms  {', '.join(header.platforms)}\n"
-            f"  gradients  {_times(header.vjp_order)}\n"
+            f"  gradients  {('none', 'once', f'{self.vjp_order} times')[min(self.vjp_order, 2)]}\n"
             f"  program    {len(self._program):,} bytes\n"
             f"  made by    {versions}"
         )
@@ -190,16 +177,15 @@ def from_parts(header: Header, program: bytes, where: str) -> Exported:
         if is_newer:
             # Otherwise an unknown operation would be found only in the first call.
             read_as.mlir_module()
-    except _UNREADABLE as error:
+    except Exception as error:  # JAX raises many types.
+        first_line = str(error).partition("\n")[0]
         raise ValueError(
             f"{where} was exported by jax {made_by}, and jax {jax.__version__} cannot read it "
-            f"({_first_line(error)}): update jax, or export again."
+            f"({first_line}): update jax, or export again."
         ) from error
-    sides = ((header.inputs, read_as.in_avals), (header.outputs, read_as.out_avals))
-    if any(
-        [x.dtype for x in array_forms_in(form)] != [str(x.dtype) for x in avals]
-        for form, avals in sides
-    ):
+    dtypes = [form.dtype for form in (*header.inputs.arrays, *header.outputs.arrays)]
+    avals = (*read_as.in_avals, *read_as.out_avals)
+    if dtypes != [str(aval.dtype) for aval in avals]:
         raise ValueError(f"{where} is damaged: its header tells of another program.")
     return Exported(header, program, read_as)
 
@@ -210,25 +196,5 @@ def need_flatbuffers(caller: str) -> None:
         raise ImportError(f"{caller} needs flatbuffers: `pip install 'eqxlike[export]'`.")
 
 
-_UNREADABLE = (
-    jax.errors.JaxRuntimeError,
-    AssertionError,
-    KeyError,
-    NotImplementedError,
-    TypeError,
-    ValueError,
-    struct.error,
-)
-"""JAX's exceptions for a program that it cannot read."""
-
-
 def _numbers_in(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
-
-
-def _times(vjp_order: int) -> str:
-    return {0: "none", 1: "once", 2: "twice"}.get(vjp_order, f"{vjp_order} times")

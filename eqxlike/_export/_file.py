@@ -1,30 +1,22 @@
-"""The file of an exported program: an identifying header, the inputs and outputs, and the program.
+"""The file of an exported program: two lines, and the program as `jax.export` serialises it.
 
-    magic    16 bytes
-    prefix   format, length of the header and of the program (little-endian, 4, 8 and 8 bytes)
-    checksum sha256 of all the rest, 32 bytes
-    header   JSON
-    program  StableHLO, as `jax.export` serialises it
-
-The first three are the same in all future formats, so that a newer file differs from a damaged one.
-The header is only data, and reading executes nothing in the file.
+The first line says what the file is, and has the sha256 of all that follows. The second line is
+JSON: the number of the format, and what the program takes and returns. It is only data, and reading
+executes nothing in the file.
 """
 
 import dataclasses
 import hashlib
 import json
 import pathlib
-import struct
 from typing import Any
 
+from .._partition import Tree, from_plain, to_plain
 from .._pytree import open_to_replace
-from ._form import Form, NodeForm, from_plain, to_plain
+from ._form import build
 
 FORMAT = 1
-_MAGIC = b"\x89eqxlike.export\n"
-_PREFIX = struct.Struct("<IQQ")
-_CHECKSUM_SIZE = hashlib.sha256().digest_size
-_START = len(_MAGIC) + _PREFIX.size + _CHECKSUM_SIZE
+_MAGIC = b"eqxlike.export "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +24,7 @@ class Header:
     """The description of a program.
 
     - `name`: the name of the function.
-    - `parameters`: the names of its arguments.
-    - `inputs`, `outputs`: their forms; that of the inputs is a tuple.
+    - `inputs`, `outputs`: their forms; that of the inputs has a part for each argument.
     - `platforms`: where it runs.
     - `vjp_order`: how many times it can be differentiated.
     - `calling_convention_version`: that of `jax.export`.
@@ -41,13 +32,17 @@ class Header:
     """
 
     name: str
-    parameters: tuple[str, ...]
-    inputs: NodeForm
-    outputs: Form
+    inputs: Tree
+    outputs: Tree
     platforms: tuple[str, ...]
     vjp_order: int
     calling_convention_version: int
     versions: dict[str, str]
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the arguments."""
+        return tuple(self.inputs.node.child_names())
 
 
 def write(path: pathlib.Path, header: Header, program: bytes) -> None:
@@ -56,11 +51,9 @@ def write(path: pathlib.Path, header: Header, program: bytes) -> None:
     **Raises:** `OSError` if it cannot be written.
     """
     forms = {"inputs": to_plain(header.inputs), "outputs": to_plain(header.outputs)}
-    text = json.dumps(vars(header) | forms).encode()
-    prefix = _PREFIX.pack(FORMAT, len(text), len(program))
+    content = json.dumps({"format": FORMAT} | vars(header) | forms).encode() + b"\n" + program
     with open_to_replace(path) as file:
-        for part in (_MAGIC, prefix, _checksum(prefix, text, program), text, program):
-            file.write(part)
+        file.write(_MAGIC + _checksum(content) + b"\n" + content)
 
 
 def read(path: pathlib.Path) -> tuple[Header, bytes]:
@@ -69,49 +62,42 @@ def read(path: pathlib.Path) -> tuple[Header, bytes]:
     **Raises:** `OSError` if it cannot be read; `ValueError` if it is another kind of file, damaged
     or of a newer format.
     """
-    content = path.read_bytes()
-    if content[: len(_MAGIC)] != _MAGIC[: len(content)] or not content:
+    first, _, content = path.read_bytes().partition(b"\n")
+    if not first.startswith(_MAGIC):
         raise ValueError(f"{path} is not an exported program: give a file that `save` has written.")
-    if len(content) < _START:
-        raise ValueError(f"{path} is cut off: it ends after {len(content)} bytes.")
-    prefix = content[len(_MAGIC) : len(_MAGIC) + _PREFIX.size]
-    version, header_size, program_size = _PREFIX.unpack(prefix)
-    size = _START + header_size + program_size
-    if len(content) < size:
-        raise ValueError(f"{path} is cut off: it should have {size} bytes, and has {len(content)}.")
-    text, program = content[_START : _START + header_size], content[_START + header_size :]
-    if _checksum(prefix, text, program) != content[_START - _CHECKSUM_SIZE : _START]:
-        raise ValueError(f"{path} is damaged: its checksum is not that of what it holds.")
-    if version > FORMAT:
+    if first != _MAGIC + _checksum(content):
+        raise ValueError(f"{path} is cut off or damaged: its checksum is not that of its content.")
+    text, _, program = content.partition(b"\n")
+    try:
+        plain = json.loads(text)
+        version = plain.pop("format")
+        header = _header_from(plain) if version <= FORMAT else None
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+        raise ValueError(f"{path} is damaged: its header tells of no program.") from None
+    if header is None:
         raise ValueError(
             f"{path} was written by a newer version of eqxlike, in format {version}; this one "
             f"reads formats up to {FORMAT}: update eqxlike, or export again."
         )
-    try:
-        return _header_from(json.loads(text)), program
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise ValueError(f"{path} is damaged: its header tells of no program.") from None
+    return header, program
 
 
-def _checksum(*parts: bytes) -> bytes:
-    checksum = hashlib.sha256()
-    for part in parts:
-        checksum.update(part)
-    return checksum.digest()
+def _checksum(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
 
 
 def _header_from(plain: dict[str, Any]) -> Header:
+    """The header from JSON data; raises an error of any type if they are of none."""
     read: dict[str, Any] = {name: from_plain(plain[name]) for name in ("inputs", "outputs")}
-    read |= {name: tuple(map(str, plain[name])) for name in ("parameters", "platforms")}
     read |= {name: int(plain[name]) for name in ("vjp_order", "calling_convention_version")}
+    read["platforms"] = tuple(map(str, plain["platforms"]))
     read["versions"] = {name: str(version) for name, version in plain["versions"].items()}
     header = Header(**plain | read)
-    inputs = header.inputs
-    if not isinstance(inputs, NodeForm) or len(inputs.children) != len(header.parameters):
-        raise ValueError(inputs)
-    if len(set(header.parameters)) != len(header.parameters):
+    for tree in (header.inputs, header.outputs):
+        build(tree.node, iter(tree.arrays))
+    if len(set(header.parameters)) != len(header.inputs.node.children):
         raise ValueError(header.parameters)
-    if not isinstance(header.name, str) or b"\0" in header.name.encode():
+    if b"\0" in header.name.encode():
         # JAX uses this as the name of the program, and accepts no other.
         raise ValueError(header.name)
     return header

@@ -2,17 +2,18 @@
 
 import collections
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._partition import ArrayForm
 from .._pytree import is_array, listed
 from .._transforms import filter_jit
 from ._file import Header
-from ._form import ArrayForm, arrays_in, build, describe, describe_other, form_of_array
+from ._form import arrays_in, build, describe_arguments, describe_other, given_tree
 
 _MAX_PROGRAMS = 4
 """This many programs are compiled for one combination of arrays, each for other static leaves or
@@ -47,11 +48,15 @@ class Runner:
         self._header = header
 
         def on_arrays(*arrays: Any) -> Any:
-            return build(header.outputs, iter(call(*arrays)))
+            return build(header.outputs.node, iter(call(*arrays)))
 
         def on_trees(*args: Any) -> Any:
             arrays = self._taken_apart(args, is_traced=True)
-            self._count_program(arrays)
+            key = (*map(jax.typeof, arrays),)
+            if self._num_programs[key] >= _MAX_PROGRAMS:
+                self._num_calls_apart = _CALLS_APART
+                raise _TakeApartError
+            self._num_programs[key] += 1
             return on_arrays(*arrays)
 
         for function in (on_arrays, on_trees):
@@ -61,11 +66,17 @@ class Runner:
             vars(function)["__wrapped__"] = call
             setattr(function, "__module__", None)  # noqa: B010
         if all(map(str.isidentifier, header.parameters)):
-            vars(on_trees)["__signature__"] = _signature_of(header)
+            kind = inspect.Parameter.POSITIONAL_ONLY
+            parameters = [inspect.Parameter(name, kind) for name in header.parameters]
+            vars(on_trees)["__signature__"] = inspect.Signature(parameters)
         self._call_arrays = filter_jit(on_arrays)
         self._call_trees = filter_jit(on_trees)
-        forms = enumerate(header.inputs.children)
-        self._places_of_arrays = [place for place, form in forms if isinstance(form, ArrayForm)]
+        # The arguments that are arrays, with their places and forms.
+        self._arrays = [
+            (place, name, part.arrays[0])
+            for place, (name, part) in enumerate(header.inputs.parts())
+            if part.node.kind == "array"
+        ]
         self._num_programs: collections.Counter[Any] = collections.Counter()
         self._num_calls_apart = 0
 
@@ -99,10 +110,9 @@ class Runner:
         if len(args) != len(self._header.parameters):
             return args
         made = list(args)
-        for place in self._places_of_arrays:
+        for place, name, form in self._arrays:
             if is_number(args[place]):
-                form: Any = self._header.inputs.children[place]
-                made[place] = as_given(form, args[place], self._header.parameters[place], {})
+                made[place] = as_given(form, args[place], name, {})
         return tuple(made)
 
     def _taken_apart(self, args: tuple[Any, ...], *, is_traced: bool = False) -> list[Any]:
@@ -112,46 +122,34 @@ class Runner:
         header = self._header
         if len(args) != len(header.parameters):
             raise TypeError(
-                f"{header.name} takes ({describe_arguments(header)}), which is "
+                f"{header.name} takes ({describe_arguments(header.inputs)}), which is "
                 f"{len(header.parameters)} in all; it got {len(args)}."
             )
         sizes: dict[str, Any] = {}
         arrays = []
-        for child, arg, name in zip(header.inputs.children, args, header.parameters, strict=True):
-            for form, leaf, path in arrays_in(child, arg, name):
-                if is_traced and is_number(leaf):
-                    self._num_calls_apart = _CALLS_APART
-                    raise _TakeApartError
-                arrays.append(as_given(form, leaf, path, sizes))
+        for form, leaf, path in self._compared(args):
+            if is_traced and is_number(leaf):
+                self._num_calls_apart = _CALLS_APART
+                raise _TakeApartError
+            arrays.append(as_given(form, leaf, path, sizes))
         return arrays
 
-    def _count_program(self, arrays: list[Any]) -> None:
-        """Raises `_TakeApartError` if there are enough programs for such arrays."""
-        key = (*map(jax.typeof, arrays),)
-        if self._num_programs[key] >= _MAX_PROGRAMS:
-            self._num_calls_apart = _CALLS_APART
-            raise _TakeApartError
-        self._num_programs[key] += 1
+    def _compared(self, args: tuple[Any, ...]) -> Iterator[tuple[ArrayForm, Any, str]]:
+        """The form and the path of each array, and what was passed there."""
+        for (name, form), arg in zip(self._header.inputs.parts(), args, strict=True):
+            yield from arrays_in(form, given_tree(arg), name)
 
     def _sizes_of(self, args: tuple[Any, ...]) -> list[str]:
         """What each array with a named axis must be, and its actual size."""
-        header = self._header
-        rows = zip(header.inputs.children, args, header.parameters, strict=True)
         return [
-            f"{path} must be {describe(form)} and is {describe_other(leaf)}"
-            for child, arg, name in rows
-            for form, leaf, path in arrays_in(child, arg, name)
+            f"{path} must be {form} and is {describe_other(leaf)}"
+            for form, leaf, path in self._compared(args)
             if not all(isinstance(size, int) for size in form.shape)
         ]
 
 
 class _TakeApartError(Exception):
     """A call whose arguments must be flattened before it is being traced."""
-
-
-def _signature_of(header: Header) -> inspect.Signature:
-    kind = inspect.Parameter.POSITIONAL_ONLY
-    return inspect.Signature([inspect.Parameter(name, kind) for name in header.parameters])
 
 
 def arranged(header: Header, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -163,14 +161,10 @@ def arranged(header: Header, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     by_name = header.parameters[len(args) :]
     if len(args) + len(kwargs) != len(header.parameters) or set(kwargs) != set(by_name):
         came = ", ".join([*by_place, *kwargs])
-        raise TypeError(f"{header.name} takes ({describe_arguments(header)}); it got ({came}).")
+        raise TypeError(
+            f"{header.name} takes ({describe_arguments(header.inputs)}); it got ({came})."
+        )
     return args + tuple(kwargs[name] for name in by_name)
-
-
-def describe_arguments(header: Header) -> str:
-    """The arguments of a program, such as `x: float32[batch, 64], scale: float32[]`."""
-    pairs = zip(header.parameters, header.inputs.children, strict=True)
-    return ", ".join(f"{name}: {describe(form)}" for name, form in pairs)
 
 
 # --- The argument passed for an array: what matches, or an error that says what would ---
@@ -189,27 +183,27 @@ def as_given(form: ArrayForm, array: Any, path: str, sizes: dict[str, Any]) -> A
     if is_number(array):
         array = _as_scalar(array, form)
     if not (is_array(array) or isinstance(array, np.generic)):
-        raise TypeError(f"{path} must be {describe(form)}; it is {describe_other(array)}.")
-    came = form_of_array(array)
+        raise TypeError(f"{path} must be {form}; it is {describe_other(array)}.")
     if str(jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)) != form.dtype:
-        raise TypeError(f"{path} must be {describe(form)}; it is {describe(came)}.{_hint(form)}")
-    is_alike = len(came.shape) == len(form.shape)
-    for size, expected in zip(came.shape, form.shape, strict=False):
+        is_wide = form.dtype in ("float64", "int64", "uint64", "complex128")
+        is_off = not jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+        hint = " Set `jax.config.update('jax_enable_x64', True)`." if is_wide and is_off else ""
+        raise TypeError(f"{path} must be {form}; it is {ArrayForm.of(array)}.{hint}")
+    is_alike = len(array.shape) == len(form.shape)
+    for size, expected in zip(array.shape, form.shape, strict=False):
         if isinstance(expected, int):
             is_alike &= size == expected
         elif expected.isidentifier():
             if size == 0:
+                must = f"{path} must be {form}, with {expected} of any size from 1 upwards"
+                raise ValueError(f"{must}; it is {ArrayForm.of(array)}.")
+            if sizes.setdefault(expected, str(size)) != str(size):
+                before = f"{expected} is {sizes[expected]} in what came before it"
                 raise ValueError(
-                    f"{path} must be {describe(form)}, with {expected} of any size from 1 upwards; "
-                    f"it is {describe(came)}."
-                )
-            if sizes.setdefault(expected, size) != size:
-                raise ValueError(
-                    f"{path} must be {describe(form)}; it is {describe(came)}, and {expected} is "
-                    f"{sizes[expected]} in what came before it."
+                    f"{path} must be {form}; it is {ArrayForm.of(array)}, and {before}."
                 )
     if not is_alike:
-        raise ValueError(f"{path} must be {describe(form)}; it is {describe(came)}.")
+        raise ValueError(f"{path} must be {form}; it is {ArrayForm.of(array)}.")
     return array
 
 
@@ -234,9 +228,3 @@ def _as_scalar(number: bool | int | float | complex, form: ArrayForm) -> Any:
         return np.asarray(number, dtype)
     except OverflowError:  # The largest integers exceed floating-point numbers.
         return number
-
-
-def _hint(form: ArrayForm) -> str:
-    is_wide = form.dtype in ("float64", "int64", "uint64", "complex128")
-    is_off = not jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
-    return " Set `jax.config.update('jax_enable_x64', True)`." if is_wide and is_off else ""

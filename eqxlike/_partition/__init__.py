@@ -7,9 +7,22 @@ In the order of reading; docs/design.md has the whole picture:
   Module, and the table that makes it unique.
 - `_writers`: the generated code that rebuilds a tree, and that which checks it in a warm call.
 - `_static_key`: when two static values are the same, and the generated code that checks it.
+- `_described`: trees in words, made from Structures, for messages and for files.
 - `_split`: dynamic and static leaves, for transformations that cache nothing between calls.
 """
 
+from ._described import ArrayForm as ArrayForm
+from ._described import Node as Node
+from ._described import Tree as Tree
+from ._described import describe as describe
+from ._described import describe_by_text as describe_by_text
+from ._described import described as described
+from ._described import differing as differing
+from ._described import from_plain as from_plain
+from ._described import identity_of as identity_of
+from ._described import key_of as key_of
+from ._described import root_node as root_node
+from ._described import to_plain as to_plain
 from ._flatten import PartitionError as PartitionError
 from ._flatten import are_concrete_arrays as are_concrete_arrays
 from ._flatten import checking_partitions as checking_partitions

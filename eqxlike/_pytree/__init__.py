@@ -15,6 +15,9 @@ from ._filters import combine as combine
 from ._filters import filter as filter
 from ._filters import flag_leaves as flag_leaves
 from ._filters import partition as partition
+from ._fingerprint import elements as elements
+from ._fingerprint import fingerprint as fingerprint
+from ._fingerprint import stable_text as stable_text
 from ._predicates import ARRAY_TYPES as ARRAY_TYPES
 from ._predicates import Frozen as Frozen
 from ._predicates import Which as Which

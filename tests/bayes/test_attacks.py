@@ -14,7 +14,7 @@ from scipy import stats
 
 import eqxlike as eqx
 from eqxlike import ad, bayes, nn
-from eqxlike.bayes._inference._files import fingerprint
+from eqxlike._pytree import fingerprint
 from eqxlike.bayes._inference._fitted import fitted_from
 from eqxlike.bayes._inference._method import Chains
 from eqxlike.bayes._methods._descent import Optimised

@@ -41,6 +41,15 @@ def test_a_warm_call_compares_nothing_again(monkeypatch):
     np.testing.assert_array_equal(exported.call(other, x), expected)
 
 
+def test_a_program_of_modules_is_copied():
+    model = nn.Linear(2, 2, key=jax.random.key(0))
+    exported = eqx.export(lambda model, tree: (model, tree), model, {1: X, -2: (0.5, None)})
+    for copied in (copy.deepcopy(exported), pickle.loads(pickle.dumps(exported))):
+        output, tree = copied.call(model, {-2: (0.5, None), 1: X})
+        np.testing.assert_array_equal(output["weight"], model.weight)
+        assert tree[-2] == (0.5, None)
+
+
 def _scaled(model, scale, x):
     return scale * model(x)
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import struct
 from typing import Any
 
 import jax
@@ -55,12 +54,10 @@ def test_flipped_bit_anywhere_is_refused(saved):
 
 def _rewritten(content: bytes, version: int = 1, **changes: Any) -> bytes:
     """The file, sound, with another format or other entries in its header."""
-    _, header_size, program_size = struct.unpack("<IQQ", content[16:36])
-    header = json.loads(content[68 : 68 + header_size]) | changes
-    text, program = json.dumps(header).encode(), content[68 + header_size :]
-    prefix = struct.pack("<IQQ", version, len(text), program_size)
-    checksum = hashlib.sha256(prefix + text + program).digest()
-    return content[:16] + prefix + checksum + text + program
+    _, header, program = content.split(b"\n", 2)
+    header = json.loads(header) | {"format": version, **changes}
+    rest = json.dumps(header).encode() + b"\n" + program
+    return b"eqxlike.export " + hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
 
 
 def test_newer_format_and_newer_jax_are_refused_by_name(saved, content):
@@ -89,32 +86,44 @@ def test_operation_that_this_jax_does_not_know_is_refused_by_name(saved, monkeyp
     assert "\n" not in str(caught.value)
 
 
-EMPTY = {"is": "tuple", "name": "", "keys": [], "children": [], "statics": []}
+def _of(node, *arrays):
+    return {"node": node, "arrays": arrays}
+
+
+def _node(kind, names, *children, value=()):
+    return [kind, "", names, children, value]
+
+
+ARRAY, EMPTY = ["array", "", [], [], []], _node("tuple", None)
 
 
 def test_header_of_something_else_or_of_other_arrays_is_refused(saved, content):
     for changes in [
-        {"inputs": {"is": "pickle"}},
+        {"inputs": _of(["pickle", "", [], [], []])},
         {"inputs": None},
-        {"inputs": {"is": "array", "shape": [], "dtype": "float32"}},
-        {"parameters": []},
+        {"inputs": _of(ARRAY)},
+        {"inputs": _of(_node("record", ["x"], ARRAY), [[], "float32"], [[], "float32"])},
+        {"inputs": _of(_node("record", ["x"], ARRAY), [[], 32])},
+        {"inputs": _of(_node("record", ["x", "x"], EMPTY, EMPTY))},
+        {"inputs": _of(_node("record", ["x"], EMPTY, EMPTY))},
         {"platforms": 3},
         {"vjp_order": "once"},
         {"vjp_order": float("inf")},
         {"versions": ["jax"]},
         {"more": 1},
-        {"parameters": ["x", "x"], "inputs": {**EMPTY, "keys": [0, 1], "children": [EMPTY, EMPTY]}},
+        {"format": "1"},
         {"name": None},
         {"name": "a\0b"},
         {"name": "\ud800"},
-        {"outputs": {"is": "dict", "name": "", "keys": [[]], "children": [None], "statics": []}},
+        {"outputs": _of(["dict", "", ["[[]]"], [EMPTY], []])},
+        {"outputs": _of(["namedtuple", "", [], [], []])},
+        {"outputs": _of(["static", "<sin>", [], [], []])},
     ]:
         saved.write_bytes(_rewritten(content, **changes))
         with pytest.raises(ValueError, match="its header tells of no program"):
             eqx.load_exported(saved)
     for dtype in ("int32", "nope", ""):
-        array = {"is": "array", "shape": [], "dtype": dtype}
-        saved.write_bytes(_rewritten(content, outputs=array))
+        saved.write_bytes(_rewritten(content, outputs=_of(ARRAY, [[], dtype])))
         with pytest.raises(ValueError, match="damaged: its header tells of another program"):
             eqx.load_exported(saved)
 

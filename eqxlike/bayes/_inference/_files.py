@@ -1,13 +1,9 @@
 """Runs in files: a line that says what it is, and arrays. Nothing in them is run."""
 
 import dataclasses
-import functools
-import hashlib
-import inspect
 import json
 import numbers
 import pathlib
-from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 import jax
@@ -19,10 +15,9 @@ from jaxtyping import PRNGKeyArray
 
 from ..._check_numbers import integer
 from ..._dtypes import is_key
-from ..._module import Module
 from ..._partition import split
 from ..._pytree import (
-    is_array_like,
+    fingerprint,
     is_inexact_array,
     open_to_replace,
     tree_deserialise_leaves,
@@ -169,98 +164,3 @@ def _check_header(path: pathlib.Path, found: dict[str, Any], wanted: dict[str, A
             f"{many}, and the run goes on from there; `bayes.load` with num_samples = {many} reads "
             f"it as it is, and its `samples({few}, key=key)` are fewer of its draws."
         )
-
-
-# --- A hash of what a run began with, which is the same in every process ---
-
-
-def fingerprint(value: Any) -> str:
-    """A hash of arrays, numbers, Modules, distributions, and functions by name and closure.
-
-    It does not depend on where in memory something is. Of a function the code is not looked at, and
-    of an object of an unknown kind only its class.
-    """
-    digest = hashlib.sha256()
-    for each in _described(value, ()):
-        digest.update(each)
-        digest.update(b"\0")
-    return digest.hexdigest()
-
-
-def _described(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
-    """Bytes that tell a value from others.
-
-    **Arguments:**
-
-    - `above`: the functions that hold it: a closure may hold itself.
-    """
-    # Distributions, constraints and transforms of NumPyro have `tree_flatten`, and can be called.
-    is_numpyro = hasattr(value, "tree_flatten") and not isinstance(value, type)
-    if value is None or isinstance(value, str | bytes | bool):
-        yield repr(value).encode()
-    elif isinstance(value, numbers.Real):
-        yield repr(float(value)).encode()
-    elif is_array_like(value):
-        yield from _of_array(value)
-    elif isinstance(value, jax.ShapeDtypeStruct):
-        yield f"{value.shape} {value.dtype}".encode()
-    elif callable(value) and not is_numpyro and not isinstance(value, Module):
-        yield getattr(value, "__qualname__", type(value).__qualname__).encode()
-        if not any(value is each for each in above):
-            yield from _of_several(_held(value), (*above, value))
-    else:
-        yield type(value).__qualname__.encode()
-        yield from _of_several(_parts(value), above)
-
-
-def _of_several(values: Iterable[Any], above: tuple[Any, ...]) -> Iterator[bytes]:
-    # Their number says where they end: `[[1], 2]` is not `[[1, 2]]`.
-    each_of = list(values)
-    yield str(len(each_of)).encode()
-    for each in each_of:
-        yield from _described(each, above)
-
-
-def _of_array(value: Any) -> Iterator[bytes]:
-    dtype = value.dtype if hasattr(value, "dtype") else np.result_type(value)
-    array = np.asarray(jr.key_data(value) if is_key(value) else value)
-    yield f"{array.shape} {dtype}".encode()
-    yield array.tobytes()
-
-
-def _held(function: Any) -> Iterator[Any]:
-    """What a function holds, but for its code."""
-    if isinstance(function, functools.partial):
-        yield from (function.func, function.args, function.keywords)
-    elif inspect.ismethod(function):
-        yield from (function.__self__, function.__func__)
-    elif inspect.isfunction(function):
-        for cell in function.__closure__ or ():
-            try:
-                yield cell.cell_contents
-            except ValueError:  # Nothing is in it yet.
-                yield None
-        yield from (function.__defaults__, function.__kwdefaults__)
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    """What an object holds, with names where it has them."""
-    if isinstance(value, Module):
-        for each in dataclasses.fields(value):
-            yield from (each.name, getattr(value, each.name, None))
-    elif isinstance(value, dict):
-        for name in sorted(value, key=repr):
-            yield from (name, value[name])
-    elif isinstance(value, list | tuple):
-        yield from value
-    elif hasattr(value, "gather_pytree_data_fields"):
-        # A distribution of NumPyro. Its `tree_flatten` has the order of a set, which each process
-        # has another.
-        fields = {*value.gather_pytree_data_fields(), *value.gather_pytree_aux_fields()}
-        for name in sorted(fields):
-            yield from (name, vars(value).get(name))
-    elif hasattr(value, "tree_flatten"):
-        yield from value.tree_flatten()
-    else:
-        leaves = jtu.tree_leaves(value, is_leaf=lambda node: node is not value)
-        yield from (each for each in leaves if each is not value)

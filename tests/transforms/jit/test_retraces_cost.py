@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import eqxlike as eqx
-from eqxlike._transforms._jit._traces import _outline
-from eqxlike._transforms._jit._traces._outline import outline_of_static
+from eqxlike._transforms._jit._traces import _history, _statics
 
 
 def ones(*shape):
@@ -22,11 +21,11 @@ def ones(*shape):
 def test_of_many_leaves_texts_are_made_when_somebody_asks(monkeypatch):
     described = []
 
-    def outline(value, **options):
+    def describe_static(value, *key, **options):
         described.append(value)
-        return outline_of_static(value, **options)
+        return _statics.describe_static(value, *key, **options)
 
-    monkeypatch.setattr(_outline, "outline_of_static", outline)
+    monkeypatch.setattr(_history, "describe_static", describe_static)
     function = eqx.filter_jit(lambda leaves, x: x)
     leaves = [*range(500), ones(2), *map(str, range(500))]
     function(leaves, ones(3))

@@ -1,8 +1,8 @@
 """What a compiled function was traced for, and what differs from one trace to the next.
 
-`_outline` says in text what is static in the arguments; `_differences` compares two traces by that,
-by what JAX knows of the arrays, and by its settings. `_history` keeps the traces of one function,
-and says what a further one leads to.
+`_statics` describes the static values in the arguments; `_differences` compares two traces by these
+descriptions, by what JAX knows of the arrays, and by its settings. `_history` keeps the traces of
+one function, and says what a further one leads to.
 """
 
 from ._differences import TraceDifference as TraceDifference

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ._outline import FROZEN, Outline
+from ...._partition import ArrayForm, Node, Tree, differing
 
 
 class TraceDifference(NamedTuple):
@@ -32,57 +32,15 @@ class TraceDifference(NamedTuple):
         return f"{self.path}: {what}{self.before} -> {self.after}"
 
 
-class ArrayForm(NamedTuple):
-    """The form of an array: arrays of one form share a trace. The array itself is not kept.
-
-    - `shape`: its shape; a size that is a symbol, in an export, is a text.
-    - `dtype`: the name of its dtype, as in `"float32"`.
-    - `weak_type`: whether it gives way to the dtype of others, as a Python number does.
-    - `sharding`: how it is sharded over the axes of a mesh, as far as the trace depends on that;
-      `"no mesh"` if it does not.
-    - `text`: JAX's own text for the type. It has what else there may be, such as a memory space.
-    """
-
-    shape: tuple[int | str, ...]
-    dtype: str
-    weak_type: bool
-    sharding: str
-    text: str
-
-    def __str__(self) -> str:
-        on = "" if self.sharding == _NO_MESH else f" on {self.sharding}"
-        weak = " (weak type)" if self.weak_type else ""
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]{weak}{on}"
-
-
 Settings = tuple[tuple[str, str], ...]
 """Names and values of JAX's settings, as text: a value may be a device."""
 
 
 class Arguments(NamedTuple):
-    """What was known of the arguments of a call when it was traced.
+    """What was known of the arguments of a call when it was traced, and JAX's settings."""
 
-    - `outline`: what is static in them.
-    - `forms`: the forms of their arrays, in order.
-    - `settings`: JAX's settings.
-    """
-
-    outline: Outline
-    forms: tuple[ArrayForm, ...]
+    tree: Tree
     settings: Settings
-
-    def described(self) -> dict[str, str]:
-        """A text for each array and each static value, by path."""
-        found: dict[str, str] = {}
-        stack = [("", (self.outline, self.forms))]
-        while stack:
-            path, (outline, forms) = stack.pop()
-            if outline.kind == "node":
-                rows = zip(outline.child_names(), outline.parts(forms), strict=True)
-                stack += [(path + name, part) for name, part in rows][::-1]
-            else:
-                found[path] = str(forms[0]) if outline.kind == "array" else outline.text
-        return found
 
 
 def find_differences(before: Arguments, after: Arguments) -> Iterator[TraceDifference]:
@@ -92,61 +50,29 @@ def find_differences(before: Arguments, after: Arguments) -> Iterator[TraceDiffe
         for name, value in after.settings:
             if old.get(name) != value:
                 yield _difference(name, "setting", old.get(name), value)
-    # The walk takes no Python stack: a tree may be as deep as `flatten` allows.
-    stack = [("", (before.outline, before.forms), (after.outline, after.forms))]
-    while stack:
-        path, old, new = stack.pop()
-        (first, forms), (second, other_forms) = old, new
-        if first.kind == second.kind == "array":
-            yield from _between_forms(path, forms[0], other_forms[0])
-        elif first.kind == second.kind == "static":
-            yield from _between_statics(path, first, second)
-        elif not _are_alike(first, second):
-            yield _between_types(path, old, new)
+    for path, old, new in differing(before.tree, after.tree):
+        if old is None or new is None:
+            yield _difference(path, "structure", _describe(old), _describe(new))
+        elif old.node.kind == new.node.kind == "array":
+            yield from _between_forms(path, old.arrays[0], new.arrays[0])
+        elif old.node.is_static and new.node.is_static:
+            yield from _between_statics(path, old.node, new.node)
         else:
-            parts, others = first.parts(forms), second.parts(other_forms)
-            rows = zip(first.child_names(), parts, others, strict=False)
-            if first.names != second.names:
-                by_name = dict(zip(first.child_names(), parts, strict=True))
-                others_by_name = dict(zip(second.child_names(), others, strict=True))
-                names = {**by_name, **others_by_name}
-                rows = [(name, by_name.get(name), others_by_name.get(name)) for name in names]
-            below = []
-            for name, part, other in rows:
-                if part is None or other is None:
-                    found = _describe(part), _describe(other)
-                    yield _difference(path + name, "structure", *found)
-                # Of a large tree, as a rule, all parts but a few are the same.
-                elif part != other:
-                    below.append((path + name, part, other))
-            stack += reversed(below)
-
-
-_Part = tuple[Outline, tuple[ArrayForm, ...]]
-"""An outline, and the forms of the arrays in it."""
-
-
-def _are_alike(first: Outline, second: Outline) -> bool:
-    """Whether two nodes are of one type, and their children belong together by name."""
-    if first.kind != second.kind or first.fingerprint != second.fingerprint:
-        return False
-    return not first.is_sequence or len(first.children) == len(second.children)
+            yield _between_types(path, old, new)
 
 
 def _between_forms(path: str, before: ArrayForm, after: ArrayForm) -> Iterator[TraceDifference]:
-    for field, old, new in zip(ArrayForm._fields, before[:-1], after[:-1], strict=False):
+    for what, old, new in zip(_PARTS_OF_FORM, before[:-1], after[:-1], strict=True):
         if old != new:
-            is_wide = field == "dtype" and not _WIDE.isdisjoint((old, new))
-            what = field.replace("_", " ")
-            yield _difference(path, what, old, new, advice="64 bits" if is_wide else what)
+            yield _difference(path, what, old, new)
     if before[:-1] == after[:-1] and before.text != after.text:
         yield _difference(path, "type", before.text, after.text)
 
 
-_WIDE = {"float64", "int64", "uint64", "complex128"}
+_PARTS_OF_FORM = ("shape", "dtype", "weak type", "sharding")
 
 
-def _between_statics(path: str, before: Outline, after: Outline) -> Iterator[TraceDifference]:
+def _between_statics(path: str, before: Node, after: Node) -> Iterator[TraceDifference]:
     if before.fingerprint == after.fingerprint:
         return
     if before.names == after.names and len(before.children) == len(after.children):
@@ -163,27 +89,31 @@ def _between_statics(path: str, before: Outline, after: Outline) -> Iterator[Tra
     yield _difference(path, "static value", before.text, text, advice=advice)
 
 
-def _between_types(path: str, before: _Part, after: _Part) -> TraceDifference:
-    first, second = before[0], after[0]
-    other = _describe(after)
-    advice = "structure"
-    if first.kind != second.kind:
-        advice = "structure" if "node" in (first.kind, second.kind) else "array"
-    elif first.text == second.text:
+def _between_types(path: str, before: Tree, after: Tree) -> TraceDifference:
+    first, second = before.node, after.node
+    texts, advice = [_describe(before), _describe(after)], "structure"
+    if not first.is_node and not second.is_node:
+        advice = "array"
+    elif first.fingerprint == second.fingerprint:
         advice = "length"
-        if first.fingerprint != second.fingerprint:
-            advice, other = "class", f"another class {other}"
-    elif first.text.partition(FROZEN)[0] == second.text.partition(FROZEN)[0]:
-        advice = "frozen"
-    return _difference(path, "structure", _describe(before), other, advice=advice)
+    elif first.text == second.text and first.kind == second.kind:
+        advice = "class" if first.frozen == second.frozen else "frozen"
+        texts[1] = f"another class {texts[1]}" if advice == "class" else texts[1]
+    return _difference(path, "structure", *texts, advice=advice)
 
 
-def _describe(part: _Part | None) -> str:
+def _describe(tree: Tree | None) -> str:
     """A part in a message, where what it is compared with is something else."""
-    if part is None:
+    if tree is None:
         return "absent"
-    outline, forms = part
-    return f"the array {forms[0]}" if outline.kind == "array" else outline.describe()
+    node = tree.node
+    if node.kind == "array":
+        return f"the array {tree.arrays[0]}"
+    if node.is_static:
+        return "None" if node.text == "None" else f"the static value {node.text}"
+    if node.names is None:
+        return f"a {node.text} of length {len(node.children)}"
+    return f"{node.text} with frozen {', '.join(node.frozen)}" if node.frozen else node.text
 
 
 def another_function(name: str) -> TraceDifference:
@@ -205,11 +135,7 @@ _ADVICE = {
     ),
     "dtype": (
         "A dtype is part of a compiled function. Cast the array before the call, as in "
-        "`x.astype(jnp.float32)`."
-    ),
-    "64 bits": (
-        "A dtype is part of a compiled function. NumPy has 64 bits where JAX has 32: give the "
-        "dtype where the array is made, as in `np.zeros(3, np.float32)`, or cast it before."
+        "`x.astype(jnp.float32)`. NumPy has 64 bits where JAX has 32."
     ),
     "weak type": (
         "An array is of weak type if it was made of Python numbers alone. Give it a dtype, as in "
@@ -275,25 +201,16 @@ _ADVICE = {
 # --- What JAX knows of an array when it traces ---
 
 
-_MAX_FORMS = 4096
-_NO_MESH = "no mesh"
-
-
-@functools.lru_cache(_MAX_FORMS)
+@functools.lru_cache(4096)
 def form_of_type(aval: Any) -> ArrayForm:
     """The form of the arrays of this type, which `jax.typeof` gives."""
-    sharding = getattr(aval, "sharding", None)
-    mesh, text = getattr(sharding, "mesh", None), _NO_MESH
+    sharding: Any = getattr(aval, "sharding", None)
+    mesh, text = getattr(sharding, "mesh", None), "no mesh"
     if mesh is not None and not mesh.empty:
-        is_sharded = any(axis is not None for axis in sharding.spec)  # pyright: ignore
-        text = f"{describe_mesh(mesh)}{f', {sharding.spec}' if is_sharded else ''}"  # pyright: ignore
-    return ArrayForm(
-        tuple(size if type(size) is int else str(size) for size in getattr(aval, "shape", ())),
-        str(getattr(aval, "dtype", aval)),
-        bool(getattr(aval, "weak_type", False)),
-        text,
-        str(aval),
-    )
+        is_sharded = any(axis is not None for axis in sharding.spec)
+        text = f"{describe_mesh(mesh)}{f', {sharding.spec}' if is_sharded else ''}"
+    is_weak = bool(getattr(aval, "weak_type", False))
+    return ArrayForm.of(aval)._replace(weak_type=is_weak, sharding=text, text=str(aval))
 
 
 def describe_mesh(mesh: Any) -> str:

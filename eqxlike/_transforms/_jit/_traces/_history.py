@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from ...._module import Module
-from ...._partition import Structure, flatten
+from ...._partition import Structure, Tree, describe, flatten, root_node
 from ...._traceback import stacklevel_of_user
 from .._arguments import WRAPPER
 from ._differences import (
@@ -28,7 +28,7 @@ from ._differences import (
     find_differences,
     form_of_type,
 )
-from ._outline import outline_of, root_outline, show_place
+from ._statics import describe_static, show_place
 
 _MAX_LISTED = 20
 """At most this many differences are in a message."""
@@ -108,8 +108,8 @@ class Trace:
 
     @property
     def arguments(self) -> dict[str, str]:
-        """A text for each array and each static value, as in `{"x[0]": "float32[8,3]"}`."""
-        return self.known.described()
+        """A text for each array and each static value, as in `{"x[0]": "float32[8, 3]"}`."""
+        return {path: str(leaf) for path, leaf in self.known.tree.leaves()}
 
     @property
     def settings(self) -> dict[str, str]:
@@ -483,8 +483,8 @@ def _describe(
 
     - `types`: JAX's types of their arrays.
     """
-    outline = root_outline(labels, map(outline_of, structures))
-    return Arguments(outline, tuple(map(form_of_type, types)), settings)
+    root = root_node(labels, (describe(each, describe_static) for each in structures))
+    return Arguments(Tree(root, tuple(map(form_of_type, types))), settings)
 
 
 # fmt: off

@@ -1,0 +1,337 @@
+"""Trees in words: what a Structure says, and what is known of its arrays.
+
+A Structure holds static values themselves, closures with arrays among them. A description holds
+texts, and so may be kept when the tree is gone, or written to a file. Each Structure has one
+description for as long as it lives, which consists of the descriptions of its children: what two
+trees have in common takes no memory twice, and is known to be equal at a glance.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax.tree_util as jtu
+
+from .._module import frozen_fields, is_incomplete
+from .._pytree import children_with_keys, stable_text
+from ._flatten import flatten
+from ._structure import (
+    ARRAY,
+    DictNode,
+    ForeignNode,
+    ListNode,
+    ModuleNode,
+    NamedTupleNode,
+    StaticLeaf,
+    Structure,
+)
+
+Kind = Literal["array", "static", "field", "tuple", "list", "dict", "namedtuple", "record"]
+
+_MAX_SHOWN = 4
+"""A Module of more arrays is shown only by their number."""
+
+_OF_WRAPPER = "_function"
+"""The field of transformed functions that has the function itself, of which the user knows."""
+
+
+class ArrayForm(NamedTuple):
+    """The form of an array: arrays of one form share a trace. The array itself is not kept.
+
+    - `shape`: its shape; a size that is a symbol, in an export, is a text.
+    - `dtype`: the name of its dtype, as in `"float32"` or `"key<fry>"`.
+    - `weak_type`: whether it gives way to the dtype of others, as a Python number does.
+    - `sharding`: how it is sharded over the axes of a mesh, as far as the trace depends on that.
+    - `text`: JAX's own text for the type. It has what else there may be, such as a memory space.
+    """
+
+    shape: tuple[int | str, ...]
+    dtype: str
+    weak_type: bool = False
+    sharding: str = "no mesh"
+    text: str = ""
+
+    @staticmethod
+    def of(array: Any) -> "ArrayForm":
+        """The shape and dtype of an array, or of a `jax.ShapeDtypeStruct`."""
+        sizes = getattr(array, "shape", ())
+        shape = tuple(size if type(size) is int else str(size) for size in sizes)
+        return ArrayForm(shape, str(getattr(array, "dtype", array)))
+
+    def __str__(self) -> str:
+        weak = " (weak type)" if self.weak_type else ""
+        on = "" if self.sharding == "no mesh" else f" on {self.sharding}"
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]{weak}{on}"
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Node:
+    """The description of a tree without its arrays.
+
+    - `kind`: an array; a static leaf; a static part of a node, such as a static field of a Module;
+      or the kind of a node, which is a `record` of named children unless it is one of Python's.
+    - `text`: the static value; for a node, the name of its class.
+    - `names`: the names of the children in a path, as in `.weight` or `['a']`; `None` for a
+      sequence.
+    - `children`: those of a node, and its static parts; of a static value, its elements.
+    - `value`: the value, if it is static and plain: a bool, a number, a string or `None`.
+    - `frozen`: the names of the fields in which arrays are frozen, which make it another class.
+    - `fingerprint`: differs where two static values, or the classes of two nodes, do. A value that
+      is compared by identity has one that no other ever has.
+    - `advice`: a word for what a static value is: see `_differences`.
+    """
+
+    kind: Kind
+    text: str
+    names: tuple[str, ...] | None = ()
+    children: "tuple[Node, ...]" = ()
+    value: tuple[Any, ...] = ()
+    frozen: tuple[str, ...] = ()
+    fingerprint: Hashable = None
+    advice: str = "value"
+    num_arrays: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        own = sum(child.num_arrays for child in self.children)
+        self.num_arrays = 1 if self.kind == "array" else own
+
+    @property
+    def is_static(self) -> bool:
+        return self.kind in ("static", "field")
+
+    @property
+    def is_node(self) -> bool:
+        return self.kind not in ("array", "static", "field")
+
+    def child_names(self) -> Iterable[str]:
+        names = self.names
+        return (f"[{i}]" for i in range(len(self.children))) if names is None else names
+
+
+class Tree(NamedTuple):
+    """A described tree: the node, and all its arrays in order, or their forms."""
+
+    node: Node
+    arrays: tuple[Any, ...]
+
+    def parts(self) -> Iterator[tuple[str, "Tree"]]:
+        """The children by name, each with its own arrays."""
+        start = 0
+        for name, child in zip(self.node.child_names(), self.node.children, strict=True):
+            yield name, Tree(child, self.arrays[start : start + child.num_arrays])
+            start += child.num_arrays
+
+    def leaves(self) -> Iterator[tuple[str, "Tree"]]:
+        """Each array and each static value, by path."""
+        # The walk takes no Python stack: a tree may be as deep as `flatten` allows.
+        stack = [("", self)]
+        while stack:
+            path, tree = stack.pop()
+            if tree.node.is_node:
+                stack += [(path + name, part) for name, part in tree.parts()][::-1]
+            else:
+                yield path, tree
+
+    def __str__(self) -> str:
+        """One line, such as `(float32[batch, 64], {'scale': float32[]})`; for a Module of many
+        arrays, only their number.
+        """
+        node = self.node
+        if not node.is_node:
+            return str(self.arrays[0]) if self.arrays else node.text
+        if node.kind in ("namedtuple", "record") and len(self.arrays) > _MAX_SHOWN:
+            return f"{node.text} of {len(self.arrays)} arrays"
+        parts = [(name, str(part)) for name, part in self.parts() if part.node.kind != "field"]
+        texts = [text for _, text in parts]
+        match node.kind:
+            case "tuple":
+                return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+            case "list":
+                return f"[{', '.join(texts)}]"
+            case "dict":
+                return f"{{{', '.join(f'{name[1:-1]}: {text}' for name, text in parts)}}}"
+        named = (f"{key_of(name)}={text}" for name, text in parts)
+        return f"{node.text}({', '.join(named)})"
+
+
+def differing(first: Tree, second: Tree) -> Iterator[tuple[str, Tree | None, Tree | None]]:
+    """The parts that differ, by path: arrays, static values, and nodes whose children do not belong
+    together, because they are of other types or are not as many; `None` for a part that is missing.
+    """
+    # The walk takes no Python stack: a tree may be as deep as `flatten` allows.
+    stack: list[tuple[str, Tree | None, Tree | None]] = [("", first, second)]
+    while stack:
+        path, old, new = stack.pop()
+        if old is None or new is None:
+            yield path, old, new
+            continue
+        one, other = old.node, new.node
+        is_one_type = (one.kind, one.fingerprint) == (other.kind, other.fingerprint)
+        has_names = one.names is not None
+        if is_one_type and one.is_node and (has_names or len(one.children) == len(other.children)):
+            parts, others = dict(old.parts()), dict(new.parts())
+            pairs = [(path + name, parts.get(name), others.get(name)) for name in parts | others]
+            # Of a large tree, as a rule, all parts but a few are the same.
+            stack += [pair for pair in pairs[::-1] if pair[1] != pair[2]]
+        elif not is_one_type or one.is_node or old.arrays != new.arrays:
+            yield path, old, new
+
+
+def key_of(name: str) -> Any:
+    """The name of a field, or the key of a dictionary or sequence, from its name in a path; `None`
+    for a key that is neither a string nor a number, nor a tuple of such.
+    """
+    if not name.startswith("["):
+        return name.removeprefix(".") or _OF_WRAPPER
+    try:
+        return ast.literal_eval(name[1:-1])
+    except (ValueError, SyntaxError):
+        return None
+
+
+# --- Descriptions of Structures ---
+
+
+_ARRAY = Node("array", "array")
+
+DescribeStatic = Callable[..., Node]
+"""Describes a static value. It gets `of_node=True` for a static part of a node, whose kind is
+`field`, and for a static leaf also its `StaticKey`.
+"""
+
+
+def root_node(names: Iterable[str], arguments: Iterable[Node]) -> Node:
+    """The description of several trees under these names, such as the arguments of a call."""
+    return Node("record", "arguments", tuple(names), tuple(arguments))
+
+
+def describe(structure: Structure, of_static: DescribeStatic) -> Node:
+    """The description of a Structure, made on first use."""
+    # The walk takes no Python stack: a tree may be as deep as `flatten` allows.
+    stack = [structure]
+    while stack:
+        top = stack[-1]
+        missing = [c for c in top.children if not c.is_row and of_static not in c.generated]
+        if missing and of_static not in top.generated:
+            stack += missing
+        else:
+            stack.pop()
+            if of_static not in top.generated:
+                # Of two threads, both take the one that comes first.
+                top.generated.setdefault(of_static, _describe_one(top, of_static))
+    return structure.generated[of_static]
+
+
+def _describe_one(structure: Structure, of_static: DescribeStatic) -> Node:
+    if structure is ARRAY:
+        return _ARRAY
+    if isinstance(structure, StaticLeaf):
+        return of_static(structure.meta, structure.static)
+    if structure.has_row:
+        row = structure.children[0].meta
+        places, leaves = set(row.array_places), enumerate(row.leaves)
+        children = [_ARRAY if i in places else of_static(leaf) for i, leaf in leaves]
+    else:
+        children = [child.generated[of_static] for child in structure.children]
+    kind, names, statics = _open(structure, len(children))
+    children += [of_static(value, of_node=True) for value in statics.values()]
+    cls = structure.node_type
+    return Node(
+        kind,
+        cls.__name__,
+        None if names is None else (*names, *statics),
+        tuple(children),
+        frozen=frozen_fields(cls) if isinstance(structure, ModuleNode) else (),
+        fingerprint=identity_of(cls),
+    )
+
+
+def identity_of(value: Any) -> Hashable:
+    """What no other object has or will have: an `id` is given again to another."""
+    try:
+        reference = weakref.ref(value)
+    except TypeError:
+        # What it was traced for holds it, so that as a rule no other object has its place.
+        return id(value)
+    # There is one for each object. This one lives on and keeps its own `id`.
+    return id(reference), reference
+
+
+def _open(
+    structure: Structure, num_children: int
+) -> tuple[Kind, Iterable[str] | None, dict[str, Any]]:
+    """The kind of a node, the names of its children, and its static parts by name."""
+    cls: Any = structure.node_type
+    meta = structure.meta
+    if isinstance(structure, ModuleNode) and not is_incomplete(meta):
+        codec = cls._eqxlike_class.codec
+        names = ["" if name == _OF_WRAPPER else f".{name}" for name in codec.dynamic_names]
+        return "record", names, dict(zip(map(".{}".format, codec.static_names), meta, strict=True))
+    if isinstance(structure, DictNode):
+        return "dict", [f"[{key!r}]" for key in meta.keys], {}
+    if isinstance(structure, NamedTupleNode):
+        return "namedtuple", map(".{}".format, cls._fields), {}
+    if isinstance(structure, ForeignNode):
+        kind = "dict" if issubclass(cls, dict) else "record"
+        names = _foreign_names(meta.treedef, num_children)
+        return kind, names, {" (static part)": meta.data}
+    return ("list" if isinstance(structure, ListNode) else "tuple"), None, {}
+
+
+def _foreign_names(treedef: Any, num_children: int) -> Iterable[str]:
+    """The names that the class of a foreign node gives to its children, if it does."""
+    names: dict[str, None] = {}
+    with contextlib.suppress(Exception):  # It need not expect anything but its own children.
+        children = children_with_keys(treedef.unflatten(range(num_children)))
+        names = {jtu.keystr((key,)): None for key, _ in children}
+    are_names = len(names) == num_children and not any("<flat index" in name for name in names)
+    return names if are_names else [f"[{i}]" for i in range(num_children)]
+
+
+# --- Descriptions in files ---
+
+
+def described(tree: Any) -> Tree:
+    """A tree in words that are the same in every process, with its arrays, and each
+    `jax.ShapeDtypeStruct`.
+    """
+    arrays, structure = flatten(tree, with_abstract=True, by_identity=True)
+    return Tree(describe(structure, describe_by_text), tuple(arrays))
+
+
+def describe_by_text(value: Any, _: Any = None, *, of_node: bool = False) -> Node:
+    """Describes a static value by text that is the same in every process."""
+    kept = (value,) if type(value) in (bool, int, float, str, type(None)) else ()
+    return Node("field" if of_node else "static", stable_text(value), value=kept)
+
+
+def to_plain(tree: Tree) -> Any:
+    """The tree as JSON data, with the shape and dtype of each array."""
+
+    def plain(node: Node) -> Any:
+        return [node.kind, node.text, node.names, list(map(plain, node.children)), node.value]
+
+    return {"node": plain(tree.node), "arrays": [ArrayForm.of(array)[:2] for array in tree.arrays]}
+
+
+def from_plain(plain: Any) -> Tree:
+    """The tree from JSON data, with the forms of its arrays; raises anything if they are none of a
+    tree. `differing` compares such trees across processes: classes by name, values by text.
+    """
+
+    def node_from(kind: Any, text: str, names: Any, children: Any, value: Any) -> Node:
+        names = None if names is None else tuple(name + "" for name in names)
+        parts = tuple(node_from(*each) for each in children)
+        node = Node(kind, text, names, parts, (*value,), fingerprint=text + "")
+        if kind not in get_args(Kind) or len([*node.child_names()]) != len(node.children):
+            raise ValueError(kind)
+        return node
+
+    forms = (ArrayForm((*shape,), dtype + "") for shape, dtype in plain["arrays"])
+    tree = Tree(node_from(*plain["node"]), tuple(forms))
+    if len(tree.arrays) != tree.node.num_arrays:
+        raise ValueError(tree)
+    return tree

@@ -1,0 +1,161 @@
+"""A hash of a value, and a text that identifies it, which are the same in every process."""
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+
+from .._dtypes import is_key
+from ._predicates import is_array_like
+
+_MAX_TEXT = 100
+"""Of a longer text only so much is kept, and a hash of the value."""
+
+
+def fingerprint(value: Any) -> str:
+    """A hash of arrays, numbers, Modules, distributions, objects by their attributes, and functions
+    by name and closure.
+
+    It does not depend on where in memory something is. The code of a function is not looked at, nor
+    the attributes of an object that has its own `__repr__`.
+    """
+    digest = hashlib.sha256()
+    for each in _bytes_of(value, ()):
+        digest.update(each)
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def stable_text(value: Any) -> str:
+    """Text that identifies the value in another process too; a function by its name alone."""
+    if inspect.ismethod(value):
+        return f"<{value.__qualname__} of {stable_text(value.__self__)}>"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"<{value.__qualname__}>"
+    if isinstance(value, functools.partial):
+        parts = map(stable_text, (value.func, *value.args))
+        named = (f"{name}={stable_text(each)}" for name, each in sorted(value.keywords.items()))
+        return f"<partial of {', '.join((*parts, *named))}>"
+    text = _shown(value)
+    if isinstance(value, set | frozenset):
+        # Its order differs from process to process.
+        text = type(value).__name__
+    elif type(value).__repr__ is object.__repr__:
+        attributes = getattr(value, "__dict__", {}).items()
+        shown = [f"{name}={_shown(each)}" for name, each in attributes if _is_told_by_text(each)]
+        text += f" with {', '.join(shown)}" if shown else ""
+    if _is_told_by_text(value) and len(text) <= _MAX_TEXT:
+        return text
+    more = "..." if len(text) > _MAX_TEXT else ""
+    text = " ".join(text[:_MAX_TEXT].split())
+    return f"{text}{more} (SHA-256 {fingerprint(value)[:16]})"
+
+
+def _is_told_by_text(value: Any) -> bool:
+    """Whether the `repr` of a value has all of it, in every process."""
+    if isinstance(value, tuple | list):
+        return all(map(_is_told_by_text, value))
+    if type(value) is dict:
+        return all(map(_is_told_by_text, (*value, *value.values())))
+    is_short = isinstance(value, np.ndarray | jax.Array) or dataclasses.is_dataclass(value)
+    is_short |= isinstance(value, set | frozenset | functools.partial)
+    return not is_short and type(value).__repr__ is not object.__repr__
+
+
+def elements(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:
+    """The names in a path, `None` for those of a sequence, and the elements of a container; else
+    nothing.
+    """
+    if isinstance(value, functools.partial):
+        return (".func", ".args", ".keywords"), (value.func, value.args, value.keywords)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        parts = [getattr(value, name, None) for name in names]
+        return tuple(map(".{}".format, names)), parts
+    if isinstance(value, dict):
+        return tuple(f"[{_shown(key)}]" for key in value), list(value.values())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return tuple(map(".{}".format, value._fields)), value  # pyright: ignore
+    return (None, value) if isinstance(value, list | tuple) else ((), ())
+
+
+def _bytes_of(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
+    """Bytes that tell a value from others.
+
+    **Arguments:**
+
+    - `above`: what holds it: a closure may hold itself.
+    """
+    if value is None or isinstance(value, str | bytes | bool):
+        yield repr(value).encode()
+    elif isinstance(value, int | float | np.integer | np.floating):
+        # A number of NumPy is the same number. Larger integers are not all floating-point numbers.
+        yield repr(float(value) if abs(value) < 2**53 else value).encode()
+    elif isinstance(value, jax.ShapeDtypeStruct):
+        yield f"{value.shape} {value.dtype}".encode()
+    elif is_array_like(value):
+        dtype = value.dtype if hasattr(value, "dtype") else np.result_type(value)
+        array = np.asarray(jr.key_data(value) if is_key(value) else value)
+        yield f"{array.shape} {dtype}".encode()
+        yield array.tobytes()
+    else:
+        yield getattr(value, "__qualname__", type(value).__qualname__).encode()
+        if not any(value is each for each in above):
+            parts = list(_parts(value))
+            # Their number says where they end: `[[1], 2]` is not `[[1, 2]]`.
+            yield str(len(parts)).encode()
+            for part in parts:
+                yield from _bytes_of(part, (*above, value))
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """What an object holds, with names where it has them."""
+    if inspect.ismethod(value):
+        return value.__self__, value.__func__
+    if inspect.isfunction(value):
+        return *map(_content, value.__closure__ or ()), value.__defaults__, value.__kwdefaults__
+    if hasattr(value, "__qualname__"):
+        return ()
+    names, parts = elements(value)
+    if parts:
+        # The keys of a dictionary may be in another order.
+        return parts if names is None else _in_order(dict(zip(names, parts, strict=True)))
+    if isinstance(value, set | frozenset):
+        return sorted(map(fingerprint, value))
+    names = getattr(value, "__dict__", {})
+    if hasattr(value, "gather_pytree_data_fields"):
+        # A distribution of NumPyro. Its `tree_flatten` has the order of a set, which each process
+        # has another.
+        names = {*value.gather_pytree_data_fields(), *value.gather_pytree_aux_fields()}
+    elif hasattr(value, "tree_flatten"):
+        return value.tree_flatten()
+    elif not jtu.all_leaves([value]):
+        return jtu.tree_leaves(value, is_leaf=lambda node: node is not value)
+    elif type(value).__repr__ is not object.__repr__:
+        return (_shown(value),)
+    return _in_order({name: vars(value).get(name) for name in names})
+
+
+def _in_order(named: dict[str, Any]) -> Iterator[Any]:
+    for name in sorted(named):
+        yield from (name, named[name])
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # Nothing is in it yet.
+        return None
+
+
+def _shown(value: Any) -> str:
+    """The `repr` of a value, without where in memory it is."""
+    return re.sub(" at 0x[0-9a-f]+", "", repr(value))

@@ -1,0 +1,132 @@
+"""Static values in words, and what tells one from another in this process."""
+
+import contextlib
+import functools
+import os
+import types
+from collections.abc import Hashable
+from typing import Any
+
+import jax
+
+from ...._partition import PLAIN_TYPES, Node, StaticKey, identity_of
+from ...._pytree import elements, is_array
+
+_MAX_ELEMENTS = 64
+"""A static container with more elements is not looked into; inside others, a fourth of them."""
+
+_DEEPEST = 3
+"""A static container inside so many others is not looked into."""
+
+
+def describe_static(
+    value: Any, static: StaticKey | None = None, *, of_node: bool = False, depth: int = 0
+) -> Node:
+    """Describes a static value, and its elements if it is a small container.
+
+    **Arguments:**
+
+    - `static`: its key, if it is known.
+    - `of_node`: whether it is static in a node, where it need not be hashable.
+    - `depth`: the number of containers that it is in.
+    """
+    kind = "field" if of_node else "static"
+    is_number = type(value) in (int, float, complex) and depth == 0
+    advice = "field" if of_node else "number" if is_number else "value"
+    if type(value) in PLAIN_TYPES:
+        # Of these there may be thousands. Text tells numbers apart whose hashes are equal: -1 and
+        # -2, 0.0 and -0.0.
+        text = repr(value)
+        fingerprint = type(value).__name__, hash(text)
+        text = text if len(text) <= _LONGEST else text_of_static(value)
+        return Node(kind, text, fingerprint=fingerprint, advice=advice)
+    if is_array(value):
+        text = f"an array {jax.typeof(value)}"
+        return Node(kind, text, fingerprint=identity_of(value), advice="object")
+    try:
+        static = StaticKey(value, of_node=of_node or depth > 0) if static is None else static
+        fingerprint = (_hash_of(static.key), *map(identity_of, static.held))
+    except Exception:
+        static, fingerprint = None, identity_of(value)
+    if _function_of(value) is not None:
+        advice = "function"
+    elif isinstance(value, type):
+        advice = "class"
+    elif static is None or static.held:
+        advice = "object"
+    names, parts = (), ()
+    with contextlib.suppress(Exception):  # A class may do what it likes in its attributes.
+        found = elements(value)
+        if depth < _DEEPEST and len(found[1]) <= _MAX_ELEMENTS >> 2 * depth:
+            names, parts = found
+    return Node(
+        kind,
+        text_of_static(value),
+        names,
+        tuple(describe_static(part, of_node=of_node, depth=depth + 1) for part in parts),
+        fingerprint=(type(value).__name__, fingerprint),
+        advice=advice,
+    )
+
+
+def _hash_of(key: Hashable) -> int:
+    """The hash of the key of a static value, which differs where numbers do: Python has one for -1
+    and -2.
+    """
+    if isinstance(key, tuple | frozenset):
+        return hash(type(key)(map(_hash_of, key)))
+    return hash(repr(key) if type(key) in (int, float, complex) else key)
+
+
+# --- Short texts for what is static: values, functions, and places in files ---
+
+
+_LONGEST = 200
+"""At most this many characters of a value are kept."""
+
+_MAX_WRAPPERS = 8
+"""At most this many wrappers are opened to find a function: `jax.nn.relu` is in two."""
+
+
+def text_of_static(value: Any) -> str:
+    """A short text for a static value. Nothing that its own `__repr__` does can fail."""
+    try:
+        text = _describe(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+
+
+def _describe(value: Any) -> str:
+    if (function := _function_of(value)) is not None:
+        code = function.__code__
+        name = function.__qualname__.rpartition("<locals>.")[2]
+        if "site-packages" in code.co_filename:
+            return f"{name} ({function.__module__.partition('.')[0]})"
+        return f"{name} ({show_place(code.co_filename, code.co_firstlineno)})"
+    if isinstance(value, type):
+        return value.__qualname__
+    if isinstance(value, functools.partial):
+        return f"a partial of {text_of_static(value.func)}"
+    # JAX would wait for an array that the `repr` shows.
+    attributes = getattr(value, "__dict__", None)
+    if type(attributes) is dict and any(map(is_array, attributes.values())):
+        return f"a {type(value).__name__}"
+    return repr(value)
+
+
+def _function_of(value: Any) -> types.FunctionType | None:
+    """The function that a value is, or of which JAX has made it."""
+    with contextlib.suppress(Exception):
+        for _ in range(_MAX_WRAPPERS):
+            if isinstance(value, types.MethodType):
+                value = value.__func__
+            if isinstance(value, types.FunctionType):
+                return value
+            value = None if isinstance(value, type) else getattr(value, "__wrapped__", None)
+    return None
+
+
+def show_place(file: str, line: int) -> str:
+    """A file and a line; the file as seen from the current directory, if it is below that."""
+    return f"{file.removeprefix(os.path.join(os.getcwd(), ''))}:{line}"

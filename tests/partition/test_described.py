@@ -1,0 +1,104 @@
+"""Trees in words: what is written to a file is read back, and compared with another tree."""
+
+import collections
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import pytest
+
+import eqxlike as eqx
+from eqxlike._partition import described, differing, from_plain, key_of, to_plain
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+    inner: Any
+    depth: int = eqx.field(static=True, default=1)
+
+
+def read_back(tree):
+    return from_plain(json.loads(json.dumps(to_plain(described(tree)))))
+
+
+def model(size=2, inner=None, depth=1):
+    return Model(jnp.ones(size), inner, depth)
+
+
+TREES = {
+    "Model(weight=float32[2], inner={'a': (float32[], 3, None), 'b': []})": model(
+        inner={"b": [], "a": (jnp.ones(()), 3, None)}
+    ),
+    "(Pair(left=key<fry>[], right=<tanh>),)": (Pair(jax.random.key(0), jax.nn.tanh),),
+    "{-1: {'x': 'text'}, 0.5: int32[3]}": {
+        0.5: jax.ShapeDtypeStruct((3,), jnp.int32),
+        -1: collections.OrderedDict(x="text"),
+    },
+    "Model of 5 arrays": model(inner=[jnp.ones(3)] * 4),
+}
+
+
+def test_tree_is_read_back_from_json():
+    for text, tree in TREES.items():
+        found = read_back(tree)
+        assert str(found) == text
+        assert to_plain(found) == to_plain(described(tree))
+        assert not list(differing(found, read_back(tree)))
+        # A leaf's path is that of JAX, which skips `None`.
+        paths = {jtu.keystr(path) for path, _ in jtu.tree_leaves_with_path(tree)}
+        assert paths <= {path for path, _ in found.leaves()}
+
+
+def test_what_differs_is_found_in_what_was_read():
+    before = {"a": model(inner=[1, jnp.ones(3)]), "b": 1}
+    for after, expected in [
+        (before, []),
+        (
+            before | {"a": model(3, [1, jnp.ones(3)])},
+            [("['a'].weight", "float32[2]", "float32[3]")],
+        ),
+        (
+            before | {"a": model(2, [True, jnp.ones(3)], 2)},
+            [
+                ("['a'].inner[0]", "1", "True"),
+                ("['a'].depth", "1", "2"),
+            ],
+        ),
+        (before | {"a": model(2, [1])}, [("['a'].inner", "[1, float32[3]]", "[1]")]),
+        (
+            {"b": 1, "c": ()},
+            [
+                ("['a']", "Model(weight=float32[2], inner=[1, float32[3]])", "None"),
+                ("['c']", "None", "()"),
+            ],
+        ),
+    ]:
+        found = differing(read_back(before), read_back(after))
+        assert [tuple(map(str, each)) for each in found] == expected
+
+
+def test_key_is_that_of_its_name_in_a_path():
+    for name, key in [
+        (".weight", "weight"),
+        ("['a.b']", "a.b"),
+        ("[0]", 0),
+        ("[(1, 'a')]", (1, "a")),
+    ]:
+        assert key_of(name) == key
+    assert key_of("[<object>]") is None
+
+
+def test_other_data_are_no_tree():
+    plain = to_plain(described((jnp.ones(2), 3)))
+    for changes in (
+        {"node": None},
+        {"node": ["array"]},
+        {"arrays": []},
+        {"arrays": [[2, "float32"]]},
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            from_plain(plain | changes)
