@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from . import _replacements as stable
 from ._expressions import (
     Axes,
     Part,
@@ -28,29 +29,18 @@ from ._expressions import (
     unbroadcast,
 )
 from ._functions import (
-    Exponential,
     all_axes,
+    applied,
     erfc_of,
     exponential_of,
-    known,
+    lifted,
     product_of,
     sigmoid_of,
     square_root_of,
     sum_of,
     summed_squares_of,
 )
-from ._replacements import (
-    erfc,
-    excess_of_exp,
-    excess_of_size,
-    expm1,
-    one_minus_cos,
-    one_minus_tanh_squared,
-    scaled,
-    sigmoid,
-    single,
-    squared_deviations,
-)
+from ._replacements import scaled, single
 from ._rewrite import Rewrite
 
 
@@ -81,40 +71,39 @@ def _difference_of_root(part: Part, c: float, shape: tuple[int, ...]) -> Rewrite
     if total.constant != 1 or not total.parts:
         return None
 
-    def build(root: Array, *arrays: Array) -> Array:
-        x = sum_of(total.parts, arrays, radicand.shape)
+    def build(root: Array, x: Array) -> Array:
         is_small = jnp.abs(x) < 1
         small = jnp.where(is_small, x, 0)
         found = jnp.where(is_small, -small / (1 + jnp.sqrt(1 + small)), 1 - root)
         return broadcast(scaled(c, found), part.axes, shape)
 
-    return Rewrite((value, *(each.value for each in total.parts)), build)
+    return applied(build, value, sum_of(total.parts, radicand.shape))
 
 
 def _complement(value: Value, ratio: float):
     """`y` and a function of it that is 1 - ratio * value."""
     if ratio == 1:
         if (y := argument_of(value, "exp")) is not None:
-            return y, lambda y: -expm1(y)
+            return y, lambda y: -stable.expm1(y)
         if (y := argument_of(value, "cos")) is not None:
-            return y, one_minus_cos
+            return y, stable.one_minus_cos
         if (found := sigmoid_of(value)) is not None:
             y, scale = found
-            return y, lambda y: sigmoid(scaled(-scale, y))
+            return y, lambda y: stable.sigmoid(scaled(-scale, y))
         product = factors_of(value)
         if [part.number for part in product.parts] == [2] and product.constant == 1:
             y = argument_of(product.parts[0].value, "tanh")
             if y is not None and product.parts[0].axes == all_axes(value):
-                return y, one_minus_tanh_squared
+                return y, stable.one_minus_tanh_squared
     if abs(ratio) == 1:
         if (y := argument_of(value, "tanh")) is not None:
-            return y, lambda y: 2 * sigmoid(-2 * ratio * y)
+            return y, lambda y: 2 * stable.sigmoid(-2 * ratio * y)
         if (y := argument_of(value, "erf")) is not None:
-            return y, lambda y: erfc(single(ratio * y))
+            return y, lambda y: stable.erfc(single(ratio * y))
     if (found := erfc_of(value)) is not None:
         y, sign, rate, constant = found
         if math.isclose(2 * constant * ratio, 1, rel_tol=1e-12):
-            return y, lambda y: 0.5 * erfc(single(-sign * y), rate)
+            return y, lambda y: 0.5 * stable.erfc(single(-sign * y), rate)
     return None
 
 
@@ -132,18 +121,16 @@ def difference_of_squares(step: Step) -> Rewrite | None:
         return None
     if (found := _variance(first, second)) is not None:
         x, axes, kept = found
-        n = first.number
-        return Rewrite((x,), lambda x: broadcast(n * squared_deviations(x, axes), kept, shape))
+        total = applied(lambda x: first.number * stable.squared_deviations(x, axes), x)
+        return applied(lambda total: broadcast(total, kept, shape), total)
     a, b = (square_root_of(part.value) for part in (first, second))
     if a is None or b is None or not math.isclose(first.number, -second.number):
         return None
-    places = first.axes, second.axes
-
-    def build(*roots: Array) -> Array:
-        a, b = (broadcast(root, axes, shape) for root, axes in zip(roots, places, strict=True))
-        return scaled(first.number, (a - b) * (a + b))
-
-    return Rewrite((a, b), build)
+    roots = (dataclasses.replace(first, value=a), dataclasses.replace(second, value=b))
+    return applied(
+        lambda a, b: scaled(first.number, (a - b) * (a + b)),
+        *(lifted(root, shape) for root in roots),
+    )
 
 
 def _square_of_difference(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
@@ -160,10 +147,9 @@ def _square_of_difference(total: Parts, shape: tuple[int, ...]) -> Rewrite | Non
             return None
 
         def build(a: Array, b: Array) -> Array:
-            a, b = broadcast(a, first.axes, shape), broadcast(b, second.axes, shape)
             return scaled(n, jnp.square(a + scaled(ratio / 2, b)))
 
-        return Rewrite((first.value, second.value), build)
+        return applied(build, lifted(first, shape), lifted(second, shape))
     norms = [summed_squares_of(part.value) for part in total.parts]
     dots = [part for part in total.parts if part.value.step.kind == "dot_general"]
     if norms.count(None) != 1 or len(dots) != 1:
@@ -223,19 +209,15 @@ def excess_of_exponential(step: Step) -> Rewrite | None:
     if excess is None:
         return None
     term, shape = exponential_of(excess.product), step.output.shape
-    num_operands = len(term.operands)
 
-    def build(*arrays: Array) -> Array:
-        own = _excess_of(term, arrays[:num_operands], shape, excess.is_of_size)
-        total = scaled(excess.number, own)
-        rest = iter(arrays[num_operands:])
-        for each in excess.others:
-            product = product_of(each.parts, [next(rest) for _ in each.parts], shape)
+    def build(split: tuple[Array | None, Array | None], *others: Array) -> Array:
+        total = scaled(excess.number, _excess_of(term.number, *split, excess.is_of_size))
+        for each, product in zip(excess.others, others, strict=True):
             total = total + scaled(each.constant, product)
         return total
 
-    others = (part.value for each in excess.others for part in each.parts)
-    return Rewrite((*term.operands, *others), build)
+    others = (product_of(each.parts, shape) for each in excess.others)
+    return applied(build, term.split(shape), *others)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,12 +346,9 @@ class _Logarithms:
             del self.numbers[key]
 
 
-def _excess_of(
-    term: Exponential, arrays: Sequence[Array], shape: tuple[int, ...], is_of_size: bool
-) -> Array:
-    """Returns t - 1 - log(t), or t - 1 - log|t|."""
-    y, weight = term.split(arrays, shape)
-    if weight is None:
-        return excess_of_exp(known(y) + math.log(term.number) if term.number != 1 else known(y))
-    t = scaled(term.number, weight if y is None else weight * jnp.exp(y))
-    return excess_of_size(t if is_of_size else jnp.where(t < 0, jnp.nan, t))
+def _excess_of(number: float, y: Array | None, weight: Array | None, is_of_size: bool) -> Array:
+    """Returns t - 1 - log(t), or t - 1 - log|t|, for t = number * weight * exp(y)."""
+    if weight is None and y is not None:
+        return stable.excess_of_exp(y + math.log(number) if number != 1 else y)
+    t = scaled(number, weight if y is None else weight * jnp.exp(y))
+    return stable.excess_of_size(t if is_of_size else jnp.where(t < 0, jnp.nan, t))

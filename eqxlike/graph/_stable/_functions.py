@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from ._expressions import (
     unbroadcast,
 )
 from ._replacements import finite, scaled
+from ._rewrite import Rewrite
 
 ROOT_2 = math.sqrt(2)
 
@@ -162,13 +164,49 @@ def summed_squares_of(total: Value) -> Value | None:
     return step.inputs[0] if is_dot and is_same(*step.inputs) else None
 
 
-def product_of(parts: Sequence[Part], arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
-    """The product of powers, of one part or more."""
-    powers = [
-        power_of(broadcast(array, part.axes, shape), part.number)
-        for part, array in zip(parts, arrays, strict=True)
-    ]
-    return functools.reduce(jnp.multiply, powers)
+def applied(function: Callable[..., Any], *inputs: Value | Rewrite) -> Rewrite:
+    """Computes the function of values, and of what rewrites compute."""
+    counts = [1 if isinstance(each, Value) else len(each.operands) for each in inputs]
+
+    def build(*arrays: Array) -> Any:
+        rest, found = iter(arrays), []
+        for each, count in zip(inputs, counts, strict=True):
+            own = itertools.islice(rest, count)
+            build = getattr(each, "build", None)
+            found.append(build(*own) if build is not None else next(own))
+        return function(*found)
+
+    operands = ((each,) if isinstance(each, Value) else each.operands for each in inputs)
+    return Rewrite(tuple(itertools.chain(*operands)), build)
+
+
+def lifted(part: Part, shape: tuple[int, ...]) -> Rewrite:
+    """Computes the value of a part, as an array of the product or sum."""
+    return applied(lambda x: broadcast(x, part.axes, shape), part.value)
+
+
+def product_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
+    """Computes a product of powers; None of no part."""
+
+    def product(*arrays: Array) -> Array | None:
+        powers = map(power_of, arrays, (part.number for part in parts))
+        return functools.reduce(jnp.multiply, powers) if parts else None
+
+    return applied(product, *(lifted(part, shape) for part in parts))
+
+
+def sum_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
+    """Computes a sum of terms; None of no part."""
+
+    def total(*arrays: Array) -> Array | None:
+        terms = map(scaled, (part.number for part in parts), arrays)
+        return functools.reduce(jnp.add, terms) if parts else None
+
+    return applied(total, *(lifted(part, shape) for part in parts))
+
+
+def times(x: Array, weight: Array | None) -> Array:
+    return x if weight is None else x * weight
 
 
 def power_of(x: Array, number: float) -> Array:
@@ -182,15 +220,6 @@ def power_of(x: Array, number: float) -> Array:
         case -0.5:
             return lax.rsqrt(x)
     return lax.integer_pow(x, int(number)) if number == int(number) else x**number
-
-
-def sum_of(parts: Sequence[Part], arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
-    """The sum of terms, of one part or more."""
-    terms = [
-        scaled(part.number, broadcast(array, part.axes, shape))
-        for part, array in zip(parts, arrays, strict=True)
-    ]
-    return functools.reduce(jnp.add, terms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,11 +237,6 @@ class Exponential:
     masks: tuple[tuple[Part, bool], ...] = ()
 
     @property
-    def operands(self) -> tuple[Value, ...]:
-        masks = (mask for mask, _ in self.masks)
-        return tuple(part.value for part in (*self.exponents, *self.weights, *masks))
-
-    @property
     def may_underflow(self) -> bool:
         """Whether it is an exponential from which no maximum was subtracted."""
         return bool(self.exponents) and not any(shifted_by_maximum(x.value) for x in self.exponents)
@@ -222,26 +246,19 @@ class Exponential:
         is_bounded = all(is_at_most_zero(part.value) for part in self.exponents if part.number > 0)
         return self.may_underflow and not is_bounded
 
-    def split(
-        self, arrays: Sequence[Array], shape: tuple[int, ...]
-    ) -> tuple[Array | None, Array | None]:
-        """The exponent, None for zero, and the weight, None for one."""
-        if not self.exponents and not self.weights:
-            return None, None
-        num_exponents, num_weights = len(self.exponents), len(self.weights)
-        weights = arrays[num_exponents : num_exponents + num_weights]
-        w = product_of(self.weights, weights, shape) if self.weights else None
-        if not self.exponents:
-            return None, w
-        y = sum_of(self.exponents, arrays[:num_exponents], shape)
-        for (mask, is_kept), array in zip(
-            self.masks, arrays[num_exponents + num_weights :], strict=True
-        ):
-            condition = broadcast(array, mask.axes, shape)
-            condition = condition if is_kept else ~condition
-            y = jnp.where(condition, y, -jnp.inf)
-            w = None if w is None else jnp.where(condition, w, 0)
-        return y, w
+    def split(self, shape: tuple[int, ...]) -> Rewrite:
+        """Computes the exponent, None for zero, and the weight, None for one."""
+
+        def masked(y: Array, w: Array | None, *conditions: Array) -> tuple[Array, Array | None]:
+            for condition, (_, is_kept) in zip(conditions, self.masks, strict=True):
+                condition = condition if is_kept else ~condition
+                y = jnp.where(condition, y, -jnp.inf)
+                w = None if w is None else jnp.where(condition, w, 0)
+            return y, w
+
+        masks = (lifted(mask, shape) for mask, _ in self.masks)
+        y, w = sum_of(self.exponents, shape), product_of(self.weights, shape)
+        return applied(masked, y, w, *masks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,24 +273,16 @@ class SumOfExponentials:
     weights = ()
     may_underflow = may_overflow = True
 
-    @property
-    def operands(self) -> tuple[Value, ...]:
-        return self.term.operands
+    def split(self, shape: tuple[int, ...]) -> Rewrite:
+        def log_of_sum(split: tuple[Array, None]) -> tuple[Array, None]:
+            large, terms = shifted_along(*split, self.reduced)
+            total = jnp.sum(terms, axis=self.reduced)
+            is_zero = total == 0  # Of exponents that are all -inf: no NaN in the gradient.
+            small = jnp.where(is_zero, -jnp.inf, jnp.log(jnp.where(is_zero, 1, total)))
+            log = lax.squeeze(large, self.reduced) + small + math.log(self.term.number)
+            return broadcast(log, self.axes, shape), None
 
-    def split(self, arrays: Sequence[Array], shape: tuple[int, ...]) -> tuple[Array, None]:
-        y, _ = self.term.split(arrays, self.inner)
-        large, terms = shifted_along(known(y), None, self.reduced)
-        total = jnp.sum(terms, axis=self.reduced)
-        is_zero = total == 0  # Of exponents that are all -inf: no NaN in the gradient.
-        small = jnp.where(is_zero, -jnp.inf, jnp.log(jnp.where(is_zero, 1, total)))
-        log = lax.squeeze(large, self.reduced) + small + math.log(self.term.number)
-        return broadcast(log, self.axes, shape), None
-
-
-def known(y: Array | None) -> Array:
-    """The exponent of an `Exponential` that has some."""
-    assert y is not None
-    return y
+        return applied(log_of_sum, self.term.split(self.inner))
 
 
 def exponential_of(product: Parts) -> Exponential:
@@ -387,6 +396,22 @@ def shifted(ys: Sequence[Array], ws: Sequence[Array | float | None]) -> tuple[Ar
     sizes = [_log_size(y, w) for y, w in zip(ys, ws, strict=True)]
     large = finite(lax.stop_gradient(functools.reduce(jnp.maximum, sizes)))
     return large, [weighted_exp(y - large, w) for y, w in zip(ys, ws, strict=True)]
+
+
+def shifted_terms(
+    terms: Sequence[Exponential | SumOfExponentials], shape: tuple[int, ...]
+) -> Rewrite:
+    """Computes what `shifted` returns for terms, one of which has an exponent."""
+
+    def shift(*pairs: tuple[Array | None, Array | None]) -> tuple[Array, list[Array]]:
+        zero = jnp.zeros_like(next(y for y, _ in pairs if y is not None))
+        ws = [
+            w if term.number == 1 else term.number if w is None else scaled(term.number, w)
+            for term, (_, w) in zip(terms, pairs, strict=True)
+        ]
+        return shifted([zero if y is None else y for y, _ in pairs], ws)
+
+    return applied(shift, *(term.split(shape) for term in terms))
 
 
 def shifted_along(y: Array, w: Array | None, axes: Sequence[int]) -> tuple[Array, Array]:

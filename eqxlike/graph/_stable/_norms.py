@@ -1,5 +1,6 @@
 """Norms, and what else has no value or no derivative at zero."""
 
+import dataclasses
 import math
 
 import jax.numpy as jnp
@@ -9,7 +10,6 @@ from ._expressions import (
     Step,
     Value,
     argument_of,
-    broadcast,
     constant_of,
     factors_of,
     is_same,
@@ -18,7 +18,7 @@ from ._expressions import (
     terms_of,
     unbroadcast,
 )
-from ._functions import all_axes, product_of, square_root_of, summed_squares_of
+from ._functions import all_axes, applied, lifted, product_of, square_root_of, summed_squares_of
 from ._replacements import length, safe_sqrt, scaled
 from ._rewrite import Rewrite
 
@@ -59,15 +59,14 @@ def hypotenuse(step: Step) -> Rewrite | None:
     operands = [root for root in found if root is not None]
     if len(operands) != len(found):
         return None
-    places, shape = [part.axes for part in terms.parts], step.output.shape
 
-    def build(*arrays: Array) -> Array:
-        roots = [broadcast(root, axes, shape) for root, axes in zip(arrays, places, strict=True)]
-        if terms.constant:
-            roots.append(jnp.full_like(roots[0], math.sqrt(terms.constant)))
-        return length(roots)
+    def build(*roots: Array) -> Array:
+        constant = [jnp.full_like(roots[0], math.sqrt(terms.constant))] if terms.constant else []
+        return length([*roots, *constant])
 
-    return Rewrite(tuple(operands), build)
+    squares = zip(terms.parts, operands, strict=True)
+    roots = (dataclasses.replace(part, value=root) for part, root in squares)
+    return applied(build, *(lifted(root, step.output.shape) for root in roots))
 
 
 EPSILON = 1e-3
@@ -86,15 +85,13 @@ def direction_of_zero(step: Step) -> Rewrite | None:
     if not norms:
         return None
 
-    def build(*arrays: Array) -> Array:
-        found = product_of(others, arrays[len(norms) :], shape)
+    def build(found: Array, *totals: Array) -> Array:
         is_zero = found == 0
-        for part, total in zip(norms, arrays, strict=False):
-            total = broadcast(total, part.axes, shape)
+        for total in totals:
             found = found / jnp.sqrt(jnp.where(is_zero & (total == 0), 1, total))
         return scaled(product.constant, found)
 
-    return Rewrite(tuple(part.value for part in (*norms, *others)), build)
+    return applied(build, product_of(others, shape), *(lifted(part, shape) for part in norms))
 
 
 def _vanishes_with(value: Value, x: Value, depth: int = 4) -> bool:
@@ -152,12 +149,10 @@ def power_by_logarithm(step: Step) -> Rewrite | None:
     others = [part for part in factors.parts if part not in logs]
     x = seen_through(logs[0].value).step.inputs[0]
 
-    def build(x: Array, *arrays: Array) -> Array:
-        if others:
-            y = scaled(factors.constant, product_of(others, arrays, product.shape))
-        else:
-            y = jnp.full_like(x, factors.constant)
+    def build(x: Array, y: Array | None) -> Array:
+        c = factors.constant
+        y = jnp.full_like(x, c) if y is None else scaled(c, y)
         is_known = (x >= 0) & ~jnp.isnan(y)
         return jnp.where(is_known, jnp.power(jnp.where(is_known, x, 1), y), jnp.nan)
 
-    return Rewrite((x, *(part.value for part in others)), build)
+    return applied(build, x, product_of(others, product.shape))

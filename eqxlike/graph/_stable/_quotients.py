@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+from . import _replacements as stable
 from ._expressions import (
     Axes,
     Part,
@@ -28,33 +29,25 @@ from ._expressions import (
 from ._functions import (
     Exponential,
     all_axes,
+    applied,
     exponential_of,
     exponentials_in,
-    known,
+    lifted,
     opposites_in,
     power_of,
     product_of,
-    shifted,
     shifted_along,
     shifted_in_quotient,
+    shifted_terms,
     sigmoid_of,
+    times,
     weighted_exp,
 )
-from ._replacements import (
-    atanh,
-    excess_of_exp,
-    expm1,
-    log1p,
-    one_minus_cos,
-    over_power,
-    scaled,
-    sigmoid,
-    single,
-    tanh,
-    times_sech,
-    times_sigmoid,
-)
+from ._replacements import scaled, single
 from ._rewrite import Rewrite
+
+Split = tuple[Array | None, Array | None]
+"""The exponent and the weight of an `Exponential`."""
 
 
 def quotient_of_exponentials(step: Step) -> Rewrite | None:
@@ -62,7 +55,7 @@ def quotient_of_exponentials(step: Step) -> Rewrite | None:
     value = step.output
     if (found := sigmoid_of(value)) is not None:
         y, scale = found
-        return Rewrite((y,), lambda y: sigmoid(scaled(scale, y)))
+        return Rewrite((y,), lambda y: stable.sigmoid(scaled(scale, y)))
     product = factors_of(value)
     for total in product.parts:
         if total.number >= 0:
@@ -98,20 +91,17 @@ def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | No
     if keys not in own or top.masks:
         return None
     first, second = terms if keys == own[0] else terms[::-1]
-    groups = [first.operands, second.operands, [part.value for part in top.weights]]
     ratio, scale = second.number / first.number, above.constant / first.number
 
-    def build(*arrays: Array) -> Array:
-        rest = iter(arrays)
-        own, other, others = ([next(rest) for _ in group] for group in groups)
-        (y, _), (z, _) = first.split(own, shape), second.split(other, shape)
-        y = -known(z) if y is None else y if z is None else y - z
-        if not top.weights and ratio == 1 and abs(scale) <= 2:
-            return scaled(scale, sigmoid(y))
-        weight = product_of(top.weights, others, shape) if top.weights else jnp.ones_like(y)
-        return times_sigmoid(scaled(scale, weight), y, ratio)
+    def build(first: Split, second: Split, weight: Array | None) -> Array:
+        (y, _), (z, _) = first, second
+        y = -z if y is None else y if z is None else y - z
+        if weight is None and ratio == 1 and abs(scale) <= 2:
+            return scaled(scale, stable.sigmoid(y))
+        weight = jnp.ones_like(y) if weight is None else weight
+        return stable.times_sigmoid(scaled(scale, weight), y, ratio)
 
-    return Rewrite(tuple(each for group in groups for each in group), build)
+    return applied(build, first.split(shape), second.split(shape), product_of(top.weights, shape))
 
 
 def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
@@ -125,12 +115,12 @@ def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
         return None
     scale = above.constant / total.term.number
 
-    def build(*arrays: Array) -> Array:
-        y, w = top.split(arrays, value.shape)
-        terms = weighted_exp(shifted_in_quotient(known(y), w, total.axes), w)
+    def build(split: Split) -> Array:
+        y, w = split
+        terms = weighted_exp(shifted_in_quotient(y, w, total.axes), w)
         return scaled(scale, terms / jnp.sum(terms, axis=total.axes, keepdims=True))
 
-    return Rewrite(top.operands, build)
+    return applied(build, top.split(value.shape))
 
 
 def _kept(part: Part) -> Axes:
@@ -190,22 +180,19 @@ def _mean_by(
     term = exponential_of(factors_of(step.inputs[place]))
     extra = step.inputs[:place] + step.inputs[place + 1 :]
     others = [each for each in above.parts if each is not part]
-    groups = [total.term.operands, term.operands, extra, [each.value for each in others]]
     scale = above.constant * term.number / total.term.number
 
-    def build(*arrays: Array) -> Array:
-        rest = iter(arrays)
-        first, second, more, fourth = ([next(rest) for _ in each] for each in groups)
-        y, w = total.term.split(first, total.shape)
-        y = shifted_in_quotient(known(y), w, total.axes)
-        terms = weighted_exp(y, w)
-        above_terms = weighted_exp(y, term.split(second, total.shape)[1])
-        mean = step.eqn.primitive.bind(*more[:place], above_terms, *more[place:], **step.params)
+    def build(below_split: Split, above_split: Split, factor: Array | None, *extra: Array) -> Array:
+        y, w = below_split
+        y = shifted_in_quotient(y, w, total.axes)
+        terms, above_terms = weighted_exp(y, w), weighted_exp(y, above_split[1])
+        mean = step.eqn.primitive.bind(*extra[:place], above_terms, *extra[place:], **step.params)
         mean = broadcast(mean, part.axes, shape)
         mean = mean / broadcast(jnp.sum(terms, axis=total.axes), below.axes, shape)
-        return scaled(scale, mean * product_of(others, fourth, shape) if others else mean)
+        return scaled(scale, times(mean, factor))
 
-    return Rewrite(tuple(each for group in groups for each in group), build)
+    splits = (each.split(total.shape) for each in (total.term, term))
+    return applied(build, *splits, product_of(others, shape), *extra)
 
 
 def _place_of_terms(part: Part, below: Part, total: _Reduced) -> int | None:
@@ -247,15 +234,14 @@ def _hyperbolic_secant(value: Value, above: Parts, below: Part) -> Rewrite | Non
     first = first or opposites_in(terms_of(below.value))
     if first is None or first.number < 0:
         return None
-    scale, num_operands = above.constant * (2 * first.number) ** below.number, len(first.operands)
+    scale = above.constant * (2 * first.number) ** below.number
 
-    def build(*arrays: Array) -> Array:
-        y, _ = first.split(arrays[:num_operands], below.value.shape)
-        y, rest = broadcast(known(y), below.axes, shape), arrays[num_operands:]
-        x = product_of(above.parts, rest, shape) if above.parts else jnp.ones_like(y)
-        return times_sech(scaled(scale, x), y, -below.number)
+    def build(split: Split, x: Array | None) -> Array:
+        y = broadcast(split[0], below.axes, shape)
+        x = jnp.ones_like(y) if x is None else x
+        return stable.times_sech(scaled(scale, x), y, -below.number)
 
-    return Rewrite((*first.operands, *(part.value for part in above.parts)), build)
+    return applied(build, first.split(below.value.shape), product_of(above.parts, shape))
 
 
 def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None:
@@ -270,35 +256,29 @@ def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None
     if not terms or any(term.number <= 0 for term in terms):
         return None
 
-    def build(*arrays: Array) -> Array:
-        rest = iter(arrays)
-        pairs = [
-            term.split([next(rest) for _ in term.operands], total.shape if total else inner)
-            for term in terms
-        ]
-        if total is not None:
-            ((y, w),) = pairs
-            large, exps = shifted_along(known(y), w, total.axes)
-            large = lax.squeeze(large, total.axes)
-            divisor = scaled(total.term.number, jnp.sum(exps, axis=total.axes))
-        else:
-            ys = [jnp.zeros(inner, arrays[0].dtype) if y is None else y for y, _ in pairs]
-            ws = [
-                term.number if w is None else scaled(term.number, w)
-                for term, (_, w) in zip(terms, pairs, strict=True)
-            ]
-            large, exps = shifted(ys, ws)
-            divisor = functools.reduce(jnp.add, exps)
-        y, w = top.split(list(rest), shape)
-        large = scaled(power, broadcast(large, below.axes, shape))
+    def along(split: Split) -> tuple[Array, Array]:
+        large, exps = shifted_along(*split, total.axes)
+        large = lax.squeeze(large, total.axes)
+        return large, scaled(total.term.number, jnp.sum(exps, axis=total.axes))
+
+    def apart(found: tuple[Array, list[Array]]) -> tuple[Array, Array]:
+        return found[0], functools.reduce(jnp.add, found[1])
+
+    def build(divisor: tuple[Array, Array], top: Split) -> Array:
+        large, divided = (broadcast(each, below.axes, shape) for each in divisor)
+        y, w = top
+        large = scaled(power, large)
         y = -large if y is None else y - large
         if w is None and abs(above.constant) > 2:
             w = jnp.ones_like(y)
         found = weighted_exp(y, above.constant if w is None else scaled(above.constant, w))
-        return found / power_of(broadcast(divisor, below.axes, shape), power)
+        return found / power_of(divided, power)
 
-    operands = [each for term in (*terms, top) for each in term.operands]
-    return Rewrite(tuple(operands), build)
+    if total is None:
+        divisor = applied(apart, shifted_terms(terms, inner))
+    else:
+        divisor = applied(along, total.term.split(total.shape))
+    return applied(build, divisor, top.split(shape))
 
 
 def _tanh(value: Value, above: Part, below: Part, constant: float) -> Rewrite | None:
@@ -307,7 +287,7 @@ def _tanh(value: Value, above: Part, below: Part, constant: float) -> Rewrite | 
         return None
     y, other = argument_of(above.value, "sinh"), argument_of(below.value, "cosh")
     if y is not None and other is not None and is_same(y, other):
-        return Rewrite((y,), lambda y: scaled(constant, tanh(y)))
+        return Rewrite((y,), lambda y: scaled(constant, stable.tanh(y)))
     tops, bottoms = (_exponents(part.value) for part in (above, below))
     if tops is None or bottoms is None or tops.keys() != bottoms.keys() or len(tops) != 2:
         return None
@@ -322,7 +302,7 @@ def _tanh(value: Value, above: Part, below: Part, constant: float) -> Rewrite | 
     else:
         return None
     y, scale = (y, math.copysign(scale, n)) if y is not None else (z, -math.copysign(scale, n))
-    return y and Rewrite((y,), lambda y: scaled(constant, tanh(scaled(scale, y))))
+    return y and Rewrite((y,), lambda y: scaled(constant, stable.tanh(scaled(scale, y))))
 
 
 def _exponents(value: Value) -> dict[Any, tuple[Value | None, float]] | None:
@@ -343,16 +323,16 @@ def _exponents(value: Value) -> dict[Any, tuple[Value | None, float]] | None:
 
 
 FUNCTIONS: dict[str, Callable[[Array], Array]] = {
-    "expm1": expm1,
-    "log1p": log1p,
-    "tanh": tanh,
+    "expm1": stable.expm1,
+    "log1p": stable.log1p,
+    "tanh": stable.tanh,
     "sin": jnp.sin,
     "tan": jnp.tan,
     "sinh": jnp.sinh,
     "asin": jnp.arcsin,
     "atan": jnp.arctan,
     "asinh": jnp.arcsinh,
-    "atanh": atanh,
+    "atanh": stable.atanh,
     "erf": lambda y: math.sqrt(math.pi) / 2 * lax.erf(y),
 }
 """Functions that are zero at zero, divided by their derivative at zero."""
@@ -383,12 +363,13 @@ def _over_power_of(part: Part, product: Parts, shape: tuple[int, ...]) -> Rewrit
     rest = tuple(merged((*others, *powers)))
     scale = product.constant * (number * (rate * inner.constant) ** order) ** sign
 
-    def build(y: Array, *arrays: Array) -> Array:
-        y = scaled(rate, broadcast(single(y), part.axes, shape))
-        found = over_power(function, y, order, sign)
-        return scaled(scale, found * product_of(rest, arrays, shape) if rest else found)
+    def build(y: Array, factor: Array | None) -> Array:
+        found = stable.over_power(function, scaled(rate, single(y)), order, sign)
+        return scaled(scale, times(found, factor))
 
-    return Rewrite((y, *(each.value for each in rest)), build, within=(part.value,))
+    y = lifted(dataclasses.replace(part, value=y), shape)
+    found = applied(build, y, product_of(rest, shape))
+    return dataclasses.replace(found, within=(part.value,))
 
 
 def _function_at_zero(
@@ -401,7 +382,7 @@ def _function_at_zero(
         return step.inputs[0], 1.0, FUNCTIONS[step.kind], 1, number
     if step.kind == "log":
         part = _added_to_one(step.inputs[0])
-        return part and (part.value, part.number, log1p, 1, 1.0)
+        return part and (part.value, part.number, stable.log1p, 1, 1.0)
     total = terms_of(value)
     if any(part.axes != all_axes(value) for part in total.parts):
         return None
@@ -409,9 +390,9 @@ def _function_at_zero(
     if [part.number for part in total.parts] == [number]:
         (part,) = total.parts
         if (y := argument_of(part.value, "exp")) is not None:
-            return y, 1.0, expm1, 1, number
+            return y, 1.0, stable.expm1, 1, number
         if (y := argument_of(part.value, "cos")) is not None:
-            return y, 1.0, one_minus_cos, 2, -number / 2
+            return y, 1.0, stable.one_minus_cos, 2, -number / 2
         if (y := argument_of(part.value, "cosh")) is not None:
             return y, 1.0, lambda y: 2 * jnp.square(jnp.sinh(y / 2)), 2, number / 2
         radicand = argument_of(part.value, "sqrt")
@@ -426,7 +407,7 @@ def _function_at_zero(
             rate, inner = -second.number / number, terms_of(y)
             same = _keys(inner.parts) == _keys((dataclasses.replace(second, number=rate),))
             if same and not inner.constant:
-                return second.value, rate, excess_of_exp, 2, number / 2
+                return second.value, rate, stable.excess_of_exp, 2, number / 2
     return None
 
 

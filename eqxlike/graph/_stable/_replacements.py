@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -218,18 +218,6 @@ def _(primals, tangents):
     return excess_of_size(t), tangent * slope
 
 
-def log_size_of_1mexp(y: Array) -> tuple[Array, Array]:
-    """log|1 - exp(y)|, and the sign of 1 - exp(y)."""
-    return jnp.maximum(y, 0) + log1mexp(jnp.where(y > 0, -y, y)), -jnp.sign(y)
-
-
-def log1mexp(y: Array) -> Array:
-    """log(1 - exp(y)) for y < 0 (Mächler 2012, "Accurately computing log(1 - exp(-|a|))")."""
-    is_near = y > -math.log(2)
-    near = jnp.log(-expm1(jnp.where(is_near, y, -1)))
-    return jnp.where(is_near, near, log1p(-jnp.exp(jnp.where(is_near, -1, y))))
-
-
 MILLS = (
     1.1776327316361239,
     -0.001630177283414629,
@@ -382,16 +370,22 @@ def finite(large: Array) -> Array:
     return jnp.where(jnp.isfinite(large), large, 0)
 
 
-Split = tuple[Array, Array]
-"""A logarithm as the sum of two: large numbers that cancel, and the digits."""
+def digits(small: Array, *sign: Array) -> tuple[Array, ...]:
+    """A logarithm as the sum of a large part, which is zero, and of the digits; and a sign."""
+    return jnp.zeros_like(small), small, *sign
 
 
-def log_sigmoid(y: Array) -> Split:
+def log_size(x: Array) -> tuple[Array, Array]:
+    """log|x|, and the sign of x."""
+    return jnp.log(jnp.where(x < 0, -x, x)), jnp.sign(x)
+
+
+def log_sigmoid(y: Array) -> tuple[Array, Array]:
     large = finite(lax.stop_gradient(jnp.minimum(y, 0)))
     return large, -logaddexp(large, large - y)
 
 
-def log_cosh(y: Array) -> Split:
+def log_cosh(y: Array) -> tuple[Array, Array]:
     is_near = jnp.abs(y) < 1
     square, total = jnp.square(jnp.where(is_near, y, 0)), jnp.ones_like(y)
     for n in range(18 if y.dtype == jnp.float64 else 10, 2, -2):
@@ -403,17 +397,21 @@ def log_cosh(y: Array) -> Split:
     return jnp.where(is_near, 0, large), jnp.where(is_near, near, small)
 
 
-def log_expm1(y: Array) -> Split:
-    """log(exp(y) - 1), which is zero at log(2)."""
-    is_near = y < 2
+def log_size_of_sinh(y: Array) -> tuple[Array, Array, Array]:
+    large, small, _ = log_size_of_expm1(-2 * jnp.abs(y))
+    return jnp.abs(y) + large, small - math.log(2), jnp.sign(y)
+
+
+def log_size_of_expm1(y: Array) -> tuple[Array, Array, Array]:
+    """log|exp(y) - 1|, which is zero at log(2), and the sign of y.
+
+    Far from zero it is log(1 - exp(-|y|)) (Mächler 2012, "Accurately computing
+    log(1 - exp(-|a|))").
+    """
+    is_near = (y > -math.log(2)) & (y < 2)
     near, far = jnp.where(is_near, y, 1), jnp.where(is_near, 2, y)
-    large, small = jnp.where(is_near, 0, far), log1mexp(-far)
-    return large, jnp.where(is_near, jnp.log(expm1(near)), small)
-
-
-def log_sech_squared(y: Array) -> Split:
-    large, small = log_cosh(y)
-    return -2 * large, -2 * small
+    small = jnp.where(is_near, log_size(expm1(near))[0], log1p(-jnp.exp(-jnp.abs(far))))
+    return jnp.where(is_near, 0, jnp.maximum(far, 0)), small, jnp.sign(y)
 
 
 def log_size_of_det(x: Array) -> tuple[Array, Array, Array]:
@@ -430,19 +428,3 @@ def log_size_of_det(x: Array) -> tuple[Array, Array, Array]:
         rest = d - c / jnp.where(pivot == 0, 1, pivot) * b
         sign = jnp.where(is_swapped, -1, 1).astype(x.dtype)
     return jnp.log(jnp.abs(pivot)), jnp.log(jnp.abs(rest)), sign * jnp.sign(pivot) * jnp.sign(rest)
-
-
-def log_det(x: Array) -> Split:
-    large, small, sign = log_size_of_det(x)
-    return large, jnp.where(sign < 0, jnp.nan, small)
-
-
-def log_size_of_product(x: Array, axes: Sequence[int]) -> tuple[Array, Array, Array]:
-    """log|product|, as two parts, and the sign of the product."""
-    size = jnp.sum(jnp.log(jnp.abs(x)), axis=axes)
-    return jnp.zeros_like(size), size, jnp.prod(jnp.sign(x), axis=axes)
-
-
-def log_product(x: Array, axes: Sequence[int]) -> Split:
-    large, small, sign = log_size_of_product(x, axes)
-    return large, jnp.where(sign < 0, jnp.nan, small)

@@ -18,8 +18,7 @@ from ._expressions import (
     terms_of,
     unbroadcast,
 )
-from ._log_differences import complement_of
-from ._logarithms import log_of, log_rule
+from ._logarithms import complement_of, log_of, log_rule
 from ._norms import (
     direction_of_zero,
     hypotenuse,
