@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from . import _replacements as stable
 from ._expressions import (
@@ -29,17 +29,17 @@ from ._expressions import (
     unbroadcast,
 )
 from ._functions import (
-    all_axes,
     applied,
     erfc_of,
     exponential_of,
     lifted,
     product_of,
-    sigmoid_of,
+    rewritten,
     square_root_of,
     sum_of,
     summed_squares_of,
 )
+from ._patterns import Formula, match
 from ._replacements import scaled, single
 from ._rewrite import Rewrite
 
@@ -53,11 +53,28 @@ def difference_from_one(step: Step) -> Rewrite | None:
     c, n = total.constant, part.number
     if n == -c and (root := _difference_of_root(part, c, shape)) is not None:
         return root
-    found = _complement(part.value, -n / c)
-    if found is None:
+    for formula, function in FROM_ONE:
+        if (found := match(formula, total)) is not None:
+            return rewritten(found, function, shape)
+    erfc = erfc_of(part.value)
+    if erfc is None or not math.isclose(-2 * erfc[3] * n, c, rel_tol=1e-12):
         return None
-    y, complement = found
-    return Rewrite((y,), lambda y: broadcast(scaled(c, complement(y)), part.axes, shape))
+    y, sign, rate, _ = erfc
+    own = lifted(dataclasses.replace(part, value=y), shape)
+    return applied(lambda y: scaled(c, 0.5 * stable.erfc(single(-sign * y), rate)), own)
+
+
+FROM_ONE: tuple[tuple[Formula, Formula], ...] = (
+    (lambda y: lax.exp(y) - 1, stable.expm1),
+    (lambda y: 1 - lax.cos(y), stable.one_minus_cos),
+    (lambda y: 1 - lax.logistic(y), lambda y: stable.sigmoid(-y)),
+    (lambda y: 1 - lax.tanh(y) ** 2, stable.one_minus_tanh_squared),
+    (lambda y: 1 - lax.tanh(y), lambda y: 2 * stable.sigmoid(-2 * y)),
+    (lambda y: 1 + lax.tanh(y), lambda y: 2 * stable.sigmoid(2 * y)),
+    (lambda y: 1 - lax.erf(y), lambda y: stable.erfc(single(y))),
+    (lambda y: 1 + lax.erf(y), lambda y: stable.erfc(single(-y))),
+)
+"""Differences from one, and how they keep their digits."""
 
 
 def _difference_of_root(part: Part, c: float, shape: tuple[int, ...]) -> Rewrite | None:
@@ -78,33 +95,6 @@ def _difference_of_root(part: Part, c: float, shape: tuple[int, ...]) -> Rewrite
         return broadcast(scaled(c, found), part.axes, shape)
 
     return applied(build, value, sum_of(total.parts, radicand.shape))
-
-
-def _complement(value: Value, ratio: float):
-    """`y` and a function of it that is 1 - ratio * value."""
-    if ratio == 1:
-        if (y := argument_of(value, "exp")) is not None:
-            return y, lambda y: -stable.expm1(y)
-        if (y := argument_of(value, "cos")) is not None:
-            return y, stable.one_minus_cos
-        if (found := sigmoid_of(value)) is not None:
-            y, scale = found
-            return y, lambda y: stable.sigmoid(scaled(-scale, y))
-        product = factors_of(value)
-        if [part.number for part in product.parts] == [2] and product.constant == 1:
-            y = argument_of(product.parts[0].value, "tanh")
-            if y is not None and product.parts[0].axes == all_axes(value):
-                return y, stable.one_minus_tanh_squared
-    if abs(ratio) == 1:
-        if (y := argument_of(value, "tanh")) is not None:
-            return y, lambda y: 2 * stable.sigmoid(-2 * ratio * y)
-        if (y := argument_of(value, "erf")) is not None:
-            return y, lambda y: stable.erfc(single(ratio * y))
-    if (found := erfc_of(value)) is not None:
-        y, sign, rate, constant = found
-        if math.isclose(2 * constant * ratio, 1, rel_tol=1e-12):
-            return y, lambda y: 0.5 * stable.erfc(single(-sign * y), rate)
-    return None
 
 
 def difference_of_squares(step: Step) -> Rewrite | None:

@@ -249,7 +249,7 @@ def unbroadcast(value: Value) -> tuple[Value, Axes]:
 
     Axes of length one that were added or taken away count as broadcasts.
     """
-    axes = tuple(range(len(value.shape)))
+    axes = all_axes(value)
     while True:
         value = seen_through(value)
         match value.step.kind:
@@ -280,6 +280,10 @@ def _kept_axes(value: Value) -> list[int | None] | None:
         return None
     places = iter(long)
     return [None if size == 1 else next(places) for size in before]
+
+
+def all_axes(value: Value) -> Axes:
+    return tuple(range(len(value.shape)))
 
 
 def broadcast(array: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array:
@@ -407,7 +411,7 @@ def factors_of(value: Value) -> Parts:
     """
     whole = value
     constant, parts, num_seen = 1.0, [], 0
-    rest = [(value, 1.0, tuple(range(len(value.shape))))]
+    rest = [(value, 1.0, all_axes(value))]
     while rest:
         value, power, outer = rest.pop()
         num_seen += 1
@@ -480,7 +484,7 @@ def terms_of(value: Value) -> Parts:
     """
     whole = value
     constant, parts, num_seen = 0.0, [], 0
-    rest = [(value, 1.0, tuple(range(len(value.shape))))]
+    rest = [(value, 1.0, all_axes(value))]
     while rest:
         value, sign, outer = rest.pop()
         num_seen += 1

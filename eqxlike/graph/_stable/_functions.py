@@ -15,6 +15,7 @@ from ._expressions import (
     Part,
     Parts,
     Value,
+    all_axes,
     argument_of,
     broadcast,
     constant_of,
@@ -26,6 +27,7 @@ from ._expressions import (
     terms_of,
     unbroadcast,
 )
+from ._patterns import Found
 from ._replacements import finite, scaled
 from ._rewrite import Rewrite
 
@@ -33,56 +35,6 @@ ROOT_2 = math.sqrt(2)
 
 GUARDS = ("select_n", "max", "min", "clamp")
 """Operations by which people keep a number from where a function fails."""
-
-
-def all_axes(value: Value) -> tuple[int, ...]:
-    return tuple(range(len(value.shape)))
-
-
-def sigmoid_of(value: Value) -> tuple[Value, float] | None:
-    """`(y, scale)` if `value` is `sigmoid(scale * y)`.
-
-    It may be written as 1 / (1 + exp(-y)), exp(y) / (1 + exp(y)), 0.5 + 0.5 tanh(y / 2), or
-    1 - sigmoid(-y).
-    """
-    value = seen_through(value)
-    if (y := argument_of(value, "logistic")) is not None:
-        return y, 1.0
-    if value.step.kind in ("div", "integer_pow", "mul"):
-        product = factors_of(value)
-        below = [part for part in product.parts if part.number == -1]
-        above = [part for part in product.parts if part.number == 1]
-        if len(below) != 1 or len(below) + len(above) != len(product.parts) or len(above) > 1:
-            return None
-        total = terms_of(below[0].value)
-        if len(total.parts) != 1 or below[0].axes != all_axes(value):
-            return None
-        (part,) = total.parts
-        y = argument_of(part.value, "exp")
-        if y is None or part.axes != all_axes(below[0].value):
-            return None
-        if not above:
-            is_sigmoid = total.constant == part.number == product.constant
-            return (y, -1.0) if is_sigmoid else None
-        other = argument_of(above[0].value, "exp")
-        if other is None or above[0].axes != all_axes(value) or not is_same(y, other):
-            return None
-        return (y, 1.0) if total.constant == part.number == product.constant else None
-    return sigmoid_by_tanh(value) if value.step.kind in ("add", "sub") else None
-
-
-def sigmoid_by_tanh(value: Value) -> tuple[Value, float] | None:
-    """`sigmoid_of` for a sigmoid written as a sum with tanh, or a multiple of such a sum."""
-    total = terms_of(value)
-    if len(total.parts) != 1 or total.parts[0].axes != all_axes(value):
-        return None
-    (part,) = total.parts
-    if total.constant == 0.5 and abs(part.number) == 0.5:
-        y = argument_of(part.value, "tanh")
-        return None if y is None else (y, 4.0 * part.number)
-    if total.constant == 1 and part.number == -1 and (found := sigmoid_of(part.value)):
-        return found[0], -found[1]
-    return None
 
 
 def erfc_of(value: Value) -> tuple[Value, float, float, float] | None:
@@ -203,6 +155,12 @@ def sum_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
         return functools.reduce(jnp.add, terms) if parts else None
 
     return applied(total, *(lifted(part, shape) for part in parts))
+
+
+def rewritten(found: Found, function: Callable[..., Any], shape: tuple[int, ...]) -> Rewrite:
+    """Computes the factor times a function of the holes that a pattern found."""
+    holes = (sum_of((hole,), shape) for hole in found.holes)
+    return applied(lambda *holes: scaled(found.factor, function(*holes)), *holes)
 
 
 def times(x: Array, weight: Array | None) -> Array:

@@ -21,6 +21,7 @@ from ._expressions import (
     Parts,
     Step,
     Value,
+    all_axes,
     argument_of,
     broadcast,
     constant_of,
@@ -34,7 +35,6 @@ from ._expressions import (
 from ._functions import (
     GUARDS,
     Exponential,
-    all_axes,
     applied,
     erfc_of,
     exponent_of,
@@ -48,9 +48,9 @@ from ._functions import (
     shifted,
     shifted_along,
     shifted_terms,
-    sigmoid_by_tanh,
-    sigmoid_of,
+    sum_of,
 )
+from ._patterns import Formula, match, sigmoid_of
 from ._replacements import digits, log_size, scaled, single
 from ._rewrite import Rewrite
 
@@ -77,7 +77,7 @@ def log_rule(step: Step) -> Rewrite | None:
         total = terms_of(x)
         if _is_guarded(total):
             return None
-        log = _log_of_sum(dataclasses.replace(total, constant=total.constant + 1), x.shape)
+        log = log_of_sum(dataclasses.replace(total, constant=total.constant + 1), x.shape)
     elif (log := _log_of_product(x)) is None:
         return Rewrite() if _is_product_of_matrices(x) else None
     # Newer JAX has a `log2` of its own.
@@ -106,10 +106,10 @@ def _is_guarded(total: Parts) -> bool:
 def _log_of_product(value: Value) -> Log | None:
     product, shape = factors_of(value), value.shape
     # The logarithms of their factors would cancel.
-    if sigmoid_of(value) or sigmoid_by_tanh(value) or erfc_of(value):
+    if sigmoid_of(value) or erfc_of(value):
         return log_of(value)
     if opposites_in(terms_of(value)):
-        return _log_of_sum(terms_of(value), shape)
+        return log_of_sum(terms_of(value), shape)
     if not 0 < product.constant < math.inf:
         return None
     pairs = [(log_of(part.value), part) for part in product.parts]
@@ -152,12 +152,50 @@ def _sum(arrays: Sequence[Array]) -> Array:
     return functools.reduce(operator.add, arrays)
 
 
-FUNCTIONS: dict[str, tuple[Callable[[Array], Sequence[Array]], bool]] = {
-    "cosh": (stable.log_cosh, True),
-    "sinh": (stable.log_size_of_sinh, False),
-    "expm1": (stable.log_size_of_expm1, False),
-}
-"""Functions whose logarithm is known, and whether they are never negative."""
+def _of_sigmoids(y: Array, z: Array) -> tuple[Array, ...]:
+    """s(y) - s(z) = s(y) s(-z) (1 - exp(z - y))."""
+    far, rest, sign = stable.log_size_of_expm1(z - y)
+    (one, more), (other, others) = stable.log_sigmoid(y), stable.log_sigmoid(-z)
+    return one + other + far, more + others + rest, -sign
+
+
+def _of_exponentials(y: Array, z: Array) -> tuple[Array, ...]:
+    large, small, sign = stable.log_size_of_expm1(z - y)
+    return y + large, small, -sign
+
+
+LOGARITHMS: tuple[tuple[Formula, Callable[..., Sequence[Array]], bool], ...] = (
+    (lax.logistic, stable.log_sigmoid, True),
+    (lax.cosh, stable.log_cosh, True),
+    (lax.sinh, stable.log_size_of_sinh, False),
+    (lax.expm1, stable.log_size_of_expm1, False),
+    (lambda y: 1 - lax.logistic(y), lambda y: stable.log_sigmoid(-y), True),
+    (lambda y: 1 - lax.tanh(y) ** 2, lambda y: [-2 * x for x in stable.log_cosh(y)], True),
+    (lambda y: 1 + lax.tanh(y), stable.log_of_one_plus_tanh, True),
+    (lambda y: 1 - lax.tanh(y), lambda y: stable.log_of_one_plus_tanh(-y), True),
+    (lambda y: lax.exp(y) - 1, stable.log_size_of_expm1, False),
+    (lambda y, z: lax.exp(y) - lax.exp(z), _of_exponentials, False),
+    (lambda y, z: lax.logistic(y) - lax.logistic(z), _of_sigmoids, False),
+)
+"""Formulas, their logarithms, and whether they are never negative."""
+
+
+def _log_by_table(value: Value | Parts, shape: tuple[int, ...]) -> Log | None:
+    for formula, function, is_positive in LOGARITHMS:
+        if (found := match(formula, value)) is None:
+            continue
+        factor = found.factor
+
+        def log(*holes: Array, function=function, factor=factor) -> tuple[Array, ...]:
+            large, small, *sign = function(*holes)
+            sign = sign or [jnp.ones_like(large)]
+            shift = math.log(abs(factor))
+            return large, small + shift if shift else small, scaled(math.copysign(1, factor), *sign)
+
+        holes = (sum_of((hole,), shape) for hole in found.holes)
+        return Log(applied(log, *holes), is_positive and factor > 0)
+    return None
+
 
 EXTREMES = ("reduce_max", "reduce_min")
 
@@ -174,15 +212,11 @@ def log_of(value: Value) -> Log | None:
     if (found := exponent_of(value)) is not None:
         y, scale = found
         return Log(applied(lambda y: (scaled(scale, y), jnp.zeros_like(y)), y))
-    if (found := sigmoid_of(value) or sigmoid_by_tanh(value)) is not None:
-        y, scale = found
-        return Log(applied(lambda y: stable.log_sigmoid(scaled(scale, y)), y))
     if (found := erfc_of(value)) is not None:
         y, sign, rate, number = found
         return Log(applied(lambda y: digits(stable.log_erfc(single(sign * y), rate, number)), y))
-    if kind in FUNCTIONS:
-        function, is_positive = FUNCTIONS[kind]
-        return Log(applied(function, step.inputs[0]), is_positive)
+    if (log := _log_by_table(value, value.shape)) is not None:
+        return log
     match kind:
         case "reduce_sum":
             return _log_of_reduced_sum(step)
@@ -191,7 +225,7 @@ def log_of(value: Value) -> Log | None:
         case "select_n":
             return _log_of_choice(step)
         case "add" | "sub" | "add_any":
-            return _log_of_sum(terms_of(value), value.shape) or _log_near_one(value)
+            return log_of_sum(terms_of(value), value.shape) or _log_near_one(value)
         case "mul" | "div" | "neg" | "square" | "integer_pow" | "sqrt" | "rsqrt":
             parts = factors_of(value).parts
             is_product = len(parts) > 1 or any(part.value is not value for part in parts)
@@ -253,89 +287,24 @@ def _log_of_choice(step: Step) -> Log | None:
     return Log(applied(chosen, condition, *sources), is_positive=False)
 
 
-def _log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
+def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
     """log(1 - exp(y)), log(exp(y) - 1), log(1 - tanh² y), and log(n w exp(y) + m exp(z) + ...)."""
-    return _log_of_difference(total, shape) or _log_of_exponentials(total, shape)
-
-
-def _log_of_difference(total: Parts, shape: tuple[int, ...]) -> Log | None:
-    if total.constant == 1 and [part.number for part in total.parts] == [-1]:
-        (part,) = total.parts
-        if (found := complement_of(part.value)) is not None:
-            y, log = found
-            return Log(applied(lambda y: [broadcast(x, part.axes, shape) for x in log(y)], y))
-    if len(total.parts) == 2 and not total.constant:
-        return _log_of_difference_of_two(total, shape)
-    if len(total.parts) != 1 or not total.constant:
-        return None
-    (part,), c = total.parts, total.constant
-    if abs(part.number) != abs(c):
-        return None
-    z, y, shift = argument_of(part.value, "tanh"), argument_of(part.value, "exp"), math.log(abs(c))
-    if z is not None and c > 0:
-        one = math.copysign(1.0, part.number)
-
-        def of_tanh(z: Array) -> tuple[Array, Array]:
-            large, small = stable.log_sigmoid(2 * one * z)
-            is_near = (jnp.abs(z) < 0.5) & (c == 1)  # The value is near zero.
-            near = stable.log1p(jnp.tanh(jnp.where(is_near, one * z, 0)))
-            small = jnp.where(is_near, near, small + (shift + math.log(2)))
-            return jnp.where(is_near, 0, large), small
-
-        return Log(applied(of_tanh, lifted(dataclasses.replace(part, value=z), shape)))
-    if y is None or part.number * c > 0:
-        return None
-
-    def of_exp(y: Array) -> tuple[Array, ...]:
-        large, small, sign = stable.log_size_of_expm1(y)
-        return large, small + shift, scaled(-math.copysign(1.0, c), sign)
-
-    own = lifted(dataclasses.replace(part, value=y), shape)
-    return Log(applied(of_exp, own), is_positive=False)
-
-
-def _log_of_difference_of_two(total: Parts, shape: tuple[int, ...]) -> Log | None:
-    """log(n exp(y) - n exp(z)), and log(n s(y) - n s(z)) for sigmoids s."""
-    first, second = sorted(total.parts, key=lambda part: -part.number)
-    found, other = (_exponent_or_sigmoid(part.value) for part in (first, second))
-    if first.number != -second.number or found is None or other is None or found[2] != other[2]:
-        return None
-    (y, scale_y, is_sigmoid), (z, scale_z, _) = found, other
-
-    def difference(y: Array, z: Array) -> tuple[Array, ...]:
-        y = broadcast(scaled(scale_y, y), first.axes, shape)
-        z = broadcast(scaled(scale_z, z), second.axes, shape)
-        far, rest, sign = stable.log_size_of_expm1(z - y)
-        large, small = y + far, rest
-        if is_sigmoid:
-            # s(y) - s(z) = s(y) s(-z) (1 - exp(z - y))
-            (one, more), (other, others) = stable.log_sigmoid(y), stable.log_sigmoid(-z)
-            large, small = one + other + far, more + others + rest
-        return large, small + math.log(first.number), -sign
-
-    return Log(applied(difference, y, z), is_positive=False)
-
-
-def _exponent_or_sigmoid(value: Value) -> tuple[Value, float, bool] | None:
-    if (y := argument_of(value, "exp")) is not None:
-        return y, 1.0, False
-    found = sigmoid_of(value)
-    return found and (*found, True)
-
-
-def complement_of(value: Value) -> tuple[Value, Callable[[Array], Sequence[Array]]] | None:
-    """`y` and a function of it that is the logarithm of 1 - value, for a probability."""
-    if (found := sigmoid_of(value)) is not None:
-        y, scale = found
-        return y, lambda y: stable.log_sigmoid(scaled(-scale, y))
-    if (found := erfc_of(value)) is not None and found[3] == 0.5:
+    if (log := _log_by_table(total, shape)) is not None:
+        return log
+    numbers = [part.number for part in total.parts]
+    if total.constant == 1 and numbers == [-1] and (found := erfc_of(total.parts[0].value)):
         y, sign, rate, number = found
-        return y, lambda y: digits(stable.log_erfc(single(-sign * y), rate, number))
-    tanh = factors_of(value)
-    if [(each.number, tanh.constant) for each in tanh.parts] == [(2, 1)]:
-        if (y := argument_of(tanh.parts[0].value, "tanh")) is not None:
-            return y, lambda y: [-2 * each for each in stable.log_cosh(y)]
-    return None
+        own = lifted(dataclasses.replace(total.parts[0], value=y), shape)
+        if number == 0.5:
+            log = applied(lambda y: stable.log_erfc(single(-sign * y), rate, number), own)
+            return Log(applied(digits, log))
+    return _log_of_exponentials(total, shape)
+
+
+def is_probability(value: Value) -> bool:
+    """Whether the logarithm of one minus the value is known."""
+    complement = Parts(1.0, (Part(-1.0, value, all_axes(value)),))
+    return erfc_of(value) is not None or _log_by_table(complement, value.shape) is not None
 
 
 def _log_near_one(value: Value) -> Log | None:

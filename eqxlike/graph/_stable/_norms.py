@@ -9,6 +9,7 @@ from jax import Array
 from ._expressions import (
     Step,
     Value,
+    all_axes,
     argument_of,
     constant_of,
     factors_of,
@@ -18,7 +19,7 @@ from ._expressions import (
     terms_of,
     unbroadcast,
 )
-from ._functions import all_axes, applied, lifted, product_of, square_root_of, summed_squares_of
+from ._functions import applied, lifted, product_of, square_root_of, summed_squares_of
 from ._replacements import length, safe_sqrt, scaled
 from ._rewrite import Rewrite
 

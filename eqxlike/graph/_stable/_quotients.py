@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -16,10 +16,10 @@ from ._expressions import (
     Parts,
     Step,
     Value,
+    all_axes,
     argument_of,
     broadcast,
     factors_of,
-    is_same,
     key_of,
     merged,
     placed,
@@ -28,7 +28,6 @@ from ._expressions import (
 )
 from ._functions import (
     Exponential,
-    all_axes,
     applied,
     exponential_of,
     exponentials_in,
@@ -36,13 +35,14 @@ from ._functions import (
     opposites_in,
     power_of,
     product_of,
+    rewritten,
     shifted_along,
     shifted_in_quotient,
     shifted_terms,
-    sigmoid_of,
     times,
     weighted_exp,
 )
+from ._patterns import Formula, match, sigmoid_of
 from ._replacements import scaled, single
 from ._rewrite import Rewrite
 
@@ -53,9 +53,12 @@ Split = tuple[Array | None, Array | None]
 def quotient_of_exponentials(step: Step) -> Rewrite | None:
     """A sigmoid, softmax, tanh, or mean with such weights, that is written with exponentials."""
     value = step.output
-    if (found := sigmoid_of(value)) is not None:
+    if not terms_of(value).constant and (found := sigmoid_of(value)) is not None:
         y, scale = found
         return Rewrite((y,), lambda y: stable.sigmoid(scaled(scale, y)))
+    for formula, function in TANHS:
+        if (tanh := match(formula, value)) is not None:
+            return rewritten(tanh, function, value.shape)
     product = factors_of(value)
     for total in product.parts:
         if total.number >= 0:
@@ -66,11 +69,15 @@ def quotient_of_exponentials(step: Step) -> Rewrite | None:
     return None
 
 
+TANHS: tuple[tuple[Formula, Formula], ...] = (
+    (lambda y: (lax.exp(y) - lax.exp(-y)) / (lax.exp(y) + lax.exp(-y)), stable.tanh),
+    (lambda y: (lax.exp(y) - 1) / (lax.exp(y) + 1), lambda y: stable.tanh(y / 2)),
+    (lambda y: lax.sinh(y) / lax.cosh(y), stable.tanh),
+)
+
+
 def _quotient(value: Value, above: Parts, below: Part) -> Rewrite | None:
     if below.number == -1:
-        if len(above.parts) == 1:
-            if (found := _tanh(value, above.parts[0], below, above.constant)) is not None:
-                return found
         for rule in (_multiplied_sigmoid, _softmax, _weighted_mean):
             if (found := rule(value, above, below)) is not None:
                 return found
@@ -281,61 +288,28 @@ def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None
     return applied(build, divisor, top.split(shape))
 
 
-def _tanh(value: Value, above: Part, below: Part, constant: float) -> Rewrite | None:
-    """(exp(y) - exp(-y)) / (exp(y) + exp(-y)), (1 - exp(-y)) / (1 + exp(-y)), sinh(y) / cosh(y)."""
-    if above.axes != all_axes(value) or below.axes != all_axes(value):
-        return None
-    y, other = argument_of(above.value, "sinh"), argument_of(below.value, "cosh")
-    if y is not None and other is not None and is_same(y, other):
-        return Rewrite((y,), lambda y: scaled(constant, stable.tanh(y)))
-    tops, bottoms = (_exponents(part.value) for part in (above, below))
-    if tops is None or bottoms is None or tops.keys() != bottoms.keys() or len(tops) != 2:
-        return None
-    (first, (y, n)), (second, (z, m)) = tops.items()
-    if n != -m or any(number != abs(n) for _, number in bottoms.values()):
-        return None
-    # The exponents are opposite, or one is zero.
-    if first and second and first[0] == second[0] and first[1] == -second[1]:
-        scale = 1.0
-    elif None in (y, z):
-        scale = 0.5
-    else:
-        return None
-    y, scale = (y, math.copysign(scale, n)) if y is not None else (z, -math.copysign(scale, n))
-    return y and Rewrite((y,), lambda y: scaled(constant, stable.tanh(scaled(scale, y))))
-
-
-def _exponents(value: Value) -> dict[Any, tuple[Value | None, float]] | None:
-    """The terms n exp(y) of a sum: (y, n) by what y is, and (None, n) for a constant n."""
-    total = terms_of(value)
-    found: dict[Any, tuple[Value | None, float]] = {}
-    for part in total.parts:
-        y = argument_of(part.value, "exp")
-        if y is None or part.axes != all_axes(value):
-            return None
-        inner = terms_of(y)
-        if len(inner.parts) != 1 or inner.constant:
-            return None
-        found[key_of(inner.parts[0].value), inner.parts[0].number] = (y, part.number)
-    if total.constant:
-        found[()] = (None, total.constant)
-    return found
-
-
-FUNCTIONS: dict[str, Callable[[Array], Array]] = {
-    "expm1": stable.expm1,
-    "log1p": stable.log1p,
-    "tanh": stable.tanh,
-    "sin": jnp.sin,
-    "tan": jnp.tan,
-    "sinh": jnp.sinh,
-    "asin": jnp.arcsin,
-    "atan": jnp.arctan,
-    "asinh": jnp.arcsinh,
-    "atanh": stable.atanh,
-    "erf": lambda y: math.sqrt(math.pi) / 2 * lax.erf(y),
-}
-"""Functions that are zero at zero, divided by their derivative at zero."""
+AT_ZERO: tuple[tuple[Formula, Formula, int, float], ...] = (
+    (lax.expm1, stable.expm1, 1, 1.0),
+    (lax.log1p, stable.log1p, 1, 1.0),
+    (lax.tanh, stable.tanh, 1, 1.0),
+    (lax.sin, jnp.sin, 1, 1.0),
+    (lax.tan, jnp.tan, 1, 1.0),
+    (lax.sinh, jnp.sinh, 1, 1.0),
+    (lax.asin, jnp.arcsin, 1, 1.0),
+    (lax.atan, jnp.arctan, 1, 1.0),
+    (lax.asinh, jnp.arcsinh, 1, 1.0),
+    (lax.atanh, stable.atanh, 1, 1.0),
+    (lax.erf, lambda y: math.sqrt(math.pi) / 2 * lax.erf(y), 1, 2 / math.sqrt(math.pi)),
+    (lambda y: lax.log(1 + y), stable.log1p, 1, 1.0),
+    (lambda y: lax.exp(y) - 1, stable.expm1, 1, 1.0),
+    (lambda y: lax.sqrt(1 + y) - 1, lambda y: 2 * y / (1 + jnp.sqrt(1 + y)), 1, 0.5),
+    (lambda y: 1 - lax.cos(y), stable.one_minus_cos, 2, 0.5),
+    (lambda y: lax.cosh(y) - 1, lambda y: 2 * jnp.square(jnp.sinh(y / 2)), 2, 0.5),
+    (lambda y: lax.exp(y) - 1 - y, stable.excess_of_exp, 2, 0.5),
+)
+"""Functions g that are zero at zero, a function f close to y ** order / order near zero, the order,
+and the number in `g(y) = order * number * f(y)`.
+"""
 
 
 def quotient_at_zero(step: Step) -> Rewrite | None:
@@ -346,10 +320,14 @@ def quotient_at_zero(step: Step) -> Rewrite | None:
 
 
 def _over_power_of(part: Part, product: Parts, shape: tuple[int, ...]) -> Rewrite | None:
-    found = _function_at_zero(part.value) if abs(part.number) == 1 else None
+    rows = AT_ZERO if abs(part.number) == 1 else ()
+    matches = ((match(formula, part.value), row) for formula, *row in rows)
+    found, row = next((each for each in matches if each[0] is not None), (None, ()))
     if found is None:
         return None
-    y, rate, function, order, number = found
+    function, order, number = row
+    ((rate, y, axes),) = ((hole.number, hole.value, hole.axes) for hole in found.holes)
+    part = dataclasses.replace(part, axes=placed((Part(1.0, y, axes),), part.axes)[0].axes)
     sign, inner = int(part.number), factors_of(y)
     powers = [
         dataclasses.replace(each, number=each.number * order * sign)
@@ -361,7 +339,7 @@ def _over_power_of(part: Part, product: Parts, shape: tuple[int, ...]) -> Rewrit
     if not divides or not all(divides):
         return None
     rest = tuple(merged((*others, *powers)))
-    scale = product.constant * (number * (rate * inner.constant) ** order) ** sign
+    scale = product.constant * (found.factor * number * (rate * inner.constant) ** order) ** sign
 
     def build(y: Array, factor: Array | None) -> Array:
         found = stable.over_power(function, scaled(rate, single(y)), order, sign)
@@ -370,50 +348,3 @@ def _over_power_of(part: Part, product: Parts, shape: tuple[int, ...]) -> Rewrit
     y = lifted(dataclasses.replace(part, value=y), shape)
     found = applied(build, y, product_of(rest, shape))
     return dataclasses.replace(found, within=(part.value,))
-
-
-def _function_at_zero(
-    value: Value,
-) -> tuple[Value, float, Callable[[Array], Array], int, float] | None:
-    """x, a, a function of y = a x close to y ** order / order near 0, the order, and a factor."""
-    step = seen_through(value).step
-    if step.kind in FUNCTIONS:
-        number = 2 / math.sqrt(math.pi) if step.kind == "erf" else 1.0
-        return step.inputs[0], 1.0, FUNCTIONS[step.kind], 1, number
-    if step.kind == "log":
-        part = _added_to_one(step.inputs[0])
-        return part and (part.value, part.number, stable.log1p, 1, 1.0)
-    total = terms_of(value)
-    if any(part.axes != all_axes(value) for part in total.parts):
-        return None
-    number = -total.constant
-    if [part.number for part in total.parts] == [number]:
-        (part,) = total.parts
-        if (y := argument_of(part.value, "exp")) is not None:
-            return y, 1.0, stable.expm1, 1, number
-        if (y := argument_of(part.value, "cos")) is not None:
-            return y, 1.0, stable.one_minus_cos, 2, -number / 2
-        if (y := argument_of(part.value, "cosh")) is not None:
-            return y, 1.0, lambda y: 2 * jnp.square(jnp.sinh(y / 2)), 2, number / 2
-        radicand = argument_of(part.value, "sqrt")
-        if radicand is not None and (inner := _added_to_one(radicand)) is not None:
-            y, rate = inner.value, inner.number
-            return y, rate, lambda y: 2 * y / (1 + jnp.sqrt(1 + y)), 1, number / 2
-    if len(total.parts) == 2:
-        for first, second in (total.parts, total.parts[::-1]):
-            y = argument_of(first.value, "exp")
-            if y is None or first.number != number:
-                continue
-            rate, inner = -second.number / number, terms_of(y)
-            same = _keys(inner.parts) == _keys((dataclasses.replace(second, number=rate),))
-            if same and not inner.constant:
-                return second.value, rate, stable.excess_of_exp, 2, number / 2
-    return None
-
-
-def _added_to_one(value: Value) -> Part | None:
-    """The term a x of a value 1 + a x."""
-    total = terms_of(value)
-    if total.constant != 1 or [part.axes for part in total.parts] != [all_axes(value)]:
-        return None
-    return total.parts[0]

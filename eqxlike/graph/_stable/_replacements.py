@@ -385,6 +385,13 @@ def log_sigmoid(y: Array) -> tuple[Array, Array]:
     return large, -logaddexp(large, large - y)
 
 
+def log_of_one_plus_tanh(y: Array) -> tuple[Array, Array]:
+    large, small = log_sigmoid(2 * y)
+    is_near = jnp.abs(y) < 0.5
+    near = log1p(jnp.tanh(jnp.where(is_near, y, 0)))
+    return jnp.where(is_near, 0, large), jnp.where(is_near, near, small + math.log(2))
+
+
 def log_cosh(y: Array) -> tuple[Array, Array]:
     is_near = jnp.abs(y) < 1
     square, total = jnp.square(jnp.where(is_near, y, 0)), jnp.ones_like(y)
