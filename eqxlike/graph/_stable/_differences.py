@@ -30,7 +30,6 @@ from ._expressions import (
 )
 from ._functions import (
     applied,
-    erfc_of,
     exponential_of,
     lifted,
     product_of,
@@ -39,7 +38,7 @@ from ._functions import (
     sum_of,
     summed_squares_of,
 )
-from ._patterns import Formula, match
+from ._patterns import Formula, erfc_of, match
 from ._replacements import scaled, single
 from ._rewrite import Rewrite
 
@@ -56,12 +55,10 @@ def difference_from_one(step: Step) -> Rewrite | None:
     for formula, function in FROM_ONE:
         if (found := match(formula, total)) is not None:
             return rewritten(found, function, shape)
-    erfc = erfc_of(part.value)
-    if erfc is None or not math.isclose(-2 * erfc[3] * n, c, rel_tol=1e-12):
+    if (erfc := erfc_of(total)) is None:
         return None
-    y, sign, rate, _ = erfc
-    own = lifted(dataclasses.replace(part, value=y), shape)
-    return applied(lambda y: scaled(c, 0.5 * stable.erfc(single(-sign * y), rate)), own)
+    y, rate, factor = erfc
+    return applied(lambda y: factor * stable.erfc(single(y), rate), sum_of((y,), shape))
 
 
 FROM_ONE: tuple[tuple[Formula, Formula], ...] = (
@@ -71,8 +68,6 @@ FROM_ONE: tuple[tuple[Formula, Formula], ...] = (
     (lambda y: 1 - lax.tanh(y) ** 2, stable.one_minus_tanh_squared),
     (lambda y: 1 - lax.tanh(y), lambda y: 2 * stable.sigmoid(-2 * y)),
     (lambda y: 1 + lax.tanh(y), lambda y: 2 * stable.sigmoid(2 * y)),
-    (lambda y: 1 - lax.erf(y), lambda y: stable.erfc(single(y))),
-    (lambda y: 1 + lax.erf(y), lambda y: stable.erfc(single(-y))),
 )
 """Differences from one, and how they keep their digits."""
 

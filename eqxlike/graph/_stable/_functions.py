@@ -15,13 +15,11 @@ from ._expressions import (
     Part,
     Parts,
     Value,
-    all_axes,
     argument_of,
     broadcast,
     constant_of,
     factors_of,
     is_same,
-    key_of,
     placed,
     seen_through,
     terms_of,
@@ -31,70 +29,8 @@ from ._patterns import Found
 from ._replacements import finite, scaled
 from ._rewrite import Rewrite
 
-ROOT_2 = math.sqrt(2)
-
 GUARDS = ("select_n", "max", "min", "clamp")
 """Operations by which people keep a number from where a function fails."""
-
-
-def erfc_of(value: Value) -> tuple[Value, float, float, float] | None:
-    """`(y, sign, rate, constant)` if `value` is `constant * erfc(sign * sqrt(rate) * y)`.
-
-    The formula may use erf, erfc or JAX's `norm.cdf`, or subtract one of them from 1. For the
-    normal cdf of `y` the rate is 1/2, so that no product of `y` and the root of 1/2 is rounded.
-    """
-    if (found := _erfc_of(value)) is None:
-        return None
-    y, sign, constant = found
-    product = factors_of(y)
-    if len(product.parts) == 1 and math.isclose(product.constant * ROOT_2, 1, rel_tol=1e-6):
-        (part,) = product.parts
-        if part.number == 1 and part.axes == all_axes(y):
-            return part.value, sign, 0.5, constant
-    return y, sign, 1.0, constant
-
-
-def _erfc_of(value: Value) -> tuple[Value, float, float] | None:
-    value = seen_through(value)
-    if (y := argument_of(value, "erfc")) is not None:
-        return y, 1.0, 1.0
-    if value.step.kind == "select_n":
-        # JAX's: 1 + erf(y) near zero, erfc(|y|) or 2 - erfc(|y|) far from it.
-        for case in value.step.inputs[1:]:
-            case = seen_through(case)
-            if case.step.kind == "add" and (found := _erfc_of(case)):
-                others = [each for each in value.step.inputs[1:] if seen_through(each) is not case]
-                if len(others) == 1 and (_uses_erfc(others[0], found[0])):
-                    return found
-        return None
-    total = terms_of(value)
-    if len(total.parts) != 1 or total.parts[0].axes != all_axes(value):
-        return None
-    (part,) = total.parts
-    if not total.constant:
-        found = _erfc_of(part.value) if part.value is not value and part.number > 0 else None
-        return found and (*found[:2], part.number * found[2])
-    y = argument_of(part.value, "erf")
-    if y is not None and total.constant > 0 and abs(part.number) == total.constant:
-        return y, -math.copysign(1.0, part.number), total.constant
-    product = factors_of(part.value)
-    if len(product.parts) == 1 and product.parts[0].number == 1:
-        found = _erfc_of(product.parts[0].value)
-        if found and 2 * found[2] * product.constant * part.number == -total.constant:
-            return found[0], -found[1], total.constant / 2
-    return None
-
-
-def _uses_erfc(value: Value, y: Value) -> bool:
-    """Whether a branch of JAX's cdf computes erfc(|y|)."""
-    value = seen_through(value)
-    if value.step.kind != "select_n":
-        return False
-    for case in value.step.inputs[1:]:
-        if (size := argument_of(case, "erfc")) is not None:
-            inner = argument_of(size, "abs")
-            return inner is not None and is_same(inner, y)
-    return False
 
 
 def square_root_of(value: Value) -> Value | None:
@@ -315,26 +251,6 @@ def exponentials_in(total: Parts) -> list[Exponential | SumOfExponentials]:
     if total.constant:
         terms.append(Exponential(total.constant))
     return terms
-
-
-def opposites_in(total: Parts) -> Exponential | None:
-    """The first exponential of a sum of exp(y) and exp(-y)."""
-    found = exponentials_in(total)
-    terms = [term for term in found if isinstance(term, Exponential)]
-    if len(terms) != 2 or len(found) != 2:
-        return None
-    numbers: list[dict[Any, float]] = [{}, {}]
-    for term, own in zip(terms, numbers, strict=True):
-        if term.weights or term.masks or not term.exponents or term.number != terms[0].number:
-            return None
-        for part in term.exponents:
-            inner = terms_of(part.value)
-            if inner.constant:
-                return None
-            for each in placed(inner.parts, part.axes):
-                own[key_of(each.value), each.axes] = part.number * each.number
-    is_opposite = numbers[0] == {key: -number for key, number in numbers[1].items()}
-    return terms[0] if is_opposite else None
 
 
 def _sum_in(product: Parts) -> SumOfExponentials | None:

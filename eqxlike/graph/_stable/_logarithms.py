@@ -36,21 +36,19 @@ from ._functions import (
     GUARDS,
     Exponential,
     applied,
-    erfc_of,
     exponent_of,
     exponential_of,
     exponentials_in,
     finite_where_zero,
     largest_along,
     lifted,
-    opposites_in,
     product_of,
     shifted,
     shifted_along,
     shifted_terms,
     sum_of,
 )
-from ._patterns import Formula, match, sigmoid_of
+from ._patterns import Formula, erfc_of, match, sigmoid_of
 from ._replacements import digits, log_size, scaled, single
 from ._rewrite import Rewrite
 
@@ -106,10 +104,8 @@ def _is_guarded(total: Parts) -> bool:
 def _log_of_product(value: Value) -> Log | None:
     product, shape = factors_of(value), value.shape
     # The logarithms of their factors would cancel.
-    if sigmoid_of(value) or erfc_of(value):
+    if sigmoid_of(value) or erfc_of(value) or match(COSH, value):
         return log_of(value)
-    if opposites_in(terms_of(value)):
-        return log_of_sum(terms_of(value), shape)
     if not 0 < product.constant < math.inf:
         return None
     pairs = [(log_of(part.value), part) for part in product.parts]
@@ -164,9 +160,13 @@ def _of_exponentials(y: Array, z: Array) -> tuple[Array, ...]:
     return y + large, small, -sign
 
 
+COSH: Formula = lambda y: 0.5 * lax.exp(y) + 0.5 * lax.exp(-y)
+
+
 LOGARITHMS: tuple[tuple[Formula, Callable[..., Sequence[Array]], bool], ...] = (
     (lax.logistic, stable.log_sigmoid, True),
     (lax.cosh, stable.log_cosh, True),
+    (COSH, stable.log_cosh, True),
     (lax.sinh, stable.log_size_of_sinh, False),
     (lax.expm1, stable.log_size_of_expm1, False),
     (lambda y: 1 - lax.logistic(y), lambda y: stable.log_sigmoid(-y), True),
@@ -181,6 +181,10 @@ LOGARITHMS: tuple[tuple[Formula, Callable[..., Sequence[Array]], bool], ...] = (
 
 
 def _log_by_table(value: Value | Parts, shape: tuple[int, ...]) -> Log | None:
+    if (erfc := erfc_of(value)) is not None:
+        y, rate, number = erfc
+        log = applied(lambda y: stable.log_erfc(single(y), rate, number), sum_of((y,), shape))
+        return Log(applied(digits, log))
     for formula, function, is_positive in LOGARITHMS:
         if (found := match(formula, value)) is None:
             continue
@@ -212,9 +216,6 @@ def log_of(value: Value) -> Log | None:
     if (found := exponent_of(value)) is not None:
         y, scale = found
         return Log(applied(lambda y: (scaled(scale, y), jnp.zeros_like(y)), y))
-    if (found := erfc_of(value)) is not None:
-        y, sign, rate, number = found
-        return Log(applied(lambda y: digits(stable.log_erfc(single(sign * y), rate, number)), y))
     if (log := _log_by_table(value, value.shape)) is not None:
         return log
     match kind:
@@ -291,13 +292,6 @@ def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
     """log(1 - exp(y)), log(exp(y) - 1), log(1 - tanh² y), and log(n w exp(y) + m exp(z) + ...)."""
     if (log := _log_by_table(total, shape)) is not None:
         return log
-    numbers = [part.number for part in total.parts]
-    if total.constant == 1 and numbers == [-1] and (found := erfc_of(total.parts[0].value)):
-        y, sign, rate, number = found
-        own = lifted(dataclasses.replace(total.parts[0], value=y), shape)
-        if number == 0.5:
-            log = applied(lambda y: stable.log_erfc(single(-sign * y), rate, number), own)
-            return Log(applied(digits, log))
     return _log_of_exponentials(total, shape)
 
 
@@ -339,14 +333,6 @@ def _is_whole(value: Value) -> bool:
 
 
 def _log_of_exponentials(total: Parts, shape: tuple[int, ...]) -> Log | None:
-    if (first := opposites_in(total)) is not None and first.number > 0:
-        shift = math.log(2 * first.number)
-
-        def of_cosh(split: tuple[Array, None]) -> tuple[Array, Array]:
-            large, small = stable.log_cosh(split[0])
-            return large, small + shift
-
-        return Log(applied(of_cosh, first.split(shape)))
     terms = exponentials_in(total)
     may_overflow = any(term.may_overflow for term in terms)
     if len(terms) < 2 or not (may_overflow or all(term.may_underflow for term in terms)):

@@ -4,6 +4,7 @@ A pattern is a function of one or two numbers. It is traced once, and compared w
 products and functions: the spelling does not matter.
 """
 
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -21,7 +22,9 @@ from ._expressions import (
     Parts,
     Value,
     all_axes,
+    argument_of,
     factors_of,
+    is_same,
     key_of,
     once,
     placed,
@@ -76,9 +79,12 @@ def _match(pattern: Value, value: Value, axes: Axes, holes: Holes) -> Iterator[M
         yield from _bind(pattern, Part(1.0, value, axes), holes)
     elif product.parts[0].value is not pattern:
         yield from _match_product(product, factors_of(value), axes, holes)
-    elif pattern.step.kind == "logistic":
-        if (found := sigmoid_of(value)) is not None:
-            yield from _bind(pattern.step.inputs[0], Part(found[1], found[0], axes), holes)
+    elif pattern.step.kind in SPELLINGS:
+        if (found := spelled(pattern.step.kind, value)) is not None:
+            (hole,) = found.holes
+            hole = dataclasses.replace(hole, axes=placed((hole,), axes)[0].axes)
+            holes_found = _bind(pattern.step.inputs[0], hole, holes)
+            yield from ((found.factor, each) for _, each in holes_found)
     elif pattern.step.kind == value.step.kind:
         yield from (
             each
@@ -144,24 +150,68 @@ def _linear(part: Part) -> Any:
     return part.number * total.constant, numbers
 
 
-SIGMOIDS: tuple[Formula, ...] = (
-    lambda y: 1 / (1 + lax.exp(-y)),
-    lambda y: lax.exp(y) / (1 + lax.exp(y)),
-    lambda y: 0.5 + 0.5 * lax.tanh(y / 2),
-    lambda y: 1 - lax.logistic(-y),
-)
+SPELLINGS: dict[str, tuple[Formula, ...]] = {
+    "logistic": (
+        lambda y: 1 / (1 + lax.exp(-y)),
+        lambda y: lax.exp(y) / (1 + lax.exp(y)),
+        lambda y: 0.5 + 0.5 * lax.tanh(y / 2),
+        lambda y: 1 - lax.logistic(-y),
+    ),
+    "erfc": (
+        lambda y: 1 - lax.erf(y),
+        lambda y: 1 + lax.erf(-y),
+        lambda y: 2 - lax.erfc(-y),
+    ),
+}
+"""How people write a function, besides calling it."""
+
+
+def spelled(kind: str, value: Value | Parts) -> Found | None:
+    """The multiple of a function that a value is, in one of its spellings."""
+    if isinstance(value, Value):
+        value = seen_through(value)
+        if value.step.kind == kind:
+            return Found(1.0, (Part(1.0, value.step.inputs[0], all_axes(value)),))
+        if kind == "erfc" and value.step.kind == "select_n":
+            return _cdf_of_jax(value)
+        if value.step.kind not in ("div", "integer_pow", "mul", "add", "sub"):
+            return None
+    matches = (match(formula, value) for formula in SPELLINGS[kind])
+    return next((found for found in matches if found is not None), None)
+
+
+def _cdf_of_jax(value: Value) -> Found | None:
+    """JAX's `norm.cdf`: 1 + erf(y) near zero, erfc(|y|) or 2 - erfc(|y|) far from it."""
+    near, far = sorted(map(seen_through, value.step.inputs[1:]), key=lambda x: x.step.kind)[:2]
+    found = spelled("erfc", near) if near.step.kind == "add" else None
+    sizes = [argument_of(each, "erfc") for each in far.step.inputs[1:]]
+    inner = [argument_of(size, "abs") for size in sizes if size is not None]
+    is_far = far.step.kind == "select_n" and found is not None
+    is_same_y = is_far and any(y is not None and is_same(y, found.holes[0].value) for y in inner)
+    return found if is_same_y else None
 
 
 @once
 def sigmoid_of(value: Value) -> tuple[Value, float] | None:
-    """`(y, scale)` if `value` is `sigmoid(scale * y)`, in one of the spellings above."""
-    value = seen_through(value)
-    if value.step.kind == "logistic":
-        return value.step.inputs[0], 1.0
-    if value.step.kind not in ("div", "integer_pow", "mul", "add", "sub"):
+    """`(y, scale)` if `value` is `sigmoid(scale * y)`, in any spelling."""
+    found = spelled("logistic", value)
+    if found is None or found.factor != 1 or found.holes[0].axes != all_axes(value):
         return None
-    for formula in SIGMOIDS:
-        found = match(formula, value)
-        if found is not None and found.factor == 1 and found.holes[0].axes == all_axes(value):
-            return found.holes[0].value, found.holes[0].number
-    return None
+    return found.holes[0].value, found.holes[0].number
+
+
+def erfc_of(value: Value | Parts) -> tuple[Part, float, float] | None:
+    """`(y, rate, factor)` if `value` is `factor * erfc(sqrt(rate) * y)`, in any spelling.
+
+    For the normal cdf the rate is 1/2, so that no product of `y` and the root of 1/2 is rounded.
+    """
+    found = spelled("erfc", value)
+    if found is None or found.factor <= 0:
+        return None
+    ((number, y, axes),) = ((hole.number, hole.value, hole.axes) for hole in found.holes)
+    product = factors_of(y)
+    if [part.number for part in product.parts] == [1]:
+        if math.isclose(product.constant * math.sqrt(2), 1, rel_tol=1e-6):
+            (own,) = placed(product.parts, axes)
+            return dataclasses.replace(own, number=number), 0.5, found.factor
+    return Part(number, y, axes), 1.0, found.factor

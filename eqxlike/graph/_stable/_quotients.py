@@ -16,7 +16,6 @@ from ._expressions import (
     Parts,
     Step,
     Value,
-    all_axes,
     argument_of,
     broadcast,
     factors_of,
@@ -32,13 +31,13 @@ from ._functions import (
     exponential_of,
     exponentials_in,
     lifted,
-    opposites_in,
     power_of,
     product_of,
     rewritten,
     shifted_along,
     shifted_in_quotient,
     shifted_terms,
+    sum_of,
     times,
     weighted_exp,
 )
@@ -234,21 +233,23 @@ def _rows_of_dot(x: Value, other: Value, place: int, contracted: Any, batch: Any
     return [lies[i] for i in range(len(x.shape)) if i in lies]
 
 
+COSHS = (lax.cosh, lambda y: 0.5 * lax.exp(y) + 0.5 * lax.exp(-y))
+
+
 def _hyperbolic_secant(value: Value, above: Parts, below: Part) -> Rewrite | None:
     """The quotients a / cosh(y) ** k and a / (n exp(y) + n exp(-y)) ** k."""
-    y, shape = argument_of(below.value, "cosh"), value.shape
-    first = Exponential(0.5, (Part(1.0, y, all_axes(y)),)) if y is not None else None
-    first = first or opposites_in(terms_of(below.value))
-    if first is None or first.number < 0:
+    found = next(filter(None, (match(each, below.value) for each in COSHS)), None)
+    if found is None or found.factor < 0:
         return None
-    scale = above.constant * (2 * first.number) ** below.number
+    scale = above.constant * (found.factor) ** below.number
+    y = dataclasses.replace(found.holes[0], axes=placed(found.holes, below.axes)[0].axes)
 
-    def build(split: Split, x: Array | None) -> Array:
-        y = broadcast(split[0], below.axes, shape)
+    def build(y: Array, x: Array | None) -> Array:
         x = jnp.ones_like(y) if x is None else x
         return stable.times_sech(scaled(scale, x), y, -below.number)
 
-    return applied(build, first.split(below.value.shape), product_of(above.parts, shape))
+    shape = value.shape
+    return applied(build, sum_of((y,), shape), product_of(above.parts, shape))
 
 
 def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None:

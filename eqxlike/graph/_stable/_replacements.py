@@ -10,16 +10,21 @@ import numpy as np
 from jax import Array, lax
 
 
-@jax.custom_jvp
-def sigmoid(y: Array) -> Array:
-    """JAX's, with the derivative s(y) s(-y) in place of s(y) (1 - s(y))."""
-    return lax.logistic(y)
+def with_slope(slope: Callable[[Array], Array], function: Callable[[Array], Array]):
+    """The function of one array, with this derivative in place of its own."""
+    stable = jax.custom_jvp(function)
+    stable.defjvps(lambda tangent, _, y: tangent * slope(y))
+    return stable
 
 
-@sigmoid.defjvp
-def _(primals, tangents):
-    (y,), (tangent,) = primals, tangents
-    return sigmoid(y), tangent * sigmoid(y) * sigmoid(-y)
+sigmoid = with_slope(lambda y: sigmoid(y) * sigmoid(-y), lax.logistic)
+expm1 = with_slope(jnp.exp, lax.expm1)
+tanh = with_slope(lambda y: one_minus_tanh_squared(y), lax.tanh)
+atanh = with_slope(lambda y: 1 / (1 - jnp.square(y)), lax.atanh)
+one_minus_tanh_squared = with_slope(
+    lambda y: -2 * tanh(y) * one_minus_tanh_squared(y),
+    lambda y: times_sigmoid(4 * sigmoid(2 * y), -2 * y),
+)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -40,54 +45,12 @@ def _(ratio, primals, tangents):
     return product, times_sigmoid(tangents[0], y, ratio) + tangents[1] * slope
 
 
-@jax.custom_jvp
-def expm1(y: Array) -> Array:
-    """The exponential minus one, with the exponential as its derivative."""
-    return lax.expm1(y)
-
-
-@expm1.defjvp
-def _(primals, tangents):
-    (y,), (tangent,) = primals, tangents
-    return expm1(y), tangent * jnp.exp(y)
-
-
-@jax.custom_jvp
+@functools.partial(with_slope, lambda x: 1 / (1 + x))
 def log1p(x: Array) -> Array:
     """JAX's `log1p`, but log(1 + x) far from zero: jax 0.10 on a CPU loses two digits at -0.4."""
     is_near = jnp.abs(x) < 0.29
     near, far = jnp.where(is_near, x, 0), jnp.where(is_near, 0, x)
     return jnp.where(is_near, lax.log1p(near), jnp.log(1 + far))
-
-
-@log1p.defjvp
-def _(primals, tangents):
-    (x,), (tangent,) = primals, tangents
-    return log1p(x), tangent / (1 + x)
-
-
-@jax.custom_jvp
-def tanh(y: Array) -> Array:
-    """JAX's, with the derivative 4 s(2 y) s(-2 y) in place of 1 - tanh² y."""
-    return lax.tanh(y)
-
-
-@tanh.defjvp
-def _(primals, tangents):
-    (y,), (tangent,) = primals, tangents
-    return tanh(y), tangent * one_minus_tanh_squared(y)
-
-
-@jax.custom_jvp
-def atanh(y: Array) -> Array:
-    """`lax.atanh`, with the derivative 1 / (1 - y²)."""
-    return lax.atanh(y)
-
-
-@atanh.defjvp
-def _(primals, tangents):
-    (y,), (tangent,) = primals, tangents
-    return atanh(y), tangent / (1 - jnp.square(y))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -102,18 +65,6 @@ def _(power, primals, tangents):
     x, y = primals
     product = times_sech(x, y, power)
     return product, times_sech(tangents[0], y, power) - tangents[1] * power * tanh(y) * product
-
-
-@jax.custom_jvp
-def one_minus_tanh_squared(y: Array) -> Array:
-    return times_sigmoid(4 * sigmoid(2 * y), -2 * y)
-
-
-@one_minus_tanh_squared.defjvp
-def _(primals, tangents):
-    (y,), (tangent,) = primals, tangents
-    found = one_minus_tanh_squared(y)
-    return found, tangent * -2 * tanh(y) * found
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -179,7 +130,7 @@ def one_minus_cos(y: Array) -> Array:
     return 2 * jnp.square(jnp.sin(y / 2))
 
 
-@jax.custom_jvp
+@functools.partial(with_slope, expm1)
 def excess_of_exp(y: Array) -> Array:
     """exp(y) - 1 - y."""
     is_near = jnp.abs(y) < 1
@@ -191,13 +142,7 @@ def excess_of_exp(y: Array) -> Array:
     return jnp.where(is_near, jnp.square(near) * total, lax.expm1(far) - far)
 
 
-@excess_of_exp.defjvp
-def _(primals, tangents):
-    (y,), (tangent,) = primals, tangents
-    return excess_of_exp(y), tangent * expm1(y)
-
-
-@jax.custom_jvp
+@functools.partial(with_slope, lambda t: jnp.where(jnp.abs(t - 1) < 0.5, (t - 1) / t, 1 - 1 / t))
 def excess_of_size(t: Array) -> Array:
     """Returns t - 1 - log|t|."""
     u = t - 1
@@ -209,13 +154,6 @@ def excess_of_size(t: Array) -> Array:
     for n in range(num_terms, 0, -1):
         total = total * jnp.square(s) + 1 / (2 * n + 1)
     return jnp.where(is_near, s * near - 2 * s**3 * total, u - jnp.log(jnp.abs(t)))
-
-
-@excess_of_size.defjvp
-def _(primals, tangents):
-    (t,), (tangent,) = primals, tangents
-    slope = jnp.where(jnp.abs(t - 1) < 0.5, (t - 1) / t, 1 - 1 / t)
-    return excess_of_size(t), tangent * slope
 
 
 MILLS = (
