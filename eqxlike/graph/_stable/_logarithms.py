@@ -104,7 +104,7 @@ def _is_guarded(total: Parts) -> bool:
 def _log_of_product(value: Value) -> Log | None:
     product, shape = factors_of(value), value.shape
     # The logarithms of their factors would cancel.
-    if sigmoid_of(value) or erfc_of(value) or match(COSH, value):
+    if sigmoid_of(value) or erfc_of(value) or match(lax.cosh, value):
         return log_of(value)
     if not 0 < product.constant < math.inf:
         return None
@@ -160,13 +160,9 @@ def _of_exponentials(y: Array, z: Array) -> tuple[Array, ...]:
     return y + large, small, -sign
 
 
-COSH: Formula = lambda y: 0.5 * lax.exp(y) + 0.5 * lax.exp(-y)
-
-
 LOGARITHMS: tuple[tuple[Formula, Callable[..., Sequence[Array]], bool], ...] = (
     (lax.logistic, stable.log_sigmoid, True),
     (lax.cosh, stable.log_cosh, True),
-    (COSH, stable.log_cosh, True),
     (lax.sinh, stable.log_size_of_sinh, False),
     (lax.expm1, stable.log_size_of_expm1, False),
     (lambda y: 1 - lax.logistic(y), lambda y: stable.log_sigmoid(-y), True),

@@ -49,6 +49,8 @@ class Found(NamedTuple):
 def match(formula: Formula, value: Value | Parts) -> Found | None:
     """The factor and the arguments of a formula that a value, or a sum, is a multiple of."""
     pattern, names = _traced(formula)
+    if pattern.step.kind in SPELLINGS:
+        return spelled(pattern.step.kind, value)
     if isinstance(value, Parts):
         matches = _match_sum(terms_of(pattern), value, {})
     else:
@@ -162,6 +164,8 @@ SPELLINGS: dict[str, tuple[Formula, ...]] = {
         lambda y: 1 + lax.erf(-y),
         lambda y: 2 - lax.erfc(-y),
     ),
+    "cosh": (lambda y: 0.5 * lax.exp(y) + 0.5 * lax.exp(-y),),
+    "sinh": (lambda y: 0.5 * lax.exp(y) - 0.5 * lax.exp(-y),),
 }
 """How people write a function, besides calling it."""
 
