@@ -1,9 +1,10 @@
 """Differences whose digits cancel."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -205,8 +206,7 @@ def excess_of_exponential(step: Step) -> Rewrite | None:
     return applied(build, term.split(shape), *others)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Excess:
+class _Excess(NamedTuple):
     """A sum `number * (t - 1 - log(t)) + others`, where t is a product.
 
     - `is_of_size`: whether it is log|t|.
@@ -225,44 +225,39 @@ def _excess_in(total: Parts) -> _Excess | None:
     if not 2 <= len(total.parts) <= MAX_TERMS:
         return None
     terms = [_lifted(factors_of(part.value), part.number, part.axes) for part in total.parts]
-    logs = [_Logarithms().add(part.value, part.axes, part.number) for part in total.parts]
+    logs = [list(_logs_in(part)) for part in total.parts]
     for i, term in enumerate(terms):
         for summands in ([term], *_distributed(term)):
             for j, each in enumerate(summands):
-                others = summands[:j] + summands[j + 1 :]
-                found = _with_its_logarithm(each, logs[:i] + logs[i + 1 :], total.constant, others)
-                if found is not None:
-                    n, is_used, is_of_size = found
-                    rest = terms[:i] + terms[i + 1 :]
-                    kept = [term for term, used in zip(rest, is_used, strict=True) if not used]
-                    others = [term for term in (*others, *kept) if term.parts]
-                    return _Excess(n, Parts(each.constant / n, each.parts), others, is_of_size)
+                own, own_constant = _counted(_logs_of(dataclasses.replace(each, constant=1.0), 1.0))
+                keys = [_counted(log)[0].keys() for log in logs]
+                used = [
+                    k for k, those in enumerate(keys) if k != i and those and those <= own.keys()
+                ]
+                found, constant = _counted(itertools.chain(*(logs[k] for k in used)))
+                if not own or found.keys() != own.keys():
+                    continue
+                ratios = [-number / own[key] for key, number in found.items()]
+                n, others = ratios[0], summands[:j] + summands[j + 1 :]
+                if not each.constant / n > 0 or not np.allclose(ratios, n, 1e-6):
+                    continue
+                constant += total.constant + sum(x.constant for x in others if not x.parts)
+                expected = -n * (1 + math.log(each.constant / n) + own_constant)
+                # Logarithms of constants were rounded to float32.
+                tolerance = 1e-12 if expected == -n else 1e-6
+                if math.isclose(constant, expected, rel_tol=tolerance):
+                    others += [terms[k] for k in range(len(terms)) if k != i and k not in used]
+                    others = [other for other in others if other.parts]
+                    product = Parts(each.constant / n, each.parts)
+                    is_of_size = any(_is_log_of_size(total.parts[k].value) for k in used)
+                    return _Excess(n, product, others, is_of_size)
     return None
 
 
-def _with_its_logarithm(
-    product: Parts, logs: Sequence["_Logarithms"], constant: float, others: Sequence[Parts]
-) -> tuple[float, list[bool], bool] | None:
-    """Of a product n t: n, which terms are in -n log(t), and whether that is -n log|t|."""
-    own = _Logarithms()
-    own.add_product(dataclasses.replace(product, constant=1.0), 1.0)
-    total = _Logarithms()
-    is_used = [bool(each.numbers) and each.numbers.keys() <= own.numbers.keys() for each in logs]
-    for each, used in zip(logs, is_used, strict=True):
-        if used:
-            total.merge(each)
-    if not own.numbers or total.numbers.keys() != own.numbers.keys():
-        return None
-    ratios = [-number / own.numbers[key] for key, number in total.numbers.items()]
-    n = ratios[0]
-    if not n or not product.constant / n > 0 or not np.allclose(ratios, n, 1e-6):
-        return None
-    constant += total.constant + sum(term.constant for term in others if not term.parts)
-    expected = -n * (1 + math.log(product.constant / n) + own.constant)
-    # Logarithms of constants were rounded to float32.
-    if not math.isclose(constant, expected, rel_tol=1e-12 if expected == -n else 1e-6):
-        return None
-    return n, is_used, total.is_of_size
+def _is_log_of_size(value: Value) -> bool:
+    x = argument_of(value, "log")
+    factors = factors_of(x).parts if x is not None else ()
+    return any(argument_of(part.value, "abs") is not None for part in factors)
 
 
 def _lifted(product: Parts, number: float, axes: Axes) -> Parts:
@@ -283,52 +278,37 @@ def _distributed(product: Parts) -> Iterator[list[Parts]]:
         yield summands
 
 
-class _Logarithms:
-    """A sum of logarithms and other values: the number of each, and a constant.
+def _logs_in(part: Part) -> Iterator[tuple[Any, float]]:
+    """The terms of a logarithm of a product, as key and number, of a constant with no key."""
+    x = argument_of(part.value, "log")
+    if x is None:
+        yield (key_of(part.value), part.axes), part.number
+    elif (product := factors_of(x)).constant > 0:
+        yield from _logs_of(_lifted(product, 1.0, part.axes), part.number)
 
-    - `is_of_size`: whether one is the logarithm of |x|.
-    """
 
-    def __init__(self) -> None:
-        self.numbers: dict[Any, float] = {}
-        self.constant = 0.0
-        self.is_of_size = False
+def _logs_of(product: Parts, number: float) -> Iterator[tuple[Any, float]]:
+    """The terms of the number times the logarithm of a product."""
+    yield None, number * math.log(product.constant)
+    for part in product.parts:
+        power = number * part.number
+        if (y := argument_of(part.value, "exp")) is None:
+            size = argument_of(part.value, "abs")
+            yield ("log", key_of(size or part.value), part.axes), power
+            continue
+        exponents = terms_of(y)
+        yield None, power * exponents.constant
+        for each in placed(exponents.parts, part.axes):
+            yield from _logs_in(dataclasses.replace(each, number=power * each.number))
 
-    def add(self, value: Value, axes: Axes, number: float) -> "_Logarithms":
-        """Adds the number times a value, which may be a logarithm."""
-        x = argument_of(value, "log")
-        if x is None:
-            self._count((key_of(value), axes), number)
-        elif (product := factors_of(x)).constant > 0:
-            self.add_product(_lifted(product, 1.0, axes), number)
-        return self
 
-    def add_product(self, product: Parts, number: float) -> None:
-        """Adds the number times the logarithm of a product."""
-        self.constant += number * math.log(product.constant)
-        for part in product.parts:
-            y = argument_of(part.value, "exp")
-            if y is None:
-                size = argument_of(part.value, "abs")
-                self.is_of_size |= size is not None
-                key = "log", key_of(size or part.value), part.axes
-                self._count(key, number * part.number)
-                continue
-            exponents = terms_of(y)
-            self.constant += number * part.number * exponents.constant
-            for each in placed(exponents.parts, part.axes):
-                self.add(each.value, each.axes, number * part.number * each.number)
-
-    def merge(self, other: "_Logarithms") -> None:
-        self.constant += other.constant
-        self.is_of_size |= other.is_of_size
-        for key, number in other.numbers.items():
-            self._count(key, number)
-
-    def _count(self, key: Any, number: float) -> None:
-        self.numbers[key] = self.numbers.get(key, 0.0) + number
-        if not self.numbers[key]:
-            del self.numbers[key]
+def _counted(terms: Iterable[tuple[Any, float]]) -> tuple[dict[Any, float], float]:
+    """The number of each key that is not zero, and the constant."""
+    numbers: dict[Any, float] = {}
+    for key, number in terms:
+        numbers[key] = numbers.get(key, 0.0) + number
+    constant = numbers.pop(None, 0.0)
+    return {key: number for key, number in numbers.items() if number}, constant
 
 
 def _excess_of(number: float, y: Array | None, weight: Array | None, is_of_size: bool) -> Array:
