@@ -231,9 +231,7 @@ def _excess_in(total: Parts) -> _Excess | None:
             for j, each in enumerate(summands):
                 own, own_constant = _counted(_logs_of(dataclasses.replace(each, constant=1.0), 1.0))
                 keys = [_counted(log)[0].keys() for log in logs]
-                used = [
-                    k for k, those in enumerate(keys) if k != i and those and those <= own.keys()
-                ]
+                used = [k for k, key in enumerate(keys) if k != i and key and key <= own.keys()]
                 found, constant = _counted(itertools.chain(*(logs[k] for k in used)))
                 if not own or found.keys() != own.keys():
                     continue
@@ -311,9 +309,9 @@ def _counted(terms: Iterable[tuple[Any, float]]) -> tuple[dict[Any, float], floa
     return {key: number for key, number in numbers.items() if number}, constant
 
 
-def _excess_of(number: float, y: Array | None, weight: Array | None, is_of_size: bool) -> Array:
+def _excess_of(number: float, y: Any, weight: Any, is_of_size: bool) -> Array:
     """Returns t - 1 - log(t), or t - 1 - log|t|, for t = number * weight * exp(y)."""
-    if weight is None and y is not None:
+    if weight is None:
         return stable.excess_of_exp(y + math.log(number) if number != 1 else y)
     t = scaled(number, weight if y is None else weight * jnp.exp(y))
     return stable.excess_of_size(t if is_of_size else jnp.where(t < 0, jnp.nan, t))

@@ -351,20 +351,11 @@ def _elements_of_maximum(value: Value) -> list[Value]:
 
 def _is_maximum(value: Value, depth: int = 4) -> bool:
     value = seen_through(value)
-    if depth == 0:
-        return False
-    if value.step.kind in ("reduce_max", "pmax", "cummax"):
-        return True
-    if value.step.kind in (
-        "max",
-        "select_n",
-        "broadcast_in_dim",
-        "reshape",
-        "squeeze",
-        "stop_gradient",
-    ):
-        return any(_is_maximum(each, depth - 1) for each in value.step.inputs)
-    return False
+    if depth == 0 or value.step.kind in ("reduce_max", "pmax", "cummax"):
+        return depth > 0
+    passed_on = ("max", "select_n", "broadcast_in_dim", "reshape", "squeeze", "stop_gradient")
+    inputs = value.step.inputs if value.step.kind in passed_on else ()
+    return any(_is_maximum(each, depth - 1) for each in inputs)
 
 
 def is_at_most_zero(y: Value) -> bool:

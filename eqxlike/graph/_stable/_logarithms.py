@@ -10,6 +10,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -34,7 +35,6 @@ from ._expressions import (
 )
 from ._functions import (
     GUARDS,
-    Exponential,
     applied,
     exponent_of,
     exponential_of,
@@ -186,14 +186,16 @@ def _log_by_table(value: Value | Parts, shape: tuple[int, ...]) -> Log | None:
             continue
         factor = found.factor
 
-        def log(*holes: Array, function=function, factor=factor) -> tuple[Array, ...]:
+        def log_of_multiple(
+            *holes: Array, function: Any = function, factor: float = factor
+        ) -> tuple[Array, ...]:
             large, small, *sign = function(*holes)
             sign = sign or [jnp.ones_like(large)]
             shift = math.log(abs(factor))
             return large, small + shift if shift else small, scaled(math.copysign(1, factor), *sign)
 
         holes = (sum_of((hole,), shape) for hole in found.holes)
-        return Log(applied(log, *holes), is_positive and factor > 0)
+        return Log(applied(log_of_multiple, *holes), is_positive and factor > 0)
     return None
 
 
@@ -270,7 +272,7 @@ def _log_of_choice(step: Step) -> Log | None:
     if not any(logs):
         return None
 
-    def chosen(condition: Array, *branches: Sequence[Array] | Array) -> list[Array]:
+    def chosen(condition: Array, *branches: Any) -> list[Array]:
         parts = []
         for index, (log, found) in enumerate(zip(logs, branches, strict=True)):
             if log is None:
@@ -403,23 +405,21 @@ def _log_of_reduced_sum(step: Step) -> Log | None:
 
 def _log_of_dot(step: Step) -> Log | None:
     """log(w @ exp(y)), for a vector w, or one for each element of a batch."""
-    contracted, batch = step.params["dimension_numbers"]
     for place in (0, 1):
+        (contracted, batch), (other_contracted, other_batch) = (
+            [each[i] for each in step.params["dimension_numbers"]] for i in (place, 1 - place)
+        )
         x, weights = step.inputs[place], step.inputs[1 - place]
-        term, own = exponential_of(factors_of(x)), (*batch[1 - place], *contracted[1 - place])
-        if len(weights.shape) == len(own) and not term.weights and term.exponents:
-            if term.number > 0:
-                # The axis of the exponentials on which each axis of the weights is.
-                axes = dict(zip(own, (*batch[place], *contracted[place]), strict=True))
-                return _log_of_dot_with(step, place, term, axes)
-    return None
-
-
-def _log_of_dot_with(step: Step, place: int, term: Exponential, axes: dict[int, int]) -> Log:
-    x, weights = step.inputs[place], step.inputs[1 - place]
-    contracted, batch = (each[place] for each in step.params["dimension_numbers"])
+        term, own = exponential_of(factors_of(x)), (*other_batch, *other_contracted)
+        is_vector = len(weights.shape) == len(own)
+        if is_vector and term.exponents and not term.weights and term.number > 0:
+            break
+    else:
+        return None
     free = [i for i in range(len(x.shape)) if i not in contracted and i not in batch]
     order = [sorted((*batch, *free)).index(axis) for axis in (*batch, *free)]
+    # The axis of the exponentials on which each axis of the weights is.
+    axes = dict(zip(own, (*batch, *contracted), strict=True))
     places = tuple(axes[i] for i in range(len(weights.shape)))
 
     def of_dot(split: tuple[Array, None], w: Array) -> tuple[Array, ...]:
@@ -437,9 +437,11 @@ def _log_of_reduced_product(step: Step, log: Log | None) -> Log:
     (x,), axes = step.inputs, step.params["axes"]
     is_positive = log is not None and log.is_positive
 
-    def of_product(found: Sequence[Array] | Array) -> tuple[Array, ...]:
+    def of_product(found: Any) -> tuple[Array, ...]:
         large, small, *sign = found if is_positive else _plain_log(found)
         large, small = (jnp.sum(jnp.broadcast_to(y, x.shape), axes) for y in (large, small))
         return (large, small) if is_positive else (large, small, jnp.prod(sign[0], axes))
 
-    return Log(applied(of_product, log.parts if is_positive else x), is_positive)
+    return Log(
+        applied(of_product, log.parts if log is not None and is_positive else x), is_positive
+    )

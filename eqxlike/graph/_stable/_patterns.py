@@ -72,12 +72,12 @@ def _traced(formula: Formula) -> tuple[Value, list[Value]]:
 
 def _match(pattern: Value, value: Value, axes: Axes, holes: Holes) -> Iterator[Match]:
     value, inner = unbroadcast(value)
-    axes = placed((Part(1.0, value, inner),), axes)[0].axes
+    axes = tuple(axes[i] if i >= 0 else -1 for i in inner)
     total, product = terms_of(pattern), factors_of(pattern)
     if total.constant or len(total.parts) > 1:
         found = terms_of(value)
         yield from _match_sum(total, Parts(found.constant, placed(found.parts, axes)), holes)
-    elif total.parts[0].value.step is INPUT:
+    elif all(part.value.step is INPUT for part in total.parts):
         yield from _bind(pattern, Part(1.0, value, axes), holes)
     elif product.parts[0].value is not pattern:
         yield from _match_product(product, factors_of(value), axes, holes)
@@ -188,10 +188,11 @@ def _cdf_of_jax(value: Value) -> Found | None:
     """JAX's `norm.cdf`: 1 + erf(y) near zero, erfc(|y|) or 2 - erfc(|y|) far from it."""
     near, far = sorted(map(seen_through, value.step.inputs[1:]), key=lambda x: x.step.kind)[:2]
     found = spelled("erfc", near) if near.step.kind == "add" else None
+    if found is None or far.step.kind != "select_n":
+        return None
     sizes = [argument_of(each, "erfc") for each in far.step.inputs[1:]]
     inner = [argument_of(size, "abs") for size in sizes if size is not None]
-    is_far = far.step.kind == "select_n" and found is not None
-    is_same_y = is_far and any(y is not None and is_same(y, found.holes[0].value) for y in inner)
+    is_same_y = any(y is not None and is_same(y, found.holes[0].value) for y in inner)
     return found if is_same_y else None
 
 

@@ -45,8 +45,8 @@ from ._patterns import Formula, match, sigmoid_of
 from ._replacements import scaled, single
 from ._rewrite import Rewrite
 
-Split = tuple[Array | None, Array | None]
-"""The exponent and the weight of an `Exponential`."""
+Split = tuple[Any, Any]
+"""The exponent and the weight of an `Exponential`, None for zero and one."""
 
 
 def quotient_of_exponentials(step: Step) -> Rewrite | None:
@@ -63,8 +63,9 @@ def quotient_of_exponentials(step: Step) -> Rewrite | None:
         if total.number >= 0:
             continue
         rest = tuple(part for part in product.parts if part is not total)
-        if (found := _quotient(value, Parts(product.constant, rest), total)) is not None:
-            return found
+        for rule in QUOTIENTS if total.number == -1 else QUOTIENTS[-2:]:
+            if (found := rule(value, Parts(product.constant, rest), total)) is not None:
+                return found
     return None
 
 
@@ -72,14 +73,6 @@ TANHS: tuple[tuple[Formula, Formula], ...] = (
     (lambda y: (lax.exp(y) - 1) / (lax.exp(y) + 1), lambda y: stable.tanh(y / 2)),
     (lambda y: lax.sinh(y) / lax.cosh(y), stable.tanh),
 )
-
-
-def _quotient(value: Value, above: Parts, below: Part) -> Rewrite | None:
-    if below.number == -1:
-        for rule in (_multiplied_sigmoid, _softmax, _weighted_mean):
-            if (found := rule(value, above, below)) is not None:
-                return found
-    return _hyperbolic_secant(value, above, below) or _shifted_quotient(value, above, below)
 
 
 def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | None:
@@ -112,11 +105,11 @@ def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | No
 def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
     """The quotient w exp(y) / sum(w exp(y)) with its largest term taken off."""
     total = _reduced(below.value)
-    kept = tuple(axis for axis in range(len(value.shape)) if total and axis not in total.axes)
-    if total is None or total.shape != value.shape or _kept(below) != kept:
+    kept = [axis for axis in range(len(value.shape)) if total and axis not in total.axes]
+    if total is None or total.shape != value.shape or [i for i in below.axes if i >= 0] != kept:
         return None
     top = exponential_of(above)
-    if not _is_same_product(top, total.term):
+    if _alike(top) != _alike(total.term) or _keys(top.weights) != _keys(total.term.weights):
         return None
     scale = above.constant / total.term.number
 
@@ -126,10 +119,6 @@ def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
         return scaled(scale, terms / jnp.sum(terms, axis=total.axes, keepdims=True))
 
     return applied(build, top.split(value.shape))
-
-
-def _kept(part: Part) -> Axes:
-    return tuple(axis for axis in part.axes if axis >= 0)
 
 
 class _Reduced(NamedTuple):
@@ -150,16 +139,10 @@ def _reduced(value: Value) -> _Reduced | None:
     return _Reduced(term, terms.shape, seen_through(value).step.params["axes"])
 
 
-def _is_same_product(first: Exponential, second: Exponential) -> bool:
-    same = [(_keys(each.exponents), _keys(each.weights)) for each in (first, second)]
-    return _is_equally_masked(first, second) and same[0] == same[1]
-
-
-def _is_equally_masked(first: Exponential, second: Exponential) -> bool:
-    pair = [
-        {(key_of(mask.value), mask.axes, kept) for mask, kept in x.masks} for x in (first, second)
-    ]
-    return pair[0] == pair[1]
+def _alike(term: Exponential) -> tuple[set[Any], set[Any]]:
+    """Equal for terms with the same exponents and masks."""
+    masks = {(key_of(mask.value), mask.axes, is_kept) for mask, is_kept in term.masks}
+    return _keys(term.exponents), masks
 
 
 def _keys(parts: Sequence[Part]) -> set[Any]:
@@ -171,17 +154,12 @@ def _weighted_mean(value: Value, above: Parts, below: Part) -> Rewrite | None:
     total = _reduced(below.value)
     if total is None:
         return None
-    found = (_mean_by(part, value, above, below, total) for part in above.parts)
-    return next((rewrite for rewrite in found if rewrite is not None), None)
-
-
-def _mean_by(
-    part: Part, value: Value, above: Parts, below: Part, total: _Reduced
-) -> Rewrite | None:
-    step, shape = seen_through(part.value).step, value.shape
-    place = _place_of_terms(part, below, total)
-    if place is None:
+    places = ((part, _place_of_terms(part, below, total)) for part in above.parts)
+    found = next(((part, place) for part, place in places if place is not None), None)
+    if found is None:
         return None
+    part, place = found
+    step, shape = seen_through(part.value).step, value.shape
     term = exponential_of(factors_of(step.inputs[place]))
     extra = step.inputs[:place] + step.inputs[place + 1 :]
     others = [each for each in above.parts if each is not part]
@@ -215,8 +193,7 @@ def _place_of_terms(part: Part, below: Part, total: _Reduced) -> int | None:
             rows = tuple(part.axes[i] for i in lies)
         term = exponential_of(factors_of(x))
         is_alike = (x.shape, axes, rows) == (total.shape, total.axes, below.axes)
-        is_alike = is_alike and _is_equally_masked(term, total.term)
-        if is_alike and _keys(term.exponents) == _keys(total.term.exponents):
+        if is_alike and _alike(term) == _alike(total.term):
             return place
     return None
 
@@ -237,7 +214,7 @@ def _hyperbolic_secant(value: Value, above: Parts, below: Part) -> Rewrite | Non
     found = match(lax.cosh, below.value)
     if found is None or found.factor < 0:
         return None
-    scale = above.constant * (found.factor) ** below.number
+    scale = above.constant * found.factor**below.number
     y = dataclasses.replace(found.holes[0], axes=placed(found.holes, below.axes)[0].axes)
 
     def build(y: Array, x: Array | None) -> Array:
@@ -260,14 +237,6 @@ def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None
     if not terms or any(term.number <= 0 for term in terms):
         return None
 
-    def along(split: Split) -> tuple[Array, Array]:
-        large, exps = shifted_along(*split, total.axes)
-        large = lax.squeeze(large, total.axes)
-        return large, scaled(total.term.number, jnp.sum(exps, axis=total.axes))
-
-    def apart(found: tuple[Array, list[Array]]) -> tuple[Array, Array]:
-        return found[0], functools.reduce(jnp.add, found[1])
-
     def build(divisor: tuple[Array, Array], top: Split) -> Array:
         large, divided = (broadcast(each, below.axes, shape) for each in divisor)
         y, w = top
@@ -278,23 +247,28 @@ def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None
         found = weighted_exp(y, above.constant if w is None else scaled(above.constant, w))
         return found / power_of(divided, power)
 
-    if total is None:
-        divisor = applied(apart, shifted_terms(terms, inner))
+    if total is not None:
+        term, _, axes = total
+
+        def along(split: Split) -> tuple[Array, Array]:
+            large, exps = shifted_along(*split, axes)
+            return lax.squeeze(large, axes), scaled(term.number, jnp.sum(exps, axis=axes))
+
+        divisor = applied(along, term.split(total.shape))
     else:
-        divisor = applied(along, total.term.split(total.shape))
+        terms = shifted_terms(terms, inner)
+        divisor = applied(lambda found: (found[0], functools.reduce(jnp.add, found[1])), terms)
     return applied(build, divisor, top.split(shape))
 
+
+QUOTIENTS = (_multiplied_sigmoid, _softmax, _weighted_mean, _hyperbolic_secant, _shifted_quotient)
+"""The first three are for a divisor, the last two for a power of it too."""
 
 AT_ZERO: tuple[tuple[Formula, Formula, int, float], ...] = (
     (lax.expm1, stable.expm1, 1, 1.0),
     (lax.log1p, stable.log1p, 1, 1.0),
     (lax.tanh, stable.tanh, 1, 1.0),
-    (lax.sin, jnp.sin, 1, 1.0),
-    (lax.tan, jnp.tan, 1, 1.0),
-    (lax.sinh, jnp.sinh, 1, 1.0),
-    (lax.asin, jnp.arcsin, 1, 1.0),
-    (lax.atan, jnp.arctan, 1, 1.0),
-    (lax.asinh, jnp.arcsinh, 1, 1.0),
+    *((f, f, 1, 1.0) for f in (lax.sin, lax.tan, lax.sinh, lax.asin, lax.atan, lax.asinh)),
     (lax.atanh, stable.atanh, 1, 1.0),
     (lax.erf, lambda y: math.sqrt(math.pi) / 2 * lax.erf(y), 1, 2 / math.sqrt(math.pi)),
     (lambda y: lax.log(1 + y), stable.log1p, 1, 1.0),
@@ -318,17 +292,17 @@ def quotient_at_zero(step: Step) -> Rewrite | None:
 
 def _over_power_of(part: Part, product: Parts, shape: tuple[int, ...]) -> Rewrite | None:
     rows = AT_ZERO if abs(part.number) == 1 else ()
-    matches = ((match(formula, part.value), row) for formula, *row in rows)
-    found, row = next((each for each in matches if each[0] is not None), (None, ()))
+    matches = ((match(row[0], part.value), row) for row in rows)
+    found = next(((found, row) for found, row in matches if found is not None), None)
     if found is None:
         return None
-    function, order, number = row
-    ((rate, y, axes),) = ((hole.number, hole.value, hole.axes) for hole in found.holes)
-    part = dataclasses.replace(part, axes=placed((Part(1.0, y, axes),), part.axes)[0].axes)
+    (factor, holes), (_, function, order, number) = found
+    (hole,) = placed(holes, part.axes)
+    y, rate = hole.value, hole.number
     sign, inner = int(part.number), factors_of(y)
     powers = [
         dataclasses.replace(each, number=each.number * order * sign)
-        for each in placed(inner.parts, part.axes)
+        for each in placed(inner.parts, hole.axes)
     ]
     others = [each for each in product.parts if each is not part]
     numbers = {(key_of(each.value), each.axes): each.number for each in others}
@@ -336,12 +310,11 @@ def _over_power_of(part: Part, product: Parts, shape: tuple[int, ...]) -> Rewrit
     if not divides or not all(divides):
         return None
     rest = tuple(merged((*others, *powers)))
-    scale = product.constant * (found.factor * number * (rate * inner.constant) ** order) ** sign
+    scale = product.constant * (factor * number * (rate * inner.constant) ** order) ** sign
 
     def build(y: Array, factor: Array | None) -> Array:
         found = stable.over_power(function, scaled(rate, single(y)), order, sign)
         return scaled(scale, times(found, factor))
 
-    y = lifted(dataclasses.replace(part, value=y), shape)
-    found = applied(build, y, product_of(rest, shape))
+    found = applied(build, lifted(hole, shape), product_of(rest, shape))
     return dataclasses.replace(found, within=(part.value,))
