@@ -442,6 +442,5 @@ def _log_of_reduced_product(step: Step, log: Log | None) -> Log:
         large, small = (jnp.sum(jnp.broadcast_to(y, x.shape), axes) for y in (large, small))
         return (large, small) if is_positive else (large, small, jnp.prod(sign[0], axes))
 
-    return Log(
-        applied(of_product, log.parts if log is not None and is_positive else x), is_positive
-    )
+    source = log.parts if log is not None and is_positive else x
+    return Log(applied(of_product, source), is_positive)
