@@ -497,6 +497,7 @@ REPAIRED = (
     (lambda x: jnp.log(jnp.einsum("bk,bk->b", jnp.exp(x[None]), jnp.ones((1, 3))))[0], 100.0),
     (lambda x: jnp.log(jnp.sum(jnp.exp(x.astype(jnp.bfloat16)))).astype(jnp.float32), 100.0),
     (lambda x: 1e9 * (jnp.sqrt(1 + (1e-6 * x[0]) ** 2) - 1), 5.0),
+    (lambda x: 1e7 * jnp.log(jax.scipy.stats.norm.cdf(x[0] / 20)), -2.866516),
     (lambda x: jnp.log(1 + jnp.exp(100.0)) + 0 * x[0], 100.0),
     (lambda x: 1e30 / jnp.cosh(x[0] - 11.5), 7.344593e-9),
     (lambda x: 1e30 / (1 + jnp.exp(x[0] - 11.5)), 3.6722964e-9),

@@ -173,7 +173,11 @@ SPELLINGS: dict[str, tuple[Formula, ...]] = {
 def spelled(kind: str, value: Value | Parts) -> Found | None:
     """The multiple of a function that a value is, in one of its spellings."""
     if isinstance(value, Value):
-        value = seen_through(value)
+        value, total = seen_through(value), terms_of(value)
+        if not total.constant and len(total.parts) == 1 and total.parts[0].value is not value:
+            (part,) = total.parts
+            found = spelled(kind, part.value)
+            return found and Found(part.number * found.factor, placed(found.holes, part.axes))
         if value.step.kind == kind:
             return Found(1.0, (Part(1.0, value.step.inputs[0], all_axes(value)),))
         if kind == "erfc" and value.step.kind == "select_n":
