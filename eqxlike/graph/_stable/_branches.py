@@ -47,14 +47,14 @@ def branch_not_taken(step: Step) -> Rewrite | None:
     branches = [_copied(branch) for branch in branches]
     sources = ancestors_of(condition)
     # What only integers decide, as a mask made from labels, says nothing of the operand.
-    if not any(each.step is INPUT and _is_floating(each) for each in sources):
+    inputs = (each for each in sources if each.step is INPUT)
+    if not any(jnp.issubdtype(each.dtype, jnp.floating) for each in inputs):
         return None
     regions = [_region(branch, sources) for branch in branches]
-    if not any(regions):
+    computed = dict.fromkeys(value for region in regions for value in region.computed)
+    if not computed:
         return None
-    read = [condition, *branches]
-    read += (each for region in regions for value in region.computed for each in _sources(value))
-    computed = {value for region in regions for value in region.computed}
+    read = [condition, *branches, *(each for value in computed for each in _sources(value))]
     given = [each for each in dict.fromkeys(read) if each not in computed]
 
     def build(*arrays: Array) -> Array:
@@ -75,10 +75,6 @@ def _copied(value: Value) -> Value:
     return seen_through(value, casts=False)
 
 
-def _is_floating(value: Value) -> bool:
-    return jnp.issubdtype(value.dtype, jnp.floating)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Region:
     """The values from operations that may fail to a branch.
@@ -89,9 +85,6 @@ class _Region:
 
     computed: tuple[Value, ...]
     harmless: dict[Value, float]
-
-    def __bool__(self) -> bool:
-        return bool(self.computed)
 
     def value_of(self, branch: Value, known: dict[Value, Array], is_chosen: Array) -> Array:
         """The branch, computed with the harmless numbers where it is not chosen."""

@@ -1,14 +1,16 @@
 """Differences whose digits cancel."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
+from . import _replacements as stable
 from ._expressions import (
     Axes,
     Part,
@@ -28,29 +30,17 @@ from ._expressions import (
     unbroadcast,
 )
 from ._functions import (
-    Exponential,
-    all_axes,
-    erfc_of,
+    applied,
     exponential_of,
-    known,
+    lifted,
     product_of,
-    sigmoid_of,
+    rewritten,
     square_root_of,
     sum_of,
     summed_squares_of,
 )
-from ._replacements import (
-    erfc,
-    excess_of_exp,
-    excess_of_size,
-    expm1,
-    one_minus_cos,
-    one_minus_tanh_squared,
-    scaled,
-    sigmoid,
-    single,
-    squared_deviations,
-)
+from ._patterns import Formula, erfc_of, match
+from ._replacements import scaled, single
 from ._rewrite import Rewrite
 
 
@@ -63,11 +53,24 @@ def difference_from_one(step: Step) -> Rewrite | None:
     c, n = total.constant, part.number
     if n == -c and (root := _difference_of_root(part, c, shape)) is not None:
         return root
-    found = _complement(part.value, -n / c)
-    if found is None:
+    for formula, function in FROM_ONE:
+        if (found := match(formula, total)) is not None:
+            return rewritten(found, function, shape)
+    if (erfc := erfc_of(total)) is None:
         return None
-    y, complement = found
-    return Rewrite((y,), lambda y: broadcast(scaled(c, complement(y)), part.axes, shape))
+    y, rate, factor = erfc
+    return applied(lambda y: factor * stable.erfc(single(y), rate), sum_of((y,), shape))
+
+
+FROM_ONE: tuple[tuple[Formula, Formula], ...] = (
+    (lambda y: lax.exp(y) - 1, stable.expm1),
+    (lambda y: 1 - lax.cos(y), stable.one_minus_cos),
+    (lambda y: 1 - lax.logistic(y), lambda y: stable.sigmoid(-y)),
+    (lambda y: 1 - lax.tanh(y) ** 2, stable.one_minus_tanh_squared),
+    (lambda y: 1 - lax.tanh(y), lambda y: 2 * stable.sigmoid(-2 * y)),
+    (lambda y: 1 + lax.tanh(y), lambda y: 2 * stable.sigmoid(2 * y)),
+)
+"""Differences from one, and how they keep their digits."""
 
 
 def _difference_of_root(part: Part, c: float, shape: tuple[int, ...]) -> Rewrite | None:
@@ -81,41 +84,13 @@ def _difference_of_root(part: Part, c: float, shape: tuple[int, ...]) -> Rewrite
     if total.constant != 1 or not total.parts:
         return None
 
-    def build(root: Array, *arrays: Array) -> Array:
-        x = sum_of(total.parts, arrays, radicand.shape)
+    def build(root: Array, x: Array) -> Array:
         is_small = jnp.abs(x) < 1
         small = jnp.where(is_small, x, 0)
         found = jnp.where(is_small, -small / (1 + jnp.sqrt(1 + small)), 1 - root)
         return broadcast(scaled(c, found), part.axes, shape)
 
-    return Rewrite((value, *(each.value for each in total.parts)), build)
-
-
-def _complement(value: Value, ratio: float):
-    """`y` and a function of it that is 1 - ratio * value."""
-    if ratio == 1:
-        if (y := argument_of(value, "exp")) is not None:
-            return y, lambda y: -expm1(y)
-        if (y := argument_of(value, "cos")) is not None:
-            return y, one_minus_cos
-        if (found := sigmoid_of(value)) is not None:
-            y, scale = found
-            return y, lambda y: sigmoid(scaled(-scale, y))
-        product = factors_of(value)
-        if [part.number for part in product.parts] == [2] and product.constant == 1:
-            y = argument_of(product.parts[0].value, "tanh")
-            if y is not None and product.parts[0].axes == all_axes(value):
-                return y, one_minus_tanh_squared
-    if abs(ratio) == 1:
-        if (y := argument_of(value, "tanh")) is not None:
-            return y, lambda y: 2 * sigmoid(-2 * ratio * y)
-        if (y := argument_of(value, "erf")) is not None:
-            return y, lambda y: erfc(single(ratio * y))
-    if (found := erfc_of(value)) is not None:
-        y, sign, rate, constant = found
-        if math.isclose(2 * constant * ratio, 1, rel_tol=1e-12):
-            return y, lambda y: 0.5 * erfc(single(-sign * y), rate)
-    return None
+    return applied(build, value, sum_of(total.parts, radicand.shape))
 
 
 def difference_of_squares(step: Step) -> Rewrite | None:
@@ -132,18 +107,16 @@ def difference_of_squares(step: Step) -> Rewrite | None:
         return None
     if (found := _variance(first, second)) is not None:
         x, axes, kept = found
-        n = first.number
-        return Rewrite((x,), lambda x: broadcast(n * squared_deviations(x, axes), kept, shape))
+        total = applied(lambda x: first.number * stable.squared_deviations(x, axes), x)
+        return applied(lambda total: broadcast(total, kept, shape), total)
     a, b = (square_root_of(part.value) for part in (first, second))
     if a is None or b is None or not math.isclose(first.number, -second.number):
         return None
-    places = first.axes, second.axes
-
-    def build(*roots: Array) -> Array:
-        a, b = (broadcast(root, axes, shape) for root, axes in zip(roots, places, strict=True))
-        return scaled(first.number, (a - b) * (a + b))
-
-    return Rewrite((a, b), build)
+    roots = (dataclasses.replace(first, value=a), dataclasses.replace(second, value=b))
+    return applied(
+        lambda a, b: scaled(first.number, (a - b) * (a + b)),
+        *(lifted(root, shape) for root in roots),
+    )
 
 
 def _square_of_difference(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
@@ -160,10 +133,9 @@ def _square_of_difference(total: Parts, shape: tuple[int, ...]) -> Rewrite | Non
             return None
 
         def build(a: Array, b: Array) -> Array:
-            a, b = broadcast(a, first.axes, shape), broadcast(b, second.axes, shape)
             return scaled(n, jnp.square(a + scaled(ratio / 2, b)))
 
-        return Rewrite((first.value, second.value), build)
+        return applied(build, lifted(first, shape), lifted(second, shape))
     norms = [summed_squares_of(part.value) for part in total.parts]
     dots = [part for part in total.parts if part.value.step.kind == "dot_general"]
     if norms.count(None) != 1 or len(dots) != 1:
@@ -223,23 +195,18 @@ def excess_of_exponential(step: Step) -> Rewrite | None:
     if excess is None:
         return None
     term, shape = exponential_of(excess.product), step.output.shape
-    num_operands = len(term.operands)
 
-    def build(*arrays: Array) -> Array:
-        own = _excess_of(term, arrays[:num_operands], shape, excess.is_of_size)
-        total = scaled(excess.number, own)
-        rest = iter(arrays[num_operands:])
-        for each in excess.others:
-            product = product_of(each.parts, [next(rest) for _ in each.parts], shape)
+    def build(split: tuple[Array | None, Array | None], *others: Array) -> Array:
+        total = scaled(excess.number, _excess_of(term.number, *split, excess.is_of_size))
+        for each, product in zip(excess.others, others, strict=True):
             total = total + scaled(each.constant, product)
         return total
 
-    others = (part.value for each in excess.others for part in each.parts)
-    return Rewrite((*term.operands, *others), build)
+    others = (product_of(each.parts, shape) for each in excess.others)
+    return applied(build, term.split(shape), *others)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Excess:
+class _Excess(NamedTuple):
     """A sum `number * (t - 1 - log(t)) + others`, where t is a product.
 
     - `is_of_size`: whether it is log|t|.
@@ -258,44 +225,37 @@ def _excess_in(total: Parts) -> _Excess | None:
     if not 2 <= len(total.parts) <= MAX_TERMS:
         return None
     terms = [_lifted(factors_of(part.value), part.number, part.axes) for part in total.parts]
-    logs = [_Logarithms().add(part.value, part.axes, part.number) for part in total.parts]
+    logs = [list(_logs_in(part)) for part in total.parts]
     for i, term in enumerate(terms):
         for summands in ([term], *_distributed(term)):
             for j, each in enumerate(summands):
-                others = summands[:j] + summands[j + 1 :]
-                found = _with_its_logarithm(each, logs[:i] + logs[i + 1 :], total.constant, others)
-                if found is not None:
-                    n, is_used, is_of_size = found
-                    rest = terms[:i] + terms[i + 1 :]
-                    kept = [term for term, used in zip(rest, is_used, strict=True) if not used]
-                    others = [term for term in (*others, *kept) if term.parts]
-                    return _Excess(n, Parts(each.constant / n, each.parts), others, is_of_size)
+                own, own_constant = _counted(_logs_of(dataclasses.replace(each, constant=1.0), 1.0))
+                keys = [_counted(log)[0].keys() for log in logs]
+                used = [k for k, key in enumerate(keys) if k != i and key and key <= own.keys()]
+                found, constant = _counted(itertools.chain(*(logs[k] for k in used)))
+                if not own or found.keys() != own.keys():
+                    continue
+                ratios = [-number / own[key] for key, number in found.items()]
+                n, others = ratios[0], summands[:j] + summands[j + 1 :]
+                if not each.constant / n > 0 or not np.allclose(ratios, n, 1e-6):
+                    continue
+                constant += total.constant + sum(x.constant for x in others if not x.parts)
+                expected = -n * (1 + math.log(each.constant / n) + own_constant)
+                # Logarithms of constants were rounded to float32.
+                tolerance = 1e-12 if expected == -n else 1e-6
+                if math.isclose(constant, expected, rel_tol=tolerance):
+                    others += [terms[k] for k in range(len(terms)) if k != i and k not in used]
+                    others = [other for other in others if other.parts]
+                    product = Parts(each.constant / n, each.parts)
+                    is_of_size = any(_is_log_of_size(total.parts[k].value) for k in used)
+                    return _Excess(n, product, others, is_of_size)
     return None
 
 
-def _with_its_logarithm(
-    product: Parts, logs: Sequence["_Logarithms"], constant: float, others: Sequence[Parts]
-) -> tuple[float, list[bool], bool] | None:
-    """Of a product n t: n, which terms are in -n log(t), and whether that is -n log|t|."""
-    own = _Logarithms()
-    own.add_product(dataclasses.replace(product, constant=1.0), 1.0)
-    total = _Logarithms()
-    is_used = [bool(each.numbers) and each.numbers.keys() <= own.numbers.keys() for each in logs]
-    for each, used in zip(logs, is_used, strict=True):
-        if used:
-            total.merge(each)
-    if not own.numbers or total.numbers.keys() != own.numbers.keys():
-        return None
-    ratios = [-number / own.numbers[key] for key, number in total.numbers.items()]
-    n = ratios[0]
-    if not n or not product.constant / n > 0 or not np.allclose(ratios, n, 1e-6):
-        return None
-    constant += total.constant + sum(term.constant for term in others if not term.parts)
-    expected = -n * (1 + math.log(product.constant / n) + own.constant)
-    # Logarithms of constants were rounded to float32.
-    if not math.isclose(constant, expected, rel_tol=1e-12 if expected == -n else 1e-6):
-        return None
-    return n, is_used, total.is_of_size
+def _is_log_of_size(value: Value) -> bool:
+    x = argument_of(value, "log")
+    factors = factors_of(x).parts if x is not None else ()
+    return any(argument_of(part.value, "abs") is not None for part in factors)
 
 
 def _lifted(product: Parts, number: float, axes: Axes) -> Parts:
@@ -316,60 +276,42 @@ def _distributed(product: Parts) -> Iterator[list[Parts]]:
         yield summands
 
 
-class _Logarithms:
-    """A sum of logarithms and other values: the number of each, and a constant.
-
-    - `is_of_size`: whether one is the logarithm of |x|.
-    """
-
-    def __init__(self) -> None:
-        self.numbers: dict[Any, float] = {}
-        self.constant = 0.0
-        self.is_of_size = False
-
-    def add(self, value: Value, axes: Axes, number: float) -> "_Logarithms":
-        """Adds the number times a value, which may be a logarithm."""
-        x = argument_of(value, "log")
-        if x is None:
-            self._count((key_of(value), axes), number)
-        elif (product := factors_of(x)).constant > 0:
-            self.add_product(_lifted(product, 1.0, axes), number)
-        return self
-
-    def add_product(self, product: Parts, number: float) -> None:
-        """Adds the number times the logarithm of a product."""
-        self.constant += number * math.log(product.constant)
-        for part in product.parts:
-            y = argument_of(part.value, "exp")
-            if y is None:
-                size = argument_of(part.value, "abs")
-                self.is_of_size |= size is not None
-                key = "log", key_of(size or part.value), part.axes
-                self._count(key, number * part.number)
-                continue
-            exponents = terms_of(y)
-            self.constant += number * part.number * exponents.constant
-            for each in placed(exponents.parts, part.axes):
-                self.add(each.value, each.axes, number * part.number * each.number)
-
-    def merge(self, other: "_Logarithms") -> None:
-        self.constant += other.constant
-        self.is_of_size |= other.is_of_size
-        for key, number in other.numbers.items():
-            self._count(key, number)
-
-    def _count(self, key: Any, number: float) -> None:
-        self.numbers[key] = self.numbers.get(key, 0.0) + number
-        if not self.numbers[key]:
-            del self.numbers[key]
+def _logs_in(part: Part) -> Iterator[tuple[Any, float]]:
+    """The terms of a logarithm of a product, as key and number, of a constant with no key."""
+    x = argument_of(part.value, "log")
+    if x is None:
+        yield (key_of(part.value), part.axes), part.number
+    elif (product := factors_of(x)).constant > 0:
+        yield from _logs_of(_lifted(product, 1.0, part.axes), part.number)
 
 
-def _excess_of(
-    term: Exponential, arrays: Sequence[Array], shape: tuple[int, ...], is_of_size: bool
-) -> Array:
-    """Returns t - 1 - log(t), or t - 1 - log|t|."""
-    y, weight = term.split(arrays, shape)
+def _logs_of(product: Parts, number: float) -> Iterator[tuple[Any, float]]:
+    """The terms of the number times the logarithm of a product."""
+    yield None, number * math.log(product.constant)
+    for part in product.parts:
+        power = number * part.number
+        if (y := argument_of(part.value, "exp")) is None:
+            size = argument_of(part.value, "abs")
+            yield ("log", key_of(size or part.value), part.axes), power
+            continue
+        exponents = terms_of(y)
+        yield None, power * exponents.constant
+        for each in placed(exponents.parts, part.axes):
+            yield from _logs_in(dataclasses.replace(each, number=power * each.number))
+
+
+def _counted(terms: Iterable[tuple[Any, float]]) -> tuple[dict[Any, float], float]:
+    """The number of each key that is not zero, and the constant."""
+    numbers: dict[Any, float] = {}
+    for key, number in terms:
+        numbers[key] = numbers.get(key, 0.0) + number
+    constant = numbers.pop(None, 0.0)
+    return {key: number for key, number in numbers.items() if number}, constant
+
+
+def _excess_of(number: float, y: Any, weight: Any, is_of_size: bool) -> Array:
+    """Returns t - 1 - log(t), or t - 1 - log|t|, for t = number * weight * exp(y)."""
     if weight is None:
-        return excess_of_exp(known(y) + math.log(term.number) if term.number != 1 else known(y))
-    t = scaled(term.number, weight if y is None else weight * jnp.exp(y))
-    return excess_of_size(t if is_of_size else jnp.where(t < 0, jnp.nan, t))
+        return stable.excess_of_exp(y + math.log(number) if number != 1 else y)
+    t = scaled(number, weight if y is None else weight * jnp.exp(y))
+    return stable.excess_of_size(t if is_of_size else jnp.where(t < 0, jnp.nan, t))

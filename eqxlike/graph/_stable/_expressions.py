@@ -249,7 +249,7 @@ def unbroadcast(value: Value) -> tuple[Value, Axes]:
 
     Axes of length one that were added or taken away count as broadcasts.
     """
-    axes = tuple(range(len(value.shape)))
+    axes = all_axes(value)
     while True:
         value = seen_through(value)
         match value.step.kind:
@@ -280,6 +280,10 @@ def _kept_axes(value: Value) -> list[int | None] | None:
         return None
     places = iter(long)
     return [None if size == 1 else next(places) for size in before]
+
+
+def all_axes(value: Value) -> Axes:
+    return tuple(range(len(value.shape)))
 
 
 def broadcast(array: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array:
@@ -405,50 +409,58 @@ def factors_of(value: Value) -> Parts:
 
     **Returns:** the constant, and each factor once. A value that is no product is its own factor.
     """
-    whole = value
-    constant, parts, num_seen = 1.0, [], 0
-    rest = [(value, 1.0, tuple(range(len(value.shape))))]
+    return _collected(value, 1.0, _open_factor)
+
+
+Pending = tuple[Value, float, Axes]
+"""A value, its power or number, and the axes of the whole on which its own are."""
+
+
+def _collected(whole: Value, neutral: float, opened: Callable[..., Any]) -> Parts:
+    """The parts of a product or sum, which `opened` takes apart step by step."""
+    constant, parts, num_seen = neutral, [], 0
+    rest: list[Pending] = [(whole, 1.0, all_axes(whole))]
     while rest:
-        value, power, outer = rest.pop()
+        value, number, outer = rest.pop()
         num_seen += 1
-        if num_seen > MAX_PARTS:
-            return _alone(whole, 1.0)
-        if (number := constant_of(value)) is not None and (number > 0 or power == int(power)):
-            try:
-                constant *= number**power
-            except ArithmeticError:  # Too large for Python.
-                constant = 0.0
-            if not constant:
-                return _alone(whole, 1.0)
-            continue
         value, axes = unbroadcast(value)
         axes = tuple(outer[axis] if axis >= 0 else -1 for axis in axes)
-        inputs = value.step.inputs
-        match value.step.kind:
-            case "mul":
-                rest += [(each, power, axes) for each in reversed(inputs)]
-            case "div":
-                rest += [(inputs[1], -power, axes), (inputs[0], power, axes)]
-            case "neg":
-                if power == int(power):
-                    constant *= (-1.0) ** power
-                    rest.append((inputs[0], power, axes))
-                else:
-                    parts.append(Part(power, value, axes))
-            case "sqrt" | "rsqrt" | "pow" if (found := _root_of(value)) is not None:
-                factor, part = found
-                if not _is_whole(part.number) and _is_whole(power * part.number):
-                    parts.append(Part(power, value, axes))  # Not x: of negative x it is NaN.
-                    continue
-                constant *= factor**power
-                parts += placed((dataclasses.replace(part, number=power * part.number),), axes)
-            case "square" if power == int(power):
-                rest.append((inputs[0], 2 * power, axes))
-            case "integer_pow" if power == int(power):
-                rest.append((inputs[0], value.step.params["y"] * power, axes))
-            case _:
-                parts.append(Part(power, value, axes))
+        found = opened(constant, value, number, axes)
+        if found is None or num_seen > MAX_PARTS:
+            whole = seen_through(whole)
+            return Parts(neutral, (Part(1.0, whole, all_axes(whole)),))
+        constant, inner, own = found
+        rest += reversed(inner)
+        parts += own
     return Parts(constant, tuple(merged(parts)))
+
+
+Opened = tuple[float, Sequence[Pending], Sequence[Part]]
+"""The constant so far, what to take apart further, and parts."""
+
+
+def _open_factor(constant: float, value: Value, power: float, axes: Axes) -> Opened | None:
+    kind, inputs, is_whole = value.step.kind, value.step.inputs, power == int(power)
+    if (number := constant_of(value)) is not None and (number > 0 or is_whole):
+        try:
+            constant *= number**power
+        except ArithmeticError:  # Too large for Python.
+            return None
+        return (constant, (), ()) if constant else None
+    if kind == "mul":
+        return constant, [(each, power, axes) for each in inputs], ()
+    if kind == "div":
+        return constant, [(inputs[0], power, axes), (inputs[1], -power, axes)], ()
+    if is_whole and kind in ("neg", "square", "integer_pow"):
+        constant *= (-1.0) ** power if kind == "neg" else 1.0
+        own = {"neg": 1, "square": 2}.get(kind) or value.step.params["y"]
+        return constant, [(inputs[0], own * power, axes)], ()
+    if kind in ("sqrt", "rsqrt", "pow") and (found := _root_of(value)) is not None:
+        factor, part = found
+        if _is_whole(part.number) or not _is_whole(power * part.number):  # Else (√x)² of x < 0.
+            own = dataclasses.replace(part, number=power * part.number)
+            return constant * factor**power, (), placed((own,), axes)
+    return constant, (), [Part(power, value, axes)]
 
 
 def _root_of(value: Value) -> tuple[float, Part] | None:
@@ -478,36 +490,26 @@ def terms_of(value: Value) -> Parts:
 
     **Returns:** the constant, and each term once. A value that is no sum is its own term.
     """
-    whole = value
-    constant, parts, num_seen = 0.0, [], 0
-    rest = [(value, 1.0, tuple(range(len(value.shape))))]
-    while rest:
-        value, sign, outer = rest.pop()
-        num_seen += 1
-        if num_seen > MAX_PARTS:
-            return _alone(whole, 0.0)
-        if (number := constant_of(value)) is not None:
-            constant += sign * number
-            continue
-        value, axes = unbroadcast(value)
-        axes = tuple(outer[axis] if axis >= 0 else -1 for axis in axes)
-        inputs = value.step.inputs
-        match value.step.kind:
-            case "add" | "add_any":
-                rest += [(each, sign, axes) for each in reversed(inputs)]
-            case "sub":
-                rest += [(inputs[1], -sign, axes), (inputs[0], sign, axes)]
-            case "neg":
-                rest.append((inputs[0], -sign, axes))
-            case "mul" if (number := constant_of(inputs[0])) is not None:
-                rest.append((inputs[1], sign * number, axes))
-            case "mul" if (number := constant_of(inputs[1])) is not None:
-                rest.append((inputs[0], sign * number, axes))
-            case "div" if number := constant_of(inputs[1]):
-                rest.append((inputs[0], sign / number, axes))
-            case _:
-                parts.append(Part(sign, value, axes))
-    return Parts(constant, tuple(merged(parts)))
+    return _collected(value, 0.0, _open_term)
+
+
+def _open_term(constant: float, value: Value, sign: float, axes: Axes) -> Opened:
+    kind, inputs = value.step.kind, value.step.inputs
+    if (number := constant_of(value)) is not None:
+        return constant + sign * number, (), ()
+    if kind in ("add", "add_any"):
+        return constant, [(each, sign, axes) for each in inputs], ()
+    if kind == "sub":
+        return constant, [(inputs[0], sign, axes), (inputs[1], -sign, axes)], ()
+    if kind == "neg":
+        return constant, [(inputs[0], -sign, axes)], ()
+    if kind == "mul":
+        for factor, other in (inputs, inputs[::-1]):
+            if (number := constant_of(factor)) is not None:
+                return constant, [(other, sign * number, axes)], ()
+    if kind == "div" and (number := constant_of(inputs[1])):
+        return constant, [(inputs[0], sign / number, axes)], ()
+    return constant, (), [Part(sign, value, axes)]
 
 
 def placed(parts: Iterable[Part], axes: Axes) -> tuple[Part, ...]:
@@ -516,11 +518,6 @@ def placed(parts: Iterable[Part], axes: Axes) -> tuple[Part, ...]:
         dataclasses.replace(part, axes=tuple(axes[i] if i >= 0 else -1 for i in part.axes))
         for part in parts
     )
-
-
-def _alone(value: Value, constant: float) -> Parts:
-    value = seen_through(value)
-    return Parts(constant, (Part(1.0, value, tuple(range(len(value.shape)))),))
 
 
 def merged(parts: Sequence[Part]) -> Iterator[Part]:

@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,128 +20,17 @@ from ._expressions import (
     constant_of,
     factors_of,
     is_same,
-    key_of,
     placed,
     seen_through,
     terms_of,
     unbroadcast,
 )
+from ._patterns import Found
 from ._replacements import finite, scaled
-
-ROOT_2 = math.sqrt(2)
+from ._rewrite import Rewrite
 
 GUARDS = ("select_n", "max", "min", "clamp")
 """Operations by which people keep a number from where a function fails."""
-
-
-def all_axes(value: Value) -> tuple[int, ...]:
-    return tuple(range(len(value.shape)))
-
-
-def sigmoid_of(value: Value) -> tuple[Value, float] | None:
-    """`(y, scale)` if `value` is `sigmoid(scale * y)`.
-
-    It may be written as 1 / (1 + exp(-y)), exp(y) / (1 + exp(y)), 0.5 + 0.5 tanh(y / 2), or
-    1 - sigmoid(-y).
-    """
-    value = seen_through(value)
-    if (y := argument_of(value, "logistic")) is not None:
-        return y, 1.0
-    if value.step.kind in ("div", "integer_pow", "mul"):
-        product = factors_of(value)
-        below = [part for part in product.parts if part.number == -1]
-        above = [part for part in product.parts if part.number == 1]
-        if len(below) != 1 or len(below) + len(above) != len(product.parts) or len(above) > 1:
-            return None
-        total = terms_of(below[0].value)
-        if len(total.parts) != 1 or below[0].axes != all_axes(value):
-            return None
-        (part,) = total.parts
-        y = argument_of(part.value, "exp")
-        if y is None or part.axes != all_axes(below[0].value):
-            return None
-        if not above:
-            is_sigmoid = total.constant == part.number == product.constant
-            return (y, -1.0) if is_sigmoid else None
-        other = argument_of(above[0].value, "exp")
-        if other is None or above[0].axes != all_axes(value) or not is_same(y, other):
-            return None
-        return (y, 1.0) if total.constant == part.number == product.constant else None
-    return sigmoid_by_tanh(value) if value.step.kind in ("add", "sub") else None
-
-
-def sigmoid_by_tanh(value: Value) -> tuple[Value, float] | None:
-    """`sigmoid_of` for a sigmoid written as a sum with tanh, or a multiple of such a sum."""
-    total = terms_of(value)
-    if len(total.parts) != 1 or total.parts[0].axes != all_axes(value):
-        return None
-    (part,) = total.parts
-    if total.constant == 0.5 and abs(part.number) == 0.5:
-        y = argument_of(part.value, "tanh")
-        return None if y is None else (y, 4.0 * part.number)
-    if total.constant == 1 and part.number == -1 and (found := sigmoid_of(part.value)):
-        return found[0], -found[1]
-    return None
-
-
-def erfc_of(value: Value) -> tuple[Value, float, float, float] | None:
-    """`(y, sign, rate, constant)` if `value` is `constant * erfc(sign * sqrt(rate) * y)`.
-
-    The formula may use erf, erfc or JAX's `norm.cdf`, or subtract one of them from 1. For the
-    normal cdf of `y` the rate is 1/2, so that no product of `y` and the root of 1/2 is rounded.
-    """
-    if (found := _erfc_of(value)) is None:
-        return None
-    y, sign, constant = found
-    product = factors_of(y)
-    if len(product.parts) == 1 and math.isclose(product.constant * ROOT_2, 1, rel_tol=1e-6):
-        (part,) = product.parts
-        if part.number == 1 and part.axes == all_axes(y):
-            return part.value, sign, 0.5, constant
-    return y, sign, 1.0, constant
-
-
-def _erfc_of(value: Value) -> tuple[Value, float, float] | None:
-    value = seen_through(value)
-    if (y := argument_of(value, "erfc")) is not None:
-        return y, 1.0, 1.0
-    if value.step.kind == "select_n":
-        # JAX's: 1 + erf(y) near zero, erfc(|y|) or 2 - erfc(|y|) far from it.
-        for case in value.step.inputs[1:]:
-            case = seen_through(case)
-            if case.step.kind == "add" and (found := _erfc_of(case)):
-                others = [each for each in value.step.inputs[1:] if seen_through(each) is not case]
-                if len(others) == 1 and (_uses_erfc(others[0], found[0])):
-                    return found
-        return None
-    total = terms_of(value)
-    if len(total.parts) != 1 or total.parts[0].axes != all_axes(value):
-        return None
-    (part,) = total.parts
-    if not total.constant:
-        found = _erfc_of(part.value) if part.value is not value and part.number > 0 else None
-        return found and (*found[:2], part.number * found[2])
-    y = argument_of(part.value, "erf")
-    if y is not None and total.constant > 0 and abs(part.number) == total.constant:
-        return y, -math.copysign(1.0, part.number), total.constant
-    product = factors_of(part.value)
-    if len(product.parts) == 1 and product.parts[0].number == 1:
-        found = _erfc_of(product.parts[0].value)
-        if found and 2 * found[2] * product.constant * part.number == -total.constant:
-            return found[0], -found[1], total.constant / 2
-    return None
-
-
-def _uses_erfc(value: Value, y: Value) -> bool:
-    """Whether a branch of JAX's cdf computes erfc(|y|)."""
-    value = seen_through(value)
-    if value.step.kind != "select_n":
-        return False
-    for case in value.step.inputs[1:]:
-        if (size := argument_of(case, "erfc")) is not None:
-            inner = argument_of(size, "abs")
-            return inner is not None and is_same(inner, y)
-    return False
 
 
 def square_root_of(value: Value) -> Value | None:
@@ -162,13 +52,55 @@ def summed_squares_of(total: Value) -> Value | None:
     return step.inputs[0] if is_dot and is_same(*step.inputs) else None
 
 
-def product_of(parts: Sequence[Part], arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
-    """The product of powers, of one part or more."""
-    powers = [
-        power_of(broadcast(array, part.axes, shape), part.number)
-        for part, array in zip(parts, arrays, strict=True)
-    ]
-    return functools.reduce(jnp.multiply, powers)
+def applied(function: Callable[..., Any], *inputs: Value | Rewrite) -> Rewrite:
+    """Computes the function of values, and of what rewrites compute."""
+    counts = [1 if isinstance(each, Value) else len(each.operands) for each in inputs]
+
+    def build(*arrays: Array) -> Any:
+        rest, found = iter(arrays), []
+        for each, count in zip(inputs, counts, strict=True):
+            own = itertools.islice(rest, count)
+            build = getattr(each, "build", None)
+            found.append(build(*own) if build is not None else next(own))
+        return function(*found)
+
+    operands = ((each,) if isinstance(each, Value) else each.operands for each in inputs)
+    return Rewrite(tuple(itertools.chain(*operands)), build)
+
+
+def lifted(part: Part, shape: tuple[int, ...]) -> Rewrite:
+    """Computes the value of a part, as an array of the product or sum."""
+    return applied(lambda x: broadcast(x, part.axes, shape), part.value)
+
+
+def product_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
+    """Computes a product of powers; None of no part."""
+
+    def product(*arrays: Array) -> Array | None:
+        powers = map(power_of, arrays, (part.number for part in parts))
+        return functools.reduce(jnp.multiply, powers) if parts else None
+
+    return applied(product, *(lifted(part, shape) for part in parts))
+
+
+def sum_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
+    """Computes a sum of terms; None of no part."""
+
+    def total(*arrays: Array) -> Array | None:
+        terms = map(scaled, (part.number for part in parts), arrays)
+        return functools.reduce(jnp.add, terms) if parts else None
+
+    return applied(total, *(lifted(part, shape) for part in parts))
+
+
+def rewritten(found: Found, function: Callable[..., Any], shape: tuple[int, ...]) -> Rewrite:
+    """Computes the factor times a function of the holes that a pattern found."""
+    holes = (sum_of((hole,), shape) for hole in found.holes)
+    return applied(lambda *holes: scaled(found.factor, function(*holes)), *holes)
+
+
+def times(x: Array, weight: Array | None) -> Array:
+    return x if weight is None else x * weight
 
 
 def power_of(x: Array, number: float) -> Array:
@@ -182,15 +114,6 @@ def power_of(x: Array, number: float) -> Array:
         case -0.5:
             return lax.rsqrt(x)
     return lax.integer_pow(x, int(number)) if number == int(number) else x**number
-
-
-def sum_of(parts: Sequence[Part], arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
-    """The sum of terms, of one part or more."""
-    terms = [
-        scaled(part.number, broadcast(array, part.axes, shape))
-        for part, array in zip(parts, arrays, strict=True)
-    ]
-    return functools.reduce(jnp.add, terms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,11 +131,6 @@ class Exponential:
     masks: tuple[tuple[Part, bool], ...] = ()
 
     @property
-    def operands(self) -> tuple[Value, ...]:
-        masks = (mask for mask, _ in self.masks)
-        return tuple(part.value for part in (*self.exponents, *self.weights, *masks))
-
-    @property
     def may_underflow(self) -> bool:
         """Whether it is an exponential from which no maximum was subtracted."""
         return bool(self.exponents) and not any(shifted_by_maximum(x.value) for x in self.exponents)
@@ -222,26 +140,19 @@ class Exponential:
         is_bounded = all(is_at_most_zero(part.value) for part in self.exponents if part.number > 0)
         return self.may_underflow and not is_bounded
 
-    def split(
-        self, arrays: Sequence[Array], shape: tuple[int, ...]
-    ) -> tuple[Array | None, Array | None]:
-        """The exponent, None for zero, and the weight, None for one."""
-        if not self.exponents and not self.weights:
-            return None, None
-        num_exponents, num_weights = len(self.exponents), len(self.weights)
-        weights = arrays[num_exponents : num_exponents + num_weights]
-        w = product_of(self.weights, weights, shape) if self.weights else None
-        if not self.exponents:
-            return None, w
-        y = sum_of(self.exponents, arrays[:num_exponents], shape)
-        for (mask, is_kept), array in zip(
-            self.masks, arrays[num_exponents + num_weights :], strict=True
-        ):
-            condition = broadcast(array, mask.axes, shape)
-            condition = condition if is_kept else ~condition
-            y = jnp.where(condition, y, -jnp.inf)
-            w = None if w is None else jnp.where(condition, w, 0)
-        return y, w
+    def split(self, shape: tuple[int, ...]) -> Rewrite:
+        """Computes the exponent, None for zero, and the weight, None for one."""
+
+        def masked(y: Array, w: Array | None, *conditions: Array) -> tuple[Array, Array | None]:
+            for condition, (_, is_kept) in zip(conditions, self.masks, strict=True):
+                condition = condition if is_kept else ~condition
+                y = jnp.where(condition, y, -jnp.inf)
+                w = None if w is None else jnp.where(condition, w, 0)
+            return y, w
+
+        masks = (lifted(mask, shape) for mask, _ in self.masks)
+        y, w = sum_of(self.exponents, shape), product_of(self.weights, shape)
+        return applied(masked, y, w, *masks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,24 +167,16 @@ class SumOfExponentials:
     weights = ()
     may_underflow = may_overflow = True
 
-    @property
-    def operands(self) -> tuple[Value, ...]:
-        return self.term.operands
+    def split(self, shape: tuple[int, ...]) -> Rewrite:
+        def log_of_sum(split: tuple[Array, None]) -> tuple[Array, None]:
+            large, terms = shifted_along(*split, self.reduced)
+            total = jnp.sum(terms, axis=self.reduced)
+            is_zero = total == 0  # Of exponents that are all -inf: no NaN in the gradient.
+            small = jnp.where(is_zero, -jnp.inf, jnp.log(jnp.where(is_zero, 1, total)))
+            log = lax.squeeze(large, self.reduced) + small + math.log(self.term.number)
+            return broadcast(log, self.axes, shape), None
 
-    def split(self, arrays: Sequence[Array], shape: tuple[int, ...]) -> tuple[Array, None]:
-        y, _ = self.term.split(arrays, self.inner)
-        large, terms = shifted_along(known(y), None, self.reduced)
-        total = jnp.sum(terms, axis=self.reduced)
-        is_zero = total == 0  # Of exponents that are all -inf: no NaN in the gradient.
-        small = jnp.where(is_zero, -jnp.inf, jnp.log(jnp.where(is_zero, 1, total)))
-        log = lax.squeeze(large, self.reduced) + small + math.log(self.term.number)
-        return broadcast(log, self.axes, shape), None
-
-
-def known(y: Array | None) -> Array:
-    """The exponent of an `Exponential` that has some."""
-    assert y is not None
-    return y
+        return applied(log_of_sum, self.term.split(self.inner))
 
 
 def exponential_of(product: Parts) -> Exponential:
@@ -350,26 +253,6 @@ def exponentials_in(total: Parts) -> list[Exponential | SumOfExponentials]:
     return terms
 
 
-def opposites_in(total: Parts) -> Exponential | None:
-    """The first exponential of a sum of exp(y) and exp(-y)."""
-    found = exponentials_in(total)
-    terms = [term for term in found if isinstance(term, Exponential)]
-    if len(terms) != 2 or len(found) != 2:
-        return None
-    numbers: list[dict[Any, float]] = [{}, {}]
-    for term, own in zip(terms, numbers, strict=True):
-        if term.weights or term.masks or not term.exponents or term.number != terms[0].number:
-            return None
-        for part in term.exponents:
-            inner = terms_of(part.value)
-            if inner.constant:
-                return None
-            for each in placed(inner.parts, part.axes):
-                own[key_of(each.value), each.axes] = part.number * each.number
-    is_opposite = numbers[0] == {key: -number for key, number in numbers[1].items()}
-    return terms[0] if is_opposite else None
-
-
 def _sum_in(product: Parts) -> SumOfExponentials | None:
     if [part.number for part in product.parts] != [1] or product.constant <= 0:
         return None
@@ -387,6 +270,22 @@ def shifted(ys: Sequence[Array], ws: Sequence[Array | float | None]) -> tuple[Ar
     sizes = [_log_size(y, w) for y, w in zip(ys, ws, strict=True)]
     large = finite(lax.stop_gradient(functools.reduce(jnp.maximum, sizes)))
     return large, [weighted_exp(y - large, w) for y, w in zip(ys, ws, strict=True)]
+
+
+def shifted_terms(
+    terms: Sequence[Exponential | SumOfExponentials], shape: tuple[int, ...]
+) -> Rewrite:
+    """Computes what `shifted` returns for terms, one of which has an exponent."""
+
+    def shift(*pairs: tuple[Array | None, Array | None]) -> tuple[Array, list[Array]]:
+        zero = jnp.zeros_like(next(y for y, _ in pairs if y is not None))
+        ws = [
+            w if term.number == 1 else term.number if w is None else scaled(term.number, w)
+            for term, (_, w) in zip(terms, pairs, strict=True)
+        ]
+        return shifted([zero if y is None else y for y, _ in pairs], ws)
+
+    return applied(shift, *(term.split(shape) for term in terms))
 
 
 def shifted_along(y: Array, w: Array | None, axes: Sequence[int]) -> tuple[Array, Array]:
@@ -452,20 +351,11 @@ def _elements_of_maximum(value: Value) -> list[Value]:
 
 def _is_maximum(value: Value, depth: int = 4) -> bool:
     value = seen_through(value)
-    if depth == 0:
-        return False
-    if value.step.kind in ("reduce_max", "pmax", "cummax"):
-        return True
-    if value.step.kind in (
-        "max",
-        "select_n",
-        "broadcast_in_dim",
-        "reshape",
-        "squeeze",
-        "stop_gradient",
-    ):
-        return any(_is_maximum(each, depth - 1) for each in value.step.inputs)
-    return False
+    if depth == 0 or value.step.kind in ("reduce_max", "pmax", "cummax"):
+        return depth > 0
+    passed_on = ("max", "select_n", "broadcast_in_dim", "reshape", "squeeze", "stop_gradient")
+    inputs = value.step.inputs if value.step.kind in passed_on else ()
+    return any(_is_maximum(each, depth - 1) for each in inputs)
 
 
 def is_at_most_zero(y: Value) -> bool:

@@ -1,27 +1,31 @@
-"""Logarithms of what overflows or underflows: exponentials, their sums, probabilities, products.
+"""Logarithms of what overflows, underflows or cancels: exponentials, probabilities, products.
 
 The logarithm of a product is a sum of logarithms. Each is the sum of two parts, `large` and
 `small`, where `small` holds the digits: the large parts are added first, and cancel exactly where
-they are equal, as in the logarithm of a softmax.
+they are equal, as in the logarithm of a softmax. What may be negative is a size with a sign.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
+from . import _replacements as stable
 from ._expressions import (
     PICKS,
     Part,
     Parts,
     Step,
     Value,
+    all_axes,
     argument_of,
     broadcast,
+    constant_of,
     factors_of,
     is_determinant,
     once,
@@ -31,44 +35,37 @@ from ._expressions import (
 )
 from ._functions import (
     GUARDS,
-    Exponential,
-    erfc_of,
+    applied,
     exponent_of,
     exponential_of,
     exponentials_in,
     finite_where_zero,
-    known,
     largest_along,
-    opposites_in,
+    lifted,
     product_of,
     shifted,
     shifted_along,
-    sigmoid_by_tanh,
-    sigmoid_of,
+    shifted_terms,
+    sum_of,
 )
-from ._log_differences import (
-    Log,
-    log_near_one,
-    log_of_difference,
-    log_of_exp_less_one,
-)
-from ._replacements import (
-    Split,
-    finite,
-    log1mexp,
-    log1p,
-    log_cosh,
-    log_det,
-    log_erfc,
-    log_product,
-    log_sigmoid,
-    log_size_of_det,
-    log_size_of_product,
-    logaddexp,
-    scaled,
-    single,
-)
+from ._patterns import Formula, erfc_of, match, sigmoid_of
+from ._replacements import digits, log_size, scaled, single
 from ._rewrite import Rewrite
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """The logarithm of a value.
+
+    - `parts`: computes the large and the small part of log|x|, and the sign of x; the sign may be
+      left out where `is_positive`.
+    - `is_positive`: whether the value is never negative.
+    - `is_near_one`: whether it has more digits only where the value is near one.
+    """
+
+    parts: Rewrite
+    is_positive: bool = True
+    is_near_one: bool = False
 
 
 def log_rule(step: Step) -> Rewrite | None:
@@ -79,19 +76,23 @@ def log_rule(step: Step) -> Rewrite | None:
         if _is_guarded(total):
             return None
         log = log_of_sum(dataclasses.replace(total, constant=total.constant + 1), x.shape)
-    elif (log := log_of_product(x)) is None:
+    elif (log := _log_of_product(x)) is None:
         return Rewrite() if _is_product_of_matrices(x) else None
     # Newer JAX has a `log2` of its own.
     scale = 1 / math.log(2) if step.kind == "log2" else 1
-    return log and Rewrite(log.operands, lambda *arrays: scaled(scale, _sum(log.split(*arrays))))
+    return log and applied(lambda parts: scaled(scale, _whole(*parts)), log.parts)
+
+
+def _whole(large: Array, small: Array, *sign: Array) -> Array:
+    total = large + small
+    return total + jnp.where(sign[0] < 0, jnp.nan, 0) if sign else total
 
 
 def _is_product_of_matrices(value: Value) -> bool:
     """Whether it is matrix @ exp(y), of which each element has a largest exponent of its own."""
     step = unbroadcast(value)[0].step
     inputs = step.inputs if step.kind == "dot_general" else ()
-    terms = [exponential_of(factors_of(each)) for each in inputs]
-    return any(term.may_underflow for term in terms)
+    return any(exponential_of(factors_of(each)).may_underflow for each in inputs)
 
 
 def _is_guarded(total: Parts) -> bool:
@@ -100,161 +101,165 @@ def _is_guarded(total: Parts) -> bool:
     return all(y is not None and seen_through(y).step.kind in GUARDS for y in arguments)
 
 
-def log_of_product(value: Value) -> Log | None:
+def _log_of_product(value: Value) -> Log | None:
     product, shape = factors_of(value), value.shape
     # The logarithms of their factors would cancel.
-    if sigmoid_of(value) or sigmoid_by_tanh(value) or erfc_of(value):
+    if sigmoid_of(value) or erfc_of(value) or match(lax.cosh, value):
         return log_of(value)
-    if opposites_in(terms_of(value)):
-        return log_of_sum(terms_of(value), shape)
     if not 0 < product.constant < math.inf:
         return None
-    logs = [log_of(part.value) for part in product.parts]
-    is_power = len(product.parts) == 1 and abs(product.parts[0].number) >= 2
-    if not any(logs) and not is_power:
+    pairs = [(log_of(part.value), part) for part in product.parts]
+    factors = [(log, part) for log, part in pairs if log is not None]
+    others = [part for log, part in pairs if log is None]
+    if not factors and not (len(others) == 1 and abs(others[0].number) >= 2):
         return None
-    if any(logs) and not all(logs) and all(log is None or log.is_near_one for log in logs):
+    if factors and others and all(log.is_near_one for log, _ in factors):
         return None
-    # Two of these may be negative: the logarithm is that of their product.
-    may_be_negative = [
-        (log is None or not log.is_positive) and part.number % 2 != 0
-        for log, part in zip(logs, product.parts, strict=True)
-    ]
-    with_log, signed, others = [], [], []
-    for log, part, may in zip(logs, product.parts, may_be_negative, strict=True):
-        is_single = may and sum(may_be_negative) == 1
-        if log is not None and (log.is_positive or is_single):
-            with_log.append((log, part))
-        elif log is not None and log.signed is not None:
-            signed.append((log, part))
-        else:
-            others.append(part)
-    if not with_log and not signed and any(logs):
-        return None
-    constant, groups = math.log(product.constant), [*with_log, *signed]
+    if others:
+        power = others[0].number if len(others) == 1 else 1.0
+        rest = lifted(others[0], shape) if len(others) == 1 else product_of(others, shape)
+        own = Part(power, value, all_axes(value))
+        factors.append((Log(applied(_plain_log, rest), is_positive=False), own))
+    shift = math.log(product.constant)
+    is_positive = all(log.is_positive or part.number % 2 == 0 for log, part in factors)
 
-    def split(*arrays: Array) -> Split:
-        rest = iter(arrays)
-        larges, smalls, factors = [], [], []
-        for i, (log, part) in enumerate(groups):
-            found = [next(rest) for _ in log.operands]
-            if i < len(with_log):
-                large, small = log.split(*found)
-            else:
-                assert log.signed is not None
-                large, small, sign = log.signed(*found)
-                if part.number % 2:
-                    factors.append(_power_of_sign(broadcast(sign, part.axes, shape), part.number))
-            larges.append(scaled(part.number, broadcast(large, part.axes, shape)))
-            smalls.append(scaled(part.number, broadcast(small, part.axes, shape)))
-        if factors:
-            factors += [product_of(others, list(rest), shape)] if others else []
-            smalls.append(jnp.log(functools.reduce(jnp.multiply, factors)))
-        elif others:
-            smalls.append(_plain_log(others, list(rest), shape))
-        small = _sum(smalls) + constant if constant else _sum(smalls)
-        return _sum(larges) if larges else jnp.zeros_like(small), small
+    def combined(*logs: Sequence[Array]) -> tuple[Array, ...]:
+        larges, smalls, signs = [], [], []
+        for (log, part), parts in zip(factors, logs, strict=True):
+            large, small, *sign = (broadcast(each, part.axes, shape) for each in parts)
+            if part.number % 2 and not log.is_positive:
+                # A root of what is negative is NaN; an odd power has its sign.
+                is_root = part.number != int(part.number)
+                small = jnp.where(sign[0] < 0, jnp.nan, small) if is_root else small
+                signs += sign
+            larges.append(scaled(part.number, large))
+            smalls.append(scaled(part.number, small))
+        small = _sum(smalls) + shift if shift else _sum(smalls)
+        return _sum(larges), small, *([functools.reduce(operator.mul, signs)] if signs else [])
 
-    operands = [each for log, _ in groups for each in log.operands]
-    is_positive = not any(may_be_negative)
-    return Log((*operands, *(part.value for part in others)), split, is_positive=is_positive)
+    return Log(applied(combined, *(log.parts for log, _ in factors)), is_positive)
 
 
-def _power_of_sign(sign: Array, number: float) -> Array:
-    sign = jnp.where(sign == 0, 1, sign)  # The logarithm of the size is infinite there.
-    return sign if number == int(number) else jnp.where(sign < 0, jnp.nan, sign)
-
-
-def _plain_log(parts: Sequence[Part], arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
-    """The logarithm of a product of powers."""
-    if len(parts) > 1:
-        return jnp.log(product_of(parts, arrays, shape))
-    (part,), (x,) = parts, arrays
-    x = broadcast(x, part.axes, shape)
-    return scaled(part.number, jnp.log(jnp.abs(x) if part.number % 2 == 0 else x))
+def _plain_log(x: Array) -> tuple[Array, ...]:
+    return digits(*log_size(x))
 
 
 def _sum(arrays: Sequence[Array]) -> Array:
-    total = arrays[0]
-    for each in arrays[1:]:
-        total = total + each
-    return total
+    return functools.reduce(operator.add, arrays)
+
+
+def _of_sigmoids(y: Array, z: Array) -> tuple[Array, ...]:
+    """s(y) - s(z) = s(y) s(-z) (1 - exp(z - y))."""
+    far, rest, sign = stable.log_size_of_expm1(z - y)
+    (one, more), (other, others) = stable.log_sigmoid(y), stable.log_sigmoid(-z)
+    return one + other + far, more + others + rest, -sign
+
+
+def _of_exponentials(y: Array, z: Array) -> tuple[Array, ...]:
+    large, small, sign = stable.log_size_of_expm1(z - y)
+    return y + large, small, -sign
+
+
+LOGARITHMS: tuple[tuple[Formula, Callable[..., Sequence[Array]], bool], ...] = (
+    (lax.logistic, stable.log_sigmoid, True),
+    (lax.cosh, stable.log_cosh, True),
+    (lax.sinh, stable.log_size_of_sinh, False),
+    (lax.expm1, stable.log_size_of_expm1, False),
+    (lambda y: 1 - lax.logistic(y), lambda y: stable.log_sigmoid(-y), True),
+    (lambda y: 1 - lax.tanh(y) ** 2, lambda y: [-2 * x for x in stable.log_cosh(y)], True),
+    (lambda y: 1 + lax.tanh(y), stable.log_of_one_plus_tanh, True),
+    (lambda y: 1 - lax.tanh(y), lambda y: stable.log_of_one_plus_tanh(-y), True),
+    (lambda y: lax.exp(y) - 1, stable.log_size_of_expm1, False),
+    (lambda y, z: lax.exp(y) - lax.exp(z), _of_exponentials, False),
+    (lambda y, z: lax.logistic(y) - lax.logistic(z), _of_sigmoids, False),
+)
+"""Formulas, their logarithms, and whether they are never negative."""
+
+
+def _log_by_table(value: Value | Parts, shape: tuple[int, ...]) -> Log | None:
+    if (erfc := erfc_of(value)) is not None:
+        y, rate, number = erfc
+        log = applied(lambda y: stable.log_erfc(single(y), rate, number), sum_of((y,), shape))
+        return Log(applied(digits, log))
+    for formula, function, is_positive in LOGARITHMS:
+        if (found := match(formula, value)) is None:
+            continue
+        factor = found.factor
+
+        def log_of_multiple(
+            *holes: Array, function: Any = function, factor: float = factor
+        ) -> tuple[Array, ...]:
+            large, small, *sign = function(*holes)
+            sign = sign or [jnp.ones_like(large)]
+            shift = math.log(abs(factor))
+            return large, small + shift if shift else small, scaled(math.copysign(1, factor), *sign)
+
+        holes = (sum_of((hole,), shape) for hole in found.holes)
+        return Log(applied(log_of_multiple, *holes), is_positive and factor > 0)
+    return None
+
+
+EXTREMES = ("reduce_max", "reduce_min")
 
 
 @once
 def log_of(value: Value) -> Log | None:
     """The logarithm of a value, if it is known without computing the value."""
     value = seen_through(value)
+    step, kind = value.step, value.step.kind
     if not jnp.issubdtype(value.dtype, jnp.floating):
         return None
-    positive = functools.partial(Log, is_positive=True)
-    if is_determinant(value.step):
-        return Log(value.step.inputs[:1], log_det, signed=log_size_of_det)
+    if is_determinant(step):
+        return Log(applied(stable.log_size_of_det, step.inputs[0]), is_positive=False)
     if (found := exponent_of(value)) is not None:
         y, scale = found
-        return positive((y,), lambda y: (scaled(scale, y), jnp.zeros_like(y)))
-    if (found := sigmoid_of(value) or sigmoid_by_tanh(value)) is not None:
-        y, scale = found
-        return positive((y,), lambda y: log_sigmoid(scaled(scale, y)))
-    if (y := argument_of(value, "cosh")) is not None:
-        return positive((y,), log_cosh)
-    if (y := argument_of(value, "sinh")) is not None:
-        return Log((y,), lambda y: (y, log1mexp(-2 * y) - math.log(2)))
-    if (found := erfc_of(value)) is not None:
-        y, sign, rate, number = found
-        return positive(
-            (y,), lambda y: (jnp.zeros_like(y), log_erfc(single(sign * y), rate, number))
-        )
-    match value.step.kind:
-        case "abs":
-            return _log_of_size(value.step.inputs[0])
+        return Log(applied(lambda y: (scaled(scale, y), jnp.zeros_like(y)), y))
+    if (log := _log_by_table(value, value.shape)) is not None:
+        return log
+    match kind:
         case "reduce_sum":
-            return _log_of_reduced_sum(value)
+            return _log_of_reduced_sum(step)
         case "dot_general":
-            return _log_of_dot(value)
-        case "reduce_prod":
-            return _log_of_reduced_product(value)
+            return _log_of_dot(step)
         case "select_n":
-            return _log_of_choice(value.step)
-        case "cumsum" if (log := log_of(value.step.inputs[0])) and log.is_positive:
-            axis, reverse = value.step.params["axis"], value.step.params["reverse"]
-
-            def cumulative(*arrays: Array) -> Split:
-                y = lax.cumlogsumexp(_sum(log.split(*arrays)), axis, reverse)
-                return y, jnp.zeros_like(y)
-
-            return positive(log.operands, cumulative)
-        case "expm1":
-            return log_of_exp_less_one(value)
-        case "gather" if not _fills_with_nan(value.step.params["fill_value"]):
-            return None
-        case kind if kind in PICKS and (log := log_of(value.step.inputs[0])) is not None:
-            # The logarithm of some elements is some elements of the logarithm.
-            step, num_operands = value.step, len(log.operands)
-
-            def split(*arrays: Array) -> Split:
-                parts = log.split(*arrays[:num_operands])
-                shape = step.inputs[0].shape
-                if step.kind in ("reduce_max", "reduce_min"):
-                    parts = _sum(parts), jnp.zeros_like(parts[0])  # The largest of the sums.
-                parts = [jnp.broadcast_to(part, shape) for part in parts]
-                bind = step.eqn.primitive.bind
-                # Of a Python number, `stop_gradient` is no array.
-                large, small = (
-                    jnp.asarray(bind(part, *arrays[num_operands:], **step.params)) for part in parts
-                )
-                return large, small
-
-            return Log((*log.operands, *step.inputs[1:]), split, is_positive=log.is_positive)
+            return _log_of_choice(step)
         case "add" | "sub" | "add_any":
-            return log_of_sum(terms_of(value), value.shape) or log_near_one(value)
+            return log_of_sum(terms_of(value), value.shape) or _log_near_one(value)
         case "mul" | "div" | "neg" | "square" | "integer_pow" | "sqrt" | "rsqrt":
-            return log_of_product(value) if _is_product(value) else None
-    return None
+            parts = factors_of(value).parts
+            is_product = len(parts) > 1 or any(part.value is not value for part in parts)
+            return _log_of_product(value) if is_product else None
+    log = log_of(step.inputs[0]) if step.inputs else None
+    if kind == "reduce_prod":
+        return _log_of_reduced_product(step, log)
+    if log is None:
+        return None
+    if kind == "abs":
+        if not log.is_positive and argument_of(step.inputs[0], *EXTREMES) is not None:
+            return None  # Their logarithm has no sign.
+        return Log(applied(lambda parts: parts[:2], log.parts))
+    if kind == "cumsum" and log.is_positive:
+        params = {"axis": step.params["axis"], "reverse": step.params["reverse"]}
+        cumulate = functools.partial(lax.cumlogsumexp, **params)
+        return Log(applied(lambda parts: digits(cumulate(_whole(*parts))), log.parts))
+    return _log_of_picks(step, log) if kind in PICKS else None
 
 
-def _fills_with_nan(number: Any) -> bool:
-    return number is None or number != number
+def _log_of_picks(step: Step, log: Log) -> Log | None:
+    """The logarithm of some elements is some elements of the logarithm."""
+    fill = step.params.get("fill_value")
+    if fill is not None and fill == fill:  # A number, and no NaN.
+        return None
+
+    def picked(parts: Sequence[Array], *indices: Array) -> list[Array]:
+        if step.kind in EXTREMES:  # The largest of the sums.
+            parts = digits(whole := _whole(*parts), jnp.ones_like(whole))
+        parts = [jnp.broadcast_to(part, step.inputs[0].shape) for part in parts]
+        # Of a Python number, `stop_gradient` is no array.
+        bind = step.eqn.primitive.bind
+        return [jnp.asarray(bind(part, *indices, **step.params)) for part in parts]
+
+    return Log(applied(picked, log.parts, *step.inputs[1:]), log.is_positive)
 
 
 def _log_of_choice(step: Step) -> Log | None:
@@ -266,47 +271,66 @@ def _log_of_choice(step: Step) -> Log | None:
     logs = [log if (log := log_of(each)) and log.is_positive else None for each in branches]
     if not any(logs):
         return None
-    groups = [log.operands if log else (x,) for log, x in zip(logs, branches, strict=True)]
 
-    def split(condition: Array, *arrays: Array) -> Split:
-        rest, parts = iter(arrays), []
-        for index, (log, group) in enumerate(zip(logs, groups, strict=True)):
-            found = [next(rest) for _ in group]
-            if log is not None:
-                parts.append(log.split(*found))
-            else:
+    def chosen(condition: Array, *branches: Any) -> list[Array]:
+        parts = []
+        for index, (log, found) in enumerate(zip(logs, branches, strict=True)):
+            if log is None:
                 is_chosen = condition if index else ~condition
-                plain = jnp.log(jnp.where(is_chosen, found[0], 1))
-                parts.append((jnp.zeros_like(plain), plain))
-        larges, smalls = zip(*parts, strict=True)
-        return lax.select_n(condition, *larges), lax.select_n(condition, *smalls)
+                parts.append(_plain_log(jnp.where(is_chosen, found, 1)))
+            else:
+                parts.append((*found[:2], jnp.ones_like(found[1])))
+        return [lax.select_n(condition, *each) for each in zip(*parts, strict=True)]
 
-    return Log((condition, *(each for group in groups for each in group)), split)
-
-
-def _log_of_size(value: Value) -> Log | None:
-    """log(|x|)."""
-    log = log_of(value)
-    if log is None or log.is_positive or log.signed is None:
-        return log if log and log.is_positive else None
-    signed = log.signed
-    return Log(log.operands, lambda *arrays: signed(*arrays)[:2], is_positive=True)
+    sources = (log.parts if log else x for log, x in zip(logs, branches, strict=True))
+    return Log(applied(chosen, condition, *sources), is_positive=False)
 
 
 def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
     """log(1 - exp(y)), log(exp(y) - 1), log(1 - tanh² y), and log(n w exp(y) + m exp(z) + ...)."""
-    return log_of_difference(total, shape) or _log_of_exponentials(total, shape)
+    if (log := _log_by_table(total, shape)) is not None:
+        return log
+    return _log_of_exponentials(total, shape)
+
+
+def is_probability(value: Value) -> bool:
+    """Whether the logarithm of one minus the value is known."""
+    complement = Parts(1.0, (Part(-1.0, value, all_axes(value)),))
+    return erfc_of(value) is not None or _log_by_table(complement, value.shape) is not None
+
+
+def _log_near_one(value: Value) -> Log | None:
+    """log(1 + x) and log(1 - x)."""
+    step = value.step
+    numbers = [constant_of(each) for each in step.inputs]
+    if numbers[0] == 1:
+        one, x = (-1 if step.kind == "sub" else 1), step.inputs[1]
+    elif numbers[1] == (-1 if step.kind == "sub" else 1):
+        one, x = 1, step.inputs[0]
+    else:
+        return None
+    part = Part(1.0, *unbroadcast(x))
+
+    def near_one(x: Array) -> tuple[Array, ...]:
+        x = scaled(one, x)
+        size = jnp.where(x < -1, -2 - x, x)  # |1 + x| - 1
+        return digits(stable.log1p(size), jnp.sign(1 + x))
+
+    log = Log(applied(near_one, lifted(part, value.shape)), is_positive=False, is_near_one=True)
+    return None if _is_whole(part.value) else log
+
+
+def _is_whole(value: Value) -> bool:
+    """Whether it is computed of integers, as a count or an index, by sums and products."""
+    step = seen_through(value).step
+    if step.kind == "convert_element_type":
+        return jnp.issubdtype(step.inputs[0].dtype, jnp.integer)
+    if step.kind in ("add", "sub", "mul", "neg"):
+        return all(_is_whole(each) for each in step.inputs if constant_of(each) is None)
+    return step.kind == "iota"
 
 
 def _log_of_exponentials(total: Parts, shape: tuple[int, ...]) -> Log | None:
-    if (first := opposites_in(total)) is not None and first.number > 0:
-        shift = math.log(2 * first.number)
-
-        def split_cosh(*arrays: Array) -> Split:
-            large, small = log_cosh(known(first.split(arrays, shape)[0]))
-            return large, small + shift
-
-        return Log(first.operands, split_cosh, is_positive=True)
     terms = exponentials_in(total)
     may_overflow = any(term.may_overflow for term in terms)
     if len(terms) < 2 or not (may_overflow or all(term.may_underflow for term in terms)):
@@ -314,57 +338,49 @@ def _log_of_exponentials(total: Parts, shape: tuple[int, ...]) -> Log | None:
     is_positive = all(term.number > 0 and not term.weights for term in terms)
     if not is_positive and not any(term.number > 0 for term in terms):
         return None
-    is_pair = is_positive and len(terms) == 2
+    if is_positive and len(terms) == 2:
+        n, m = (term.number for term in terms)
 
-    def split(*arrays: Array) -> Split:
-        rest, ys, ws = iter(arrays), [], []
-        for term in terms:
-            y, w = term.split([next(rest) for _ in term.operands], shape)
-            y = jnp.zeros(shape, arrays[0].dtype) if y is None else y
-            if not is_pair and (w is not None or term.number != 1):
-                w = term.number if w is None else scaled(term.number, w)
-            ys.append(y)
-            ws.append(w)
-        if is_pair:
-            y, z, n, m = *ys, *(term.number for term in terms)
-            large = finite(lax.stop_gradient(jnp.maximum(y, z)))
-            return large, logaddexp(y - large, z - large, m / n) + math.log(n)
-        large, parts = shifted(ys, ws)
+        def of_pair(first: tuple[Array, None], second: tuple[Array, None]) -> tuple[Array, Array]:
+            y, z = (0.0 if y is None else y for y, _ in (first, second))
+            large = stable.finite(lax.stop_gradient(jnp.maximum(y, z)))
+            return large, stable.logaddexp(y - large, z - large, m / n) + math.log(n)
+
+        return Log(applied(of_pair, *(term.split(shape) for term in terms)))
+
+    def of_terms(found: tuple[Array, list[Array]]) -> tuple[Array, ...]:
+        large, parts = found
+        others = _sum(parts[:-1])
+        small, sign = log_size(others + parts[-1])
         if total.constant == 1:
             # The last term is one, as in log1p.
-            others = _sum(parts[:-1])
-            near = log1p(jnp.where(large == 0, others, 0))
-            return large, jnp.where(large == 0, near, jnp.log(parts[-1] + others))
-        return large, jnp.log(_sum(parts))
+            near = jnp.where(large == 0, others, 0)
+            near = stable.log1p(jnp.where(near < -1, -2 - near, near))
+            small = jnp.where(large == 0, near, small)
+        return large, small, sign
 
-    operands = tuple(each for term in terms for each in term.operands)
-    return Log(operands, split, is_positive=is_positive)
+    return Log(applied(of_terms, shifted_terms(terms, shape)), is_positive)
 
 
 def _log_of_known_terms(total: Parts, shape: tuple[int, ...]) -> Log | None:
     """The logarithm of a sum of what has a logarithm, as of probabilities."""
-    logs = [log_of(part.value) for part in total.parts]
-    is_known = all(log is not None and log.is_positive for log in logs)
-    if total.constant or len(logs) < 2 or not is_known:
+    logs = [log for part in total.parts if (log := log_of(part.value)) and log.is_positive]
+    if total.constant or len(logs) < 2 or len(logs) < len(total.parts):
         return None
-    with_log = [(log, part) for log, part in zip(logs, total.parts, strict=True) if log is not None]
-    if any(part.number <= 0 for _, part in with_log) or all(
-        _is_shifted(part) for _, part in with_log
-    ):
+    if any(part.number <= 0 for part in total.parts) or all(map(_is_shifted, total.parts)):
         return None
 
-    def split(*arrays: Array) -> Split:
-        rest = iter(arrays)
-        return _log_of_sum_of(
-            [
-                broadcast(_sum(log.split(*(next(rest) for _ in log.operands))), part.axes, shape)
-                + math.log(part.number)
-                for log, part in with_log
-            ]
-        )
+    def of_terms(*logs: Sequence[Array]) -> tuple[Array, Array]:
+        ys = [
+            broadcast(_whole(*parts), part.axes, shape) + math.log(part.number)
+            for parts, part in zip(logs, total.parts, strict=True)
+        ]
+        large, parts = shifted(ys, [None] * len(ys))
+        if len(ys) == 2:
+            return large, stable.logaddexp(ys[0] - large, ys[1] - large)
+        return large, jnp.log(_sum(parts))
 
-    operands = tuple(each for log, _ in with_log for each in log.operands)
-    return Log(operands, split, is_positive=True)
+    return Log(applied(of_terms, *(log.parts for log in logs)))
 
 
 def _is_shifted(part: Part) -> bool:
@@ -372,102 +388,59 @@ def _is_shifted(part: Part) -> bool:
     return bool(term.exponents) and not term.may_underflow
 
 
-def _log_of_sum_of(ys: Sequence[Array]) -> Split:
-    """log(exp(y) + exp(z) + ...)."""
-    large, parts = shifted(ys, [None] * len(ys))
-    if len(ys) == 2:
-        return large, logaddexp(ys[0] - large, ys[1] - large)
-    return large, jnp.log(_sum(parts))
-
-
-def _log_of_reduced_sum(value: Value) -> Log | None:
+def _log_of_reduced_sum(step: Step) -> Log | None:
     """log(sum(w exp(y)))."""
-    (x,), axes = value.step.inputs, value.step.params["axes"]
+    (x,), axes = step.inputs, step.params["axes"]
     term = exponential_of(factors_of(x))
-    return _log_of_sum_along(term, value.step.inputs[0].shape, axes)
-
-
-def _log_of_sum_along(term: Exponential, shape: tuple[int, ...], axes: Sequence[int]) -> Log | None:
-    if not term.exponents or not term.number > 0:
+    if not term.exponents or not term.number > 0 or not (term.may_underflow or term.weights):
         return None
-    if not term.may_underflow and not term.weights:
-        return None
-    shift = math.log(term.number)
 
-    def split(*arrays: Array) -> Split:
-        y, w = term.split(arrays, shape)
-        large, terms = shifted_along(known(y), w, axes)
-        return lax.squeeze(large, axes), jnp.log(jnp.sum(terms, axis=axes)) + shift
+    def of_sum(split: tuple[Array, Array | None]) -> tuple[Array, ...]:
+        large, terms = shifted_along(*split, axes)
+        small, sign = log_size(jnp.sum(terms, axis=axes))
+        return lax.squeeze(large, axes), small + math.log(term.number), sign
 
-    def signed(*arrays: Array) -> tuple[Array, Array, Array]:
-        y, w = term.split(arrays, shape)
-        large, terms = shifted_along(known(y), w, axes)
-        total = jnp.sum(terms, axis=axes)
-        return lax.squeeze(large, axes), jnp.log(jnp.abs(total)) + shift, jnp.sign(total)
-
-    return Log(term.operands, split, is_positive=not term.weights, signed=signed)
+    return Log(applied(of_sum, term.split(x.shape)), is_positive=not term.weights)
 
 
-def _log_of_dot(value: Value) -> Log | None:
+def _log_of_dot(step: Step) -> Log | None:
     """log(w @ exp(y)), for a vector w, or one for each element of a batch."""
-    step = value.step
-    contracted, batch = step.params["dimension_numbers"]
     for place in (0, 1):
+        (contracted, batch), (other_contracted, other_batch) = (
+            [each[i] for each in step.params["dimension_numbers"]] for i in (place, 1 - place)
+        )
         x, weights = step.inputs[place], step.inputs[1 - place]
-        term, own = exponential_of(factors_of(x)), (*batch[1 - place], *contracted[1 - place])
-        if len(weights.shape) == len(own) and not term.weights and term.exponents:
-            if term.number > 0:
-                axes = dict(zip(own, (*batch[place], *contracted[place]), strict=True))
-                return _log_of_dot_with(step, place, term, axes)
-    return None
-
-
-def _log_of_dot_with(step: Step, place: int, term: Exponential, axes: dict[int, int]) -> Log:
-    """`axes` says on which axis of the exponentials each axis of the weights is."""
-    x, weights = step.inputs[place], step.inputs[1 - place]
-    contracted, batch = (each[place] for each in step.params["dimension_numbers"])
+        term, own = exponential_of(factors_of(x)), (*other_batch, *other_contracted)
+        is_vector = len(weights.shape) == len(own)
+        if is_vector and term.exponents and not term.weights and term.number > 0:
+            break
+    else:
+        return None
     free = [i for i in range(len(x.shape)) if i not in contracted and i not in batch]
+    order = [sorted((*batch, *free)).index(axis) for axis in (*batch, *free)]
+    # The axis of the exponentials on which each axis of the weights is.
+    axes = dict(zip(own, (*batch, *contracted), strict=True))
     places = tuple(axes[i] for i in range(len(weights.shape)))
-    rows = sorted((*batch, *free))
-    order = [rows.index(axis) for axis in (*batch, *free)]
-    shift = math.log(term.number)
 
-    def parts(*arrays: Array) -> Split:
-        *exponents, w = arrays
-        y = known(term.split(exponents, x.shape)[0])
-        weight = broadcast(w, places, x.shape)
+    def of_dot(split: tuple[Array, None], w: Array) -> tuple[Array, ...]:
+        y, weight = split[0], broadcast(w, places, x.shape)
         large = largest_along(y, weight, contracted)
         pair = (jnp.exp(finite_where_zero(y - large, weight)), w)[:: 1 - 2 * place]
-        total = step.eqn.primitive.bind(*pair, **step.params)
-        return lax.transpose(lax.squeeze(large, contracted), order), total
+        small, sign = log_size(step.eqn.primitive.bind(*pair, **step.params))
+        large = lax.transpose(lax.squeeze(large, contracted), order)
+        return large, small + math.log(term.number), sign
 
-    def split(*arrays: Array) -> Split:
-        large, total = parts(*arrays)
-        return large, jnp.log(total) + shift
-
-    def signed(*arrays: Array) -> tuple[Array, Array, Array]:
-        large, total = parts(*arrays)
-        return large, jnp.log(jnp.abs(total)) + shift, jnp.sign(total)
-
-    return Log((*term.operands, weights), split, signed=signed)
+    return Log(applied(of_dot, term.split(x.shape), weights), is_positive=False)
 
 
-def _is_product(value: Value) -> bool:
-    """Whether it is more than one factor that cannot be divided further."""
-    parts = factors_of(value).parts
-    return len(parts) > 1 or any(part.value is not value for part in parts)
+def _log_of_reduced_product(step: Step, log: Log | None) -> Log:
+    (x,), axes = step.inputs, step.params["axes"]
+    is_positive = log is not None and log.is_positive
 
+    def of_product(found: Any) -> tuple[Array, ...]:
+        large, small, *sign = found if is_positive else _plain_log(found)
+        large, small = (jnp.sum(jnp.broadcast_to(y, x.shape), axes) for y in (large, small))
+        return (large, small) if is_positive else (large, small, jnp.prod(sign[0], axes))
 
-def _log_of_reduced_product(value: Value) -> Log:
-    (x,), axes = value.step.inputs, value.step.params["axes"]
-    log, shape = log_of(x), x.shape
-    if log is None or not log.is_positive:
-        return Log(
-            (x,), lambda x: log_product(x, axes), signed=lambda x: log_size_of_product(x, axes)
-        )
-
-    def split(*arrays: Array) -> Split:
-        large, small = (jnp.sum(jnp.broadcast_to(part, shape), axes) for part in log.split(*arrays))
-        return large, small
-
-    return Log(log.operands, split, is_positive=True)
+    source = log.parts if log is not None and is_positive else x
+    return Log(applied(of_product, source), is_positive)

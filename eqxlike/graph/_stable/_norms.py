@@ -1,15 +1,17 @@
 """Norms, and what else has no value or no derivative at zero."""
 
+import dataclasses
 import math
 
 import jax.numpy as jnp
 from jax import Array
 
 from ._expressions import (
+    Part,
     Step,
     Value,
+    all_axes,
     argument_of,
-    broadcast,
     constant_of,
     factors_of,
     is_same,
@@ -18,7 +20,7 @@ from ._expressions import (
     terms_of,
     unbroadcast,
 )
-from ._functions import all_axes, product_of, square_root_of, summed_squares_of
+from ._functions import applied, lifted, product_of, square_root_of, summed_squares_of
 from ._replacements import length, safe_sqrt, scaled
 from ._rewrite import Rewrite
 
@@ -59,15 +61,14 @@ def hypotenuse(step: Step) -> Rewrite | None:
     operands = [root for root in found if root is not None]
     if len(operands) != len(found):
         return None
-    places, shape = [part.axes for part in terms.parts], step.output.shape
 
-    def build(*arrays: Array) -> Array:
-        roots = [broadcast(root, axes, shape) for root, axes in zip(arrays, places, strict=True)]
-        if terms.constant:
-            roots.append(jnp.full_like(roots[0], math.sqrt(terms.constant)))
-        return length(roots)
+    def build(*roots: Array) -> Array:
+        constant = [jnp.full_like(roots[0], math.sqrt(terms.constant))] if terms.constant else []
+        return length([*roots, *constant])
 
-    return Rewrite(tuple(operands), build)
+    squares = zip(terms.parts, operands, strict=True)
+    roots = (dataclasses.replace(part, value=root) for part, root in squares)
+    return applied(build, *(lifted(root, step.output.shape) for root in roots))
 
 
 EPSILON = 1e-3
@@ -86,15 +87,13 @@ def direction_of_zero(step: Step) -> Rewrite | None:
     if not norms:
         return None
 
-    def build(*arrays: Array) -> Array:
-        found = product_of(others, arrays[len(norms) :], shape)
+    def build(found: Array, *totals: Array) -> Array:
         is_zero = found == 0
-        for part, total in zip(norms, arrays, strict=False):
-            total = broadcast(total, part.axes, shape)
+        for total in totals:
             found = found / jnp.sqrt(jnp.where(is_zero & (total == 0), 1, total))
         return scaled(product.constant, found)
 
-    return Rewrite(tuple(part.value for part in (*norms, *others)), build)
+    return applied(build, product_of(others, shape), *(lifted(part, shape) for part in norms))
 
 
 def _vanishes_with(value: Value, x: Value, depth: int = 4) -> bool:
@@ -107,28 +106,34 @@ def _vanishes_with(value: Value, x: Value, depth: int = 4) -> bool:
     return any(_vanishes_with(unbroadcast(each)[0], x, depth - 1) for each in step.inputs)
 
 
-def product_with_own_log(step: Step) -> Rewrite | None:
-    """The product x log(x), which is zero at zero."""
-    product = factors_of(step.output)
-    logs = [part for part in product.parts if argument_of(part.value, "log") is not None]
-    if len(logs) != 1 or logs[0].number != 1:
+def _log_factor(value: Value) -> tuple[Part, Value, list[Part]] | None:
+    """Of a product with one logarithm: the logarithm, its argument, and the other factors."""
+    parts = factors_of(value).parts
+    logs = [part for part in parts if argument_of(part.value, "log") is not None]
+    if len(logs) != 1 or logs[0].number != 1 or logs[0].axes != all_axes(value):
         return None
     x = seen_through(logs[0].value).step.inputs[0]
-    inside = {(key_of(part.value), part.number, part.axes) for part in factors_of(x).parts}
-    others = {
-        (key_of(part.value), part.number, part.axes) for part in product.parts if part not in logs
-    }
-    if inside != others or not inside or logs[0].axes != all_axes(step.output):
+    return logs[0], x, [part for part in parts if part is not logs[0]]
+
+
+def product_with_own_log(step: Step) -> Rewrite | None:
+    """The product x log(x), which is zero at zero."""
+    if (found := _log_factor(step.output)) is None:
         return None
-    scale = product.constant / factors_of(x).constant
-    if logs[0].value.rewrite is not None:
-        return Rewrite(
-            (x, logs[0].value), lambda x, log: scaled(scale, x * jnp.where(x == 0, 0, log))
-        )
+    log, x, others = found
+    inside, outside = (
+        {(key_of(part.value), part.number, part.axes) for part in parts}
+        for parts in (factors_of(x).parts, others)
+    )
+    if inside != outside or not inside:
+        return None
+    scale = factors_of(step.output).constant / factors_of(x).constant
+    if log.value.rewrite is not None:
+        own = (x, log.value)
+        return Rewrite(own, lambda x, log: scaled(scale, x * jnp.where(x == 0, 0, log)))
 
     def build(x: Array) -> Array:
-        is_zero = x == 0
-        safe = jnp.where(is_zero, 1, x)
+        safe = jnp.where(x == 0, 1, x)
         return scaled(scale, safe * jnp.log(safe))
 
     return Rewrite((x,), build)
@@ -145,19 +150,14 @@ def quotient_of_itself(step: Step) -> Rewrite | None:
 def power_by_logarithm(step: Step) -> Rewrite | None:
     """exp(y log(x)), which is 0 ** y at zero, and loses digits of large powers."""
     (product,) = step.inputs
-    factors = factors_of(product)
-    logs = [part for part in factors.parts if argument_of(part.value, "log") is not None]
-    if len(logs) != 1 or logs[0].number != 1 or logs[0].axes != all_axes(product):
+    if (found := _log_factor(product)) is None:
         return None
-    others = [part for part in factors.parts if part not in logs]
-    x = seen_through(logs[0].value).step.inputs[0]
+    _, x, others = found
+    c = factors_of(product).constant
 
-    def build(x: Array, *arrays: Array) -> Array:
-        if others:
-            y = scaled(factors.constant, product_of(others, arrays, product.shape))
-        else:
-            y = jnp.full_like(x, factors.constant)
+    def build(x: Array, y: Array | None) -> Array:
+        y = jnp.full_like(x, c) if y is None else scaled(c, y)
         is_known = (x >= 0) & ~jnp.isnan(y)
         return jnp.where(is_known, jnp.power(jnp.where(is_known, x, 1), y), jnp.nan)
 
-    return Rewrite((x, *(part.value for part in others)), build)
+    return applied(build, x, product_of(others, product.shape))

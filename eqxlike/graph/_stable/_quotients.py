@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
+from . import _replacements as stable
 from ._expressions import (
     Axes,
     Part,
@@ -18,7 +19,6 @@ from ._expressions import (
     argument_of,
     broadcast,
     factors_of,
-    is_same,
     key_of,
     merged,
     placed,
@@ -27,61 +27,52 @@ from ._expressions import (
 )
 from ._functions import (
     Exponential,
-    all_axes,
+    applied,
     exponential_of,
     exponentials_in,
-    known,
-    opposites_in,
+    lifted,
     power_of,
     product_of,
-    shifted,
+    rewritten,
     shifted_along,
     shifted_in_quotient,
-    sigmoid_of,
+    shifted_terms,
+    sum_of,
+    times,
     weighted_exp,
 )
-from ._replacements import (
-    atanh,
-    excess_of_exp,
-    expm1,
-    log1p,
-    one_minus_cos,
-    over_power,
-    scaled,
-    sigmoid,
-    single,
-    tanh,
-    times_sech,
-    times_sigmoid,
-)
+from ._patterns import Formula, match, sigmoid_of
+from ._replacements import scaled, single
 from ._rewrite import Rewrite
+
+Split = tuple[Any, Any]
+"""The exponent and the weight of an `Exponential`, None for zero and one."""
 
 
 def quotient_of_exponentials(step: Step) -> Rewrite | None:
     """A sigmoid, softmax, tanh, or mean with such weights, that is written with exponentials."""
     value = step.output
-    if (found := sigmoid_of(value)) is not None:
+    if not terms_of(value).constant and (found := sigmoid_of(value)) is not None:
         y, scale = found
-        return Rewrite((y,), lambda y: sigmoid(scaled(scale, y)))
+        return Rewrite((y,), lambda y: stable.sigmoid(scaled(scale, y)))
+    for formula, function in TANHS:
+        if (tanh := match(formula, value)) is not None:
+            return rewritten(tanh, function, value.shape)
     product = factors_of(value)
     for total in product.parts:
         if total.number >= 0:
             continue
         rest = tuple(part for part in product.parts if part is not total)
-        if (found := _quotient(value, Parts(product.constant, rest), total)) is not None:
-            return found
+        for rule in QUOTIENTS if total.number == -1 else QUOTIENTS[-2:]:
+            if (found := rule(value, Parts(product.constant, rest), total)) is not None:
+                return found
     return None
 
 
-def _quotient(value: Value, above: Parts, below: Part) -> Rewrite | None:
-    if below.number == -1:
-        if len(above.parts) == 1:
-            if (found := _tanh(value, above.parts[0], below, above.constant)) is not None:
-                return found
-        for rule in (_multiplied_sigmoid, _softmax, _weighted_mean):
-            if (found := rule(value, above, below)) is not None:
-                return found
-    return _hyperbolic_secant(value, above, below) or _shifted_quotient(value, above, below)
+TANHS: tuple[tuple[Formula, Formula], ...] = (
+    (lambda y: (lax.exp(y) - 1) / (lax.exp(y) + 1), lambda y: stable.tanh(y / 2)),
+    (lambda y: lax.sinh(y) / lax.cosh(y), stable.tanh),
+)
 
 
 def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | None:
@@ -98,43 +89,36 @@ def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | No
     if keys not in own or top.masks:
         return None
     first, second = terms if keys == own[0] else terms[::-1]
-    groups = [first.operands, second.operands, [part.value for part in top.weights]]
     ratio, scale = second.number / first.number, above.constant / first.number
 
-    def build(*arrays: Array) -> Array:
-        rest = iter(arrays)
-        own, other, others = ([next(rest) for _ in group] for group in groups)
-        (y, _), (z, _) = first.split(own, shape), second.split(other, shape)
-        y = -known(z) if y is None else y if z is None else y - z
-        if not top.weights and ratio == 1 and abs(scale) <= 2:
-            return scaled(scale, sigmoid(y))
-        weight = product_of(top.weights, others, shape) if top.weights else jnp.ones_like(y)
-        return times_sigmoid(scaled(scale, weight), y, ratio)
+    def build(first: Split, second: Split, weight: Array | None) -> Array:
+        (y, _), (z, _) = first, second
+        y = -z if y is None else y if z is None else y - z
+        if weight is None and ratio == 1 and abs(scale) <= 2:
+            return scaled(scale, stable.sigmoid(y))
+        weight = jnp.ones_like(y) if weight is None else weight
+        return stable.times_sigmoid(scaled(scale, weight), y, ratio)
 
-    return Rewrite(tuple(each for group in groups for each in group), build)
+    return applied(build, first.split(shape), second.split(shape), product_of(top.weights, shape))
 
 
 def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
     """The quotient w exp(y) / sum(w exp(y)) with its largest term taken off."""
     total = _reduced(below.value)
-    kept = tuple(axis for axis in range(len(value.shape)) if total and axis not in total.axes)
-    if total is None or total.shape != value.shape or _kept(below) != kept:
+    kept = [axis for axis in range(len(value.shape)) if total and axis not in total.axes]
+    if total is None or total.shape != value.shape or [i for i in below.axes if i >= 0] != kept:
         return None
     top = exponential_of(above)
-    if not _is_same_product(top, total.term):
+    if _alike(top) != _alike(total.term) or _keys(top.weights) != _keys(total.term.weights):
         return None
     scale = above.constant / total.term.number
 
-    def build(*arrays: Array) -> Array:
-        y, w = top.split(arrays, value.shape)
-        terms = weighted_exp(shifted_in_quotient(known(y), w, total.axes), w)
+    def build(split: Split) -> Array:
+        y, w = split
+        terms = weighted_exp(shifted_in_quotient(y, w, total.axes), w)
         return scaled(scale, terms / jnp.sum(terms, axis=total.axes, keepdims=True))
 
-    return Rewrite(top.operands, build)
-
-
-def _kept(part: Part) -> Axes:
-    return tuple(axis for axis in part.axes if axis >= 0)
+    return applied(build, top.split(value.shape))
 
 
 class _Reduced(NamedTuple):
@@ -155,16 +139,10 @@ def _reduced(value: Value) -> _Reduced | None:
     return _Reduced(term, terms.shape, seen_through(value).step.params["axes"])
 
 
-def _is_same_product(first: Exponential, second: Exponential) -> bool:
-    same = [(_keys(each.exponents), _keys(each.weights)) for each in (first, second)]
-    return _is_equally_masked(first, second) and same[0] == same[1]
-
-
-def _is_equally_masked(first: Exponential, second: Exponential) -> bool:
-    pair = [
-        {(key_of(mask.value), mask.axes, kept) for mask, kept in x.masks} for x in (first, second)
-    ]
-    return pair[0] == pair[1]
+def _alike(term: Exponential) -> tuple[set[Any], set[Any]]:
+    """Equal for terms with the same exponents and masks."""
+    masks = {(key_of(mask.value), mask.axes, is_kept) for mask, is_kept in term.masks}
+    return _keys(term.exponents), masks
 
 
 def _keys(parts: Sequence[Part]) -> set[Any]:
@@ -176,36 +154,28 @@ def _weighted_mean(value: Value, above: Parts, below: Part) -> Rewrite | None:
     total = _reduced(below.value)
     if total is None:
         return None
-    found = (_mean_by(part, value, above, below, total) for part in above.parts)
-    return next((rewrite for rewrite in found if rewrite is not None), None)
-
-
-def _mean_by(
-    part: Part, value: Value, above: Parts, below: Part, total: _Reduced
-) -> Rewrite | None:
-    step, shape = seen_through(part.value).step, value.shape
-    place = _place_of_terms(part, below, total)
-    if place is None:
+    places = ((part, _place_of_terms(part, below, total)) for part in above.parts)
+    found = next(((part, place) for part, place in places if place is not None), None)
+    if found is None:
         return None
+    part, place = found
+    step, shape = seen_through(part.value).step, value.shape
     term = exponential_of(factors_of(step.inputs[place]))
     extra = step.inputs[:place] + step.inputs[place + 1 :]
     others = [each for each in above.parts if each is not part]
-    groups = [total.term.operands, term.operands, extra, [each.value for each in others]]
     scale = above.constant * term.number / total.term.number
 
-    def build(*arrays: Array) -> Array:
-        rest = iter(arrays)
-        first, second, more, fourth = ([next(rest) for _ in each] for each in groups)
-        y, w = total.term.split(first, total.shape)
-        y = shifted_in_quotient(known(y), w, total.axes)
-        terms = weighted_exp(y, w)
-        above_terms = weighted_exp(y, term.split(second, total.shape)[1])
-        mean = step.eqn.primitive.bind(*more[:place], above_terms, *more[place:], **step.params)
+    def build(below_split: Split, above_split: Split, factor: Array | None, *extra: Array) -> Array:
+        y, w = below_split
+        y = shifted_in_quotient(y, w, total.axes)
+        terms, above_terms = weighted_exp(y, w), weighted_exp(y, above_split[1])
+        mean = step.eqn.primitive.bind(*extra[:place], above_terms, *extra[place:], **step.params)
         mean = broadcast(mean, part.axes, shape)
         mean = mean / broadcast(jnp.sum(terms, axis=total.axes), below.axes, shape)
-        return scaled(scale, mean * product_of(others, fourth, shape) if others else mean)
+        return scaled(scale, times(mean, factor))
 
-    return Rewrite(tuple(each for group in groups for each in group), build)
+    splits = (each.split(total.shape) for each in (total.term, term))
+    return applied(build, *splits, product_of(others, shape), *extra)
 
 
 def _place_of_terms(part: Part, below: Part, total: _Reduced) -> int | None:
@@ -223,8 +193,7 @@ def _place_of_terms(part: Part, below: Part, total: _Reduced) -> int | None:
             rows = tuple(part.axes[i] for i in lies)
         term = exponential_of(factors_of(x))
         is_alike = (x.shape, axes, rows) == (total.shape, total.axes, below.axes)
-        is_alike = is_alike and _is_equally_masked(term, total.term)
-        if is_alike and _keys(term.exponents) == _keys(total.term.exponents):
+        if is_alike and _alike(term) == _alike(total.term):
             return place
     return None
 
@@ -242,20 +211,18 @@ def _rows_of_dot(x: Value, other: Value, place: int, contracted: Any, batch: Any
 
 def _hyperbolic_secant(value: Value, above: Parts, below: Part) -> Rewrite | None:
     """The quotients a / cosh(y) ** k and a / (n exp(y) + n exp(-y)) ** k."""
-    y, shape = argument_of(below.value, "cosh"), value.shape
-    first = Exponential(0.5, (Part(1.0, y, all_axes(y)),)) if y is not None else None
-    first = first or opposites_in(terms_of(below.value))
-    if first is None or first.number < 0:
+    found = match(lax.cosh, below.value)
+    if found is None or found.factor < 0:
         return None
-    scale, num_operands = above.constant * (2 * first.number) ** below.number, len(first.operands)
+    scale = above.constant * found.factor**below.number
+    y = dataclasses.replace(found.holes[0], axes=placed(found.holes, below.axes)[0].axes)
 
-    def build(*arrays: Array) -> Array:
-        y, _ = first.split(arrays[:num_operands], below.value.shape)
-        y, rest = broadcast(known(y), below.axes, shape), arrays[num_operands:]
-        x = product_of(above.parts, rest, shape) if above.parts else jnp.ones_like(y)
-        return times_sech(scaled(scale, x), y, -below.number)
+    def build(y: Array, x: Array | None) -> Array:
+        x = jnp.ones_like(y) if x is None else x
+        return stable.times_sech(scaled(scale, x), y, -below.number)
 
-    return Rewrite((*first.operands, *(part.value for part in above.parts)), build)
+    shape = value.shape
+    return applied(build, sum_of((y,), shape), product_of(above.parts, shape))
 
 
 def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None:
@@ -270,92 +237,50 @@ def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None
     if not terms or any(term.number <= 0 for term in terms):
         return None
 
-    def build(*arrays: Array) -> Array:
-        rest = iter(arrays)
-        pairs = [
-            term.split([next(rest) for _ in term.operands], total.shape if total else inner)
-            for term in terms
-        ]
-        if total is not None:
-            ((y, w),) = pairs
-            large, exps = shifted_along(known(y), w, total.axes)
-            large = lax.squeeze(large, total.axes)
-            divisor = scaled(total.term.number, jnp.sum(exps, axis=total.axes))
-        else:
-            ys = [jnp.zeros(inner, arrays[0].dtype) if y is None else y for y, _ in pairs]
-            ws = [
-                term.number if w is None else scaled(term.number, w)
-                for term, (_, w) in zip(terms, pairs, strict=True)
-            ]
-            large, exps = shifted(ys, ws)
-            divisor = functools.reduce(jnp.add, exps)
-        y, w = top.split(list(rest), shape)
-        large = scaled(power, broadcast(large, below.axes, shape))
+    def build(divisor: tuple[Array, Array], top: Split) -> Array:
+        large, divided = (broadcast(each, below.axes, shape) for each in divisor)
+        y, w = top
+        large = scaled(power, large)
         y = -large if y is None else y - large
         if w is None and abs(above.constant) > 2:
             w = jnp.ones_like(y)
         found = weighted_exp(y, above.constant if w is None else scaled(above.constant, w))
-        return found / power_of(broadcast(divisor, below.axes, shape), power)
+        return found / power_of(divided, power)
 
-    operands = [each for term in (*terms, top) for each in term.operands]
-    return Rewrite(tuple(operands), build)
+    if total is not None:
+        term, _, axes = total
 
+        def along(split: Split) -> tuple[Array, Array]:
+            large, exps = shifted_along(*split, axes)
+            return lax.squeeze(large, axes), scaled(term.number, jnp.sum(exps, axis=axes))
 
-def _tanh(value: Value, above: Part, below: Part, constant: float) -> Rewrite | None:
-    """(exp(y) - exp(-y)) / (exp(y) + exp(-y)), (1 - exp(-y)) / (1 + exp(-y)), sinh(y) / cosh(y)."""
-    if above.axes != all_axes(value) or below.axes != all_axes(value):
-        return None
-    y, other = argument_of(above.value, "sinh"), argument_of(below.value, "cosh")
-    if y is not None and other is not None and is_same(y, other):
-        return Rewrite((y,), lambda y: scaled(constant, tanh(y)))
-    tops, bottoms = (_exponents(part.value) for part in (above, below))
-    if tops is None or bottoms is None or tops.keys() != bottoms.keys() or len(tops) != 2:
-        return None
-    (first, (y, n)), (second, (z, m)) = tops.items()
-    if n != -m or any(number != abs(n) for _, number in bottoms.values()):
-        return None
-    # The exponents are opposite, or one is zero.
-    if first and second and first[0] == second[0] and first[1] == -second[1]:
-        scale = 1.0
-    elif None in (y, z):
-        scale = 0.5
+        divisor = applied(along, term.split(total.shape))
     else:
-        return None
-    y, scale = (y, math.copysign(scale, n)) if y is not None else (z, -math.copysign(scale, n))
-    return y and Rewrite((y,), lambda y: scaled(constant, tanh(scaled(scale, y))))
+        terms = shifted_terms(terms, inner)
+        divisor = applied(lambda found: (found[0], functools.reduce(jnp.add, found[1])), terms)
+    return applied(build, divisor, top.split(shape))
 
 
-def _exponents(value: Value) -> dict[Any, tuple[Value | None, float]] | None:
-    """The terms n exp(y) of a sum: (y, n) by what y is, and (None, n) for a constant n."""
-    total = terms_of(value)
-    found: dict[Any, tuple[Value | None, float]] = {}
-    for part in total.parts:
-        y = argument_of(part.value, "exp")
-        if y is None or part.axes != all_axes(value):
-            return None
-        inner = terms_of(y)
-        if len(inner.parts) != 1 or inner.constant:
-            return None
-        found[key_of(inner.parts[0].value), inner.parts[0].number] = (y, part.number)
-    if total.constant:
-        found[()] = (None, total.constant)
-    return found
+QUOTIENTS = (_multiplied_sigmoid, _softmax, _weighted_mean, _hyperbolic_secant, _shifted_quotient)
+"""The first three are for a divisor, the last two for a power of it too."""
 
-
-FUNCTIONS: dict[str, Callable[[Array], Array]] = {
-    "expm1": expm1,
-    "log1p": log1p,
-    "tanh": tanh,
-    "sin": jnp.sin,
-    "tan": jnp.tan,
-    "sinh": jnp.sinh,
-    "asin": jnp.arcsin,
-    "atan": jnp.arctan,
-    "asinh": jnp.arcsinh,
-    "atanh": atanh,
-    "erf": lambda y: math.sqrt(math.pi) / 2 * lax.erf(y),
-}
-"""Functions that are zero at zero, divided by their derivative at zero."""
+AT_ZERO: tuple[tuple[Formula, Formula, int, float], ...] = (
+    (lax.expm1, stable.expm1, 1, 1.0),
+    (lax.log1p, stable.log1p, 1, 1.0),
+    (lax.tanh, stable.tanh, 1, 1.0),
+    *((f, f, 1, 1.0) for f in (lax.sin, lax.tan, lax.sinh, lax.asin, lax.atan, lax.asinh)),
+    (lax.atanh, stable.atanh, 1, 1.0),
+    (lax.erf, lambda y: math.sqrt(math.pi) / 2 * lax.erf(y), 1, 2 / math.sqrt(math.pi)),
+    (lambda y: lax.log(1 + y), stable.log1p, 1, 1.0),
+    (lambda y: lax.exp(y) - 1, stable.expm1, 1, 1.0),
+    (lambda y: lax.sqrt(1 + y) - 1, lambda y: 2 * y / (1 + jnp.sqrt(1 + y)), 1, 0.5),
+    (lambda y: 1 - lax.cos(y), stable.one_minus_cos, 2, 0.5),
+    (lambda y: lax.cosh(y) - 1, lambda y: 2 * jnp.square(jnp.sinh(y / 2)), 2, 0.5),
+    (lambda y: lax.exp(y) - 1 - y, stable.excess_of_exp, 2, 0.5),
+)
+"""Functions g that are zero at zero, a function f close to y ** order / order near zero, the order,
+and the number in `g(y) = order * number * f(y)`.
+"""
 
 
 def quotient_at_zero(step: Step) -> Rewrite | None:
@@ -366,14 +291,18 @@ def quotient_at_zero(step: Step) -> Rewrite | None:
 
 
 def _over_power_of(part: Part, product: Parts, shape: tuple[int, ...]) -> Rewrite | None:
-    found = _function_at_zero(part.value) if abs(part.number) == 1 else None
+    rows = AT_ZERO if abs(part.number) == 1 else ()
+    matches = ((match(row[0], part.value), row) for row in rows)
+    found = next(((found, row) for found, row in matches if found is not None), None)
     if found is None:
         return None
-    y, rate, function, order, number = found
+    (factor, holes), (_, function, order, number) = found
+    (hole,) = placed(holes, part.axes)
+    y, rate = hole.value, hole.number
     sign, inner = int(part.number), factors_of(y)
     powers = [
         dataclasses.replace(each, number=each.number * order * sign)
-        for each in placed(inner.parts, part.axes)
+        for each in placed(inner.parts, hole.axes)
     ]
     others = [each for each in product.parts if each is not part]
     numbers = {(key_of(each.value), each.axes): each.number for each in others}
@@ -381,58 +310,11 @@ def _over_power_of(part: Part, product: Parts, shape: tuple[int, ...]) -> Rewrit
     if not divides or not all(divides):
         return None
     rest = tuple(merged((*others, *powers)))
-    scale = product.constant * (number * (rate * inner.constant) ** order) ** sign
+    scale = product.constant * (factor * number * (rate * inner.constant) ** order) ** sign
 
-    def build(y: Array, *arrays: Array) -> Array:
-        y = scaled(rate, broadcast(single(y), part.axes, shape))
-        found = over_power(function, y, order, sign)
-        return scaled(scale, found * product_of(rest, arrays, shape) if rest else found)
+    def build(y: Array, factor: Array | None) -> Array:
+        found = stable.over_power(function, scaled(rate, single(y)), order, sign)
+        return scaled(scale, times(found, factor))
 
-    return Rewrite((y, *(each.value for each in rest)), build, within=(part.value,))
-
-
-def _function_at_zero(
-    value: Value,
-) -> tuple[Value, float, Callable[[Array], Array], int, float] | None:
-    """x, a, a function of y = a x close to y ** order / order near 0, the order, and a factor."""
-    step = seen_through(value).step
-    if step.kind in FUNCTIONS:
-        number = 2 / math.sqrt(math.pi) if step.kind == "erf" else 1.0
-        return step.inputs[0], 1.0, FUNCTIONS[step.kind], 1, number
-    if step.kind == "log":
-        part = _added_to_one(step.inputs[0])
-        return part and (part.value, part.number, log1p, 1, 1.0)
-    total = terms_of(value)
-    if any(part.axes != all_axes(value) for part in total.parts):
-        return None
-    number = -total.constant
-    if [part.number for part in total.parts] == [number]:
-        (part,) = total.parts
-        if (y := argument_of(part.value, "exp")) is not None:
-            return y, 1.0, expm1, 1, number
-        if (y := argument_of(part.value, "cos")) is not None:
-            return y, 1.0, one_minus_cos, 2, -number / 2
-        if (y := argument_of(part.value, "cosh")) is not None:
-            return y, 1.0, lambda y: 2 * jnp.square(jnp.sinh(y / 2)), 2, number / 2
-        radicand = argument_of(part.value, "sqrt")
-        if radicand is not None and (inner := _added_to_one(radicand)) is not None:
-            y, rate = inner.value, inner.number
-            return y, rate, lambda y: 2 * y / (1 + jnp.sqrt(1 + y)), 1, number / 2
-    if len(total.parts) == 2:
-        for first, second in (total.parts, total.parts[::-1]):
-            y = argument_of(first.value, "exp")
-            if y is None or first.number != number:
-                continue
-            rate, inner = -second.number / number, terms_of(y)
-            same = _keys(inner.parts) == _keys((dataclasses.replace(second, number=rate),))
-            if same and not inner.constant:
-                return second.value, rate, excess_of_exp, 2, number / 2
-    return None
-
-
-def _added_to_one(value: Value) -> Part | None:
-    """The term a x of a value 1 + a x."""
-    total = terms_of(value)
-    if total.constant != 1 or [part.axes for part in total.parts] != [all_axes(value)]:
-        return None
-    return total.parts[0]
+    found = applied(build, lifted(hole, shape), product_of(rest, shape))
+    return dataclasses.replace(found, within=(part.value,))

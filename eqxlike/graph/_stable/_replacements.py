@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +10,21 @@ import numpy as np
 from jax import Array, lax
 
 
-@jax.custom_jvp
-def sigmoid(y: Array) -> Array:
-    """JAX's, with the derivative s(y) s(-y) in place of s(y) (1 - s(y))."""
-    return lax.logistic(y)
+def with_slope(slope: Callable[[Array], Array], function: Callable[[Array], Array]):
+    """The function of one array, with this derivative in place of its own."""
+    stable = jax.custom_jvp(function)
+    stable.defjvps(lambda tangent, _, y: tangent * slope(y))
+    return stable
 
 
-@sigmoid.defjvp
-def _(primals, tangents):
-    (y,), (tangent,) = primals, tangents
-    return sigmoid(y), tangent * sigmoid(y) * sigmoid(-y)
+sigmoid = with_slope(lambda y: sigmoid(y) * sigmoid(-y), lax.logistic)
+expm1 = with_slope(jnp.exp, lax.expm1)
+tanh = with_slope(lambda y: one_minus_tanh_squared(y), lax.tanh)
+atanh = with_slope(lambda y: 1 / (1 - jnp.square(y)), lax.atanh)
+one_minus_tanh_squared = with_slope(
+    lambda y: -2 * tanh(y) * one_minus_tanh_squared(y),
+    lambda y: times_sigmoid(4 * sigmoid(2 * y), -2 * y),
+)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -40,54 +45,12 @@ def _(ratio, primals, tangents):
     return product, times_sigmoid(tangents[0], y, ratio) + tangents[1] * slope
 
 
-@jax.custom_jvp
-def expm1(y: Array) -> Array:
-    """The exponential minus one, with the exponential as its derivative."""
-    return lax.expm1(y)
-
-
-@expm1.defjvp
-def _(primals, tangents):
-    (y,), (tangent,) = primals, tangents
-    return expm1(y), tangent * jnp.exp(y)
-
-
-@jax.custom_jvp
+@functools.partial(with_slope, lambda x: 1 / (1 + x))
 def log1p(x: Array) -> Array:
     """JAX's `log1p`, but log(1 + x) far from zero: jax 0.10 on a CPU loses two digits at -0.4."""
     is_near = jnp.abs(x) < 0.29
     near, far = jnp.where(is_near, x, 0), jnp.where(is_near, 0, x)
     return jnp.where(is_near, lax.log1p(near), jnp.log(1 + far))
-
-
-@log1p.defjvp
-def _(primals, tangents):
-    (x,), (tangent,) = primals, tangents
-    return log1p(x), tangent / (1 + x)
-
-
-@jax.custom_jvp
-def tanh(y: Array) -> Array:
-    """JAX's, with the derivative 4 s(2 y) s(-2 y) in place of 1 - tanh² y."""
-    return lax.tanh(y)
-
-
-@tanh.defjvp
-def _(primals, tangents):
-    (y,), (tangent,) = primals, tangents
-    return tanh(y), tangent * one_minus_tanh_squared(y)
-
-
-@jax.custom_jvp
-def atanh(y: Array) -> Array:
-    """`lax.atanh`, with the derivative 1 / (1 - y²)."""
-    return lax.atanh(y)
-
-
-@atanh.defjvp
-def _(primals, tangents):
-    (y,), (tangent,) = primals, tangents
-    return atanh(y), tangent / (1 - jnp.square(y))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -102,18 +65,6 @@ def _(power, primals, tangents):
     x, y = primals
     product = times_sech(x, y, power)
     return product, times_sech(tangents[0], y, power) - tangents[1] * power * tanh(y) * product
-
-
-@jax.custom_jvp
-def one_minus_tanh_squared(y: Array) -> Array:
-    return times_sigmoid(4 * sigmoid(2 * y), -2 * y)
-
-
-@one_minus_tanh_squared.defjvp
-def _(primals, tangents):
-    (y,), (tangent,) = primals, tangents
-    found = one_minus_tanh_squared(y)
-    return found, tangent * -2 * tanh(y) * found
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -179,7 +130,7 @@ def one_minus_cos(y: Array) -> Array:
     return 2 * jnp.square(jnp.sin(y / 2))
 
 
-@jax.custom_jvp
+@functools.partial(with_slope, expm1)
 def excess_of_exp(y: Array) -> Array:
     """exp(y) - 1 - y."""
     is_near = jnp.abs(y) < 1
@@ -191,13 +142,7 @@ def excess_of_exp(y: Array) -> Array:
     return jnp.where(is_near, jnp.square(near) * total, lax.expm1(far) - far)
 
 
-@excess_of_exp.defjvp
-def _(primals, tangents):
-    (y,), (tangent,) = primals, tangents
-    return excess_of_exp(y), tangent * expm1(y)
-
-
-@jax.custom_jvp
+@functools.partial(with_slope, lambda t: jnp.where(jnp.abs(t - 1) < 0.5, (t - 1) / t, 1 - 1 / t))
 def excess_of_size(t: Array) -> Array:
     """Returns t - 1 - log|t|."""
     u = t - 1
@@ -211,47 +156,14 @@ def excess_of_size(t: Array) -> Array:
     return jnp.where(is_near, s * near - 2 * s**3 * total, u - jnp.log(jnp.abs(t)))
 
 
-@excess_of_size.defjvp
-def _(primals, tangents):
-    (t,), (tangent,) = primals, tangents
-    slope = jnp.where(jnp.abs(t - 1) < 0.5, (t - 1) / t, 1 - 1 / t)
-    return excess_of_size(t), tangent * slope
-
-
-def log_size_of_1mexp(y: Array) -> tuple[Array, Array]:
-    """log|1 - exp(y)|, and the sign of 1 - exp(y)."""
-    return jnp.maximum(y, 0) + log1mexp(jnp.where(y > 0, -y, y)), -jnp.sign(y)
-
-
-def log1mexp(y: Array) -> Array:
-    """log(1 - exp(y)) for y < 0 (Mächler 2012, "Accurately computing log(1 - exp(-|a|))")."""
-    is_near = y > -math.log(2)
-    near = jnp.log(-expm1(jnp.where(is_near, y, -1)))
-    return jnp.where(is_near, near, log1p(-jnp.exp(jnp.where(is_near, -1, y))))
-
-
 MILLS = (
-    1.1776327316361239,
-    -0.001630177283414629,
-    -0.08733682573463146,
-    0.058009748370293268,
-    -0.024340115396182225,
-    0.0075294837156357486,
-    -0.0017438817577112521,
-    0.00028269829816555584,
-    -2.3184911611263501e-05,
-    -2.1117666981330409e-06,
-    8.7657601568928219e-07,
-    -6.1057026350861181e-08,
-    -1.7116664716341917e-08,
-    3.3913602686112588e-09,
-    2.5466161936604599e-10,
-    -1.2482784079516295e-10,
-    -2.2122757753433792e-12,
-    4.4272603638230294e-12,
-    -3.3672661280310127e-14,
-    -1.6519256000923575e-13,
-    1.9024103044538835e-15,
+    *(1.1776327316361239, -0.001630177283414629, -0.08733682573463146),
+    *(0.058009748370293268, -0.024340115396182225, 0.0075294837156357486),
+    *(-0.0017438817577112521, 0.00028269829816555584, -2.3184911611263501e-05),
+    *(-2.1117666981330409e-06, 8.7657601568928219e-07, -6.1057026350861181e-08),
+    *(-1.7116664716341917e-08, 3.3913602686112588e-09, 2.5466161936604599e-10),
+    *(-1.2482784079516295e-10, -2.2122757753433792e-12, 4.4272603638230294e-12),
+    *(-3.3672661280310127e-14, -1.6519256000923575e-13, 1.9024103044538835e-15),
     6.601187937172832e-15,
 )
 """Chebyshev coefficients of (1 + 2 z) exp(z²) erfc(z), for 1 - 7 / (z + 3.5) from -1 to 1."""
@@ -382,16 +294,29 @@ def finite(large: Array) -> Array:
     return jnp.where(jnp.isfinite(large), large, 0)
 
 
-Split = tuple[Array, Array]
-"""A logarithm as the sum of two: large numbers that cancel, and the digits."""
+def digits(small: Array, *sign: Array) -> tuple[Array, ...]:
+    """A logarithm as the sum of a large part, which is zero, and of the digits; and a sign."""
+    return jnp.zeros_like(small), small, *sign
 
 
-def log_sigmoid(y: Array) -> Split:
+def log_size(x: Array) -> tuple[Array, Array]:
+    """log|x|, and the sign of x."""
+    return jnp.log(jnp.where(x < 0, -x, x)), jnp.sign(x)
+
+
+def log_sigmoid(y: Array) -> tuple[Array, Array]:
     large = finite(lax.stop_gradient(jnp.minimum(y, 0)))
     return large, -logaddexp(large, large - y)
 
 
-def log_cosh(y: Array) -> Split:
+def log_of_one_plus_tanh(y: Array) -> tuple[Array, Array]:
+    large, small = log_sigmoid(2 * y)
+    is_near = jnp.abs(y) < 0.5
+    near = log1p(jnp.tanh(jnp.where(is_near, y, 0)))
+    return jnp.where(is_near, 0, large), jnp.where(is_near, near, small + math.log(2))
+
+
+def log_cosh(y: Array) -> tuple[Array, Array]:
     is_near = jnp.abs(y) < 1
     square, total = jnp.square(jnp.where(is_near, y, 0)), jnp.ones_like(y)
     for n in range(18 if y.dtype == jnp.float64 else 10, 2, -2):
@@ -403,17 +328,21 @@ def log_cosh(y: Array) -> Split:
     return jnp.where(is_near, 0, large), jnp.where(is_near, near, small)
 
 
-def log_expm1(y: Array) -> Split:
-    """log(exp(y) - 1), which is zero at log(2)."""
-    is_near = y < 2
+def log_size_of_sinh(y: Array) -> tuple[Array, Array, Array]:
+    large, small, _ = log_size_of_expm1(-2 * jnp.abs(y))
+    return jnp.abs(y) + large, small - math.log(2), jnp.sign(y)
+
+
+def log_size_of_expm1(y: Array) -> tuple[Array, Array, Array]:
+    """log|exp(y) - 1|, which is zero at log(2), and the sign of y.
+
+    Far from zero it is log(1 - exp(-|y|)) (Mächler 2012, "Accurately computing
+    log(1 - exp(-|a|))").
+    """
+    is_near = (y > -math.log(2)) & (y < 2)
     near, far = jnp.where(is_near, y, 1), jnp.where(is_near, 2, y)
-    large, small = jnp.where(is_near, 0, far), log1mexp(-far)
-    return large, jnp.where(is_near, jnp.log(expm1(near)), small)
-
-
-def log_sech_squared(y: Array) -> Split:
-    large, small = log_cosh(y)
-    return -2 * large, -2 * small
+    small = jnp.where(is_near, log_size(expm1(near))[0], log1p(-jnp.exp(-jnp.abs(far))))
+    return jnp.where(is_near, 0, jnp.maximum(far, 0)), small, jnp.sign(y)
 
 
 def log_size_of_det(x: Array) -> tuple[Array, Array, Array]:
@@ -430,19 +359,3 @@ def log_size_of_det(x: Array) -> tuple[Array, Array, Array]:
         rest = d - c / jnp.where(pivot == 0, 1, pivot) * b
         sign = jnp.where(is_swapped, -1, 1).astype(x.dtype)
     return jnp.log(jnp.abs(pivot)), jnp.log(jnp.abs(rest)), sign * jnp.sign(pivot) * jnp.sign(rest)
-
-
-def log_det(x: Array) -> Split:
-    large, small, sign = log_size_of_det(x)
-    return large, jnp.where(sign < 0, jnp.nan, small)
-
-
-def log_size_of_product(x: Array, axes: Sequence[int]) -> tuple[Array, Array, Array]:
-    """log|product|, as two parts, and the sign of the product."""
-    size = jnp.sum(jnp.log(jnp.abs(x)), axis=axes)
-    return jnp.zeros_like(size), size, jnp.prod(jnp.sign(x), axis=axes)
-
-
-def log_product(x: Array, axes: Sequence[int]) -> Split:
-    large, small, sign = log_size_of_product(x, axes)
-    return large, jnp.where(sign < 0, jnp.nan, small)

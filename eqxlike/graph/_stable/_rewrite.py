@@ -52,13 +52,11 @@ class Rewrite:
 def _widened(arrays: Sequence[Any], output: Value) -> list[Array]:
     """The arrays, those of floating point in the widest of their dtypes and that of the output."""
     arrays = [jnp.asarray(each) for each in arrays]
-    is_float = [jnp.issubdtype(each.dtype, jnp.floating) for each in arrays]
-    dtypes = [each.dtype for each, floats in zip(arrays, is_float, strict=True) if floats]
-    if {*dtypes} <= {output.dtype}:
-        return arrays
-    wide = functools.reduce(wider, dtypes, output.dtype)
-    pairs = zip(arrays, is_float, strict=True)
-    return [each.astype(wide) if floats else each for each, floats in pairs]
+    floats = [each for each in arrays if jnp.issubdtype(each.dtype, jnp.floating)]
+    wide = functools.reduce(wider, (each.dtype for each in floats), output.dtype)
+    return [
+        each.astype(wide) if jnp.issubdtype(each.dtype, jnp.floating) else each for each in arrays
+    ]
 
 
 def _like(array: Array, aval: Any) -> Array:

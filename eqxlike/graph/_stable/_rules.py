@@ -18,8 +18,7 @@ from ._expressions import (
     terms_of,
     unbroadcast,
 )
-from ._log_differences import complement_of
-from ._logarithms import log_of, log_rule
+from ._logarithms import is_probability, log_of, log_rule
 from ._norms import (
     direction_of_zero,
     hypotenuse,
@@ -47,7 +46,7 @@ def guarded_probability(step: Step) -> Rewrite | None:
         is_guarded = 0 < total.constant < GUARD and _has_logarithm(part.value)
     else:
         p = _limited(part.value) or part.value
-        is_guarded = 0 < total.constant + part.number < GUARD and complement_of(p) is not None
+        is_guarded = 0 < total.constant + part.number < GUARD and is_probability(p)
     return Rewrite() if is_guarded else None
 
 
@@ -68,9 +67,6 @@ def _limited(value: Value) -> Value | None:
 
 
 def _has_logarithm(value: Value) -> bool:
-    total = terms_of(value)
-    if total.constant == 1 and [part.number for part in total.parts] == [-1]:
-        return complement_of(total.parts[0].value) is not None
     log = log_of(value)
     return log is not None and not log.is_near_one
 
