@@ -71,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     step = train.make_step(loss, optimiser, sharding=sharding)
     batch = jax.ShapeDtypeStruct((8 * jax.device_count(), options.width), jnp.float32)
     report = graph.report(step, state, batch)
+    assert report.memory is not None, "the backend does not say what memory a program takes"
     print(f"\nA step compiled for {jax.device_count()} devices: bytes on one")
     print(f"  arguments        {report.memory.arguments:15,}")
     print(f"  within the step  {report.memory.temporaries:15,}")

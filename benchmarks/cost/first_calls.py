@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 import optax
-from eqxlike._timing import Samples, round_orders, summarise
 from jax import Array
 
 import eqxlike
 from benchmarks import report
 from benchmarks.cost.rows import Effort, Row
 from benchmarks.cost.steps import target
+from benchmarks.timing import Samples, round_orders, summarise
 from eqxlike import bayes
 
 TABLE = "A first call, CPU time of a fresh process"

@@ -118,11 +118,12 @@ def outputs_and_covariance(
 
     def of_features() -> Float[Array, "C C"]:
         own = jnp.split(features, np.cumsum([part.size // outputs.size for part in around.parts]))
-        columns = sum(
+        columns = [
             normal.root[:, around.place_of(part)].reshape(-1, outputs.size, each.size) @ each
             for part, each in zip(around.parts, own, strict=False)
-        )
-        return columns.T @ columns
+        ]
+        total = jnp.sum(jnp.stack(columns), axis=0)
+        return total.T @ total
 
     def of_rows() -> Float[Array, "C C"]:
         return normal.covariance_of(around.jacobian(x)[0])
