@@ -275,7 +275,7 @@ class _Ahead:
     def make(self) -> Any:
         """The next batch, in memory that the source does not write to again."""
         batch = _moved(as_arrays(next(self.source), "prefetch"), _copied)
-        if self.sharding is None:
+        if not _moves(self.sharding):
             return batch
         if isinstance(self.sharding, Sharding):
             return place_batch(batch, self.sharding)
@@ -293,9 +293,8 @@ class Prefetch(Generic[Batch]):
 
     def __init__(self, batches: Iterable[Batch], size: int, sharding: Any) -> None:
         # With a thread, a short loop over batches that are ready takes three times as long.
-        self._has_thread = sharding is not None or not isinstance(
-            batches, list | tuple | Minibatches
-        )
+        is_made = isinstance(batches, list | tuple | Minibatches)
+        self._has_thread = _moves(sharding) or not is_made
         self._source: Any = iter(batches)
         self._size, self._sharding = size, sharding
         # Several threads may take batches.
@@ -368,8 +367,8 @@ class Prefetch(Generic[Batch]):
 def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -> Prefetch[Batch]:
     """Makes batches in a thread, while the last ones are in use, and moves them where you say.
 
-    A list, a tuple and `minibatches(...)` have their batches ready: without a `sharding` these are
-    made when they are asked for, without a thread.
+    A list, a tuple and `minibatches(...)` have their batches ready: on a CPU, without a `sharding`,
+    no thread makes them.
 
     **Arguments:**
 
@@ -377,12 +376,12 @@ def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -
       iterator, or its thread, may read it.
     - `size`: how many batches are ready at most.
     - `sharding`: where the thread moves arrays: a `train.Sharding`, which splits the examples over
-      its devices, a device, or a `jax.sharding.Sharding`. With `None` arrays of NumPy stay, and the
-      step moves them: for large batches on a GPU, `sharding=jax.devices()[0]`.
+      its devices, a device, or a `jax.sharding.Sharding`. `None` is JAX's default device; on a CPU,
+      arrays then stay in NumPy.
 
-    **Returns:** an iterator of the same batches. Lists of numbers and tensors of other libraries
-    become NumPy arrays, and with a `sharding` all arrays `jax.Array`s; other leaves stay. It has
-    `position` and `seek` if `batches` has them.
+    **Returns:** an iterator of the same batches. Arrays, lists of numbers and tensors of other
+    libraries become `jax.Array`s, or NumPy arrays where they stay; other leaves are not changed. It
+    has `position` and `seek` if `batches` has them.
 
     **Raises:** `ValueError` if `size` is not a positive integer. Where the next batch is asked for,
     what `batches` raised, with its traceback.
@@ -393,6 +392,11 @@ def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -
     [('a', 3.0), ('b', 0.0)]
     """
     return Prefetch(batches, whole_number(size, "size"), sharding)
+
+
+def _moves(sharding: Any) -> bool:
+    """Whether batches go to a device ahead of time: on a CPU, a step reads NumPy arrays as fast."""
+    return sharding is not None or jax.default_backend() != "cpu"
 
 
 def _fill(ahead: _Ahead, enable_x64: bool) -> None:

@@ -368,3 +368,14 @@ def test_arrays_are_placed_as_the_caller_would_also_where_transfers_are_forbidde
         jax.config.update("jax_transfer_guard_host_to_device", before)
     assert (array.dtype, array.devices()) == (np.float64, {device})
     assert np.isnan(array).all()
+
+
+def test_batches_that_are_made_ahead_go_to_an_accelerator_and_stay_in_numpy_on_a_cpu(monkeypatch):
+    batches = [np.arange(3.0, dtype=np.float32), np.ones(2, np.float32)]
+    with train.prefetch(batches) as ahead:
+        assert [type(batch) for batch in ahead] == [np.ndarray, np.ndarray]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with train.prefetch(batches) as ahead:
+        moved = list(ahead)
+    assert all(isinstance(batch, jax.Array) and not batch.committed for batch in moved)
+    np.testing.assert_array_equal(moved[0], batches[0])
