@@ -5,15 +5,29 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-RENAMED: dict[str, str] = {}
+_RULES = """RULES Part Parts Rewrite Rule Step Value argument_of constant_of factors_of is_same
+    terms_of"""
+
+RENAMED: dict[str, str] = {
+    f"eqxlike.graph.{name}": f"eqxlike.graph.rules.{name}" for name in _RULES.split()
+}
 """Old to new full names. Access through an old name warns and returns the new object."""
 
 _PLAN = "`sharding.of_state` splits shapes on any mesh: see examples/plan_training.py."
 _COLLECTIVES = "`graph.report(step, state, batch).collectives` lists them."
 
+_RECORDS = "What `graph.report` or `graph.unstable` returns holds these records."
 _CACHE = 'Call `jax.config.update("jax_compilation_cache_dir", folder)`: see docs/shipping.md.'
 
 REMOVED: dict[str, str] = {
+    "eqxlike.graph.Compiled": _RECORDS,
+    "eqxlike.graph.Constant": _RECORDS,
+    "eqxlike.graph.Effect": _RECORDS,
+    "eqxlike.graph.Memory": _RECORDS,
+    "eqxlike.graph.Row": _RECORDS,
+    "eqxlike.graph.Side": _RECORDS,
+    "eqxlike.graph.Stored": _RECORDS,
+    "eqxlike.graph.Unstable": _RECORDS,
     "eqxlike.ad.choose": "Compare modes by `ad.compare`, and pass the fastest correct one.",
     "eqxlike.ad.sparse_hessian": "Use asdex: `asdex.hessian(function)`.",
     "eqxlike.ad.sparse_jacobian": "Use asdex: `asdex.jacobian(function)`.",

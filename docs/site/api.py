@@ -203,14 +203,10 @@ PAGES = (
         "graph",
         "Compiled graphs",
         "eqxlike.graph",
-        {
-            "Reports": "report Report Row Side Compiled Memory Constant Stored Effect",
-            "Stable maths": "stabilise unstable Unstable RULES",
-            "Rules of your own": "Rule Rewrite Step Value Parts Part terms_of factors_of "
-            "constant_of argument_of is_same",
-        },
+        {"Reports": "report Report", "Stable maths": "stabilise unstable"},
         takes_rest=True,
     ),
+    Page("graph/rules", "Rules for stable maths", "eqxlike.graph.rules", {}, takes_rest=True),
     Page(
         "debug",
         "Debugging",

@@ -26,15 +26,15 @@ FAR = jnp.array([-300.0, -100.0, -20.0, -1.0, 0.5, 3.0, 90.0, 300.0])
 NEAR = jnp.array([-4.0, -2.5, -1.0, -0.3, 0.2, 0.9, 2.0, 3.5])
 
 
-def names_in(function, *args, rules=graph.RULES):
+def names_in(function, *args, rules=graph.rules.RULES):
     return [each.name for each in graph.unstable(function, *args, rules=rules)]
 
 
 def test_each_spelling_is_found_and_gone_once_it_is_rewritten():
     for name, function in SPELLINGS:
-        program = StableProgram(jax.make_jaxpr(function)(FAR), graph.RULES)
+        program = StableProgram(jax.make_jaxpr(function)(FAR), graph.rules.RULES)
         assert name in [match.rule.name for match in program.matches], inspect.getsource(function)
-        again = StableProgram(program.rewritten(), graph.RULES)
+        again = StableProgram(program.rewritten(), graph.rules.RULES)
         assert not again.is_rewritten, inspect.getsource(function)
 
 
@@ -232,10 +232,10 @@ def test_shardings_that_are_types_stay():
 
 
 def test_a_rule_of_the_users_own_is_applied():
-    """The example of `graph.Rule` rewrites a difference of roots."""
-    match = lambda step: graph.Rewrite(step.inputs, jnp.cos)
-    rule = graph.Rule("a sine", ("sin",), match, "never", "a cosine")
-    rules = (*graph.RULES, rule)
+    """The example of `graph.rules.Rule` rewrites a difference of roots."""
+    match = lambda step: graph.rules.Rewrite(step.inputs, jnp.cos)
+    rule = graph.rules.Rule("a sine", ("sin",), match, "never", "a cosine")
+    rules = (*graph.rules.RULES, rule)
     assert names_in(jnp.sin, NEAR) == []
     assert names_in(jnp.sin, NEAR, rules=rules) == [rule.name]
     np.testing.assert_array_equal(graph.stabilise(jnp.sin, rules=rules)(NEAR), jnp.cos(NEAR))
@@ -250,7 +250,7 @@ def test_what_cannot_be_called_is_refused():
         TypeError, match=r"graph.unstable expects a function, and then its arguments"
     ):
         graph.unstable(3)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match=r"expects rules, a sequence of graph.Rule"):
+    with pytest.raises(TypeError, match=r"expects rules, a sequence of graph.rules.Rule"):
         graph.stabilise(softplus, rules=softplus)  # pyright: ignore[reportArgumentType]
 
 
@@ -515,10 +515,11 @@ def test_what_was_found_by_attack_is_repaired():
 
 
 @pytest.mark.parametrize(
-    "match", [lambda step: True, lambda step: graph.Rewrite(step.inputs, lambda x: jnp.ones(5))]
+    "match",
+    [lambda step: True, lambda step: graph.rules.Rewrite(step.inputs, lambda x: jnp.ones(5))],
 )
 def test_errors_of_a_users_rule_name_it(match):
-    rule = graph.Rule("of a sine", ("sin",), match, "never", "nothing")
+    rule = graph.rules.Rule("of a sine", ("sin",), match, "never", "nothing")
     with pytest.raises((TypeError, ValueError)) as caught:
         graph.stabilise(jnp.sin, rules=(rule,))(NEAR)
     assert "From the rule 'of a sine', for sin" in caught.value.__notes__[0]

@@ -39,8 +39,8 @@ class Rewrite:
         is_tuple = isinstance(self.operands, tuple)
         if not is_tuple or not all(isinstance(each, Value) for each in self.operands):
             raise TypeError(
-                "graph.Rewrite expects a tuple of values of the program, as (step.inputs[0],); "
-                f"it got operands={self.operands!r:.100}"
+                "graph.rules.Rewrite expects a tuple of values of the program, as "
+                f"(step.inputs[0],); it got operands={self.operands!r:.100}"
             )
 
     def computed(self, arrays: Sequence[Any], output: Value) -> Array:
@@ -90,15 +90,15 @@ class Rule:
         >>> import jax.numpy as jnp
         >>> from eqxlike import graph
         >>> def match(step):
-        ...     x, y = (graph.argument_of(each, "sqrt") for each in step.inputs)
+        ...     x, y = (graph.rules.argument_of(each, "sqrt") for each in step.inputs)
         ...     if x is None or y is None:
         ...         return None
-        ...     first, second = graph.terms_of(x), graph.terms_of(y)
+        ...     first, second = graph.rules.terms_of(x), graph.rules.terms_of(y)
         ...     if first.parts != second.parts:
         ...         return None
         ...     c = first.constant - second.constant
-        ...     return graph.Rewrite((x, y), lambda x, y: c / (jnp.sqrt(x) + jnp.sqrt(y)))
-        >>> rule = graph.Rule(
+        ...     return graph.rules.Rewrite((x, y), lambda x, y: c / (jnp.sqrt(x) + jnp.sqrt(y)))
+        >>> rule = graph.rules.Rule(
         ...     name="difference of roots",
         ...     kinds=("sub",),
         ...     match=match,
@@ -107,7 +107,7 @@ class Rule:
         ... )
         >>> def function(x):
         ...     return jnp.sqrt(x + 1) - jnp.sqrt(x)
-        >>> stable = graph.stabilise(function, rules=(*graph.RULES, rule))
+        >>> stable = graph.stabilise(function, rules=(*graph.rules.RULES, rule))
         >>> print(function(1e8), stable(1e8))
         0.0 5e-05
     """
@@ -123,8 +123,8 @@ class Rule:
     def __post_init__(self) -> None:
         if isinstance(self.kinds, str) or not callable(self.match):
             raise TypeError(
-                f"graph.Rule expects names of primitives, as ('div',), and a function; it got "
-                f"kinds={self.kinds!r} and match={self.match!r}."
+                f"graph.rules.Rule expects names of primitives, as ('div',), and a function; it "
+                f"got kinds={self.kinds!r} and match={self.match!r}."
             )
 
     def __repr__(self) -> str:
@@ -266,7 +266,9 @@ def _match(rule: Rule, step: Step) -> Rewrite | None:
     with _naming(rule, step):
         rewrite = rule.match(step)
         if rewrite is not None and not isinstance(rewrite, Rewrite):
-            raise TypeError(f"match should return a graph.Rewrite or None; it returned {rewrite!r}")
+            raise TypeError(
+                f"match should return a graph.rules.Rewrite or None; it returned {rewrite!r}"
+            )
     return rewrite
 
 

@@ -39,7 +39,7 @@ def stabilise(
     - `function`: any callable that JAX can trace. It is traced at each call, so put `filter_jit`
       around the result. Arguments that are no arrays stay what they are, as in `filter_jit`.
     - `rules`: the rules to apply, the first that matches first. To add your own, pass
-      `(*graph.RULES, rule)`.
+      `(*graph.rules.RULES, rule)`.
 
     **Returns:** a function of the same arguments. `graph.unstable(function, ...)` says what it
     rewrites.
@@ -164,8 +164,8 @@ def _check_rules(rules: Any, name: str) -> None:
     is_sequence = isinstance(rules, Sequence)
     if not is_sequence or not all(isinstance(rule, Rule) for rule in rules):
         raise TypeError(
-            f"{name} expects rules, a sequence of graph.Rule, as (*graph.RULES, rule); it got "
-            f"{_described_type(rules)}."
+            f"{name} expects rules, a sequence of graph.rules.Rule, as (*graph.rules.RULES, rule); it "
+            f"got {_described_type(rules)}."
         )
 
 
