@@ -164,8 +164,8 @@ def _check_rules(rules: Any, name: str) -> None:
     is_sequence = isinstance(rules, Sequence)
     if not is_sequence or not all(isinstance(rule, Rule) for rule in rules):
         raise TypeError(
-            f"{name} expects rules, a sequence of graph.rules.Rule, as (*graph.rules.RULES, rule); it "
-            f"got {_described_type(rules)}."
+            f"{name} expects rules, a sequence of graph.rules.Rule, as (*graph.rules.RULES, rule); "
+            f"it got {_described_type(rules)}."
         )
 
 
