@@ -162,17 +162,6 @@ def test_our_classes_are_pickled_by_their_public_names():
     assert b"eqxlike.nn:PReLU" in pickle.dumps(eqxlike.nn.freeze(eqxlike.nn.PReLU()))
 
 
-@eqxlike.filter_jit
-def doubled(x):
-    return 2 * x
-
-
-def test_a_decorated_function_is_pickled_by_its_name_also_in_a_mapped_tree():
-    mapped = jtu.tree_map(lambda leaf: leaf, Holder(doubled))
-    assert mapped.function is not doubled
-    assert pickle.loads(pickle.dumps(mapped)).function is doubled
-
-
 def test_an_older_pickle_of_a_jitted_function_loads():
     jitted = eqxlike.filter_jit(scaled, donate="all")
     state = {**jitted.__getstate__(), "_jit_options": jitted._jit_options}

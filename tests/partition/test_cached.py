@@ -101,27 +101,6 @@ def test_partition_is_kept_on_the_outermost_module_alone_and_serves_another_arou
     assert_cached_is_fresh(flatten_cached(Pair((inner, np.ones(3)), inner)))
 
 
-def test_module_without_all_fields_gives_the_arrays_it_has():
-    module = object.__new__(Pair)
-    module.__dict__["right"] = jnp.ones(2)
-    assert flatten(module)[0] == [module.right]
-
-
-def test_nothing_is_kept_while_init_runs():
-    class Grows(Module):
-        left: object
-        right: object
-
-        def __init__(self):
-            self.left = jnp.ones(2)
-            flatten(self)
-            self.right = jnp.ones(3)
-            flatten(self)
-            self.left = jnp.ones(4)
-
-    assert [array.size for array in flatten(Grows())[0]] == [4, 3]
-
-
 # What drops it.
 
 COPIES = {

@@ -151,11 +151,6 @@ def test_arrays_bound_by_a_partial_or_a_module_are_no_constants():
         assert "7.0" not in jitted.lower(X).as_text()
 
 
-def test_what_cannot_be_called_is_refused():
-    with pytest.raises(TypeError, match="3 is not a callable object"):
-        filter_jit(3)
-
-
 # --- what `filter_jit` returns: a pytree with the metadata of the function ------------------------
 
 

@@ -1,7 +1,6 @@
 """`filter_shard_map` on two devices."""
 
 import functools
-import inspect
 from typing import Any
 
 import jax
@@ -12,9 +11,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import eqxlike
 from eqxlike import filter_grad, filter_jit, filter_shard_map, filter_vmap
+from tests.transforms.models import MESH, ROWS, WHOLE
 
-WHOLE, ROWS = PartitionSpec(), PartitionSpec("data")
-MESH = jax.make_mesh((2,), ("data",))
 X = jnp.arange(8.0).reshape(4, 2)
 
 on_mesh = functools.partial(filter_shard_map, mesh=MESH)
@@ -22,14 +20,6 @@ on_mesh = functools.partial(filter_shard_map, mesh=MESH)
 
 def centred(x):
     return x - jax.lax.pmean(x.mean(), "data")
-
-
-def test_shows_what_it_wraps():
-    mapped = on_mesh(centred, in_specs=ROWS, out_specs=ROWS)
-    assert mapped.__wrapped__ is centred
-    assert inspect.signature(mapped) == inspect.signature(centred)
-    assert repr(mapped) == f"filter_shard_map({centred!r})"
-    assert "all_reduce" in mapped.lower(X).as_text()
 
 
 class Scale(eqxlike.Module):
