@@ -119,6 +119,11 @@ class Size(tuple):
     """May have attributes."""
 
 
+class Hidden(tuple):
+    def __iter__(self):
+        return iter(())
+
+
 class Number(float):
     """May have attributes."""
 
@@ -215,6 +220,7 @@ TOLD_APART = {
         *((*[0] * 31, number) for number in (1, True, math.nan, -math.nan, 0.0, -0.0, 1j)),
         Size((1,) * 40),
     ],
+    "tuples-with-their-own-iteration": [Hidden((1,)), Hidden((2,))],
     "frozensets": [frozenset({1}), frozenset({1.0}), frozenset({True}), frozenset({(1,)})],
     "attributes-of-tuples": [labelled(Size((1,)), 1), labelled(Size((1,)), True), Size((1,))],
     "dataclasses": [Config(1), Config(True), Config(1.0), InheritedConfig(1), InheritedConfig(1.0)],

@@ -1,7 +1,6 @@
 """Many leaves or nodes side by side, taken all at once, are taken as each would be alone."""
 
 import collections
-import enum
 import itertools
 import math
 import sys
@@ -19,10 +18,7 @@ from eqxlike import filter_jit, is_array
 from eqxlike._partition import Row, concrete_array_types, flatten
 from tests.examples import at_most
 from tests.partition.models import Pair
-
-
-class Colour(enum.Enum):
-    RED = 1
+from tests.partition.statics import Colour
 
 
 class Foreign:

@@ -25,12 +25,6 @@ class Affine(Module):
         return self(x)
 
 
-class Pair(Module):
-    left: object
-    right: object = None
-    mode: object = field(static=True, default="a")
-
-
 def double(x, /, how="double"):
     """Twice the argument."""
     return 2 * x

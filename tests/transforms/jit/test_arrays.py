@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqxlike import filter_jit
-from tests.transforms.jit.models import Pair
+from tests.partition.models import Pair
 from tests.transforms.models import SPLIT
 
 

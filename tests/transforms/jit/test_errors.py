@@ -16,7 +16,8 @@ from eqxlike import (
     filter_value_and_grad,
     filter_vmap,
 )
-from tests.transforms.jit.models import Pair, calls_of
+from tests.partition.models import Pair
+from tests.transforms.jit.models import calls_of
 
 
 class Boom(Exception):

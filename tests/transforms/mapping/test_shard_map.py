@@ -85,8 +85,9 @@ def test_traces_once_for_each_structure():
     assert traces == ["a", "b"]
 
 
-@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("is_context", [True, False])
+@pytest.mark.parametrize(
+    ("axis_type", "is_context"), [(AxisType.Auto, True), (AxisType.Explicit, False)]
+)
 def test_composes_with_other_transformations_on_any_mesh(axis_type, is_context):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(axis_type,))
     given: Any = {} if is_context else {"mesh": mesh}
