@@ -20,10 +20,7 @@ def test_the_error_of_an_assignment_says_what_to_write_instead():
     tree_at = r"eqxlike\.tree_at\(lambda module: module\.weight, module, value\)"
     declare = "'y': Undeclared declares no such field. Write `y: <type>` in the body of the class"
     for assign, expected in [
-        (
-            lambda: setattr(Inner(1), "weight", 2),
-            f"^cannot assign to field 'weight'.*{tree_at}",
-        ),
+        (lambda: setattr(Inner(1), "weight", 2), f"^cannot assign to field 'weight'.*{tree_at}"),
         (Undeclared, declare),
         (lambda: Inner(1).__init__(2), "cannot call `__init__` of a Inner"),
     ]:

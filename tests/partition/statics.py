@@ -331,10 +331,7 @@ CHANGING = {
     "dataclass-in-dataclass": (lambda: Settings(Settings(1)), lambda it: set_size(it.size, 2)),
     "method-of-dataclass": (lambda: Settings(1).get, lambda it: set_size(it.__self__, True)),
     "list-in-dataclass": (lambda: Listed([1]), lambda it: it.sizes.append(2)),
-    "list-in-dataclass-to-equal": (
-        lambda: Listed([1]),
-        lambda it: it.sizes.__setitem__(0, True),
-    ),
+    "list-in-dataclass-to-equal": (lambda: Listed([1]), lambda it: it.sizes.__setitem__(0, True)),
     "own-hash": (lambda: Named("a"), lambda it: setattr(it, "name", "b")),
     "own-hash-to-equal": (lambda: Named(1), lambda it: setattr(it, "name", True)),
     "own-hash-to-equal-tuple": (lambda: Named((1,)), lambda it: setattr(it, "name", (True,))),

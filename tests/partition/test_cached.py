@@ -10,13 +10,7 @@ import jax.tree_util as jtu
 import numpy as np
 import pytest
 
-from eqxlike import (
-    Module,
-    PartitionError,
-    checking_partitions,
-    field,
-    filter_jit,
-)
+from eqxlike import Module, PartitionError, checking_partitions, field, filter_jit
 from eqxlike._module import CachedPartition, get_cached
 from eqxlike._partition import flatten, is_checking
 from eqxlike._transforms._jit import _dispatch

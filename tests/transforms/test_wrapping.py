@@ -18,10 +18,7 @@ DECORATED = ["filter_pmap", "filter_shard_map"]
 WRAPPERS = {
     **{name: getattr(eqxlike, name) for name in (*TRANSFORMATIONS, "filter_pmap", "filter_jit")},
     "filter_shard_map": functools.partial(
-        eqxlike.filter_shard_map,
-        mesh=MESH,
-        in_specs=ROWS,
-        out_specs=ROWS,
+        eqxlike.filter_shard_map, mesh=MESH, in_specs=ROWS, out_specs=ROWS
     ),
 }
 TWO, THREE = jnp.float32(2), jnp.float32(3)
@@ -105,6 +102,8 @@ def test_what_is_no_function_is_an_error_that_names_the_transformation():
     for name, transform in {**WRAPPERS, **OF_FUNCTIONS, **OF_VALUES}.items():
         with pytest.raises(TypeError, match=f"3 is not a callable object: `{name}` expects"):
             transform(3)
+    with pytest.raises(TypeError, match="`filter_custom_vjp.defvjp` expects"):
+        eqxlike.filter_custom_vjp(len).defvjp(3, len)
     for transform in (eqxlike.filter_checkpoint, eqxlike.filter_grad):
         with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
             transform(double, foo=True)(TWO)

@@ -13,13 +13,7 @@ import numpy as np
 import pytest
 
 import eqxlike
-from eqxlike import (
-    filter_grad,
-    filter_hessian,
-    filter_jacfwd,
-    filter_jacrev,
-    filter_value_and_grad,
-)
+from eqxlike import filter_grad, filter_hessian, filter_jacfwd, filter_jacrev, filter_value_and_grad
 
 TWO, THREE = jnp.float32(2), jnp.float32(3)
 

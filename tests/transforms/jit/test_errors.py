@@ -8,14 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqxlike import (
-    Module,
-    Partial,
-    filter_grad,
-    filter_jit,
-    filter_value_and_grad,
-    filter_vmap,
-)
+from eqxlike import Module, Partial, filter_grad, filter_jit, filter_value_and_grad, filter_vmap
 from tests.partition.models import Pair
 from tests.transforms.jit.models import calls_of
 

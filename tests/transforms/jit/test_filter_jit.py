@@ -10,14 +10,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import pytest
 
-from eqxlike import (
-    Module,
-    checking_partitions,
-    filter_grad,
-    filter_jit,
-    filter_vmap,
-    is_array,
-)
+from eqxlike import Module, checking_partitions, filter_grad, filter_jit, filter_vmap, is_array
 from tests.transforms.jit.models import Affine, X, double, equal, scaled
 
 

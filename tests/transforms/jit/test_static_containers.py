@@ -62,9 +62,7 @@ EXAMPLES = {
     "bytes": Example(lambda: bytearray(b"a"), lambda: bytearray(b"b"), lambda s: s.append(3)),
     "in-a-tuple": Example(lambda: ([1], 2), lambda: ([True], 2), lambda s: s[0].append(1)),
     "deque": Example(
-        lambda: collections.deque([1]),
-        lambda: collections.deque([1], 3),
-        lambda s: s.append(1),
+        lambda: collections.deque([1]), lambda: collections.deque([1], 3), lambda s: s.append(1)
     ),
     "mutable-dataclass": Example(Mutable, lambda: Mutable(True), set_value),
     "frozen-dataclass": Example(

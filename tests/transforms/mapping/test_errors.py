@@ -37,16 +37,19 @@ SIZES = (
 )
 LACKS = r"\['a'\] along axis {}, which implies that its rank should be at least {}, but is only {} "
 UNMAPPED = r"^output\['b'\]\[1\] has no axis in `out_axes` \(axis spec .*pmean"
-MISFITS = [
-    # Axes.
+KEYWORDS = [(lambda: filter_vmap(identity)(MATRIX, y=MATRIX), "keyword arguments cannot be used")]
+ARGUMENTS = [
+    (vmap([TWO, "s"], in_axes=0), r"args\[0\]\[1\] = 's' of type <class 'str'>.*axis 0"),
+    (returning(lambda x: {"a": "s"}, out_axes=1), r"output\['a'\] = 's' of type <class .*axis 1"),
+    (lambda: filter_vmap(lambda x, y: x)(MATRIX), "missing 1 required positional argument: 'y'"),
+    *((call(MATRIX, foo=True), "unexpected keyword argument 'foo'") for call in (vmap, pmap)),
+]
+AXES_AND_SIZES = [
     *((vmap(MATRIX, **{name: "a"}), KINDS.format(name)) for name in ("in_axes", "out_axes")),
     (vmap(MATRIX, in_axes=True), "True of type bool"),
     (vmap(MATRIX, in_axes=lambda leaf: "a"), "'a' of type str"),
     (vmap(MATRIX, in_axes=np.int64(0)), "of type int64"),
-    (
-        vmap(MATRIX, MATRIX, in_axes=(0,)),
-        "`in_axes` is not a prefix of the tuple of arguments",
-    ),
+    (vmap(MATRIX, MATRIX, in_axes=(0,)), "`in_axes` is not a prefix of the tuple of arguments"),
     (
         vmap(MATRIX, MATRIX, out_axes=(0,)),
         "`out_axes` is not a prefix of what the function.*: it has 1 entries in place of 2",
@@ -56,16 +59,10 @@ MISFITS = [
     (vmap({"a": jnp.ones(())}, in_axes=0), LACKS.format(0, 1, 0)),
     *((vmap(MATRIX, out_axes=n), f"output along axis {n}: axis {n} is out of bo") for n in (2, -3)),
     (returning(lambda x: {"a": THREE, "b": [THREE, x]}, out_axes={"a": 0, "b": None}), UNMAPPED),
-    (
-        returning(lambda x: {"a": THREE, "b": [THREE, x]}, out_axes=None),
-        r"\['b'\]\[1\] has no",
-    ),
-    (vmap([TWO, "s"], in_axes=0), r"args\[0\]\[1\] = 's' of type <class 'str'>.*axis 0"),
-    (returning(lambda x: {"a": "s"}, out_axes=1), r"output\['a'\] = 's' of type <class .*axis 1"),
+    (returning(lambda x: {"a": THREE, "b": [THREE, x]}, out_axes=None), r"\['b'\]\[1\] has no"),
     (vmap(TWO, TWO, in_axes={"z": None}), r"any argument: \('z',\).* are 'x', 'others'\."),
     (vmap(TWO, TWO, in_axes={"y": None}), r"any argument: \('y',\).* are 'x', 'others'\."),
     (lambda: filter_vmap(lambda: 1, in_axes={"x": None})(), "given by this call are none"),
-    # Sizes.
     (vmap(TREE, MATRIX, in_axes={"x": MAPPED, "others": (1,)}), SIZES),
     (vmap([TWO] * 8, THREE), r"args\[0\]\[2\], f32\[2\]; 5 more\.\n"),
     (vmap([TWO] * 3, THREE), r"args\[0\]\[2\], f32\[2\]\.\n"),
@@ -78,17 +75,17 @@ MISFITS = [
         pmap(MATRIX, devices=jax.devices()[:1]),
         "axes of size 2, one index to a device, and there are 1 devices",
     ),
-    # Arguments and options.
-    (lambda: filter_vmap(identity)(MATRIX, y=MATRIX), "keyword arguments cannot be used"),
-    (lambda: filter_vmap(lambda x, y: x)(MATRIX), "missing 1 required positional argument: 'y'"),
     *((pmap(MATRIX, donate=word), "must be one of 'all', 'warn'") for word in ("some", ("x",))),
     (pmap(MATRIX, static_broadcasted_argnums=0), "static_broadcasted_argnums"),
     (pmap(MATRIX, donate_argnums=0), "donate_argnums"),
-    *((call(MATRIX, foo=True), "unexpected keyword argument 'foo'") for call in (vmap, pmap)),
 ]
+MISFITS = {RuntimeError: KEYWORDS, TypeError: ARGUMENTS, ValueError: AXES_AND_SIZES}
 
 
-@pytest.mark.parametrize(("provoke", "message"), MISFITS)
-def test_error_names_what_does_not_fit_and_its_path(provoke, message):
-    with pytest.raises((RuntimeError, TypeError, ValueError), match=f"(?s){message}"):
+@pytest.mark.parametrize(
+    ("error", "provoke", "message"),
+    [(error, *row) for error, rows in MISFITS.items() for row in rows],
+)
+def test_error_names_what_does_not_fit_and_its_path(error, provoke, message):
+    with pytest.raises(error, match=f"(?s){message}"):
         provoke()

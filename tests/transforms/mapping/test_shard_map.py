@@ -52,6 +52,10 @@ def test_functions_of_all_kinds_run_on_their_part(mapped):
     np.testing.assert_array_equal(mapped(X), 2 * (X - X.mean()))
 
 
+def test_lowered_program_reduces_over_the_devices():
+    assert "all_reduce" in on_mesh(centred, in_specs=ROWS, out_specs=ROWS).lower(X).as_text()
+
+
 def test_arguments_have_specs_by_place_or_by_name_and_statics_pass():
     def function(model, data, label="x", *more, factor=1.0, **named):
         shares = [data["x"] * factor, *more, named.get("last")]

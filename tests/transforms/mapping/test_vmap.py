@@ -129,10 +129,7 @@ def test_a_number_with_an_axis_is_stacked_and_an_array_without_is_returned_once(
 
 
 def test_out_axes_may_be_a_prefix_or_functions():
-    for out_axes in (
-        {"a": 1, "b": (0, None)},
-        {"a": lambda leaf: 1, "b": (lambda leaf: 0, None)},
-    ):
+    for out_axes in ({"a": 1, "b": (0, None)}, {"a": lambda leaf: 1, "b": (lambda leaf: 0, None)}):
         output = filter_vmap(lambda x: {"a": (x, [x]), "b": (x, jnp.ones(1))}, out_axes=out_axes)(
             MATRIX
         )
