@@ -102,7 +102,7 @@ def test_what_is_no_function_is_an_error_that_names_the_transformation():
     for name, transform in {**WRAPPERS, **OF_FUNCTIONS, **OF_VALUES}.items():
         with pytest.raises(TypeError, match=f"3 is not a callable object: `{name}` expects"):
             transform(3)
-    with pytest.raises(TypeError, match="`filter_custom_vjp.defvjp` expects"):
+    with pytest.raises(TypeError, match=r"`filter_custom_vjp\.defvjp` expects"):
         eqxlike.filter_custom_vjp(len).defvjp(3, len)
     for transform in (eqxlike.filter_checkpoint, eqxlike.filter_grad):
         with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
