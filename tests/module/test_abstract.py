@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import pickle
 import typing
-from typing import ClassVar
 
-import jax.tree_util as jtu
 import pytest
 
 import eqxlike
@@ -26,18 +23,6 @@ class AbstractShape(Module):
 
     @abc.abstractmethod
     def area(self): ...
-
-
-class Square(AbstractShape):
-    length: float
-    name: ClassVar[str] = "square"
-
-    @property
-    def sides(self):
-        return 4
-
-    def area(self):
-        return self.length**2
 
 
 class AbstractSub(AbstractShape):
@@ -76,13 +61,6 @@ def test_what_new_raises_in_a_concrete_class_passes():
 
     with pytest.raises(TypeError, match=r"^of the user$"):
         Model()
-
-
-def test_a_class_that_overrides_all_has_instances():
-    square = Square(2.0)
-    assert (square.sides, square.name, square.area()) == (4, "square", 4.0)
-    assert jtu.tree_leaves(square) == [2.0]
-    assert pickle.loads(pickle.dumps(square)) == square
 
 
 def test_annotations_are_left_as_they_are_written():

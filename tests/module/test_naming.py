@@ -4,7 +4,6 @@ import concurrent.futures
 import copy
 import inspect
 import re
-import traceback
 from typing import Any
 
 import jax
@@ -142,19 +141,6 @@ def test_signature_stays_inside_a_trace_and_outside():
     eqx.filter_jit(look)(scale())
     assert str(outside) == "(x, *, power=1)"
     assert inside == [outside] * 3
-
-
-class Broken(eqx.Module):
-    def __call__(self, x):
-        raise RuntimeError("broken")
-
-
-@pytest.mark.parametrize("call", [Broken(), eqx.filter_jit(lambda x: Broken()(x))])
-def test_traceback_shows_no_frame_of_the_naming(call):
-    with pytest.raises(RuntimeError, match="broken") as caught:
-        call(1.0)
-    files = [each.filename for each in traceback.extract_tb(caught.tb)]
-    assert set(files) == {__file__}
 
 
 def test_call_that_was_named_can_be_pickled_by_value():

@@ -3,7 +3,9 @@
 import copy
 import dataclasses
 import functools
+import gc
 import inspect
+import operator
 import pickle
 import threading
 import weakref
@@ -16,6 +18,8 @@ import jax.tree_util as jtu
 import pytest
 
 import eqxlike
+from eqxlike._module import get_cached
+from eqxlike._partition import flatten
 from tests.module.models import HasWeight
 
 
@@ -97,7 +101,89 @@ READINGS = {
 def test_a_module_that_filter_jit_returned_reads_like_one_made_by_hand():
     for how, read in READINGS.items():
         by_hand = Returned(jnp.array(2.0), jnp.array(3.0), "given")
-        assert (how, read(make_unread())) == (how, read(by_hand))
+        module = make_unread()
+        assert (how, read(module)) == (how, read(by_hand))
+        # It gives the same objects again, and its partition is right.
+        before = [*vars(module).values()]
+        read(module)
+        assert all(map(operator.is_, before, vars(module).values())), how
+        cached, (arrays, structure) = get_cached(module), flatten(copy.copy(module))
+        assert [*map(id, cached.arrays)] == [*map(id, arrays)], how
+        assert cached.structure is structure, how
+
+
+def test_a_returned_module_holds_its_arrays_and_no_more_than_one_made_by_hand():
+    nested = eqxlike.filter_jit(lambda x: Returned(x, Returned((x + 1, "text"))))
+    nested(jnp.ones(2))
+    module = nested(jnp.ones(2))
+    reference, inner = weakref.ref(module.weight), module.shift
+    del module
+    gc.collect()
+    assert reference() is None
+    assert inner.weight[1] == "text"
+
+
+# --- attributes of a user's class ----------------------------------------------------------------
+
+
+def warm(cls):
+    """An instance of a class of one field, as a warm call has just returned it."""
+    make = eqxlike.filter_jit(cls)
+    with jax.disable_jit():
+        make(jnp.ones(2))
+        return make(jnp.ones(2))
+
+
+def test_attributes_of_a_user_s_class_mean_what_they_do_in_one_that_was_built():
+    class Fails(eqxlike.Module):
+        left: object
+
+        @property
+        def broken(self):
+            raise AttributeError("of the property")
+
+        def __getattr__(self, name):
+            return f"no {name}"
+
+    assert warm(Fails).other == "no other"
+    assert (warm(Fails).left == 1).all()
+
+    class Broken(eqxlike.Module):
+        left: object
+        broken = Fails.broken
+
+    with pytest.raises(AttributeError, match="of the property"):
+        warm(Broken).broken  # noqa: B018
+
+    seen = []
+
+    class Watches(eqxlike.Module):
+        left: object
+
+        def __getattribute__(self, name):
+            seen.append(name)
+            return super().__getattribute__(name)
+
+    assert (warm(Watches).left == 1).all()
+    assert "left" in seen
+
+
+def test_a_field_is_hidden_by_no_method_of_a_base_nor_by_a_class_attribute_set_later():
+    class Base(eqxlike.Module):
+        def act(self):
+            return "of the base"
+
+    class Child(Base):
+        act: object
+
+    assert (warm(Child).act == 1).all()
+
+    class Late(eqxlike.Module):
+        left: object
+
+    module = warm(Late)
+    Late.left = "of the class"
+    assert (module.left == 1).all()
 
 
 # --- written to before it was read ----------------------------------------------------------------

@@ -101,6 +101,7 @@ def wrapping(number):
 
     function.__name__ = f"name{number}"
     function.__doc__ = f"doc{number}"
+    function.__annotations__ = {"unhashable": []}
     return eqxlike.module_update_wrapper(Wraps([array(number)]), function)
 
 

@@ -119,6 +119,11 @@ class Size(tuple):
     """May have attributes."""
 
 
+class Hidden(tuple):
+    def __iter__(self):
+        return iter(())
+
+
 class Number(float):
     """May have attributes."""
 
@@ -215,6 +220,7 @@ TOLD_APART = {
         *((*[0] * 31, number) for number in (1, True, math.nan, -math.nan, 0.0, -0.0, 1j)),
         Size((1,) * 40),
     ],
+    "tuples-with-their-own-iteration": [Hidden((1,)), Hidden((2,))],
     "frozensets": [frozenset({1}), frozenset({1.0}), frozenset({True}), frozenset({(1,)})],
     "attributes-of-tuples": [labelled(Size((1,)), 1), labelled(Size((1,)), True), Size((1,))],
     "dataclasses": [Config(1), Config(True), Config(1.0), InheritedConfig(1), InheritedConfig(1.0)],
@@ -325,10 +331,7 @@ CHANGING = {
     "dataclass-in-dataclass": (lambda: Settings(Settings(1)), lambda it: set_size(it.size, 2)),
     "method-of-dataclass": (lambda: Settings(1).get, lambda it: set_size(it.__self__, True)),
     "list-in-dataclass": (lambda: Listed([1]), lambda it: it.sizes.append(2)),
-    "list-in-dataclass-to-equal": (
-        lambda: Listed([1]),
-        lambda it: it.sizes.__setitem__(0, True),
-    ),
+    "list-in-dataclass-to-equal": (lambda: Listed([1]), lambda it: it.sizes.__setitem__(0, True)),
     "own-hash": (lambda: Named("a"), lambda it: setattr(it, "name", "b")),
     "own-hash-to-equal": (lambda: Named(1), lambda it: setattr(it, "name", True)),
     "own-hash-to-equal-tuple": (lambda: Named((1,)), lambda it: setattr(it, "name", (True,))),

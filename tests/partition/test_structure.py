@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import threading
 import weakref
 
 import jax.numpy as jnp
@@ -23,53 +22,6 @@ def test_equal_trees_have_one_structure():
     assert len(structures) == 1
     first = structure_of(Pair(float("1.5"), float("nan"), "".join(["te", "xt"])))
     assert structure_of(Pair(float("1.5"), float("nan"), "".join(["te", "xt"]))) is first
-
-
-# JAX calls their treedefs equal, or their leaves are not what is static in them.
-DIFFERENT = [
-    (Pair(1, mode=1), Pair(1, mode=True)),
-    (Pair(1, mode=0.0), Pair(1, mode=-0.0)),
-    (Pair(1), Pair(1.0)),
-    (Pair(jnp.ones(())), Pair(1.0)),
-    (Pair(jnp.ones(()), 1), Pair(1, jnp.ones(()))),
-    ({1: "a"}, {True: "a"}),
-    (Pair(lambda: 1), Pair(lambda: 1)),
-    # The values are equal now, but only one of them may change.
-    (functools.partial(max, [1]), functools.partial(max, [1])),
-]
-
-
-def test_trees_that_differ_have_different_structures():
-    for trees in DIFFERENT:
-        first, second = map(structure_of, trees)
-        assert first is not second
-
-
-def test_threads_that_intern_at_once_get_one_structure():
-    start = threading.Barrier(16)
-    found = []
-
-    def intern():
-        start.wait()
-        found.append(structure_of(Pair((jnp.ones(2), "made by many threads"))))
-
-    threads = [threading.Thread(target=intern) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 16
-    assert len(set(map(id, found))) == 1
-
-
-def test_partial_changed_in_place_has_another_structure_until_it_is_changed_back():
-    partial = functools.partial(max, [1])
-    before = structure_of(partial)
-    assert before.meta is partial
-    partial.args[0].append(2)
-    assert structure_of(partial) is not before
-    partial.args[0].pop()
-    assert structure_of(partial) is before
 
 
 def test_structures_die_with_who_uses_them():

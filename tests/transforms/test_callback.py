@@ -185,10 +185,8 @@ def test_error_of_another_batch_says_how_many_were_expected():
         jax.block_until_ready(jax.vmap(function)(jnp.ones((2, 3))))
 
 
-def test_options_and_callbacks_that_are_wrong_are_errors():
+def test_methods_of_vmap_that_are_wrong_are_errors():
     with pytest.raises(ValueError, match="vmap_method"):
         call(lambda x: x, X, vmap_method="some")
     with pytest.raises(ValueError, match="not both; it got 'sequential' and True"):
         call(lambda x: x, X, vmap_method="sequential", vectorized=True)
-    with pytest.raises(TypeError, match="3 is not a callable object"):
-        filter_pure_callback(3, X, result_shape_dtypes=STRUCT)

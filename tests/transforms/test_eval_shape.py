@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.extend.core import jaxpr_as_fun
@@ -106,8 +105,3 @@ def test_method_is_bound_before_its_jaxpr_is_made():
 
     jaxpr, struct, _ = Model(MATRIX).scale(jnp.ones((2, 3)))
     assert (len(jaxpr.in_avals), struct.shape) == (2, (2, 3))
-
-
-def test_jaxpr_of_what_is_no_function_is_an_error():
-    with pytest.raises(TypeError, match="3 is not a callable object"):
-        filter_make_jaxpr(3)

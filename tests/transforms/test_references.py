@@ -9,6 +9,7 @@ import pytest
 
 import eqxlike
 from eqxlike import Module, filter_jit
+from tests.transforms.models import SPLIT
 
 X = jnp.arange(3.0)
 
@@ -75,13 +76,10 @@ def test_references_share_a_trace_and_are_each_their_own():
 
 
 def test_a_reference_among_arguments_with_shardings_has_its_own():
-    on_two = jax.sharding.NamedSharding(
-        jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,)), jax.P("x")
-    )
-    ref = jax.new_ref(jax.device_put(jnp.ones(4), on_two))
-    jitted = filter_jit(lambda ref, x, y: (ref[...] + y, x), in_shardings=(on_two, None, on_two))
+    ref = jax.new_ref(jax.device_put(jnp.ones(4), SPLIT))
+    jitted = filter_jit(lambda ref, x, y: (ref[...] + y, x), in_shardings=(SPLIT, None, SPLIT))
     total, _ = jitted(ref, jnp.ones(3), jnp.ones(4))
-    assert total.sharding.is_equivalent_to(on_two, 1)
+    assert total.sharding.is_equivalent_to(SPLIT, 1)
 
 
 # --- what is returned ---------------------------------------------------------------------------

@@ -89,13 +89,3 @@ def metadata_of_a_method(eqx):
     signatures = [str(inspect.signature(each)) for each in (method, Model(1).any)]
     unwrapped = inspect.unwrap(method)(3)
     return names, signatures, method.__qualname__, inspect.ismethod(Model(1).__call__), unwrapped
-
-
-@program
-def method_set_on_a_class_afterwards(eqx):
-    Model = make(eqx)
-    Model.tripled = lambda self: 3 * self.weight
-    Model.__call__ = lambda self, x: self.weight + x
-    Model.number = 5
-    model = Model(2)
-    return model.tripled(), model(5), isinstance(model.tripled, eqx.Module), model.number

@@ -91,19 +91,6 @@ def init_subclass_adds_a_field_or_makes_one_static(eqx):
 
 
 @program
-def what_vars_of_a_class_has_for_a_method(eqx):
-    class Model(eqx.Module):
-        x: int
-
-        def method(self, y: int = 1):
-            """Adds."""
-            return self.x + y
-
-    found = vars(Model)["method"]
-    return found(Model(1)), found.__name__, found.__doc__, str(inspect.signature(found))
-
-
-@program
 def attributes_of_a_class_are_patched_for_a_while(eqx):
     class Model(eqx.Module):
         x: int = 2

@@ -62,13 +62,6 @@ def wrapper_shows_what_it_wraps(eqx):
 
 
 @program
-def wrapper_of_something_else_given(eqx):
-    updated = eqx.module_update_wrapper(twice(eqx)(everything), affine)
-    by_keyword = eqx.module_update_wrapper(twice(eqx)(everything), wrapped=affine)
-    return metadata(updated), metadata(by_keyword), updated.__wrapped__ is everything
-
-
-@program
 def wrapper_keeps_its_metadata(eqx):
     updated = eqx.module_update_wrapper(twice(eqx)(affine, 3))
     mapped = jtu.tree_map(lambda leaf: 2 * leaf if leaf == 3 else leaf, updated)

@@ -59,10 +59,3 @@ def rules_of_reverse_mode(eqx):
 def test_program_does_the_same(name):
     ours, theirs = (plain(PROGRAMS[name](library)) for library in (eqxlike, equinox))
     assert ours == theirs
-
-
-def test_argnums_is_refused_by_a_decorator_with_arguments_at_once():
-    for name in ("filter_grad", "filter_value_and_grad"):
-        assert callable(getattr(equinox, name)(argnums=0))
-        with pytest.raises(ValueError, match="`argnums` should not be passed"):
-            getattr(eqxlike, name)(argnums=0)

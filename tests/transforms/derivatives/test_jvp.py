@@ -1,7 +1,6 @@
 """`filter_jvp`, `filter_vjp`, and the tangents and cotangents that they accept."""
 
 import copy
-from typing import Any
 
 import equinox
 import jax
@@ -12,15 +11,10 @@ import pytest
 
 import eqxlike
 from eqxlike import filter_jvp, filter_vjp
-from eqxlike._transforms._derivatives._tangents import check_structure, leaves_beside, tangents_of
+from eqxlike._transforms._derivatives._tangents import leaves_beside, tangents_of
+from tests.transforms.models import Node
 
 ONE, TWO, THREE = jnp.float32(1), jnp.float32(2), jnp.float32(3)
-
-
-class Model(eqxlike.Module):
-    weight: Any
-    others: Any = ()
-    size: int = eqxlike.field(static=True, default=1)
 
 
 # --- tangents of any tree -----------------------------------------------------------------------
@@ -36,42 +30,13 @@ def checked(leaf, tangent):
 
 
 def test_none_stands_for_all_that_is_below():
-    tree = {"a": [1, (2, 3)], "b": Model(4, (5,)), "c": 6}
+    tree = {"a": [1, (2, 3)], "b": Node(4, (5,)), "c": 6}
     for tangents, expected in [
         (None, [None] * 6),
-        ({"a": None, "b": Model(40, (50,)), "c": 60}, [None, None, None, 40, 50, 60]),
-        ({"a": [10, None], "b": Model(40, None), "c": None}, [10, None, None, 40, None, None]),
+        ({"a": None, "b": Node(40, (50,)), "c": 60}, [None, None, None, 40, 50, 60]),
+        ({"a": [10, None], "b": Node(40, None), "c": None}, [10, None, None, 40, None, None]),
     ]:
         assert beside(tree, tangents) == expected
-
-
-STRUCTURES = [
-    ([1, (2, 3)], [1, (2,)], "primals[1] is a tuple of length 2, and tangents[1] is a tuple of le"),
-    (Model(1, (2,)), Model(1, 2), "primals.others is a tuple of length 1, and tangents.others is"),
-    ((Model(1),), (Model(1, size=2),), "primals[0] is a node of type Model with size=1, and tang"),
-    ((Model(1),), (ONE,), "primals[0] is a node of type Model, and tangents[0] is an array of sh"),
-    ((1, None), (1, 2), "primals[1] is None, and tangents[1] is a leaf of type int"),
-]
-
-
-def test_another_structure_is_an_error_that_names_the_path():
-    for tree, tangents, message in STRUCTURES:
-        with pytest.raises(
-            ValueError, match="tangents must have the structure of primals"
-        ) as caught:
-            beside(tree, tangents)
-        assert f": {message}" in str(caught.value)
-    loop = []
-    loop.append(loop)
-    with pytest.raises(ValueError, match=r"tangents\[0\]"):
-        beside([(1, 2)], loop)
-
-
-def test_structure_without_none_is_required_where_it_is_checked():
-    treedef = jtu.tree_structure([1, (2, 3)])
-    check_structure(treedef, [1, (2, 3)], "new", "old")
-    with pytest.raises(ValueError, match="new must have the structure of old, and has None in it"):
-        check_structure(treedef, [1, None], "new", "old")
 
 
 def test_tangent_like_its_primal_is_kept():
@@ -91,25 +56,6 @@ def test_python_number_takes_the_dtype_of_its_primal():
     for leaf, tangent in [(jnp.bfloat16(1), 2.0), (jnp.complex64(1), 2.0), (jnp.complex64(1), 2j)]:
         output = checked(leaf, tangent)
         assert (output.dtype, output) == (leaf.dtype, tangent)
-
-
-UNLIKE = [
-    (None, 2, TypeError, "must be None, since primals['a'] is not differentiable; it is a leaf"),
-    (ONE, jnp.ones(2), ValueError, "must have the shape of primals['a'], which is (); it has "),
-    (ONE, 2, TypeError, "must have the dtype of primals['a'], which is float32; it has dtype "),
-    (ONE, 2j, TypeError, "must have the dtype of primals['a'], which is float32; it has dtype "),
-    (ONE, jnp.bfloat16(1), TypeError, "which is float32; it has dtype bfloat16"),
-    (ONE, "b", TypeError, "must be an array like primals['a'], or None; it is a leaf of "),
-    (ONE, (ONE,), TypeError, "must be an array like primals['a'], or None; it is a tuple of "),
-]
-
-
-def test_tangent_unlike_its_primal_is_an_error_that_names_the_path():
-    for leaf, tangent, error, message in UNLIKE:
-        with pytest.raises(error) as caught:
-            checked(leaf, tangent)
-        assert str(caught.value).startswith("tangents['a'] must ")
-        assert message in str(caught.value)
 
 
 # --- filter_jvp ---------------------------------------------------------------------------------
@@ -195,21 +141,6 @@ def test_adds_nothing_to_the_jaxpr_and_leaks_no_tracers():
     assert [each.primitive.name for each in equations] == ["mul", "mul"]
 
 
-def test_what_is_no_function_is_an_error():
-    with pytest.raises(TypeError, match="3 is not a callable object: `filter_jvp` expects"):
-        filter_jvp(3, (TWO,), (ONE,))
-    with pytest.raises(TypeError, match="3 is not a callable object: `filter_vjp` expects"):
-        filter_vjp(3, TWO)
-
-
-def test_primals_and_tangents_are_a_tuple_or_list_each():
-    for primals, tangents, name in [(ONE, (ONE,), "primals"), ((ONE,), ONE, "tangents")]:
-        with pytest.raises(TypeError, match=f"`{name}` must be a tuple or list with an element"):
-            filter_jvp(lambda x: x, primals, tangents)
-    with pytest.raises(TypeError, match=r"tangents\[0\].others must be None"):
-        filter_jvp(lambda model: model.weight, (Model(TWO, "s"),), (Model(ONE, "s"),))
-
-
 # --- filter_vjp ---------------------------------------------------------------------------------
 
 
@@ -225,18 +156,10 @@ def test_returns_the_value_and_a_function_from_cotangent_to_gradients():
 
 def test_gradients_have_none_for_what_is_no_inexact_array():
     leaves = [TWO, np.float32(2), jnp.complex64(2), jnp.int32(2), jax.random.key(0), 2.0, "s", None]
-    value, pullback = filter_vjp(lambda model, x: (model.weight[0] * x, "s"), Model(leaves), THREE)
+    value, pullback = filter_vjp(lambda model, x: (model.weight[0] * x, "s"), Node(leaves), THREE)
     gradient, of_x = pullback((ONE, None))
     assert (value, of_x) == ((6.0, "s"), 2.0)
-    assert (type(gradient), gradient.weight) == (Model, [3.0, 0.0, 0.0, *(None,) * 5])
-
-
-def test_aux_needs_a_pair_and_the_error_names_the_function_and_what_came():
-    def loss(x):
-        return {"loss": x}
-
-    with pytest.raises(TypeError, match=r"loss must return a pair \(value, aux\); .* type dict"):
-        filter_vjp(loss, TWO, has_aux=True)
+    assert (type(gradient), gradient.weight) == (Node, [3.0, 0.0, 0.0, *(None,) * 5])
 
 
 def test_cotangent_none_stands_for_zero():
@@ -248,19 +171,6 @@ def test_cotangent_none_stands_for_zero():
     assert pullback(None) == (0.0, 0.0)
     with pytest.raises(ValueError, match="unexpected tree structure"):
         equinox.filter_vjp(function, TWO, THREE)[1]({"product": ONE, "y": None})
-
-
-def test_errors_of_cotangents_name_the_path():
-    _, pullback = filter_vjp(lambda x: (x, "s"), TWO)
-    for cotangent, error, message in [
-        ({"a": ONE}, ValueError, r"output is a tuple of length 2, and cotangent is a dict"),
-        ((jnp.ones(2), None), ValueError, r"cotangent\[0\] must have the shape of output\[0\], wh"),
-        ((ONE, 1.0), TypeError, r"cotangent\[1\] must be None, since output\[1\] is not diff"),
-    ]:
-        with pytest.raises(error, match=message):
-            pullback(cotangent)
-    with pytest.raises(TypeError):
-        pullback(ONE, ONE)
 
 
 def test_cotangent_of_a_numpy_array_of_a_dtype_that_jax_lacks():

@@ -148,9 +148,7 @@ PROGRAMS = {
             jnp.arange(3)
         ),
     },
-    "errors at runtime": {
-        "error_if true": lambda e: e.Base.a.error_if(jnp.ones(2), True),
-    },
+    "errors at runtime": {"error_if true": lambda e: e.Base.a.error_if(jnp.ones(2), True)},
 }
 
 

@@ -1,5 +1,8 @@
 """What several of the tests of `filter_jit` wrap and pass."""
 
+import gc
+import sys
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,12 +25,6 @@ class Affine(Module):
         return self(x)
 
 
-class Pair(Module):
-    left: object
-    right: object = None
-    mode: object = field(static=True, default="a")
-
-
 def double(x, /, how="double"):
     """Twice the argument."""
     return 2 * x
@@ -42,3 +39,25 @@ def equal(first, second):
 
 def scaled(x, scale=1.0):
     return x * scale
+
+
+def calls_of(function, *args):
+    """The functions in Python and in C that a call goes through, by file and name."""
+    calls = []
+
+    def note(frame, event, called):
+        if event == "call":
+            calls.append((frame.f_code.co_filename.split("#")[0], frame.f_code.co_name))
+        elif event == "c_call":
+            calls.append(("C", called.__name__))
+
+    before = sys.getprofile()
+    # The collector may come at any moment, and those who listen to it are Python.
+    gc.disable()
+    sys.setprofile(note)
+    try:
+        function(*args)
+    finally:
+        sys.setprofile(before)
+        gc.enable()
+    return calls

@@ -5,12 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqxlike import filter_jit
-from tests.transforms.jit.models import Pair
-
-
-def split():
-    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    return jax.sharding.NamedSharding(mesh, jax.P("x"))
+from tests.partition.models import Pair
+from tests.transforms.models import SPLIT
 
 
 def deleted():
@@ -39,8 +35,8 @@ KINDS = {
     "numpy-masked": lambda: np.ma.masked_array(np.ones(4, np.float32), [True, False] * 2),
     "numpy-matrix-free-subclass": lambda: np.ones(4, np.float32).view(np.recarray),
     "committed": lambda: jax.device_put(jnp.ones(4), jax.devices()[1]),
-    "sharded": lambda: jax.device_put(jnp.ones(4), split()),
-    "sharded-keys": lambda: jax.device_put(jax.random.split(jax.random.key(0), 4), split()),
+    "sharded": lambda: jax.device_put(jnp.ones(4), SPLIT),
+    "sharded-keys": lambda: jax.device_put(jax.random.split(jax.random.key(0), 4), SPLIT),
     "deleted": deleted,
 }
 HOLDS = {

@@ -30,17 +30,18 @@ BY_NAME = lambda f, model, x, y: f(y=y, x=x, model=model)
 MIXED = lambda f, model, x, y: f(model, y=y, x=x)
 
 
+class AddsOne(Module):
+    weight: object
+
+    def __call__(self, x, y):
+        return self.weight + 1, x + 1, y + 1
+
+
 def test_word_donates_the_arrays_of_a_wrapped_module():
-    class Model(Module):
-        weight: object
-
-        def __call__(self, x, y):
-            return self.weight + 1, x + 1, y + 1
-
     # The first that is passed is excepted, and not the module.
     for word, expected in {"all": [True] * 3, "all-except-first": [True, False, True]}.items():
         arrays = [jnp.ones(3) for _ in range(3)]
-        filter_jit(Model(arrays[0]), donate=word)(*arrays[1:])
+        filter_jit(AddsOne(arrays[0]), donate=word)(*arrays[1:])
         assert [array.is_deleted() for array in arrays] == expected
 
 
@@ -53,12 +54,6 @@ def test_names_donate_their_arguments_however_the_call_is_spelled():
     ):
         for call in (BY_PLACE, BY_NAME, MIXED):
             assert donated(filter_jit, names, call) == expected
-
-
-def test_name_of_a_keyword_only_argument_donates_it():
-    x, y = jnp.ones(3), jnp.ones(3)
-    filter_jit(lambda x, *, y: (x + 1, y + 1), donate="y")(x, y=y)
-    assert [x.is_deleted(), y.is_deleted()] == [False, True]
 
 
 def test_name_of_an_argument_of_a_method_or_of_self_donates_it():
@@ -80,24 +75,21 @@ def test_name_of_an_argument_of_a_method_or_of_self_donates_it():
     assert trainer.rate.is_deleted()
 
 
-def test_name_of_an_argument_of_a_wrapped_module_donates_it():
-    model, x = Affine(jnp.ones(3)), jnp.ones(3)
-    filter_jit(model, donate="x")(x)
-    assert [model.scale.is_deleted(), x.is_deleted()] == [False, True]
+DONATED = {
+    "keyword only": ("y", lambda x, *, y: (x + 1, y + 1)),
+    "variadic": ("y", lambda y, **rest: (y + 1, rest)),
+    "gradient": ("y", filter_value_and_grad(lambda x, y: jnp.sum(x * y))),
+    "compiled": ("y", filter_jit(lambda x, y: -x * y)),
+    "module": ("y", AddsOne(jnp.ones(3))),
+}
 
 
-def test_name_of_an_argument_of_a_function_with_variadic_ones_donates_it():
-    state, x = jnp.ones(3), jnp.ones(3)
-    filter_jit(lambda state, *rest: (state + 1, *rest), donate="state")(state, x)
-    assert [state.is_deleted(), x.is_deleted()] == [True, False]
-
-
-def test_name_of_an_argument_of_a_transformed_function_donates_it():
-    for transform, reduce in ((filter_value_and_grad, jnp.sum), (filter_jit, jnp.negative)):
-        model, x = jnp.ones(3), jnp.ones(3)
-        loss = lambda model, x, reduce=reduce: reduce(model * x)
-        filter_jit(transform(loss), donate="x")(model, x)
-        assert [model.is_deleted(), x.is_deleted()] == [False, True]
+@pytest.mark.parametrize("name", DONATED)
+def test_name_of_an_argument_of_any_callable_donates_it(name):
+    donate, function = DONATED[name]
+    x, y = jnp.ones(3), jnp.ones(3)
+    filter_jit(function, donate=donate)(x=x, y=y)
+    assert [x.is_deleted(), y.is_deleted()] == [False, True]
 
 
 def test_unknown_name_or_word_is_an_error_at_decoration_that_lists_the_names():

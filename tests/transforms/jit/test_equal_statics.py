@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqxlike import filter_jit, is_array
+from tests.partition.models import Pair
 from tests.partition.statics import Config, Named, Settings
-from tests.transforms.jit.models import Pair
 
 
 def test_own_equality_tells_numbers_among_attributes_by_type_no_deeper():
@@ -47,18 +47,6 @@ def test_change_of_a_returned_object_is_no_change_of_an_equal_one():
     filter_jit(lambda it: 0)(mine)
     filter_jit(lambda: Settings(3))().size = 100
     assert mine.size == 3
-
-
-def test_tuple_with_an_iteration_of_its_own_is_compared_by_what_it_holds():
-    class Hidden(tuple):
-        def __iter__(self):
-            return iter(())
-
-    @filter_jit
-    def first(x, hidden):
-        return x * tuple.__getitem__(hidden, 0)
-
-    assert [first(1.0, Hidden((number,))) for number in (2, 3, 2)] == [2, 3, 2]
 
 
 def test_two_callables_that_are_equal_are_told_apart():

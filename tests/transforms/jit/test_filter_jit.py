@@ -10,14 +10,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import pytest
 
-from eqxlike import (
-    Module,
-    checking_partitions,
-    filter_grad,
-    filter_jit,
-    filter_vmap,
-    is_array,
-)
+from eqxlike import Module, checking_partitions, filter_grad, filter_jit, filter_vmap, is_array
 from tests.transforms.jit.models import Affine, X, double, equal, scaled
 
 
@@ -149,11 +142,6 @@ def test_arrays_bound_by_a_partial_or_a_module_are_no_constants():
     bound = filter_jit(functools.partial(scaled, scale=jnp.array(7.0)))
     for jitted in (bound, filter_jit(Affine(jnp.array(7.0)))):
         assert "7.0" not in jitted.lower(X).as_text()
-
-
-def test_what_cannot_be_called_is_refused():
-    with pytest.raises(TypeError, match="3 is not a callable object"):
-        filter_jit(3)
 
 
 # --- what `filter_jit` returns: a pytree with the metadata of the function ------------------------

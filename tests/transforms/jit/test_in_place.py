@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from eqxlike import filter_jit
+from tests.partition.models import Pair
 from tests.partition.statics import BY_IDENTITY, CHANGING, show
-from tests.transforms.jit.models import Pair
 
 # Where a value stands, and the way back to it.
 PLACES = {

@@ -11,7 +11,7 @@ import pytest
 from eqxlike import Module, clear_caches, filter_grad, filter_jit
 from eqxlike._partition import num_interned
 from eqxlike._traceback import forget_sources
-from tests.transforms.jit.models import Pair
+from tests.partition.models import Pair
 
 
 class Calls(Module):
@@ -67,7 +67,15 @@ def returns_itself(closure):
     return function
 
 
+def of_class(closure):
+    """An instance of a class that dies with it."""
+    return type("Local", (), {"__call__": lambda self, x: closure(x)})()
+
+
 USES = {
+    "instance-of-a-class": lambda closure, x: filter_jit(of_class(closure))(x),
+    "method-of-a-class": lambda closure, x: filter_jit(of_class(closure).__call__)(x),
+    "argument-of-a-class": lambda closure, x: filter_jit(lambda it: None)(of_class(closure)),
     "wrapped": lambda closure, x: filter_jit(closure)(x),
     "wrapped-and-donated": lambda closure, x: filter_jit(closure, donate="all")(x + 1),
     "wrapped-and-compiled": lambda closure, x: filter_jit(closure).lower(x).compile()(x),

@@ -5,7 +5,6 @@ import functools
 import gc
 import inspect
 import threading
-import weakref
 from unittest import mock
 
 import jax
@@ -116,27 +115,6 @@ def test_flattening_inside_interning_does_not_wait_for_itself():
     thread.join(60)
     assert not thread.is_alive()
     assert done
-
-
-def test_class_dies_whose_instances_were_called_or_passed():
-    def use():
-        class Local:
-            def __call__(self, x):
-                return x
-
-            def method(self, x):
-                return x
-
-        instance = Local()
-        filter_jit(instance)(jnp.ones(()))
-        filter_jit(instance.method)(jnp.ones(()))
-        filter_jit(lambda it: None)(instance)
-        return weakref.ref(Local)
-
-    references = [use() for _ in range(3)]
-    for _ in range(3):
-        gc.collect()
-    assert [reference() for reference in references] == [None] * 3
 
 
 # --- methods of objects that are not Modules: bound methods are hashable whatever they are bound to

@@ -1,13 +1,11 @@
 """What a function that `filter_jit` wraps may return."""
 
-import sys
-
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
 from eqxlike import filter_jit, is_array
-from tests.transforms.jit.models import Affine, X, double, equal
+from tests.transforms.jit.models import Affine, X, calls_of, double, equal
 
 OUTCOMES = {
     "array": lambda x: x + 1,
@@ -48,26 +46,9 @@ def test_static_output_may_depend_on_the_shape():
         assert (text, len(copies)) == (f"({size},)", size)
 
 
-def functions_called(function):
-    """The names of the functions, in Python and in C, that `function` calls."""
-    names = []
-
-    def note(frame, event, called):
-        if event in ("call", "c_call"):
-            names.append(frame.f_code.co_name if event == "call" else called.__name__)
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return names
-
-
 def test_call_does_not_wait_for_its_result():
     jitted = filter_jit(lambda x: Affine(x + 1))
-    names = [name for _ in range(3) for name in functions_called(lambda: jitted(X))]
+    names = [name for _ in range(3) for _, name in calls_of(jitted, X)]
     assert names
     assert not [name for name in names if "block_until_ready" in name or name == "__array__"]
 
@@ -76,12 +57,9 @@ def test_warm_call_of_a_method_of_an_object_takes_the_fast_path(monkeypatch):
     monkeypatch.setattr("eqxlike._partition._flatten._depth", 0)
 
     class Plain:
-        def __init__(self):
-            self.own = X
-
         def loss(self, x):
-            return x * self.own
+            return 2 * x
 
     jitted = filter_jit(Plain().loss)
     jitted(X)
-    assert "find" not in functions_called(lambda: jitted(X))
+    assert "find" not in [name for _, name in calls_of(jitted, X)]

@@ -9,10 +9,8 @@ import pytest
 
 from eqxlike import Module, filter_jit, filter_vmap
 from tests.transforms.jit.models import Affine
+from tests.transforms.models import COPIED, SPLIT
 
-MESH = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-SPLIT = jax.sharding.NamedSharding(MESH, jax.P("x"))
-WHOLE = jax.sharding.NamedSharding(MESH, jax.P())
 ONES = jnp.ones(4)
 
 
@@ -32,7 +30,7 @@ def test_in_shardings_are_given_for_each_argument():
     give_both = lambda x, y: (x, y)
     for in_shardings, expected in (
         (SPLIT, ["split", "split"]),
-        ((SPLIT, WHOLE), ["split", "whole"]),
+        ((SPLIT, COPIED), ["split", "whole"]),
         ([SPLIT, None], ["split", "whole"]),
     ):
         jitted = filter_jit(give_both, in_shardings=in_shardings)
@@ -40,16 +38,16 @@ def test_in_shardings_are_given_for_each_argument():
         assert places(jitted(y=ONES, x=ONES)) == expected
     # None leaves an array where it is.
     jitted = filter_jit(give_both, in_shardings=(SPLIT, None))
-    assert places(jitted(ONES, jax.device_put(ONES, WHOLE))) == ["split", "whole"]
+    assert places(jitted(ONES, jax.device_put(ONES, COPIED))) == ["split", "whole"]
     # What is not an array is passed over.
     assert places(filter_jit(give_both, in_shardings=SPLIT)(ONES, "text")) == ["split", "text"]
 
 
 def test_in_shardings_are_a_prefix_that_reaches_into_an_argument():
-    jitted = filter_jit(lambda tree: tree, in_shardings=({"a": SPLIT, "b": WHOLE},))
+    jitted = filter_jit(lambda tree: tree, in_shardings=({"a": SPLIT, "b": COPIED},))
     tree = jitted({"a": (ONES, "text", jnp.ones(2)), "b": ONES})
     assert places(tree) == ["split", "text", "split", "whole"]
-    jitted = filter_jit(lambda model: model, in_shardings=(Affine(SPLIT, WHOLE),))
+    jitted = filter_jit(lambda model: model, in_shardings=(Affine(SPLIT, COPIED),))
     assert places(jitted(Affine(ONES, ONES))) == ["split", "whole"]
 
 
@@ -120,12 +118,12 @@ def test_in_shardings_by_name_place_the_instance_of_a_method_too():
         return self
 
     bound = types.MethodType(method, Affine(ONES, ONES))
-    jitted = filter_jit(bound, in_shardings={"self": Affine(SPLIT, WHOLE)})
+    jitted = filter_jit(bound, in_shardings={"self": Affine(SPLIT, COPIED)})
     assert places(jitted(ONES)) == ["split", "whole"]
 
 
 def test_in_shardings_by_name_reach_into_variadic_arguments():
-    in_shardings = {"args": (None, SPLIT), "key": SPLIT, "options": {"a": WHOLE, "b": None}}
+    in_shardings = {"args": (None, SPLIT), "key": SPLIT, "options": {"a": COPIED, "b": None}}
     jitted = filter_jit(
         lambda *args, key, **options: (args, key, options), in_shardings=in_shardings
     )
@@ -155,18 +153,18 @@ def test_shardings_that_are_no_prefix_are_an_error():
 def test_out_shardings_are_a_prefix_of_the_output():
     for function, out_shardings, expected in (
         (lambda x: {"a": x, "b": (x + 1, "text")}, SPLIT, ["split", "split", "text"]),
-        (lambda x: (x, x + 1), (SPLIT, WHOLE), ["split", "whole"]),
-        (lambda x: Affine(x, x), Affine(SPLIT, WHOLE), ["split", "whole"]),
+        (lambda x: (x, x + 1), (SPLIT, COPIED), ["split", "whole"]),
+        (lambda x: Affine(x, x), Affine(SPLIT, COPIED), ["split", "whole"]),
     ):
         assert places(filter_jit(function, out_shardings=out_shardings)(ONES)) == expected
 
 
 def test_out_sharding_none_leaves_the_choice_to_the_compiler():
     x = jax.device_put(ONES, SPLIT)
-    outputs = filter_jit(lambda x: (x, x + 1), out_shardings=(WHOLE, None))(x)
+    outputs = filter_jit(lambda x: (x, x + 1), out_shardings=(COPIED, None))(x)
     assert places(outputs) == ["whole", "split"]
 
 
 def test_shardings_hold_for_warm_calls():
-    jitted = filter_jit(lambda x: x + 1, in_shardings=SPLIT, out_shardings=WHOLE)
+    jitted = filter_jit(lambda x: x + 1, in_shardings=SPLIT, out_shardings=COPIED)
     assert [place(jitted(ONES)) for _ in range(3)] == ["whole"] * 3

@@ -8,7 +8,7 @@ import pytest
 
 from eqxlike import Module, filter_jit
 from eqxlike._transforms._jit._fast_path import DonationWarnings
-from tests.transforms.jit.models import Pair
+from tests.partition.models import Pair
 
 # So long waits only who would wait for ever: a failing test ends.
 TIMEOUT_S = 60

@@ -6,13 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 import eqxlike
 from eqxlike import filter_shard
-
-MESH = Mesh(jax.devices(), ("batch",))
-SPLIT, COPIED = NamedSharding(MESH, PartitionSpec("batch")), NamedSharding(MESH, PartitionSpec())
+from tests.transforms.models import COPIED, MESH, ROWS, SPLIT
 
 anywhere = pytest.mark.parametrize("under", [lambda f: f, jax.jit], ids=["eager", "jit"])
 
@@ -69,7 +67,7 @@ def test_an_array_committed_elsewhere_is_moved(under):
 def test_a_partition_spec_is_of_the_mesh_in_context(under):
     with jax.set_mesh(MESH):
         x = jnp.ones(2)
-        assert under(lambda x: filter_shard(x, PartitionSpec("batch")))(x).sharding == SPLIT
+        assert under(lambda x: filter_shard(x, ROWS))(x).sharding == SPLIT
 
 
 def test_constrains_in_the_jaxpr_as_jax_does():

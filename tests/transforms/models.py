@@ -1,0 +1,24 @@
+"""What several of the tests of transformations wrap, pass and run on."""
+
+from typing import Any
+
+import jax
+
+import eqxlike
+
+MESH = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+ROWS, WHOLE = jax.P("data"), jax.P()
+SPLIT, COPIED = jax.NamedSharding(MESH, ROWS), jax.NamedSharding(MESH, WHOLE)
+
+
+class Scale(eqxlike.Module):
+    weight: Any
+
+    def __call__(self, x):
+        return self.weight * x
+
+
+class Node(eqxlike.Module):
+    weight: Any
+    others: Any = ()
+    size: int = eqxlike.field(static=True, default=1)
