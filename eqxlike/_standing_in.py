@@ -156,11 +156,8 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         ours = importlib.import_module(_ours(_part_of(module.__name__)))
-        namespace = {
-            "__doc__": f"eqxlike's `{ours.__name__}`, under the name that it has in Equinox.",
-            "__all__": [name for name in dir(ours) if not name.startswith("_")],
-        }
-        vars(module).update(namespace)
+        module.__doc__ = f"eqxlike's `{ours.__name__}`, under the name that it has in Equinox."
+        vars(module)["__all__"] = [name for name in dir(ours) if not name.startswith("_")]
         if module.__name__ == THEIRS:
             vars(module)["__version__"] = EQUINOX_VERSION
 

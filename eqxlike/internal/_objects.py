@@ -398,7 +398,10 @@ def cached_filter_eval_shape(fn: Callable[..., Any], *args: PyTree, **kwargs: Py
         arrays, structure = flatten(call, with_abstract=True)
     except TypeError:
         return filter_eval_shape(fn, *args, **kwargs)
-    table = _table_for(structure)
+    table = _lasting
+    if structure.anchor is not None:
+        # A cached entry must not keep a function alive that was defined in another.
+        table = attached(structure.anchor, "__eqxlike_shapes__", collections.OrderedDict)
     traced = table.get(structure)
     if traced is None or not traced.structure.is_current():
         # Of these very objects: a part of one may be compared with a part of another by identity.
@@ -408,10 +411,3 @@ def cached_filter_eval_shape(fn: Callable[..., Any], *args: PyTree, **kwargs: Py
             table.popitem(last=False)
     output = traced.of_arrays.eval_shape(arrays)
     return output.rest.merge(output.arrays)
-
-
-def _table_for(structure: Structure) -> _Table:
-    # What is kept of a function that was defined in another must not keep it.
-    if structure.anchor is None:
-        return _lasting
-    return attached(structure.anchor, "__eqxlike_shapes__", collections.OrderedDict)

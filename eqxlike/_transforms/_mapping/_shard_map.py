@@ -172,13 +172,6 @@ def _or_whole(spec: Any) -> Any:
     return PartitionSpec() if spec is None else spec
 
 
-class _ShardMapFunction(CompiledMapping):
-    """The function that `filter_shard_map` returns."""
-
-    def __repr__(self) -> str:
-        return f"filter_shard_map({self.__wrapped__!r})"
-
-
 @overload
 def filter_shard_map(
     *,
@@ -255,4 +248,4 @@ def filter_shard_map(
         return functools.partial(filter_shard_map, **options)
     check_callable(fun, "filter_shard_map")
     sharded = _Sharded(fun, **{**options, "axis_names": frozenset(axis_names)})
-    return _ShardMapFunction(filter_jit(sharded.shard_map))
+    return CompiledMapping(filter_jit(sharded.shard_map))

@@ -86,7 +86,7 @@ def in_segments(
         values = dict(zip([*inputs, *consts], [*arrays, *closed.consts], strict=True))
         for segment in segments:
             run_segment = segment.run
-            if not segment.has_effects:
+            if not any(step.equation.effects for step in segment.steps):
                 run_segment = recomputed(lambda values, s=segment: s.run(values, policy), policy)
             found = run_segment([values[name] for name in segment.inputs])
             values.update(zip(segment.outputs, found, strict=True))
@@ -133,10 +133,6 @@ class _Segment:
     steps: list[_Step]
     inputs: list[Name]
     outputs: list[Name]
-
-    @property
-    def has_effects(self) -> bool:
-        return any(step.equation.effects for step in self.steps)
 
     def run(self, values: Arrays, policy: Policy = None) -> Arrays:
         named = dict(zip(self.inputs, values, strict=True))
