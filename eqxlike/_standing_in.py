@@ -219,16 +219,6 @@ def is_abstract_module(cls: type) -> bool:
     return bool(abstract_names(cls) | cls.__abstractmethods__)
 
 
-class _CurrentlyInitialising:
-    """Lets the fields of a Module be assigned, between `add` and `remove`."""
-
-    def add(self, module: Any) -> None:
-        set_cached(module, INITIALISING)
-
-    def remove(self, module: Any) -> None:
-        drop_cached(module)
-
-
 class _HasDataclassInit:
     """Whether the `__init__` of a class of Modules was generated."""
 
@@ -239,4 +229,8 @@ class _HasDataclassInit:
         return record.makes_init
 
 
-currently_initialising, has_dataclass_init = _CurrentlyInitialising(), _HasDataclassInit()
+has_dataclass_init = _HasDataclassInit()
+currently_initialising = types.SimpleNamespace(
+    add=lambda module: set_cached(module, INITIALISING), remove=drop_cached
+)
+"""Lets the fields of a Module be assigned, between `add` and `remove`."""

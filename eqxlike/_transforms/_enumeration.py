@@ -173,7 +173,7 @@ class Enumeration(metaclass=EnumerationMeta):
             >>> Result[result]
             'the iteration diverged'
         """
-        is_scalar = is_array(pred) and pred.shape == () and pred.dtype == np.bool_
+        is_scalar = is_array(pred) and jnp.shape(pred) == () and jnp.result_type(pred) == np.bool_
         if not isinstance(pred, bool) and not is_scalar:
             raise ValueError(
                 f"The first argument of {class_name(cls)}.where(...) must be a boolean scalar; it "

@@ -41,8 +41,12 @@ class JitOptions(TypedDict, total=False):
 
 
 class VmapOptions(TypedDict, total=False):
-    """The options that `filter_vmap` passes on to `jax.vmap`."""
+    """The options of `filter_vmap`, including those that it passes on to `jax.vmap`."""
 
+    in_axes: PyTree[Any]
+    out_axes: PyTree[Any]
+    axis_name: Hashable
+    axis_size: int | None
     spmd_axis_name: Hashable
     sum_match: bool
 
@@ -146,7 +150,8 @@ def pair(returned: Any, expectation: str) -> tuple[Any, Any]:
     """`returned` if it is a pair; else `TypeError`, whose message begins with `expectation`."""
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         kind = f"an object of type {type(returned).__name__}"
-        got = describe_node(returned) if is_array_like(returned) else kind
+        is_described = is_array_like(returned) or isinstance(returned, tuple | list)
+        got = describe_node(returned) if is_described else kind
         raise TypeError(f"{expectation}; it returned {got}.")
     first, second = returned
     return first, second

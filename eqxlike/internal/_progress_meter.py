@@ -174,7 +174,7 @@ def _open(start: Callable[[], Callable[[float], None]]) -> Int[Array, ""]:
 def _show_if(
     is_due: Bool[Array, ""], number: Int[Array, ""], progress: Float[Array, ""]
 ) -> Int[Array, ""]:
-    """Shows the progress, if it is due; returns the number, so that later operations run after it."""
+    """Shows the progress if it is due. Returns the number; later operations run after it."""
 
     def show(number: Any, progress: Any) -> np.ndarray:
         _shown[int(number)](float(progress))

@@ -252,7 +252,9 @@ def _check_carry(name: str, old: PyTree, new: PyTree) -> None:
     difference = find_difference(old, new, _fits)
     if difference is None:
         # Treedefs are equal if a static field is `2` in one and `2.0` in the other.
-        trees = (jtu.tree_map(lambda x: None if is_array_like(x) else x, tree) for tree in (old, new))
+        trees = (
+            jtu.tree_map(lambda x: None if is_array_like(x) else x, tree) for tree in (old, new)
+        )
         difference = find_static_difference(*trees)
     if difference is not None:
         raise ValueError(

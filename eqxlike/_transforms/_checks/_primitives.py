@@ -15,7 +15,6 @@ from jaxtyping import Array
 
 from ..._compat import set_batching_rule
 
-
 # From a predicate and, if there are several messages, an index to a boolean: whether it passes.
 # Its parameter `check` is a `Check`.
 check_p = Primitive("check")

@@ -46,6 +46,7 @@ from .._signatures import (
     JitOptions,
     Method,
     Output,
+    check_callable,
 )
 from ._arguments import ArgumentOrder, deleted_arguments, explain_error
 from ._callables import Options, Unbound, attached, describe, unbind
@@ -54,41 +55,24 @@ from ._lowered import CompilingDecorator, Lowerable, Lowered
 from ._traces import History, OnRetrace, Policy, Trace, place_of
 
 
+class _Options(JitOptions, total=False):
+    """The options of `filter_jit`."""
+
+    donate: DonateWord | DonateNames
+    on_retrace: OnRetrace | None
+    max_traces: int | None
+
+
+@overload
+def filter_jit(**options: Unpack[_Options]) -> CompilingDecorator: ...
 @overload
 def filter_jit(
-    *,
-    donate: DonateWord | DonateNames = "none",
-    on_retrace: OnRetrace | None = None,
-    max_traces: int | None = None,
-    **jitkwargs: Unpack[JitOptions],
-) -> CompilingDecorator: ...
-@overload
-def filter_jit(
-    fun: AnyArguments[Output],
-    *,
-    donate: DonateWord | DonateNames = "none",
-    on_retrace: OnRetrace | None = None,
-    max_traces: int | None = None,
-    **jitkwargs: Unpack[JitOptions],
+    fun: AnyArguments[Output], **options: Unpack[_Options]
 ) -> Lowerable[Callable[..., Output]]: ...
 @overload
-def filter_jit(
-    fun: Method,
-    *,
-    donate: DonateWord | DonateNames = "none",
-    on_retrace: OnRetrace | None = None,
-    max_traces: int | None = None,
-    **jitkwargs: Unpack[JitOptions],
-) -> Method: ...
+def filter_jit(fun: Method, **options: Unpack[_Options]) -> Method: ...
 @overload
-def filter_jit(
-    fun: Function,
-    *,
-    donate: DonateWord | DonateNames = "none",
-    on_retrace: OnRetrace | None = None,
-    max_traces: int | None = None,
-    **jitkwargs: Unpack[JitOptions],
-) -> Lowerable[Function]: ...
+def filter_jit(fun: Function, **options: Unpack[_Options]) -> Lowerable[Function]: ...
 def filter_jit(
     fun: Callable[..., Any] = MISSING,
     *,
@@ -139,8 +123,7 @@ def filter_jit(
         return functools.partial(
             filter_jit, donate=donate, on_retrace=on_retrace, max_traces=max_traces, **jitkwargs
         )
-    if not callable(fun):
-        raise TypeError(f"{fun!r} is not a callable object: `filter_jit` expects a function.")
+    check_callable(fun, "filter_jit")
     for name, instead in _REFUSED.items():
         if name in jitkwargs:
             raise ValueError(f"`filter_jit` does not take `{name}`: {instead}.")

@@ -5,7 +5,7 @@ import inspect
 import math
 from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Set as AbstractSet
-from typing import Any, overload
+from typing import Any, Required, TypedDict, Unpack, overload
 
 import jax
 import jax.tree_util as jtu
@@ -172,24 +172,23 @@ def _or_whole(spec: Any) -> Any:
     return PartitionSpec() if spec is None else spec
 
 
+class _Options(TypedDict, total=False):
+    """The options of `filter_shard_map`."""
+
+    mesh: Mesh | AbstractMesh | None
+    in_specs: Required[Specs]
+    out_specs: Required[Specs]
+    axis_names: AbstractSet[Hashable]
+    check_vma: bool
+
+
 @overload
 def filter_shard_map(
-    *,
-    mesh: Mesh | AbstractMesh | None = None,
-    in_specs: Specs,
-    out_specs: Specs,
-    axis_names: AbstractSet[Hashable] = frozenset(),
-    check_vma: bool = True,
+    **options: Unpack[_Options],
 ) -> Callable[[Callable[Params, Output]], Callable[Params, Output]]: ...
 @overload
 def filter_shard_map(
-    fun: Callable[Params, Output],
-    *,
-    mesh: Mesh | AbstractMesh | None = None,
-    in_specs: Specs,
-    out_specs: Specs,
-    axis_names: AbstractSet[Hashable] = frozenset(),
-    check_vma: bool = True,
+    fun: Callable[Params, Output], **options: Unpack[_Options]
 ) -> Callable[Params, Output]: ...
 def filter_shard_map(
     fun: Callable[..., Any] = MISSING,

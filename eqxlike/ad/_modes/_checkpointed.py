@@ -52,16 +52,13 @@ class Checkpointed(Mode):
             )
 
     def value_and_grad(self, function: OfArrays, arrays: Arrays) -> ValueAndGrad:
-        return Reverse().value_and_grad(self._cut(function, arrays), arrays)
+        return Reverse().value_and_grad(in_segments(function, arrays, self.policy), arrays)
 
     def vjp(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Pullback, Arrays]:
-        return Reverse().vjp(self._cut(function, arrays), arrays)
+        return Reverse().vjp(in_segments(function, arrays, self.policy), arrays)
 
     def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
         return Reverse().jvp(function, arrays, tangents)
-
-    def _cut(self, function: OfArrays, arrays: Arrays) -> Callable[[Arrays], Any]:
-        return in_segments(function, arrays, self.policy)
 
 
 # --- A function cut into segments, each of which the pass back computes again ---
