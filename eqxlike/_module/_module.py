@@ -453,6 +453,9 @@ class Wrapper(Module, _traits=Traits(is_layer=False)):
             return getattr(object.__getattribute__(self, "__wrapped__"), name)
         return object.__getattribute__(self, name)
 
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else bind(self, instance)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A decorated function is pickled by its name, like functions. It cannot be pickled by its
         # parts: the name of the function that it wraps refers to the wrapper. A map over a tree

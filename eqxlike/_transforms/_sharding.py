@@ -133,11 +133,6 @@ class Stacked(Module):
         stored_fields(new)["_gatherings"] = tuple(gatherings.items())
         return new
 
-    @property
-    def gathers(self) -> bool:
-        """Whether layers are all-gathered when they are taken out."""
-        return bool(self._gatherings)
-
     def gather(self, layer: Any) -> Any:
         """All-gathers one layer.
 

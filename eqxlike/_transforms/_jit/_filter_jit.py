@@ -34,7 +34,7 @@ from typing import Any, Unpack, overload
 import jax
 import jax.tree_util as jtu
 
-from ..._module import METADATA, Traits, Wrapper, bind, field, shown_by, stored_fields
+from ..._module import METADATA, Traits, Wrapper, field, shown_by, stored_fields
 from ..._pytree import MISSING, listed
 from ..._traceback import hide_our_frames
 from .._checks import EqxlikeRuntimeError, claim_failure
@@ -138,7 +138,8 @@ def filter_jit(
     if type(fun) is functools.partial:
         # `jtu.Partial` is the same, and a pytree: the arrays bound to it are leaves of the wrapper.
         fun = jtu.Partial(fun.func, *fun.args, **fun.keywords)
-    policy = Policy.of(on_retrace, max_traces)
+    is_limited = on_retrace is not None or max_traces is not None
+    policy = Policy(on_retrace, max_traces) if is_limited else None
     wrapper = JitFunction(fun, donate, Options(jitkwargs, policy))
     find_dispatcher(wrapper)
     _show(stored_fields(wrapper))
@@ -223,9 +224,6 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
         except EqxlikeRuntimeError:
             hide_our_frames(failure)
             raise
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else bind(self, instance)
 
     def __getstate__(self) -> dict[str, Any]:
         # The metadata of the function is left out: not all annotations can be pickled.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from ..._module import Module, Wrapper, bind, field
+from ..._module import Module, Wrapper, field
 from ..._partition import split
 from ..._pytree import MISSING, is_array
 from .._jit import CompilingDecorator, Lowerable, Lowered, Options, Trace, filter_jit
@@ -17,7 +17,6 @@ from .._signatures import AnyArguments, Function, Method, Output, PmapOptions, c
 from ._axes import IF_ARRAY, AxisSpec, MappedOutput, axes_of_arguments, size_of_axes, take_apart
 
 _DONATE = ("all", "warn", "none")
-_REFUSED = ("static_broadcasted_argnums", "donate_argnums")
 
 
 class _Parallel(Module):
@@ -111,9 +110,6 @@ class CompiledMapping(Wrapper):
         """The latest 32 traces of the function."""
         return self._jitted.traces
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else bind(self, instance)
-
 
 class _PmapFunction(CompiledMapping):
     """The function that `filter_pmap` returns."""
@@ -205,7 +201,7 @@ def filter_pmap(
         raise ValueError(
             f"`filter_pmap(..., donate=...)` must be one of {words}; it is {donate!r}."
         )
-    for name in _REFUSED:
+    for name in ("static_broadcasted_argnums", "donate_argnums"):
         if name in pmapkwargs:
             raise ValueError(
                 f"`filter_pmap` does not take `{name}`: what is not an array is static already, "
