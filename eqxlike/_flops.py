@@ -114,10 +114,10 @@ def _products_of_convolution(equation: Any) -> int:
     numbers = params["dimension_numbers"]
     left, right = (each.aval.shape for each in equation.invars[:2])
     output = equation.outvars[0].aval.shape
-    # Feature axes: the kernel has those of one group alone.
+    # The kernel has the input features of one group only.
     features = right[numbers.rhs_spec[1]]
     batch_and_channels = math.prod(output[axis] for axis in numbers.out_spec[:2])
-    # The pairs of a weight and an input fall apart along the axes.
+    # The number of pairs of a weight and an input is a product over the axes.
     pairs = 1
     for lhs, rhs, out, stride, (padding, _), lhs_dilation, rhs_dilation in zip(
         numbers.lhs_spec[2:],

@@ -70,7 +70,7 @@ _INSTEAD = {
     "_nan_like": "use `jax.numpy.full_like(x, jax.numpy.nan)`",
     "wrap_method": "a method is bound as `equinox._module._prebuilt.BoundMethod`",
 }
-"""What to write where a private name is not there, nor was in that version."""
+"""Replacements of private names that are missing here, and were missing in that version."""
 
 _ABSENT = f"eqxlike stands in for Equinox {EQUINOX_VERSION} in this process, and has no `{{}}`"
 
@@ -126,7 +126,7 @@ def _part_of(name: str) -> str:
 
 
 def _absent(name: str) -> str:
-    """That a name is not there, and what is in its place."""
+    """The message for a missing name, with its replacement if there is one."""
     last = name.rpartition(".")[2]
     found = [path for path in (*_PRIVATE, *_NAMES) if path.rpartition(".")[2] == last]
     hint = f"in Equinox {EQUINOX_VERSION} it is `{min(found)}`" if found else _INSTEAD.get(last)
@@ -134,7 +134,7 @@ def _absent(name: str) -> str:
 
 
 class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
-    """Finds and makes the modules that stand for Equinox's, and says which version they are."""
+    """Finds and makes the modules that replace Equinox's, and gives their version."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -143,11 +143,10 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
             return None
         is_absent = "._" in fullname or importlib.util.find_spec(_ours(fullname)) is None
         if fullname not in _PRIVATE and is_absent:
-            # `importlib.util.find_spec` takes None for an answer. An import gets an error.
+            # `importlib.util.find_spec` returns None for a missing module. An import raises.
             if sys._getframe(2).f_globals.get("__name__") == importlib.util.__name__:
                 return None
-            # Of our name: Python puts an error of its own in the place of one of the name that it
-            # looks for.
+            # The error has our name: Python replaces an error that has the name it looks for.
             raise ModuleNotFoundError(_absent(fullname), name=_ours(fullname))
         return importlib.machinery.ModuleSpec(fullname, self, origin=OURS, is_package=True)
 
@@ -203,7 +202,7 @@ class _Distribution(importlib.metadata.Distribution):
         raise FileNotFoundError(f"{path}: eqxlike stands in for Equinox, and has none of its files")
 
 
-# --- what private names stand for ---
+# --- Replacements of private names ---
 
 
 def default_floating_dtype() -> Any:

@@ -163,7 +163,7 @@ def _unary(operation: Callable[[Any], Any]) -> Callable[[ω], ω]:
     return lambda self: self.call(operation)
 
 
-# --- Operators between leaves, by a shorter way where that is the same ---
+# --- Operators between leaves, by faster functions that give the same result ---
 
 
 def _with_shortcut(

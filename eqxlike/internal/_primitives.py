@@ -23,7 +23,7 @@ from .._pytree import is_array
 
 
 class _Output:
-    """What a primitive returned beside arrays. Compared by identity, as parameters must be."""
+    """The output of a primitive without its arrays. JAX compares such parameters by identity."""
 
     __slots__ = ("rest",)
 
@@ -31,7 +31,7 @@ class _Output:
         self.rest: Rest = UNTRACED
 
     def take(self, tree: PyTree) -> list[Any]:
-        """The arrays of what a rule returned, or what replaces them where shapes are traced."""
+        """The arrays that a rule returned, or their abstract values if shapes are traced."""
         arrays, self.rest = split(tree, lambda x: is_array(x) or isinstance(x, AbstractValue))
         return arrays
 

@@ -50,7 +50,7 @@ from .._signatures import (
 )
 from ._arguments import ArgumentOrder, deleted_arguments, explain_error
 from ._callables import Options, Unbound, attached, describe, unbind
-from ._dispatch import MISS, Dispatcher, clear_dispatchers
+from ._dispatch import MISS, Dispatcher
 from ._lowered import CompilingDecorator, Lowerable, Lowered
 from ._traces import History, OnRetrace, Policy, Trace, place_of
 
@@ -156,14 +156,6 @@ _REFUSED = {
 
 
 _JIT_KEYWORDS = frozenset(inspect.signature(jax.jit).parameters) - {"fun", *_REFUSED}
-
-
-def clear_caches() -> None:
-    """Forgets everything that filtered functions have compiled; the next calls trace again.
-
-    `jax.clear_caches` does the same for JAX's own caches.
-    """
-    clear_dispatchers()
 
 
 # --- What `filter_jit` returns ---
