@@ -278,6 +278,11 @@ class GuardWriter(SourceWriter):
         self._examples = arrays
         self._num_arrays = 0
 
+    def write_all(self, roots: Sequence[Any], name: str) -> None:
+        """Writes the guards of the trees in a sequence, the value of `name`."""
+        for root, each in zip(roots, self.unpack(name, len(roots)), strict=True):
+            self.write(root, each)
+
     def write(self, root: Any, name: str) -> None:
         """Writes the guards of one tree, the value of `name`."""
         # An explicit stack: deep trees need no deep recursion.

@@ -148,8 +148,7 @@ def pair(returned: Any, expectation: str) -> tuple[Any, Any]:
     """`returned` if it is a pair; else `TypeError`, whose message begins with `expectation`."""
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         kind = f"an object of type {type(returned).__name__}"
-        is_described = is_array_like(returned) or isinstance(returned, tuple | list)
-        got = describe_node(returned) if is_described else kind
+        got = describe_node(returned) if is_array_like(returned) else kind
         raise TypeError(f"{expectation}; it returned {got}.")
     first, second = returned
     return first, second

@@ -12,7 +12,6 @@ from jaxtyping import Array, ArrayLike, Bool, Int, PyTree
 from .._check_numbers import integer, whole_number
 from .._compat import vary, varying_axes
 from .._pytree import describe_node, is_array_like
-from .._transforms._signatures import pair
 from ._body import Body, Buffers, Form, take_arrays, trace_body, trace_condition
 from ._flat._counted_scan import counted_scan
 from ._flat._counted_while import Condition, While, WhileOperands, counted_while, run_while
@@ -226,8 +225,7 @@ def scan(
         unroll = all_steps if unroll else 1
     unroll = min(whole_number(unroll, "unroll"), all_steps)
     arrays = take_arrays(xs)
-    expectation = "f must return a pair, the next carry and an output"
-    step = lambda carry, x: pair(f(carry, x), expectation)  # noqa: E731
+    step = lambda carry, x: _pair(f(carry, x))  # noqa: E731
     body = trace_body("f", step, init, Form(xs), row_types(arrays), buffers)
     carry, ys = _run_scan(body, arrays, length, kind, checkpoints, reverse, unroll)
     return body.unflatten(carry), body.y_form.unflatten(ys)
@@ -420,3 +418,12 @@ def _length_of(xs: PyTree, length: int | None) -> int:
         listed = ", ".join(f"{name} has {number}" for name, number in lengths.items())
         raise ValueError(f"scan needs one number of steps: {listed}.")
     return next(iter(lengths.values()))
+
+
+def _pair(returned: Any) -> tuple[Any, Any]:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(
+            "f must return a pair, the next carry and an output: it returned "
+            f"{describe_node(returned)}."
+        )
+    return returned

@@ -50,8 +50,7 @@ def make_fast_path(
     - `donation_warnings`: a switch for warnings that a trace may have hidden.
     """
     writer = GuardWriter(flatten, arrays, MISS)
-    for structure, arg in zip(structures, writer.unpack("args", len(structures)), strict=True):
-        writer.write(structure, arg)
+    writer.write_all(structures, "args")
     if watched:
         writer.miss_if(f"not {writer.constant(watched.are_current)}()")
     lines = writer.function("call(args)")

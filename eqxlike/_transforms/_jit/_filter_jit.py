@@ -46,7 +46,6 @@ from .._signatures import (
     JitOptions,
     Method,
     Output,
-    check_callable,
 )
 from ._arguments import ArgumentOrder, deleted_arguments, explain_error
 from ._callables import Options, Unbound, attached, describe, unbind
@@ -123,7 +122,8 @@ def filter_jit(
         return functools.partial(
             filter_jit, donate=donate, on_retrace=on_retrace, max_traces=max_traces, **jitkwargs
         )
-    check_callable(fun, "filter_jit")
+    if not callable(fun):
+        raise TypeError(f"{fun!r} is not a callable object: `filter_jit` expects a function.")
     for name, instead in _REFUSED.items():
         if name in jitkwargs:
             raise ValueError(f"`filter_jit` does not take `{name}`: {instead}.")
