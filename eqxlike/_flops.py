@@ -67,12 +67,15 @@ def cost_of(equation: Any) -> Cost | None:
         return Cost(0)
     is_complex = any(jnp.issubdtype(each.dtype, jnp.complexfloating) for each in numbers)
     size = math.prod(outputs[0].shape) if outputs else 0
+    per_product = 8 if is_complex else 2
     if name == "dot_general":
-        return Cost((8 if is_complex else 2) * size * _contracted(equation))
+        (contracting, _), _ = equation.params["dimension_numbers"]
+        contracted = math.prod(inputs[0].shape[axis] for axis in contracting)
+        return Cost(per_product * size * contracted)
     if name == "ragged_dot_general":
-        return Cost((8 if is_complex else 2) * _products_of_groups(equation))
+        return Cost(per_product * _products_of_groups(equation))
     if name == "conv_general_dilated":
-        return Cost((8 if is_complex else 2) * _products_of_convolution(equation))
+        return Cost(per_product * _products_of_convolution(equation))
     if name in _ARITHMETIC:
         return Cost(size * ((6 if name in ("mul", "div") else 2) if is_complex else 1))
     if name in _TRANSCENDENTAL:
@@ -97,13 +100,6 @@ def _is_inexact(aval: Any) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
 
 
-def _contracted(equation: Any) -> int:
-    """The length of the sums in a product of matrices."""
-    (contracting, _), _ = equation.params["dimension_numbers"]
-    shape = equation.invars[0].aval.shape
-    return math.prod(shape[axis] for axis in contracting)
-
-
 def _products_of_groups(equation: Any) -> int:
     """The products of matrices whose rows, or summands, are parted into groups."""
     numbers = equation.params["ragged_dot_dimension_numbers"]
@@ -118,10 +114,10 @@ def _products_of_convolution(equation: Any) -> int:
     numbers = params["dimension_numbers"]
     left, right = (each.aval.shape for each in equation.invars[:2])
     output = equation.outvars[0].aval.shape
-    # Feature axes: the kernel has those of one group alone.
+    # The kernel has the input features of one group only.
     features = right[numbers.rhs_spec[1]]
     batch_and_channels = math.prod(output[axis] for axis in numbers.out_spec[:2])
-    # The pairs of a weight and an input fall apart along the axes.
+    # The number of pairs of a weight and an input is a product over the axes.
     pairs = 1
     for lhs, rhs, out, stride, (padding, _), lhs_dilation, rhs_dilation in zip(
         numbers.lhs_spec[2:],

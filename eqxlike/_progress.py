@@ -20,11 +20,11 @@ def run_progress(
 
     **Arguments:**
 
-    - `num_steps`: what counts as done.
-    - `label`: what runs.
+    - `num_steps`: number of steps of the run.
+    - `label`: name of the run.
     - `stream`: where to write, standard error by default. A terminal gets a bar if `rich` is
       installed, anything else lines of text.
-    - `num_lines`: the most lines, spread evenly over the steps, however often it is called.
+    - `num_lines`: largest number of lines, which are spread evenly over the steps.
     """
     output: TextIO = sys.stderr if stream is None else stream
     if output.isatty() and is_installed("rich"):
@@ -46,7 +46,7 @@ def run_progress(
     yield on_step
 
 
-# --- A loop in a compiled program, which says by itself when it is to be shown ---
+# --- Displays of loops in compiled programs ---
 
 
 class Lines:
@@ -88,7 +88,7 @@ class _Tqdm(Lines):
 
 
 class _Rich(Lines):
-    """A bar by rich. All those on one stream are drawn together."""
+    """A bar by rich. All bars on one stream are drawn together."""
 
     _together: ClassVar[dict[TextIO, Any]] = {}
 

@@ -70,7 +70,7 @@ _INSTEAD = {
     "_nan_like": "use `jax.numpy.full_like(x, jax.numpy.nan)`",
     "wrap_method": "a method is bound as `equinox._module._prebuilt.BoundMethod`",
 }
-"""What to write where a private name is not there, nor was in that version."""
+"""Replacements of private names that are missing here, and were missing in that version."""
 
 _ABSENT = f"eqxlike stands in for Equinox {EQUINOX_VERSION} in this process, and has no `{{}}`"
 
@@ -126,7 +126,7 @@ def _part_of(name: str) -> str:
 
 
 def _absent(name: str) -> str:
-    """That a name is not there, and what is in its place."""
+    """The message for a missing name, with its replacement if there is one."""
     last = name.rpartition(".")[2]
     found = [path for path in (*_PRIVATE, *_NAMES) if path.rpartition(".")[2] == last]
     hint = f"in Equinox {EQUINOX_VERSION} it is `{min(found)}`" if found else _INSTEAD.get(last)
@@ -134,7 +134,7 @@ def _absent(name: str) -> str:
 
 
 class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
-    """Finds and makes the modules that stand for Equinox's, and says which version they are."""
+    """Finds and makes the modules that replace Equinox's, and gives their version."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -143,11 +143,10 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
             return None
         is_absent = "._" in fullname or importlib.util.find_spec(_ours(fullname)) is None
         if fullname not in _PRIVATE and is_absent:
-            # `importlib.util.find_spec` takes None for an answer. An import gets an error.
+            # `importlib.util.find_spec` returns None for a missing module. An import raises.
             if sys._getframe(2).f_globals.get("__name__") == importlib.util.__name__:
                 return None
-            # Of our name: Python puts an error of its own in the place of one of the name that it
-            # looks for.
+            # The error has our name: Python replaces an error that has the name it looks for.
             raise ModuleNotFoundError(_absent(fullname), name=_ours(fullname))
         return importlib.machinery.ModuleSpec(fullname, self, origin=OURS, is_package=True)
 
@@ -156,11 +155,8 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         ours = importlib.import_module(_ours(_part_of(module.__name__)))
-        namespace = {
-            "__doc__": f"eqxlike's `{ours.__name__}`, under the name that it has in Equinox.",
-            "__all__": [name for name in dir(ours) if not name.startswith("_")],
-        }
-        vars(module).update(namespace)
+        module.__doc__ = f"eqxlike's `{ours.__name__}`, under the name that it has in Equinox."
+        vars(module)["__all__"] = [name for name in dir(ours) if not name.startswith("_")]
         if module.__name__ == THEIRS:
             vars(module)["__version__"] = EQUINOX_VERSION
 
@@ -206,7 +202,7 @@ class _Distribution(importlib.metadata.Distribution):
         raise FileNotFoundError(f"{path}: eqxlike stands in for Equinox, and has none of its files")
 
 
-# --- what private names stand for ---
+# --- Replacements of private names ---
 
 
 def default_floating_dtype() -> Any:
@@ -222,16 +218,6 @@ def is_abstract_module(cls: type) -> bool:
     return bool(abstract_names(cls) | cls.__abstractmethods__)
 
 
-class _CurrentlyInitialising:
-    """Lets the fields of a Module be assigned, between `add` and `remove`."""
-
-    def add(self, module: Any) -> None:
-        set_cached(module, INITIALISING)
-
-    def remove(self, module: Any) -> None:
-        drop_cached(module)
-
-
 class _HasDataclassInit:
     """Whether the `__init__` of a class of Modules was generated."""
 
@@ -242,4 +228,8 @@ class _HasDataclassInit:
         return record.makes_init
 
 
-currently_initialising, has_dataclass_init = _CurrentlyInitialising(), _HasDataclassInit()
+has_dataclass_init = _HasDataclassInit()
+currently_initialising = types.SimpleNamespace(
+    add=lambda module: set_cached(module, INITIALISING), remove=drop_cached
+)
+"""Lets the fields of a Module be assigned, between `add` and `remove`."""

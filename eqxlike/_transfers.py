@@ -63,17 +63,14 @@ def transfers(mode: Mode) -> Iterator[None]:
             yield
     except jax.errors.JaxRuntimeError as error:
         where = _line_of_user(error.__traceback__)
-        # An outer context of ours has the same to say.
-        if "Disallowed" in str(error) and where and not _has_note(error, where):
+        # An outer context of ours adds no second note.
+        is_noted = any(note.startswith(where) for note in getattr(error, "__notes__", ()))
+        if "Disallowed" in str(error) and where and not is_noted:
             error.add_note(
                 f"{where} copies between host and device, which nobody asked for: use "
                 "`jax.device_put` or `jax.device_get`, or do it outside of `eqxlike.transfers`."
             )
         raise
-
-
-def _has_note(error: BaseException, start: str) -> bool:
-    return any(note.startswith(start) for note in getattr(error, "__notes__", ()))
 
 
 def _line_of_user(entry: types.TracebackType | None) -> str:

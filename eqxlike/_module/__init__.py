@@ -28,7 +28,6 @@ from ._cached import drop_cached as drop_cached
 from ._cached import get_cached as get_cached
 from ._cached import set_cached as set_cached
 from ._cached import stored_fields as stored_fields
-from ._class import ClassRecord as ClassRecord
 from ._class import Traits as Traits
 from ._class import own_record as own_record
 from ._codec import carries_metadata as carries_metadata

@@ -91,9 +91,10 @@ def take_abstract(cls: type) -> dict[str, Any] | None:
                 f"{cls.__name__}.{name} is an abstract {_CALLED[marker]} and cannot have a value: "
                 "subclasses give it one."
             )
-    unresolved = _unresolved(cls)
+    declared = {name for base in cls.__mro__ for name in abstract_in(base)}
+    markers = {name: _marker_of(cls, name) for name in declared}
     for recorded, marker in ((_VARS, AbstractVar), (_CLASS_VARS, AbstractClassVar)):
-        names = frozenset(name for name, each in unresolved.items() if each is marker)
+        names = frozenset(name for name, each in markers.items() if each is marker)
         type.__setattr__(cls, recorded, names)
     return {name: each for name, each in annotations.items() if name not in own} if own else None
 
@@ -139,13 +140,6 @@ def abstract_in(cls: type) -> dict[str, Any]:
                 )
             found[name] = head
     return found
-
-
-def _unresolved(cls: type) -> dict[str, Any]:
-    """The abstract attributes that `cls` has, inherited ones too, with their markers."""
-    names = {name for base in cls.__mro__ for name in abstract_in(base)}
-    found = {name: _marker_of(cls, name) for name in names}
-    return {name: marker for name, marker in found.items() if marker is not None}
 
 
 def _marker_of(cls: type, name: str) -> Any:

@@ -45,14 +45,6 @@ class Codec:
     flatten_with_keys: Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
     unflatten: Callable[[tuple[Any, ...], Any], Any]
 
-    @property
-    def dynamic_names(self) -> tuple[str, ...]:
-        return self.layout.dynamic_names
-
-    @property
-    def static_names(self) -> tuple[str, ...]:
-        return self.layout.static_names
-
 
 METADATA_KEY = "_eqxlike_metadata"
 """The key in the `__dict__` of an instance for its own metadata, which `_wrapper` describes."""

@@ -31,21 +31,14 @@ def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
         cls.__init__ = make_init(cls, cls.__init__)
     fields = dataclasses.fields(cls)
     for each in fields:
-        _install_field(cls, each)
+        # A method or property of that name in a base class stays, as for any dataclass.
+        found = found_in_class(cls, each.name)
+        is_default = each.name in vars(cls) and not hasattr(type(found), "__set__")
+        if found is None or is_default or type(found) is LazyAttribute:
+            type.__setattr__(cls, each.name, LazyAttribute(each.name, each.default))
     # A field, now that it is in the class, overrides an abstract attribute of a base.
     abc.update_abstractmethods(cls)
     return fields
-
-
-def _install_field(cls: Any, each: dataclasses.Field) -> None:
-    """Puts a `LazyAttribute` into the class, instead of the default.
-
-    A base's method or property of that name stays, as for any dataclass.
-    """
-    found = found_in_class(cls, each.name)
-    is_default = each.name in vars(cls) and not hasattr(type(found), "__set__")
-    if found is None or is_default or type(found) is LazyAttribute:
-        type.__setattr__(cls, each.name, LazyAttribute(each.name, each.default))
 
 
 def can_stay_lazy(cls: type) -> bool:

@@ -96,7 +96,7 @@ def _freeze_module(module: Module, mask: Module) -> Module:
     children, statics = codec.flatten(module)
     masks, _ = codec.flatten(mask)
     frozens = []
-    for name, child_mask in zip(codec.dynamic_names, masks, strict=True):
+    for name, child_mask in zip(codec.layout.dynamic_names, masks, strict=True):
         flags = tuple(part is True for part in jtu.tree_leaves(child_mask, is_leaf=_is_part))
         if any(flags):
             frozens.append((name, flags))
@@ -160,7 +160,7 @@ class _Flattening:
 
     def _names(self, statics: Any) -> tuple[str, ...]:
         # During `__init__` some fields are missing.
-        return statics[0] if is_incomplete(statics) else self.codec.dynamic_names
+        return statics[0] if is_incomplete(statics) else self.codec.layout.dynamic_names
 
     def _wrap(self, name: str, child: Any) -> Any:
         flags = self.frozens.get(name)
@@ -243,12 +243,11 @@ def _map_modules(function: Callable[[tuple[Any, ...], Module], Any], node: Any) 
 
 
 _REPORT = "_eqxlike_report"
-_OBSERVED = "observed"
 
 
 def _observed_class(cls: Any) -> Any:
     """The subclass of `cls` that reports its calls: the same one each time."""
-    return derived_class(cls, _OBSERVED, lambda: _make_observed_class(cls))
+    return derived_class(cls, "observed", lambda: _make_observed_class(cls))
 
 
 def _make_observed_class(cls: Any) -> type:

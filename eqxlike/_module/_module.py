@@ -50,7 +50,7 @@ from ._codec import generate_codec, layout_of
 from ._dataclass import amend, make_dataclass
 from ._field import check_static, converter_of, error_of_hash, field, found_in_class
 from ._naming import LayerCall
-from ._strict import check_strict, read_strict
+from ._strict import Strictness, check_strict
 
 _PACKAGE = __name__.partition(".")[0]
 
@@ -85,7 +85,7 @@ class ModuleMeta(abc.ABCMeta):
         # one. A generated one is generated again, for the added fields.
         owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
         of_owner = None if owner is cls else own_record(owner)
-        strictness = read_strict(strict)
+        strictness = strict if isinstance(strict, Strictness) else Strictness() if strict else None
         is_forced = is_abstract or strict is None or (strictness and strictness.force_abstract)
         record = ClassRecord(
             cls=cls,
@@ -98,7 +98,12 @@ class ModuleMeta(abc.ABCMeta):
         _store_methods(cls, own)
         fields = make_dataclass(cls, record.makes_init)
         if not record.makes_init and hasattr(cls, "__post_init__"):
-            _warn_of_post_init(cls)
+            warnings.warn(
+                f"{cls.__module__}.{cls.__qualname__} has both an `__init__` method and a "
+                "`__post_init__` method. Only the `__init__` that a dataclass generates calls "
+                "`__post_init__`: this one will not be called.",
+                stacklevel=2,
+            )
         if strictness is not None:
             check_strict(cls, strictness, own, None if record.makes_init else owner)
         _register(cls, record, fields)
@@ -257,16 +262,6 @@ class MixinMethod:
         if instance is not None and type(found) is types.FunctionType:
             return _bind_static(found, instance)
         return found.__get__(instance, owner) if hasattr(found, "__get__") else found
-
-
-def _warn_of_post_init(cls: type) -> None:
-    """Warns that nothing calls the `__post_init__` of `cls`, which has its own `__init__`."""
-    warnings.warn(
-        f"{cls.__module__}.{cls.__qualname__} has both an `__init__` method and a `__post_init__` "
-        "method. Only the `__init__` that a dataclass generates calls `__post_init__`: this one "
-        "will not be called.",
-        stacklevel=3,
-    )
 
 
 def _register(cls: Any, record: ClassRecord, fields: tuple[dataclasses.Field, ...]) -> None:
@@ -457,6 +452,9 @@ class Wrapper(Module, _traits=Traits(is_layer=False)):
                 return fields[name]
             return getattr(object.__getattribute__(self, "__wrapped__"), name)
         return object.__getattribute__(self, name)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else bind(self, instance)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A decorated function is pickled by its name, like functions. It cannot be pickled by its

@@ -70,13 +70,6 @@ def StrictConfig(force_abstact: bool = False, **kwargs: Any) -> Any:
     return Strictness(**{**kwargs, "force_abstract": force_abstact or kwargs.get("force_abstract")})
 
 
-def read_strict(strict: Any) -> Strictness | None:
-    """The options of `strict=` in a class statement; `None` for no rules at all."""
-    if isinstance(strict, Strictness):
-        return strict
-    return Strictness() if strict else None
-
-
 _are_checked = True
 
 

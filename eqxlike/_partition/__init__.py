@@ -39,10 +39,6 @@ from ._static_key import ATOMS as ATOMS
 from ._static_key import PLAIN_TYPES as PLAIN_TYPES
 from ._static_key import StaticKey as StaticKey
 from ._structure import ARRAY as ARRAY
-from ._structure import DictNode as DictNode
-from ._structure import ForeignNode as ForeignNode
-from ._structure import ModuleNode as ModuleNode
-from ._structure import NamedTupleNode as NamedTupleNode
 from ._structure import Row as Row
 from ._structure import StaticLeaf as StaticLeaf
 from ._structure import Structure as Structure

@@ -267,9 +267,9 @@ def _open(
     cls: Any = structure.node_type
     meta = structure.meta
     if isinstance(structure, ModuleNode) and not is_incomplete(meta):
-        codec = cls._eqxlike_class.codec
-        names = ["" if name == _OF_WRAPPER else f".{name}" for name in codec.dynamic_names]
-        return "record", names, dict(zip(map(".{}".format, codec.static_names), meta, strict=True))
+        layout = cls._eqxlike_class.codec.layout
+        names = ["" if name == _OF_WRAPPER else f".{name}" for name in layout.dynamic_names]
+        return "record", names, dict(zip(map(".{}".format, layout.static_names), meta, strict=True))
     if isinstance(structure, DictNode):
         return "dict", [f"[{key!r}]" for key in meta.keys], {}
     if isinstance(structure, NamedTupleNode):

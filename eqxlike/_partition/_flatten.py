@@ -202,10 +202,6 @@ class _Frame:
         containers += key.containers
         return make(structure_type, type(self.value), make_meta, key, tuple(self.structures))
 
-    def name_of_child(self) -> str:
-        """The name of the current child, as a path shows it."""
-        return self.node.name_child(len(self.structures))
-
 
 _Candidate = tuple[Module, slice, slice, Structure]
 """A Module with the ranges of its arrays and containers, and its Structure."""
@@ -263,7 +259,7 @@ def _explain(
     *,
     of_node: bool = False,
 ) -> str:
-    path = "".join(each.name_of_child() for each in [*frames, frame])
+    path = "".join(each.node.name_child(len(each.structures)) for each in [*frames, frame])
     try:
         StaticKey(static, of_node=of_node)
         what = "not comparable"
@@ -295,12 +291,9 @@ def _open(value: Any) -> _Opened | None:
     children, data = flattened
     # For an unregistered namedtuple, JAX returns its class as the data.
     if data is node_type and isinstance(value, tuple):
-        return _open_named_tuple(value)
-
-    def make_meta() -> ForeignMeta:
-        return ForeignMeta(value, data)
-
-    return _Opened(ForeignNode, make_meta, data, (*children,), "[{}]".format)
+        children, names = as_tuple(value, slice(None)), node_type._fields
+        return _Opened(NamedTupleNode, _no_meta, None, children, lambda i: f".{names[i]}")
+    return _Opened(ForeignNode, lambda: ForeignMeta(value, data), data, (*children,), "[{}]".format)
 
 
 def _no_meta() -> None:
@@ -312,12 +305,6 @@ def _open_sequence(value: tuple[Any, ...] | list[Any]) -> _Opened:
     return _Opened(structure_type, _no_meta, None, value, "[{}]".format)
 
 
-def _open_named_tuple(value: Any) -> _Opened:
-    names = type(value)._fields
-    children = as_tuple(value, slice(None))
-    return _Opened(NamedTupleNode, _no_meta, None, children, lambda index: f".{names[index]}")
-
-
 def _open_dict(value: dict[Any, Any]) -> _Opened:
     try:
         children, keys = flatten_one_level(value)  # pyright: ignore
@@ -326,11 +313,8 @@ def _open_dict(value: dict[Any, Any]) -> _Opened:
             "the keys of a dict in a pytree must be sortable: those of this one, of types "
             f"{', '.join(sorted({type(key).__name__ for key in value}))}, are not"
         ) from error
-
-    def make_meta() -> DictKeys:
-        return DictKeys(keys, tuple(value))
-
-    return _Opened(DictNode, make_meta, keys, children, lambda index: f"[{keys[index]!r}]")
+    as_inserted = lambda: DictKeys(keys, tuple(value))  # noqa: E731
+    return _Opened(DictNode, as_inserted, keys, children, lambda index: f"[{keys[index]!r}]")
 
 
 _OF_PYTHON = {tuple: _open_sequence, list: _open_sequence, dict: _open_dict}

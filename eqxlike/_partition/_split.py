@@ -44,10 +44,6 @@ class Rest:
         # Not all leaves are hashable.
         return hash((self.treedef, tuple(self._is_dynamic)))
 
-    def keep_names_of(self, tree: PyTree) -> None:
-        """Gives layers in trees merged from this one the names of the layers in `tree`."""
-        self._paths = names_in(tree)
-
     def leaves(self, dynamic: Iterable[Any]) -> list[Any]:
         """All leaves, with `dynamic`, in order, replacing those taken."""
         dynamic = iter(dynamic)
@@ -91,7 +87,8 @@ def split(tree: PyTree, is_dynamic: Callable[[Any], bool] = is_array) -> tuple[l
     """
     leaves, treedef = jtu.tree_flatten(tree)
     dynamic, rest = split_leaves(leaves, treedef, flag_leaves(tree, leaves, is_dynamic))
-    rest.keep_names_of(tree)
+    # Layers in merged trees get the names of the layers in `tree`.
+    rest._paths = names_in(tree)
     return dynamic, rest
 
 

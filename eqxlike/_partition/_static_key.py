@@ -153,11 +153,8 @@ class StaticKey:
         if isinstance(value, tuple):
             return cls, tuple(map(self._of, tuple.__iter__(value))), self._of_attributes(value)
         if isinstance(value, frozenset):
-            return (
-                cls,
-                frozenset(map(self._of, frozenset.__iter__(value))),
-                self._of_attributes(value),
-            )
+            elements = frozenset(map(self._of, frozenset.__iter__(value)))
+            return cls, elements, self._of_attributes(value)
         for base, told_apart_by in _TOLD_APART_BY.items():
             if isinstance(value, base):
                 return cls, told_apart_by(value), self._of_attributes(value)
@@ -186,7 +183,7 @@ class StaticKey:
             # A custom `__hash__` may skip fields that are not hashable.
             self.is_immutable = self.is_immutable and is_frozen_by_class(cls)
             return cls, tuple(map(self._of_elements, fields))
-        if _is_trusted(cls):
+        if cls.__module__.partition(".")[0] in _TRUSTED_PACKAGES:
             return cls, value
         self.is_immutable = False
         # The hash reveals a change in place, which `==` cannot: any object equals itself.
@@ -227,9 +224,8 @@ class StaticKey:
 
     def _of_attributes(self, value: Any) -> Hashable:
         """The key of the attributes of a `tuple`, `float` or the like: its `==` ignores them."""
-        if type(value) in _WITHOUT_ATTRIBUTES or id(value) in self._inside:
-            return None
-        if not has_attributes(value):
+        is_known = type(value) in _WITHOUT_ATTRIBUTES or id(value) in self._inside
+        if is_known or not has_attributes(value):
             return None
         self.is_immutable = False
         self._inside.add(id(value))
@@ -466,10 +462,6 @@ def _is_generated(method: Any) -> bool:
     return code is not None and code.co_qualname.startswith("__create_fn__.")
 
 
-def _is_trusted(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in _TRUSTED_PACKAGES
-
-
 # --- The attributes of a value, in its `__dict__` and in the slots of its class ---
 
 
@@ -651,13 +643,11 @@ def _has_hash(writer: Any, name: str, value: Any) -> None:
 
 
 def _stays_but_for_keywords(partial: functools.partial) -> bool:
+    """Whether nothing but the dict of keywords can change in a partial, nor the keys of parts."""
     parts = (partial.func, *partial.args, *partial.keywords.values())
-    return not vars(partial) and all(map(_stays, parts))
-
-
-def _stays(part: Any) -> bool:
-    """Whether neither a part of a partial nor its key can change."""
-    return is_array(part) or (is_hashable(part) and StaticKey(part).is_immutable)
+    return not vars(partial) and all(
+        is_array(part) or (is_hashable(part) and StaticKey(part).is_immutable) for part in parts
+    )
 
 
 def _has_key(value: Any, of_node: bool) -> bool:

@@ -426,19 +426,8 @@ def identity_leaf(value: Any) -> Structure:
     return intern(StaticLeaf, type(value), lambda: value, static, ())
 
 
-class _Opaque:
-    """A wrapper of a value that may change; it hashes by identity."""
-
-    __slots__ = ("of",)
-
-    def __init__(self, value: Any):
-        self.of = id(value)
-
-    __hash__ = object.__hash__
-
-
 def opaque_leaf(value: Any) -> Structure:
     """The Structure of a static leaf that is not hashable, not shared with other leaves."""
-    static = StaticKey(_Opaque(value))
+    static = StaticKey(object())
     static.is_immutable = static.is_fixed = static.is_exact = False
     return intern(StaticLeaf, type(value), lambda: value, static, ())

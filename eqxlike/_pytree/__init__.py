@@ -4,7 +4,6 @@ from ._difference import Difference as Difference
 from ._difference import children_with_keys as children_with_keys
 from ._difference import describe_node as describe_node
 from ._difference import find_difference as find_difference
-from ._difference import flatten_one_level_with_keys as flatten_one_level_with_keys
 from ._difference import same_shape_and_dtype as same_shape_and_dtype
 from ._difference import tree_check as tree_check
 from ._difference import tree_equal as tree_equal

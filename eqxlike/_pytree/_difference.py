@@ -331,23 +331,16 @@ def tree_equal(
         if treedef != first_treedef:
             return False
         for x, y in zip(first_leaves, leaves, strict=True):
-            if typematch and not _same_type(x, y):
+            # A tracer counts as a JAX array.
+            are_of_jax = typematch and isinstance(x, jax.Array) and isinstance(y, jax.Array)
+            if typematch and not are_of_jax and type(x) is not type(y):
                 return False
             same = _leaves_equal(x, y, rtol, atol)
             if isinstance(same, Tracer):
                 traced.append(same)
             elif not same:
                 return False
-    if traced:
-        return jnp.all(jnp.stack(traced))
-    return True
-
-
-def _same_type(x: Any, y: Any) -> bool:
-    # A tracer counts as a JAX array.
-    if isinstance(x, jax.Array) and isinstance(y, jax.Array):
-        return True
-    return type(x) is type(y)
+    return jnp.all(jnp.stack(traced)) if traced else True
 
 
 def _leaves_equal(x: Any, y: Any, rtol: Any, atol: Any) -> Any:
@@ -355,8 +348,7 @@ def _leaves_equal(x: Any, y: Any, rtol: Any, atol: Any) -> Any:
         return not is_array(x) and not is_array(y) and bool(x == y)
     if x.shape != y.shape or x.dtype != y.dtype:
         return False
-    is_exact = isinstance(rtol, float | int) and rtol == 0 and isinstance(atol, float | int)
-    is_exact = is_exact and atol == 0
+    is_exact = all(isinstance(each, float | int) and each == 0 for each in (rtol, atol))
     if is_exact or not jnp.issubdtype(x.dtype, jnp.inexact):
         # By NumPy where it can: JAX compiles two programs for each shape.
         same = np.array_equal(x, y) if is_on_cpu(x) and is_on_cpu(y) else jnp.all(x == y)

@@ -19,10 +19,6 @@ _OF_ARRAYS = {"jax", "jaxlib", "numpy", "jaxtyping", __name__.partition(".")[0]}
 """The packages whose classes are dtypes, arrays and layers: none of them is a predicate."""
 
 
-def _package_of(cls: type) -> str:
-    return cls.__module__.partition(".")[0]
-
-
 def flag_leaves(
     tree: PyTree,
     leaves: list[Any],
@@ -87,7 +83,8 @@ def _mask(
     def spread(spec: FilterSpec, subtree: PyTree, frozen: PyTree[bool] = None) -> PyTree[bool]:
         if isinstance(spec, bool):
             return jtu.tree_map(lambda _: spec, subtree, is_leaf=is_leaf)
-        is_dtype_or_array = isinstance(spec, type) and _package_of(spec) in _OF_ARRAYS
+        package = spec.__module__.partition(".")[0] if isinstance(spec, type) else ""
+        is_dtype_or_array = package in _OF_ARRAYS
         if callable(spec) and (not is_dtype_or_array or spec is np.bool_):
             leaves, treedef = jtu.tree_flatten(subtree, is_leaf=is_leaf)
             are_frozen = [] if frozen is None else treedef.flatten_up_to(frozen)
@@ -182,12 +179,9 @@ def combine(*pytrees: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Tre
     """
     if not pytrees:
         raise TypeError("`combine` expects at least one pytree, and was called with none.")
-    if is_leaf is None:
-        is_missing = _is_none
-    else:
 
-        def is_missing(node: Any) -> bool:
-            return node is None or is_leaf(node)
+    def is_missing(node: Any) -> bool:
+        return node is None or (is_leaf is not None and is_leaf(node))
 
     return map_prefix(
         _first_present,
@@ -196,10 +190,6 @@ def combine(*pytrees: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Tre
         advice="`combine` joins pytrees of one structure, with `None` for what is missing.",
         is_leaf=is_missing,
     )
-
-
-def _is_none(node: Any) -> bool:
-    return node is None
 
 
 def _first_present(*leaves: Any) -> Any:

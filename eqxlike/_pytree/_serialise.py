@@ -115,10 +115,9 @@ def default_deserialise_filter_spec(f: Readable, x: Any) -> Any:
         array = _as_key(record, x) if is_key(x) else _as_jax_array(record, x.dtype)
         sharding = committed_sharding(x)
         return array if sharding is None else jax.device_put(array, sharding)
-    if isinstance(x, np.ndarray):
-        return _with_added_dtype(_read_record(f), x.dtype)
-    if isinstance(x, np.generic):
-        return _with_added_dtype(_read_record(f), x.dtype)[()]
+    if isinstance(x, np.ndarray | np.generic):
+        array = _with_added_dtype(_read_record(f), x.dtype)
+        return array if isinstance(x, np.ndarray) else array[()]
     for number_type, codes in _PYTHON_NUMBERS.items():
         if isinstance(x, number_type):
             return _as_python_number(_read_record(f), type(x), codes)
@@ -292,11 +291,9 @@ def _naming(path: str, what_failed: str) -> Iterator[None]:
 
 def _check_alike(path: str, like: Any, value: Any) -> None:
     """Raises `RuntimeError` if `value` cannot replace `like`."""
-    if isinstance(like, jax.Array | jax.ShapeDtypeStruct):
-        is_alike = isinstance(value, jax.Array)
-    else:
-        is_alike = type(value) is type(like)
-    if is_alike and isinstance(like, jax.Array | jax.ShapeDtypeStruct | np.ndarray):
+    is_of_jax = isinstance(like, jax.Array | jax.ShapeDtypeStruct)
+    is_alike = isinstance(value, jax.Array) if is_of_jax else type(value) is type(like)
+    if is_alike and (is_of_jax or isinstance(like, np.ndarray)):
         array = cast(jax.Array, value)
         is_alike = array.shape == like.shape and array.dtype == like.dtype
     if not is_alike:

@@ -91,10 +91,7 @@ def tree_at(
         if occurrences[id(node)] != 1:
             raise _not_one_node(tree, chosen, node, occurrences[id(node)])
 
-    def without_placeholders(node: Any) -> Any:
-        return jtu.tree_map(_value, node, is_leaf=is_leaf_or_empty)
-
-    old = [without_placeholders(node) for node in nodes]
+    old = [jtu.tree_map(_value, node, is_leaf=is_leaf_or_empty) for node in nodes]
     # This is a copy too: changes to it do not reach the user's tree.
     copy = treedef.unflatten([leaf for _, leaf in paths_and_leaves])
     _check_independent(where, copy, old, is_single)

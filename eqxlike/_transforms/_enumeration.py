@@ -173,7 +173,8 @@ class Enumeration(metaclass=EnumerationMeta):
             >>> Result[result]
             'the iteration diverged'
         """
-        if not isinstance(pred, bool) and not _is_boolean_scalar(pred):
+        is_scalar = is_array(pred) and jnp.shape(pred) == () and jnp.result_type(pred) == np.bool_
+        if not isinstance(pred, bool) and not is_scalar:
             raise ValueError(
                 f"The first argument of {class_name(cls)}.where(...) must be a boolean scalar; it "
                 f"was given {describe(pred)}. For a batch, use `jax.vmap`."
@@ -193,10 +194,6 @@ class Enumeration(metaclass=EnumerationMeta):
         with jax.ensure_compile_time_eval():
             chosen: Any = EnumerationItem(jnp.where(pred, index, other_index), cls)
         return chosen
-
-
-def _is_boolean_scalar(value: Any) -> bool:
-    return is_array(value) and value.shape == () and value.dtype == np.bool_
 
 
 def _is_magic(name: str) -> bool:

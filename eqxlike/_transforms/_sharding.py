@@ -53,7 +53,8 @@ def filter_shard(x: Tree, device_or_shardings: PyTree[Any]) -> Tree:
         try:
             placed.append(_place(array, placement))
         except (TypeError, ValueError) as error:
-            error.add_note(f"This is the array at {_path_of_array(x, len(placed))}.")
+            paths = [path for path, leaf in jtu.tree_leaves_with_path(x) if is_array(leaf)]
+            error.add_note(f"This is the array at x{jtu.keystr(paths[len(placed)])}.")
             raise
     return rest.merge(placed)
 
@@ -68,11 +69,6 @@ def _place(array: Any, placement: Any) -> Any:
         # A constraint alone does not move an array that is committed to other devices.
         array = jax.device_put(array, placement)
     return jax.lax.with_sharding_constraint(array, placement)
-
-
-def _path_of_array(x: PyTree, place: int) -> str:
-    paths = [path for path, leaf in jtu.tree_leaves_with_path(x) if is_array(leaf)]
-    return f"x{jtu.keystr(paths[place])}"
 
 
 # --- Shardings for the arrays of trees with static leaves, as prefixes of the trees ---
@@ -136,11 +132,6 @@ class Stacked(Module):
         new = copy.copy(self)
         stored_fields(new)["_gatherings"] = tuple(gatherings.items())
         return new
-
-    @property
-    def gathers(self) -> bool:
-        """Whether layers are all-gathered when they are taken out."""
-        return bool(self._gatherings)
 
     def gather(self, layer: Any) -> Any:
         """All-gathers one layer.

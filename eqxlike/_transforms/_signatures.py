@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypedDict, Typ
 from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
-from .._module import Wrapper, bind
+from .._module import Wrapper
 from .._pytree import describe_node, is_array_like
 
 Params = ParamSpec("Params")
@@ -40,20 +40,25 @@ class JitOptions(TypedDict, total=False):
     compiler_options: dict[str, Any] | None
 
 
-class VmapOptions(TypedDict, total=False):
-    """The options that `filter_vmap` passes on to `jax.vmap`."""
-
-    spmd_axis_name: Hashable
-    sum_match: bool
-
-
-class PmapOptions(TypedDict, total=False):
-    """The options of `filter_pmap`, including those that it passes on to `jax.pmap`."""
+class _MapOptions(TypedDict, total=False):
+    """The options that `filter_vmap` and `filter_pmap` share."""
 
     in_axes: PyTree[Any]
     out_axes: PyTree[Any]
     axis_name: Hashable
     axis_size: int | None
+
+
+class VmapOptions(_MapOptions, total=False):
+    """The options of `filter_vmap`, including those that it passes on to `jax.vmap`."""
+
+    spmd_axis_name: Hashable
+    sum_match: bool
+
+
+class PmapOptions(_MapOptions, total=False):
+    """The options of `filter_pmap`, including those that it passes on to `jax.pmap`."""
+
     donate: Literal["all", "warn", "none"]
     devices: Sequence[Any] | None
     backend: str | None
@@ -106,9 +111,6 @@ class TransformedFunction(Wrapper):
     @property
     def __wrapped__(self) -> Any:
         return self._function
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else bind(self, instance)  # pyright: ignore
 
 
 class Call(NamedTuple):

@@ -202,8 +202,6 @@ class Comparison:
             for row in self.rows
         ]
         # The first line of an explanation, which may be one of JAX's of several pages.
-        explained = [(row.mode, *row.explanation.split("\n", 1)) for row in self.rows]
-        # The first line of an explanation, which may be one of JAX's of several pages.
         explained = [row for row in self.rows if row.explanation]
         lines = [f"{row.mode}: {row.explanation.splitlines()[0]}" for row in explained]
         to = f"; error: relative to {self.reference} in float64" if self.reference else ""

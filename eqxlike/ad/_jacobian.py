@@ -61,7 +61,7 @@ def jacobian(
     """
     check_callable(fun, "ad.jacobian")
     check_mode(mode, "ad.jacobian")
-    by_mode = _JacobianBy(mode, holomorphic, _name_of(fun))
+    by_mode = _JacobianBy(mode, holomorphic, getattr(fun, "__name__", "the function"))
     return JacobianFunction(fun, has_aux, "ad.jacobian", (by_mode,))
 
 
@@ -102,7 +102,8 @@ def hessian(
         )
     for each in modes:
         check_mode(each, "ad.hessian")
-    outer, inner = (_JacobianBy(each, False, _name_of(fun)) for each in modes)
+    name = getattr(fun, "__name__", "the function")
+    outer, inner = (_JacobianBy(each, False, name) for each in modes)
     return JacobianFunction(fun, has_aux, "ad.hessian", (inner, outer))
 
 
@@ -168,7 +169,3 @@ class _JacobianBy(Module):
             f"{self.name} returns {describe_node(jnp.asarray(output))}, which cannot be "
             f"differentiated: {why}."
         )
-
-
-def _name_of(fun: Any) -> str:
-    return getattr(fun, "__name__", "the function")

@@ -27,10 +27,7 @@ def _any_of_all(pred: Array) -> Array:
     return jnp.any(pred)
 
 
-@_any_of_all.def_vmap
-def _any_of_batch(axis_size: int, in_batched: list[bool], pred: Array) -> tuple[Array, bool]:
-    del axis_size, in_batched
-    return _any_of_all(pred), False
+_any_of_all.def_vmap(lambda size, is_batched, pred: (_any_of_all(pred), False))
 
 
 def breakpoint_if(pred: Bool[Array, "..."], **kwargs: Any) -> None:

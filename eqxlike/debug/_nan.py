@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, PyTree
@@ -18,6 +17,7 @@ from .._dtypes import without_key_dtype
 from .._partition import Rest, split
 from .._pytree import tree_pformat
 from .._transforms import branched_error_if
+from .._transforms._derivatives._linear_call import has_tangent
 
 
 def backward_nan(x: PyTree, name: Any = None, terminate: bool = True) -> PyTree:
@@ -60,7 +60,7 @@ def backward_nan(x: PyTree, name: Any = None, terminate: bool = True) -> PyTree:
     def push_forward(primals: Any, tangents: Any) -> tuple[list[Array], list[Any]]:
         ((arrays,), (tangents,)) = primals, tangents
         tangents = list(tangents)
-        differentiated = [n for n, tangent in enumerate(tangents) if _is_nonzero(tangent)]
+        differentiated = [n for n, tangent in enumerate(tangents) if has_tangent(tangent)]
         shown = [without_key_dtype(array) for array in arrays]
         watch = _Watch(name, called_at, terminate, rest, len(arrays), differentiated)
         watched = _carry_p.bind(
@@ -75,11 +75,6 @@ def backward_nan(x: PyTree, name: Any = None, terminate: bool = True) -> PyTree:
 
     identity.defjvp(push_forward, symbolic_zeros=True)
     return rest.merge(identity(arrays))
-
-
-def _is_nonzero(tangent: Any) -> bool:
-    """Whether JAX does not know it to be zero; those of integers it always does."""
-    return type(tangent) is not SymbolicZero and tangent.dtype != jax.dtypes.float0
 
 
 # --- The identity whose transpose checks the cotangents ---

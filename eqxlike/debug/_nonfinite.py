@@ -253,7 +253,8 @@ def _path_inside(function: Any) -> tuple[Any, ...]:
     while isinstance(function, Wrapper):
         wrapped = (function.__wrapped__, getattr(function, "__self__", None))
         parts = jtu.tree_leaves_with_path(
-            function, is_leaf=lambda part, whole=function: _is_inner_module(part, whole)
+            function,
+            is_leaf=lambda part, whole=function: part is not whole and isinstance(part, Module),
         )
         for key, part in parts:
             if isinstance(part, Module) and any(part is each for each in wrapped):
@@ -262,10 +263,6 @@ def _path_inside(function: Any) -> tuple[Any, ...]:
         else:
             break
     return path
-
-
-def _is_inner_module(part: Any, whole: Any) -> bool:
-    return part is not whole and isinstance(part, Module)
 
 
 def _name_of(path: tuple[Any, ...]) -> str:

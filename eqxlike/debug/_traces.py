@@ -10,7 +10,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 import jax.tree_util as jtu
 
-from .._module import BoundMethod, Wrapper, bind, field
+from .._module import BoundMethod, Wrapper, field
 from .._pytree import MISSING
 from .._traceback import is_of_user
 from .._transforms._jit._traces import (
@@ -168,9 +168,6 @@ class _AssertMaxTraces(Wrapper):
                 )
             self.tag.traces.append(trace)
         return self.fn(*args, **kwargs)
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else bind(self, instance)
 
 
 # --- Why there was another trace, in a block ---

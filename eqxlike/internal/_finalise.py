@@ -39,11 +39,7 @@ primitive_finalisations: dict[Primitive, Callable[..., Any]] = {}
 
 def register_impl_finalisation(prim: Primitive) -> None:
     """Has `finalise_fn` and its like run the implementation of `prim` in place of binding it."""
-    primitive_finalisations[prim] = functools.partial(_run, prim)
-
-
-def _run(prim: Primitive, *arrays: Any, **params: Any) -> Any:
-    return prim.impl(*arrays, **params)
+    primitive_finalisations[prim] = lambda *arrays, **params: prim.impl(*arrays, **params)
 
 
 def _run_finalised(prim: Primitive, *arrays: Any, **params: Any) -> Any:

@@ -119,7 +119,7 @@ def hashable_combine(dynamic_leaves: Sequence[Any], static: Any) -> PyTree:
 # Without `eq`, which would take its hash away: libraries make one a parameter of a cached function.
 @dataclasses.dataclass(init=False, eq=False)
 class GetKey:
-    """A new random key at each call, for tests: what it starts from is random too.
+    """A new random key at each call, for tests. The seed is random too.
 
     The environment variable `EQX_GETKEY_SEED` sets where it starts. A failing test shows the seed
     in the text of this object.
@@ -156,7 +156,7 @@ class GetKey:
 def str2jax(msg: str) -> Any:
     """An object without leaves whose text is `msg`: a sentinel that may stand in any pytree.
 
-    Each call makes one of a class of its own, so that no two are equal.
+    Each call makes a new class, so no two sentinels are equal.
 
     !!! example
 
@@ -264,7 +264,7 @@ def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> 
     return ad.instantiate_zeros(ad.Zero(aval.to_tangent_aval()))
 
 
-# --- The type of what is a buffer inside of a loop, and an array elsewhere ---
+# --- The type of a buffer inside a loop, which is an array elsewhere ---
 
 
 class MaybeBuffer:
@@ -278,7 +278,7 @@ class MaybeBuffer:
         return item | Buffer
 
 
-# --- The floating-point numbers beside one ---
+# --- The floating-point numbers next to a given one ---
 
 
 @jax.custom_jvp
@@ -363,9 +363,9 @@ class _Output(Module):
 
 
 class _Traced:
-    """A function of the arrays of a call, of which JAX keeps what it has traced.
+    """A function of the arrays of one call. JAX caches its traces.
 
-    - `structure`: all else in the call.
+    - `structure`: everything else in the call.
     """
 
     def __init__(self, structure: Structure):
@@ -386,8 +386,8 @@ _lasting: _Table = collections.OrderedDict()
 def cached_filter_eval_shape(fn: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> PyTree:
     """`filter_eval_shape`, which traces `fn` once for arguments of the same shapes.
 
-    As under `filter_jit`, what is not an array is part of the key. Where that is not hashable, `fn`
-    is traced each time.
+    As in `filter_jit`, everything but arrays is part of the key. If that is not hashable, `fn` is
+    traced each time.
 
     >>> import jax.numpy as jnp
     >>> cached_filter_eval_shape(jnp.sum, jnp.ones(2))
@@ -398,20 +398,16 @@ def cached_filter_eval_shape(fn: Callable[..., Any], *args: PyTree, **kwargs: Py
         arrays, structure = flatten(call, with_abstract=True)
     except TypeError:
         return filter_eval_shape(fn, *args, **kwargs)
-    table = _table_for(structure)
+    table = _lasting
+    if structure.anchor is not None:
+        # A cached entry must not keep a function alive that was defined in another.
+        table = attached(structure.anchor, "__eqxlike_shapes__", collections.OrderedDict)
     traced = table.get(structure)
     if traced is None or not traced.structure.is_current():
-        # Of these very objects: a part of one may be compared with a part of another by identity.
+        # The Structure holds these very objects, since parts may be compared by identity.
         traced = _Traced(flatten(call, with_abstract=True, is_private=True)[1])
         table[structure] = traced
         if len(table) > _MAX_CACHED:
             table.popitem(last=False)
     output = traced.of_arrays.eval_shape(arrays)
     return output.rest.merge(output.arrays)
-
-
-def _table_for(structure: Structure) -> _Table:
-    # What is kept of a function that was defined in another must not keep it.
-    if structure.anchor is None:
-        return _lasting
-    return attached(structure.anchor, "__eqxlike_shapes__", collections.OrderedDict)

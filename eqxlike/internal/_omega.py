@@ -141,18 +141,14 @@ def _operate_on_two(operation: Callable[[Any, Any], Any], symbol: str, one: ω, 
     leaves, treedef = jtu.tree_flatten(one.ω, one.is_leaf)
     others, other_treedef = jtu.tree_flatten(other.ω, other.is_leaf)
     if treedef != other_treedef:
+        found = find_difference(one.ω, other.ω) if one.is_leaf is None else None
+        what = f"first is {treedef}, and second is {other_treedef}"
         raise ValueError(
             f"The trees in ω(first) {symbol} ω(second) must have the same structure: "
-            f"{_difference(one, other, treedef, other_treedef)}."
+            f"{found.explain('first', 'second') if found else what}."
         )
     combined = list(map(operation, leaves, others))
     return ω(treedef.unflatten(combined), one.is_leaf)
-
-
-def _difference(one: ω, other: ω, treedef: Any, other_treedef: Any) -> str:
-    if one.is_leaf is None and (found := find_difference(one.ω, other.ω)):
-        return found.explain("first", "second")
-    return f"first is {treedef}, and second is {other_treedef}"
 
 
 def _binary(operation: Callable[[Any, Any], Any], symbol: str) -> Callable[[ω, Any], ω]:
@@ -167,7 +163,7 @@ def _unary(operation: Callable[[Any], Any]) -> Callable[[ω], ω]:
     return lambda self: self.call(operation)
 
 
-# --- Operators between leaves, by a shorter way where that is the same ---
+# --- Operators between leaves, by faster functions that give the same result ---
 
 
 def _with_shortcut(

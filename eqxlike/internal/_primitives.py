@@ -23,7 +23,7 @@ from .._pytree import is_array
 
 
 class _Output:
-    """What a primitive returned beside arrays. Compared by identity, as parameters must be."""
+    """The output of a primitive without its arrays. JAX compares such parameters by identity."""
 
     __slots__ = ("rest",)
 
@@ -31,18 +31,14 @@ class _Output:
         self.rest: Rest = UNTRACED
 
     def take(self, tree: PyTree) -> list[Any]:
-        """The arrays of what a rule returned, or what replaces them where shapes are traced."""
-        arrays, self.rest = split(tree, _is_array_or_aval)
+        """The arrays that a rule returned, or their abstract values if shapes are traced."""
+        arrays, self.rest = split(tree, lambda x: is_array(x) or isinstance(x, AbstractValue))
         return arrays
 
 
 def _as_array(value: Any) -> Any:
     """JAX hands numbers on as they are, of Python's types or its own derived from them."""
     return jnp.asarray(value) if isinstance(value, bool | int | float | complex) else value
-
-
-def _is_array_or_aval(leaf: Any) -> bool:
-    return is_array(leaf) or isinstance(leaf, AbstractValue)
 
 
 def filter_primitive_bind(prim: Primitive, *args: PyTree) -> PyTree:

@@ -2,6 +2,7 @@
 
 import abc
 import functools
+import importlib
 import itertools
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -116,7 +117,12 @@ class TqdmProgressMeter(AbstractProgressMeter[_TqdmState]):
     refresh_steps: int = 20
 
     def __check_init__(self) -> None:
-        _import_tqdm()
+        try:
+            importlib.import_module("tqdm")
+        except ImportError as error:
+            raise ImportError(
+                "TqdmProgressMeter needs tqdm: `pip install tqdm`, or use TextProgressMeter."
+            ) from error
 
     def init(self) -> _TqdmState:
         return _TqdmState(_open(_open_bar), jnp.asarray(0))
@@ -130,18 +136,8 @@ class TqdmProgressMeter(AbstractProgressMeter[_TqdmState]):
         _close(state.meter_idx)
 
 
-def _import_tqdm() -> Any:
-    try:
-        import tqdm
-    except ImportError as error:
-        raise ImportError(
-            "TqdmProgressMeter needs tqdm: `pip install tqdm`, or use TextProgressMeter."
-        ) from error
-    return tqdm
-
-
 def _open_bar() -> Callable[[float], None]:
-    bar = _import_tqdm().tqdm(
+    bar = importlib.import_module("tqdm").tqdm(
         total=100,
         unit="%",
         mininterval=0,
@@ -178,7 +174,7 @@ def _open(start: Callable[[], Callable[[float], None]]) -> Int[Array, ""]:
 def _show_if(
     is_due: Bool[Array, ""], number: Int[Array, ""], progress: Float[Array, ""]
 ) -> Int[Array, ""]:
-    """Shows the progress, if it is due; returns the number, on which what comes after depends."""
+    """Shows the progress if it is due. Returns the number; later operations run after it."""
 
     def show(number: Any, progress: Any) -> np.ndarray:
         _shown[int(number)](float(progress))

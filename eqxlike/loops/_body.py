@@ -252,13 +252,15 @@ def _check_carry(name: str, old: PyTree, new: PyTree) -> None:
     difference = find_difference(old, new, _fits)
     if difference is None:
         # Treedefs are equal if a static field is `2` in one and `2.0` in the other.
-        difference = find_static_difference(*map(_without_arrays, (old, new)))
-    if difference is None:
-        return
-    raise ValueError(
-        f"{name} must return a carry of the form that it was given: "
-        f"{difference.explain('the carry', 'what it returned')}."
-    )
+        trees = (
+            jtu.tree_map(lambda x: None if is_array_like(x) else x, tree) for tree in (old, new)
+        )
+        difference = find_static_difference(*trees)
+    if difference is not None:
+        raise ValueError(
+            f"{name} must return a carry of the form that it was given: "
+            f"{difference.explain('the carry', 'what it returned')}."
+        )
 
 
 def _fits(old: Any, new: Any) -> bool | None:
@@ -268,10 +270,6 @@ def _fits(old: Any, new: Any) -> bool | None:
     if jtu.all_leaves([old, new]):
         return find_static_difference(old, new) is None
     return None
-
-
-def _without_arrays(tree: PyTree) -> PyTree:
-    return jtu.tree_map(lambda leaf: None if is_array_like(leaf) else leaf, tree)
 
 
 def _casts(

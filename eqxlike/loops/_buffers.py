@@ -110,7 +110,8 @@ def _write(
     which XLA copies the whole array in each step of a loop: 1 MB of buffers made a step backwards
     15 times as long.
     """
-    if not options and is_array_like(index) and _is_one_row(index):
+    is_integer = is_array_like(index) and jnp.issubdtype(jnp.result_type(index), jnp.integer)
+    if not options and is_integer and jnp.ndim(index) == 0:
         return _write_row(array, jnp.asarray(index), x, pred, is_active)
     indices, rest = split(index, is_array)
 
@@ -121,10 +122,6 @@ def _write(
         return array.at[rest.merge(residuals)].set(x, **options)
 
     return _write_where(array, indices, x, pred, is_active, read, write)
-
-
-def _is_one_row(index: Any) -> bool:
-    return jnp.ndim(index) == 0 and jnp.issubdtype(jnp.result_type(index), jnp.integer)
 
 
 def _write_row(array: Array, index: Array, x: ArrayLike, pred: Any, is_active: Array) -> Array:

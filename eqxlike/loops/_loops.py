@@ -162,11 +162,9 @@ def fori_loop(
     first = vary(first, varying_axes(end))
     body = traced(first)
 
-    def is_before_end(consts: Arrays, carry: Arrays) -> Bool[Array, ""]:
-        return carry[0] < consts[0]
-
     numbered = _numbered(body, first)
     name = "fori_loop whose bounds are unknown when it is traced"
+    is_before_end: Condition = lambda consts, carry: carry[0] < consts[0]  # noqa: E731
     _, *carry = _run_while(name, numbered, [end], is_before_end, kind, max_steps, checkpoints)
     return body.unflatten(carry)
 

@@ -179,7 +179,7 @@ class Check:
         mesh = self.mesh
         if mesh is None and self.does_raise and self.is_for_several_devices:
             return self._call_back_from_parts(*operands)
-        if mesh is None or not (axes := _axes_not_manual(mesh)):
+        if mesh is None or not (axes := set(mesh.axis_names) - set(mesh.manual_axes)):
             return self._call_back_once(*operands)
         whole = PartitionSpec()
         # If an axis of the mesh is mapped over, JAX has removed it from the current mesh.
@@ -231,11 +231,6 @@ class Check:
 
 def _pass(*operands: Any) -> Array:
     return jnp.array(True)
-
-
-def _axes_not_manual(mesh: AbstractMesh) -> set[str]:
-    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return {name for name, axis_type in types if axis_type != AxisType.Manual}
 
 
 def mesh_of(arrays: Iterable[Any]) -> AbstractMesh | None:

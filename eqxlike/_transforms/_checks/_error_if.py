@@ -186,7 +186,7 @@ def _checked(
         raise ValueError("`msgs` is empty; expected is at least one message.")
     place = f"{caller.f_code.co_filename}:{caller.f_lineno} in {caller.f_code.co_qualname}"
     report = FailureReport(tuple(messages), place)
-    arrays, rest = split(x, _is_checkable)
+    arrays, rest = split(x, lambda leaf: is_array(leaf) and leaf.dtype != jax.dtypes.float0)
     arrays = [_as_jax_array(array) for array in arrays]
     if type(index) is int:
         report, index = report.only(index), None
@@ -205,10 +205,6 @@ def _checked(
     if on_error != "off":
         arrays = _HANDLERS[on_error](arrays, _any(pred), index, report)
     return rest.merge(arrays)
-
-
-def _is_checkable(leaf: Any) -> bool:
-    return is_array(leaf) and leaf.dtype != jax.dtypes.float0
 
 
 def _as_jax_array(array: Any) -> Array:

@@ -3,7 +3,7 @@
 JAX traces them faster than their implementations, which are traced when the program is lowered.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,42 +15,24 @@ from jaxtyping import Array
 
 from ..._compat import set_batching_rule
 
-
-class Staged(Protocol):
-    """A check: when traced, when lowered, and for concrete values."""
-
-    def passes(self, failed: Any, index: Any) -> Any: ...
-
-    def staged(self, failed: Any, *index: Any) -> Array: ...
-
-    def evaluate(self, failed: Any, *index: Any) -> bool: ...
-
-
 # From a predicate and, if there are several messages, an index to a boolean: whether it passes.
+# Its parameter `check` is a `Check`.
 check_p = Primitive("check")
+check_p.def_impl(lambda *operands, check: jnp.asarray(check.evaluate(*operands)))
+check_p.def_abstract_eval(lambda *operands, check: ShapedArray((), np.dtype(bool)))
 
 
-@check_p.def_impl
-def _evaluate(*operands: Any, check: Staged) -> Array:
-    return jnp.asarray(check.evaluate(*operands))
-
-
-@check_p.def_abstract_eval
-def _shape_of_check(*operands: Any, check: Staged) -> ShapedArray:
-    return ShapedArray((), np.dtype(bool))
-
-
-def stage(*operands: Any, check: Staged) -> Array:
+def stage(*operands: Any, check: Any) -> Array:
     """The check as a program of JAX's primitives."""
     return check.staged(*operands)
 
 
-def _differentiate_check(primals: Any, tangents: Any, *, check: Staged) -> tuple[Any, ad.Zero]:
+def _differentiate_check(primals: Any, tangents: Any, *, check: Any) -> tuple[Any, ad.Zero]:
     output = check_p.bind(*primals, check=check)
     return output, ad.Zero(jax.typeof(output).to_tangent_aval())
 
 
-def _batch_check(axis: Any, operands: Any, axes: Any, *, check: Staged) -> tuple[Any, None]:
+def _batch_check(axis: Any, operands: Any, axes: Any, *, check: Any) -> tuple[Any, None]:
     """The same check with one more axis."""
     spread = (
         batching.bdim_at_front(operand, at, axis.size)
@@ -81,9 +63,7 @@ def _select(passes: Any, *arrays: Any) -> list[Array]:
     return [jax.lax.select(passes, array, jnp.zeros_like(array)) for array in arrays]
 
 
-@needing_p.def_abstract_eval
-def _shapes(passes: Any, *arrays: Any) -> list[Any]:
-    return list(arrays)
+needing_p.def_abstract_eval(lambda passes, *arrays: list(arrays))
 
 
 def _differentiate(primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:

@@ -41,7 +41,8 @@ class ClosureConverted(Module, Generic[Params, Output]):
     @property
     def out_struct(self) -> Any:
         """The output of the function, with a `jax.ShapeDtypeStruct` for each array."""
-        return self._output.merge(map(_struct_of, self.jaxpr.outvars))
+        avals: Any = (var.aval for var in self.jaxpr.outvars)
+        return self._output.merge(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in avals)
 
     def __call__(self, /, *args: Params.args, **kwargs: Params.kwargs) -> Output:
         treedef = self._example.treedef
@@ -60,10 +61,6 @@ class ClosureConverted(Module, Generic[Params, Output]):
         arrays = self._example.take(leaves)
         output_arrays = jaxpr_as_fun(ClosedJaxpr(self.jaxpr, self.consts))(*arrays)
         return self._output.merge(output_arrays)
-
-
-def _struct_of(var: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
 
 
 def _is_alike(leaf: Any, expected: Any) -> bool:

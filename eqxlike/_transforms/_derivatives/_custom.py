@@ -26,7 +26,6 @@ from ._linear_call import batch_first
 from ._tangents import (
     check_structure,
     checked_tangents,
-    is_symbolic_zero,
     leaves_beside,
     tangents_of,
     varying_like,
@@ -176,7 +175,9 @@ class _FlatJvp:
     ) -> tuple[list[Any], list[Any]]:
         args, kwargs = self.rest.merge(*primals)
         along = [
-            tangent if is_inexact_array_like(leaf) and not is_symbolic_zero(tangent) else None
+            None
+            if isinstance(tangent, SymbolicZero) or not is_inexact_array_like(leaf)
+            else tangent
             for leaf, tangent in zip(*primals, *tangents, strict=True)
         ]
         self._check_kwargs(self.rest.merge_into(None, along).kwargs)
@@ -426,10 +427,11 @@ class _FlatVjp:
 
     def _as_passed(self, cotangent: Any) -> Any:
         """JAX's cotangent, as the backward pass expects it."""
-        if is_symbolic_zero(cotangent):
-            is_wanted = self.wants_zeros and cotangent.dtype != jax.dtypes.float0
-            return jnp.zeros(cotangent.shape, cotangent.dtype) if is_wanted else None
-        return None if cotangent.dtype == jax.dtypes.float0 else cotangent
+        dtype = cotangent.dtype
+        if isinstance(cotangent, SymbolicZero):
+            is_wanted = self.wants_zeros and dtype != jax.dtypes.float0
+            return jnp.zeros(cotangent.shape, dtype) if is_wanted else None
+        return None if dtype == jax.dtypes.float0 else cotangent
 
 
 def _value(primal: CustomVJPPrimal) -> Any:

@@ -404,27 +404,22 @@ _ADVICE = (
 def advised(mode: Any, name: str | None) -> Iterator[None]:
     """Adds a note to JAX's error inside: what the mode cannot do, and which mode can.
 
+    An error that has such a note gets no other.
+
     **Arguments:**
 
-    - `name`: that of the function; if `None`, a caller knows more, and adds the note.
+    - `name`: the name of the function; `None` if a caller adds the note.
     """
     try:
         yield
     except Exception as error:
-        if name is not None:
-            advise(error, mode, name)
+        start, notes = "This was while ", getattr(error, "__notes__", ())
+        is_noted = name is None or any(note.startswith(start) for note in notes)
+        for pattern, advice in () if is_noted else _ADVICE:
+            if found := re.search(pattern, str(error)):
+                operation = next((each for each in found.groupdict().values() if each), "")
+                advice = advice.replace("{operation}", operation)
+                by = "by reverse mode" if mode is None else f"by {mode!r}"
+                error.add_note(f"{start}{name} was differentiated {by}. {advice}")
+                break
         raise
-
-
-def advise(error: Exception, mode: Any, name: str) -> None:
-    """Adds the note to `error`, if there is advice and no note yet."""
-    start = "This was while "
-    if any(note.startswith(start) for note in getattr(error, "__notes__", ())):
-        return
-    for pattern, advice in _ADVICE:
-        if found := re.search(pattern, str(error)):
-            operation = next((each for each in found.groupdict().values() if each), "")
-            advice = advice.replace("{operation}", operation)
-            by = "by reverse mode" if mode is None else f"by {mode!r}"
-            error.add_note(f"{start}{name} was differentiated {by}. {advice}")
-            return

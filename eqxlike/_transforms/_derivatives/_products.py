@@ -71,8 +71,9 @@ def filter_jvp(
 
     def of_moving(moving: list[Any]) -> tuple[list[Any], list[Any]]:
         nonlocal output_rest, is_zero
+        returned = fn(*rest.merge(moving), **kwargs)
         # A leaf that is not a tracer depends on nothing.
-        traced, output_rest = split(fn(*rest.merge(moving), **kwargs), _is_tracer)
+        traced, output_rest = split(returned, lambda leaf: isinstance(leaf, Tracer))
         is_zero = _find_zeros(moving, traced)
         zero, not_zero = (
             [leaf for leaf, each in zip(traced, is_zero, strict=True) if each is side]
@@ -89,10 +90,6 @@ def filter_jvp(
         None, (None if each else next(next_derivative) for each in is_zero)
     )
     return output, tangent
-
-
-def _is_tracer(leaf: Any) -> bool:
-    return isinstance(leaf, Tracer)
 
 
 def _as_array(leaf: Any) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jax.custom_derivatives import SymbolicZero
 from jaxtyping import PyTree
 
 from ..._compat import vary, varying_axes
@@ -153,11 +152,6 @@ def varying_like(cotangent: Any, array: Any) -> Any:
     axes = varying_axes(cotangent) - varying_axes(array)
     cotangent = jax.lax.psum(cotangent, tuple(sorted(axes, key=str))) if axes else cotangent
     return vary(cotangent, varying_axes(array))
-
-
-def is_symbolic_zero(tangent: Any) -> bool:
-    """Whether JAX marks the tangent as missing."""
-    return isinstance(tangent, SymbolicZero)
 
 
 def path_of(place: int, treedef: Any) -> tuple[Any, ...]:

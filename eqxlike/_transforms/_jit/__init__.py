@@ -13,8 +13,8 @@ In the order of reading; docs/design.md has the whole picture, with both ways th
 """
 
 from ._callables import Options as Options
+from ._dispatch import clear_caches as clear_caches
 from ._filter_jit import JitFunction as JitFunction
-from ._filter_jit import clear_caches as clear_caches
 from ._filter_jit import filter_jit as filter_jit
 from ._fresh_trace import FreshTrace as FreshTrace
 from ._fresh_trace import fresh_trace as fresh_trace

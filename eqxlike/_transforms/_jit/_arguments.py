@@ -2,6 +2,7 @@
 arrays inside static ones, and notes that name them in errors.
 """
 
+import contextlib
 import inspect
 import re
 import warnings
@@ -170,14 +171,10 @@ class ArgumentOrder:
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         """The arguments of a call by the names of their parameters, as a message shows them."""
-        try:
-            bound = None if self.signature is None else self.signature.bind(*args, **kwargs)
-        except TypeError:
-            bound = None
-        if bound is None:
-            by_place = [(f"args[{place}]", argument) for place, argument in enumerate(args)]
-            return by_place + list(kwargs.items())
-        return list(bound.arguments.items())
+        with contextlib.suppress(TypeError):
+            if self.signature is not None:
+                return list(self.signature.bind(*args, **kwargs).arguments.items())
+        return [(f"args[{place}]", each) for place, each in enumerate(args)] + list(kwargs.items())
 
     def labels(self, num_args: int, names: tuple[str, ...]) -> list[str]:
         """The names in messages of `num_args` ordered arguments, the last of which have `names`."""

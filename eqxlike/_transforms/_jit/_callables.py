@@ -158,9 +158,6 @@ class _Attachment:
         self.owner = None if owner is None else weakref.ref(owner)
         self.value = value
 
-    def belongs_to(self, function: types.FunctionType) -> bool:
-        return self.owner is not None and self.owner() is function
-
     def __reduce__(self) -> tuple[Any, ...]:
         return _Attachment, ()
 
@@ -172,6 +169,6 @@ def attached(function: types.FunctionType, name: str, make: Callable[[], Any]) -
     good. A function that is in a cycle with its own `__dict__` is garbage like any other.
     """
     found = vars(function).get(name)
-    if found is None or not found.belongs_to(function):
+    if found is None or found.owner is None or found.owner() is not function:
         found = vars(function)[name] = _Attachment(function, make())
     return found.value

@@ -231,7 +231,11 @@ def _reference(function: Callable[..., Any]) -> Callable[[], Any]:
 _dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 
 
-def clear_dispatchers() -> None:
+def clear_caches() -> None:
+    """Forgets everything that filtered functions have compiled; the next calls trace again.
+
+    `jax.clear_caches` does the same for JAX's own caches.
+    """
     for dispatcher in list(_dispatchers):
         dispatcher.clear()
 

@@ -34,7 +34,7 @@ from typing import Any, Unpack, overload
 import jax
 import jax.tree_util as jtu
 
-from ..._module import METADATA, Traits, Wrapper, bind, field, shown_by, stored_fields
+from ..._module import METADATA, Traits, Wrapper, field, shown_by, stored_fields
 from ..._pytree import MISSING, listed
 from ..._traceback import hide_our_frames
 from .._checks import EqxlikeRuntimeError, claim_failure
@@ -49,46 +49,29 @@ from .._signatures import (
 )
 from ._arguments import ArgumentOrder, deleted_arguments, explain_error
 from ._callables import Options, Unbound, attached, describe, unbind
-from ._dispatch import MISS, Dispatcher, clear_dispatchers
+from ._dispatch import MISS, Dispatcher
 from ._lowered import CompilingDecorator, Lowerable, Lowered
 from ._traces import History, OnRetrace, Policy, Trace, place_of
 
 
+class _Options(JitOptions, total=False):
+    """The options of `filter_jit`."""
+
+    donate: DonateWord | DonateNames
+    on_retrace: OnRetrace | None
+    max_traces: int | None
+
+
+@overload
+def filter_jit(**options: Unpack[_Options]) -> CompilingDecorator: ...
 @overload
 def filter_jit(
-    *,
-    donate: DonateWord | DonateNames = "none",
-    on_retrace: OnRetrace | None = None,
-    max_traces: int | None = None,
-    **jitkwargs: Unpack[JitOptions],
-) -> CompilingDecorator: ...
-@overload
-def filter_jit(
-    fun: AnyArguments[Output],
-    *,
-    donate: DonateWord | DonateNames = "none",
-    on_retrace: OnRetrace | None = None,
-    max_traces: int | None = None,
-    **jitkwargs: Unpack[JitOptions],
+    fun: AnyArguments[Output], **options: Unpack[_Options]
 ) -> Lowerable[Callable[..., Output]]: ...
 @overload
-def filter_jit(
-    fun: Method,
-    *,
-    donate: DonateWord | DonateNames = "none",
-    on_retrace: OnRetrace | None = None,
-    max_traces: int | None = None,
-    **jitkwargs: Unpack[JitOptions],
-) -> Method: ...
+def filter_jit(fun: Method, **options: Unpack[_Options]) -> Method: ...
 @overload
-def filter_jit(
-    fun: Function,
-    *,
-    donate: DonateWord | DonateNames = "none",
-    on_retrace: OnRetrace | None = None,
-    max_traces: int | None = None,
-    **jitkwargs: Unpack[JitOptions],
-) -> Lowerable[Function]: ...
+def filter_jit(fun: Function, **options: Unpack[_Options]) -> Lowerable[Function]: ...
 def filter_jit(
     fun: Callable[..., Any] = MISSING,
     *,
@@ -155,7 +138,8 @@ def filter_jit(
     if type(fun) is functools.partial:
         # `jtu.Partial` is the same, and a pytree: the arrays bound to it are leaves of the wrapper.
         fun = jtu.Partial(fun.func, *fun.args, **fun.keywords)
-    policy = Policy.of(on_retrace, max_traces)
+    is_limited = on_retrace is not None or max_traces is not None
+    policy = Policy(on_retrace, max_traces) if is_limited else None
     wrapper = JitFunction(fun, donate, Options(jitkwargs, policy))
     find_dispatcher(wrapper)
     _show(stored_fields(wrapper))
@@ -172,14 +156,6 @@ _REFUSED = {
 
 
 _JIT_KEYWORDS = frozenset(inspect.signature(jax.jit).parameters) - {"fun", *_REFUSED}
-
-
-def clear_caches() -> None:
-    """Forgets everything that filtered functions have compiled; the next calls trace again.
-
-    `jax.clear_caches` does the same for JAX's own caches.
-    """
-    clear_dispatchers()
 
 
 # --- What `filter_jit` returns ---
@@ -240,9 +216,6 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
         except EqxlikeRuntimeError:
             hide_our_frames(failure)
             raise
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else bind(self, instance)
 
     def __getstate__(self) -> dict[str, Any]:
         # The metadata of the function is left out: not all annotations can be pickled.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from ..._module import Module, Wrapper, bind, field
+from ..._module import Module, Wrapper, field
 from ..._partition import split
 from ..._pytree import MISSING, is_array
 from .._jit import CompilingDecorator, Lowerable, Lowered, Options, Trace, filter_jit
@@ -17,7 +17,6 @@ from .._signatures import AnyArguments, Function, Method, Output, PmapOptions, c
 from ._axes import IF_ARRAY, AxisSpec, MappedOutput, axes_of_arguments, size_of_axes, take_apart
 
 _DONATE = ("all", "warn", "none")
-_REFUSED = ("static_broadcasted_argnums", "donate_argnums")
 
 
 class _Parallel(Module):
@@ -36,7 +35,10 @@ class _Parallel(Module):
     def pmap(self, /, *args: Any) -> Any:
         """Flattens the arguments and calls `jax.pmap`; it is traced, not run."""
         arrays, rest = split((self.function, args))
-        axes = self._axes_of_leaves(args)
+        axes = axes_of_arguments(self.function, self.in_axes, args)
+        pairs = zip(jtu.tree_leaves(args), axes, strict=True)
+        # A leaf that is not an array is the same on all devices, whatever its axis.
+        axes = [axis if is_array(leaf) else None for leaf, axis in pairs]
         size = self._check_size(size_of_axes("filter_pmap", args, axes, self.axis_size))
         # The arrays of the function go to all devices.
         axes_of_function = [None] * len(jtu.tree_leaves(self.function))
@@ -65,15 +67,6 @@ class _Parallel(Module):
         )(jnp.arange(size), arrays)  # `jax.pmap` wants at least one array with an axis.
         return output_of_trace[0].tree(stacked, single)
 
-    def _axes_of_leaves(self, args: tuple[Any, ...]) -> list[int | None]:
-        """The axis of each leaf of `args`."""
-        axes = axes_of_arguments(self.function, self.in_axes, args)
-        return [
-            # A leaf that is not an array is the same on all devices, whatever its axis.
-            axis if is_array(leaf) else None
-            for leaf, axis in zip(jtu.tree_leaves(args), axes, strict=True)
-        ]
-
     def _check_size(self, size: int | None) -> int:
         if size is None:
             raise ValueError(
@@ -94,7 +87,7 @@ class _Parallel(Module):
 
 
 class CompiledMapping(Wrapper):
-    """The base of the functions that `filter_pmap` and `filter_shard_map` return."""
+    """The function that `filter_shard_map` returns, and the base of that of `filter_pmap`."""
 
     _jitted: Any
 
@@ -105,6 +98,9 @@ class CompiledMapping(Wrapper):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._jitted(*args, **kwargs)
 
+    def __repr__(self) -> str:
+        return f"filter_{self._jitted.__wrapped__.__name__}({self.__wrapped__!r})"
+
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Traces and lowers the function for these arguments, as `filter_jit(...).lower` does."""
         return self._jitted.lower(*args, **kwargs)
@@ -113,9 +109,6 @@ class CompiledMapping(Wrapper):
     def traces(self) -> tuple[Trace, ...]:
         """The latest 32 traces of the function."""
         return self._jitted.traces
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else bind(self, instance)
 
 
 class _PmapFunction(CompiledMapping):
@@ -132,9 +125,6 @@ class _PmapFunction(CompiledMapping):
         """Traces and lowers the function for these arguments, as `filter_jit(...).lower` does."""
         _check_no_keywords(kwargs)
         return self._jitted.lower(*args)
-
-    def __repr__(self) -> str:
-        return f"filter_pmap({self.__wrapped__!r})"
 
 
 def _check_no_keywords(kwargs: dict[str, Any]) -> None:
@@ -211,7 +201,7 @@ def filter_pmap(
         raise ValueError(
             f"`filter_pmap(..., donate=...)` must be one of {words}; it is {donate!r}."
         )
-    for name in _REFUSED:
+    for name in ("static_broadcasted_argnums", "donate_argnums"):
         if name in pmapkwargs:
             raise ValueError(
                 f"`filter_pmap` does not take `{name}`: what is not an array is static already, "

@@ -5,7 +5,7 @@ import inspect
 import math
 from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Set as AbstractSet
-from typing import Any, overload
+from typing import Any, Required, TypedDict, Unpack, overload
 
 import jax
 import jax.tree_util as jtu
@@ -172,31 +172,23 @@ def _or_whole(spec: Any) -> Any:
     return PartitionSpec() if spec is None else spec
 
 
-class _ShardMapFunction(CompiledMapping):
-    """The function that `filter_shard_map` returns."""
+class _Options(TypedDict, total=False):
+    """The options of `filter_shard_map`."""
 
-    def __repr__(self) -> str:
-        return f"filter_shard_map({self.__wrapped__!r})"
+    mesh: Mesh | AbstractMesh | None
+    in_specs: Required[Specs]
+    out_specs: Required[Specs]
+    axis_names: AbstractSet[Hashable]
+    check_vma: bool
 
 
 @overload
 def filter_shard_map(
-    *,
-    mesh: Mesh | AbstractMesh | None = None,
-    in_specs: Specs,
-    out_specs: Specs,
-    axis_names: AbstractSet[Hashable] = frozenset(),
-    check_vma: bool = True,
+    **options: Unpack[_Options],
 ) -> Callable[[Callable[Params, Output]], Callable[Params, Output]]: ...
 @overload
 def filter_shard_map(
-    fun: Callable[Params, Output],
-    *,
-    mesh: Mesh | AbstractMesh | None = None,
-    in_specs: Specs,
-    out_specs: Specs,
-    axis_names: AbstractSet[Hashable] = frozenset(),
-    check_vma: bool = True,
+    fun: Callable[Params, Output], **options: Unpack[_Options]
 ) -> Callable[Params, Output]: ...
 def filter_shard_map(
     fun: Callable[..., Any] = MISSING,
@@ -255,4 +247,4 @@ def filter_shard_map(
         return functools.partial(filter_shard_map, **options)
     check_callable(fun, "filter_shard_map")
     sharded = _Sharded(fun, **{**options, "axis_names": frozenset(axis_names)})
-    return _ShardMapFunction(filter_jit(sharded.shard_map))
+    return CompiledMapping(filter_jit(sharded.shard_map))

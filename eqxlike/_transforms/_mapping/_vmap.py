@@ -89,22 +89,11 @@ def _name_batched(error: ValueError, paths: list[str]) -> ValueError:
 
 @overload
 def filter_vmap(
-    *,
-    in_axes: PyTree[AxisSpec] = IF_ARRAY,
-    out_axes: PyTree[AxisSpec] = IF_ARRAY,
-    axis_name: Hashable = None,
-    axis_size: int | None = None,
-    **vmapkwargs: Unpack[VmapOptions],
+    **options: Unpack[VmapOptions],
 ) -> Callable[[Callable[Params, Output]], Callable[Params, Output]]: ...
 @overload
 def filter_vmap(
-    fun: Callable[Params, Output],
-    *,
-    in_axes: PyTree[AxisSpec] = IF_ARRAY,
-    out_axes: PyTree[AxisSpec] = IF_ARRAY,
-    axis_name: Hashable = None,
-    axis_size: int | None = None,
-    **vmapkwargs: Unpack[VmapOptions],
+    fun: Callable[Params, Output], **options: Unpack[VmapOptions]
 ) -> Callable[Params, Output]: ...
 def filter_vmap(
     fun: Callable[..., Any] = MISSING,

@@ -52,16 +52,13 @@ class Checkpointed(Mode):
             )
 
     def value_and_grad(self, function: OfArrays, arrays: Arrays) -> ValueAndGrad:
-        return Reverse().value_and_grad(self._cut(function, arrays), arrays)
+        return Reverse().value_and_grad(in_segments(function, arrays, self.policy), arrays)
 
     def vjp(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Pullback, Arrays]:
-        return Reverse().vjp(self._cut(function, arrays), arrays)
+        return Reverse().vjp(in_segments(function, arrays, self.policy), arrays)
 
     def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
         return Reverse().jvp(function, arrays, tangents)
-
-    def _cut(self, function: OfArrays, arrays: Arrays) -> Callable[[Arrays], Any]:
-        return in_segments(function, arrays, self.policy)
 
 
 # --- A function cut into segments, each of which the pass back computes again ---
@@ -86,7 +83,7 @@ def in_segments(
         values = dict(zip([*inputs, *consts], [*arrays, *closed.consts], strict=True))
         for segment in segments:
             run_segment = segment.run
-            if not segment.has_effects:
+            if not any(step.equation.effects for step in segment.steps):
                 run_segment = recomputed(lambda values, s=segment: s.run(values, policy), policy)
             found = run_segment([values[name] for name in segment.inputs])
             values.update(zip(segment.outputs, found, strict=True))
@@ -133,10 +130,6 @@ class _Segment:
     steps: list[_Step]
     inputs: list[Name]
     outputs: list[Name]
-
-    @property
-    def has_effects(self) -> bool:
-        return any(step.equation.effects for step in self.steps)
 
     def run(self, values: Arrays, policy: Policy = None) -> Arrays:
         named = dict(zip(self.inputs, values, strict=True))

@@ -115,12 +115,8 @@ def _check_linear(loop: While, operands: WhileOperands, flags: Sequence[bool]) -
 
 def run_while(loop: While, operands: WhileOperands) -> list[Array]:
     """The loop as it runs, if nothing is differentiated. A batch runs as long as its longest."""
-
-    def step(state: Any) -> Any:
-        return _step(loop, operands, *state)
-
     start = jnp.asarray(0), _is_first_active(loop, operands), list(operands.carry)
-    return jax.lax.while_loop(_is_any_active, step, start)[2]
+    return jax.lax.while_loop(_is_any_active, lambda state: _step(loop, operands, *state), start)[2]
 
 
 def _step(
@@ -184,7 +180,13 @@ def _save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     scan, carry, number = loop.scan, list(operands.carry), jnp.asarray(0)
     is_active = _is_first_active(loop, operands)
     start = number, is_active, vary(number, varying_axes(is_active)), carry
-    step = functools.partial(_counted_step, loop, operands)
+
+    def step(state: Any) -> Any:
+        number, is_active, count, carry = state
+        count = count + is_active.astype(count.dtype)
+        number, is_active, carry = _step(loop, operands, number, is_active, carry)
+        return number, is_active, count, carry
+
     if scan.has_few_checkpoints:
         _, _, count, carry = jax.lax.while_loop(_is_any_active, step, start)
         return count, carry, []
@@ -204,10 +206,3 @@ def _save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     rows = [zero_rows(scan.levels[0], array) for array in scan.saved(carry)]
     _, _, count, carry, saved = jax.lax.while_loop(_is_any_active, run_segment, (*start, rows))
     return count, carry, saved
-
-
-def _counted_step(loop: While, operands: WhileOperands, state: Any) -> Any:
-    number, is_active, count, carry = state
-    count = count + is_active.astype(count.dtype)
-    number, is_active, carry = _step(loop, operands, number, is_active, carry)
-    return number, is_active, count, carry

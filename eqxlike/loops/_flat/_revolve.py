@@ -215,7 +215,8 @@ def _pull_back(
             start = saved.positions[saved.top]
             distance = _distance(index + 1 - start, checkpoints - saved.top, checkpoints)
             stop = start + distance
-            return saved.with_one(stop, advance(row_of(saved.rows, saved.top), start, stop))
+            top, carry = saved.top + 1, advance(row_of(saved.rows, saved.top), start, stop)
+            return _Saved(top, saved.positions.at[top].set(stop), with_row(saved.rows, top, carry))
 
         return jax.lax.while_loop(has_room, fill, saved)
 
@@ -263,11 +264,6 @@ class _Saved(NamedTuple):
     top: Int[Array, ""]
     positions: Int[Array, "checkpoints"]
     rows: list[Array]
-
-    def with_one(self, position: Array, carry: Arrays) -> "_Saved":
-        top = self.top + 1
-        positions = self.positions.at[top].set(position)
-        return _Saved(top, positions, with_row(self.rows, top, carry))
 
 
 _MAX_RUNS = 64

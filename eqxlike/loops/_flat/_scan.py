@@ -224,13 +224,8 @@ def levels_for(length: int, checkpoints: int | None) -> tuple[int, ...]:
     """
     if length <= 1 or (checkpoints is not None and checkpoints >= length):
         return (max(length, 1),)
-    root = _divisor_near_root(length)
-    levels = (-(-length // root), root)
-    return levels if checkpoints is None or sum(levels) <= checkpoints else ()
-
-
-def _divisor_near_root(length: int) -> int:
-    """A number near the root that divides `length`, or the root if there is none nearby."""
     root = math.isqrt(length)
     near = range(root, max(root // 2, 1) - 1, -1)
-    return next((number for number in near if length % number == 0), root)
+    root = next((number for number in near if length % number == 0), root)
+    levels = (-(-length // root), root)
+    return levels if checkpoints is None or sum(levels) <= checkpoints else ()

@@ -190,12 +190,6 @@ class Policy:
                 f"no limit; it got {limit!r}."
             )
 
-    @staticmethod
-    def of(on_retrace: OnRetrace | None, max_traces: int | None) -> "Policy | None":
-        """The policy with these options; `None` if there are none."""
-        is_plain = on_retrace is None and max_traces is None
-        return None if is_plain else Policy(on_retrace, max_traces)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> "Policy":
         return self
 
