@@ -1,5 +1,6 @@
 """Normalisation of one example over its own features."""
 
+import abc
 import functools
 import warnings
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,43 @@ from ._parameters import Initializer, draw_affine
 from ._stateful import NO_STATE
 
 
-class LayerNorm(Module):
+class _Norm(Module):
+    """The base of `LayerNorm`, `RMSNorm` and `GroupNorm`."""
+
+    # `nn.Policy` does not cast the layer's parameters.
+    keeps_precision: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def _normalise(self, x: Array) -> Array:
+        """The output for `x`, in at least float32."""
+
+    @overload
+    def __call__(
+        self, x: Float[Array, "*shape"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "*shape"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "*shape"], state: Any, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Float[Array, "*shape"], Any]: ...
+    def __call__(
+        self, x: Float[Array, "*shape"], state: Any = NO_STATE, *, key: PRNGKeyArray | None = None
+    ) -> Any:
+        """**Arguments:**
+
+        - `x`: of the shape that the layer was made for.
+        - `state`: returned unchanged, so that the layer can replace a `BatchNorm`.
+        - `key`: ignored; layers share one signature.
+
+        **Returns:** the shape and dtype of `x`; with a `state`, the pair of this and `state`.
+
+        **Raises:** `ValueError` if `x` has another shape.
+        """
+        del key
+        out = self._normalise(x).astype(x.dtype)
+        return out if state is NO_STATE else (out, state)
+
+
+class LayerNorm(_Norm):
     """Normalises one example to mean 0 and variance 1, then scales and shifts each entry.
 
         (x - mean) / sqrt(variance + eps) * weight + bias
@@ -31,8 +68,6 @@ class LayerNorm(Module):
     [-1. -1.  1.  1.]
     """
 
-    # `nn.Policy` does not cast the layer's parameters.
-    keeps_precision: ClassVar[bool] = True
     shape: tuple[int, ...] = field(static=True)
     eps: float = field(static=True)
     use_weight: bool = field(static=True)
@@ -80,36 +115,14 @@ class LayerNorm(Module):
             self.shape, parameter_dtype(dtype), use_weight, use_bias, weight_init, bias_init, key
         )
 
-    @overload
-    def __call__(
-        self, x: Float[Array, "*shape"], *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "*shape"]: ...
-    @overload
-    def __call__(
-        self, x: Float[Array, "*shape"], state: Any, *, key: PRNGKeyArray | None = None
-    ) -> tuple[Float[Array, "*shape"], Any]: ...
-    def __call__(
-        self, x: Float[Array, "*shape"], state: Any = NO_STATE, *, key: PRNGKeyArray | None = None
-    ) -> Any:
-        """**Arguments:**
-
-        - `x`: of shape `self.shape`.
-        - `state`: returned as it came, so that the layer can stand in for `BatchNorm`.
-        - `key`: ignored; layers share one signature.
-
-        **Returns:** the shape and dtype of `x`; the pair of that and `state` if there is a `state`.
-
-        **Raises:** `ValueError` if `x` has another shape.
-        """
-        del key
+    def _normalise(self, x: Array) -> Array:
         check_input(self, x, self.shape)
         check_not_stacked(self, self.weight, len(self.shape))
         normalised = _standardise(x.astype(at_least_float32(x.dtype)), self.eps)
-        out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
-        return out if state is NO_STATE else (out, state)
+        return _affine(normalised, self.weight, self.bias)
 
 
-class RMSNorm(Module):
+class RMSNorm(_Norm):
     """Scales an example to mean square 1, then scales and shifts each entry.
 
         x / sqrt(mean(x**2) + eps) * weight + bias
@@ -122,7 +135,6 @@ class RMSNorm(Module):
     [1. 1.]
     """
 
-    keeps_precision: ClassVar[bool] = True
     shape: tuple[int, ...] = field(static=True)
     eps: float = field(static=True)
     use_weight: bool = field(static=True)
@@ -151,28 +163,15 @@ class RMSNorm(Module):
             self.shape, parameter_dtype(dtype), use_weight, use_bias, weight_init, bias_init, key
         )
 
-    @overload
-    def __call__(
-        self, x: Float[Array, "*shape"], *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "*shape"]: ...
-    @overload
-    def __call__(
-        self, x: Float[Array, "*shape"], state: Any, *, key: PRNGKeyArray | None = None
-    ) -> tuple[Float[Array, "*shape"], Any]: ...
-    def __call__(
-        self, x: Float[Array, "*shape"], state: Any = NO_STATE, *, key: PRNGKeyArray | None = None
-    ) -> Any:
-        """Arguments, output and errors are those of `LayerNorm`."""
-        del key
+    def _normalise(self, x: Array) -> Array:
         check_input(self, x, self.shape)
         check_not_stacked(self, self.weight, len(self.shape))
         wide = x.astype(at_least_float32(x.dtype))
         normalised = wide * jax.lax.rsqrt(jnp.mean(wide**2) + self.eps)
-        out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
-        return out if state is NO_STATE else (out, state)
+        return _affine(normalised, self.weight, self.bias)
 
 
-class GroupNorm(Module):
+class GroupNorm(_Norm):
     """Normalises each group of channels by itself, then scales and shifts each channel.
 
     Wu & He (2018), "Group Normalization". One group for each channel is instance normalisation,
@@ -185,7 +184,6 @@ class GroupNorm(Module):
     (4, 8, 8)
     """
 
-    keeps_precision: ClassVar[bool] = True
     groups: int = field(static=True)
     channels: int | None = field(static=True)
     eps: float = field(static=True)
@@ -236,33 +234,7 @@ class GroupNorm(Module):
             (channels or 0,), parameter_dtype(dtype), use, use, weight_init, bias_init, key
         )
 
-    @overload
-    def __call__(
-        self, x: Float[Array, "channels *space"], *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "channels *space"]: ...
-    @overload
-    def __call__(
-        self, x: Float[Array, "channels *space"], state: Any, *, key: PRNGKeyArray | None = None
-    ) -> tuple[Float[Array, "channels *space"], Any]: ...
-    def __call__(
-        self,
-        x: Float[Array, "channels *space"],
-        state: Any = NO_STATE,
-        *,
-        key: PRNGKeyArray | None = None,
-    ) -> Any:
-        """**Arguments:**
-
-        - `x`: shape `(channels, ...)`.
-        - `state`: returned as it came, so that the layer can stand in for `BatchNorm`.
-        - `key`: ignored; layers share one signature.
-
-        **Returns:** the shape and dtype of `x`; the pair of that and `state` if there is a `state`.
-
-        **Raises:** `ValueError` if `x` has another number of channels, or one that `groups` does
-        not divide.
-        """
-        del key
+    def _normalise(self, x: Array) -> Array:
         check_input(self, x, ("channels" if self.channels is None else self.channels, "..."))
         check_not_stacked(self, self.weight, 1)
         if x.shape[0] % self.groups != 0:
@@ -277,8 +249,7 @@ class GroupNorm(Module):
         affine = [
             p if p is None else jnp.broadcast_to(p, values.shape) for p in (self.weight, self.bias)
         ]
-        out = jnp.moveaxis(_affine(normalised, *affine), -1, 0).astype(x.dtype)
-        return out if state is NO_STATE else (out, state)
+        return jnp.moveaxis(_affine(normalised, *affine), -1, 0)
 
     def _mean(self, x: Array) -> Array:
         """The mean of its group, for each channel, which are last."""
