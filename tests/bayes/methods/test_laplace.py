@@ -288,7 +288,7 @@ def many_classes(is_mixed=False, **fields):
     target = bayes.Posterior(model, bayes.normal(), bayes.Categorical(), (x, labels))
     problem = bayes.Problem(target)
     with as_libraries_compute():
-        place = jax.jit(lambda: climb(problem, problem.initial(jr.key(0)), 100).place)()
+        place = jax.jit(lambda: climb(problem, problem.initial(jr.key(0)), 100))()
     PLACES[id(target)] = np.asarray(place), target
     logits, jacobian = linearised(target, x)
     chances = softmax(logits, axis=1)
