@@ -1,7 +1,7 @@
 """Convolutions, and their transposes."""
 
-import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,47 +27,7 @@ from ._windows import (
 )
 
 
-class _AnyConv(Module):
-    """The base of `Conv` and `ConvTranspose`."""
-
-    num_spatial_dims: int = field(static=True)
-    weight: Shaped[Array, "out_channels in_channels/groups *kernel_size"]
-    bias: Shaped[Array, "out_channels *ones"] | None
-    in_channels: int = field(static=True)
-    out_channels: int = field(static=True)
-    kernel_size: tuple[int, ...] = field(static=True)
-    stride: tuple[int, ...] = field(static=True)
-    padding: str | Pads = field(static=True)
-    dilation: tuple[int, ...] = field(static=True)
-    groups: int = field(static=True)
-    use_bias: bool = field(static=True)
-    padding_mode: str = field(static=True)
-
-    def _draw(
-        self, key: PRNGKeyArray, dtype: Any, weight: Initializer | None, bias: Initializer | None
-    ) -> None:
-        """Sets the weight, and the bias, which has a shape that can be added to an output."""
-        dtype = parameter_dtype(dtype)
-        shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
-        limit = fan_in_limit(math.prod(shape[1:]))
-        bias_shape = (self.out_channels,) + (1,) * self.num_spatial_dims
-        self.weight, self.bias = draw(
-            key,
-            Parameter(shape, dtype, limit, weight, inputs_last=True),
-            Parameter(bias_shape, dtype, limit, bias) if self.use_bias else None,
-        )
-
-    def _check(self, x: Any) -> None:
-        check_input(self, x, (self.in_channels, *axis_names(self.num_spatial_dims)))
-        check_not_stacked(self, self.weight, 2 + self.num_spatial_dims)
-
-    def _extents(self) -> tuple[int, ...]:
-        """The entries that a window spans along each axis, from its first point to its last."""
-        pairs = zip(self.kernel_size, self.dilation, strict=True)
-        return tuple(gap * (points - 1) + 1 for points, gap in pairs)
-
-
-class Conv(_AnyConv):
+class Conv(Module):
     """A convolution over any number of spatial axes.
 
     What machine learning calls a convolution, LeCun, Boser, Denker, Henderson, Howard, Hubbard &
@@ -85,6 +45,19 @@ class Conv(_AnyConv):
     >>> jax.vmap(layer)(jnp.ones((10, 3, 32, 32))).shape
     (10, 8, 30, 30)
     """
+
+    num_spatial_dims: int = field(static=True)
+    weight: Shaped[Array, "out_channels in_channels/groups *kernel_size"]
+    bias: Shaped[Array, "out_channels *ones"] | None
+    in_channels: int = field(static=True)
+    out_channels: int = field(static=True)
+    kernel_size: tuple[int, ...] = field(static=True)
+    stride: tuple[int, ...] = field(static=True)
+    padding: str | Pads = field(static=True)
+    dilation: tuple[int, ...] = field(static=True)
+    groups: int = field(static=True)
+    use_bias: bool = field(static=True)
+    padding_mode: str = field(static=True)
 
     def __init__(
         self,
@@ -144,7 +117,8 @@ class Conv(_AnyConv):
         self.groups = _check_groups(groups, self.in_channels, self.out_channels)
         self.use_bias = use_bias
         self.padding_mode = _check_padding_mode(padding_mode, self.padding)
-        self._draw(key, dtype, weight_init, bias_init)
+        shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+        self.weight, self.bias = _draw_kernel(key, shape, use_bias, dtype, weight_init, bias_init)
 
     def __call__(
         self, x: Shaped[Array, "in_channels *sizes"], *, key: PRNGKeyArray | None = None
@@ -160,8 +134,9 @@ class Conv(_AnyConv):
         than the kernel.
         """
         del key
-        self._check(x)
-        extents = self._extents()
+        check_input(self, x, (self.in_channels, *axis_names(self.num_spatial_dims)))
+        check_not_stacked(self, self.weight, 2 + self.num_spatial_dims)
+        extents = _window_extents(self.kernel_size, self.dilation)
         pads = pads_for(self.padding, x.shape[1:], extents, self.stride)
         check_window_fits(self, x, pads, extents)
         if self.padding_mode != "ZEROS":
@@ -232,7 +207,7 @@ class Conv3d(_ConvNd, num_axes=3, init=False):
 # --- Transposed convolutions ---
 
 
-class ConvTranspose(_AnyConv):
+class ConvTranspose(Module):
     """The transpose of a convolution, over any number of spatial axes.
 
     It goes the way of a `Conv` backward: from the shape of its output to that of its input, with
@@ -256,7 +231,19 @@ class ConvTranspose(_AnyConv):
     ((8, 16, 16), (3, 32, 32))
     """
 
+    num_spatial_dims: int = field(static=True)
+    weight: Shaped[Array, "out_channels in_channels/groups *kernel_size"]
+    bias: Shaped[Array, "out_channels *ones"] | None
+    in_channels: int = field(static=True)
+    out_channels: int = field(static=True)
+    kernel_size: tuple[int, ...] = field(static=True)
+    stride: tuple[int, ...] = field(static=True)
+    padding: str | Pads = field(static=True)
     output_padding: tuple[int, ...] = field(static=True)
+    dilation: tuple[int, ...] = field(static=True)
+    groups: int = field(static=True)
+    use_bias: bool = field(static=True)
+    padding_mode: str = field(static=True)
 
     def __init__(
         self,
@@ -329,7 +316,8 @@ class ConvTranspose(_AnyConv):
         self.groups = _check_groups(groups, self.in_channels, self.out_channels)
         self.use_bias = use_bias
         self.padding_mode = _check_padding_mode(padding_mode, self.padding)
-        self._draw(key, dtype, weight_init, bias_init)
+        shape = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+        self.weight, self.bias = _draw_kernel(key, shape, use_bias, dtype, weight_init, bias_init)
 
     def __call__(
         self, x: Shaped[Array, "in_channels *sizes"], *, key: PRNGKeyArray | None = None
@@ -345,8 +333,9 @@ class ConvTranspose(_AnyConv):
         padding leaves nothing of the output.
         """
         del key
-        self._check(x)
-        extents = self._extents()
+        check_input(self, x, (self.in_channels, *axis_names(self.num_spatial_dims)))
+        check_not_stacked(self, self.weight, 2 + self.num_spatial_dims)
+        extents = _window_extents(self.kernel_size, self.dilation)
         # Spread by the stride: from the first place of an entry to the last.
         spans = [(size - 1) * step for size, step in zip(x.shape[1:], self.stride, strict=True)]
         sizes = self._output_sizes(spans, extents)
@@ -369,10 +358,7 @@ class ConvTranspose(_AnyConv):
         )
         y = _correlate(x, self.weight, one, around, self.dilation, self.groups, self.stride)
         if is_folded:
-            # What is in the padding is added to what it is a copy of.
-            unpadded = jax.ShapeDtypeStruct((y.shape[0], *sizes), y.dtype)
-            extend = functools.partial(_extend, pads=pads, mode=self.padding_mode)
-            (y,) = jax.linear_transpose(extend, unpadded)(y)
+            y = _fold(y, sizes, pads, self.padding_mode)
         return y if self.bias is None else y + self.bias
 
     def _output_sizes(self, spans: list[int], extents: tuple[int, ...]) -> tuple[int, ...]:
@@ -496,9 +482,44 @@ def _check_padding_mode(mode: Any, padding: str | Pads) -> str:
     return mode.upper()
 
 
+def _draw_kernel(
+    key: PRNGKeyArray,
+    shape: tuple[int, ...],
+    use_bias: bool,
+    dtype: Any,
+    weight_init: Initializer | None,
+    bias_init: Initializer | None,
+) -> tuple[Array, Array | None]:
+    """A weight of shape `(out_channels, in_channels // groups, *kernel_size)`, and a bias that adds
+    to an output: shape `(out_channels, 1, ..., 1)`.
+
+    By default both are uniform, with the fan-in as the limit.
+    """
+    dtype = parameter_dtype(dtype)
+    limit = fan_in_limit(math.prod(shape[1:]))
+    bias_shape = (shape[0],) + (1,) * (len(shape) - 2)
+    return draw(
+        key,
+        Parameter(shape, dtype, limit, weight_init, inputs_last=True),
+        Parameter(bias_shape, dtype, limit, bias_init) if use_bias else None,
+    )
+
+
+def _window_extents(kernel_size: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
+    """The entries that a window spans along each axis, from its first point to its last."""
+    return tuple(d * (k - 1) + 1 for k, d in zip(kernel_size, dilation, strict=True))
+
+
 def _extend(x: Array, pads: Pads, mode: str) -> Array:
     """Pads the spatial axes of `x` with entries of its own, as `mode` says."""
     return jnp.pad(x, ((0, 0), *pads), mode=_PADDING_MODES[mode])
+
+
+def _fold(y: Array, sizes: tuple[int, ...], pads: Pads, mode: str) -> Array:
+    """The transpose of `_extend`: adds what is in the padding to what it is a copy of."""
+    unpadded = jax.ShapeDtypeStruct((y.shape[0], *sizes), y.dtype)
+    (folded,) = jax.linear_transpose(lambda x: _extend(x, pads, mode), unpadded)(y)
+    return folded
 
 
 def _correlate(

@@ -1,6 +1,5 @@
 """Normalisation of one example over its own features."""
 
-import abc
 import functools
 import warnings
 from collections.abc import Iterable, Sequence
@@ -19,43 +18,7 @@ from ._parameters import Initializer, draw_affine
 from ._stateful import NO_STATE
 
 
-class _Norm(Module):
-    """The base of `LayerNorm`, `RMSNorm` and `GroupNorm`."""
-
-    # `nn.Policy` does not cast the layer's parameters.
-    keeps_precision: ClassVar[bool] = True
-
-    @abc.abstractmethod
-    def _normalise(self, x: Array) -> Array:
-        """The output for `x`, in at least float32."""
-
-    @overload
-    def __call__(
-        self, x: Float[Array, "*shape"], *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "*shape"]: ...
-    @overload
-    def __call__(
-        self, x: Float[Array, "*shape"], state: Any, *, key: PRNGKeyArray | None = None
-    ) -> tuple[Float[Array, "*shape"], Any]: ...
-    def __call__(
-        self, x: Float[Array, "*shape"], state: Any = NO_STATE, *, key: PRNGKeyArray | None = None
-    ) -> Any:
-        """**Arguments:**
-
-        - `x`: of the shape that the layer was made for.
-        - `state`: returned unchanged, so that the layer can replace a `BatchNorm`.
-        - `key`: ignored; layers share one signature.
-
-        **Returns:** the shape and dtype of `x`; with a `state`, the pair of this and `state`.
-
-        **Raises:** `ValueError` if `x` has another shape.
-        """
-        del key
-        out = self._normalise(x).astype(x.dtype)
-        return out if state is NO_STATE else (out, state)
-
-
-class LayerNorm(_Norm):
+class LayerNorm(Module):
     """Normalises one example to mean 0 and variance 1, then scales and shifts each entry.
 
         (x - mean) / sqrt(variance + eps) * weight + bias
@@ -68,6 +31,8 @@ class LayerNorm(_Norm):
     [-1. -1.  1.  1.]
     """
 
+    # `nn.Policy` does not cast the layer's parameters.
+    keeps_precision: ClassVar[bool] = True
     shape: tuple[int, ...] = field(static=True)
     eps: float = field(static=True)
     use_weight: bool = field(static=True)
@@ -115,14 +80,36 @@ class LayerNorm(_Norm):
             self.shape, parameter_dtype(dtype), use_weight, use_bias, weight_init, bias_init, key
         )
 
-    def _normalise(self, x: Array) -> Array:
+    @overload
+    def __call__(
+        self, x: Float[Array, "*shape"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "*shape"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "*shape"], state: Any, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Float[Array, "*shape"], Any]: ...
+    def __call__(
+        self, x: Float[Array, "*shape"], state: Any = NO_STATE, *, key: PRNGKeyArray | None = None
+    ) -> Any:
+        """**Arguments:**
+
+        - `x`: of shape `self.shape`.
+        - `state`: returned as it came, so that the layer can stand in for `BatchNorm`.
+        - `key`: ignored; layers share one signature.
+
+        **Returns:** the shape and dtype of `x`; the pair of that and `state` if there is a `state`.
+
+        **Raises:** `ValueError` if `x` has another shape.
+        """
+        del key
         check_input(self, x, self.shape)
         check_not_stacked(self, self.weight, len(self.shape))
         normalised = _standardise(x.astype(at_least_float32(x.dtype)), self.eps)
-        return _affine(normalised, self.weight, self.bias)
+        out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
+        return out if state is NO_STATE else (out, state)
 
 
-class RMSNorm(_Norm):
+class RMSNorm(Module):
     """Scales an example to mean square 1, then scales and shifts each entry.
 
         x / sqrt(mean(x**2) + eps) * weight + bias
@@ -135,6 +122,7 @@ class RMSNorm(_Norm):
     [1. 1.]
     """
 
+    keeps_precision: ClassVar[bool] = True
     shape: tuple[int, ...] = field(static=True)
     eps: float = field(static=True)
     use_weight: bool = field(static=True)
@@ -163,15 +151,28 @@ class RMSNorm(_Norm):
             self.shape, parameter_dtype(dtype), use_weight, use_bias, weight_init, bias_init, key
         )
 
-    def _normalise(self, x: Array) -> Array:
+    @overload
+    def __call__(
+        self, x: Float[Array, "*shape"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "*shape"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "*shape"], state: Any, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Float[Array, "*shape"], Any]: ...
+    def __call__(
+        self, x: Float[Array, "*shape"], state: Any = NO_STATE, *, key: PRNGKeyArray | None = None
+    ) -> Any:
+        """Arguments, output and errors are those of `LayerNorm`."""
+        del key
         check_input(self, x, self.shape)
         check_not_stacked(self, self.weight, len(self.shape))
         wide = x.astype(at_least_float32(x.dtype))
         normalised = wide * jax.lax.rsqrt(jnp.mean(wide**2) + self.eps)
-        return _affine(normalised, self.weight, self.bias)
+        out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
+        return out if state is NO_STATE else (out, state)
 
 
-class GroupNorm(_Norm):
+class GroupNorm(Module):
     """Normalises each group of channels by itself, then scales and shifts each channel.
 
     Wu & He (2018), "Group Normalization". One group for each channel is instance normalisation,
@@ -184,6 +185,7 @@ class GroupNorm(_Norm):
     (4, 8, 8)
     """
 
+    keeps_precision: ClassVar[bool] = True
     groups: int = field(static=True)
     channels: int | None = field(static=True)
     eps: float = field(static=True)
@@ -234,7 +236,33 @@ class GroupNorm(_Norm):
             (channels or 0,), parameter_dtype(dtype), use, use, weight_init, bias_init, key
         )
 
-    def _normalise(self, x: Array) -> Array:
+    @overload
+    def __call__(
+        self, x: Float[Array, "channels *space"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "channels *space"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "channels *space"], state: Any, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Float[Array, "channels *space"], Any]: ...
+    def __call__(
+        self,
+        x: Float[Array, "channels *space"],
+        state: Any = NO_STATE,
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> Any:
+        """**Arguments:**
+
+        - `x`: shape `(channels, ...)`.
+        - `state`: returned as it came, so that the layer can stand in for `BatchNorm`.
+        - `key`: ignored; layers share one signature.
+
+        **Returns:** the shape and dtype of `x`; the pair of that and `state` if there is a `state`.
+
+        **Raises:** `ValueError` if `x` has another number of channels, or one that `groups` does
+        not divide.
+        """
+        del key
         check_input(self, x, ("channels" if self.channels is None else self.channels, "..."))
         check_not_stacked(self, self.weight, 1)
         if x.shape[0] % self.groups != 0:
@@ -249,7 +277,8 @@ class GroupNorm(_Norm):
         affine = [
             p if p is None else jnp.broadcast_to(p, values.shape) for p in (self.weight, self.bias)
         ]
-        return jnp.moveaxis(_affine(normalised, *affine), -1, 0)
+        out = jnp.moveaxis(_affine(normalised, *affine), -1, 0).astype(x.dtype)
+        return out if state is NO_STATE else (out, state)
 
     def _mean(self, x: Array) -> Array:
         """The mean of its group, for each channel, which are last."""

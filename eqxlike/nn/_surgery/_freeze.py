@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..._module import freeze_where
-from ..._pytree import flag_frozen, tree_at, walk
+from ..._pytree import flag_frozen, tree_at
 from ..._transforms import is_array_or_struct
 from .._inputs import Rows, check_instance
 from .._scan_stack import ScanStack
@@ -156,9 +156,23 @@ def _has_flag(node: Any) -> bool:
     return hasattr(node, "inference") and not jax.tree_util.all_leaves([node])
 
 
+def _flagged(pytree: PyTree, *, below: bool = False) -> list[Any]:
+    """The outermost nodes with a flag; with `below` those inside `pytree` itself."""
+
+    def is_leaf(node: Any) -> bool:
+        return _has_flag(node) and not (below and node is pytree)
+
+    return list(filter(_has_flag, jax.tree_util.tree_leaves(pytree, is_leaf=is_leaf)))
+
+
 def _flags(pytree: PyTree) -> list[Any]:
     """Every `inference` attribute in the tree."""
-    return [node.inference for _, node in walk(pytree) if _has_flag(node)]
+    flags, nodes = [], _flagged(pytree)
+    while nodes:
+        node = nodes.pop()
+        flags.append(node.inference)
+        nodes += _flagged(node, below=True)
+    return flags
 
 
 def inference_mode(pytree: Model, value: bool = True) -> Model:

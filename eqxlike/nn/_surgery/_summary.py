@@ -19,7 +19,7 @@ from ..._flops import cost_of
 from ..._module import Module, observe_calls
 from ..._pytree import flag_leaves, is_array, is_inexact_array, tree_pformat
 from ..._tables import align, grouped, rich_table
-from ..._transforms import filter_make_jaxpr, is_array_or_struct
+from ..._transforms import filter_make_jaxpr
 from .._inputs import check_instance
 from .._stateful import State
 
@@ -155,9 +155,7 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
             )
         trace = filter_make_jaxpr(lambda model, args, kwargs: model(*args, **kwargs))
         program, _, _ = trace(observed, example_args, kwargs)
-        # XLA removes operations whose results nothing uses.
-        needed, _ = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
-        cost = _cost_of(needed)
+        cost = _cost_of(program.jaxpr)
     leaves = jtu.tree_leaves(model)
     flags = flag_leaves(model, leaves, is_inexact_array)
     trainable = {id(leaf) for leaf, flag in zip(leaves, flags, strict=True) if flag}
@@ -240,7 +238,17 @@ _SCOPE = "eqxlike-call-"
 _IN_SCOPE = re.compile(rf"{_SCOPE}(\d+)")
 
 
-def _cost_of(jaxpr: Jaxpr) -> _Cost:
+def _cost_of(program: Jaxpr) -> _Cost:
+    """The cost of a program whose calls were traced in their scopes, without what nothing needs.
+
+    Each equation counts once for each turn of a `scan`, and once in a `while_loop`, whose turns are
+    known to the run alone. Of the branches of a `cond` the largest counts.
+    """
+    needed, _ = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
+    return _cost_of_needed(needed)
+
+
+def _cost_of_needed(jaxpr: Jaxpr) -> _Cost:
     cost, called = _Cost(), set()
     for equation in jaxpr.eqns:
         part = _cost_of_equation(equation)
@@ -259,7 +267,7 @@ def _cost_of_equation(equation: Any) -> _Cost:
     name, inner = equation.primitive.name, list(jaxprs_in_params(equation.params))
     cost = _Cost()
     if name == "cond":
-        branches = list(map(_cost_of, inner))
+        branches = list(map(_cost_of_needed, inner))
         for branch in branches:
             cost.add(branch)
         flops = [branch.flops for branch in branches]
@@ -271,7 +279,7 @@ def _cost_of_equation(equation: Any) -> _Cost:
             sizes, axes = equation.params["mesh"].shape, equation.params["newly_manual_axes"]
             turns = math.prod(sizes[axis] for axis in axes)
         for each in inner:
-            cost.add(_cost_of(each), turns)
+            cost.add(_cost_of_needed(each), turns)
     # What Python computes on the host, as where a check has failed, is no part of the program.
     elif not name.endswith("callback"):
         known = cost_of(equation)
@@ -367,7 +375,7 @@ def _recording(records: list[_Record]) -> Callable[[tuple[Any, ...], Module], An
             inputs = jtu.tree_leaves(arguments)
 
             def returned(output: PyTree) -> None:
-                arrays = filter(is_array_or_struct, jtu.tree_leaves(output))
+                arrays = filter(_has_shape, jtu.tree_leaves(output))
                 call.does_nothing = set(map(id, arrays)) <= set(map(id, inputs))
                 call.output = jtu.tree_map(_shown, output)
                 calls.append(call)
@@ -385,8 +393,12 @@ def _recording(records: list[_Record]) -> Callable[[tuple[Any, ...], Module], An
     return add
 
 
+def _has_shape(leaf: Any) -> bool:
+    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
 def _shown(leaf: Any) -> Any:
-    if not is_array_or_struct(leaf):
+    if not _has_shape(leaf):
         return leaf
     is_weak = getattr(leaf, "weak_type", False)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=is_weak)
