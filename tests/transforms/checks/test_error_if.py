@@ -202,6 +202,14 @@ def test_check_of_what_lies_on_no_known_device_raises_on_all_of_them():
     assert placed(jnp.arange(4.0)).tolist() == [6, 7, 8, 9]
 
 
+def test_check_in_shard_map_raises():
+    mesh, _ = mesh_and_array(AxisType.Auto)
+    spec = PartitionSpec("devices")
+    function = filter_jit(jax.shard_map(checked, mesh=mesh, in_specs=spec, out_specs=spec))
+    assert fails(function, 8 + jnp.arange(4.0))
+    assert function(jnp.arange(4.0)).tolist() == [0, 1, 2, 3]
+
+
 # --- how it is raised -----------------------------------------------------------------------------
 
 
