@@ -15,7 +15,7 @@ python = $(VENV)/bin/python
 help:
 	@echo "make demo      the Bayesian networks on real data, with what filter_jit costs beside them"
 	@echo "make test      the behaviour of the package (ARGS=--changed: of what the branch changes)"
-	@echo "make test-core  the core alone, with four packages to install"
+	@echo "make test-core  the core alone, with a few packages to install"
 	@echo "make test-pages  examples in docstrings and pages, tutorials, the demo, types, benchmarks, the site's sources"
 	@echo "make mutants   how many small mistakes in the package the suite finds, and which tests find them"
 	@echo "make test-pytorch  the layers beside PyTorch's"
