@@ -28,7 +28,7 @@ MOVED = "the demo is in examples/demo of the repository: run `make demo` in a cl
 
 
 class CommandError(Exception):
-    """The command cannot do what it was asked; its message is one line for the person who asked."""
+    """The command cannot run as asked. The message is one line for the user."""
 
 
 def run() -> None:
@@ -176,7 +176,7 @@ def _writable_folder(path: pathlib.Path) -> pathlib.Path:
 def _calling(target: str) -> Iterator[None]:
     """A context in which the function is called.
 
-    **Raises:** `CommandError` if it raises anything, the traceback of which is printed.
+    **Raises:** `CommandError` if the function raises an exception. The traceback is printed.
     """
     try:
         yield

@@ -24,7 +24,7 @@ class Header:
     """The description of a program.
 
     - `name`: the name of the function.
-    - `inputs`, `outputs`: their forms; that of the inputs has a part for each argument.
+    - `inputs`, `outputs`: their forms; the form of the inputs has a part for each argument.
     - `platforms`: where it runs.
     - `vjp_order`: how many times it can be differentiated.
     - `calling_convention_version`: that of `jax.export`.
@@ -66,7 +66,7 @@ def read(path: pathlib.Path) -> tuple[Header, bytes]:
     if not first.startswith(_MAGIC):
         raise ValueError(f"{path} is not an exported program: give a file that `save` has written.")
     if first != _MAGIC + _checksum(content):
-        raise ValueError(f"{path} is cut off or damaged: its checksum is not that of its content.")
+        raise ValueError(f"{path} is cut off or damaged: its checksum does not match its content.")
     text, _, program = content.partition(b"\n")
     try:
         plain = json.loads(text)

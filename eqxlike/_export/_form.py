@@ -42,9 +42,9 @@ def _describe_given(value: Any, _: Any = None, *, of_node: bool = False) -> Node
 def arrays_in(form: Tree, tree: Tree, path: str) -> Iterator[tuple[ArrayForm, Any, str]]:
     """Each array of a tree that should have this form, with its own form and its path.
 
-    For a record, any node with children of the same names is accepted, and so is a dictionary of
-    them, which may omit parts without arrays. In place of an array there may be a plain value, or
-    else the `Tree` that is there.
+    In place of a record, any node whose children have the same names is accepted, and a dictionary
+    with these names as keys, which may omit parts without arrays. In place of an array there may be
+    a plain value, or another `Tree`.
 
     **Arguments:**
 

@@ -35,7 +35,7 @@ _MAX_SHOWN = 4
 """A Module of more arrays is shown only by their number."""
 
 _OF_WRAPPER = "_function"
-"""The field of transformed functions that has the function itself, of which the user knows."""
+"""The field of a transformed function that holds the user's function."""
 
 
 class ArrayForm(NamedTuple):
@@ -76,7 +76,7 @@ class Node:
     - `text`: the static value; for a node, the name of its class.
     - `names`: the names of the children in a path, as in `.weight` or `['a']`; `None` for a
       sequence.
-    - `children`: those of a node, and its static parts; of a static value, its elements.
+    - `children`: of a node, its children, then its static parts; of a static value, its elements.
     - `value`: the value, if it is static and plain: a bool, a number, a string or `None`.
     - `frozen`: the names of the fields in which arrays are frozen, which make it another class.
     - `fingerprint`: differs where two static values, or the classes of two nodes, do. A value that

@@ -71,8 +71,9 @@ def _is_told_by_text(value: Any) -> bool:
 
 
 def elements(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:
-    """The names in a path, `None` for those of a sequence, and the elements of a container; else
-    nothing.
+    """The elements of a container and their names in a path; the names of a sequence are `None`.
+
+    Of any other value, there are no names and no elements.
     """
     if isinstance(value, functools.partial):
         return (".func", ".args", ".keywords"), (value.func, value.args, value.keywords)

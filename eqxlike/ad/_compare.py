@@ -54,14 +54,16 @@ def compare(
 ) -> "Comparison":
     """Which modes differentiate `f` rightly at these arguments, and how fast.
 
-    Each mode is compiled, and its gradient compared with that of `reference`. Then all are timed in
-    turn, next to `f` alone. A mode that fails has a row that says so, and stops no other.
+    Each mode is compiled, and its gradient is compared with the gradient of `reference`. Then all
+    modes are timed in turn, next to `f` alone. A mode that fails has a row that says so, and does
+    not stop the others.
 
-    The error of a gradient is that of its worst leaf: the largest difference, relative to the
-    largest derivative that the reference has in this leaf. (Where these are all below `sqrt(eps)`
-    of the largest of all leaves, relative to that: such a leaf may be what rounding leaves of terms
-    that cancel.) A gradient is not `"wrong"` for what the reference does not know: differences have
-    no derivative at a kink, and have those of a function that rounds in float32 to few digits.
+    The error of a gradient is the error of its worst leaf: the largest difference, relative to the
+    largest derivative of the reference in this leaf. (Where all derivatives of a leaf are below
+    `sqrt(eps)` of the largest derivative of all leaves, the error is relative to the latter: the
+    terms of such a leaf may cancel up to rounding.) A gradient is not `"wrong"` where the reference
+    is uncertain: finite differences do not exist at a kink, and have few digits for a function that
+    rounds in float32.
 
     **Arguments:**
 
@@ -141,13 +143,13 @@ class ComparisonRow:
     """One mode in a `Comparison`. What was not measured, or XLA does not report, is `None`.
 
     - `mode`: the name of the mode.
-    - `verdict`: `"ok"`; `"wrong"`, if the gradient is not that of the reference; `"nan"`, if it is
+    - `verdict`: `"ok"`; `"wrong"`, if the gradient differs from the reference; `"nan"`, if it is
       not finite; or `"error"`, if there is none.
-    - `explanation`: why the verdict is what it is; empty where there is nothing to say.
+    - `explanation`: the reason for the verdict; empty for `"ok"` without remarks.
     - `primal_us`: microseconds until the result of the function itself is ready: the median over
       the rounds.
     - `gradient_us`: the same of its value and gradient by this mode.
-    - `ratio`: of `gradient_us` to `primal_us`, the median of those of the rounds.
+    - `ratio`: the median over the rounds of `gradient_us` divided by `primal_us`.
     - `first_call_ms`: milliseconds to trace and compile value and gradient.
     - `peak_bytes`: the temporary memory that this program needs, by XLA's analysis.
     - `max_relative_error`: the largest error of the gradient, over all leaves: see `compare`.
@@ -292,7 +294,7 @@ def _judged(
         return "nan", f"Not finite: the value, {found}.", "the value", None
     allowed = tolerance or default_tolerance(subject.value_dtype)
     if not abs(found - right) <= allowed * max(abs(right), 1):
-        what = f"The value is {found:.6g}; that of the function, called alone, is {right:.6g}."
+        what = f"The value is {found:.6g}; the function, called alone, returns {right:.6g}."
         return "wrong", what, "the value", None
     if reference is None:
         return "ok", "", None, None
@@ -328,8 +330,8 @@ def _timed_in_turn(
 ) -> dict[str, dict[str, Any]]:
     """The fields of each row that say how long a call takes.
 
-    In each round all take turns, for a millisecond or one call each. One that has taken `budget_s`
-    sits out the rest, and so does one that fails.
+    In each round all calls take turns, for a millisecond or one call each. A call that has used
+    `budget_s`, or that fails, leaves out the remaining rounds.
     """
     times: dict[str, list[float]] = {name: [] for name in ("", *calls)}
     spent_s = dict.fromkeys(times, 0.0)

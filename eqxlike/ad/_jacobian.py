@@ -73,7 +73,7 @@ def hessian(
 ) -> Callable[Params, PyTree]:
     """The second derivatives of a function in the floating-point arrays of its first argument.
 
-    **Arguments:** `fun` and `has_aux` are those of `ad.jacobian`.
+    **Arguments:** `fun` and `has_aux`: as for `ad.jacobian`.
 
     - `mode`: a pair `(outer, inner)`, or one mode for both. `(Forward(), Reverse())` is forward
       over reverse, which is mostly the fastest; `(Reverse(), Forward())` and `(Reverse(),

@@ -25,10 +25,10 @@ from ._modes import FiniteDifference, Forward, Mode
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A function and its arguments, the first of which it is differentiated by.
+    """A function and its arguments. It is differentiated by arrays of the first argument.
 
-    - `arrays`: those of the first argument that it is differentiated by.
-    - `rest`: what they were taken out of.
+    - `arrays`: these arrays.
+    - `rest`: the first argument without them.
     - `value_dtype`: the dtype of the value.
     - `max_evaluations`: a gradient may evaluate the function this many times.
     """
@@ -66,7 +66,7 @@ class Subject:
         return path_of_taken(self.rest, place)
 
     def equations(self) -> list[Any]:
-        """All equations of the function, with those of inner programs."""
+        """All equations of the function and of its inner programs."""
         return list(equations_in(filter_make_jaxpr(self.function)(*self.args)[0].jaxpr))
 
 
@@ -158,7 +158,7 @@ class Reference:
         for side in (-2, 2):
             beside = [each + side * step * np.maximum(1, np.abs(each)) for each in arrays]
             for doubt, apart in zip(doubts, self._apart(mode, beside), strict=True):
-                # Rounding is random: what it does to one derivative it may do to all.
+                # Rounding is random: an error of one derivative may occur in all of them.
                 doubt += 3 * (apart + np.median(apart)) if apart.size else 0
         return doubts
 
@@ -176,7 +176,7 @@ class Reference:
 
         **Arguments:**
 
-        - `tolerance`: the largest error that is right; `None` for that of the dtypes.
+        - `tolerance`: the largest error of a right gradient; `None` chooses it by the dtypes.
         - `doubts`: how far each derivative of the reference is uncertain; `None` for not at all.
         """
         largest, found = max(map(_largest, self.gradients)), []
@@ -187,7 +187,7 @@ class Reference:
             # Where all is zero, the error is the difference itself.
             scale = max(_largest(right), floor) or 1.0
             difference = np.abs(own - right)
-            # XLA keeps no subnormal numbers of float32, and those of float16 it does.
+            # XLA flushes subnormal numbers of float32 to zero; it keeps float16 ones.
             flushed = float(jnp.finfo(jnp.float32).tiny)
             lost = max(min(float(x.tiny), max(float(x.smallest_subnormal), flushed)) for x in infos)
             difference = np.where(difference <= lost, 0.0, difference)
@@ -260,7 +260,7 @@ def _in_float64(subject: Subject) -> Subject:
 
 
 def _gradients_by(mode: Mode, wide: Subject, arrays: Sequence[Any]) -> list[np.ndarray]:
-    """The gradients where these arrays stand for those of `wide`."""
+    """The gradients of `wide` with these arrays in place of its own."""
     with jax.enable_x64(True):
         x = wide.rest.merge(map(jnp.asarray, arrays))
         _, gradient = filter_jit(wide.value_and_grad(mode))(x, *wide.args[1:])

@@ -1,4 +1,4 @@
-"""Rules of your own for `graph.stabilise`: what a rule is, and what it reads an operation with."""
+"""Rules of your own for `graph.stabilise`, and functions with which a rule reads an operation."""
 
 from ._stable import RULES as RULES
 from ._stable import Part as Part

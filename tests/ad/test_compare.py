@@ -68,7 +68,7 @@ def test_verdict_is_explained(comparison):
 def test_value_of_another_point_is_wrong(comparison):
     row = row_of(comparison, "elsewhere")
     assert row.worst_path == "the value"
-    pattern = r"The value is (\S+); that of the function, called alone, is (\S+)\."
+    pattern = r"The value is (\S+); the function, called alone, returns (\S+)\."
     found, expected = map(float, re.fullmatch(pattern, row.explanation).groups())
     there = jax.tree.map(lambda x: x + 1, PARAMETERS)
     assert found == pytest.approx(float(loss(there, 2)), rel=1e-4)

@@ -87,7 +87,7 @@ class _Parallel(Module):
 
 
 class CompiledMapping(Wrapper):
-    """The function that `filter_shard_map` returns, and the base of that of `filter_pmap`."""
+    """The function that `filter_shard_map` returns. `filter_pmap` returns a subclass."""
 
     _jitted: Any
 

@@ -196,8 +196,9 @@ class RotatedNormal(Module):
         return RotatedNormal(tuple(Block(each.values / width, each.bases) for each in self.blocks))
 
     def without(self, rows: Float[Array, "r k"]) -> "RotatedNormal":
-        """The distribution whose precision lacks the outer product of some of its rows, of which
-        the diagonal in the bases of the blocks is kept, as in the precision.
+        """The distribution without some rows: their outer products leave the precision.
+
+        As in the precision, only the diagonal of the products in the bases of the blocks counts.
         """
         squares = self._by_blocks(rows, lambda block, own: block.rotated(own, back=False) ** 2)
         sums, blocks, start = jnp.sum(squares, axis=0), [], 0

@@ -209,8 +209,8 @@ def sum_over_rows(
 def sum_over_features(around: AroundMode) -> tuple[Float[Array, "f f C C"], Float[Array, ""]]:
     """Sums over the data for a last layer, whose matrix is a sum of Kronecker products.
 
-    **Returns:** the sum of `features x features x L_n`, and the number of examples whose
-    derivatives are not those of their features.
+    **Returns:** the sum of `features x features x L_n`, and the number of examples
+    whose derivatives are not given by their features.
     """
 
     def of_example(x: Any, y: Any) -> tuple[Array, Array, Array]:
@@ -236,8 +236,8 @@ def _sum_over_data(
     **Arguments:**
 
     - `of_example`: a function of `x` and `y`.
-    - `of_block`: the sum over a block, a function of what `of_example` returns for its `b` examples
-      and of a weight for each: 0 for those that stand in the block but not in the data.
+    - `of_block`: returns the sum over a block. Its arguments are the results of `of_example` for
+      the `b` examples of the block, and a weight for each example, 0 for padding.
     """
     data, num = around.problem.target.data, around.problem.target.num_data
     of_example = jax.jit(of_example)  # Traced once, for the shapes below and for the loop.
@@ -305,7 +305,7 @@ def positive_root(matrix: Float[Array, "C C"]) -> Float[Array, "C C"]:
 def _positive_part(matrix: Float[Array, "C C"]) -> Float[Array, "C C"]:
     """A symmetric matrix without its negative eigenvalues.
 
-    A diagonally dominant one, as that of a softmax, has none up to rounding.
+    A diagonally dominant matrix, such as the Hessian of a softmax, has none up to rounding.
     """
 
     def by_root() -> Array:

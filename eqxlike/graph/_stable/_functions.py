@@ -53,7 +53,7 @@ def summed_squares_of(total: Value) -> Value | None:
 
 
 def applied(function: Callable[..., Any], *inputs: Value | Rewrite) -> Rewrite:
-    """Computes the function of values, and of what rewrites compute."""
+    """Computes the function of values and of the results of rewrites."""
     counts = [1 if isinstance(each, Value) else len(each.operands) for each in inputs]
 
     def build(*arrays: Array) -> Any:
@@ -275,7 +275,7 @@ def shifted(ys: Sequence[Array], ws: Sequence[Array | float | None]) -> tuple[Ar
 def shifted_terms(
     terms: Sequence[Exponential | SumOfExponentials], shape: tuple[int, ...]
 ) -> Rewrite:
-    """Computes what `shifted` returns for terms, one of which has an exponent."""
+    """Computes the result of `shifted` for terms; at least one term has an exponent."""
 
     def shift(*pairs: tuple[Array | None, Array | None]) -> tuple[Array, list[Array]]:
         zero = jnp.zeros_like(next(y for y, _ in pairs if y is not None))

@@ -1,4 +1,4 @@
-"""Logarithms of what overflows, underflows or cancels: exponentials, probabilities, products.
+"""Logarithms of expressions that overflow, underflow or cancel, such as exponentials and products.
 
 The logarithm of a product is a sum of logarithms. Each is the sum of two parts, `large` and
 `small`, where `small` holds the digits: the large parts are added first, and cancel exactly where
@@ -128,7 +128,7 @@ def _log_of_product(value: Value) -> Log | None:
         for (log, part), parts in zip(factors, logs, strict=True):
             large, small, *sign = (broadcast(each, part.axes, shape) for each in parts)
             if part.number % 2 and not log.is_positive:
-                # A root of what is negative is NaN; an odd power has its sign.
+                # The root of a negative number is NaN; an odd power keeps the sign.
                 is_root = part.number != int(part.number)
                 small = jnp.where(sign[0] < 0, jnp.nan, small) if is_root else small
                 signs += sign

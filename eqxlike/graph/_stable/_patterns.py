@@ -1,4 +1,4 @@
-"""Patterns: formulas as people write them, of which a value may be a multiple.
+"""Patterns: formulas as people write them. A value may be a multiple of one.
 
 A pattern is a function of one or two numbers. It is traced once, and compared with a value as sums,
 products and functions: the spelling does not matter.

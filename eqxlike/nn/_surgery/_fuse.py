@@ -27,8 +27,8 @@ def fuse(model: Tree) -> Tree:
 
     These are the projections of query, key and value of each `MultiheadAttention`, which becomes a
     `FusedAttention`. (`GRUCell` and `LSTMCell` have all their gates in one.) For a layer of your
-    own there is `FusedLinear`. The model computes the same numbers, to rounding, and so do its
-    gradients, which are those of the weights one below the other.
+    own there is `FusedLinear`. The model computes the same numbers, to rounding, and its gradients
+    are the gradients of the stacked weights.
 
     One product are layers of the same number of inputs and the same dtype, all with a bias or all
     without, all frozen or none, on the same devices. Others are left alone: what is not a plain

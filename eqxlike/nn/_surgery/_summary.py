@@ -216,7 +216,7 @@ def _trained(num_parameters: int, num_trainable: int) -> str:
 class _Cost:
     """The cost of a program, or of a part of one.
 
-    - `flops`: floating-point operations; `nan` if that of some part is unknown.
+    - `flops`: floating-point operations; `nan` if the number of some part is unknown.
     - `flops_of`: those of each call, and of what is called inside of it.
     - `times_of`: how often each call is run.
     """

@@ -60,7 +60,7 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
             f"{folder} is damaged or no checkpoint: there is no {path}."
         ) from None
     if checksum != _sha256(text):
-        raise CheckpointError(f"{path} is damaged: its checksum is not that of what it says.")
+        raise CheckpointError(f"{path} is damaged: its checksum does not match its content.")
     return json.loads(text)
 
 

@@ -109,8 +109,10 @@ def _array_handler() -> Any:
 def read_arrays(
     folder: pathlib.Path, shardings: dict[str, jax.sharding.Sharding | None]
 ) -> dict[str, Any]:
-    """Arrays of a checkpoint by their names: JAX arrays if they have a sharding, of which each
-    device reads its part, else NumPy arrays.
+    """Arrays of a checkpoint by their names.
+
+    An array with a sharding becomes a JAX array, and each device reads its part. Others become
+    NumPy arrays.
     """
     if not shardings:
         return {}
@@ -178,8 +180,9 @@ _under_way: list[Saving] = []
 
 
 def join_all(raises_in: pathlib.Path | None = None) -> None:
-    """Waits for what is being written. Errors are left to those who ask for them, but for those of
-    the folder `raises_in`.
+    """Waits for all checkpoints that are being written.
+
+    Only an error of a checkpoint in the folder `raises_in` is raised. `Saving.wait` raises others.
     """
     for each in list(_under_way):
         if each.join() is None or pathlib.Path(each.path).parent == raises_in:

@@ -116,7 +116,7 @@ def _describe(value: Any) -> str:
 
 
 def _function_of(value: Any) -> types.FunctionType | None:
-    """The function that a value is, or of which JAX has made it."""
+    """The Python function in a value: the value itself, or what it wraps, as a jitted function."""
     with contextlib.suppress(Exception):
         for _ in range(_MAX_WRAPPERS):
             if isinstance(value, types.MethodType):
