@@ -164,3 +164,11 @@ def test_labels_of_another_shape_are_named():
     ]:
         with pytest.raises(ValueError, match=message):
             tokens(labels)
+
+
+def test_list_of_scales_is_the_array_of_them():
+    listed, array = bayes.Gaussian(scale=[0.3, 0.9]), bayes.Gaussian(scale=np.array([0.3, 0.9]))
+    centre, y = jnp.zeros(2), jnp.array([1.0, -2.0])
+    assert listed.log_prob(centre, {}, y) == array.log_prob(centre, {}, y)
+    with pytest.raises(ValueError, match="scale"):
+        bayes.Gaussian(scale=[0.3, -0.9])
