@@ -40,7 +40,7 @@ def attention(length: int, batch: int, is_causal: bool) -> Row:
         return _of_jax(jax.vmap(attend), *arrays)
 
     def by_torch() -> Call:
-        from torch.nn.functional import scaled_dot_product_attention
+        from torch.nn.functional import scaled_dot_product_attention  # pyright: ignore[reportMissingImports]
 
         def attend(*arrays):
             heads_first = (each.transpose(1, 2) for each in arrays)
@@ -78,7 +78,7 @@ def convolution(batch: int, channels: int, out_channels: int, size: int, kernel:
         return _of_jax(convolve, x, weight)
 
     def by_torch() -> Call:
-        from torch.nn.functional import conv2d
+        from torch.nn.functional import conv2d  # pyright: ignore[reportMissingImports]
 
         return _of_torch(functools.partial(conv2d, padding="same"), x, weight)
 
@@ -105,7 +105,7 @@ def _of_jax(function: Callable[..., jax.Array], *arrays: jax.Array) -> Call:
 
 
 def _of_torch(function: Callable, *arrays: jax.Array) -> Call:
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     tensors = [torch.tensor(np.asarray(each), requires_grad=True) for each in arrays]
 

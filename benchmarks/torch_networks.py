@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import torch
-from torch import nn
-from torch.nn import functional
+import torch  # pyright: ignore[reportMissingImports]
+from torch import nn  # pyright: ignore[reportMissingImports]
+from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
 from benchmarks import layer_models, networks
 from benchmarks.layer_models import LanguageSizes, ResNetSizes
