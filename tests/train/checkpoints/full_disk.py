@@ -7,6 +7,7 @@ one checkpoint, and has failed to write another, for which nobody waits.
 """
 
 import errno
+import faulthandler
 import pathlib
 import resource
 import sys
@@ -61,6 +62,8 @@ def save_at_the_end(folder: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     assert not IMPORTED
+    # A process that hangs says where, before the test ends it.
+    faulthandler.dump_traceback_later(60, exit=True)
     # The first file that does not fit is one of Orbax's notes, then an array, then the manifest.
     for size, state, background in [
         (64, {"w": np.zeros(10)}, False),
