@@ -87,7 +87,7 @@ def draw(theme: str) -> str:
         _text(
             16,
             bottom + 58,
-            "Time of a call until its result is ready, beside jax.jit on the same model; "
+            "Time until the result is ready, compared with jax.jit on the same model; "
             "logarithmic scale.",
             soft,
             12,

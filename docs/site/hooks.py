@@ -53,7 +53,10 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
         return markdown  # links are made as docstrings are read
     if page.file.abs_src_path is not None:
         folder = pathlib.Path(page.file.abs_src_path).parent
-        markdown = links.to_repository(links.to_tests(markdown), folder)
+        markdown = links.to_tutorials(links.to_tests(markdown), tutorials.paths())
+        markdown = links.to_repository(markdown, folder)
+    if page.file.src_uri == measured.SUMMARY.name:
+        markdown += f"\n{measured.index()}"
     return links.to_api(markdown)
 
 

@@ -4,7 +4,7 @@ import functools
 import pathlib
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from docs.site import api
 
@@ -48,6 +48,21 @@ def to_api(text: str) -> str:
 def to_tests(text: str) -> str:
     """Makes of each test that is named a short link to it."""
     return OF_TEST.sub(rf'[test]({HOME}/\1 "\2"){{ .test }}', text)
+
+
+def to_tutorials(text: str, paths: Mapping[str, str]) -> str:
+    """Turns links to scripts of `examples/` into links to their pages.
+
+    **Arguments:**
+
+    - `text`: the Markdown of a page in `docs/`.
+    - `paths`: the target of a link to the path of the page.
+    """
+
+    def to_page(match: re.Match[str]) -> str:
+        return f"]({paths.get(match[1], match[1])}{match[2]})"
+
+    return outside_code(text, lambda part: TARGET.sub(to_page, part))
 
 
 def to_repository(text: str, folder: pathlib.Path) -> str:

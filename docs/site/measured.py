@@ -1,6 +1,7 @@
 """The measured tables, generated from the reports in benchmarks/results/.
 
-`python -m docs.site.measured` prints the paths of the pages that it would make.
+The site has a page for each benchmark. The repository has `docs/measured.md`, with the tables that
+the guides quote: `python -m docs.site.measured` writes it again.
 """
 
 import ast
@@ -102,10 +103,69 @@ BENCHMARKS = {
 }
 
 
+SUMMARY = ROOT / "docs" / "measured.md"
+QUOTED = {
+    "jit_overhead": (
+        "Calls",
+        "`python -m benchmarks.jit_overhead` (`make bench`) first checks that all columns compute "
+        "the same numbers. The columns:",
+        "- `jax.jit, flat list`: `jax.jit` on a flat list of the model's arrays, the least that a "
+        "call can cost.\n"
+        "- `jax.jit, module`: the baseline, `jax.jit` on the same Module, whose arrays are split "
+        "off outside the call.\n"
+        "- `filter_jit, on_retrace`: `filter_jit` with `on_retrace` and `max_traces` set. A warm "
+        "call pays nothing for them.\n"
+        "- The others: `jax.jit` on the same Equinox Module, Equinox's `filter_jit`, and "
+        "`nnx.jit`.",
+        "`python -m benchmarks.jit_edges` measures models with 1000 arrays or with lists and dicts "
+        "inside, arguments from other libraries, exported programs, first calls, and memory. "
+        "`make profile` shows where the time of a call goes; "
+        "[profiling/README.md](../profiling/README.md) explains how to read it.",
+    ),
+    "layers": (
+        "Layers",
+        "`python -m benchmarks.layers` builds four networks with eqxlike, Equinox and NNX, and "
+        "checks that the same weights give the same outputs and gradients. "
+        "[Layers in detail](layers.md#why-they-are-fast) explains the differences.",
+    ),
+    "loops": (
+        "Loops",
+        "`python -m benchmarks.loops` compares the kinds of [loops](loops.md) with `jax.lax` and "
+        "Equinox, in time and memory.",
+    ),
+}
+
+
+def summary() -> str:
+    """The text of `docs/measured.md`."""
+    parts = [
+        "# Measured",
+        "These tables come from runs that are committed in "
+        "[benchmarks/results](../benchmarks/results/). All columns of a table run in one process, "
+        "in turn. A ratio is the median of the ratios of all rounds. Ratios within one run count; "
+        "a time on a shared machine says little. "
+        "[benchmarks/README.md](../benchmarks/README.md) lists all benchmarks, with tables of "
+        "[whole networks](../benchmarks/README.md#whole-networks) on a CPU and on a GPU. "
+        "`python -m benchmarks.table FILE` prints one report.",
+    ]
+    for name, (title, *texts) in QUOTED.items():
+        path = RESULTS / f"{name}-cpu-jax-0.10.2.json"
+        report = json.loads(path.read_text())
+        for row in report["rows"]:
+            row["notes"] = []  # they do not say which row they are about
+        source = f"The run: [{path.name}](../benchmarks/results/{path.name})."
+        tables = TITLED.sub(r"**\g<title>**\n\n", _plain(report))
+        parts += [f"## {title}", *texts, source, tables]
+    wrapped = (
+        part if part.startswith(("- ", "**")) else textwrap.fill(part, 130) for part in parts
+    )
+    return "\n\n".join(wrapped) + "\n"
+
+
 def menu() -> list[Any]:
     found = {name: _benchmark(name).title for name in _reports()}
     return [
-        "measured/index.md",
+        {"In short": SUMMARY.name},
         {trend.TITLE: trend.PATH},
         *({title: _path(name)} for name, title in found.items()),
     ]
@@ -116,7 +176,7 @@ def files() -> dict[str, str]:
     found = _reports()
     pages = {_path(name): _page(name, reports) for name, reports in found.items()}
     titles = {name: _benchmark(name).title for name in found}
-    return {"measured/index.md": _index(found), trend.PATH: trend.page(titles)} | pages
+    return {trend.PATH: trend.page(titles)} | pages
 
 
 def _reports() -> dict[str, dict[str, pathlib.Path]]:
@@ -182,27 +242,23 @@ def _rounds(report: Report) -> str:
     return table.describe(report).partition("; ")[2]
 
 
-def _index(found: Mapping[str, Mapping[str, pathlib.Path]]) -> str:
+def index() -> str:
+    """What the site adds to `docs/measured.md`: links to the page of each benchmark."""
     lines = [
-        "# Measured",
+        "## All benchmarks",
         "",
-        "All tables are generated from the runs that are committed in "
-        f"[benchmarks/results]({HOME.replace('/blob/', '/tree/')}/benchmarks/results), with every "
-        "round in them. Columns are measured side by side in one process, interleaved; a ratio "
-        "is the median of the ratios of the rounds. Ratios within one run count; "
-        "times on a shared machine do not. "
-        "[How key figures changed](trend.md) from run to run has a page of its own.",
+        f"[How key figures changed]({trend.PATH}) from run to run has a page of its own.",
         "",
         "| | answers | last run |",
         "| --- | --- | --- |",
     ]
-    for name, reports in found.items():
+    for name, reports in _reports().items():
         benchmark = _benchmark(name)
         dates = [json.loads(path.read_text())["machine"]["date"] for path in reports.values()]
-        link = f"[{benchmark.title}]({_path(name).removeprefix('measured/')})"
+        link = f"[{benchmark.title}]({_path(name)})"
         lines.append(f"| {link} | {benchmark.question} | {max(dates).partition('T')[0]} |")
     return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    print("\n".join(files()))
+    SUMMARY.write_text(summary())

@@ -65,6 +65,11 @@ def files() -> dict[str, str]:
     return {"tutorials/index.md": _index()} | {_path(name): _page(name) for name in _names()}
 
 
+def paths() -> dict[str, str]:
+    """The path of each script, as a page in `docs/` links to it, to the path of its tutorial."""
+    return {f"../examples/{name}.py": _path(name) for name in _names()}
+
+
 def record(name: str) -> None:
     """Runs a script and keeps what it prints, with the command above it."""
     variables = ENVIRONMENT.get(name, {})

@@ -30,7 +30,7 @@ SITE = (
     "works-with.md",
     "costs.md",
     "models.md",
-    "calls.md",
+    "layers.md",
     "demo.md",
 )
 TEXTS = {name: (DOCS / name).read_text() for name in NAMES + SITE}
@@ -60,13 +60,45 @@ def test_get_started_lists_each_extra_that_a_user_is_told_of():
     assert told <= listed <= set(project["optional-dependencies"])
 
 
-# Pages in `measured/` and `tutorials/` are generated for the site.
-LINKS = [
-    (name, target)
-    for name, text in TEXTS.items()
-    for target in re.findall(r"\]\((?!measured/|tutorials/)([^)#\s]+)", text)
+MARKDOWN = [
+    path
+    for folder in (".", "docs", "benchmarks", "profiling", "examples")
+    for path in sorted((DOCS.parent / folder).glob("*.md"))
 ]
+FENCE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
-def test_links_lead_somewhere():
-    assert [pair for pair in LINKS if not (DOCS / pair[0]).parent.joinpath(pair[1]).exists()] == []
+def anchors(path):
+    """The anchors that GitHub and the site give to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", path.read_text()), re.MULTILINE)
+    words = [re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings]
+    return {each.replace(" ", "-") for each in words}
+
+
+def test_each_relative_link_leads_somewhere_in_a_clone():
+    links = [
+        (path, path.parent / target if target else path, anchor)
+        for path in MARKDOWN
+        for target, anchor in LINK.findall(FENCE.sub("", path.read_text()))
+    ]
+    assert len(links) > 100
+    lost = [(str(path), str(to)) for path, to, _ in links if not to.exists()]
+    assert lost == []
+    in_pages = [link for link in links if link[1].suffix == ".md"]
+    astray = [
+        (str(path), anchor) for path, to, anchor in in_pages if anchor and anchor not in anchors(to)
+    ]
+    # Material's images for one theme.
+    assert [each for each in astray if not each[1].startswith("only-")] == []
+
+
+def test_contributing_has_the_layers_of_the_contract():
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())
+    (contract,) = (
+        each for each in project["tool"]["importlinter"]["contracts"] if each["id"] == "parts"
+    )
+    layers = [{*re.findall(r"\w+", layer)} for layer in reversed(contract["layers"])]
+    text = (DOCS.parent / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| \d \| (.*?) \|", text, re.MULTILINE)
+    assert [{*re.findall(r"`(\w+?)(?:/|\.py)`", row)} for row in rows] == layers

@@ -51,6 +51,11 @@ def test_the_chart_is_that_of_the_committed_run(theme):
     assert chart.paths()[theme].read_text() == chart.draw(theme)
 
 
+def test_the_measured_page_is_that_of_the_committed_runs():
+    # `python -m docs.site.measured` writes it.
+    assert measured.SUMMARY.read_text() == measured.summary()
+
+
 def test_every_report_has_a_page():
     shown = "".join(measured.files().values())
     missing = [path.name for path in measured.RESULTS.glob("*.json") if path.name not in shown]
