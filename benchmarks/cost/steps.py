@@ -49,36 +49,38 @@ def rows() -> Iterator[Row]:
         yield row_of_case(BY_HAND, Case(_name(sizes), builders, PLAIN))
 
 
-def _name(sizes: tuple[int, int, Any]) -> str:
-    """The sizes of the layers."""
-    return f"{'-'.join('1' if each == 'scalar' else str(each) for each in sizes)}, batch {BATCH}"
+def _name(sizes: Sequence[Any]) -> str:
+    return f"{network_name(sizes)}, batch {BATCH}"
 
 
-def network(sizes: tuple[int, int, Any]) -> nn.MLP:
-    """A hidden layer with ReLU."""
-    features, width, outputs = sizes
-    return nn.MLP(features, outputs, width_size=width, depth=1, key=jax.random.key(0))
+def network_name(sizes: Sequence[Any]) -> str:
+    """The sizes of the layers, for example `13-50-1`."""
+    return "-".join("1" if each == "scalar" else str(each) for each in sizes)
 
 
-def data(sizes: tuple[int, int, Any], num: int) -> tuple[Array, Array]:
+def network(sizes: Sequence[Any]) -> nn.MLP:
+    """Hidden layers of one width with ReLU."""
+    features, width, *_, outputs = sizes
+    return nn.MLP(features, outputs, width_size=width, depth=len(sizes) - 2, key=jax.random.key(0))
+
+
+def data(sizes: Sequence[Any], num: int) -> tuple[Array, Array]:
     """Inputs, and numbers or classes."""
-    features, _, outputs = sizes
+    features, *_, outputs = sizes
     x = networks.normal(num, features, seed=1)
     if outputs == "scalar":
         return x, networks.normal(num, seed=2)
     return x, jnp.asarray(np.random.default_rng(2).integers(0, outputs, num))
 
 
-def target(sizes: tuple[int, int, Any], num: int) -> bayes.Posterior:
+def target(sizes: Sequence[Any], num: int) -> bayes.Posterior:
     """A regression whose noise is unknown, or a classification."""
     is_regression = sizes[-1] == "scalar"
     likelihood = bayes.Gaussian(dist.Gamma(2.0, 4.0)) if is_regression else bayes.Categorical()
     return bayes.Posterior(network(sizes), bayes.normal(0.0, 1.0), likelihood, data(sizes, num))
 
 
-def _inferring(
-    sizes: tuple[int, int, Any], kind: Callable[..., bayes.MAP | bayes.MeanField]
-) -> Call:
+def _inferring(sizes: Sequence[Any], kind: Callable[..., bayes.MAP | bayes.MeanField]) -> Call:
     """The step of a method, as `bayes.infer` makes it."""
     method = kind(optimiser=networks.optimiser(), batch_size=BATCH)
     problem = bayes.Problem(target(sizes, EXAMPLES))
@@ -94,7 +96,7 @@ def _inferring(
     return columns.filtered(bound)
 
 
-def _training(sizes: tuple[int, int, Any], estimator: Any) -> Call:
+def _training(sizes: Sequence[Any], estimator: Any) -> Call:
     """The step of the plain network, or of a Bayesian one with this estimator."""
     model: Any = network(sizes)
     if estimator is not None:

@@ -86,12 +86,13 @@ def test_members_of_an_ensemble_begin_apart():
 
 
 @pytest.mark.parametrize(
-    ("width", "batch_size", "is_apart"), [(3, None, 0), (60, None, 1), (60, 4, 0)]
+    ("repeats", "batch_size", "is_apart"), [(1, None, 0), (2000, None, 1), (2000, 4, 0)]
 )
-def test_members_train_apart_where_that_is_faster(width, batch_size, is_apart):
+def test_members_train_apart_where_that_is_faster(repeats, batch_size, is_apart):
     """One network after another or all in one batch: the same draws."""
-    model = nn.MLP(2, "scalar", width_size=width, depth=1, dtype=jnp.float64, key=jr.key(0))
-    target = bayes.Posterior(model, bayes.normal(), bayes.Gaussian(0.5), LINEAR.target.data)
+    model = nn.MLP(2, "scalar", width_size=60, depth=1, dtype=jnp.float64, key=jr.key(0))
+    data = jax.tree.map(lambda each: np.repeat(each, repeats, axis=0), LINEAR.target.data)
+    target = bayes.Posterior(model, bayes.normal(), bayes.Gaussian(0.5), data)
     method = bayes.EarlyStoppedEnsemble(members=2, steps=5, batch_size=batch_size)
     assert method.runs_apart(bayes.Problem(target)) == is_apart
     assert not bayes.NUTS().runs_apart(bayes.Problem(target))
