@@ -16,6 +16,7 @@ NAMES = (
     "loops.md",
     "pretrained.md",
     "profiling.md",
+    "recipes.md",
     "retraces.md",
     "shipping.md",
     "stable-maths.md",

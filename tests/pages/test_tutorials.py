@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import jax
+import numpy as np
 
 from eqxlike import bayes
 from tests import scripts
@@ -149,3 +150,60 @@ def test_short_run_is_judged_beside_models_without_a_network(capsys):
     ]
     assert float(found["autoencoder"]) >= float(found["autoencoder, lower bound"])
     assert len(output.partition("New digits:\n\n")[2].splitlines()) == 8
+
+
+def run_as_a_reader(name: str, *arguments: str) -> None:
+    """Runs a script without the strict rules, which Optax's optimisers do not keep."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        load(name).main(arguments)
+
+
+def test_physics_informed_network_comes_nearer_to_the_exact_solution(capsys):
+    run_as_a_reader("physics_informed", "--rounds", "1", "--steps", "60")
+    before, after = re.findall(r"the largest error is (\S+)", capsys.readouterr().out)
+    assert float(after) < float(before) / 4
+
+
+def test_policy_learns_to_balance_for_longer(capsys):
+    run_as_a_reader("reinforcement_learning", "--updates", "21")
+    first, last = re.findall(r"stands for +(\S+) of", capsys.readouterr().out)
+    assert float(last) > 2 * float(first)
+
+
+def test_flow_is_inverted_and_knows_its_determinant():
+    module = load("flow")
+    flow = module.Flow(2, 4, key=jax.random.key(0))
+    z = jax.numpy.array([0.3, -0.7])
+    y, log_det = z, 0.0
+    for layer in flow.layers:
+        y = layer.to_data(y)
+    back = y
+    for layer in reversed(flow.layers):
+        back, each = layer.to_noise(back)
+        log_det += float(each)
+    np.testing.assert_allclose(back, z, atol=1e-5)
+
+    def to_noise(y):
+        for layer in reversed(flow.layers):
+            y, _ = layer.to_noise(y)
+        return y
+
+    _, expected = np.linalg.slogdet(jax.jacfwd(to_noise)(y))
+    np.testing.assert_allclose(log_det, expected, atol=1e-5)
+
+
+def test_flow_is_more_likely_than_a_normal_distribution(capsys):
+    run_as_a_reader("flow", "--steps", "300")
+    output = capsys.readouterr().out
+    normal, flow = re.findall(r"^  (?:normal distribution|flow) +(\S+)$", output, re.MULTILINE)
+    assert float(flow) > float(normal) + 0.2
+
+
+def test_ensemble_disagrees_most_where_nothing_was_seen(capsys):
+    run_as_a_reader("ensemble", "--steps", "300")
+    output = capsys.readouterr().out
+    found = dict(re.findall(r"^  (\w.*?) +(-?\d+\.\d+)$", output, re.MULTILINE))
+    numbers = {name: float(number) for name, number in found.items()}
+    assert numbers["the ensemble"] > numbers["one network, on average"]
+    assert numbers["between"] > 2 * numbers["seen"]
+    assert numbers["beyond"] > 2 * numbers["seen"]
