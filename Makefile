@@ -10,22 +10,23 @@ python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-core test-pages mutants test-pytorch test-pretrained test-downstream bench bench-all profile docs release-check lint format types clean
+.PHONY: help demo test test-core test-pages mutants test-pytorch test-pretrained test-downstream bench bench-all profile docs release release-check lint format types clean
 
 help:
-	@echo "make demo      the Bayesian networks on real data, with what filter_jit costs beside them"
+	@echo "make demo      the Bayesian networks on real data, and the cost of filter_jit"
 	@echo "make test      the behaviour of the package (ARGS=--changed: of what the branch changes)"
 	@echo "make test-core  the core alone, with a few packages to install"
 	@echo "make test-pages  examples in docstrings and pages, tutorials, the demo, types, benchmarks, the site's sources"
 	@echo "make mutants   how many small mistakes in the package the suite finds, and which tests find them"
-	@echo "make test-pytorch  the layers beside PyTorch's"
-	@echo "make test-pretrained  models of published checkpoints beside transformers'"
-	@echo 'make test-downstream  Lineax, Optimistix and Diffrax on eqxlike, beside Equinox (ARGS="--whole": all programs)'
+	@echo "make test-pytorch  the layers compared with PyTorch's"
+	@echo "make test-pretrained  models of published checkpoints compared with transformers'"
+	@echo 'make test-downstream  Lineax, Optimistix and Diffrax on eqxlike and on Equinox (ARGS="--whole": all programs)'
 	@echo "make bench     filter_jit side by side with jax.jit, Equinox and NNX"
 	@echo 'make bench-all  every benchmark and the tests on one device (ARGS="--device gpu --minutes 40")'
 	@echo "make profile   where the time of a call goes"
 	@echo "make docs      the site, in build/site"
-	@echo "make release-check  wheel and sdist, each extra alone on each Python, sizes beside the last"
+	@echo "make release   dates the changelog, builds, checks, commits and tags (VERSION=0.2.0); pushes nothing"
+	@echo "make release-check  wheel and sdist, each extra alone on each Python, sizes compared with the last"
 	@echo "make lint      ruff, format and rules (make format applies them)"
 	@echo "make types     pyright"
 	@echo "make clean     takes away the environments, caches and builds"
@@ -86,6 +87,11 @@ profile:
 docs:
 	@.ci/setup docs
 	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --config-file docs/site/mkdocs.yml $(ARGS)
+
+VERSION ?=
+release:
+	@.ci/setup dev
+	@$(python) .ci/release/new.py $(VERSION)
 
 release-check:
 	@.ci/check-release --whole $(ARGS)

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import subprocess
 import tomllib
 
 import jax
@@ -11,6 +12,7 @@ import eqxlike
 
 ROOT = pathlib.Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 
 BLOCKS = [
     pytest.param(match[1], README.count("\n", 0, match.start(1)), id=f"line{number}")
@@ -43,16 +45,9 @@ def test_block_runs(block, lines_above, tmp_path, monkeypatch):
 
 
 def test_links_into_the_repository_are_relative_and_lead_somewhere():
-    home = HOME.removeprefix("https://github.com")
-    assert [target for target in LINKS if home in target and target != f"{HOME}/issues"] == []
     own = [target for target in LINKS if not target.startswith("https://")]
     assert own
     assert [path for path in own if not (ROOT / path).exists()] == []
-
-
-def test_repository_has_one_address():
-    stated = PROJECT + (ROOT / "CITATION.cff").read_text()
-    assert {*re.findall(r"https://github\.com/[\w-]+/[\w-]+", stated)} == {HOME}
 
 
 def test_each_cell_beside_equinox_and_nnx_is_linked():
@@ -69,17 +64,26 @@ def test_it_names_the_commands_that_show_and_check_it(command):
     assert re.search(rf"^{target}:$", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-def test_changelog_begins_with_a_dated_section_of_this_version():
-    first = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert first is not None
-    assert re.fullmatch(rf"\[{re.escape(eqxlike.__version__)}\] - \d{{4}}-\d\d-\d\d", first[1])
+def test_changelog_begins_with_the_unreleased_changes():
+    sections = re.findall(r"^## (.*)$", CHANGELOG, re.MULTILINE)
+    assert sections[0] == "[Unreleased]"
+    for each in sections[1:]:
+        assert re.fullmatch(r"\[\d+\.\d+\.\d+((a|b|rc)\d+)?\] - \d{4}-\d\d-\d\d", each), each
 
 
-def test_citation_has_the_version_and_date_of_the_changelog():
+def test_citation_has_the_version_and_the_date_of_the_changelog():
     citation = (ROOT / "CITATION.cff").read_text()
     version = re.search(r"^version: (\S+)$", citation, re.MULTILINE)
-    date = re.search(r'^date-released: "(\S+)"$', citation, re.MULTILINE)
     assert version is not None
-    assert date is not None
-    assert f"## [{version[1]}] - {date[1]}\n" in (ROOT / "CHANGELOG.md").read_text()
     assert version[1] == eqxlike.__version__
+    released = re.search(rf"^## \[{re.escape(version[1])}\] - (\S+)$", CHANGELOG, re.MULTILINE)
+    date = re.search(r'^date-released: "(\S+)"$', citation, re.MULTILINE)
+    assert (date and date[1]) == (released and released[1])
+
+
+def test_address_of_the_home_stands_in_one_file():
+    address = HOME.removeprefix("https://")
+    listed = ["git", "grep", "-l", address]
+    done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["pyproject.toml"]
+    assert {*re.findall(r"https://github\.com/[\w-]+/[\w-]+", PROJECT)} == {HOME}

@@ -1,0 +1,86 @@
+"""`make release`, in a repository of its own whose check of the wheel is a stub."""
+
+import importlib.util
+import pathlib
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+SPEC = importlib.util.spec_from_file_location("new_release", ROOT / ".ci/release/new.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+new = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(new)
+
+CHANGELOG = (
+    "# Changelog\n\n## [Unreleased]\n\n- A layer.\n\n## [0.1.0] - 2026-01-01\n\n- The first.\n"
+)
+CITATION = 'type: software\nversion: 0.1.0\ndate-released: "2026-01-01"\nauthors: []\n'
+
+
+@pytest.fixture
+def repository(tmp_path):
+    files = {
+        "CHANGELOG.md": CHANGELOG,
+        "CITATION.cff": CITATION,
+        "eqxlike/_version.py": '__version__ = "0.1.0"\n',
+        ".ci/check-release": "#!/bin/sh\ntest ! -e fails\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    (tmp_path / ".ci/check-release").chmod(0o755)
+    git(tmp_path, "init", "--quiet", "--initial-branch", "main")
+    git(tmp_path, "config", "user.name", "Somebody")
+    git(tmp_path, "config", "user.email", "somebody@example.org")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "--message", "Begin")
+    git(tmp_path, "tag", "v0.1.0")
+    return tmp_path
+
+
+def git(folder, *arguments):
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_release_dates_the_changes_and_tags_them(repository, capfd):
+    assert new.main(["0.2.0rc1"], repository) == 0
+    assert new.main(["--changes"], repository) == 0
+    assert capfd.readouterr().out.splitlines() == [
+        "Tagged v0.2.0rc1. To publish: git push --follow-tags",
+        "- A layer.",
+    ]
+    log = (repository / "CHANGELOG.md").read_text()
+    assert log.startswith("# Changelog\n\n## [Unreleased]\n\n## [0.2.0rc1] - 20")
+    assert "version: 0.2.0rc1\ndate-released:" in (repository / "CITATION.cff").read_text()
+    assert (repository / "eqxlike/_version.py").read_text() == '__version__ = "0.2.0rc1"\n'
+    assert git(repository, "status", "--porcelain") == ""
+    assert git(repository, "describe").strip() == "v0.2.0rc1"
+
+
+@pytest.mark.parametrize(
+    ("version", "prepare", "said"),
+    [
+        ("2", "", "expected a version such as 0.2.0 or 0.2.0rc1, got '2'"),
+        ("0.1.0", "", "0.1.0 is no later than v0.1.0"),
+        ("0.1.0rc1", "", "0.1.0rc1 is no later than v0.1.0"),
+        ("0.2.0", "touch other", "commit or remove these files first:\n?? other"),
+        ("0.2.0", "git checkout -q -b other", "and this is other"),
+        ("0.2.0", "sed -i '/layer/d' CHANGELOG.md; git commit -qam x", '"Unreleased" of CHANGELOG'),
+        ("0.2.0", "touch fails; git add .; git commit -qm x", "failed; no file was changed"),
+    ],
+)
+def test_release_that_cannot_be_made_changes_nothing(repository, capfd, version, prepare, said):
+    subprocess.run(prepare, shell=True, cwd=repository, check=True)
+    before = git(repository, "status", "--porcelain"), git(repository, "log", "--format=%H")
+    assert new.main([version], repository) == 1
+    assert said in capfd.readouterr().err
+    assert (
+        git(repository, "status", "--porcelain"),
+        git(repository, "log", "--format=%H"),
+    ) == before
+    assert git(repository, "tag").split() == ["v0.1.0"]
