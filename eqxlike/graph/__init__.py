@@ -1,4 +1,4 @@
-"""Reports on what JAX and XLA made of a function: operations by layer, costs, memory, gradients."""
+"""Reports on traced and compiled programs: operations by layer, costs, memory, stable maths."""
 
 import typing as _typing
 

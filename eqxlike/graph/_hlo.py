@@ -1,4 +1,4 @@
-"""What a program in XLA's own language consists of, read off its text."""
+"""A parser for the text of HLO and StableHLO programs."""
 
 import collections
 import re
@@ -19,22 +19,22 @@ _STABLEHLO = re.compile(r'(?:= |^\s+)"?(?:stablehlo|chlo)\.(\w+)', re.MULTILINE)
 BOOKKEEPING = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "call", "after-all"}
 )
-"""Instructions that compute nothing."""
+"""HLO instructions that compute nothing."""
 
 _NO_OPERATIONS = frozenset({"constant", "return"})
 
 Kinds = Mapping[str, int]
-"""How many operations there are of each kind, most first."""
+"""Number of operations of each kind, in descending order."""
 
 
 class Instruction(NamedTuple):
-    """One instruction of a program.
+    """One HLO instruction.
 
-    - `kind`: XLA's name of the operation.
-    - `op_name`: the stack of names under which it was traced.
-    - `computation`: the function that it stands in.
-    - `fusion`: for a fusion its kind, as `kLoop`.
-    - `calls`: for a fusion the function that it runs.
+    - `kind`: name of the HLO operation.
+    - `op_name`: JAX's name stack for the operation.
+    - `computation`: the computation that contains the instruction.
+    - `fusion`: the kind of a fusion, such as `kLoop`; `None` for other instructions.
+    - `calls`: the computation that a fusion runs; `None` for other instructions.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Instruction(NamedTuple):
 
 
 def instructions_in(text: str) -> list[Instruction]:
-    """The instructions of a program but for those of bookkeeping."""
+    """The instructions of an HLO program, without `BOOKKEEPING`."""
     found = []
     computation = ""
     for line in text.splitlines():
@@ -69,24 +69,24 @@ def instructions_in(text: str) -> list[Instruction]:
 
 
 def _unescaped(text: str) -> str:
-    """A text that XLA has written with the escapes of C, those of bytes among them."""
+    """Decodes the C escapes, including bytes, that XLA writes in strings."""
     return text.encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
 
 
 def kinds_of(instructions: Iterable[Instruction]) -> Kinds:
-    """How many instructions there are of each kind, the fusions apart; most first."""
+    """Number of instructions of each kind, in descending order, without the fusions themselves."""
     kinds = collections.Counter(each.kind for each in instructions if each.kind != "fusion")
     return dict(kinds.most_common())
 
 
 def stablehlo_kinds(text: str) -> Kinds:
-    """How many operations of each kind a module in StableHLO has, most first."""
+    """Number of operations of each kind in a StableHLO module, in descending order."""
     kinds = collections.Counter(_STABLEHLO.findall(text))
     return {kind: count for kind, count in kinds.most_common() if kind not in _NO_OPERATIONS}
 
 
 def parameters_in(text: str) -> dict[int, str]:
-    """The names of the parameters of the whole program."""
+    """Names of the entry computation's parameters, by parameter number."""
     entry = text.partition("\nENTRY ")[2].partition("\n}")[0]
     found = {}
     for line in entry.splitlines():
@@ -97,7 +97,7 @@ def parameters_in(text: str) -> dict[int, str]:
 
 
 def aliases_in(text: str) -> list[tuple[int, int]]:
-    """The pairs of an output and the parameter whose buffer it takes over."""
+    """Pairs of an output number and the number of the parameter whose buffer the output reuses."""
     head = text.partition("\n")[0].partition("input_output_alias={")[2].partition(" }")[0]
     return [
         (int(output or 0), int(parameter))

@@ -1,4 +1,4 @@
-"""The operations of a traced program, each with its layer, its cost and what it reads."""
+"""The operations of a traced program, each with its layer, cost and inputs."""
 
 import dataclasses
 import math
@@ -16,17 +16,17 @@ from .._traceback import frame_of_user, is_of_user_or_layer
 
 Origin = tuple[str, Any]
 """Where a value comes from: `("argument", i)`, `("constant", i)`, `("literal", value)`,
-`("operation", (i, j))`, the output `j` of operation `i`, or `("passed", passing)`.
+`("operation", (i, j))` for output `j` of operation `i`, or `("passed", passing)`.
 """
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passing:
-    """What a loop hands to its turns, or a loop or a choice hands out. It equals no other.
+    """A value that enters a loop iteration, or leaves a loop or `cond`; equal only to itself.
 
-    - `layer`: the path of the layer around.
-    - `kind`: the name of JAX's primitive.
-    - `origin`: a place that the value may come from.
+    - `layer`: path of the enclosing layer.
+    - `kind`: name of the JAX primitive.
+    - `origin`: one possible origin of the value.
     """
 
     layer: str
@@ -35,33 +35,33 @@ class Passing:
 
 
 def root_of(origin: Origin) -> Origin:
-    """Where a value comes from that may have been passed on."""
+    """The origin of a value, followed through loops and branches."""
     while origin[0] == "passed":
         origin = origin[1].origin
     return origin
 
 
 def source_of(origin: Origin) -> int | None:
-    """The operation that a value comes from, for one of a loop before the first turn."""
+    """Index of the operation that computes a value; for a loop carry, of its initial value."""
     kind, where = root_of(origin)
     return where[0] if kind == "operation" else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One equation of the traced program that runs no other.
+    """One equation of the traced program, other than calls, loops and branches.
 
-    - `layer`: the path of the layer; `""` outside of all layers.
-    - `kind`: the name of JAX's primitive.
-    - `is_backward`: whether it belongs to the backward pass of a reverse mode.
-    - `times`: how often it is run; a turn of a `while_loop` counts once, the costliest branch of a
-      `cond` alone, and what nothing needs not at all.
-    - `is_in_while`: whether the number of turns is known to the run alone.
-    - `flops`, `transcendentals`: of one run; `None` if they are unknown.
-    - `num_bytes`: of what one run reads and writes, if it were run by itself.
-    - `output`: the type of its first output, as `f32[5,3]`.
-    - `source`: the line of the user's code, or of a layer of `eqxlike.nn`, that asked for it, as
-      `file.py:3:4 (function)`, with the column where JAX has it.
+    - `layer`: path of the layer; `""` outside all layers.
+    - `kind`: name of the JAX primitive.
+    - `is_backward`: whether it belongs to the backward pass of reverse mode.
+    - `times`: number of executions. The body of a `while_loop` counts once; only the most
+      expensive branch of a `cond` counts; unused operations count 0.
+    - `is_in_while`: whether it is in a `while_loop`, so that `times` is a lower bound.
+    - `flops`, `transcendentals`: cost of one execution; `None` if unknown.
+    - `num_bytes`: bytes that one execution reads and writes without fusion.
+    - `output`: type of its first output, such as `f32[5,3]`.
+    - `source`: the line that created it, in the user's code or in a layer of `eqxlike.nn`, such as
+      `file.py:3:4 (function)`; the column is left out if JAX does not record it.
     """
 
     layer: str
@@ -77,21 +77,21 @@ class Operation:
 
     @property
     def work(self) -> int:
-        """The numbers computed in all runs, as far as it is known."""
+        """FLOPs and transcendentals of all executions; unknown costs count as 0."""
         return self.times * ((self.flops or 0) + (self.transcendentals or 0))
 
 
 @dataclasses.dataclass
 class Step:
-    """An operation, and what the parts of a report need to know of it.
+    """An operation with its position in the program and its inputs.
 
-    - `scopes`: the scopes around it, outer ones first.
-    - `groups`: the same, with the loops and branches.
-    - `inputs`: where its inputs come from.
-    - `params`: its parameters, hashable, or an object of its own.
-    - `has_effect`: whether it does something more than return its outputs.
-    - `is_inner`: whether it stands in a loop, or in a branch.
-    - `is_needed`: whether anything needs what it computes.
+    - `scopes`: enclosing scopes, outermost first.
+    - `groups`: enclosing scopes, loops and branches, outermost first.
+    - `inputs`: origins of its inputs.
+    - `params`: the equation's parameters if hashable, otherwise a unique object.
+    - `has_effect`: whether it has a side effect.
+    - `is_inner`: whether it is in a loop or branch.
+    - `is_needed`: whether an output or a side effect depends on it.
     """
 
     operation: Operation
@@ -106,12 +106,12 @@ class Step:
 
 @dataclasses.dataclass
 class Program:
-    """A traced program, flat.
+    """A traced program as a flat list of operations.
 
-    - `steps`: all operations in order, those of inner programs in their place.
-    - `outputs`: where the outputs come from.
-    - `decisions`: where that comes from by which branches are chosen, or which may be handed on.
-    - `constants`: the arrays that are baked in.
+    - `steps`: all operations in order; the operations of inner programs replace the call.
+    - `outputs`: origins of the outputs.
+    - `decisions`: origins of branch indices, of branch outputs and of initial loop carries.
+    - `constants`: the arrays that the program captured.
     """
 
     steps: list[Step] = dataclasses.field(default_factory=list)
@@ -122,7 +122,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where an inner program stands."""
+    """The position of an inner program."""
 
     scopes: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
@@ -133,17 +133,17 @@ class _Place:
     repeated: tuple[str, ...] = ()
 
     def inside(self, group: str, **changes: Any) -> "_Place":
-        """The place inside a loop, or a branch."""
+        """The position inside a loop or branch."""
         return dataclasses.replace(self, groups=(*self.groups, group), is_inner=True, **changes)
 
     def passed_on(self, origins: Iterable[Origin], kind: str) -> list[Origin]:
-        """The origins of values that a loop or a choice makes of some of these."""
+        """Origins of the values that a loop or `cond` derives from these origins."""
         layer = path_of(self.scopes)
         return [("passed", Passing(layer, kind, each)) for each in origins]
 
 
 def program_of(closed: Any) -> Program:
-    """A closed jaxpr as a flat program."""
+    """Flattens a closed jaxpr."""
     program = Program()
     walker = _Walker(program)
     inputs = [("argument", index) for index in range(len(closed.jaxpr.invars))]
@@ -158,9 +158,9 @@ def program_of(closed: Any) -> Program:
 
 
 def _needed(program: Program) -> set[int]:
-    """The operations on which the outputs, and what has effects, depend.
+    """Indices of the operations on which outputs and side effects depend.
 
-    What stands in a loop is needed: a turn may need it of the one before.
+    Every operation in a loop counts: the next iteration may depend on it.
     """
     steps = program.steps
     needed = {index for index, step in enumerate(steps) if step.has_effect or step.is_inner}
@@ -175,8 +175,9 @@ def _needed(program: Program) -> set[int]:
 
 
 def _complete_scopes(program: Program) -> None:
-    """Gives operations that JAX has moved out of a loop the scopes around the loop, of which they
-    have lost the names, if there is one layer alone that they can belong to.
+    """Restores the outer scopes of operations that JAX moved out of a loop.
+
+    JAX drops the names of the scopes around the loop. They are restored if exactly one layer fits.
     """
     whole = {step.scopes for step in program.steps if step.scopes and not _is_inner(step.scopes)}
     for step in program.steps:
@@ -192,7 +193,7 @@ def _complete_scopes(program: Program) -> None:
 
 
 def _is_inner(scopes: tuple[str, ...]) -> bool:
-    """Whether a path begins inside a layer."""
+    """Whether the scopes start inside a layer, such as `.layers[0]`."""
     return scopes[0][0] in ".["
 
 
@@ -202,7 +203,7 @@ class _Walker:
         self._constants: dict[int, int] = {}
 
     def run(self, closed: Any, inputs: Sequence[Origin], place: _Place) -> list[Origin]:
-        """The origins of the outputs of an inner program; its operations are recorded."""
+        """Records the operations of an inner program and returns the origins of its outputs."""
         jaxpr = getattr(closed, "jaxpr", closed)
         consts = map(self._constant, getattr(closed, "consts", None) or ())
         known: dict[Any, Origin] = dict(zip(jaxpr.constvars, consts, strict=False))
@@ -238,7 +239,8 @@ class _Walker:
             scopes=place.scopes + scopes,
             groups=place.groups + (("backward",) * (backward > place.is_backward)) + scopes,
             is_backward=backward,
-            # Names begin again in an inner program; jax 0.12.0.1 has some twice in custom rules.
+            # An inner program's name stack starts empty, but jax 0.12.0.1 repeats the outer scopes
+            # inside custom derivative rules.
             repeated=scopes if name.startswith("custom_") else (),
         )
         inner = _inner_programs(params)
@@ -249,7 +251,7 @@ class _Walker:
         if name == "cond":
             return self._cond(params, inputs, here)
         if name == "shard_map":
-            # Each device runs the program on its part.
+            # Each device runs the program on its shard.
             sizes, axes = params["mesh"].shape, params["newly_manual_axes"]
             times = here.times * math.prod(sizes[axis] for axis in axes)
             here = dataclasses.replace(here, times=times)
@@ -268,7 +270,7 @@ class _Walker:
         inside = place.inside("while", is_in_while=True)
         num_cond = params["cond_nconsts"]
         consts = num_cond + params["body_nconsts"]
-        # Without a turn, the loop returns its arguments.
+        # A loop without iterations returns its initial carry.
         self._program.decisions += inputs[consts:]
         turn = place.passed_on(inputs[consts:], "while")
         self.run(params["cond_jaxpr"], [*inputs[:num_cond], *turn], inside)
@@ -321,7 +323,7 @@ class _Walker:
 
 
 def _inner_programs(params: dict[str, Any]) -> list[Any]:
-    """The programs among the parameters of an equation, closed where they have constants."""
+    """The closed jaxprs among an equation's parameters, or its open jaxprs if none is closed."""
     closed = [
         each for each in params.values() if hasattr(each, "jaxpr") and hasattr(each, "consts")
     ]
@@ -329,22 +331,22 @@ def _inner_programs(params: dict[str, Any]) -> list[Any]:
 
 
 def _has_shapes(program: Any, inputs: Any) -> bool:
-    """Whether a program runs on inputs as these are, as that of a jitted function does."""
+    """Whether a program takes inputs of these shapes, as the program of a jitted function does."""
     own = getattr(program, "jaxpr", program).invars
     shapes = [[getattr(each.aval, "shape", None) for each in each_of] for each_of in (own, inputs)]
     return shapes[0] == shapes[1]
 
 
 def line_of(source: Any) -> str:
-    """The line that asked for an operation, by JAX's `source_info` of it."""
+    """The source line of an operation, from JAX's `source_info`."""
     line = source_info_util.summarize(source)
-    # Our own machinery, as that of a callback, says nothing: who asked for it does.
+    # Lines of this package, such as the implementation of a callback, do not help: find the caller.
     frame = None if is_of_user_or_layer(line) else frame_of_user(source, is_of_user_or_layer)
     return f"{frame.file_name}:{frame.line_num} ({frame.function_name})" if frame else line
 
 
 def num_bytes_of(aval: Any) -> int:
-    """The bytes of an array of a type."""
+    """Size in bytes of an array of this type."""
     dtype = getattr(aval, "dtype", None)
     if dtype is None:
         return 0
@@ -355,7 +357,7 @@ _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
 def type_of(aval: Any) -> str:
-    """The type of an array, as `f32[5,3]`."""
+    """The dtype and shape of an array, such as `f32[5,3]`."""
     if not hasattr(aval, "shape"):
         return str(aval)
     name = str(aval.dtype)
@@ -364,18 +366,17 @@ def type_of(aval: Any) -> str:
     return f"{short}[{','.join(map(str, aval.shape))}]"
 
 
-# --- The path of a layer, read off the stack of names under which something was traced ---
+# --- The path of a layer, from JAX's name stack ---
 
 
 _TOKEN = re.compile(r"([^/()]+)(\(?)")
-# Scopes of JAX's own.
-_OF_JAX = frozenset({"checkpoint", "rematted_computation"})
-# `jnp.einsum` names its products by their indices.
-_INDICES = re.compile(r"[\w.,]*->[\w.]*")
+_JAX_SCOPES = frozenset({"checkpoint", "rematted_computation"})
+# `jnp.einsum` uses the subscripts as the name of a scope.
+_EINSUM_SUBSCRIPTS = re.compile(r"[\w.,]*->[\w.]*")
 
 
 def scopes_in(stack: str) -> tuple[str, ...]:
-    """The scopes in a stack of names, without the transformations around them.
+    """The scopes in a name stack, without the names of transformations.
 
     >>> scopes_in("transpose(jvp(model))/vmap(.layers[0])")
     ('model', '.layers[0]')
@@ -383,12 +384,12 @@ def scopes_in(stack: str) -> tuple[str, ...]:
     return tuple(
         name
         for name, opens in _TOKEN.findall(stack)
-        if not opens and name not in _OF_JAX and _INDICES.fullmatch(name) is None
+        if not opens and name not in _JAX_SCOPES and _EINSUM_SUBSCRIPTS.fullmatch(name) is None
     )
 
 
 def path_of(scopes: tuple[str, ...]) -> str:
-    """The path of a layer; the parts of a path inside another follow it without a slash.
+    """Joins scopes to the path of a layer; attributes and items follow without a slash.
 
     >>> path_of(("model", ".layers[0]", "mask"))
     'model.layers[0]/mask'

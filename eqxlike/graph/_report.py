@@ -1,4 +1,4 @@
-"""Reports on what JAX and XLA made of a function."""
+"""`report`: a function traced and compiled, with its operations, costs, memory and gradient."""
 
 import collections
 import dataclasses
@@ -36,35 +36,38 @@ from ._stable import Unstable, unstable_in
 from ._text import as_rich, as_text, page_of
 
 LARGE_CONSTANT_BYTES = 2**20
-"""A constant of this many bytes or more is warned of."""
+"""`Report.warnings` lists constants of this many bytes or more."""
 
 _EFFECTS = ("device_put", "infeed", "outfeed", "copy_to_host_async", "debug_print", "check")
-"""Besides callbacks. `check` is that of `error_if`."""
+"""Primitives that leave the device, besides callbacks. `error_if` binds `check`."""
 
 
 def report(
     function: Callable[..., Any], /, *args: Any, gradient: bool = False, **kwargs: Any
 ) -> "Report":
-    """What JAX and XLA make of `function(*args, **kwargs)`; it is compiled, and not run.
+    """Compiles `function(*args, **kwargs)` and reports its operations, costs and memory.
 
-    Operations belong to layers by the path from the argument on, as `model.layers[0]`, or from the
-    class on where the function is itself a Module. A layer that was rebuilt inside the function in
-    a way that hides where it came from, as `jax.grad` does with several of one form, has the name
-    of its class. Scopes of `jax.named_scope` count as layers.
+    The function is not run.
+
+    Each operation belongs to a layer. The path of a layer starts at the argument, such as
+    `model.layers[0]`, or at the class if `function` is a Module. If a function rebuilds a layer and
+    hides its origin, as `jax.grad` does with several layers of the same structure, the layer has
+    the name of its class. Scopes of `jax.named_scope` count as layers.
 
     **Arguments:**
 
-    - `function`: any callable: a function, a Module, what `filter_jit` or `jax.jit` returned, whose
-      options stay, a step of `train.make_step`.
-    - `*args`, `**kwargs`: what to call it with. A `jax.ShapeDtypeStruct` may stand for an array.
-    - `gradient`: whether to report on the gradient too: of all floating-point outputs, with
-      cotangents of ones, by the arrays of a Module, or by those of the first argument.
+    - `function`: any callable: a function, a Module, the output of `filter_jit` or `jax.jit`, whose
+      options are kept, or a step of `train.make_step`.
+    - `*args`, `**kwargs`: its arguments. A `jax.ShapeDtypeStruct` may replace an array.
+    - `gradient`: whether to report on the gradient too. All floating-point outputs are
+      differentiated, with cotangents of ones, with respect to the arrays of `function` if it is a
+      Module, otherwise of the first argument.
 
     **Returns:** a `Report`.
 
-    **Raises:** `TypeError` if `function` is not callable; `ValueError` if it cannot be traced for
-    these arguments, with the reason in one line; and with `gradient=True` if there is no
-    floating-point array to differentiate, or by which.
+    **Raises:** `TypeError` if `function` is not callable; `ValueError`, with the reason in one line,
+    if it cannot be traced for these arguments; `ValueError` with `gradient=True` if there is no
+    floating-point output, or no floating-point array to differentiate with respect to.
 
     !!! example
 
@@ -78,8 +81,8 @@ def report(
     """
     if not callable(function):
         raise TypeError(
-            f"graph.report expects a function, and then its arguments; it got {function!r:.60}, of "
-            f"type {type(function).__name__}."
+            f"graph.report expects a function, followed by its arguments; it got "
+            f"{function!r:.60}, of type {type(function).__name__}."
         )
     name = _name_of(function)
     found = _report_on(name, _traced(function, args, kwargs))
@@ -102,13 +105,13 @@ def report(
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What XLA was given, and what it made of it.
+    """The program before and after XLA's optimisations, as numbers of operations by kind.
 
-    - `stablehlo`: the operations that it was given, by kind.
-    - `before`: the same in its own language, before it optimises.
-    - `after`: those that were left, with those inside fusions.
-    - `fusions`: how many fusions of each kind there are.
-    - `fused`: how many of the instructions left stand in one.
+    - `stablehlo`: operations in the StableHLO program, the input of XLA.
+    - `before`: HLO instructions before optimisation.
+    - `after`: HLO instructions after optimisation, including those inside fusions.
+    - `fusions`: number of fusions of each kind.
+    - `fused`: number of instructions inside fusions.
     """
 
     stablehlo: Kinds
@@ -119,19 +122,19 @@ class Compiled:
 
     @property
     def changes(self) -> tuple[tuple[str, int, int], ...]:
-        """The kinds with their numbers before and after."""
+        """Each kind of instruction with its numbers before and after optimisation."""
         kinds = dict.fromkeys([*self.before, *self.after])
         return tuple((kind, self.before.get(kind, 0), self.after.get(kind, 0)) for kind in kinds)
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """The bytes that a run takes, as XLA plans them.
+    """XLA's estimate of the memory that one execution needs, in bytes.
 
-    - `arguments`, `outputs`: of these arrays.
-    - `aliased`: of outputs that lie in the buffers of arguments.
-    - `temporaries`: of what lies between.
-    - `peak`: of all of these at once.
+    - `arguments`, `outputs`: size of these arrays.
+    - `aliased`: size of the outputs that reuse the buffers of arguments.
+    - `temporaries`: size of intermediate buffers.
+    - `peak`: total size, counting aliased outputs once.
     """
 
     arguments: int
@@ -143,10 +146,10 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """An array that is part of the program.
+    """An array that the program captured.
 
-    - `type`: its dtype and shape.
-    - `layer`, `source`: the layer and the line that first read it.
+    - `type`: dtype and shape.
+    - `layer`, `source`: layer and source line of the first operation that reads it.
     """
 
     type: str
@@ -157,11 +160,11 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """An operation that leaves the device: a callback to the host, or a copy between devices.
+    """A callback to the host, or a copy between devices.
 
-    - `kind`: the name of JAX's primitive, as `pure_callback`; `check` is that of `error_if`.
-    - `times`: how often it is run.
-    - `source`: the line that asked for it.
+    - `kind`: name of the JAX primitive, such as `pure_callback`; `error_if` binds `check`.
+    - `times`: number of executions.
+    - `source`: the source line that created it.
     """
 
     kind: str
@@ -172,29 +175,31 @@ class Effect:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Report:
-    """The output of `report`; `str` shows it as text, `rich.print` with tables of rich.
+    """The output of `report`; `str` returns it as text, and `rich.print` prints tables.
 
-    - `name`: that of the function.
-    - `operations`: of the traced program, in order, those of inner programs in their place.
-    - `layers`, `kinds`: the same by path of layer, of which the first is the whole program, and by
-      kind.
-    - `redundant`: those that need not be run.
-    - `compiled`: what XLA was given, and what it made of it.
-    - `xla_flops`, `xla_bytes`: what XLA says the compiled program costs; it counts a loop once.
-      `None` where it does not say.
-    - `memory`: what a run takes; `None` where XLA does not say.
-    - `donated`: the paths of arguments that may be reused.
-    - `aliased`: for each output that lies in the buffer of an argument its number, and the path of
-      that argument.
-    - `constants`: the arrays that are baked into the program, largest first.
+    - `name`: name of the function.
+    - `operations`: operations of the traced program in order, including those of inner functions.
+    - `layers`: sums over the operations of each layer; the first row is the whole program.
+    - `kinds`: sums over the operations of each kind.
+    - `redundant`: numbers of operations that a compiler can remove.
+    - `compiled`: the program before and after XLA's optimisations.
+    - `xla_flops`, `xla_bytes`: XLA's estimate of FLOPs and of bytes moved; the body of a loop
+      counts once. `None` if XLA gives no estimate.
+    - `memory`: XLA's estimate of the memory used; `None` if XLA gives no estimate.
+    - `donated`: paths of donated arguments.
+    - `aliased`: for each output that reuses the buffer of an argument, the number of the output and
+      the path of the argument.
+    - `constants`: arrays that the program captured, largest first.
     - `effects`: callbacks to the host and copies between devices.
-    - `collectives`: what devices send each other.
-    - `trace_s`, `lower_s`, `compile_s`: the seconds that each took. What JAX has traced before
-      inside the function, and what its cache of compiled programs holds, is not done again.
-    - `sides`, `stored`, `gradient`: with `gradient=True`, function and gradient by layer, what is
-      stored for the backward pass, and the report on the gradient's program; else empty and `None`.
-    - `unstable`: formulas that lose digits, as `graph.unstable` finds them.
-    - `jaxpr`, `stablehlo`, `hlo`: the program as JAX traced it, as XLA got it, and as it left it.
+    - `collectives`: communication between devices.
+    - `trace_s`, `lower_s`, `compile_s`: seconds to trace, lower and compile. Inner functions that
+      JAX has already traced, and programs in its compilation cache, are not processed again.
+    - `sides`: costs of function and gradient by layer; empty without `gradient=True`.
+    - `stored`: arrays stored for the backward pass; empty without `gradient=True`.
+    - `gradient`: report on the program that computes value and gradient; `None` without
+      `gradient=True`.
+    - `unstable`: formulas that lose digits; see `graph.unstable`.
+    - `jaxpr`, `stablehlo`, `hlo`: the traced program, the input of XLA, and the optimised program.
     """
 
     name: str
@@ -225,17 +230,17 @@ class Report:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of a run."""
+        """Floating-point operations of one execution."""
         return self.layers[0].flops
 
     @property
     def intensity(self) -> float | None:
-        """FLOPs for each byte that is moved, by XLA's count; `None` where it has none."""
+        """Arithmetic intensity: XLA's FLOPs per byte moved; `None` if XLA gives no estimate."""
         return self.xla_flops / self.xla_bytes if self.xla_flops and self.xla_bytes else None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is likely to be a mistake."""
+        """Likely mistakes: large constants."""
         return tuple(
             f"A constant of {each.num_bytes:,} bytes, {each.type}, is baked into the program: "
             f"pass it as an argument.{f' It is read at {each.source}.' if each.source else ''}"
@@ -252,20 +257,18 @@ class Report:
         return as_rich(self)
 
     def to_json(self) -> str:
-        """The report as JSON, without the texts of the programs."""
-        return json.dumps({"jax": jax.__version__, **_plain(self)})
+        """The report as JSON, without the programs."""
+        return json.dumps({"jax": jax.__version__, **_to_json_value(self)})
 
     def to_html(self) -> str:
-        """The report as one page, with all that it needs inside: tables, and the graph, whose
-        layers open with a click.
-        """
+        """The report as a self-contained HTML page: tables, and a graph with collapsible layers."""
         return page_of(self)
 
     def by_enzyme(self) -> tuple[Kinds, float]:
-        """What Enzyme's optimiser of StableHLO makes of the program.
+        """Optimises the StableHLO program with Enzyme.
 
-        **Returns:** the operations left by kind, to be compared with `compiled.stablehlo`, and the
-        seconds that its passes took.
+        **Returns:** the number of remaining operations of each kind, to compare with
+        `compiled.stablehlo`, and the duration of Enzyme's passes in seconds.
 
         **Raises:** `ImportError` if Enzyme is not installed.
         """
@@ -284,28 +287,30 @@ class Report:
 
 
 _NOT_IN_JSON = frozenset({"jaxpr", "stablehlo", "hlo", "program"})
-"""The programs, which have forms of their own."""
+"""The programs: large, and not JSON."""
 
 
-def _plain(value: Any) -> Any:
-    """The numbers and names of a part of a report, for JSON."""
+def _to_json_value(value: Any) -> Any:
+    """Converts records to dictionaries, and tuples to lists."""
     names = getattr(value, "_fields", None) or getattr(value, "__dataclass_fields__", None)
     if names is None:
-        return list(map(_plain, value)) if isinstance(value, tuple) else value
-    return {name: _plain(getattr(value, name)) for name in names if name not in _NOT_IN_JSON}
+        return list(map(_to_json_value, value)) if isinstance(value, tuple) else value
+    return {
+        name: _to_json_value(getattr(value, name)) for name in names if name not in _NOT_IN_JSON
+    }
 
 
-def _report_on(name: str, again: FreshTrace) -> Report:
+def _report_on(name: str, trace: FreshTrace) -> Report:
     start_s = time.perf_counter()
-    compiled = _compile(again.lowered)
+    compiled = _compile(trace.lowered)
     compile_s = time.perf_counter() - start_s
-    jaxpr, hlo = again.traced.jaxpr, compiled.as_text() or ""
+    jaxpr, hlo = trace.traced.jaxpr, compiled.as_text() or ""
     program = program_of(jaxpr)
     instructions = instructions_in(hlo)
     operations = tuple(step.operation for step in program.steps)
-    stablehlo, costs = again.lowered.as_text(), compiled.cost_analysis() or {}
+    stablehlo, costs = trace.lowered.as_text(), compiled.cost_analysis() or {}
     fused = {each.calls for each in instructions if each.calls}
-    donated = [each.donated for each in jtu.tree_leaves(again.lowered.args_info)]
+    donated = [each.donated for each in jtu.tree_leaves(trace.lowered.args_info)]
     return Report(
         name=name,
         operations=operations,
@@ -314,7 +319,7 @@ def _report_on(name: str, again: FreshTrace) -> Report:
         redundant=redundant_in(program),
         compiled=Compiled(
             stablehlo=stablehlo_kinds(stablehlo),
-            before=kinds_of(instructions_in(_text_before(again.lowered))),
+            before=kinds_of(instructions_in(_text_before(trace.lowered))),
             after=kinds_of(instructions),
             fusions=dict(collections.Counter(each.fusion for each in instructions if each.fusion)),
             fused=sum(each.computation in fused for each in instructions),
@@ -322,8 +327,8 @@ def _report_on(name: str, again: FreshTrace) -> Report:
         xla_flops=_known(costs.get("flops")),
         xla_bytes=_known(costs.get("bytes accessed")),
         memory=_memory(compiled.memory_analysis()),
-        donated=tuple(path for path, flag in zip(again.paths, donated, strict=False) if flag),
-        aliased=_aliased(hlo, again.paths),
+        donated=tuple(path for path, flag in zip(trace.paths, donated, strict=False) if flag),
+        aliased=_aliased(hlo, trace.paths),
         constants=_constants(program),
         effects=tuple(
             Effect(each.kind, each.layer, each.times, each.source)
@@ -331,8 +336,8 @@ def _report_on(name: str, again: FreshTrace) -> Report:
             if each.kind.endswith("callback") or each.kind in _EFFECTS
         ),
         collectives=collectives(compiled),
-        trace_s=again.trace_s,
-        lower_s=again.lower_s,
+        trace_s=trace.trace_s,
+        lower_s=trace.lower_s,
         compile_s=compile_s,
         jaxpr=jaxpr,
         stablehlo=stablehlo,
@@ -343,7 +348,10 @@ def _report_on(name: str, again: FreshTrace) -> Report:
 
 
 def _compile(lowered: Any) -> Any:
-    """The compiled program; JAX's cache may hold one of the same instructions and other names."""
+    """Compiles, with metadata in the key of JAX's compilation cache.
+
+    Otherwise the cache may return an equal program whose operations have other names.
+    """
     name = "jax_compilation_cache_include_metadata_in_key"
     before = getattr(jax.config, name)
     jax.config.update(name, True)
@@ -356,33 +364,33 @@ def _compile(lowered: Any) -> Any:
 def _text_before(lowered: Any) -> str:
     try:
         return lowered.as_text("hlo")
-    # What cannot be written in XLA's own language, as symbolic shapes.
+    # HLO cannot express everything, for example symbolic shapes.
     except jax.errors.JaxRuntimeError:
         return ""
 
 
 def _known(cost: float | None) -> float | None:
-    """A cost, or `None` if XLA does not know it."""
+    """Returns `None` for the negative numbers by which XLA marks unknown costs."""
     return cost if cost is not None and cost >= 0 else None
 
 
 def _memory(stats: Any) -> Memory | None:
-    # On some platforms XLA says nothing of it.
+    # Some platforms have no memory analysis.
     if stats is None:
         return None
     arguments, outputs = stats.argument_size_in_bytes, stats.output_size_in_bytes
     aliased, temporaries = stats.alias_size_in_bytes, stats.temp_size_in_bytes
-    # XLA has a peak of its own, which on a CPU leaves the temporaries out.
+    # XLA also reports a peak, but on CPU it excludes the temporaries.
     peak = arguments + outputs - aliased + temporaries
     return Memory(arguments, outputs, aliased, temporaries, peak)
 
 
 def _aliased(hlo: str, paths: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
-    """The outputs that take over the buffer of an argument, with its path."""
+    """The outputs that reuse the buffer of an argument, with the argument's path."""
     parameters = parameters_in(hlo)
 
     def path_of_parameter(number: int) -> str:
-        # JAX leaves out arguments that nothing needs: the names tell which are left.
+        # JAX drops unused arguments, so the number alone does not identify the argument.
         name = parameters.get(number, "")
         index = name.removeprefix("arrays[").removesuffix("]")
         if name.startswith("arrays[") and index.isdigit() and int(index) < len(paths):
@@ -393,7 +401,7 @@ def _aliased(hlo: str, paths: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
 
 
 def _constants(program: Program) -> tuple[Constant, ...]:
-    # The first operation that reads each.
+    # Constants to the first operation that reads them: later entries win, hence `reversed`.
     readers = {
         where: step.operation
         for step in reversed(program.steps)
@@ -408,13 +416,13 @@ def _constants(program: Program) -> tuple[Constant, ...]:
     return tuple(sorted(found, key=lambda each: -each.num_bytes))
 
 
-# --- A function traced and lowered for a report, or one clear line that says why not ---
+# --- Tracing and lowering ---
 
 
 def _traced(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str = ""
 ) -> FreshTrace:
-    """`function` as it is traced for these arguments.
+    """Traces `function` for these arguments.
 
     **Raises:** `ValueError` if the trace fails.
     """
@@ -429,7 +437,7 @@ def _traced(
 
 
 def _name_of(function: Any) -> str:
-    """The name of a function; of a Module that of its class."""
+    """The name of a function, or of the class of a Module."""
     while isinstance(function, Wrapper):
         function = function.__wrapped__
     if isinstance(function, functools.partial):
@@ -441,26 +449,29 @@ def _name_of(function: Any) -> str:
 
 
 def _gradient_of(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
-    """A function that computes the output of `function` and its gradient, and one that computes
-    what the forward pass stores for the backward pass.
+    """Builds the functions that compute the gradient, and the arrays stored for the backward pass.
 
-    A Module is differentiated by its own arrays, any other function by its first argument. Each
-    floating-point array of the output is pulled back with a cotangent of ones.
+    A Module is differentiated with respect to its arrays, any other function with respect to its
+    first argument. Each floating-point output has a cotangent of ones.
+
+    **Returns:** a function that computes outputs and gradient, a function that computes what the
+    forward pass stores for the backward pass, and the arguments of both.
     """
     if isinstance(function, JitFunction):
         function = function.__wrapped__
     is_model = isinstance(function, Module) and any(map(_is_inexact, jtu.tree_leaves(function)))
     if not is_model and not args:
         raise ValueError(
-            "graph.report(gradient=True) differentiates a Module by its arrays and a function by "
-            f"its first argument: give {_name_of(function)} one."
+            "graph.report(gradient=True) differentiates a Module with respect to its arrays, and a "
+            "function with respect to its first argument: pass an argument to "
+            f"{_name_of(function)}."
         )
     subject = function if is_model else args[0]
     if not any(map(_is_inexact, jtu.tree_leaves(subject))):
         raise ValueError(
-            "graph.report(gradient=True) differentiates by floating-point arrays, and the first "
-            f"argument of {_name_of(function)}, of type {type(subject).__name__}, has none: "
-            f"{jtu.tree_leaves(subject)!r:.80}."
+            "graph.report(gradient=True) differentiates with respect to floating-point arrays, but "
+            f"the first argument of {_name_of(function)}, of type {type(subject).__name__}, has "
+            f"none: {jtu.tree_leaves(subject)!r:.80}."
         )
 
     def pulled_back(*arguments: Any, **kwargs: Any) -> tuple[list[Any], Any]:
@@ -484,7 +495,7 @@ def _gradient_of(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, tuple[
         def new(*arguments: Any, **kwargs: Any) -> Any:
             return of(*pulled_back(*arguments, **kwargs))
 
-        return _like(function, new, is_model)
+        return _with_signature_of(function, new, is_model)
 
     arguments = (function, *args) if is_model else args
     return (
@@ -501,12 +512,13 @@ def _is_inexact(leaf: Any) -> bool:
     return is_array_or_struct(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
-def _like(function: Any, new: Callable[..., Any], is_model: bool) -> Any:
-    """`new` with the name and parameters of `function`; a model itself is the first of these."""
+def _with_signature_of(function: Any, new: Callable[..., Any], is_model: bool) -> Any:
+    """Gives `new` the name and parameters of `function`; a model is the first parameter itself."""
     name = _name_of(function)
     new.__name__ = new.__qualname__ = name
     try:
-        # A default that is filled in is passed on, which not every function takes.
+        # filter_jit passes on simple defaults of omitted arguments, which not every function
+        # accepts. It does not pass on this sentinel.
         parameters = [
             each if each.default is inspect.Parameter.empty else each.replace(default=_LEFT_OUT)
             for each in inspect.signature(function).parameters.values()
@@ -514,7 +526,7 @@ def _like(function: Any, new: Callable[..., Any], is_model: bool) -> Any:
         if is_model:
             parameters.insert(0, inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY))
         signature = inspect.Signature(parameters)
-    # Some functions tell no parameters, and not every name can be that of one.
+    # Some functions have no signature, and not every name is a valid parameter name.
     except (TypeError, ValueError):
         return new
     vars(new)["__signature__"] = signature

@@ -11,16 +11,16 @@ from ._operations import Operation, Origin, Program, Step, path_of, scopes_in, s
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What belongs to one layer, or is of one kind. What lies inside a layer counts for it too.
+    """The operations of one layer, including the layers inside it, or of one kind.
 
-    - `name`: the path of the layer, `""` for the whole program; or the kind.
-    - `operations`: how many stand in the traced program.
-    - `runs`: how often they are run, with all turns of each `scan`.
-    - `flops`, `transcendentals`: of all runs.
-    - `num_bytes`: read and written by all runs, if each were run by itself.
-    - `is_least`: whether it is more, by an amount that only a run tells: the turns of a
-      `while_loop`, and operations whose cost nobody knows.
-    - `compiled`: the instructions left after XLA; `None` for a kind.
+    - `name`: path of the layer, `""` for the whole program; or the kind.
+    - `operations`: number of operations in the traced program.
+    - `runs`: number of executions, with all iterations of each `scan`.
+    - `flops`, `transcendentals`: cost of all executions.
+    - `num_bytes`: bytes read and written by all executions without fusion.
+    - `is_least`: whether the costs are lower bounds: there is a `while_loop`, whose body counts
+      once, or an operation of unknown cost.
+    - `compiled`: number of instructions after XLA's optimisations; `None` for a kind.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Row:
 
 
 def rows_by_layer(program: Program, instructions: Sequence[Instruction]) -> tuple[Row, ...]:
-    """A row for the whole program, and one for each layer, in the order of their first calls."""
+    """A row for the whole program, then one for each layer in the order of first calls."""
     groups = steps_by_layer(program)
     compiled = _instructions_by_layer(program, instructions)
     return tuple(_row(name, steps, compiled[name]) for name, steps in groups.items())
@@ -50,17 +50,17 @@ def rows_by_kind(program: Program) -> tuple[Row, ...]:
 
 
 def steps_by_layer(program: Program) -> dict[str, list[Step]]:
-    """The operations of each layer, by path, with those of the layers inside it."""
+    """The operations of each layer, including the layers inside it, by path."""
     groups: dict[str, list[Step]] = {"": []}
     for step in program.steps:
         for path in paths_around(step.scopes):
             groups.setdefault(path, []).append(step)
-    # A layer stands before those inside it, and after the layers called earlier.
+    # Layers come in the order of first calls, outer layers before inner ones.
     return groups
 
 
 def paths_around(scopes: tuple[str, ...]) -> list[str]:
-    """The path of a layer and of those around it, outer ones first."""
+    """Paths of a layer and of the layers around it, outermost first."""
     return list(dict.fromkeys(path_of(scopes[:depth]) for depth in range(len(scopes) + 1)))
 
 
@@ -88,7 +88,7 @@ def _instructions_by_layer(
     known = {scope for step in program.steps for scope in step.scopes}
     found: collections.Counter[str] = collections.Counter()
     for each in instructions:
-        # The last name is that of the operation.
+        # The last name is the operation's.
         stack = each.op_name.rpartition("/")[0]
         scopes = tuple(scope for scope in scopes_in(stack) if scope in known)
         found.update(paths_around(scopes))
@@ -99,7 +99,7 @@ def _instructions_by_layer(
 class Stored:
     """An array that the forward pass stores for the backward pass.
 
-    - `kind`: the operation that computes it.
+    - `kind`: the operation that computes the array.
     """
 
     layer: str
@@ -110,14 +110,14 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One layer of a function, and of its gradient. What lies inside a layer counts for it too.
+    """Costs of one layer, including the layers inside it, in a function and in its gradient.
 
-    - `name`: the path of the layer, `""` for the whole program.
-    - `operations`, `flops`: of the function.
-    - `gradient_operations`, `gradient_flops`: of the program that computes its value and gradient.
-    - `backward_flops`: the part of them in the backward pass.
-    - `stored_bytes`: of what the forward pass stores for the backward pass. Arguments, which are
-      there anyway, do not count.
+    - `name`: path of the layer, `""` for the whole program.
+    - `operations`, `flops`: costs of the function.
+    - `gradient_operations`, `gradient_flops`: costs of computing the value and the gradient.
+    - `backward_flops`: the part of `gradient_flops` in the backward pass.
+    - `stored_bytes`: bytes that the forward pass stores for the backward pass. Arguments do not
+      count, because they exist anyway.
     """
 
     name: str
@@ -130,14 +130,19 @@ class Side:
 
 
 def stored_in(program: Program, outputs: Sequence[tuple[str, int]]) -> tuple[Stored, ...]:
-    """The arrays, given by type and size, that a program returns for the backward pass.
+    """The arrays that a program returns for the backward pass.
 
-    One that is returned twice counts once; arguments and constants do not count.
+    An array that is returned twice counts once; arguments and constants do not count.
+
+    **Arguments:**
+
+    - `program`: the forward pass.
+    - `outputs`: type and bytes of each output.
     """
     found: dict[Origin, Stored] = {}
     for origin, (type_, num_bytes) in zip(program.outputs, outputs, strict=True):
         source = source_of(origin)
-        # A loop stacks what its turns pass on, an argument too: that is an array of its own.
+        # A loop stacks what its iterations return in a new array, even if that is an argument.
         maker = origin[1] if origin[0] == "passed" else None
         if source is not None:
             maker = program.steps[source].operation
@@ -147,7 +152,7 @@ def stored_in(program: Program, outputs: Sequence[tuple[str, int]]) -> tuple[Sto
 
 
 def sides(function: Program, gradient: Program, stored: Iterable[Stored]) -> tuple[Side, ...]:
-    """A function and its gradient next to each other, by layer."""
+    """Compares a function and its gradient, layer by layer."""
     there, back = steps_by_layer(function), steps_by_layer(gradient)
     scopes = {step.operation.layer: step.scopes for step in (*function.steps, *gradient.steps)}
     num_bytes: collections.Counter[str] = collections.Counter()
@@ -164,15 +169,15 @@ def sides(function: Program, gradient: Program, stored: Iterable[Stored]) -> tup
     return tuple(found)
 
 
-# --- What a compiler can find superfluous in a traced program before it looks at shapes ---
+# --- Redundant operations ---
 
 
 class Redundant(NamedTuple):
-    """Operations of the traced program that need not be run.
+    """Numbers of operations in the traced program that a compiler can remove.
 
-    - `unused`: those whose results nothing needs.
-    - `common`: those that compute what another has computed.
-    - `constant`: those whose inputs are all known when the program is compiled.
+    - `unused`: operations on which no output or side effect depends.
+    - `common`: operations that repeat an earlier one on the same inputs.
+    - `constant`: operations on constants only.
     """
 
     unused: int
@@ -181,7 +186,7 @@ class Redundant(NamedTuple):
 
 
 def redundant_in(program: Program) -> Redundant:
-    """What is superfluous in a program; each operation counts once, in this order."""
+    """Counts redundant operations; each counts once, in the order of the fields."""
     seen: dict[Hashable, int] = {}
     first: dict[int, int] = {}
     constant: set[int] = set()

@@ -1,4 +1,4 @@
-"""A report as text, as tables of rich, and as a page of HTML with the graph as SVG."""
+"""Renders a report as text, as tables of rich, and as an HTML page with the graph as SVG."""
 
 import collections
 import html
@@ -21,7 +21,7 @@ from ._rows import Row
 
 
 class Table(NamedTuple):
-    """A table with a line above it."""
+    """A table with a title."""
 
     title: str
     header: tuple[str, ...]
@@ -29,7 +29,7 @@ class Table(NamedTuple):
 
 
 def as_text(report: Any) -> str:
-    """Tables and lines as plain text."""
+    """Renders a report as plain text."""
     parts = [headline(report), *(f"Warning: {each}" for each in report.warnings)]
     for table in tables(report):
         parts += ["", table.title, align(table.header, table.rows)]
@@ -37,7 +37,7 @@ def as_text(report: Any) -> str:
 
 
 def as_rich(report: Any) -> Any:
-    """The same with tables of rich, which asks for it and so is there."""
+    """Renders a report with tables of rich; only rich calls this, so it is installed."""
     from rich.console import Group
     from rich.text import Text
 
@@ -49,11 +49,11 @@ def as_rich(report: Any) -> Any:
 
 
 def headline(report: Any) -> str:
-    """What the function is, and what it costs."""
+    """One line with the function's name and cost."""
     whole = report.layers[0]
     return (
-        f"{report.name}: {whole.operations:,} operations traced, {_least(whole.flops, whole)} "
-        f"FLOPs, {_least(whole.transcendentals, whole)} transcendentals; "
+        f"{report.name}: {whole.operations:,} operations traced, {_with_plus(whole.flops, whole)} "
+        f"FLOPs, {_with_plus(whole.transcendentals, whole)} transcendentals; "
         f"{sum(report.compiled.after.values()):,} instructions compiled"
     )
 
@@ -69,7 +69,7 @@ def tables(report: Any) -> list[Table]:
         ),
         Table("By kind", ("Kind", *numbers), tuple(map(_cells, report.kinds))),
         Table(
-            "What XLA was given, and what it left",
+            "Instructions before and after XLA's optimisations",
             ("Instruction", "Before", "After"),
             tuple((kind, *map(grouped, numbers)) for kind, *numbers in report.compiled.changes),
         ),
@@ -93,54 +93,54 @@ _SIDE = operator.attrgetter(
 
 def _cells(row: Row) -> tuple[str, ...]:
     numbers = (row.runs, row.flops, row.transcendentals, row.num_bytes)
-    least = (_least(number, row) for number in numbers)
+    least = (_with_plus(number, row) for number in numbers)
     return (row.name or "(all)", grouped(row.operations), *least)
 
 
-def _least(number: int, row: Row) -> str:
+def _with_plus(number: int, row: Row) -> str:
     return f"{number:,}{'+' if row.is_least else ''}"
 
 
 def lines(report: Any) -> list[str]:
-    """What is said of a report below its tables."""
+    """The lines below the tables of a report."""
     compiled, redundant = report.compiled, report.redundant
     before, after = sum(compiled.before.values()), sum(compiled.after.values())
     fusions = ", ".join(f"{count} {kind}" for kind, count in compiled.fusions.items())
     intensity = "-" if report.intensity is None else f"{report.intensity:.2f}"
     found = [
-        f"XLA: {before:,} instructions given, {after:,} left, {compiled.fused:,} of them in "
-        f"{sum(compiled.fusions.values()):,} fusions{f' ({fusions})' if fusions else ''}",
+        f"XLA: {before:,} instructions before optimisation, {after:,} after, {compiled.fused:,} of "
+        f"them in {sum(compiled.fusions.values()):,} fusions{f' ({fusions})' if fusions else ''}",
         f"Redundant as traced: {redundant.unused:,} unused, {redundant.common:,} computed twice, "
-        f"{redundant.constant:,} of constants alone",
-        f"XLA's count: {grouped(report.xla_flops)} FLOPs, {grouped(report.xla_bytes)} bytes moved, "
-        f"{intensity} FLOPs a byte",
+        f"{redundant.constant:,} on constants only",
+        f"XLA's estimate: {grouped(report.xla_flops)} FLOPs, {grouped(report.xla_bytes)} bytes "
+        f"moved, {intensity} FLOPs per byte",
     ]
     if (memory := report.memory) is not None:
         found.append(
             f"Memory: at most {memory.peak:,} bytes; arguments {memory.arguments:,}, outputs "
-            f"{memory.outputs:,} ({memory.aliased:,} of them in arguments), temporaries "
-            f"{memory.temporaries:,}"
+            f"{memory.outputs:,} ({memory.aliased:,} of them in buffers of arguments), "
+            f"temporaries {memory.temporaries:,}"
         )
     found += [
-        f"Arguments donated: {_some(report.donated)}",
+        f"Arguments donated: {_listed(report.donated)}",
         f"Outputs in the buffers of arguments: "
-        f"{_some([f'{output} in {path}' for output, path in report.aliased])}",
-        f"Constants: {_some([_constant(each) for each in report.constants])}",
+        f"{_listed([f'{output} in {path}' for output, path in report.aliased])}",
+        f"Constants: {_listed([_constant(each) for each in report.constants])}",
         f"Callbacks and copies: "
-        f"{_some([f'{each.kind} at {each.source}' for each in report.effects])}",
+        f"{_listed([f'{each.kind} at {each.source}' for each in report.effects])}",
         f"Collectives: {_collectives(report.collectives)}",
         f"Seconds: trace {report.trace_s:.3f}, lower {report.lower_s:.3f}, "
         f"compile {report.compile_s:.3f}",
     ]
     if any(row.is_least for row in report.layers[:1]):
         found.append(
-            "+ means at least: turns of a while loop count once, and not every operation has a "
-            "known cost"
+            "+ means at least: the body of a while loop counts once, and operations of unknown "
+            "cost count 0"
         )
     return found
 
 
-def _some(texts: Sequence[str], most: int = 4) -> str:
+def _listed(texts: Sequence[str], most: int = 4) -> str:
     more = [f"and {len(texts) - most:,} more"] if len(texts) > most else []
     return ", ".join([*texts[:most], *more]) or "none"
 
@@ -155,7 +155,7 @@ def _collectives(found: Sequence[Any]) -> str:
     sizes: collections.Counter[str] = collections.Counter()
     for each in found:
         sizes[each.kind] += each.num_bytes
-    return _some([f"{count} {kind} of {sizes[kind]:,} bytes" for kind, count in counts.items()])
+    return _listed([f"{count} {kind} of {sizes[kind]:,} bytes" for kind, count in counts.items()])
 
 
 # --- A page of HTML ---
@@ -165,7 +165,7 @@ _TEMPLATE = pathlib.Path(__file__).with_name("template.html")
 
 
 def page_of(report: Any) -> str:
-    """The page; nothing in it is fetched from elsewhere."""
+    """Renders a report as a self-contained HTML page."""
     programs = {"Function": report.program}
     if report.gradient is not None:
         programs["With gradient"] = report.gradient.program
@@ -193,13 +193,13 @@ def _section(table: Table) -> str:
 
 
 def _graph(program: Program) -> dict[str, Any]:
-    """What the script draws: operations, edges between them, and the groups around them."""
+    """The data that the page's script draws: operations, edges and groups."""
     operations = [step.operation for step in program.steps]
     return {
         "operations": [
             [each.kind, each.output, each.work, each.times, each.source] for each in operations
         ],
-        # From what is read to the reader.
+        # From producer to consumer.
         "edges": [
             (source, index)
             for index, step in enumerate(program.steps)
@@ -211,8 +211,10 @@ def _graph(program: Program) -> dict[str, Any]:
 
 
 def _nested(program: Program) -> dict[str, Any]:
-    """The program as nested groups: layers, loops and branches around operations, each with its
-    first, the one after its last, and its parts. A layer that is called twice is two groups.
+    """The program as nested groups: layers, loops and branches.
+
+    Each group has the index of its first operation, the index after its last, and its parts. A
+    layer that is called twice becomes two groups.
     """
     root = {"name": "", "start": 0, "stop": len(program.steps), "parts": []}
     around: list[dict[str, Any]] = [root]

@@ -1,4 +1,4 @@
-"""Rules of your own for `graph.stabilise`, and functions with which a rule reads an operation."""
+"""Building blocks for custom rules of `graph.stabilise`, and functions that inspect operations."""
 
 from ._stable import RULES as RULES
 from ._stable import Part as Part

@@ -316,7 +316,7 @@ def test_what_cannot_be_traced_is_refused_in_one_line():
         ((broken, X), {}, ValueError, r"^graph.report could not trace broken: TypeError: dot"),
         ((lambda x, y: x,), {"y": "1"}, ValueError, r"argument: 'x'\.$"),
         ((loss, mlp()), {}, ValueError, r"could not trace loss: TypeError: .*missing .* 'x'"),
-        ((3, X), {}, TypeError, r"expects a function, and then its arguments; it got 3, of"),
+        ((3, X), {}, TypeError, r"expects a function, followed by its arguments; it got 3, of"),
     ]:
         with pytest.raises(error, match=message) as caught:
             graph.report(*args, **kwargs)

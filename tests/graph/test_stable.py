@@ -247,7 +247,7 @@ def test_what_cannot_be_called_is_refused():
     ):
         graph.stabilise(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(
-        TypeError, match=r"graph.unstable expects a function, and then its arguments"
+        TypeError, match=r"graph.unstable expects a function, followed by its arguments"
     ):
         graph.unstable(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"expects rules, a sequence of graph.rules.Rule"):
@@ -259,7 +259,9 @@ def test_what_cannot_be_traced_names_the_argument():
     for function in (stable, eqx.filter_jit(stable)):
         with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
             function((1.0, NEAR), y={"a": NEAR, "b": jnp.array(1.0)})
-        assert "Of <lambda>, arrays[2] is kwargs['y']['b']." in caught.value.__notes__
+        assert (
+            "In the arguments of <lambda>, arrays[2] is kwargs['y']['b']." in caught.value.__notes__
+        )
 
 
 def welford(x):

@@ -1,4 +1,4 @@
-"""Formulas that lose digits: found, and rewritten."""
+"""Numerically unstable formulas: found in a traced program, and rewritten."""
 
 from ._expressions import Part as Part
 from ._expressions import Parts as Parts

@@ -1,7 +1,7 @@
-"""`where(c, f(x), other)`, whose gradient is NaN where f has none, though f(x) is not chosen there.
+"""Rule for `where(c, f(x), other)`, whose gradient may be NaN where f(x) is not chosen.
 
-The chosen branch has a finite derivative, and the other is multiplied by zero: 0 * inf is NaN. The
-operand of f is replaced by a harmless number wherever the branch is not chosen.
+The gradient multiplies the derivative of the branch that is not chosen by zero, and 0 * inf is NaN.
+The rule replaces the operand of f by a harmless number wherever f(x) is not chosen.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ HARMLESS = {
     "pow": (0, 1.0),
     "integer_pow": (0, 1.0),
 }
-"""Operations whose derivative may be infinite: the input at fault, and a number that serves it."""
+"""Operations whose derivative may be infinite: index of the critical input, and a safe value."""
 
 THROUGH = frozenset(
     (
@@ -34,19 +34,19 @@ THROUGH = frozenset(
         *("erf", "erfc", "erf_inv", "lgamma", "digamma", "convert_element_type"),
     )
 )
-"""Operations on each element by itself."""
+"""Elementwise operations."""
 
 
 def branch_not_taken(step: Step) -> Rewrite | None:
-    """`where` whose branches compute with a harmless number where they are not chosen."""
+    """Rewrites `where` to compute each branch with harmless numbers where it is not chosen."""
     condition, *branches = step.inputs
     if len(branches) != 2 or condition.dtype != bool or condition.shape != step.output.shape:
         return None
     if any(math.isinf(constant_of(each) or 0) for each in branches):
-        return None  # Its derivative does not matter.
+        return None  # The derivative of an infinite result does not matter.
     branches = [_copied(branch) for branch in branches]
     sources = ancestors_of(condition)
-    # What only integers decide, as a mask made from labels, says nothing of the operand.
+    # A condition on integers only, such as a mask made from labels, does not guard the operand.
     inputs = (each for each in sources if each.step is INPUT)
     if not any(jnp.issubdtype(each.dtype, jnp.floating) for each in inputs):
         return None
@@ -77,17 +77,17 @@ def _copied(value: Value) -> Value:
 
 @dataclasses.dataclass(frozen=True)
 class _Region:
-    """The values from operations that may fail to a branch.
+    """The part of a branch to compute again with harmless numbers.
 
-    - `computed`: each after those that it is computed of.
-    - `harmless`: a number for each operand of those operations.
+    - `computed`: the values from the operations that may fail up to the branch, in order.
+    - `harmless`: a safe number for each operand of these operations.
     """
 
     computed: tuple[Value, ...]
     harmless: dict[Value, float]
 
     def value_of(self, branch: Value, known: dict[Value, Array], is_chosen: Array) -> Array:
-        """The branch, computed with the harmless numbers where it is not chosen."""
+        """Computes the branch with harmless numbers where it is not chosen."""
         known = dict(known)
 
         def read(value: Value) -> Array:
@@ -114,7 +114,7 @@ MAX_DEPTH = 100
 
 
 def _region(branch: Value, sources: set[Value]) -> _Region:
-    """The region of a branch: of operations on what the condition depends on too."""
+    """The region of a branch: operations that may fail, and share inputs with the condition."""
     order: dict[Value, bool] = {}
     harmless: dict[Value, float] = {}
 
@@ -141,7 +141,7 @@ def _region(branch: Value, sources: set[Value]) -> _Region:
 
 
 def _is_elementwise(value: Value) -> bool:
-    """Whether no element of the rewritten value depends on several elements of an operand."""
+    """Whether the rewrite of a value is elementwise."""
     structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in value.rewrite.operands]
     text = str(jax.make_jaxpr(lambda *arrays: value.rewrite.computed(arrays, value))(*structs))
     return not any(f" {kind}" in text for kind in MIXING)
@@ -171,7 +171,7 @@ def _may_fail(step: Step) -> bool:
 
 
 def _is_guarded(value: Value, depth: int = 0) -> bool:
-    """Whether it is computed only from what `where` or a limit returned."""
+    """Whether a value is computed only from outputs of `where`, `max`, `min` or `clamp`."""
     step = _copied(value).step
     if depth > 8:
         return False
@@ -186,7 +186,7 @@ def _is_guarded(value: Value, depth: int = 0) -> bool:
 
 
 def ancestors_of(value: Value, limit: int = 200) -> set[Value]:
-    """The values that one is computed of, without constants: as many as `limit`."""
+    """Up to `limit` values on which a value depends, including itself, without constants."""
     found: set[Value] = set()
     waiting = [value]
     while waiting and len(found) < limit:

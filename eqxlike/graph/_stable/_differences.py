@@ -1,4 +1,4 @@
-"""Differences whose digits cancel."""
+"""Rules for differences whose digits cancel."""
 
 import dataclasses
 import itertools
@@ -45,7 +45,7 @@ from ._rewrite import Rewrite
 
 
 def difference_from_one(step: Step) -> Rewrite | None:
-    """One minus an exponential, a sigmoid, tanh, tanh squared, erf, cdf or cosine near one."""
+    """Matches one minus exp, sigmoid, tanh, tanh², erf, a normal cdf, cos or sqrt."""
     total, shape = terms_of(step.output), step.output.shape
     if len(total.parts) != 1 or not total.constant:
         return None
@@ -70,11 +70,11 @@ FROM_ONE: tuple[tuple[Formula, Formula], ...] = (
     (lambda y: 1 - lax.tanh(y), lambda y: 2 * stable.sigmoid(-2 * y)),
     (lambda y: 1 + lax.tanh(y), lambda y: 2 * stable.sigmoid(2 * y)),
 )
-"""Differences from one, and how they keep their digits."""
+"""Differences from one, each with a function that keeps its digits."""
 
 
 def _difference_of_root(part: Part, c: float, shape: tuple[int, ...]) -> Rewrite | None:
-    """The difference c (1 - sqrt(1 + x)), as -c x / (1 + sqrt(1 + x)) for small x."""
+    """Rewrites c (1 - sqrt(1 + x)) as -c x / (1 + sqrt(1 + x)) for small x."""
     value = seen_through(part.value)
     is_power = value.step.kind == "pow" and constant_of(value.step.inputs[1]) == 0.5
     if value.step.kind != "sqrt" and not is_power:
@@ -94,7 +94,9 @@ def _difference_of_root(part: Part, c: float, shape: tuple[int, ...]) -> Rewrite
 
 
 def difference_of_squares(step: Step) -> Rewrite | None:
-    """a² - b² as (a - b) (a + b); a² - 2ab + b² as (a - b)²; E[x²] - E[x]² as E[(x - E[x])²]."""
+    """Rewrites a² - b² as (a - b) (a + b), a² - 2ab + b² as (a - b)², and E[x²] - E[x]² as
+    E[(x - E[x])²].
+    """
     total, shape = terms_of(step.output), step.output.shape
     if len(total.parts) == 3 and not total.constant:
         return _square_of_difference(total, shape)
@@ -120,7 +122,7 @@ def difference_of_squares(step: Step) -> Rewrite | None:
 
 
 def _square_of_difference(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
-    """a² ± 2ab + b²; only reported as |a|² - 2 a·b + |b|², by which distances are computed."""
+    """Rewrites a² ± 2ab + b²; only reports |a|² - 2 a·b + |b|², as in pairwise distances."""
     products = [_lifted(factors_of(part.value), part.number, part.axes) for part in total.parts]
     squares = [each for each in products if [part.number for part in each.parts] == [2]]
     mixed = [each for each in products if [part.number for part in each.parts] == [1, 1]]
@@ -151,7 +153,7 @@ def _square_of_difference(total: Parts, shape: tuple[int, ...]) -> Rewrite | Non
 
 
 def _square_of_shifted(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
-    """The sum n x² + m x + c, where it is the square n (x + m / 2n)²."""
+    """Rewrites n x² + m x + c if it is the square n (x + m / 2n)²."""
     squares = [part for part in total.parts if square_root_of(part.value) is not None]
     if len(squares) != 1:
         return None
@@ -164,7 +166,10 @@ def _square_of_shifted(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
 
 
 def _variance(first: Part, second: Part):
-    """x, the axes of its mean, and where the mean lies, if the parts are E[x²] and -E[x]²."""
+    """Matches E[x²] and -E[x]².
+
+    **Returns:** x, the axes of the mean, and the `Axes` of the mean in the difference.
+    """
     squares = argument_of(first.value, "reduce_sum")
     if squares is None or (x := square_root_of(seen_through(squares))) is None:
         return None
@@ -184,13 +189,13 @@ def _variance(first: Part, second: Part):
 
 
 def excess_of_exponential(step: Step) -> Rewrite | None:
-    """The sum of t - 1 - log(t) and others, as in the divergence of two normal distributions.
+    """Matches t - 1 - log(t) plus other terms, as in the KL divergence of normal distributions.
 
-    t and its logarithm may be written as exp(y) and y, as a ratio of variances and the logarithms
-    of both, or t as a part of a quotient, (s² + m²) / r².
+    t and log(t) may be written as exp(y) and y, or as a ratio of variances and the difference of
+    their logarithms. t may also be a term of a quotient, such as s² / r² in (s² + m²) / r².
     """
     if any(_excess_in(terms_of(each)) for each in step.inputs):
-        return None  # The smallest sum with these terms is rewritten.
+        return None  # Only the smallest sum with these terms is rewritten.
     excess = _excess_in(terms_of(step.output))
     if excess is None:
         return None
@@ -207,9 +212,10 @@ def excess_of_exponential(step: Step) -> Rewrite | None:
 
 
 class _Excess(NamedTuple):
-    """A sum `number * (t - 1 - log(t)) + others`, where t is a product.
+    """A sum `number * (t - 1 - log(t)) + others`.
 
-    - `is_of_size`: whether it is log|t|.
+    - `product`: t as a product.
+    - `is_of_size`: whether the logarithm is log|t|.
     """
 
     number: float
@@ -241,7 +247,7 @@ def _excess_in(total: Parts) -> _Excess | None:
                     continue
                 constant += total.constant + sum(x.constant for x in others if not x.parts)
                 expected = -n * (1 + math.log(each.constant / n) + own_constant)
-                # Logarithms of constants were rounded to float32.
+                # JAX may have rounded logarithms of constants to float32.
                 tolerance = 1e-12 if expected == -n else 1e-6
                 if math.isclose(constant, expected, rel_tol=tolerance):
                     others += [terms[k] for k in range(len(terms)) if k != i and k not in used]
@@ -263,7 +269,7 @@ def _lifted(product: Parts, number: float, axes: Axes) -> Parts:
 
 
 def _distributed(product: Parts) -> Iterator[list[Parts]]:
-    """A product with a sum among its factors as the sum of products."""
+    """Expands a product by each of its factors that is a sum."""
     for i, part in enumerate(product.parts):
         inner = terms_of(part.value)
         if part.number != 1 or len(inner.parts) + (inner.constant != 0) < 2:
@@ -277,7 +283,7 @@ def _distributed(product: Parts) -> Iterator[list[Parts]]:
 
 
 def _logs_in(part: Part) -> Iterator[tuple[Any, float]]:
-    """The terms of a logarithm of a product, as key and number, of a constant with no key."""
+    """Expands the logarithm of a product to terms of key and number; a constant has key None."""
     x = argument_of(part.value, "log")
     if x is None:
         yield (key_of(part.value), part.axes), part.number
@@ -286,7 +292,7 @@ def _logs_in(part: Part) -> Iterator[tuple[Any, float]]:
 
 
 def _logs_of(product: Parts, number: float) -> Iterator[tuple[Any, float]]:
-    """The terms of the number times the logarithm of a product."""
+    """Expands `number * log(product)` to terms of key and number."""
     yield None, number * math.log(product.constant)
     for part in product.parts:
         power = number * part.number
@@ -301,7 +307,7 @@ def _logs_of(product: Parts, number: float) -> Iterator[tuple[Any, float]]:
 
 
 def _counted(terms: Iterable[tuple[Any, float]]) -> tuple[dict[Any, float], float]:
-    """The number of each key that is not zero, and the constant."""
+    """Adds up the numbers of each key; returns those that are not zero, and the constant."""
     numbers: dict[Any, float] = {}
     for key, number in terms:
         numbers[key] = numbers.get(key, 0.0) + number
@@ -310,7 +316,7 @@ def _counted(terms: Iterable[tuple[Any, float]]) -> tuple[dict[Any, float], floa
 
 
 def _excess_of(number: float, y: Any, weight: Any, is_of_size: bool) -> Array:
-    """Returns t - 1 - log(t), or t - 1 - log|t|, for t = number * weight * exp(y)."""
+    """Computes t - 1 - log(t), or t - 1 - log|t|, for t = number * weight * exp(y)."""
     if weight is None:
         return stable.excess_of_exp(y + math.log(number) if number != 1 else y)
     t = scaled(number, weight if y is None else weight * jnp.exp(y))

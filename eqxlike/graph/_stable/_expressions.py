@@ -1,11 +1,12 @@
-"""A traced program as expressions: what each value is made of, seen through calls and broadcasts.
+"""A traced program as expressions.
 
-`Value` is one value of the program, and `Step` the equation that computes it. Rules ask three
-questions of a value, which give the same answers however the formula was written:
+`Value` is one value of the program, and `Step` the equation that computes it. Rules inspect values
+with three functions, which look through calls and broadcasts and do not depend on the spelling of
+the formula:
 
-- `constant_of`: the number that all its elements are;
-- `factors_of`: the powers that it is a product of;
-- `terms_of`: the values that it is a sum of.
+- `constant_of`: the number to which all elements are equal;
+- `factors_of`: the value as a product of powers;
+- `terms_of`: the value as a sum.
 """
 
 import dataclasses
@@ -27,19 +28,20 @@ from .._operations import is_of_user_or_layer, line_of, scopes_in
 Found = TypeVar("Found")
 
 Axes = tuple[int, ...]
-"""The axis of a result on which each axis of a value lies."""
+"""For each axis of a value, the corresponding axis of a result."""
 
 
 @dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Value:
-    """One value.
+    """One value of a program.
 
-    - `step`: what computes it; `INPUT` for an input or a constant.
-    - `index`: which of the outputs of that step it is.
-    - `constant`: its array, where that is known.
-    - `inside`: for the output of a call, the value of the called program that it is.
-    - `rewrite`: the `Rewrite` by which it is computed instead, or None.
-    - `memo`: what `constant_of`, `factors_of` and others found.
+    - `aval`: its abstract value.
+    - `step`: the step that computes it; `INPUT` for an input or a constant.
+    - `index`: its index among the outputs of the step.
+    - `constant`: its array if it is a constant, otherwise None.
+    - `inside`: for the output of a transparent call, the same value inside the called program.
+    - `rewrite`: the `Rewrite` that replaces it, or None.
+    - `memo`: cached results of `constant_of`, `factors_of` and others.
     """
 
     aval: Any
@@ -61,14 +63,14 @@ class Value:
 
 @dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Step:
-    """One equation.
+    """One equation of a program.
 
-    - `kind`, `params`: the name of its primitive, and the parameters.
-    - `inputs`, `outputs`: its values; `output` is the one of a step with one.
-    - `inner`: for a call that is seen through, the steps of the program that it calls.
-    - `caller`: the call of the program that it belongs to, if that is seen through.
-    - `scopes`: the names under which it was traced, outer ones first.
-    - `eqn`: JAX's own.
+    - `kind`, `params`: name of its primitive, and its parameters.
+    - `inputs`, `outputs`: the values that it reads and computes.
+    - `inner`: for a transparent call, the steps of the called program.
+    - `caller`: the transparent call whose program contains this step, or None.
+    - `scopes`: the name scopes around it, outermost first.
+    - `eqn`: the JAX equation.
     """
 
     kind: str
@@ -82,12 +84,12 @@ class Step:
 
     @property
     def output(self) -> Value:
-        """The value, of a step that computes one."""
+        """The first output; most steps have one."""
         return self.outputs[0]
 
     @property
     def source(self) -> str:
-        """The line of the user's code: inside a function of JAX that of the call."""
+        """The line of the user's code; for a step inside a JAX function, the line of the call."""
         step = self
         while not (line := line_of(step.eqn.source_info)) and step.caller is not None:
             step = step.caller
@@ -95,13 +97,13 @@ class Step:
 
     @property
     def is_of_user(self) -> bool:
-        """Whether the user's code put it together with its inputs: not JAX, inside one call."""
+        """Whether the user wrote the formula: its steps do not all come from one call of JAX."""
         steps = [step for each in self.inputs if (step := seen_through(each).step) is not INPUT]
         return not steps or any(step.instruction != self.instruction for step in steps)
 
     @property
     def instruction(self) -> tuple[Any, int] | None:
-        """The instruction of the user's code, or of a layer's, that it was traced from."""
+        """The bytecode position, in the user's code or in a layer, that created the step."""
         step: Step | None = self
         while step is not None:
             if (traceback := step.eqn.source_info.traceback) is not None:
@@ -113,7 +115,7 @@ class Step:
 
 
 INPUT = Step("input", {})
-"""The step of inputs and constants."""
+"""The `step` of inputs and constants."""
 
 
 def steps_of(
@@ -122,7 +124,7 @@ def steps_of(
     scopes: tuple[str, ...] = (),
     caller: Step | None = None,
 ) -> tuple[tuple[Step, ...], list[Value]]:
-    """The steps of a program that is called with these inputs, and its outputs."""
+    """Builds the steps and outputs of a program called with `inputs`."""
     jaxpr = closed.jaxpr
     values = dict(zip(jaxpr.invars, inputs, strict=True))
     for variable, constant in zip(jaxpr.constvars, closed.consts, strict=True):
@@ -139,7 +141,7 @@ def steps_of(
         step = Step(eqn.primitive.name, eqn.params, tuple(map(read, eqn.invars)))
         step.caller, step.scopes, step.eqn = caller, path, eqn
         step.outputs = tuple(Value(each.aval, step, i) for i, each in enumerate(eqn.outvars))
-        if (program := program_seen_through(eqn)) is not None:
+        if (program := transparent_program(eqn)) is not None:
             step.inner, found = steps_of(program, step.inputs, path, step)
             for output, inside in zip(step.outputs, found, strict=True):
                 output.inside = inside
@@ -148,10 +150,8 @@ def steps_of(
     return tuple(steps), [read(atom) for atom in jaxpr.outvars]
 
 
-def program_seen_through(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """The program of a call that means what its operations mean: with no derivative of its own, no
-    donation, and no sharding.
-    """
+def transparent_program(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The program of a transparent call: one without custom derivative, donation or sharding."""
     params = eqn.params
     if eqn.primitive.name in ("jit", "pjit"):
         shardings = (*params["in_shardings"], *params["out_shardings"])
@@ -161,7 +161,7 @@ def program_seen_through(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def all_steps(steps: Iterable[Step]) -> Iterator[Step]:
-    """The steps, and those of the programs that they call."""
+    """The steps, each preceded by the steps of the program that it calls."""
     for step in steps:
         yield from all_steps(step.inner)
         yield step
@@ -171,14 +171,16 @@ PICKS = (
     *("slice", "dynamic_slice", "gather", "squeeze", "reshape", "expand_dims", "transpose", "rev"),
     *("broadcast_in_dim", "reduce_max", "reduce_min", "copy", "stop_gradient"),
 )
-"""What returns some elements of its first input, or in another order: a rising function of each
-element may be computed before it or after."""
+"""Operations that select or reorder elements of their first input.
+
+They commute with any increasing elementwise function.
+"""
 
 SAME_NUMBERS = ("copy", "copy_p", "optimization_barrier", "pvary")
 
 
 def seen_through(value: Value, casts: bool = True) -> Value:
-    """What this one is a copy of: an output of a call, a cast without rounding, a known branch."""
+    """Follows copies to their source: outputs of calls, exact casts, selections by a constant."""
     while True:
         if value.inside is not None and not is_determinant(value.step):
             value = value.inside
@@ -196,7 +198,7 @@ def seen_through(value: Value, casts: bool = True) -> Value:
 
 
 def _is_exact_cast(before: Value, after: Value) -> bool:
-    """Whether a cast loses no digits; or only those of a sum that JAX computes in float32."""
+    """Whether a cast loses no digits, or only extra digits of a sum that JAX adds in float32."""
     if before.dtype == after.dtype:
         return True
     if not all(jnp.issubdtype(each.dtype, jnp.floating) for each in (before, after)):
@@ -205,7 +207,7 @@ def _is_exact_cast(before: Value, after: Value) -> bool:
 
 
 def wider(first: Any, second: Any) -> Any:
-    """The dtype that holds the numbers of both."""
+    """The floating-point dtype that represents the numbers of both."""
     both = [jnp.finfo(each) for each in (first, second)]
     for wide, narrow in (both, both[::-1]):
         if wide.nmant >= narrow.nmant and wide.maxexp >= narrow.maxexp:
@@ -214,7 +216,7 @@ def wider(first: Any, second: Any) -> Any:
 
 
 def _is_wide_sum(value: Value) -> bool:
-    """Whether it is the sum, or mean, of what was cast to a wider dtype for this."""
+    """Whether a value is a sum or mean whose terms were cast to a wider dtype."""
     while value.step.kind in ("div", "mul", "broadcast_in_dim", "squeeze", "reshape"):
         value = value.step.inputs[0]
     if value.inside is not None:
@@ -226,28 +228,30 @@ def _is_wide_sum(value: Value) -> bool:
 
 
 def is_determinant(step: Step) -> bool:
-    """Whether it is a call of `jnp.linalg.det`, which is not seen through."""
+    """Whether a step calls `jnp.linalg.det`, which counts as one operation."""
     return step.params.get("name") == "det" and called_function(step.eqn) == ("det", True)
 
 
 def argument_of(value: Value, *kinds: str) -> Value | None:
-    """The first input of the operation that computes a value, if that is one of these.
+    """The first input of the operation that computes `value`, if its primitive is one of `kinds`.
 
     **Arguments:**
 
-    - `value`: seen through calls and copies.
-    - `*kinds`: names of primitives, as `"exp"`.
+    - `value`: a value of the program. Calls and copies are looked through.
+    - `*kinds`: names of primitives, such as `"exp"`.
 
-    **Returns:** the input, or None if the operation is another.
+    **Returns:** the input, or None for another primitive.
     """
     value = seen_through(value)
     return value.step.inputs[0] if value.step.kind in kinds else None
 
 
 def unbroadcast(value: Value) -> tuple[Value, Axes]:
-    """The value that this one is a broadcast of, and the axis of this one that each of its own is.
+    """Follows broadcasts and transpositions to their source.
 
-    Axes of length one that were added or taken away count as broadcasts.
+    Adding and removing axes of length one counts as a broadcast.
+
+    **Returns:** the source, and for each of its axes the corresponding axis of `value`.
     """
     axes = all_axes(value)
     while True:
@@ -270,9 +274,9 @@ def unbroadcast(value: Value) -> tuple[Value, Axes]:
 
 
 def _kept_axes(value: Value) -> list[int | None] | None:
-    """For each axis of what is reshaped the axis that it becomes, None for one of length one.
+    """For each axis before a reshape, the axis that it becomes, or None for length one.
 
-    None if anything but axes of length one comes or goes.
+    None if the reshape does more than add or remove axes of length one.
     """
     before, after = value.step.inputs[0].shape, value.shape
     long = [i for i, size in enumerate(after) if size != 1]
@@ -287,10 +291,10 @@ def all_axes(value: Value) -> Axes:
 
 
 def broadcast(array: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array:
-    """What `unbroadcast` took off: `array` with its axes at `axes` of `shape`."""
+    """The inverse of `unbroadcast`: places the axes of `array` at `axes` of `shape`."""
     if axes == tuple(range(len(shape))) and array.shape == shape:
         return array
-    # An axis of length one may lie on none.
+    # Axes of length one may have no corresponding axis.
     kept = [i for i, axis in enumerate(axes) if axis >= 0 and array.shape[i] == shape[axis]]
     order = sorted(kept, key=lambda i: axes[i])
     array = jax.lax.squeeze(array, [i for i in range(array.ndim) if i not in kept])
@@ -299,7 +303,7 @@ def broadcast(array: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array
 
 
 def once(function: Callable[[Value], Found]) -> Callable[[Value], Found]:
-    """The function, which looks at each value once: a program may name one many times."""
+    """Caches the results of a function on each value, which formulas may share."""
 
     @functools.wraps(function)
     def remembered(value: Value) -> Found:
@@ -312,11 +316,11 @@ def once(function: Callable[[Value], Found]) -> Callable[[Value], Found]:
 
 @once
 def constant_of(value: Value) -> float | None:
-    """The number that all elements of a value are, if it is the same in every run.
+    """The constant number to which all elements of a value are equal.
 
     **Arguments:**
 
-    - `value`: seen through calls, broadcasts, and arithmetic on constants.
+    - `value`: a value of the program. Calls, broadcasts and arithmetic on constants are evaluated.
 
     **Returns:** the number, or None if elements differ or depend on an input.
     """
@@ -375,8 +379,8 @@ ARITHMETIC = {
 class Part:
     """A factor `value ** number` of a product, or a term `number * value` of a sum.
 
-    - `axes`: the axis of the product or sum on which each axis of `value` is; -1 for an axis of
-      length one that it does not have.
+    - `axes`: for each axis of `value`, the corresponding axis of the product or sum; -1 for an axis
+      of length one without one.
     """
 
     number: float
@@ -396,28 +400,29 @@ class Parts:
 
 
 MAX_PARTS = 100
-"""A larger product or sum is left whole: x + x, forty times over, has 2⁴⁰ terms."""
+"""Larger products and sums are not expanded: doubling x by x + x forty times gives 2⁴⁰ terms."""
 
 
 @once
 def factors_of(value: Value) -> Parts:
-    """The value as a product of powers: through products, quotients, powers and roots.
+    """Expands products, quotients, powers and roots to one product of powers.
 
     **Arguments:**
 
-    - `value`: seen through calls and broadcasts.
+    - `value`: a value of the program. Calls and broadcasts are looked through.
 
-    **Returns:** the constant, and each factor once. A value that is no product is its own factor.
+    **Returns:** the constant and the factors, each once. A value that is not a product is its own
+    only factor.
     """
     return _collected(value, 1.0, _open_factor)
 
 
 Pending = tuple[Value, float, Axes]
-"""A value, its power or number, and the axes of the whole on which its own are."""
+"""A value to expand, its power or coefficient, and its `Axes` in the whole."""
 
 
 def _collected(whole: Value, neutral: float, opened: Callable[..., Any]) -> Parts:
-    """The parts of a product or sum, which `opened` takes apart step by step."""
+    """The parts of a product or sum, which `opened` expands by one operation at a time."""
     constant, parts, num_seen = neutral, [], 0
     rest: list[Pending] = [(whole, 1.0, all_axes(whole))]
     while rest:
@@ -436,7 +441,7 @@ def _collected(whole: Value, neutral: float, opened: Callable[..., Any]) -> Part
 
 
 Opened = tuple[float, Sequence[Pending], Sequence[Part]]
-"""The constant so far, what to take apart further, and parts."""
+"""The constant so far, values to expand further, and final parts."""
 
 
 def _open_factor(constant: float, value: Value, power: float, axes: Axes) -> Opened | None:
@@ -444,7 +449,7 @@ def _open_factor(constant: float, value: Value, power: float, axes: Axes) -> Ope
     if (number := constant_of(value)) is not None and (number > 0 or is_whole):
         try:
             constant *= number**power
-        except ArithmeticError:  # Too large for Python.
+        except ArithmeticError:  # It overflows.
             return None
         return (constant, (), ()) if constant else None
     if kind == "mul":
@@ -457,14 +462,15 @@ def _open_factor(constant: float, value: Value, power: float, axes: Axes) -> Ope
         return constant, [(inputs[0], own * power, axes)], ()
     if kind in ("sqrt", "rsqrt", "pow") and (found := _root_of(value)) is not None:
         factor, part = found
-        if _is_whole(part.number) or not _is_whole(power * part.number):  # Else (√x)² of x < 0.
+        # Otherwise (√x)², which is NaN for x < 0, would become x.
+        if _is_whole(part.number) or not _is_whole(power * part.number):
             own = dataclasses.replace(part, number=power * part.number)
             return constant * factor**power, (), placed((own,), axes)
     return constant, (), [Part(power, value, axes)]
 
 
 def _root_of(value: Value) -> tuple[float, Part] | None:
-    """A power of one factor as a number times a power; not (x²) ** 0.5, which is |x|."""
+    """A power of one factor as a number times a power; None for (x²) ** 0.5, which is |x|."""
     kind, inputs = value.step.kind, value.step.inputs
     power = {"sqrt": 0.5, "rsqrt": -0.5}.get(kind) or constant_of(inputs[-1])
     inner = factors_of(inputs[0])
@@ -482,13 +488,14 @@ def _is_whole(number: float) -> bool:
 
 @once
 def terms_of(value: Value) -> Parts:
-    """The value as a sum, through sums, differences, and products with a constant.
+    """Expands sums, differences and products with constants to one sum.
 
     **Arguments:**
 
-    - `value`: seen through calls and broadcasts.
+    - `value`: a value of the program. Calls and broadcasts are looked through.
 
-    **Returns:** the constant, and each term once. A value that is no sum is its own term.
+    **Returns:** the constant and the terms, each once. A value that is not a sum is its own only
+    term.
     """
     return _collected(value, 0.0, _open_term)
 
@@ -513,7 +520,7 @@ def _open_term(constant: float, value: Value, sign: float, axes: Axes) -> Opened
 
 
 def placed(parts: Iterable[Part], axes: Axes) -> tuple[Part, ...]:
-    """The parts of a value as parts of another, on which its axes are `axes`."""
+    """Moves parts of a value to a result in which the value's axes are `axes`."""
     return tuple(
         dataclasses.replace(part, axes=tuple(axes[i] if i >= 0 else -1 for i in part.axes))
         for part in parts
@@ -521,7 +528,7 @@ def placed(parts: Iterable[Part], axes: Axes) -> tuple[Part, ...]:
 
 
 def merged(parts: Sequence[Part]) -> Iterator[Part]:
-    """The parts with each value once, without those whose number is zero."""
+    """Adds up the numbers of equal values, and drops parts whose number is zero."""
     if len(parts) == 1:
         return (part for part in parts if part.number)
     found = {}
@@ -533,7 +540,7 @@ def merged(parts: Sequence[Part]) -> Iterator[Part]:
 
 
 def key_of(value: Value, depth: int = 5) -> Any:
-    """Equal for values that are computed alike from the same values."""
+    """A hashable key, equal for values that the same operations compute from the same values."""
     value = seen_through(value)
     step = value.step
     is_wide = len(step.inputs) > 8
@@ -550,17 +557,18 @@ def _leaf_key(value: Value) -> Any:
 
 
 def is_same(first: Value, second: Value) -> bool:
-    """Whether two values are computed alike from the same values.
+    """Whether the same operations compute both values from the same inputs.
 
     **Arguments:**
 
-    - `first`, `second`: seen through calls and copies. `exp(x)` that is written twice is the same.
+    - `first`, `second`: values of the program. Calls and copies are looked through, and `exp(x)`
+      written twice is the same.
     """
     return key_of(first) == key_of(second)
 
 
 class CalledFunction(NamedTuple):
-    """The function that a call was traced from; of loops and branches nothing is said."""
+    """The Python function that a call was traced from; unknown for loops and branches."""
 
     name: str
     is_of_jax: bool

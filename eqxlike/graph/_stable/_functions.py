@@ -1,4 +1,4 @@
-"""Functions that people write in several ways: which one a formula computes, and of what."""
+"""Recognises exponentials, squares and bounds in expressions, and builds rewrites from them."""
 
 import dataclasses
 import functools
@@ -30,11 +30,11 @@ from ._replacements import finite, scaled
 from ._rewrite import Rewrite
 
 GUARDS = ("select_n", "max", "min", "clamp")
-"""Operations by which people keep a number from where a function fails."""
+"""Operations that keep a number in the range where a function is safe."""
 
 
 def square_root_of(value: Value) -> Value | None:
-    """The value that this one is the square of."""
+    """`x` if `value` is x², otherwise None."""
     step = value.step
     if step.kind == "square" or (step.kind == "integer_pow" and step.params["y"] == 2):
         return step.inputs[0]
@@ -44,7 +44,7 @@ def square_root_of(value: Value) -> Value | None:
 
 
 def summed_squares_of(total: Value) -> Value | None:
-    """x, if a value is the sum of its squares."""
+    """`x` if `total` is sum(x²), otherwise None."""
     if (squares := argument_of(total, "reduce_sum")) is not None:
         return square_root_of(seen_through(squares))
     step = seen_through(total).step
@@ -53,7 +53,7 @@ def summed_squares_of(total: Value) -> Value | None:
 
 
 def applied(function: Callable[..., Any], *inputs: Value | Rewrite) -> Rewrite:
-    """Computes the function of values and of the results of rewrites."""
+    """A rewrite that calls `function` on values and on the results of other rewrites."""
     counts = [1 if isinstance(each, Value) else len(each.operands) for each in inputs]
 
     def build(*arrays: Array) -> Any:
@@ -69,12 +69,12 @@ def applied(function: Callable[..., Any], *inputs: Value | Rewrite) -> Rewrite:
 
 
 def lifted(part: Part, shape: tuple[int, ...]) -> Rewrite:
-    """Computes the value of a part, as an array of the product or sum."""
+    """Computes the value of a part, broadcast to `shape`."""
     return applied(lambda x: broadcast(x, part.axes, shape), part.value)
 
 
 def product_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
-    """Computes a product of powers; None of no part."""
+    """Computes a product of powers; None without parts."""
 
     def product(*arrays: Array) -> Array | None:
         powers = map(power_of, arrays, (part.number for part in parts))
@@ -84,7 +84,7 @@ def product_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
 
 
 def sum_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
-    """Computes a sum of terms; None of no part."""
+    """Computes a sum of terms; None without parts."""
 
     def total(*arrays: Array) -> Array | None:
         terms = map(scaled, (part.number for part in parts), arrays)
@@ -94,7 +94,7 @@ def sum_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
 
 
 def rewritten(found: Found, function: Callable[..., Any], shape: tuple[int, ...]) -> Rewrite:
-    """Computes the factor times a function of the holes that a pattern found."""
+    """Computes `factor * function(*holes)` for the holes that a pattern found."""
     holes = (sum_of((hole,), shape) for hole in found.holes)
     return applied(lambda *holes: scaled(found.factor, function(*holes)), *holes)
 
@@ -120,9 +120,9 @@ def power_of(x: Array, number: float) -> Array:
 class Exponential:
     """The product `number * weights * exp(exponents)`.
 
-    - `exponents`: the terms of a sum; none stands for zero.
+    - `exponents`: terms of the exponent; empty for zero.
     - `weights`: factors of any sign.
-    - `masks`: conditions, and for which of their values the product is not zero.
+    - `masks`: conditions, each with the value for which the product is not zero.
     """
 
     number: float
@@ -132,7 +132,7 @@ class Exponential:
 
     @property
     def may_underflow(self) -> bool:
-        """Whether it is an exponential from which no maximum was subtracted."""
+        """Whether it is an exponential whose exponent is not shifted by a maximum."""
         return bool(self.exponents) and not any(shifted_by_maximum(x.value) for x in self.exponents)
 
     @property
@@ -141,7 +141,7 @@ class Exponential:
         return self.may_underflow and not is_bounded
 
     def split(self, shape: tuple[int, ...]) -> Rewrite:
-        """Computes the exponent, None for zero, and the weight, None for one."""
+        """Computes the exponent (None for zero) and the weight (None for one)."""
 
         def masked(y: Array, w: Array | None, *conditions: Array) -> tuple[Array, Array | None]:
             for condition, (_, is_kept) in zip(conditions, self.masks, strict=True):
@@ -157,7 +157,11 @@ class Exponential:
 
 @dataclasses.dataclass(frozen=True)
 class SumOfExponentials:
-    """A sum along axes, in another sum: as one exponential, of its logarithm."""
+    """`number * sum(term, reduced)` as a term of another sum: the exponential of its logarithm.
+
+    - `inner`: shape of `term`.
+    - `axes`: `Axes` of the reduced sum in the outer sum.
+    """
 
     number: float
     term: Exponential
@@ -171,7 +175,7 @@ class SumOfExponentials:
         def log_of_sum(split: tuple[Array, None]) -> tuple[Array, None]:
             large, terms = shifted_along(*split, self.reduced)
             total = jnp.sum(terms, axis=self.reduced)
-            is_zero = total == 0  # Of exponents that are all -inf: no NaN in the gradient.
+            is_zero = total == 0  # All exponents are -inf: avoid NaN in the gradient.
             small = jnp.where(is_zero, -jnp.inf, jnp.log(jnp.where(is_zero, 1, total)))
             log = lax.squeeze(large, self.reduced) + small + math.log(self.term.number)
             return broadcast(log, self.axes, shape), None
@@ -180,7 +184,7 @@ class SumOfExponentials:
 
 
 def exponential_of(product: Parts) -> Exponential:
-    """A product with its factors exp(y) put together."""
+    """Collects the factors exp(y), weights and masks of a product."""
     constant, exponents, weights, masks = product.constant, [], [], []
     weights_of_masks = []
     rest = list(product.parts[::-1])
@@ -205,7 +209,7 @@ def exponential_of(product: Parts) -> Exponential:
 
 
 def _condition_of(value: Value) -> Part | None:
-    """The condition that is one or zero here."""
+    """The condition if `value` is a Boolean cast to a number."""
     condition = argument_of(value, "convert_element_type")
     if condition is None or condition.dtype != bool:
         return None
@@ -213,7 +217,10 @@ def _condition_of(value: Value) -> Part | None:
 
 
 def _masked_exponential(value: Value) -> tuple[Parts, Part, bool] | None:
-    """Of where(mask, exp(y), 0) or where(mask, 0, exp(y)): the product, and the mask."""
+    """Matches where(mask, exp(y), 0) or where(mask, 0, exp(y)).
+
+    **Returns:** the product with exp(y), the mask, and the value of the mask that selects it.
+    """
     step = seen_through(value).step
     if step.kind != "select_n" or step.inputs[0].dtype != bool:
         return None
@@ -229,7 +236,7 @@ def _masked_exponential(value: Value) -> tuple[Parts, Part, bool] | None:
 
 
 def exponent_of(value: Value) -> tuple[Value, float] | None:
-    """`(y, scale)` if `value` is `exp(scale * y)`, written with any base."""
+    """`(y, scale)` if `value` is `exp(scale * y)`, for any base."""
     if (y := argument_of(value, "exp")) is not None:
         return y, 1.0
     if (y := argument_of(value, "exp2")) is not None:
@@ -242,7 +249,7 @@ def exponent_of(value: Value) -> tuple[Value, float] | None:
 
 
 def exponentials_in(total: Parts) -> list[Exponential | SumOfExponentials]:
-    """The terms of a sum."""
+    """The terms of a sum as exponentials."""
     terms: list[Exponential | SumOfExponentials] = []
     for part in total.parts:
         product = factors_of(part.value)
@@ -266,7 +273,7 @@ def _sum_in(product: Parts) -> SumOfExponentials | None:
 
 
 def shifted(ys: Sequence[Array], ws: Sequence[Array | float | None]) -> tuple[Array, list[Array]]:
-    """The logarithm of the largest term |w| exp(y), and `w * exp(y - largest)` of each."""
+    """The logarithm of the largest |w| exp(y), and each `w * exp(y - largest)`."""
     sizes = [_log_size(y, w) for y, w in zip(ys, ws, strict=True)]
     large = finite(lax.stop_gradient(functools.reduce(jnp.maximum, sizes)))
     return large, [weighted_exp(y - large, w) for y, w in zip(ys, ws, strict=True)]
@@ -275,7 +282,7 @@ def shifted(ys: Sequence[Array], ws: Sequence[Array | float | None]) -> tuple[Ar
 def shifted_terms(
     terms: Sequence[Exponential | SumOfExponentials], shape: tuple[int, ...]
 ) -> Rewrite:
-    """Computes the result of `shifted` for terms; at least one term has an exponent."""
+    """Computes `shifted` for terms, at least one of which has an exponent."""
 
     def shift(*pairs: tuple[Array | None, Array | None]) -> tuple[Array, list[Array]]:
         zero = jnp.zeros_like(next(y for y, _ in pairs if y is not None))
@@ -289,15 +296,15 @@ def shifted_terms(
 
 
 def shifted_along(y: Array, w: Array | None, axes: Sequence[int]) -> tuple[Array, Array]:
-    """As `shifted`, of the terms along axes; these stay, with length one."""
+    """`shifted` along axes of one array, which are kept with length one."""
     large = largest_along(y, w, axes)
     return large, weighted_exp(y - large, w)
 
 
 def shifted_in_quotient(y: Array, w: Array | None, axes: Sequence[int]) -> Array:
-    """The exponents less the largest one, for a quotient whose value no shift changes.
+    """Subtracts the largest exponent, for a quotient whose value no shift changes.
 
-    Without weights the largest exponent keeps its derivative, so that the largest term is constant.
+    Without weights, the largest exponent is differentiated, so that the largest term is constant.
     Where a softmax rounds to one, its gradient is then a sum over the other terms, not `1 - p`.
     """
     if w is not None:
@@ -319,18 +326,18 @@ def _log_size(y: Array, w: Array | float | None) -> Array:
 def weighted_exp(y: Array, w: Array | float | None) -> Array:
     if not isinstance(w, Array):
         return jnp.exp(y) if w is None else w * jnp.exp(y)
-    # The product with a large weight is no zero where only the exponential is.
+    # With a large weight, the product may be nonzero where the exponential alone underflows.
     root = jnp.exp(finite_where_zero(y, w) / 2)
     return (w * root) * root
 
 
 def finite_where_zero(y: Array, w: Array) -> Array:
-    """The exponents, limited where the weight is zero, so that no derivative is NaN."""
+    """Limits exponents where the weight is zero, so that no derivative is NaN."""
     return jnp.where(w == 0, jnp.minimum(y, math.log(float(jnp.finfo(y.dtype).max)) / 2), y)
 
 
 def shifted_by_maximum(y: Value) -> bool:
-    """Whether the largest element was subtracted from `y`, or a maximum of which `y` is a part."""
+    """Whether `y` has a term subtracted that is its maximum, along axes or with other values."""
     terms = terms_of(y).parts
     for part in terms:
         if part.number < 0 and _is_maximum(part.value):
@@ -359,7 +366,7 @@ def _is_maximum(value: Value, depth: int = 4) -> bool:
 
 
 def is_at_most_zero(y: Value) -> bool:
-    """Whether `y` is a sum of negative sizes, as in exp(-|x|), which cannot overflow."""
+    """Whether `y` is never positive, such as -|x| - x², so that exp(y) cannot overflow."""
     total = terms_of(y)
     sizes = ("abs", "square", "exp", "sqrt", "reduce_max")
     return total.constant <= 0 and all(
@@ -374,7 +381,7 @@ def _is_size(value: Value, kinds: tuple[str, ...]) -> bool:
 
 
 def is_positive(y: Value) -> bool:
-    """Whether `y` is a sum of a positive constant and sizes, as 1 + exp(x)."""
+    """Whether `y` is a positive constant plus terms that are never negative, such as 1 + exp(x)."""
     total = terms_of(y)
     sizes = ("abs", "square", "exp", "cosh", "logistic", "sqrt")
     return total.constant > 0 and all(

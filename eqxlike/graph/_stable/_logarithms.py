@@ -1,8 +1,9 @@
-"""Logarithms of expressions that overflow, underflow or cancel, such as exponentials and products.
+"""Rules for logarithms of expressions that overflow, underflow or cancel.
 
-The logarithm of a product is a sum of logarithms. Each is the sum of two parts, `large` and
-`small`, where `small` holds the digits: the large parts are added first, and cancel exactly where
-they are equal, as in the logarithm of a softmax. What may be negative is a size with a sign.
+The logarithm of a product is computed as a sum of logarithms. Each logarithm is a sum of two
+arrays, `large` and `small`, where `small` holds the low digits. All large parts are added first, so
+that equal ones cancel exactly, as in the logarithm of a softmax. If a value may be negative, its
+logarithm is log|x| with a third array, the sign of x.
 """
 
 import dataclasses
@@ -57,10 +58,10 @@ from ._rewrite import Rewrite
 class Log:
     """The logarithm of a value.
 
-    - `parts`: computes the large and the small part of log|x|, and the sign of x; the sign may be
-      left out where `is_positive`.
+    - `parts`: computes the large and the small part of log|x|, and the sign of x. The sign may be
+      omitted if `is_positive`.
     - `is_positive`: whether the value is never negative.
-    - `is_near_one`: whether it has more digits only where the value is near one.
+    - `is_near_one`: whether it is more accurate than `log` only near one.
     """
 
     parts: Rewrite
@@ -69,7 +70,7 @@ class Log:
 
 
 def log_rule(step: Step) -> Rewrite | None:
-    """log(x), log2(x) and log1p(x), where the logarithm of x, or of a factor of x, is known."""
+    """Matches log(x), log2(x) and log1p(x) if x or a factor of x has a stable logarithm."""
     (x,) = step.inputs
     if step.kind == "log1p":
         total = terms_of(x)
@@ -78,7 +79,7 @@ def log_rule(step: Step) -> Rewrite | None:
         log = log_of_sum(dataclasses.replace(total, constant=total.constant + 1), x.shape)
     elif (log := _log_of_product(x)) is None:
         return Rewrite() if _is_product_of_matrices(x) else None
-    # Newer JAX has a `log2` of its own.
+    # Newer JAX has a primitive `log2`.
     scale = 1 / math.log(2) if step.kind == "log2" else 1
     return log and applied(lambda parts: scaled(scale, _whole(*parts)), log.parts)
 
@@ -89,21 +90,21 @@ def _whole(large: Array, small: Array, *sign: Array) -> Array:
 
 
 def _is_product_of_matrices(value: Value) -> bool:
-    """Whether it is matrix @ exp(y), of which each element has a largest exponent of its own."""
+    """Whether a value is matrix @ exp(y), where each element needs another shift."""
     step = unbroadcast(value)[0].step
     inputs = step.inputs if step.kind == "dot_general" else ()
     return any(exponential_of(factors_of(each)).may_underflow for each in inputs)
 
 
 def _is_guarded(total: Parts) -> bool:
-    """Whether exponentials were kept from their limits by `where`, or by a limit."""
+    """Whether `where`, `max`, `min` or `clamp` limits all exponents."""
     arguments = [argument_of(part.value, "exp") for part in total.parts]
     return all(y is not None and seen_through(y).step.kind in GUARDS for y in arguments)
 
 
 def _log_of_product(value: Value) -> Log | None:
     product, shape = factors_of(value), value.shape
-    # The logarithms of their factors would cancel.
+    # For these functions, the logarithms of the factors would cancel.
     if sigmoid_of(value) or erfc_of(value) or match(lax.cosh, value):
         return log_of(value)
     if not 0 < product.constant < math.inf:
@@ -128,7 +129,7 @@ def _log_of_product(value: Value) -> Log | None:
         for (log, part), parts in zip(factors, logs, strict=True):
             large, small, *sign = (broadcast(each, part.axes, shape) for each in parts)
             if part.number % 2 and not log.is_positive:
-                # The root of a negative number is NaN; an odd power keeps the sign.
+                # A root of a negative number is NaN; an odd power keeps the sign.
                 is_root = part.number != int(part.number)
                 small = jnp.where(sign[0] < 0, jnp.nan, small) if is_root else small
                 signs += sign
@@ -149,7 +150,7 @@ def _sum(arrays: Sequence[Array]) -> Array:
 
 
 def _of_sigmoids(y: Array, z: Array) -> tuple[Array, ...]:
-    """s(y) - s(z) = s(y) s(-z) (1 - exp(z - y))."""
+    """The logarithm of s(y) - s(z) = s(y) s(-z) (1 - exp(z - y)), where s is the sigmoid."""
     far, rest, sign = stable.log_size_of_expm1(z - y)
     (one, more), (other, others) = stable.log_sigmoid(y), stable.log_sigmoid(-z)
     return one + other + far, more + others + rest, -sign
@@ -173,7 +174,7 @@ LOGARITHMS: tuple[tuple[Formula, Callable[..., Sequence[Array]], bool], ...] = (
     (lambda y, z: lax.exp(y) - lax.exp(z), _of_exponentials, False),
     (lambda y, z: lax.logistic(y) - lax.logistic(z), _of_sigmoids, False),
 )
-"""Formulas, their logarithms, and whether they are never negative."""
+"""Rows of a formula, its logarithm, and whether the formula is never negative."""
 
 
 def _log_by_table(value: Value | Parts, shape: tuple[int, ...]) -> Log | None:
@@ -204,7 +205,7 @@ EXTREMES = ("reduce_max", "reduce_min")
 
 @once
 def log_of(value: Value) -> Log | None:
-    """The logarithm of a value, if it is known without computing the value."""
+    """The logarithm of a value, if it can be computed without computing the value."""
     value = seen_through(value)
     step, kind = value.step, value.step.kind
     if not jnp.issubdtype(value.dtype, jnp.floating):
@@ -236,7 +237,7 @@ def log_of(value: Value) -> Log | None:
         return None
     if kind == "abs":
         if not log.is_positive and argument_of(step.inputs[0], *EXTREMES) is not None:
-            return None  # Their logarithm has no sign.
+            return None  # Logarithms of `EXTREMES` have no sign.
         return Log(applied(lambda parts: parts[:2], log.parts))
     if kind == "cumsum" and log.is_positive:
         params = {"axis": step.params["axis"], "reverse": step.params["reverse"]}
@@ -246,16 +247,16 @@ def log_of(value: Value) -> Log | None:
 
 
 def _log_of_picks(step: Step, log: Log) -> Log | None:
-    """The logarithm of some elements is some elements of the logarithm."""
+    """The logarithm of selected elements: selects elements of the logarithm."""
     fill = step.params.get("fill_value")
-    if fill is not None and fill == fill:  # A number, and no NaN.
+    if fill is not None and fill == fill:  # Not NaN.
         return None
 
     def picked(parts: Sequence[Array], *indices: Array) -> list[Array]:
-        if step.kind in EXTREMES:  # The largest of the sums.
+        if step.kind in EXTREMES:  # The maximum of the sum of the parts.
             parts = digits(whole := _whole(*parts), jnp.ones_like(whole))
         parts = [jnp.broadcast_to(part, step.inputs[0].shape) for part in parts]
-        # Of a Python number, `stop_gradient` is no array.
+        # `stop_gradient` of a Python number returns a Python number.
         bind = step.eqn.primitive.bind
         return [jnp.asarray(bind(part, *indices, **step.params)) for part in parts]
 
@@ -263,11 +264,11 @@ def _log_of_picks(step: Step, log: Log) -> Log | None:
 
 
 def _log_of_choice(step: Step) -> Log | None:
-    """The logarithm of `where`, of which not every branch is known."""
+    """The logarithm of `where`, if at least one branch has a stable logarithm."""
     condition, *branches = step.inputs
     if condition.dtype != bool or condition.shape != step.output.shape:
         return None
-    # The derivative of others may be infinite where they are not chosen.
+    # The derivatives of other logarithms may be infinite where the branch is not chosen.
     logs = [log if (log := log_of(each)) and log.is_positive else None for each in branches]
     if not any(logs):
         return None
@@ -287,20 +288,20 @@ def _log_of_choice(step: Step) -> Log | None:
 
 
 def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
-    """log(1 - exp(y)), log(exp(y) - 1), log(1 - tanh² y), and log(n w exp(y) + m exp(z) + ...)."""
+    """The logarithm of a sum such as 1 - exp(y), 1 - tanh² y or n w exp(y) + m exp(z)."""
     if (log := _log_by_table(total, shape)) is not None:
         return log
     return _log_of_exponentials(total, shape)
 
 
 def is_probability(value: Value) -> bool:
-    """Whether the logarithm of one minus the value is known."""
+    """Whether one minus the value has a stable logarithm."""
     complement = Parts(1.0, (Part(-1.0, value, all_axes(value)),))
     return erfc_of(value) is not None or _log_by_table(complement, value.shape) is not None
 
 
 def _log_near_one(value: Value) -> Log | None:
-    """log(1 + x) and log(1 - x)."""
+    """The logarithm of 1 + x or 1 - x."""
     step = value.step
     numbers = [constant_of(each) for each in step.inputs]
     if numbers[0] == 1:
@@ -317,16 +318,16 @@ def _log_near_one(value: Value) -> Log | None:
         return digits(stable.log1p(size), jnp.sign(1 + x))
 
     log = Log(applied(near_one, lifted(part, value.shape)), is_positive=False, is_near_one=True)
-    return None if _is_whole(part.value) else log
+    return None if _is_integer(part.value) else log
 
 
-def _is_whole(value: Value) -> bool:
-    """Whether it is computed of integers, as a count or an index, by sums and products."""
+def _is_integer(value: Value) -> bool:
+    """Whether a value is made of integers by sums and products, such as a count or an index."""
     step = seen_through(value).step
     if step.kind == "convert_element_type":
         return jnp.issubdtype(step.inputs[0].dtype, jnp.integer)
     if step.kind in ("add", "sub", "mul", "neg"):
-        return all(_is_whole(each) for each in step.inputs if constant_of(each) is None)
+        return all(_is_integer(each) for each in step.inputs if constant_of(each) is None)
     return step.kind == "iota"
 
 
@@ -353,7 +354,7 @@ def _log_of_exponentials(total: Parts, shape: tuple[int, ...]) -> Log | None:
         others = _sum(parts[:-1])
         small, sign = log_size(others + parts[-1])
         if total.constant == 1:
-            # The last term is one, as in log1p.
+            # The last term is the constant one: use log1p.
             near = jnp.where(large == 0, others, 0)
             near = stable.log1p(jnp.where(near < -1, -2 - near, near))
             small = jnp.where(large == 0, near, small)
@@ -363,7 +364,7 @@ def _log_of_exponentials(total: Parts, shape: tuple[int, ...]) -> Log | None:
 
 
 def _log_of_known_terms(total: Parts, shape: tuple[int, ...]) -> Log | None:
-    """The logarithm of a sum of what has a logarithm, as of probabilities."""
+    """The logarithm of a sum whose terms all have stable logarithms, such as probabilities."""
     logs = [log for part in total.parts if (log := log_of(part.value)) and log.is_positive]
     if total.constant or len(logs) < 2 or len(logs) < len(total.parts):
         return None
@@ -389,7 +390,7 @@ def _is_shifted(part: Part) -> bool:
 
 
 def _log_of_reduced_sum(step: Step) -> Log | None:
-    """log(sum(w exp(y)))."""
+    """The logarithm of sum(w exp(y))."""
     (x,), axes = step.inputs, step.params["axes"]
     term = exponential_of(factors_of(x))
     if not term.exponents or not term.number > 0 or not (term.may_underflow or term.weights):
@@ -404,7 +405,7 @@ def _log_of_reduced_sum(step: Step) -> Log | None:
 
 
 def _log_of_dot(step: Step) -> Log | None:
-    """log(w @ exp(y)), for a vector w, or one for each element of a batch."""
+    """The logarithm of w @ exp(y), where w is a vector, or a batch of vectors."""
     for place in (0, 1):
         (contracted, batch), (other_contracted, other_batch) = (
             [each[i] for each in step.params["dimension_numbers"]] for i in (place, 1 - place)
@@ -418,7 +419,7 @@ def _log_of_dot(step: Step) -> Log | None:
         return None
     free = [i for i in range(len(x.shape)) if i not in contracted and i not in batch]
     order = [sorted((*batch, *free)).index(axis) for axis in (*batch, *free)]
-    # The axis of the exponentials on which each axis of the weights is.
+    # For each axis of the weights, the axis of the exponentials.
     axes = dict(zip(own, (*batch, *contracted), strict=True))
     places = tuple(axes[i] for i in range(len(weights.shape)))
 

@@ -1,7 +1,7 @@
-"""Patterns: formulas as people write them. A value may be a multiple of one.
+"""Patterns: matches a value with a multiple of a formula.
 
-A pattern is a function of one or two numbers. It is traced once, and compared with a value as sums,
-products and functions: the spelling does not matter.
+A pattern is a Python function of one or two numbers. It is traced once. Pattern and value are
+compared as sums, products and functions, so the spelling does not matter.
 """
 
 import dataclasses
@@ -40,14 +40,14 @@ Match = tuple[float, Holes]
 
 
 class Found(NamedTuple):
-    """A value is `factor * formula(*holes)`; each hole is a number times a value."""
+    """A match: the value is `factor * formula(*holes)`; each hole is a number times a value."""
 
     factor: float
     holes: tuple[Part, ...]
 
 
 def match(formula: Formula, value: Value | Parts) -> Found | None:
-    """The factor and the arguments of a formula that a value, or a sum, is a multiple of."""
+    """Matches a value, or a sum, with a multiple of a formula."""
     pattern, names = _traced(formula)
     if pattern.step.kind in SPELLINGS:
         return spelled(pattern.step.kind, value)
@@ -138,7 +138,7 @@ def _match_product(pattern: Parts, product: Parts, axes: Axes, holes: Holes) -> 
 
 
 def _bind(pattern: Value, part: Part, holes: Holes) -> Iterator[Match]:
-    """The pattern, which is a number times a hole, is the part."""
+    """Binds the hole of a pattern, which is a number times a hole, to the part."""
     (own,) = terms_of(pattern).parts
     part = Part(part.number / own.number, part.value, part.axes)
     if own.value not in holes or _linear(holes[own.value]) == _linear(part):
@@ -167,11 +167,11 @@ SPELLINGS: dict[str, tuple[Formula, ...]] = {
     "cosh": (lambda y: 0.5 * lax.exp(y) + 0.5 * lax.exp(-y),),
     "sinh": (lambda y: 0.5 * lax.exp(y) - 0.5 * lax.exp(-y),),
 }
-"""How people write a function, besides calling it."""
+"""Formulas for a function, besides calling it."""
 
 
 def spelled(kind: str, value: Value | Parts) -> Found | None:
-    """The multiple of a function that a value is, in one of its spellings."""
+    """Matches a value with a multiple of the function `kind`, in any spelling."""
     if isinstance(value, Value):
         value, total = seen_through(value), terms_of(value)
         if not total.constant and len(total.parts) == 1 and total.parts[0].value is not value:
@@ -189,7 +189,7 @@ def spelled(kind: str, value: Value | Parts) -> Found | None:
 
 
 def _cdf_of_jax(value: Value) -> Found | None:
-    """JAX's `norm.cdf`: 1 + erf(y) near zero, erfc(|y|) or 2 - erfc(|y|) far from it."""
+    """Matches JAX's `norm.cdf`: 1 + erf(y) near zero, erfc(|y|) or 2 - erfc(|y|) elsewhere."""
     near, far = sorted(map(seen_through, value.step.inputs[1:]), key=lambda x: x.step.kind)[:2]
     found = spelled("erfc", near) if near.step.kind == "add" else None
     if found is None or far.step.kind != "select_n":
@@ -212,7 +212,7 @@ def sigmoid_of(value: Value) -> tuple[Value, float] | None:
 def erfc_of(value: Value | Parts) -> tuple[Part, float, float] | None:
     """`(y, rate, factor)` if `value` is `factor * erfc(sqrt(rate) * y)`, in any spelling.
 
-    For the normal cdf the rate is 1/2, so that no product of `y` and the root of 1/2 is rounded.
+    The rate is 1/2 for the normal cdf, so that `y` is not multiplied by a rounded sqrt(1/2).
     """
     found = spelled("erfc", value)
     if found is None or found.factor <= 0:

@@ -1,4 +1,4 @@
-"""Quotients of exponentials, which overflow before they are divided."""
+"""Rules for quotients of exponentials that overflow, and for quotients of two zeros."""
 
 import dataclasses
 import functools
@@ -46,11 +46,11 @@ from ._replacements import scaled, single
 from ._rewrite import Rewrite
 
 Split = tuple[Any, Any]
-"""The exponent and the weight of an `Exponential`, None for zero and one."""
+"""Exponent and weight of an `Exponential`; None for zero and one."""
 
 
 def quotient_of_exponentials(step: Step) -> Rewrite | None:
-    """A sigmoid, softmax, tanh, or mean with such weights, that is written with exponentials."""
+    """Matches a sigmoid, softmax, tanh or softmax-weighted mean written with exponentials."""
     value = step.output
     if not terms_of(value).constant and (found := sigmoid_of(value)) is not None:
         y, scale = found
@@ -76,7 +76,7 @@ TANHS: tuple[tuple[Formula, Formula], ...] = (
 
 
 def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | None:
-    """The quotients a / (1 + exp(-y)) and a exp(y) / (n exp(y) + m exp(z))."""
+    """Matches a / (1 + exp(-y)) and a exp(y) / (n exp(y) + m exp(z))."""
     shape, total = value.shape, terms_of(below.value)
     found = exponentials_in(dataclasses.replace(total, parts=placed(total.parts, below.axes)))
     terms = [term for term in found if isinstance(term, Exponential) and not term.masks]
@@ -103,7 +103,7 @@ def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | No
 
 
 def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
-    """The quotient w exp(y) / sum(w exp(y)) with its largest term taken off."""
+    """Matches w exp(y) / sum(w exp(y)), and subtracts the largest exponent."""
     total = _reduced(below.value)
     kept = [axis for axis in range(len(value.shape)) if total and axis not in total.axes]
     if total is None or total.shape != value.shape or [i for i in below.axes if i >= 0] != kept:
@@ -122,7 +122,10 @@ def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
 
 
 class _Reduced(NamedTuple):
-    """The sum along axes of an array of exponentials, none of which was shifted."""
+    """A sum of exponentials along axes, without a subtracted maximum.
+
+    - `shape`: shape of `term`.
+    """
 
     term: Exponential
     shape: tuple[int, ...]
@@ -140,7 +143,7 @@ def _reduced(value: Value) -> _Reduced | None:
 
 
 def _alike(term: Exponential) -> tuple[set[Any], set[Any]]:
-    """Equal for terms with the same exponents and masks."""
+    """A key, equal for terms with the same exponents and masks."""
     masks = {(key_of(mask.value), mask.axes, is_kept) for mask, is_kept in term.masks}
     return _keys(term.exponents), masks
 
@@ -150,7 +153,7 @@ def _keys(parts: Sequence[Part]) -> set[Any]:
 
 
 def _weighted_mean(value: Value, above: Parts, below: Part) -> Rewrite | None:
-    """sum(v w exp(y)) / sum(w exp(y)), also as a product of matrices: attention."""
+    """Matches sum(v w exp(y)) / sum(w exp(y)), also as a matrix product, as in attention."""
     total = _reduced(below.value)
     if total is None:
         return None
@@ -179,7 +182,7 @@ def _weighted_mean(value: Value, above: Parts, below: Part) -> Rewrite | None:
 
 
 def _place_of_terms(part: Part, below: Part, total: _Reduced) -> int | None:
-    """Which input of a sum or a product holds v w exp(y), added as w exp(y) is."""
+    """The input of a sum or matrix product that is v w exp(y), summed over the axes of `total`."""
     step = seen_through(part.value).step
     if part.number != 1 or step.kind not in ("reduce_sum", "dot_general"):
         return None
@@ -199,7 +202,7 @@ def _place_of_terms(part: Part, below: Part, total: _Reduced) -> int | None:
 
 
 def _rows_of_dot(x: Value, other: Value, place: int, contracted: Any, batch: Any) -> list[int]:
-    """On which axes of a product the axes of `x` lie that are not contracted."""
+    """For each axis of `x` that is not contracted, the axis of the matrix product."""
     own, others = contracted[place], contracted[1 - place]
     num_batch, num_free = len(batch[0]), len(other.shape) - len(others) - len(batch[0])
     first_free = num_batch + (num_free if place else 0)
@@ -210,7 +213,7 @@ def _rows_of_dot(x: Value, other: Value, place: int, contracted: Any, batch: Any
 
 
 def _hyperbolic_secant(value: Value, above: Parts, below: Part) -> Rewrite | None:
-    """The quotients a / cosh(y) ** k and a / (n exp(y) + n exp(-y)) ** k."""
+    """Matches a / cosh(y) ** k and a / (n exp(y) + n exp(-y)) ** k."""
     found = match(lax.cosh, below.value)
     if found is None or found.factor < 0:
         return None
@@ -226,7 +229,7 @@ def _hyperbolic_secant(value: Value, above: Parts, below: Part) -> Rewrite | Non
 
 
 def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None:
-    """A quotient a exp(x) / (n exp(y) + m exp(z)) ** k, with the largest exponent taken off."""
+    """Matches a exp(x) / (n exp(y) + m exp(z)) ** k, and subtracts the largest exponent."""
     power = -below.number
     top, shape, inner = exponential_of(above), value.shape, below.value.shape
     if (total := _reduced(below.value)) is not None:
@@ -262,7 +265,7 @@ def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None
 
 
 QUOTIENTS = (_multiplied_sigmoid, _softmax, _weighted_mean, _hyperbolic_secant, _shifted_quotient)
-"""The first three are for a divisor, the last two for a power of it too."""
+"""The first three need a divisor of power one; the last two allow any power."""
 
 AT_ZERO: tuple[tuple[Formula, Formula, int, float], ...] = (
     (lax.expm1, stable.expm1, 1, 1.0),
@@ -278,13 +281,14 @@ AT_ZERO: tuple[tuple[Formula, Formula, int, float], ...] = (
     (lambda y: lax.cosh(y) - 1, lambda y: 2 * jnp.square(jnp.sinh(y / 2)), 2, 0.5),
     (lambda y: lax.exp(y) - 1 - y, stable.excess_of_exp, 2, 0.5),
 )
-"""Functions g that are zero at zero, a function f close to y ** order / order near zero, the order,
-and the number in `g(y) = order * number * f(y)`.
+"""Rows `(g, f, order, number)` with `g(y) = order * number * f(y)`.
+
+g is zero at zero, and f is close to `y ** order / order` near zero.
 """
 
 
 def quotient_at_zero(step: Step) -> Rewrite | None:
-    """A quotient f(x) / x, x / f(x) or f(x) / x² of two zeros whose gradient cancels."""
+    """Matches f(x) / x, x / f(x) and f(x) / x² with f(0) = 0, whose gradients cancel near zero."""
     product, shape = factors_of(step.output), step.output.shape
     found = (_over_power_of(part, product, shape) for part in product.parts)
     return next((rewrite for rewrite in found if rewrite is not None), None)

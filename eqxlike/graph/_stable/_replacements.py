@@ -1,4 +1,4 @@
-"""Functions that keep their digits in value and derivative, where JAX's own lose some."""
+"""Functions whose value and derivative keep their digits where JAX's functions lose some."""
 
 import functools
 import math
@@ -11,7 +11,7 @@ from jax import Array, lax
 
 
 def with_slope(slope: Callable[[Array], Array], function: Callable[[Array], Array]):
-    """The function of one array, with this derivative in place of its own."""
+    """Replaces the derivative of a function of one array by `slope`."""
     stable = jax.custom_jvp(function)
     stable.defjvps(lambda tangent, _, y: tangent * slope(y))
     return stable
@@ -29,7 +29,7 @@ one_minus_tanh_squared = with_slope(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def times_sigmoid(x: Array, y: Array, ratio: float = 1.0) -> Array:
-    """Returns x / (1 + ratio exp(-y)), which is no zero where only the sigmoid is: for large x."""
+    """Computes x / (1 + ratio exp(-y)), without underflow if x is large and the sigmoid tiny."""
     root = jnp.exp(-jnp.abs(y) / 2)
     below = scaled(ratio, root * root)
     if ratio == 1:
@@ -47,7 +47,7 @@ def _(ratio, primals, tangents):
 
 @functools.partial(with_slope, lambda x: 1 / (1 + x))
 def log1p(x: Array) -> Array:
-    """JAX's `log1p`, but log(1 + x) far from zero: jax 0.10 on a CPU loses two digits at -0.4."""
+    """`lax.log1p` near zero, otherwise log(1 + x): jax 0.10 on CPU loses two digits at -0.4."""
     is_near = jnp.abs(x) < 0.29
     near, far = jnp.where(is_near, x, 0), jnp.where(is_near, 0, x)
     return jnp.where(is_near, lax.log1p(near), jnp.log(1 + far))
@@ -55,7 +55,7 @@ def log1p(x: Array) -> Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def times_sech(x: Array, y: Array, power: float) -> Array:
-    """Returns x / cosh(y) ** power, which is no zero where only the power of cosh overflows."""
+    """Computes x / cosh(y) ** power, without overflow of the power of cosh."""
     root = jnp.exp(-power / 2 * jnp.abs(y))
     return (x * root) * root * (2 / (1 + jnp.exp(-2 * jnp.abs(y)))) ** power
 
@@ -69,7 +69,7 @@ def _(power, primals, tangents):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def logaddexp(x: Array, y: Array, ratio: float = 1.0) -> Array:
-    """log(exp(x) + ratio exp(y)); its derivatives are sigmoids, which keep their digits far out."""
+    """Computes log(exp(x) + ratio exp(y)); the derivatives are sigmoids, accurate in both tails."""
     return jnp.logaddexp(x, y if ratio == 1 else y + math.log(ratio))
 
 
@@ -88,7 +88,7 @@ Function = Callable[[Array], Array]
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 2, 3))
 def over_power(function: Function, y: Array, order: int, sign: int) -> Array:
-    """(order * f(y) / y ** order) ** sign, for an f(y) close to y ** order / order near zero."""
+    """Computes (order * f(y) / y ** order) ** sign, where f(y) ≈ y ** order / order near zero."""
     is_zero = jnp.abs(y) < jnp.finfo(y.dtype).eps / 4
     y = jnp.where(is_zero, 1, y)
     above, below = (order * function(y), y**order)[::sign]
@@ -110,10 +110,11 @@ def _slope_of(function: Function) -> Function:
 
 
 def _smooth_over_power(function: Function, y: Array, order: int) -> Array:
-    """The quotient; near zero all its derivatives keep their digits.
+    """Computes order * f(y) / y ** order; near zero all derivatives keep their digits.
 
-    Near zero it is the integral of order * (1 - t) ** (order - 1) times the derivative of f at t y,
-    the remainder of Taylor's series: no difference cancels. Gauss's rule computes the integral.
+    Near zero it uses the integral form of Taylor's remainder: the integral over t from 0 to 1 of
+    order * (1 - t) ** (order - 1) times the derivative of f, of this order, at t * y. No difference
+    cancels. Gauss-Legendre quadrature computes the integral.
     """
     is_near = jnp.abs(y) < 0.75
     near, far = jnp.where(is_near, y, 0), jnp.where(is_near, 1, y)
@@ -132,23 +133,23 @@ def one_minus_cos(y: Array) -> Array:
 
 @functools.partial(with_slope, expm1)
 def excess_of_exp(y: Array) -> Array:
-    """exp(y) - 1 - y."""
+    """Computes exp(y) - 1 - y."""
     is_near = jnp.abs(y) < 1
     near = jnp.where(is_near, y, 0)
     total, num_terms = jnp.zeros_like(y), 20 if y.dtype == jnp.float64 else 12
     for n in range(num_terms, 1, -1):
-        total = (total * near + 1) / n  # Taylor's series, less its first two terms.
+        total = (total * near + 1) / n  # Taylor series without the first two terms.
     far = jnp.where(is_near, 1, y)
     return jnp.where(is_near, jnp.square(near) * total, lax.expm1(far) - far)
 
 
 @functools.partial(with_slope, lambda t: jnp.where(jnp.abs(t - 1) < 0.5, (t - 1) / t, 1 - 1 / t))
 def excess_of_size(t: Array) -> Array:
-    """Returns t - 1 - log|t|."""
+    """Computes t - 1 - log|t|."""
     u = t - 1
     is_near = jnp.abs(u) < 0.5
     near = jnp.where(is_near, u, 0)
-    # log(1 + u) = 2 artanh(s), by its series.
+    # The series of log(1 + u) = 2 artanh(s).
     s = near / (2 + near)
     total, num_terms = jnp.zeros_like(t), 17 if t.dtype == jnp.float64 else 8
     for n in range(num_terms, 0, -1):
@@ -166,11 +167,11 @@ MILLS = (
     *(-3.3672661280310127e-14, -1.6519256000923575e-13, 1.9024103044538835e-15),
     6.601187937172832e-15,
 )
-"""Chebyshev coefficients of (1 + 2 z) exp(z²) erfc(z), for 1 - 7 / (z + 3.5) from -1 to 1."""
+"""Chebyshev coefficients of (1 + 2 z) exp(z²) erfc(z) in the variable 1 - 7 / (z + 3.5)."""
 
 
 def _scaled_erfc(z: Array) -> Array:
-    """Returns (1 + 2 z) exp(z²) erfc(z), for z >= 0."""
+    """Computes (1 + 2 z) exp(z²) erfc(z) for z >= 0."""
     q, total, before = 1 - 7 / (z + 3.5), jnp.zeros_like(z), jnp.zeros_like(z)
     for each in MILLS[: 22 if z.dtype == jnp.float64 else 14][:0:-1]:
         total, before = each + 2 * q * total - before, total
@@ -179,9 +180,9 @@ def _scaled_erfc(z: Array) -> Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def gaussian(y: Array, rate: float) -> Array:
-    """exp(-rate y²), without the rounding error of a large y²."""
+    """Computes exp(-rate y²) without the rounding error of a large y²."""
     y = jnp.clip(y, -200, 200)
-    head = jnp.round(16 * y) / 16  # It has 12 bits, so its square is exact.
+    head = jnp.round(16 * y) / 16  # At most 12 bits, so that its square is exact.
     return jnp.exp(-rate * head * head) * jnp.exp(-rate * (y - head) * (y + head))
 
 
@@ -193,7 +194,7 @@ def _(rate, primals, tangents):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def erfc(y: Array, rate: float = 1.0) -> Array:
-    """The erfc of sqrt(rate) y: for a rate of 1/2, twice the upper tail of the normal."""
+    """Computes erfc of sqrt(rate) y; with rate 1/2, twice the upper tail of the normal."""
     z = y * math.sqrt(rate)
     is_far = z > 0.25
     far = jnp.where(is_far, z, 1)
@@ -209,7 +210,7 @@ def _(rate, primals, tangents):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def log_erfc(y: Array, rate: float = 1.0, number: float = 1.0) -> Array:
-    """log(number * erfc(sqrt(rate) y))."""
+    """Computes log(number * erfc(sqrt(rate) y))."""
     return _log_erfc_and_slope(y, rate, number)[0]
 
 
@@ -242,32 +243,32 @@ def _log_erfc_and_slope(y: Array, rate: float, number: float) -> tuple[Array, Ar
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def squared_deviations(x: Array, axes: tuple[int, ...]) -> Array:
-    """The sum of (x - mean(x))² along axes."""
+    """Computes the sum of (x - mean(x))² along axes."""
     return jnp.sum(jnp.square(x - jnp.mean(x, axis=axes, keepdims=True)), axis=axes)
 
 
 @squared_deviations.defjvp
 def _(axes, primals, tangents):
     (x,), (tangent,) = primals, tangents
-    # The deviations add up to zero: the derivative of the mean does not matter.
+    # The deviations add up to zero, so the derivative of the mean cancels.
     slope = 2 * (x - jnp.mean(x, axis=axes, keepdims=True))
     return squared_deviations(x, axes), jnp.sum(slope * tangent, axis=axes)
 
 
 def safe_sqrt(x: Array) -> Array:
-    """The square root, whose derivative at zero is zero."""
+    """Computes the square root, with derivative zero at zero."""
     is_zero = x == 0
     return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, x)))
 
 
 def length(roots: list[Array]) -> Array:
-    """sqrt(x₁² + x₂² + ...), for each element; neither squares overflow nor underflow."""
+    """Computes sqrt(x₁² + x₂² + ...) elementwise, without overflow or underflow of the squares."""
     dtype = roots[0].dtype
     if dtype == jnp.float16:
         squares = [jnp.square(root.astype(jnp.float32)) for root in roots]
         return safe_sqrt(functools.reduce(jnp.add, squares)).astype(dtype)
     largest = functools.reduce(jnp.maximum, map(jnp.abs, roots))
-    # Powers of two scale without rounding.
+    # Scaling by powers of two is exact.
     half = jnp.finfo(dtype).maxexp // 2
     is_large, is_small = largest > 2.0 ** (half - 4), largest < 2.0 ** (14 - half)
 
@@ -280,27 +281,27 @@ def length(roots: list[Array]) -> Array:
 
 
 def scaled(number: float, array: Array) -> Array:
-    """The product, without an operation where the number is one."""
+    """Multiplies, without an operation if the number is one."""
     return array if number == 1 else -array if number == -1 else number * array
 
 
 def single(array: Array) -> Array:
-    """The array, in float32 if it has 16 bits."""
+    """Casts 16-bit arrays to float32."""
     return array.astype(jnp.float32) if array.dtype.itemsize < 4 else array
 
 
 def finite(large: Array) -> Array:
-    """Zero where it is infinite, so that a difference from it is no NaN."""
+    """Replaces infinities and NaN by zero, so that subtracting the result gives no NaN."""
     return jnp.where(jnp.isfinite(large), large, 0)
 
 
 def digits(small: Array, *sign: Array) -> tuple[Array, ...]:
-    """A logarithm as the sum of a large part, which is zero, and of the digits; and a sign."""
+    """The parts of a logarithm (see `_logarithms`) whose large part is zero."""
     return jnp.zeros_like(small), small, *sign
 
 
 def log_size(x: Array) -> tuple[Array, Array]:
-    """log|x|, and the sign of x."""
+    """Computes log|x| and the sign of x."""
     return jnp.log(jnp.where(x < 0, -x, x)), jnp.sign(x)
 
 
@@ -320,7 +321,7 @@ def log_cosh(y: Array) -> tuple[Array, Array]:
     is_near = jnp.abs(y) < 1
     square, total = jnp.square(jnp.where(is_near, y, 0)), jnp.ones_like(y)
     for n in range(18 if y.dtype == jnp.float64 else 10, 2, -2):
-        total = 1 + square / (n * (n - 1)) * total  # Taylor's series of 2 (cosh(y) - 1) / y².
+        total = 1 + square / (n * (n - 1)) * total  # Taylor series of 2 (cosh(y) - 1) / y².
     near = log1p(square / 2 * total)
     far = jnp.where(is_near, 1, y)
     large = finite(lax.stop_gradient(jnp.abs(far)))
@@ -334,9 +335,9 @@ def log_size_of_sinh(y: Array) -> tuple[Array, Array, Array]:
 
 
 def log_size_of_expm1(y: Array) -> tuple[Array, Array, Array]:
-    """log|exp(y) - 1|, which is zero at log(2), and the sign of y.
+    """Computes the parts of log|exp(y) - 1|, which is zero at log(2), and the sign of y.
 
-    Far from zero it is log(1 - exp(-|y|)) (Mächler 2012, "Accurately computing
+    Away from zero the small part is log(1 - exp(-|y|)) (Mächler 2012, "Accurately computing
     log(1 - exp(-|a|))").
     """
     is_near = (y > -math.log(2)) & (y < 2)
@@ -349,7 +350,7 @@ def log_size_of_det(x: Array) -> tuple[Array, Array, Array]:
     if x.shape[-1] not in (1, 2):
         sign, log = jnp.linalg.slogdet(x)
         return jnp.zeros_like(log), log, sign
-    # JAX multiplies the entries of small matrices: their logarithms are added instead.
+    # JAX multiplies the entries of small matrices, which may overflow: add logarithms instead.
     pivot, rest, sign = x[..., 0, 0], jnp.ones_like(x[..., 0, 0]), 1
     if x.shape[-1] == 2:
         (a, b), (c, d) = ((x[..., i, 0], x[..., i, 1]) for i in range(2))

@@ -1,9 +1,9 @@
-"""The engine: finds what rules match in a traced program, and runs the program rewritten.
+"""The rewriting engine: matches rules in a traced program, and runs the rewritten program.
 
-A program is a graph of values. A rule looks at the value that an equation computes, through calls
-and broadcasts, and says of which other values it is computed instead. What outputs and effects need
-is then run in the order of the program. Programs in loops, branches and custom derivatives are
-rewritten by themselves.
+A program is a graph of values. A rule inspects the value that an equation computes, through calls
+and broadcasts, and may return a `Rewrite` that computes it from other values. The steps on which
+outputs and effects depend then run in the order of the program. The bodies of loops, branches and
+custom derivatives are rewritten as separate programs.
 """
 
 import contextlib
@@ -20,15 +20,16 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from ._expressions import INPUT, Step, Value, all_steps, called_function, steps_of, wider
 
 SCOPE = "stable"
-"""The `jax.named_scope` of what a rule computes. Rules do not look inside."""
+"""The `jax.named_scope` of rewritten operations. Rules do not match inside it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rewrite:
-    """What a value is computed by instead: `build` of the arrays of `operands`.
+    """A replacement for a value: `build(*operands)`.
 
-    `build` is None where there is nothing better to compute: the formula is only reported. The
-    rewrites of the values `within` are part of this one.
+    - `operands`: values of the program, which `build` receives as arrays.
+    - `build`: computes the replacement; None to only report the formula.
+    - `within`: values inside the matched formula, whose own rewrites become part of this one.
     """
 
     operands: tuple[Value, ...] = ()
@@ -39,18 +40,18 @@ class Rewrite:
         is_tuple = isinstance(self.operands, tuple)
         if not is_tuple or not all(isinstance(each, Value) for each in self.operands):
             raise TypeError(
-                "graph.rules.Rewrite expects a tuple of values of the program, as "
-                f"(step.inputs[0],); it got operands={self.operands!r:.100}"
+                "graph.rules.Rewrite expects `operands` to be a tuple of values of the program, "
+                f"such as (step.inputs[0],); it got {self.operands!r:.100}"
             )
 
     def computed(self, arrays: Sequence[Any], output: Value) -> Array:
-        """`build` of arrays, with the type of the output."""
+        """Calls `build` and casts the result to the type of `output`."""
         assert self.build is not None
         return _like(self.build(*_widened(arrays, output)), output.aval)
 
 
 def _widened(arrays: Sequence[Any], output: Value) -> list[Array]:
-    """The arrays, those of floating point in the widest of their dtypes and that of the output."""
+    """Casts floating-point arrays to the widest dtype among them and the output."""
     arrays = [jnp.asarray(each) for each in arrays]
     floats = [each for each in arrays if jnp.issubdtype(each.dtype, jnp.floating)]
     wide = functools.reduce(wider, (each.dtype for each in floats), output.dtype)
@@ -60,7 +61,7 @@ def _widened(arrays: Sequence[Any], output: Value) -> list[Array]:
 
 
 def _like(array: Array, aval: Any) -> Array:
-    """The array with the dtype and the weak type of what it replaces."""
+    """Casts an array to the shape, dtype and weak type of the value that it replaces."""
     if jnp.shape(array) != aval.shape:
         array = jnp.broadcast_to(array, aval.shape)
     if aval.weak_type:
@@ -72,20 +73,21 @@ def _like(array: Array, aval: Any) -> Array:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Rule:
-    """A formula that loses digits, and what is computed instead.
+    """A formula that loses digits, and its replacement.
 
-    - `name`: what is reported.
-    - `kinds`: the primitives whose result may be such a formula.
-    - `match`: given the step that computes the result, the rewrite; None for another formula.
-    - `fails`: for which inputs the formula fails, and how.
-    - `instead`: what to write.
-    - `is_of_jax`: whether it matters inside JAX's own functions too.
-    - `is_of_gradient`: whether only a derivative fails. Functions with a derivative of their own
-      are left alone then.
+    - `name`: name of the formula in reports.
+    - `kinds`: names of the primitives that may compute the formula's result.
+    - `match`: receives the step that computes the result and returns a `Rewrite`, or None if the
+      formula is another one.
+    - `fails`: the inputs for which the formula fails, and how.
+    - `instead`: the stable formula to write.
+    - `is_of_jax`: whether to match inside JAX's own functions too.
+    - `is_of_gradient`: whether only the derivative fails. If so, the rule does not apply inside
+      functions with custom derivatives.
 
     !!! example
 
-        The difference of two roots, as sqrt(x + 1) - sqrt(x), cancels for large x:
+        A difference of two roots, such as sqrt(x + 1) - sqrt(x), cancels for large x:
 
         >>> import jax.numpy as jnp
         >>> from eqxlike import graph
@@ -123,8 +125,9 @@ class Rule:
     def __post_init__(self) -> None:
         if isinstance(self.kinds, str) or not callable(self.match):
             raise TypeError(
-                f"graph.rules.Rule expects names of primitives, as ('div',), and a function; it "
-                f"got kinds={self.kinds!r} and match={self.match!r}."
+                "graph.rules.Rule expects `kinds` to be a tuple of names of primitives, such as "
+                f"('div',), and `match` to be a function; it got kinds={self.kinds!r} and "
+                f"match={self.match!r}."
             )
 
     def __repr__(self) -> str:
@@ -133,7 +136,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Match:
-    """A step whose result a rule matches."""
+    """A step matched by a rule."""
 
     rule: Rule
     step: Step
@@ -141,9 +144,9 @@ class Match:
 
 
 class StableProgram:
-    """A program, and what rules match in it.
+    """A program with the rules that match in it; a call runs the rewritten program.
 
-    - `matches`: the matches that the outputs depend on, those in inner programs too.
+    - `matches`: the matches on which outputs or effects depend, including inner programs.
     """
 
     def __init__(self, closed: ClosedJaxpr, rules: Sequence[Rule], scopes: tuple[str, ...] = ()):
@@ -152,11 +155,11 @@ class StableProgram:
         self._steps, self._outputs = steps_of(closed, self._inputs, scopes)
         every = [step for step in all_steps(self._steps) if SCOPE not in step.scopes]
         found = list(_matches_in(every, rules))
-        # Of a step: the parameter, its place there, and the program.
+        # For each step: name of the parameter, index in it or None, and the program.
         self._inner: Mapping[Step, list[tuple[str, int | None, StableProgram]]] = {
             step: programs for step in every if (programs := list(_inner_programs(step, rules)))
         }
-        # Calls whose operations are run in place of the call.
+        # Transparent calls that are inlined, because something inside is rewritten.
         self._opened = {
             step
             for step in every
@@ -176,7 +179,7 @@ class StableProgram:
         return any(match.rewrite.build for match in self.matches)
 
     def __call__(self, *arrays: Array) -> list[Array]:
-        """The outputs."""
+        """Runs the rewritten program."""
         known: dict[Value, Any] = dict(zip(self._inputs, arrays, strict=True))
         for step in all_steps(self._steps):
             if step not in self._effects and self._needed.isdisjoint(step.outputs):
@@ -185,7 +188,7 @@ class StableProgram:
             if rewrite is not None and rewrite.build is not None:
                 operands = [_array(each, known) for each in rewrite.operands]
                 rule = next(match.rule for match in self.matches if match.rewrite is rewrite)
-                with jax.named_scope(SCOPE), _naming(rule, step):
+                with jax.named_scope(SCOPE), _noting_rule(rule, step):
                     known[step.output] = rewrite.computed(operands, step.output)
             elif step in self._opened:
                 for output in self._needed.intersection(step.outputs):
@@ -196,7 +199,7 @@ class StableProgram:
         return [_array(output, known) for output in self._outputs]
 
     def rewritten(self) -> ClosedJaxpr:
-        """The program as a jaxpr of the same inputs and outputs."""
+        """The rewritten program as a jaxpr with the same inputs and outputs."""
         structs = [
             jax.ShapeDtypeStruct(
                 each.shape, each.dtype, weak_type=each.weak_type, sharding=each.sharding
@@ -215,7 +218,7 @@ class StableProgram:
     def _values_behind(
         self, steps: Iterable[Step], sources: Callable[[Value], Iterable[Value]]
     ) -> set[Value]:
-        """The values that the outputs and these steps are computed of."""
+        """The values on which the outputs and these steps depend."""
         found: set[Value] = set()
         waiting = [*self._outputs, *(each for step in steps for each in step.inputs)]
         while waiting:
@@ -226,7 +229,7 @@ class StableProgram:
         return found
 
     def _sources(self, value: Value) -> Sequence[Value]:
-        """What a value is computed of."""
+        """The values from which the rewritten program computes a value."""
         if value.rewrite is not None:
             return value.rewrite.operands
         return (_inside(value),) if value.step in self._opened else value.step.inputs
@@ -238,7 +241,7 @@ class StableProgram:
                 continue
             new = program.rewritten()
             if isinstance(params[name], Jaxpr) and new.consts:
-                continue  # It has no place for arrays.
+                continue  # An open Jaxpr cannot hold constants.
             if place is not None:
                 params[name] = (*params[name][:place], new, *params[name][place + 1 :])
             else:
@@ -250,9 +253,9 @@ class StableProgram:
 
 
 def _matches_in(steps: Iterable[Step], rules: Sequence[Rule]) -> Iterator[Match]:
-    """The first rule that matches each step."""
+    """Finds the first rule that matches each step, and records its rewrite on the output."""
     for step in steps:
-        for rule in rules if _is_real(step) else ():
+        for rule in rules if _has_float_output(step) else ():
             if step.kind not in rule.kinds or (rewrite := _match(rule, step)) is None:
                 continue
             if rule.is_of_jax or step.is_of_user:
@@ -263,7 +266,7 @@ def _matches_in(steps: Iterable[Step], rules: Sequence[Rule]) -> Iterator[Match]
 
 
 def _match(rule: Rule, step: Step) -> Rewrite | None:
-    with _naming(rule, step):
+    with _noting_rule(rule, step):
         rewrite = rule.match(step)
         if rewrite is not None and not isinstance(rewrite, Rewrite):
             raise TypeError(
@@ -273,8 +276,8 @@ def _match(rule: Rule, step: Step) -> Rewrite | None:
 
 
 @contextlib.contextmanager
-def _naming(rule: Rule, step: Step) -> Iterator[None]:
-    """Errors inside are those of a rule."""
+def _noting_rule(rule: Rule, step: Step) -> Iterator[None]:
+    """Adds the name of the rule and the source line to exceptions."""
     try:
         yield
     except Exception as error:
@@ -282,7 +285,7 @@ def _naming(rule: Rule, step: Step) -> Iterator[None]:
         raise
 
 
-def _is_real(step: Step) -> bool:
+def _has_float_output(step: Step) -> bool:
     is_floating = [jnp.issubdtype(each.dtype, jnp.floating) for each in step.outputs]
     return is_floating == [True] or (step.kind == "scan" and any(is_floating))
 
@@ -290,7 +293,7 @@ def _is_real(step: Step) -> bool:
 def _inner_programs(
     step: Step, rules: Sequence[Rule]
 ) -> Iterator[tuple[str, int | None, StableProgram]]:
-    """The programs in the parameters of a step that is not seen through, if rules match there."""
+    """Programs in a step's parameters in which rules match; none for transparent calls."""
     if step.inner or step.kind in ("shard_map", "xla_pmap") or called_function(step.eqn).is_of_jax:
         return
     if step.kind.startswith("custom_"):
@@ -306,7 +309,7 @@ def _inner_programs(
 
 
 def _sources_in_calls(value: Value) -> Iterator[Value]:
-    """What a value is computed of, and what a rewrite computes without naming it."""
+    """The values from which a value is computed, including those inside rewritten formulas."""
     if value.rewrite is not None:
         yield from value.rewrite.operands
         yield from value.rewrite.within

@@ -1,4 +1,4 @@
-"""The table of rules: what loses digits, for which inputs, and what is computed instead."""
+"""The table of rules: which formulas lose digits, for which inputs, and their replacements."""
 
 import dataclasses
 import math
@@ -32,7 +32,7 @@ from ._rewrite import Rewrite, Rule
 
 
 def guarded_probability(step: Step) -> Rewrite | None:
-    """log(p + 1e-8), log(1 - p + 1e-8), log(max(p, 1e-8)), for a probability p."""
+    """Matches log(p + 1e-8), log(1 - p + 1e-8) and log(max(p, 1e-8)) for a probability p."""
     (x,) = step.inputs
     if (value := _limited(x)) is not None:
         return Rewrite() if _has_logarithm(value) else None
@@ -51,11 +51,11 @@ def guarded_probability(step: Step) -> Rewrite | None:
 
 
 GUARD = 1e-2
-"""A larger constant is a part of the formula."""
+"""Constants below this only keep a logarithm finite; larger ones are part of the formula."""
 
 
 def _limited(value: Value) -> Value | None:
-    """What was limited to at least a small number, as by `jnp.clip`."""
+    """`x` if the value is `x` with a small lower limit, such as `jnp.clip(x, 1e-8, 1)`."""
     limit = None
     while (step := unbroadcast(value)[0].step).kind in ("max", "min", "clamp"):
         index = 1 if step.kind == "clamp" or constant_of(step.inputs[0]) is not None else 0
@@ -72,7 +72,7 @@ def _has_logarithm(value: Value) -> bool:
 
 
 def low_precision_sum(step: Step) -> Rewrite | None:
-    """A sum of 256 terms or more, added in 16 bits, by one operation or in a loop."""
+    """Matches a sum of at least 256 terms in 16 bits, by one operation or in a scan."""
     if step.kind == "scan":
         return Rewrite() if step.params["length"] >= 256 and _adds_to_a_carry(step) else None
     (x,) = step.inputs
@@ -97,7 +97,7 @@ def _adds_to_a_carry(step: Step) -> bool:
 
 
 def overflowing_cast(step: Step) -> Rewrite | None:
-    """A cast to float16 of what easily exceeds 65504."""
+    """Matches a cast to float16 of a value that easily exceeds 65504."""
     (x,) = step.inputs
     is_wide = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= 4
     if step.output.dtype != jnp.float16 or not is_wide:
@@ -123,7 +123,7 @@ RULES = (
         ("log", "log2", "log1p"),
         guarded_probability,
         "where the probability is less than the constant: its gradient is lost",
-        "the logarithm of the probability by jax.nn.log_softmax or jax.nn.log_sigmoid",
+        "jax.nn.log_softmax or jax.nn.log_sigmoid, without the probability",
     ),
     Rule(
         "difference from one",
@@ -136,7 +136,7 @@ RULES = (
         "difference of squares",
         ("sub", "add"),
         difference_of_squares,
-        "where both are nearly equal, or large",
+        "where both are nearly equal: all digits cancel; or where the squares overflow",
         "(a - b) * (a + b), (a - b) ** 2, jnp.var",
     ),
     Rule(
@@ -165,7 +165,7 @@ RULES = (
         ("sqrt", "pow"),
         norm_at_zero,
         "in the gradient at zero: 0 * inf",
-        "jnp.where around the square root and inside of it",
+        "jnp.where around the square root and also inside it",
         is_of_jax=True,
         is_of_gradient=True,
     ),
@@ -188,8 +188,8 @@ RULES = (
         "branch that is not taken",
         ("select_n",),
         branch_not_taken,
-        "in the gradient, where the other branch has none: 0 * inf",
-        "jnp.where inside of the function too: jnp.where(c, f(jnp.where(c, x, 1)), 0)",
+        "in the gradient, where the branch that is not taken has an infinite derivative: 0 * inf",
+        "jnp.where inside the function too: jnp.where(c, f(jnp.where(c, x, 1)), 0)",
         is_of_gradient=True,
     ),
     Rule("quotient of itself", ("div",), quotient_of_itself, "at zero: 0 / 0", "1"),
@@ -197,7 +197,7 @@ RULES = (
         "sum in low precision",
         ("reduce_sum", "cumsum", "scan"),
         low_precision_sum,
-        "where the sum is 256 times a term: the term is lost",
+        "where the sum is at least 256 times a term: the term is lost",
         "jnp.sum(x, dtype=jnp.float32)",
     ),
     Rule(
@@ -218,10 +218,12 @@ RULES = (
         "power by a logarithm",
         ("exp",),
         power_by_logarithm,
-        "at zero: 0 * inf, and in large powers: digits of the exponent are lost",
+        "at zero: 0 * inf; in large powers: digits of the exponent are lost",
         "x ** y",
     ),
 )
-"""For each step of a program the first rule is taken whose `kinds` holds the primitive and whose
-`match` returns a `Rewrite` (see `_rewrite`). A new one goes before those that it should beat.
+"""The rules of `stabilise` and `unstable`, in order of priority.
+
+For each step of a program, the first rule applies whose `kinds` contain the primitive and whose
+`match` returns a `Rewrite` (see `_rewrite`).
 """

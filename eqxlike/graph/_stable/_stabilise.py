@@ -1,4 +1,4 @@
-"""`unstable`, which finds formulas that lose digits, and `stabilise`, which rewrites them."""
+"""`unstable` finds formulas that lose digits, and `stabilise` rewrites them."""
 
 import dataclasses
 import functools
@@ -22,30 +22,31 @@ Result = TypeVar("Result")
 def stabilise(
     function: Callable[Params, Result], *, rules: Sequence[Rule] = RULES
 ) -> Callable[Params, Result]:
-    """The function with formulas that lose digits replaced by stable ones.
+    """Replaces formulas that lose digits by stable ones.
 
     `log(1 + exp(x))` becomes a softplus, `log(softmax(x))` a log-softmax, and so on for each rule
-    in `RULES`, as in Theano's optimiser (Bergstra et al. 2010, "Theano: A CPU and GPU Math
-    Compiler in Python"). Rules match the traced program, so that the spelling of a
-    formula does not matter, nor whether `jax.jit`, `vmap`, a loop or a branch contains it.
-    Differentiate the stabilised function, and not the other way round: then its gradient is stable
-    too.
+    in `graph.rules.RULES`, as in Theano's optimiser (Bergstra et al. 2010, "Theano: A CPU and GPU
+    Math Compiler in Python"). Rules match the traced program, so the spelling of a formula does not
+    matter. Formulas inside `jax.jit`, `vmap`, loops and branches are found too.
 
-    Where no rule matches, the same operations are run in the same order. Effects, random numbers
-    and custom derivatives stay.
+    Differentiate the stabilised function, rather than stabilise a gradient: only then is the
+    gradient stable too.
+
+    Operations that no rule matches run unchanged and in the same order. Effects, random numbers and
+    custom derivatives are kept.
 
     **Arguments:**
 
-    - `function`: any callable that JAX can trace. It is traced at each call, so put `filter_jit`
-      around the result. Arguments that are no arrays stay what they are, as in `filter_jit`.
-    - `rules`: the rules to apply, the first that matches first. To add your own, pass
+    - `function`: any callable that JAX can trace. It is traced at each call, so wrap the result in
+      `filter_jit`. Arguments that are not arrays are static, as in `filter_jit`.
+    - `rules`: the rules to apply; the first that matches wins. To add a rule, pass
       `(*graph.rules.RULES, rule)`.
 
-    **Returns:** a function of the same arguments. `graph.unstable(function, ...)` says what it
-    rewrites.
+    **Returns:** a function of the same arguments. `graph.unstable(function, ...)` lists the
+    formulas that it rewrites.
 
-    **Raises:** `TypeError` if `function` is not callable; if it cannot be traced for these
-    arguments, what `filter_jit` raises.
+    **Raises:** `TypeError` if `function` is not callable; the errors of `filter_jit` if it cannot
+    be traced for these arguments.
 
     !!! example
 
@@ -83,7 +84,7 @@ def stabilise(
 
 
 def _name_arguments(error: Exception, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    """JAX counts the arrays of all arguments together; the note says which they are."""
+    """Adds a note to JAX's error that maps its names, such as `arrays[3]`, to the arguments."""
     paths = [
         ("kwargs" if path[0].idx else "args") + jtu.keystr(path[1:])
         for path, _ in jtu.tree_leaves_with_path(filter((args, kwargs), is_array))
@@ -92,20 +93,20 @@ def _name_arguments(error: Exception, function: Callable[..., Any], args: Any, k
     known = [f"arrays[{each}] is {paths[each]}" for each in counted if each < len(paths)]
     if known:
         name = getattr(function, "__name__", type(function).__name__)
-        error.add_note(f"Of {name}, {', '.join(known)}.")
+        error.add_note(f"In the arguments of {name}, {', '.join(known)}.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Unstable:
     """A formula that loses digits.
 
-    - `name`: that of the `Rule`.
-    - `layer`: the path of the layer, `""` outside all layers.
-    - `source`: the line of the user's code, as `file.py:3:4 (function)`.
-    - `output`: the type of its result, as `f32[5,3]`.
-    - `fails`: for which inputs it fails.
-    - `instead`: what to write.
-    - `is_rewritten`: whether `stabilise` computes it in another way.
+    - `name`: name of the `Rule`.
+    - `layer`: path of the layer, `""` outside all layers.
+    - `source`: line of the user's code, such as `file.py:3:4 (function)`.
+    - `output`: type of the result, such as `f32[5,3]`.
+    - `fails`: the inputs for which it fails, and how.
+    - `instead`: the stable formula to write.
+    - `is_rewritten`: whether `stabilise` rewrites it, rather than only reporting it.
     """
 
     name: str
@@ -124,21 +125,21 @@ class Unstable:
 def unstable(
     function: Callable[..., Any], /, *args: Any, rules: Sequence[Rule] = RULES, **kwargs: Any
 ) -> tuple[Unstable, ...]:
-    """The formulas in `function(*args, **kwargs)` that lose digits: nothing is run.
+    """Finds formulas that lose digits in `function(*args, **kwargs)`, which is traced but not run.
 
-    A test may say `assert not graph.unstable(loss, model, batch)`. What JAX's own functions compute
-    inside is ignored, and so is what nothing depends on.
+    A test may assert `not graph.unstable(loss, model, batch)`. The inside of JAX's own functions is
+    ignored, and so are unused results.
 
     **Arguments:**
 
     - `function`: any callable, as for `graph.report`.
-    - `*args`, `**kwargs`: what to call it with. A `jax.ShapeDtypeStruct` may stand for an array.
+    - `*args`, `**kwargs`: its arguments. A `jax.ShapeDtypeStruct` may replace an array.
     - `rules`: the rules to apply.
 
-    **Returns:** a tuple with an `Unstable` for each, empty if there is none.
+    **Returns:** a tuple with one `Unstable` per formula.
 
-    **Raises:** `TypeError` if `function` is not callable; if it cannot be traced for these
-    arguments, what `filter_jit` raises.
+    **Raises:** `TypeError` if `function` is not callable; the errors of `filter_jit` if it cannot
+    be traced for these arguments.
 
     !!! example
 
@@ -152,7 +153,7 @@ def unstable(
     """
     if not callable(function):
         raise TypeError(
-            "graph.unstable expects a function, and then its arguments; it got "
+            "graph.unstable expects a function, followed by its arguments; it got "
             f"{_described_type(function)}."
         )
     _check_rules(rules, "graph.unstable")
@@ -164,8 +165,8 @@ def _check_rules(rules: Any, name: str) -> None:
     is_sequence = isinstance(rules, Sequence)
     if not is_sequence or not all(isinstance(rule, Rule) for rule in rules):
         raise TypeError(
-            f"{name} expects rules, a sequence of graph.rules.Rule, as (*graph.rules.RULES, rule); "
-            f"it got {_described_type(rules)}."
+            f"{name} expects `rules` to be a sequence of graph.rules.Rule, such as "
+            f"(*graph.rules.RULES, rule); it got {_described_type(rules)}."
         )
 
 
@@ -174,7 +175,7 @@ def _described_type(value: Any) -> str:
 
 
 def unstable_in(closed: Any, rules: Sequence[Rule] = RULES) -> tuple[Unstable, ...]:
-    """The formulas of a traced program that lose digits, each once."""
+    """The formulas in a traced program that lose digits, each once."""
     return tuple(dict.fromkeys(map(_described, StableProgram(closed, rules).matches)))
 
 
