@@ -1,4 +1,4 @@
-"""`python -m eqxlike`, and the command `eqxlike`."""
+"""The command line: `python -m eqxlike`, or `eqxlike`."""
 
 import argparse
 import contextlib
@@ -20,7 +20,7 @@ from ._check_numbers import whole_number_in
 from ._version import __version__
 
 INTERRUPTED = 130
-"""The exit status that a shell reports for a process that Ctrl-C ended: 128 + SIGINT."""
+"""The exit status of a process ended by Ctrl-C: 128 + SIGINT."""
 
 WRONG_USE = 2
 
@@ -28,22 +28,22 @@ MOVED = "the demo is in examples/demo of the repository: run `make demo` in a cl
 
 
 class CommandError(Exception):
-    """The command cannot run as asked. The message is one line for the user."""
+    """A wrong argument or a failed command. The message is one line for the user."""
 
 
 def run() -> None:
-    """Runs the command that this process was started with, and ends the process if it fails."""
+    """Runs the command of this process, and exits with its status if it fails."""
     status = main()
     if status != 0:
-        # If Ctrl-C breaks off a compilation, JAX 0.10.2 crashes Python as it exits, whatever the
-        # program does. All output is written by now, so Python is left without its usual exit.
+        # If Ctrl-C interrupts a compilation, JAX 0.10.2 crashes Python during its normal exit. All
+        # output is written by now, so skip the normal exit.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line: what is wrong, without the whole usage before it."""
+    """An argument parser whose errors are one line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(WRONG_USE, f"{self.prog}: error: {message}\n")
@@ -54,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     **Arguments:**
 
-    - `arguments`: the words after `python -m eqxlike`; those of this process if None.
+    - `arguments`: the command-line arguments; by default those of this process.
 
-    **Returns:** the exit status: 0, or 2 for wrong use, 130 after Ctrl-C.
+    **Returns:** the exit status: 0 for success, 2 for wrong use, 130 after Ctrl-C.
     """
     parser = _Parser(
         prog="python -m eqxlike",
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG_USE
     try:
         options = parser.parse_args(arguments)
-    except SystemExit as exit:  # argparse's way out, after help as after an error
+    except SystemExit as exit:  # argparse exits after help and after errors
         return exit.code if isinstance(exit.code, int) else WRONG_USE
     try:
         return _run_profile(options)
@@ -83,47 +83,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-# --- `profile`: where the time of a function of the user's goes ---
+# --- `profile` ---
 
 
 CALLS = 100
 TRACED_CALLS = 10
-"""At most this many calls are in XLA's trace: each fills it with all that the device does."""
+"""Maximum number of calls in XLA's trace, which grows quickly."""
 
 
 def _add_profile(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "profile",
-        help="where the time of a function goes: ours, JAX's dispatch, the device",
-        description="Calls a function of no arguments again and again. Prints what each function "
-        "of filter_jit in it takes, split into ours, JAX's dispatch and the rest, and which "
-        "functions samples of the Python stack fell into most; writes the tree of calls as text "
-        "and as a page. The function returns what to wait for: the loss of a step, say.",
+        help="measure the time of a function: in eqxlike, in JAX's dispatch, on the device",
+        description="Calls a function without arguments many times. Prints the time of each "
+        "filter_jit function in it, split into eqxlike, JAX's dispatch and the rest, and the "
+        "Python functions with the most samples. Writes the call tree as text and as an HTML page. "
+        "The function must return the arrays to wait for, such as the loss of a step.",
     )
-    parser.add_argument("target", metavar=METAVAR, help="such as train:step")
+    parser.add_argument("target", metavar=METAVAR, help="the function, such as train:step")
     parser.add_argument(
         "--calls",
         type=whole_number_in,
         default=CALLS,
         metavar="N",
-        help=f"how often to call it, for the table and for the samples ({CALLS})",
+        help=f"number of calls for the table, and again for the samples (default {CALLS})",
     )
     parser.add_argument(
         "--out",
         type=pathlib.Path,
         default="profile-results",
         metavar="DIR",
-        help="where the files go (profile-results)",
+        help="folder for the files (default profile-results)",
     )
     parser.add_argument(
-        "--trace", action="store_true", help="write XLA's own trace too, for ui.perfetto.dev"
+        "--trace", action="store_true", help="also write XLA's trace, for ui.perfetto.dev"
     )
 
 
 def _run_profile(options: argparse.Namespace) -> int:
-    """Profiles and prints; returns the exit status.
+    """Profiles the target and prints the results; returns the exit status.
 
-    **Raises:** `CommandError` if what was asked for cannot be done.
+    **Raises:** `CommandError` if the target cannot be profiled.
     """
     stages = _profile.Stages()
     with stages.listening():
@@ -159,9 +159,9 @@ def _run_profile(options: argparse.Namespace) -> int:
 
 
 def _writable_folder(path: pathlib.Path) -> pathlib.Path:
-    """Makes a folder where there is none, and makes sure that files can be written there.
+    """Creates a folder if necessary, and checks that files can be written there.
 
-    **Raises:** `CommandError` if files cannot be written there.
+    **Raises:** `CommandError` if not.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -174,10 +174,7 @@ def _writable_folder(path: pathlib.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _calling(target: str) -> Iterator[None]:
-    """A context in which the function is called.
-
-    **Raises:** `CommandError` if the function raises an exception. The traceback is printed.
-    """
+    """Context manager that prints the traceback of an exception and raises `CommandError`."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -185,16 +182,16 @@ def _calling(target: str) -> Iterator[None]:
         raise CommandError(f"{target} raised {_one_line(error)}") from None
 
 
-# --- A function of the user's, by the name that a command is given ---
+# --- The function to profile ---
 
 
 METAVAR = "module:function"
 
 
 def _load_function(target: str) -> Callable[[], Any]:
-    """The function `module:function`, which takes no arguments.
+    """Imports the function `module:function`, which takes no arguments.
 
-    **Raises:** `CommandError` if there is none, saying what to give.
+    **Raises:** `CommandError` if there is no such function, or if it needs arguments.
     """
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -208,12 +205,12 @@ def _load_function(target: str) -> Callable[[], Any]:
         ) from None
     try:
         inspect.signature(function).bind()
-    except ValueError:  # A function of C may have no signature.
+    except ValueError:  # Functions written in C may have no signature.
         pass
     except TypeError as error:
         raise CommandError(
-            f"{target} cannot be called without arguments, {error}: give a function of none, such "
-            "as `def profiled(): return step(...)`"
+            f"{target} cannot be called without arguments, {error}: give a function without "
+            "arguments, such as `def profiled(): return step(...)`"
         ) from None
     return function
 

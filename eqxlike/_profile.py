@@ -1,4 +1,4 @@
-"""Where the time of a run goes: compiled functions, samples of the stack, and XLA's own trace."""
+"""Profiling: times of compiled functions, samples of the Python stack, and XLA's trace."""
 
 import array
 import collections
@@ -22,8 +22,9 @@ from ._tables import align, rich_table
 from ._transforms._jit._timed import CallTimes, timing_calls
 
 Session = Any
-"""A `pyinstrument.session.Session`: samples, each a stack of frames, outermost first, and the
-seconds that passed since the sample before it.
+"""A `pyinstrument.session.Session`: a list of samples.
+
+Each sample is a stack of frames, outermost first, and the seconds since the previous sample.
 """
 
 
@@ -35,28 +36,28 @@ def profile(
     interval_s: float = 1e-3,
     trace: str | os.PathLike[str] | None = None,
 ) -> Iterator["Profile"]:
-    """A context that tells where the time of what runs in it goes.
+    """Context manager that measures where a block of code spends its time.
 
-    Each call of a function that `filter_jit` wrapped is timed, and its time split: what our Python
-    takes, what JAX takes to dispatch the compiled program, and what then is left until the result
-    is ready. Calls that trace and compile are counted by themselves. Outside of the context a call
-    costs what it always does. Functions of `jax.jit` are not seen, unless `sample` shows them.
+    It times each call of a function wrapped by `filter_jit`, in three parts: eqxlike's Python code,
+    JAX's dispatch of the compiled program, and the wait until the result is ready. Calls that trace
+    and compile are counted separately. Outside the context, calls are not slowed down. Functions
+    of `jax.jit` are not timed, but `sample` shows them.
 
     **Arguments:**
 
-    - `wait`: whether to wait for the result of each call; otherwise it is unknown when that was
-      ready. A loop that reads no result runs ahead of the device, and is slower so.
-    - `sample`: whether to sample the Python stack with pyinstrument, which makes every call of a
-      Python function slower: take times without it.
-    - `interval_s`: the least time between two samples, in seconds.
-    - `trace`: a folder for XLA's own trace, `jax.profiler.trace`; the `perfetto_trace.json.gz` in
-      it is for https://ui.perfetto.dev.
+    - `wait`: whether to wait for the result of each call. Waiting slows down a loop that otherwise
+      runs ahead of the device; without it, the time until the result is ready is unknown.
+    - `sample`: whether to sample the Python stack with pyinstrument. This slows down all Python
+      calls, so measure times without it.
+    - `interval_s`: minimum time between two samples, in seconds.
+    - `trace`: folder for XLA's trace, written by `jax.profiler.trace`. Open its
+      `perfetto_trace.json.gz` in https://ui.perfetto.dev.
 
-    **Returns:** a context that gives a `Profile`, which is filled as the context ends.
+    **Returns:** a context manager for a `Profile`, which is filled at the end of the block.
 
-    **Raises:** `ImportError` if `sample` and pyinstrument is not installed; `RuntimeError` if
-    somebody profiles already; `TypeError` or `ValueError` for an `interval_s` that is not a
-    positive number, or a `trace` that is not a path.
+    **Raises:** `ImportError` if `sample` is set and pyinstrument is not installed; `RuntimeError`
+    if another profile is active; `TypeError` or `ValueError` if `interval_s` is not a positive
+    number, or `trace` is not a path.
 
     !!! example
 
@@ -104,12 +105,11 @@ def profile(
 
 @dataclasses.dataclass(repr=False)
 class Profile:
-    """The findings of `profile`, once its block has ended; `str` and `repr` show the table.
+    """The results of `profile`, available at the end of its block; `str` returns a table.
 
-    - `functions`: of each function that `filter_jit` wrapped and that was called, those that took
-      longest first.
-    - `elapsed_s`: the seconds that the block took.
-    - `session`: the samples, a session of pyinstrument; `None` if there are none.
+    - `functions`: times of each called function of `filter_jit`, longest first.
+    - `elapsed_s`: duration of the block in seconds.
+    - `session`: the samples, as a pyinstrument session; `None` without `sample`.
     """
 
     functions: "tuple[FunctionTimes, ...]" = ()
@@ -130,25 +130,25 @@ class Profile:
 
     @property
     def totals(self) -> str:
-        """The last line of the table."""
+        """The last line of the table: total time, and the share of the timed calls."""
         in_calls_s = sum(each.total_s for each in self.functions)
         share = in_calls_s / self.elapsed_s if self.elapsed_s else 0.0
         return f"{self.elapsed_s:.3f} s, {share:.0%} of them in these calls"
 
     @property
     def tree(self) -> str:
-        """The tree of Python's calls, every frame shown.
+        """The tree of Python calls as text, with all frames.
 
         **Raises:** `ValueError` without samples.
         """
         from pyinstrument.renderers import ConsoleRenderer
 
-        # pyinstrument's default hides most frames of ours.
+        # By default pyinstrument hides most of this package's frames.
         return ConsoleRenderer(show_all=True, unicode=True).render(self._sampled())
 
     @property
     def page(self) -> str:
-        """The same as a page of HTML, with a timeline.
+        """The tree of Python calls as an HTML page, with a timeline.
 
         **Raises:** `ValueError` without samples.
         """
@@ -157,11 +157,11 @@ class Profile:
         return HTMLRenderer().render(self._sampled())
 
     def write(self, path: str | os.PathLike[str]) -> list[pathlib.Path]:
-        """Writes the tree, the page and the session of pyinstrument next to each other.
+        """Writes the tree, the page and the pyinstrument session to three files.
 
         **Arguments:**
 
-        - `path`: the path of the files, without a suffix.
+        - `path`: path of the files without suffix; `.txt`, `.html` and `.pyisession` are added.
 
         **Returns:** the files written.
 
@@ -179,13 +179,13 @@ class Profile:
     def _sampled(self) -> Session:
         if self.session is None:
             raise ValueError(
-                "This profile has no samples: write `with eqxlike.profile(sample=True) as p:`, and "
-                "ask once the block has ended."
+                "This profile has no samples: use `with eqxlike.profile(sample=True) as p:`, and "
+                "read the samples after the end of the block."
             )
         return self.session
 
 
-# --- The stages of compiling, of all programs ---
+# --- Stages of compilation ---
 
 
 _STAGES = (
@@ -196,10 +196,10 @@ _STAGES = (
 
 
 class Stages:
-    """The seconds that JAX took to trace, lower and compile programs while this listened."""
+    """Times that JAX took to trace, lower and compile all programs while listening."""
 
     def __init__(self):
-        # Of each stage the times from and until, in seconds.
+        # For each stage, pairs of start and end times in seconds.
         self._times: dict[str, list[tuple[float, float]]] = {event: [] for event in _STAGES}
 
     @contextlib.contextmanager
@@ -214,7 +214,7 @@ class Stages:
         if event in self._times:
             end_s = time.perf_counter()
             start_s, times = end_s - duration_secs, self._times[event]
-            # A function that was traced inside of this one is part of it.
+            # Drop events inside this one, such as traces of inner functions.
             while times and times[-1][0] >= start_s:
                 times.pop()
             times.append((start_s, end_s))
@@ -229,18 +229,18 @@ class Stages:
         )
 
 
-# --- The calls of each function, and the time of one call in parts ---
+# --- Times of each function ---
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """The time of one call, in microseconds; the three parts add up to its completion.
+    """The time of one call in three parts, in microseconds.
 
-    - `ours_us`: the time that `filter_jit` needs beyond JAX's until the call returns.
-    - `jax_us`: the time that the function of `jax.jit` needs until it returns: C++ dispatch, and
-      execution where the runtime runs a cheap program on the calling thread.
-    - `rest_us`: the time from the return of the call until the result is ready. It is near 0, of
-      either sign, where execution was part of dispatch.
+    - `ours_us`: overhead of `filter_jit` until the call returns.
+    - `jax_us`: time until the function of `jax.jit` returns: C++ dispatch, plus execution if the
+      runtime runs a cheap program on the calling thread.
+    - `rest_us`: time from the return of the call until the result is ready. It is near 0, of either
+      sign, if execution was part of dispatch.
     """
 
     ours_us: float
@@ -261,18 +261,19 @@ _HEADER = (
 
 @dataclasses.dataclass(frozen=True)
 class FunctionTimes:
-    """The calls of one function that `filter_jit` wrapped.
+    """The calls of one function wrapped by `filter_jit`.
 
-    Times of one call are medians in microseconds, over the calls that took the fast path, or over
-    those that traced and compiled nothing if none did; `None` if there was no such call.
+    Times of one call are medians in microseconds over the calls on the fast path. If no call was on
+    the fast path, they are medians over the calls that did not compile, or `None` without such
+    calls.
 
-    - `name`: the name of the function.
-    - `num_calls`, `num_traces`: how often it was called, and how often traced.
-    - `compiling_s`: the seconds that JAX took to trace, lower and compile.
-    - `dispatch_us`: until a call returned.
-    - `completion_us`: until its result was ready; `None` too without `wait`.
-    - `split`: those two in parts; `None` too if no call took the fast path.
-    - `total_s`: the seconds of all calls, with the waits for their results.
+    - `name`: name of the function.
+    - `num_calls`, `num_traces`: number of calls, and of traces.
+    - `compiling_s`: seconds that JAX took to trace, lower and compile.
+    - `dispatch_us`: time until a call returned.
+    - `completion_us`: time until the result was ready; `None` without `wait`.
+    - `split`: these times in parts; `None` if no call was on the fast path.
+    - `total_s`: seconds of all calls, including the waits for their results.
     """
 
     name: str
@@ -286,7 +287,7 @@ class FunctionTimes:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The row of the table."""
+        """The function's row of the table."""
         ours_us = None if self.split is None else self.split.ours_us
         jax_us = None if self.split is None else self.split.jax_us
         times_us = (self.dispatch_us, ours_us, jax_us, self.completion_us)
@@ -298,15 +299,15 @@ class FunctionTimes:
 
 
 class _Record:
-    """The calls of one function as they come."""
+    """Collects the calls of one function."""
 
     def __init__(self, name: str):
         self._name = name
         self._num_calls = self._num_traces = 0
         self._compiling_s = self._total_s = 0.0
-        # The times of dispatch, in JAX and until ready, of calls that were not split, as the first
-        # of a profile, and of the others. Packed: a run may have millions.
-        self._outside, self._inside = ([array.array("d") for _ in range(3)] for _ in range(2))
+        # Seconds of dispatch, in JAX and until ready, without and with the time in JAX: the first
+        # call of a profile has none. Packed arrays, because there may be millions of calls.
+        self._without_jax, self._with_jax = ([array.array("d") for _ in range(3)] for _ in range(2))
 
     def add(self, call: CallTimes) -> None:
         self._num_calls += 1
@@ -314,15 +315,15 @@ class _Record:
         self._compiling_s += call.compiling_s
         self._total_s += call.dispatch_s if call.ready_s is None else call.ready_s
         if not call.compiling_s:
-            kept = self._outside if call.jax_s is None else self._inside
+            kept = self._without_jax if call.jax_s is None else self._with_jax
             times_s = call.dispatch_s, call.jax_s, call.ready_s
             for each, time_s in zip(kept, times_s, strict=True):
                 if time_s is not None:
                     each.append(time_s)
 
     def times(self) -> FunctionTimes:
-        # All times are of the same calls, so that the parts add up.
-        kept = self._inside if self._inside[0] else self._outside
+        # All medians are over the same calls, so that the parts add up.
+        kept = self._with_jax if self._with_jax[0] else self._without_jax
         dispatch_us, jax_us, completion_us = (
             1e6 * statistics.median(times_s) if times_s else None for times_s in kept
         )
@@ -342,11 +343,11 @@ class _Record:
         )
 
 
-# --- From a call to its samples: sample it, attribute the samples ---
+# --- Sampling ---
 
 
 def new_profiler(interval_s: float) -> Any:
-    """A `pyinstrument.Profiler` that takes samples every `interval_s` seconds.
+    """Creates a `pyinstrument.Profiler` that takes a sample every `interval_s` seconds.
 
     **Raises:** `ImportError` if pyinstrument is not installed.
     """
@@ -363,14 +364,14 @@ def new_profiler(interval_s: float) -> Any:
 def sample(
     call: Callable[[], Any], calls: int, interval_s: float = 1e-4, warm_up: int = 5
 ) -> Profile:
-    """Samples the stack during warm calls, each waited for.
+    """Samples the Python stack during warm calls, waiting for each result.
 
     **Arguments:**
 
-    - `call`: a function of no arguments that returns an array, or a pytree of arrays.
-    - `calls`: the number of calls.
-    - `interval_s`: the least time between two samples, in seconds.
-    - `warm_up`: the number of calls before the first sample.
+    - `call`: a function without arguments that returns a pytree of arrays.
+    - `calls`: number of calls.
+    - `interval_s`: minimum time between two samples, in seconds.
+    - `warm_up`: number of calls before the first sample.
 
     **Raises:** `ImportError` if pyinstrument is not installed.
     """
@@ -388,10 +389,10 @@ JAX = "jax"
 OTHER = "other"
 
 _GENERATED = "<eqxlike"
-"""Functions that eqxlike generates at run time have a file name that begins so."""
+"""Start of the file name of functions that eqxlike generates at run time."""
 
 _NOT_PYTHON = ("<built-in>", "<thread>")
-"""pyinstrument gives these as the files of a function in C, and of the thread below a stack."""
+"""pyinstrument's file names for functions in C, and for the thread at the bottom of a stack."""
 
 _PACKAGES = {
     name: [pathlib.Path(folder) for folder in spec.submodule_search_locations or ()]
@@ -402,19 +403,19 @@ _PACKAGES = {
 
 @functools.cache
 def _owner(file: str) -> str:
-    """The owner of the functions of a file."""
+    """The owner of a source file: `OURS`, `JAX` or `OTHER`."""
     if file.startswith(_GENERATED):
         return OURS
     for name, folders in _PACKAGES.items():
         if any(pathlib.Path(file).is_relative_to(folder) for folder in folders):
-            # The loop that calls and waits is no part of what is profiled.
+            # The loop in this module that calls and waits is not profiled.
             return OTHER if file == __file__ else OURS if name == OURS else JAX
     return OTHER
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Frame:
-    """One function on a stack."""
+    """A function on a stack."""
 
     file: str
     line: int
@@ -427,10 +428,10 @@ class Frame:
 
 
 def self_times(session: Session) -> dict[Frame, float]:
-    """The seconds spent in each function of ours and of JAX, and outside both.
+    """Seconds spent in each function of eqxlike and JAX, and in other functions outside both.
 
-    The time of a function includes the C that it calls, compiled programs among it, and the Python
-    of other libraries, but neither ours nor JAX's.
+    The time of a function includes C code that it calls, such as compiled programs, and Python code
+    of other libraries, but no other functions of eqxlike or JAX.
     """
     times: dict[Frame, float] = collections.defaultdict(float)
     for stack, seconds in session.frame_records:
@@ -441,18 +442,18 @@ def self_times(session: Session) -> dict[Frame, float]:
 
 
 def innermost(stack: Iterable[str]) -> Frame | None:
-    """The innermost frame of ours or of JAX; without these, the innermost Python frame.
+    """The innermost frame of eqxlike or JAX, or the innermost Python frame if there is none.
 
     **Arguments:**
 
-    - `stack`: frames as pyinstrument writes them, outermost first.
+    - `stack`: frames in pyinstrument's format, outermost first.
     """
     found = None
     for text in stack:
-        # Name, file and first line, parted by \x00; after \x01 come the attributes of one visit.
+        # Function, file and line separated by \x00, then other attributes after \x01.
         function, file, line = text.partition("\x01")[0].split("\x00")
         is_owned = found is not None and found.owner != OTHER
-        # What stands around the loop that calls and waits, a command of ours say, has no part.
+        # A frame of this module resets the search: frames around the profiling loop do not count.
         if file == __file__ or (
             file not in _NOT_PYTHON and not (is_owned and _owner(file) == OTHER)
         ):
@@ -461,7 +462,7 @@ def innermost(stack: Iterable[str]) -> Frame | None:
 
 
 def shares(times: Mapping[Frame, float]) -> dict[str, float]:
-    """The share of the time that each owner's functions took."""
+    """The share of the time in each owner's functions."""
     total = sum(times.values()) or 1.0
     parts: dict[str, float] = {OURS: 0.0, JAX: 0.0, OTHER: 0.0}
     for frame, seconds in times.items():
@@ -470,7 +471,7 @@ def shares(times: Mapping[Frame, float]) -> dict[str, float]:
 
 
 def hot_frames(times: Mapping[Frame, float], count: int = 6) -> list[str]:
-    """A line for each of the functions of ours and of JAX's Python that most samples fell into."""
+    """One line for each of the functions of eqxlike and JAX with the most time."""
     total = sum(times.values()) or 1.0
     found = [item for item in times.items() if item[0].owner != OTHER]
     return [
@@ -480,7 +481,7 @@ def hot_frames(times: Mapping[Frame, float], count: int = 6) -> list[str]:
 
 
 def _short(file: str) -> str:
-    """The last parts of a path, from the package on."""
+    """The end of a path, starting with the package."""
     parts = pathlib.Path(file).parts
     for package in _PACKAGES:
         if package in parts:

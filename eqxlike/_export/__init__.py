@@ -1,4 +1,4 @@
-"""Export: a program in a file that runs without the source of the model."""
+"""Export of functions to files that run without the source of the model."""
 
 from ._export import export as export
 from ._exported import Exported as Exported

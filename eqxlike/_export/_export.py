@@ -1,4 +1,4 @@
-"""From a function and the shapes of its arguments to a program that needs neither."""
+"""`export`: traces a function for given shapes and serialises the program."""
 
 import importlib.metadata
 import inspect
@@ -22,7 +22,7 @@ from ._exported import Exported, from_parts, need_flatbuffers
 from ._file import Header
 from ._form import check_keys, describe_arguments, lost_in
 
-# --- Which axes of the arguments of a program have dynamic sizes, and their names ---
+# --- Dynamic axes of the arguments ---
 
 
 Dynamic = Sequence[str] | Mapping[str, Mapping[int, str] | Sequence[str | None]]
@@ -31,12 +31,13 @@ Dynamic = Sequence[str] | Mapping[str, Mapping[int, str] | Sequence[str | None]]
 def dynamic_shapes(
     paths: Sequence[str], arrays: Sequence[Any], are_weights: Sequence[bool], dynamic: Dynamic
 ) -> list[tuple[Any, ...]]:
-    """The shapes of the arrays that are passed as arguments, whose dynamic axes are symbolic.
+    """The shapes of the arguments' arrays, with symbolic sizes for dynamic axes.
 
     **Arguments:**
 
-    - `arrays`: the arrays, or `jax.ShapeDtypeStruct`s whose shapes may contain names.
-    - `are_weights`: whether each is part of a Module. Weights have no batch axis.
+    - `paths`: the path of each array.
+    - `arrays`: arrays, or `jax.ShapeDtypeStruct`s whose shapes may contain names.
+    - `are_weights`: whether each array is part of a Module. Weights have no batch axis.
     - `dynamic`: see `export`.
 
     **Raises:** `ValueError`, with the path, for an axis or an argument that does not exist.
@@ -49,8 +50,8 @@ def dynamic_shapes(
             found = [n for n, path in enumerate(paths) if path == place or path.startswith(below)]
             if not found:
                 raise ValueError(
-                    f"`dynamic` names axes of {place!r}, and there is no such array among the "
-                    f"arguments. There are: {', '.join(paths) or 'none'}."
+                    f"`dynamic` names axes of {place!r}, but no array in the arguments has this "
+                    f"path. The arrays are: {', '.join(paths) or 'none'}."
                 )
             for n in found:
                 _name_axes(shapes[n], _by_axis(axes), paths[n], sizes)
@@ -70,8 +71,8 @@ def _by_axis(axes: Any) -> dict[int, Any]:
     names = [axes] if isinstance(axes, str) else axes
     if not isinstance(names, Sequence):
         raise ValueError(
-            f"`dynamic` has {axes!r}, and not names of axes, as in ('batch',) or "
-            "{'x': {0: 'batch'}}."
+            f"`dynamic` must contain names of axes, such as ('batch',) or {{'x': {{0: 'batch'}}}}; "
+            f"got {axes!r}."
         )
     return {axis: name for axis, name in enumerate(names) if name is not None}
 
@@ -79,42 +80,42 @@ def _by_axis(axes: Any) -> dict[int, Any]:
 def _name_axes(
     shape: list[Any], axes: dict[int, Any], path: str, sizes: dict[str, tuple[int, str]]
 ) -> None:
-    """Replaces sizes by names.
+    """Replaces sizes in `shape` by names.
 
     **Arguments:**
 
-    - `sizes`: the size of each named axis so far, and its place; those of `shape` are added.
+    - `sizes`: the size of each name, and the path where it was first used; extended in place.
     """
     for axis, name in axes.items():
         if not isinstance(name, str):
             raise ValueError(
-                f"`dynamic` has {name!r} for axis {axis} of {path}: a name is a string, as in "
+                f"`dynamic` has {name!r} for axis {axis} of {path}: a name must be a string, as in "
                 "('batch',) or {'x': {0: 'batch'}}."
             )
         if not -len(shape) <= axis < len(shape):
             raise ValueError(
-                f"`dynamic` names axis {axis} of {path} {name!r}, and that has {len(shape)} axes."
+                f"`dynamic` names axis {axis} of {path} {name!r}, but {path} has {len(shape)} axes."
             )
         other, where = sizes.setdefault(name, (shape[axis], path))
         if other != shape[axis]:
             raise ValueError(
-                f"`dynamic` names axis {axis} of {path} {name!r}: it has size {shape[axis]}, and "
-                f"that of {where} has {other}. Say which axes are meant, as in "
+                f"`dynamic` names axis {axis} of {path} {name!r}: its size is {shape[axis]}, but "
+                f"{name!r} has size {other} in {where}. Name the axes of each argument, as in "
                 "`dynamic={'x': {0: 'batch'}}`."
             )
         shape[axis] = name
 
 
 def _symbolic(path: str, shape: list[Any], scope: jax.export.SymbolicScope) -> tuple[Any, ...]:
-    """The shape, with names replaced by symbolic sizes."""
+    """Replaces names in a shape by symbolic sizes."""
     try:
         if None in shape:
-            raise ValueError("give a size or a name for each axis, as in ('batch', 3).")
+            raise ValueError("give a size or a name for each axis, such as ('batch', 3).")
         found = jax.export.symbolic_shape(", ".join(map(str, shape)), scope=scope)
         if len(found) != len(shape):
-            raise ValueError("give a name for each axis, as in ('batch', 'time').")
+            raise ValueError("give a name for each axis, such as ('batch', 'time').")
     except ValueError as error:
-        raise ValueError(f"The shape {tuple(shape)} of {path} cannot be read: {error}") from None
+        raise ValueError(f"The shape {tuple(shape)} of {path} is invalid: {error}") from None
     return tuple(found)
 
 
@@ -130,32 +131,33 @@ def export(
 ) -> Exported:
     """Exports a function as a program that runs without its source; `.save` writes it to a file.
 
-    Arrays that the function holds, such as the weights of a Module that is called, are part of the
-    program. Those of `*args` are passed to each call. Everything but arrays is static, as in
-    `filter_jit`: part of the program too.
+    Arrays that the function holds, such as the weights of a Module, become part of the program.
+    Arrays in `*args` are arguments of each call. Everything that is not an array is static, as in
+    `filter_jit`, and becomes part of the program.
 
     **Arguments:**
 
-    - `function`: any callable: a Module, a filtered function, a method. It must be pure: a program
-      contains no Python.
-    - `*args`: its arguments, or `jax.ShapeDtypeStruct`s instead of arrays. A shape may contain
+    - `function`: any callable, such as a Module, a filtered function or a method. It must be pure:
+      the program contains no Python.
+    - `*args`: its arguments. A `jax.ShapeDtypeStruct` may replace an array. Its shape may contain
       names of axes, as in `jax.ShapeDtypeStruct(("batch", 64), jnp.float32)`.
-    - `dynamic`: the axes that have any size from 1 upwards. Names, as in `("batch", "time")`, apply
-      to the leading axes of every array, as far as it has that many. Weights of Modules
-      have none, and names in a shape of `*args` take precedence. A dictionary
-      names the axes of an argument, or of an array in it by its path, as in `{"x": {0: "batch"},
-      "y['mask']": ("batch", None, "time")}`; all others have a fixed size. Axes of the same name
-      have the same size. `()` for none.
-    - `platforms`: where it can run, of `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`. They need not be
-      available here.
-    - `vjp_order`: how many times the program can be differentiated, in reverse mode.
+    - `dynamic`: the axes that may have any size of at least 1. Axes of the same name have the same
+      size.
+        - A sequence of names, such as `("batch", "time")`, names the leading axes of every array,
+          except weights of Modules. It is ignored if shapes in `*args` contain names.
+        - A dictionary names axes by argument, or by the path of an array, as in
+          `{"x": {0: "batch"}, "y['mask']": ("batch", None, "time")}`. All other axes are fixed.
+        - `()` fixes all axes.
+    - `platforms`: platforms on which it can run, out of `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`. They
+      need not be available here.
+    - `vjp_order`: how many times the program can be differentiated in reverse mode.
 
     **Returns:** an `Exported`, with `.call`, `.save` and `.stablehlo`.
 
-    **Raises:** `ValueError`, with file and line, for a function that calls back to Python; for an
-    axis or a platform that does not exist; `TypeError` for an output, at a path, that is neither
-    an array nor a plain value; any error from tracing the function; `ImportError` if flatbuffers is
-    not installed.
+    **Raises:** `ValueError`, with file and line, if the function calls back to Python; `ValueError`
+    for an axis or a platform that does not exist; `TypeError`, with the path, for an output that is
+    neither an array nor a plain value; any error from tracing the function; `ImportError` if
+    flatbuffers is not installed.
 
     !!! example
 
@@ -198,14 +200,14 @@ def export(
     check_keys(form.node, "output")
     if lost := list(lost_in(form.node, "output")):
         raise TypeError(
-            f"{name} returned something at {listed(lost)} that no file can hold: return arrays, "
-            "numbers and strings."
+            f"{name} returned a value at {listed(lost)} that cannot be written to a file: return "
+            "only arrays, numbers and strings."
         )
     try:
         exported = jax.export.export(jitted, platforms=platforms)(*structs)
         program = bytes(exported.serialize(vjp_order=vjp_order))
     except NotImplementedError as error:
-        # Other libraries' operations may call back too, under unknown names.
+        # Operations of other libraries may call back too, under names that we do not know.
         _refuse_calls(name, [str(error)] if "callback" in str(error) else [])
         raise
     header = Header(
@@ -227,7 +229,7 @@ def export(
 def _structs(
     root: Node, arrays: list[Any], args: tuple[Any, ...], dynamic: Dynamic
 ) -> list[jax.ShapeDtypeStruct]:
-    """The arrays as `jax.ShapeDtypeStruct`s, with symbolic shapes."""
+    """Converts arrays to `jax.ShapeDtypeStruct`s with symbolic shapes."""
     leaves = Tree(root, tuple(arrays)).leaves()
     paths = [path for path, leaf in leaves if leaf.arrays]
     are_weights = [
@@ -252,14 +254,14 @@ def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
     unknown = [name for name in names if name not in PLATFORMS]
     if unknown or not names:
         raise ValueError(
-            f"`platforms` must be of {', '.join(map(repr, PLATFORMS))}; got "
+            f"`platforms` must contain some of {', '.join(map(repr, PLATFORMS))}; got "
             f"{unknown[0] if unknown else platforms!r}."
         )
     return names
 
 
 def _parameters(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, ...]:
-    """The names of the arguments: from the signature, or `args[0]` and so on."""
+    """Names of the arguments, from the signature if there is one, otherwise `args[0]` and so on."""
     try:
         bound = inspect.signature(function).bind(*args)
     except ValueError:
@@ -280,19 +282,19 @@ def _name_of(function: Any) -> str:
 def _refuse_calls(name: str, calls: list[str]) -> None:
     if calls:
         raise ValueError(
-            f"{name} cannot be exported, for a program takes no Python along, and it calls back: "
-            f"{listed(calls)}. Leave that out of what is exported."
+            f"{name} cannot be exported, because it calls back to Python, which a program does not "
+            f"contain: {listed(calls)}. Remove the callback from the exported function."
         )
 
 
 def _note_shapes(error: Exception, call: str) -> None:
-    """Adds to an error from tracing the shapes that were traced."""
+    """Adds the traced shapes to an error from tracing."""
     error.add_note(
-        f"While {call} was exported. Axes that go by name are of any size; "
-        "`dynamic=()` fixes all, `dynamic={'x': {0: 'batch'}}` names some."
+        f"While exporting {call}. Named axes may have any size; `dynamic=()` fixes all sizes, and "
+        "`dynamic={'x': {0: 'batch'}}` names single axes."
     )
     if isinstance(error, TypeError) and "integer" in str(error):
         error.add_note(
-            "Where Python wants a number, as in `len(x)` and `range(x.shape[0])`, a name will not "
-            "do. `x.shape[0]` will, in `jnp.arange(x.shape[0])` and its like."
+            "Python functions such as `len(x)` and `range(x.shape[0])` need a fixed size. JAX "
+            "functions such as `jnp.arange(x.shape[0])` accept a named axis."
         )

@@ -1,4 +1,4 @@
-"""A program that runs without the source of its function."""
+"""`Exported`, a program that runs without the source of its function, and `load_exported`."""
 
 import importlib.util
 import os
@@ -19,12 +19,12 @@ from ._run import Runner, arranged
 
 
 class Exported:
-    """A program, its weights and the form of its inputs and outputs, made by `export`.
+    """A program with its weights and the structure of its inputs and outputs, made by `export`.
 
-    - `name`: the name of the function.
-    - `platforms`: where it runs, such as `("cpu", "cuda")`.
+    - `name`: name of the function.
+    - `platforms`: platforms on which it runs, such as `("cpu", "cuda")`.
     - `vjp_order`: how many times it can be differentiated.
-    - `versions`: the versions of the libraries that made it, by name.
+    - `versions`: versions of the libraries that exported it, by name.
     """
 
     def __init__(self, header: Header, program: bytes, read_as: jax.export.Exported):
@@ -40,29 +40,29 @@ class Exported:
 
     @property
     def stablehlo(self) -> str:
-        """The program as text, in StableHLO."""
+        """The program as StableHLO text."""
         return self._read_as.mlir_module()
 
     def call(self, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """The output of the function. The first call with new shapes, or with other nodes,
-        compiles the program.
+        """Calls the program. The first call with new shapes or new node types compiles it.
 
         **Arguments:**
 
-        - `*args`, `**kwargs`: what the function was exported for, by position or by name: the same
-          tuples, lists, dictionaries and named tuples of arrays. A Module, or any other node, may
-          be replaced by a node with the same fields, or a dictionary of them; parts without arrays
-          may be omitted. A leaf that is not an array is part of the program, and must be the same.
+        - `*args`, `**kwargs`: arguments by position or by name, with the structure for which the
+          function was exported: the same tuples, lists, dictionaries and named tuples of arrays. A
+          node with the same fields, or a dictionary of these fields, may replace a Module or other
+          custom node; fields without arrays may be omitted. Leaves that are not arrays are part of
+          the program and must be the same.
 
-        **Returns:** the output, in which a dictionary replaces a Module and any other node.
+        **Returns:** the output, with dictionaries in place of Modules and other custom nodes.
 
-        **Raises:** `TypeError` or `ValueError`, with the path, for an argument of another form,
-        shape or dtype; `ValueError` on a platform that it was not exported for, and when it is
-        differentiated more often than `vjp_order` allows.
+        **Raises:** `TypeError` or `ValueError`, with the path, for an argument of another
+        structure, shape or dtype; `ValueError` on a platform for which it was not exported, or if
+        it is differentiated more than `vjp_order` times.
         """
         runner = self._runner
         if runner is None:
-            # One for all calls: JAX compiles again for each new function.
+            # All calls share one Runner, because JAX compiles again for each new function.
             with self._lock:
                 runner = self._runner = self._runner or Runner(self._header, self._call_flat())
         try:
@@ -71,21 +71,21 @@ class Exported:
             if isinstance(error, NotImplementedError) and "Batching rule" in str(error):
                 error.add_note(
                     f"The program of {self.name} has no batching rule: export a function of "
-                    "batches, as in `jax.vmap(model)`, rather than map `.call`."
+                    "batches, such as `jax.vmap(model)`, instead of mapping `.call`."
                 )
             if isinstance(error, TypeError) and "forward-mode" in str(error):
                 error.add_note(
-                    f"The program of {self.name} has gradients in reverse mode alone, of which "
-                    f"`vjp_order` was {self.vjp_order}: export the derivative, as a function of "
-                    "its own, where forward mode is wanted."
+                    f"The program of {self.name} can only be differentiated in reverse mode, with "
+                    f"`vjp_order={self.vjp_order}`. For forward mode, export the derivative as a "
+                    "separate function."
                 )
             hide_our_frames(error)
             raise
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the program to a file, which is replaced as a whole.
+        """Writes the program to a file. An existing file is replaced atomically.
 
-        **Raises:** `OSError` if it cannot be written.
+        **Raises:** `OSError` if the file cannot be written.
         """
         write(pathlib.Path(path), self._header, self._program)
 
@@ -104,7 +104,7 @@ class Exported:
         return from_parts, (self._header, self._program, self.name)
 
     def _call_flat(self) -> Callable[..., Any]:
-        """The program on flat arrays, with our error for a missing gradient."""
+        """The program as a function of flat arrays that raises if it has no gradient."""
         call = self._read_as.call
         if self.vjp_order:
             return call
@@ -120,19 +120,19 @@ class Exported:
 
 
 def load_exported(path: str | os.PathLike[str]) -> Exported:
-    """Reads a program that `Exported.save` has written, without the source of its function.
+    """Reads a program written by `Exported.save`. The source of its function is not needed.
 
-    Reading executes nothing in the file: it holds JSON and StableHLO.
+    The file contains JSON and StableHLO; reading it executes no code.
 
     **Arguments:**
 
-    - `path`: the file.
+    - `path`: path of the file.
 
     **Returns:** the program; see `Exported`.
 
-    **Raises:** `OSError` if the file cannot be read; `ValueError`, with the path, if it is cut off,
-    damaged, of another kind, or from an eqxlike or a jax that is too new; `ImportError` if
-    flatbuffers is not installed.
+    **Raises:** `OSError` if the file cannot be read; `ValueError`, with the path, if it is
+    truncated, damaged, of another kind, or written by a newer eqxlike or jax that this one cannot
+    read; `ImportError` if flatbuffers is not installed.
 
     !!! example
 
@@ -151,13 +151,13 @@ def load_exported(path: str | os.PathLike[str]) -> Exported:
 
 
 def from_parts(header: Header, program: bytes, where: str) -> Exported:
-    """The program of these bytes.
+    """Deserialises a program.
 
     **Arguments:**
 
-    - `where`: what to call them in errors.
+    - `where`: the path or name to use in errors.
 
-    **Raises:** `ValueError` if this jax cannot read them.
+    **Raises:** `ValueError` if this version of jax cannot read the program.
     """
     need_flatbuffers("load_exported")
     versions = range(
@@ -175,7 +175,7 @@ def from_parts(header: Header, program: bytes, where: str) -> Exported:
     try:
         read_as = jax.export.deserialize(bytearray(program))
         if is_newer:
-            # Otherwise an unknown operation would be found only in the first call.
+            # Find unknown operations now rather than in the first call.
             read_as.mlir_module()
     except Exception as error:  # JAX raises many types.
         first_line = str(error).partition("\n")[0]
@@ -186,12 +186,12 @@ def from_parts(header: Header, program: bytes, where: str) -> Exported:
     dtypes = [form.dtype for form in (*header.inputs.arrays, *header.outputs.arrays)]
     avals = (*read_as.in_avals, *read_as.out_avals)
     if dtypes != [str(aval.dtype) for aval in avals]:
-        raise ValueError(f"{where} is damaged: its header tells of another program.")
+        raise ValueError(f"{where} is damaged: its header describes another program.")
     return Exported(header, program, read_as)
 
 
 def need_flatbuffers(caller: str) -> None:
-    """Raises `ImportError`, naming `caller`, if JAX cannot write and read programs."""
+    """Raises `ImportError`, naming `caller`, if flatbuffers is missing."""
     if importlib.util.find_spec("flatbuffers") is None:
         raise ImportError(f"{caller} needs flatbuffers: `pip install 'eqxlike[export]'`.")
 

@@ -1,8 +1,7 @@
-"""The file of an exported program: two lines, and the program as `jax.export` serialises it.
+"""The file format of exported programs: two lines, then the program serialised by `jax.export`.
 
-The first line says what the file is, and has the sha256 of all that follows. The second line is
-JSON: the number of the format, and what the program takes and returns. It is only data, and reading
-executes nothing in the file.
+The first line has a magic string and the SHA-256 of everything after it. The second line is JSON:
+the format number, and the inputs and outputs of the program. Reading a file executes no code.
 """
 
 import dataclasses
@@ -23,12 +22,13 @@ _MAGIC = b"eqxlike.export "
 class Header:
     """The description of a program.
 
-    - `name`: the name of the function.
-    - `inputs`, `outputs`: their forms; the form of the inputs has a part for each argument.
-    - `platforms`: where it runs.
+    - `name`: name of the function.
+    - `inputs`, `outputs`: structure and array types of the inputs, with a child for each argument,
+      and of the outputs.
+    - `platforms`: platforms on which it runs.
     - `vjp_order`: how many times it can be differentiated.
-    - `calling_convention_version`: that of `jax.export`.
-    - `versions`: the versions of the libraries that made it.
+    - `calling_convention_version`: version of `jax.export`'s calling convention.
+    - `versions`: versions of the libraries that exported it, by name.
     """
 
     name: str
@@ -46,9 +46,9 @@ class Header:
 
 
 def write(path: pathlib.Path, header: Header, program: bytes) -> None:
-    """Replaces the file at `path` as a whole.
+    """Writes a program to `path`, and replaces an existing file atomically.
 
-    **Raises:** `OSError` if it cannot be written.
+    **Raises:** `OSError` if the file cannot be written.
     """
     forms = {"inputs": to_plain(header.inputs), "outputs": to_plain(header.outputs)}
     content = json.dumps({"format": FORMAT} | vars(header) | forms).encode() + b"\n" + program
@@ -57,23 +57,23 @@ def write(path: pathlib.Path, header: Header, program: bytes) -> None:
 
 
 def read(path: pathlib.Path) -> tuple[Header, bytes]:
-    """Reads the file at `path`.
+    """Reads a program from `path`.
 
-    **Raises:** `OSError` if it cannot be read; `ValueError` if it is another kind of file, damaged
-    or of a newer format.
+    **Raises:** `OSError` if the file cannot be read; `ValueError` if it is another kind of file,
+    damaged, or of a newer format.
     """
     first, _, content = path.read_bytes().partition(b"\n")
     if not first.startswith(_MAGIC):
-        raise ValueError(f"{path} is not an exported program: give a file that `save` has written.")
+        raise ValueError(f"{path} is not an exported program: pass a file that `save` has written.")
     if first != _MAGIC + _checksum(content):
-        raise ValueError(f"{path} is cut off or damaged: its checksum does not match its content.")
+        raise ValueError(f"{path} is cut off or damaged: its checksum differs from its content.")
     text, _, program = content.partition(b"\n")
     try:
         plain = json.loads(text)
         version = plain.pop("format")
         header = _header_from(plain) if version <= FORMAT else None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise ValueError(f"{path} is damaged: its header tells of no program.") from None
+        raise ValueError(f"{path} is damaged: its header does not describe a program.") from None
     if header is None:
         raise ValueError(
             f"{path} was written by a newer version of eqxlike, in format {version}; this one "
@@ -87,7 +87,7 @@ def _checksum(content: bytes) -> bytes:
 
 
 def _header_from(plain: dict[str, Any]) -> Header:
-    """The header from JSON data; raises an error of any type if they are of none."""
+    """Builds the header from JSON data; raises an error of any type if the data are invalid."""
     read: dict[str, Any] = {name: from_plain(plain[name]) for name in ("inputs", "outputs")}
     read |= {name: int(plain[name]) for name in ("vjp_order", "calling_convention_version")}
     read["platforms"] = tuple(map(str, plain["platforms"]))
@@ -98,6 +98,6 @@ def _header_from(plain: dict[str, Any]) -> Header:
     if len(set(header.parameters)) != len(header.inputs.node.children):
         raise ValueError(header.parameters)
     if b"\0" in header.name.encode():
-        # JAX uses this as the name of the program, and accepts no other.
+        # JAX uses it as the name of the program, which may not contain a null byte.
         raise ValueError(header.name)
     return header

@@ -1,7 +1,7 @@
-"""The described inputs and outputs of a program: made from trees, compared with others, rebuilt.
+"""Descriptions of a program's inputs and outputs: comparison with arguments, and rebuilding.
 
-A description has no classes, so that a process can read it that cannot import them: a node that is
-none of Python's, such as a Module, is a record of named children.
+A description contains no classes, so that a process without their source can read it. A custom
+node, such as a Module, is described as a record of named children.
 """
 
 import collections
@@ -16,18 +16,18 @@ from .._pytree import is_array
 
 
 def check_keys(node: Node, path: str) -> None:
-    """Raises `TypeError`, with the path, for a dictionary with keys that a file cannot hold."""
+    """Raises `TypeError`, with the path, for dictionary keys that cannot be written to a file."""
     for name, child in zip(node.child_names(), node.children, strict=True):
         if key_of(name) is None:
             raise TypeError(
-                f"export writes dictionaries with keys that are strings, numbers or tuples, and "
-                f"{path} has the key {name[1:-1]}: pass or return it under another name."
+                f"export writes dictionaries whose keys are strings, numbers or tuples, but {path} "
+                f"has the key {name[1:-1]}: use another key."
             )
         check_keys(child, path + name)
 
 
 def given_tree(tree: Any) -> Tree:
-    """The tree in words, with its arrays; each number in it is plain."""
+    """Describes an argument of a call; NumPy and Python numbers in it count as plain values."""
     arrays, structure = flatten(tree, by_identity=True)
     return Tree(describe(structure, _describe_given), tuple(arrays))
 
@@ -40,18 +40,22 @@ def _describe_given(value: Any, _: Any = None, *, of_node: bool = False) -> Node
 
 
 def arrays_in(form: Tree, tree: Tree, path: str) -> Iterator[tuple[ArrayForm, Any, str]]:
-    """Each array of a tree that should have this form, with its own form and its path.
+    """Compares an argument with its description and yields its arrays.
 
-    In place of a record, any node whose children have the same names is accepted, and a dictionary
-    with these names as keys, which may omit parts without arrays. In place of an array there may be
-    a plain value, or another `Tree`.
+    A record may be replaced by a node with the same field names, or by a dictionary of the fields;
+    the dictionary may omit fields without arrays. The caller checks the arrays, which may also be
+    plain values or a `Tree`.
 
     **Arguments:**
 
-    - `tree`: a `given_tree`.
+    - `form`: the description.
+    - `tree`: the argument as a `given_tree`.
+    - `path`: path of the argument.
 
-    **Raises:** `TypeError`, with the path, if the tree has another form; `ValueError` if it
-    has another static value.
+    **Returns:** an iterator over the expected type, the array, and the path of each array.
+
+    **Raises:** `TypeError`, with the path, if the structure differs; `ValueError` if a static value
+    differs.
     """
     expected, given = form.node, tree.node
     if expected.kind == "array":
@@ -60,9 +64,8 @@ def arrays_in(form: Tree, tree: Tree, path: str) -> Iterator[tuple[ArrayForm, An
     if expected.is_static:
         if not given.is_static or given.text != expected.text:
             raise ValueError(
-                f"{path} was {expected.text} when this was exported, which is part of the program; "
-                f"it is {describe_other(tree)}. What is to vary must be an array when it is "
-                "exported."
+                f"{path} must be {expected.text}, the static value with which the program was "
+                f"exported; it is {describe_other(tree)}. To vary it, export it as an array."
             )
         return
     parts, others = list(form.parts()), {key_of(name): (name, part) for name, part in tree.parts()}
@@ -72,7 +75,7 @@ def arrays_in(form: Tree, tree: Tree, path: str) -> Iterator[tuple[ArrayForm, An
         }
     elif given.kind not in (expected.kind, "dict" if expected.kind == "record" else ""):
         raise TypeError(f"{path} must be {form}; it is {describe_other(tree)}.")
-    # A static part comes first: it says more than what differs because of it.
+    # Static fields come first: if one differs, the other differences follow from it.
     for name, part in sorted(parts, key=lambda each: each[1].node.kind != "field"):
         _, other = others.pop(key_of(name), (None, None))
         if other is not None:
@@ -81,24 +84,24 @@ def arrays_in(form: Tree, tree: Tree, path: str) -> Iterator[tuple[ArrayForm, An
             raise TypeError(f"{path}{name} is missing: it must be {part}.")
     for name, part in others.values():
         if part.node.kind != "field":
-            raise TypeError(f"{path}{name} is one too many: {path} must be {form}.")
+            raise TypeError(f"{path}{name} is unexpected: {path} must be {form}.")
 
 
 def _leaf_of(tree: Tree) -> Any:
-    """The array or plain value that a tree consists of; else the tree."""
+    """The array or plain value if the tree is a single leaf, otherwise the tree."""
     if tree.node.kind == "array":
         return tree.arrays[0]
     return tree.node.value[0] if tree.node.value else tree
 
 
 def build(node: Node, arrays: Iterator[Any]) -> Any:
-    """The tree of this form with these arrays; a record becomes a dictionary."""
+    """Rebuilds a tree from its description and arrays; records become dictionaries."""
     if node.kind == "array":
         return next(arrays)
     if node.is_static:
         return node.value[0]
     named = zip(node.child_names(), node.children, strict=True)
-    # A value that is not plain, such as an activation function, is in the program.
+    # Static values that are not plain, such as activation functions, are not in the output.
     kept = [
         (key_of(name), build(child, arrays))
         for name, child in named
@@ -116,7 +119,7 @@ def build(node: Node, arrays: Iterator[Any]) -> Any:
 
 
 def lost_in(node: Node, path: str, *, is_in_record: bool = False) -> Iterator[str]:
-    """The paths of static leaves that `build` could neither return nor omit."""
+    """Paths of static leaves that `build` can neither return nor omit."""
     if node.kind == "static" and not node.value and not is_in_record:
         yield path
     for name, child in zip(node.child_names(), node.children, strict=True):
@@ -129,7 +132,7 @@ def describe_arguments(inputs: Tree) -> str:
 
 
 def describe_other(leaf: Any) -> str:
-    """The argument that was passed instead, in a message."""
+    """Describes an argument for an error message."""
     if isinstance(leaf, Tree):
         leaf = _leaf_of(leaf)
     if isinstance(leaf, Tree):
@@ -139,6 +142,6 @@ def describe_other(leaf: Any) -> str:
 
 @functools.lru_cache(256)
 def _named_tuple(name: str, fields: tuple[str, ...]) -> type:
-    # Python refuses a name that is not an identifier, and renames such fields, as `rename=True`
-    # did when the tuple was made.
+    # `rename=True` accepts field names such as `_0`, which a named tuple has if it was made with
+    # `rename=True` itself.
     return collections.namedtuple(name, fields, rename=True)

@@ -1,4 +1,4 @@
-"""Calling a program with pytrees: a comparison made for one call is not repeated for the next."""
+"""Calls of a program with pytrees, and checks of the arguments."""
 
 import collections
 import inspect
@@ -16,27 +16,28 @@ from ._file import Header
 from ._form import arrays_in, build, describe_arguments, describe_other, given_tree
 
 _MAX_PROGRAMS = 4
-"""This many programs are compiled for one combination of arrays, each for other static leaves or
-nodes; further ones are flattened before the call.
+"""Maximum number of compiled variants of static leaves and node types for the same array shapes.
+
+Calls with further variants flatten their arguments first, and share one compiled program.
 """
 
-_CALLS_APART = 100
-"""After a call that only works with flattened arguments, this many further calls flatten theirs
-too: trying the other way in vain takes milliseconds.
-"""
+_NUM_FLAT_CALLS = 100
+"""After a call that needed flattened arguments, this many calls flatten theirs without trying.
 
+A failed attempt to trace unflattened arguments takes milliseconds.
+"""
 
 _NUMBERS = {bool, int, float, complex, np.float64, np.complex128}
-"""The types of Python numbers, and NumPy's that inherit from them."""
+"""Types of Python numbers, and NumPy types that inherit from them."""
 
 
 class Runner:
     """Runs a program on pytrees.
 
-    Arguments are compared with the form of the program while `filter_jit` traces, so a warm
-    call costs as much as one of `filter_jit`. But to `filter_jit` each Python number is another
-    program, while here it may replace an array; so is each function, while here only its name
-    counts. If these occur, arguments are flattened before the call.
+    Arguments are checked while `filter_jit` traces, so a warm call costs as much as a call of
+    `filter_jit`. But `filter_jit` compiles again for each Python number, which here may replace an
+    array, and for each function, of which here only the name matters. In these cases the arguments
+    are flattened before the call.
 
     **Arguments:**
 
@@ -51,18 +52,18 @@ class Runner:
             return build(header.outputs.node, iter(call(*arrays)))
 
         def on_trees(*args: Any) -> Any:
-            arrays = self._taken_apart(args, is_traced=True)
+            arrays = self._flat_arrays(args, is_traced=True)
             key = (*map(jax.typeof, arrays),)
             if self._num_programs[key] >= _MAX_PROGRAMS:
-                self._num_calls_apart = _CALLS_APART
-                raise _TakeApartError
+                self._num_flat_calls = _NUM_FLAT_CALLS
+                raise _FlattenFirstError
             self._num_programs[key] += 1
             return on_arrays(*arrays)
 
         for function in (on_arrays, on_trees):
             function.__name__ = function.__qualname__ = header.name
-            # So explanations of retraces distinguish programs, and profiles do not show
-            # this module.
+            # With these attributes, retrace reports distinguish programs, and profiles omit this
+            # module.
             vars(function)["__wrapped__"] = call
             setattr(function, "__module__", None)  # noqa: B010
         if all(map(str.isidentifier, header.parameters)):
@@ -71,42 +72,42 @@ class Runner:
             vars(on_trees)["__signature__"] = inspect.Signature(parameters)
         self._call_arrays = filter_jit(on_arrays)
         self._call_trees = filter_jit(on_trees)
-        # The arguments that are arrays, with their places and forms.
+        # Index, name and type of each argument that is a single array.
         self._arrays = [
             (place, name, part.arrays[0])
             for place, (name, part) in enumerate(header.inputs.parts())
             if part.node.kind == "array"
         ]
         self._num_programs: collections.Counter[Any] = collections.Counter()
-        self._num_calls_apart = 0
+        self._num_flat_calls = 0
 
     def run(self, args: tuple[Any, ...]) -> Any:
-        """The output; see `Exported.call` for errors."""
-        if self._num_calls_apart == 0:
+        """Runs the program; see `Exported.call` for errors."""
+        if self._num_flat_calls == 0:
             try:
-                # Most calls have none, and this finds out faster than a loop over the arguments.
+                # Most calls have no numbers. This test is faster than a loop over the arguments.
                 has_numbers = not _NUMBERS.isdisjoint(map(type, args))
                 return self._call_trees(*(self._with_arrays(args) if has_numbers else args))
-            except (TypeError, ValueError, _TakeApartError):
-                # The other way either works, as for values that cannot be hashed, or raises the
-                # right error for these arguments. This excludes a trace that was refused.
+            except (TypeError, ValueError, _FlattenFirstError):
+                # The call with flat arrays below either works, for example with values that cannot
+                # be hashed, or raises the right error for these arguments.
                 pass
         else:
-            self._num_calls_apart -= 1
-        arrays = self._taken_apart(args)
+            self._num_flat_calls -= 1
+        arrays = self._flat_arrays(args)
         try:
             return self._call_arrays(*arrays)
         except ValueError as error:
             if "polymorphic shape" not in str(error):
                 raise
-            # JAX does not know the arguments or their paths.
+            # JAX's message has neither the arguments nor their paths.
             raise ValueError(
-                f"The sizes do not fit: {listed(self._sizes_of(args))}. A name has any size from 1 "
-                "upwards, the same wherever it stands."
+                f"The sizes do not match: {listed(self._sizes_of(args))}. A named axis may have "
+                "any size of at least 1, which must be the same for all axes of this name."
             ) from error
 
     def _with_arrays(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments, with an array for each that is a number and should be an array."""
+        """Converts each argument that is a number but should be an array."""
         if len(args) != len(self._header.parameters):
             return args
         made = list(args)
@@ -115,32 +116,33 @@ class Runner:
                 made[place] = as_given(form, args[place], name, {})
         return tuple(made)
 
-    def _taken_apart(self, args: tuple[Any, ...], *, is_traced: bool = False) -> list[Any]:
-        """The flat arrays to call the program with; a number in a trace raises
-        `_TakeApartError`.
+    def _flat_arrays(self, args: tuple[Any, ...], *, is_traced: bool = False) -> list[Any]:
+        """Checks and flattens the arguments.
+
+        **Raises:** `_FlattenFirstError` for a number in place of an array while tracing.
         """
         header = self._header
         if len(args) != len(header.parameters):
             raise TypeError(
-                f"{header.name} takes ({describe_arguments(header.inputs)}), which is "
-                f"{len(header.parameters)} in all; it got {len(args)}."
+                f"{header.name} takes {len(header.parameters)} arguments, "
+                f"({describe_arguments(header.inputs)}); it got {len(args)}."
             )
         sizes: dict[str, Any] = {}
         arrays = []
         for form, leaf, path in self._compared(args):
             if is_traced and is_number(leaf):
-                self._num_calls_apart = _CALLS_APART
-                raise _TakeApartError
+                self._num_flat_calls = _NUM_FLAT_CALLS
+                raise _FlattenFirstError
             arrays.append(as_given(form, leaf, path, sizes))
         return arrays
 
     def _compared(self, args: tuple[Any, ...]) -> Iterator[tuple[ArrayForm, Any, str]]:
-        """The form and the path of each array, and what was passed there."""
+        """The expected type, the passed value and the path of each array."""
         for (name, form), arg in zip(self._header.inputs.parts(), args, strict=True):
             yield from arrays_in(form, given_tree(arg), name)
 
     def _sizes_of(self, args: tuple[Any, ...]) -> list[str]:
-        """What each array with a named axis must be, and its actual size."""
+        """The expected and actual shape of each array with a named axis."""
         return [
             f"{path} must be {form} and is {describe_other(leaf)}"
             for form, leaf, path in self._compared(args)
@@ -148,12 +150,12 @@ class Runner:
         ]
 
 
-class _TakeApartError(Exception):
-    """A call whose arguments must be flattened before it is being traced."""
+class _FlattenFirstError(Exception):
+    """The arguments of a call that is being traced must be flattened before tracing."""
 
 
 def arranged(header: Header, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The arguments of a call, some of them passed by name, in order.
+    """Orders the arguments of a call, including those passed by name.
 
     **Raises:** `TypeError` for a name that is unknown, missing, or passed twice.
     """
@@ -167,17 +169,18 @@ def arranged(header: Header, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     return args + tuple(kwargs[name] for name in by_name)
 
 
-# --- The argument passed for an array: what matches, or an error that says what would ---
+# --- Checks of one array ---
 
 
 def as_given(form: ArrayForm, array: Any, path: str, sizes: dict[str, Any]) -> Any:
-    """The array to pass to the program.
+    """Checks one array, and converts a Python number.
 
     **Arguments:**
 
-    - `sizes`: the sizes of the named axes so far; those of this array are added.
+    - `form`: the expected dtype and shape.
+    - `sizes`: the sizes of named axes so far; extended in place.
 
-    **Raises:** `TypeError`, with the path, for anything but an array of this dtype;
+    **Raises:** `TypeError`, with the path, for another dtype or a value that is not an array;
     `ValueError` for another shape.
     """
     if is_number(array):
@@ -195,12 +198,12 @@ def as_given(form: ArrayForm, array: Any, path: str, sizes: dict[str, Any]) -> A
             is_alike &= size == expected
         elif expected.isidentifier():
             if size == 0:
-                must = f"{path} must be {form}, with {expected} of any size from 1 upwards"
+                must = f"{path} must be {form}, where {expected} is at least 1"
                 raise ValueError(f"{must}; it is {ArrayForm.of(array)}.")
             if sizes.setdefault(expected, str(size)) != str(size):
-                before = f"{expected} is {sizes[expected]} in what came before it"
+                before = f"{expected} is {sizes[expected]} in an earlier array"
                 raise ValueError(
-                    f"{path} must be {form}; it is {ArrayForm.of(array)}, and {before}."
+                    f"{path} must be {form}; it is {ArrayForm.of(array)}, but {before}."
                 )
     if not is_alike:
         raise ValueError(f"{path} must be {form}; it is {ArrayForm.of(array)}.")
@@ -208,12 +211,12 @@ def as_given(form: ArrayForm, array: Any, path: str, sizes: dict[str, Any]) -> A
 
 
 def is_number(leaf: Any) -> bool:
-    """Whether this is a Python number, which may replace an array."""
+    """Whether a leaf is a Python number, which may replace an array."""
     return isinstance(leaf, bool | int | float | complex)
 
 
 def _as_scalar(number: bool | int | float | complex, form: ArrayForm) -> Any:
-    """A Python number as such an array, if the dtype can hold its kind of number."""
+    """Converts a Python number to the dtype of `form`; returns it if the dtype cannot hold it."""
     kinds = {bool: np.bool_, int: np.number, float: np.inexact, complex: np.complexfloating}
     if form.dtype.startswith("key<"):
         return number
@@ -226,5 +229,5 @@ def _as_scalar(number: bool | int | float | complex, form: ArrayForm) -> Any:
         return np.asarray(number, dtype) if is_held else number
     try:
         return np.asarray(number, dtype)
-    except OverflowError:  # The largest integers exceed floating-point numbers.
+    except OverflowError:  # Python integers may exceed the range of floating-point numbers.
         return number

@@ -65,9 +65,9 @@ def report(
 
     **Returns:** a `Report`.
 
-    **Raises:** `TypeError` if `function` is not callable; `ValueError`, with the reason in one line,
-    if it cannot be traced for these arguments; `ValueError` with `gradient=True` if there is no
-    floating-point output, or no floating-point array to differentiate with respect to.
+    **Raises:** `TypeError` if `function` is not callable; `ValueError`, in one line, if it cannot
+    be traced for these arguments; `ValueError` with `gradient=True` if there is no floating-point
+    output, or no floating-point array to differentiate with respect to.
 
     !!! example
 

@@ -1,4 +1,4 @@
-"""What libraries built on Equinox import from `equinox.internal`. `docs/internal.md` lists it."""
+"""Names that libraries built on Equinox import from `equinox.internal`; see `docs/internal.md`."""
 
 from .._module import AbstractClassVar as AbstractClassVar
 from .._module import AbstractVar as AbstractVar

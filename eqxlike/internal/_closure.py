@@ -1,4 +1,4 @@
-"""Functions whose closures are children in a tree."""
+"""`closure_to_pytree`: functions as Modules whose children are the values they close over."""
 
 import types
 from typing import Any
@@ -10,7 +10,7 @@ from .._module import Module
 
 
 class _Code:
-    """A function without its closure. Equal to another that does the same with the same closure."""
+    """A function without its closure; equal if code, defaults and globals are the same."""
 
     def __init__(self, function: types.FunctionType):
         self._function = function
@@ -37,7 +37,7 @@ class _Code:
         return repr(self._function)
 
     def with_closure(self, contents: tuple[Any, ...]) -> types.FunctionType:
-        """The function, which closes over `contents`."""
+        """The function with `contents` as its closure."""
         function = self._function
         cells = tuple(map(types.CellType, contents))
         rebuilt = types.FunctionType(
@@ -48,7 +48,7 @@ class _Code:
 
 
 class _Closure(Module):
-    """A function, with what it closes over as children."""
+    """A function whose children are the values it closes over."""
 
     fn: _Code
     contents: tuple[Any, ...] | None
@@ -58,14 +58,14 @@ class _Closure(Module):
 
 
 def closure_to_pytree(tree: PyTree) -> PyTree:
-    """`tree`, in which each function is an object that has what the function closes over as leaves.
+    """Replaces each function in a tree by a Module whose children are the values it closes over.
 
-    Global variables do not count. JAX then sees the arrays, and two functions that were made in the
-    same way are equal, as those of Optax.
+    JAX then sees the arrays in closures. Functions made by calling the same function twice, such as
+    Optax's, have equal tree structures. Global variables are not included.
 
     **Arguments:**
 
-    - `tree`: any pytree, such as a function.
+    - `tree`: any pytree; a function is one.
 
     **Raises:** `ValueError` for a function that closes over itself, or over a variable without a
     value.
@@ -88,8 +88,8 @@ def _convert(tree: PyTree, around: tuple[Any, ...]) -> PyTree:
             return leaf
         if leaf in around:
             raise ValueError(
-                f"closure_to_pytree cannot make a tree of {leaf.__qualname__}, which closes over "
-                "itself. Give it what it calls as an argument."
+                f"closure_to_pytree cannot convert {leaf.__qualname__}, which closes over itself. "
+                "Pass the function to itself as an argument."
             )
         if leaf.__closure__ is None:
             return _Closure(_Code(leaf), None)
@@ -108,6 +108,6 @@ def _contents(function: types.FunctionType, number: int) -> Any:
     except ValueError:
         name = function.__code__.co_freevars[number]
         raise ValueError(
-            f"closure_to_pytree cannot make a tree of {function.__qualname__}, which closes over "
-            f"`{name}`: that has no value yet."
+            f"closure_to_pytree cannot convert {function.__qualname__}, which closes over "
+            f"`{name}`: this variable has no value yet."
         ) from None

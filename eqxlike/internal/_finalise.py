@@ -1,4 +1,4 @@
-"""Programs without the primitives of ours: what is left is what they do when they run."""
+"""Finalisation: replaces this package's primitives in a program by the operations that they run."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from ._forbidden import (
 )
 from ._primitives import vmapped_p
 
-# --- Names that differ from those of the same things elsewhere ---
+# --- Equinox's names for primitives of other modules ---
 
 
 debug_backward_nan = backward_nan
@@ -34,11 +34,11 @@ unvmap_max_p = _batched._max
 
 
 primitive_finalisations: dict[Primitive, Callable[..., Any]] = {}
-"""What is called with arrays and parameters in place of binding a primitive."""
+"""For each primitive, the function to call with its arrays and parameters instead of binding it."""
 
 
 def register_impl_finalisation(prim: Primitive) -> None:
-    """Has `finalise_fn` and its like run the implementation of `prim` in place of binding it."""
+    """Makes finalised programs run the implementation of `prim` instead of binding it."""
     primitive_finalisations[prim] = lambda *arrays, **params: prim.impl(*arrays, **params)
 
 
@@ -66,7 +66,7 @@ for _primitive in (
     _transposes._untransposed,
 ):
     register_impl_finalisation(_primitive)
-# What these do is done by functions of the user's.
+# Their implementations call functions of the user, which are finalised too.
 for _primitive in (vmapped_p, _linear_call._linear, _transposes._transposed):
     primitive_finalisations[_primitive] = functools.partial(_run_finalised, _primitive)
 primitive_finalisations[_conv_cpu.conv_p] = jax.lax.conv_general_dilated_p.bind
@@ -77,7 +77,7 @@ _BY_NAME: dict[str, Callable[..., Any]] = {
     "custom_vmap_call": lambda *arrays, call, **_: _call(*arrays, call_jaxpr=call),
     "stop_gradient": lambda x: x,
 }
-"""The same for primitives of JAX that it does not export."""
+"""Finalisations of JAX primitives that are not exported, by name."""
 
 
 def _finalisation_of(primitive: Primitive) -> Callable[..., Any] | None:
@@ -85,10 +85,7 @@ def _finalisation_of(primitive: Primitive) -> Callable[..., Any] | None:
 
 
 def finalise_eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
-    """`jax.core.eval_jaxpr`, with finalised primitives.
-
-    **Returns:** the list of what the jaxpr returns.
-    """
+    """`jax.core.eval_jaxpr`, with finalised primitives."""
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
     def read(atom: Any) -> Any:
@@ -111,7 +108,7 @@ def finalise_eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list
 
 
 def _finalise_param(param: Any) -> Any:
-    """A parameter of an equation, whose programs, such as the body of a loop, are finalised."""
+    """Finalises the programs in a parameter of an equation, such as the body of a loop."""
     if not any(map(_has_any, _jaxprs_in(param))):
         return param
     if isinstance(param, ClosedJaxpr):
@@ -122,7 +119,7 @@ def _finalise_param(param: Any) -> Any:
 
 
 def _has_any(jaxpr: Jaxpr) -> bool:
-    """Whether anything in `jaxpr` is to be finalised."""
+    """Whether `jaxpr` contains a primitive to finalise."""
     return any(
         _finalisation_of(equation.primitive) is not None
         or any(map(_has_any, _jaxprs_in(list(equation.params.values()))))
@@ -139,7 +136,7 @@ def _jaxprs_in(param: Any) -> list[Jaxpr]:
 
 
 def finalise_jaxpr(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """`jaxpr` with its primitives finalised."""
+    """Finalises the primitives of a jaxpr."""
     structs = [
         jax.ShapeDtypeStruct(each.shape, each.dtype, weak_type=each.weak_type)
         for each in jaxpr.in_avals
@@ -153,11 +150,11 @@ def finalise_jaxpr_as_fn(jaxpr: ClosedJaxpr) -> Callable[..., list[Any]]:
 
 
 def finalise_fn(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that does what `fn` does, of finalised primitives.
+    """Wraps a function so that its primitives are finalised.
 
     **Arguments:**
 
-    - `fn`: a function of pytrees of arrays that returns one.
+    - `fn`: a function from pytrees of arrays to a pytree of arrays.
     """
 
     @functools.wraps(fn)

@@ -1,7 +1,7 @@
-"""Identities that raise where one transformation meets them.
+"""Identity functions that raise under a transformation, and helpers for compiled functions.
 
-They are primitives, and not `jax.custom_jvp` and `jax.custom_batching.custom_vmap`: libraries put
-one around most that they compute, and each of those traces its function again.
+The identities are primitives rather than `jax.custom_jvp` or `jax.custom_batching.custom_vmap`,
+which would trace the identity at each use: libraries apply one to most values that they compute.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,12 @@ Tree = TypeVar("Tree")
 def _identity_primitive(
     name: str, jvp: Callable[..., Any] | None = None, batch: Callable[..., Any] | None = None
 ) -> Primitive:
-    """The identity of one array, with a rule for `jit`, for batches, and perhaps for tangents.
+    """Creates a primitive that returns its array.
 
     **Arguments:**
 
-    - `batch`: the rule for batches, where that is not the identity of the batch.
+    - `jvp`: its differentiation rule, if any.
+    - `batch`: its batching rule; by default it is applied to the batch.
     """
 
     def batch_as_one(_: Any, arrays: Any, axes: Any, **params: Any) -> tuple[Any, Any]:
@@ -66,14 +67,14 @@ nontraceable_p = _identity_primitive(
 
 
 def nontraceable(x: Tree, *, name: str = "nontraceable operation") -> Tree:
-    """The identity, which raises if it is differentiated or batched.
+    """Returns `x`; raises if it is differentiated or batched.
 
     **Arguments:**
 
     - `x`: any pytree. Leaves that are not arrays are passed through.
-    - `name`: what the message calls it.
+    - `name`: name of the operation in the message.
 
-    **Raises:** `RuntimeError` while it is transformed.
+    **Raises:** `RuntimeError` when it is transformed.
 
     >>> jax.vmap(nontraceable)(jnp.ones(2))
     Traceback (most recent call last):
@@ -89,15 +90,15 @@ nondifferentiable_p = _identity_primitive(
 
 
 def nondifferentiable(x: Tree, *, name: str | None = None, msg: str | None = None) -> Tree:
-    """The identity, which raises if it is differentiated, in whichever mode.
+    """Returns `x`; raises if it is differentiated in forward or reverse mode.
 
     **Arguments:**
 
     - `x`: any pytree. Leaves that are not arrays are passed through.
-    - `name`: what the message calls it.
-    - `msg`: the message, if it is to be another.
+    - `name`: name of the operation in the message.
+    - `msg`: replaces the message.
 
-    **Raises:** `RuntimeError` while it is differentiated.
+    **Raises:** `RuntimeError` when it is differentiated.
 
     >>> jax.grad(lambda x: nondifferentiable(x, name="x"))(1.0)
     Traceback (most recent call last):
@@ -110,7 +111,7 @@ def nondifferentiable(x: Tree, *, name: str | None = None, msg: str | None = Non
 
 
 def _push_forward(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
-    # Zeros without a value do not come here.
+    # JAX calls this rule only if the tangent is not a symbolic zero.
     primal, tangent = *primals, *map(ad.instantiate_zeros, tangents)
     bind = nondifferentiable_backward_p.bind
     return bind(primal, **params), bind(tangent, **params)
@@ -131,17 +132,17 @@ ad.primitive_transposes[nondifferentiable_backward_p] = _pull_back
 def nondifferentiable_backward(
     x: Tree, name: str | None = None, msg: str | None = None, symbolic: bool = True
 ) -> Tree:
-    """The identity, which raises if it is differentiated in reverse mode.
+    """Returns `x`; raises if it is differentiated in reverse mode.
 
     **Arguments:**
 
     - `x`: any pytree. Leaves that are not arrays are passed through.
-    - `name`: what the message calls it.
-    - `msg`: the message, if it is to be another.
-    - `symbolic`: whether any cotangent is refused, at once. If not, those are that are not zero,
-      when the program runs.
+    - `name`: name of the operation in the message.
+    - `msg`: replaces the message.
+    - `symbolic`: whether to raise for any cotangent, while tracing. Otherwise the program raises
+      when it runs, if the cotangent is not zero.
 
-    **Raises:** `RuntimeError` while it is differentiated, or `EqxlikeRuntimeError` when the program
+    **Raises:** `RuntimeError` when it is differentiated, or `EqxlikeRuntimeError` when the program
     runs.
 
     >>> jax.grad(lambda x: nondifferentiable_backward(x, name="x"))(1.0)
@@ -181,18 +182,18 @@ def nonbatchable(
     msg: str | None = None,
     allow_constant_across_batch: bool = False,
 ) -> Tree:
-    """The identity, which raises if it is batched. It has no derivative.
+    """Returns `x`; raises if it is batched. It cannot be differentiated.
 
     **Arguments:**
 
     - `x`: any pytree. Leaves that are not arrays are passed through.
-    - `name`: what the message calls it.
-    - `msg`: the message, if it is to be another.
-    - `allow_constant_across_batch`: whether a batch is accepted of which all members are equal. The
-      outcome then is that one value, not batched.
+    - `name`: name of the operation in the message.
+    - `msg`: replaces the message.
+    - `allow_constant_across_batch`: whether to accept a batch whose members are all equal. The
+      result is then one member, without a batch axis.
 
-    **Raises:** `ValueError` while it is batched, or `EqxlikeRuntimeError` when the program runs and
-    members of a batch differ.
+    **Raises:** `ValueError` when it is batched, or `EqxlikeRuntimeError` when the program runs and
+    the members of a batch differ.
 
     >>> jax.vmap(lambda x: nonbatchable(x, name="x"))(jnp.ones(2))
     Traceback (most recent call last):
@@ -217,28 +218,29 @@ def assert_dce(
     *,
     on_error: Literal["default", "raise", "breakpoint", "nan", "off"] = "default",
 ) -> Tree:
-    """The identity, whose outcome must be of no use: a compiled program that uses it fails.
+    """Returns `x`, and asserts that dead code elimination removes the result.
 
-    Outside of a jit nothing is removed, and nothing is checked.
+    A compiled program that uses the result fails when it runs. Outside `jit` nothing is checked,
+    because nothing is eliminated.
 
     **Arguments:**
 
     - `x`: any pytree.
-    - `msg`: the message of the error.
-    - `on_error`: as of `error_if`.
+    - `msg`: the error message.
+    - `on_error`: see `error_if`.
 
     **Raises:** `EqxlikeRuntimeError` when the compiled program runs.
     """
-    # Whatever is calculated from constants alone is a tracer only where a jit records it all.
+    # Operations on constants return tracers only inside `jit`.
     is_used: Any = jnp.ones((), bool)
     return error_if(x, is_used, msg, on_error=on_error) if isinstance(is_used, Tracer) else x
 
 
-# --- Functions that stay functions in a compiled program ---
+# --- Functions that are traced and lowered once ---
 
 
 class _Noinline(Module):
-    """The function that `noinline` returns."""
+    """The wrapped function that `noinline` returns."""
 
     fn: Callable[..., Any]
 
@@ -258,15 +260,15 @@ def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
 def noinline(
     fn: Callable[..., Any], abstract_fn: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """A function that is traced and lowered once for all calls with arguments of the same shapes.
+    """Traces and lowers a function once for all calls with the same shapes inside a program.
 
-    Where a program that is traced calls `fn` many times, that saves the time of the others.
+    This saves tracing time if a program calls `fn` many times.
 
     **Arguments:**
 
-    - `fn`: any callable. Arrays in it, if it is a pytree, are inputs of the call.
-    - `abstract_fn`: has no effect. In Equinox functions with the same may be exchanged for one
-      another in a program that is compiled; here it is compiled again.
+    - `fn`: any callable. If it is a pytree, its arrays are inputs of the call.
+    - `abstract_fn`: has no effect. In Equinox, functions with the same `abstract_fn` can replace
+      each other in a compiled program; here the program is compiled again.
 
     !!! example
 
@@ -282,7 +284,7 @@ def noinline(
     return module_update_wrapper(_Noinline(fn))
 
 
-# --- Several calls of one function, compiled once ---
+# --- `scan_trick` ---
 
 
 Carry = TypeVar("Carry")
@@ -291,16 +293,16 @@ Carry = TypeVar("Carry")
 def scan_trick(
     fn: Callable[[Carry], Carry], intermediates: Sequence[Callable[[Carry], Carry]], init: Carry
 ) -> Carry:
-    """`fn`, then each of `intermediates` with `fn` after it, in turn.
+    """Calls `fn` several times with other functions in between, and compiles `fn` only once.
 
-    With two of them that is `fn(second(fn(first(fn(init)))))`, with `fn` traced and compiled once,
-    as the body of a scan. It is worth while where `fn` takes long to compile, and the others do
-    not.
+    With two `intermediates` it computes `fn(second(fn(first(fn(init)))))`. `fn` becomes the body of
+    a scan. Use it if `fn` takes long to compile and the other functions do not.
 
     **Arguments:**
 
-    - `fn`, `intermediates`: from a carry to one of the same structure, shapes and dtypes.
-    - `init`: a pytree of arrays.
+    - `fn`, `intermediates`: functions from a carry to a carry of the same structure, shapes and
+      dtypes.
+    - `init`: the initial carry, a pytree of arrays.
 
     !!! example
 
@@ -310,7 +312,7 @@ def scan_trick(
     branches = [*intermediates, lambda carry: carry]
 
     def step(carry: Carry, place: Any) -> tuple[Carry, None]:
-        # A batched place would turn the choice into running all branches.
+        # With a batched index, `switch` would run all branches.
         return jax.lax.switch(nonbatchable(place), branches, fn(carry)), None
 
     init = jtu.tree_map(jnp.asarray, init)

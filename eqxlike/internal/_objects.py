@@ -1,4 +1,4 @@
-"""Small objects, and functions of arrays, that libraries built on Equinox share."""
+"""Small utilities that libraries built on Equinox import."""
 
 import collections
 import dataclasses
@@ -22,18 +22,18 @@ from .._transforms import filter_eval_shape
 from .._transforms._jit._callables import attached
 from ..loops import Buffer
 
-# --- A value that transformations take as it is ---
+# --- Static values ---
 
 
 Value = TypeVar("Value")
 
 
 class Static(Module, Generic[Value]):
-    """A Module with nothing but a static field, to hand a value through a filtered transformation.
+    """A Module with one static field, to pass a value through a filtered transformation.
 
     **Arguments:**
 
-    - `value`: as for any static field: no array, and compared by value.
+    - `value`: any value without arrays, compared by equality like all static fields.
 
     !!! example
 
@@ -46,11 +46,11 @@ class Static(Module, Generic[Value]):
     value: Value = field(static=True)
 
 
-# --- Classes that number the values of their attributes ---
+# --- Enumerations ---
 
 
 class ContainerMeta(type):
-    """A metaclass of classes whose attributes are numbers, for values that are looked up by them.
+    """A metaclass that numbers class attributes; indexing the class returns the value of a number.
 
     !!! example
 
@@ -83,16 +83,16 @@ class ContainerMeta(type):
         return len(cls.reverse_lookup)
 
 
-# --- A tree in two parts, of which one can be a key ---
+# --- Partition with a hashable part ---
 
 
 def hashable_partition(
     pytree: PyTree, filter_fn: Callable[[Any], bool]
 ) -> tuple[tuple[Any, ...], Hashable]:
-    """The leaves of a tree for which `filter_fn` holds, and the rest.
+    """Splits a tree into the leaves for which `filter_fn` is true, and the rest.
 
-    **Returns:** `(dynamic_leaves, static)`: the leaves, with `None` in the places of the others;
-    and a hashable object with the others and the structure of the tree.
+    **Returns:** `(dynamic_leaves, static)`: a tuple of the leaves, with `None` for the others, and
+    an object with the other leaves and the tree structure, which is hashable if these leaves are.
 
     >>> dynamic_leaves, static = hashable_partition({"a": 1, "b": "x"}, lambda leaf: leaf == 1)
     >>> dynamic_leaves, hashable_combine(dynamic_leaves, static)
@@ -106,7 +106,7 @@ def hashable_partition(
 
 
 def hashable_combine(dynamic_leaves: Sequence[Any], static: Any) -> PyTree:
-    """The tree that `hashable_partition` took apart."""
+    """The inverse of `hashable_partition`."""
     leaves, treedef = static
     return treedef.unflatten(
         other if leaf is None else leaf for leaf, other in zip(dynamic_leaves, leaves, strict=True)
@@ -116,17 +116,17 @@ def hashable_combine(dynamic_leaves: Sequence[Any], static: Any) -> PyTree:
 # --- Random keys for tests ---
 
 
-# Without `eq`, which would take its hash away: libraries make one a parameter of a cached function.
+# `eq=True` would remove the hash, and libraries pass it to cached functions.
 @dataclasses.dataclass(init=False, eq=False)
 class GetKey:
-    """A new random key at each call, for tests. The seed is random too.
+    """Returns a new random key at each call, for tests.
 
-    The environment variable `EQX_GETKEY_SEED` sets where it starts. A failing test shows the seed
-    in the text of this object.
+    The seed is the environment variable `EQX_GETKEY_SEED` if set, otherwise random. The text of
+    this object shows the seed, so that pytest prints it for a failing test.
 
     **Arguments:**
 
-    - `seed`: an integer to start from in place of a random one.
+    - `seed`: an integer to use as the seed.
 
     >>> GetKey(3).seed
     3
@@ -138,7 +138,7 @@ class GetKey:
 
     def __init__(self, seed: int | None = None):
         if seed is None:
-            # Not the state of `random`, which a test may have set.
+            # A test may have seeded the global state of `random`.
             drawn = random.SystemRandom().randrange(2**31)
             seed = int(os.environ.get("EQX_GETKEY_SEED", drawn))
         self.seed = seed
@@ -150,13 +150,13 @@ class GetKey:
         return jax.random.fold_in(self.key, self.call)
 
 
-# --- Words that stand in a tree of arrays ---
+# --- Named sentinels ---
 
 
 def str2jax(msg: str) -> Any:
-    """An object without leaves whose text is `msg`: a sentinel that may stand in any pytree.
+    """Creates a sentinel for pytrees: an object without leaves whose text is `msg`.
 
-    Each call makes a new class, so no two sentinels are equal.
+    Each call creates a new class, so no two sentinels are equal.
 
     !!! example
 
@@ -174,26 +174,26 @@ def str2jax(msg: str) -> Any:
     return metaclass(msg, (Module,), namespace)()
 
 
-# Hints for generators of documentation. Nothing here generates any, so nothing is done.
+# Equinox's hints for its documentation generator. They have no effect here.
 
 
 def doc_repr(obj: Value, string: str) -> Value:
-    """`obj` as it is. In documentation `string` would stand for it."""
+    """Returns `obj`. In Equinox's documentation, `string` replaces it."""
     return obj
 
 
 def doc_remove_args(*args: str) -> Callable[[Value], Value]:
-    """A decorator that changes nothing. Documentation would leave out the parameters `args`."""
+    """A decorator without effect. Equinox's documentation omits the parameters `args`."""
     return lambda fn: fn
 
 
-# --- Broadcasting that begins with the leading axis ---
+# --- Broadcasting from the leading axis ---
 
 
 def left_broadcast_to(arr: ArrayLike, shape: tuple[int, ...]) -> Array:
-    """`arr` with axes of length one behind its own, broadcast to `shape`.
+    """Appends axes of length one to `arr`, and broadcasts it to `shape`.
 
-    **Raises:** `ValueError` if `shape` has fewer axes, or its leading ones are others.
+    **Raises:** `ValueError` if `shape` has fewer axes than `arr`, or other leading axes.
 
     >>> print(left_broadcast_to(jnp.arange(2), (2, 3)))
     [[0 0 0]
@@ -202,19 +202,19 @@ def left_broadcast_to(arr: ArrayLike, shape: tuple[int, ...]) -> Array:
     arr = jnp.asarray(arr)
     if arr.ndim > len(shape):
         raise ValueError(
-            f"left_broadcast_to expected at least the {arr.ndim} axes of an array of shape "
-            f"{arr.shape}; got shape {shape}."
+            f"left_broadcast_to expects a shape of at least {arr.ndim} axes for an array of shape "
+            f"{arr.shape}; got {shape}."
         )
     return jnp.broadcast_to(arr.reshape(arr.shape + (1,) * (len(shape) - arr.ndim)), shape)
 
 
-# --- Arrays of the shapes that a function would return ---
+# --- Arrays with the shapes of a function's output ---
 
 
 def eval_zero(fn: Callable[..., Any], *inputs: PyTree) -> PyTree:
-    """Zeros of the shapes and dtypes of what `fn(*inputs)` returns. Nothing is computed.
+    """Zeros with the shapes and dtypes of the output of `fn(*inputs)`, which is traced but not run.
 
-    Leaves that are not arrays are as `fn` returned them.
+    Leaves of the output that are not arrays are returned unchanged.
 
     >>> eval_zero(lambda x: (x > 0, 2 * x), jnp.ones(2))
     (Array([False, False], dtype=bool), Array([0., 0.], dtype=float32))
@@ -223,7 +223,7 @@ def eval_zero(fn: Callable[..., Any], *inputs: PyTree) -> PyTree:
 
 
 def eval_empty(fn: Callable[..., Any], *inputs: PyTree) -> PyTree:
-    """As `eval_zero`, with arrays whose values do not matter."""
+    """`eval_zero` with `jnp.empty` instead of `jnp.zeros`."""
     return _filled(jnp.empty, fn, inputs)
 
 
@@ -234,20 +234,20 @@ def _filled(make: Callable[..., Any], fn: Callable[..., Any], inputs: tuple[PyTr
     return jtu.tree_map(fill, filter_eval_shape(fn, *inputs))
 
 
-# --- Tangents that are zero, as arrays ---
+# --- Zero tangents ---
 
 
 def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> Any:
-    """The tangent, or if it is `None` one of zeros beside `primal`.
+    """Returns the tangent, or an array of zeros if it is `None`.
 
     **Arguments:**
 
-    - `primal`: an array or a number; for anything else the tangent stays `None`.
+    - `primal`: an array or a number. For any other value, the result is `None`.
     - `tangent`: an array, or `None` for zero.
-    - `allow_struct`: whether a `jax.ShapeDtypeStruct` may stand for an array as `primal`.
+    - `allow_struct`: whether `primal` may be a `jax.ShapeDtypeStruct`.
 
-    **Returns:** an array of the shape of the primal and of the dtype of its tangents, which for
-    integers is JAX's `float0`.
+    **Returns:** an array with the shape of the primal and the dtype of its tangents, which is JAX's
+    `float0` for integers.
 
     >>> import jax.numpy as jnp
     >>> materialise_zeros(jnp.ones(2), None)
@@ -264,11 +264,11 @@ def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> 
     return ad.instantiate_zeros(ad.Zero(aval.to_tangent_aval()))
 
 
-# --- The type of a buffer inside a loop, which is an array elsewhere ---
+# --- The type of a loop buffer or array ---
 
 
 class MaybeBuffer:
-    """`MaybeBuffer[T]` is the type of a `T` or of the buffer that a loop makes of it.
+    """`MaybeBuffer[T]` is the type of a `T`, or of a loop's buffer in its place.
 
     >>> isinstance(3, MaybeBuffer[int])
     True
@@ -278,40 +278,42 @@ class MaybeBuffer:
         return item | Buffer
 
 
-# --- The floating-point numbers next to a given one ---
+# --- Adjacent floating-point numbers ---
 
 
 @jax.custom_jvp
 def nextafter(x: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
-    """The floating-point number after `x`. Its derivative is that of the identity.
+    """The next floating-point number after `x`, with the derivative of the identity.
 
-    After zero, and after what XLA takes for zero, comes the smallest normal number.
+    After zero, and after subnormal numbers that XLA treats as zero, it is the smallest normal
+    number.
 
     >>> print(nextafter(jnp.array(1.0)) - 1)
     1.1920929e-07
     """
-    return _beside(x, 1)
+    return _adjacent(x, 1)
 
 
 @jax.custom_jvp
 def prevbefore(x: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
-    """The floating-point number before `x`. Its derivative is that of the identity.
+    """The floating-point number before `x`, with the derivative of the identity.
 
-    Before zero, and before what XLA takes for zero, comes the smallest normal number with a minus.
+    Before zero, and before subnormal numbers that XLA treats as zero, it is minus the smallest
+    normal number.
 
     >>> print(prevbefore(jnp.array(1.0)) - 1)
     -5.9604645e-08
     """
-    return _beside(x, -1)
+    return _adjacent(x, -1)
 
 
-def _beside(x: Array, sign: int) -> Array:
-    """The number beside `x`. In `jax.lax`, which is traced faster: solvers ask for it often."""
+def _adjacent(x: Array, sign: int) -> Array:
+    """The adjacent number. Solvers call this often, and `jax.lax` traces faster than `jnp`."""
     dtype = jnp.result_type(x)
     x = jnp.asarray(x, dtype)
     tiny = jax.lax.full_like(x, sign * jnp.finfo(dtype).tiny)
-    beside = jax.lax.nextafter(x, dtype.type(sign * float("inf")))
-    return jax.lax.select(jax.lax.eq(x, dtype.type(0)), tiny, beside)
+    adjacent = jax.lax.nextafter(x, dtype.type(sign * float("inf")))
+    return jax.lax.select(jax.lax.eq(x, dtype.type(0)), tiny, adjacent)
 
 
 nextafter.defjvp(lambda primals, tangents: (nextafter(*primals), *tangents))
@@ -323,11 +325,12 @@ prevbefore.defjvp(lambda primals, tangents: (prevbefore(*primals), *tangents))
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TreeWLCustom:
-    """For `custom` of `wadler_lindig`: how `tree_pformat` shows arrays.
+    """The argument `custom` of `wadler_lindig` that formats arrays like `tree_pformat`.
 
-    - `truncate_leaf`: where it says `True` of a node, its type alone is shown, as in `MLP(...)`.
-    - `short_arrays`: arrays as `f32[3,4]` instead of their values.
-    - `struct_as_array`: a `jax.ShapeDtypeStruct` as `short_arrays` shows an array, if it does.
+    - `truncate_leaf`: for nodes for which it returns `True`, only the type is shown, such as
+      `MLP(...)`.
+    - `short_arrays`: whether to show arrays as `f32[3,4]` instead of their values.
+    - `struct_as_array`: whether `short_arrays` also applies to `jax.ShapeDtypeStruct`.
 
     >>> import jax.numpy as jnp
     >>> wl.pformat([jnp.ones(2)], custom=TreeWLCustom(lambda node: False, True, False))
@@ -339,7 +342,7 @@ class TreeWLCustom:
     struct_as_array: bool
 
     def __call__(self, obj: Any) -> wl.AbstractDoc | None:
-        """The document of a node, or `None` where `wadler_lindig` knows one."""
+        """The document of a node, or `None` for wadler_lindig's default."""
         if self.truncate_leaf(obj):
             return wl.TextDoc(f"{type(obj).__name__}(...)")
         is_struct = isinstance(obj, jax.ShapeDtypeStruct) and self.struct_as_array
@@ -348,24 +351,24 @@ class TreeWLCustom:
         return None
 
 
-# --- Shapes of what a function returns, kept from one call to the next ---
+# --- Cached output shapes ---
 
 
 _MAX_CACHED = 256
-"""At most this many functions and their static arguments are kept; the oldest go first."""
+"""Maximum number of cached functions with their static arguments; the oldest are dropped first."""
 
 
 class _Output(Module):
-    """What a function returns: JAX keeps the rest beside the shapes."""
+    """The output of a function; the static part travels in the tree structure."""
 
     arrays: list[Any]
     rest: Rest = field(static=True)
 
 
 class _Traced:
-    """A function of the arrays of one call. JAX caches its traces.
+    """A call as a function of its arrays, whose traces JAX caches.
 
-    - `structure`: everything else in the call.
+    - `structure`: the static part of the call.
     """
 
     def __init__(self, structure: Structure):
@@ -380,14 +383,14 @@ class _Traced:
 
 
 _Table = collections.OrderedDict[Structure, _Traced]
-_lasting: _Table = collections.OrderedDict()
+_cache: _Table = collections.OrderedDict()
 
 
 def cached_filter_eval_shape(fn: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> PyTree:
-    """`filter_eval_shape`, which traces `fn` once for arguments of the same shapes.
+    """`filter_eval_shape` with a cache: traces `fn` once for arguments of the same shapes.
 
-    As in `filter_jit`, everything but arrays is part of the key. If that is not hashable, `fn` is
-    traced each time.
+    As in `filter_jit`, everything that is not an array is part of the cache key. If it is not
+    hashable, `fn` is traced at each call.
 
     >>> import jax.numpy as jnp
     >>> cached_filter_eval_shape(jnp.sum, jnp.ones(2))
@@ -398,13 +401,13 @@ def cached_filter_eval_shape(fn: Callable[..., Any], *args: PyTree, **kwargs: Py
         arrays, structure = flatten(call, with_abstract=True)
     except TypeError:
         return filter_eval_shape(fn, *args, **kwargs)
-    table = _lasting
+    table = _cache
     if structure.anchor is not None:
-        # A cached entry must not keep a function alive that was defined in another.
+        # The global cache must not keep a function alive that was defined inside another one.
         table = attached(structure.anchor, "__eqxlike_shapes__", collections.OrderedDict)
     traced = table.get(structure)
     if traced is None or not traced.structure.is_current():
-        # The Structure holds these very objects, since parts may be compared by identity.
+        # A private Structure holds these very objects, because some are compared by identity.
         traced = _Traced(flatten(call, with_abstract=True, is_private=True)[1])
         table[structure] = traced
         if len(table) > _MAX_CACHED:

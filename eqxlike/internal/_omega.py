@@ -1,4 +1,4 @@
-"""Arithmetic of whole trees: `(a**ω + b**ω).ω` is `a + b` leaf by leaf."""
+"""Arithmetic on pytrees: `(a**ω + b**ω).ω` adds the leaves of `a` and `b`."""
 
 import functools
 import operator
@@ -14,13 +14,13 @@ from .._compat import Tracer
 from .._pytree import describe_node, find_difference
 
 _NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
-"""What an operation has for every leaf of a tree."""
+"""Types of operands that are combined with every leaf."""
 
 
 class _Meta(type):
-    """The class of `ω`, which lets `tree**ω` stand for `ω(tree)`."""
+    """The metaclass of `ω`, which makes `tree**ω` the same as `ω(tree)`."""
 
-    # Without it NumPy would take `array**ω` apart, and make an array of objects.
+    # Otherwise NumPy would apply `array**ω` to each element, and return an array of objects.
     __array_ufunc__ = None
 
     def __rpow__(cls, value: Any) -> "ω":
@@ -28,23 +28,20 @@ class _Meta(type):
 
 
 class ω(metaclass=_Meta):
-    """A tree with which one calculates as with an array: leaf by leaf.
+    """A tree that supports arithmetic, applied to each leaf. The attribute `ω` is the tree.
 
-    The operators are those of Python's numbers, and comparisons. Each is between two of these whose
-    trees have the same structure, or between one and a number or an array, which then is the other
-    operand at every leaf. Indexing `ω(x)[i]` indexes each leaf, and so does
-    `ω(x).at[i].set(value)`, with `add`, `multiply`, `divide`, `power`, `min` and `max` beside
-    `set`.
+    All operators of Python's numbers and all comparisons work, between two `ω` whose trees have the
+    same structure, or between an `ω` and a number or array, which is combined with every leaf.
+    `ω(x)[i]` indexes each leaf. `ω(x).at[i].set(value)` updates each leaf, as do `add`,
+    `multiply`, `divide`, `power`, `min` and `max`.
 
     **Arguments:**
 
-    - `value`: any pytree. `value**ω` is the same as `ω(value)`, with fewer brackets.
-    - `is_leaf`: as of `jax.tree.map`. In an operation either both operands have one or neither has.
+    - `value`: any pytree. `value**ω` is the same as `ω(value)`.
+    - `is_leaf`: see `jax.tree.map`. Either both operands of an operator have it, or neither.
 
-    Its attribute `ω` is the tree.
-
-    **Raises:** of an operation, `ValueError` naming the path if the two trees differ in structure,
-    or if only one has `is_leaf`; `TypeError` for an operand that is none of the above.
+    **Raises:** operators raise `ValueError`, with the path, if two trees differ in structure, or if
+    only one operand has `is_leaf`; `TypeError` for an operand of another type.
 
     !!! example
 
@@ -66,7 +63,7 @@ class ω(metaclass=_Meta):
         return f"ω({self.ω!r})"
 
     def call(self, fn: Callable[[Any], Any]) -> "ω":
-        """The tree with `fn(leaf)` for each leaf."""
+        """Applies `fn` to each leaf."""
         return ω(jtu.tree_map(fn, self.ω, is_leaf=self.is_leaf), self.is_leaf)
 
     def __getitem__(self, item: Any) -> "ω":
@@ -74,14 +71,14 @@ class ω(metaclass=_Meta):
 
     @property
     def at(self) -> "_At":
-        """`.at[item].set(value)` and its like, for each leaf."""
+        """Updates each leaf, as in `.at[item].set(value)`."""
         return _At(self)
 
     def __iter__(self) -> Any:
-        # Python would index with 0, 1, 2 and so on instead.
+        # Otherwise Python would iterate by `__getitem__` with 0, 1, 2 and so on.
         raise TypeError("ω is not iterable: iterate over its tree, `.ω`.")
 
-    # Equality is leaf by leaf, and so hashing is by identity.
+    # `==` is elementwise and returns no bool, so the hash is by identity.
     __hash__ = object.__hash__
 
 
@@ -126,8 +123,8 @@ def _operate(operation: Callable[[Any, Any], Any], symbol: str, tree: ω, other:
         return _operate_on_two(operation, symbol, tree, other)
     if not isinstance(other, _NUMBERS):
         raise TypeError(
-            f"The other operand of ω(...) {symbol} must be an array, a number or a tree in ω, of "
-            f"the same structure; got {describe_node(other)}."
+            f"The other operand of ω(...) {symbol} must be an array, a number, or ω(tree) with a "
+            f"tree of the same structure; got {describe_node(other)}."
         )
     leaves, treedef = jtu.tree_flatten(tree.ω, tree.is_leaf)
     return ω(treedef.unflatten([operation(leaf, other) for leaf in leaves]), tree.is_leaf)
@@ -136,7 +133,7 @@ def _operate(operation: Callable[[Any, Any], Any], symbol: str, tree: ω, other:
 def _operate_on_two(operation: Callable[[Any, Any], Any], symbol: str, one: ω, other: ω) -> ω:
     if (one.is_leaf is None) != (other.is_leaf is None):
         raise ValueError(
-            f"Only one operand of ω(...) {symbol} ω(...) has `is_leaf`: give it to both."
+            f"Only one operand of ω(...) {symbol} ω(...) has `is_leaf`: pass it to both."
         )
     leaves, treedef = jtu.tree_flatten(one.ω, one.is_leaf)
     others, other_treedef = jtu.tree_flatten(other.ω, other.is_leaf)
@@ -163,23 +160,23 @@ def _unary(operation: Callable[[Any], Any]) -> Callable[[ω], ω]:
     return lambda self: self.call(operation)
 
 
-# --- Operators between leaves, by faster functions that give the same result ---
+# --- Operators on leaves, faster while tracing ---
 
 
 def _with_shortcut(
     general: Callable[[Any, Any], Any], of_lax: Callable[[Any, Any], Any]
 ) -> Callable[[Any, Any], Any]:
-    """`general`, which is `of_lax` between what needs no promotion.
+    """`general`, or `of_lax` if a tracer and its operand need no promotion.
 
-    While a program is traced, `jax.numpy` takes 30 us for an operation, and `jax.lax` 10 us.
+    To trace an operation, `jax.numpy` takes 30 us, and `jax.lax` 10 us.
     """
 
     def operation(one: Any, other: Any) -> Any:
         first, second = one, other
         if isinstance(one, Tracer):
-            second = _alike(other, one)
+            second = _as_lax_operand(other, one)
         elif isinstance(other, Tracer):
-            first = _alike(one, other)
+            first = _as_lax_operand(one, other)
         else:
             return general(one, other)
         return general(one, other) if first is None or second is None else of_lax(first, second)
@@ -187,13 +184,13 @@ def _with_shortcut(
     return operation
 
 
-def _alike(value: Any, tracer: Any) -> Any:
-    """`value` as an operand that `jax.lax` takes beside `tracer`; `None` if there is more to do."""
+def _as_lax_operand(value: Any, tracer: Any) -> Any:
+    """`value` as an operand for `jax.lax` with `tracer`; `None` if promotion is needed."""
     dtype = tracer.dtype
     if not _is_inexact(dtype):
         return None
     if type(value) is float or type(value) is int:
-        # What is weakly typed stays so beside a number.
+        # A weakly typed tracer stays weakly typed with a number: leave that to jax.numpy.
         return None if tracer.weak_type else dtype.type(value)
     if getattr(value, "dtype", None) != dtype:
         return None

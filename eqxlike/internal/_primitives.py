@@ -1,4 +1,4 @@
-"""Primitives of one's own, from functions of pytrees."""
+"""Custom primitives whose rules are functions of pytrees."""
 
 import dataclasses
 import functools
@@ -16,14 +16,14 @@ from .._compat import set_batching_rule
 from .._partition import UNTRACED, Rest, split
 from .._pytree import is_array
 
-# Primitives of any trees: what JAX binds are the arrays, and the rest is a parameter.
+# JAX binds only the arrays of the arguments; the static rest is the parameter `inputs`.
 #
-# A primitive returns arrays alone. What else its rule returned, and the structure of it all, is
-# noted in the parameter `output`, which `filter_primitive_bind` makes and reads again.
+# Likewise a primitive returns only arrays. Its rule stores the static rest of the output in the
+# parameter `output`, which `filter_primitive_bind` creates, and reads after binding.
 
 
 class _Output:
-    """The output of a primitive without its arrays. JAX compares such parameters by identity."""
+    """The static part of a primitive's output; JAX compares this parameter by identity."""
 
     __slots__ = ("rest",)
 
@@ -31,25 +31,25 @@ class _Output:
         self.rest: Rest = UNTRACED
 
     def take(self, tree: PyTree) -> list[Any]:
-        """The arrays that a rule returned, or their abstract values if shapes are traced."""
+        """Stores the static part of `tree`; returns its arrays or abstract values."""
         arrays, self.rest = split(tree, lambda x: is_array(x) or isinstance(x, AbstractValue))
         return arrays
 
 
 def _as_array(value: Any) -> Any:
-    """JAX hands numbers on as they are, of Python's types or its own derived from them."""
+    """Converts Python numbers, which JAX may pass to rules instead of arrays."""
     return jnp.asarray(value) if isinstance(value, bool | int | float | complex) else value
 
 
 def filter_primitive_bind(prim: Primitive, *args: PyTree) -> PyTree:
-    """Calls a primitive whose rules are wrapped in the functions beside this one.
+    """Calls a primitive whose rules are wrapped by the other functions of this file.
 
     **Arguments:**
 
     - `prim`: a primitive with `multiple_results`.
-    - `*args`: any pytrees. JAX sees the arrays; Python numbers are static, as all else.
+    - `*args`: any pytrees. Leaves that are not arrays, including Python numbers, are static.
 
-    **Returns:** what the rules of the primitive return, which may be any pytree.
+    **Returns:** the output of the primitive's rules, which may be any pytree.
     """
     arrays, inputs = split(args)
     output = _Output()
@@ -58,9 +58,9 @@ def filter_primitive_bind(prim: Primitive, *args: PyTree) -> PyTree:
 
 
 def filter_primitive_def(rule: Callable[..., PyTree]) -> Callable[..., list[Any]]:
-    """For `def_impl` and `def_abstract_eval`: a function of any trees that returns any tree.
+    """Wraps a rule of pytrees for `def_impl` or `def_abstract_eval`.
 
-    Where shapes are traced it gets, and returns, a `jax.core.ShapedArray` for each array.
+    For `def_abstract_eval`, the rule receives and returns a `jax.core.ShapedArray` for each array.
     """
 
     @functools.wraps(rule)
@@ -71,10 +71,10 @@ def filter_primitive_def(rule: Callable[..., PyTree]) -> Callable[..., list[Any]
 
 
 def filter_primitive_jvp(rule: Callable[[Any, Any], tuple[PyTree, PyTree]]) -> Callable[..., Any]:
-    """For the forward-mode rule: from primals and tangents to those of the output.
+    """Wraps a forward-mode rule: from primals and tangents to the output and its tangents.
 
-    Tangents have the structure of the primals, with `None` for a zero and beside what is not an
-    array; so have those that the rule returns.
+    The tangents of inputs and output have the structure of the primals, with `None` for zero and
+    for leaves that are not arrays.
     """
 
     @functools.wraps(rule)
@@ -83,7 +83,11 @@ def filter_primitive_jvp(rule: Callable[[Any, Any], tuple[PyTree, PyTree]]) -> C
         value, tangent = rule(inputs.merge(map(_as_array, primals)), inputs.merge_into(None, along))
         values = output.take(value)
         return values, list(
-            map(_filled_tangent, values, _beside(output.rest, tangent, "tangent", "output"))
+            map(
+                _filled_tangent,
+                values,
+                _leaves_at_arrays(output.rest, tangent, "tangent", "output"),
+            )
         )
 
     return of_arrays
@@ -92,16 +96,16 @@ def filter_primitive_jvp(rule: Callable[[Any, Any], tuple[PyTree, PyTree]]) -> C
 def filter_primitive_transpose(
     rule: Any = None, *, materialise_zeros: bool = False
 ) -> Callable[..., Any]:
-    """For the transpose: from inputs and cotangents of the output to those of the inputs.
+    """Wraps a transpose rule: from inputs and cotangents of the output to cotangents of the inputs.
 
-    The linear inputs are `jax.interpreters.ad.UndefinedPrimal`. Cotangents have the structure of
-    the output, with `None` for a zero and beside what is not an array; those that the rule returns
-    have that of the inputs, with `None` beside what is not linear.
+    Linear inputs are `jax.interpreters.ad.UndefinedPrimal`. Cotangents of the output have its
+    structure, with `None` for zero and for leaves that are not arrays. The returned cotangents have
+    the structure of the inputs, with `None` for leaves that are not linear.
 
     **Arguments:**
 
-    - `rule`: `rule(inputs, cotangents)`. Without it this is a decorator.
-    - `materialise_zeros`: whether the rule gets arrays of zeros in place of `None`.
+    - `rule`: `rule(inputs, cotangents)`. Without it, a decorator is returned.
+    - `materialise_zeros`: whether the rule receives arrays of zeros instead of `None`.
     """
     if rule is None:
         return functools.partial(filter_primitive_transpose, materialise_zeros=materialise_zeros)
@@ -115,7 +119,7 @@ def filter_primitive_transpose(
         return [
             each if ad.is_undefined_primal(array) else None
             for each, array in zip(
-                _beside(inputs, found, "cotangents", "inputs"), arrays, strict=True
+                _leaves_at_arrays(inputs, found, "cotangents", "inputs"), arrays, strict=True
             )
         ]
 
@@ -125,28 +129,29 @@ def filter_primitive_transpose(
 def filter_primitive_batching(
     rule: Callable[[Any, Any], tuple[PyTree, PyTree]],
 ) -> Callable[..., Any]:
-    """For the batching rule: from inputs and their batch axes to the output and its batch axes.
+    """Wraps a batching rule: from inputs and their batch axes to the output and its batch axes.
 
-    Axes have the structure of the inputs and of the output, with `None` for what is not batched and
-    beside what is not an array.
+    Batch axes have the structure of the inputs and of the output, with `None` for leaves that are
+    not batched or not arrays.
     """
 
     @functools.wraps(rule)
     def of_arrays(arrays: Any, axes: Any, *, inputs: Rest, output: _Output) -> Any:
         value, out_axes = rule(inputs.merge(map(_as_array, arrays)), inputs.merge_into(None, axes))
         values = output.take(value)
-        return values, _beside(output.rest, out_axes, "batch axes", "output")
+        return values, _leaves_at_arrays(output.rest, out_axes, "batch axes", "output")
 
     return of_arrays
 
 
-def _beside(rest: Rest, tree: PyTree, what: str, of: str) -> list[Any]:
-    """The leaves of `tree` that stand beside arrays, of which `None` is one."""
+def _leaves_at_arrays(rest: Rest, tree: PyTree, what: str, of: str) -> list[Any]:
+    """The leaves of `tree`, including `None`, in the positions of the arrays of `rest`."""
     try:
         return rest.take(rest.treedef.flatten_up_to(tree))
     except ValueError as error:
         raise ValueError(
-            f"The rule of a primitive returned {what} of another structure than the {of}: {error}"
+            f"The rule of a primitive returned {what} whose structure differs from the {of}: "
+            f"{error}"
         ) from None
 
 
@@ -158,7 +163,7 @@ def _filled_tangent(value: Any, tangent: Any) -> Any:
     return ad.Zero(jax.typeof(value).to_tangent_aval()) if tangent is None else tangent
 
 
-# --- Primitives whose batching rule is made of their other rules ---
+# --- Primitives with a derived batching rule ---
 
 
 Rule = Callable[..., Any]
@@ -167,17 +172,17 @@ Rule = Callable[..., Any]
 def create_vprim(
     name: str, impl: Rule, abstract_eval: Rule, jvp: Rule, transpose: Rule
 ) -> Primitive:
-    """A primitive with these rules, which under `jax.vmap` are mapped themselves.
+    """Creates a primitive whose batching rule applies `jax.vmap` to its other rules.
 
     **Arguments:**
 
-    - `name`: of the primitive.
-    - `impl`: from arrays to a list of arrays. It is run, compiled, and mapped by `jax.vmap`.
-    - `abstract_eval`: the same for shapes, as `jax.core.ShapedArray`.
+    - `name`: name of the primitive.
+    - `impl`: from arrays to a list of arrays. It must be traceable, and is also used for lowering.
+    - `abstract_eval`: from `jax.core.ShapedArray`s to a list of them.
     - `jvp`, `transpose`: as in `jax.interpreters.ad.primitive_jvps` and `primitive_transposes`.
 
-    All get the parameters of the primitive as keywords; `filter_primitive_def` and its like make
-    them of functions of trees.
+    All rules receive the parameters of the primitive as keywords. `filter_primitive_def`,
+    `filter_primitive_jvp` and `filter_primitive_transpose` make rules from functions of pytrees.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -205,7 +210,7 @@ class _Rules:
     transpose: Rule
 
 
-# A primitive under `vmap`, once or more. Parameter: `rules`, which are mapped.
+# A primitive under at least one `vmap`. Its parameter `rules` has the mapped rules.
 vmapped_p = Primitive("vprim")
 vmapped_p.multiple_results = True
 
@@ -213,7 +218,7 @@ vmapped_p.multiple_results = True
 def _batch(
     make_rules: Callable[..., _Rules], axis: Any, arrays: Any, axes: Any, /, **params: Any
 ) -> tuple[list[Any], list[int]]:
-    """The batching rule of a primitive, by its others."""
+    """The batching rule: binds `vmapped_p` with the other rules mapped."""
     mapped = _Mapped(make_rules(**params), axis, tuple(axes))
     of_batch = _Rules(mapped.impl, mapped.abstract_eval, mapped.jvp, mapped.transpose)
     outputs = vmapped_p.bind(*arrays, rules=of_batch)
@@ -222,7 +227,7 @@ def _batch(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Mapped:
-    """Rules for a batch, made of those for one member. Outputs are batched along their axis 0."""
+    """The rules for a batch, from the rules for one member. Outputs are batched along axis 0."""
 
     member: _Rules
     axis: Any
@@ -299,7 +304,7 @@ def _select(flags: list[bool], values: Any) -> list[Any]:
 
 
 def _fill(flags: list[bool], selected: Any, others: Any) -> list[Any]:
-    """The opposite of `_select`: `others` where the flag is false."""
+    """The inverse of `_select`, with `others` where the flag is false."""
     selected = iter(selected)
     return [next(selected) if taken else other for taken, other in zip(flags, others, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Meters that show how far an iterative solve has come, from inside a compiled program."""
+"""Progress meters that compiled programs update during an iterative solve."""
 
 import abc
 import functools
@@ -20,11 +20,11 @@ State = TypeVar("State")
 
 
 class AbstractProgressMeter(Module, Generic[State]):
-    """Shows how far an iterative solve has come."""
+    """Shows the progress of an iterative solve."""
 
     @abc.abstractmethod
     def init(self) -> State:
-        """Opens the meter, and returns the state to start with."""
+        """Opens the meter, and returns its initial state."""
 
     @abc.abstractmethod
     def step(self, state: State, progress: Float[Array, ""] | float) -> State:
@@ -33,7 +33,7 @@ class AbstractProgressMeter(Module, Generic[State]):
         **Arguments:**
 
         - `state`: from the previous step.
-        - `progress`: how much of the solve is done, from 0 to 1.
+        - `progress`: fraction of the solve that is done, from 0 to 1.
 
         **Returns:** the next state.
         """
@@ -62,11 +62,11 @@ class _TextState(Module):
 
 
 class TextProgressMeter(AbstractProgressMeter[_TextState]):
-    """Prints a line such as `12.30%` each time that the progress has grown enough.
+    """Prints lines such as `12.30%`.
 
     **Arguments:**
 
-    - `minimum_increase`: between one line and the next, from 0 to 1.
+    - `minimum_increase`: minimum increase of the progress between two lines, from 0 to 1.
     """
 
     minimum_increase: float | Array = 0.02
@@ -75,7 +75,7 @@ class TextProgressMeter(AbstractProgressMeter[_TextState]):
         return _TextState(jnp.asarray(0.0), _open(_print_text))
 
     def step(self, state: _TextState, progress: Float[Array, ""] | float) -> _TextState:
-        progress = _least(jnp.asarray(progress, state.progress.dtype))
+        progress = _minimum(jnp.asarray(progress, state.progress.dtype))
         is_due = progress - state.progress > self.minimum_increase
         number = _show_if(is_due, state.meter_idx, progress)
         return _TextState(jnp.where(is_due, progress, state.progress), number)
@@ -90,7 +90,7 @@ def _print_text() -> Callable[[float], None]:
     def show(progress: float) -> None:
         nonlocal last
         text = f"{100 * progress:.2f}%"
-        # The end of a solve may have been shown by its last step.
+        # The last step may already have shown the end.
         if text != last:
             print(text)
             last = text
@@ -105,11 +105,11 @@ class _TqdmState(Module):
 
 
 class TqdmProgressMeter(AbstractProgressMeter[_TqdmState]):
-    """Shows a bar by tqdm.
+    """Shows a tqdm progress bar.
 
     **Arguments:**
 
-    - `refresh_steps`: the number of steps between two updates of the bar.
+    - `refresh_steps`: number of steps between two updates of the bar.
 
     **Raises:** `ImportError` if tqdm is not installed.
     """
@@ -129,7 +129,7 @@ class TqdmProgressMeter(AbstractProgressMeter[_TqdmState]):
 
     def step(self, state: _TqdmState, progress: Float[Array, ""] | float) -> _TqdmState:
         is_due = unvmap_max(state.step) % self.refresh_steps == 0
-        number = _show_if(is_due, state.meter_idx, _least(jnp.asarray(progress)))
+        number = _show_if(is_due, state.meter_idx, _minimum(jnp.asarray(progress)))
         return _TqdmState(number, state.step + 1)
 
     def close(self, state: _TqdmState) -> None:
@@ -152,20 +152,20 @@ def _open_bar() -> Callable[[float], None]:
     return show
 
 
-# --- What is shown at this moment, by number: a compiled program carries numbers ---
+# --- Open meters, by number: a compiled program can only carry numbers ---
 
 
-_shown: dict[int, Callable[[float], None]] = {}
+_open_meters: dict[int, Callable[[float], None]] = {}
 _numbers = itertools.count(1)
 _NUMBER = jax.ShapeDtypeStruct((), np.dtype(np.int32))
 
 
 def _open(start: Callable[[], Callable[[float], None]]) -> Int[Array, ""]:
-    """Calls `start` when the program runs; returns the number of what that returned."""
+    """Calls `start` when the program runs; returns the number of the meter that it returned."""
 
     def opened() -> np.ndarray:
         number = next(_numbers)
-        _shown[number] = start()
+        _open_meters[number] = start()
         return np.asarray(number, np.int32)
 
     return io_callback(opened, _NUMBER)
@@ -174,21 +174,25 @@ def _open(start: Callable[[], Callable[[float], None]]) -> Int[Array, ""]:
 def _show_if(
     is_due: Bool[Array, ""], number: Int[Array, ""], progress: Float[Array, ""]
 ) -> Int[Array, ""]:
-    """Shows the progress if it is due. Returns the number; later operations run after it."""
+    """Shows the progress if due.
+
+    Returns `number` with a data dependency on the callback, so that later operations run after it.
+    """
 
     def show(number: Any, progress: Any) -> np.ndarray:
-        _shown[int(number)](float(progress))
+        _open_meters[int(number)](float(progress))
         return np.asarray(number, np.int32)
 
-    # An effect could not stand in a `cond` under `vmap`. This is used, and so it is run.
+    # `cond` under `vmap` does not allow effects, so this is a pure callback. It runs because its
+    # output is used.
     call = functools.partial(jax.pure_callback, show, _NUMBER, vmap_method="sequential")
     return jax.lax.cond(is_due, call, lambda number, _: number, number, progress)
 
 
 def _close(number: Int[Array, ""]) -> None:
-    io_callback(lambda number: _shown.pop(int(number))(1.0), None, unvmap_max(number))
+    io_callback(lambda number: _open_meters.pop(int(number))(1.0), None, unvmap_max(number))
 
 
-def _least(progress: Float[Array, ""]) -> Float[Array, ""]:
-    """The progress of the slowest member of a batch, without a derivative."""
+def _minimum(progress: Float[Array, ""]) -> Float[Array, ""]:
+    """The smallest progress in a batch, without a derivative."""
     return -unvmap_max(-jax.lax.stop_gradient(progress))

@@ -96,7 +96,7 @@ def test_trace_of_xla_on_request(script, capsys):
         ("profiled_script:lines", "without arguments, 3 is not a callable object"),
         (
             "profiled_script:with_arguments",
-            "without arguments, missing a required argument: 'model': give a function of none",
+            "without arguments, missing a required argument: 'model': give a function without",
         ),
         ("broken_script:step", "ModuleNotFoundError: No module named 'not_there'"),
         ("wrong_script:step", "ZeroDivisionError: division by zero"),

@@ -87,14 +87,14 @@ def test_a_function_that_closes_over_itself_is_refused():
     def factorial(n):
         return n * factorial(n - 1)
 
-    message = "which closes over itself. Give it what it calls as an argument."
+    message = "which closes over itself. Pass the function to itself as an argument."
     with pytest.raises(ValueError, match=message):
         internal.closure_to_pytree(factorial)
 
     def function():
         return later
 
-    with pytest.raises(ValueError, match=r"closes over `later`: that has no value yet\."):
+    with pytest.raises(ValueError, match=r"closes over `later`: this variable has no value yet\."):
         internal.closure_to_pytree(function)
     later = 1
     assert function() == later

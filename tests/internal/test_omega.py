@@ -172,13 +172,13 @@ MISTAKES = {
     "no ω around": (
         lambda: [1] ** ω + [1],
         TypeError,
-        r"The other operand of ω\(\.\.\.\) \+ must be an array, a number or a tree in ω, of the "
-        r"same structure; got a list of length 1\.",
+        r"The other operand of ω\(\.\.\.\) \+ must be an array, a number, or ω\(tree\) with a tree "
+        r"of the same structure; got a list of length 1\.",
     ),
     "one is_leaf": (
         lambda: ω([1], is_leaf=lambda node: node is None) + ω([1]),
         ValueError,
-        r"Only one operand of ω\(\.\.\.\) \+ ω\(\.\.\.\) has `is_leaf`: give it to both\.",
+        r"Only one operand of ω\(\.\.\.\) \+ ω\(\.\.\.\) has `is_leaf`: pass it to both\.",
     ),
     "iterating": (lambda: list(ω([1])), TypeError, "ω is not iterable: iterate over its tree"),
 }

@@ -200,7 +200,7 @@ def test_tangents_of_another_structure_are_refused():
         internal.filter_primitive_jvp(lambda primals, tangents: ({"x": primals[0]}, [tangents[0]])),
         None,
     )
-    message = "The rule of a primitive returned tangent of another structure than the output"
+    message = "The rule of a primitive returned tangent whose structure differs from the output"
     with pytest.raises(ValueError, match=message):
         jax.jvp(lambda x: internal.filter_primitive_bind(primitive, x), (A,), (A,))
 

@@ -120,11 +120,11 @@ def test_header_of_something_else_or_of_other_arrays_is_refused(saved, content):
         {"outputs": _of(["static", "<sin>", [], [], []])},
     ]:
         saved.write_bytes(_rewritten(content, **changes))
-        with pytest.raises(ValueError, match="its header tells of no program"):
+        with pytest.raises(ValueError, match="its header does not describe a program"):
             eqx.load_exported(saved)
     for dtype in ("int32", "nope", ""):
         saved.write_bytes(_rewritten(content, outputs=_of(ARRAY, [[], dtype])))
-        with pytest.raises(ValueError, match="damaged: its header tells of another program"):
+        with pytest.raises(ValueError, match="damaged: its header describes another program"):
             eqx.load_exported(saved)
 
 
