@@ -96,7 +96,7 @@ def ones():
 def test_nothing_to_differentiate_is_refused():
     with pytest.raises(ValueError, match=r"first argument of .*, of type ArrayImpl, has none"):
         graph.report(lambda n: n + n, jnp.arange(3), gradient=True)
-    with pytest.raises(ValueError, match="give ones one"):
+    with pytest.raises(ValueError, match="pass an argument to ones"):
         graph.report(ones, gradient=True)
     with pytest.raises(ValueError, match=r"returns no floating-point array to differentiate"):
         graph.report(lambda x: x > 0, X, gradient=True)

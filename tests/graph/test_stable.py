@@ -250,7 +250,7 @@ def test_what_cannot_be_called_is_refused():
         TypeError, match=r"graph.unstable expects a function, followed by its arguments"
     ):
         graph.unstable(3)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match=r"expects rules, a sequence of graph.rules.Rule"):
+    with pytest.raises(TypeError, match=r"expects `rules` to be a sequence of graph.rules.Rule"):
         graph.stabilise(softplus, rules=softplus)  # pyright: ignore[reportArgumentType]
 
 

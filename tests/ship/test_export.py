@@ -158,9 +158,13 @@ class Scaled:
 
 def test_node_or_function_of_another_static_part_is_refused():
     for first, other, message in [
-        (jtu.Partial(jnp.sin, Y), jtu.Partial(jnp.cos, Y), r"it \(static part\) was <sin> .*<cos>"),
-        (Scaled(Y, 2.0), Scaled(Y, 3.0), r"it \(static part\) was \(2\.0,\) .*\(3\.0,\)"),
-        (functools.partial(jnp.add, 1), functools.partial(jnp.add, 2), r"it was .*add.*, 1>"),
+        (
+            jtu.Partial(jnp.sin, Y),
+            jtu.Partial(jnp.cos, Y),
+            r"it \(static part\) must be <sin>, .*<cos>",
+        ),
+        (Scaled(Y, 2.0), Scaled(Y, 3.0), r"it \(static part\) must be \(2\.0,\), .*\(3\.0,\)"),
+        (functools.partial(jnp.add, 1), functools.partial(jnp.add, 2), r"it must be .*add.*, 1>"),
     ]:
         exported = eqx.export(lambda it: jnp.ones(()), first)
         assert exported.call(first) == 1
@@ -214,7 +218,7 @@ def test_bad_names_of_axes_are_refused():
     ]:
         with pytest.raises(ValueError, match=message):
             eqx.export(_linear, jnp.ones(3), dynamic=dynamic)
-    with pytest.raises(ValueError, match=r"axis 0 of y 'batch'.*size 2, and that of x has 3"):
+    with pytest.raises(ValueError, match=r"axis 0 of y 'batch'.*is 2, but 'batch' has size 3 in x"):
         eqx.export(lambda x, y: x, jnp.ones(3), jnp.ones(2))
 
 
@@ -243,9 +247,9 @@ def test_function_that_cannot_leave_is_refused():
         return eqx.filter_pure_callback(np.sin, x, result_shape_dtypes=x)
 
     for function, error, message in [
-        (lambda x: (x, jnp.sin), TypeError, r"returned something at output\[1\] that no file"),
-        (lambda x: jnp.sin, TypeError, "returned something at output that no file"),
-        (call_back, ValueError, f"calls back: pure_callback at {__file__}:"),
+        (lambda x: (x, jnp.sin), TypeError, r"returned a value at output\[1\] that cannot"),
+        (lambda x: jnp.sin, TypeError, "returned a value at output that cannot"),
+        (call_back, ValueError, f"calls back to Python, .*: pure_callback at {__file__}:"),
         (3, TypeError, "3 is not a callable object: `export` expects a function"),
     ]:
         with pytest.raises(error, match=message):
@@ -262,7 +266,7 @@ def test_function_of_one_example_is_told_of_its_batch():
 def test_length_of_an_open_axis_is_told_to_be_its_shape():
     with pytest.raises(TypeError) as caught:
         eqx.export(lambda x: jnp.arange(len(x)), jnp.ones((2, 3)))
-    assert "as in `len(x)`" in caught.value.__notes__[-1]
+    assert "such as `len(x)`" in caught.value.__notes__[-1]
     exported = eqx.export(lambda x: jnp.arange(x.shape[0]), jnp.ones((2, 3)))
     assert exported.call(jnp.ones((4, 3))).shape == (4,)
 

@@ -60,11 +60,14 @@ def test_what_was_compared_for_one_call_does_not_pass_another():
     calls = [(model, 1.0, X[0])] * 2
     assert [exported.call(*each).shape for each in calls] == [(3,)] * 2
     for wrong, message in [
-        ((model, 1, X[0]), "scale was 1.0"),
-        ((model, -1.0, X[0]), "scale was 1.0"),
+        ((model, 1, X[0]), "scale must be 1.0"),
+        ((model, -1.0, X[0]), "scale must be 1.0"),
         ((model, 1.0, Y), r"x must be float32\[2\]; it is float32\[3\]"),
-        ((nn.Linear(2, 3, use_bias=False, key=jax.random.key(0)), 1.0, X[0]), "model.use_bias was"),
-        ((nn.Linear(2, 4, key=jax.random.key(0)), 1.0, X[0]), "model.out_features was 3"),
+        (
+            (nn.Linear(2, 3, use_bias=False, key=jax.random.key(0)), 1.0, X[0]),
+            "model.use_bias must be",
+        ),
+        ((nn.Linear(2, 4, key=jax.random.key(0)), 1.0, X[0]), "model.out_features must be 3"),
     ]:
         for _ in range(2):
             with pytest.raises((TypeError, ValueError), match=message):
@@ -101,7 +104,9 @@ def test_a_program_that_is_mapped_says_what_to_export():
     exported = eqx.export(_linear, Y, vjp_order=1)
     with pytest.raises(TypeError, match="forward-mode") as caught:
         jax.jvp(exported.call, (Y,), (Y,))
-    assert "`vjp_order` was 1: export the derivative" in "".join(caught.value.__notes__)
+    assert "`vjp_order=1`. For forward mode, export the derivative" in "".join(
+        caught.value.__notes__
+    )
 
 
 def test_numbers_that_change_compile_no_more():
@@ -197,7 +202,7 @@ def test_a_size_that_is_an_expression_is_told_by_path():
     assert exported.call(Y, {"b": jnp.ones(6)}).shape == (3,)
     for size in (0, 7):
         message = (
-            rf"tree\['b'\] must be float32\[2\*n\] and is float32\[{size}\]. A name has any si"
+            rf"tree\['b'\] must be float32\[2\*n\] and is float32\[{size}\]. A named axis may have"
         )
         with pytest.raises(ValueError, match=message):
             exported.call(Y, {"b": jnp.ones(size)})
