@@ -33,9 +33,8 @@ def main() -> int:
         ]
         found = [f"{place}: {line.strip()}" for place, line in lines if PHRASES.search(line)]
         rate = 1000 * len(found) / len(lines)
-        print(
-            f"{part:9} {len(found):4} in {len(lines):6,} lines: {rate:.2f} a thousand, at most {BOUND:.2f}"
-        )
+        count = f"{len(found):4} in {len(lines):6,} lines"
+        print(f"{part:9} {count}: {rate:.2f} a thousand, at most {BOUND:.2f}")
         if rate > BOUND or "--show" in sys.argv:
             print("\n".join(found))
         is_over |= rate > BOUND
