@@ -12,10 +12,10 @@ from jaxtyping import Array
 from ._attend_blocks import Inputs, Kernel, Pattern
 
 
-def find_refusal(pattern: Pattern, inputs: Inputs) -> str | None:
-    """Why cuDNN cannot compute this attention, or `None`.
+def find_unsupported(pattern: Pattern, inputs: Inputs) -> str | None:
+    """Why cuDNN cannot compute this attention, or `None` if it can.
 
-    It cannot either if no cuDNN is installed on the machine that traces the program.
+    It also cannot if cuDNN is not installed on the machine that traces the program.
     """
     query, key, value = inputs[:3]
     dtypes = sorted({str(each.dtype) for each in (query, key, value)})
@@ -50,73 +50,75 @@ def fused(platform: str | None) -> Kernel:
 
 
 def _output(pattern: Pattern, inputs: Inputs) -> list[Array]:
-    known, arguments, idle = _prepare(pattern, inputs)
-    output, log_sums = _forward(known)(*arguments)
+    static, arguments, has_no_key = _prepare(pattern, inputs)
+    output, log_sums = _forward(static)(*arguments)
     output, log_sums = output[0], log_sums[0]
-    if idle is not None:
+    if has_no_key is not None:
         mean = inputs.value.astype(log_sums.dtype).mean(0).astype(output.dtype)
         mean = jnp.repeat(mean, output.shape[1] // mean.shape[0], axis=0)
-        output = jnp.where(idle.T[..., None], mean[None], output)
-        log_sums = jnp.where(idle, jnp.finfo(log_sums.dtype).max, log_sums)
+        output = jnp.where(has_no_key.T[..., None], mean[None], output)
+        log_sums = jnp.where(has_no_key, jnp.finfo(log_sums.dtype).max, log_sums)
     return [output, log_sums]
 
 
 def _cotangents(
     pattern: Pattern, inputs: Inputs, outputs: list[Array], cotangents: list[Array]
 ) -> list[Array]:
-    known, arguments, idle = _prepare(pattern, inputs)
+    static, arguments, has_no_key = _prepare(pattern, inputs)
     (output, log_sums), cotangent = outputs, cotangents[0]
-    of_mean = None
-    if idle is not None:
-        # Each value has the same share in the output of a query that attends to no key.
-        is_idle = idle.T[..., None]
-        of_mean = jnp.where(is_idle, cotangent, 0).astype(log_sums.dtype).sum(0)
-        of_mean = of_mean.reshape(inputs.value.shape[1], -1, of_mean.shape[-1]).sum(1)
-        cotangent = jnp.where(is_idle, 0, cotangent)
-    found = _backward(known)(*arguments, output[None], log_sums[None], cotangent[None])
-    of_query, of_key, of_value = (each[0] for each in found)
-    if of_mean is not None:
-        of_value += (of_mean / len(inputs.value)).astype(of_value.dtype)[None]
-    return [of_query, of_key, of_value]
+    mean_bar = None
+    if has_no_key is not None:
+        # The output of a query without any key is the mean of all values.
+        rows_without_key = has_no_key.T[..., None]
+        mean_bar = jnp.where(rows_without_key, cotangent, 0).astype(log_sums.dtype).sum(0)
+        mean_bar = mean_bar.reshape(inputs.value.shape[1], -1, mean_bar.shape[-1]).sum(1)
+        cotangent = jnp.where(rows_without_key, 0, cotangent)
+    results = _backward(static)(*arguments, output[None], log_sums[None], cotangent[None])
+    query_bar, key_bar, value_bar = (each[0] for each in results)
+    if mean_bar is not None:
+        value_bar += (mean_bar / len(inputs.value)).astype(value_bar.dtype)[None]
+    return [query_bar, key_bar, value_bar]
 
 
-Known = tuple[float, bool, int | None]
-"""The scale, whether the attention is causal, and how many keys before its own a query sees."""
+Static = tuple[float, bool, int | None]
+"""Scale, whether the attention is causal, and the window's number of keys before the query."""
 
 
-def _prepare(pattern: Pattern, inputs: Inputs) -> tuple[Known, list[Any], Array | None]:
-    """What is known when tracing, the arguments, and which queries (heads first) see no key."""
+def _prepare(pattern: Pattern, inputs: Inputs) -> tuple[Static, list[Any], Array | None]:
+    """The static arguments, the array arguments, and which queries (axes `heads q_seq`) have no
+    key.
+    """
     before = pattern.window[0]
     mask, bias, length = inputs.mask, inputs.bias, inputs.key_length
     num_queries, num_keys = len(inputs.query), len(inputs.key)
     if bias is not None:
-        # cuDNN makes NaN of a query with `-inf` for every key.
+        # cuDNN returns NaN for a query whose scores are all `-inf`.
         has_score = ~(bias <= jnp.finfo(bias.dtype).min)
         bias = jnp.where(has_score, bias, 0)
         mask = has_score if mask is None else mask & has_score
         bias = jnp.broadcast_to(bias, (len(bias), num_queries, num_keys))[None]
     if mask is None and inputs.query_segments is None:
-        idle = None
+        has_no_key = None
         if length is not None:
-            idle = jnp.broadcast_to(length <= 0, (1, num_queries))
+            has_no_key = jnp.broadcast_to(length <= 0, (1, num_queries))
             length = jnp.maximum(length, 1)[None].astype(jnp.int32)
-        known = (pattern.scale, pattern.is_causal, before)
+        static = (pattern.scale, pattern.is_causal, before)
     else:
         allowed = pattern.allowed(inputs)
         if allowed is not None:
             mask = allowed[None] if mask is None else mask & allowed[None]
         assert mask is not None
         mask = jnp.broadcast_to(mask, (len(mask), num_queries, num_keys))
-        idle = ~mask.any(-1)
-        mask, length, known = mask[None], None, (pattern.scale, False, None)
+        has_no_key = ~mask.any(-1)
+        mask, length, static = mask[None], None, (pattern.scale, False, None)
     arrays = [each[None] for each in inputs[:3]]
-    return known, [*arrays, bias, mask, length], idle
+    return static, [*arrays, bias, mask, length], has_no_key
 
 
 def _attention(
-    known: Known, bias: Array | None, mask: Array | None, length: Array | None
+    static: Static, bias: Array | None, mask: Array | None, length: Array | None
 ) -> Callable[..., Array]:
-    scale, is_causal, before = known
+    scale, is_causal, before = static
     return functools.partial(
         jax.nn.dot_product_attention,
         scale=scale,
@@ -130,11 +132,11 @@ def _attention(
 
 
 @functools.cache
-def _forward(known: Known) -> Callable[..., list[Array]]:
-    """A function of arrays with a batch in front, to the output and the sums of weights."""
+def _forward(static: Static) -> Callable[..., list[Array]]:
+    """A function of batched arrays that returns the output and the log-sum-exp."""
 
     def forward(query: Array, key: Array, value: Array, *others: Any) -> list[Array]:
-        output, pull = jax.vjp(_attention(known, *others), query, key, value)
+        output, pull = jax.vjp(_attention(static, *others), query, key, value)
         sums = [each for each in jax.tree_util.tree_leaves(pull) if _is_log_sums(each, query)]
         return [output, sums[0]]
 
@@ -142,8 +144,8 @@ def _forward(known: Known) -> Callable[..., list[Array]]:
 
 
 @functools.cache
-def _backward(known: Known) -> Callable[..., list[Array]]:
-    """A function of arrays with a batch in front, to the cotangents of query, key and value."""
+def _backward(static: Static) -> Callable[..., list[Array]]:
+    """A function of batched arrays that returns the cotangents of query, key and value."""
 
     def backward(
         query: Array,
@@ -156,12 +158,12 @@ def _backward(known: Known) -> Callable[..., list[Array]]:
         log_sums: Array,
         cotangent: Array,
     ) -> list[Array]:
-        again, pull = jax.vjp(_attention(known, bias, mask, length), query, key, value)
+        recomputed, pull = jax.vjp(_attention(static, bias, mask, length), query, key, value)
         leaves, treedef = jax.tree_util.tree_flatten(pull)
-        # With the output and the sums from before, nothing needs the second forward pass, and XLA
-        # removes it.
+        # Replaces the residuals by the saved output and log-sum-exp. Nothing then depends on the
+        # second forward pass, and XLA removes it.
         leaves = [
-            output if each is again else log_sums if _is_log_sums(each, query) else each
+            output if each is recomputed else log_sums if _is_log_sums(each, query) else each
             for each in leaves
         ]
         return list(treedef.unflatten(leaves)(cotangent))
@@ -175,9 +177,9 @@ def _is_log_sums(array: Array, query: Array) -> bool:
 
 
 def _with_merged_batches(function: Callable[..., list[Array]]) -> Callable[..., list[Array]]:
-    """`function`, whose arrays under `jax.vmap` have one batch axis of both batches.
+    """`function` with a `vmap` rule that merges the mapped axis into the batch axis.
 
-    JAX's rule for the kernel repeats the whole mask or bias for each head.
+    JAX's own rule for the kernel repeats the whole mask or bias for each head.
     """
     mapped = custom_vmap(function)
 
@@ -192,11 +194,11 @@ def _with_merged_batches(function: Callable[..., list[Array]]) -> Callable[..., 
                 array = jnp.broadcast_to(array, (size, *array.shape))
             return array.reshape(-1, *array.shape[2:])
 
-        found = mapped(*map(merge, args, is_batched))
-        split = [each.reshape(size, batch, *each.shape[1:]) for each in found]
+        results = mapped(*map(merge, args, is_batched))
+        split = [each.reshape(size, batch, *each.shape[1:]) for each in results]
         sharding = jax.typeof(args[is_batched.index(True)]).sharding
         if any(sharding.spec[:1]):
-            # The kernel's outputs have no explicit sharding of their own.
+            # The kernel's outputs lose their explicit sharding.
             split = [
                 jax.sharding.reshard(
                     each, jax.sharding.NamedSharding(sharding.mesh, jax.P(sharding.spec[0]))

@@ -14,7 +14,7 @@ from .._module import Module, field
 from ._dot_product_attention import (
     Implementation,
     WeightDropout,
-    attend_by,
+    attend_with,
     check_implementation,
     read_attention,
     read_window,
@@ -31,22 +31,22 @@ from ._threefry import THREEFRY, split_in_program, split_key
 Heads = Float[Array, "seq_length num_heads size"]
 
 _PROJECTIONS = 2**32 - 1
-"""This is folded into a key for the projections. `jax.random.split(key, n)` may give the keys that
-folding in 0, 1, ..., n - 1 does, and those belong to the heads.
+"""Folded into the key to get the key of the projections. Small numbers are not safe:
+`jax.random.split(key, n)` may equal `fold_in(key, i)` for `i < n`, and the heads use those keys.
 """
 
 
 NO_CACHE: Any = object()
-"""The default of a parameter `cache`: the layer returns its output alone."""
+"""Default of a parameter `cache`: the layer returns only its output, not a pair."""
 
 
 class MultiheadAttention(Module):
-    """Attention of several heads, each with its own projections of query, key and value.
+    """Multi-head attention, with learnt projections of query, key, value and output.
 
-    Vaswani, Shazeer, Parmar, Uszkoreit, Jones, Gomez, Kaiser & Polosukhin (2017), "Attention Is All
-    You Need". Each head computes `softmax(Q K^T / sqrt(qk_size)) V`; the heads, side by side, go
-    through one last projection. The softmax is computed in at least float32, by
-    `nn.dot_product_attention`, so that long sequences need no matrix of all scores.
+    Each head computes `softmax(Q K^T / sqrt(qk_size)) V`. The concatenated heads go through the
+    output projection. The layer uses `nn.dot_product_attention`: the softmax is computed in at
+    least float32, and long sequences need no matrix of all scores. Vaswani, Shazeer, Parmar,
+    Uszkoreit, Jones, Gomez, Kaiser & Polosukhin (2017), "Attention Is All You Need".
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> attention = MultiheadAttention(num_heads=2, query_size=8, key=jax.random.key(0))
@@ -107,31 +107,30 @@ class MultiheadAttention(Module):
         """**Arguments:**
 
         - `num_heads`: number of heads.
-        - `query_size`, `key_size`, `value_size`: features of query, key and value; `query_size` if
-          `None`.
-        - `output_size`: features of the output; `query_size` if `None`.
-        - `qk_size`: features, in each head, over which queries and keys are compared; `query_size
-          // num_heads` if `None`.
-        - `vo_size`: features of the values in each head; `query_size // num_heads` if `None`.
+        - `query_size`: number of features of the query.
+        - `key_size`, `value_size`, `output_size`: number of features of key, value and output;
+          `query_size` if `None`.
+        - `qk_size`: number of features of each head's queries and keys; `query_size // num_heads`
+          if `None`.
+        - `vo_size`: number of features of each head's values; `query_size // num_heads` if `None`.
         - `use_query_bias`, `use_key_bias`, `use_value_bias`, `use_output_bias`: whether the
           projections add a bias.
-        - `dropout_p`: probability with which an attention weight is dropped.
-        - `inference`: whether to leave dropout out.
-        - `dtype`: of all weights and biases; JAX's default float if `None`.
-        - `num_kv_heads`: number of heads of keys and values, each of which serves `num_heads //
-          num_kv_heads` successive heads of queries; `num_heads` if `None`. With 1 this is
-          multi-query attention.
-        - `rotary`: turns queries and keys by their positions. If its `embedding_size` is smaller
-          than `qk_size`, it turns the first features of each head.
+        - `dropout_p`: probability of dropping an attention weight.
+        - `inference`: whether to disable dropout.
+        - `dtype`: dtype of all weights and biases; JAX's default float if `None`.
+        - `num_kv_heads`: number of key and value heads; `num_heads` if `None`. Each of them is
+          shared by `num_heads // num_kv_heads` successive query heads (grouped-query attention; 1
+          is multi-query attention).
+        - `rotary`: rotary position embedding of queries and keys. If its `embedding_size` is
+          smaller than `qk_size`, it rotates only the first features of each head.
         - `window`, `implementation`: as for `nn.dot_product_attention`.
-        - `normalize_qk`: whether to apply an `RMSNorm` to the features of each head's queries and
-          keys, before `rotary`.
-        - `weight_init`, `bias_init`: as for `Linear`, for each of the four projections.
-        - `key`: for the initial weights.
+        - `normalize_qk`: whether to apply an `RMSNorm` to each head's queries and keys, before
+          `rotary`.
+        - `weight_init`, `bias_init`: initializers of the four projections, as for `Linear`.
+        - `key`: draws the initial weights.
 
-        **Raises:** `ValueError` for a size that is not a non-negative integer, if there are no
-        heads, if `num_heads` is no multiple of `num_kv_heads`, or more heads than `query_size` and
-        no `qk_size`.
+        **Raises:** `ValueError` for a size that is not a non-negative integer, if `num_heads` is
+        not a positive multiple of `num_kv_heads`, or if `qk_size` is 0.
         """
         num_heads = whole_number(num_heads, "num_heads")
         if num_kv_heads is None:
@@ -153,8 +152,8 @@ class MultiheadAttention(Module):
         vo_size = size_or(query_size // num_heads, vo_size, "vo_size")
         if qk_size == 0:
             raise ValueError(
-                "qk_size must be at least 1, the number of features by which a head compares "
-                f"queries and keys; got 0, with query_size={query_size} and num_heads={num_heads}."
+                "qk_size, the number of features of each head's queries and keys, must be at least "
+                f"1; got 0, with query_size={query_size} and num_heads={num_heads}."
             )
         if rotary is not None and rotary.embedding_size > qk_size:
             raise ValueError(
@@ -243,30 +242,30 @@ class MultiheadAttention(Module):
         - `key_`: shape `(kv_seq, key_size)`.
         - `value`: shape `(kv_seq, value_size)`.
         - `mask`: shape `(q_seq, kv_seq)` or `(1, q_seq, kv_seq)` for all heads, or `(num_heads,
-          q_seq, kv_seq)` for a mask for each head. A boolean `False`, or an integer 0, keeps a
-          query from attending to a key. Floats are added to the logits, as in PyTorch: `-jnp.inf`
-          or `-1e9` masks a pair, 0 leaves it; other values are a bias, which may be trained. So
-          convert a float mask of ones and zeros: `mask != 0`. `"causal"` is `is_causal=True`.
+          q_seq, kv_seq)` for one mask for each head. `False`, or an integer 0, masks a pair of
+          query and key. A float mask is added to the scores, as in PyTorch: `-jnp.inf` or `-1e9`
+          masks a pair, 0 leaves it unchanged, and other values are a bias, which may be trained.
+          Convert a float mask of ones and zeros with `mask != 0`. `"causal"` means
+          `is_causal=True`.
         - `bias`, `is_causal`, `segment_ids`, `key_length`, `query_offset`: as for
           `nn.dot_product_attention`.
-        - `positions`: for `rotary`, shape `(seq,)`, or a pair of arrays for queries and keys. By
-          default keys count from 0 and queries from `query_offset`.
-        - `key`: for dropout, split into one key a head; needed unless `dropout_p` is 0 or in
-          inference mode. Projections get another part of it for each row, for layers that were put
-          in their place, by `to_bayesian` say.
-        - `inference`: overrides the flag of the dropout for this call.
-        - `deterministic`: the old name of `inference`.
+        - `positions`: positions for `rotary`, shape `(seq,)`, or a pair of arrays for queries and
+          keys. By default keys count from 0 and queries from `query_offset`.
+        - `key`: for dropout, split into one key for each head; required unless `dropout_p` is 0 or
+          in inference mode. Projections get separate keys for each row, which `Linear` ignores.
+        - `inference`: overrides `self.dropout.inference` for this call.
+        - `deterministic`: deprecated name of `inference`.
         - `process_heads`: a function of the projected query, key and value, each of shape `(seq,
           num_heads, size)`, that returns three arrays of the same shapes. It is called after
           `rotary`.
-        - `cache`: an `nn.KVCache`, which stores the keys and values of `key_` and `value` and
-          provides those of earlier calls. Attention is then causal, and takes no other mask, bias,
-          segments, lengths or positions. Pass `None` to get a pair without a cache.
+        - `cache`: an `nn.KVCache` with the keys and values of earlier calls, to which this call
+          adds its own. Attention is then causal self-attention, without any other mask, bias,
+          segments, lengths or positions. With `None` the layer returns `(output, None)`.
 
-        **Returns:** shape `(q_seq, output_size)`; if `cache` is passed, the pair of it and the new
-        cache, or `None`.
+        **Returns:** an array of shape `(q_seq, output_size)`; `(array, new cache)` if `cache` is
+        passed.
 
-        **Raises:** `ValueError` if something has another shape, or there is no row to attend to;
+        **Raises:** `ValueError` if an argument has the wrong shape, or there is no key;
         `TypeError` for a complex mask; `RuntimeError` if dropout needs a key and `key` is `None`.
         """
         if deterministic is not None:
@@ -277,9 +276,9 @@ class MultiheadAttention(Module):
         check_input(self, value, (key_.shape[0], self.value_size), "value")
         if key_.shape[0] == 0:
             raise ValueError(
-                f"{describe(self)} expected at least one row of key_ and value to attend to, got "
-                f"key_ of shape {key_.shape}: the softmax over none is not defined. Rows that are "
-                "not to be attended to are those for which `mask` is False."
+                f"{describe(self)} expected at least one row of key_ and value, got key_ of shape "
+                f"{key_.shape}: a softmax over no keys is undefined. To ignore rows, set `mask` to "
+                "False for them."
             )
         if mask is not None and not isinstance(mask, str):
             lengths = (query.shape[0], key_.shape[0])
@@ -319,31 +318,31 @@ class MultiheadAttention(Module):
                 "key_length": key_length,
                 "positions": positions,
             }
-            unfit = [name for name, each in given.items() if each is not None]
+            unsupported = [name for name, each in given.items() if each is not None]
             if query.shape[0] != key_.shape[0]:
-                unfit.append(f"{query.shape[0]} queries and {key_.shape[0]} keys")
-            if unfit:
+                unsupported.append(f"{query.shape[0]} queries and {key_.shape[0]} keys")
+            if unsupported:
                 raise ValueError(
-                    f"{describe(self)} with a cache is causal self-attention, without other masks, "
-                    f"biases and positions, and with as many keys as queries; got "
-                    f"{', '.join(unfit)}."
+                    f"{describe(self)} with a cache computes causal self-attention: it takes no "
+                    "other masks, biases or positions, and needs as many keys as queries; got "
+                    f"{', '.join(unsupported)}."
                 )
             query_offset = cache.start
             rotary_positions = (cache.start, cache.start)
         if self.rotary is not None:
-            heads = (*self._turn(heads[0], heads[1], rotary_positions, query_offset), heads[2])
+            heads = (*self._rotate(heads[0], heads[1], rotary_positions, query_offset), heads[2])
         elif positions is not None:
             raise ValueError(
-                f"{describe(self)} got positions and has no rotary embedding: pass "
-                "`rotary=nn.RotaryPositionalEmbedding(...)` when you make it."
+                f"{describe(self)} got positions but has no rotary embedding: construct the layer "
+                "with `rotary=nn.RotaryPositionalEmbedding(...)`."
             )
         if process_heads is not None:
             expected = [head.shape for head in heads]
             heads = process_heads(*heads)
             if (found := [jnp.shape(head) for head in heads]) != expected:
                 raise ValueError(
-                    "`process_heads` must return query, key and value heads of the shapes that it "
-                    f"got: expected {expected}, got {found}."
+                    "`process_heads` must return query, key and value heads with the shapes of its "
+                    f"arguments: expected {expected}, got {found}."
                 )
 
         options: dict[str, Any] = {
@@ -359,16 +358,16 @@ class MultiheadAttention(Module):
             key_heads, value_heads, options, cache = cache.extend(heads[1], heads[2], self.window)
             heads = (heads[0], key_heads, value_heads)
         attention = read_attention(describe(self), heads, **options)
-        dropout = self._weight_dropout(key, inference) if self._drops(inference) else None
-        attended = attend_by(self.implementation, *attention, dropout)
+        dropout = self._weight_dropout(key, inference) if self._uses_dropout(inference) else None
+        attended = attend_with(self.implementation, *attention, dropout)
         attended = attended.reshape(query.shape[0], self.num_heads * self.vo_size)
         output = project(self.output_proj, attended, keys[3])
         return output if cache is NO_CACHE else (output, cache)
 
-    def _turn(
+    def _rotate(
         self, query: Heads, key: Heads, positions: Any, query_offset: Any
     ) -> tuple[Heads, Heads]:
-        """Queries and keys, turned by `rotary`."""
+        """Applies `rotary` to queries and keys."""
         rotary = self.rotary
         assert rotary is not None
         if positions is None:
@@ -388,18 +387,18 @@ class MultiheadAttention(Module):
             )
         size = rotary.embedding_size
 
-        def turn(heads: Heads, positions: Any) -> Heads:
-            turned = rotary(heads[..., :size], positions=positions)
+        def rotate(heads: Heads, positions: Any) -> Heads:
+            rotated = rotary(heads[..., :size], positions=positions)
             if size == heads.shape[-1]:
-                return turned
-            return jnp.concatenate([turned, heads[..., size:]], axis=-1)
+                return rotated
+            return jnp.concatenate([rotated, heads[..., size:]], axis=-1)
 
-        return turn(query, positions[0]), turn(key, positions[1])
+        return rotate(query, positions[0]), rotate(key, positions[1])
 
     def _project(
         self, inputs: tuple[Array, Array, Array], keys: Sequence[PRNGKeyArray | None]
     ) -> Sequence[Array]:
-        """Query, key and value, each row through the projection that is for it."""
+        """Projects the rows of query, key and value."""
         projections = (self.query_proj, self.key_proj, self.value_proj)
         return tuple(map(project, projections, inputs, keys))
 
@@ -407,13 +406,13 @@ class MultiheadAttention(Module):
         layer, p = functools.partial(self.dropout, inference=inference), self.dropout.p
         if key is None:
             return WeightDropout(layer, p, None)
-        # One key a head, as in Equinox: so the same key drops the same weights.
+        # One key for each head, as in Equinox, so that the same key drops the same weights.
         keys = jr.split(key, self.num_heads)
 
         def drop(weights: Array) -> Array:
             return jax.vmap(lambda each, key: layer(each, key=key))(weights, keys)
 
-        is_countable = (
+        is_reproducible = (
             type(self.dropout) is Dropout
             and isinstance(p, int | float)
             and p < 1
@@ -421,16 +420,16 @@ class MultiheadAttention(Module):
             and jax.config.jax_threefry_partitionable  # pyright: ignore
             and jnp.result_type(float) == jnp.float32
         )
-        return WeightDropout(drop, p, keys if is_countable else None)
+        return WeightDropout(drop, p, keys if is_reproducible else None)
 
-    def _drops(self, inference: bool | None) -> bool:
+    def _uses_dropout(self, inference: bool | None) -> bool:
         inference = self.dropout.inference if inference is None else inference
         p = self.dropout.p
         return not (inference or (isinstance(p, int | float) and p == 0))
 
 
 def project(projection: Linear, x: Array, key: PRNGKeyArray | None) -> Array:
-    """Each row of `x` through the layer, with a key of its own."""
+    """Applies the layer to each row of `x`, each with its own key."""
     if key is None:
         return jax.vmap(projection)(x)
     keys = jr.split(key, x.shape[0])

@@ -1,4 +1,4 @@
-"""Normalisation of each channel over a batch."""
+"""Batch normalisation."""
 
 import warnings
 from collections.abc import Hashable, Sequence
@@ -22,25 +22,25 @@ Statistics = tuple[Float[Array, " input_size"], Float[Array, " input_size"]]
 
 
 class BatchNorm(StatefulLayer):
-    """Moves each channel to mean 0 and scales it to variance 1, over the batch and all axes but
-    that of the channels; then scales and shifts it.
+    """Batch normalisation: normalises each channel over the batch and the spatial axes.
 
-    Ioffe & Szegedy (2015), "Batch Normalization: Accelerating Deep Network Training by Reducing
-    Internal Covariate Shift": `(x - mean) / sqrt(variance + eps) * weight + bias`. Statistics are
-    computed and kept in at least float32.
+        (x - mean) / sqrt(variance + eps) * weight + bias
 
-    With `mode="batch"` training uses the statistics of the batch at hand, as PyTorch does, and
-    inference their running averages `r <- momentum * r + (1 - momentum) * batch`. These begin with
-    mean 0 and variance 1, of which after `n` batches the share `momentum**n` is left: it is taken
-    out before they are used. With `mode="ema"` both use the running averages, which start as the
-    statistics of the first batch.
+    Statistics are computed and stored in at least float32. Ioffe & Szegedy (2015), "Batch
+    Normalization: Accelerating Deep Network Training by Reducing Internal Covariate Shift".
 
-    `set_statistics` sets running averages, for example of a network that was trained
-    elsewhere. Inference uses them unchanged, and training continues the averages from them. Before
-    the first training step `state.set(norm.batch_state_index, (mean, variance))` does the same.
+    With `mode="batch"`, training uses the statistics of the current batch, as in PyTorch. Inference
+    uses running averages, `running = momentum * running + (1 - momentum) * batch`. They start at
+    mean 0 and variance 1. This initial value has the weight `momentum**n` after `n` batches, and
+    the layer removes it before use (bias correction, as in Adam). With `mode="ema"`, training and
+    inference both use the running averages, which start at the statistics of the first batch.
 
-    All variances are biased, `1 / n`. With `unbiased=True` the running variance is `1 / (n - 1)`,
-    as in PyTorch.
+    `set_statistics` sets the running averages, for example to those of a pretrained network.
+    Inference uses them unchanged, and training continues from them. Before the first training step
+    `state.set(norm.batch_state_index, (mean, variance))` does the same.
+
+    All variances are biased, divided by `n`. With `unbiased=True` the running variance is divided
+    by `n - 1`, as in PyTorch.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -53,7 +53,7 @@ class BatchNorm(StatefulLayer):
     """
 
     keeps_precision: ClassVar[bool] = True
-    # In files for other libraries, whose names of the running averages these are.
+    # PyTorch's names of the running averages, used when weights are exported.
     _state_names: ClassVar[dict[str, tuple[str, ...]]] = {
         "ema_state_index": ("running_mean", "running_var"),
         "batch_state_index": ("running_mean", "running_var"),
@@ -94,41 +94,43 @@ class BatchNorm(StatefulLayer):
         """**Arguments:**
 
         - `input_size`: number of channels.
-        - `axis_name`: of the axis of the batch, as in `jax.vmap(..., axis_name=...)`; or a sequence
-          of such, for statistics over several, as over the devices of a `pmap`.
-        - `eps`: added to the variance, so that there is no division by zero.
+        - `axis_name`: name of the batch axis, as in `jax.vmap(..., axis_name=...)`; or a sequence
+          of names, for example to include the devices of a `pmap`.
+        - `eps`: added to the variance to avoid division by zero.
         - `channelwise_affine`: whether to scale and shift each channel.
-        - `momentum`: the share of the old running averages in the new ones. PyTorch counts the
-          other way round: its `momentum=0.1` is 0.9 here.
-        - `inference`: whether to normalise with the running averages and leave them alone.
-        - `dtype`: of weight and bias; JAX's default float if `None`. That of the running averages
-          is the same, or float32 if that is wider.
-        - `mode`: `"batch"` or `"ema"`; `"legacy"` is `"ema"`, with a warning.
+        - `momentum`: weight of the old running averages. PyTorch's `momentum` is 1 minus this: its
+          0.1 is 0.9 here.
+        - `inference`: whether to normalise with the running averages and not to update them.
+        - `dtype`: dtype of weight and bias; JAX's default float if `None`. The running averages
+          have the same dtype, but at least float32.
+        - `mode`: `"batch"` or `"ema"`; `"legacy"` is `"ema"` with a warning.
         - `batched`: whether the layer is called on a whole batch, `(batch, input_size, ...)`,
-          without a `vmap`. Needs no `axis_name`; with one, statistics are over both.
-        - `unbiased`: whether the running variance averages `n / (n - 1)` times the batch's
-          variance, for `n` values in a channel, as in PyTorch.
-        - `weight_init`, `bias_init`: one of `jax.nn.initializers`, instead of ones and zeros.
-        - `key`: for initializers that are random.
+          without `vmap`. `axis_name` is then optional; if it is given, statistics are over both the
+          batch and the named axes.
+        - `unbiased`: whether the running variance uses the unbiased variance of each batch, divided
+          by `n - 1` for `n` values in a channel, as in PyTorch.
+        - `weight_init`, `bias_init`: initializers, such as `jax.nn.initializers`; ones and zeros by
+          default.
+        - `key`: passed to random initializers.
 
-        **Raises:** `ValueError` for another mode, for a size that is not a non-negative integer,
-        and if there is neither an `axis_name` nor `batched=True`; `TypeError` for an `eps` or
-        `momentum` that is not a number.
+        **Raises:** `ValueError` for an unknown mode, a size that is not a non-negative integer, or
+        if both `axis_name` and `batched=True` are missing; `TypeError` for an `eps` or `momentum`
+        that is not a number.
         """
         if mode not in ("ema", "batch", "legacy"):
             raise ValueError(f"mode must be 'batch' or 'ema', got {mode!r}.")
         if mode == "legacy":
             warnings.warn(
-                "BatchNorm was given no `mode=`, and takes 'ema' as it always did. Write "
-                "`mode='ema'` to keep that; 'batch' is what other libraries do, and faster.",
+                "BatchNorm without `mode=` uses 'ema'. Pass `mode='ema'` to keep this, or "
+                "`mode='batch'`, which is faster and what other libraries do.",
                 stacklevel=stacklevel_of_user(),
             )
             mode = "ema"
         if axis_name is None and not batched:
             raise ValueError(
-                "BatchNorm needs to know what the batch is. Give `axis_name=`, the name of the "
-                "axis of a `jax.vmap` around the layer; or `batched=True`, to call it on arrays of "
-                "shape (batch, channels, ...)."
+                "BatchNorm needs to know the batch axis. Pass `axis_name=`, the axis name of a "
+                "`jax.vmap` around the layer; or `batched=True`, to call it on arrays of shape "
+                "(batch, channels, ...)."
             )
         input_size = whole_number(input_size, "input_size", least=0)
         dtype, is_affine = parameter_dtype(dtype), channelwise_affine
@@ -161,9 +163,9 @@ class BatchNorm(StatefulLayer):
 
         **Arguments:**
 
-        - `state`: holds the running averages. Use only the new state afterwards.
-        - `mean`, `variance`: JAX or NumPy arrays with a value for each channel, in the dtype of the
-          running averages. Convert PyTorch's tensors: `running_mean.numpy()`.
+        - `state`: the `State` with the running averages. Use only the new state afterwards.
+        - `mean`, `variance`: JAX or NumPy arrays of shape `(input_size,)`, in the dtype of the
+          running averages. Convert PyTorch's tensors with `running_mean.numpy()`.
 
         **Returns:** the new state.
 
@@ -177,13 +179,13 @@ class BatchNorm(StatefulLayer):
         [[0.0, 0.0]]
         """
         if self.mode == "ema":
-            statistics, start, settled = self.ema_state_index, self.ema_first_time_index, False
+            statistics, start, marker = self.ema_state_index, self.ema_first_time_index, False
         else:
-            statistics, start, settled = self.batch_state_index, self.batch_counter, _SETTLED
+            statistics, start, marker = self.batch_state_index, self.batch_counter, _SET_BY_USER
         assert statistics is not None
         assert start is not None
         state = state.set(statistics, (mean, variance))
-        return state.set(start, jnp.full_like(state.get(start), settled))
+        return state.set(start, jnp.full_like(state.get(start), marker))
 
     def __call__(
         self,
@@ -195,23 +197,24 @@ class BatchNorm(StatefulLayer):
     ) -> tuple[Float[Array, "..."], State]:
         """**Arguments:**
 
-        - `x`: shape `(input_size, ...)`, inside of a `vmap` with that `axis_name` unless in
-          inference mode; or `(batch, input_size, ...)` for a layer with `batched=True`.
-        - `state`: holds the running averages.
+        - `x`: shape `(input_size, ...)`, inside a `vmap` with `axis_name` unless in inference mode;
+          or shape `(batch, input_size, ...)` with `batched=True`.
+        - `state`: the `State` with the running averages.
         - `key`: ignored; layers share one signature.
-        - `inference`: overrides the layer's own flag for this call.
+        - `inference`: overrides `self.inference` for this call.
 
-        **Returns:** the shape and dtype of `x`, and the new state.
+        **Returns:** an array with the shape and dtype of `x`, and the new state.
 
-        **Raises:** `ValueError` if `x` has another shape; `NameError` if there is no axis of that
-        name around the call.
+        **Raises:** `ValueError` if `x` has another shape; `NameError` if the call is not inside an
+        axis named `axis_name`.
         """
         del key
         channels = (self.input_size, "...")
         check_input(self, x, ("batch", *channels) if self.batched else channels)
         check_not_stacked(self, self.weight, 1)
         inference = self.inference if inference is None else inference
-        # With the channels last: between two convolutions on a CPU XLA then keeps their layout.
+        # Channels last, which is the layout of convolutions on a CPU: XLA then inserts no
+        # transposes between two convolutions.
         values = jnp.moveaxis(x.astype(at_least_float32(x.dtype)), self._channel_axis, -1)
         if self.mode == "ema":
             statistics, state = self._ema_statistics(values, state, inference)
@@ -221,13 +224,15 @@ class BatchNorm(StatefulLayer):
         scale = jax.lax.rsqrt(variance + self.eps)
         if self.weight is not None:
             scale = scale * self.weight.astype(scale.dtype)
-        # Whatever the centre is, it cancels, in derivatives of any order too. A constant one spares
-        # the backward pass sums over the batch: that for the bias serves the mean.
+        # `centre` cancels, in the value and in derivatives of every order. Because it is constant,
+        # the backward pass needs no further sum over the batch for `mean`: the sum for the bias
+        # serves both.
         centre = jax.lax.stop_gradient(mean)
         shift = (centre - mean) * scale
         if self.bias is not None:
             shift = shift + self.bias.astype(shift.dtype)
-        out = (values - _spread(centre, values)) * _spread(scale, values) + _spread(shift, values)
+        centred = values - _broadcast_channels(centre, values)
+        out = centred * _broadcast_channels(scale, values) + _broadcast_channels(shift, values)
         return jnp.moveaxis(out, -1, self._channel_axis).astype(x.dtype), state
 
     def _ema_statistics(self, x: Array, state: State, inference: bool) -> tuple[Statistics, State]:
@@ -236,7 +241,7 @@ class BatchNorm(StatefulLayer):
         running = state.get(self.ema_state_index)
         if inference:
             return running, state
-        batch, updated = self._updated(running, self._measure(x), self._correction(x))
+        batch, updated = self._update(running, self._batch_moments(x), self._correction(x))
         is_first = state.get(self.ema_first_time_index) & _is_initial(running, 0)
         mean, variance = (jnp.where(is_first, *pair) for pair in zip(batch, updated, strict=True))
         state = state.set(self.ema_first_time_index, jnp.zeros_like(is_first))
@@ -251,29 +256,30 @@ class BatchNorm(StatefulLayer):
         running = state.get(self.batch_state_index)
         if inference:
             return self._debiased(running, count), state
-        measured = self._measure(x)
-        _, updated = self._updated(running, measured, self._correction(x))
-        is_settled = (count < 0) | ((count == 0) & ~_is_initial(running, 1))
-        state = state.set(self.batch_counter, jnp.where(is_settled, _SETTLED, count + 1))
+        measured = self._batch_moments(x)
+        _, updated = self._update(running, measured, self._correction(x))
+        is_set_by_user = (count < 0) | ((count == 0) & ~_is_initial(running, 1))
+        state = state.set(self.batch_counter, jnp.where(is_set_by_user, _SET_BY_USER, count + 1))
         return measured, state.set(self.batch_state_index, updated)
 
     def _debiased(self, running: Statistics, count: Array) -> Statistics:
-        """The average over past batches, without the initial values 0 and 1. Statistics that were
-        set are unchanged.
+        """Removes the initial mean 0 and variance 1 from the running averages.
+
+        Statistics that the user set are returned unchanged.
         """
         mean, variance = running
-        from_start = jnp.asarray(self.momentum, mean.dtype) ** count.astype(mean.dtype)
-        is_raw = (count <= 0) | (from_start == 1)
-        from_start = jnp.where(is_raw, jnp.zeros_like(from_start), from_start)
-        share = 1 - from_start
-        # Rounding may bring a variance of 0 below it.
-        averaged = jnp.maximum((variance - from_start) / share, 0)
-        return mean / share, jnp.where(is_raw, variance, averaged)
+        initial_weight = jnp.asarray(self.momentum, mean.dtype) ** count.astype(mean.dtype)
+        is_unchanged = (count <= 0) | (initial_weight == 1)
+        initial_weight = jnp.where(is_unchanged, jnp.zeros_like(initial_weight), initial_weight)
+        share = 1 - initial_weight
+        # Rounding may make a variance of 0 negative.
+        averaged = jnp.maximum((variance - initial_weight) / share, 0)
+        return mean / share, jnp.where(is_unchanged, variance, averaged)
 
-    def _updated(
+    def _update(
         self, running: Statistics, batch: Statistics, correction: float
     ) -> tuple[Statistics, Statistics]:
-        """A batch's statistics in the dtype of the running averages, and these updated."""
+        """The statistics of a batch in the dtype of the running averages, and the new averages."""
         mean, variance = (each.astype(running[0].dtype) for each in batch)
         variance = variance * correction
         new_mean, new_variance = (
@@ -282,26 +288,26 @@ class BatchNorm(StatefulLayer):
         )
         return (mean, variance), (new_mean, new_variance)
 
-    def _measure(self, x: Array) -> Statistics:
+    def _batch_moments(self, x: Array) -> Statistics:
         axes = tuple(range(x.ndim - 1))
         mean = self._over_batch(jnp.mean(x, axes))
-        # In two passes: the difference of two large sums would have no digits left. The mean of
-        # the squares around a centre is the variance and the square of the mean's distance to it,
-        # which is 0 here, and whose derivatives make the centre cancel as in `__call__`.
+        # Two passes, because `mean(x**2) - mean**2` loses all digits if the mean is large. The
+        # constant `centre` saves sums in the backward pass, as in `__call__`. `(mean - centre)**2`
+        # is 0, but its derivatives make `centre` cancel.
         centre = jax.lax.stop_gradient(mean)
-        squares = self._over_batch(jnp.mean((x - _spread(centre, x)) ** 2, axes))
+        squares = self._over_batch(jnp.mean((x - _broadcast_channels(centre, x)) ** 2, axes))
         return mean, squares - (mean - centre) ** 2
 
     def _correction(self, x: Array) -> float:
-        """The factor that makes the variance of a batch unbiased; 1 without `unbiased`."""
+        """`n / (n - 1)` if `unbiased`, otherwise 1."""
         if not self.unbiased:
             return 1.0
         size = x.size // self.input_size if self.input_size else 2
         size *= 1 if self.axis_name is None else jax.lax.psum(1, self.axis_name)
         if size == 1:
             raise ValueError(
-                f"{describe(self)} has `unbiased=True`, but one value for each channel has no "
-                "unbiased variance. Pass more than one example, or `unbiased=False`."
+                f"{describe(self)} has `unbiased=True`, which needs at least two values for each "
+                "channel, got one. Pass more than one example, or `unbiased=False`."
             )
         return size / (size - 1)
 
@@ -313,10 +319,10 @@ class BatchNorm(StatefulLayer):
             return mean_over_axes(mean, names)
         except NameError as error:
             raise NameError(
-                f"{describe(self)} computes statistics over the axis {self.axis_name!r}, and there "
-                f"is no axis of that name around the call ({error}). Write `jax.vmap(model, "
+                f"{describe(self)} computes statistics over the axis {self.axis_name!r}, but is "
+                f"not called inside an axis of that name ({error}). Write `jax.vmap(model, "
                 f"in_axes=(0, None), out_axes=(0, None), axis_name={self.axis_name!r})(x, state)`, "
-                "or make the layer with `batched=True` to call it on a whole batch."
+                "or construct the layer with `batched=True` to call it on a whole batch."
             ) from None
 
     @property
@@ -324,15 +330,15 @@ class BatchNorm(StatefulLayer):
         return 1 if self.batched else 0
 
 
-_SETTLED = -1
-"""The value of the counter if statistics were set, not averaged from the initial ones."""
+_SET_BY_USER = -1
+"""Value of `batch_counter` after the user set the statistics: no bias correction."""
 
 
 def _is_initial(running: Statistics, variance: float) -> Array:
-    """Whether these are the initial statistics of a `State`, so that none were set."""
+    """Whether `running` still has its initial values, so that the user has not set it."""
     return jnp.all(running[0] == 0) & jnp.all(running[1] == variance)
 
 
-def _spread(per_channel: Array, x: Array) -> Array:
-    """One number for each channel, in the shape of `x`, whose channels are last."""
+def _broadcast_channels(per_channel: Array, x: Array) -> Array:
+    """Broadcasts one number for each channel to the shape of `x`, whose last axis is channels."""
     return jax.lax.broadcast_in_dim(per_channel, x.shape, (x.ndim - 1,))

@@ -1,4 +1,4 @@
-"""Convolutions, and their transposes."""
+"""Convolutions and transposed convolutions."""
 
 import math
 from collections.abc import Sequence
@@ -30,15 +30,14 @@ from ._windows import (
 class Conv(Module):
     """A convolution over any number of spatial axes.
 
-    What machine learning calls a convolution, LeCun, Boser, Denker, Henderson, Howard, Hubbard &
-    Jackel (1989), "Backpropagation applied to handwritten zip code recognition": a
-    cross-correlation, in which the kernel is not flipped,
+    As usual in machine learning, this is a cross-correlation: the kernel is not flipped.
 
         y[o, n] = bias[o] + sum over i, k of weight[o, i, k] * x[i, n * stride + k * dilation]
 
-    where `n` and `k` count along every spatial axis and `x` is padded first. Weight and bias start
-    uniform on `(-1/sqrt(fan_in), 1/sqrt(fan_in))`, with `fan_in = in_channels / groups * (points
-    of the kernel)`.
+    Here `n` and `k` are indices along all spatial axes, and `x` is padded first. Weight and bias
+    are initialised from the uniform distribution on `(-1/sqrt(fan_in), 1/sqrt(fan_in))`, where
+    `fan_in = in_channels / groups * prod(kernel_size)`. LeCun, Boser, Denker, Henderson, Howard,
+    Hubbard & Jackel (1989), "Backpropagation applied to handwritten zip code recognition".
 
     >>> import jax, jax.numpy as jnp
     >>> layer = Conv(2, in_channels=3, out_channels=8, kernel_size=3, key=jax.random.key(0))
@@ -77,34 +76,34 @@ class Conv(Module):
         bias_init: Initializer | None = None,
         key: PRNGKeyArray,
     ):
-        """An argument for each spatial axis may be one integer, which then holds for all.
+        """Arguments with one value for each spatial axis also accept a single integer.
 
         **Arguments:**
 
         - `num_spatial_dims`: number of spatial axes, 2 for images.
         - `in_channels`, `out_channels`: sizes of the first axis of input and output.
-        - `kernel_size`: number of points of the kernel along each spatial axis.
-        - `stride`: how far the kernel moves from one output to the next.
-        - `padding`: how many entries are added at both ends of each spatial axis; or pairs
-          `(before, after)`, one for each axis; or `"VALID"` for none; or `"SAME"` for an output
-          of `ceil(size / stride)` entries, with an odd one added at the end, with
-          `"SAME_LOWER"` at the beginning. Negative entries are cut off.
-        - `dilation`: distance between the points of the kernel.
-        - `groups`: number of parts into which the channels are divided; each part of the output
-          sees its part of the input alone. `groups=in_channels` is a depthwise convolution.
+        - `kernel_size`: size of the kernel along each spatial axis.
+        - `stride`: step of the kernel along each spatial axis.
+        - `padding`: number of entries added at both ends of each spatial axis; or one pair
+          `(before, after)` for each axis. Negative numbers remove entries. `"VALID"` adds none.
+          `"SAME"` gives an output of `ceil(size / stride)` entries; if the total padding is odd,
+          the additional entry is at the end, or at the beginning with `"SAME_LOWER"`.
+        - `dilation`: distance between neighbouring entries of the kernel.
+        - `groups`: number of groups of channels; each group of output channels depends only on
+          its group of input channels. `groups=in_channels` is a depthwise convolution.
         - `use_bias`: whether to add a bias to each channel.
-        - `padding_mode`: what is added to `1234`: `"ZEROS"`, `0012340`; `"REFLECT"`, `3212343`;
-          `"REPLICATE"`, `1112344`; `"CIRCULAR"`, `3412341`.
-        - `dtype`: of weight and bias, floating or complex; JAX's default float if `None`.
-        - `weight_init`, `bias_init`: instead of the uniform draw, one of `jax.nn.initializers` or a
-          function of your own, `init(key, shape, dtype)`. For the weight it is called with the
-          shape `(*kernel_size, in_channels // groups, out_channels)`, on which JAX's
-          initializers count their fan-in.
-        - `key`: for the initial weight and bias.
+        - `padding_mode`: values of the padding. For `1234` with padding `(2, 1)`: `"ZEROS"` gives
+          `0012340`, `"REFLECT"` `3212343`, `"REPLICATE"` `1112344`, `"CIRCULAR"` `3412341`.
+        - `dtype`: dtype of weight and bias, floating or complex; JAX's default float if `None`.
+        - `weight_init`, `bias_init`: initializers that replace the uniform distribution, from
+          `jax.nn.initializers` or any function `init(key, shape, dtype)`. `weight_init` is called
+          with the shape `(*kernel_size, in_channels // groups, out_channels)`, from which JAX's
+          initializers compute the fan-in.
+        - `key`: draws the initial weight and bias.
 
         **Raises:** `ValueError`, naming the argument, for a size that is not a positive integer, a
-        sequence of another length than `num_spatial_dims`, `groups` that do not divide both
-        numbers of channels, and an unknown word; `TypeError` for an integer dtype.
+        sequence whose length is not `num_spatial_dims`, `groups` that do not divide both numbers
+        of channels, or an unknown word; `TypeError` for an integer dtype.
         """
         num_spatial_dims = whole_number(num_spatial_dims, "num_spatial_dims")
         self.num_spatial_dims = num_spatial_dims
@@ -130,7 +129,7 @@ class Conv(Module):
 
         **Returns:** shape `(out_channels, new_dim_1, ..., new_dim_N)`.
 
-        **Raises:** `ValueError` if `x` has another number of channels or of axes, or is smaller
+        **Raises:** `ValueError` if `x` has the wrong number of channels or axes, or is smaller
         than the kernel.
         """
         del key
@@ -167,7 +166,7 @@ class _ConvNd(OverAxes, Conv):
         bias_init: Initializer | None = None,
         key: PRNGKeyArray,
     ):
-        """**Arguments:** those of `Conv`, but for `num_spatial_dims`."""
+        """**Arguments:** as for `Conv`, without `num_spatial_dims`."""
         window = kernel_size, stride, padding, dilation
         others = groups, use_bias, padding_mode, dtype
         options = {"weight_init": weight_init, "bias_init": bias_init, "key": key}
@@ -175,7 +174,7 @@ class _ConvNd(OverAxes, Conv):
 
 
 class Conv1d(_ConvNd, num_axes=1, init=False):
-    """`Conv` over one spatial axis, as of a sequence.
+    """`Conv` over one spatial axis, for sequences.
 
     >>> import jax, jax.numpy as jnp
     >>> layer = Conv1d(3, 8, kernel_size=5, padding="SAME", key=jax.random.key(0))
@@ -185,7 +184,7 @@ class Conv1d(_ConvNd, num_axes=1, init=False):
 
 
 class Conv2d(_ConvNd, num_axes=2, init=False):
-    """`Conv` over two spatial axes, as of an image.
+    """`Conv` over two spatial axes, for images.
 
     >>> import jax, jax.numpy as jnp
     >>> layer = Conv2d(3, 8, kernel_size=3, stride=2, padding=1, key=jax.random.key(0))
@@ -195,7 +194,7 @@ class Conv2d(_ConvNd, num_axes=2, init=False):
 
 
 class Conv3d(_ConvNd, num_axes=3, init=False):
-    """`Conv` over three spatial axes, as of a volume or a video.
+    """`Conv` over three spatial axes, for volumes and videos.
 
     >>> import jax, jax.numpy as jnp
     >>> layer = Conv3d(3, 8, kernel_size=(1, 3, 3), key=jax.random.key(0))
@@ -208,16 +207,16 @@ class Conv3d(_ConvNd, num_axes=3, init=False):
 
 
 class ConvTranspose(Module):
-    """The transpose of a convolution, over any number of spatial axes.
+    """A transposed convolution over any number of spatial axes, also called a deconvolution.
 
-    It goes the way of a `Conv` backward: from the shape of its output to that of its input, with
-    the same entries connected. Dumoulin & Visin (2016), "A guide to convolution arithmetic for deep
-    learning". Swap the numbers of channels and keep the other arguments; where inputs of several
-    sizes lead to one output, `output_padding` says which of them is meant.
+    It maps the output shape of a `Conv` back to its input shape. To reverse the shapes of a `Conv`,
+    swap `in_channels` and `out_channels` and keep the other arguments. With `stride > 1`, inputs of
+    several sizes give a `Conv` the same output size; `output_padding` chooses one of them. Dumoulin
+    & Visin (2016), "A guide to convolution arithmetic for deep learning".
 
-    The kernel lies as in a `Conv`, `(out_channels, in_channels // groups, *kernel_size)`, and meets
-    `x`, spread by `stride`, as it does there. So the exact transpose of the linear map
-    `conv`, for `groups=1`, has the weight
+    The layer convolves `x`, dilated by `stride`, with a kernel in the layout of `Conv`,
+    `(out_channels, in_channels // groups, *kernel_size)`. For `groups=1`, the exact transpose of
+    the linear map `conv` has the weight
     `jnp.flip(conv.weight, axis=range(2, conv.weight.ndim)).swapaxes(0, 1)`.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
@@ -264,38 +263,39 @@ class ConvTranspose(Module):
         bias_init: Initializer | None = None,
         key: PRNGKeyArray,
     ):
-        """An argument for each spatial axis may be one integer, which then holds for all.
+        """Arguments with one value for each spatial axis also accept a single integer.
 
         **Arguments:**
 
         - `num_spatial_dims`: number of spatial axes, 2 for images.
         - `in_channels`, `out_channels`: sizes of the first axis of input and output.
-        - `kernel_size`: number of points of the kernel along each spatial axis.
-        - `stride`: that of the convolution that this is the transpose of: how far the places of
-          two neighbours of the input lie apart in the output.
-        - `padding`: that of the convolution, as `Conv` takes it. It makes the output smaller; with
-          `"SAME"` and `"SAME_LOWER"` the output has `size * stride - output_padding` entries.
-        - `output_padding`: how many more entries the output has at the end of each spatial axis,
-          for which the convolution has the same output; less than `stride`. With `"SAME"` and
-          `"SAME_LOWER"`: how many less.
-        - `dilation`: distance between the points of the kernel.
-        - `groups`: number of parts into which the channels are divided; each part of the output
-          sees its part of the input alone.
+        - `kernel_size`: size of the kernel along each spatial axis.
+        - `stride`: stride of the convolution that is transposed: the distance in the output between
+          two neighbouring entries of the input.
+        - `padding`: padding of the convolution that is transposed, as for `Conv`; it makes the
+          output smaller. With `"SAME"` and `"SAME_LOWER"` the output has `size * stride -
+          output_padding` entries.
+        - `output_padding`: number of additional entries at the end of each spatial axis of the
+          output; less than `stride`. With `"SAME"` and `"SAME_LOWER"` it is the number of entries
+          to remove.
+        - `dilation`: distance between neighbouring entries of the kernel.
+        - `groups`: number of groups of channels; each group of output channels depends only on
+          its group of input channels.
         - `use_bias`: whether to add a bias to each channel.
-        - `padding_mode`: that of the convolution, as `Conv` takes it. In a mode other than
-          `"ZEROS"` the convolution sees some of its inputs a second time in the padding: what
-          belongs there is added to them.
-        - `dtype`: of weight and bias, floating or complex; JAX's default float if `None`.
-        - `weight_init`, `bias_init`: instead of the uniform draw, one of `jax.nn.initializers` or a
-          function of your own, `init(key, shape, dtype)`. For the weight it is called with the
-          shape `(*kernel_size, in_channels // groups, out_channels)`, on which JAX's
-          initializers count their fan-in.
-        - `key`: for the initial weight and bias, which are uniform as those of a `Conv`.
+        - `padding_mode`: padding mode of the convolution that is transposed, as for `Conv`. In the
+          modes other than `"ZEROS"`, outputs that fall into the padding are added to the entries
+          that the padding copies.
+        - `dtype`: dtype of weight and bias, floating or complex; JAX's default float if `None`.
+        - `weight_init`, `bias_init`: initializers that replace the uniform distribution, from
+          `jax.nn.initializers` or any function `init(key, shape, dtype)`. `weight_init` is called
+          with the shape `(*kernel_size, in_channels // groups, out_channels)`, from which JAX's
+          initializers compute the fan-in.
+        - `key`: draws the initial weight and bias, from the same distribution as for `Conv`.
 
         **Raises:** `ValueError`, naming the argument, for a size that is not a positive integer, a
-        sequence of another length than `num_spatial_dims`, `groups` that do not divide both
-        numbers of channels, an unknown word, and an `output_padding` that is not less than
-        `stride`; `TypeError` for an integer dtype.
+        sequence whose length is not `num_spatial_dims`, `groups` that do not divide both numbers
+        of channels, an unknown word, or an `output_padding` that is not less than `stride`;
+        `TypeError` for an integer dtype.
         """
         num_spatial_dims = whole_number(num_spatial_dims, "num_spatial_dims")
         self.num_spatial_dims = num_spatial_dims
@@ -329,26 +329,26 @@ class ConvTranspose(Module):
 
         **Returns:** shape `(out_channels, new_dim_1, ..., new_dim_N)`.
 
-        **Raises:** `ValueError` if `x` has another number of channels or of axes, or if the
-        padding leaves nothing of the output.
+        **Raises:** `ValueError` if `x` has the wrong number of channels or axes, or if the output
+        would be empty.
         """
         del key
         check_input(self, x, (self.in_channels, *axis_names(self.num_spatial_dims)))
         check_not_stacked(self, self.weight, 2 + self.num_spatial_dims)
         extents = _window_extents(self.kernel_size, self.dilation)
-        # Spread by the stride: from the first place of an entry to the last.
+        # Sizes of x, dilated by the stride, minus 1.
         spans = [(size - 1) * step for size, step in zip(x.shape[1:], self.stride, strict=True)]
         sizes = self._output_sizes(spans, extents)
         if min(sizes) < 1:
             raise ValueError(
-                f"{describe(self)} expected x large enough for an output; got x of shape "
-                f"{x.shape}, of which padding={self.padding!r} and "
-                f"output_padding={self.output_padding} leave an output of sizes {sizes}."
+                f"{describe(self)} expected x large enough for a non-empty output; got x of shape "
+                f"{x.shape}, for which padding={self.padding!r} and "
+                f"output_padding={self.output_padding} give an output of sizes {sizes}."
             )
         pads = pads_for(self.padding, sizes, extents, self.stride)
         is_folded = self.padding_mode != "ZEROS" and any(map(any, pads))
-        # The convolution runs over its padded input: so does the transpose over its output, from
-        # which the padding is then cut off. Zeros are cut off before they are computed.
+        # The transpose first computes the padded input of the convolution. Zero padding is then
+        # removed, which is done here by not computing it.
         one = (1,) * self.num_spatial_dims
         cut = ((0, 0),) * self.num_spatial_dims if is_folded else pads
         axes = zip(cut, pads, sizes, spans, extents, strict=True)
@@ -362,7 +362,7 @@ class ConvTranspose(Module):
         return y if self.bias is None else y + self.bias
 
     def _output_sizes(self, spans: list[int], extents: tuple[int, ...]) -> tuple[int, ...]:
-        """The sizes of the inputs of the convolution that this is the transpose of."""
+        """The output sizes: the input sizes of the convolution that is transposed."""
         if self.padding in ("SAME", "SAME_LOWER"):
             return tuple(
                 span + step - less
@@ -400,9 +400,9 @@ class _ConvTransposeNd(OverAxes, ConvTranspose):
         bias_init: Initializer | None = None,
         key: PRNGKeyArray,
     ):
-        """**Arguments:** those of `ConvTranspose`, but for `num_spatial_dims`.
+        """**Arguments:** as for `ConvTranspose`, without `num_spatial_dims`.
 
-        By position `output_padding` comes before `padding`, the other way round than there.
+        Unlike in `ConvTranspose`, the positional argument `output_padding` precedes `padding`.
         """
         window = kernel_size, stride, padding, output_padding, dilation
         others = groups, use_bias, padding_mode, dtype
@@ -440,14 +440,11 @@ class ConvTranspose3d(_ConvTransposeNd, num_axes=3, init=False):
     """
 
 
-# --- What both have in common: arguments, kernels, padding, the product itself ---
+# --- Shared by both: arguments, kernels, padding, the cross-correlation ---
 
 
 def _check_groups(groups: Any, in_channels: int, out_channels: int) -> int:
-    """`groups` as an `int`.
-
-    **Raises:** `ValueError` unless it divides both numbers of channels.
-    """
+    """`groups` as an `int`; raises `ValueError` unless it divides both numbers of channels."""
     groups = whole_number(groups, "groups")
     for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
         if channels % groups:
@@ -469,8 +466,7 @@ _PADDING_MODES = {
 def _check_padding_mode(mode: Any, padding: str | Pads) -> str:
     """`mode` in capitals.
 
-    **Raises:** `ValueError` unless it is one of `_PADDING_MODES`; also if `padding` has a negative
-    entry in a mode other than zeros.
+    Raises `ValueError` for an unknown mode, or for negative padding in a mode other than zeros.
     """
     if not isinstance(mode, str) or mode.upper() not in _PADDING_MODES:
         words = ", ".join(map(repr, _PADDING_MODES))
@@ -490,10 +486,8 @@ def _draw_kernel(
     weight_init: Initializer | None,
     bias_init: Initializer | None,
 ) -> tuple[Array, Array | None]:
-    """A weight of shape `(out_channels, in_channels // groups, *kernel_size)`, and a bias that adds
-    to an output: shape `(out_channels, 1, ..., 1)`.
-
-    By default both are uniform, with the fan-in as the limit.
+    """A weight of shape `(out_channels, in_channels // groups, *kernel_size)`, and a bias of shape
+    `(out_channels, 1, ..., 1)`.
     """
     dtype = parameter_dtype(dtype)
     limit = fan_in_limit(math.prod(shape[1:]))
@@ -506,17 +500,17 @@ def _draw_kernel(
 
 
 def _window_extents(kernel_size: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
-    """The entries that a window spans along each axis, from its first point to its last."""
+    """The sizes of a dilated window."""
     return tuple(d * (k - 1) + 1 for k, d in zip(kernel_size, dilation, strict=True))
 
 
 def _extend(x: Array, pads: Pads, mode: str) -> Array:
-    """Pads the spatial axes of `x` with entries of its own, as `mode` says."""
+    """Pads the spatial axes of `x` with its own entries, according to `mode`."""
     return jnp.pad(x, ((0, 0), *pads), mode=_PADDING_MODES[mode])
 
 
 def _fold(y: Array, sizes: tuple[int, ...], pads: Pads, mode: str) -> Array:
-    """The transpose of `_extend`: adds what is in the padding to what it is a copy of."""
+    """The transpose of `_extend`: adds each entry of the padding to the entry that it copies."""
     unpadded = jax.ShapeDtypeStruct((y.shape[0], *sizes), y.dtype)
     (folded,) = jax.linear_transpose(lambda x: _extend(x, pads, mode), unpadded)(y)
     return folded
@@ -531,8 +525,7 @@ def _correlate(
     groups: int,
     input_dilation: tuple[int, ...] | None = None,
 ) -> Array:
-    """The cross-correlation of one `x` of shape `(in_channels, *sizes)`, with zeros around it."""
-    # The batch axis of length one is a change of shape, which XLA makes without work.
+    """The cross-correlation of one example, shape `(in_channels, *sizes)`, with zero padding."""
     y = conv(
         jnp.expand_dims(x, 0),
         weight,

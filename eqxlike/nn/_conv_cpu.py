@@ -1,8 +1,8 @@
-"""`jax.lax.conv_general_dilated`, with another lowering for CPUs.
+"""`jax.lax.conv_general_dilated` with a faster lowering for CPUs.
 
-The primitive of this file has the name, parameters, type and derivatives of JAX's own. Programs for
-other platforms stay as they are. On a CPU XLA is slow at some convolutions, and `_lower` writes
-these in another way.
+XLA is slow at some convolutions on a CPU, and `_lower` lowers these to other operations. This needs
+a primitive of its own, with the name, parameters, type and derivatives of JAX's primitive. Other
+platforms use JAX's lowering.
 """
 
 import functools
@@ -33,7 +33,7 @@ def conv(x: Array, weight: Array, **options: Any) -> Array:
 
 
 def _with_conv(function: Callable[..., Array], *arrays: Array) -> Array:
-    """`function(*arrays)`, with the primitive of this file in place of JAX's."""
+    """`function(*arrays)`, with JAX's convolution primitive replaced by `conv_p`."""
     closed = jax.make_jaxpr(function)(*arrays)
     values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(closed.jaxpr.invars, arrays, strict=True))
@@ -49,8 +49,8 @@ def _with_conv(function: Callable[..., Array], *arrays: Array) -> Array:
     return values[closed.jaxpr.outvars[0]]
 
 
-def _are_known(*arrays: Any) -> bool:
-    """Whether all sizes are numbers; a program may be exported for any size."""
+def _have_static_shapes(*arrays: Any) -> bool:
+    """Whether all sizes are known; exported programs may have symbolic sizes."""
     return all(isinstance(size, int) for array in arrays for size in array.shape)
 
 
@@ -70,7 +70,7 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Array, Any]:
         for each, tangent in (((tangents[0], weight), tangents[0]), ((x, tangents[1]), tangents[1]))
         if type(tangent) is not ad.Zero
     ]
-    # JAX's own for other platforms: the policies of `jax.checkpoint` know no other convolution.
+    # JAX's primitive on other platforms, because policies of `jax.checkpoint` look for it.
     primitive = conv_p if jax.default_backend() == "cpu" else _jax_conv
     return primitive.bind(x, weight, **params), functools.reduce(ad.add_jaxvals, terms)
 
@@ -85,8 +85,8 @@ def _transpose(cotangent: Any, x: Any, weight: Any, **params: Any) -> list[Any]:
         arrays = (unknown, known) if place == 0 else (known, unknown)
         return ad.primitive_transposes[_jax_conv](cotangent, *arrays, **params)[place]
 
-    found = _with_conv(run, cotangent, known)
-    return [found, None] if place == 0 else [None, found]
+    result = _with_conv(run, cotangent, known)
+    return [result, None] if place == 0 else [None, result]
 
 
 def _batch(_: Any, arrays: Any, axes: Any, **params: Any) -> tuple[Array, int]:
@@ -106,21 +106,21 @@ mlir.register_lowering(conv_p, mlir.lower_fun(_plain, multiple_results=False))
 
 
 def _lower(context: Any, x: Any, weight: Any, **params: Any) -> Any:
-    """The fastest way to compute the convolution with XLA on a CPU.
+    """Lowers the convolution to the operations that XLA runs fastest on a CPU.
 
-    XLA calls Eigen with the channels last, which is as fast as a product of matrices. It moves the
-    channels by itself, but not inside of loops and branches, where a convolution with the channels
-    first takes 10 to 50 times as long. So the lowered program moves them. Other slow ones are:
+    With channels last, XLA calls Eigen, which is as fast as a matrix product. XLA moves the
+    channels itself, but not inside loops and branches, where a convolution with channels first
+    takes 10 to 50 times as long. The lowered program therefore moves them. Other slow cases:
 
-    - A kernel of one point. A product of matrices needs no change of layout.
-    - A kernel with more points along an axis than `x` has. XLA has a slow loop for it.
-    - The gradient by the weight, where the batch takes the place of the channels, and the window is
-      a whole image. XLA moves the batch to the last axis of its operands, and this takes most of
-      the time unless they fit into the cache.
-    - The same gradient with groups, or of a transposed convolution. XLA has slow loops for them.
+    - A kernel of size 1. A matrix product needs no change of layout.
+    - A kernel that is larger than `x` along an axis. XLA has a slow loop for it.
+    - The gradient with respect to the weight. It is a convolution whose channels are the batch, and
+      whose window is a whole image. XLA moves the batch to the last axis of its operands, which
+      takes most of the time unless they fit into the cache.
+    - The same gradient with groups, or of a transposed convolution. XLA has slow loops for both.
     """
     (x_aval, weight_aval), (y_aval,) = context.avals_in, context.avals_out
-    if not _are_known(x_aval, weight_aval, y_aval):
+    if not _have_static_shapes(x_aval, weight_aval, y_aval):
         return mlir.lower_fun(_plain, multiple_results=False)(context, x, weight, **params)
     numbers, groups = params["dimension_numbers"], params["batch_group_count"]
     x_sizes = [x_aval.shape[axis] for axis in numbers.lhs_spec[2:]]
@@ -134,7 +134,7 @@ def _lower(context: Any, x: Any, weight: Any, **params: Any) -> Any:
         is_larger = any(map(operator.gt, points, x_sizes))
         is_small = num_points <= _MOST_SLICES and columns <= _MOST_COLUMNS
         if groups == 1 and (num_points == 1 or (is_larger and is_small)):
-            run = _by_points
+            run = _im2col
         elif is_gradient and groups == 1 and num_outputs == 1:
             run = _one_output
         elif is_gradient and groups == 1 and set(params["lhs_dilation"]) == {1}:
@@ -146,22 +146,22 @@ def _lower(context: Any, x: Any, weight: Any, **params: Any) -> Any:
 
 mlir.register_lowering(conv_p, _lower, platform="cpu")
 
-# Measured on two cores with 2 MiB of cache each. The gradient by the weight of a 3 x 3 kernel from
-# 32 to 64 channels of 32 x 32, batch 32, takes 45 ms whole, 28 ms in parts of 3 MiB, and 15 ms in
-# parts of 1.5 MiB and less. Below 1.5 MiB parts are no faster.
+# Measured on two cores with 2 MiB of cache each, for the gradient with respect to the weight of a
+# 3 x 3 kernel from 32 to 64 channels of 32 x 32, batch 32: 45 ms without parts, 28 ms in parts of 3
+# MiB, 15 ms in parts of 1.5 MiB or less.
 _PART = 3 << 17
 _MOST_PARTS = 32
 _MOST_SLICES = 64
 _MOST_COLUMNS = 1 << 24
 
 
-def _wide(dtype: Any) -> Any:
-    """The dtype for sums of several products."""
+def _accumulation_dtype(dtype: Any) -> Any:
+    """The dtype in which products are accumulated."""
     return jnp.float32 if dtype in (jnp.float16, jnp.bfloat16) else dtype
 
 
-def _spread(x: Array, params: Any) -> Array:
-    """`x`, with the spatial axes from the third on, with its padding and its dilation."""
+def _pad_and_dilate(x: Array, params: Any) -> Array:
+    """Pads and dilates `x`, whose spatial axes start at the third axis."""
     spatial = zip(params["padding"], params["lhs_dilation"], strict=True)
     edges = [(0, 0, 0), (0, 0, 0), *((*pads, step - 1) for pads, step in spatial)]
     return jax.lax.pad(x, jnp.zeros((), x.dtype), edges)
@@ -171,17 +171,23 @@ def _output_sizes(x: Array, weight: Array, params: Any) -> list[int]:
     axes = zip(
         x.shape[2:], weight.shape[2:], params["rhs_dilation"], params["window_strides"], strict=True
     )
-    return [len(range((points - 1) * gap, size, step)) for size, points, gap, step in axes]
+    return [
+        len(range((points - 1) * dilation, size, step)) for size, points, dilation, step in axes
+    ]
 
 
-def _slices(x: Array, counts: Any, steps: Any, points: Any, gaps: Any) -> list[Array]:
-    """`counts` slices of a spread `x`, `steps` apart, each with `points` that are `gaps` apart."""
+def _slices(x: Array, counts: Any, steps: Any, points: Any, dilations: Any) -> list[Array]:
+    """Strided slices of a padded `x`.
+
+    Along each axis there are `counts` slices, whose starts are `steps` apart. Each slice has
+    `points` entries that are `dilations` apart.
+    """
     axes = zip(counts, steps, strict=True)
     starts = itertools.product(*(range(0, count * step, step) for count, step in axes))
-    spans = [(size - 1) * gap + 1 for size, gap in zip(points, gaps, strict=True)]
+    spans = [(size - 1) * dilation + 1 for size, dilation in zip(points, dilations, strict=True)]
     return [
         jax.lax.slice(
-            x, (0, 0, *start), (*x.shape[:2], *map(operator.add, start, spans)), (1, 1, *gaps)
+            x, (0, 0, *start), (*x.shape[:2], *map(operator.add, start, spans)), (1, 1, *dilations)
         )
         for start in starts
     ]
@@ -202,16 +208,16 @@ def _channels_last(x: Array, weight: Array, **params: Any) -> Array:
     return _to_spec(jnp.transpose(y, x_spec), numbers.out_spec)
 
 
-def _by_points(x: Array, weight: Array, **params: Any) -> Array:
-    """One product of matrices: `weight` with the entries that each of its points meets in `x`."""
+def _im2col(x: Array, weight: Array, **params: Any) -> Array:
+    """One matrix product of `weight` and the windows of `x` (im2col)."""
     numbers, precision = params["dimension_numbers"], params["precision"]
-    x = _spread(jnp.transpose(x, numbers.lhs_spec), params)
+    x = _pad_and_dilate(jnp.transpose(x, numbers.lhs_spec), params)
     weight = jnp.transpose(weight, numbers.rhs_spec)
     sizes, points = _output_sizes(x, weight, params), weight.shape[2:]
-    met = _slices(x, points, params["rhs_dilation"], sizes, params["window_strides"])
-    flat = jnp.stack(met, 2).reshape(x.shape[0], -1, math.prod(sizes))
+    windows = _slices(x, points, params["rhs_dilation"], sizes, params["window_strides"])
+    flat = jnp.stack(windows, 2).reshape(x.shape[0], -1, math.prod(sizes))
     weight = weight.reshape(weight.shape[0], -1)
-    # The first form changes no layout. It copies the weight for each member of the batch.
+    # The first einsum needs no transpose, but copies the weight for each example of the batch.
     if weight.size <= sum(weight.shape) * flat.shape[2]:
         weight = jnp.broadcast_to(weight, (x.shape[0], *weight.shape))
         y = jnp.einsum("boi,bip->bop", weight, flat, precision=precision)
@@ -221,15 +227,21 @@ def _by_points(x: Array, weight: Array, **params: Any) -> Array:
 
 
 def _one_output(x: Array, weight: Array, **params: Any) -> Array:
-    """With one output, the gradient by a kernel of one point: `y = sum of x[b] @ weight[b].T`."""
+    """A convolution with one output entry, as in the weight gradient of a kernel of size 1.
+
+    It is a sum over the batch, `y = sum(x[b] @ weight[b].T)`.
+    """
     numbers, dtype = params["dimension_numbers"], x.dtype
-    options = {"precision": params["precision"], "preferred_element_type": _wide(dtype)}
+    options = {
+        "precision": params["precision"],
+        "preferred_element_type": _accumulation_dtype(dtype),
+    }
     weight = jnp.transpose(weight, numbers.rhs_spec)
-    x = _spread(jnp.transpose(x, numbers.lhs_spec), params)
-    gaps = params["rhs_dilation"]
-    (window,) = _slices(x, (1,) * len(gaps), gaps, weight.shape[2:], gaps)
+    x = _pad_and_dilate(jnp.transpose(x, numbers.lhs_spec), params)
+    dilations = params["rhs_dilation"]
+    (window,) = _slices(x, (1,) * len(dilations), dilations, weight.shape[2:], dilations)
     flat, weight = (each.reshape(*each.shape[:2], -1) for each in (window, weight))
-    # The first form changes no layout. It has a product for each member of the batch.
+    # The first einsum needs no transpose, but has one product for each example of the batch.
     if len(flat) * len(weight) <= (len(flat) + len(weight)) * flat.shape[2]:
         y = jnp.einsum("nbp,obp->bno", flat, weight, **options).sum(0)
     else:
@@ -239,19 +251,19 @@ def _one_output(x: Array, weight: Array, **params: Any) -> Array:
 
 
 def _in_parts(x: Array, weight: Array, **params: Any) -> Array:
-    """The sum of the convolutions of parts of the batch, which fit into the cache."""
+    """Sums the convolutions of parts of the batch that fit into the cache."""
     numbers, batch = params["dimension_numbers"], x.shape[0]
     axis = numbers.rhs_spec[1]
     num_parts = min(batch, _MOST_PARTS, math.ceil((x.size + weight.size) / _PART))
     if num_parts == 1:
         return _channels_last(x, weight, **params)
     size = math.ceil(batch / num_parts)
-    wide = {**params, "preferred_element_type": jnp.dtype(_wide(x.dtype))}
+    params_of_part = {**params, "preferred_element_type": jnp.dtype(_accumulation_dtype(x.dtype))}
     terms = [
         _channels_last(
             jax.lax.slice_in_dim(x, start, min(start + size, batch)),
             jax.lax.slice_in_dim(weight, start, min(start + size, batch), axis=axis),
-            **wide,
+            **params_of_part,
         )
         for start in range(0, batch, size)
     ]
@@ -259,12 +271,16 @@ def _in_parts(x: Array, weight: Array, **params: Any) -> Array:
 
 
 def _by_outputs(x: Array, weight: Array, **params: Any) -> Array:
-    """All outputs one product of matrices, in a loop over parts of the batch."""
+    """One matrix product for all output entries, in a loop over parts of the batch."""
     numbers, groups = params["dimension_numbers"], params["batch_group_count"]
-    # The batch, over which the sum runs, is axis 0 of both.
+    # Makes the batch, which is summed over, axis 0 of both arrays.
     x = jnp.transpose(x, (numbers.lhs_spec[1], numbers.lhs_spec[0], *numbers.lhs_spec[2:]))
     order = (numbers.rhs_spec[1], numbers.rhs_spec[0], *numbers.rhs_spec[2:])
-    x, weight, dtype = _spread(x, params), jnp.transpose(weight, order), _wide(x.dtype)
+    x, weight, dtype = (
+        _pad_and_dilate(x, params),
+        jnp.transpose(weight, order),
+        _accumulation_dtype(x.dtype),
+    )
     (batch, channels), outputs, sizes = (
         x.shape[:2],
         weight.shape[1],

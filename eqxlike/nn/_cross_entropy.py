@@ -1,7 +1,8 @@
-"""The cross-entropy over a large vocabulary, without the logits of all tokens at one time.
+"""Cross-entropy over a large vocabulary, without storing the logits of all tokens.
 
-One loop takes the tokens in chunks. `B` tokens have features `x` of shape (B, D), the readout has
-the weight `w` of shape (V, D), and the logits of a chunk of `C` tokens have shape (C, V).
+A loop computes the logits of one chunk of tokens at a time. `B` is the number of tokens, `C` of
+tokens in a chunk, `D` of features, and `V` of classes. The features `x` have shape (B, D), the
+weight `w` of the readout (V, D), and the logits of a chunk (C, V).
 """
 
 import functools
@@ -24,8 +25,10 @@ from .._pytree import describe_node, is_array
 from .._transforms._derivatives._linear_call import has_tangent, jvp_of_moving, to_front
 
 _CHUNKS, _SMALL, _LARGE = 8, 2**21, 2**26
-"""There are 8 chunks: fewer if a chunk had less than about 2**21 logits, and more if it had over
-2**26. Each chunk reads and writes the gradient of the weight, which is slow for small chunks.
+"""Number of chunks, and the smallest and largest number of logits in a chunk.
+
+There are 8 chunks, unless a chunk would have less than 2**21 or more than 2**26 logits. Each chunk
+reads and writes the gradient of the weight, which makes small chunks slow.
 """
 
 
@@ -38,34 +41,35 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> Float[Array, ""]:
-    """The mean cross-entropy, in nats, of logits that are never stored as a whole.
+    """Mean cross-entropy of a linear readout, in nats, without storing all logits.
 
     The logits are `features @ weight.T + bias`. In a language model they are the largest array of a
-    training step. Here only the logits of one chunk of tokens exist, in the forward pass and in the
-    backward pass. A chunk computes its part of the gradient along with its losses (Hsu et al.
-    (2024), "Liger Kernel"), so that the readout is multiplied three times in a step, as usual.
+    training step. This function only stores the logits of one chunk of tokens, in the forward and
+    the backward pass. Each chunk computes its gradient together with its losses (Hsu et al. (2024),
+    "Liger Kernel"), so that a training step has the usual three matrix products with the readout.
 
-    A single call for a batch is the fastest. Under `jax.vmap` around this function the tokens of
-    all members share the chunks, and the backward pass computes the logits again.
+    Call it once for a whole batch. Under `jax.vmap` the examples share the chunks, but the backward
+    pass computes the logits again.
 
     **Arguments:**
 
-    - `features`: shape `(..., D)`, the input of the readout for each token.
-    - `readout`: a `Linear` from D to V features; or an `Embedding` of V rows, for tied weights; or
-      an array of shape `(V, D)`. A layer of your own needs `weight`, and may have `bias`.
-    - `labels`: shape `(...)`, integers from 0 to V - 1. Any other label makes the loss NaN.
-    - `ignore_index`: tokens with this label do not count, for padding, say. It may be any integer.
-    - `label_smoothing`: the share of the target that is spread evenly over all V classes, as in
-      PyTorch. Szegedy, Vanhoucke, Ioffe, Shlens & Wojna (2016), "Rethinking the Inception
+    - `features`: inputs of the readout, shape `(..., D)`.
+    - `readout`: a `Linear` from D to V features; an `Embedding` of V rows, for tied weights; an
+      array of shape `(V, D)`; or any layer with a `weight` and optionally a `bias`.
+    - `labels`: integers from 0 to V - 1, shape `(...)`. Any other label makes the loss NaN.
+    - `ignore_index`: tokens with this label are ignored, for example padding. Any integer.
+    - `label_smoothing`: share of the target that is distributed evenly over all V classes, in [0,
+      1], as in PyTorch. Szegedy, Vanhoucke, Ioffe, Shlens & Wojna (2016), "Rethinking the Inception
       Architecture for Computer Vision".
-    - `z_loss`: this number times the square of `logsumexp(logits)` is added to each loss, which
-      keeps logits small. Chowdhery et al. (2022), "PaLM".
+    - `z_loss`: adds `z_loss * logsumexp(logits)**2` to each loss, which keeps logits small.
+      Chowdhery et al. (2022), "PaLM".
 
-    **Returns:** the mean over tokens that count, in at least float32; 0 if no token counts. Sums
-    of several calls need the number of these tokens, `(labels != ignore_index).sum()`.
+    **Returns:** the mean over the tokens that are not ignored, in at least float32; 0 if all are
+    ignored. To combine the means of several calls, weight them by `(labels !=
+    ignore_index).sum()`.
 
-    **Raises:** `ValueError` for shapes that do not fit or a smoothing outside of 0 to 1;
-    `TypeError` for labels that are not integers, or a readout without a weight of two axes.
+    **Raises:** `ValueError` for wrong shapes, or a `label_smoothing` outside [0, 1]; `TypeError`
+    for labels that are not integers, or a readout without a `weight` of two axes.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> readout = eqx.nn.Linear(8, 1000, key=jax.random.key(0))
@@ -79,22 +83,22 @@ def cross_entropy(
     num_classes, size = weights[0].shape
     if features.shape != (*labels.shape, size):
         raise ValueError(
-            f"cross_entropy expected features of shape (..., {size}), as the readout takes them, "
-            f"and labels of shape (...); got shapes {features.shape} and {labels.shape}."
+            f"cross_entropy expected features of shape (..., {size}), to match the readout, and "
+            f"labels of shape (...); got shapes {features.shape} and {labels.shape}."
         )
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(
-            f"cross_entropy expected labels that are integers, from 0 to {num_classes - 1}; got "
-            f"dtype {labels.dtype}."
+            f"cross_entropy expected integer labels, from 0 to {num_classes - 1}; got dtype "
+            f"{labels.dtype}."
         )
     label_smoothing = real_number(label_smoothing, "label_smoothing")
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing}.")
-    counts = _counts(labels.ravel(), ignore_index)
-    # Of a narrower dtype, the labels could not be compared with all classes.
+    counts = _is_counted(labels.ravel(), ignore_index)
+    # A narrower dtype may be unable to represent all classes.
     labels = labels.ravel().astype(jnp.int64 if labels.dtype.itemsize == 8 else jnp.int32)
     is_class = (labels >= 0) & (labels < num_classes)
-    # A label that is no class is a mistake: its factor is NaN.
+    # A label that is not a class is a mistake, so its factor is NaN.
     factors = jnp.where(counts, jnp.where(is_class, 1.0, jnp.nan), 0.0)
     factors = factors.astype(at_least_float32(jnp.result_type(features, *weights)))
     arrays = (features.reshape(-1, size), labels, factors, *weights)
@@ -103,8 +107,8 @@ def cross_entropy(
     return total[0] / jnp.maximum(counts.sum(), 1).astype(total.dtype)
 
 
-def _counts(labels: Array, ignore_index: Any) -> Array:
-    """Whether each token counts."""
+def _is_counted(labels: Array, ignore_index: Any) -> Array:
+    """Whether each token counts, because its label is not `ignore_index`."""
     number = integer(ignore_index)
     if number is not None:
         range_ = jnp.iinfo(labels.dtype)
@@ -123,8 +127,8 @@ def _weights_of(readout: Any) -> list[Array]:
     weight = readout if is_array(readout) else getattr(readout, "weight", None)
     if not is_array(weight) or getattr(weight, "ndim", None) != 2:
         raise TypeError(
-            "cross_entropy expected as readout a Linear, an Embedding, or an array of shape (V, D);"
-            f" got {describe_node(readout)}"
+            "cross_entropy expected the readout to be a Linear, an Embedding, or an array of shape "
+            f"(V, D); got {describe_node(readout)}"
             + (f" with a weight {describe_node(weight)}." if weight is not readout else ".")
         )
     bias = getattr(readout, "bias", None)
@@ -140,7 +144,7 @@ def _logits(x: Array, weight: Array, *bias: Array) -> Array:
 
 
 def _product(a: Array, b: Array, axes: tuple[int, int], like: Array | None = None) -> Array:
-    """The sum over an axis of `a` and one of `b`, in at least float32, sharded as `like`."""
+    """`a` and `b`, contracted over one axis each, in at least float32, sharded as `like`."""
     dtype = jnp.result_type(a, b)
     return jax.lax.dot_general(
         a.astype(dtype),
@@ -152,13 +156,13 @@ def _product(a: Array, b: Array, axes: tuple[int, int], like: Array | None = Non
 
 
 def _explicit_sharding(array: Array) -> Any:
-    """The sharding of an array on a mesh with explicit axes, else `None`."""
+    """The sharding of an array on a mesh with explicit axes, otherwise `None`."""
     sharding = jax.typeof(array).sharding
     return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
 
 
 def _losses(logits: Array, labels: Array, *, smoothing: float, z_loss: float) -> Array:
-    # A comparison rather than an index, so that the vocabulary may be sharded.
+    # Compares instead of indexing, so that the vocabulary may be sharded.
     is_label = jnp.arange(logits.shape[1], dtype=labels.dtype)[None] == labels[:, None]
     log_total = jax.nn.logsumexp(logits, axis=1)
     target = jnp.where(is_label, logits, 0).sum(1)
@@ -171,19 +175,20 @@ def _losses(logits: Array, labels: Array, *, smoothing: float, z_loss: float) ->
 # --- All chunks ---
 
 
-def _in_chunks(num_classes: int, *arrays: Array) -> list[Array]:
-    """Arrays of B rows as arrays of shape (number of chunks, C, ...); zeros fill the last chunk.
+def _split_chunks(num_classes: int, *arrays: Array) -> list[Array]:
+    """Splits arrays of B rows into chunks, shape (number of chunks, C, ...), padded with zeros.
 
-    A chunk has rows from everywhere. If devices share the rows, all take part in every chunk.
+    Each chunk takes rows at regular intervals. If rows are sharded, every device thus works on
+    every chunk.
     """
     num_tokens = arrays[0].shape[0]
     number = 1
     if isinstance(num_tokens, int):  # Not a symbol of `jax.export`.
         size = max(num_tokens * num_classes, 1)
-        aim = min(max(size / _CHUNKS, _SMALL), _LARGE)
-        number = 2 ** max(0, math.ceil(math.log2(size / aim)))
+        target_size = min(max(size / _CHUNKS, _SMALL), _LARGE)
+        number = 2 ** max(0, math.ceil(math.log2(size / target_size)))
     if (sharding := _explicit_sharding(arrays[0])) is not None:
-        # JAX splits an explicitly sharded axis only within the part of each device.
+        # JAX can split an explicitly sharded axis only within the shard of each device.
         number = math.gcd(number, *sharding.shard_shape(arrays[0].shape)[:1])
     missing = -num_tokens % number
 
@@ -195,19 +200,19 @@ def _in_chunks(num_classes: int, *arrays: Array) -> list[Array]:
     return list(map(split, arrays))
 
 
-def _joined(chunks: Array, num_tokens: int) -> Array:
-    """The inverse of `_in_chunks`."""
+def _join_chunks(chunks: Array, num_tokens: int) -> Array:
+    """The inverse of `_split_chunks`."""
     return chunks.swapaxes(0, 1).reshape(-1, *chunks.shape[2:])[:num_tokens]
 
 
 def _sums(
     x: Array, labels: Array, factors: Array, *weights: Array, num_groups: int, **options: float
 ) -> Array:
-    """The sum of losses times factors in each group of tokens; shape (number of groups,).
+    """The sum of losses times factors in each group of tokens, shape (number of groups,).
 
-    Its derivatives by JAX compute the logits of each chunk again.
+    Differentiated by JAX, it computes the logits of each chunk again.
     """
-    # The cotangents of all chunks are added in this dtype.
+    # The cotangents of all chunks are accumulated in this dtype.
     wide = [each.astype(factors.dtype) for each in weights]
 
     @jax.checkpoint
@@ -216,8 +221,8 @@ def _sums(
         narrow = [each.astype(like.dtype) for each, like in zip(wide, weights, strict=True)]
         return None, _losses(_logits(x, *narrow), labels, **options)
 
-    _, losses = jax.lax.scan(step, None, _in_chunks(len(weights[0]), x, labels))
-    return _weighted_sums(_joined(losses, x.shape[0]), factors, num_groups)
+    _, losses = jax.lax.scan(step, None, _split_chunks(len(weights[0]), x, labels))
+    return _weighted_sums(_join_chunks(losses, x.shape[0]), factors, num_groups)
 
 
 def _weighted_sums(losses: Array, factors: Array, num_groups: int) -> Array:
@@ -229,37 +234,39 @@ def _weighted_sums(losses: Array, factors: Array, num_groups: int) -> Array:
 def _sum_and_gradients(
     x: Array, labels: Array, factors: Array, *weights: Array, moving: Any, **options: float
 ) -> tuple[Array, list[Array]]:
-    """The sum of losses times factors, shape (1,), and its gradients by `x` and the weights, as far
-    as they are `moving`. It can be differentiated in turn.
+    """The sum of losses times factors, shape (1,), and its gradients with respect to those of `x`
+    and the weights that are `moving`. Differentiable.
     """
-    of_x, *of_weights = moving
+    needs_x, *needs_weights = moving
 
     @jax.checkpoint
     def step(sums: list[Array], chunk: Sequence[Array]) -> tuple[list[Array], Any]:
         x, labels, factors = chunk
         logits = _logits(x, *weights)
         losses, pull = jax.vjp(functools.partial(_losses, labels=labels, **options), logits)
-        (by_logits,) = pull(factors)
-        narrow = by_logits.astype(jnp.result_type(x, weights[0]))
-        by_weights = [_product(narrow, x, (0, 0), weights[0])] if of_weights[0] else []
-        by_weights += [by_logits.sum(0)] if of_weights[1:] == [True] else []
-        by_x = _product(narrow, weights[0], (1, 0), x).astype(x.dtype) if of_x else None
-        sums = [total + each for total, each in zip(sums, by_weights, strict=True)]
-        return sums, (losses, by_x)
+        (logits_bar,) = pull(factors)
+        narrow = logits_bar.astype(jnp.result_type(x, weights[0]))
+        weights_bar = [_product(narrow, x, (0, 0), weights[0])] if needs_weights[0] else []
+        weights_bar += [logits_bar.sum(0)] if needs_weights[1:] == [True] else []
+        x_bar = _product(narrow, weights[0], (1, 0), x).astype(x.dtype) if needs_x else None
+        sums = [total + each for total, each in zip(sums, weights_bar, strict=True)]
+        return sums, (losses, x_bar)
 
     axes = frozenset().union(*map(varying_axes, (x, labels, factors, *weights)))
     zeros = [
         vary(jnp.zeros_like(weight, dtype=factors.dtype), axes)
-        for weight, is_one in zip(weights, of_weights, strict=True)
+        for weight, is_one in zip(weights, needs_weights, strict=True)
         if is_one
     ]
-    chunks = _in_chunks(len(weights[0]), x, labels, factors)
-    by_weights, (losses, by_x) = jax.lax.scan(step, zeros, chunks)
-    by_x = [_joined(by_x, x.shape[0])] if of_x else []
-    return _weighted_sums(_joined(losses, x.shape[0]), factors, 1), [*by_x, *by_weights]
+    chunks = _split_chunks(len(weights[0]), x, labels, factors)
+    weights_bar, (losses, x_bar) = jax.lax.scan(step, zeros, chunks)
+    x_bar = [_join_chunks(x_bar, x.shape[0])] if needs_x else []
+    return _weighted_sums(_join_chunks(losses, x.shape[0]), factors, 1), [*x_bar, *weights_bar]
 
 
-# --- The primitive. By `jax.custom_jvp` each member of a batch would have a gradient of w. ---
+# --- The primitive ---
+
+# Not `jax.custom_jvp`, for which `vmap` would make one gradient of `w` for each example.
 
 
 def _bind(arrays: Sequence[Array], **params: Any) -> Array:
@@ -269,13 +276,14 @@ def _bind(arrays: Sequence[Array], **params: Any) -> Array:
 
 def _jvp(primals: Any, tangents: Any, *, num_groups: int, jaxpr: Any, **options: float) -> Any:
     if num_groups > 1:
-        # The factor of each group is known in the backward pass alone.
+        # The cotangent of each group is only known in the backward pass.
         function = functools.partial(_sums, num_groups=num_groups, **options)
         return jvp_of_moving(lambda arrays: function(*arrays), primals, tangents)
     moving = tuple(map(has_tangent, (tangents[0], *tangents[3:])))
     value, gradients = _sum_and_gradients(*primals, moving=moving, **options)
     directions = [each for each in tangents if has_tangent(each)]
-    # In the wider dtype: the factor of the cotangent is not applied yet, and may be 1e-4.
+    # In the wider dtype, because these values are not scaled by the cotangent yet, which may be
+    # as small as 1e-4.
     products = (
         jnp.sum(gradient.astype(value.dtype) * direction.astype(value.dtype))
         for gradient, direction in zip(gradients, directions, strict=True)

@@ -1,4 +1,4 @@
-"""The attention function: its arguments, and the choice of how to compute it."""
+"""`dot_product_attention`: its arguments, and the choice of the implementation."""
 
 import dataclasses
 import math
@@ -14,22 +14,23 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 from .._check_numbers import whole_number
 from .._compat import vary, varying_axes
 from .._dtypes import at_least_float32
-from ._attend_blocks import How, Inputs, Pattern, attend
-from ._attend_fused import find_refusal, fused
+from ._attend_blocks import Inputs, Pattern, Plan, attend
+from ._attend_fused import find_unsupported, fused
 
 Implementation = Literal["auto", "plain", "blocks", "cudnn"]
 
 _LEAST_SCORES = 128 * 128
-"""On a CPU, blocks are no slower than the plain formula from this number of scores on."""
+"""`"auto"` uses blocks on a CPU from this number of scores, where they are as fast as plain."""
 
 _LEAST_SCORES_ELSEWHERE = 2048 * 2048
-"""On other platforms each block starts several kernels, which pays for long sequences alone."""
+"""On other platforms each block launches several kernels, which only pays off for long sequences.
+"""
 
 _ROWS, _ROWS_ELSEWHERE = 128, 256
 """Queries in a block, on a CPU and on other platforms.
 
-On a CPU 64 take less time for short sequences with a causal mask or a window, because they leave
-out more keys; from a length of 512 on 128 do, and use both of two cores.
+On a CPU, 64 queries are faster for short sequences with a causal mask or a window, because the
+blocks skip more keys. From a length of 512, 128 queries are faster, and use both of two cores.
 """
 
 
@@ -50,12 +51,14 @@ def dot_product_attention(
     scale: float | Array | None = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "q_seq heads value_size"]:
-    """`softmax(Q K^T * scale + bias) V` for several heads, without the matrix of all scores.
+    """Multi-head attention, `softmax(Q K^T * scale + bias) V`, in linear memory.
 
-    For long sequences memory grows with the length, not with its square, also when differentiated.
-    All modes and orders of differentiation work. Scores and sums are computed in at least float32.
+    Long sequences never build the matrix of all scores: memory grows linearly with the length, in
+    the forward and the backward pass. All modes and orders of differentiation are supported. Scores
+    and sums are computed in at least float32.
 
-    A query that may attend to no key returns the mean of all values, and has no gradient.
+    A query whose keys are all masked returns the mean of all values; the query itself has a zero
+    gradient.
 
     >>> import jax.numpy as jnp
     >>> from eqxlike import nn
@@ -66,32 +69,34 @@ def dot_product_attention(
     **Arguments:**
 
     - `query`: shape `(q_seq, heads, size)`. For a batch, use `jax.vmap`.
-    - `key`: shape `(kv_seq, kv_heads, size)`. `heads` is a multiple of `kv_heads`; each head of
-      keys serves `heads / kv_heads` successive heads of queries.
+    - `key`: shape `(kv_seq, kv_heads, size)`. `heads` is a multiple of `kv_heads`; each key head is
+      shared by `heads / kv_heads` successive query heads.
     - `value`: shape `(kv_seq, kv_heads, value_size)`.
-    - `mask`: shape `(q_seq, kv_seq)`, `(1, q_seq, kv_seq)` or `(heads, q_seq, kv_seq)`. A boolean
-      `False`, or an integer 0, keeps a query from attending to a key. Floats are added to the
-      scores. `"causal"` is `is_causal=True`, and needs no array.
-    - `bias`: floats that are added to the scores. Each axis of `(heads, q_seq, kv_seq)` may be 1.
-    - `is_causal`: whether a query attends to no key after its own position.
-    - `window`: `(before, after)`, how many keys before and after its own position a query attends
-      to; `None` in it for all, and an integer for both. With `is_causal`, `after` is 0. The sliding
-      window of 4,096 keys of Mistral is `is_causal=True, window=4095`.
-    - `segment_ids`: integers; a query attends to keys with its own segment id, for several
-      sequences that are packed into one. Two arrays if queries and keys differ.
-    - `key_length`: keys from this index on are masked.
+    - `mask`: shape `(q_seq, kv_seq)`, `(1, q_seq, kv_seq)` or `(heads, q_seq, kv_seq)`. `False`, or
+      an integer 0, masks a pair of query and key. A float mask is added to the scores. `"causal"`
+      means `is_causal=True`.
+    - `bias`: floats that are added to the scores, shape `(heads, q_seq, kv_seq)`; each axis may
+      have size 1.
+    - `is_causal`: whether to mask the keys after each query's own position.
+    - `window`: `(before, after)`, the number of keys before and after its own position that a query
+      attends to; `None` means all, and an integer sets both. With `is_causal`, `after` is 0.
+      Mistral's sliding window of 4,096 keys is `is_causal=True, window=4095`.
+    - `segment_ids`: integers, shape `(seq,)`; a query attends only to keys with its own segment id.
+      For several sequences that are packed into one. Pass a pair of arrays if queries and keys
+      differ.
+    - `key_length`: number of keys before the padding; later keys are masked.
     - `query_offset`: position of the first query among the keys, for `is_causal` and `window`.
     - `scale`: factor of the scores; `1 / sqrt(size)` if `None`.
-    - `implementation`: `"plain"` builds all scores. `"blocks"` computes them block by block.
-      `"cudnn"` is the fused kernel of NVIDIA's cuDNN, for float16 and bfloat16. A bias must have
-      the dtype of the queries.
-      `"auto"` uses cuDNN if the program is compiled for an NVIDIA GPU and cuDNN supports the
-      attention. Otherwise it uses `"blocks"` for long sequences and `"plain"` for short ones.
+    - `implementation`: `"plain"` builds the matrix of all scores. `"blocks"` computes the scores in
+      blocks of queries. `"cudnn"` is the fused kernel of NVIDIA's cuDNN, for float16 and bfloat16;
+      a bias must have the dtype of the queries. `"auto"` uses cuDNN if the program is compiled for
+      an NVIDIA GPU and cuDNN supports the attention; otherwise `"blocks"` for long sequences and
+      `"plain"` for short ones.
 
     **Returns:** shape `(q_seq, heads, value_size)`.
 
-    **Raises:** `ValueError` if shapes do not fit, or the implementation does not support the
-    attention; `TypeError` for dtypes that do not fit.
+    **Raises:** `ValueError` for wrong shapes, or if the implementation does not support the
+    attention; `TypeError` for wrong dtypes.
     """
     what = "dot_product_attention"
     query, key, value = map(jnp.asarray, (query, key, value))
@@ -118,9 +123,9 @@ def dot_product_attention(
     if num_keys == 0 or size == 0:
         raise ValueError(
             f"{what} expected at least one key with at least one feature, got key of shape "
-            f"{key.shape}: the softmax over no keys is not defined."
+            f"{key.shape}: a softmax over no keys is undefined."
         )
-    return attend_by(
+    return attend_with(
         implementation,
         *read_attention(
             what,
@@ -137,26 +142,27 @@ def dot_product_attention(
     )
 
 
-def attend_by(
+def attend_with(
     implementation: Implementation,
     pattern: Pattern,
     inputs: Inputs,
     dropout: "WeightDropout | None" = None,
 ) -> Float[Array, "q_seq heads value_size"]:
-    """The output of the attention, by the implementation that is chosen."""
+    """The output of the attention, computed by `implementation`."""
     check_implementation(implementation)
     sizes = (*inputs.query.shape, *inputs.key.shape)
     if not all(isinstance(size, int) for size in sizes):
         if implementation not in ("auto", "plain"):
             raise ValueError(
-                f'implementation="{implementation}" needs lengths that are known when the program '
-                f"is traced; got query {inputs.query.shape} and key {inputs.key.shape}. "
-                '"auto" and "plain" work for symbolic lengths.'
+                f'implementation="{implementation}" needs static lengths; got query '
+                f"{inputs.query.shape} and key {inputs.key.shape}. Use "
+                '"auto" or "plain" for symbolic lengths.'
             )
         implementation = "plain"
     elif sizes[0] == 0:  # There are no scores.
         implementation = "plain"
-    # The cotangents of arrays that vary less than the output are summed by the cast.
+    # Inside `shard_map`, inputs may vary over fewer mesh axes than the output. The transpose of
+    # this cast sums their cotangents.
     axes = frozenset().union(*(varying_axes(each) for each in inputs if each is not None))
     inputs = jax.tree_util.tree_map(lambda each: vary(each, axes), inputs)
     if dropout is not None and dropout.keys is None:
@@ -176,28 +182,29 @@ def attend_by(
     rows = _ROWS if on_cpu else _ROWS_ELSEWHERE
     if on_cpu and sizes[0] < 512 and pattern.bounds() != (None, None):
         rows = 64
-    how = How(pattern, rows)
+    plan = Plan(pattern, rows)
     if implementation != "blocks":
         least = _LEAST_SCORES if on_cpu else _LEAST_SCORES_ELSEWHERE
-        refusal = find_refusal(pattern, inputs)
-        if refusal is None:
-            how = how._replace(kernel=fused("cuda" if implementation == "auto" else None))
+        reason = find_unsupported(pattern, inputs)
+        if reason is None:
+            plan = plan._replace(kernel=fused("cuda" if implementation == "auto" else None))
         elif implementation == "cudnn":
             raise ValueError(
-                f'implementation="cudnn" does not support this attention: {refusal}. '
-                '"auto" chooses one that does.'
+                f'implementation="cudnn" does not support this attention: {reason}. '
+                'Use "auto" to select a supported implementation.'
             )
         elif sizes[0] * sizes[3] < least:
             return _attend_plainly(pattern, inputs, dropout)
-    return attend(how, inputs)[0]
+    return attend(plan, inputs)[0]
 
 
 class WeightDropout(NamedTuple):
     """Dropout of attention weights.
 
-    - `drop`: a function of all weights, axes `heads q_seq kv_seq`.
+    - `drop`: applies dropout to the matrix of all weights, axes `heads q_seq kv_seq`.
     - `p`: the probability of dropping a weight.
-    - `keys`: one Threefry key for each head, or `None` if only `drop` knows what it drops.
+    - `keys`: one Threefry key for each head, from which blocks reproduce `drop`; `None` if they
+      cannot.
     """
 
     drop: Callable[[Array], Array]
@@ -206,7 +213,7 @@ class WeightDropout(NamedTuple):
 
 
 def check_implementation(implementation: Any) -> None:
-    """Raises `ValueError` if there is no such implementation."""
+    """Raises `ValueError` for an unknown implementation."""
     if implementation not in (names := get_args(Implementation)):
         raise ValueError(f"implementation must be one of {names}, got {implementation!r}.")
 
@@ -217,21 +224,22 @@ def _attend_plainly(
     query, key, value, bias = inputs[:4]
     dtype = at_least_float32(query.dtype)
     (num_queries, heads, size), (num_keys, kv_heads, _) = query.shape, key.shape
-    # A product for each head of keys, of all query heads that share it.
+    # One product for each key head, with all query heads that share it.
     query = query.reshape(num_queries, kv_heads, heads // kv_heads, size)
     scores = jnp.einsum("qhgd,khd->hgqk", query, key, preferred_element_type=dtype)
     scores = scores.reshape(heads, num_queries, num_keys) * pattern.scale
     least = jnp.finfo(dtype).min
     if bias is not None:
         biased = scores + bias.astype(dtype)
-        # A query with `-inf` for every key gets equal weights, as with a boolean mask, not NaN.
+        # If all scores of a query are `-inf`, its weights are equal, as for a boolean mask, and not
+        # NaN.
         scores = jnp.where(biased <= least, least, biased)
     allowed = pattern.allowed(inputs)
     for mask in (allowed if allowed is None else allowed[None], inputs.mask):
         scores = scores if mask is None else jnp.where(mask, scores, least)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
     if dropout is not None:
-        # Where a query attends to no key, the mean of all values has no dropout.
+        # A query without any key has the mean of all values as its output, without dropout.
         attends = scores.max(-1, keepdims=True) != least
         weights = jnp.where(attends, dropout.drop(weights), weights)
     weights = weights.reshape(kv_heads, heads // kv_heads, num_queries, num_keys)
@@ -255,7 +263,7 @@ def read_attention(
     query_offset: Any = 0,
     scale: float | Array | None = None,
 ) -> tuple[Pattern, Inputs]:
-    """The arguments of an attention, checked; `what` names the caller in errors."""
+    """Checks the arguments of an attention; `what` names the caller in errors."""
     query, key, value = heads
     for name, each in {"query": query, "key": key, "value": value}.items():
         if not jnp.issubdtype(each.dtype, jnp.floating):
@@ -269,14 +277,14 @@ def read_attention(
     if mask is not None and jnp.issubdtype(mask.dtype, jnp.floating):
         mask, bias = None, mask if bias is None else bias + mask.astype(bias.dtype)
     if isinstance(scale, jax.Array):
-        # A scale that is an array may be trained.
+        # An array may be traced or trained, so it cannot be a static property of the pattern.
         query, scale = query * scale.astype(query.dtype), 1.0
-    is_known = isinstance(query_offset, int | np.integer)
+    is_static = isinstance(query_offset, int | np.integer)
     pattern = Pattern(
         scale=1 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
         is_causal=bool(is_causal),
         window=read_window(what, window),
-        offset=int(query_offset) if is_known else None,
+        offset=int(query_offset) if is_static else None,
     )
     return pattern, Inputs(
         query,
@@ -286,12 +294,12 @@ def read_attention(
         None if mask is None else mask.astype(bool),
         *_read_segments(what, segment_ids, shape[1:]),
         None if key_length is None else _integer(what, "key_length", key_length),
-        None if is_known else _integer(what, "query_offset", query_offset),
+        None if is_static else _integer(what, "query_offset", query_offset),
     )
 
 
 def read_window(what: str, window: Any) -> tuple[int | None, int | None]:
-    """How many keys before and after a query its window has; `None` for all."""
+    """The number of keys in the window before and after a query; `None` for all keys."""
     if window is None:
         return None, None
     pair = window if isinstance(window, tuple | list) else (window, window)
@@ -341,15 +349,15 @@ def _read_segments(
     if segment_ids is None:
         return None, None
     is_pair = isinstance(segment_ids, tuple) and len(segment_ids) == 2
-    of_queries, of_keys = map(jnp.asarray, segment_ids if is_pair else 2 * (segment_ids,))
-    for each, length in zip((of_queries, of_keys), lengths, strict=True):
+    query_segments, key_segments = map(jnp.asarray, segment_ids if is_pair else 2 * (segment_ids,))
+    for each, length in zip((query_segments, key_segments), lengths, strict=True):
         if each.shape != (length,) or not jnp.issubdtype(each.dtype, jnp.integer):
             raise ValueError(
                 f"{what} expected segment_ids of integers and shape ({length},), got dtype "
                 f"{each.dtype} and shape {each.shape}. If there are {lengths[0]} queries and "
                 f"{lengths[1]} keys, pass a pair of arrays."
             )
-    return of_queries, of_keys
+    return query_segments, key_segments
 
 
 def _integer(what: str, name: str, number: Any) -> Array:

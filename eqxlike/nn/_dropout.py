@@ -17,9 +17,9 @@ from ._inputs import describe
 
 
 def warn_deterministic(layer_name: str) -> None:
-    """Warns of the old name of `inference`, at the line in the user's code."""
+    """Warns that `deterministic` is deprecated, at the line in the user's code."""
     warnings.warn(
-        f"{layer_name}'s `deterministic=` is the old name of `inference=`; write `inference=`.",
+        f"{layer_name}'s `deterministic=` is deprecated: use `inference=`.",
         DeprecationWarning,
         stacklevel=stacklevel_of_user(),
     )
@@ -30,20 +30,20 @@ def _check_probability(p: Any) -> None:
     is_number = isinstance(p, (int, float)) and not isinstance(p, bool)
     if not (is_floating or is_number):
         raise TypeError(
-            "Dropout expects a probability p in [0, 1], a number or a floating array; got "
+            "Dropout expects a probability p in [0, 1], as a number or a floating-point array; got "
             f"{p!r}, of type {type(p).__name__}."
         )
-    # The values of other arrays may not be known, or not here.
+    # A JAX array may be traced, or on another device.
     if isinstance(p, (int, float, np.floating)) and not 0 <= p <= 1:
         raise ValueError(f"Dropout expects a probability p in [0, 1], got {p!r}.")
 
 
 class Dropout(Module):
-    """Sets each entry to zero with probability `p` and divides the others by `1 - p`.
+    """Sets each entry to zero with probability `p` and divides the other entries by `1 - p`.
 
-    Srivastava, Hinton, Krizhevsky, Sutskever & Salakhutdinov (2014), "Dropout: A simple way to
-    prevent neural networks from overfitting". In inference mode it returns its input;
-    `inference_mode` switches a whole model.
+    In inference mode it returns its input; `nn.inference_mode` switches a whole model. Srivastava,
+    Hinton, Krizhevsky, Sutskever & Salakhutdinov (2014), "Dropout: A simple way to prevent neural
+    networks from overfitting".
 
     >>> import jax, jax.numpy as jnp
     >>> layer = Dropout(p=0.5)
@@ -62,12 +62,12 @@ class Dropout(Module):
     ):
         """**Arguments:**
 
-        - `p`: probability of dropping an entry, in [0, 1]; a number, or a floating array of shape
-          `()`.
-        - `inference`: whether to leave inputs alone.
-        - `deterministic`: the old name of `inference`.
+        - `p`: probability of dropping an entry, in [0, 1]; a number, or a floating-point array of
+          shape `()`.
+        - `inference`: whether to return inputs unchanged.
+        - `deterministic`: deprecated name of `inference`.
 
-        **Raises:** `ValueError` if `p` is a number outside [0, 1], `TypeError` if it is none.
+        **Raises:** `ValueError` if `p` is outside [0, 1]; `TypeError` if `p` is not a number.
         """
         if deterministic is not None:
             warn_deterministic("Dropout")
@@ -87,13 +87,13 @@ class Dropout(Module):
         """**Arguments:**
 
         - `x`: any shape.
-        - `key`: says which entries fall; needed unless in inference mode or `p` is the number 0.
-        - `inference`: overrides the layer's own flag for this call.
-        - `deterministic`: the old name of `inference`.
+        - `key`: chooses the dropped entries; required unless in inference mode or `p == 0`.
+        - `inference`: overrides `self.inference` for this call.
+        - `deterministic`: deprecated name of `inference`.
 
-        **Returns:** the shape of `x`, and its dtype if that is floating or complex.
+        **Returns:** an array with the shape of `x`, and its dtype if that is floating or complex.
 
-        **Raises:** `RuntimeError` if a key is needed and none came.
+        **Raises:** `RuntimeError` if a key is required and missing.
         """
         if deterministic is not None:
             warn_deterministic("Dropout")

@@ -1,4 +1,4 @@
-"""Vectors for tokens, and for positions."""
+"""Token embeddings and rotary position embeddings."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from ._parameters import Initializer, normal
 
 
 class Embedding(Module):
-    """A table with one learnt vector for each token.
+    """A lookup table with one learnt vector for each token.
 
     >>> import jax, jax.numpy as jnp
     >>> layer = Embedding(num_embeddings=100, embedding_size=8, key=jax.random.key(0))
@@ -40,16 +40,16 @@ class Embedding(Module):
     ):
         """**Arguments:**
 
-        - `num_embeddings`: number of rows.
+        - `num_embeddings`: number of rows, the size of the vocabulary.
         - `embedding_size`: length of each row.
-        - `weight`: the table itself, of shape `(num_embeddings, embedding_size)`: then the sizes
-          may be left out.
-        - `dtype`: of a table that is drawn; JAX's default float if `None`.
-        - `weight_init`: what draws it; standard normal by default, as in PyTorch.
-        - `key`: for the draw.
+        - `weight`: an existing table, shape `(num_embeddings, embedding_size)`. The sizes and `key`
+          are then optional.
+        - `dtype`: dtype of a new table; JAX's default float if `None`.
+        - `weight_init`: initializer of a new table; standard normal by default, as in PyTorch.
+        - `key`: draws a new table.
 
-        **Raises:** `ValueError` for a size that is not a non-negative integer, if there is neither
-        a `weight` nor both sizes and a key, or if `weight` has another shape than the sizes say.
+        **Raises:** `ValueError` for a size that is not a non-negative integer, if there is no
+        `weight` and a size or `key` is missing, or if `weight` does not match the sizes.
         """
         if num_embeddings is not None:
             num_embeddings = whole_number(num_embeddings, "num_embeddings", least=0)
@@ -58,8 +58,8 @@ class Embedding(Module):
         if weight is None:
             if num_embeddings is None or embedding_size is None or key is None:
                 raise ValueError(
-                    "Embedding needs either `weight`, or `num_embeddings`, `embedding_size` and "
-                    "`key` to draw one."
+                    "Embedding needs either `weight`, or all of `num_embeddings`, "
+                    "`embedding_size` and `key`."
                 )
             draw: Callable[..., Array] = normal if weight_init is None else weight_init
             weight = draw(key, (num_embeddings, embedding_size), parameter_dtype(dtype))
@@ -71,8 +71,8 @@ class Embedding(Module):
         rows, columns = weight.shape
         if num_embeddings not in (None, rows) or embedding_size not in (None, columns):
             raise ValueError(
-                f"Embedding expected a `weight` of shape ({num_embeddings}, {embedding_size}), as "
-                f"the sizes say, got shape {weight.shape}."
+                f"Embedding expected a `weight` of shape ({num_embeddings}, {embedding_size}), "
+                f"given by the sizes; got shape {weight.shape}."
             )
         self.num_embeddings = rows
         self.embedding_size = columns
@@ -83,8 +83,8 @@ class Embedding(Module):
     ) -> Shaped[Array, " embedding_size"]:
         """**Arguments:**
 
-        - `x`: which row. Negative indices count from the end, and as everywhere in JAX one that
-          lies outside is moved to the nearest end.
+        - `x`: index of a row. Negative indices count from the end. As in all JAX indexing, an index
+          out of bounds is clamped.
         - `key`: ignored; layers share one signature.
 
         **Returns:** shape `(embedding_size,)`.
@@ -96,8 +96,8 @@ class Embedding(Module):
         check_not_stacked(self, self.weight, 2)
         if jnp.issubdtype(jnp.result_type(x), jnp.inexact):
             raise TypeError(
-                f"{describe(self)} expected x to be an integer, the number of a row; got dtype "
-                f"{jnp.result_type(x)}. Write `x.astype(int)`."
+                f"{describe(self)} expected x to be an integer, the index of a row; got dtype "
+                f"{jnp.result_type(x)}. Convert it: `x.astype(int)`."
             )
         return self.weight[x]
 
@@ -124,8 +124,7 @@ _SCALINGS: dict[str, dict[str, Any]] = {
         "attention_factor": 0.0,
     },
 }
-"""The entries of each type of scaling, with their defaults; `None` for an entry that must be given.
-"""
+"""The entries of each type of scaling, with their defaults; `None` marks a required entry."""
 
 
 def _scaling(scaling: Any) -> tuple[tuple[str, Any], ...] | None:
@@ -139,17 +138,17 @@ def _scaling(scaling: Any) -> tuple[tuple[str, Any], ...] | None:
             "scaling must be a mapping, such as {'rope_type': 'linear', 'factor': 2.0}; got "
             f"{scaling!r}."
         ) from None
-    # Older files call it "type", and some have both.
+    # Older config files use "type", and some contain both.
     kind = given.pop("type", None)
     kind = given.pop("rope_type", kind)
     if kind not in _SCALINGS:
         raise ValueError(
-            f"scaling expected as 'rope_type' one of {', '.join(map(repr, _SCALINGS))}; got "
+            f"scaling expected 'rope_type' to be one of {', '.join(map(repr, _SCALINGS))}; got "
             f"{kind!r}."
         )
     entries = _SCALINGS[kind]
     if unknown := sorted(given.keys() - entries.keys()):
-        hint = " Write `theta=` for 'rope_theta'." if "rope_theta" in unknown else ""
+        hint = " Pass 'rope_theta' as `theta=`." if "rope_theta" in unknown else ""
         known = ", ".join(map(repr, entries)) or "no entries"
         raise ValueError(f"scaling of type {kind!r} takes {known}; got {unknown}.{hint}")
     for name, default in entries.items():
@@ -165,12 +164,12 @@ def _scaling(scaling: Any) -> tuple[tuple[str, Any], ...] | None:
 
 
 class RotaryPositionalEmbedding(Module):
-    """Turns pairs of features by an angle that grows with the position in the sequence.
+    """Rotary position embedding: rotates pairs of features by an angle that grows with position.
 
-    Su, Lu, Pan, Murtadha, Wen & Liu (2021), "RoFormer: Enhanced Transformer with Rotary Position
-    Embedding". Features `j` and `j + embedding_size / 2` at position `m` turn by `m *
-    theta**(-2 * j / embedding_size)`, so that the inner product of a query and a key depends on the
-    distance of their positions alone. It has no parameters.
+    Features `j` and `j + embedding_size / 2` at position `m` are rotated by the angle `m *
+    theta**(-2 * j / embedding_size)`. The inner product of a query and a key then depends only on
+    the distance between their positions. The layer has no parameters. Su, Lu, Pan, Murtadha, Wen &
+    Liu (2021), "RoFormer: Enhanced Transformer with Rotary Position Embedding".
 
     >>> import jax, jax.numpy as jnp
     >>> rope = RotaryPositionalEmbedding(embedding_size=8)
@@ -180,20 +179,21 @@ class RotaryPositionalEmbedding(Module):
     >>> jax.jit(rope)(heads, positions=100).shape  # Positions 100 to 104.
     (5, 2, 8)
 
-    `scaling` serves models that read longer texts than they were trained on. It is the
-    `rope_scaling` of a model's `config.json`, with the numbers of Hugging Face's transformers:
+    `scaling` is for sequences that are longer than those of training. It is the `rope_scaling` of a
+    model's `config.json`, with the same results as Hugging Face's transformers:
 
-    - `"linear"`: all angles are divided by `factor`. Chen, Wong, Chen & Tian (2023), "Extending
-      Context Window of Large Language Models via Positional Interpolation".
-    - `"dynamic"`: `theta` grows with the length, from `original_max_position_embeddings` on. The
-      length is the largest position of the call, plus 1. In decoding it grows from call to call,
-      and cached keys keep the angles of their own call.
-    - `"llama3"`: `factor` divides the slow angles alone, those with fewer than `low_freq_factor`
-      turns in the original length, and in part those with up to `high_freq_factor` turns. Llama
-      Team (2024), "The Llama 3 Herd of Models".
-    - `"yarn"`: the same, by a ramp along `j` from `beta_fast` turns to `beta_slow`. The result is
-      multiplied by `attention_factor`, by default `0.1 * log(factor) + 1`. Peng, Quesnelle, Fan &
-      Shippole (2023), "YaRN: Efficient Context Window Extension of Large Language Models".
+    - `"linear"`: divides all angles by `factor`. Chen, Wong, Chen & Tian (2023), "Extending Context
+      Window of Large Language Models via Positional Interpolation".
+    - `"dynamic"`: increases `theta` with the length, once the length exceeds
+      `original_max_position_embeddings`. The length is the largest position of the call, plus 1.
+      During decoding the length grows from call to call, while cached keys keep their angles.
+    - `"llama3"`: divides low frequencies by `factor`: those with fewer than `low_freq_factor`
+      rotations in the original length. Frequencies with up to `high_freq_factor` rotations are
+      interpolated. Llama Team (2024), "The Llama 3 Herd of Models".
+    - `"yarn"`: divides low frequencies by `factor`, and interpolates linearly in `j` between
+      `beta_fast` and `beta_slow` rotations. The result is multiplied by `attention_factor`, by
+      default `0.1 * log(factor) + 1`. Peng, Quesnelle, Fan & Shippole (2023), "YaRN: Efficient
+      Context Window Extension of Large Language Models".
 
     >>> scaling = {"rope_type": "linear", "factor": 2.0}
     >>> scaled = RotaryPositionalEmbedding(8, scaling=scaling)
@@ -212,7 +212,7 @@ class RotaryPositionalEmbedding(Module):
     def __check_init__(self) -> None:
         if self.embedding_size % 2 != 0:
             raise ValueError(
-                f"embedding_size must be even, since features turn in pairs; got "
+                f"embedding_size must be even, since features are rotated in pairs; got "
                 f"{self.embedding_size}."
             )
         if self.embedding_size < 4 and dict(self.scaling or ()).get("rope_type") == "dynamic":
@@ -233,16 +233,16 @@ class RotaryPositionalEmbedding(Module):
     ):
         """**Arguments:**
 
-        - `x`: shape `(seq_length, embedding_size)`; with `positions` also `(seq_length, heads,
-          embedding_size)`.
-        - `positions`: of the rows, shape `(seq_length,)`; or a number, the position of the first
-          row. By default the first row is at position 0.
+        - `x`: shape `(seq_length, embedding_size)`, or `(seq_length, heads, embedding_size)` if
+          `positions` is passed.
+        - `positions`: position of each row, shape `(seq_length,)`; or the position of the first
+          row, shape `()`. 0 by default.
         - `key`: ignored; layers share one signature.
 
-        **Returns:** the shape and dtype of `x`. Angles are computed in `self.dtype`.
+        **Returns:** an array with the shape and dtype of `x`. Angles are computed in `self.dtype`.
 
-        **Raises:** `ValueError` if `x` or `positions` has another shape, `TypeError` if `positions`
-        are not integers or floats.
+        **Raises:** `ValueError` if `x` or `positions` has another shape; `TypeError` if `positions`
+        are neither integers nor floats.
         """
         del key
         has_heads = positions is not None and jnp.ndim(x) == 3
@@ -270,11 +270,11 @@ class RotaryPositionalEmbedding(Module):
         if has_heads:
             cos, sin = cos[:, None], sin[:, None]
         first, second = jnp.split(x.astype(self.dtype), 2, axis=-1)
-        turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-        return turned.astype(x.dtype)
+        rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        return rotated.astype(x.dtype)
 
     def _frequencies(self, positions: Array) -> tuple[Array, float]:
-        """The angles at position 1, and the factor of the result."""
+        """The angle of each pair at position 1, and the factor of the result."""
         half, theta = self.embedding_size // 2, self.theta
         exponents = jnp.arange(half, dtype=self.dtype) / half
         if self.scaling is None:
@@ -286,15 +286,15 @@ class RotaryPositionalEmbedding(Module):
             return theta**-exponents / factor, 1.0
         length = entries["original_max_position_embeddings"]
         if kind == "dynamic":
-            longer = jnp.maximum(jnp.max(positions, initial=0) + 1 - length, 0)
-            growth = (1 + longer * (factor / length)) ** (half / (half - 1))
+            excess = jnp.maximum(jnp.max(positions, initial=0) + 1 - length, 0)
+            growth = (1 + excess * (factor / length)) ** (half / (half - 1))
             return (theta * growth) ** -exponents, 1.0
-        # `kept` is 1 for a frequency that stays, and 0 for one that is divided by `factor`.
+        # `kept` is 1 for unchanged frequencies, and 0 for frequencies that are divided by `factor`.
         rows, attention = np.arange(half), 1.0
         if kind == "llama3":
             low, high = entries["low_freq_factor"], entries["high_freq_factor"]
-            turns = length * theta ** -(rows / half) / (2 * math.pi)
-            kept = np.clip((turns - low) / (high - low), 0, 1)
+            rotations = length * theta ** -(rows / half) / (2 * math.pi)
+            kept = np.clip((rotations - low) / (high - low), 0, 1)
         else:
             ends = [
                 half * math.log(length / (entries[beta] * 2 * math.pi)) / math.log(theta)

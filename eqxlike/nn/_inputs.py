@@ -1,4 +1,4 @@
-"""Checks of what a layer is called with, and the place of the layer in the model."""
+"""Checks of layers and their inputs, and helpers for stacked layers and keys."""
 
 import inspect
 import sys
@@ -20,20 +20,18 @@ from .._pytree import combine, describe_node, is_array, is_array_like, is_placeh
 from .._transforms import is_array_or_struct
 
 Shape = tuple[int | str | None, ...]
-"""Sizes by axis; a string names a size that may be any, and `"..."` any number of axes."""
+"""The size of each axis; a string names an axis of any size, `"..."` is any number of axes."""
 
 
 def check_instance(model: Any, what: str) -> None:
-    """Raises `TypeError` if `model`, which `what` takes, is a class."""
+    """Raises `TypeError` if `model` is a class; `what` names the caller in errors."""
     if isinstance(model, type):
         name = model.__name__
-        raise TypeError(
-            f"{what} expected an instance, got the class {name}: call it, `{name}(...)`."
-        )
+        raise TypeError(f"{what} expected an instance, got the class {name}: write `{name}(...)`.")
 
 
 def check_layer(layer: Any, what: str) -> None:
-    """Raises `TypeError` if `layer`, which `what` calls, is a class, a string or the like."""
+    """Raises `TypeError` if `layer` is a class, or a leaf that is not callable."""
     check_instance(layer, what)
     if not callable(layer) and jtu.all_leaves([layer]):
         raise TypeError(
@@ -42,7 +40,7 @@ def check_layer(layer: Any, what: str) -> None:
 
 
 def check_layer_list(what: str, layers: Any) -> None:
-    """Raises `TypeError` if `what`, which takes a list of layers, was given a layer."""
+    """Raises `TypeError` if `layers` is a single layer instead of a list."""
     is_iterable = hasattr(layers, "__iter__") or hasattr(layers, "__getitem__")
     if callable(layers) and not is_iterable:
         name = type(layers).__name__
@@ -50,10 +48,10 @@ def check_layer_list(what: str, layers: Any) -> None:
 
 
 def check_input(layer: Module, x: Any, expected: Shape, name: str = "x") -> None:
-    """Raises `ValueError` unless `x` is one unbatched input of the shape that `layer` expects, and
-    `TypeError` for a list or what else is no array.
+    """Checks that `x` is one unbatched input of the shape that `layer` expects.
 
-    The message says where in the user's model the layer stands.
+    Raises `ValueError` for another shape, and `TypeError` if `x` is not an array. The message
+    contains the path of the layer in the user's model.
     """
     if not is_array_like(x):
         way_out = ": write `jnp.array(x)`" if isinstance(x, list | tuple) else ""
@@ -65,7 +63,7 @@ def check_input(layer: Module, x: Any, expected: Shape, name: str = "x") -> None
         return
     message = f"{describe(layer)} expected {name} of shape {_show(expected)}, got shape {shape}."
     if len(shape) > len(expected) and _fits(shape[len(shape) - len(expected) :], expected):
-        message += " It takes one example at a time: for a batch write `jax.vmap(layer)(x)`."
+        message += " The layer takes a single example: for a batch write `jax.vmap(layer)(x)`."
     raise ValueError(message)
 
 
@@ -74,7 +72,7 @@ def check_not_stacked(layer: Module, weight: Any, num_axes: int) -> None:
     if getattr(weight, "ndim", num_axes) > num_axes:
         raise ValueError(
             f"{describe(layer)} has a weight of shape {weight.shape}, with {weight.ndim} axes; a "
-            f"single layer has {num_axes}. Call an ensemble, or stacked layers, with "
+            f"single layer has {num_axes}. Call an ensemble or stacked layers with "
             "`eqx.filter_vmap(lambda model, x: model(x), in_axes=(eqx.if_array(0), None))(model, "
             "x)`."
         )
@@ -100,10 +98,9 @@ def _show(expected: Shape) -> str:
 
 
 def describe(layer: Module) -> str:
-    """The type of a layer that is being called, and its path in the model that calls it.
+    """The type of a layer that is being called, and its path in the outermost calling Module.
 
-    Looked up only once something is wrong: in the frames of the calls that led here, whose first
-    arguments are the Modules around the layer.
+    Only called for errors: it searches the first arguments of all frames on the stack.
     """
     name = type(layer).__name__
     outermost, path = None, ""
@@ -116,12 +113,12 @@ def describe(layer: Module) -> str:
 
 
 def _callers() -> Iterator[Module]:
-    """The Modules whose methods are running, from the innermost outward."""
+    """The Modules whose methods are running, innermost first."""
     frame = sys._getframe(2)
     while frame is not None:
         names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
         first = frame.f_locals.get(names[0]) if names else None
-        # A method under way has the Module it is bound to as its own first argument, further in.
+        # A `BoundMethod` is skipped: the frame of its method has the Module as first argument.
         if isinstance(first, Module) and not isinstance(first, BoundMethod):
             yield first
         frame = frame.f_back
@@ -129,17 +126,17 @@ def _callers() -> Iterator[Module]:
 
 def _path_to(layer: Module, module: Module) -> str | None:
     try:
-        # By identity: an equal layer at another place is another layer.
+        # Compared by identity: an equal layer elsewhere in the model is a different layer.
         leaves = jtu.tree_leaves_with_path(module, is_leaf=lambda node: node is layer)
     except ValueError:
-        return None  # A `State` that was replaced is not a tree.
+        return None  # A `State` that is out of date cannot be flattened.
     for path, node in leaves:
         if node is layer:
             return jtu.keystr(path)
     return None
 
 
-# --- Numbers of features, of which a layer may have the word "scalar" ---
+# --- Numbers of features, or the word "scalar" ---
 
 
 Features = int | Literal["scalar"]
@@ -147,10 +144,7 @@ Features = int | Literal["scalar"]
 
 
 def number_of_features(value: Any, name: str) -> Features:
-    """`value` as an `int`, or `"scalar"`.
-
-    **Raises:** `ValueError` unless it is an integer of at least 0, or that word.
-    """
+    """`value` as an `int` of at least 0, or `"scalar"`; raises `ValueError` for anything else."""
     if isinstance(value, str) and value == "scalar":
         return "scalar"
     number = integer(value)
@@ -169,13 +163,13 @@ def feature_shape(features: Features) -> tuple[int, ...]:
     return () if features == "scalar" else (features,)
 
 
-# --- Layers of one form stored as one, each array with a leading axis ---
+# --- Stacked layers: one layer whose arrays have a leading axis ---
 
 
 def stack_layers(
     layers: Sequence[Any], stack: Callable[..., Any] = lambda *each: jnp.stack(each)
 ) -> Any:
-    """One layer with the arrays of all, stacked; what is not an array is that of the first."""
+    """Stacks the arrays of layers; everything else is taken from the first layer."""
 
     def stack_leaves(first: Any, *others: Any) -> Any:
         if isinstance(first, jax.ShapeDtypeStruct):
@@ -188,9 +182,9 @@ def stack_layers(
 
 
 class Rows:
-    """Represents the rows of a stacked array, or one of them, by numbers that can only be indexed.
+    """Stands for a stacked array, or one row of it, and supports only indexing.
 
-    An index into a single row raises `IndexError`.
+    `numbers` are the indices of the rows. Indexing a single row raises `IndexError`.
     """
 
     def __init__(self, numbers: Any):
@@ -201,10 +195,9 @@ class Rows:
 
 
 def layer_at(stacked: Any, index: int | slice) -> Any:
-    """The layer at an index of stacked layers, or its output in stacked outputs. For a slice, the
-    stacked layers in it.
+    """Indexes all arrays of stacked layers, or of their stacked outputs.
 
-    **Raises:** `TypeError` in the `where` of a `tree_at`, which cannot replace part of an array.
+    Raises `TypeError` in the `where` of a `tree_at`, which cannot replace part of an array.
     """
 
     def at(leaf: Any) -> Any:
@@ -212,9 +205,9 @@ def layer_at(stacked: Any, index: int | slice) -> Any:
             return _with_shape(leaf, np.broadcast_to(0, leaf.shape)[index].shape)
         if is_placeholder(leaf) and is_array_or_struct(leaf.value):
             raise TypeError(
-                "`where` chose one of several stacked layers, which is not a node of the tree: "
-                "change the layers of `unstack()` and stack them again, or replace an array of all "
-                "layers at once, such as `stack.layers.weight`."
+                "`where` selects one of several stacked layers, which is not a node of the tree. "
+                "Change the layers from `unstack()` and stack them again, or replace an array of "
+                "all layers, such as `stack.layers.weight`."
             )
         return leaf[index] if is_array(leaf) or isinstance(leaf, Rows) else leaf
 
@@ -222,7 +215,7 @@ def layer_at(stacked: Any, index: int | slice) -> Any:
 
 
 def _with_shape(struct: jax.ShapeDtypeStruct, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-    """`struct` with an axis more or less in front, or with another length of its first axis."""
+    """`struct` with a new shape, whose leading axis was added, removed or resized."""
     sharding, added = struct.sharding, len(shape) - struct.ndim
     if isinstance(sharding, NamedSharding):
         spec = [None] * added + list(sharding.spec)[max(-added, 0) :]
@@ -230,19 +223,16 @@ def _with_shape(struct: jax.ShapeDtypeStruct, shape: tuple[int, ...]) -> jax.Sha
     return struct.update(shape=shape, sharding=sharding)
 
 
-# --- Random keys for layers one by one, and for those that a loop walks along ---
+# --- Random keys for layers, and for `jax.lax.scan` ---
 
 
 def key_for(layer: Callable[..., Any], key: PRNGKeyArray | None) -> dict[str, Any]:
-    """The option `key` for a layer that somebody wrote.
-
-    Where no key was given, a layer that takes one gets `None`, and any other is called without.
-    """
+    """`{"key": key}`, or nothing if `key` is `None` and the layer takes no key."""
     return {"key": key} if key is not None or takes_key(layer) else {}
 
 
 def takes_key(layer: Callable[..., Any]) -> bool:
-    """Whether `layer(x, key=key)` is a call; true where Python has no signature of the layer."""
+    """Whether `layer` accepts `key=`; true if Python cannot find its signature."""
     try:
         parameters = inspect.signature(layer).parameters
     except (TypeError, ValueError):
@@ -251,10 +241,9 @@ def takes_key(layer: Callable[..., Any]) -> bool:
 
 
 def as_data(keys: PRNGKeyArray | None) -> tuple[Any, Callable[[Any], Any]]:
-    """Keys as the numbers that they are made of, and the function that makes keys of them again.
+    """The raw data of keys, for the inputs of a `scan`, and a function that restores keys.
 
-    For what a `scan` walks along: of keys that a `vmap` around it has moved into place, JAX's check
-    for keys that are used twice says that they are used up.
+    If a `vmap` moves the axis of keys, JAX's key reuse checker counts this as a use of the keys.
     """
     if keys is None or not is_key(keys):
         return keys, lambda data: data

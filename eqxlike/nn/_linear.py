@@ -1,4 +1,4 @@
-"""The affine map, several of them as one, and the map that does nothing."""
+"""Linear layers, fused linear layers, and the identity."""
 
 import itertools
 from collections.abc import Sequence
@@ -24,11 +24,10 @@ T = TypeVar("T")
 
 
 class Linear(Module):
-    """The affine map `weight @ x + bias`.
+    """A linear layer: `weight @ x + bias`.
 
-    Weight and bias start uniform on `(-1/sqrt(in_features), 1/sqrt(in_features))`, the fan-in rule
-    of LeCun, Bottou, Orr & Müller (1998), "Efficient BackProp", with the constant that PyTorch
-    uses.
+    Weight and bias are initialised from the uniform distribution on `(-1/sqrt(in_features),
+    1/sqrt(in_features))`, as in PyTorch. LeCun, Bottou, Orr & Müller (1998), "Efficient BackProp".
 
     >>> import jax, jax.numpy as jnp
     >>> layer = Linear(3, 4, key=jax.random.key(0))
@@ -60,11 +59,11 @@ class Linear(Module):
         - `in_features`: length of the input; `"scalar"` for an input of shape `()`.
         - `out_features`: length of the output; `"scalar"` for an output of shape `()`.
         - `use_bias`: whether to add a bias.
-        - `dtype`: of weight and bias, floating or complex; JAX's default float if `None`.
-        - `weight_init`, `bias_init`: instead of the uniform draw, one of `jax.nn.initializers` or a
-          function of your own, `init(key, shape, dtype)`. For the weight it is called with the
-          shape `(in_size, out_size)`, on which JAX's initializers count their fan-in.
-        - `key`: for the initial weight and bias.
+        - `dtype`: dtype of weight and bias, floating or complex; JAX's default float if `None`.
+        - `weight_init`, `bias_init`: initializers that replace the uniform distribution, from
+          `jax.nn.initializers` or any function `init(key, shape, dtype)`. `weight_init` is called
+          with the shape `(in_size, out_size)`, from which JAX's initializers compute the fan-in.
+        - `key`: draws the initial weight and bias.
 
         **Raises:** `ValueError` for a negative or non-integer size, `TypeError` for an integer
         dtype.
@@ -107,24 +106,25 @@ class Linear(Module):
 
 
 def apply_weight(weight: Array, x: Array) -> Array:
-    """`weight @ x`, with the features of each example of a batch side by side in memory.
+    """`weight @ x`, written so that under `vmap` the features of an example are contiguous.
 
-    Of `weight @ x` the examples are, and XLA transposes the result and its gradient: the training
-    step of a transformer of 6 blocks of 256 features took 1.2 times the time. So did a loop of an
-    LSTM over a batch of 16 with 64 hidden units.
+    Batched, `weight @ x` makes the examples contiguous, and XLA transposes the result and its
+    gradient. This made the training step of a transformer (6 blocks of 256 features) and an LSTM
+    loop (batch of 16, 64 hidden units) 1.2 times as slow.
     """
-    # What is no array, such as a sparse or a quantised matrix, has a product of its own. A single
-    # feature has no neighbours: with a batch of weights too, as in Markov chains, XLA would read
-    # the transposed result in each operation, which took a logistic regression twice the time.
+    # Sparse and quantised matrices are not arrays and define their own `@`. With a single output
+    # feature, contiguity does not matter. If the weights are batched too, as in Markov chains, XLA
+    # would then read a transposed result in each operation: a logistic regression took twice the
+    # time.
     is_plain = isinstance(weight, jax.Array | np.ndarray) and weight.shape[0] > 1
     return jnp.tensordot(x, weight, axes=(0, 1)) if is_plain else weight @ x
 
 
 class FusedLinear(Module):
-    """Linear layers that read one input, as one matrix product: their weights one below the other.
+    """Several linear layers of the same input, computed as one matrix product.
 
-    For a layer of your own, gates say: `gate, value = self.fused(x)`. `nn.fuse` puts it in the
-    place of layers of a model.
+    The weights are concatenated along the output axis. A layer with gates can use it directly:
+    `gate, value = self.fused(x)`. `nn.fuse` replaces layers of an existing model by it.
 
     >>> import jax, jax.numpy as jnp
     >>> keys = jax.random.split(jax.random.key(0))
@@ -145,11 +145,11 @@ class FusedLinear(Module):
     def __init__(self, layers: Sequence[Linear]):
         """**Arguments:**
 
-        - `layers`: layers with the same number of inputs and the same dtype, all with a bias or all
-          without. If their arrays have leading axes, as those of stacked layers, these are equal.
+        - `layers`: `Linear` layers with the same `in_features` and dtype, all with a bias or all
+          without. The arrays of stacked layers must have the same leading axes.
 
-        **Raises:** `ValueError` if there is none, or one differs from the first in any of this;
-        `TypeError` for what is not a `Linear`.
+        **Raises:** `ValueError` if `layers` is empty, or a layer does not match the first one;
+        `TypeError` for a layer that is not a `Linear`.
         """
         sizes: list[int] = []
         if not layers:
@@ -160,11 +160,11 @@ class FusedLinear(Module):
                     f"FusedLinear takes nn.Linear layers; layers[{index}] is a "
                     f"{type(layer).__name__}."
                 )
-            if _form(layer) != _form(layers[0]):
+            if _shared_properties(layer) != _shared_properties(layers[0]):
                 raise ValueError(
-                    f"FusedLinear: layers[0] has {_describe_form(layers[0])}, and layers[{index}] "
-                    f"has {_describe_form(layer)}. Layers that are one product read the same input "
-                    "and have one dtype, and all of them a bias or none."
+                    f"FusedLinear: layers[0] has {_describe(layers[0])}, and layers[{index}] "
+                    f"has {_describe(layer)}. Fused layers need the same input size and "
+                    "dtype, and either all or none have a bias."
                 )
             if not isinstance(layer.in_features, int) or not isinstance(layer.out_features, int):
                 raise ValueError(
@@ -181,9 +181,9 @@ class FusedLinear(Module):
     def __call__(
         self, x: Shaped[Array, " in_features"], *, key: PRNGKeyArray | None = None
     ) -> tuple[Array, ...]:
-        """**Arguments:** those of `Linear`.
+        """**Arguments:** as for `Linear`.
 
-        **Returns:** the output of each layer, of shape `(out_features[i],)`.
+        **Returns:** a tuple with the output of each layer, shape `(out_features[i],)`.
 
         **Raises:** `ValueError` if `x` has another shape.
         """
@@ -200,11 +200,11 @@ class FusedLinear(Module):
         return [0, *itertools.accumulate(self.out_features)]
 
     def between(self, start: int, stop: int) -> "FusedLinear":
-        """**Returns:** the layers from `start` on, up to `stop`, as one product of their own."""
+        """**Returns:** a `FusedLinear` of the layers `start` to `stop - 1`."""
         return self._rows(FusedLinear, start, stop, out_features=self.out_features[start:stop])
 
     def unfuse(self) -> tuple[Linear, ...]:
-        """**Returns:** the layers, every bit of their weights."""
+        """**Returns:** the separate layers, with bitwise equal weights."""
         return tuple(
             self._rows(Linear, index, index + 1, out_features=out_features)
             for index, out_features in enumerate(self.out_features)
@@ -223,25 +223,25 @@ class FusedLinear(Module):
         return new
 
 
-def _form(layer: Linear) -> tuple[Any, ...]:
-    """The parts of a layer that are the same in all that are one product."""
+def _shared_properties(layer: Linear) -> tuple[Any, ...]:
+    """The properties that fused layers must share."""
     return layer.in_features, layer.weight.dtype, layer.weight.shape[:-2], layer.use_bias
 
 
-def _describe_form(layer: Linear) -> str:
+def _describe(layer: Linear) -> str:
     bias = "a bias" if layer.use_bias else "no bias"
     return f"{layer.in_features} inputs, {bias} and a weight of {layer.weight.dtype}"
 
 
 class Identity(Module):
-    """Returns its input; a placeholder where a layer is asked for.
+    """Returns its input unchanged.
 
     >>> Identity(64, use_bias=False)("anything")
     'anything'
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
-        """Takes any arguments and ignores them, so that it can stand in for any layer."""
+        """Accepts and ignores any arguments, so that it can replace any layer."""
         del args, kwargs
 
     def __call__(self, x: T, *, key: PRNGKeyArray | None = None) -> T:

@@ -1,4 +1,4 @@
-"""The multi-layer perceptron, sequences of layers, and an activation with a parameter."""
+"""Multi-layer perceptrons, `Sequential`, and activations as layers."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ def _identity(x: Any) -> Any:
 
 
 def _one_per_unit(activation: Callable, shape: tuple[int, ...]) -> Callable:
-    """`activation` with its arrays, if it has any, repeated so that each unit owns a copy."""
+    """`activation` with its arrays repeated, so that each unit has its own copy."""
 
     def repeat(leaf: Any) -> Any:
         return jnp.broadcast_to(leaf, shape + jnp.shape(leaf)) if is_array(leaf) else leaf
@@ -46,13 +46,12 @@ def _call_on_unit(name: str, activation: Callable, value: Shaped[Array, ""]) -> 
     try:
         return activation(value)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
-        raise  # The activation needs a concrete number, for one unit or all units.
+        raise  # The activation needs concrete values; this error does not come from the shape.
     except (IndexError, TypeError, ValueError) as error:
         raise ValueError(
             f"MLP: {name} is called on one unit at a time, on an array of shape (), and failed: "
-            f"{error}\nIf it needs all units, as a softmax or a norm does, call it on the output "
-            "instead: `jax.nn.softmax(mlp(x))`; or put layers and `nn.Lambda` in an "
-            "`nn.Sequential`."
+            f"{error}\nIf it needs all units, like a softmax or a norm, apply it to the output: "
+            "`jax.nn.softmax(mlp(x))`; or use `nn.Sequential` with `nn.Lambda`."
         ) from error
 
 
@@ -65,10 +64,10 @@ def _apply_per_unit(
 class MLP(Module):
     """A multi-layer perceptron, also called a feed-forward network.
 
-    An activation acts on each unit separately, on an array of shape `()`. Apply a function of all
-    units, such as a softmax, to the output: as an activation a softmax raises an error, and
-    `lambda x: x / x.sum()` returns ones. If the activation is a Module with arrays, every unit of
-    every layer has its own copy of them: one learnt slope becomes `depth * width_size` slopes.
+    Activations are called on one unit at a time, on an array of shape `()`. Apply functions of all
+    units to the output instead: a softmax as activation raises an error, and `lambda x: x /
+    x.sum()` returns ones. If the activation is a Module with arrays, each unit of each layer has
+    its own copy of them: one learnt slope becomes `depth * width_size` slopes.
 
     >>> import jax, jax.numpy as jnp
     >>> model = MLP(in_size=2, out_size="scalar", width_size=8, depth=2, key=jax.random.key(0))
@@ -112,16 +111,16 @@ class MLP(Module):
         - `out_size`: length of the output; `"scalar"` for an output of shape `()`.
         - `width_size`: units in each hidden layer.
         - `depth`: number of hidden layers; 0 leaves one `Linear(in_size, out_size)`.
-        - `activation`: after each hidden layer, unit by unit.
-        - `final_activation`: after the last layer, unit by unit.
-        - `use_bias`, `use_final_bias`: whether hidden layers, and the last one, add a bias.
-        - `dtype`: of all weights and biases; JAX's default float if `None`.
-        - `scan`: store the `depth - 1` layers between hidden ones stacked, as one `Linear` whose
-          arrays have a leading axis, and apply them by `jax.lax.scan`: compile time does not grow
-          with depth.
-        - `weight_init`, `bias_init`: as for `Linear`, for each layer.
-        - `key`: for the initial weights; the same key gives the same network with `scan` as
-          without.
+        - `activation`: applied to each unit after each hidden layer.
+        - `final_activation`: applied to each unit after the last layer.
+        - `use_bias`: whether the hidden layers add a bias.
+        - `use_final_bias`: whether the last layer adds a bias.
+        - `dtype`: dtype of all weights and biases; JAX's default float if `None`.
+        - `scan`: whether to store the `depth - 1` layers from hidden to hidden units as one
+          `Linear` whose arrays have a leading axis, and to apply them with `jax.lax.scan`. Compile
+          time then does not grow with depth.
+        - `weight_init`, `bias_init`: initializers of each layer, as for `Linear`.
+        - `key`: draws the initial weights, which do not depend on `scan`.
 
         **Raises:** `ValueError` for a negative or non-integer size or depth; `TypeError` for an
         activation that is not a function.
@@ -166,8 +165,8 @@ class MLP(Module):
         """**Arguments:**
 
         - `x`: shape `(in_size,)`, or `()` if `in_size="scalar"`.
-        - `key`: split into one key a layer. A `Linear` ignores its own; a layer that was put in the
-          place of one, by `to_bayesian` say, may need it.
+        - `key`: split into one key for each layer. `Linear` ignores it, but a layer that replaces
+          a `Linear`, for example by `to_bayesian`, may need it.
 
         **Returns:** shape `(out_size,)`, or `()` if `out_size="scalar"`.
 
@@ -194,12 +193,12 @@ class MLP(Module):
     def _scan_hidden(
         self, x: Shaped[Array, " width"], keys: PRNGKeyArray | None
     ) -> Shaped[Array, " width"]:
-        later = layer_at(self.activation, slice(1, None))
-        arrays, static = partition((self.layers[1], later), is_array)
+        activations = layer_at(self.activation, slice(1, None))
+        arrays, static = partition((self.layers[1], activations), is_array)
         key_data, key_of = as_data(keys)
 
-        def body(x: Array, turn: Any) -> tuple[Array, None]:
-            arrays, data = turn
+        def body(x: Array, xs: Any) -> tuple[Array, None]:
+            arrays, data = xs
             layer, activation = combine(arrays, static)
             x = layer(x, **key_for(layer, key_of(data)))
             return _apply_per_unit("activation", activation, x), None
@@ -208,10 +207,10 @@ class MLP(Module):
 
 
 class GatedMLP(Module):
-    """A feed-forward network with a gate: `down(activation(gate(x)) * up(x))`.
+    """A gated feed-forward network: `down(activation(gate(x)) * up(x))`.
 
-    Shazeer (2020), "GLU Variants Improve Transformer": SwiGLU with `jax.nn.silu`, the default, as
-    in LLaMA; GeGLU with `jax.nn.gelu`.
+    With `jax.nn.silu`, the default, this is SwiGLU, as in LLaMA; with `jax.nn.gelu` it is GeGLU.
+    Shazeer (2020), "GLU Variants Improve Transformer".
 
     >>> import jax, jax.numpy as jnp
     >>> model = GatedMLP(in_size=4, hidden_size=8, key=jax.random.key(0))
@@ -242,13 +241,13 @@ class GatedMLP(Module):
         """**Arguments:**
 
         - `in_size`: length of the input.
-        - `hidden_size`: length of the gate.
+        - `hidden_size`: number of hidden units.
         - `out_size`: length of the output; `in_size` if `None`.
-        - `activation`: of the gate, called on its array of shape `(hidden_size,)`.
+        - `activation`: applied to the gate, an array of shape `(hidden_size,)`.
         - `use_bias`: whether the three layers have biases.
-        - `dtype`: of all weights and biases; JAX's default float if `None`.
-        - `weight_init`, `bias_init`: as for `Linear`, for each layer.
-        - `key`: for the initial weights.
+        - `dtype`: dtype of all weights and biases; JAX's default float if `None`.
+        - `weight_init`, `bias_init`: initializers of each layer, as for `Linear`.
+        - `key`: draws the initial weights.
 
         **Raises:** `ValueError` for a negative or non-integer size; `TypeError` for an activation
         that is not a function.
@@ -270,7 +269,7 @@ class GatedMLP(Module):
         """**Arguments:**
 
         - `x`: shape `(in_size,)`.
-        - `key`: split into one key for each of the three layers, which a `Linear` ignores.
+        - `key`: split into one key for each of the three layers; `Linear` ignores it.
 
         **Returns:** shape `(out_size,)`.
 
@@ -283,11 +282,11 @@ class GatedMLP(Module):
         return self.down_proj(gate * self.up_proj(x, **options[1]), **options[2])
 
 
-# --- Layers one after another, and functions as layers ---
+# --- Sequences of layers, and functions as layers ---
 
 
 class Sequential(StatefulLayer):
-    """Layers applied in order; indexes, slices, iterates and measures like a tuple of them.
+    """Applies layers one after another. Supports indexing, slicing, iteration and `len`.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -304,10 +303,12 @@ class Sequential(StatefulLayer):
     def __init__(self, layers: Sequence[Callable]):
         """**Arguments:**
 
-        - `layers`: callables `layer(x, *, key)`, or `layer(x, state, *, key)` for those that are
-          stateful; wrap a plain function in `Lambda` if the whole is called with a key.
+        - `layers`: callables `layer(x, *, key)`; stateful layers are called as `layer(x,
+          state=state, key=key)`. Wrap plain functions in `Lambda` if the
+          `Sequential` is called with a key.
 
-        **Raises:** `TypeError` for a layer in the place of the list, and for what is not a layer.
+        **Raises:** `TypeError` if `layers` is a single layer, or contains something that is not a
+        layer.
         """
         check_layer_list("Sequential", layers)
         self.layers = tuple(layers)
@@ -328,14 +329,13 @@ class Sequential(StatefulLayer):
         """**Arguments:**
 
         - `x`: the input of the first layer.
-        - `state`: passed through every layer that is a `StatefulLayer` and says that it is
-          stateful; needed if there is one.
-        - `key`: split into one key a layer. Without it a layer that takes a key gets `None`.
+        - `state`: passed to every stateful layer; required if there is one.
+        - `key`: split into one key for each layer. If it is `None`, layers that take a key get
+          `None`.
 
-        **Returns:** the output of the last layer; the pair of that and the state if there is a
-        `state`.
+        **Returns:** the output of the last layer; `(output, state)` if `state` is passed.
 
-        **Raises:** `TypeError` if a layer needs the state and there is none.
+        **Raises:** `TypeError` if a layer is stateful and `state` is missing.
         """
         keys = [None] * len(self.layers) if key is None else jr.split(key, len(self.layers))
         for index, (layer, layer_key) in enumerate(zip(self.layers, keys, strict=True)):
@@ -357,7 +357,7 @@ class Sequential(StatefulLayer):
     def __getitem__(self, index: slice) -> "Sequential": ...
 
     def __getitem__(self, index: int | slice) -> "Callable | Sequential":
-        """The layer at an integer, a `Sequential` of the layers in a slice."""
+        """The layer at an integer index, or a `Sequential` of the layers in a slice."""
         if isinstance(index, slice):
             return Sequential(self.layers[index])
         if (number := integer(index)) is not None:
@@ -374,9 +374,9 @@ class Sequential(StatefulLayer):
 
 
 class Lambda(Module):
-    """A function as a layer: `fn(x)`, with the `key` that layers take and functions do not.
+    """Wraps a function as a layer: `Lambda(fn)(x, key=key)` returns `fn(x)`.
 
-    `fn` is a leaf or a subtree of the model, so that a Module with arrays of its own is trained.
+    `fn` is part of the model's tree: if it is a Module, its arrays are trained.
 
     >>> Lambda(abs)(-3, key=None)
     3
@@ -398,7 +398,7 @@ class Lambda(Module):
 
 
 class PReLU(Module):
-    """The parametric rectifier: `x` where positive, `negative_slope * x` elsewhere.
+    """The parametric ReLU: `x` where `x >= 0`, otherwise `negative_slope * x`.
 
     He, Zhang, Ren & Sun (2015), "Delving Deep into Rectifiers: Surpassing Human-Level Performance
     on ImageNet Classification".
@@ -413,10 +413,10 @@ class PReLU(Module):
     def __init__(self, init_alpha: float | Shaped[Array, "*channels"] | None = 0.25):
         """**Arguments:**
 
-        - `init_alpha`: the initial slope: a number for one slope, an array for one along each of
-          the last axes.
+        - `init_alpha`: initial slope; a number, or an array that broadcasts along the last axes of
+          the input.
 
-        **Raises:** `ValueError` if it is neither.
+        **Raises:** `ValueError` if `init_alpha` is `None`.
         """
         if init_alpha is None:
             raise ValueError("PReLU expected a number or an array for `init_alpha`, got None.")
@@ -427,12 +427,12 @@ class PReLU(Module):
     ) -> Shaped[Array, "*shape"]:
         """**Arguments:**
 
-        - `x`: any shape that ends in that of `negative_slope`.
+        - `x`: shape `(..., *negative_slope.shape)`.
         - `key`: ignored; layers share one signature.
 
-        **Returns:** the shape and dtype of `x`; floats if `x` holds integers.
+        **Returns:** an array with the shape and dtype of `x`; floats for integers.
 
-        **Raises:** `ValueError` if `x` ends in another shape.
+        **Raises:** `ValueError` if `x` has another shape.
         """
         del key
         check_input(self, x, ("...", *self.negative_slope.shape))

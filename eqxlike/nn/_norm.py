@@ -1,4 +1,4 @@
-"""Normalisation of one example over its own features."""
+"""Normalisation of single examples: `LayerNorm`, `RMSNorm`, `GroupNorm`."""
 
 import functools
 import warnings
@@ -23,8 +23,8 @@ class LayerNorm(Module):
 
         (x - mean) / sqrt(variance + eps) * weight + bias
 
-    over all axes, in at least float32; `jax.vmap(layer)` takes a batch. Ba, Kiros & Hinton (2016),
-    "Layer Normalization".
+    Mean and variance are over all axes, and are computed in at least float32. For a batch use
+    `jax.vmap(layer)`. Ba, Kiros & Hinton (2016), "Layer Normalization".
 
     >>> import jax.numpy as jnp
     >>> print(LayerNorm(4)(jnp.array([1.0, 1.0, 3.0, 3.0])).round(2))
@@ -55,20 +55,22 @@ class LayerNorm(Module):
     ):
         """**Arguments:**
 
-        - `shape`: of the input; an integer means one axis.
-        - `eps`: added to the variance, so that there is no division by zero.
-        - `use_weight`, `use_bias`: whether to scale, and to shift, each entry.
-        - `dtype`: of weight and bias; JAX's default float if `None`.
-        - `elementwise_affine`: the old name of `use_weight` and `use_bias` together.
-        - `weight_init`, `bias_init`: one of `jax.nn.initializers`, instead of ones and zeros.
-        - `key`: for initializers that are random.
+        - `shape`: shape of the input; an integer means one axis.
+        - `eps`: added to the variance to avoid division by zero.
+        - `use_weight`: whether to scale each entry.
+        - `use_bias`: whether to shift each entry.
+        - `dtype`: dtype of weight and bias; JAX's default float if `None`.
+        - `elementwise_affine`: deprecated; sets both `use_weight` and `use_bias`.
+        - `weight_init`, `bias_init`: initializers, such as `jax.nn.initializers`; ones and zeros by
+          default.
+        - `key`: passed to random initializers.
 
         **Raises:** `ValueError` for a size that is not a non-negative integer.
         """
         if elementwise_affine is not None:
             warnings.warn(
-                "LayerNorm's `elementwise_affine=` is the old name of `use_weight=` and "
-                "`use_bias=`; write these.",
+                "LayerNorm's `elementwise_affine=` is deprecated: use `use_weight=` and "
+                "`use_bias=`.",
                 stacklevel=stacklevel_of_user(),
             )
             use_weight = use_bias = elementwise_affine
@@ -93,11 +95,12 @@ class LayerNorm(Module):
     ) -> Any:
         """**Arguments:**
 
-        - `x`: of shape `self.shape`.
-        - `state`: returned as it came, so that the layer can stand in for `BatchNorm`.
+        - `x`: shape `self.shape`.
+        - `state`: returned unchanged, so that the layer can replace a `BatchNorm`.
         - `key`: ignored; layers share one signature.
 
-        **Returns:** the shape and dtype of `x`; the pair of that and `state` if there is a `state`.
+        **Returns:** an array with the shape and dtype of `x`; `(array, state)` if `state` is
+        passed.
 
         **Raises:** `ValueError` if `x` has another shape.
         """
@@ -110,12 +113,12 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """Scales an example to mean square 1, then scales and shifts each entry.
+    """Scales one example to a mean square of 1, then scales and shifts each entry.
 
         x / sqrt(mean(x**2) + eps) * weight + bias
 
-    over all axes, in at least float32. Zhang & Sennrich (2019), "Root Mean Square Layer
-    Normalization".
+    The mean is over all axes, and is computed in at least float32. Zhang & Sennrich (2019), "Root
+    Mean Square Layer Normalization".
 
     >>> import jax.numpy as jnp
     >>> print(RMSNorm(2)(jnp.array([3.0, 3.0])).round(2))
@@ -142,7 +145,7 @@ class RMSNorm(Module):
         bias_init: Initializer | None = None,
         key: PRNGKeyArray | None = None,
     ):
-        """Arguments and errors are those of `LayerNorm`."""
+        """Arguments and errors as for `LayerNorm`."""
         self.shape = _sizes(shape)
         self.eps = real_number(eps, "eps")
         self.use_weight = use_weight
@@ -162,7 +165,7 @@ class RMSNorm(Module):
     def __call__(
         self, x: Float[Array, "*shape"], state: Any = NO_STATE, *, key: PRNGKeyArray | None = None
     ) -> Any:
-        """Arguments, output and errors are those of `LayerNorm`."""
+        """Arguments, output and errors as for `LayerNorm`."""
         del key
         check_input(self, x, self.shape)
         check_not_stacked(self, self.weight, len(self.shape))
@@ -173,11 +176,10 @@ class RMSNorm(Module):
 
 
 class GroupNorm(Module):
-    """Normalises each group of channels by itself, then scales and shifts each channel.
+    """Normalises each group of channels separately, then scales and shifts each channel.
 
-    Wu & He (2018), "Group Normalization". One group for each channel is instance normalisation,
-    one group for all is layer normalisation with a scale for each channel. Computed in at least
-    float32.
+    `groups=channels` is instance normalisation; `groups=1` is layer normalisation with one scale
+    for each channel. Computed in at least float32. Wu & He (2018), "Group Normalization".
 
     >>> import jax.numpy as jnp
     >>> layer = GroupNorm(groups=2, channels=4)
@@ -207,14 +209,15 @@ class GroupNorm(Module):
     ):
         """**Arguments:**
 
-        - `groups`: number of groups; divides the number of channels.
+        - `groups`: number of groups; must divide the number of channels.
         - `channels`: length of the first axis of the input; may be `None` if
           `channelwise_affine=False`.
-        - `eps`: added to the variance, so that there is no division by zero.
+        - `eps`: added to the variance to avoid division by zero.
         - `channelwise_affine`: whether to scale and shift each channel.
-        - `dtype`: of weight and bias; JAX's default float if `None`.
-        - `weight_init`, `bias_init`: one of `jax.nn.initializers`, instead of ones and zeros.
-        - `key`: for initializers that are random.
+        - `dtype`: dtype of weight and bias; JAX's default float if `None`.
+        - `weight_init`, `bias_init`: initializers, such as `jax.nn.initializers`; ones and zeros by
+          default.
+        - `key`: passed to random initializers.
 
         **Raises:** `ValueError` if `channels` is missing, or `groups` does not divide it.
         """
@@ -254,23 +257,25 @@ class GroupNorm(Module):
         """**Arguments:**
 
         - `x`: shape `(channels, ...)`.
-        - `state`: returned as it came, so that the layer can stand in for `BatchNorm`.
+        - `state`: returned unchanged, so that the layer can replace a `BatchNorm`.
         - `key`: ignored; layers share one signature.
 
-        **Returns:** the shape and dtype of `x`; the pair of that and `state` if there is a `state`.
+        **Returns:** an array with the shape and dtype of `x`; `(array, state)` if `state` is
+        passed.
 
-        **Raises:** `ValueError` if `x` has another number of channels, or one that `groups` does
-        not divide.
+        **Raises:** `ValueError` if `x` has the wrong number of channels, or a number that is not
+        divisible by `groups`.
         """
         del key
         check_input(self, x, ("channels" if self.channels is None else self.channels, "..."))
         check_not_stacked(self, self.weight, 1)
         if x.shape[0] % self.groups != 0:
             raise ValueError(
-                f"GroupNorm expected x with a number of channels that groups={self.groups} "
-                f"divides, got shape {x.shape}."
+                "GroupNorm expected x with a number of channels that is divisible by "
+                f"groups={self.groups}, got shape {x.shape}."
             )
-        # With the channels last: between two convolutions on a CPU XLA then keeps their layout.
+        # Channels last, which is the layout of convolutions on a CPU: XLA then inserts no
+        # transposes between two convolutions.
         values = jnp.moveaxis(x.astype(at_least_float32(x.dtype)), 0, -1)
         centred = values - self._mean(values)
         normalised = centred * jax.lax.rsqrt(self._mean(centred**2) + self.eps)
@@ -281,14 +286,14 @@ class GroupNorm(Module):
         return out if state is NO_STATE else (out, state)
 
     def _mean(self, x: Array) -> Array:
-        """The mean of its group, for each channel, which are last."""
+        """The mean of each channel's group; channels are the last axis."""
         of_channels = jnp.mean(x, tuple(range(x.ndim - 1)), keepdims=True)
         of_groups = jnp.mean(of_channels.reshape(self.groups, -1), 1)
         return jnp.repeat(of_groups, x.shape[-1] // self.groups).reshape(of_channels.shape)
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
-    """The sizes in a shape; an integer, also one that is an array of shape `()`, is one size."""
+    """`shape` as a tuple; an integer, or an integer array of shape `()`, is one size."""
     is_one = integer(shape) is not None or not isinstance(shape, Iterable)
     sizes = (shape,) if is_one else tuple(shape)
     return tuple(whole_number(size, "each size of shape", least=0) for size in sizes)
@@ -298,11 +303,10 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 def _standardise(x: Array, eps: float) -> Array:
     """`x` with mean 0 and variance 1 over all axes.
 
-    A function of `jax.jit`, for the gradient: what comes through `centred` and through its mean is
-    added up here, before the gradient of a residual connection is. Added to that one by one, the
-    last is a number for each example, which XLA computes again wherever the sum is read, and so all
-    sums before it: of 12 transformer blocks, 24 norms, the training step was compiled in twice the
-    time.
+    `jax.jit` makes the backward pass add the two parts of the gradient, through `centred` and
+    through its mean, before it adds the gradient of a residual connection. In another order XLA
+    recomputes all earlier sums wherever the result is read: the training step of 12 transformer
+    blocks (24 norms) took twice as long to compile.
     """
     centred = x - jnp.mean(x)
     return centred * jax.lax.rsqrt(jnp.mean(centred**2) + eps)

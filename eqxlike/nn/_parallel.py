@@ -1,4 +1,4 @@
-"""Layers next to one another: branches that get one input, and whose outputs are joined."""
+"""Parallel branches with the same input, whose outputs are joined."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from ._stateful import NO_STATE, State, StatefulLayer, is_stateful
 
 
 class Parallel(StatefulLayer):
-    """Branches applied to one input, their outputs joined; indexes and measures like a tuple of
-    them.
+    """Applies several branches to the same input and joins their outputs. Supports indexing and
+    `len`.
 
-    The branches are called one by one: as in the blocks of Szegedy et al. (2015), "Going Deeper
-    with Convolutions", and in residual blocks, where one branch is an `Identity`. For equal
-    branches as one batched product, map `filter_vmap` over one layer that is stacked; `FusedLinear`
-    is one product of `Linear` branches.
+    Examples are residual blocks, where one branch is an `Identity`, and the blocks of Szegedy et
+    al. (2015), "Going Deeper with Convolutions". The branches are called one after another. To
+    batch branches of equal structure, use `filter_vmap` over stacked layers; to batch `Linear`
+    branches, use `FusedLinear`.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -44,14 +44,15 @@ class Parallel(StatefulLayer):
     ):
         """**Arguments:**
 
-        - `branches`: callables `branch(x, *, key)`, or `branch(x, state, *, key)` for those that
-          are stateful; wrap a plain function in `Lambda` if the whole is called with a key.
-        - `join`: `"sum"`, `"concatenate"` (along the first axis: the features of a vector, the
-          channels of an image), or a function of the tuple of outputs; a Module as that function is
-          trained. Outputs may be pytrees, whose leaves the two words join.
+        - `branches`: callables `branch(x, *, key)`; stateful branches are called as `branch(x,
+          state=state, key=key)`. Wrap plain functions in `Lambda` if the `Parallel` is called with
+          a key.
+        - `join`: `"sum"`, `"concatenate"` (along the first axis: features of vectors, channels of
+          images), or a function of the tuple of outputs. The words join outputs that are pytrees
+          leaf by leaf. If `join` is a Module, it is trained.
 
-        **Raises:** `ValueError` if there is no branch or `join` is another word; `TypeError` for a
-        branch that cannot be called.
+        **Raises:** `ValueError` for an empty list of branches or an unknown `join`; `TypeError` for
+        a branch that cannot be called.
         """
         check_layer_list("Parallel", branches)
         self.branches = tuple(branches)
@@ -81,14 +82,15 @@ class Parallel(StatefulLayer):
 
         - `x`: the input of every branch.
         - `*args`: passed to every branch, such as a mask.
-        - `state`: passed through every stateful branch; required if there is one. A `State` may be
-          given as the first of `args`.
-        - `key`: split into one key a branch; a branch that takes one gets `key=None` without it.
+        - `state`: passed to every stateful branch; required if there is one. May also be the first
+          of `args`.
+        - `key`: split into one key for each branch. If it is `None`, branches that take a key get
+          `None`.
 
-        **Returns:** the joined outputs; the pair of them and the state if there is a `state`.
+        **Returns:** the joined outputs; `(outputs, state)` if `state` is passed.
 
-        **Raises:** `TypeError` if a branch needs the state and there is none; and what the branches
-        and the join raise, with a note that names this layer if the join does.
+        **Raises:** `TypeError` if a branch is stateful and `state` is missing. Errors of `join` get
+        a note that names this layer.
         """
         if state is NO_STATE and args and isinstance(args[0], State):
             state, args = args[0], args[1:]
@@ -109,7 +111,7 @@ class Parallel(StatefulLayer):
         try:
             joined = self.join(tuple(outputs))
         except Exception as error:
-            error.add_note(f"It happened in the join of the outputs of {describe(self)}.")
+            error.add_note(f"Raised while joining the outputs of {describe(self)}.")
             raise
         return joined if state is NO_STATE else (joined, state)
 

@@ -16,19 +16,21 @@ from .._compat import Tracer
 from ._threefry import THREEFRY, data_on_host, place_of, split_data, uniform_on_host
 
 Initializer = Callable[[PRNGKeyArray, tuple[int, ...], Any], Array]
-"""`initializer(key, shape, dtype)`, as those of `jax.nn.initializers`."""
+"""`initializer(key, shape, dtype)`, as in `jax.nn.initializers`."""
 
 
 class Parameter(NamedTuple):
-    """A description of one parameter of a layer, to be drawn.
+    """The shape, dtype and distribution of one initial parameter.
 
-    - `shape`, `dtype`: of the array.
-    - `limit`: it is uniform on (-limit, limit), unless there is a `fill` or an `initializer`.
-    - `initializer`: what the user gave instead, or `None`.
-    - `inputs_last`: whether the shape is `(outputs, inputs, *window)`, as that of weights here. An
-      initializer of `jax.nn.initializers` counts its fan-in and fan-out on `(*window, inputs,
-      outputs)`: it is called with that shape, and what it returns is transposed.
-    - `fill`: what all its entries are, unless there is an `initializer`; nothing is drawn then.
+    The first of these that is given determines the values:
+
+    - `initializer`: an initializer from the user.
+    - `fill`: a constant.
+    - `limit`: uniform on (-limit, limit).
+
+    `inputs_last` says that the shape is `(outputs, inputs, *window)`, as for the weights of this
+    library. `jax.nn.initializers` compute fan-in and fan-out from `(*window, inputs, outputs)`, so
+    the initializer is called with that shape, and its result is transposed.
     """
 
     shape: tuple[int, ...]
@@ -40,20 +42,20 @@ class Parameter(NamedTuple):
 
 
 def fan_in_limit(fan_in: int) -> float:
-    """`1 / sqrt(fan_in)`; 1 where there is no input to scale by."""
-    # Written so, it is the same float64 as Equinox's: `fan_in**-0.5` may differ in its last digit.
+    """`1 / sqrt(fan_in)`, or 1 if `fan_in` is 0."""
+    # Equal to Equinox's value in all bits; `fan_in**-0.5` may differ in the last one.
     return 1.0 if fan_in == 0 else 1 / math.sqrt(fan_in)
 
 
 def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, ...]:
-    """Draws the parameters of a layer, each from its own part of `key`; `None` stays `None`.
+    """Draws the parameters of a layer, each with its own part of `key`; `None` stays `None`.
 
-    All that have no initializer are made by one compiled function: building a layer costs one
-    dispatch. The first 64 layers of the same parameters are drawn by NumPy, if these are small, so
-    that building a model compiles little. `key` may be `None` if each parameter has a `fill`; it is
-    then `jax.random.key(0)` for those that have an initializer too.
+    Without initializers, one compiled function draws all parameters, so that a layer costs one
+    dispatch. Small parameters are drawn by NumPy for the first 64 layers with equal parameters,
+    which avoids most compilation when a model is built. `key` may be `None` if each parameter has a
+    `fill`; initializers then get `jax.random.key(0)`.
 
-    **Raises:** `TypeError` for a dtype that is neither floating nor complex; `ValueError` if an
+    Raises `TypeError` for a dtype that is neither floating nor complex, and `ValueError` if an
     initializer returns another shape or dtype.
     """
     present = [parameter for parameter in parameters if parameter is not None]
@@ -66,7 +68,7 @@ def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, 
     is_filled = all(parameter.fill is not None for parameter in present)
     if is_filled:
         key = None
-    if _is_small_and_rare(parameters):
+    if _draws_on_host(parameters):
         if is_filled:
             return tuple(_draw_on_host(None, parameter, None) for parameter in parameters)
         if (data := data_on_host(key)) is not None:
@@ -84,7 +86,7 @@ def draw_affine(
     bias_init: Initializer | None = None,
     key: PRNGKeyArray | None = None,
 ) -> tuple[Any, Any]:
-    """A scale and a shift, `None` where not used: ones and zeros, unless there are initializers."""
+    """A scale of ones and a shift of zeros, unless initializers are given; `None` if unused."""
     weight = Parameter(shape, dtype, initializer=weight_init, fill=1)
     bias = Parameter(shape, dtype, initializer=bias_init, fill=0)
     return draw(key, weight if use_weight else None, bias if use_bias else None)
@@ -94,16 +96,16 @@ def draw_affine(
 def _draw_at_once(
     key: PRNGKeyArray | None, parameters: tuple[Parameter | None, ...], is_eager: bool
 ) -> tuple[Any, ...]:
-    """`draw` without initializers; `is_eager` says whether this is all that the program does."""
+    """`draw` without initializers; `is_eager` is false if it is part of a larger program."""
     keys = [None] * len(parameters) if key is None else jr.split(key, len(parameters))
     drawn: list[Any] = []
     for key, parameter in zip(keys, parameters, strict=True):
         if is_eager and drawn and key is not None:
-            # One array after another. Side by side, as XLA has it on a CPU, they are drawn by
-            # several threads, whose waiting on jax 0.12 costs more than to draw a small array: 2.3
-            # times the time for shapes (64, 64) and (64,).
+            # Draws the arrays one after another. Otherwise XLA draws them on several threads of a
+            # CPU, whose synchronisation on jax 0.12 costs more than drawing a small array: shapes
+            # (64, 64) and (64,) took 2.3 times as long.
             drawn[-1], key = jax.lax.optimization_barrier((drawn[-1], key))
-            # To the check for keys that are used twice, the barrier was the first use of this one.
+            # The key reuse checker counts the barrier as a use of the key.
             key = jr.clone(key)
         drawn.append(_draw_one(key, parameter, is_eager))
     return tuple(drawn)
@@ -116,9 +118,10 @@ def _draw_one(key: Any, parameter: Parameter | None, is_eager: bool = False) -> 
     if initializer is None and fill is not None:
         return jnp.full(shape, fill, dtype)
     if initializer is None:
-        # Threefry's numbers depend on where in memory they stand. To count that along several axes,
-        # XLA's program for shape (64, 64, 3, 3) was compiled in 2.7 times the time and ran in 3.
-        # In a larger program the array may be sharded, by any of its axes.
+        # Threefry's counter is the flat index of an entry. Computed from several axes, it makes
+        # XLA's program for shape (64, 64, 3, 3) take 2.7 times as long to compile and 3 times as
+        # long to run. In a larger program the array may be sharded along any axis, so it must keep
+        # its shape.
         if is_eager and jr.key_impl(key) == THREEFRY:
             return uniform(key, (math.prod(shape),), dtype, limit).reshape(shape)
         return uniform(key, shape, dtype, limit)
@@ -128,7 +131,7 @@ def _draw_one(key: Any, parameter: Parameter | None, is_eager: bool = False) -> 
     array = jnp.asarray(initializer(key, shape, dtype))
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(
-            f"An initializer was asked for shape {shape} and dtype {dtype}, and returned shape "
+            f"An initializer was called with shape {shape} and dtype {dtype}, but returned shape "
             f"{array.shape} and dtype {array.dtype}."
         )
     if inputs_last:
@@ -150,7 +153,7 @@ def uniform(
 
 
 def normal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
-    """`jax.random.normal`, by NumPy for a small array."""
+    """`jax.random.normal`, computed by NumPy for small arrays."""
     size, is_real = math.prod(shape), jnp.issubdtype(dtype, jnp.floating)
     if size > _MAX_SIZE or not is_real or (data := data_on_host(key)) is None:
         return jr.normal(key, shape, dtype)
@@ -162,23 +165,23 @@ def normal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
 # --- Small arrays, drawn by NumPy ---
 
 _MAX_SIZE = 2**16
-"""Numbers up to which an array is small."""
+"""The largest number of entries that NumPy draws."""
 
-_MAX_TIMES = 64
-"""After this many layers of the same parameters, a program of their own draws them. It takes
-less time, but compiling it takes about as long as drawing these layers.
+_MAX_HOST_DRAWS = 64
+"""After this many layers with equal parameters, a compiled program draws them. It is faster, but
+compiling it takes about as long as drawing this many layers with NumPy.
 """
 
-_times: collections.Counter[tuple[Parameter | None, ...]] = collections.Counter()
+_num_draws: collections.Counter[tuple[Parameter | None, ...]] = collections.Counter()
 
 
-def _is_small_and_rare(parameters: tuple[Parameter | None, ...]) -> bool:
-    """Whether NumPy may draw; counts the layers of the same parameters."""
+def _draws_on_host(parameters: tuple[Parameter | None, ...]) -> bool:
+    """Whether NumPy draws these parameters; also counts layers with equal parameters."""
     if not jax.sharding.get_abstract_mesh().empty:
         return False
-    _times[parameters] += 1
+    _num_draws[parameters] += 1
     present = [parameter for parameter in parameters if parameter]
-    return _times[parameters] <= _MAX_TIMES and all(
+    return _num_draws[parameters] <= _MAX_HOST_DRAWS and all(
         math.prod(each.shape) <= _MAX_SIZE and jnp.finfo(each.dtype).bits >= 16 for each in present
     )
 
@@ -187,7 +190,7 @@ def _draw_on_host(data: Any, parameter: Parameter | None, place: Any) -> Array |
     if parameter is None:
         return None
     shape, dtype, size = parameter.shape, parameter.dtype, math.prod(parameter.shape)
-    # Those who disallow transfers mean their own.
+    # A user's transfer guard is meant for the user's own transfers.
     with jax.transfer_guard("allow"):
         if parameter.fill is not None:
             return jax.device_put(np.broadcast_to(np.asarray(parameter.fill, dtype), shape), place)
@@ -207,14 +210,14 @@ def _draw_on_host(data: Any, parameter: Parameter | None, place: Any) -> Array |
 def _draw_by(
     program: Callable, data: np.ndarray, size: int, dtype: Any, place: Any, *numbers: np.ndarray
 ) -> np.ndarray:
-    """What `program` makes of draws from U(0, 1), of a real dtype.
+    """Applies `program` to draws from U(0, 1), of a real dtype.
 
-    It computes what `jax.random` does last, and for all sizes: whether a product and a sum are
-    rounded once or twice is XLA's choice.
+    `program` is the last step of `jax.random`. XLA compiles it, because only XLA knows whether it
+    rounds a product and a sum once or twice. All sizes share one compiled program.
     """
     padded = np.zeros(_MAX_SIZE, dtype)
     padded[:size] = uniform_on_host(data, size, dtype)
-    # A copy: JAX may take over memory of NumPy, and a view would keep all that was drawn.
+    # A copy, because JAX may adopt NumPy's memory, and a view would keep the whole padded array.
     return jax.device_get(program(*jax.device_put((padded, *numbers), place)))[:size].copy()
 
 

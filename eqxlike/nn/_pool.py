@@ -1,4 +1,4 @@
-"""Pooling over a sliding window, and to a size that is given."""
+"""Pooling over sliding windows, and adaptive pooling to a given output size."""
 
 import functools
 import itertools
@@ -28,7 +28,7 @@ from ._windows import (
 
 
 class Pool(Module):
-    """Reduces each window of an input, in each channel by itself.
+    """Reduces each sliding window of an input, separately in each channel.
 
     >>> import jax, jax.numpy as jnp
     >>> layer = Pool(0, jax.lax.add, num_spatial_dims=1, kernel_size=2)
@@ -54,27 +54,27 @@ class Pool(Module):
         padding: Padding = 0,
         use_ceil: bool = False,
     ):
-        """An argument for each spatial axis may be one integer, which then holds for all.
+        """Arguments with one value for each spatial axis also accept a single integer.
 
         **Arguments:**
 
-        - `init`: what the reduction of each window starts at; the padding consists of it too. It
-          should change nothing, `operation(init, x) == x`, as 0 does in a sum.
-        - `operation`: takes what is reduced so far and the entries that come next, two arrays of
-          one shape, entry by entry. Its derivative is that of the layer.
+        - `init`: initial value of the reduction of each window, and value of the padding. It should
+          be the identity of `operation`, `operation(init, x) == x`, such as 0 for a sum.
+        - `operation`: an elementwise function of two arrays of the same shape: the reduction so far
+          and the next entries. It must be differentiable for the layer to be.
         - `num_spatial_dims`: number of spatial axes, 2 for images.
-        - `kernel_size`: number of entries of a window along each spatial axis.
-        - `stride`: how far apart two windows begin. It is 1 if it is not given, not `kernel_size`
-          as in PyTorch.
-        - `padding`: how many entries are added at both ends of each spatial axis; or pairs
-          `(before, after)`, one for each axis; or `"VALID"` for none; or `"SAME"` for an output of
-          `ceil(size / stride)` entries, with an odd one added at the end, with `"SAME_LOWER"` at
-          the beginning.
-        - `use_ceil`: whether entries at the end that fill no window have a window of their own,
-          which reaches beyond the padding. As in PyTorch, there is none that would begin there.
+        - `kernel_size`: size of the window along each spatial axis.
+        - `stride`: step of the window along each spatial axis; 1 by default, not `kernel_size` as
+          in PyTorch.
+        - `padding`: number of entries added at both ends of each spatial axis; or one pair
+          `(before, after)` for each axis. `"VALID"` adds none. `"SAME"` gives an output of
+          `ceil(size / stride)` entries; if the total padding is odd, the additional entry is at the
+          end, or at the beginning with `"SAME_LOWER"`.
+        - `use_ceil`: whether to round the output size up: a last window may reach beyond the
+          padding. As in PyTorch, no window starts in the padding at the end.
 
         **Raises:** `ValueError`, naming the argument, for a size that is not a positive integer, a
-        sequence of another length than `num_spatial_dims`, and an unknown word.
+        sequence whose length is not `num_spatial_dims`, or an unknown word.
         """
         self.init = init
         self.operation = operation
@@ -95,8 +95,8 @@ class Pool(Module):
 
         **Returns:** shape `(channels, new_dim_1, ..., new_dim_N)`.
 
-        **Raises:** `ValueError` if `x` has another number of axes or is smaller than a window;
-        `RuntimeError` if the padding is longer than a window.
+        **Raises:** `ValueError` if `x` has the wrong number of axes or is smaller than a window;
+        `RuntimeError` if the padding is larger than a window.
         """
         del key
         return self._reduce(x, self._pads(x))
@@ -107,8 +107,8 @@ class Pool(Module):
         pads = pads_for(self.padding, sizes, self.kernel_size, self.stride)
         if any(max(pad) > extent for pad, extent in zip(pads, self.kernel_size, strict=True)):
             raise RuntimeError(
-                f"{describe(self)} expected padding that is no longer than its window, so that "
-                f"each window meets the input; got padding={pads} and "
+                f"{describe(self)} expected padding that is no larger than its window, since a "
+                f"window must overlap the input; got padding={pads} and "
                 f"kernel_size={self.kernel_size}."
             )
         if self.use_ceil:
@@ -123,7 +123,7 @@ class Pool(Module):
 def _pad_for_last_window(
     pad: tuple[int, int], size: int, extent: int, step: int
 ) -> tuple[int, int]:
-    """`pad`, with more at the end if entries there fill no window."""
+    """`pad`, enlarged at the end if the last entries do not fill a window."""
     before, after = pad
     room = before + size + after - extent
     left_over = room % step
@@ -132,14 +132,14 @@ def _pad_for_last_window(
 
 
 _DIFFERENTIABLE = {jax.lax.add: 0, jax.lax.max: -math.inf, jax.lax.min: math.inf}
-"""Reductions of which JAX knows the derivative, each with the one number that it may start at."""
+"""Reductions that JAX can differentiate, with the initial value that each one requires."""
 
 _LONGEST_SLICED = 3
-"""Windows that are no longer along any axis are reduced entry by entry.
+"""Windows up to this size are reduced entry by entry.
 
-On a CPU `reduce_window` is slower, and its gradient far slower: that of a maximum scatters. Between
-two convolutions a maximum of 2 x 2 and its gradient take 0.1 of its time, one of 3 x 3 with a
-stride of 2 takes 0.5; a maximum of eight entries takes 2.
+`reduce_window` is slower on a CPU, and its gradient much slower, since that of a maximum scatters.
+Time compared with `reduce_window`, with gradient, between two convolutions: 0.1 for a maximum of 2
+x 2, 0.5 for 3 x 3 with stride 2, and 2 for a window of eight entries.
 """
 
 
@@ -151,37 +151,37 @@ def _reduce_windows(
     stride: tuple[int, ...],
     pads: Pads,
 ) -> Array:
-    """Reduces each window of `x`, of shape `(channels, *sizes)`, with `init` around it."""
+    """Reduces each window of `x`, shape `(channels, *sizes)`, padded with `init`."""
     if min(map(min, pads)) < 0:
-        # XLA ends the process over a window of one entry with negative padding.
+        # XLA aborts the process for a window of one entry with negative padding.
         cut = [(min(before, 0), min(after, 0), 0) for before, after in pads]
         x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *cut])
         pads = tuple((max(before, 0), max(after, 0)) for before, after in pads)
-    # By identity: `operation` may be anything, and need not be hashable.
+    # Compared by identity: `operation` need not be hashable.
     if isinstance(init, (int, float)) and any(
         operation is known and init == identity for known, identity in _DIFFERENTIABLE.items()
     ):
-        # With the channels last, side by side in memory: between two convolutions on a CPU XLA then
-        # keeps the layout that it likes for them.
+        # Channels last, which is the layout of convolutions on a CPU: XLA then inserts no
+        # transposes between two convolutions.
         x = jnp.moveaxis(x, 0, -1)
-        # Some floats of 8 bits have no infinity to start at.
+        # Some 8-bit floats have no infinity.
         has_infinity = jnp.issubdtype(x.dtype, jnp.floating) and np.isinf(np.array(np.inf, x.dtype))
         if max(kernel_size) <= _LONGEST_SLICED and has_infinity:
-            around = [*((*pad, 0) for pad in pads), (0, 0, 0)]
-            x = jax.lax.pad(x, jnp.asarray(init, x.dtype), around)
+            edges = [*((*pad, 0) for pad in pads), (0, 0, 0)]
+            x = jax.lax.pad(x, jnp.asarray(init, x.dtype), edges)
             x = _reduce_by_axis(x, operation, kernel_size, stride)
         else:
             windows = (*kernel_size, 1), (*stride, 1), (*pads, (0, 0))
             x = jax.lax.reduce_window(x, init, operation, *windows)
         return jnp.moveaxis(x, -1, 0)
-    # JAX has no derivative of another reduction. So all windows are reduced side by side, from
-    # their first entries to their last.
+    # JAX cannot differentiate `reduce_window` for other operations. All windows are reduced
+    # together instead, one entry of each window at a time.
     start = jnp.asarray(init).astype(x.dtype)
     padded = jax.lax.pad(x, start, [(0, 0, 0), *((*pad, 0) for pad in pads)])
-    spare = [size - extent for size, extent in zip(padded.shape[1:], kernel_size, strict=True)]
+    room = [size - extent for size, extent in zip(padded.shape[1:], kernel_size, strict=True)]
 
     def entries_at(offset: tuple[int, ...]) -> Array:
-        limits = [first + each + 1 for first, each in zip(offset, spare, strict=True)]
+        limits = [first + each + 1 for first, each in zip(offset, room, strict=True)]
         return jax.lax.slice(padded, (0, *offset), (x.shape[0], *limits), (1, *stride))
 
     entries = [entries_at(offset) for offset in itertools.product(*map(range, kernel_size))]
@@ -194,14 +194,14 @@ def _reduce_by_axis(
     kernel_size: tuple[int, ...],
     stride: tuple[int, ...],
 ) -> Array:
-    """Reduces each window of `x`, of shape `(*sizes, channels)`, along one axis after the other."""
+    """Reduces each window of `x`, shape `(*sizes, channels)`, one axis at a time."""
 
     def first_extreme(one: Array, other: Array) -> Array:
-        # The first of equal entries has all of the gradient. NaN is more extreme than any number.
+        # The first of equal entries gets the whole gradient. NaN propagates.
         return jnp.where((one == operation(one, other)) | jnp.isnan(one), one, other)
 
     combine = operation if operation is jax.lax.add else first_extreme
-    # From the last axis on: the first of equal entries is then the first one row by row.
+    # Starts at the last axis, so that the first of equal entries is the first in row-major order.
     for axis in reversed(range(len(kernel_size))):
         entries = _entries_of_windows(x, axis, kernel_size[axis], stride[axis])
         x = functools.reduce(combine, entries)
@@ -209,13 +209,14 @@ def _reduce_by_axis(
 
 
 def _entries_of_windows(x: Array, axis: int, extent: int, step: int) -> list[Array]:
-    """The first entries of all windows along an axis, the second ones, and so on."""
-    spare = x.shape[axis] - extent
+    """The i-th entries of all windows along an axis, for each `i < extent`."""
+    room = x.shape[axis] - extent
     if extent != step:
         starts = range(extent)
-        return [jax.lax.slice_in_dim(x, i, i + spare + 1, step, axis) for i in starts]
-    # The gradient concatenates. That of strided slices adds padded arrays.
-    count = spare // step + 1
+        return [jax.lax.slice_in_dim(x, i, i + room + 1, step, axis) for i in starts]
+    # Without overlap, a split is faster: its gradient is a concatenation, while the gradient of
+    # strided slices adds padded arrays.
+    count = room // step + 1
     x = jax.lax.slice_in_dim(x, 0, count * extent, axis=axis)
     x = x.reshape(*x.shape[:axis], count, extent, *x.shape[axis + 1 :])
     parts = jax.lax.split(x, (1,) * extent, axis + 1)
@@ -225,9 +226,8 @@ def _entries_of_windows(x: Array, axis: int, extent: int, step: int) -> list[Arr
 class _AvgPool(OverAxes, Pool):
     """The base of `AvgPool1d`, `AvgPool2d` and `AvgPool3d`.
 
-    Another pool has such a base, a class for each number of axes, and lines in `nn/__init__.py`.
-    `tests/nn/test_sizes.py` lists all of them. For `num_axes` and `init=False` in the
-    header of a class see `OverAxes`.
+    To add a pool, write such a base and a class for each number of axes (see `OverAxes`), and list
+    them in `nn/__init__.py` and `tests/nn/test_sizes.py`.
     """
 
     count_include_pad: bool = field(static=True)
@@ -241,10 +241,10 @@ class _AvgPool(OverAxes, Pool):
         *,
         count_include_pad: bool = True,
     ):
-        """**Arguments:** those of `Pool`, but for the first three, and
+        """**Arguments:** as for `Pool`, without the first three, and
 
-        - `count_include_pad`: whether the sum of a window is divided by the number of all its
-          entries; if not, by the number of those that are in the input.
+        - `count_include_pad`: whether the average includes the padding. If not, the sum of a window
+          is divided by its number of entries that are not padding.
         """
         window = kernel_size, stride, padding, use_ceil
         super().__init__(0, jax.lax.add, self._num_axes, *window)
@@ -258,11 +258,11 @@ class _AvgPool(OverAxes, Pool):
         - `x`: shape `(channels, dim_1, ..., dim_N)` with `N = num_spatial_dims`.
         - `key`: ignored; layers share one signature.
 
-        **Returns:** shape `(channels, new_dim_1, ..., new_dim_N)`; the dtype of `x` if that is
-        floating or complex, else that of `jnp.mean(x)`. The sum is taken in at least float32.
+        **Returns:** shape `(channels, new_dim_1, ..., new_dim_N)`; the dtype of `x` if it is
+        floating or complex, otherwise of `jnp.mean(x)`. Sums are computed in at least float32.
 
-        **Raises:** `ValueError` if `x` has another number of axes or is smaller than a window;
-        `RuntimeError` if the padding is longer than a window.
+        **Raises:** `ValueError` if `x` has the wrong number of axes or is smaller than a window;
+        `RuntimeError` if the padding is larger than a window.
         """
         del key
         pads = self._pads(x)
@@ -271,21 +271,21 @@ class _AvgPool(OverAxes, Pool):
         total = self._reduce(jnp.asarray(x, at_least_float32(dtype)), pads)
         if self.count_include_pad:
             return (total / math.prod(self.kernel_size)).astype(dtype)
-        counts = map(_num_inside, pads, x.shape[1:], self.kernel_size, self.stride)
+        counts = map(_num_not_padding, pads, x.shape[1:], self.kernel_size, self.stride)
         count = functools.reduce(np.multiply.outer, counts, np.ones(1))
         return (total / count.astype(total.dtype)).astype(dtype)
 
 
-def _num_inside(pad: tuple[int, int], size: int, extent: int, step: int) -> np.ndarray:
-    """The number of entries in each window along one axis that are not padding."""
+def _num_not_padding(pad: tuple[int, int], size: int, extent: int, step: int) -> np.ndarray:
+    """The number of entries of each window along one axis that are not padding."""
     starts = np.arange(-pad[0], size + pad[1] - extent + 1, step)
     count = np.clip(starts + extent, 0, size) - np.clip(starts, 0, size)
-    # A window of padding alone has the sum 0, of which 0 should be the average.
+    # The average of a window that is all padding is 0, not 0 / 0.
     return np.maximum(count, 1)
 
 
 class AvgPool1d(_AvgPool, num_axes=1, init=False):
-    """The average of each window over one spatial axis.
+    """Average pooling over one spatial axis.
 
     >>> import jax.numpy as jnp
     >>> AvgPool1d(kernel_size=2, stride=2)(jnp.ones((3, 8))).shape
@@ -294,7 +294,7 @@ class AvgPool1d(_AvgPool, num_axes=1, init=False):
 
 
 class AvgPool2d(_AvgPool, num_axes=2, init=False):
-    """The average of each window over two spatial axes.
+    """Average pooling over two spatial axes.
 
     >>> import jax.numpy as jnp
     >>> AvgPool2d(kernel_size=2, stride=2)(jnp.ones((3, 8, 8))).shape
@@ -303,7 +303,7 @@ class AvgPool2d(_AvgPool, num_axes=2, init=False):
 
 
 class AvgPool3d(_AvgPool, num_axes=3, init=False):
-    """The average of each window over three spatial axes.
+    """Average pooling over three spatial axes.
 
     >>> import jax.numpy as jnp
     >>> AvgPool3d(kernel_size=2, stride=2)(jnp.ones((3, 8, 8, 8))).shape
@@ -317,13 +317,13 @@ class _MaxPool(OverAxes, Pool):
     def __init__(
         self, kernel_size: Sizes, stride: Sizes = 1, padding: Padding = 0, use_ceil: bool = False
     ):
-        """**Arguments:** those of `Pool`, but for the first three."""
+        """**Arguments:** as for `Pool`, without the first three."""
         window = kernel_size, stride, padding, use_ceil
         super().__init__(-math.inf, jax.lax.max, self._num_axes, *window)
 
 
 class MaxPool1d(_MaxPool, num_axes=1, init=False):
-    """The maximum of each window over one spatial axis.
+    """Max pooling over one spatial axis.
 
     >>> import jax.numpy as jnp
     >>> MaxPool1d(kernel_size=2, stride=2)(jnp.ones((3, 8))).shape
@@ -332,7 +332,7 @@ class MaxPool1d(_MaxPool, num_axes=1, init=False):
 
 
 class MaxPool2d(_MaxPool, num_axes=2, init=False):
-    """The maximum of each window over two spatial axes.
+    """Max pooling over two spatial axes.
 
     >>> import jax.numpy as jnp
     >>> MaxPool2d(kernel_size=2, stride=2)(jnp.ones((3, 8, 8))).shape
@@ -341,7 +341,7 @@ class MaxPool2d(_MaxPool, num_axes=2, init=False):
 
 
 class MaxPool3d(_MaxPool, num_axes=3, init=False):
-    """The maximum of each window over three spatial axes.
+    """Max pooling over three spatial axes.
 
     >>> import jax.numpy as jnp
     >>> MaxPool3d(kernel_size=2, stride=2)(jnp.ones((3, 8, 8, 8))).shape
@@ -349,16 +349,16 @@ class MaxPool3d(_MaxPool, num_axes=3, init=False):
     """
 
 
-# --- Pooling to an output of given sizes ---
+# --- Adaptive pooling ---
 
 
 class AdaptivePool(Module):
-    """Reduces an input to given sizes, in each channel by itself, one spatial axis after the other.
+    """Reduces an input to a given output size, separately in each channel.
 
-    An axis of `n` entries is cut into as many windows as the target has entries, each one reduced
-    to one entry. If the target does not divide `n`, the first `n % target` windows are longer by
-    one; or, with `overlap=True`, window `i` goes from `floor(i n / target)` up to
-    `ceil((i + 1) n / target)`, as in PyTorch.
+    The spatial axes are reduced one after another. An axis of `n` entries is divided into `target`
+    windows, and each window is reduced to one entry. If `n` is not divisible by `target`, the first
+    `n % target` windows have one entry more; with `overlap=True`, window `i` instead has the
+    entries from `floor(i n / target)` to `ceil((i + 1) n / target) - 1`, as in PyTorch.
 
     >>> import jax.numpy as jnp
     >>> x = jnp.array([[1.0, 2.0, 3.0, 4.0, 5.0]])
@@ -382,14 +382,14 @@ class AdaptivePool(Module):
     ):
         """**Arguments:**
 
-        - `target_shape`: the sizes of the spatial axes of the output; one integer holds for all.
+        - `target_shape`: sizes of the output's spatial axes, or one integer for all axes.
         - `num_spatial_dims`: number of spatial axes, 2 for images.
-        - `operation`: takes the entries of a window along one axis, of shape `(size,)`, and
-          returns one of shape `()`.
-        - `overlap`: whether windows may share entries where they cannot all be of one length.
+        - `operation`: reduces the entries of a window along one axis, shape `(size,)`, to an array
+          of shape `()`.
+        - `overlap`: whether windows overlap if an axis is not divisible by its target.
 
-        **Raises:** `ValueError` for a size that is not a positive integer, and a sequence of
-        another length than `num_spatial_dims`.
+        **Raises:** `ValueError` for a size that is not a positive integer, or a sequence whose
+        length is not `num_spatial_dims`.
         """
         num_spatial_dims = whole_number(num_spatial_dims, "num_spatial_dims")
         self.target_shape = sizes_by_axis(target_shape, num_spatial_dims, "target_shape")
@@ -406,8 +406,8 @@ class AdaptivePool(Module):
 
         **Returns:** shape `(channels, *target_shape)`.
 
-        **Raises:** `ValueError` if `x` has another number of axes, an empty one, or one of fewer
-        entries than the target has, unless windows may overlap.
+        **Raises:** `ValueError` if `x` has the wrong number of axes or an empty axis, or, without
+        `overlap`, if an axis is shorter than its target.
         """
         del key
         check_input(self, x, ("channels", *axis_names(len(self.target_shape))))
@@ -448,7 +448,7 @@ def _overlapping(operation: Callable, x: Array, axis: int, target: int) -> Array
 
 
 class AdaptiveAvgPool1d(AdaptivePool):
-    """`AdaptivePool` over one spatial axis, with the average of each window.
+    """Adaptive average pooling over one spatial axis.
 
     >>> import jax.numpy as jnp
     >>> AdaptiveAvgPool1d(3)(jnp.ones((4, 8))).shape
@@ -456,12 +456,12 @@ class AdaptiveAvgPool1d(AdaptivePool):
     """
 
     def __init__(self, target_shape: int | Sequence[int], *, overlap: bool = False):
-        """**Arguments:** those of `AdaptivePool`, with `num_spatial_dims=1`."""
+        """**Arguments:** as for `AdaptivePool`, with `num_spatial_dims=1`."""
         super().__init__(target_shape, 1, jnp.mean, overlap=overlap)
 
 
 class AdaptiveAvgPool2d(AdaptivePool):
-    """`AdaptivePool` over two spatial axes, with the average of each window.
+    """Adaptive average pooling over two spatial axes.
 
     >>> import jax.numpy as jnp
     >>> AdaptiveAvgPool2d(2)(jnp.ones((4, 8, 8))).shape
@@ -469,12 +469,12 @@ class AdaptiveAvgPool2d(AdaptivePool):
     """
 
     def __init__(self, target_shape: int | Sequence[int], *, overlap: bool = False):
-        """**Arguments:** those of `AdaptivePool`, with `num_spatial_dims=2`."""
+        """**Arguments:** as for `AdaptivePool`, with `num_spatial_dims=2`."""
         super().__init__(target_shape, 2, jnp.mean, overlap=overlap)
 
 
 class AdaptiveAvgPool3d(AdaptivePool):
-    """`AdaptivePool` over three spatial axes, with the average of each window.
+    """Adaptive average pooling over three spatial axes.
 
     >>> import jax.numpy as jnp
     >>> AdaptiveAvgPool3d(2)(jnp.ones((4, 8, 8, 8))).shape
@@ -482,12 +482,12 @@ class AdaptiveAvgPool3d(AdaptivePool):
     """
 
     def __init__(self, target_shape: int | Sequence[int], *, overlap: bool = False):
-        """**Arguments:** those of `AdaptivePool`, with `num_spatial_dims=3`."""
+        """**Arguments:** as for `AdaptivePool`, with `num_spatial_dims=3`."""
         super().__init__(target_shape, 3, jnp.mean, overlap=overlap)
 
 
 class AdaptiveMaxPool1d(AdaptivePool):
-    """`AdaptivePool` over one spatial axis, with the maximum of each window.
+    """Adaptive max pooling over one spatial axis.
 
     >>> import jax.numpy as jnp
     >>> AdaptiveMaxPool1d(3)(jnp.ones((4, 8))).shape
@@ -495,12 +495,12 @@ class AdaptiveMaxPool1d(AdaptivePool):
     """
 
     def __init__(self, target_shape: int | Sequence[int], *, overlap: bool = False):
-        """**Arguments:** those of `AdaptivePool`, with `num_spatial_dims=1`."""
+        """**Arguments:** as for `AdaptivePool`, with `num_spatial_dims=1`."""
         super().__init__(target_shape, 1, jnp.max, overlap=overlap)
 
 
 class AdaptiveMaxPool2d(AdaptivePool):
-    """`AdaptivePool` over two spatial axes, with the maximum of each window.
+    """Adaptive max pooling over two spatial axes.
 
     >>> import jax.numpy as jnp
     >>> AdaptiveMaxPool2d(2)(jnp.ones((4, 8, 8))).shape
@@ -508,12 +508,12 @@ class AdaptiveMaxPool2d(AdaptivePool):
     """
 
     def __init__(self, target_shape: int | Sequence[int], *, overlap: bool = False):
-        """**Arguments:** those of `AdaptivePool`, with `num_spatial_dims=2`."""
+        """**Arguments:** as for `AdaptivePool`, with `num_spatial_dims=2`."""
         super().__init__(target_shape, 2, jnp.max, overlap=overlap)
 
 
 class AdaptiveMaxPool3d(AdaptivePool):
-    """`AdaptivePool` over three spatial axes, with the maximum of each window.
+    """Adaptive max pooling over three spatial axes.
 
     >>> import jax.numpy as jnp
     >>> AdaptiveMaxPool3d(2)(jnp.ones((4, 8, 8, 8))).shape
@@ -521,5 +521,5 @@ class AdaptiveMaxPool3d(AdaptivePool):
     """
 
     def __init__(self, target_shape: int | Sequence[int], *, overlap: bool = False):
-        """**Arguments:** those of `AdaptivePool`, with `num_spatial_dims=3`."""
+        """**Arguments:** as for `AdaptivePool`, with `num_spatial_dims=3`."""
         super().__init__(target_shape, 3, jnp.max, overlap=overlap)

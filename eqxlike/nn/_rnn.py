@@ -1,4 +1,4 @@
-"""Recurrent cells, which take one step, and the layer that applies a cell to a sequence."""
+"""Recurrent cells, and a layer that applies a cell to a sequence."""
 
 import functools
 from collections.abc import Callable
@@ -29,7 +29,9 @@ def _parameters(
     weight_init: Initializer | None,
     bias_init: Initializer | None,
 ) -> tuple[Parameter | None, ...]:
-    """Input weight, hidden weight and bias of all gates, one below the other; and a bias of one."""
+    """Input weight, hidden weight and bias with the gates along the first axis, and a bias of shape
+    `(hidden_size,)`.
+    """
     rows = num_gates * hidden_size
     dtype, limit = parameter_dtype(dtype), fan_in_limit(hidden_size)
     return (
@@ -44,16 +46,16 @@ class GRUCell(Module):
     """One step of a gated recurrent unit.
 
     Cho, van Merriënboer, Gulcehre, Bahdanau, Bougares, Schwenk & Bengio (2014), "Learning Phrase
-    Representations using RNN Encoder-Decoder", with the reset gate after the product, as cuDNN and
-    PyTorch have it:
+    Representations using RNN Encoder-Decoder". As in cuDNN and PyTorch, the reset gate is applied
+    after the product:
 
         r = sigmoid(W_r x + b_r + U_r h)
         z = sigmoid(W_z x + b_z + U_z h)
         n = tanh(W_n x + b_n + r * (U_n h + bias_n))
         h' = n + z * (h - n)
 
-    Rows of the weights are the gates r, z, n. Parameters start uniform on `(-1/sqrt(hidden_size),
-    1/sqrt(hidden_size))`.
+    The weights contain the gates in the order r, z, n along the first axis. Parameters are
+    initialised from the uniform distribution on `(-1/sqrt(hidden_size), 1/sqrt(hidden_size))`.
 
     >>> import jax, jax.numpy as jnp
     >>> cell = GRUCell(input_size=3, hidden_size=4, key=jax.random.key(0))
@@ -89,10 +91,11 @@ class GRUCell(Module):
         - `input_size`: length of the input.
         - `hidden_size`: length of the hidden state.
         - `use_bias`: whether the gates have biases.
-        - `dtype`: of the parameters; JAX's default float if `None`.
-        - `weight_init`, `bias_init`: instead of the uniform draw, one of `jax.nn.initializers` or a
-          function of your own, called with `(inputs, 3 * hidden_size)` for a weight.
-        - `key`: for the initial parameters.
+        - `dtype`: dtype of the parameters; JAX's default float if `None`.
+        - `weight_init`, `bias_init`: initializers that replace the uniform distribution, from
+          `jax.nn.initializers` or any function `init(key, shape, dtype)`. `weight_init` is called
+          with the shapes `(input_size, 3 * hidden_size)` and `(hidden_size, 3 * hidden_size)`.
+        - `key`: draws the initial parameters.
 
         **Raises:** `ValueError` for a size that is not a non-negative integer.
         """
@@ -121,7 +124,7 @@ class GRUCell(Module):
 
         **Returns:** the next hidden state, shape `(hidden_size,)`.
 
-        **Raises:** `ValueError` if one of them has another shape.
+        **Raises:** `ValueError` if `input` or `hidden` has another shape.
         """
         del key
         check_input(self, input, (self.input_size,), "input")
@@ -146,7 +149,7 @@ class GRUCell(Module):
 class LSTMCell(Module):
     """One step of a long short-term memory.
 
-    Hochreiter & Schmidhuber (1997), "Long Short-Term Memory", with the forget gate of Gers,
+    Hochreiter & Schmidhuber (1997), "Long Short-Term Memory", with the forget gate from Gers,
     Schmidhuber & Cummins (2000), "Learning to Forget":
 
         i, f, o = sigmoid(W_{i,f,o} x + U_{i,f,o} h + b_{i,f,o})
@@ -154,8 +157,8 @@ class LSTMCell(Module):
         c' = f * c + i * g
         h' = o * tanh(c')
 
-    Rows of the weights are the gates i, f, g, o. Parameters start uniform on
-    `(-1/sqrt(hidden_size), 1/sqrt(hidden_size))`.
+    The weights contain the gates in the order i, f, g, o along the first axis. Parameters are
+    initialised from the uniform distribution on `(-1/sqrt(hidden_size), 1/sqrt(hidden_size))`.
 
     >>> import jax, jax.numpy as jnp
     >>> cell = LSTMCell(input_size=3, hidden_size=4, key=jax.random.key(0))
@@ -188,12 +191,13 @@ class LSTMCell(Module):
         """**Arguments:**
 
         - `input_size`: length of the input.
-        - `hidden_size`: length of the hidden state, and of the memory.
+        - `hidden_size`: length of the hidden state and of the memory.
         - `use_bias`: whether the gates have biases.
-        - `dtype`: of the parameters; JAX's default float if `None`.
-        - `weight_init`, `bias_init`: instead of the uniform draw, one of `jax.nn.initializers` or a
-          function of your own, called with `(inputs, 4 * hidden_size)` for a weight.
-        - `key`: for the initial parameters.
+        - `dtype`: dtype of the parameters; JAX's default float if `None`.
+        - `weight_init`, `bias_init`: initializers that replace the uniform distribution, from
+          `jax.nn.initializers` or any function `init(key, shape, dtype)`. `weight_init` is called
+          with the shapes `(input_size, 4 * hidden_size)` and `(hidden_size, 4 * hidden_size)`.
+        - `key`: draws the initial parameters.
 
         **Raises:** `ValueError` for a size that is not a non-negative integer.
         """
@@ -222,7 +226,7 @@ class LSTMCell(Module):
 
         **Returns:** the next pair, of the same shapes.
 
-        **Raises:** `ValueError` if one of them has another shape, or `hidden` is no pair.
+        **Raises:** `ValueError` if an array has another shape, or `hidden` is not a pair.
         """
         del key
         try:
@@ -248,10 +252,10 @@ class LSTMCell(Module):
 
 
 class RNN(Module):
-    """A recurrent layer: a cell applied to one input of a sequence after another.
+    """A recurrent layer: applies a cell to each input of a sequence with `jax.lax.scan`.
 
-    The output of a step is the new state, or its first part if the state is a tuple, as of an
-    `LSTMCell`. For a batch write `jax.vmap(rnn)(xs)`.
+    The output of each step is the new state; if the state is a tuple, as for an `LSTMCell`, it is
+    the first element. For a batch write `jax.vmap(rnn)(xs)`.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -261,7 +265,7 @@ class RNN(Module):
     >>> outputs.shape, hidden.shape
     ((10, 4), (4,))
 
-    Two of them read a sequence in both directions:
+    A bidirectional RNN consists of two layers:
 
     >>> backward = nn.RNN(nn.LSTMCell(3, 4, key=key2), reverse=True)
     >>> def both(xs, length=None):
@@ -277,11 +281,11 @@ class RNN(Module):
     def __init__(self, cell: Callable[..., Any], *, reverse: bool = False):
         """**Arguments:**
 
-        - `cell`: an `LSTMCell`, a `GRUCell`, or any `cell(x, state)` that returns the next state, a
-          pytree of arrays of the same shapes and dtypes. A cell that takes a `key` gets another in
-          each step.
-        - `reverse`: go from the last input to the first. The output of each input stands at its
-          place in the sequence.
+        - `cell`: an `LSTMCell`, a `GRUCell`, or any function `cell(x, state)` that returns the next
+          state, a pytree of arrays with the same shapes and dtypes. A cell that takes a `key` gets
+          a new one in each step.
+        - `reverse`: whether to process the sequence from the last input to the first. Output `i`
+          still belongs to input `i`.
 
         **Raises:** `TypeError` for a cell that is not a function.
         """
@@ -299,18 +303,16 @@ class RNN(Module):
     ) -> tuple[Shaped[Array, "sequence ..."], PyTree]:
         """**Arguments:**
 
-        - `xs`: the inputs, shape `(sequence, input_size)`, or what the cell takes after the first
-          axis.
-        - `state`: before the first step; zeros if `None`. A cell of your own needs one.
-        - `length`: number of inputs before the padding of a padded sequence. Later inputs leave the
-          state unchanged, and their outputs are zero. With `reverse` the first step reads the input
-          at `length - 1`.
-        - `key`: split into one key a step.
+        - `xs`: the inputs, shape `(sequence, input_size)`; for a custom cell `(sequence, ...)`.
+        - `state`: initial state; zeros if `None`. Required for a custom cell.
+        - `length`: number of inputs before the padding. The padding leaves the state unchanged, and
+          its outputs are zero. With `reverse` the first input is `xs[length - 1]`.
+        - `key`: split into one key for each step.
 
-        **Returns:** the outputs of all steps, stacked along the first axis, and the last state.
+        **Returns:** the outputs of all steps, stacked along the first axis, and the final state.
 
         **Raises:** `ValueError` for inputs or a length of another shape; `TypeError` for a length
-        that is not an integer, and for a cell of your own without a state.
+        that is not an integer, or if the state of a custom cell is missing.
         """
         cell = self.cell
         is_own = isinstance(cell, GRUCell | LSTMCell)
@@ -320,7 +322,9 @@ class RNN(Module):
         if length is not None:
             check_input(self, length, (), "length")
             if not jnp.issubdtype(jnp.result_type(length), jnp.integer):
-                raise TypeError(f"{describe(self)} expected length to be an integer: {length!r}.")
+                raise TypeError(
+                    f"{describe(self)} expected length to be an integer, got {length!r}."
+                )
         keys, key_of = as_data(None if key is None else jr.split(key, len(xs)))
 
         def step(state: Any, row: Any) -> tuple[Any, Any]:
@@ -340,8 +344,8 @@ class RNN(Module):
         cell = self.cell
         if not isinstance(cell, GRUCell | LSTMCell):
             raise TypeError(
-                f"{describe(self)} knows the initial state of an LSTMCell or a GRUCell, and its "
-                f"cell is {type(cell).__name__}: call it with a state, `rnn(xs, state)`."
+                f"{describe(self)} has a default initial state only for an LSTMCell or a GRUCell; "
+                f"its cell is {type(cell).__name__}. Pass the state: `rnn(xs, state)`."
             )
         dtype = jnp.result_type(xs, cell.weight_hh)
         zeros = vary(jnp.zeros(cell.hidden_size, dtype), varying_axes(xs))

@@ -42,27 +42,28 @@ Remat = bool | Literal["cheap", "nothing"]
 
 
 class ScanStack(StatefulLayer, Stacked):
-    """`depth` layers of the same form, one after another, compiled once.
+    """Applies `depth` layers of equal structure with `jax.lax.scan`, so that only one is compiled.
 
-    Each array of `layers` has a leading axis of length `depth`, and `jax.lax.scan` walks along it:
-    however deep the stack, one layer is traced and compiled. All layers have the same structure,
-    and return what has the shapes and dtypes of what they got.
+    Each array of `layers` has a leading axis of length `depth`. Compile time does not grow with
+    depth. Each layer must return the same structure, shapes and dtypes as its input.
 
-    Compared with a list on a CPU (`python -m benchmarks.models --first-steps`), a process with 12
-    transformer blocks of 64 features came to the end of its first training step in 0.68 of the
-    time. A later step took 1.16 of the time for 4 such blocks, 0.88 for 6 of 256 features, and 0.7
-    of the memory; on an H100 it took 1.1 of the time.
+    Compared with a list of layers on a CPU (`python -m benchmarks.models --first-steps`), a process
+    with 12 transformer blocks of 64 features finished its first training step in 0.68 of the time.
+    Later steps took 1.16 of the time for 4 such blocks, and 0.88 of the time and 0.7 of the memory
+    for 6 blocks of 256 features. On an H100 they took 1.1 of the time.
 
-    `nn.freeze(stack, lambda stack: stack[:2])` freezes some of the layers. Then `layers` is a tuple
+    `nn.freeze(stack, lambda stack: stack[:2])` freezes some of the layers. `layers` is then a tuple
     of stacks, one for each run of successive layers with the same frozen arrays, and each run is a
     separate loop. Outputs, gradients and `unstack()` stay the same.
 
-    Layers may be stateful. In the `State` of the model their values stand stacked as well: that of
-    one layer is `jax.tree.map(lambda value: value[index], state.substate(stack.layers))`.
+    Layers may be stateful. Their values in the `State` of the model are stacked as well; the value
+    of one layer is `jax.tree.map(lambda value: value[index], state.substate(stack.layers))`.
 
-    In a step made with `train.fsdp` a layer is all-gathered as the loop comes to it, and again in
-    the backward pass: no two are whole at one time, but for those of one `unroll`.
-    Without `remat`, layers that print or write keep all that they compute, and do so once.
+    In a step made with `train.fsdp`, each layer is all-gathered when the loop reaches it, and again
+    in the backward pass, so that only the layers of one `unroll` are unsharded at a time.
+
+    Layers with side effects, such as printing, save all results, so that the backward pass does not
+    repeat the effects; `remat=True` repeats them.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -91,23 +92,23 @@ class ScanStack(StatefulLayer, Stacked):
 
         - `make_layer`: a function from a key to a layer.
         - `depth`: number of layers.
-        - `remat`: what the backward pass computes again. `False` or `"cheap"`: elementwise
-          operations such as sums, ReLU and tanh; the results of matrix products are kept.
-          `"nothing"`: all results are kept, which takes memory, and time to write and read. `True`:
-          the inside of each layer; memory then grows with the sizes of the layers' inputs alone.
-        - `unroll`: how many layers to compile side by side in one turn of the loop.
-        - `key`: split into one key a layer, so that the layers are those of `[make_layer(key) for
-          key in jax.random.split(key, depth)]`.
+        - `remat`: what the backward pass recomputes. `False` or `"cheap"` recompute elementwise
+          operations, such as sums, ReLU and tanh, and save the results of matrix products.
+          `"nothing"` saves all results, which costs memory, and time to write and read them. `True`
+          saves only the input of each layer, and recomputes the rest.
+        - `unroll`: number of layers to compile into one iteration of the loop.
+        - `key`: split into one key for each layer. The layers equal `[make_layer(key) for key in
+          jax.random.split(key, depth)]`.
 
-        **Raises:** `ValueError` if `depth` or `unroll` is not a positive integer, or for another
-        `remat`; `TypeError` if `make_layer` is a layer, or no function.
+        **Raises:** `ValueError` if `depth` or `unroll` is not a positive integer, or `remat` is
+        unknown; `TypeError` if `make_layer` is a layer, or cannot be called.
         """
         depth = whole_number(depth, "depth")
         if isinstance(make_layer, Module) or not callable(make_layer):
             raise TypeError(
                 "ScanStack expected a function from a key to a layer, such as `lambda key: "
-                f"nn.Linear(8, 8, key=key)`; got {type(make_layer).__name__}. Existing layers are "
-                "stacked by `ScanStack.stack(layers)`."
+                f"nn.Linear(8, 8, key=key)`; got {type(make_layer).__name__}. Use "
+                "`ScanStack.stack(layers)` for existing layers."
             )
         if remat not in (True, False, *_POLICIES):
             raise ValueError(
@@ -122,11 +123,12 @@ class ScanStack(StatefulLayer, Stacked):
     def stack(
         cls, layers: Sequence[Callable], *, remat: Remat = False, unroll: int = 1
     ) -> "ScanStack":
-        """The stack of layers that are there already: the inverse of `unstack`.
+        """Stacks existing layers; the inverse of `unstack`.
 
-        **Raises:** `ValueError` with the path if layers differ in more than the values of their
-        arrays and in which arrays are frozen, for example in an activation; if a layer has a
-        `jax.Ref`; and if there is no layer.
+        Layers may differ only in the values of their arrays and in which arrays are frozen.
+
+        **Raises:** `ValueError` with the path of any other difference, such as the activation; if a
+        layer contains a `jax.Ref`; or if `layers` is empty.
         """
         if not layers:
             raise ValueError("ScanStack.stack needs at least one layer.")
@@ -137,22 +139,23 @@ class ScanStack(StatefulLayer, Stacked):
         for index, layer in enumerate([first, *others]):
             if difference := _explain_difference(first, layer, index):
                 raise ValueError(
-                    "ScanStack.stack needs layers that differ in the values of their arrays alone: "
+                    "ScanStack.stack needs layers that differ only in the values of their arrays: "
                     f"{difference}."
                 )
             for path, leaf in jtu.tree_leaves_with_path(layer):
                 if is_reference(leaf):
                     raise ValueError(
-                        f"ScanStack.stack cannot stack a jax.Ref, and layers[{index}]"
-                        f"{jtu.keystr(path)} is one: put these layers into a Sequential."
+                        f"ScanStack.stack cannot stack a jax.Ref, such as layers[{index}]"
+                        f"{jtu.keystr(path)}: use a Sequential for these layers."
                     )
         options = {"remat": remat, "unroll": unroll, "key": jr.key(0)}
         no_layer: Any = jnp.zeros(())
         return cls(lambda key: no_layer, 1, **options).with_layers(layers)
 
     def with_layers(self, layers: Sequence[Any]) -> Self:
-        """**Returns:** this stack with other layers, which may differ only in the values of their
-        arrays and in which arrays are frozen.
+        """**Returns:** a stack of other layers with the options of this one.
+
+        The layers may differ only in the values of their arrays and in which arrays are frozen.
         """
         alike = itertools.groupby(layers, key=jtu.tree_structure)
         runs = [self._storing(stack_layers(run), len(run)) for _, (*run,) in alike]
@@ -164,7 +167,7 @@ class ScanStack(StatefulLayer, Stacked):
         return new
 
     def runs(self) -> list[tuple["ScanStack", slice]]:
-        """**Returns:** stacks of successive layers with the same frozen arrays, with slices."""
+        """**Returns:** stacks of successive layers with equal frozen arrays, and their slices."""
         is_split = isinstance(self.layers, tuple) and isinstance(self.layers[0], ScanStack)
         stacks = self.layers if is_split else (self,)
         stops = itertools.accumulate(stack.depth for stack in stacks)
@@ -172,13 +175,13 @@ class ScanStack(StatefulLayer, Stacked):
         return [(stack, slice(stop - stack.depth, stop)) for stack, stop in pairs]
 
     def unstack(self) -> tuple[Any, ...]:
-        """**Returns:** the layers by themselves, as a tuple."""
+        """**Returns:** the separate layers, as a tuple."""
         return tuple(self[index] for index in range(self.depth))
 
     def __getitem__(self, index: int | slice) -> Any:
-        """The layer at an integer, or a `ScanStack` of the layers in a slice.
+        """The layer at an integer index, or a `ScanStack` of the layers in a slice.
 
-        **Raises:** `IndexError` past either end, `ValueError` for a slice without layers.
+        **Raises:** `IndexError` for an index out of range; `ValueError` for an empty slice.
         """
         if isinstance(index, slice):
             places = range(self.depth)[index]
@@ -196,7 +199,7 @@ class ScanStack(StatefulLayer, Stacked):
                 raise ValueError(
                     f"ScanStack of depth {run.depth} has an array of shape {leaf.shape} at "
                     f"stack.layers{jtu.keystr(path)}, whose first axis is not the axis of layers. "
-                    "Inside an ensemble made by `filter_vmap`, take layers inside `filter_vmap`."
+                    "For an ensemble made by `filter_vmap`, index the stack inside `filter_vmap`."
                 )
         return run.gather(layer_at(run.layers, index - places.start))
 
@@ -212,16 +215,16 @@ class ScanStack(StatefulLayer, Stacked):
     ) -> Any:
         """**Arguments:**
 
-        - `x`: the input of the first layer: an array, or a pytree of arrays.
-        - `*args`: passed to every layer as they are, a mask say.
-        - `state`: needed if the layers are stateful; may then be given as the first of `args`.
-        - `key`: split into one key a layer. Without it a layer that takes a key gets `None`.
+        - `x`: the input of the first layer, an array or a pytree of arrays.
+        - `*args`: passed to every layer, such as a mask.
+        - `state`: required if the layers are stateful; may also be the first of `args`.
+        - `key`: split into one key for each layer. If it is `None`, layers that take a key get
+          `None`.
 
-        **Returns:** the output of the last layer; the pair of that and the state if there is a
-        `state`.
+        **Returns:** the output of the last layer; `(output, state)` if `state` is passed.
 
-        **Raises:** `TypeError` if a layer returns other shapes or dtypes than it got, or if the
-        layers need the state and there is none.
+        **Raises:** `TypeError` if the output of a layer has another structure, shape or dtype than
+        its input, or if the layers are stateful and `state` is missing.
         """
         has_state = self.is_stateful()
         if has_state and state is NO_STATE and args:
@@ -238,7 +241,7 @@ class ScanStack(StatefulLayer, Stacked):
             if not has_state:
                 x, _ = run._scan(x, args, None, own_keys)
                 continue
-            # If layers were frozen after the state was made, their runs share one array of values.
+            # Runs of layers that were frozen after the state was made share one stacked value.
             values = state.substate(run.layers)
             kind = jtu.tree_structure(values)
             own = slice(num_seen[kind], num_seen[kind] + run.depth)
@@ -255,16 +258,16 @@ class ScanStack(StatefulLayer, Stacked):
             for a in jtu.tree_leaves(values)
         ):
             raise ValueError(
-                f"{describe(self)} has {self.depth} layers, but the state has values for another "
-                "number of layers. A slice of stateful layers cannot be called with the state of "
-                "the whole stack: call the whole stack."
+                f"{describe(self)} has {self.depth} layers, but the state has values for a "
+                "different number of layers. A slice of a stateful stack cannot be called with the "
+                "state of the whole stack: call the whole stack."
             )
         return x if state is NO_STATE else (x, state)
 
     def _scan(
         self, x: Any, args: tuple[Any, ...], state: State | None, keys: PRNGKeyArray | None
     ) -> tuple[Any, Any]:
-        """The output of the last layer, and the states of all layers, stacked, if there are any."""
+        """The output of the last layer, and the stacked states of all layers."""
         arrays, static = partition(self.layers, is_array)
         key_data, key_of = as_data(keys)
 
@@ -275,62 +278,64 @@ class ScanStack(StatefulLayer, Stacked):
             return layer(x, *args, state=state, **key_for(layer, key))
 
         x = jtu.tree_map(jnp.asarray, x)
-        turns = arrays, state, key_data
-        # Inside a loop nothing can be merged with the pass before, so nothing need be fenced.
+        xs = arrays, state, key_data
+        # Inside a loop XLA cannot merge the recomputation with the forward pass, so that
+        # `prevent_cse` is not needed.
         if self.remat is True:
             apply = filter_checkpoint(apply, prevent_cse=False)
-        elif not _has_effects(apply, x, turns):
+        elif not _has_effects(apply, x, xs):
             policy = _POLICIES[self.remat or "cheap"]
             apply = filter_checkpoint(apply, prevent_cse=False, policy=policy)
 
-        def step(x: Any, turn: Any) -> tuple[Any, State | None]:
-            output, state = apply(x, *turn)
-            _check_same_form(x, output)
+        def step(x: Any, xs_of_layer: Any) -> tuple[Any, State | None]:
+            output, state = apply(x, *xs_of_layer)
+            _check_output(x, output)
             return output, state
 
-        return jax.lax.scan(step, x, turns, self.depth, unroll=self.unroll)
+        return jax.lax.scan(step, x, xs, self.depth, unroll=self.unroll)
 
 
 def _stacked_layers(
     make_layer: Callable[[PRNGKeyArray], Any], key: PRNGKeyArray, depth: int
 ) -> Any:
-    """`make_layer` of each part of `key`, stacked.
+    """Stacks `make_layer(key)` for each part of `key`.
 
-    A few small layers are made one after another, by NumPy, and stacked on the host. Programs that
-    draw all layers at once are compiled first: a language model of 12 blocks of 64 features was
-    built in 8.5 seconds on the processor's clock rather than 1.
+    A few small layers are made one by one, drawn by NumPy and stacked on the host. A `vmap` over
+    all keys must be compiled first: building a language model of 12 blocks of 64 features then took
+    8.5 seconds of CPU time instead of 1.
     """
 
     def make(key: PRNGKeyArray, like: Any = None) -> Any:
         return with_array_states(make_layer(key), like)
 
-    if depth <= _MAX_APART and not isinstance(key, Tracer):
+    if depth <= _MAX_SEPARATE and not isinstance(key, Tracer):
         first_key, *others = split_key(key, depth)
         first = make(first_key)
         leaves = [leaf for leaf in jtu.tree_leaves(first) if is_array(leaf)]
         is_small = sum(leaf.nbytes for leaf in leaves) <= _MAX_BYTES
         if is_small and all(map(_is_stacked_on_host, leaves)):
             layers = [first, *(make(other, first) for other in others)]
-            # A `vmap` makes one layer, so that two functions, say, of one place cannot differ.
+            # Layers may differ in static values, such as a new lambda in each; a `vmap` calls
+            # `make_layer` only once.
             if not any(_explain_difference(first, layer, 0) for layer in layers):
                 return stack_layers(layers, _stack_on_host)
-    # The check for keys that are used twice may have seen a first layer.
+    # `clone`, because the key reuse checker may have seen the key used for a first layer above.
     return filter_vmap(make)(jr.split(jr.clone(key), depth))
 
 
-_MAX_APART, _MAX_BYTES = 32, 2**22
-"""Up to this many layers of this size are made one after another."""
+_MAX_SEPARATE, _MAX_BYTES = 32, 2**22
+"""The largest number of layers, and bytes of a layer, for which layers are made one by one."""
 
 
 def _is_stacked_on_host(leaf: Any) -> bool:
-    """Whether `leaf` is an array that is the same after a way through NumPy."""
+    """Whether `leaf` is an array that a round trip through NumPy leaves unchanged."""
     if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
         return False
     return len(leaf.devices()) == 1 and not is_key(leaf) and not leaf.weak_type
 
 
 def _stack_on_host(*leaves: jax.Array) -> jax.Array:
-    # Those who disallow transfers mean their own.
+    # A user's transfer guard is meant for the user's own transfers.
     with jax.transfer_guard("allow"):
         return jax.device_put(np.stack(jax.device_get(leaves)), place_of(leaves[0]))
 
@@ -345,25 +350,26 @@ _CHEAP = frozenset(
         *("iota", "pad", "reshape", "rev", "slice", "split", "squeeze", "transpose"),
     )
 )
-"""What XLA fuses into the operation that reads it."""
+"""Primitives that XLA fuses into the operation that reads their result."""
 
 
-def _keep_what_costs(primitive: Any, *args: Any, **params: Any) -> bool:
-    """The policy that recomputes what is cheaper to compute than to keep.
+def _save_expensive(primitive: Any, *args: Any, **params: Any) -> bool:
+    """Checkpoint policy that recomputes cheap operations and saves the results of all others.
 
-    Of layers in sequence XLA decides this by itself. Across a loop it cannot: what is kept is
-    written to an array with an axis of layers, and read from there. Of 4 transformer blocks of 64
-    features, a step that kept all took 1.9 times that of a list of blocks, and 1.5 of its memory.
+    For layers outside a loop XLA makes this decision itself. In a loop, saved results are written
+    to an array with an axis of layers and read from it. For 4 transformer blocks of 64 features, a
+    step that saved all results took 1.9 times the time and 1.5 times the memory of a list of
+    blocks.
     """
     is_cheap = primitive.name in _CHEAP
     return not is_cheap and keep_all_but_gathered(primitive, *args, **params)
 
 
-_POLICIES = {"cheap": _keep_what_costs, "nothing": keep_all_but_gathered}
+_POLICIES = {"cheap": _save_expensive, "nothing": keep_all_but_gathered}
 
 
 def _explain_difference(first: Any, layer: Any, index: int) -> str | None:
-    """A text on where `layer`, at `index`, is not as the first; `None` if they can be stacked."""
+    """Explains where `layer`, at `index`, differs from `first`; `None` if they can be stacked."""
     difference = find_static_difference(layer, first) or find_difference(
         layer, first, same_shape_and_dtype
     )
@@ -374,25 +380,25 @@ def _unfrozen(layer: Any) -> Any:
     return freeze_where(layer, jtu.tree_map(lambda _: False, layer))
 
 
-def _has_effects(apply: Callable[..., Any], x: Any, turns: tuple[Any, ...]) -> bool:
-    """Whether a layer has an effect that must not be repeated in the backward pass, as a print.
+def _has_effects(apply: Callable[..., Any], x: Any, xs: tuple[Any, ...]) -> bool:
+    """Whether a layer has a side effect, such as a print, that the backward pass must not repeat.
 
-    To JAX a sum over a named axis is an effect too; it may be repeated.
+    JAX also counts collectives over a named axis as effects; these may be repeated.
     """
 
-    def of_one(leaf: Any) -> Any:
+    def of_one_layer(leaf: Any) -> Any:
         if not is_array(leaf):
             return leaf
         weak_type = getattr(leaf, "weak_type", False)
         return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, weak_type=weak_type)
 
-    jaxpr = filter_make_jaxpr(apply)(x, *jtu.tree_map(of_one, turns))[0]
+    jaxpr = filter_make_jaxpr(apply)(x, *jtu.tree_map(of_one_layer, xs))[0]
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in jaxpr.effects)
 
 
-def _check_same_form(x: Any, output: Any) -> None:
+def _check_output(x: Any, output: Any) -> None:
     if difference := find_difference(x, output, same_shape_and_dtype):
         raise TypeError(
-            "A layer of a ScanStack must return what the next one can take, of the structure, "
-            f"shapes and dtypes that it got: {difference.explain('input', 'output')}."
+            "A layer of a ScanStack must return the same structure, shapes and dtypes as its "
+            f"input: {difference.explain('input', 'output')}."
         )

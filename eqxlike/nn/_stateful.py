@@ -1,4 +1,4 @@
-"""Layers with state: the state next to the model, and the indices into it."""
+"""Stateful layers: `State`, the values stored outside the model, and `StateIndex`, their keys."""
 
 import functools
 from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
     from .._module import AbstractClassVar
 
-# --- The places in the state of a model where layers find what is their own ---
+# --- Indices: the keys of a layer's values in a `State` ---
 
 
 Value = TypeVar("Value")
@@ -28,12 +28,12 @@ Model = TypeVar("Model")
 
 
 class _Marker:
-    """Stands for an index that has no path yet. One is equal to itself alone."""
+    """The marker of an index that has no path yet; equal only to itself."""
 
     __slots__ = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Marker":
-        # A copy of a model goes with the State of the model.
+        # A copied model must still match the State of the original.
         return self
 
     def __repr__(self) -> str:
@@ -41,11 +41,11 @@ class _Marker:
 
 
 class DeletedValue(Module):
-    """Stands where an initial value was, and has no leaves, so that nothing is trained or saved."""
+    """Replaces a deleted initial value. It has no leaves, so that it is not trained or saved."""
 
 
 class StateIndex(StatePlace, Generic[Value]):
-    """The place in a `State` of what is a layer's own, and the value that stands there at first.
+    """The key of a layer's value in a `State`, together with the initial value.
 
     >>> import jax.numpy as jnp
     >>> from eqxlike import nn
@@ -70,9 +70,10 @@ class StateIndex(StatePlace, Generic[Value]):
     def __init__(self, init: Value, *, marker: Any = None):
         """**Arguments:**
 
-        - `init`: the initial value, a pytree of arrays. Shapes and dtypes stay what they are.
-        - `marker`: hashable, the name under which a `State` has the value. Unique if left out,
-          until `make_with_state` puts the path of the index in the model in its place.
+        - `init`: the initial value, a pytree of arrays. Later values have the same shapes and
+          dtypes.
+        - `marker`: a hashable name of the value. By default a unique object, which
+          `make_with_state` replaces by the path of the index in the model.
         """
         self.marker = _Marker() if marker is None else marker
         self.init = init
@@ -83,18 +84,18 @@ def is_index(node: Any) -> bool:
 
 
 def is_named(index: StateIndex) -> bool:
-    """Whether an index has a path, or a marker that somebody gave it."""
+    """Whether the marker of an index is a path, or was given by the user."""
     return not isinstance(index.marker, _Marker)
 
 
 def find_indices(model: PyTree) -> list[tuple[Any, StateIndex]]:
-    """The indices in a tree, each with its path."""
+    """The indices in a pytree, with their paths."""
     nodes = jtu.tree_leaves_with_path(model, is_leaf=is_index)
     return [(path, node) for path, node in nodes if is_index(node)]
 
 
 def map_indices(function: Callable[[str, StateIndex], StateIndex], model: PyTree) -> PyTree:
-    """`model` with `function(path, index)` in the place of each index."""
+    """Replaces each index in `model` by `function(path, index)`."""
 
     def visit(path: tuple[Any, ...], node: Any) -> Any:
         return function(jtu.keystr(path), node) if is_index(node) else node
@@ -103,9 +104,9 @@ def map_indices(function: Callable[[str, StateIndex], StateIndex], model: PyTree
 
 
 def with_array_states(layer: Model, like: PyTree = None) -> Model:
-    """`layer` with an array for each number that a state begins with, so that it can be stacked.
+    """Converts the initial values of a layer's states to arrays, so that layers can be stacked.
 
-    An index that has no name yet gets the marker that stands in its place in `like`, if one does.
+    An index without a name gets the marker of the index at the same path in `like`, if any.
     """
     markers = {jtu.keystr(path): index.marker for path, index in find_indices(like)}
 
@@ -120,15 +121,15 @@ def with_array_states(layer: Model, like: PyTree = None) -> Model:
 
 
 def delete_init_state(model: Model) -> Model:
-    """Takes the initial values out of a model, of which a `State` has been made.
+    """Removes the initial values from a model, after a `State` was made from it.
 
-    `make_with_state` does it by itself.
+    `make_with_state` calls this function.
 
     **Arguments:**
 
     - `model`: any pytree.
 
-    **Returns:** a copy without initial values, whose indices are those of `model`.
+    **Returns:** a copy of `model` whose indices have no initial values.
 
     >>> import jax.numpy as jnp
     >>> from eqxlike import nn
@@ -141,31 +142,30 @@ def delete_init_state(model: Model) -> Model:
     return map_indices(lambda _, index: StateIndex(DeletedValue(), marker=index.marker), model)
 
 
-# The state of a model, which its layers take as they are called and return with the output.
+# --- The state of a model ---
 
 
 Params = ParamSpec("Params")
 
-_OLD = (
-    "This State is out of date: `set` or `update` made a newer one of it. Most often a state was "
-    "passed on twice:\n"
+_OUT_OF_DATE = (
+    "This State is out of date: `set` or `update` replaced it by a newer one. Usually a state was "
+    "used twice:\n"
     "    x, state2 = layer1(x, state1)\n"
-    "    x, state3 = layer2(x, state1)  # state2 was meant\n"
-    "Use the state that came back last. To keep one on purpose, copy it beforehand, with "
+    "    x, state3 = layer2(x, state1)  # should be state2\n"
+    "Use the state that was returned last. To keep an old state, copy it first with "
     "`copy.copy(state)`."
 )
 
 
 class State(StateValues, _traits=Traits(is_immutable=False)):
-    """The values of all the `StateIndex`es of a model, such as the running statistics of its
-    `BatchNorm`s.
+    """The values of all `StateIndex`es of a model, such as the running statistics of `BatchNorm`.
 
-    A layer gets it as an argument, and returns it with what has changed. Made by `make_with_state`.
-    It is a pytree of arrays, in the order of the indices in the model: it goes through
-    transformations and loops, and into files, as any other.
+    Made by `make_with_state`. A stateful layer takes the State as an argument and returns the new
+    State. A State is a pytree of arrays, in the order of the indices in the model, and works with
+    transformations, loops and serialisation.
 
-    `set` and `update` return a new State and make the old one unusable, so that no change is lost
-    by passing on the wrong one.
+    `set` and `update` return a new State and invalidate the old one, so that an old State cannot be
+    used by mistake.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -188,10 +188,10 @@ class State(StateValues, _traits=Traits(is_immutable=False)):
     def __init__(self, model: PyTree):
         """**Arguments:**
 
-        - `model`: any pytree. It keeps its initial values: `delete_init_state` takes them out.
+        - `model`: any pytree. It keeps its initial values; `delete_init_state` removes them.
 
-        **Raises:** `ValueError` for a model whose initial values were taken out; `TypeError` for
-        an initial value that is not made of arrays.
+        **Raises:** `ValueError` if an initial value was removed; `TypeError` for an initial value
+        that is not a pytree of arrays.
         """
         check_instance(model, "State")
         values: dict[Any, PyTree[Array]] = {}
@@ -200,8 +200,9 @@ class State(StateValues, _traits=Traits(is_immutable=False)):
             if isinstance(index.init, DeletedValue):
                 raise ValueError(
                     f"The StateIndex at {where} has no initial value: `make_with_state` or "
-                    "`delete_init_state` took it out. Use the State that came with the model. For "
-                    "a model made of parts call `make_with_state` once, on what makes all of it."
+                    "`delete_init_state` removed it. Use the State that was made with the model. "
+                    "For a model with several parts call `make_with_state` once, on the function "
+                    "that makes the whole model."
                 )
             values[index.marker] = jtu.tree_map(functools.partial(_initial, where), index.init)
         self._markers = tuple(values)
@@ -212,10 +213,10 @@ class State(StateValues, _traits=Traits(is_immutable=False)):
 
         - `item`: a `StateIndex` of the model.
 
-        **Returns:** the value that the index has now.
+        **Returns:** the current value of the index.
 
-        **Raises:** `KeyError` if this State does not have that index, `ValueError` for something
-        else than a `StateIndex`, and if this State is out of date.
+        **Raises:** `KeyError` if `item` is not in this State; `ValueError` if `item` is not a
+        `StateIndex`, or this State is out of date.
         """
         return self._values[self._position(item)]
 
@@ -223,15 +224,15 @@ class State(StateValues, _traits=Traits(is_immutable=False)):
         """**Arguments:**
 
         - `item`: a `StateIndex` of the model.
-        - `value`: of the structure, shapes and dtypes of the value that the index has. Python
-          numbers, and arrays weak in type, take on the dtype.
+        - `value`: the new value, with the structure, shapes and dtypes of the current one. Python
+          numbers and weakly typed arrays are converted to the current dtype.
 
-        **Returns:** a State with that value. This one is out of date then.
+        **Returns:** a new State. This State is then out of date.
 
-        **Raises:** `ValueError` for another structure, shape or dtype; and what `get` raises.
+        **Raises:** `ValueError` for another structure, shape or dtype; and the errors of `get`.
         """
         position = self._position(item)
-        new = _like(self._values[position], value, item.marker)
+        new = _convert(self._values[position], value, item.marker)
         values = (*self._values[:position], new, *self._values[position + 1 :])
         return self._replaced_by(_state(self._markers, values))
 
@@ -240,9 +241,9 @@ class State(StateValues, _traits=Traits(is_immutable=False)):
 
         - `pytree`: part of the model.
 
-        **Returns:** a State of the indices in `pytree` alone. This one stays in use.
+        **Returns:** a State with only the indices in `pytree`. This State stays valid.
 
-        **Raises:** `KeyError` for an index in `pytree` that this State does not have.
+        **Raises:** `KeyError` for an index in `pytree` that is not in this State.
         """
         indices = {index.marker: index for _, index in find_indices(pytree)}
         positions = map(self._position, indices.values())
@@ -251,17 +252,16 @@ class State(StateValues, _traits=Traits(is_immutable=False)):
     def update(self, substate: "State") -> "State":
         """**Arguments:**
 
-        - `substate`: a State of some of these indices, as `substate` makes.
+        - `substate`: a State with some of the indices of this State, as returned by `substate`.
 
-        **Returns:** a State with the values of `substate` where it has one. This one is out of date
-        then.
+        **Returns:** a new State with the values of `substate`. This State is then out of date.
 
-        **Raises:** `ValueError` if `substate` is not a State, or has an index that this one does
-        not have, or a value of another structure, shape or dtype.
+        **Raises:** `ValueError` if `substate` is not a State, has an index that is not in this
+        State, or has a value of another structure, shape or dtype.
         """
         if not isinstance(substate, State):
             raise ValueError(
-                f"State.update expected a State, as `state.substate(layer)` makes; got "
+                "State.update expected a State, as returned by `state.substate(layer)`; got "
                 f"{type(substate).__name__}."
             )
         changed = substate._values_by_marker()
@@ -269,44 +269,42 @@ class State(StateValues, _traits=Traits(is_immutable=False)):
         if unknown:
             raise ValueError(
                 f"State.update expected a substate of this State, which has {_names(self)}; "
-                f"got one that has {', '.join(map(str, unknown))} too."
+                f"got one that also has {', '.join(map(str, unknown))}."
             )
         values = tuple(
-            _like(value, changed[marker], marker) if marker in changed else value
+            _convert(value, changed[marker], marker) if marker in changed else value
             for marker, value in zip(self._markers, self._values, strict=True)
         )
         return self._replaced_by(_state(self._markers, values))
 
     def _values_by_marker(self) -> dict[Any, PyTree[Array]]:
-        """**Returns:** the value of each index, by the marker of the index."""
+        """A dictionary from markers to values."""
         return dict(zip(self._markers, self._values, strict=True))
 
     def _position(self, item: Any) -> int:
         markers = self._markers
         if not isinstance(item, StateIndex):
-            raise ValueError(
-                f"A State is read and written by a StateIndex, got {type(item).__name__}."
-            )
+            raise ValueError(f"A State is indexed by a StateIndex, got {type(item).__name__}.")
         try:
             return markers.index(item.marker)
         except ValueError:
             raise KeyError(
                 f"The StateIndex {item.marker} is not in this State, which has {_names(self)}. "
-                "Take the State and the model from the same call of `make_with_state`, and for a "
-                "substate the part of the model that is called."
+                "The State and the model must come from the same call of `make_with_state`; a "
+                "substate must be made for the part of the model that is called."
             ) from None
 
     def _replaced_by(self, new: "State") -> "State":
-        # Whoever looks for a field that is gone, flattening included, comes to `__getattr__`.
+        # Every later access to a field, also by flattening, goes to `__getattr__`, which raises.
         stored_fields(self).clear()
         return new
 
-    # A type checker that saw this would let any name be read.
+    # Hidden from type checkers, which would otherwise accept any attribute.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
             if name in ("_markers", "_values"):
-                raise ValueError(_OLD)
+                raise ValueError(_OUT_OF_DATE)
             raise AttributeError(f"'State' object has no attribute {name!r}", name=name, obj=self)
 
     def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
@@ -336,34 +334,35 @@ def _names(state: State) -> str:
 def _initial(where: str, leaf: Any) -> Array:
     if not is_array_like(leaf):
         raise TypeError(
-            f"The StateIndex at {where} expected a pytree of arrays as initial value, got a leaf "
-            f"of type {type(leaf).__name__}: {leaf!r}."
+            f"The StateIndex at {where} expected its initial value to be a pytree of arrays, got a "
+            f"leaf of type {type(leaf).__name__}: {leaf!r}."
         )
     return _without_weak_type(jnp.asarray(leaf))
 
 
 def _without_weak_type(array: Array) -> Array:
-    # A state that changes between weak and strong would be traced twice, and no carry of a loop.
+    # A state that changes from weak to strong type would be retraced, and could not be the carry
+    # of a loop.
     is_weak = getattr(jax.typeof(array), "weak_type", False)
     return jax.lax.convert_element_type(array, array.dtype) if is_weak else array
 
 
-def _like(old: PyTree[Array], new: PyTree, marker: Any) -> PyTree[Array]:
-    """`new` as arrays that can stand where `old` stands."""
-    if difference := find_difference(old, new, _fits):
+def _convert(old: PyTree[Array], new: PyTree, marker: Any) -> PyTree[Array]:
+    """`new` as arrays, checked to have the structure, shapes and dtypes of `old`."""
+    if difference := find_difference(old, new, _is_convertible):
         raise ValueError(
-            f"The value at {marker} keeps its structure, shapes and dtypes: "
+            f"The value at {marker} must keep its structure, shapes and dtypes: "
             f"{difference.explain('the old value', 'the new value')}."
         )
-    return jtu.tree_map(_fitted, old, new)
+    return jtu.tree_map(_convert_leaf, old, new)
 
 
-def _fits(old: Any, new: Any) -> bool | None:
-    return _fitted(old, new) is not None if jtu.all_leaves([old]) else None
+def _is_convertible(old: Any, new: Any) -> bool | None:
+    return _convert_leaf(old, new) is not None if jtu.all_leaves([old]) else None
 
 
-def _fitted(old: Any, new: Any) -> Array | None:
-    """`new` as an array, or `None` if it has another shape or dtype than `old`."""
+def _convert_leaf(old: Any, new: Any) -> Array | None:
+    """`new` as an array of the shape and dtype of `old`, or `None` if it cannot be."""
     if not is_array_like(new):
         return None
     array = jnp.asarray(new)
@@ -380,18 +379,18 @@ def _fitted(old: Any, new: Any) -> Array | None:
 
 
 def make_with_state(make_model: Callable[Params, Model]) -> Callable[Params, tuple[Model, State]]:
-    """Makes a model and its `State`.
+    """Wraps a model's constructor so that it returns the model and its `State`.
 
     **Arguments:**
 
     - `make_model`: a class, or a function that returns any pytree.
 
-    **Returns:** a function of the arguments of `make_model` that returns `(model, state)`: the
-    model without its initial values, and the State that has them. Each index is named after its
-    path in the model, so that models made alike share compiled functions, and each place in the
-    model has a value of its own.
+    **Returns:** a function with the arguments of `make_model` that returns `(model, state)`: the
+    model without initial values, and the State with them. Each index is named after its path in the
+    model, so that models of equal structure share compiled functions. A layer that occurs at
+    several paths has a separate value at each path.
 
-    **Raises:** what `State` does.
+    **Raises:** the errors of `State`.
 
     !!! example
 
@@ -417,7 +416,7 @@ def make_with_state(make_model: Callable[Params, Model]) -> Callable[Params, tup
 
 
 NO_STATE: Any = object()
-"""The default of a parameter `state` that may be left out."""
+"""The default of an optional parameter `state`."""
 
 
 class StatefulLayer(Module):
@@ -426,9 +425,9 @@ class StatefulLayer(Module):
     __call__: AbstractClassVar[Callable[..., Any]]
 
     def is_stateful(self) -> bool:
-        """Whether the layer takes and returns the state. `True`, unless a subclass knows better.
+        """Whether the layer takes and returns the state; `True` unless a subclass overrides it.
 
-        **Returns:** `False` says that `Sequential` is to call it as `x = layer(x, key=)`.
+        If it is `False`, `Sequential` calls the layer as `x = layer(x, key=key)`.
         """
         return True
 

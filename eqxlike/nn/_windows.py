@@ -1,4 +1,4 @@
-"""Windows that slide over an input: sizes and padding by axis, and checks of them."""
+"""Arguments of sliding windows, for convolutions and pools: sizes and padding for each axis."""
 
 import functools
 import inspect
@@ -13,27 +13,28 @@ from .._module import Module
 from ._inputs import describe
 
 Sizes = int | Sequence[int]
-"""One size for all spatial axes, or one for each."""
+"""One size for all spatial axes, or one for each axis."""
 
 Pads = tuple[tuple[int, int], ...]
-"""Numbers of entries to add before and after each spatial axis; negative ones are cut off."""
+"""Number of entries to add before and after each spatial axis; negative numbers remove entries."""
 
 Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
-"""One padding for all sides, one for each axis, a pair for each axis, or a word."""
+"""One number for all sides, one number or pair for each axis, or one of `PADDING_WORDS`."""
 
 PADDING_WORDS = ("VALID", "SAME", "SAME_LOWER")
 
 
 class OverAxes:
-    """The base of layers whose class says over how many spatial axes they go.
+    """Base of layers whose number of spatial axes is given in the class header.
 
-    `class Conv2d(_ConvNd, num_axes=2, init=False)`, where `init=False` has type checkers take the
-    `__init__` of `_ConvNd`. The class has one of its own name, with defaults by axis.
+    In `class Conv2d(_ConvNd, num_axes=2, init=False)`, `init=False` makes type checkers use the
+    `__init__` of `_ConvNd`. At run time `Conv2d` gets a copy of that function, named
+    `Conv2d.__init__`, whose defaults have one value for each axis.
     """
 
     _num_axes: ClassVar[int]
     _by_axis: ClassVar[tuple[str, ...]] = ()
-    """Parameters whose default, a number, is one for each axis."""
+    """Parameters whose default is repeated for each axis."""
 
     def __init_subclass__(
         cls, num_axes: int | None = None, init: bool | None = None, **kwargs: Any
@@ -44,51 +45,50 @@ class OverAxes:
             return super().__init_subclass__(**kwargs)
         super().__init_subclass__(**kwargs)
         cls._num_axes = num_axes
-        shared, is_spread = inspect.unwrap(cls.__init__), num_axes > 1
+        shared, has_many_axes = inspect.unwrap(cls.__init__), num_axes > 1
         defaults = [
-            (each.default,) * num_axes if is_spread and each.name in cls._by_axis else each.default
+            (each.default,) * num_axes
+            if has_many_axes and each.name in cls._by_axis
+            else each.default
             for each in inspect.signature(shared).parameters.values()
             if each.kind is each.POSITIONAL_OR_KEYWORD and each.default is not each.empty
         ]
-        own = types.FunctionType(
+        copied = types.FunctionType(
             shared.__code__, shared.__globals__, "__init__", tuple(defaults), shared.__closure__
         )
-        own.__kwdefaults__ = shared.__kwdefaults__
-        functools.update_wrapper(own, shared, updated=())
-        del own.__wrapped__
-        own.__qualname__ = f"{cls.__qualname__}.__init__"
-        type.__setattr__(cls, "__init__", own)
+        copied.__kwdefaults__ = shared.__kwdefaults__
+        functools.update_wrapper(copied, shared, updated=())
+        del copied.__wrapped__
+        copied.__qualname__ = f"{cls.__qualname__}.__init__"
+        type.__setattr__(cls, "__init__", copied)
 
 
 def sizes_by_axis(value: Any, num_axes: int, name: str, least: int = 1) -> tuple[int, ...]:
-    """One size for each spatial axis.
+    """`value` as a tuple with one size for each spatial axis.
 
-    **Raises:** `ValueError` unless `value` is an integer of at least `least`, or `num_axes` such.
+    Raises `ValueError` unless `value` is an integer of at least `least`, or `num_axes` of them.
     """
-    numbers = [integer(each) for each in _spread(value, num_axes)]
+    numbers = [integer(each) for each in _per_axis(value, num_axes)]
     sizes = tuple(number for number in numbers if number is not None and number >= least)
     if len(numbers) != num_axes or len(sizes) != num_axes:
         raise ValueError(
-            f"{name} must be an integer of at least {least}, or a sequence of {num_axes} such, one "
-            f"for each spatial axis; got {value!r}."
+            f"{name} must be an integer of at least {least}, or a sequence of {num_axes} such "
+            f"integers, one for each spatial axis; got {value!r}."
         )
     return sizes
 
 
-def _spread(value: Any, num_axes: int) -> list[Any]:
-    # An array of shape `()` is an integer, and says that it is iterable.
+def _per_axis(value: Any, num_axes: int) -> list[Any]:
+    # Arrays of shape `()` are instances of `Iterable`, but count as integers.
     is_one = integer(value) is not None or not isinstance(value, Iterable) or isinstance(value, str)
     return [value] * num_axes if is_one else list(value)
 
 
 def padding_by_axis(padding: Padding, num_axes: int) -> str | Pads:
-    """A pair for each spatial axis, or one of `PADDING_WORDS` in capitals.
-
-    **Raises:** `ValueError` if `padding` is neither.
-    """
+    """`padding` as one pair for each spatial axis, or one of `PADDING_WORDS` in capitals."""
     if isinstance(padding, str) and padding.upper() in PADDING_WORDS:
         return padding.upper()
-    entries = _spread(padding, num_axes)
+    entries = _per_axis(padding, num_axes)
     pairs = tuple(pair for pair in map(_pair, entries) if pair is not None)
     if len(entries) != num_axes or len(pairs) != num_axes:
         raise ValueError(
@@ -100,7 +100,7 @@ def padding_by_axis(padding: Padding, num_axes: int) -> str | Pads:
 
 
 def _pair(entry: Any) -> tuple[int, int] | None:
-    sides = [integer(side) for side in _spread(entry, 2)]
+    sides = [integer(side) for side in _per_axis(entry, 2)]
     if len(sides) != 2 or sides[0] is None or sides[1] is None:
         return None
     return sides[0], sides[1]
@@ -109,7 +109,7 @@ def _pair(entry: Any) -> tuple[int, int] | None:
 def pads_for(
     padding: str | Pads, sizes: Sequence[int], extents: Sequence[int], stride: Sequence[int]
 ) -> Pads:
-    """The entries to add to an input of these sizes."""
+    """The padding of an input with these spatial sizes, as pairs."""
     if not isinstance(padding, str):
         return padding
     if padding == "VALID":
@@ -124,14 +124,14 @@ def pads_for(
 
 
 def check_window_fits(layer: Module, x: Any, pads: Pads, extents: tuple[int, ...]) -> None:
-    """Raises `ValueError` if along some axis the window is longer than the padded input."""
+    """Raises `ValueError` if the window is larger than the padded input along any axis."""
     shape = jnp.shape(x)
     padded = tuple(size + sum(pad) for size, pad in zip(shape[1:], pads, strict=True))
     if any(size < extent for size, extent in zip(padded, extents, strict=True)):
         raise ValueError(
-            f"{describe(layer)} expected spatial axes that, padded, are no shorter than its "
-            f"window, {extents}; got x of shape {shape}, whose spatial axes have sizes {padded} "
-            "with the padding."
+            f"{describe(layer)} expected padded spatial axes at least as large as its window, "
+            f"{extents}; got x of shape {shape}, whose spatial axes have sizes {padded} after "
+            "padding."
         )
 
 

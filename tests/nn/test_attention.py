@@ -231,7 +231,7 @@ def test_float_masks_are_added_and_others_choose(getkey):
     [
         (((4, 7), (5, 8), (5, 8)), None, r"expected query of shape \(q_seq, 8\), got .*\(4, 7\)"),
         (((4, 8), (5, 8), (6, 8)), None, r"expected value of shape \(5, 8\), got shape \(6, 8\)"),
-        (((4, 8), (0, 8), (0, 8)), None, r"at least one row of key_ and value to attend to, got"),
+        (((4, 8), (0, 8), (0, 8)), None, r"at least one row of key_ and value, got"),
         (((4, 8), (5, 8), (5, 8)), (5, 4), r"expected mask of shape \(4, 5\), got shape \(5, 4\)"),
         (((4, 8), (5, 8), (5, 8)), (3, 4, 5), r"mask of shape \(2, 4, 5\), got shape \(3, 4, 5\)"),
         (((2, 4, 8), (2, 5, 8), (2, 5, 8)), None, r"jax\.vmap"),
@@ -245,7 +245,7 @@ def test_wrong_shapes_are_named(shapes, mask_shape, message, getkey):
 
 
 def test_unfit_heads_are_refused(getkey):
-    message = "qk_size must be at least 1.*query_size=4 and num_heads=8"
+    message = "qk_size.* must be at least 1.*query_size=4 and num_heads=8"
     with pytest.raises(ValueError, match=message):
         nn.MultiheadAttention(8, 4, key=getkey())
     attention = nn.MultiheadAttention(2, 8, key=getkey())
@@ -303,7 +303,7 @@ def test_decoding_with_an_offset_gives_the_rows_of_the_whole(getkey):
 
     whole = attention(x, x, x, "causal")
     plain = nn.MultiheadAttention(2, 8, key=getkey())
-    with pytest.raises(ValueError, match="got positions and has no rotary embedding"):
+    with pytest.raises(ValueError, match="got positions but has no rotary embedding"):
         plain(x, x, x, positions=jnp.arange(6))
     rows = jnp.stack([row(attention, x, jnp.array(offset)) for offset in range(6)])
     np.testing.assert_allclose(rows, whole, rtol=1e-5, atol=1e-6)

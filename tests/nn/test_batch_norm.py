@@ -201,7 +201,7 @@ def test_training_averages_further_from_statistics_that_were_set(mode, by_method
 
 def test_unbiased_variance_needs_two_values():
     norm, state = nn.make_with_state(nn.BatchNorm)(2, mode="batch", batched=True, unbiased=True)
-    with pytest.raises(ValueError, match="one value for each channel"):
+    with pytest.raises(ValueError, match="at least two values for each channel"):
         norm(jnp.ones((1, 2)), state)
 
 
@@ -285,7 +285,7 @@ def call_with(x, inference=False, **options):
     ("make", "error", "message"),
     [
         (lambda: nn.BatchNorm(3, "batch", mode="mean"), ValueError, "'batch' or 'ema', got 'mean'"),
-        (lambda: nn.BatchNorm(3, mode="ema"), ValueError, "Give `axis_name=`.*`batched=True`"),
+        (lambda: nn.BatchNorm(3, mode="ema"), ValueError, "Pass `axis_name=`.*`batched=True`"),
         (lambda: nn.BatchNorm(-1, "batch", mode="ema"), ValueError, "input_size must .* got -1"),
         (
             lambda: call_with(jnp.ones(4), axis_name="batch", inference=True),

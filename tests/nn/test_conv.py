@@ -117,7 +117,7 @@ def test_small_input_is_named_with_the_path_of_the_layer(getkey):
     with pytest.raises(
         ValueError,
         match=r"Conv2d at Encoder\.layers\[0\] .* than its window, \(5, 5\); got x of shape "
-        r"\(2, 4, 6\), whose spatial axes have sizes \(4, 8\) with the padding",
+        r"\(2, 4, 6\), whose spatial axes have sizes \(4, 8\) after padding",
     ):
         model.encode(jnp.ones((2, 4, 6)))
 

@@ -302,7 +302,7 @@ def test_layers_are_exported_for_any_length_and_batch():
     found = program.call(jnp.ones((7, 8)), jnp.ones((2, 8, 5)))
     assert [each.shape for each in found] == [(7, 8), (2, 8, 5)]
     blocks = nn.MultiheadAttention(2, 8, implementation="blocks", key=jax.random.key(0))
-    with pytest.raises(ValueError, match="needs lengths that are known when the program is traced"):
+    with pytest.raises(ValueError, match="needs static lengths"):
         jax.export.export(jax.jit(lambda x: blocks(x, x, x)))(
             jax.ShapeDtypeStruct((length, 8), jnp.float32)
         )

@@ -79,7 +79,7 @@ def test_arrays_are_the_same_under_jit_and_vmap_and_without_jit(getkey):
 @pytest.mark.usefixtures("plain_dispatch")
 def test_arrays_of_many_shapes_are_drawn_by_few_programs(monkeypatch):
     shapes = [(7, 3), (256,), (9, 9, 9), (300, 300), (300, 301)]
-    _parameters._times.clear()
+    _parameters._num_draws.clear()
     num_compiled = 0
 
     def listen(event, duration_s, **_):
@@ -102,7 +102,7 @@ def test_arrays_of_many_shapes_are_drawn_by_few_programs(monkeypatch):
         map(jr.key_data, keys), [*jr.key_data(jr.split(key)), *jr.key_data(jr.split(key, 3))]
     )
     assert_same(filled, [jnp.ones(shape) for shape in shapes[:3]])
-    monkeypatch.setattr(_parameters, "_MAX_TIMES", 0)
+    monkeypatch.setattr(_parameters, "_MAX_HOST_DRAWS", 0)
     assert_same(arrays, [draw(key, Parameter(shape, FLOAT32, 0.5), None)[0] for shape in shapes])
     assert {each for array in [*arrays, *normals, *keys] for each in array.devices()} == {device}
     key_of_numpy: Any = np.asarray(jr.PRNGKey(5))

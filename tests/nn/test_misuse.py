@@ -206,7 +206,7 @@ MISUSES = {
     "name of a function": (lambda: nn.Lambda("relu"), "Lambda expected a layer, or a fun.* 'relu'"),
     "index of a row": (
         lambda: nn.Embedding(3, 4, key=jr.key(0))(jnp.array(1.0)),
-        r"Embedding expected x to be an integer, .* got dtype float32\. Write `x\.astype\(int\)`",
+        r"Embedding expected x to be an integer, .* dtype float32\. Convert it: `x\.astype\(int\)`",
     ),
     "activation of all units": (
         lambda: nn.MLP(2, 1, 4, 2, activation=jax.nn.softmax, key=jr.key(0))(jnp.ones(2)),

@@ -68,7 +68,7 @@ def test_initializers_draw_weight_and_bias(name, getkey):
 
 
 def test_elementwise_affine_is_the_old_name_of_both_flags():
-    with pytest.warns(UserWarning, match="the old name"):
+    with pytest.warns(UserWarning, match="deprecated"):
         layer = nn.LayerNorm(4, elementwise_affine=False)
     assert layer.weight is None
     assert layer.bias is None

@@ -149,5 +149,5 @@ def test_outputs_that_cannot_be_joined_name_the_layer(join, message, getkey):
     model = nn.Sequential([nn.Parallel(linears(getkey(), 4, 1), join)])
     with pytest.raises(ValueError, match=message) as caught:
         model(X)
-    note = "It happened in the join of the outputs of Parallel at Sequential.layers[0]."
+    note = "Raised while joining the outputs of Parallel at Sequential.layers[0]."
     assert note in caught.value.__notes__

@@ -160,7 +160,7 @@ def test_empty_batch_gives_an_empty_batch():
             nn.MaxPool1d(2, padding=3),
             (1, 4),
             RuntimeError,
-            r"no longer than its window, .* padding=\(\(3, 3\),\)",
+            r"no larger than its window, .* padding=\(\(3, 3\),\)",
         ),
         (nn.AdaptiveAvgPool2d(2), (4, 4), ValueError, r"AdaptiveAvgPool2d .* \(channels, hei"),
         (

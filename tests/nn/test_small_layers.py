@@ -59,16 +59,16 @@ def test_wrong_probability_is_refused():
 
 def test_what_is_no_probability_is_refused_with_its_type():
     for bad in ("0.5", None, True, 0.5j, jnp.array(1), np.array(True), [0.5]):
-        message = f"a floating array; got .*of type {type(bad).__name__}"
+        message = f"a floating-point array; got .*of type {type(bad).__name__}"
         with pytest.raises(TypeError, match=message):
             nn.Dropout(bad)
 
 
 def test_old_name_of_inference_warns_and_works():
-    with pytest.warns(DeprecationWarning, match="write `inference=`"):
+    with pytest.warns(DeprecationWarning, match="use `inference=`"):
         layer = nn.Dropout(0.5, deterministic=True)
     assert layer.inference
-    with pytest.warns(DeprecationWarning, match="write `inference=`"):
+    with pytest.warns(DeprecationWarning, match="use `inference=`"):
         assert nn.Dropout(0.5)(jnp.ones(1), deterministic=True).tolist() == [1]
 
 
@@ -100,9 +100,12 @@ def test_initializer_draws_the_table(getkey):
     ("arguments", "message"),
     [
         ({}, "needs either `weight`, or"),
-        ({"num_embeddings": 2, "embedding_size": 3}, "and `key` to draw one"),
+        ({"num_embeddings": 2, "embedding_size": 3}, "and `key`\\."),
         ({"weight": jnp.ones(3)}, r"got shape \(3,\)"),
-        ({"weight": jnp.ones((2, 3)), "num_embeddings": 3}, r"shape \(3, None\), as the sizes say"),
+        (
+            {"weight": jnp.ones((2, 3)), "num_embeddings": 3},
+            r"shape \(3, None\), given by the sizes",
+        ),
         ({"num_embeddings": 2, "embedding_size": -1, "key": jr.key(0)}, "embedding_size must be"),
     ],
 )

@@ -106,7 +106,7 @@ def test_state_that_was_replaced_is_refused(use):
     # A warm call first: nothing that was kept may hide it.
     eqx.filter_jit(lambda state: 0)(state)
     state.set(counter.index, 1)
-    with pytest.raises(ValueError, match=r"(?s)This State is out of date.*state2 was meant"):
+    with pytest.raises(ValueError, match=r"(?s)This State is out of date.*should be state2"):
         use(state, counter.index)
     assert repr(state) == "State(<out of date>)"
 
