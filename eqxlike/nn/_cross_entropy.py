@@ -234,8 +234,9 @@ def _weighted_sums(losses: Array, factors: Array, num_groups: int) -> Array:
 def _sum_and_gradients(
     x: Array, labels: Array, factors: Array, *weights: Array, moving: Any, **options: float
 ) -> tuple[Array, list[Array]]:
-    """The sum of losses times factors, shape (1,), and its gradients with respect to those of `x`
-    and the weights that are `moving`. Differentiable.
+    """The sum of losses times factors, shape (1,), and its gradients; differentiable.
+
+    `moving` says for `x` and each of the weights whether its gradient is computed.
     """
     needs_x, *needs_weights = moving
 

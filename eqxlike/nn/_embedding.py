@@ -179,8 +179,8 @@ class RotaryPositionalEmbedding(Module):
     >>> jax.jit(rope)(heads, positions=100).shape  # Positions 100 to 104.
     (5, 2, 8)
 
-    `scaling` is for sequences that are longer than those of training. It is the `rope_scaling` of a
-    model's `config.json`, with the same results as Hugging Face's transformers:
+    `scaling` is for longer sequences than in training. It is the `rope_scaling` of a model's
+    `config.json`, with the same results as Hugging Face's transformers:
 
     - `"linear"`: divides all angles by `factor`. Chen, Wong, Chen & Tian (2023), "Extending Context
       Window of Large Language Models via Positional Interpolation".

@@ -27,7 +27,9 @@ def check_instance(model: Any, what: str) -> None:
     """Raises `TypeError` if `model` is a class; `what` names the caller in errors."""
     if isinstance(model, type):
         name = model.__name__
-        raise TypeError(f"{what} expected an instance, got the class {name}: write `{name}(...)`.")
+        raise TypeError(
+            f"{what} expected an instance, got the class {name}: call it, `{name}(...)`."
+        )
 
 
 def check_layer(layer: Any, what: str) -> None:

@@ -137,7 +137,7 @@ _DIFFERENTIABLE = {jax.lax.add: 0, jax.lax.max: -math.inf, jax.lax.min: math.inf
 _LONGEST_SLICED = 3
 """Windows up to this size are reduced entry by entry.
 
-`reduce_window` is slower on a CPU, and its gradient much slower, since that of a maximum scatters.
+`reduce_window` is slower on a CPU, and its gradient is much slower: for a maximum it is a scatter.
 Time compared with `reduce_window`, with gradient, between two convolutions: 0.1 for a maximum of 2
 x 2, 0.5 for 3 x 3 with stride 2, and 2 for a window of eight entries.
 """

@@ -116,7 +116,7 @@ def test_small_input_is_named_with_the_path_of_the_layer(getkey):
     model = Encoder([nn.Conv2d(2, 4, 3, padding=(0, 1), dilation=2, key=getkey())])
     with pytest.raises(
         ValueError,
-        match=r"Conv2d at Encoder\.layers\[0\] .* than its window, \(5, 5\); got x of shape "
+        match=r"Conv2d at Encoder\.layers\[0\] .* as its window, \(5, 5\); got x of shape "
         r"\(2, 4, 6\), whose spatial axes have sizes \(4, 8\) after padding",
     ):
         model.encode(jnp.ones((2, 4, 6)))
@@ -129,7 +129,7 @@ def test_small_input_is_named_with_the_path_of_the_layer(getkey):
         ({"groups": 0}, "groups must be an integer of at least 1, got 0"),
         ({"groups": 4}, "in_channels must be divisible by groups, got in_channels=2 and groups=4"),
         ({"groups": 2}, "out_channels must be divisible by groups, got out_channels=3"),
-        ({"kernel_size": (3, 3, 3)}, r"kernel_size must .* of 2 such, .* got \(3, 3, 3\)"),
+        ({"kernel_size": (3, 3, 3)}, r"kernel_size must .* of 2 such integers, .* got \(3, 3, 3\)"),
         ({"kernel_size": 0}, "kernel_size must be an integer of at least 1, .* got 0"),
         ({"stride": (1, 0)}, r"stride must be an integer of at least 1, .* got \(1, 0\)"),
         ({"dilation": "two"}, "dilation must be an integer of at least 1, .* got 'two'"),

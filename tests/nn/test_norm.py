@@ -82,7 +82,7 @@ def test_elementwise_affine_is_the_old_name_of_both_flags():
         (lambda: nn.GroupNorm(0, 4), "groups must be an integer of at least 1, got 0"),
         (
             lambda: nn.GroupNorm(2, channelwise_affine=False)(jnp.ones((5, 2))),
-            r"groups=2 divides, got shape \(5, 2\)",
+            r"divisible by groups=2, got shape \(5, 2\)",
         ),
         (lambda: nn.LayerNorm(4)(jnp.ones((5, 7))), r"LayerNorm .* \(.*4.*\), got shape \(5,"),
         (lambda: nn.GroupNorm(2, 4)(jnp.ones((5, 7))), r"GroupNorm .* \(.*4.*\), got shape \(5,"),

@@ -179,7 +179,7 @@ def test_unfit_input_is_named(layer, shape, error, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kernel_size": (2,)}, r"kernel_size must .* of 2 such, .* got \(2,\)"),
+        ({"kernel_size": (2,)}, r"kernel_size must .* of 2 such integers, .* got \(2,\)"),
         ({"stride": 0}, "stride must be an integer of at least 1"),
         ({"padding": "LARGE"}, "padding must be .* got 'LARGE'"),
     ],

@@ -96,8 +96,12 @@ def test_what_it_cannot_read_is_refused(getkey):
         (lambda: layer(jnp.ones((5, 2))), ValueError, r"RNN expected x of shape \(sequence, 3\)"),
         (lambda: layer(jnp.ones((5, 3)), jnp.ones(3)), ValueError, r"expected hidden of shape \(4"),
         (lambda: layer(jnp.ones((5, 3)), length=jnp.ones(2)), ValueError, r"length of shape \(\)"),
-        (lambda: layer(jnp.ones((5, 3)), length=2.5), TypeError, "length to be an integer: 2.5"),
-        (lambda: nn.RNN(Bare(layer))(jnp.ones((5, 3))), TypeError, r"is Bare: .*`rnn\(xs, state"),
+        (
+            lambda: layer(jnp.ones((5, 3)), length=2.5),
+            TypeError,
+            "length to be an integer, got 2.5",
+        ),
+        (lambda: nn.RNN(Bare(layer))(jnp.ones((5, 3))), TypeError, r"is Bare\. .*`rnn\(xs, state"),
         (lambda: nn.RNN("lstm"), TypeError, "RNN: cell expected a layer"),
     ]:
         with pytest.raises(error, match=message):

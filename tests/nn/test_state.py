@@ -167,7 +167,7 @@ ERRORS = {
     "value of another shape": (
         lambda state: state.set(INDEX, jnp.zeros(3)),
         ValueError,
-        r"at mean keeps .*: the old value is .* \(2,\) .*, and the new value is .* \(3,\) and",
+        r"at mean must keep .*: the old value is .* \(2,\) .*, and the new value is .* \(3,\) and",
     ),
     "value of another dtype": (
         lambda state: state.set(INDEX, jnp.zeros(2, jnp.float16)),
@@ -188,7 +188,7 @@ ERRORS = {
     "update with another state": (
         lambda state: state.update(nn.State(OTHER)),
         ValueError,
-        "which has mean; got one that has sum too",
+        "which has mean; got one that also has sum",
     ),
     "update with no state": (lambda state: state.update(3), ValueError, "a State, .* got int"),
     "initial values taken out": (
