@@ -1,4 +1,4 @@
-"""The ages of reports in commits: `python -m benchmarks.ages` lists the old ones.
+"""Ages of reports, in commits: `python -m benchmarks.ages` lists old reports.
 
 The age of a report is the number of later commits to the folders that it measured.
 """

@@ -1,10 +1,10 @@
 """All benchmarks, and the tests that need no second device, on one device within a given time.
 
-The commands run one after the other, each in its own process, those that say most first. Each has
-its share of the time that is left: it runs in full if the share is long enough, with 15 rounds
-otherwise, and is interrupted at the end of its share, which keeps the rows that are finished. The
-last ones are left out if the time is too short for a quarter of each. Their reports go to
-`benchmarks/results/`, where the site finds them; a summary of the run goes with them.
+The commands run one after the other, each in its own process, the most important first. Each has a
+share of the remaining time: it runs in full if the share is long enough, otherwise with 15 rounds,
+and is interrupted at the end of its share, which keeps finished rows. The last commands are left
+out if there is no time for a quarter of each. Reports and a summary of the run are written to
+`benchmarks/results/`, where the site finds them.
 """
 
 import argparse
@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
 GRACE_S = 20
-"""An interrupted command has this many seconds to print what it has."""
+"""Seconds for an interrupted command to print its finished rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ JOBS = (
     Job("export", 5, 1),
     Job("downstream", 10, 1),
 )
-"""The jobs, in order of worth."""
+"""The jobs, in order of importance."""
 
 TESTED = [
     "transforms",
@@ -112,8 +112,8 @@ NOT_ON_ONE_GPU = [
     "debug/test_dce.py::test_weak_types_and_shardings_stay",
     "ship/test_transfers.py::test_explicit_takes_what_was_asked_for",
 ]
-"""Tests that need several devices, for which the suite divides the CPU in two, and one that counts
-the instructions that XLA makes for a CPU.
+"""Tests that need several devices (the suite divides the CPU in two), and a test that counts XLA's
+instructions for a CPU.
 """
 
 # The suite's tolerances are for float32. A GPU multiplies matrices in TensorFloat32 by default.
@@ -126,7 +126,7 @@ TEST_ENVIRONMENT = {
     "XLA_FLAGS": "--xla_backend_optimization_level=3 --xla_gpu_autotune_level=0",
 }
 
-# A shell starts what runs in the background with this signal ignored.
+# A shell ignores this signal in its background processes.
 INTERRUPTED = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -190,7 +190,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def new_report(device: str) -> dict[str, Any]:
-    """A report without rows, of a process that uses the device; this one must not occupy it.
+    """A report without rows, made by another process, because this one must not occupy the device.
 
     **Raises:** `ValueError` if JAX runs on another device.
     """
@@ -206,7 +206,7 @@ def new_report(device: str) -> dict[str, Any]:
 
 
 def in_time(jobs: Sequence[Job], minutes: float) -> Sequence[Job]:
-    """The first of the jobs: as many as have the time for a quarter of each."""
+    """The first jobs, as many as have time for a quarter of each."""
     shares = sum(job.share for job in jobs)
     if len(jobs) <= 1 or all(4 * minutes * j.share / shares >= j.full_minutes for j in jobs):
         return jobs

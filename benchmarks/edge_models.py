@@ -68,7 +68,7 @@ def named_layers(depth: int, width: int) -> list[tuple[str, Layer]]:
 
 
 def warm(name: str, make: Callable[[], eqxlike.Module], width: int) -> Row:
-    """The row that calls a model, which has no static leaves, on one example."""
+    """The row that calls a model without static leaves on one example."""
 
     @functools.cache
     def work() -> Work:

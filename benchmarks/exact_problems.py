@@ -1,4 +1,4 @@
-"""Problems whose exact posterior is known: the standard deviations of outputs, near and far."""
+"""Problems with a known exact posterior: standard deviations of outputs near the data and far."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ def standard_deviations(posterior: bayes.FittedPosterior, x: np.ndarray, num: in
 
     **Arguments:**
 
-    - `num`: the number of networks; all that the method kept if None.
+    - `num`: the number of networks; by default all that the method kept.
     """
     prediction = bayes.predict(posterior, x, key=jr.key(0), num_samples=num)
     if isinstance(prediction, bayes.Mixture):

@@ -2,7 +2,7 @@
 
 Two problems have answers in closed form: linear regression, and regression on a hundred random
 features of a Gaussian process. For logistic regression and a network of 21 unknowns, four long
-chains of NUTS are the reference. Each method has its default settings, but for what its name says.
+chains of NUTS are the reference. Methods have their default settings, except as their names say.
 The targets and results come last. Ctrl-C prints the rows that are finished.
 """
 
@@ -67,10 +67,10 @@ METHODS: Mapping[str, bayes.Method] = {
 QUICK = ("NUTS", "Laplace, full, width 1", "deep ensemble")
 CHAINS = bayes.NUTS | bayes.HMC | bayes.MCLMC | bayes.SGHMC | bayes.SGLD
 SEEDS = 3
-"""The seeds of a method; chains have one."""
+"""The seeds of each method; chains have one."""
 
 NUM_DRAWS = 1000
-"""The number of networks, of methods that can always draw more."""
+"""The number of networks, for methods that can draw any number."""
 
 CLOSED, CHAINS_AGREE = 0.03, 1.01
 
@@ -90,7 +90,7 @@ class Row(NamedTuple):
 
 @contextlib.contextmanager
 def noted(name: str, notes: list[str]) -> Iterator[None]:
-    """Notes the first warning of `bayes.infer`, unless there are notes."""
+    """Adds the first warning of `bayes.infer` to the notes, if they are empty."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield

@@ -187,7 +187,7 @@ FIRST = language_model(64, 12, length=64, batch=4)
 def time_first_step(column: str, network: Network, start_s: float) -> None:
     """Prints the seconds from `start_s`, on `time.perf_counter`, to the end of the first step.
 
-    Prints the seconds of building too: of the model, the optimiser's state and the batch.
+    Also prints the seconds to build the model, the optimiser's state and the batch.
     """
     importlib.import_module(LIBRARIES[column])
     before_s = time.perf_counter()
@@ -201,16 +201,16 @@ def time_first_step(column: str, network: Network, start_s: float) -> None:
 def print_process_bytes(column: str, network: Network) -> None:
     """Prints by how many bytes the resident memory of this process grows for training steps.
 
-    Counts what the process holds at the peak of three steps after the first one, less what it held
-    with libraries imported and eqxlike's weights drawn: a copy of the weights, the optimiser's
-    state, what compiling left behind, and the steps themselves. Needs Linux.
+    This is the peak of three steps after the first one, minus the memory after importing libraries
+    and drawing eqxlike's weights. It includes a copy of the weights, the optimiser's state, memory
+    kept by compilation, and the steps themselves. Needs Linux.
     """
     importlib.import_module(LIBRARIES[column])
     arrays = jax.block_until_ready(weights(network))
     before = _resident_bytes("VmRSS")
     step = COLUMNS[column](network, [jnp.copy(array) for array in arrays])
     jax.block_until_ready(step.call())
-    # Forgets the peak so far, which is that of compiling.
+    # Resets the peak, which so far is the peak of compilation.
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     for _ in range(3):
         jax.block_until_ready(step.call())

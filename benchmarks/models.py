@@ -7,9 +7,9 @@ has one of tokens or examples a second, with the share of the device's peak in b
 known. A column that does not fit in the memory of the device is left out.
 
 "By hand" is `jax.jit` over a list of arrays, with functions of a whole batch. All columns start
-from the same weights and train by Adam; that they have the same losses is checked before anything
-is timed. Peak memory is what XLA's analysis of the compiled step says: arguments, outputs and
-temporaries, less the outputs that take over donated arguments.
+from the same weights and train by Adam; a check before timing compares their losses. Peak memory
+comes from XLA's analysis of the compiled step: arguments, outputs and temporaries, without outputs
+that reuse donated arguments.
 
 `--memory` adds by how much a fresh process grows for such steps, and `--first-steps` the first step
 of fresh processes, without a compilation cache: the clock starts before JAX is imported, and stops
@@ -155,7 +155,7 @@ def case(network: Network) -> Any:
 
 
 def tolerance(network: Network) -> float:
-    """How far the losses of columns may be apart, relative to the losses."""
+    """The largest relative difference allowed between the losses of columns."""
     if network.dtype == "bfloat16":
         return 3e-2
     # GPUs multiply float32 matrices with fewer digits by default, in libraries of several kernels.

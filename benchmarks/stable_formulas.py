@@ -13,7 +13,7 @@ mp.mp.prec = 200  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Formula(NamedTuple):
-    """A formula of one number, as people write it; the function and its derivative in mpmath."""
+    """A formula of one number as written in JAX, and function and derivative in mpmath."""
 
     name: str
     naive: Callable[[Array], Array]

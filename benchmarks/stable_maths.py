@@ -4,9 +4,9 @@
     python -m benchmarks.stable_maths --cost [--rounds 15]
     python -m benchmarks.stable_maths --plot
 
-A row is the largest error of a formula over inputs from the whole range of a dtype, of the value
-and of the gradient, in units in the last place. `--cost` prints instead what stabilised programs
-take, relative to the same programs as written: compiled, and in the first call.
+A row has the largest errors of a formula's value and gradient, in units in the last place, over
+inputs from the whole range of a dtype. `--cost` instead prints the times of stabilised programs
+relative to the original programs: of compiled calls, and of the first call.
 """
 
 import argparse
@@ -70,7 +70,7 @@ class Error(NamedTuple):
     """The largest error of a formula, before and after it is stabilised.
 
     - `of`: `"value"` or `"gradient"`.
-    - `ratio`: the largest, at one input, of the error after and that before, of 4 ulp or more.
+    - `ratio`: the largest ratio of the error after to the error before (4 ulp if that is less).
     """
 
     name: str
@@ -81,7 +81,7 @@ class Error(NamedTuple):
 
 
 def errors(formulas: Sequence[Formula], dtype: Any, count: int) -> Iterator[Error]:
-    """The errors of formulas, as one program; not of those that JAX refuses in this dtype."""
+    """The errors of the formulas that JAX supports in this dtype, computed by one program."""
     known = [each for each in formulas if _is_known(each, dtype)]
     xs = [inputs(formula, dtype, count) for formula in known]
     for formula, x, pair in zip(known, xs, _results(known, xs), strict=True):
@@ -127,7 +127,7 @@ WIDTH, PANEL, LEFT, HEIGHT, MOST = 560, 158, 52, 92, 8
 
 
 def plot() -> None:
-    """Writes the picture of the digits that are right, in both colour schemes."""
+    """Writes the picture of correct digits, in both colour schemes."""
     panels = []
     for formula in (each for name in PICTURES for each in FORMULAS if each.name == name):
         x = np.linspace(*PICTURES[formula.name], 161, dtype=np.float32)
@@ -140,7 +140,7 @@ def plot() -> None:
 
 
 def _digits(found: np.ndarray, exact: Sequence[Any]) -> list[float]:
-    """The decimal digits that are right; none of a NaN or an infinity."""
+    """The number of correct decimal digits; 0 for NaN and infinity."""
 
     def digits(value: float, right: Any) -> float:
         if not np.isfinite(value):
@@ -215,9 +215,10 @@ def whole_programs() -> Iterator[Program]:
 
 
 def costs(programs: Sequence[Program], rounds: int) -> Iterator[str]:
-    """The time of value and gradient after `stabilise`, relative to that as written.
+    """The time of value and gradient after `stabilise`, relative to the original function.
 
-    Calls alternate, and each is the least of its rounds; in the first call JAX's caches are empty.
+    Calls alternate, and each time is the minimum over rounds. For first calls, JAX's caches are
+    empty.
     """
     yield f"{'':32} {'compiled':>10} {'':>6} {'first call':>10} {'':>6}"
     for name, function, args in programs:

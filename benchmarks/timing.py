@@ -1,28 +1,26 @@
-"""Side by side timing of callables in one process: the method behind every number we quote.
+"""Interleaved timing of callables in one process: the method behind all published numbers.
 
-Absolute times on a shared machine mean little, a ratio taken within one run means much. So all
-columns run interleaved, in an order that changes from round to round, each round gives one ratio
-per column, and the median of those ratios is what is quoted. Many short rounds beat few long ones:
-a window shorter than the scheduler's time slice is mostly not interrupted at all.
+Absolute times on a shared machine vary; ratios within one run are reliable. So all columns run
+interleaved, in an order that changes from round to round. Each round gives one ratio per column,
+and the reported number is the median of these ratios. Many short rounds are better than few long
+ones: a measurement shorter than the scheduler's time slice is rarely interrupted.
 
-Two times are taken of each call:
+Two times are measured for each call:
 
-- *Dispatch*: calls are made in bursts, the clock runs until the last call of a burst returns, and
-  the wait for its results lies outside the clock. The Python thread pays this before it is free
-  again. A burst is short (`BURST`) because the runtime lets only about thirty computations be
-  in flight on a CPU device: a longer run of calls would wait inside the call, and the clock would
-  show the device's speed under the name of dispatch. A program that the runtime finds cheap runs
-  on the calling thread; its execution is then part of its dispatch, in every column alike.
-- *Completion*: each call is followed by a wait for its result. A loop that looks at every result
-  pays this.
+- *Dispatch*: time until a call returns and the Python thread is free again. Calls are made in
+  bursts; the clock stops when the last call of a burst returns, before waiting for the results. A
+  burst is short (`BURST`) because the runtime allows only about thirty computations in flight on a
+  CPU device. In a longer burst, calls would wait for the device, and dispatch would include its
+  speed. The runtime runs cheap programs on the calling thread; their execution is then part of
+  dispatch, in all columns.
+- *Completion*: time until the result is ready, as in a loop that reads every result.
 
-A training step carries state: the callable keeps it in a closure, feeds it back, and returns one
-array of the step, such as the loss. That is enough to wait for the whole step, since the outputs
-of one executable become ready together, and it keeps the flattening of the new state out of every
-clock: a wait for the state itself would flatten it where it is a Python object, which a training
-loop never does. The next step needs this one's state, so completion is
-the latency of one step, dispatch and execution one after the other. A loop that reads no loss
-overlaps them and pays the longer of the two.
+A training step carries state: the callable keeps the state in a closure, and returns one array of
+the step, such as the loss. Waiting for this array waits for the whole step, because all outputs of
+an executable become ready together. Waiting for the state would also time its flattening, which a
+training loop does not need. The next step needs the state, so completion is the latency of one
+step: dispatch, then execution. A loop that reads no loss overlaps the two, and takes the longer
+time.
 """
 
 import contextlib
@@ -189,12 +187,12 @@ def summarise(samples: Mapping[str, Samples], baseline: str) -> Measurement:
 
 
 def ratios(numbers: Sequence[float], to: Sequence[float]) -> list[float]:
-    """The ratios round by round, in which whatever disturbs a whole round cancels."""
+    """The ratios of each round, in which load during the whole round cancels."""
     return [number / base for number, base in zip(numbers, to, strict=True)]
 
 
 def quartiles(numbers: Sequence[float]) -> Quartiles:
-    """The quartiles, interpolated within the data; of one number, that number thrice."""
+    """The quartiles, interpolated within the data; for a single number, all three equal it."""
     if len(numbers) == 1:
         return Quartiles(numbers[0], numbers[0], numbers[0])
     return Quartiles(*statistics.quantiles(numbers, n=4, method="inclusive"))
@@ -209,10 +207,9 @@ def calls_for(target_s: float, call_s: float) -> int:
 def round_orders(names: Sequence[str], rounds: int, seed: int) -> Iterator[tuple[str, ...]]:
     """The order of the columns in each round.
 
-    The rounds come in blocks of `len(names)`: a block shuffles the columns and goes through the
-    rotations of that order. Over a block each column stands once in each place, and over blocks
-    its neighbours change, so that no column always runs on the caches that the same other one
-    left behind.
+    Rounds come in blocks of `len(names)`: a block shuffles the columns and uses all rotations of
+    that order. In a block each column is once in each position. From block to block its neighbours
+    change, so that no column always follows the same other column, whose caches it would inherit.
     """
     generator = random.Random(seed)
     order: list[str] = []
@@ -261,9 +258,9 @@ def completion_us(call: Call, wait: Callable[[Any], Any], count: int) -> float:
 
 
 def fastest_s(call: Call, wait: Callable[[Any], Any], times: int, most_s: float) -> float:
-    """The seconds until the result is ready of the fastest of `times` calls.
+    """The seconds until the result is ready, for the fastest of at most `times` calls.
 
-    There are fewer once they have taken `most_s` seconds.
+    It stops early after `most_s` seconds.
     """
     fastest_s, spent_s = math.inf, 0.0
     for _ in range(times):
@@ -276,11 +273,11 @@ def fastest_s(call: Call, wait: Callable[[Any], Any], times: int, most_s: float)
 
 @contextlib.contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Keeps the objects that exist now out of garbage collection meanwhile.
+    """Context manager that excludes all existing objects from garbage collection.
 
-    Collection itself stays on: a column that makes garbage pays for it, but no column pays for the
-    size of the heap that the imports and the other columns built up. A heap that the caller froze
-    stays as it is: `gc.unfreeze` would thaw all of it.
+    Collection stays on, so a column pays for its own garbage, but not for the heap of imports and
+    other columns. Nothing is done if the caller has frozen the heap, because `gc.unfreeze` would
+    unfreeze all of it.
     """
     gc.collect()
     # Python has some hundreds frozen when it starts.

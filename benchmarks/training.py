@@ -250,7 +250,7 @@ def by_prefetch(step_us: int, source_ms: int, is_fit: bool, has_prefetch: bool) 
 
     def loss(model: jax.Array, batch: Any, key: jax.Array) -> jax.Array:
         x, y = batch
-        # About 1 us a turn.
+        # About 1 us per iteration.
         last = jax.lax.fori_loop(0, step_us, lambda _, x: jnp.tanh(x @ frozen), x)
         return jnp.mean((last @ model - y) ** 2)
 

@@ -1,8 +1,8 @@
 """How key figures changed over the committed runs: `python -m benchmarks.trend`.
 
-A committed run replaces the one before it. A line in
-`benchmarks/results/history.jsonl` remains of each: its machine, its versions, its date, and its key
-figures, almost all of them ratios within that run. Lines are added and never changed.
+A committed run replaces the previous one, but each run keeps a line in
+`benchmarks/results/history.jsonl`: its machine, its versions, its date, and its key figures, nearly
+all of them ratios within the run. Lines are added and never changed.
 
 `--add` adds the runs in `benchmarks/results/` that have no line yet; without it the command names
 them and fails. `--from-git` first adds earlier runs that are still in the history of the

@@ -64,7 +64,7 @@ def methods(steps: int, draws: int) -> dict[str, tuple[Any, bayes.Method]]:
 
 
 def look_at_prior(target: bayes.Posterior, key: jax.Array) -> None:
-    """What the prior predicts: is the wave possible, and what else is?"""
+    """Draws functions from the prior, to check that it allows the wave."""
     _, y = target.data
 
     def wide(key: jax.Array) -> jax.Array:
@@ -116,12 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flat = -norm.logpdf(y, np.mean(y), np.std(y)).mean()
     print(f"{'':26}{'NLL':>8}{'in 90%':>9}{'noise':>8}{'conformal':>12}")
     print(f"{'wave and noise known':26}{best:8.3f}{LEVEL:9.1%}{NOISE:8.2f}")
-    # Separate keys: the table is the same with a picture as without.
+    # Separate keys, so that the picture does not change the table.
     pictures, picture_keys = {}, iter(jax.random.split(jax.random.key(1), 100))
     for name, (noise, method) in methods(options.steps, options.draws).items():
         target = target_with(noise, options.width)
         with warnings.catch_warnings():
-            # The table shows what the warnings say: which posteriors are poor.
+            # The table already shows which posteriors are poor.
             warnings.simplefilter("ignore", bayes.InferenceWarning)
             posterior = bayes.infer(target, method, key=next(keys), progress=False)
         prediction: Any = bayes.predict(posterior, x, key=next(keys))

@@ -1,4 +1,4 @@
-"""What the demo claims about its Bayesian networks, over several splits of the data.
+"""Checks the demo's claims about its Bayesian networks on several splits of the data.
 
     python examples/bnn_coverage.py [--seeds N] [--steps N]
 

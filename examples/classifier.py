@@ -43,7 +43,7 @@ def network(key: jax.Array) -> nn.Sequential:
 
 
 def loss(model: Any, batch: Any, key: jax.Array) -> jax.Array:
-    """Each step gets another key, and each image its own dropout."""
+    """The mean cross-entropy, with separate dropout for each image."""
     images, labels = batch
     keys = jax.random.split(key, len(images))
     logits = jax.vmap(lambda image, key: model(image, key=key))(images, keys)
@@ -85,7 +85,7 @@ class Said(train.Callback):
 
 
 class Training:
-    """The same training, however often it is started."""
+    """A training that can be interrupted and started again."""
 
     def __init__(self) -> None:
         self.train_on, choose_by, held_out = load_digits()
@@ -97,7 +97,7 @@ class Training:
         self.test = train.make_evaluate(measure, [held_out])
 
     def run(self, folder: str, num_steps: int) -> train.FitResult[Any]:
-        """Runs from the newest checkpoint in the folder, or from the start if there is none."""
+        """Resumes from the newest checkpoint in the folder, or starts if there is none."""
         return train.fit(
             self.start,
             self.step,

@@ -1,5 +1,4 @@
-"""The same training on one device, and on several in two ways: do the losses agree, and what does
-each device hold?
+"""The same training on one device, and on several in two ways: losses, memory, communication.
 
 Data parallelism replicates the model on each device and splits batches. Fully sharded data
 parallelism (FSDP) also splits parameters, gradients and Adam's state, and all-gathers a parameter
@@ -59,7 +58,7 @@ def bytes_on(device: Any, tree: Any) -> int:
 
 
 def exchanged(step: Any, state: Any, batch: Any) -> str:
-    """How many arrays a step communicates by each kind of collective, and their bytes."""
+    """The number of arrays that a step communicates by each kind of collective, and their bytes."""
     totals: dict[str, tuple[int, int]] = {}
     for each in graph.report(step, state, batch).collectives:
         count, size = totals.get(each.kind, (0, 0))

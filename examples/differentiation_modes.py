@@ -1,4 +1,4 @@
-"""Which mode of differentiation to use: four functions, each with another answer.
+"""Which mode of differentiation to use: four functions that need different modes.
 
 A classifier has many weights, and its loss is one number: reverse mode. A rod that cools in a
 thousand steps has two unknowns: forward mode is faster, and stores no intermediate values. A long
@@ -53,7 +53,7 @@ def classifier() -> Question:
 
 
 def rod(steps: int) -> Question:
-    """How far a cooling rod is from the measurements, by two properties of its material."""
+    """The error of a cooling rod's simulated temperatures, given two properties of its material."""
 
     def cooled(material: dict[str, jax.Array]) -> jax.Array:
         def move(heat: jax.Array, _: None) -> tuple[jax.Array, None]:

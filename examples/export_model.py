@@ -76,7 +76,7 @@ def trained(steps: int) -> tuple[Classifier, float]:
 
 
 def in_another_process(folder: pathlib.Path, pixels: np.ndarray) -> np.ndarray:
-    """The output of the file there. The process starts in the folder, away from this script."""
+    """The output of the file in a process that starts in its folder, away from this script."""
     np.save(folder / "pixels.npy", pixels)
     files = ["digits.eqxport", "pixels.npy", "probabilities.npy"]
     command = [sys.executable, "-c", RECEIVER, *files]

@@ -1,4 +1,4 @@
-"""What the graph of a loop looks like, and what each kind of loop costs to compile and to run.
+"""The programs of different kinds of loops, and their cost to compile and to run.
 
 The same computation, `x -> tanh(weight @ x)` repeated, is written as a Python loop, as
 `jax.lax.scan` (also unrolled), `fori_loop` and `while_loop`, as eqxlike's loops, with a branch in
@@ -112,7 +112,7 @@ WITHOUT_GRADIENT = {"while_loop"}
 
 
 def loop(name: str, turns: int) -> Loop:
-    """The loop of that name, as a new function of `weight` and `x`, which is not compiled yet."""
+    """The loop of that name, as a new function of `weight` and `x` that is not compiled yet."""
     return functools.partial(LOOPS[name], turns)
 
 
@@ -122,7 +122,7 @@ def arguments_of(width: int) -> tuple[jax.Array, jax.Array]:
 
 
 def count_operations(jaxpr: Jaxpr) -> int:
-    """The number of operations in a program; those of inner programs count once each."""
+    """The number of operations in a program; operations of inner programs count once."""
     inner = [
         count_operations(each)
         for equation in jaxpr.eqns

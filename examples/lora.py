@@ -1,4 +1,4 @@
-"""Low-rank adaptation: a trained network learns another task, and few of its weights change.
+"""Low-rank adaptation: a trained network learns another task with few trained numbers.
 
 A network that reads digits sees the same digits rotated by a quarter turn, which it cannot read.
 `nn.replace_layers` adds two thin trained factors to each frozen weight (`nn.LoRALinear`). The
@@ -53,14 +53,14 @@ def size(tree: Any) -> int:
 
 
 def num_trained(model: Any) -> int:
-    """The number of numbers in a gradient."""
+    """The number of trained numbers: those that have a gradient."""
     images, labels = jnp.zeros((1, 64)), jnp.zeros(1, jnp.int32)
     gradient = eqx.filter_grad(loss)
     return size(eqx.filter_eval_shape(gradient, model, (images, labels), jax.random.key(0)))
 
 
 def with_new_readout(model: nn.MLP) -> nn.MLP:
-    """Frozen, except for a new last layer."""
+    """Freezes the model and replaces its last layer."""
     readout = nn.Linear(WIDTH, 10, key=jax.random.key(2))
     model = eqx.tree_at(lambda model: model.layers[-1], model, readout)
     return nn.freeze(model, lambda model: model.layers[:-1])

@@ -205,7 +205,7 @@ def accuracy(framework: Framework, state: Any, digits: Digits) -> float:
 
 
 def stepping(framework: Framework, state: Any, batch: Digits) -> Callable[[], Any]:
-    """A function that takes one more step, to time it."""
+    """A function that makes one more step, for timing."""
     arrays = framework.array(batch.images), framework.array(batch.labels)
 
     def call() -> Any:

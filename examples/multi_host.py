@@ -48,7 +48,7 @@ FEATURES = 64
 
 
 def join(options: argparse.Namespace) -> None:
-    """Makes this process one of those that train together, if there are several."""
+    """Joins the other processes of the training, if there are several."""
     timeouts: dict[str, Any] = {
         "heartbeat_timeout_seconds": options.heartbeat_timeout,
         "shutdown_timeout_seconds": options.heartbeat_timeout,

@@ -68,7 +68,7 @@ def swings(law: Law, starts: jax.Array, seconds: float) -> jax.Array:
 
 
 def starts_at(angles: np.ndarray) -> jax.Array:
-    """Released at these angles, without speed."""
+    """The states of pendulums at rest at these angles."""
     return jnp.stack([jnp.asarray(angles), jnp.zeros(len(angles))], axis=1).astype(jnp.float32)
 
 
@@ -80,9 +80,9 @@ def loss(law: Any, batch: Any, key: jax.Array, seconds: float) -> jax.Array:
 
 
 def learned(law: Any, data: Any, steps: int, seconds: float) -> Any:
-    """The law that fits the data best: first to their first quarter, which is easier, then to all.
+    """Fits the law to the first quarter of each swing, then to whole swings.
 
-    Early errors grow over a long swing, and hide what is right.
+    Early errors grow over a long swing, so fitting whole swings from the start is harder.
     """
     optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
     for part in (seconds / 4, seconds):
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parts = off(found[:, :half], truth[:, :half]), off(found[:, half:], truth[:, half:])
         print(f"{name:14}" + "".join(f"{part:14.3f}" for part in parts), flush=True)
 
-    # The acceleration of the network's pendulum at rest, and of the true one.
+    # The accelerations of the network's pendulum and the true pendulum, released without speed.
     print("\nHow the speed changes at rest, in rad/s^2:")
     print(f"{'angle':>8}{'network':>10}{'truth':>10}")
     for angle in (0.5, 1.0, 1.5, 2.0):

@@ -1,4 +1,4 @@
-"""What a training would need on each device, before anything is allocated.
+"""Plans a training: what each device needs, before anything is allocated.
 
 The first table is computed from shapes alone, for a mesh of devices that need not be here: a
 `train.Sharding` says how each array is split, and `shard_shape` what one device holds of it. The
@@ -39,7 +39,7 @@ def state_of_shapes(width: int, depth: int, optimiser: Any) -> train.TrainState:
 
 
 def bytes_of(tree: Any, shardings: Any) -> tuple[int, int]:
-    """The bytes of a tree in all, and of the part that one device holds."""
+    """The bytes of a whole tree, and of the part on one device."""
     in_all = a_device = 0
     shardings = jax.tree.leaves(shardings)
     arrays = [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]

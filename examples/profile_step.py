@@ -53,7 +53,7 @@ def step(model: Any, batch: Batch, rate: Any) -> Any:
     return updated(model, batch, rate)
 
 
-def as_it_came(model: Any, batches: Sequence[Batch]) -> Any:
+def straightforward(model: Any, batches: Sequence[Batch]) -> Any:
     for count, batch in enumerate(batches):
         model = step(model, batch, schedule(count))
     return model
@@ -116,7 +116,7 @@ class Run:
 
 
 def times_of(loop: Callable[..., Any], model: Any, batches: Any) -> tuple[Any, Any]:
-    """What `profile` reports of the function of a loop, and the final network."""
+    """The times that `profile` reports for a loop's function, and the final network."""
     with eqx.profile() as found:
         end = loop(model, batches)
     (times,) = found.functions
@@ -124,7 +124,7 @@ def times_of(loop: Callable[..., Any], model: Any, batches: Any) -> tuple[Any, A
 
 
 def run(name: str, loop: Callable[..., Any], model: Any, batches: Any) -> Run:
-    eqx.clear_caches()  # no loop reuses what another one compiled
+    eqx.clear_caches()  # no loop reuses another loop's compiled program
     return Run(name, loop, batches, *times_of(loop, model, batches))
 
 
@@ -135,7 +135,7 @@ def step_us(loop: Callable[..., Any], model: Any, batches: Any, steps: int) -> f
 
 
 def in_turns(measures: Sequence[Callable[[], float]], rounds: int = 7) -> list[float]:
-    """The median of each. Other load on the machine slows down all of them."""
+    """The median time of each loop, measured in turns, so that other load affects all of them."""
     found = [[measure() for measure in measures] for _ in range(rounds)]
     return [statistics.median(column) for column in zip(*found, strict=True)]
 
@@ -145,7 +145,7 @@ def wrapped(text: str) -> str:
 
 
 def explain(model: Any, batches: Sequence[Batch]) -> None:
-    """Why is it compiled again? The second step shows it."""
+    """Prints why the second step is compiled again."""
 
     def show(trace: Any) -> None:
         difference = trace.differences[0]
@@ -154,11 +154,11 @@ def explain(model: Any, batches: Sequence[Batch]) -> None:
         print(wrapped(difference.advice))
 
     with debug.explain_retraces(show):
-        as_it_came(model, batches[:2])
+        straightforward(model, batches[:2])
 
 
 def refused(model: Any, batches: Sequence[Batch]) -> list[str]:
-    """What `eqxlike.transfers` refuses of a step: nothing, or the arguments that are copied."""
+    """The copied arguments that `eqxlike.transfers` refuses in a step, if any."""
     try:
         with eqx.transfers("explicit"):
             with_a_count(model, batches[:1])
@@ -191,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     print("1. Why is it compiled again? debug.explain_retraces says:")
     explain(model, batches)
-    first = run("as it came", as_it_came, model, batches)
+    first = run("as it came", straightforward, model, batches)
     runs = [run("the rate inside", with_a_count, model, batches)]
 
     print("\n2. What is copied at each call? transfers('explicit') says:")

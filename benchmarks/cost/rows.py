@@ -10,7 +10,7 @@ from benchmarks.timing import measure
 
 
 class Effort(NamedTuple):
-    """How much is measured.
+    """The numbers of rounds, runs, draws and steps to measure.
 
     - `rounds`: for calls that take microseconds.
     - `runs`: for runs that take seconds, each with its own seed.

@@ -1,4 +1,4 @@
-"""Measurements in addition to the zoo: a deep network's memory, and parallel branches."""
+"""Measurements outside the zoo: a deep network's memory, and parallel branches."""
 
 import eqxlike
 from benchmarks.modes.peers import eqxlike_filtered

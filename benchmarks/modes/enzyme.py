@@ -1,7 +1,7 @@
 """Whether Enzyme differentiates a problem of the zoo, tried in a separate process.
 
-Where Enzyme lacks a rule it may end the process (enzyme_ad 0.0.16 does so in a scan), or write
-pages of its program; the measuring process needs neither.
+If Enzyme lacks a rule, it may end the process (enzyme_ad 0.0.16 does so in a scan) or print its
+whole program. A separate process protects the measurement from both.
 """
 
 import dataclasses

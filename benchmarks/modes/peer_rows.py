@@ -1,4 +1,4 @@
-"""Peers measured interleaved on one problem, and checked: a row for each, like modes."""
+"""Checks and measures the peers on one problem, interleaved; each peer has a row, like a mode."""
 
 import dataclasses
 import time

@@ -25,7 +25,7 @@ NUM_PARTS = 3
 
 
 def network(data: DataSet, key: jax.Array) -> nn.Sequential:
-    """A hidden layer of 50 units with ReLU; only MC dropout drops units of it.
+    """A hidden layer of 50 units with ReLU; only MC dropout drops units.
 
     It returns a number, the logit of the second of two classes, or a logit for each class.
     """
@@ -54,7 +54,7 @@ def prior(data: DataSet, scale: float) -> bayes.Prior:
 
     Its draws are functions that vary about as much for any number of features.
     """
-    # As arrays, so that another scale does not need another program.
+    # Scales are arrays, so that all scales share one program.
     features, hidden, biases = jnp.asarray(
         [scale / math.sqrt(data.x.shape[1]), scale / math.sqrt(WIDTH), scale], jnp.float32
     )

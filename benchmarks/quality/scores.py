@@ -53,7 +53,7 @@ def scores(prediction: Prediction, split: Split) -> Scores:
 
 def interval_calibration_error(prediction: bayes.Mixture, y: jnp.ndarray) -> float:
     """The difference between coverage and level of central intervals, over many levels."""
-    # A central interval of level `p` holds what is not further than `p / 2` from the median.
+    # A central interval of level `p` contains the quantiles within `p / 2` of the median.
     level_of_each = np.abs(2 * np.asarray(prediction.cdf(y)) - 1)
     coverage = np.mean(level_of_each[None] <= LEVELS[:, None], axis=1)
     return float(np.mean(np.abs(coverage - LEVELS)))
@@ -72,7 +72,7 @@ def set_coverage(probabilities: np.ndarray, y: np.ndarray) -> float:
     - `probabilities`: shape `(N, C)`.
     - `y`: the labels, shape `(N,)`.
     """
-    # Among equally probable classes the first comes first.
+    # Equally probable classes keep their order.
     order = np.argsort(-probabilities, axis=1, kind="stable")
     ordered = np.take_along_axis(probabilities, order, axis=1)
     room = LEVEL - (np.cumsum(ordered, axis=1) - ordered)

@@ -96,7 +96,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
 
 def _cell(row: Row, score: str) -> str:
     value, error = mean(row, score), standard_error(row, score)
-    # A value is known no better than to two digits of its error.
+    # More decimals would be finer than the standard error.
     digits = 3 if abs(value) < 20 else 2
     return (
         f"{value:.{digits}f}" if math.isnan(error) else f"{value:.{digits}f} ({error:.{digits}f})"

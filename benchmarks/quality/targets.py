@@ -13,7 +13,7 @@ LEAST, MOST = 0.87, 0.93
 """The accepted coverage of 90% intervals."""
 
 MOST_OF_MODE = 1.05
-"""The accepted NLL of Laplace's approximation, as a part of that of the mode that it is around."""
+"""The accepted NLL of Laplace's approximation, as a fraction of the NLL of its mode."""
 
 Row = Mapping[str, Any]
 
@@ -42,7 +42,7 @@ def _pairs(name: str, other: str, rows: Sequence[Row]) -> dict[str, tuple[Row, R
 
 
 def _recommends(rows: Sequence[Row]) -> Iterator[Target]:
-    """On all data the recommended call has a better NLL than early stopping, and that coverage."""
+    """On all data, the recommended call beats early stopping in NLL, and coverage is accepted."""
     pairs = _pairs(RECOMMENDED, STOPPED, rows)
     if not pairs:
         return
@@ -61,7 +61,7 @@ def _recommends(rows: Sequence[Row]) -> Iterator[Target]:
 
 
 def _keeps_to_the_mode(rows: Sequence[Row]) -> Iterator[Target]:
-    """`bayes.Laplace()` costs nowhere much NLL, and wins some on average."""
+    """`bayes.Laplace()` has nearly the mode's NLL or a better one on all data; better on average."""
     pairs = _pairs(LAPLACE, MODE, rows)
     if not pairs:
         return
@@ -76,7 +76,7 @@ def _keeps_to_the_mode(rows: Sequence[Row]) -> Iterator[Target]:
 
 
 def _beats(name: str, rows: Sequence[Row], ours: Sequence[Row]) -> Iterator[Target]:
-    """On all data some method has a better NLL than a network without a prior."""
+    """Some method has a better NLL than a network without a prior, on all data."""
     plain = {row["data"]: mean(row, "nll") for row in rows if row["method"] == name}
     found = {data: [row for row in ours if row["data"] == data] for data in plain}
     best = {
@@ -95,7 +95,7 @@ def _beats(name: str, rows: Sequence[Row], ours: Sequence[Row]) -> Iterator[Targ
 
 
 def _covers(ours: Sequence[Row]) -> Iterator[Target]:
-    """At least two methods' 90% intervals have that coverage on all data."""
+    """The 90% intervals of at least two methods have the accepted coverage on all data."""
     if not ours:
         return
     names = list(dict.fromkeys(row["method"] for row in ours))

@@ -11,8 +11,8 @@ except ModuleNotFoundError as error:
 if __name__ == "__main__":
     status = main()
     if status != 0:
-        # If Ctrl-C breaks off a compilation, JAX 0.10.2 crashes Python as it exits. All output is
-        # written by now, so Python is left without its usual exit.
+        # If Ctrl-C interrupts a compilation, JAX 0.10.2 crashes Python as it exits. All output is
+        # written by now, so skip the normal exit.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -23,7 +23,7 @@ MOST = 2**31 - 1
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line: what is wrong, without the whole usage before it."""
+    """An argument parser whose errors are one line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
@@ -34,9 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     **Arguments:**
 
-    - `arguments`: the words after `python -m examples.demo`; those of this process if None.
+    - `arguments`: the command-line arguments; by default those of this process.
 
-    **Returns:** the exit status: 0, or 1 where a training diverged, 130 after Ctrl-C.
+    **Returns:** the exit status: 0, 1 if a training diverged, or 130 after Ctrl-C.
 
     **Raises:** `SystemExit` with status 2 for wrong use.
     """
@@ -112,9 +112,9 @@ def _writable_folder(text: str) -> pathlib.Path:
 
 
 def _compile_quickly() -> None:
-    """Leaves LLVM's optimisations out, a third of the time, unless the user has set a level.
+    """Disables LLVM's optimisations, a third of the run time, unless the user has set a level.
 
-    XLA reads its flags when JAX first looks for devices, which is later.
+    XLA reads its flags later, when JAX first looks for devices.
     """
     flags, level = os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level"
     if level not in flags:
@@ -122,9 +122,9 @@ def _compile_quickly() -> None:
 
 
 def choose_device(choice: str) -> str:
-    """Holds JAX to a type of device; returns in words the one it uses.
+    """Makes JAX use a type of device, and returns a description of the device.
 
-    "auto" is JAX's own choice: a GPU where it sees one.
+    "auto" is JAX's default: a GPU if there is one.
 
     **Raises:** `RuntimeError` if JAX has no such device.
     """

@@ -1,4 +1,4 @@
-"""The models of a data set: trained, evaluated, and what calls cost."""
+"""Trains and evaluates the models of a data set, and measures the cost of calls."""
 
 import dataclasses
 import sys
@@ -28,20 +28,20 @@ def compare(
 ) -> dict[str, Any]:
     """Trains a Bayesian and a plain network and the baseline, and evaluates them.
 
-    A training that did not finish is reported on standard error, and what it reached is evaluated.
+    An unfinished training is reported on standard error, and its last state is evaluated.
 
     **Arguments:**
 
     - `data`: the data set to train on and to evaluate with.
     - `settings`: the settings of the trainings.
     - `seed`: the seed of weights and noise.
-    - `reached`: gets the results under the name of the data set as soon as there are any, so that
-      they are there when Ctrl-C ends the rest.
+    - `reached`: receives the results under the name of the data set as soon as there are any, so
+      that they are kept if Ctrl-C ends the rest.
     - `methods`: names of further methods, see `METHODS`.
 
     **Returns:** the results, as the report has them.
 
-    **Raises:** `KeyboardInterrupt` if Ctrl-C came, in a training or elsewhere.
+    **Raises:** `KeyboardInterrupt` after Ctrl-C, in a training or elsewhere.
     """
     start_s = time.perf_counter()
     bayesian = train_bayesian(data, settings, seed=seed)
@@ -84,7 +84,7 @@ def compare(
     return results
 
 
-# --- What a call costs: the demo's own training step and prediction, in three ways ---
+# --- The cost of the demo's training step and prediction, called in three ways ---
 
 
 PREDICTED = 32
@@ -102,25 +102,25 @@ def measure_calls(data: Data, training: Training, settings: Settings) -> dict[st
     """Measures a training step, and a prediction for `PREDICTED` test examples.
 
     All three ways run the same operations. The ways take turns, and each turn gives one ratio to
-    `jax.jit` on the module, so that what else the machine does cancels.
+    `jax.jit` on the module, so that other load on the machine cancels.
 
     **Arguments:**
 
     - `data`: the data set to train on and to predict.
-    - `training`: the training of the network; it stays as it is.
+    - `training`: the training of the network, which is not changed.
     - `settings`: the settings whose batch size, number of draws and rounds to use.
 
-    **Returns:** for each row the name of the `baseline`, and the `columns` by name.
+    **Returns:** for each row, the name of the `baseline` and the `columns` by name.
     """
     batch = jax.tree.map(lambda each: jnp.asarray(each[: settings.batch_size]), data.train)
     x, key = jnp.asarray(data.test.x[:PREDICTED]), jax.random.key(0)
     network, samples = training.result.state.model.network, settings.num_samples
-    # Both are functions that `filter_jit` wrapped; the other columns take what is inside.
+    # Both are functions of `filter_jit`; the other columns use the functions inside.
     rows = {
         "training step": _ways(training.step, training.result.state, batch, is_step=True),
         "prediction": _ways(network_outputs, network, x, key, options=(samples,)),
     }
-    # One key serves all calls: the calls are compared, not their numbers.
+    # All calls use the same key: only their times are compared.
     with jax.debug_key_reuse(False):
         return {
             name: {"baseline": MODULE, "columns": _columns(ways, settings.rounds)}
@@ -135,10 +135,10 @@ def _ways(
 
     **Arguments:**
 
-    - `filtered`: the function as `filter_jit` wrapped it.
-    - `options`: what is known when the function is compiled.
-    - `is_step`: whether it returns the next tree and a loss. The tree is then donated and fed back;
-      each way has a tree of its own.
+    - `filtered`: the function wrapped by `filter_jit`.
+    - `options`: the static arguments.
+    - `is_step`: whether it returns the next tree and a loss. The tree is then donated and fed back,
+      and each way has its own tree.
     """
     arrays, static = eqx.partition(tree, eqx.is_array)
     leaves, treedef = jax.tree.flatten(arrays)
@@ -192,7 +192,7 @@ def _columns(ways: Mapping[str, Call], rounds: int) -> dict[str, dict[str, Any]]
 
 def _times_us(call: Call, count: int) -> tuple[float, float]:
     """Microseconds until a call returns, and until its result is ready."""
-    call().block_until_ready()  # finds the caches that the call before left behind
+    call().block_until_ready()  # warms the caches that the previous call replaced
     start_s = time.perf_counter()
     results = [call() for _ in range(count)]
     returned_s = time.perf_counter() - start_s

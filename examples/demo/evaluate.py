@@ -30,9 +30,9 @@ class Evaluation(NamedTuple):
     """Predictions of the test part.
 
     - `metrics`: the metrics, by name.
-    - `shown`: what pictures show, by name. Of numbers, in the units of the target: the `truth`, the
-      `mean` of the predictive distribution, and the ends `lower` and `upper` of its central
-      interval of probability `LEVEL`, shapes (N,). Of classes: the fields of a
+    - `shown`: the data of the pictures, by name. For regression, in the units of the target: the
+      `truth`, the `mean` of the predictive distribution, and the ends `lower` and `upper` of its
+      central interval of probability `LEVEL`, shapes (N,). For classification: the fields of a
       `bayes.metrics.CalibrationBins`.
     """
 
@@ -66,17 +66,16 @@ def evaluate_regression(
 
     - `data`: the data set whose test part is predicted.
     - `means`: the means of the Gaussians, for the standardised target.
-    - `noise`: their standard deviations, likewise: one, or one each.
+    - `noise`: their standard deviations, for the standardised target: one for all, or one each.
 
-    **Returns:** `rmse` in units of the target; `nll` in nats for an example, of the density in
-    those units; `coverage` of the intervals of probability `LEVEL`, and their mean `width`;
-    `noise`.
+    **Returns:** `rmse` in units of the target; `nll` in nats per example, of the density in these
+    units; `coverage` of the intervals of probability `LEVEL`, and their mean `width`; `noise`.
     """
     y, means = (each * data.scale + data.centre for each in (data.test.y, means))
     return _scored(y, means, noise * data.scale)
 
 
-# Jitted, as what follows: each operation would be a program of its own to compile.
+# Jitted like the rest: otherwise each operation is compiled as a separate program.
 @jax.jit
 def _scored(
     y: Float[Array, " N"], means: Float[Array, "S N"], noise: Float[Array, "*S_N"]
@@ -100,7 +99,7 @@ def evaluate_classification(
 ) -> Evaluation:
     """Evaluates log probabilities of classes.
 
-    **Returns:** `accuracy`; `nll` in nats for an example; `ece`, the expected calibration error.
+    **Returns:** `accuracy`; `nll` in nats per example; `ece`, the expected calibration error.
     """
     probabilities = jnp.exp(log_probabilities)
     found = {
@@ -114,8 +113,8 @@ def evaluate_classification(
 # --- Baselines scikit-learn's linear models ---
 
 
-# How much to regularise is chosen by the validation part; the model is then fitted to the whole
-# training part, as the plain network is.
+# The validation part chooses the penalty. Then the model is fitted to the whole training part, like
+# the plain network.
 ALPHAS = tuple(10.0**power for power in range(-2, 5))
 """The penalties on ridge regression's weights to choose from."""
 
@@ -135,7 +134,7 @@ def evaluate_ridge(data: Data) -> Evaluation:
 
 def evaluate_logistic(data: Data) -> Evaluation:
     """Multinomial logistic regression with an L2 penalty."""
-    # Of many small products: several threads of BLAS would take a hundred times as long, waiting.
+    # Many small products: with several BLAS threads they take 100 times as long.
     with threadpool_limits(limits=1):
         linear = LogisticRegression(solver="newton-cg")
         model = _fitted(data, linear, {"C": INVERSE_PENALTIES}, "neg_log_loss")
@@ -144,7 +143,7 @@ def evaluate_logistic(data: Data) -> Evaluation:
 
 
 def _fitted(data: Data, model: Any, penalties: dict[str, Sequence[float]], scoring: str) -> Any:
-    """The model with the penalty that is best on the validation part, fitted to all."""
+    """The model with the best penalty on the validation part, fitted to the whole training part."""
     places, size = np.arange(len(data.train.y)), len(data.validation_split()[1].y)
     search = GridSearchCV(model, penalties, scoring=scoring, cv=[(places[size:], places[:size])])
     return search.fit(data.train.x, data.train.y)
@@ -163,7 +162,7 @@ Make = Callable[[Settings], bayes.Method]
 
 
 def _with(kind: Callable[..., bayes.Method], *shared: str, **fields: Any) -> Make:
-    """Makes a method with `fields`, and with the `shared` ones of the settings of a data set."""
+    """Makes a method with `fields`, and with the `shared` fields from a data set's settings."""
     return lambda settings: kind(**{name: getattr(settings, name) for name in shared}, **fields)
 
 
@@ -195,9 +194,9 @@ METHODS: dict[str, tuple[str, Make]] = {
 
 
 def evaluate_method(data: Data, settings: Settings, name: str, *, seed: int) -> Evaluation:
-    """Finds the posterior of a network by a method, and evaluates what it predicts.
+    """Finds the posterior of a network by a method, and evaluates its predictions.
 
-    The network is the Bayesian one of the demo, with its prior; noise is an unknown too.
+    The network is the demo's Bayesian network with its prior; the noise is also unknown.
     """
     model_key, infer_key, predict_key = jr.split(jr.key(seed), 3)
     title, make = METHODS[name]

@@ -1,4 +1,4 @@
-"""The demo's four pictures, as matplotlib Figures: no window system, no global state."""
+"""The demo's four pictures, as matplotlib Figures, without a window system or global state."""
 
 import pathlib
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ COLUMN_COLOURS = {FLAT: "#b8c4d0", MODULE: "#7f95ab", FILTERED: BLUE}
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path) -> list[pathlib.Path]:
-    """Draws whatever there are numbers for.
+    """Draws the pictures for which there are results.
 
     **Arguments:**
 
@@ -59,7 +59,7 @@ def _finish(axes: Any, title: str, **settings: Any) -> None:
 
 
 def _draw_intervals(results: Mapping[str, Any]) -> Figure | None:
-    """Each held-out patient's interval with the truth, ordered by prediction, a panel a model."""
+    """Intervals and truth of held-out patients, ordered by prediction; one panel per model."""
     diabetes = results.get("diabetes", {"intervals": {}})
     names = [name for name in (BAYESIAN, PLAIN, *METHODS) if name in diabetes["intervals"]]
     if not names:
@@ -89,7 +89,7 @@ def _draw_intervals(results: Mapping[str, Any]) -> Figure | None:
 
 
 def _draw_reliability(results: Mapping[str, Any]) -> Figure | None:
-    """Accuracy over confidence, and below it the number of predictions, a panel a model."""
+    """Accuracy over confidence, above the number of predictions; one panel per model."""
     digits = results.get("digits", {"metrics": {}})
     if not digits["metrics"]:
         return None
@@ -105,7 +105,7 @@ def _draw_reliability(results: Mapping[str, Any]) -> Figure | None:
         filled = np.flatnonzero(count)
         for place in filled:
             style = {"width": width, "align": "edge", "color": colour, "edgecolor": "white"}
-            # A bar of a handful of predictions is fainter.
+            # Bars of few predictions are fainter.
             alpha, middle = 0.35 if count[place] >= few else 0.12, edges[place] + width / 2
             axes.bar(edges[place], accuracy[place], alpha=alpha, **style)
             counts.bar(edges[place], count[place], alpha=0.7, **style)
@@ -128,7 +128,7 @@ def _draw_reliability(results: Mapping[str, Any]) -> Figure | None:
 
 
 def _around(fraction: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """How far down and up the 90% interval of a fraction of `count` reaches (Wilson, 1927)."""
+    """Distances to the ends of the 90% interval of a fraction of `count` (Wilson, 1927)."""
     z, count = 1.645, np.maximum(count, 1)
     middle = (fraction + z**2 / (2 * count)) / (1 + z**2 / count)
     spread = np.sqrt(fraction * (1 - fraction) / count + z**2 / (4 * count**2))
@@ -150,7 +150,7 @@ def _draw_elbo(results: Mapping[str, Any]) -> Figure | None:
         axes.plot(steps, elbo, color=BLUE, alpha=0.25, linewidth=0.7, label="minibatch estimate")
         label = f"mean of {window} steps"
         axes.plot(steps[window - 1 :], running, color=BLUE, linewidth=1.8, label=label)
-        # The first steps lie far below the rest and would flatten it.
+        # The first steps are far below the rest, and would flatten the curve.
         low, high = np.quantile(elbo, 0.1), elbo.max()
         if high > low:
             axes.set_ylim(low - 0.5 * (high - low), high + 0.1 * (high - low))
@@ -163,10 +163,10 @@ def _draw_elbo(results: Mapping[str, Any]) -> Figure | None:
 
 
 def _draw_dispatch(results: Mapping[str, Any]) -> Figure | None:
-    """The cost of a call as a ratio to `jax.jit` on the module; one panel each for the two times.
+    """The cost of a call relative to `jax.jit` on the module; one panel for each of the two times.
 
-    Times differ a hundredfold between rows and mean little on a shared machine; they are written
-    next to the bars.
+    Absolute times differ a hundredfold between rows and vary on a shared machine, so they are only
+    written next to the bars.
     """
     rows = {
         f"{name}\n{row}": measured["columns"]
@@ -183,7 +183,7 @@ def _draw_dispatch(results: Mapping[str, Any]) -> Figure | None:
     until = {"dispatch": "until the call returns", "completion": "until the result is ready"}
     for axes, (kind, title) in zip(panels, until.items(), strict=True):
         columns = [column for row in rows.values() for column in row.values()]
-        # Quartiles that the machine's other work threw far out are cut off at the edge.
+        # Quartiles far out, from other load on the machine, are cut off at the edge.
         most = 1.6 * max(column[f"{kind}_ratio"]["median"] for column in columns)
         for place, name in enumerate(COLUMN_COLOURS):
             found = [row[name] for row in rows.values()]

@@ -1,6 +1,6 @@
 """The report of a run of the demo: tables to print, JSON, and one page of HTML.
 
-The page has its tables from here, and its pictures from the script of the template.
+This file makes the tables of the page; the template's script draws its pictures.
 """
 
 import datetime
@@ -26,7 +26,7 @@ PACKAGES = ("eqxlike", "jax", "jaxlib", "numpy", "matplotlib", "optax", "scikit-
 
 
 def machine() -> dict[str, Any]:
-    """The versions and the machine that the numbers belong to."""
+    """The versions of the libraries, and the machine."""
     device, cpuinfo = jax.devices()[0], pathlib.Path("/proc/cpuinfo")
     cpu = re.search(r"model name\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
     return {
@@ -42,7 +42,7 @@ def machine() -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """The same as JSON has it: rounded to six digits, None for what is NaN or infinite."""
+    """Converts a value for JSON: rounded to six digits, None for NaN and infinity."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic | jax.Array):
@@ -91,7 +91,7 @@ ON_PAGE = METRICS | {"noise": ("noise", ".1f")}
 
 
 def print_tables(contents: Mapping[str, Any]) -> None:
-    """Prints the models side by side on the test part, and what calls cost."""
+    """Prints the scores of the models on the test part, and the cost of calls."""
     for name, data in contents["data"].items():
         if data["metrics"]:
             title = f"{name}: {data['examples']['test']} held-out examples"
@@ -147,7 +147,7 @@ def _call_rows(datasets: Mapping[str, Any], form: str) -> list[list[str]]:
 
 
 def number(value: float | None, form: str) -> str:
-    """A number in a format; nothing where there is none."""
+    """Formats a number; the empty string for None."""
     return "" if value is None else format(value, form)
 
 
@@ -161,7 +161,7 @@ _NOT_FINISHED = {
 
 
 def page_of(report: Mapping[str, Any]) -> str:
-    """The page; nothing in it is fetched from elsewhere.
+    """Renders the report as a self-contained HTML page.
 
     **Arguments:**
 
@@ -178,7 +178,7 @@ def page_of(report: Mapping[str, Any]) -> str:
         "TITLES": _script_of(TITLES),
         "REPORT": _script_of(report),
     }
-    # In one go: what is put in may look like a mark.
+    # One pass over the template, because an inserted text may look like a placeholder.
     pieces = pathlib.Path(__file__).with_name("report.html").read_text("utf-8").split("@@")
     return "".join(parts.get(piece, piece) for piece in pieces)
 
@@ -206,7 +206,7 @@ def _warnings(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _section(name: str, data: Mapping[str, Any]) -> str:
-    """A data set: its table, what the numbers mean, its pictures, its settings."""
+    """The section of a data set: its table, explanations, pictures and settings."""
     examples, settings = data["examples"], data["settings"]
     said = (
         f"Trained on {examples['train']} examples. The table and the pictures are of the "
@@ -252,7 +252,7 @@ def _calls(datasets: Mapping[str, Any]) -> str:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The rows below the headings; the cells of a column of words are of the class `name`."""
+    """Renders a table; cells of columns of words have the class `name`."""
     kinds = ["" if right else ' class="name"' for right in _are_numbers(rows)]
 
     def line(texts: Sequence[str], tag: str) -> str:
@@ -270,5 +270,5 @@ def _definitions(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def _script_of(value: Any) -> str:
-    """JSON for the inside of a script, where `</` and `<!--` would end it or hide its end."""
+    """JSON for a script element, which `</` or `<!--` in it could end or break."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

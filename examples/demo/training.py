@@ -1,8 +1,7 @@
-"""The demo's data sets, its two networks for each with their likelihood, and their training.
+"""The demo's data sets, and two networks for each: likelihood, settings and training.
 
-The settings were chosen by the validation part of training parts, never by a test part. The two
-networks of a data set have the same architecture. `N` is the number of examples, `D` the number of
-features.
+The settings were chosen on validation parts of the training data, never on test data. Both networks
+of a data set have the same architecture. `N` is the number of examples, `D` the number of features.
 """
 
 import dataclasses
@@ -46,7 +45,7 @@ class Data:
 
     - `name`: the name of the data set.
     - `train`: the training part.
-    - `test`: the test part: nothing is fitted to it or chosen by it.
+    - `test`: the test part, which is not used to fit or choose anything.
     - `centre`, `scale`: mean and standard deviation of the target before it was standardised; 0 and
       1 for class labels.
     """
@@ -63,14 +62,14 @@ class Data:
         return self.name == "diabetes"
 
     def validation_split(self) -> tuple[Examples, Examples]:
-        """The training part in two: to fit to, and to choose by."""
+        """Splits the training part into one part to fit, and one for validation."""
         x, y = self.train
         size = round(VALIDATION_FRACTION * len(y))
         return Examples(x[size:], y[size:]), Examples(x[:size], y[:size])
 
 
 def load(name: Name) -> Examples:
-    """A data set as scikit-learn has it, in its own units."""
+    """Loads a data set from scikit-learn, in its original units."""
     if name == "diabetes":
         return Examples(*datasets.load_diabetes(return_X_y=True, scaled=False))
     return Examples(*datasets.load_digits(return_X_y=True))
@@ -79,9 +78,9 @@ def load(name: Name) -> Examples:
 def prepare(name: Name, whole: Examples, *, seed: int) -> Data:
     """Splits and standardises a data set.
 
-    `seed` decides the shuffle and so the split. Means and scales are those of the training part
-    alone. The pixels of the digits share a unit and so one scale: pixels at the rim, which are
-    hardly ever inked, are not blown up to the size of the others.
+    `seed` determines the split. Means and scales come from the training part only. All pixels of
+    the digits share one scale, so that pixels at the rim, which are nearly always blank, are not
+    magnified.
     """
     order = np.random.default_rng(seed).permutation(len(whole.y))
     size = round(TEST_FRACTION * len(order))
@@ -107,15 +106,15 @@ class Settings:
 
     - `width_size`: units in each hidden layer.
     - `depth`: number of hidden layers.
-    - `steps`: training steps of the Bayesian network, and the most that the plain one may take.
+    - `steps`: training steps of the Bayesian network, and maximum steps of the plain network.
     - `batch_size`: examples in a minibatch, for the Bayesian network.
-    - `learning_rate`: rate of Adam for the Bayesian network, where a cosine decay starts.
+    - `learning_rate`: initial rate of Adam for the Bayesian network, before a cosine decay.
     - `prior_scale`: scale of the prior on the weights, see `nn.BayesianLinear`.
-    - `wide_prior_scale`: that for the methods of `--method`, which find the whole posterior and not
-      one tempered by `kl_weight`.
-    - `kl_weight`: weight of the KL in the ELBO. At 1 the ELBO bounds the evidence; below, the
-      posterior is tempered, narrower than the model and the data say.
-    - `num_samples`: networks drawn from the posterior for a prediction.
+    - `wide_prior_scale`: scale of the prior for the methods of `--method`, which do not temper the
+      posterior by `kl_weight`.
+    - `kl_weight`: weight of the KL term in the ELBO. At 1 the ELBO is a lower bound of the
+      evidence; below 1 the posterior is tempered, and narrower than the exact one.
+    - `num_samples`: number of networks drawn from the posterior for a prediction.
     - `plain_batch_size`: examples in a minibatch, for the plain network.
     - `plain_learning_rate`: rate of AdamW for the plain network.
     - `weight_decay`: decay of AdamW, on weights and not on biases.
@@ -146,10 +145,10 @@ SETTINGS: dict[Name, Settings] = {
         plain_batch_size=64,
         weight_decay=1,
     ),
-    # At a KL weight of 1 the ELBO gives up fitting nine thousand weights to thirteen hundred
-    # images: validation NLL 0.08 to 0.1 for any prior scale, against 0.06 here. The posterior that
-    # predicts best is a cold one, as Wenzel et al. (2020) found for larger networks, "How Good is
-    # the Bayes Posterior in Deep Neural Networks Really?"
+    # With a KL weight of 1, nine thousand weights underfit thirteen hundred images: the validation
+    # NLL is 0.08 to 0.1 for any prior scale, compared with 0.06 here. A cold posterior predicts
+    # best, as Wenzel et al. (2020) found for larger networks, "How Good is the Bayes Posterior in
+    # Deep Neural Networks Really?"
     "digits": Settings(
         width_size=128,
         steps=3000,
@@ -171,12 +170,12 @@ def settings_for(name: Name, *, steps: int | None, is_quick: bool) -> Settings:
     **Arguments:**
 
     - `name`: the name of the data set.
-    - `steps`: the training steps, instead of its own number.
-    - `is_quick`: whether to shorten whatever takes time.
+    - `steps`: replaces the number of training steps.
+    - `is_quick`: whether to use shorter settings.
     """
     changed = {}
     if is_quick:
-        # The columns of the table take as long to compile as all else: one data set has it.
+        # The table takes as long to compile as everything else, so only one data set has it.
         changed = {"steps": QUICK_STEPS, "rounds": 5 if name == "diabetes" else 0}
     if steps is not None:
         changed["steps"] = steps
@@ -189,8 +188,8 @@ Network = nn.BayesianMLP | nn.MLP
 class Model(eqx.Module):
     """A network with the likelihood of its data.
 
-    Of a number it is `y ~ N(network(x), exp(log_noise)^2)`: the noise is learnt, one number for all
-    inputs. Of a class, where `log_noise` is None, it is `y ~ Categorical(softmax(network(x)))`.
+    For regression it is `y ~ N(network(x), exp(log_noise)^2)`, with one learnt noise for all
+    inputs. For classification, `log_noise` is None and `y ~ Categorical(softmax(network(x)))`.
     """
 
     network: Network
@@ -215,7 +214,7 @@ def network_outputs(
 ) -> Float[Array, "S N ..."]:
     """The outputs of `num_samples` networks drawn from the posterior.
 
-    A plain network is its own only draw: ask it for one.
+    For a plain network, `num_samples` must be 1.
     """
     return bayes.predict_samples(network, x, key=key, num_samples=num_samples)
 
@@ -264,11 +263,10 @@ def train_bayesian(data: Data, settings: Settings, *, seed: int) -> Training:
 
 
 def train_plain(data: Data, settings: Settings, *, seed: int) -> Training:
-    """Trains a plain network with weight decay, for as long as a validation part says.
+    """Trains a plain network with weight decay and early stopping.
 
-    It is trained on one part of the training part first, with the other to tell after how many
-    steps its loss on unseen data was least, and then for that number of steps on the whole training
-    part: no data is lost to the choice.
+    First it trains on one part of the training data, and finds the number of steps with the lowest
+    loss on the rest. Then it trains for this number of steps on all training data.
     """
     optimiser = optax.adamw(
         settings.plain_learning_rate, weight_decay=settings.weight_decay, mask=_is_weight
@@ -298,7 +296,7 @@ def _first_state(
 ) -> train.TrainState:
     model_key, state_key = jax.random.split(jax.random.key(seed))
     network = kind(*sizes_of(data, settings), jax.nn.silu, key=model_key, **options)
-    # The target is standardised, and at first all of it is noise: exp(0).
+    # The target is standardised, so the noise starts at exp(0) = 1.
     log_noise = jnp.zeros(()) if data.is_regression else None
     return train.TrainState.create(Model(network, log_noise), optimiser, key=state_key)
 
@@ -313,13 +311,13 @@ def _fit(
 
 
 def _mean_nll(model: Model, examples: Examples, key: PRNGKeyArray) -> Float[Array, ""]:
-    """The mean negative log likelihood; the loss of a plain network, which ignores the key."""
+    """The mean negative log likelihood, the loss of a plain network. The key is not used."""
     keys = jax.random.split(key, examples.y.shape[0])
     return -jnp.mean(jax.vmap(model.log_likelihood)(examples, keys))
 
 
 def _is_weight(parameters: PyTree) -> PyTree:
-    """Whether each parameter decays: the matrices do, biases and the noise do not."""
+    """Whether weight decay applies to each parameter: to matrices, not to biases or the noise."""
     return jax.tree.map(lambda leaf: jnp.ndim(leaf) == 2, parameters)
 
 
