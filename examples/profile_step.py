@@ -163,7 +163,7 @@ def refused(model: Any, batches: Sequence[Batch]) -> list[str]:
         with eqx.transfers("explicit"):
             with_a_count(model, batches[:1])
     except RuntimeError as error:
-        return [note for note in error.__notes__ if note.startswith("Among the arguments")]
+        return [note for note in error.__notes__ if note.startswith("These arguments")]
     return []
 
 

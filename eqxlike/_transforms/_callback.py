@@ -1,4 +1,4 @@
-"""Python functions of any arguments, called from compiled code."""
+"""`filter_pure_callback`: calls a Python function of any arguments from compiled code."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,22 +33,23 @@ def filter_pure_callback(
     - `callback`: a pure function, called with `*args` and `**kwargs`, any number of times. It
       receives arrays as JAX arrays, typed keys as their data, and everything else unchanged.
     - `*args`, `**kwargs`: any pytrees.
-    - `result_shape_dtypes`: the form of the result: a pytree with a `jax.ShapeDtypeStruct`, or an
-      array like it, for each array, and each other leaf as the callback returns it.
+    - `result_shape_dtypes`: the expected result: a pytree with a `jax.ShapeDtypeStruct`, or an
+      array of the same shape and dtype, for each array. The callback must return equal values for
+      all other leaves.
     - `sharding`: the device on which the callback is called, as in `jax.pure_callback`.
     - `vmap_method`: the behaviour under `jax.vmap`, as in `jax.pure_callback`: `"sequential"` calls
       the callback once for each index; `"expand_dims"` and `"broadcast_all"` call it with batches,
-      and the arrays that it returns must be batches too.
+      and it must return batches.
     - `vectorized`: the older form of `vmap_method`: `True` for `"legacy_vectorized"`, `False` for
       `"sequential"`.
 
-    **Returns:** a pytree of the form `result_shape_dtypes`.
+    **Returns:** the result: a pytree like `result_shape_dtypes`, with its arrays.
 
     **Raises:** `ValueError` if both `vmap_method` and `vectorized` are passed, for an unknown
     `vmap_method`, and when differentiated: wrap the call in `jax.custom_jvp` or
     `filter_custom_vjp`. At run time, `jax.errors.JaxRuntimeError` with the callback's
-    traceback, or with the path at which its result does not have the expected structure,
-    shape, dtype or static value.
+    traceback, or with the path at which the result has an unexpected structure, shape, dtype or
+    static value.
 
     !!! example
 
@@ -71,12 +72,12 @@ def filter_pure_callback(
             )
         vmap_method = "legacy_vectorized" if vectorized else "sequential"
     arrays, call_rest = split((args, kwargs))
-    # Under `jax.vmap`, operands get further axes: arrays that the callback holds become operands
-    # only if they are tracers.
+    # `jax.vmap` adds axes to operands. So arrays inside the callback become operands only if they
+    # are tracers.
     traced, callback_rest = split(callback, lambda leaf: isinstance(leaf, Tracer))
     operands = [without_key_dtype(array) for array in (*traced, *arrays)]
     ranks = [operand.ndim for operand in operands]
-    # This lives as long as the compiled function: it must not contain a tracer.
+    # The compiled function keeps `expected` alive, so it must not contain a tracer.
     expected = jtu.tree_map(_as_struct, result_shape_dtypes)
     structs, result_rest = split(expected, is_array_or_struct)
 
@@ -103,7 +104,7 @@ def _checked(returned: PyTree, expected: PyTree, mapped: tuple[int, ...]) -> lis
 
     **Arguments:**
 
-    - `mapped`: the sizes of the additional leading axes of each array.
+    - `mapped`: the sizes of the axes that `jax.vmap` adds in front of each array.
 
     **Raises:** `ValueError` if the result is not as expected.
     """
@@ -120,14 +121,14 @@ def _checked(returned: PyTree, expected: PyTree, mapped: tuple[int, ...]) -> lis
             is_as_expected = leaf is wanted or (type(leaf) is type(wanted) and leaf == wanted)
         if not is_as_expected:
             raise ValueError(
-                f"The callback returned {tree_pformat(leaf)} as result{jtu.keystr(path)}; expected "
-                f"was {tree_pformat(wanted, struct_as_array=True)}, as `result_shape_dtypes` says."
+                f"The callback returned {tree_pformat(leaf)} as result{jtu.keystr(path)}; "
+                f"`result_shape_dtypes` expects {tree_pformat(wanted, struct_as_array=True)}."
             )
     return arrays
 
 
 def _is_like(leaf: Any, struct: jax.ShapeDtypeStruct) -> bool:
-    """Whether JAX accepts `leaf` as such an array: it turns `float64` into `float32` itself."""
+    """Whether JAX accepts `leaf` as an array like `struct`; JAX converts `float64` to `float32`."""
     if not is_array(leaf) and not isinstance(leaf, bool | int | float | complex):
         return False
     array = np.asarray(leaf)
@@ -140,10 +141,10 @@ def _describe_structures(returned: PyTree, expected: PyTree) -> str:
         for tree in (returned, expected)
     )
     message = (
-        "The callback returned another structure than `result_shape_dtypes` says. Expected was "
+        "The structure of the callback's result differs from `result_shape_dtypes`. Expected "
         f"{tree_pformat(expected, struct_as_array=True)}; it returned {tree_pformat(returned)}."
     )
-    for what, paths in (("Missing", wanted - came), ("Not expected", came - wanted)):
+    for what, paths in (("Missing", wanted - came), ("Unexpected", came - wanted)):
         if paths:
             message += f" {what}: {', '.join(f'result{path}' for path in sorted(paths))}."
     return message

@@ -1,4 +1,4 @@
-"""Enumerations whose items are pytrees: the item may be known only when a program runs."""
+"""Enumerations whose items are pytrees, so that a compiled program can choose an item."""
 
 import textwrap
 import warnings
@@ -16,8 +16,8 @@ from .._pytree import is_array
 from ._checks import branched_error_if
 
 if TYPE_CHECKING:
-    # To type checkers an enumeration is a Python one, whose items are its instances: `E.name` is
-    # of type `E`, not the `str` in the body.
+    # Type checkers see a Python enumeration, whose items are its instances: `E.name` has type `E`,
+    # not `str` as in the body.
     from enum import EnumMeta as _Meta
 else:
     _Meta = type
@@ -32,7 +32,7 @@ class EnumerationMeta(_Meta):
         return len(cls._eqxlike_messages)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        # Items of the enumerations that this one extends have other numbers.
+        # Items of base enumerations are no instances: their indices differ.
         return isinstance(instance, EnumerationItem) and instance._enumeration is cls
 
     def __getitem__(cls, item: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -40,8 +40,8 @@ class EnumerationMeta(_Meta):
         if not isinstance(item, cls):
             name = class_name(cls)
             raise ValueError(
-                f"{name}[...] takes an item of {name} and gives its message; it was given "
-                f"{origin(item)}.{advise_promotion(cls, item)}"
+                f"{name}[...] expects an item of {name} and returns its message; it got "
+                f"{origin(item)}.{promotion_hint(cls, item)}"
             )
         if item.is_traced():
             return "traced"
@@ -55,18 +55,17 @@ class EnumerationMeta(_Meta):
 
 
 class Enumeration(metaclass=EnumerationMeta):
-    """The base of enumerations: the possible results of a program, with a message for each.
+    """Base class of enumerations: the possible results of a program, with a message for each.
 
     The body of a subclass gives each item a name and a message. `E.name` is the item, a pytree
     of one integer array; `E[item]` its message; `len(E)` the number of items. Items of one
     enumeration are compared with `==`, which returns a boolean array, and selected by `E.where`.
 
-    A subclass of an enumeration has the items of that one, followed by those in its own body.
-    `promote` converts items of the base into items of the subclass.
+    A subclass of an enumeration has the items of its base, followed by its own items. `promote`
+    converts items of the base into items of the subclass.
 
     **Raises:** at the definition of a subclass, `TypeError` for a message that is not a `str`,
-    `ValueError` for an item with the name of a method; warns about a name with two different
-    messages.
+    `ValueError` for an item named like a method. Warns if a name has two different messages.
 
     !!! example
 
@@ -115,11 +114,11 @@ class Enumeration(metaclass=EnumerationMeta):
 
     @classmethod
     def promote(cls, item: Any) -> Self:
-        """An item of an enumeration that this one extends, as an item of this one.
+        """Converts an item of a base enumeration to an item of this enumeration.
 
         **Arguments:**
 
-        - `item`: the item, traced or not.
+        - `item`: an item of a base of this enumeration, traced or not.
 
         **Returns:** the item of this enumeration that has the same name.
 
@@ -139,8 +138,8 @@ class Enumeration(metaclass=EnumerationMeta):
         if source is cls or not issubclass(cls, source):
             name = class_name(cls)
             raise ValueError(
-                f"{name}.promote(...) takes an item of an enumeration that {name} extends; it was "
-                f"given {origin(item)}."
+                f"{name}.promote(...) expects an item of an enumeration that {name} extends; it "
+                f"got {origin(item)}."
             )
         places = [*cls._eqxlike_messages]
         indices = [places.index(name) for name in source._eqxlike_messages]
@@ -177,20 +176,20 @@ class Enumeration(metaclass=EnumerationMeta):
         if not isinstance(pred, bool) and not is_scalar:
             raise ValueError(
                 f"The first argument of {class_name(cls)}.where(...) must be a boolean scalar; it "
-                f"was given {describe(pred)}. For a batch, use `jax.vmap`."
+                f"got {describe(pred)}. For a batch, use `jax.vmap`."
             )
         items: Any = (a, b)
         for item in items:
             if not isinstance(item, cls):
                 name = class_name(cls)
                 raise ValueError(
-                    f"{name}.where(...) chooses between items of {name}; it was given "
-                    f"{origin(item)}.{advise_promotion(cls, item)}"
+                    f"{name}.where(...) selects one of two items of {name}; it got "
+                    f"{origin(item)}.{promotion_hint(cls, item)}"
                 )
         index, other_index = (item._value for item in items)
         if index is other_index:
             return a
-        # An item that is known at trace time stays known.
+        # An item that is known at trace time stays concrete.
         with jax.ensure_compile_time_eval():
             chosen: Any = EnumerationItem(jnp.where(pred, index, other_index), cls)
         return chosen
@@ -203,13 +202,13 @@ def _is_magic(name: str) -> bool:
 def _check_item(cls: type, name: str, message: Any) -> None:
     if name in vars(Enumeration):
         raise ValueError(
-            f"{class_name(cls)} cannot have an item of the name `{name}`: every enumeration has a "
-            "method of that name."
+            f"{class_name(cls)} cannot have an item named `{name}`: every enumeration has a method "
+            "with this name."
         )
     if not isinstance(message, str):
         raise TypeError(
             f"{class_name(cls)}.{name} must be a str, the message of an item; it is of type "
-            f"{type(message).__name__}. The body of an enumeration holds items alone."
+            f"{type(message).__name__}. The body of an enumeration may contain only items."
         )
 
 
@@ -218,7 +217,7 @@ def _add(messages: dict[str, str], more: dict[str, str], cls: type) -> None:
         if messages.get(name, message) != message:
             warnings.warn(
                 f"{class_name(cls)}.{name} has two different messages, {messages[name]!r} and "
-                f"{message!r}: the latter is taken.",
+                f"{message!r}: the latter is used.",
                 stacklevel=3,
             )
         messages[name] = message
@@ -236,7 +235,7 @@ def _describe_items(messages: dict[str, str]) -> str:
 
 
 class EnumerationItem(Module):
-    """One item of an `Enumeration`; or several of one enumeration, if its array has a shape.
+    """An item of an `Enumeration`, or an array of items.
 
     An item can be computed wherever an array can, for example in `jax.jit`, `jax.lax.scan` or
     `jax.vmap`.
@@ -246,7 +245,7 @@ class EnumerationItem(Module):
     _enumeration: Any = field(static=True)
 
     def __eq__(self, other: object) -> Bool[Array, "..."]:
-        # What is known at trace time stays known.
+        # A result that is known at trace time stays concrete.
         with jax.ensure_compile_time_eval():
             return jnp.asarray(self._value == self._comparable(other)._value)
 
@@ -254,15 +253,15 @@ class EnumerationItem(Module):
         with jax.ensure_compile_time_eval():
             return jnp.asarray(self._value != self._comparable(other)._value)
 
-    # The equality of two items is an array, which may be unknown when a dict needs it.
+    # `==` returns an array, which may be traced: a dict cannot use it.
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def _comparable(self, other: Any) -> "EnumerationItem":
         if isinstance(other, EnumerationItem) and other._enumeration is self._enumeration:
             return other
         raise ValueError(
-            f"An item of {class_name(self._enumeration)} can only be compared with another; it was "
-            f"compared with {origin(other)}.{advise_promotion(self._enumeration, other)}"
+            f"An item of {class_name(self._enumeration)} can only be compared with another item of "
+            f"it; it was compared with {origin(other)}.{promotion_hint(self._enumeration, other)}"
         )
 
     def __repr__(self) -> str:
@@ -291,9 +290,9 @@ class EnumerationItem(Module):
         **Arguments:**
 
         - `token`: any pytree with an array in it.
-        - `pred`: whether to raise; an array of any shape, of which one `True` is enough.
+        - `pred`: a boolean or a boolean array; raises if any element is true.
 
-        **Returns:** `token`. The error is raised where the program uses the returned one.
+        **Returns:** `token`. The program raises where it uses the returned `token`.
 
         **Raises:** the errors of `error_if`.
         """
@@ -318,7 +317,7 @@ def describe(value: Any) -> str:
     return f"{value!r} of type {type(value).__name__}"
 
 
-def advise_promotion(wanted: type, value: Any) -> str:
+def promotion_hint(wanted: type, value: Any) -> str:
     if isinstance(value, EnumerationItem):
         for upper, lower in ((value._enumeration, wanted), (wanted, value._enumeration)):
             if upper is not lower and issubclass(lower, upper):

@@ -1,4 +1,4 @@
-"""Transformations of one call, as a function of its arrays: its shapes, its jaxpr, a checkpoint."""
+"""`filter_eval_shape`, `filter_make_jaxpr`, `filter_checkpoint`, and the `FlatCall` they use."""
 
 import functools
 import itertools
@@ -28,7 +28,7 @@ def filter_eval_shape(
     - `fun`: any callable, such as a Module or a Module class.
     - `*args`, `**kwargs`: any pytrees; a `jax.ShapeDtypeStruct` may replace an array.
 
-    **Returns:** the output; leaves that are not arrays are as `fun` returned them.
+    **Returns:** the output of `fun`; leaves that are not arrays are unchanged.
 
     !!! example
 
@@ -45,7 +45,7 @@ class _JaxprFunction(TransformedFunction):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> tuple[Any, PyTree, PyTree]:
         def function(*args: Any, **kwargs: Any) -> Any:
-            return self._function(*args, **kwargs)  # Its own arrays are constants.
+            return self._function(*args, **kwargs)  # Arrays of `fun` become constants.
 
         call = FlatCall(function, args, kwargs, "the function", is_array_or_struct)
         jaxpr, structs = jax.make_jaxpr(call.of_arrays, return_shape=True)(call.arrays)
@@ -56,7 +56,7 @@ class _JaxprFunction(TransformedFunction):
 def filter_make_jaxpr(
     fun: Callable[Params, Any],
 ) -> Callable[Params, tuple[ClosedJaxpr, PyTree, PyTree]]:
-    """The jaxpr of a function of any arguments, as `jax.make_jaxpr` returns it.
+    """`jax.make_jaxpr` for functions of any arguments.
 
     **Arguments:**
 
@@ -116,15 +116,15 @@ def filter_checkpoint(
 ) -> Any:
     """Makes the backward pass of a function recompute its intermediate values.
 
-    This saves memory and costs time. It is `jax.checkpoint` for functions of any arguments: arrays
-    are traced, everything else is passed unchanged.
+    This saves memory and costs time. This is `jax.checkpoint` for functions of any arguments:
+    arrays are traced, everything else is passed unchanged.
 
     **Arguments:**
 
     - `fun`: a function of any arguments that returns any pytree. Without it, a decorator is
       returned.
-    - `prevent_cse`: whether to prevent the compiler from merging the two computations, which would
-      undo the saving. Not needed inside `jax.lax.scan`.
+    - `prevent_cse`: whether to prevent the compiler from merging the recomputation with the
+      original computation, which would save no memory. Not needed inside `jax.lax.scan`.
     - `policy`: which values to keep: one of `jax.checkpoint_policies`.
 
     **Returns:** a function of the same arguments with the same output.
@@ -144,14 +144,14 @@ def filter_checkpoint(
     return _CheckpointFunction(fun, prevent_cse, policy)
 
 
-# --- One call of a function of any arguments, as a function of arrays alone ---
+# --- One call of a function of any arguments, as a function of arrays only ---
 
 
 class FlatCall:
-    """A call whose arrays pass through a transformation of JAX, and everything else around it.
+    """A call as a function of arrays only, so that JAX's transformations apply to it.
 
-    - `arrays`: those of the function, if it is a pytree, and of its arguments.
-    - `rest`: the rest of the output, once the function has been called.
+    - `arrays`: the arrays of the arguments, and of the function if it is a pytree.
+    - `rest`: the output without its arrays; set when the function is called.
     """
 
     def __init__(
@@ -172,19 +172,19 @@ class FlatCall:
         self._what = what
 
     def of_arrays(self, arrays: list[Any]) -> list[Any]:
-        """The arrays of the function's output; the rest is kept for `output`."""
+        """Calls the function; returns the arrays of its output and stores the rest."""
         function, args, kwargs = self._call.merge(arrays)
         returned = refuse_references(function(*args, **kwargs), self._what)
         output_arrays, self.rest = split(returned)
         return output_arrays
 
     def output(self, arrays: Iterable[Any]) -> Any:
-        """The output of the function, with these arrays instead of its own."""
+        """The output of the function, with `arrays` as its arrays."""
         return self.rest.merge(arrays)
 
 
 def is_array_or_struct(leaf: Any) -> bool:
-    """Whether `leaf` is an array (see `is_array`), or a `jax.ShapeDtypeStruct` instead of one.
+    """Whether `leaf` is an array (see `is_array`) or a `jax.ShapeDtypeStruct`.
 
     >>> is_array_or_struct(jax.ShapeDtypeStruct((2,), "float32")), is_array_or_struct(1.0)
     (True, False)
@@ -192,19 +192,19 @@ def is_array_or_struct(leaf: Any) -> bool:
     return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
-# --- Mutable arrays, `jax.Ref`, which a traced function may take but not return ---
+# --- Mutable arrays (`jax.Ref`), which a traced function may take but not return ---
 
 
 def refuse_references(
     output: PyTree, returned_by: str, is_refused: Callable[[Any], bool] = is_traced_reference
 ) -> PyTree:
-    """The `output` of a traced function; raises `ValueError` if it contains a reference."""
+    """Returns `output`; raises `ValueError` if it contains a mutable array reference."""
     for path, leaf in jtu.tree_leaves_with_path(output):
         if is_refused(leaf):
             raise ValueError(
                 f"output{jtu.keystr(path)}, which {returned_by} returns, is a mutable array "
-                f"reference of type {jax.typeof(leaf)}. As from `jax.jit`, it cannot be returned "
-                "from a function that is traced: return what it holds, `reference[...]`, or write "
-                "to one that is passed as an argument."
+                f"reference of type {jax.typeof(leaf)}. A traced function cannot return a "
+                "reference, as in `jax.jit`: return its value, `reference[...]`, or write to a "
+                "reference that is passed as an argument."
             )
     return output

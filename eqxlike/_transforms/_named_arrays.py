@@ -1,7 +1,7 @@
-"""The arrays of a model by name, as files for other libraries store them.
+"""Names for the arrays of a model, as files for other libraries use them.
 
 A name is the path of an array, joined with dots: `layers.0.weight`. The layers of a `Stacked` are
-numbered like those of a list, so that each name stands for one row of a stacked array. The arrays
+numbered like the elements of a list, so each name refers to one row of a stacked array. The arrays
 of a state are named after the layer that reads and writes them.
 """
 
@@ -21,7 +21,7 @@ from ._sharding import Stacked
 Path = tuple[Any, ...]
 
 Parts = tuple[str | tuple[int, ...], ...]
-"""The parts of a name. A tuple stands for an axis: it has the number of the layer of each row."""
+"""The parts of a name. A tuple represents an axis of layers: it has the number of each layer."""
 
 
 class StatePlace(Module):
@@ -34,7 +34,7 @@ class StateValues(Module):
     """Base of `nn.State`."""
 
     def _values_by_marker(self) -> dict[Any, Any]:
-        """**Returns:** the value that each index with such a marker has now."""
+        """The current value of each `StateIndex`, by its marker."""
         raise NotImplementedError
 
 
@@ -42,8 +42,8 @@ class StateValues(Module):
 class NamedLeaf:
     """A leaf of a model with its path.
 
-    `rows` has its names, and the index of the leading axes under which a name finds its numbers:
-    `()` for all of them. It is empty if the leaf is not an array.
+    `rows` maps each name to an index into the leading axes of the array; `()` is the whole array.
+    It is empty if the leaf is not an array.
     """
 
     leaf: Any
@@ -54,7 +54,7 @@ class NamedLeaf:
 def named_leaves(model: PyTree) -> list[NamedLeaf]:
     """Each leaf of `model`, in the order of `jax.tree.leaves`.
 
-    **Raises:** `ValueError` for an array in a `Stacked` without the axis of layers.
+    **Raises:** `ValueError` if an array in a `Stacked` lacks the axis of layers.
     """
     nodes = list(_nodes(model, (), ()))
     owners: dict[Any, tuple[Parts, Sequence[str] | None]] = {}
@@ -75,9 +75,10 @@ def named_leaves(model: PyTree) -> list[NamedLeaf]:
 def _nodes(
     node: Any, path: Path, parts: Parts, names: Sequence[str] | None = None, start: int = 0
 ) -> Iterator[tuple[Path, Parts, Sequence[str] | None, Any]]:
-    """The leaves, indices and states in a tree, with path, parts of the name, and the names that
-    the layer around an index gives the arrays of its value. `start` is the number of the first
-    layer in a `Stacked`.
+    """Yields `(path, parts, names, node)` for each leaf, state index and state in a tree.
+
+    - `names`: the names that a layer gives to the arrays of the state at this index.
+    - `start`: the number of the first layer in a `Stacked`.
     """
     if jtu.all_leaves([node]) or isinstance(node, StateValues):
         yield path, parts, None, node
@@ -98,8 +99,10 @@ def _nodes(
 
 
 def _joined(before: Parts, parts: Parts) -> Parts:
-    """The parts of the name of a value that two runs of one stack share: the layers of both. Of
-    two copies of a model the first one owns the value.
+    """Merges the parts of two names of the same state value.
+
+    If two runs of one stack share the value, the result has the layers of both. If two copies of a
+    model share it, the first copy owns it.
     """
 
     def words(parts: Parts) -> list[str | None]:
@@ -116,7 +119,7 @@ def _joined(before: Parts, parts: Parts) -> Parts:
 def _state_leaves(
     state: StateValues, owners: dict[Any, tuple[Parts, Sequence[str] | None]]
 ) -> Iterator[tuple[Path, Parts, Any]]:
-    """The leaves of a state, with their paths in it, and named after the owner of each."""
+    """Yields `(path in the state, parts of the name, leaf)`, named after the value's owner."""
     paths = [path for path, _ in jtu.tree_leaves_with_path(state)]
     for marker, value in state._values_by_marker().items():
         parts, names = owners.get(marker, ((str(marker),), None))
@@ -138,14 +141,14 @@ def _named(leaf: Any, path: Path, parts: Parts) -> NamedLeaf:
     lengths = tuple(map(len, axes))
     if leaf.shape[: len(axes)] != lengths:
         raise ValueError(
-            f"model{jtu.keystr(path)} has shape {leaf.shape}, and is expected to begin with the "
-            f"axes of stacked layers, {lengths}. Pass the members of an ensemble, or of a "
+            f"model{jtu.keystr(path)} has shape {leaf.shape}; its shape must begin with the axes "
+            f"of stacked layers, {lengths}. Pass the members of an ensemble, or of a "
             "`filter_vmap`, one by one."
         )
     rows = {}
     for row in itertools.product(*map(range, lengths)):
         numbers = (str(axis[index]) for axis, index in zip(axes, row, strict=True))
-        # Of a frozen array the last part of the path is empty.
+        # The last part of the path of a frozen array is empty.
         words = (part if isinstance(part, str) else next(numbers) for part in parts)
         rows[".".join(word for word in words if word)] = row
     return NamedLeaf(leaf, path, rows)

@@ -1,4 +1,4 @@
-"""The placement of arrays, inside compiled code and outside it."""
+"""Device placement and sharding constraints for the arrays of pytrees."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -27,9 +27,9 @@ def filter_shard(x: Tree, device_or_shardings: PyTree[Any]) -> Tree:
     **Arguments:**
 
     - `x`: any pytree. Leaves other than arrays are unchanged; a NumPy array becomes a JAX array.
-    - `device_or_shardings`: a device or a sharding for all arrays, or a prefix of `x` with these as
-      leaves, and `None` for unchanged arrays. A `jax.sharding.PartitionSpec` refers to the
-      mesh of `jax.set_mesh`.
+    - `device_or_shardings`: a device or a sharding for all arrays, or a prefix of `x` whose leaves
+      are devices, shardings, or `None` to leave arrays unchanged. A `jax.sharding.PartitionSpec`
+      refers to the mesh of `jax.set_mesh`.
 
     **Returns:** a tree like `x`, with its arrays placed accordingly.
 
@@ -71,7 +71,7 @@ def _place(array: Any, placement: Any) -> Any:
     return jax.lax.with_sharding_constraint(array, placement)
 
 
-# --- Shardings for the arrays of trees with static leaves, as prefixes of the trees ---
+# --- Prefixes of shardings for trees that contain static leaves ---
 
 
 def _is_traced(leaf: Any) -> bool:
@@ -81,7 +81,7 @@ def _is_traced(leaf: Any) -> bool:
 def shardings_of_arrays(
     name: str, prefix: PyTree, tree: PyTree, is_placed: Callable[[Any], bool] = _is_traced
 ) -> list[Any]:
-    """The sharding, or `None`, for each array in `tree`, from a prefix of it.
+    """Broadcasts a prefix of shardings: returns a sharding or `None` for each array in `tree`.
 
     **Arguments:**
 
@@ -98,15 +98,19 @@ def shardings_of_arrays(
     try:
         jtu.tree_map(spread, prefix, tree, is_leaf=lambda node: node is None)
     except ValueError as error:
-        raise ValueError(f"`{name}` is not a prefix of what it places: {error}") from None
+        raise ValueError(f"`{name}` is not a prefix of the tree that it shards: {error}") from None
     return shardings
 
 
-# Layers that are stored stacked and used one at a time, and so can be all-gathered one at a time.
+# --- Stacked layers, which are all-gathered one at a time ---
 
 
 class Gathering(NamedTuple):
-    """How an array of a layer, with `num_axes` axes, is sharded before and after gathering."""
+    """The shardings of an array of a layer, which has `num_axes` axes.
+
+    - `split`: before the all-gather.
+    - `together`: after the all-gather.
+    """
 
     num_axes: int
     split: NamedSharding
@@ -114,9 +118,9 @@ class Gathering(NamedTuple):
 
 
 class Stacked(Module):
-    """Base of Modules whose `layers` are stored stacked, and used one at a time.
+    """Base of Modules that store `layers` stacked, and use them one at a time.
 
-    The arrays of `layers` have a leading axis of length `depth`, of which `unroll` are in use at
+    The arrays of `layers` have a leading axis of length `depth`. `unroll` layers are in use at
     once.
     """
 
@@ -128,7 +132,12 @@ class Stacked(Module):
     )
 
     def gathering(self, gatherings: Mapping[tuple[Any, ...], Gathering]) -> Self:
-        """A copy that all-gathers each layer when it takes it out, by the paths in `layers`."""
+        """Returns a copy that all-gathers each layer when the layer is used.
+
+        **Arguments:**
+
+        - `gatherings`: the shardings of each array, by its path in `layers`.
+        """
         new = copy.copy(self)
         stored_fields(new)["_gatherings"] = tuple(gatherings.items())
         return new
@@ -136,8 +145,7 @@ class Stacked(Module):
     def gather(self, layer: Any) -> Any:
         """All-gathers one layer.
 
-        Inside `jax.shard_map` the layer is unchanged: a model that is passed there whole is
-        gathered already.
+        Inside `jax.shard_map` the layer is unchanged, since a replicated model is already gathered.
         """
         if not self._gatherings or jax.sharding.get_abstract_mesh().manual_axes:
             return layer
@@ -153,18 +161,18 @@ class Stacked(Module):
 def _gather(leaf: Any, gathering: Gathering) -> Any:
     split, together = gathering.split, gathering.together
     if leaf.ndim == gathering.num_axes:
-        # The transpose of a constraint is that constraint: the gradient of a layer is summed, and
-        # each device keeps its part, before the next layer's is computed.
+        # The transpose of a sharding constraint is the same constraint. So the gradient of a layer
+        # is summed and split over the devices before the gradient of the next layer is computed.
         leaf = jax.lax.with_sharding_constraint(leaf, split)
     elif not together.is_fully_replicated:
-        # The stack is mapped over, so its axes are shifted.
+        # The stack is mapped over, so `together` does not match its axes.
         return leaf
     return jax.lax.with_sharding_constraint(leaf, together)
 
 
 def keep_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
-    """The policy of a `filter_checkpoint` that recomputes only all-gathers.
+    """Policy for `filter_checkpoint` that saves everything except all-gathered arrays.
 
-    If they were kept for the backward pass, all gathered layers would be in memory at once.
+    Saving them for the backward pass would keep all gathered layers in memory at once.
     """
     return primitive.name != "sharding_constraint"

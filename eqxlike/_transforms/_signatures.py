@@ -1,8 +1,8 @@
-"""Types in the signatures of transformations, for type checkers and readers.
+"""Types and helpers for the signatures of transformations.
 
-A transformation returns an object of its own class. To type checkers it declares that it returns a
-function, with the parameters of its argument: in the body of a class, functions become
-methods and may override methods, and objects do neither.
+A transformation returns an object, but declares to type checkers that it returns a function with
+the same parameters. In a class body, type checkers treat functions as methods, which may override
+methods. They do not treat objects this way.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -25,7 +25,7 @@ Aux = TypeVar("Aux")
 
 DonateWord = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 DonateNames = tuple[str, ...] | list[str] | AbstractSet[str]
-"""`Iterable[str]` would accept any word, even a misspelled one."""
+"""Not `Iterable[str]`, which would accept any `str`, such as a misspelled word."""
 
 
 class JitOptions(TypedDict, total=False):
@@ -73,7 +73,7 @@ class GradOptions(TypedDict, total=False):
     reduce_axes: Sequence[Hashable]
 
 
-# --- Functions that are compiled become objects with `.lower`; methods stay functions ---
+# --- Overloads: a compiled function has `.lower`; a compiled method is typed as a function ---
 
 
 class _NamesSelf(Protocol):
@@ -85,13 +85,13 @@ class _NamesCls(Protocol):
 
 
 Method = TypeVar("Method", bound=_NamesSelf | _NamesCls)
-"""A function in the body of a class; type checkers know it by the name of its first parameter."""
+"""A method: a function whose first parameter is named `self` or `cls`."""
 
 
 class AnyArguments(Protocol[Output_co]):
-    """A function that takes any arguments, as far as a type checker knows: `Callable[..., T]`.
+    """`Callable[..., T]`, a function with unknown parameters.
 
-    It would pass for a `Method`, and so comes first among overloads.
+    It also matches `Method`, so its overload comes first.
     """
 
     def __call__(self, *, _no_parameter_of_yours: "AnyArguments[Any]") -> Output_co: ...
@@ -101,9 +101,9 @@ class AnyArguments(Protocol[Output_co]):
 
 
 class TransformedFunction(Wrapper):
-    """The base of transformed functions, which are pytrees with the function inside.
+    """Base class of transformed functions: a pytree that contains the original function.
 
-    It shows the metadata of the function, and in the body of a class it becomes a method.
+    It has the metadata of the function, and becomes a method in a class body.
     """
 
     _function: Any
@@ -114,7 +114,7 @@ class TransformedFunction(Wrapper):
 
 
 class Call(NamedTuple):
-    """The arguments of a call as one tree, with the paths that users know."""
+    """The arguments of a call as one pytree, whose paths begin with `.args` or `.kwargs`."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -127,7 +127,7 @@ def check_callable(fun: Any, transform: str) -> None:
 
 
 def differentiated_and_others(args: tuple[Any, ...], transform: str) -> tuple[Any, tuple[Any, ...]]:
-    """The first argument and the others; `TypeError` if there is none."""
+    """Splits `args` into the first argument and the rest; raises `TypeError` if it is empty."""
     if not args:
         raise TypeError(
             f"Functions wrapped with `eqxlike.{transform}` must have their first argument passed "
@@ -145,7 +145,7 @@ def value_and_aux(output: Any, has_aux: bool, function: Any) -> tuple[Any, Any]:
 
 
 def pair(returned: Any, expectation: str) -> tuple[Any, Any]:
-    """`returned` if it is a pair; else `TypeError`, whose message begins with `expectation`."""
+    """Splits a pair; for anything else, raises `TypeError` with a message of `expectation`."""
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         kind = f"an object of type {type(returned).__name__}"
         got = describe_node(returned) if is_array_like(returned) else kind

@@ -210,7 +210,7 @@ def explain_retraces(
         ...         _ = mean({"x": jnp.ones((size, 3))})
         `mean` (...) is traced and compiled again (trace 2). What differs from trace 1:
           batch['x']: shape (32, 3) -> (8, 3)
-        A shape is part of a compiled function. ...
+        A function is compiled for each shape. ...
         >>> retraces[0].differences[0].path
         "batch['x']"
     """

@@ -105,22 +105,22 @@ CASES = {
     "key": (
         [jax.random.key(0), jax.random.key(0, impl="rbg")],
         ["argument: dtype key<fry> -> key<rbg>"],
-        "A dtype is part of a compiled function",
+        "A function is compiled for each dtype",
     ),
     "another number": (
         [0.1, 0.2],
         ["argument: static value 0.1 -> 0.2"],
-        "If the function only computes with it, pass an array",
+        "If it only computes with the number, pass an array",
     ),
     "a number that equals another": (
         [1, 1.0],
         ["argument: static value 1 -> 1.0"],
-        "each new number is compiled for",
+        "compiled for each new number",
     ),
     "numbers of one hash in a static field": (
         [model(config=(-1, 0)), model(config=(-2, 0))],
         ["argument.config[0]: static value -1 -> -2"],
-        "A static field is part of a compiled function",
+        "each new value of a static field",
     ),
     "numbers of one hash in a set": (
         [frozenset([-1]), frozenset([-2])],
@@ -135,12 +135,12 @@ CASES = {
     "number for array": (
         [jnp.float32(0.1), 0.1],
         ["argument: the array float32[] -> the static value 0.1"],
-        "Pass an array at each call, or at none",
+        "Pass an array in each call, or in none",
     ),
     "nothing for array": (
         [{"x": ones(2), "mask": ones(2)}, {"x": ones(2), "mask": None}],
         ["argument['mask']: the array float32[2] -> None"],
-        "Pass an array at each call, or at none",
+        "Pass an array in each call, or in none",
     ),
     "function from the same line": (
         [scale(1), scale(2)],
@@ -195,7 +195,7 @@ CASES = {
     "static field that is not hashable": (
         [model(config={"sizes": [8, 8]}), model(config={"sizes": [8, 9]})],
         ["argument.config['sizes'][1]: static value 8 -> 9"],
-        "A static field is part of a compiled function",
+        "each new value of a static field",
     ),
     "length of a list": (
         [[ones(2)] * 2, [ones(2)] * 3],
@@ -213,7 +213,7 @@ CASES = {
             "argument['x']: shape (2,) -> (3,)",
             "argument['mask']: absent -> the array float32[2]",
         ],
-        "an array of zeros where there is nothing to pass",
+        "an array of zeros instead of a missing array",
     ),
     "layer for array": (
         [ones(2), model().layers[0]],
@@ -248,7 +248,7 @@ def test_another_class_of_the_same_name_is_said_to_be_another():
 
     trace = traced(make(), make())
     assert lines(trace) == ["argument: Twin -> another class Twin"]
-    assert "running its definition again makes another one" in str(trace)
+    assert "running its definition again makes another class" in str(trace)
 
 
 def test_what_is_frozen_is_told_by_its_fields():
@@ -262,7 +262,7 @@ def test_what_is_frozen_is_told_by_its_fields():
     ):
         trace = traced(before, after)
         assert lines(trace) == [f"argument.layers[0]: {change}"]
-        assert "What is frozen is part of a compiled function." in str(trace)
+        assert "A function is compiled for each set of frozen arrays." in str(trace)
 
 
 def test_sharding_is_told_by_axes_of_the_mesh():
@@ -290,14 +290,14 @@ def test_settings_of_jax_are_told():
         with change:
             function(ones(2))
         assert lines(function.traces[-1]) == [f"JAX's setting {line}"]
-        assert "Choose them once, at the start of the program" in str(function.traces[-1])
+        assert "Set them once, at the start of the program" in str(function.traces[-1])
 
 
 def test_numpy_array_of_64_bits_is_told_from_one_of_32():
     with jax.enable_x64(True):
         trace = traced(np.ones(2, np.float32), np.ones(2))
     assert lines(trace) == ["argument: dtype float32 -> float64"]
-    assert "NumPy has 64 bits where JAX has 32" in str(trace)
+    assert "NumPy uses 64 bits where JAX uses 32" in str(trace)
 
 
 def test_message_begins_with_the_function_and_its_place():
@@ -312,8 +312,8 @@ def test_message_begins_with_the_function_and_its_place():
         f"`mean` ({HERE}:{line}) is traced and compiled again (trace 2). What differs from trace "
         "1:\n"
         "  batch: shape (2,) -> (3,)\n"
-        "A shape is part of a compiled function. Keep shapes as they are from call to call: drop "
-        "the last batch if it is smaller, or pad it."
+        "A function is compiled for each shape. Pass the same shapes in each call: drop the last "
+        "batch if it is smaller, or pad it."
     )
 
 
@@ -323,7 +323,7 @@ def test_first_trace_says_so_and_long_messages_are_cut():
     text = str(traced([ones(2)] * 30, [ones(3)] * 30))
     assert re.findall(r"argument\[(?:19|20)\]|and 10 more", text) == ["argument[19]", "and 10 more"]
     # The same advice is given once.
-    assert text.count("A shape is part") == 1
+    assert text.count("compiled for each shape") == 1
     assert max(map(len, lines(traced("a" * 10_000, "b" * 10_000)))) < 500
 
 

@@ -118,7 +118,7 @@ def test_each_cost_is_found_and_mended(capsys):
     load("profile_step").main(["--steps", "4", "--chunk", "2"])
     output = capsys.readouterr().out
     assert "trace 2, for rate: 1.0 -> 0.98" in output
-    assert "each new number is compiled for" in output
+    assert "compiled for each new number" in " ".join(output.split())
     assert "copies to the device: batch[0], batch[1]" in " ".join(output.split())
     assert "With batches on the device: nothing." in output
     rows = {

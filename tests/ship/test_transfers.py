@@ -40,7 +40,7 @@ def test_explicit_names_path_and_line_of_an_array_of_numpy(double, x):
     ):
         double({"weight": HOST}, x)  # an array
     notes = _notes(caught)
-    assert "arrays of NumPy, which each call copies to the device: model['weight']. Put" in notes
+    assert "NumPy arrays, which each call copies to the device: model['weight']. Put" in notes
     assert f"{_line('# an array')} copies between host and device" in notes
 
 

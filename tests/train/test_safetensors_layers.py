@@ -95,7 +95,7 @@ def test_stack_in_a_stack_has_a_number_for_each(path, getkey):
 def test_ensemble_of_stacks_is_refused(path, getkey):
     make = lambda key: nn.ScanStack(lambda key: nn.Linear(2, 2, key=key), 3, key=key)
     ensemble = eqx.filter_vmap(make)(jax.random.split(getkey(), 2))
-    message = "model.layers.weight has shape (2, 3, 2, 2), and is expected to begin with the axes"
+    message = "model.layers.weight has shape (2, 3, 2, 2); its shape must begin with the axes"
     for call in (train.export_safetensors, train.import_safetensors):
         with pytest.raises(ValueError, match=re.escape(message)):
             call(ensemble, path)

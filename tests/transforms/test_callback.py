@@ -142,8 +142,8 @@ def test_sharding_is_where_the_callback_is_called():
 AB = {"a": [STRUCT, STRUCT]}
 # What is expected, what comes, and what the error says.
 OTHERS = {
-    "container": ((STRUCT,), [X], r"Expected was \(f32\[3\],\)"),
-    "static": ((STRUCT, "t"), (X, "u"), r"'u' as result\[1\]; expected was 't'"),
+    "container": ((STRUCT,), [X], r"Expected \(f32\[3\],\)"),
+    "static": ((STRUCT, "t"), (X, "u"), r"'u' as result\[1\]; `result_shape_dtypes` expects 't'"),
     "nothing": (STRUCT, None, "None"),
     "shape": (
         AB,
@@ -159,10 +159,10 @@ OTHERS = {
     "structure": (
         AB,
         {"a": [X]},
-        r"(?s)Expected was \{'a': \[f32\[3\], f32\[3\]\]\}; it returned \{'a': \[f32.*"
+        r"(?s)Expected \{'a': \[f32\[3\], f32\[3\]\]\}; it returned \{'a': \[f32.*"
         r"Missing: result\['a'\]\[1\]\.",
     ),
-    "more": (AB, {"a": [X, X], "b": X}, r"Not expected: result\['b'\]\."),
+    "more": (AB, {"a": [X, X], "b": X}, r"Unexpected: result\['b'\]\."),
 }
 
 

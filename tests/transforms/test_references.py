@@ -103,7 +103,7 @@ def test_a_reference_that_is_returned_is_an_error_with_its_path():
             with pytest.raises(
                 ValueError,
                 match=r"output\['a'\]\[0\], which <lambda> returns, is a mutable array reference "
-                r"of type Ref\{float32\[3\]\}\. .* return what it holds, `reference\[\.\.\.\]`",
+                r"of type Ref\{float32\[3\]\}\. .* return its value, `reference\[\.\.\.\]`",
             ):
                 filter_jit(function)(ref)
     with pytest.raises(ValueError, match=r"output\.total, which <lambda> returns, is a mutable"):

@@ -1,4 +1,4 @@
-"""Checks in compiled programs, which raise from the call in which they fail.
+"""Checks in compiled programs: a check that fails raises an exception from the call.
 
 How a check reaches the user:
 
@@ -9,8 +9,8 @@ How a check reaches the user:
    returns that as a flag, and a call waits for its result only if the flag is set.
 3. On failure the callback stores its report (`_runtime_errors.FailureReport`) and makes the run
    fail (`_runtime_errors.raise_in_callback`).
-4. The call finds the report behind JAX's exception, and raises it as `EqxlikeRuntimeError`,
-   without JAX's pages of text (`_runtime_errors.claim_failure`).
+4. The call finds the report of the failure in JAX's exception, and raises it as
+   `EqxlikeRuntimeError`, without JAX's long text (`_runtime_errors.claim_failure`).
 """
 
 from ._check import TracedProgram as TracedProgram

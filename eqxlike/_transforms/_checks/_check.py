@@ -1,9 +1,9 @@
 """A check in a compiled program: a callback, and a `cond` that calls it only on failure.
 
-While a function is traced, its check is one primitive; lowering replaces it by the two. The
-predicate is reduced over each mapped axis, so that there is still one `cond` under
-`jax.vmap`. The callback receives the whole predicate, and can report where in the batch it is true.
-The checked arrays pass through neither: `needing` selects them by the output of the check.
+During tracing a check is one primitive; lowering replaces it by the `cond` and the callback. Under
+`jax.vmap` the predicate is reduced over each mapped axis, so there is still one `cond`. The
+callback receives the whole predicate, and can report where in the batch it is true. The checked
+arrays do not pass through the `cond`: `needing` selects them by the output of the check.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from ..._compat import Tracer
 from ._primitives import check_p
 from ._runtime_errors import EqxlikeRuntimeError, FailureReport, raise_in_callback
 
-# The checks in what this thread is tracing, and the programs that it is in the middle of.
+# --- The checks that this thread has traced, and the programs that it is tracing ---
 
 
 class _Traced(threading.local):
@@ -39,7 +39,7 @@ _has_any_been_traced = False
 
 
 def note_check() -> None:
-    """Records that what this thread is tracing contains a check."""
+    """Records that the program being traced in this thread contains a check."""
     global _has_any_been_traced
     _has_any_been_traced = True
     _traced.num_checks += 1
@@ -51,17 +51,17 @@ def has_any_check_been_traced() -> bool:
 
 
 def is_for_several_devices() -> bool:
-    """Whether this thread is tracing for more than one device, as far as is known."""
+    """Whether the program being traced in this thread is known to run on several devices."""
     return any(program.is_for_several_devices for program in _traced.programs)
 
 
 @dataclasses.dataclass
 class TracedProgram:
-    """A context in which a `filter_jit` function is traced.
+    """Context manager around the trace of a `filter_jit` function.
 
-    - `arrays`: the tracers of its arguments.
-    - `shardings`: a tree with the shardings that it is compiled for.
-    - `holds_check`: whether it holds a check, once it has been traced.
+    - `arrays`: the tracers of the arguments.
+    - `shardings`: a tree with the shardings that the function is compiled for.
+    - `holds_check`: whether the program contains a check; set at the end of the trace.
     """
 
     arrays: Sequence[Any]
@@ -79,7 +79,7 @@ class TracedProgram:
 
     @functools.cached_property
     def is_for_several_devices(self) -> bool:
-        """Whether it is traced for more than one device, as far as is known. Only a check asks."""
+        """Whether the program is known to run on several devices; computed only for a check."""
         return mesh_of(self.arrays) is not None or any(
             isinstance(leaf, jax.sharding.Sharding) and leaf.num_devices > 1
             for leaf in jtu.tree_leaves(self.shardings)
@@ -87,9 +87,9 @@ class TracedProgram:
 
 
 class _Order(threading.local):
-    """The output of the last check in each trace of this thread.
+    """The output of the latest check in each trace of this thread.
 
-    Outputs are held weakly: the checked arrays hold them, and no output may outlive its trace.
+    Outputs are held weakly, so that none outlives its trace; the checked arrays keep them alive.
     """
 
     def __init__(self) -> None:
@@ -118,8 +118,8 @@ class Check:
 
     - `report`: the text of a failure.
     - `does_raise`: whether a failure raises; if not, it is printed and the program continues.
-    - `mesh`: the devices, each of which calls back, if they are known.
-    - `is_for_several_devices`: whether the program is known to run on more than one.
+    - `mesh`: the devices that run the program, if they are known; each calls back.
+    - `is_for_several_devices`: whether the program is known to run on several devices.
     """
 
     report: FailureReport
@@ -128,14 +128,15 @@ class Check:
     is_for_several_devices: bool = dataclasses.field(default_factory=is_for_several_devices)
 
     def passes(self, failed: Any, index: Any) -> Any:
-        """Whether the check passes, for all members of all batches together.
+        """Inserts the check; returns whether it passes for all members of all batches.
 
-        The first check in the program that fails raises, however the compiler orders them.
+        If several checks fail, the first one in the program raises, in whatever order the compiler
+        runs them.
 
         **Arguments:**
 
-        - `failed`: the predicate, one boolean; one for each member of a batch under `jax.vmap`.
-        - `index`: the index of the message, also one for each member; or `None`.
+        - `failed`: the predicate, a boolean array with one axis for each `jax.vmap`.
+        - `index`: the index of the message, an array of the same shape; or `None`.
         """
         if not isinstance(failed, Tracer) and not np.asarray(failed).any():
             return True
@@ -154,7 +155,7 @@ class Check:
         return output
 
     def evaluate(self, failed: Any, *index: Any) -> bool:
-        """The check of concrete values."""
+        """Runs the check on concrete values; returns whether it passes."""
         if not np.asarray(failed).any():
             return True
         text = self._text(failed, *index)
@@ -164,17 +165,17 @@ class Check:
         return False
 
     def staged(self, failed: Any, *index: Any) -> Array:
-        """The check as a program."""
+        """The check as a `cond` and a callback."""
         if failed.shape == ():
-            # The callback does not get values that it knows: XLA would compute them separately.
+            # The callback knows that `failed` is true. XLA would compute it separately to pass it.
             return jax.lax.cond(failed, self._call_back, _pass, None, *index)
         return jax.lax.cond(jnp.any(failed), self._call_back, _pass, failed, *index)
 
     def _call_back(self, *operands: Any) -> Array:
         """Calls back from each device, if there are several.
 
-        Otherwise JAX calls back from the first device only. If that raises, the others wait
-        for its output forever, until XLA ends the process.
+        By default JAX calls back from the first device only. If the callback raises there, the
+        other devices wait for its output until XLA ends the process.
         """
         mesh = self.mesh
         if mesh is None and self.does_raise and self.is_for_several_devices:
@@ -182,7 +183,7 @@ class Check:
         if mesh is None or not (axes := set(mesh.axis_names) - set(mesh.manual_axes)):
             return self._call_back_once(*operands)
         whole = PartitionSpec()
-        # If an axis of the mesh is mapped over, JAX has removed it from the current mesh.
+        # JAX removes an axis of the mesh that is mapped over from the current mesh.
         with jax.sharding.use_abstract_mesh(mesh):
             if AxisType.Explicit in mesh.axis_types:
                 operands = jax.sharding.reshard(operands, whole)
@@ -200,9 +201,9 @@ class Check:
         return jax.pure_callback(self._on_failure, output, *operands)
 
     def _call_back_from_parts(self, failed: Any, *index: Any) -> Array:
-        """Calls back from unknown devices, each with its part of the operands.
+        """Calls back from unknown devices, each with its shard of the operands.
 
-        So the operands have shape `()`, which has no parts, and the place in a batch is unknown.
+        Only scalars are passed, which have no shards, so the indices in the batch are unknown.
         """
         if failed is not None and index:
             lowest = jnp.iinfo(index[0].dtype).min
@@ -224,7 +225,7 @@ class Check:
         raise_in_callback(text)
 
     def _text(self, failed: Any, index: Any = None) -> str:
-        """The text of a failure; that of an unmapped check if `failed` is `None`."""
+        """The text of a failure; `failed=None` means a check that is not mapped."""
         failed = np.asarray(True if failed is None else failed)
         return self.report.text(failed, None if index is None else np.asarray(index))
 
@@ -234,7 +235,7 @@ def _pass(*operands: Any) -> Array:
 
 
 def mesh_of(arrays: Iterable[Any]) -> AbstractMesh | None:
-    """The mesh of several devices on which one of the arrays is, or else the current mesh."""
+    """The first mesh with several devices: of one of the arrays, or the current mesh."""
     meshes = (jax.typeof(array).sharding.mesh for array in arrays)
     for mesh in (*meshes, jax.sharding.get_abstract_mesh()):
         if not mesh.empty and mesh.size > 1:
@@ -243,14 +244,14 @@ def mesh_of(arrays: Iterable[Any]) -> AbstractMesh | None:
 
 
 def holds_check(jaxpr: Jaxpr) -> bool:
-    """Whether there is a check in `jaxpr`, or in functions inlined from a cache."""
+    """Whether `jaxpr` contains a check, also in functions that JAX has traced before."""
     return has_any_check_been_traced() and _holds_check(jaxpr, set())
 
 
 def run_and_look_for_checks(function: Callable[..., list[Any]], arrays: Iterable[Any]) -> list[Any]:
-    """The output of `function` for tracers; also records checks in functions inlined from a cache.
+    """Calls `function` with tracers; also records checks in functions that JAX has traced before.
 
-    JAX does not call functions that it has traced before: their checks are only in the jaxpr.
+    JAX does not call such functions again: their checks are only in the jaxpr.
     """
     inlined = jax.jit(function, inline=True)
     if holds_check(inlined.trace(*arrays).jaxpr.jaxpr):

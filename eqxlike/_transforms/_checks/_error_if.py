@@ -1,4 +1,4 @@
-"""Errors that depend on the values of arrays, raised from compiled programs too."""
+"""`error_if`: errors that depend on the values of arrays, also in compiled programs."""
 
 import functools
 import os
@@ -20,7 +20,7 @@ from ._check import Check, mesh_of
 from ._primitives import needing
 from ._runtime_errors import EqxlikeTracetimeError, FailureReport
 
-# --- What happens when a check fails, by the caller's choice or the environment's ---
+# --- What happens on failure: the argument `on_error`, or an environment variable ---
 
 
 OnError = Literal["default", "raise", "breakpoint", "nan", "off"]
@@ -29,17 +29,17 @@ _WORDS = tuple(word for word in get_args(OnError) if word != "default")
 
 
 def _setting(name: str, default: str) -> tuple[str, str]:
-    """The name and the value of our environment variable, or else of Equinox's."""
+    """The name and the value of the environment variable `EQXLIKE_*`, or else of `EQX_*`."""
     names = (f"EQXLIKE_{name}", f"EQX_{name}")
     name = next((name for name in names if name in os.environ), names[0])
     return name, os.environ.get(name, default)
 
 
 def resolve_on_error(on_error: str) -> str:
-    """The word `on_error`, or the environment's word for `"default"`.
+    """`on_error`, with `"default"` replaced by the value of the environment variable.
 
-    **Raises:** `RuntimeError` if `on_error` is not one of the words; `ValueError` if the
-    environment's is not.
+    **Raises:** `RuntimeError` if `on_error` is unknown; `ValueError` if the value of the
+    environment variable is unknown.
     """
     if on_error in _WORDS:
         return on_error
@@ -56,15 +56,15 @@ def resolve_on_error(on_error: str) -> str:
 
 
 def num_breakpoint_frames() -> int:
-    """The number of frames that the debugger shows; the innermost is that of the check.
+    """The number of frames that the debugger shows; the innermost frame contains the check.
 
-    **Raises:** `ValueError` if the environment has anything but a positive number.
+    **Raises:** `ValueError` if the environment variable is not a positive integer.
     """
     name, number = _setting("ON_ERROR_BREAKPOINT_FRAMES", "1")
     if not number.isdecimal() or int(number) < 1:
         raise ValueError(
-            f"The environment variable {name} is {number!r}; expected is how many frames the "
-            "debugger shows, 1 or more."
+            f"The environment variable {name} is {number!r}; expected is the number of frames "
+            "that the debugger shows, at least 1."
         )
     return int(number)
 
@@ -77,26 +77,28 @@ Index = Int[Array, "..."] | Int[np.ndarray, "..."] | np.number | int
 def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default") -> Tree:
     """Returns `x`, and raises an error if `pred` is true, even in a compiled program.
 
-    The check runs where the program uses the returned `x`. A check that passes costs
-    next to nothing: `x` is neither copied nor sent anywhere. Gradients are as without it.
+    The check runs where the program uses the returned `x`. A check that passes costs next to
+    nothing: `x` is neither copied nor sent to the host. Gradients are unchanged.
 
     A program on several devices fails on all of them. Inside `jax.shard_map` each device runs the
-    check for itself, and prints its message before it raises. If only one of them fails, others may
-    wait for it forever in a later collective operation: give all of them the same `pred`, for
-    example by `jax.lax.pmax`.
+    check for itself, and prints its message before it raises. If only one device fails, the others
+    may wait for it forever in a later collective operation: give all devices the same `pred`, for
+    example with `jax.lax.pmax`.
 
     **Arguments:**
 
     - `x`: any pytree with at least one array.
-    - `pred`: a boolean, or an array of them, of which one `True` is enough. Under `jax.vmap` the
-      check fails if it fails for one member of the batch; the message names the members.
-    - `msg`: the message of the error, to which the place of the check is added.
+    - `pred`: a boolean, or a boolean array; the check fails if any element is true. Under
+      `jax.vmap` the check fails if it fails for any member of the batch; the message has their
+      indices.
+    - `msg`: the message of the error. The place of the check is added to it.
     - `on_error`: what happens on failure:
         - `"raise"`: an exception. A function wrapped in `filter_jit` waits for its result and
           raises before it returns; one wrapped in `jax.jit` raises JAX's own exception, whose text
           contains the message.
-        - `"nan"`: `x` becomes NaN, or the largest number of an integer dtype, or `True`; under
-          `jax.vmap` for those members of the batch that fail.
+        - `"nan"`: the arrays of `x` become NaN; integers become the largest number of their dtype,
+          and booleans `True`. Under `jax.vmap`, this affects only the members of the batch that
+          fail.
         - `"breakpoint"`: the message is printed, `jax.debug.breakpoint` opens, and the program
           continues with NaN.
         - `"off"`: nothing; there is no check.
@@ -104,13 +106,13 @@ def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default
           `EQX_ON_ERROR`; `"raise"` without them. `EQXLIKE_ON_ERROR_BREAKPOINT_FRAMES`, or else
           `EQX_ON_ERROR_BREAKPOINT_FRAMES`, sets how many frames the debugger shows.
 
-    **Returns:** `x`. Use it: like all unused values, a check whose `x` is unused is
-    removed from a compiled program, unless a later check in the same function is used. Of the
-    checks that fail, the first one raises.
+    **Returns:** `x`, which must be used. A compiled program leaves out a check whose `x` is unused,
+    like any unused value, unless a later check in the same function is used. If several checks
+    fail, the first one raises.
 
-    **Raises:** `EqxlikeRuntimeError` if the check fails; `EqxlikeTracetimeError` if it fails for a
-    `pred` that is a Python number; `ValueError` if `x` has no array; `TypeError` if `pred` is not
-    boolean; `RuntimeError` if `on_error` is not one of the words.
+    **Raises:** `EqxlikeRuntimeError` if the check fails; `EqxlikeTracetimeError` if it fails and
+    `pred` is a Python number; `ValueError` if `x` has no array; `TypeError` if `pred` is not
+    boolean; `RuntimeError` if `on_error` is unknown.
 
     !!! example
 
@@ -146,11 +148,11 @@ def branched_error_if(
     **Arguments:**
 
     - `x`, `pred`, `on_error`: as for `error_if`.
-    - `index`: the index of the message, a number or an array of them, of which the largest counts.
-      Under `jax.vmap` it is the largest of the failing members of the batch.
+    - `index`: the index of the message: an integer, or an array of integers, whose maximum is used.
+      Under `jax.vmap`, the maximum over the members of the batch that fail.
     - `msgs`: the messages.
 
-    **Returns:** `x`, to be used.
+    **Returns:** `x`, which must be used: see `error_if`.
 
     **Raises:** the errors of `error_if`; `ValueError` if `msgs` is empty, and `TypeError` if
     `index` is not an integer.
@@ -197,8 +199,8 @@ def _checked(
                 raise EqxlikeTracetimeError(report.messages[0])
     if not arrays:
         raise ValueError(
-            "`x` has no array in it. Expected is at least one: the check is made where the arrays "
-            "of `x` are used. Pass what the next step of the computation needs."
+            "`x` contains no array. Expected is at least one: the check runs where the arrays of "
+            "`x` are used. Pass the arrays that the next step of the computation needs."
         )
     pred = _array_of(pred, "pred", "a boolean or an array of booleans")
     index = None if index is None else _index_of(index)
@@ -220,7 +222,7 @@ def _array_of(value: Any, name: str, expected: str) -> Array:
 
 
 def _any(pred: Array) -> Array:
-    """Whether `pred` is true anywhere: traced whenever anything is, even for a constant."""
+    """Whether any element of `pred` is true. Inside `jax.jit` it is traced, even for a constant."""
     is_one_boolean = isinstance(pred, Tracer) and pred.shape == () and pred.dtype == jnp.bool_
     return pred if is_one_boolean else jnp.any(pred)
 
@@ -262,7 +264,7 @@ def _or_nan(
 
 def _invalid(array: Array) -> Array:
     if jnp.issubdtype(array.dtype, jnp.inexact):
-        # Gradients pass through this sum as they do if the check passes.
+        # A sum, so that the gradient is the same as if the check passes.
         return array + jnp.nan
     if array.dtype == jnp.bool_:
         return jnp.ones_like(array)

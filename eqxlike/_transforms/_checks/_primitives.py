@@ -1,6 +1,6 @@
-"""The primitives of a check: the check, and the arrays that need it.
+"""The primitives of a check: `check_p`, and `needing_p` for the arrays that depend on it.
 
-JAX traces them faster than their implementations, which are traced when the program is lowered.
+Tracing a primitive is faster than tracing its implementation, which happens only at lowering.
 """
 
 from typing import Any
@@ -15,15 +15,15 @@ from jaxtyping import Array
 
 from ..._compat import set_batching_rule
 
-# From a predicate and, if there are several messages, an index to a boolean: whether it passes.
-# Its parameter `check` is a `Check`.
+# Operands: the predicate and, if there are several messages, the index of the message. Output:
+# whether the check passes. The parameter `check` is a `Check`.
 check_p = Primitive("check")
 check_p.def_impl(lambda *operands, check: jnp.asarray(check.evaluate(*operands)))
 check_p.def_abstract_eval(lambda *operands, check: ShapedArray((), np.dtype(bool)))
 
 
 def stage(*operands: Any, check: Any) -> Array:
-    """The check as a program of JAX's primitives."""
+    """Lowers the check to JAX's primitives."""
     return check.staged(*operands)
 
 
@@ -33,7 +33,7 @@ def _differentiate_check(primals: Any, tangents: Any, *, check: Any) -> tuple[An
 
 
 def _batch_check(axis: Any, operands: Any, axes: Any, *, check: Any) -> tuple[Any, None]:
-    """The same check with one more axis."""
+    """Inserts the same check with one more batch axis."""
     spread = (
         batching.bdim_at_front(operand, at, axis.size)
         for operand, at in zip(operands, axes, strict=True)
@@ -48,11 +48,11 @@ set_batching_rule(check_p, _batch_check)
 
 
 def needing(passes: Any, arrays: list[Array]) -> list[Array]:
-    """The arrays, such that the program needs the check for them and for their derivatives."""
+    """Makes the arrays and their derivatives depend on the check."""
     return needing_p.bind(passes, *arrays) if arrays else []
 
 
-# The identity of any number of arrays, after the output of a check.
+# Operands: the output of a check, and any number of arrays. Output: the arrays.
 needing_p = Primitive("needing_check")
 needing_p.multiple_results = True
 
@@ -67,14 +67,14 @@ needing_p.def_abstract_eval(lambda passes, *arrays: list(arrays))
 
 
 def _differentiate(primals: Any, tangents: Any) -> tuple[list[Any], list[Any]]:
-    return needing_p.bind(*primals), _of_nonzero(primals[0], tangents[1:])
+    return needing_p.bind(*primals), _select_nonzero(primals[0], tangents[1:])
 
 
 def _transpose(cotangents: Any, passes: Any, *arrays: Any) -> list[Any]:
-    return [None, *_of_nonzero(passes, cotangents)]
+    return [None, *_select_nonzero(passes, cotangents)]
 
 
-def _of_nonzero(passes: Any, tangents: Any) -> list[Any]:
+def _select_nonzero(passes: Any, tangents: Any) -> list[Any]:
     nonzero = [each for each in tangents if type(each) is not ad.Zero]
     selected = iter(needing(passes, nonzero))
     return [each if type(each) is ad.Zero else next(selected) for each in tangents]
@@ -83,7 +83,7 @@ def _of_nonzero(passes: Any, tangents: Any) -> list[Any]:
 def _batch(axis: Any, operands: Any, axes: Any) -> tuple[list[Any], list[Any]]:
     if axes[0] is None:
         return needing_p.bind(*operands), list(axes[1:])
-    # The output of a check is not mapped, but that of a branch that contains one may be.
+    # The output of a check is not mapped, but the output of a branch with a check may be.
     return jax.vmap(_select, axes)(*operands), [0] * len(axes[1:])
 
 

@@ -1,8 +1,8 @@
 """The exceptions of `error_if`, and how they leave a compiled program.
 
-A callback raises in the middle of the program. Where the caller waits for the result, JAX raises
-another exception instead, with pages of text. That text contains a number that identifies the
-failure, and so its message, whatever other threads do.
+A callback raises in the middle of the program. Where the caller waits for the result, JAX raises a
+different exception, with pages of text. This text contains a number that identifies the failure. It
+finds the original message, even if several threads fail at the same time.
 """
 
 import collections
@@ -19,10 +19,10 @@ import numpy as np
 from ..._compat import CALLBACK_LOGGERS, forget_failed_run
 
 ERRORS_OF_JAX = (jax.errors.JaxRuntimeError, ValueError)
-"""JAX's exceptions for a callback that raises: the second if the program runs without Python."""
+"""JAX's exceptions for a callback that raises: `ValueError` if the call ran without Python."""
 
 _MAX_RECENT = 1000
-"""At most this many unclaimed failures are kept: nobody claims those under `jax.jit`."""
+"""At most this many unclaimed failures are kept: failures under `jax.jit` are never claimed."""
 
 
 class EqxlikeRuntimeError(RuntimeError):
@@ -32,10 +32,10 @@ class EqxlikeRuntimeError(RuntimeError):
 
 
 class EqxlikeTracetimeError(RuntimeError):
-    """A check of `error_if` or `branched_error_if` fails for any values of the arrays.
+    """A check of `error_if` or `branched_error_if` fails whatever the values of the arrays are.
 
-    This happens if the predicate is a Python `bool`, `int` or `float`: the error is raised where
-    the check is called, before the program runs.
+    This happens if the predicate is a Python `bool`, `int` or `float`: the call of the check raises
+    the error, before the program runs.
     """
 
     __module__ = "eqxlike"
@@ -61,7 +61,7 @@ def raise_in_callback(message: str) -> None:
 
 
 def claim_failure(error: BaseException) -> EqxlikeRuntimeError | None:
-    """Our exception, with only the message, if JAX's `error` comes from a failed check.
+    """The `EqxlikeRuntimeError` of a failed check that caused JAX's `error`; `None` for others.
 
     The caller must raise it: JAX will not report the failure again.
     """
@@ -77,7 +77,7 @@ def claim_failure(error: BaseException) -> EqxlikeRuntimeError | None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a record says more than the exception, which always reaches the user."""
+    """Whether a log record says more than the exception that reaches the user."""
     return record.exc_info is None or not isinstance(record.exc_info[1], EqxlikeRuntimeError)
 
 
@@ -94,11 +94,11 @@ _MAX_INDICES = 8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FailureReport:
-    """The text of an error, made when the check fails.
+    """Makes the text of an error when the check fails.
 
     **Arguments:**
 
-    - `messages`: the user's messages, one of which belongs to this failure.
+    - `messages`: the messages of the user; a failure selects one by its index.
     - `place`: the place of the check in the user's code.
     """
 
@@ -106,7 +106,7 @@ class FailureReport:
     place: str
 
     def only(self, index: int) -> "FailureReport":
-        """The report for an index that is already known."""
+        """A report with only the message at `index`, for an index that is known at trace time."""
         return FailureReport([self._message(index)], self.place)
 
     def text(self, failed: np.ndarray, index: np.ndarray | None) -> str:
@@ -115,7 +115,7 @@ class FailureReport:
         **Arguments:**
 
         - `failed`: where the predicate is true; one axis for each `jax.vmap`.
-        - `index`: the index of the message for each of these; `None` for the first message.
+        - `index`: the index of the message, an array of the same shape; `None` for message 0.
         """
         chosen = 0
         if index is not None:
@@ -127,7 +127,7 @@ class FailureReport:
         if -len(self.messages) <= chosen < len(self.messages):
             return self.messages[chosen]
         return (
-            f"A check failed with the message of index {chosen}, where there are only "
+            f"A check failed with the message index {chosen}, but there are only "
             f"{len(self.messages)} messages."
         )
 

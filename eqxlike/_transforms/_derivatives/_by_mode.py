@@ -1,4 +1,4 @@
-"""Derivatives by a mode that the caller selects, one of those in `eqxlike.ad`."""
+"""Gradients by a mode of `eqxlike.ad` that the caller selects."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ OfArrays = Callable[[Arrays], tuple[Any, Arrays]]
 
 
 class DifferentiationMode(Protocol):
-    """What `filter_grad` needs of a mode; `eqxlike.ad.Mode` documents it."""
+    """The method of a mode that `filter_grad` calls; see `eqxlike.ad.Mode`."""
 
     def value_and_grad(
         self, function: OfArrays, arrays: Arrays, /
@@ -24,13 +24,14 @@ class DifferentiationMode(Protocol):
 
 
 class CannotDifferentiate(ValueError):
-    """Raised by a mode that cannot differentiate with respect to the array at `place`; says `why`.
+    """Raised by a mode that cannot differentiate with respect to the array at `place`.
 
-    A caller that knows the path of the array raises it again with that.
+    `why` is the predicate of the message. A caller that knows the path of the array raises
+    `at(path)` instead.
     """
 
     def __init__(self, place: int, why: str):
-        super().__init__(f"Array {place} of those differentiated {why}")
+        super().__init__(f"Differentiated array {place} {why}")
         self.place = place
         self.why = why
 
@@ -44,7 +45,7 @@ def check_mode(mode: Any, transform: str) -> None:
     if isinstance(mode, type) or not callable(getattr(mode, "value_and_grad", None)):
         hint = f": call it, `{mode.__name__}()`" if isinstance(mode, type) else ""
         raise TypeError(
-            f"`{transform}` expects as `mode` one of those in eqxlike.ad, such as `ad.Reverse()`; "
+            f"`{transform}` expects a mode of eqxlike.ad as `mode`, such as `ad.Reverse()`; "
             f"got {mode!r}{hint}."
         )
 
@@ -61,7 +62,7 @@ def value_and_grad_by(
 
     **Arguments:**
 
-    - `rest`: the tree from which `arrays` were taken, which knows their paths.
+    - `rest`: the tree from which `arrays` were split, for the paths in messages.
     - `name`: the name of the function in messages.
     """
     is_holomorphic = bool(options.get("holomorphic", False))
@@ -71,8 +72,8 @@ def value_and_grad_by(
     def of_real_value(arrays: Arrays) -> tuple[Array, Arrays]:
         value, aux = function(arrays)
         value = checked_value(value, is_holomorphic, name)
-        # In JAX's convention, the gradient of the real part is the derivative of a holomorphic
-        # function.
+        # In JAX's convention, the derivative of a holomorphic function equals the gradient
+        # of its real part.
         return jnp.real(value), [value, *aux]
 
     arrays = list(map(jnp.asarray, arrays))
@@ -90,8 +91,8 @@ def value_and_grad_by(
             ) from None
         if len(gradients) != len(arrays):
             raise ValueError(
-                f"{mode!r} differentiated {name} by {len(arrays)} arrays, and returned "
-                f"{len(gradients)} gradients: `value_and_grad` must return one for each."
+                f"{mode!r} differentiated {name} with respect to {len(arrays)} arrays, but "
+                f"returned {len(gradients)} gradients: `value_and_grad` must return one each."
             )
         gradients = list(map(varying_like, gradients, arrays))
     else:
@@ -100,7 +101,7 @@ def value_and_grad_by(
 
 
 def path_of_taken(rest: Rest, place: int) -> str:
-    """The path, in the first argument, of the array at `place` among those taken."""
+    """The path in the first argument of the differentiated array at `place`."""
     places = rest.take(range(rest.treedef.num_leaves))
     return f"args[0]{jtu.keystr(path_of(places[place], rest.treedef))}"
 
@@ -109,31 +110,31 @@ def _check_complex(arrays: Arrays, rest: Rest, name: str) -> None:
     for place, array in enumerate(arrays):
         if not jnp.iscomplexobj(array):
             raise TypeError(
-                f"With `holomorphic=True` every array that {name} is differentiated by must be "
-                f"complex; {path_of_taken(rest, place)} is {describe_node(array)}."
+                f"With `holomorphic=True`, every differentiated array of {name} must be complex; "
+                f"{path_of_taken(rest, place)} is {describe_node(array)}."
             )
 
 
 def checked_value(value: Any, is_holomorphic: bool, name: str) -> Array:
-    """The value as an array, if it is a scalar that has a gradient."""
+    """The value as an array; raises `TypeError` unless it is a scalar that has a gradient."""
     if not is_array_like(value):
-        what, way_out = describe_node(value), "return the scalar alone, or pass `has_aux=True`"
+        what, hint = describe_node(value), "return the scalar alone, or pass `has_aux=True`"
     else:
         shape, dtype = jnp.shape(value), jnp.result_type(value)
         what = f"an array of shape {shape} and dtype {dtype}"
         is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
         if shape:
-            way_out = "sum or average it, or take `ad.jacobian` of the function"
+            hint = "sum or average it, or take `ad.jacobian` of the function"
         elif not jnp.issubdtype(dtype, jnp.inexact):
-            way_out = "an integer or boolean does not vary smoothly; return what it was made of"
+            hint = "return a floating-point number: integers and booleans have no derivative"
         elif is_complex and not is_holomorphic:
-            way_out = "take its real part or modulus, or pass `holomorphic=True`"
+            hint = "take its real part or modulus, or pass `holomorphic=True`"
         elif is_holomorphic and not is_complex:
-            way_out = "leave out `holomorphic=True`"
+            hint = "leave out `holomorphic=True`"
         else:
             return jnp.asarray(value)
     wanted = "complex" if is_holomorphic else "real floating-point"
     raise TypeError(
         "Gradient only defined for scalar-output functions: the value of "
-        f"{name} must be a {wanted} scalar, and is {what}. Way out: {way_out}."
+        f"{name} must be a {wanted} scalar, but is {what}. To fix this, {hint}."
     )

@@ -1,4 +1,4 @@
-"""Closures as pytrees whose leaves are the arrays that they close over."""
+"""`filter_closure_convert`: a closure as a pytree of the arrays that it closes over."""
 
 from collections.abc import Callable
 from typing import Any, Generic
@@ -14,15 +14,16 @@ from ..._partition import UNTRACED, Rest, split
 from ..._pytree import is_array, tree_pformat
 from .._flat_call import is_array_or_struct, refuse_references
 from .._signatures import Call, Output, Params, check_callable
-from ._tangents import leaves_beside, path_of
+from ._tangents import match_leaves, path_of
 
 
 class ClosureConverted(Module, Generic[Params, Output]):
     """The function that `filter_closure_convert` returns.
 
     - `jaxpr`: the program of the function. It is a leaf, as in Equinox: libraries that compare two
-      converted functions replace it by one that they consider equal. `filter_jit` and its kin treat
-      it as static; for raw `jax.jit`, separate `consts` from the rest of the function.
+      converted functions replace it by one that they consider equal. `filter_jit` and similar
+      transformations treat it as static; for raw `jax.jit`, separate `consts` from the rest of the
+      function.
     - `consts`: the arrays that the function closes over.
     """
 
@@ -34,7 +35,7 @@ class ClosureConverted(Module, Generic[Params, Output]):
 
     @property
     def in_struct(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """`(args, kwargs)` of the example, a `jax.ShapeDtypeStruct` for each array."""
+        """`(args, kwargs)` of the example, with a `jax.ShapeDtypeStruct` for each array."""
         args, kwargs = self._example.merge(self._types)
         return args, kwargs
 
@@ -46,27 +47,27 @@ class ClosureConverted(Module, Generic[Params, Output]):
 
     def __call__(self, /, *args: Params.args, **kwargs: Params.kwargs) -> Output:
         treedef = self._example.treedef
-        leaves = leaves_beside(treedef, Call(args, kwargs), "call", "example")
+        leaves = match_leaves(treedef, Call(args, kwargs), "call", "example")
         for place, (leaf, expected) in enumerate(
             zip(leaves, self._example.leaves(self._types), strict=True)
         ):
-            if not _is_alike(leaf, expected):
+            if not _matches(leaf, expected):
                 path = jtu.keystr(path_of(place, treedef))
                 raise ValueError(
-                    "A closure-converted function must be called with arrays of the same shapes "
-                    "and dtypes, and otherwise equal arguments, as the example that it was "
-                    f"converted with: example{path} is {tree_pformat(expected)}, and call{path} "
-                    f"is {tree_pformat(leaf)}."
+                    "A closure-converted function must be called with arguments like the example: "
+                    "arrays of the same shapes and dtypes, and equal values otherwise. "
+                    f"example{path} is {tree_pformat(expected)}, but call{path} is "
+                    f"{tree_pformat(leaf)}."
                 )
         arrays = self._example.take(leaves)
         output_arrays = jaxpr_as_fun(ClosedJaxpr(self.jaxpr, self.consts))(*arrays)
         return self._output.merge(output_arrays)
 
 
-def _is_alike(leaf: Any, expected: Any) -> bool:
+def _matches(leaf: Any, expected: Any) -> bool:
     if isinstance(expected, jax.ShapeDtypeStruct):
-        is_alike = is_array(leaf) and leaf.shape == expected.shape
-        return is_alike and jnp.result_type(leaf) == jnp.result_type(expected)
+        is_match = is_array(leaf) and leaf.shape == expected.shape
+        return is_match and jnp.result_type(leaf) == jnp.result_type(expected)
     return leaf is expected or (type(leaf) is type(expected) and bool(leaf == expected))
 
 
@@ -75,14 +76,14 @@ def filter_closure_convert(
 ) -> ClosureConverted[Params, Output]:
     """The function `fn` as a pytree whose leaves are the arrays that it closes over.
 
-    It passes tracers explicitly across a boundary that must know them: a custom derivative, a
-    transformation. It is `jax.closure_convert` for functions of any arguments, and for all arrays.
+    Use it to pass closed-over tracers explicitly to a custom derivative or a transformation. This
+    is `jax.closure_convert` for functions of any arguments, and for all arrays.
 
     **Arguments:**
 
     - `fn`: a function of any arguments that returns any pytree. It is traced once, here.
-    - `*args`, `**kwargs`: an example of its arguments; a `jax.ShapeDtypeStruct` may replace an
-      array. The values of arrays do not matter.
+    - `*args`, `**kwargs`: example arguments; a `jax.ShapeDtypeStruct` may replace an array. The
+      values of arrays do not matter.
 
     **Returns:** a Module to be called with arguments like those of the example: arrays of the same
     shapes and dtypes, and everything else equal. Its field `consts` is the list of arrays that `fn`

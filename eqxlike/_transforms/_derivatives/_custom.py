@@ -26,7 +26,7 @@ from ._linear_call import batch_first
 from ._tangents import (
     check_structure,
     checked_tangents,
-    leaves_beside,
+    match_leaves,
     tangents_of,
     varying_like,
 )
@@ -35,9 +35,10 @@ from ._tangents import (
 
 
 class CustomFunction:
-    """The base of functions with a custom derivative, which is set after they are made.
+    """Base class of functions with a custom derivative.
 
-    So they are not Modules. They are copied and pickled by name, as functions are.
+    It is not a Module, since the derivative is set after construction. It is copied and pickled by
+    name, as functions are.
     """
 
     __name__: str
@@ -64,10 +65,10 @@ class CustomFunction:
     def _explain(self, error: jax.errors.UnexpectedTracerError) -> None:
         """Adds a note to JAX's error about an unexpected tracer in a call."""
         error.add_note(
-            f"This was while {self._label} was called, which has a derivative of its own. It may "
-            "be that it, or a function among its arguments, closes over an array that is being "
-            "differentiated. The derivative does not know of such an array: pass it as an "
-            "argument, or make it part of one with `eqxlike.filter_closure_convert`."
+            f"This was while {self._label} was called, which has a custom derivative. This "
+            "function, or a function among its arguments, may close over an array that is being "
+            "differentiated. A custom derivative does not see such an array: pass the array as an "
+            "argument, or convert the closure with `eqxlike.filter_closure_convert`."
         )
 
 
@@ -80,7 +81,7 @@ _Rule = Callable[..., tuple[Any, Any]]
 class filter_custom_jvp(CustomFunction):
     """Gives a function of any arguments a custom forward-mode derivative.
 
-    It is `jax.custom_jvp` without `nondiff_argnums`: only floating-point and complex arrays are
+    This is `jax.custom_jvp` without `nondiff_argnums`: only floating-point and complex arrays are
     differentiated, and keyword arguments never are.
 
     **Arguments:**
@@ -90,12 +91,12 @@ class filter_custom_jvp(CustomFunction):
     **Returns:** a function of the same arguments, with a method `def_jvp` that takes the rule:
     `rule(primals, tangents, **kwargs)` returns `(value, tangent)`. `primals` is the tuple of
     positional arguments. `tangents` has their structure, with `None` for leaves that are not
-    differentiable, or not differentiated. The returned tangent has the structure of the value,
+    differentiable or not being differentiated. The returned tangent has the structure of the value,
     with `None` for a zero, and for leaves that are not differentiable.
 
     **Raises:** when called, `AttributeError` if there is no rule. When differentiated, `ValueError`
     if a keyword argument is differentiated; with the path, `ValueError` if the output of the rule
-    has another structure or shape, and `TypeError` for another dtype.
+    has the wrong structure or shape, and `TypeError` for a wrong dtype.
 
     !!! example
 
@@ -124,11 +125,11 @@ class filter_custom_jvp(CustomFunction):
     def defjvp(self, fn_jvp: _Rule) -> _Rule:
         """Sets a rule that gets zeros instead of `None`. Deprecated: use `def_jvp`.
 
-        The zeros are for arrays that are differentiable, but not differentiated.
+        The zeros are the tangents of differentiable arrays that are not being differentiated.
         """
         warnings.warn(
-            "`filter_custom_jvp.defjvp` is deprecated: use `def_jvp`, to whose rule `None` is "
-            "passed, not zeros, as the tangent of an array that is not differentiated.",
+            "`filter_custom_jvp.defjvp` is deprecated: use `def_jvp`. Its rule gets `None`, "
+            "not zeros, as the tangent of an array that is not being differentiated.",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -139,7 +140,7 @@ class filter_custom_jvp(CustomFunction):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self._rule is None:
             raise AttributeError(
-                f"{self._label} has no derivative of its own yet: decorate the rule for it with "
+                f"{self._label} has no custom derivative yet: decorate its rule with "
                 f"`@{self._label}.def_jvp`."
             )
         call = _FlatJvp(self.__wrapped__, self._rule, self._wants_zeros, self._label)
@@ -174,20 +175,20 @@ class _FlatJvp:
         self, primals: tuple[list[Any]], tangents: tuple[list[Any]]
     ) -> tuple[list[Any], list[Any]]:
         args, kwargs = self.rest.merge(*primals)
-        along = [
+        directions = [
             None
             if isinstance(tangent, SymbolicZero) or not is_inexact_array_like(leaf)
             else tangent
             for leaf, tangent in zip(*primals, *tangents, strict=True)
         ]
-        self._check_kwargs(self.rest.merge_into(None, along).kwargs)
+        self._check_kwargs(self.rest.merge_into(None, directions).kwargs)
         if self.wants_zeros:
-            along = [
+            directions = [
                 jnp.zeros_like(leaf) if tangent is None and is_inexact_array_like(leaf) else tangent
-                for leaf, tangent in zip(*primals, along, strict=True)
+                for leaf, tangent in zip(*primals, directions, strict=True)
             ]
         value, tangent = pair(
-            self.rule(args, self.rest.merge_into(None, along).args, **kwargs),
+            self.rule(args, self.rest.merge_into(None, directions).args, **kwargs),
             f"The rule of {self.label} must return a pair (value, tangent)",
         )
         if self.value_rest is not UNTRACED:
@@ -213,9 +214,9 @@ class _FlatJvp:
         paths = [f"kwargs{jtu.keystr(path)}" for path, _ in jtu.tree_leaves_with_path(tangents)]
         if paths:
             raise ValueError(
-                f"{self.label} was differentiated in {', '.join(paths)}. The rule given to "
-                "`filter_custom_jvp` knows no tangents of keyword arguments: pass it by position, "
-                "or `jax.lax.stop_gradient` of it."
+                f"{self.label} was differentiated with respect to {', '.join(paths)}. A rule of "
+                "`filter_custom_jvp` gets no tangents of keyword arguments: pass the argument by "
+                "position, or pass `jax.lax.stop_gradient` of it."
             )
 
 
@@ -234,8 +235,8 @@ _Backward = Callable[..., Any]
 class filter_custom_vjp(CustomFunction):
     """Gives a function of any arguments a custom reverse-mode derivative.
 
-    It is `jax.custom_vjp` with a simpler interface: only the first argument is differentiated, and
-    the backward pass also gets all arguments.
+    This is `jax.custom_vjp` with a simpler interface: only the first argument is differentiated,
+    and the backward pass also gets all arguments.
 
     **Arguments:**
 
@@ -248,12 +249,13 @@ class filter_custom_vjp(CustomFunction):
       that is differentiated and `False` for all others. `residuals` may be any pytree.
     - `def_bwd` takes `backward(residuals, cotangent, perturbed, vjp_arg, *args, **kwargs)`, which
       returns the gradient for `vjp_arg`. `cotangent` has the structure of the value, with `None`
-      where it is zero or there is none. The gradient has the structure of `vjp_arg`, with
-      `None` for zero; its values for leaves that are not perturbed are ignored.
+      for zero, and for leaves that are not differentiable. The gradient has the structure of
+      `vjp_arg`, with `None` for zero; its values for leaves that are not perturbed are ignored.
 
     **Raises:** when called, `RuntimeError` if the derivative was not set. When differentiated,
-    `RuntimeError` if another argument than the first is differentiated; with the path,
-    `ValueError` if the gradient has another structure or shape, and `TypeError` for another dtype.
+    `RuntimeError` if an argument other than the first is differentiated; with the path,
+    `ValueError` if the gradient has the wrong structure or shape, and `TypeError` for a wrong
+    dtype.
 
     !!! example
 
@@ -292,12 +294,12 @@ class filter_custom_vjp(CustomFunction):
     def defvjp(self, fn_fwd: _Forward, fn_bwd: _Backward) -> None:
         """Sets both passes, without `perturbed`. Deprecated: use `def_fwd` and `def_bwd`.
 
-        The backward pass gets zeros instead of `None` where there could be a cotangent.
+        The backward pass gets zeros instead of `None` for differentiable arrays.
         """
         warnings.warn(
             "`filter_custom_vjp.defvjp` is deprecated: use `def_fwd` and `def_bwd`. Their "
-            "functions get `perturbed`, which says what is being differentiated, and `None` "
-            "instead of zeros as the cotangent of an array that has none.",
+            "functions get `perturbed`, which marks the leaves that are being differentiated, and "
+            "`None` instead of zeros as cotangents.",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -315,7 +317,7 @@ class filter_custom_vjp(CustomFunction):
     def __call__(self, vjp_arg: PyTree, /, *args: Any, **kwargs: Any) -> Any:
         if self._forward is None or self._backward is None:
             raise RuntimeError(
-                f"{self._label} has no derivative of its own yet: decorate its forward pass with "
+                f"{self._label} has no custom derivative yet: decorate its forward pass with "
                 f"`@{self._label}.def_fwd` and its backward pass with `@{self._label}.def_bwd`."
             )
         arrays, vjp_arg_rest = split(vjp_arg)
@@ -398,7 +400,7 @@ class _FlatVjp:
         perturbed = self.vjp_arg_rest.merge_into(False, kept.is_perturbed)
         gradient = self.user_backward(residuals, cotangent, perturbed, vjp_arg, *args, **kwargs)
         treedef = self.vjp_arg_rest.treedef
-        found = leaves_beside(treedef, gradient, "gradient", "vjp_arg")
+        found = match_leaves(treedef, gradient, "gradient", "vjp_arg")
         wanted = self.vjp_arg_rest.leaves_into(False, kept.is_perturbed)
         types = [
             leaf if is_wanted else None
@@ -420,13 +422,14 @@ class _FlatVjp:
         paths = [jtu.keystr(path)[1:] for path, _ in jtu.tree_leaves_with_path(perturbed)]
         if paths:
             raise RuntimeError(
-                f"{self.label} was differentiated in {', '.join(paths)}. The derivative given to "
-                "`filter_custom_vjp` is that in the first argument alone: collect what is to be "
-                "differentiated in a tuple and pass that first, or `jax.lax.stop_gradient` of it."
+                f"{self.label} was differentiated with respect to {', '.join(paths)}. "
+                "`filter_custom_vjp` differentiates only the first argument: collect all "
+                "differentiated arguments in a tuple and pass it first, or pass "
+                "`jax.lax.stop_gradient` of these."
             )
 
     def _as_passed(self, cotangent: Any) -> Any:
-        """JAX's cotangent, as the backward pass expects it."""
+        """Converts JAX's cotangent to the cotangent that the backward pass expects."""
         dtype = cotangent.dtype
         if isinstance(cotangent, SymbolicZero):
             is_wanted = self.wants_zeros and dtype != jax.dtypes.float0
@@ -435,7 +438,7 @@ class _FlatVjp:
 
 
 def _value(primal: CustomVJPPrimal) -> Any:
-    """The array. If it was made from a Python number, JAX returns the number."""
+    """The value as an array. For an array made from a Python number, JAX returns the number."""
     return primal.value if is_array(primal.value) else jnp.asarray(primal.value)
 
 

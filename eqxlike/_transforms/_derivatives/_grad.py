@@ -42,9 +42,9 @@ class _GradFunction(TransformedFunction):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         differentiated, others = differentiated_and_others(args, "filter_{grad, value_and_grad}")
-        # `flag_leaves` in `_pytree`, which `split` calls, judges frozen arrays as integers.
+        # `split` treats frozen arrays like integers: see `flag_leaves` in `_pytree`.
         arrays, rest = split(differentiated, is_inexact_array)
-        # Leaves of the auxiliary output other than arrays cannot pass through JAX.
+        # Leaves other than arrays do not pass through JAX: the trace stores them here.
         aux_rest: Rest = UNTRACED
 
         def of_arrays(arrays: list[Any]) -> Any:
@@ -133,15 +133,15 @@ def filter_value_and_grad(
 ) -> Any:
     """The value of a function and its gradient for the floating-point arrays of its first argument.
 
-    Complex arrays count among them, arrays that `nn.freeze` marked do not. An argument without any
-    is no error, with any mode: its gradient is `None` at every leaf.
+    Complex arrays are differentiated too; arrays that `nn.freeze` marked are not. If the argument
+    has no such arrays, the gradient is `None` at every leaf.
 
     **Arguments:**
 
     - `fun`: a function from any arguments to a floating-point scalar. Without it, a decorator is
       returned.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree.
-    - `mode`: how to differentiate, one of those in `eqxlike.ad`; `None` is JAX's reverse mode.
+    - `mode`: a mode of `eqxlike.ad`, such as `ad.Forward()`; `None` is JAX's reverse mode.
     - `**gradkwargs`: `holomorphic`, `allow_int` as in `jax.value_and_grad`.
 
     **Returns:** a function of the same arguments that returns `(value, gradient)`, or
@@ -205,7 +205,7 @@ def filter_grad(
 ) -> Any:
     """The gradient of a function for the floating-point arrays of its first argument.
 
-    Arguments, errors and the arrays that count are those of `filter_value_and_grad`.
+    Arguments, errors and differentiated arrays are the same as for `filter_value_and_grad`.
 
     **Returns:** a function of the same arguments that returns the gradient, or `(gradient, aux)`.
 
@@ -222,7 +222,7 @@ def filter_grad(
 
 
 class JacobianFunction(TransformedFunction):
-    """The function that `filter_jacfwd` and its like return.
+    """The function that `filter_jacfwd` and similar transformations return.
 
     - `_modes`: the transformations to apply, such as `jax.jacfwd`, the innermost first.
     """
@@ -234,7 +234,7 @@ class JacobianFunction(TransformedFunction):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         differentiated, others = differentiated_and_others(args, self._name)
         arrays, rest = split(differentiated, is_inexact_array)
-        # Leaves other than arrays cannot pass through JAX.
+        # Leaves other than arrays do not pass through JAX: the trace stores them here.
         value_rest: Rest = UNTRACED
         aux_rest: Rest = UNTRACED
 
@@ -260,7 +260,8 @@ class JacobianFunction(TransformedFunction):
             except CannotDifferentiate as error:
                 raise error.at(path_of_taken(rest, error.place)) from None
         else:
-            # `jax.jacfwd` and its like need at least one array; `jax.value_and_grad` needs none.
+            # `jax.jacfwd` and `jax.jacrev` need at least one array; `jax.value_and_grad` needs
+            # none.
             value_arrays, aux_arrays = of_arrays(arrays)
             rows_of_outputs = [[] for _ in value_arrays]
         depth = len(self._modes) - 1
@@ -271,7 +272,7 @@ class JacobianFunction(TransformedFunction):
 def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
     """The Jacobian of a function for the arrays of its first argument, by forward mode.
 
-    It takes one pass for each number among the inputs: use it for more outputs than inputs.
+    It takes one pass for each element of the inputs: use it for more outputs than inputs.
 
     **Arguments:**
 
@@ -280,10 +281,10 @@ def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
       differentiated.
 
     **Returns:** a function of the same arguments that returns the Jacobian, or `(jacobian, aux)`.
-    The Jacobian has the structure of the value, with a tree instead of each array, of shape
-    `(*out)`, and `None` instead of each leaf that is not an array or number. Each of these trees
-    has the structure of the first argument, with an array of shape `(*out, *in)` instead of each
-    floating-point array, of shape `(*in)`, and `None` instead of everything else.
+    In the Jacobian, each array of the value, of shape `(*out)`, is replaced by a tree with the
+    structure of the first argument. In this tree, each floating-point array, of shape `(*in)`, is
+    replaced by an array of shape `(*out, *in)`, and everything else by `None`. Leaves of the value
+    that are neither arrays nor numbers are replaced by `None`.
 
     **Raises:** when called, `TypeError` if the first argument is passed by keyword, or an array in
     it is complex.
@@ -304,7 +305,7 @@ def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
 def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
     """The Jacobian of a function for the arrays of its first argument, by reverse mode.
 
-    It takes one pass for each number among the outputs. Arguments and output are those of
+    It takes one pass for each element of the outputs. Arguments and output are those of
     `filter_jacfwd`.
 
     **Raises:** when called, `TypeError` if the first argument is passed by keyword, or an array of
@@ -326,8 +327,8 @@ def filter_hessian(fun: Callable[Params, Any], has_aux: bool = False) -> Callabl
     It uses forward mode over reverse mode. Arguments and errors are those of `filter_jacfwd`.
 
     **Returns:** a function of the same arguments that returns the Hessian, or `(hessian, aux)`. The
-    Hessian is like the Jacobian, with another tree of the structure of the first argument instead
-    of each array; its arrays have shape `(*out, *in, *in)`.
+    Hessian is the Jacobian with each array replaced by another tree with the structure of the first
+    argument; its arrays have shape `(*out, *in, *in)`.
 
     !!! example
 
@@ -341,40 +342,40 @@ def filter_hessian(fun: Callable[Params, Any], has_aux: bool = False) -> Callabl
     return JacobianFunction(fun, has_aux, "filter_hessian", (jax.jacrev, jax.jacfwd))
 
 
-# --- Advice for a mode that meets an operation that it cannot differentiate ---
+# --- Hints for operations that a mode cannot differentiate ---
 
 
 _ANY_FUNCTION = (
     "`ad.FiniteDifference()` differentiates any function, and `ad.differentiate_with(part, "
-    "ad.FiniteDifference())` this part alone"
+    "ad.FiniteDifference())` only this part"
 )
 
 # JAX's messages (0.10.2 to 0.12.0.1), and what to add to them.
-_ADVICE = (
+_HINTS = (
     (
         r"Gradient only defined for scalar-output functions",
-        "Return one number, such as the mean of what it returns now, and with `has_aux=True` a "
-        "pair of it and anything else. `filter_jacrev` differentiates all outputs.",
+        "Return a scalar, such as the mean of the current output, or with `has_aux=True` a pair of "
+        "a scalar and anything else. `filter_jacrev` differentiates all outputs.",
     ),
     (
         r"requires real-valued (in|out)puts .* but got u?int",
-        "Integers have no derivative: give numbers of a floating dtype, as in `jnp.float32(3)`.",
+        "Integers have no derivative: pass floating-point numbers, such as `jnp.float32(3)`.",
     ),
     (
         r"Reverse-mode differentiation does not work for lax\.while_loop",
         "`jax.lax.while_loop`, and `fori_loop` with traced bounds, have no reverse mode, since "
-        "nobody knows how much to keep. Use `ad.Forward()`, or the loops of `eqxlike.loops` with "
+        "the number of steps is unknown. Use `ad.Forward()`, or the loops of `eqxlike.loops` with "
         '`kind="checkpointed"` or `kind="bounded"`.',
     ),
     (
         r"can't apply forward-mode autodiff \(jvp\) to a custom_vjp",
-        "A `jax.custom_vjp` has a reverse mode alone. Use `ad.Reverse()`, or wrap that part as "
+        "A `jax.custom_vjp` has only a reverse mode. Use `ad.Reverse()`, or wrap that part as "
         "`ad.differentiate_with(part, ad.Reverse())`, which has both.",
     ),
     (
         r"(Pure|IO) callbacks do not support JVP",
-        f"JAX does not see into a callback. {_ANY_FUNCTION}; `filter_custom_jvp` takes a rule of "
-        "your own.",
+        f"JAX does not see into a callback. {_ANY_FUNCTION}; `filter_custom_jvp` takes your own "
+        "rule.",
     ),
     (
         r"Differentiation rule for '(?P<operation>.*)' not implemented",
@@ -382,29 +383,29 @@ _ADVICE = (
     ),
     (
         r"Transpose rule .* for '(?P<operation>.*)' not implemented",
-        "The operation `{operation}` has no reverse mode in JAX: use `ad.Forward()`. Or, in the "
-        "backward rule of a `jax.custom_vjp`, it is not linear: use `ad.Reverse()` alone.",
+        "The operation `{operation}` has no reverse mode in JAX: use `ad.Forward()`. If it is in "
+        "the backward rule of a `jax.custom_vjp`, it is not linear there: use only `ad.Reverse()`.",
     ),
     (
         r"vmapped value on an unbatched array reference",
-        "What the function writes to a reference cannot be mapped over several directions at once. "
+        "Writes to a reference cannot be mapped over several directions at once. "
         "Use `ad.Reverse()` or `ad.Checkpointed()`, which evaluate the function once.",
     ),
     (
         r"Batching rule for '(?P<operation>.*)' not implemented"
         r"|vmap is only supported for the (?P<callback>\w+) primitive when vmap_method",
         "The operation `{operation}` cannot be mapped with `jax.vmap`. A callback can, with "
-        '`vmap_method="sequential"`. Where no `vmap` of yours is the cause, but that of '
-        "`ad.Forward` over its directions, `ad.Forward(chunk=1)` takes them one at a time.",
+        '`vmap_method="sequential"`. If the cause is the `vmap` of `ad.Forward` over its '
+        "directions, `ad.Forward(chunk=1)` takes one direction at a time.",
     ),
 )
 
 
 @contextlib.contextmanager
 def advised(mode: Any, name: str | None) -> Iterator[None]:
-    """Adds a note to JAX's error inside: what the mode cannot do, and which mode can.
+    """Context manager that adds a note to JAX's error: what a mode cannot do, and which mode can.
 
-    An error that has such a note gets no other.
+    An error gets at most one such note.
 
     **Arguments:**
 
@@ -415,11 +416,11 @@ def advised(mode: Any, name: str | None) -> Iterator[None]:
     except Exception as error:
         start, notes = "This was while ", getattr(error, "__notes__", ())
         is_noted = name is None or any(note.startswith(start) for note in notes)
-        for pattern, advice in () if is_noted else _ADVICE:
+        for pattern, hint in () if is_noted else _HINTS:
             if found := re.search(pattern, str(error)):
                 operation = next((each for each in found.groupdict().values() if each), "")
-                advice = advice.replace("{operation}", operation)
+                hint = hint.replace("{operation}", operation)
                 by = "by reverse mode" if mode is None else f"by {mode!r}"
-                error.add_note(f"{start}{name} was differentiated {by}. {advice}")
+                error.add_note(f"{start}{name} was differentiated {by}. {hint}")
                 break
         raise

@@ -1,4 +1,4 @@
-"""A linear function with a custom transpose, under every transformation.
+"""`linear_call`: a linear function with a custom transpose, for all transformations.
 
 `jax.custom_vjp` removes a function's forward mode. A `jax.custom_jvp` whose tangents are
 a `linear_call` keeps it: forward mode runs `forward`, and reverse mode `transpose`.
@@ -31,19 +31,20 @@ def linear_call(
     transpose_beside_tangents: Transpose | None = None,
     is_of_members: bool = False,
 ) -> list[Array]:
-    """`forward(residuals, tangents)`.
+    """Returns `forward(residuals, tangents)`, with `transpose` as its transpose.
 
     **Arguments:**
 
     - `forward`: linear in its second argument, and differentiable in both.
-    - `transpose`: `transpose(residuals, cotangents, is_shared)`, from the residuals and the
-        cotangents of the output of `forward` to the cotangents of the tangents.
+    - `transpose`: `transpose(residuals, cotangents, is_shared)` takes the cotangents of the output
+      of `forward`, and returns the cotangents of the tangents.
     - `like`: arrays of the shapes and dtypes of the output of `forward`.
-    - `num_summed`: for this many of the first tangents, `is_shared` says whether the members of
-        a batch share it. For those, `transpose` returns the sum over the batch: the weights of a
-        batch of networks then have one cotangent, not one for each member.
-    - `transpose_beside_tangents`: replaces `transpose` for the call itself, once the call of its
-        tangents accompanies it; for a `transpose` that is incomplete.
+    - `num_summed`: the number of leading tangents for which `is_shared` says whether the members of
+      a batch share the tangent. For a shared tangent, `transpose` returns the sum of the cotangents
+      over the batch: the weights of a batch of networks then have one cotangent, not one for each
+      member.
+    - `transpose_beside_tangents`: replaces `transpose` in the primal call of a JVP, which also has
+      a call for the tangents. Needed if `transpose` is incomplete.
     - `is_of_members`: whether `transpose` differs among the members of a batch even if
         `forward` does not.
     """
@@ -56,7 +57,7 @@ def linear_call(
         num_summed=num_summed,
         transpose_beside_tangents=transpose_beside_tangents,
         is_of_members=is_of_members,
-        # With the axes of a mesh along which they vary, inside `jax.shard_map`.
+        # Inside `jax.shard_map`, these types contain the mesh axes along which arrays vary.
         avals=tuple(jax.typeof(each).to_tangent_aval() for each in like),
     )
 
@@ -141,7 +142,7 @@ def _batch(
         def batched_transpose(
             residuals: list[Array], cotangents: list[Array], _: tuple[bool, ...]
         ) -> list[Array]:
-            # What the members share is returned once, by the first of them.
+            # A shared output counts once: only the first member gets its cotangent.
             cotangents = [
                 each
                 if is_one
@@ -150,7 +151,7 @@ def _batch(
             ]
 
             def by_members(is_summed: tuple[bool, ...]) -> Linear:
-                """`transpose`, with these cotangents summed inside, and the others here."""
+                """`transpose` over the batch: sums these cotangents inside, all others here."""
                 out_axes = [None if summed else 0 for summed in is_summed]
                 out_axes += [0] * (len(of_tangents) - num_summed)
 
@@ -167,7 +168,8 @@ def _batch(
 
                 return run
 
-            # An operation along a named axis inside needs the axis unchanged.
+            # A collective operation over a named axis needs the whole axis, so nothing is summed
+            # inside.
             is_summed = none_shared if name else is_shared[:num_summed]
             summed_inside = jax.custom_jvp(batch_first(by_members(is_summed)))
 
@@ -194,7 +196,7 @@ def _batch(
         ),
         is_of_members=is_of_members,
         num_residuals=num_residuals,
-        # For batches of batches, the outer one is summed here.
+        # For a batch of batches, the outer batch is summed here.
         num_summed=0,
         avals=tuple(
             _with_batch(axis, each, args) if is_one else each
@@ -205,7 +207,7 @@ def _batch(
 
 
 def _with_batch(axis: Any, aval: Any, args: Sequence[Any]) -> Any:
-    """The type of a batch of arrays, with the explicit sharding that the batch has in `args`."""
+    """The type of a batch of arrays, with the explicit sharding of the batch axis in `args`."""
     meshes = [jax.typeof(each).sharding.mesh for each in args]
     mesh = next((each for each in meshes if not each.empty), aval.sharding.mesh)
     spec = jax.sharding.PartitionSpec(axis.explicit_mesh_axis, *aval.sharding.spec)
@@ -228,7 +230,7 @@ def flag_batched(forward: Linear, mapped: Any, axes: Any, args: Sequence[Array])
 
     def run(residuals: list[Array], tangents: list[Array]) -> list[Array]:
         output = forward(residuals, tangents)
-        # The default: none is batched.
+        # The default: no output is batched.
         found[:] = [False] * len(output)
         return noted(output)
 
@@ -242,20 +244,20 @@ ad.primitive_transposes[_linear] = _transpose
 batching.fancy_primitive_batchers[_linear] = _batch
 
 
-# --- Functions with a rule of their own under `jax.vmap` ---
+# --- The position of batch axes ---
 
 
 def to_front(array: Any, axis: int) -> Any:
-    """`array` with this axis in front; where it is, nothing is traced, as `jnp.moveaxis` would."""
+    """Moves `axis` to the front. Unlike `jnp.moveaxis`, traces nothing if it is there already."""
     return array if axis == 0 else jnp.moveaxis(array, axis, 0)
 
 
 def batch_first(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, where each array that it returns has the axis of a batch in front.
+    """Makes `jax.vmap` of `function` return arrays with the batch axis in front.
 
-    A function and its rule both need this for `jax.custom_jvp` and `jax.custom_vjp`. To
-    differentiate `jax.jit(jax.vmap(function))` JAX calls the rule, and takes the axis to be where
-    the function has it (jax 0.10.2 to 0.12.0.1): the numbers are wrong where it is not.
+    `jax.custom_jvp` and `jax.custom_vjp` need this for a function and its rule. To differentiate
+    `jax.jit(jax.vmap(function))`, JAX calls the rule, but takes the positions of the batch axes
+    from the function (jax 0.10.2 to 0.12.0.1). If the positions differ, the numbers are wrong.
     """
 
     @functools.wraps(function)
@@ -279,7 +281,7 @@ batching.primitive_batchers[_batch_first] = lambda arrays, dims: (
 )
 
 
-# --- Tangents, some of which are known to be zero ---
+# --- Tangents and symbolic zeros ---
 
 
 def is_inexact(array: Any) -> bool:
@@ -287,7 +289,7 @@ def is_inexact(array: Any) -> bool:
 
 
 def has_tangent(tangent: Any) -> bool:
-    """Whether it is a tangent that is not known to be zero."""
+    """Whether a tangent is not a symbolic zero, and not of dtype `float0`."""
     is_zero = isinstance(tangent, SymbolicZero | ad.Zero)
     return not is_zero and tangent.dtype != jax.dtypes.float0
 
@@ -300,14 +302,14 @@ def instantiate(tangent: Any) -> Array:
 
 
 def zero_tangent(array: Array) -> Any:
-    """The tangent of an array without one."""
+    """The symbolic zero tangent of an array."""
     return SymbolicZero(jax.typeof(array).to_tangent_aval())
 
 
 def jvp_of_moving(
     function: Callable[[list[Array]], Any], primals: Sequence[Array], tangents: Sequence[Any]
 ) -> Any:
-    """Like `jax.jvp` of a function of a list; arrays without a tangent are constant."""
+    """`jax.jvp` of a function of a list of arrays; arrays without a tangent are constant."""
     moving = [place for place, tangent in enumerate(tangents) if has_tangent(tangent)]
 
     def of_moving(*values: Array) -> Any:

@@ -30,16 +30,16 @@ def filter_jvp(
 
     - `fn`: a function of any arguments that returns any pytree.
     - `primals`: a tuple or list of the positional arguments.
-    - `tangents`: a tuple or list with the structure of `primals`. For a floating-point or
-      complex array, or a Python number, it has an array of that shape and dtype, or `None` for a
-      zero; for everything else `None`. `None` may also represent a whole subtree of zeros.
+    - `tangents`: a tuple or list with the structure of `primals`. For each floating-point or
+      complex array, or Python number, it has an array of the same shape and dtype, or `None` for
+      zero; for all other leaves `None`. `None` may also represent a whole subtree of zeros.
     - `**kwargs`: passed to `fn`, and not differentiated.
 
     **Returns:** `(fn(*primals, **kwargs), tangent)`. The tangent has the structure of the value,
-    with `None` for leaves that are not differentiable, or do not depend on anything with a tangent.
+    with `None` for leaves that are not differentiable, or do not depend on an input with a tangent.
 
-    **Raises:** with the path: `ValueError` if a structure or shape differs; `TypeError` for
-    another dtype, or a tangent for a leaf that is not differentiable.
+    **Raises:** with the path: `ValueError` if a structure or shape differs; `TypeError` if a dtype
+    differs, or a leaf that is not differentiable has a tangent.
 
     !!! example
 
@@ -61,20 +61,20 @@ def filter_jvp(
     leaves, treedef = jtu.tree_flatten(tuple(primals))
     types = [leaf if is_inexact_array_like(leaf) else None for leaf in leaves]
     found = tangents_of(types, treedef, tuple(tangents), "tangents", "primals")
-    moving, rest = split_leaves(leaves, treedef, [tangent is not None for tangent in found])
+    perturbed, rest = split_leaves(leaves, treedef, [tangent is not None for tangent in found])
     directions = rest.take(found)
-    if not moving:
+    if not perturbed:
         output = fn(*primals, **kwargs)
         return output, jtu.tree_map(lambda _: None, output)
     output_rest: Rest = UNTRACED
     is_zero: list[bool] = []
 
-    def of_moving(moving: list[Any]) -> tuple[list[Any], list[Any]]:
+    def of_perturbed(perturbed: list[Any]) -> tuple[list[Any], list[Any]]:
         nonlocal output_rest, is_zero
-        returned = fn(*rest.merge(moving), **kwargs)
-        # A leaf that is not a tracer depends on nothing.
+        returned = fn(*rest.merge(perturbed), **kwargs)
+        # A leaf that is not a tracer depends on no input.
         traced, output_rest = split(returned, lambda leaf: isinstance(leaf, Tracer))
-        is_zero = _find_zeros(moving, traced)
+        is_zero = _find_zeros(perturbed, traced)
         zero, not_zero = (
             [leaf for leaf, each in zip(traced, is_zero, strict=True) if each is side]
             for side in (True, False)
@@ -82,7 +82,7 @@ def filter_jvp(
         return not_zero, zero
 
     not_zero, derivatives, zero = jax.jvp(
-        of_moving, (list(map(_as_array, moving)),), (directions,), has_aux=True
+        of_perturbed, (list(map(_as_array, perturbed)),), (directions,), has_aux=True
     )
     of_zero, of_not_zero, next_derivative = iter(zero), iter(not_zero), iter(derivatives)
     output = output_rest.merge(next(of_zero if each else of_not_zero) for each in is_zero)
@@ -93,19 +93,20 @@ def filter_jvp(
 
 
 def _as_array(leaf: Any) -> Any:
-    # A Python number that JAX converts by itself stays a subclass of `float` in between.
+    # JAX would first convert a Python number to a subclass of `float`.
     return leaf if is_inexact_array(leaf) else jnp.asarray(leaf)
 
 
-def _find_zeros(moving: list[Any], traced: list[Any]) -> list[bool]:
-    """Whether the tangent of each of `traced` is zero because it does not depend on `moving`.
+def _find_zeros(perturbed: list[Any], traced: list[Any]) -> list[bool]:
+    """Whether each of `traced` has a symbolic zero as its tangent: it does not depend on
+    `perturbed`.
 
-    JAX reports this only to the rules of primitives, and calls a rule only if some argument of the
-    primitive has a tangent: `moving` has one. The rule of a `jax.custom_jvp` would know too, but
-    costs 90 us a call; this takes 7.
+    JAX shows symbolic zeros only to the JVP rules of primitives, and calls a rule only if an
+    operand has a tangent: `perturbed[0]` has one. A `jax.custom_jvp` would do the same, but takes
+    90 us a call instead of 7.
     """
     tangents: list[Any] = []
-    _look.bind(moving[0], *traced, report=tangents.extend)
+    _report_p.bind(perturbed[0], *traced, report=tangents.extend)
     return [
         isinstance(tangent, ad.Zero) or not is_inexact_array(leaf)
         for tangent, leaf in zip(tangents[1:], traced, strict=True)
@@ -119,16 +120,16 @@ def _report_tangents(
     return [], []
 
 
-_look = Primitive("look_at_tangents")
-_look.multiple_results = True
-ad.primitive_jvps[_look] = _report_tangents
+_report_p = Primitive("report_tangents")
+_report_p.multiple_results = True
+ad.primitive_jvps[_report_p] = _report_tangents
 
 
 # --- Reverse-mode derivatives of functions of any arguments ---
 
 
 class Pullback(Module):
-    """The function that `filter_vjp` returns, from a cotangent of the output to gradients.
+    """The function that `filter_vjp` returns: takes a cotangent of the output, returns gradients.
 
     It is a pytree whose leaves are the residuals of the forward pass.
     """
@@ -155,7 +156,7 @@ def _is_inexact(struct: jax.ShapeDtypeStruct) -> bool:
 
 
 def _zero(struct: jax.ShapeDtypeStruct) -> Any:
-    """The cotangent that JAX expects if there is none."""
+    """The zero cotangent that JAX expects."""
     if _is_inexact(struct):
         return vary(jnp.zeros(struct.shape, struct.dtype), varying_axes(struct))
     return np.zeros(struct.shape, jax.dtypes.float0)
@@ -184,15 +185,15 @@ def filter_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False)
       differentiated.
 
     **Returns:** `(value, pullback)`, or `(value, pullback, aux)`. `pullback` takes a cotangent, a
-    tree with the structure of the value. For a floating-point or complex array it has an array
-    of that shape and dtype, or `None` for a zero; for everything else `None`. `pullback` returns
-    the tuple of the gradients for the arguments, with `None` for every leaf that is not a
-    floating-point or complex array. It is a pytree, and may be passed into and out of
+    tree with the structure of the value. For each floating-point or complex array it has an array
+    of the same shape and dtype, or `None` for zero; for all other leaves `None`. `pullback` returns
+    a tuple with the gradient of each argument, with `None` for every leaf that is not a
+    floating-point or complex array. `pullback` is a pytree, and may be passed into and out of
     transformations.
 
     **Raises:** `TypeError` if `has_aux` is true and `fun` does not return a pair. `pullback`
-    raises, with the path: `ValueError` if the structure or a shape differs; `TypeError` for another
-    dtype, or a cotangent for a leaf that is not differentiable.
+    raises, with the path: `ValueError` if the structure or a shape differs; `TypeError` if a dtype
+    differs, or a leaf that is not differentiable has a cotangent.
 
     !!! example
 
@@ -207,7 +208,7 @@ def filter_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False)
     """
     check_callable(fun, "filter_vjp")
     arrays, rest = split(primals, is_inexact_array)
-    # Leaves other than arrays cannot pass through JAX.
+    # Leaves other than arrays do not pass through JAX: the trace stores them here.
     value_rest: Rest = UNTRACED
     aux_rest: Rest = UNTRACED
 

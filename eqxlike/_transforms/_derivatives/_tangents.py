@@ -1,7 +1,6 @@
-"""Tangents, cotangents and gradients: trees that belong to another tree.
+"""Tangents, cotangents and gradients: trees with the structure of another tree.
 
-They have its structure, with `None` for zero, instead of one leaf, or of a node with everything
-below it.
+They have `None` for zero, at a leaf or instead of a whole subtree.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from ..._pytree import describe_node, find_difference, is_array_like
 
 
 def tangents_of(types: list[Any], treedef: Any, tangents: PyTree, name: str, of: str) -> list[Any]:
-    """The tangent of each leaf of a tree, or `None` where it is zero.
+    """The tangent of each leaf of a tree, or `None` for zero.
 
     **Arguments:**
 
@@ -27,10 +26,10 @@ def tangents_of(types: list[Any], treedef: Any, tangents: PyTree, name: str, of:
     - `treedef`: the structure of the tree.
     - `name`, `of`: the names of `tangents` and of the tree in messages.
 
-    **Raises:** with the path: `ValueError` if the structures or the shapes differ; `TypeError`
-    for another dtype, or a tangent of a leaf that is not differentiable.
+    **Raises:** with the path: `ValueError` if the structures or the shapes differ; `TypeError` if
+    the dtypes differ, or a leaf that is not differentiable has a tangent.
     """
-    found = leaves_beside(treedef, tangents, name, of)
+    found = match_leaves(treedef, tangents, name, of)
     return checked_tangents(found, types, treedef, name, of)
 
 
@@ -54,8 +53,8 @@ def full_tangents(
     ]
 
 
-def leaves_beside(treedef: Any, tree: PyTree, name: str, of: str) -> list[Any]:
-    """The part of `tree` for each leaf of `treedef`; one `None` counts for all leaves below it.
+def match_leaves(treedef: Any, tree: PyTree, name: str, of: str) -> list[Any]:
+    """The subtree of `tree` for each leaf of `treedef`; a `None` represents all leaves below it.
 
     **Raises:** `ValueError` with the path at which the structures differ.
     """
@@ -66,11 +65,11 @@ def leaves_beside(treedef: Any, tree: PyTree, name: str, of: str) -> list[Any]:
         # error.
         found: list[Any] = []
 
-        def take(whole: PyTree, beside: PyTree) -> bool | None:
-            if beside is None:
+        def take(whole: PyTree, part: PyTree) -> bool | None:
+            if part is None:
                 found.extend([None] * len(jtu.tree_leaves(whole)))
             elif whole is _LEAF:
-                found.append(beside)
+                found.append(part)
             else:
                 return None
             return True
@@ -86,8 +85,8 @@ def leaves_beside(treedef: Any, tree: PyTree, name: str, of: str) -> list[Any]:
 def check_structure(treedef: Any, tree: PyTree, name: str, of: str) -> None:
     """Raises `ValueError`, with a path, if the structure of `tree` is not `treedef`."""
     if jtu.tree_structure(tree) != treedef:
-        leaves_beside(treedef, tree, name, of)
-        raise ValueError(f"{name} must have the structure of {of}, and has None in it.")
+        match_leaves(treedef, tree, name, of)
+        raise ValueError(f"{name} must have the structure of {of}, but contains None.")
 
 
 _LEAF = object()
@@ -96,7 +95,7 @@ _LEAF = object()
 def checked_tangents(
     tangents: list[Any], types: list[Any], treedef: Any, name: str, of: str
 ) -> list[Any]:
-    """`tangents` as arrays that JAX accepts, or `None`. Arguments are those of `tangents_of`."""
+    """`tangents` as arrays that JAX accepts, or `None`. The arguments are as in `tangents_of`."""
     return [
         None if tangent is None else _checked(tangent, struct, place, treedef, name, of)
         for place, (tangent, struct) in enumerate(zip(tangents, types, strict=True))
@@ -144,10 +143,10 @@ def _checked(tangent: Any, struct: Any, place: int, treedef: Any, name: str, of:
 
 
 def varying_like(cotangent: Any, array: Any) -> Any:
-    """Inside `jax.shard_map`, makes the cotangent of an array vary along the array's axes only.
+    """Inside `jax.shard_map`, makes a cotangent vary along the same mesh axes as its array.
 
-    If the devices share the array, its cotangent is the sum of their cotangents. Reverse mode
-    returns this sum; a forward mode and a custom rule return the cotangent of each device.
+    If the array is replicated, its cotangent is the sum over the devices. Reverse mode returns this
+    sum; forward mode and custom rules return the cotangent of each device.
     """
     axes = varying_axes(cotangent) - varying_axes(array)
     cotangent = jax.lax.psum(cotangent, tuple(sorted(axes, key=str))) if axes else cotangent

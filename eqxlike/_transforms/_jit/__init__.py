@@ -1,15 +1,14 @@
-"""`filter_jit`: from a call to the function of flat arrays that is compiled for it.
+"""`filter_jit`: finds or compiles a function of flat arrays for each call.
 
-In the order of reading; docs/design.md has the whole picture, with both ways that a call takes:
+In reading order; docs/design.md gives an overview of the fast and the slow path of a call:
 
 - `_filter_jit`: the public function, the callable that it returns, and its dispatcher.
-- `_dispatch`: a call, from its arguments to `jax.jit` and back: the compiled function for them, and
-  its trace.
-- `_fast_path`: the generated function that later calls try before all of this.
-- `_callables`: the function behind a callable, and the arguments bound to it.
-- `_arguments`: one order for the arguments of all calls; placement, donation, notes on errors.
-- `_traces`: why there was another trace.
-- `_lowered`, `_fresh_trace`, `_timed`: functions lowered ahead of time, traced for a report, timed.
+- `_dispatch`: the slow path of a call, from its arguments to `jax.jit` and back.
+- `_fast_path`: the generated function that later calls try first.
+- `_callables`: splits a callable into a function and its bound arguments.
+- `_arguments`: canonical order of arguments; shardings, donation, notes on errors.
+- `_traces`: records of traces, and explanations of retraces.
+- `_lowered`, `_fresh_trace`, `_timed`: ahead-of-time lowering, traces for reports, timing.
 """
 
 from ._callables import Options as Options

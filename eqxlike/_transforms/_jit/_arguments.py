@@ -1,5 +1,5 @@
-"""The arguments of a call: one order for all calls, where they are placed, which are donated,
-arrays inside static ones, and notes that name them in errors.
+"""The arguments of a call: their canonical order, shardings and donation; arrays in static
+objects; and notes that name arguments in errors.
 """
 
 import contextlib
@@ -23,18 +23,18 @@ from .._sharding import shardings_of_arrays
 from .._signatures import DonateWord
 
 OrderedArguments = tuple[tuple[Any, ...], tuple[str, ...]]
-"""`(args, names)`: the last `len(names)` of `args` are passed by these names, the rest by place."""
+"""`(args, names)`: the last `len(names)` of `args` have these names, the rest are positional."""
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature with which `function` is called, or `None` if it has none that can be read.
+    """The signature of `function` itself, or `None` if it is unknown.
 
-    The signature of its `__wrapped__`, which `functools.wraps` sets, does not count: a decorator
-    may take other arguments and have other defaults. Functions of `jax.jit` count as telling none:
-    to them, filling in a default is not the same as leaving it out.
+    The signature of its `__wrapped__`, which `functools.wraps` sets, is ignored: a decorator may
+    take other arguments and have other defaults. For functions of `jax.jit` the result is `None`:
+    to them, an omitted default differs from a default that is passed.
     """
     if isinstance(function, PjitFunction | jax.custom_jvp | jax.custom_vjp):
         return None
@@ -53,8 +53,8 @@ WRAPPER = "_eqxlike_wrapper"
 """The name of the first parameter of a function that is called with one of our wrappers."""
 
 
-class _Given:
-    """A placeholder for an argument of a call: the source that takes it from `args` or `kwargs`."""
+class _Placeholder:
+    """A placeholder for an argument of a call: code that takes it from `args` or `kwargs`."""
 
     __slots__ = ("source",)
 
@@ -63,23 +63,23 @@ class _Given:
 
 
 def _is_constant(default: Any) -> bool:
-    """Whether passing a default is the same as leaving it out: an array would be traced."""
+    """Whether passing a default is the same as omitting it: an array would be traced."""
     if type(default) is tuple:
         return all(map(_is_constant, default))
     return type(default) in ATOMS
 
 
 class ArgumentOrder:
-    """The order of the arguments of one function, the same however a call gives them.
+    """The canonical order of the arguments of one function, however a call passes them.
 
-    Arguments are in the order of the signature; keyword-only ones come last. Defaults are filled
-    in, except arrays and the like, which would be traced, and objects that are not hashable.
+    Arguments are in the order of the signature, with keyword-only arguments last. Constant defaults
+    are filled in: numbers, strings and the like, and tuples of these.
 
     **Arguments:**
 
     - `name`: the name of the function, for messages.
-    - `signature`: its signature. With `None`, arguments stay in the order in which they are given.
-    - `fills_defaults`: whether filling in a default is the same as leaving it out.
+    - `signature`: its signature. With `None`, arguments stay in the order of the call.
+    - `fills_defaults`: whether to fill in omitted defaults.
     """
 
     def __init__(
@@ -100,26 +100,26 @@ class ArgumentOrder:
             or bool(self.keyword_only)
             or any(parameter.kind in _VARIADIC for parameter in self.parameters)
         )
-        # A plan for each way in which the function was called: binding by `inspect` takes longer
-        # than the call itself.
+        # A plan for each pattern of positional and keyword arguments: binding by `inspect` takes
+        # longer than the call itself.
         self._plans: dict[tuple[int, tuple[str, ...]], _Plan] = {}
 
     def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OrderedArguments:
         """The ordered arguments of a call; raises `TypeError` if they do not fit the signature."""
         if not kwargs and len(args) == self.num_by_place and not self.must_be_arranged:
             return args, ()
-        form = (len(args), tuple(kwargs))
-        plan = self._plans.get(form)
+        pattern = (len(args), tuple(kwargs))
+        plan = self._plans.get(pattern)
         if plan is None:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
-            plan = self._plans[form] = self._plan(*form)
+            plan = self._plans[pattern] = self._plan(*pattern)
         return plan[0](args, kwargs), plan[1]
 
     def _plan(self, num_args: int, given_names: tuple[str, ...]) -> _Plan:
-        """The plan for calls with `num_args` arguments by place, and `given_names` by name."""
-        args = [_Given(f"args[{place}]") for place in range(num_args)]
-        kwargs = {name: _Given(f"kwargs[{name!r}]") for name in given_names}
+        """The plan for calls with `num_args` positional arguments, and keywords `given_names`."""
+        args = [_Placeholder(f"args[{place}]") for place in range(num_args)]
+        kwargs = {name: _Placeholder(f"kwargs[{name!r}]") for name in given_names}
         if self.signature is None:
             values, names = [*args, *kwargs.values()], given_names
         else:
@@ -132,9 +132,9 @@ class ArgumentOrder:
         namespace: dict[str, Any] = {}
         parts = []
         for value in values:
-            if type(value) is not _Given:
+            if type(value) is not _Placeholder:
                 namespace[default := f"default{len(parts)}"] = value
-            parts.append(value.source if type(value) is _Given else default)
+            parts.append(value.source if type(value) is _Placeholder else default)
         lines = ["def arrange(args, kwargs):", f"    return {tuple_of(parts)}"]
         return compile_function(lines, namespace, f"call of {self.function_name}"), names
 
@@ -164,20 +164,20 @@ class ArgumentOrder:
             if "too many positional" in str(error):
                 taken = [each.name for each in self.parameters if each.kind in _BY_PLACE]
                 hint = (
-                    f": it takes ({', '.join(taken)}), and got {len(args)}. Arrays that belong "
-                    "together, as inputs and targets do, are one argument as a tuple."
+                    f": it takes ({', '.join(taken)}), and got {len(args)}. Pass arrays that "
+                    "belong together, such as inputs and targets, as one argument, a tuple."
                 )
             raise TypeError(f"{self.function_name}() {error}{hint}") from None
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-        """The arguments of a call by the names of their parameters, as a message shows them."""
+        """The arguments of a call with the names of their parameters, for messages."""
         with contextlib.suppress(TypeError):
             if self.signature is not None:
                 return list(self.signature.bind(*args, **kwargs).arguments.items())
         return [(f"args[{place}]", each) for place, each in enumerate(args)] + list(kwargs.items())
 
     def labels(self, num_args: int, names: tuple[str, ...]) -> list[str]:
-        """The names in messages of `num_args` ordered arguments, the last of which have `names`."""
+        """Names for messages of `num_args` ordered arguments; the last ones have `names`."""
         num_by_place = num_args - len(names)
         declared = [each.name for each in self.parameters if each.kind in _BY_PLACE]
         more = (
@@ -188,7 +188,7 @@ class ArgumentOrder:
         return [*declared[:num_by_place], *rest, *names]
 
     def unknown_among(self, names: Iterable[str]) -> str:
-        """A sentence on the first of `names` that no parameter has; empty if there is none."""
+        """A sentence about the first of `names` that is not a parameter; empty if all are."""
         known = [each.name for each in self.parameters if each.name != WRAPPER]
         has = f"it has {', '.join(map(repr, known)) or 'none'}."
         for name in names:
@@ -220,14 +220,14 @@ class ArgumentOrder:
         )
 
 
-# --- The placement of the arguments of a call by `filter_jit(in_shardings=...)` ---
+# --- The shardings of arguments: `filter_jit(in_shardings=...)` ---
 
 
 def check_in_shardings(in_shardings: PyTree, order: ArgumentOrder) -> None:
-    """Raises `ValueError` if `in_shardings` names what is not a parameter of the function."""
+    """Raises `ValueError` if a key of `in_shardings` is not a parameter of the function."""
     if isinstance(in_shardings, Mapping) and (unknown := order.unknown_among(in_shardings)):
         raise ValueError(
-            "`filter_jit(..., in_shardings=...)` by names takes those of parameters of the "
+            "The keys of `filter_jit(..., in_shardings=...)` must be names of parameters of the "
             f"function. {unknown}"
         )
 
@@ -246,11 +246,11 @@ def shardings_of_arguments(
 
     - `in_shardings`: a prefix of the tuple of arguments; or a dictionary from names of parameters
       to prefixes of their arguments. All other arguments stay where they are.
-    - `num_bound`, `bound_names`: the number of arguments at the front, and the names of others,
-      that are bound to what was wrapped.
+    - `num_bound`, `bound_names`: the number of bound positional arguments, and the names of bound
+      keyword arguments.
     - `ordered`, `names`: the call.
 
-    **Raises:** `ValueError` if `in_shardings` is no such prefix, or has too few or too many parts.
+    **Raises:** `ValueError` if `in_shardings` is not a prefix, or has too few or too many entries.
     """
     num_by_place = len(ordered) - len(names)
     by_place, by_name = (
@@ -263,7 +263,7 @@ def shardings_of_arguments(
             label = f"in_shardings[{name!r}]"
             shardings += shardings_of_arrays(label, in_shardings.get(name), argument)
         return shardings
-    # The bound arguments, as the instance of a method, may lie anywhere.
+    # Bound arguments, such as the instance of a method, stay where they are.
     unplaced = shardings_of_arrays("in_shardings", None, ordered[:num_bound])
     args = ordered[num_bound:]
     if isinstance(in_shardings, tuple | list):
@@ -277,11 +277,11 @@ def shardings_of_arguments(
         rest = labels[len(in_shardings) :]
         if len(in_shardings) > len(args) or not set(needed).isdisjoint(rest):
             raise ValueError(
-                f"`in_shardings` has {len(in_shardings)} entries, and this call of "
+                f"`in_shardings` has {len(in_shardings)} entries, but this call of "
                 f"{order.function_name} has {len(needed)} arguments to place: "
-                f"{', '.join(needed) or 'none'}. Expected is one for each in their order, `None` "
-                "for what may lie anywhere; or a dictionary by name, as in "
-                "`in_shardings={'x': sharding}`."
+                f"{', '.join(needed) or 'none'}. Expected is one entry for each, in this order, "
+                "with `None` for an argument that stays where it is; or a dictionary by name, "
+                "such as `in_shardings={'x': sharding}`."
             )
         in_shardings = (*in_shardings, *[None] * len(rest))
     return unplaced + shardings_of_arrays("in_shardings", in_shardings, args)
@@ -295,10 +295,9 @@ def _is_default(argument: Any, parameter: inspect.Parameter | None) -> bool:
     return flatten(argument, is_output=True, with_abstract=True)[1] is default
 
 
-# --- The arguments whose buffers are donated, by five words or by names ---
+# --- Donated arguments: one of five words, or names of parameters ---
 #
-# Whether two arguments share a buffer, as views or as one array, is left to JAX: `explain_error`
-# adds the paths to its error.
+# JAX finds arguments that share a buffer; `explain_error` adds their paths to its error.
 
 
 Donate = DonateWord | str | tuple[str, ...]
@@ -307,9 +306,9 @@ _WORDS = get_args(DonateWord)
 
 
 def check_donate(donate: Donate | Iterable[str], order: ArgumentOrder) -> Donate:
-    """`donate` as a word or a tuple of names of parameters of the function.
+    """Returns `donate` as one of the words, or as a tuple of names of parameters.
 
-    **Raises:** `ValueError` for any other word, or a name that is not a parameter.
+    **Raises:** `ValueError` for an unknown word or name.
     """
     if donate in _WORDS:
         return donate  # pyright: ignore
@@ -330,8 +329,8 @@ def donated_places(
     **Arguments:**
 
     - `donate`: any but "none".
-    - `num_bound`: the number of places at the front that are bound to what was wrapped, such as a
-      Module that is called. As in Equinox, "first" means the first argument after these.
+    - `num_bound`: the number of bound positional arguments, such as a Module that is called. As in
+      Equinox, "first" means the first argument after these.
     - `names`, `num_args`: the names and the number of arguments of the ordered call.
     """
     if isinstance(donate, tuple):
@@ -340,7 +339,7 @@ def donated_places(
     return tuple(place for place in range(num_args) if place != spared)
 
 
-# --- Arrays held by a plain object that is an argument, such as the instance of a method ---
+# --- Arrays in attributes of a static argument, such as the instance of a plain class ---
 
 
 class _Watched(NamedTuple):
@@ -356,11 +355,11 @@ class _Watched(NamedTuple):
 
 
 class WatchedArrays:
-    """The arrays among the attributes of static arguments, as they were when this was made.
+    """The arrays in attributes of static arguments, at the time of the trace.
 
-    Such an object is compared by identity, as for `jax.jit`. Its arrays became constants when the
-    function was traced. If an attribute holds another array later, the call warns, once: the
-    compiled function still has the old one.
+    A static object is compared by identity, as in `jax.jit`, and its arrays become constants of the
+    compiled function. If an attribute later holds another array, the next call warns, once: the
+    compiled function still uses the old array.
 
     **Arguments:**
 
@@ -384,7 +383,7 @@ class WatchedArrays:
 
     def are_current(self) -> bool:
         """Whether all attributes still hold these arrays."""
-        # This runs at each call: a loop takes half the time of `all`.
+        # This runs in each call: a loop takes half the time of `all`.
         for _, attributes, name, array in self._watched:  # noqa: SIM110
             if attributes.get(name) is not array:
                 return False
@@ -399,14 +398,14 @@ class WatchedArrays:
             type_name = type(watched.holder).__name__
             warnings.warn(
                 f"`{type_name}.{watched.name}` held an array when `{self._name}` was traced, and "
-                f"has been assigned since. A {type_name} is not a Module: it is static, by "
-                "identity, and what was compiled still has the old array. Make it an "
-                "`eqxlike.Module`, or pass the array as an argument.",
+                f"has been assigned since. A {type_name} is not a Module: it is static, "
+                "compared by identity, and the compiled function still uses the old array. Make "
+                "it an `eqxlike.Module`, or pass the array as an argument.",
                 stacklevel=stacklevel_of_user(),
             )
 
 
-# --- Notes on the errors of a call: JAX knows the arguments of a program by their numbers alone ---
+# --- Notes on the errors of a call: JAX's errors know arguments only by their indices ---
 
 
 _NAMED = re.compile(r"Of .*, arrays\[\d+\] is ")
@@ -415,34 +414,32 @@ _NAMED = re.compile(r"Of .*, arrays\[\d+\] is ")
 def explain_error(
     error: Exception, order: ArgumentOrder, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Adds a note to an error that names the arguments that it is about, by name and path."""
-    text, among = str(error), f"Among the arguments of {order.function_name}, these"
+    """Adds a note to an error with the names and paths of the arguments that cause it."""
+    text, among = str(error), f"These arguments of {order.function_name}"
     arguments = order.named(args, kwargs)
     if isinstance(error, jax.errors.UnexpectedTracerError):
         name_tracers(error, args, kwargs)
     if isinstance(error, jax.errors.ConcretizationTypeError):
         paths = [path for path, leaf in _leaves(arguments) if is_array(leaf)]
-        # JAX counts the arrays of all arguments together.
+        # JAX numbers the arrays of all arguments together.
         counted = dict.fromkeys(map(int, re.findall(r"\barrays\[(\d+)\]", text)))
         known = [f"arrays[{each}] is {paths[each]}" for each in counted if each < len(paths)]
-        # An inner call knows them by its own names, and comes first.
+        # An inner call may already have added a note, with its own names.
         if known and not any(map(_NAMED.match, getattr(error, "__notes__", ()))):
             error.add_note(f"Of {order.function_name}, {', '.join(known)}.")
-    # JAX gives the shape of the first deleted array, or nothing.
+    # JAX's error has at most the shape of the first deleted array.
     if "deleted" in text and (paths := deleted_arguments(order, args, kwargs)):
         error.add_note(
-            f"{among} are no longer there, since they were donated to a call: {listed(paths)}. Go "
-            "on with what that call returned, or donate a copy to it."
+            f"{among} are deleted, since they were donated to a call: {listed(paths)}. Use the "
+            "output of that call, or donate a copy to it."
         )
     if "only one reference" in text or "both closed over and passed" in text:
         references = ", ".join(_equal_paths(id, is_reference, arguments))
-        error.add_note(
-            f"The references among the arguments of {order.function_name}: {references}."
-        )
+        error.add_note(f"The references in the arguments of {order.function_name}: {references}.")
     if "donate the same buffer twice" in text or "previously donated in the same call" in text:
         shared = [each for each in _equal_paths(_buffer, is_array, arguments) if " = " in each]
         error.add_note(
-            f"{among} share a buffer, and one is donated: {', '.join(shared)}. Give a copy, "
+            f"{among} share a buffer, and one is donated: {', '.join(shared)}. Pass a copy, "
             "`jnp.copy`, for all but one."
         )
     if "Disallowed host-to-device" in text:
@@ -451,15 +448,15 @@ def explain_error(
         ]
         if on_host:
             error.add_note(
-                f"{among} are arrays of NumPy, which each call copies to the device: "
-                f"{listed(on_host)}. Put them there with `jax.device_put`."
+                f"{among} are NumPy arrays, which each call copies to the device: "
+                f"{listed(on_host)}. Put them on the device once with `jax.device_put`."
             )
     if isinstance(error, TypeError):
         paths = [path for name, each in arguments for path in paths_without_numbers(each, name)]
         if paths:
             error.add_note(
-                f"{among} arrays hold no numbers: {listed(paths)}. Give numbers, or keep the "
-                "values in a static field, as a tuple."
+                f"{among} are arrays without numbers: {listed(paths)}. Pass numbers, or keep the "
+                "values in a static field, such as a tuple."
             )
 
 
@@ -471,7 +468,7 @@ def deleted_arguments(
 
 
 def _equal_paths(key: Any, is_wanted: Any, arguments: Iterable[tuple[str, Any]]) -> Iterable[str]:
-    """The paths of all leaves that are wanted, those with equal keys joined by an equals sign."""
+    """The paths of all wanted leaves; paths of leaves with equal keys are joined by ` = `."""
     found: dict[Any, list[str]] = {}
     for path, leaf in filter(lambda each: is_wanted(each[1]), _leaves(arguments)):
         found.setdefault(key(leaf), []).append(path)
@@ -479,7 +476,7 @@ def _equal_paths(key: Any, is_wanted: Any, arguments: Iterable[tuple[str, Any]])
 
 
 def _buffer(array: Any) -> int:
-    """The address of an array's first buffer; the identity of an array that tells none."""
+    """The address of an array's first buffer, or else the `id` of the array."""
     try:
         return array.addressable_shards[0].data.unsafe_buffer_pointer()
     except Exception:

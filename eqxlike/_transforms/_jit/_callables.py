@@ -1,4 +1,4 @@
-"""From a callable to the function inside and the arguments bound to it, and what lives with it."""
+"""Splits callables into functions and bound arguments; attaches caches to functions."""
 
 import functools
 import inspect
@@ -16,12 +16,12 @@ from ._traces import Policy
 
 
 class Unbound(NamedTuple):
-    """A callable as a function and the arguments bound to it.
+    """A callable as a function and its bound arguments.
 
-    - `function`: the function inside, whose signature calls have to fit.
-    - `args`, `kwargs`: the arguments at the front and by name that are bound to it.
-    - `is_call`: whether `function` is the `__call__` of a class, which somebody may replace. Then
-      the first of `args` is called.
+    - `function`: the innermost function. Calls must fit its signature.
+    - `args`, `kwargs`: the bound positional and keyword arguments.
+    - `is_call`: whether `function` is the `__call__` of a class, which may be replaced later. If
+      so, `args[0]` is called instead.
     """
 
     function: Callable[..., Any]
@@ -38,16 +38,15 @@ _FUNCTIONS = (
     jax.custom_jvp,
     jax.custom_vjp,
 )
-"""Callables of these types are the function themselves: they are compared by identity, and are not
-changed in place.
+"""Callables of these types are not split. They are compared by identity, and not changed in place.
 """
 
 
 def unbind(callable_: Any) -> Unbound:
-    """A callable as a function, and the arguments that are bound to it.
+    """Splits a callable into a function and its bound arguments.
 
-    Bound arguments go into `jit` like all others, so that none of their arrays becomes a constant
-    and no other instance is taken for this one.
+    Bound arguments are passed to `jax.jit` like all others. So their arrays do not become
+    constants, and different instances are not confused.
     """
     if isinstance(callable_, _FUNCTIONS):
         return Unbound(callable_, (), {})
@@ -72,7 +71,7 @@ def _call_of(cls: Any) -> Any:
         return found.function
     if isinstance(found, types.FunctionType | Module):
         return found
-    # Any other descriptor is left to Python: what it gives may depend on the instance.
+    # Python resolves any other descriptor, since the result may depend on the instance.
     return call_it
 
 
@@ -83,12 +82,13 @@ def call_it(callable_: Any, /, *args: Any, **kwargs: Any) -> Any:
 class Description(NamedTuple):
     """A function to compile, as a user sees it.
 
-    - `anchor`: the function that the user would name; inside one of our wrappers, the function that
-      it wraps.
+    - `anchor`: the function that the user knows; for one of our wrappers, the function that it
+      wraps.
     - `name`: the name of the anchor.
-    - `signature`: the signature of the function; `None` if it tells none.
-    - `path`: the steps from the function to the anchor: what each calls, and how many arguments and
-      which names are bound to that. The signature is made of nothing else.
+    - `signature`: the signature of the function; `None` if it is unknown.
+    - `path`: the steps from the function to the anchor: the function called in each, with the
+      number and the names of its bound arguments. The signature depends only on the anchor and the
+      path.
     """
 
     anchor: Callable[..., Any]
@@ -98,13 +98,13 @@ class Description(NamedTuple):
 
 
 def describe(unbound: Unbound) -> Description:
-    """The function to compile for a callable."""
+    """Describes the function of a callable."""
     function, bound, bound_kwargs, _ = unbound
     counts = (len(bound), tuple(bound_kwargs))
     if not (bound and isinstance(bound[0], Wrapper) and function is type(bound[0]).__call__):
         anchor = type(bound[0]) if function is call_it else function
         name = getattr(anchor, "__name__", type(anchor).__name__)
-        # The anchor itself is left out, since what is cached with it must not hold it.
+        # The path omits the anchor: caches that live with the anchor must not hold it.
         path = ((function is call_it, *counts),)
         return Description(anchor, name, signature_of(function), path)
     inner = unbind(bound[0].__wrapped__)
@@ -121,10 +121,11 @@ def describe(unbound: Unbound) -> Description:
 
 
 class Options:
-    """Options of one compiled function, hashable although they may be dicts or lists; not mutated.
+    """Hashable options of a compiled function; their values may be dicts or lists, but never
+    change.
 
-    - `values`: keyword arguments of `jax.jit` and the like.
-    - `policy`: what a further trace leads to; `None` for nothing.
+    - `values`: keyword arguments of `jax.jit` or `jax.pmap`.
+    - `policy`: the reaction to a retrace, or `None`.
     """
 
     __slots__ = ("policy", "values")
@@ -142,14 +143,14 @@ class Options:
         return hash(frozenset(self.values))
 
 
-# --- Tables that may hold the function that they go with: they are in its `__dict__` ---
+# --- Caches in the `__dict__` of a function, which may refer to the function ---
 
 
 class _Attachment:
-    """A value in the `__dict__` of a function, which knows the function that owns it.
+    """A value in the `__dict__` of a function, with a weak reference to this function.
 
-    `functools.wraps` copies the `__dict__`, and so do tools that pickle functions by value. A copy
-    in another function does not belong to it, and a pickled one belongs to none.
+    `functools.wraps` copies the `__dict__`, and so do tools that pickle functions by value. The
+    reference shows that a copy does not belong to the other function. A pickled copy has no owner.
     """
 
     __slots__ = ("owner", "value")
@@ -163,10 +164,10 @@ class _Attachment:
 
 
 def attached(function: types.FunctionType, name: str, make: Callable[[], Any]) -> Any:
-    """The value attached to `function` under `name`; `make` makes it the first time.
+    """The value attached to `function` under `name`; the first call makes it with `make`.
 
-    A `WeakKeyDictionary` of functions will not do: a value that holds its key would keep both for
-    good. A function that is in a cycle with its own `__dict__` is garbage like any other.
+    A `WeakKeyDictionary` of functions would leak: a value that refers to its key keeps both alive.
+    A cycle of a function and its own `__dict__` is garbage-collected.
     """
     found = vars(function).get(name)
     if found is None or found.owner is None or found.owner() is not function:

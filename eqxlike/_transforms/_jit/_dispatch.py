@@ -1,11 +1,11 @@
-"""A call, from its arguments to what JAX compiled for them, in the order in which it happens.
+"""The slow path of a call, from its arguments to `jax.jit` and back, in order of execution.
 
-There are three objects to know. Each function, with its options, has a `Dispatcher`. The dispatcher
-makes one `CompiledFunction`, with one `jax.jit` of a function of flat arrays, for each combination
-of Structures of the arguments. A Structure holds no shapes: a call with another shape finds the
-same `CompiledFunction`, and JAX traces and compiles again. Each trace runs `flat`, and so
-`Observer.begin`, which notes it. Later calls try the `FastPath` first, a function that is generated
-for these Structures.
+Each function, with its options, has a `Dispatcher`. The dispatcher makes one `CompiledFunction` for
+each combination of Structures of the arguments. It holds one `jax.jit` of a function of flat
+arrays, `flat`. A Structure holds no shapes: a call with other shapes finds the same
+`CompiledFunction`, and JAX traces and compiles again. Each trace runs `flat`, which records the
+trace in `Observer.begin`. Later calls try the `FastPath` first, a function that is generated for
+these Structures.
 """
 
 import contextlib
@@ -65,10 +65,10 @@ from ._fast_path import (
 from ._traces import History, Observer
 
 _MAX_CACHED = 4096
-"""At most this many compiled functions are in one table; the oldest go first."""
+"""At most this many compiled functions are in one table; the oldest are dropped first."""
 
 _MAX_RECENT = 16
-"""At most this many fast paths are tried before the long way. They serve functions that are called
+"""At most this many fast paths are tried before the slow path. They serve functions that are called
 with different static values in turn.
 """
 
@@ -81,13 +81,13 @@ class Dispatcher:
 
     **Arguments:**
 
-    - `unbound`: the function to compile, held weakly where that is possible, as the caller holds
-      it, and what is bound to it.
+    - `unbound`: the function to compile and its bound arguments. The function is held weakly if
+      possible; the caller keeps it alive.
     - `order`: the order of its arguments.
     - `donate`: see `check_donate`.
-    - `jit_options`: further keyword arguments of `jax.jit`.
-    - `history`: the traces of the function, none so far.
-    - `full_name`: what a user calls the function, with its module.
+    - `jit_options`: other keyword arguments of `jax.jit`.
+    - `history`: the traces of the function; empty at first.
+    - `full_name`: the name of the function, with its module.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Dispatcher:
         history: History,
         full_name: str,
     ):
-        # The `__call__` of a class may be replaced later: then what is bound to it is called.
+        # The `__call__` of a class may be replaced later: call the instance instead.
         self.get_unbound_function = _reference(unbound.function)
         self.get_function = _reference(call_it if unbound.is_call else unbound.function)
         self.num_bound = len(unbound.args)
@@ -111,17 +111,17 @@ class Dispatcher:
         self.history = history
         self.full_name = full_name
         self.lock = threading.RLock()
-        # The compiled functions by key, and the short-lived functions that have further ones.
+        # The compiled functions by key, and the short-lived functions with tables of their own.
         self._lasting: _Table = OrderedDict()
         self._closures: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
-        # The fast path that was taken last, for calls that pass nothing by name; and the last few,
-        # with the names that they are for.
+        # The latest fast path for calls without keyword arguments; and the latest few fast paths,
+        # with the names of their keyword arguments.
         self.fast_path: FastPath = always_miss
         self.recent: tuple[tuple[tuple[str, ...], FastPath], ...] = ()
         _dispatchers.add(self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The output of a call, the long way: the fast path, if any, was not made for it."""
+        """The output of a call by the slow path, after `fast_path` has missed."""
         ordered, names = self.order.arrange(args, kwargs)
         for recent_names, fast_path in self.recent:
             if recent_names == names:
@@ -133,21 +133,22 @@ class Dispatcher:
         arrays, compiled = self.find(ordered, names)
         if compiled.watched is not None:
             compiled.watched.warn_of_changes()
-        is_looked_at = is_checking()
+        was_checking = is_checking()
         output = compiled.call(arrays)
-        if all(type(array) in concrete_array_types for array in arrays) and not is_looked_at:
+        if all(type(array) in concrete_array_types for array in arrays) and not was_checking:
             fast_path = compiled.fast_path(arrays)
             if fast_path is not None:
                 self._remember(fast_path, names)
                 if is_checking():
-                    # Switched on during this call, after the fast paths had been cleared.
+                    # Checking was switched on during this call, after the fast paths had been
+                    # cleared.
                     self.forget_fast_paths()
         return output
 
     def find(
         self, ordered: tuple[Any, ...], names: tuple[str, ...], *, with_abstract: bool = False
     ) -> tuple[list[Any], "CompiledFunction"]:
-        """The arrays of an ordered call, and the compiled function for it, new or old."""
+        """Flattens an ordered call; returns its arrays and the compiled function for it."""
         arrays: list[Any] = []
         structures: list[Structure] = []
         for index, arg in enumerate(ordered):
@@ -174,11 +175,11 @@ class Dispatcher:
         return arrays, compiled
 
     def _table(self, structures: Sequence[Structure]) -> _Table:
-        """The compiled functions for arguments like these, by key.
+        """The table of compiled functions for arguments with these Structures.
 
         A key holds the static leaves of the arguments. If one of them is a short-lived function,
-        the table is in its `__dict__`, so that the two go together. The lasting one would hold that
-        function until thousands of others had come.
+        the table is in its `__dict__`, so that both are freed together. The lasting table would
+        keep the function alive until thousands of newer entries.
         """
         closure = next((each.anchor for each in structures if each.anchor is not None), None)
         if closure is None:
@@ -252,9 +253,9 @@ when_switched_on(_forget_all_fast_paths)
 
 
 class _Tracing(threading.local):
-    """A context for a first trace.
+    """Context manager around a first trace.
 
-    - `depth`: how many this thread is in the middle of.
+    - `depth`: the number of first traces that this thread is in.
     """
 
     depth: int = 0
@@ -271,17 +272,18 @@ _tracing = _Tracing()
 
 @dataclasses.dataclass
 class _Program:
-    """What JAX makes of a compiled function, and what its first trace tells.
+    """The jitted function of a `CompiledFunction`, and the state of its first trace.
 
-    - `jitted`: what `jax.jit` made of the function of flat arrays; `None` until `jit` has made it.
+    - `jitted`: the function of flat arrays with `jax.jit`; `None` until `jit` has made it.
     - `jit`: used only if `out_shardings` is a tree: a `jax.jit` that gets the shardings of the flat
-      outputs once a trace shows the output, of which that tree is a prefix.
-    - `out_shardings`: these.
-    - `lock`: held by the thread that traces first.
-    - `is_done`: whether it has ended.
-    - `is_part_of_call`: whether the first call traces, with no look at the program before it runs.
-    - `output`: the Structure of the output; `None` before.
-    - `may_hold_check`: whether there may be a check that the jitted function's result omits.
+      outputs after a trace has shown the output. The tree is a prefix of the output.
+    - `out_shardings`: the shardings of the flat outputs, for `jit`.
+    - `lock`: held by the thread that makes the first trace.
+    - `is_done`: whether the first trace has ended.
+    - `is_part_of_call`: whether the first trace is part of a run, without a search for checks
+      before the run.
+    - `output`: the Structure of the output; `None` before the first trace.
+    - `may_hold_check`: whether the program may contain a check that its result does not flag.
     """
 
     jitted: Any = None
@@ -297,13 +299,13 @@ class _Program:
 class CompiledFunction:
     """One compiled function, for one combination of Structures of the arguments.
 
-    - `key`: the names of the last arguments of an ordered call, and the Structures of all: its key
-      in the table of the dispatcher.
-    - `structures`: the Structures of the very objects that were passed, of which it is compiled.
+    - `key`: the names of the last arguments of an ordered call, and the Structures of all
+      arguments: the key in the table of the dispatcher.
+    - `structures`: the Structures of the objects passed in the first call, which are compiled.
     - `watched`: the arrays in attributes of static arguments, if there are such arguments.
-    - `donation_warnings`: a switch for JAX's warnings, if the user wants none of them.
+    - `donation_warnings`: hides JAX's warnings, if `donate` is a value without warnings.
 
-    What a call does about the first trace depends on what `_Program` knows:
+    The state in `_Program` decides how a call handles the first trace:
 
     | state | `is_part_of_call` | `output` | `is_done` | a call |
     |---|---|---|---|---|
@@ -312,12 +314,13 @@ class CompiledFunction:
     | that run has traced | yes | known | no | runs |
     | traced | | known | yes | runs |
 
-    A trace alone looks for checks in the program before it runs. One that is part of a run does
-    not: as long as no check was traced at all, no function can hide one.
+    A trace before a run searches the program for checks. A trace that is part of a run does not: it
+    happens only as long as no check has been traced at all, so the program contains no check of a
+    function that was traced before.
 
     **Arguments:**
 
-    - `dispatcher`: that of the function to compile; held weakly.
+    - `dispatcher`: the dispatcher of the function to compile; held weakly.
     - `ordered`: the arguments of an ordered call, as an example.
     """
 
@@ -413,7 +416,7 @@ class CompiledFunction:
                     if is_later and has_any_check_been_traced():
                         output_arrays = run_and_look_for_checks(run, arrays)
                     else:
-                        # No check was traced before, or `_trace_first` looks through the jaxpr.
+                        # No check was traced before, or `_trace_first` searches the jaxpr.
                         output_arrays = run(*arrays)
                 packed = self._pack(output_arrays, structures[0], traced.holds_check)
             except BaseException:
@@ -429,7 +432,7 @@ class CompiledFunction:
     def _pack(self, arrays: list[Any], structure: Structure, holds_check: bool) -> Any:
         program = self._program
         if program.jit is not None:
-            # `out_shardings` are for plain arrays.
+            # `out_shardings` need plain arrays, not a node.
             program.may_hold_check |= holds_check
             holds_check = False
         if self.donation_warnings is not None:
@@ -437,8 +440,8 @@ class CompiledFunction:
         with program.lock:
             if program.output is None:
                 program.output = structure
-        # A plain tuple, or a bare array, says that the output is of the first Structure: JAX
-        # builds these without calling Python, which it must for a node.
+        # A plain tuple, or a bare array, means that the output has the first Structure: JAX builds
+        # these without Python, which a registered node needs.
         if structure is not program.output or holds_check:
             return _TracedOutput((structure, holds_check), tuple(arrays))
         return arrays[0] if structure is ARRAY else tuple(arrays)
@@ -459,7 +462,7 @@ class CompiledFunction:
             arrays = (result,) if structure is ARRAY else result
         if holds_check:
             if any(isinstance(array, Tracer) for array in arrays):
-                # The program that is being traced has this check too.
+                # The outer program, which is being traced, has this check too.
                 note_check()
             else:
                 jax.block_until_ready(arrays)
@@ -469,13 +472,14 @@ class CompiledFunction:
 
     def _run(self, arrays: list[Any]) -> Any:
         """The result of the jitted function."""
-        # Looking at the program before it runs makes JAX look at each array twice: with 5,000 of
-        # them, that is a fourth of the first call.
+        # Tracing before the run makes JAX process each array twice: with 5,000 arrays, this is a
+        # fourth of the first call.
         program = self._program
         if program.jitted is not None and not has_any_check_been_traced() and self._needs_trace():
             with program.lock:
                 if self._needs_trace():
-                    # Traces, compiles and runs, where no function can hide a check.
+                    # Traces, compiles and runs: no check was traced before that the trace could
+                    # miss.
                     program.is_part_of_call = True
                     with _tracing:
                         result = program.jitted(*arrays)
@@ -492,17 +496,17 @@ class CompiledFunction:
         return not jax.config.jax_disable_jit  # pyright: ignore
 
     def traced_jit(self, arrays: list[Any]) -> Any:
-        """The function of flat arrays that `jax.jit` made, traced at least once.
+        """The function of flat arrays with `jax.jit`, traced at least once.
 
-        It is traced once even if several threads come first: JAX by itself would trace in each. A
-        thread that is tracing never waits for another, so that two cannot wait for each other.
+        If several threads call it for the first time, only one traces: JAX by itself would trace in
+        each thread. A thread that is tracing never waits for another one, which prevents deadlocks.
         """
         program = self._program
         if self._needs_trace():
             with program.lock:
                 if program.jitted is None or not program.is_done:
                     self._trace_first(arrays)
-        # Without jit, nothing is traced first.
+        # With `jax.disable_jit`, there is no first trace.
         return program.jit() if program.jitted is None else program.jitted
 
     def _trace_first(self, arrays: list[Any]) -> None:
@@ -515,7 +519,7 @@ class CompiledFunction:
                 program.jitted = program.jit(out_shardings=program.out_shardings)
         output = traced.out_info
         if type(output) is not _TracedOutput or not output.holds_check:
-            # The trace takes no note of checks in functions that JAX has traced before.
+            # The trace does not see checks in functions that JAX has traced before.
             program.may_hold_check |= holds_check(traced.jaxpr.jaxpr)
         program.is_done = True
 
@@ -548,23 +552,24 @@ class CompiledFunction:
 
 
 def _as_passed(arg: Any, structure: Structure) -> Structure:
-    """The same Structure, with the very objects that were passed where equal ones will not do."""
+    """The Structure of the passed object itself, if `structure` may be of an equal object."""
     if structure.is_exact:
         return structure
     return flatten(arg, with_abstract=True, by_identity=True, is_private=True)[1]
 
 
 def _starts(structures: Sequence[Structure]) -> list[int]:
-    """Where the arrays of each argument begin among those of all; at last, how many there are."""
+    """The index of the first array of each argument, and at the end the number of all arrays."""
     return [0, *itertools.accumulate(each.num_arrays for each in structures)]
 
 
 class _TracedOutput:
-    """The output that a traced function returns to JAX where plain arrays do not say enough.
+    """The output that a traced function returns to JAX if plain arrays are not enough.
 
-    That is so if its static part is not that of the first trace, or if the program holds a check of
-    `error_if`, for which the call waits. JAX's fast path needs a node that unflattens to plain
-    arrays and can be flattened again, so this holds arrays, and the tree is built outside.
+    This is so if the output has another Structure than in the first trace, or if the program
+    contains a check of `error_if`, for which the call waits. JAX's fast path needs a node that
+    unflattens to plain arrays and can be flattened again. So this node holds arrays, and the user's
+    output is built outside.
     """
 
     __slots__ = ("arrays", "holds_check", "structure")

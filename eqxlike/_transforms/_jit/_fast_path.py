@@ -1,7 +1,7 @@
 """The fast path of a compiled function: a generated function that later calls try first.
 
-It asks whether the arguments have the Structures that the function is compiled for, and hands their
-arrays to JAX. It looks up, hashes and allocates nothing that the call does not need.
+It checks that the arguments have the Structures that the function is compiled for, and passes their
+arrays to JAX. It does no lookups, hashing or allocations that the call does not need.
 """
 
 import contextlib
@@ -41,13 +41,13 @@ def make_fast_path(
 
     **Arguments:**
 
-    - `output`: the Structure of the output that plain arrays are.
+    - `output`: the Structure of the output if `jitted` returns plain arrays.
     - `arrays`: the arrays of a call, as examples of their types.
     - `jitted`: the function of flat arrays.
-    - `finish`: makes the user's output of its result, whatever that is.
-    - `always_finishes`: whether that is needed even for plain arrays.
-    - `watched`: the arrays that must be in attributes of static arguments.
-    - `donation_warnings`: a switch for warnings that a trace may have hidden.
+    - `finish`: converts any result of `jitted` to the user's output.
+    - `always_finishes`: whether `finish` is needed even for plain arrays.
+    - `watched`: the arrays in attributes of static arguments, which must be unchanged.
+    - `donation_warnings`: restores the warnings that a trace may have hidden.
     """
     writer = GuardWriter(flatten, arrays, MISS)
     writer.write_all(structures, "args")
@@ -69,8 +69,8 @@ def make_fast_path(
         lines.append("        if to_restore: restore_warnings()")
         namespace["to_restore"] = donation_warnings.to_restore
         namespace["restore_warnings"] = donation_warnings.restore
-    # Plain arrays are the output, but where a check may be waited for. Inside another
-    # transformation, concrete arguments may give tracers: `finish` sees to them.
+    # Plain arrays are the output, unless the call must wait for a check. Inside another
+    # transformation, concrete arguments may give tracers, which `finish` handles.
     if always_finishes:
         pass
     elif output is ARRAY:
@@ -85,7 +85,7 @@ def make_fast_path(
 
 
 def weak_fast_path(compiled: Any) -> FastPath:
-    """A fast path that does not hold `compiled`, which goes with a short-lived function."""
+    """A fast path with a weak reference to `compiled`, which lives with a short-lived function."""
     weak_compiled = weakref.ref(compiled)
 
     def call(args: tuple[Any, ...]) -> Any:
@@ -96,38 +96,38 @@ def weak_fast_path(compiled: Any) -> FastPath:
     return call
 
 
-# --- JAX's warnings of donated buffers, which a call hides if it traces ---
+# --- JAX's warnings about unusable donated buffers, hidden while a call traces ---
 
 
 _UNUSED = "(?:Some donated buffers were not usable)"
-"""The beginning of JAX's warning. The brackets make it differ from a filter of the user's, which
-`warnings` would otherwise take for this one, and move and remove.
+"""The beginning of JAX's warning. The group makes this filter differ from an equal filter of the
+user, which `warnings` would otherwise move and remove.
 """
 
 
 class _Filter:
-    """A filter that hides JAX's warning of unusable donated buffers, while somebody asks for it.
+    """A filter that hides JAX's warning about unusable donated buffers while it has users.
 
-    There is one filter for all threads: `warnings.catch_warnings` in two of them, the one ending in
-    the middle of the other, would leave its filter behind for good.
+    All threads share one filter. With `warnings.catch_warnings`, blocks that overlap in two threads
+    would leave a filter behind forever.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._num_asking = 0
+        self._num_users = 0
         self._filter: Any = None
 
     def begin(self) -> None:
         with self._lock:
-            self._num_asking += 1
-            if self._num_asking == 1:
+            self._num_users += 1
+            if self._num_users == 1:
                 warnings.filterwarnings("ignore", message=_UNUSED)
                 self._filter = warnings.filters[0]
 
     def end(self) -> None:
         with self._lock:
-            self._num_asking -= 1
-            if self._num_asking == 0 and self._filter in warnings.filters:
+            self._num_users -= 1
+            if self._num_users == 0 and self._filter in warnings.filters:
                 warnings.filters.remove(self._filter)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -135,17 +135,16 @@ _filter = _Filter()
 
 
 HIDES_WARNINGS = frozenset({"all", "all-except-first"})
-"""The words for `donate` by which the user wants no such warnings."""
+"""The values of `donate` without warnings."""
 
 
 class DonationWarnings:
-    """A switch that hides JAX's warnings of unusable donated buffers of one function.
+    """Context manager that hides JAX's warnings about unusable donated buffers of one function.
 
-    JAX warns when it lowers, which is after the trace and before the call has ended. A call
-    that may trace runs inside this, a context that ends with `restore`.
+    JAX warns when it lowers: after a trace, which calls `silence`, and before the end of the call,
+    which calls `restore`.
 
-    - `to_restore`: functions to call, last one first, when a call that may have traced has ended,
-      well or not.
+    - `to_restore`: functions to call, last one first, when the call returns or raises.
     """
 
     def __init__(self) -> None:
@@ -162,9 +161,9 @@ class DonationWarnings:
         self.restore()
 
     def restore(self) -> None:
-        """Shows them again."""
+        """Shows these warnings again."""
         if self.to_restore:
-            # Another thread may take the last of them.
+            # Another thread may take the last function.
             with contextlib.suppress(IndexError):
                 while True:
                     self.to_restore.pop()()

@@ -1,6 +1,6 @@
 """`filter_jit`: `jax.jit` in which every array is traced and everything else is static.
 
-In short, with the names of what stands for each part:
+In short; the comments name the class or method that implements each part:
 
     def filter_jit(fun):
         compiled_functions = {}                         # Dispatcher
@@ -20,7 +20,7 @@ In short, with the names of what stands for each part:
             return outputs[0].rebuild(arrays)           # CompiledFunction.finish
         return call
 
-All else in this folder makes that fast, safe in several threads, or its errors clear.
+The rest of this folder makes this fast and thread-safe, and its errors clear.
 """
 
 import contextlib
@@ -84,27 +84,30 @@ def filter_jit(
 
     **Arguments:**
 
-    - `fun`: any callable: a function, a method, a Module, a `functools.partial`. Arrays in what it
-      is bound to are traced like those of its arguments. Without `fun`, a decorator is returned.
+    - `fun`: any callable: a function, a method, a Module, a `functools.partial`. Arrays in its
+      bound arguments are traced like those of its arguments. Without `fun`, a decorator is
+      returned.
     - `donate`: the arguments whose buffers may be reused for the output: `"all"`,
-      `"all-except-first"`, the same with a warning where a buffer could not be reused (`"warn"`,
-      `"warn-except-first"`), `"none"`, or names of parameters as in `("model", "opt_state")`. JAX
-      raises `JaxRuntimeError` or `ValueError` if a donated buffer is in the call a second time. A
-      buffer that NumPy or DLPack also holds is copied, and not reused.
-    - `on_retrace`: what is done when the function is traced again, and so compiled again: `"warn"`
-      warns, `"error"` raises, and a callable is called with an `eqxlike.debug.Trace`, whose `str`
-      says what differs from the most similar trace before.
-    - `max_traces`: the number of traces after which another is an error.
+      `"all-except-first"`; `"warn"` or `"warn-except-first"`, which also warn if a buffer could not
+      be reused; `"none"`; or names of parameters, such as `("model", "opt_state")`. JAX raises
+      `JaxRuntimeError` or `ValueError` if a donated buffer occurs twice in a call. A buffer that is
+      shared with NumPy or DLPack is copied, and not reused.
+    - `on_retrace`: the reaction when the function is traced, and so compiled, again: `"warn"`,
+      `"error"`, or a function that is called with an `eqxlike.debug.Trace`. The `str` of the trace
+      lists the differences from the most similar earlier trace.
+    - `max_traces`: the maximum number of traces; a further trace is an error.
     - `**jitkwargs`: passed to `jax.jit`. Options that name static or donated arguments are refused.
-      `in_shardings` has one for each argument, in the order of the signature however they are
-      passed, or is a dictionary from names of parameters; each is a prefix of its argument.
+      `in_shardings` has one entry for each argument, in the order of the signature even for
+      arguments passed by keyword, or is a dictionary by parameter name; each entry is a prefix of
+      its argument.
 
     **Returns:** a callable with the signature of `fun`. It is asynchronous like `jax.jit`. It
     traces once for each structure of its arguments and each shape and dtype of their arrays,
-    however a call orders them. Leaves of the output that are not arrays are those of the trace. It
-    also has `.lower`, and `.traces`, the latest traces as a tuple of `eqxlike.debug.Trace`.
+    whether arguments are passed by position or by keyword. Leaves of the output that are not arrays
+    come from the trace. It also has `.lower`, and `.traces`, the latest traces as a tuple of
+    `eqxlike.debug.Trace`.
 
-    **Raises:** `TypeError` if `fun` is not callable; `ValueError` for an unknown word or name in
+    **Raises:** `TypeError` if `fun` is not callable; `ValueError` for an invalid
     `donate`, `in_shardings`, `on_retrace` or `max_traces`; when called, `ValueError` if there are
     fewer `in_shardings` than arguments, `TypeError` naming the path of a static leaf that is not
     hashable, and `eqxlike.debug.RetraceError` for a trace that is refused.
@@ -131,12 +134,12 @@ def filter_jit(
         if name not in _JIT_KEYWORDS:
             known = ", ".join(sorted(_JIT_KEYWORDS))
             raise TypeError(
-                f"`filter_jit` got an unexpected keyword argument {name!r}; it takes `donate`, and "
-                f"of `jax.jit`'s {known}."
+                f"`filter_jit` got an unexpected keyword argument {name!r}; it takes `donate`, "
+                f"`on_retrace`, `max_traces`, and these options of `jax.jit`: {known}."
             )
     donate = donate if isinstance(donate, str) else tuple(donate)
     if type(fun) is functools.partial:
-        # `jtu.Partial` is the same, and a pytree: the arrays bound to it are leaves of the wrapper.
+        # `jtu.Partial` is also a pytree: the arrays bound to it become leaves of the wrapper.
         fun = jtu.Partial(fun.func, *fun.args, **fun.keywords)
     is_limited = on_retrace is not None or max_traces is not None
     policy = Policy(on_retrace, max_traces) if is_limited else None
@@ -147,8 +150,8 @@ def filter_jit(
 
 
 _REFUSED = {
-    "static_argnums": "what is not an array is static already",
-    "static_argnames": "what is not an array is static already",
+    "static_argnums": "everything that is not an array is already static",
+    "static_argnames": "everything that is not an array is already static",
     "donate_argnums": "use `donate`",
     "donate_argnames": "use `donate`",
     "abstracted_axes": "it is not supported",
@@ -162,7 +165,7 @@ _JIT_KEYWORDS = frozenset(inspect.signature(jax.jit).parameters) - {"fun", *_REF
 
 
 def _show(fields: dict[str, Any]) -> None:
-    """Puts the metadata of a wrapper's function beside the fields of the wrapper."""
+    """Copies the metadata of a wrapper's function into the `__dict__` of the wrapper."""
     fields.update(shown_by(fields["_function"]))
 
 
@@ -175,7 +178,7 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
     _donate: Any = field(static=True)
     _jit_options: Options = field(static=True)
 
-    # The one of `Wrapper` would be in the way of every call: the metadata of the function is in the
+    # `Wrapper.__getattribute__` would slow down every call: the metadata of the function is in the
     # `__dict__` instead.
     __getattribute__ = object.__getattribute__  # pyright: ignore[reportAssignmentType]
 
@@ -206,10 +209,10 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
                 explain_error(error, dispatcher.order, args, kwargs)
                 hide_our_frames(error)
                 raise
-        # This stands outside of the handler, so that JAX's pages are not in the context.
+        # Outside of the handler, so that JAX's long error does not become the context of this one.
         if paths := deleted_arguments(dispatcher.order, args, kwargs):
             failure.add_note(
-                f"Donated to the call that failed, and so no longer there: {listed(paths)}."
+                f"These arrays were donated to the failed call, and are deleted: {listed(paths)}."
             )
         try:
             raise failure
@@ -218,19 +221,19 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        # The metadata of the function is left out: not all annotations can be pickled.
+        # Without the metadata of the function: not all annotations can be pickled.
         shown = shown_by(self._function)
         kept = {
             name: value
             for name, value in stored_fields(self).items()
             if name not in METADATA or value is not shown.get(name)
         }
-        # The class of the options has no public name.
+        # The class `Options` has no public name, so its attributes are pickled.
         return {**kept, "_jit_options": (self._jit_options.values, self._jit_options.policy)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         options = state["_jit_options"]
-        # Older pickles have the options themselves.
+        # Older pickles have the `Options` object.
         options = options if isinstance(options, Options) else Options(*options)
         fields = {**shown_by(state["_function"]), **state, "_jit_options": options}
         stored_fields(self).update(fields)
@@ -240,7 +243,7 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
 
     @property
     def traces(self) -> tuple[Trace, ...]:
-        """The traces of the function so far, the latest 32 of them."""
+        """The latest 32 traces of the function."""
         return find_dispatcher(self)[0].history.traces
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
@@ -262,8 +265,9 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
 
 
 def _not_finite(error: Exception, dispatcher: Dispatcher) -> FloatingPointError | None:
-    """An error to raise instead of JAX's: for `jax.debug_nans` JAX runs a program again to find the
-    operation, and fails because the arrays were donated.
+    """The error to raise if JAX fails to find the operation that made a NaN.
+
+    For `jax.debug_nans` JAX runs the program again, which fails if its arguments were donated.
     """
     is_rerun = type(error.__context__).__name__ == "InternalFloatingPointError"
     if not is_rerun or "deleted" not in str(error):
@@ -282,7 +286,7 @@ def _not_finite(error: Exception, dispatcher: Dispatcher) -> FloatingPointError 
 
 
 def find_dispatcher(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], dict[str, Any]]:
-    """Finds the dispatcher for a wrapper, and puts it in its slot with what is bound to it."""
+    """Finds the dispatcher of a wrapper; stores it, with the bound arguments, in the slot."""
     unbound = unbind(wrapper._function)
     dispatcher = _dispatcher_for(unbound, wrapper._donate, wrapper._jit_options)
     dispatch = (dispatcher, unbound.args, unbound.kwargs)
@@ -294,7 +298,7 @@ _set_dispatch = JitFunction.__dict__["_eqxlike_dispatch"].__set__
 
 
 def _current_dispatcher(wrapper: JitFunction, dispatcher: Dispatcher) -> Dispatcher:
-    """`dispatcher`, or a new one if the `__call__` of a class was replaced meanwhile."""
+    """`dispatcher`, or a new one if the `__call__` of a class has been replaced."""
     if unbind(wrapper._function).function is dispatcher.get_unbound_function():
         return dispatcher
     return find_dispatcher(wrapper)[0]
@@ -304,15 +308,16 @@ _OF_FUNCTION = "__eqxlike_dispatchers__"
 _dispatchers_of: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
     weakref.WeakKeyDictionary()
 )
-"""The dispatchers of each function live with it, so that `filter_jit(f)` in a loop does not compile
-in each turn: in the `__dict__` of the function, or here if it has none.
+"""The dispatchers of callables that are not functions; those of a function are in its `__dict__`.
+
+They live as long as the callable, so `filter_jit(f)` in a loop does not compile each time.
 """
 
 
 def _dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatcher:
-    """The dispatcher of a callable: the same one however often the function is wrapped.
+    """The dispatcher of a callable, shared by all its wrappers with equal options.
 
-    A callable that would be called otherwise gets another one.
+    A callable that calls the function differently gets another dispatcher.
     """
     description = describe(unbound)
     anchor = description.anchor
@@ -320,7 +325,7 @@ def _dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatch
     key = (description.path, wrapper_types, donate, options)
 
     def make() -> Dispatcher:
-        # A default that is left out is not mapped, and one that is filled in would be.
+        # An omitted default is not mapped, but a default that is filled in would be.
         is_mapping = any(getattr(type(each), "maps_arguments", False) for each in unbound.args[:1])
         name, signature = description.name, description.signature
         order = ArgumentOrder(name, signature, fills_defaults=not is_mapping)
@@ -333,8 +338,8 @@ def _dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatch
         else:
             of_function = _dispatchers_of.setdefault(anchor, {})
     except TypeError:
-        # Some callables, as the `__call__` of a class in C, have no weak references: each wrapper
-        # has a dispatcher of its own.
+        # Some callables, such as the `__call__` of a C class, have no weak references: each wrapper
+        # has its own dispatcher.
         return make()
     found = of_function.get(key)
     return of_function.setdefault(key, make()) if found is None else found

@@ -1,4 +1,4 @@
-"""Tracing a function though it may have been traced before."""
+"""`fresh_trace`: traces a function even if it has been traced before."""
 
 import contextlib
 import time
@@ -15,11 +15,12 @@ from ._filter_jit import JitFunction, filter_jit
 
 
 class FreshTrace(NamedTuple):
-    """A function that was traced and lowered by itself.
+    """The result of `fresh_trace`.
 
-    - `traced`: it, as a `jax.stages.Traced`.
-    - `paths`: those of its arrays in the arguments.
-    - `trace_s`, `lower_s`: the seconds that it took.
+    - `traced`: the trace, a `jax.stages.Traced`.
+    - `lowered`: the lowered function, a `jax.stages.Lowered`, or `None`.
+    - `paths`: the path of each array in the arguments.
+    - `trace_s`, `lower_s`: the seconds for tracing and lowering.
     """
 
     traced: Any
@@ -29,8 +30,8 @@ class FreshTrace(NamedTuple):
     lower_s: float
 
 
-class _Alone:
-    """A dispatcher whose history does not hear of what is traced."""
+class _WithoutHistory:
+    """A dispatcher with a separate history, so that its traces are not recorded."""
 
     def __init__(self, dispatcher: Dispatcher):
         self._dispatcher = dispatcher
@@ -43,27 +44,27 @@ class _Alone:
 def fresh_trace(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_lowered: bool = True
 ) -> FreshTrace:
-    """Traces and lowers `function(*args, **kwargs)` as `filter_jit` does, and keeps nothing of it.
+    """Traces and lowers `function(*args, **kwargs)` as `filter_jit` does, without a record.
 
     **Arguments:**
 
-    - `function`: any callable. What `filter_jit` returned keeps its options, and a function of
-      `jax.jit` is traced as it is.
-    - `args`, `kwargs`: a `jax.ShapeDtypeStruct` may stand for an array.
-    - `is_lowered`: whether to lower it; `lowered` is None otherwise.
+    - `function`: any callable. A function of `filter_jit` keeps its options; a function of
+      `jax.jit` is traced directly.
+    - `args`, `kwargs`: the arguments; a `jax.ShapeDtypeStruct` may replace an array.
+    - `is_lowered`: whether to lower the function; otherwise `lowered` is `None`.
     """
     if isinstance(function, PjitFunction):
         return _timed(lambda: function.trace(*args, **kwargs), is_lowered)
     wrapper: Any = function if isinstance(function, JitFunction) else filter_jit(function)
     if not hasattr(wrapper, "_eqxlike_dispatch"):
-        # It was unpickled, or passed through a transformation.
+        # The wrapper was unpickled, or passed through a transformation.
         options = wrapper._jit_options.values
         wrapper = filter_jit(wrapper.__wrapped__, donate=wrapper._donate, **options)
     dispatcher, bound, bound_kwargs = wrapper._eqxlike_dispatch
     ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
     arrays, cached = dispatcher.find(ordered, names, with_abstract=True)
-    alone: Any = _Alone(dispatcher)
-    compiled = CompiledFunction(alone, cached.key, ordered)
+    unrecorded: Any = _WithoutHistory(dispatcher)
+    compiled = CompiledFunction(unrecorded, cached.key, ordered)
     try:
         with compiled.donation_warnings or contextlib.nullcontext():
             found = _timed(lambda: compiled.traced_jit(arrays).trace(*arrays), is_lowered)
@@ -93,6 +94,6 @@ def _timed(trace: Callable[[], Any], is_lowered: bool) -> FreshTrace:
 
 
 def _one_each(paths: Sequence[str], num_arrays: int) -> tuple[str, ...]:
-    """The paths of arrays, if there is one for each."""
+    """The paths, if there is one for each array; otherwise numbers."""
     is_known = len(paths) == num_arrays
     return tuple(paths) if is_known else tuple(f"array {i}" for i in range(num_arrays))

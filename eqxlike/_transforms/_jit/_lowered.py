@@ -1,4 +1,4 @@
-"""Filtered functions that are lowered and compiled ahead of time, for arguments of one form."""
+"""Filtered functions that are lowered and compiled ahead of time."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, overload
@@ -11,8 +11,8 @@ from ._dispatch import CompiledFunction, Dispatcher
 from ._traces import Trace
 
 _Call = tuple[Dispatcher, CompiledFunction, tuple[Any, ...], dict[str, Any]]
-"""The dispatcher of a function, the compiled function for the arguments of `lower`, and the
-arguments at the front and by name that are bound to what was wrapped.
+"""The dispatcher of a function, the compiled function for the arguments of `lower`, and the bound
+positional and keyword arguments.
 """
 
 
@@ -44,11 +44,11 @@ class Compiled:
         dispatcher, compiled, bound, bound_kwargs = self._call
         ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
         arrays, found = dispatcher.find(ordered, names)
-        # The keys are compared: the compiled function itself may have been dropped since.
+        # Compares keys, since the compiled function itself may have been dropped.
         if found.key != compiled.key:
             raise TypeError(
                 f"{dispatcher.order.function_name} was compiled for arguments of another "
-                "structure, or with other static values: compile it again for these."
+                "structure, or with other static values: compile it again for these arguments."
             )
         try:
             return compiled.finish(self._executable(*arrays))
@@ -83,12 +83,12 @@ class Lowerable(Protocol[Function]):
 
     @property
     def traces(self) -> tuple[Trace, ...]:
-        """The traces of the function so far, the latest 32 of them."""
+        """The latest 32 traces of the function."""
         ...
 
 
 class CompilingDecorator(Protocol):
-    """`filter_jit` or `filter_pmap` with options, which still waits for the function."""
+    """`filter_jit` or `filter_pmap` with options but without a function: a decorator."""
 
     @overload
     def __call__(self, fun: AnyArguments[Output], /) -> Lowerable[Callable[..., Output]]: ...

@@ -1,7 +1,7 @@
-"""The times of the calls of all functions that `filter_jit` wrapped, taken from inside.
+"""Times of the calls of all `filter_jit` functions.
 
-Only while somebody asks for them: `JitFunction` then has another `__call__`, and a generated fast
-path another function to hand its arrays to. A call at any other time is as it always is.
+In the context of `timing_calls`, `JitFunction.__call__` and the jitted function of each fast path
+are replaced by functions that measure time. Other calls have no overhead.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ _COMPILING = "/jax/core/compile/"
 class CallTimes:
     """The times of one call, in seconds.
 
-    - `dispatcher`: that of the function.
-    - `num_traces`: how often it was traced.
-    - `compiling_s`: the time that JAX took to trace, lower and compile.
-    - `dispatch_s`: until the call returned.
-    - `jax_s`: the part of it in the function that `jax.jit` made; `None` for a call that took no
-      fast path, as the first of each kind.
-    - `ready_s`: until the result was ready; `None` if nobody waited.
+    - `dispatcher`: the dispatcher of the function.
+    - `num_traces`: the number of traces of the function.
+    - `compiling_s`: the time in which JAX traced, lowered and compiled.
+    - `dispatch_s`: the time until the call returned.
+    - `jax_s`: the part of `dispatch_s` in the function of `jax.jit`; `None` for a call that did not
+      take the fast path, such as the first call.
+    - `ready_s`: the time until the result was ready; `None` without waiting.
     """
 
     dispatcher: Dispatcher
@@ -47,7 +47,7 @@ class CallTimes:
 
 class _Thread(threading.local):
     call: CallTimes | None = None
-    """The call that this thread is in."""
+    """The call that runs in this thread."""
 
 
 _thread = _Thread()
@@ -57,19 +57,22 @@ _JITTED = "jitted"
 
 @contextlib.contextmanager
 def timing_calls(report: Callable[[CallTimes], None], wait: bool) -> Iterator[None]:
-    """A context that passes the times of each call of a `filter_jit` function to `report`.
+    """Context manager that passes the times of each call of a `filter_jit` function to `report`.
 
-    A call while another is traced is part of that one. A call in a transformation does not count.
+    A call inside the trace of another call is part of that call. A call inside a JAX transformation
+    is not reported.
 
     **Arguments:**
 
-    - `report`: it may be called in several threads.
+    - `report`: a function of `CallTimes`; may be called in several threads.
     - `wait`: whether to wait for the result of each call.
 
-    **Raises:** `RuntimeError` if somebody takes times already.
+    **Raises:** `RuntimeError` if calls are already being timed.
     """
     if not _being_timed.acquire(blocking=False):
-        raise RuntimeError("Calls are timed already: one `profile` at a time, in one thread.")
+        raise RuntimeError(
+            "Calls are already being timed: use one `profile` at a time, in one thread."
+        )
     plain = JitFunction.__call__
     clocks = _Clocks()
 
@@ -78,15 +81,15 @@ def timing_calls(report: Callable[[CallTimes], None], wait: bool) -> Iterator[No
             dispatcher = self._eqxlike_dispatch[0]
         except AttributeError:
             dispatcher = find_dispatcher(self)[0]
-        around = _thread.call
+        outer = _thread.call
         _thread.call = call = CallTimes(dispatcher)
         start_s = time.perf_counter()
         try:
             output = plain(self, *args, **kwargs)
             call.dispatch_s = time.perf_counter() - start_s
         finally:
-            _thread.call = around
-        if around is not None:
+            _thread.call = outer
+        if outer is not None:
             return output
         result = output if call.result is None else call.result
         if any(isinstance(leaf, Tracer) for leaf in jtu.tree_leaves(result)):
@@ -113,7 +116,7 @@ def timing_calls(report: Callable[[CallTimes], None], wait: bool) -> Iterator[No
 
 
 def _listen(event: str, duration_secs: float, **details: Any) -> None:
-    """Notes what JAX does for the call that this thread is in."""
+    """Adds JAX's compile times to the call that runs in this thread."""
     call = _thread.call
     if call is not None and event.startswith(_COMPILING):
         call.compiling_s += duration_secs
@@ -122,7 +125,7 @@ def _listen(event: str, duration_secs: float, **details: Any) -> None:
 
 
 class _Clocks:
-    """Clocks in the fast paths of functions, which tell the time that JAX takes."""
+    """Clocks in the fast paths of functions, which measure the time that JAX takes."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -130,15 +133,16 @@ class _Clocks:
         self._is_over = False
 
     def put_into(self, dispatcher: Dispatcher) -> None:
-        """Puts clocks into a function, unless they have been taken out: calls in other threads may
-        outlast the context.
+        """Puts clocks into the fast paths of a function.
+
+        Does nothing after the end of the context, which calls in other threads may outlast.
         """
         with self._lock:
             for compiled in () if self._is_over else dispatcher.compiled_functions():
                 names = getattr(compiled.own_fast_path, "__globals__", None)
-                if names is not None and not isinstance(names[_JITTED], _Clocked):
+                if names is not None and not isinstance(names[_JITTED], _TimedJit):
                     jitted = names[_JITTED]
-                    names[_JITTED] = _Clocked(jitted)
+                    names[_JITTED] = _TimedJit(jitted)
                     self._restore.append(functools.partial(names.__setitem__, _JITTED, jitted))
 
     def take_out(self) -> None:
@@ -148,8 +152,8 @@ class _Clocks:
                 each()
 
 
-class _Clocked:
-    """The function that `jax.jit` made, with a clock."""
+class _TimedJit:
+    """The function of `jax.jit`, with a clock."""
 
     __slots__ = ("_jitted",)
 

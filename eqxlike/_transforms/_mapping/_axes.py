@@ -1,4 +1,4 @@
-"""The axis along which each array is mapped: prefixes of axes and functions, applied to leaves."""
+"""Resolves `in_axes` and `out_axes`: prefixes of axes, or of functions from a leaf to an axis."""
 
 import dataclasses
 import inspect
@@ -32,7 +32,7 @@ class if_array:
     (0, None)
     """
 
-    __module__ = "eqxlike"  # pickles name it
+    __module__ = "eqxlike"  # The public name, for pickles.
 
     axis: int
 
@@ -50,14 +50,14 @@ def axes_of_arguments(
 
     **Arguments:**
 
-    - `in_axes`: a prefix of `args`, or a dictionary from names of parameters of `function` to
-      prefixes of their arguments; the other arguments then have `if_array(0)`.
+    - `in_axes`: a prefix of `args`, or a dictionary from parameter names of `function` to prefixes
+      of the arguments; arguments without an entry use `if_array(0)`.
 
-    **Raises:** `ValueError` as `axis_of_each_leaf`, and if a name belongs to no argument.
+    **Raises:** the errors of `axis_of_each_leaf`; `ValueError` if a name belongs to no argument.
     """
     if not isinstance(in_axes, dict):
         return axis_of_each_leaf("in_axes", in_axes, args)
-    # The values for `*args` are one argument, a tuple: the leaves keep their order.
+    # `bind` makes one tuple of the values for `*args`: the leaves keep their order.
     arguments = inspect.signature(function).bind(*args).arguments
     unknown = tuple(name for name in in_axes if name not in arguments)
     if unknown:
@@ -77,7 +77,7 @@ def axis_of_each_leaf(name: str, spec: PyTree[AxisSpec], tree: PyTree) -> list[i
 
     - `name`: `"in_axes"` or `"out_axes"`, for messages.
 
-    **Raises:** `ValueError` if `spec` is not a prefix of `tree`, or has an axis of another type.
+    **Raises:** `ValueError` if `spec` is not a prefix of `tree`, or an axis is not an `int`.
     """
     specs_and_subtrees: list[tuple[AxisSpec, PyTree]] = []
     try:
@@ -92,13 +92,13 @@ def axis_of_each_leaf(name: str, spec: PyTree[AxisSpec], tree: PyTree) -> list[i
         whole = "the tuple of arguments" if name == "in_axes" else "what the function returned"
         why = str(error)
         if type(spec) is type(tree) is tuple and len(spec) != len(tree):
-            why = f"it has {len(spec)} entries in place of {len(tree)}"
+            why = f"it has {len(spec)} entries instead of {len(tree)}"
         raise ValueError(f"`{name}` is not a prefix of {whole}: {why}") from None
     axes: list[int | None] = []
     for spec, subtree in specs_and_subtrees:
         for leaf in jtu.tree_leaves(subtree):
             axis = spec(leaf) if callable(spec) else spec
-            # `True` is an `int` to Python, but a mistake here.
+            # Not `isinstance`: `True` is an instance of `int`, but a mistake here.
             if axis is not None and type(axis) is not int:
                 raise ValueError(
                     "`in_axes` and `out_axes` must consist of None, ints, and callables only; "
@@ -137,7 +137,7 @@ def size_of_axes(
             raise ValueError(
                 f"`{transform}` was requested to map {_path(args, place)} along axis {axis}, which "
                 f"implies that its rank should be at least {rank}, but is only {len(shape)} (its "
-                f"shape is {shape}). To pass it on whole, its axis in `in_axes` should be None."
+                f"shape is {shape}). To pass it unmapped, its axis in `in_axes` should be None."
             )
         sizes.setdefault(shape[axis], []).append((place, axis))
     if len(sizes) > 1:
@@ -164,7 +164,7 @@ def _describe_sizes(
             shown.append(f"{len(arrays) - _MAX_SHOWN} more")
         if shown:
             lines.append(f"  * size {size}: {'; '.join(shown)}.")
-    lines.append("To pass an argument on whole, its axis in `in_axes` should be None.")
+    lines.append("To pass an argument unmapped, its axis in `in_axes` should be None.")
     return "\n".join(lines)
 
 
@@ -174,7 +174,7 @@ def _path(args: tuple[Any, ...], place: int) -> str:
     return f"args{jtu.keystr(path)}"
 
 
-# The output of a mapped function, split into leaves that have an axis and leaves that do not.
+# --- The output of a mapped function: leaves with an axis, and leaves without ---
 
 
 _array = object()
@@ -183,8 +183,8 @@ _array = object()
 class MappedOutput:
     """The output of a mapped function, without its arrays.
 
-    The axes are known only after the function has run, but JAX needs them before. So all leaves
-    that have an axis are stacked along axis 0, and this axis is moved afterwards.
+    JAX needs the axes before the function runs, but they are known only afterwards. So all leaves
+    with an axis are stacked along axis 0, and this axis is moved later.
     """
 
     def __init__(self, treedef: Any, axes: list[int | None], static: list[Any]):
@@ -195,7 +195,7 @@ class MappedOutput:
     def tree(self, stacked: list[Any], single: list[Any]) -> PyTree:
         """The output of the transformed function.
 
-        **Raises:** `ValueError` naming the path of an array that lacks its axis.
+        **Raises:** `ValueError` with the path of an array whose axis is out of bounds.
         """
         next_stacked, next_single = iter(stacked), iter(single)
         leaves = []
@@ -212,7 +212,7 @@ class MappedOutput:
         if not -array.ndim <= axis < array.ndim:
             raise ValueError(
                 f"`out_axes` stacks {self.path(place)} along axis {axis}: axis {axis} is out of "
-                f"bounds for array of dimension {array.ndim}, the new axis included."
+                f"bounds for array of dimension {array.ndim}, including the new axis."
             )
         return jnp.moveaxis(array, 0, axis)
 
@@ -234,9 +234,9 @@ class MappedOutput:
 def take_apart(
     output: PyTree, out_axes: PyTree[AxisSpec]
 ) -> tuple[MappedOutput, list[Any], list[Any]]:
-    """The form of `output`, its leaves to stack, and its arrays that are the same for all.
+    """Splits an output into its structure, the leaves to stack, and the arrays without an axis.
 
-    **Raises:** `ValueError` as `axis_of_each_leaf`; `TypeError` with the path of a leaf that has
+    **Raises:** the errors of `axis_of_each_leaf`; `TypeError` with the path of a leaf that has
     an axis but is not an array.
     """
     axes = axis_of_each_leaf("out_axes", out_axes, output)
@@ -244,7 +244,7 @@ def take_apart(
     stacked: list[Any] = []
     single: list[Any] = []
     static: list[Any] = []
-    form = MappedOutput(treedef, axes, static)
+    mapped_output = MappedOutput(treedef, axes, static)
     for place, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
         is_single = axis is None and is_array_or_traced_reference(leaf)
         static.append(_array if is_single or axis is not None else leaf)
@@ -254,13 +254,15 @@ def take_apart(
             if is_reference(leaf):
                 if axis != 0:
                     raise ValueError(
-                        f"{form.path(place)} is a mutable array reference, which `out_axes` stacks "
-                        f"along axis {axis}: references are stacked along axis 0 only."
+                        f"{mapped_output.path(place)} is a mutable array reference, which "
+                        f"`out_axes` stacks along axis {axis}: references are stacked along axis 0 "
+                        "only."
                     )
             elif not is_array_like(leaf):
                 raise TypeError(
-                    f"{form.path(place)} = {leaf!r} of type {type(leaf)} is not a valid JAX type, "
-                    f"but `out_axes` stacks it along axis {axis}. Its axis should be None."
+                    f"{mapped_output.path(place)} = {leaf!r} of type {type(leaf)} is not a "
+                    f"valid JAX type, but `out_axes` stacks it along axis {axis}. Its "
+                    "axis should be None."
                 )
             stacked.append(leaf)
-    return form, stacked, single
+    return mapped_output, stacked, single

@@ -1,4 +1,4 @@
-"""Functions of any arguments run on several devices at once."""
+"""`filter_pmap`: `jax.pmap` for functions of any arguments."""
 
 import functools
 from collections.abc import Callable, Hashable
@@ -20,9 +20,9 @@ _DONATE = ("all", "warn", "none")
 
 
 class _Parallel(Module):
-    """A function and its mapping; `filter_jit` compiles its method `pmap` for `filter_pmap`.
+    """A function and the options of its `filter_pmap`.
 
-    So a parallel function has the caches, the fast path and the donation of `filter_jit`.
+    `filter_jit` compiles the method `pmap`, and provides the caches, the fast path and donation.
     """
 
     function: Any
@@ -33,21 +33,21 @@ class _Parallel(Module):
     pmap_options: Options = field(static=True)
 
     def pmap(self, /, *args: Any) -> Any:
-        """Flattens the arguments and calls `jax.pmap`; it is traced, not run."""
+        """Flattens the arguments and calls `jax.pmap`; runs only while it is traced."""
         arrays, rest = split((self.function, args))
         axes = axes_of_arguments(self.function, self.in_axes, args)
         pairs = zip(jtu.tree_leaves(args), axes, strict=True)
-        # A leaf that is not an array is the same on all devices, whatever its axis.
+        # A leaf that is not an array is equal on all devices, whatever its axis.
         axes = [axis if is_array(leaf) else None for leaf, axis in pairs]
         size = self._check_size(size_of_axes("filter_pmap", args, axes, self.axis_size))
-        # The arrays of the function go to all devices.
+        # The arrays of the function are replicated.
         axes_of_function = [None] * len(jtu.tree_leaves(self.function))
         array_axes = [
             # `jax.pmap` mistakes a negative axis for axis 0.
             axis if axis is None else axis % array.ndim
             for array, axis in zip(arrays, rest.take(axes_of_function + axes), strict=True)
         ]
-        # JAX keeps the mapped function until `jax.clear_caches`: it must hold no tracer.
+        # JAX keeps the mapped function alive, so it must not hold a tracer, as `self` may.
         out_axes = self.out_axes
         output_of_trace: list[MappedOutput] = []
 
@@ -70,8 +70,8 @@ class _Parallel(Module):
     def _check_size(self, size: int | None) -> int:
         if size is None:
             raise ValueError(
-                "`filter_pmap` maps none of these arguments, so that it cannot tell how many "
-                "devices to use: give an array an axis in `in_axes`, or pass `axis_size`."
+                "`filter_pmap` maps none of these arguments, so the number of devices is unknown: "
+                "give an array an axis in `in_axes`, or pass `axis_size`."
             )
         options = self.pmap_options.values
         devices = options.get("devices")
@@ -79,9 +79,9 @@ class _Parallel(Module):
             devices = jax.local_devices(backend=options.get("backend"))
         if size > len(devices):
             raise ValueError(
-                f"`filter_pmap` maps axes of size {size}, one index to a device, and there are "
-                f"{len(devices)} devices. Split the axis in two, one of at most that size, and map "
-                "the other with `filter_vmap`."
+                f"`filter_pmap` maps axes of size {size}, one index for each device, but there are "
+                f"only {len(devices)} devices. Split the axis in two: one of at most "
+                f"{len(devices)} for `filter_pmap`, and one for `filter_vmap`."
             )
         return size
 
@@ -115,7 +115,7 @@ class _PmapFunction(CompiledMapping):
     """The function that `filter_pmap` returns."""
 
     maps_arguments: ClassVar[bool] = True
-    """Arguments are mapped, so an omitted default is not filled in."""
+    """Tells `filter_jit` not to fill in omitted defaults, since they would be mapped."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         _check_no_keywords(kwargs)
@@ -156,23 +156,23 @@ def filter_pmap(
 ) -> Any:
     """Runs a function on several devices at once, each with its index of the mapped axes.
 
-    It is `jax.pmap` for any arguments. JAX recommends `jax.jit` of sharded arguments instead, and
-    so do we: see `filter_shard`. The function is compiled as by `filter_jit`: arrays are traced,
-    everything else is static.
+    This is `jax.pmap` for any arguments. JAX recommends `jax.jit` with sharded arguments instead:
+    see `filter_shard`. The function is compiled as by `filter_jit`: arrays are traced, everything
+    else is static.
 
     **Arguments:**
 
-    - `fun`, `in_axes`, `out_axes`, `axis_name`: as in `filter_vmap`. But a leaf that is not an
-      array is passed on whatever its axis, and an output without an axis is that of the first
-      device.
-    - `axis_size`: the number of devices, needed if nothing is mapped.
-    - `donate`: whether the buffers of the arrays may be reused for the output: `"all"`, the same
-      with JAX's warnings about buffers that could not be reused (`"warn"`), or `"none"`.
+    - `fun`, `in_axes`, `out_axes`, `axis_name`: as in `filter_vmap`, with two differences: a leaf
+      that is not an array is passed unchanged, whatever its axis; and an output without an axis is
+      taken from the first device.
+    - `axis_size`: the number of devices; required if no argument is mapped.
+    - `donate`: whether the buffers of the arrays may be reused for the output: `"all"`; `"warn"`,
+      which also shows JAX's warnings about buffers that could not be reused; or `"none"`.
     - `**pmapkwargs`: passed to `jax.pmap`, such as `devices`.
 
     **Returns:** a function of the same arguments. It also has `.lower`, as with `filter_jit`.
 
-    **Raises:** `TypeError` if `fun` is not callable; `ValueError` for another word in `donate`, and
+    **Raises:** `TypeError` if `fun` is not callable; `ValueError` for an unknown `donate`, and
     for `static_broadcasted_argnums` and `donate_argnums`; when called, the errors of `filter_vmap`,
     and `ValueError` if the size exceeds the number of devices.
 
@@ -204,8 +204,8 @@ def filter_pmap(
     for name in ("static_broadcasted_argnums", "donate_argnums"):
         if name in pmapkwargs:
             raise ValueError(
-                f"`filter_pmap` does not take `{name}`: what is not an array is static already, "
-                "and `donate` says whether buffers are donated."
+                f"`filter_pmap` does not take `{name}`: everything that is not an array is "
+                "already static, and `donate` selects whether buffers are donated."
             )
     parallel = _Parallel(fun, in_axes, out_axes, axis_name, axis_size, Options(pmapkwargs))
     return _PmapFunction(filter_jit(parallel.pmap, donate=donate))

@@ -1,4 +1,4 @@
-"""`filter_shard_map`: runs a function on each device of a mesh, with its part of the arrays."""
+"""`filter_shard_map`: runs a function on each device of a mesh, with its shards of the arrays."""
 
 import functools
 import inspect
@@ -27,9 +27,9 @@ _ANY = inspect.signature(lambda *args, **kwargs: None)
 
 
 class _Sharded(Module):
-    """A function and its mapping; `filter_jit` compiles its method `shard_map`.
+    """A function and the options of its `filter_shard_map`.
 
-    So a sharded function has the caches and the fast path of `filter_jit`.
+    `filter_jit` compiles the method `shard_map`, and provides the caches and the fast path.
     """
 
     function: Any
@@ -40,7 +40,7 @@ class _Sharded(Module):
     check_vma: bool = field(static=True)
 
     def shard_map(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Flattens the arguments and calls `jax.shard_map`; it is traced, not run."""
+        """Flattens the arguments and calls `jax.shard_map`; runs only while it is traced."""
         mesh = self.mesh if self.mesh is not None else jax.sharding.get_abstract_mesh()
         if mesh.empty:
             raise ValueError(
@@ -50,8 +50,8 @@ class _Sharded(Module):
         context = mesh_of(filter(is_array, jtu.tree_leaves((self.function, args, kwargs))))
         kinds = () if context is None else context.axis_types
         if isinstance(mesh, Mesh) and all(kind == AxisType.Auto for kind in kinds):
-            # JAX cannot differentiate a program that has explicit axes and is compiled for one
-            # device. The arrays that an earlier call returned have automatic axes.
+            # JAX cannot differentiate a program with explicit axes that is compiled for one device.
+            # Automatic axes also match the arrays that an earlier call returned.
             automatic = (AxisType.Auto,) * len(mesh.axis_names)
             mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=automatic)
         try:
@@ -60,7 +60,7 @@ class _Sharded(Module):
             signature = _ANY
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        # The arrays of the function go to all devices.
+        # The arrays of the function are replicated.
         in_specs = [PartitionSpec() for leaf in jtu.tree_leaves(self.function) if is_array(leaf)]
         for name, argument, specs in self._specs_of_arguments(bound):
             in_specs += self._specs_of_arrays("in_specs", name, argument, specs, mesh)
@@ -84,7 +84,7 @@ class _Sharded(Module):
             of_arrays,
             mesh=None if self.mesh is None else mesh,
             in_specs=(in_specs,),
-            out_specs=jtu.tree_map(_or_whole, self.out_specs, is_leaf=lambda node: node is None),
+            out_specs=jtu.tree_map(_as_spec, self.out_specs, is_leaf=lambda node: node is None),
             axis_names=self.axis_names,
             check_vma=self.check_vma,
         )
@@ -119,8 +119,8 @@ class _Sharded(Module):
             specs = dict(zip(names, specs, strict=False))
         if unknown:
             raise ValueError(
-                f"`in_specs` of `filter_shard_map` has {listed(list(map(repr, unknown)))} for no "
-                f"argument: the arguments are {', '.join(names) or 'none'}."
+                f"`in_specs` of `filter_shard_map` has {listed(list(map(repr, unknown)))}, which "
+                f"belongs to no argument: the arguments are {', '.join(names) or 'none'}."
             )
         for name, value in arguments:
             if not (is_by_name or is_by_place):
@@ -140,17 +140,17 @@ class _Sharded(Module):
         found = shardings_of_arrays(f"{which}` for `{name}", specs, tree, is_array)
         arrays = [each for each in jtu.tree_leaves_with_path(tree) if is_array(each[1])]
         for (path, array), spec in zip(arrays, found, strict=True):
-            if why := self._misfit(array.shape, _or_whole(spec), mesh, which == "in_specs"):
+            if why := self._spec_error(array.shape, _as_spec(spec), mesh, which == "in_specs"):
                 raise ValueError(
                     f"`{which}` of `filter_shard_map` has {spec!r} for {name}{jtu.keystr(path)}, "
                     f"of shape {array.shape}, on a mesh of {dict(mesh.shape)}: {why}."
                 )
-        return list(map(_or_whole, found))
+        return list(map(_as_spec, found))
 
-    def _misfit(
+    def _spec_error(
         self, shape: tuple[int, ...], spec: Any, mesh: Mesh | AbstractMesh, is_split: bool
     ) -> str:
-        """Why an array cannot have this spec, or `""`."""
+        """The reason why a spec does not fit an array, or `""`."""
         if not isinstance(spec, PartitionSpec):
             return "expected a `jax.sharding.PartitionSpec`, or `None` to replicate the array"
         if len(spec) > len(shape):
@@ -168,7 +168,7 @@ class _Sharded(Module):
         return ""
 
 
-def _or_whole(spec: Any) -> Any:
+def _as_spec(spec: Any) -> Any:
     return PartitionSpec() if spec is None else spec
 
 
@@ -199,7 +199,7 @@ def filter_shard_map(
     axis_names: AbstractSet[Hashable] = frozenset(),
     check_vma: bool = True,
 ) -> Any:
-    """Runs a function on each device of a mesh, with the device's part of the arrays.
+    """Runs a function on each device of a mesh, with the device's shards of the arrays.
 
     This is `jax.shard_map` for any arguments: leaves that are not arrays pass through unchanged.
     The function is compiled as by `filter_jit`: arrays are traced, everything else is static.
@@ -210,13 +210,13 @@ def filter_shard_map(
       returned. Arrays of `fun` itself, such as the weights of a Module, are replicated.
     - `mesh`: the devices. By default, the mesh of `jax.set_mesh`.
     - `in_specs`: a `jax.sharding.PartitionSpec` for all arrays; or a tuple with one for each
-      argument, in the order of the parameters; or a dictionary from names of parameters. Each may
-      be a prefix of its argument. `None` replicates an array. An argument without arrays needs no
-      spec.
-    - `out_specs`: specs of the output; may be a prefix of it. `None` is as in `in_specs`.
+      argument, in the order of the parameters; or a dictionary from parameter names to specs.
+      Each may be a prefix of its argument. `None` replicates an array. An argument without arrays
+      needs no spec.
+    - `out_specs`: the specs of the output, or a prefix of it. `None` replicates an array.
     - `axis_names`: the axes of the mesh that the function may name. By default, all.
-    - `check_vma`: whether JAX checks that each output that `out_specs` replicates is equal on all
-      devices, and sums the gradients of replicated inputs over the devices.
+    - `check_vma`: whether JAX checks that replicated outputs are equal on all devices, and sums the
+      gradients of replicated inputs over the devices.
 
     **Returns:** a function of the same arguments. It also has `.lower`, as with `filter_jit`.
 

@@ -1,4 +1,4 @@
-"""Vectorisation of functions of any arguments."""
+"""`filter_vmap`: `jax.vmap` for functions of any arguments."""
 
 import functools
 from collections.abc import Callable, Hashable
@@ -19,7 +19,7 @@ class _VmapFunction(TransformedFunction):
     """The function that `filter_vmap` returns."""
 
     maps_arguments: ClassVar[bool] = True
-    """Arguments are mapped, so an omitted default is not filled in."""
+    """Tells `filter_jit` not to fill in omitted defaults, since they would be mapped."""
 
     _in_axes: PyTree[AxisSpec]
     _out_axes: PyTree[AxisSpec]
@@ -70,20 +70,20 @@ class _VmapFunction(TransformedFunction):
 
 
 def _name_batched(error: ValueError, paths: list[str]) -> ValueError:
-    """Replaces JAX's error that an array without out axis is batched.
+    """Names the path in JAX's error about a batched output whose axis is `None`.
 
-    JAX's error has the index of the array among the flat outputs.
+    JAX's error has only the index of the array among the flat outputs.
 
     **Arguments:**
 
-    - `paths`: the paths of all arrays without out axis.
+    - `paths`: the paths of all arrays whose axis in `out_axes` is `None`.
     """
     named = [path for place, path in enumerate(paths) if f"[1][{place}]," in str(error)]
     return ValueError(
         f"{' or '.join(named or paths)} has no axis in `out_axes` (axis spec None but output was "
-        "batched): it depends on what is mapped, so that there is another one for each index. Give "
-        "it an axis in `out_axes`, or make it the same for all with a collective operation such as "
-        "`jax.lax.pmean`, over the axis that `axis_name` names."
+        "batched): it depends on mapped arguments, so it differs from index to index. Give it an "
+        "axis in `out_axes`, or make it equal for all indices with a collective operation over "
+        "`axis_name`, such as `jax.lax.pmean`."
     )
 
 
@@ -108,23 +108,24 @@ def filter_vmap(
 
     **Arguments:**
 
-    - `fun`: a function of positional arguments, any pytrees. Without it, a decorator is returned.
+    - `fun`: a function whose positional arguments are pytrees. Without it, a decorator is returned.
       The arrays of `fun` itself are not mapped.
-    - `in_axes`: a prefix of the tuple of arguments, or a dictionary from names of parameters to
-      prefixes of their arguments. Each leaf is an axis, `None` for "not mapped", or a function
+    - `in_axes`: a prefix of the tuple of arguments, or a dictionary from parameter names to
+      prefixes of the arguments. Each leaf is an axis, `None` for "not mapped", or a function
       from a leaf to one of these. By default, axis 0 of each array is mapped.
-    - `out_axes`: a prefix of the output, likewise. Leaves with an axis are stacked; a Python number
-      becomes an array first. Arrays without an axis must not depend on mapped ones.
+    - `out_axes`: a prefix of the output, with leaves as in `in_axes`. Outputs with an axis are
+      stacked; a Python number becomes an array first. Arrays whose axis is `None` must not depend
+      on mapped arrays.
     - `axis_name`: a name for collective operations over the axis.
-    - `axis_size`: the size of the axis, needed if nothing is mapped.
+    - `axis_size`: the size of the axis; required if no argument is mapped.
     - `**vmapkwargs`: passed to `jax.vmap`.
 
     **Returns:** a function of the same arguments.
 
-    **Raises:** when called: `RuntimeError` for keyword arguments; `ValueError` if an axis has
-    another type or is out of bounds, a name in `in_axes` belongs to no argument, sizes differ, none
-    is known, or an array without axis in `out_axes` depends on mapped ones; `TypeError` if a leaf
-    that is not an array has an axis.
+    **Raises:** when called: `RuntimeError` for keyword arguments; `ValueError` if an axis has the
+    wrong type or is out of bounds, a name in `in_axes` belongs to no argument, sizes differ, the
+    size is unknown, or an array whose axis in `out_axes` is `None` depends on mapped arrays;
+    `TypeError` if a leaf that is not an array has an axis.
 
     !!! example
 

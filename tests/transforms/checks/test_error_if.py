@@ -260,7 +260,7 @@ def test_donated_arguments_that_are_gone_are_named_and_warnings_are_restored():
         jitted(X[:2] + 10, {"a": X + 0, "b": X + 1})
     assert warnings.filters == before
     (note,) = caught.value.__notes__
-    assert note.startswith("Donated to the call that failed, and so no longer there:")
+    assert note.startswith("These arrays were donated to the failed call, and are deleted:")
     assert note.endswith("tree['a'], tree['b'].")
 
 

@@ -157,7 +157,7 @@ def test_unused_check_is_made_if_a_later_one_is():
 def test_index_out_of_range_is_named_where_the_check_fails():
     for index in (3, -4, jnp.array(3), jnp.array(-4)):
         with pytest.raises(
-            eqxlike.EqxlikeRuntimeError, match=f"message of index {index}, where .* only 3 messages"
+            eqxlike.EqxlikeRuntimeError, match=f"message index {index}, but .* only 3 messages"
         ):
             branched_error_if(X, TRUE, index, MESSAGES)
     with pytest.raises(eqxlike.EqxlikeRuntimeError, match=r"^first"):
@@ -283,7 +283,7 @@ def test_variable_of_the_environment_with_an_unknown_value_is_named(monkeypatch,
     frames = f"{library}_ON_ERROR_BREAKPOINT_FRAMES"
     for number in ("0", "-1", "many", ""):
         monkeypatch.setenv(frames, number)
-        with pytest.raises(ValueError, match=f"{frames} is '{number}'; expected is how many"):
+        with pytest.raises(ValueError, match=f"{frames} is '{number}'; expected is the number of"):
             checked(X, "breakpoint")
     monkeypatch.setenv(f"{library}_ON_ERROR", "ignore")
     with pytest.raises(ValueError, match=f"{library}_ON_ERROR is 'ignore'; expected is one of "):

@@ -10,7 +10,7 @@ import pytest
 
 import eqxlike
 from eqxlike import filter_custom_jvp, filter_custom_vjp, filter_grad, filter_jvp, filter_vjp
-from eqxlike._transforms._derivatives._tangents import check_structure, leaves_beside, tangents_of
+from eqxlike._transforms._derivatives._tangents import check_structure, match_leaves, tangents_of
 from tests.transforms.derivatives.models import custom_jvp, custom_vjp
 from tests.transforms.models import Node
 
@@ -55,7 +55,7 @@ def test_argnums_is_refused_also_by_a_decorator_with_arguments_at_once(name):
 
 def test_value_that_has_no_gradient_is_explained():
     for x, note in [
-        (jnp.ones(2), "Return one number, such as the mean"),
+        (jnp.ones(2), "Return a scalar, such as the mean"),
         (jnp.array(2), "Integers have no derivative"),
     ]:
         error = raises(TypeError, "scalar-output|real-valued", lambda: filter_grad(scale)(x))  # noqa: B023
@@ -66,7 +66,7 @@ def test_value_that_has_no_gradient_is_explained():
 
 
 def beside(tree, tangents):
-    return leaves_beside(jtu.tree_structure(tree), tangents, "tangents", "primals")
+    return match_leaves(jtu.tree_structure(tree), tangents, "tangents", "primals")
 
 
 def checked(leaf, tangent):
@@ -99,7 +99,7 @@ STRUCTURES = [
     (lambda: beside([(1, 2)], LOOP), r"tangents\[0\]"),
     (
         lambda: check_structure(jtu.tree_structure([1, (2, 3)]), [1, None], "new", "old"),
-        "new must have the structure of old, and has None in it",
+        "new must have the structure of old, but contains None",
     ),
     (lambda: checked(ONE, jnp.ones(2)), LIKE + r"have the shape of primals\['a'\], which is"),
     (lambda: cotangent({"a": ONE}), "output is a tuple of length 2, and cotangent is a dict"),

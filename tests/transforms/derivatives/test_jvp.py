@@ -11,7 +11,7 @@ import pytest
 
 import eqxlike
 from eqxlike import filter_jvp, filter_vjp
-from eqxlike._transforms._derivatives._tangents import leaves_beside, tangents_of
+from eqxlike._transforms._derivatives._tangents import match_leaves, tangents_of
 from tests.transforms.models import Node
 
 ONE, TWO, THREE = jnp.float32(1), jnp.float32(2), jnp.float32(3)
@@ -21,7 +21,7 @@ ONE, TWO, THREE = jnp.float32(1), jnp.float32(2), jnp.float32(3)
 
 
 def beside(tree, tangents):
-    return leaves_beside(jtu.tree_structure(tree), tangents, "tangents", "primals")
+    return match_leaves(jtu.tree_structure(tree), tangents, "tangents", "primals")
 
 
 def checked(leaf, tangent):

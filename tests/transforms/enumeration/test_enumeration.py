@@ -237,7 +237,7 @@ def test_a_message_that_is_no_str_is_an_error_that_names_the_item():
 
 def test_only_the_names_of_methods_are_refused():
     for name in ("where", "promote"):
-        with pytest.raises(ValueError, match=f"cannot have an item of the name `{name}`"):
+        with pytest.raises(ValueError, match=f"cannot have an item named `{name}`"):
             type(Enumeration)("Result", (Enumeration,), {name: "x"})
     for name in ("mro", "register", "is_traced", "error_if", "name", "value"):
         result = type(Enumeration)("Result", (Enumeration,), {"first": "x", name: "y"})
@@ -262,9 +262,9 @@ MESSAGES = [
     (lambda e: e.Base[jnp.array(0)], "message; it was given an array of shape () and dtype int32."),
     (lambda e: e.Derived[e.Base.a], "was given an item of {}Base. `Derived.promote(...)` turns"),
     (lambda e: e.Base.where(np.array([True]), 2, 3), "dtype bool. For a batch, use `jax.vmap`."),
-    (lambda e: e.Base.where(True, e.Base.a, e.Other.a), "given an item of {}Other."),
-    (lambda e: e.Derived.promote("a"), "that {}Derived extends; it was given 'a' of type str."),
-    (lambda e: e.Base.promote(e.Derived.d), "{}Base extends; it was given an item of {}Derived."),
+    (lambda e: e.Base.where(True, e.Base.a, e.Other.a), "it got an item of {}Other."),
+    (lambda e: e.Derived.promote("a"), "that {}Derived extends; it got 'a' of type str."),
+    (lambda e: e.Base.promote(e.Derived.d), "{}Base extends; it got an item of {}Derived."),
 ]
 
 

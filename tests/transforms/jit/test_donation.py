@@ -156,7 +156,7 @@ def notes_of(call):
 
 def test_error_of_a_donated_model_used_again_names_argument_and_path():
     model, jitted = used_up()
-    expected = "donated to a call: model.scale, model.shift. Go on with what that call returned"
+    expected = "donated to a call: model.scale, model.shift. Use the output of that call"
     assert expected in notes_of(lambda: jitted(model))
     assert expected in notes_of(lambda: jitted(model=model))
 

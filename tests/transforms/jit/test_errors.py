@@ -183,7 +183,9 @@ def test_array_of_no_numbers_is_named_by_path_and_dtype(call):
         with pytest.raises(TypeError) as caught:
             CALLS[call](Pair({"a": jnp.ones(2), "b": array}))
         notes = "\n".join(caught.value.__notes__)
-        assert f"hold no numbers: model.left['b'] ({dtype}). Give numbers, or keep" in notes
+        assert (
+            f"are arrays without numbers: model.left['b'] ({dtype}). Pass numbers, or keep" in notes
+        )
 
 
 def test_argument_that_a_branch_depends_on_has_its_name():

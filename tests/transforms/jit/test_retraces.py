@@ -112,7 +112,7 @@ def test_max_traces_refuses_the_next_one_before_it_is_traced():
     function = eqx.filter_jit(lambda x: count.append(1) or x, max_traces=2)
     function(ones(1))
     function(ones(2))
-    message = r"may be traced 2 times \(`max_traces=2`\), and this would be trace 3\. What differs"
+    message = r"may be traced 2 times \(`max_traces=2`\), but this would be trace 3\. What differs"
     for _ in range(2):
         with pytest.raises(RetraceError, match=message):
             function(ones(3))

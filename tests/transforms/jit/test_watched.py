@@ -69,8 +69,8 @@ def test_what_was_compiled_has_the_array_that_it_was_traced_with_and_the_warning
         assert jitted(X) == 6
     assert str(caught[0].message) == (
         "`Plain.scale` held an array when `loss` was traced, and has been assigned since. A Plain "
-        "is not a Module: it is static, by identity, and what was compiled still has the old "
-        "array. Make it an `eqxlike.Module`, or pass the array as an argument."
+        "is not a Module: it is static, compared by identity, and the compiled function still uses "
+        "the old array. Make it an `eqxlike.Module`, or pass the array as an argument."
     )
 
 

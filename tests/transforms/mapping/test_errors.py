@@ -73,7 +73,7 @@ AXES_AND_SIZES = [
     *((pmap(argument, in_axes=None), "axis_size") for argument in (MATRIX, "text")),
     (
         pmap(MATRIX, devices=jax.devices()[:1]),
-        "axes of size 2, one index to a device, and there are 1 devices",
+        "axes of size 2, one index for each device, but there are only 1 devices",
     ),
     *((pmap(MATRIX, donate=word), "must be one of 'all', 'warn'") for word in ("some", ("x",))),
     (pmap(MATRIX, static_broadcasted_argnums=0), "static_broadcasted_argnums"),

@@ -86,5 +86,7 @@ def test_error_names_the_path_of_the_array():
     with pytest.raises(TypeError, match="cpu") as caught:
         filter_shard([jnp.ones(2)], "cpu")
     assert caught.value.__notes__ == ["This is the array at x[0]."]
-    with pytest.raises(ValueError, match="`device_or_shardings` is not a prefix of what it places"):
+    with pytest.raises(
+        ValueError, match="`device_or_shardings` is not a prefix of the tree that it shards"
+    ):
         filter_shard(tree, {"name": None})

@@ -1,8 +1,8 @@
-"""What a compiled function was traced for, and what differs from one trace to the next.
+"""Records of traces, and explanations of retraces.
 
-`_statics` describes the static values in the arguments; `_differences` compares two traces by these
-descriptions, by what JAX knows of the arrays, and by its settings. `_history` keeps the traces of
-one function, and says what a further one leads to.
+`_statics` describes the static values in the arguments. `_differences` compares two traces by these
+descriptions, by the types of their arrays, and by JAX's settings. `_history` keeps the traces of
+one function, and reacts to retraces.
 """
 
 from ._differences import TraceDifference as TraceDifference

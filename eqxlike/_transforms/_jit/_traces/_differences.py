@@ -1,4 +1,4 @@
-"""What differs between the arguments of two traces, and what to do about it."""
+"""The differences between two traces, and advice on how to avoid them."""
 
 import functools
 from collections.abc import Iterator
@@ -10,13 +10,14 @@ from ...._partition import ArrayForm, Node, Tree, differing
 class TraceDifference(NamedTuple):
     """One thing that differs between two traces.
 
-    - `path`: where, by the name of the argument and the path in it: `"model.layers[0].weight"`;
-      the name of the setting, if it is one of JAX's.
+    - `path`: the name of the argument and the path in it, `"model.layers[0].weight"`; or the name
+      of a setting of JAX.
     - `what`: `"shape"`, `"dtype"`, `"weak type"`, `"sharding"` or `"type"` of an array, `"static
-      value"`, `"structure"`, `"setting"`, or `"function"` for another function from the same lines.
-    - `before`, `after`: what it was and what it is: a tuple for a shape, a boolean for a weak type,
-      else a text.
-    - `advice`: what to do about it, a sentence or two.
+      value"`, `"structure"`, `"setting"`, or `"function"` for another function defined at the same
+      lines.
+    - `before`, `after`: the old and the new value: a tuple for a shape, a boolean for a weak type,
+      otherwise a string.
+    - `advice`: how to avoid the difference, in a sentence or two.
     """
 
     path: str
@@ -37,14 +38,14 @@ Settings = tuple[tuple[str, str], ...]
 
 
 class Arguments(NamedTuple):
-    """What was known of the arguments of a call when it was traced, and JAX's settings."""
+    """A description of the arguments of a traced call, and of JAX's settings."""
 
     tree: Tree
     settings: Settings
 
 
 def find_differences(before: Arguments, after: Arguments) -> Iterator[TraceDifference]:
-    """What differs between two traces, settings first."""
+    """The differences between two traces, settings first."""
     if before.settings is not after.settings:
         old = dict(before.settings)
         for name, value in after.settings:
@@ -54,22 +55,22 @@ def find_differences(before: Arguments, after: Arguments) -> Iterator[TraceDiffe
         if old is None or new is None:
             yield _difference(path, "structure", _describe(old), _describe(new))
         elif old.node.kind == new.node.kind == "array":
-            yield from _between_forms(path, old.arrays[0], new.arrays[0])
+            yield from _between_arrays(path, old.arrays[0], new.arrays[0])
         elif old.node.is_static and new.node.is_static:
             yield from _between_statics(path, old.node, new.node)
         else:
             yield _between_types(path, old, new)
 
 
-def _between_forms(path: str, before: ArrayForm, after: ArrayForm) -> Iterator[TraceDifference]:
-    for what, old, new in zip(_PARTS_OF_FORM, before[:-1], after[:-1], strict=True):
+def _between_arrays(path: str, before: ArrayForm, after: ArrayForm) -> Iterator[TraceDifference]:
+    for what, old, new in zip(_PARTS_OF_TYPE, before[:-1], after[:-1], strict=True):
         if old != new:
             yield _difference(path, what, old, new)
     if before[:-1] == after[:-1] and before.text != after.text:
         yield _difference(path, "type", before.text, after.text)
 
 
-_PARTS_OF_FORM = ("shape", "dtype", "weak type", "sharding")
+_PARTS_OF_TYPE = ("shape", "dtype", "weak type", "sharding")
 
 
 def _between_statics(path: str, before: Node, after: Node) -> Iterator[TraceDifference]:
@@ -85,7 +86,7 @@ def _between_statics(path: str, before: Node, after: Node) -> Iterator[TraceDiff
     if text == before.text:
         text = f"another {text.removeprefix('a ').removeprefix('the ')}"
     elif advice == "function":
-        advice = "value"  # It is not the same one, defined again and again.
+        advice = "value"  # These are two functions, not one that is defined repeatedly.
     yield _difference(path, "static value", before.text, text, advice=advice)
 
 
@@ -103,7 +104,7 @@ def _between_types(path: str, before: Tree, after: Tree) -> TraceDifference:
 
 
 def _describe(tree: Tree | None) -> str:
-    """A part in a message, where what it is compared with is something else."""
+    """A part of the arguments in a message, compared with a part of another kind."""
     if tree is None:
         return "absent"
     node = tree.node
@@ -117,8 +118,8 @@ def _describe(tree: Tree | None) -> str:
 
 
 def another_function(name: str) -> TraceDifference:
-    """The difference of a function from another one from the same lines."""
-    after = "another one, from the same lines"
+    """The difference between two functions defined at the same lines."""
+    after = "another function from the same lines"
     return _difference(name, "function", "a function", after, advice="definition")
 
 
@@ -130,80 +131,80 @@ def _difference(
 
 _ADVICE = {
     "shape": (
-        "A shape is part of a compiled function. Keep shapes as they are from call to call: drop "
-        "the last batch if it is smaller, or pad it."
+        "A function is compiled for each shape. Pass the same shapes in each call: drop the last "
+        "batch if it is smaller, or pad it."
     ),
     "dtype": (
-        "A dtype is part of a compiled function. Cast the array before the call, as in "
-        "`x.astype(jnp.float32)`. NumPy has 64 bits where JAX has 32."
+        "A function is compiled for each dtype. Cast the array before the call, as in "
+        "`x.astype(jnp.float32)`. NumPy uses 64 bits where JAX uses 32."
     ),
     "weak type": (
-        "An array is of weak type if it was made of Python numbers alone. Give it a dtype, as in "
+        "An array made only of Python numbers has a weak type. Give it a dtype, as in "
         "`jnp.asarray(0.1, dtype=jnp.float32)`."
     ),
     "sharding": (
-        "How an array is sharded over a mesh is part of a compiled function. Place it the same way "
-        "before each call, by `jax.device_put` or `eqxlike.filter_shard`."
+        "A function is compiled for each sharding. Shard the array in the same way before each "
+        "call, with `jax.device_put` or `eqxlike.filter_shard`."
     ),
-    "type": "JAX tells these types of arrays apart. Pass the same one at each call.",
+    "type": "A function is compiled for each type of array. Pass the same type in each call.",
     "number": (
-        "What is not an array is static: each new number is compiled for. If the function only "
-        "computes with it, pass an array, as in `jnp.asarray(0.1, dtype=jnp.float32)`."
+        "A Python number is static: the function is compiled for each new number. If it only "
+        "computes with the number, pass an array: `jnp.asarray(0.1, dtype=jnp.float32)`."
     ),
     "function": (
-        "A function is compared by identity: one that is defined again at each call is compiled "
-        "for at each call. Define it once, outside of the loop."
+        "Functions are compared by identity: a function argument that is defined again for each "
+        "call causes a compilation in each call. Define it once, outside of the loop."
     ),
     "object": (
-        "This object is compared by identity. Pass the same one at each call, or give its class "
+        "This object is compared by identity. Pass the same object in each call, or give its class "
         "`__eq__` and `__hash__`, as `@dataclasses.dataclass(frozen=True)` does; if it holds "
         "arrays, make it an `eqxlike.Module`."
     ),
     "value": (
-        "What is not an array is static: each new value is compiled for. Pass the same few values, "
-        "or an array where the function only computes with it."
+        "Everything that is not an array is static: the function is compiled for each new value. "
+        "Pass the same few values, or an array if the function only computes with the value."
     ),
     "field": (
-        "A static field is part of a compiled function: each new value is compiled for. Leave it "
-        "as it is, or, for a number, let the field hold an array, without `static=True`."
+        "A function is compiled for each new value of a static field. Keep the value, or, if it is "
+        "a number, store an array in a field without `static=True`."
     ),
     "array": (
-        "An array is traced, and what is not an array is static. Pass an array at each call, or at "
-        "none: `jnp.asarray(0.1, dtype=jnp.float32)` makes one of a number."
+        "Arrays are traced, and everything else is static. Pass an array in each call, or in none: "
+        "`jnp.asarray(0.1, dtype=jnp.float32)` makes an array of a number."
     ),
     "length": (
-        "How many elements there are is part of a compiled function. Keep the length, or stack the "
+        "A function is compiled for each number of elements. Keep the length, or stack the "
         "elements in one array."
     ),
     "structure": (
-        "The structure of the arguments is part of a compiled function. Pass the same types with "
-        "the same keys at each call, and an array of zeros where there is nothing to pass."
+        "A function is compiled for each structure of its arguments. Pass the same types with the "
+        "same keys in each call, and an array of zeros instead of a missing array."
     ),
     "frozen": (
-        "What is frozen is part of a compiled function. Freeze it before the loop, and pass a "
-        "model with the same arrays frozen at each call."
+        "A function is compiled for each set of frozen arrays. Freeze them before the loop, and "
+        "pass a model with the same arrays frozen in each call."
     ),
     "class": (
         "Classes are compared by identity. Define the class once: running its definition again "
-        "makes another one."
+        "makes another class."
     ),
     "setting": (
-        "Settings of JAX are part of a compiled function. Choose them once, at the start of the "
-        "program, or always call the function under the same ones."
+        "A function is compiled for each combination of JAX's settings. Set them once, at the "
+        "start of the program, or always call the function with the same settings."
     ),
     "definition": (
-        "Each function is compiled by itself. Define and wrap it once, outside of the loop or the "
+        "Each function is compiled separately. Define and wrap it once, outside of the loop or the "
         "function that calls it."
     ),
 }
 
 
-# --- What JAX knows of an array when it traces ---
+# --- The types of arrays ---
 
 
 @functools.lru_cache(4096)
 def form_of_type(aval: Any) -> ArrayForm:
-    """The form of the arrays of this type, which `jax.typeof` gives."""
+    """The `ArrayForm` of arrays with this type, as returned by `jax.typeof`."""
     sharding: Any = getattr(aval, "sharding", None)
     mesh, text = getattr(sharding, "mesh", None), "no mesh"
     if mesh is not None and not mesh.empty:
@@ -214,5 +215,5 @@ def form_of_type(aval: Any) -> ArrayForm:
 
 
 def describe_mesh(mesh: Any) -> str:
-    """The names and sizes of its axes."""
+    """The names and sizes of the axes of a mesh."""
     return f"mesh({', '.join(f'{name}={size}' for name, size in mesh.shape.items())})"

@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 
 class Clock:
-    """The time that one trace took; shared by all `Trace`s of it."""
+    """The start and the duration of one trace; shared by all copies of its `Trace`."""
 
     def __init__(self) -> None:
         self.started_at = time.time()
@@ -62,18 +62,18 @@ class Clock:
 
 @dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Trace:
-    """One trace of a compiled function; its `str` says which, and what differs from an earlier one.
+    """One trace of a compiled function. Its `str` lists the differences from an earlier trace.
 
-    It holds texts, and neither arrays nor anything else that the function was called with.
+    It holds only text: no arrays, and no other arguments of the call.
 
-    - `function`, `file`, `line`: the name of the function, and where it is defined; `None` for file
-      and line of what is not written in Python.
+    - `function`, `file`, `line`: the name of the function, and where it is defined; `file` and
+      `line` are `None` if it is not written in Python.
     - `number`: the number of the trace, from 1.
-    - `compared_with`: the number of the earlier trace that is most like it; `None` for the first.
-    - `differences`: what differs from that, each a `TraceDifference`; at most 100.
-    - `started_at`: when it began, in seconds as `time.time()` counts them.
-    - `took_s`: how long JAX traced, in seconds, with functions that it traced inside; without
-      lowering and compiling. `None` while it is traced, and if it was refused.
+    - `compared_with`: the number of the most similar earlier trace; `None` for the first trace.
+    - `differences`: the differences from that trace, each a `TraceDifference`; at most 100.
+    - `started_at`: the time of its start, in seconds as in `time.time()`.
+    - `took_s`: the duration in seconds, including inner functions, without lowering and compiling.
+      `None` during the trace, and if it was refused.
     """
 
     function: str
@@ -92,7 +92,7 @@ class Trace:
 
     @property
     def known(self) -> Arguments:
-        """What was known of the arguments; made on first use if that may wait, see `History`."""
+        """The description of the arguments; made on first use if possible, see `History`."""
         known = self._known
         if not isinstance(known, Arguments):
             self._known = known = known()
@@ -113,18 +113,19 @@ class Trace:
 
     @property
     def settings(self) -> dict[str, str]:
-        """JAX's settings on which a trace depends, as text by name."""
+        """The settings of JAX that affect a trace, as text by name."""
         return dict(self.known.settings)
 
     def explain(self) -> str:
-        """The differences, a line each, and what to do about them."""
+        """The differences, one on each line, and advice on how to avoid them."""
         if self.compared_with is None:
-            return "The earlier ones are no longer known."
+            return "The earlier traces are no longer known."
         if not self.differences:
             return (
-                f"Arguments and settings are those of trace {self.compared_with}, so something "
-                "else has changed: the caches were cleared, or the function is mapped over axes of "
-                "other names, transformed in another way, or jitted again for each call."
+                f"Arguments and settings are equal to those of trace {self.compared_with}, so "
+                "something else has changed: the caches were cleared, or the function is mapped "
+                "over axes with other names, transformed differently, or jitted again for each "
+                "call."
             )
         lines = [f"What differs from trace {self.compared_with}:"]
         lines += [f"  {each}" for each in self.differences[:_MAX_LISTED]]
@@ -145,11 +146,11 @@ class Trace:
         return f"<trace {self.number} of {self.function}({', '.join(shown)})>"
 
 
-# --- What a trace after the first leads to: a warning, an error, or whatever a callable does ---
+# --- The reaction to a retrace: a warning, an error, or a call of the user's function ---
 
 
 OnRetrace = Literal["warn", "error"] | Callable[[Trace], Any]
-"""What `on_retrace` takes, besides `None`."""
+"""The values of `on_retrace` other than `None`."""
 
 
 class RetraceWarning(UserWarning):
@@ -157,7 +158,7 @@ class RetraceWarning(UserWarning):
 
 
 class RetraceError(RuntimeError):
-    """A compiled function was to be traced again, or once too often.
+    """A compiled function may not be traced again, by `on_retrace="error"` or `max_traces`.
 
     - `trace`: the trace that was refused.
     """
@@ -171,12 +172,12 @@ class RetraceError(RuntimeError):
 class Policy:
     """The options `on_retrace` and `max_traces` of a compiled function.
 
-    It is not copied: a deep copy of a function calls the same callable.
+    It is its own deep copy, so that a copy of a function calls the same callable.
 
-    **Raises:** `ValueError` or `TypeError` for other values.
+    **Raises:** `ValueError` for other values.
     """
 
-    # The callable need not be hashable.
+    # Not hashed, since the callable need not be hashable.
     on_retrace: OnRetrace | None = dataclasses.field(hash=False)
     max_traces: int | None
 
@@ -195,7 +196,7 @@ class Policy:
 
 
 def check_on_retrace(on_retrace: Any, function: str) -> None:
-    """Raises `ValueError` unless `function` may be called with this `on_retrace`."""
+    """Raises `ValueError` unless `on_retrace` is valid; `function` is the name in the message."""
     is_word = isinstance(on_retrace, str) and on_retrace in ("warn", "error")
     if not is_word and not callable(on_retrace):
         raise ValueError(
@@ -205,17 +206,17 @@ def check_on_retrace(on_retrace: Any, function: str) -> None:
 
 
 def react(on_retrace: OnRetrace | None, trace: Trace) -> None:
-    """Does what `on_retrace` says about a trace after the first."""
+    """Warns, raises, or calls the function, for a trace after the first."""
     if on_retrace == "warn":
         warnings.warn(str(trace), RetraceWarning, stacklevel=stacklevel_of_user())
     elif on_retrace == "error":
         raise RetraceError(
-            f'{trace.place} must not be traced again (`on_retrace="error"`), and this would be '
+            f'{trace.place} must not be traced again (`on_retrace="error"`), but this would be '
             f"trace {trace.number}. {trace.explain()}",
             trace,
         )
     elif on_retrace is not None:
-        # What it computes is no part of the program that is traced.
+        # The computations of the function are not part of the traced program.
         with jax.ensure_compile_time_eval():
             on_retrace(trace)
 
@@ -230,7 +231,7 @@ _MAX_DIFFERENCES = 100
 """At most this many differences are kept for a trace."""
 
 _WEIGHTS = {"structure": 3, "static value": 2, "setting": 2}
-"""How much less alike a difference makes two traces than one in the form of an array."""
+"""The weights of differences in `_distance`; all other differences have weight 1."""
 
 _serial = itertools.count()
 
@@ -238,17 +239,17 @@ _serial = itertools.count()
 class History:
     """The traces of one function with one set of options.
 
-    A first trace is compared with none: what it was for is put into words when there is another, or
-    when somebody looks. At once, if it could change before.
+    The arguments of a trace are described only when another trace or a user needs the description;
+    at once, if they could change before.
 
     **Arguments:**
 
     - `place`: where the function is defined.
     - `code`: its code, if it is written in Python.
-    - `policy`: what a further trace leads to.
-    - `definition`: the same for a function of the same code that is wrapped in the same way.
+    - `policy`: the reaction to a retrace.
+    - `definition`: equal for functions with the same code that are wrapped in the same way.
 
-    Its `serial` is a number for the function, with its options.
+    The attribute `serial` is a number that identifies the function, with its options.
     """
 
     def __init__(
@@ -265,7 +266,7 @@ class History:
         self.policy = policy
         self._num_traces = 0
         self._kept: collections.deque[Trace] = collections.deque(maxlen=_MAX_TRACES)
-        # Garbage collection may run code that traces, in the thread that holds the lock.
+        # Reentrant: garbage collection may run code that traces in the thread that holds the lock.
         self._lock = threading.RLock()
 
     @property
@@ -273,18 +274,18 @@ class History:
         with self._lock:
             found = tuple(self._kept)
         for trace in found:
-            _ = trace.known  # It goes to a user, and so holds texts alone from now on.
+            _ = trace.known  # A trace that is passed to a user holds only text.
         return found
 
     def begin(self, known: Arguments | Callable[[], Arguments], owner: int) -> Trace:
-        """Adds a trace, and reports it; what a listener raises refuses it.
+        """Adds a trace and reports it; an exception of a listener refuses the trace.
 
         **Arguments:**
 
-        - `known`: what is known of the arguments, or a function that puts it into words.
-        - `owner`: a number for the compiled function to which the trace belongs.
+        - `known`: a description of the arguments, or a function that makes it.
+        - `owner`: a number that identifies the compiled function of the trace.
 
-        **Raises:** `RetraceError` if there are too many.
+        **Raises:** `RetraceError` if there are too many traces, or `on_retrace` is `"error"`.
         """
         limit = None if self.policy is None else self.policy.max_traces
         with self._lock:
@@ -298,7 +299,7 @@ class History:
         if not is_allowed:
             times = "once" if limit == 1 else f"{limit} times"
             raise RetraceError(
-                f"{self.place} may be traced {times} (`max_traces={limit}`), and this would be "
+                f"{self.place} may be traced {times} (`max_traces={limit}`), but this would be "
                 f"trace {trace.number}. {trace.explain()}",
                 trace,
             )
@@ -316,7 +317,7 @@ class History:
         return trace
 
     def forget(self, owner: int, num_traces: int) -> None:
-        """Forgets the `num_traces` traces of a compiled function that is no longer there."""
+        """Removes the `num_traces` traces of a compiled function that was dropped."""
         with self._lock:
             self._num_traces -= num_traces
             for trace in [each for each in self._kept if each.owner == owner]:
@@ -330,7 +331,7 @@ class History:
 
 
 def compare(trace: Trace, earlier: Iterable[Trace]) -> None:
-    """Puts into `trace` what differs from the most similar of `earlier` ones, the latest such."""
+    """Compares `trace` with the most similar of `earlier` traces, the latest one if several are."""
     found = [
         (tuple(itertools.islice(find_differences(each.known, trace.known), _MAX_DIFFERENCES)), each)
         for each in reversed(tuple(earlier))
@@ -341,23 +342,23 @@ def compare(trace: Trace, earlier: Iterable[Trace]) -> None:
 
 
 def _distance(differences: Iterable[TraceDifference], before: Trace, after: Trace) -> int:
-    """How little alike two traces are. A part of another structure counts with all that is in it:
-    else the call with another model would be nearer than one with other shapes.
+    """The distance of two traces. A part with another structure counts with everything in it:
+    otherwise a call with another model would be closer than a call with other shapes.
     """
     total, parts = 0, ()
     for each in differences:
-        least = _WEIGHTS.get(each.what, 1)
+        weight = _WEIGHTS.get(each.what, 1)
         if each.what == "structure":
             parts = parts or (*before.arguments, *after.arguments)
             inside = sum(path.startswith((f"{each.path}.", f"{each.path}[")) for path in parts)
-            least = max(least, inside)
-        total += least
+            weight = max(weight, inside)
+        total += weight
     return total
 
 
 def compared_with(trace: Trace, earlier: Sequence[Trace], *, number: int) -> Trace:
-    """`trace` again, as number `number`, after `earlier` ones of functions from the same lines; of
-    this function none if `earlier` is empty.
+    """A copy of `trace` with another number, compared with `earlier` traces of functions defined at
+    the same lines. If `earlier` is empty, the difference is the function itself.
     """
     again = dataclasses.replace(trace, number=number, compared_with=number - 1)
     if earlier:
@@ -368,7 +369,7 @@ def compared_with(trace: Trace, earlier: Sequence[Trace], *, number: int) -> Tra
 
 
 def trace_of(function: Any, arguments: Mapping[str, Any], number: int) -> Trace:
-    """A trace of `function` for these arguments, by name, which belongs to no history."""
+    """A trace of `function` for arguments by name, which belongs to no history."""
     flat = [flatten(value, by_identity=True) for value in arguments.values()]
     types = [jax.typeof(array) for arrays, _ in flat for array in arrays]
     structures = [structure for _, structure in flat]
@@ -377,10 +378,10 @@ def trace_of(function: Any, arguments: Mapping[str, Any], number: int) -> Trace:
 
 
 def place_of(function: Any) -> tuple[Place, types.CodeType | None]:
-    """Where a callable is defined, and its code, as far as it has any."""
+    """Where a callable is defined, and its code, or `None` if it is not a Python function."""
     try:
         unwrapped = inspect.unwrap(function)
-    except ValueError:  # It wraps itself.
+    except ValueError:  # `__wrapped__` is a cycle.
         unwrapped = function
     if isinstance(getattr(unwrapped, "__self__", None), Module):
         unwrapped = unwrapped.__func__
@@ -393,18 +394,18 @@ def place_of(function: Any) -> tuple[Place, types.CodeType | None]:
     return Place(name, file, code.co_firstlineno), code
 
 
-# --- Traces as they happen ---
+# --- Recording and reporting traces ---
 
 
 Listener = Callable[[Trace, History], None]
-"""Called with each trace, and the traces of the function."""
+"""A function that is called with each trace, and the history of the traced function."""
 
 _listeners: list[Listener] = []
 
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Calls `listener` with every trace, in all threads, in the block."""
+    """Context manager that calls `listener` with every trace of any thread."""
     _listeners.append(listener)
     try:
         yield
@@ -413,12 +414,12 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 class Observer:
-    """Observes the traces of one compiled function; a call that traces nothing does not meet it.
+    """Records the traces of one compiled function; it runs only during a trace.
 
     **Arguments:**
 
-    - `history`: the traces of the function.
-    - `labels`, `structures`: the names of its arguments, and their Structures.
+    - `history`: the history to which traces are added.
+    - `labels`, `structures`: the names of the arguments, and their Structures.
     - `drop`: a function that drops the compiled function.
     """
 
@@ -437,9 +438,9 @@ class Observer:
         self._num_traces = 0
 
     def begin(self, arrays: Sequence[Any]) -> Trace | None:
-        """A trace begins; `None` if JAX runs the function without tracing it.
+        """Records the start of a trace; `None` if JAX runs the function without tracing it.
 
-        **Raises:** `RetraceError` if it is refused, and whatever listeners raise.
+        **Raises:** `RetraceError` if the trace is refused, and the exceptions of listeners.
         """
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
             return None
@@ -447,13 +448,13 @@ class Observer:
         found = functools.partial(
             _describe, self._labels, self._structures, types, _read_settings()
         )
-        # An object that was passed may change, and a short-lived function goes with its Structure.
+        # A passed object may change, and a Structure must not outlive its short-lived function.
         may_wait = all(each.is_exact and each.anchor is None for each in self._structures)
         try:
             trace = self._history.begin(found if may_wait else found(), self._serial)
         except BaseException:
-            # The function goes on with what is compiled. JAX will trace for these arguments again,
-            # to be refused again.
+            # Earlier programs of the function remain. For these arguments, JAX will trace again,
+            # and the trace will be refused again.
             if self._num_traces == 0:
                 self._drop()
             raise
@@ -461,8 +462,8 @@ class Observer:
         return trace
 
     def fail(self) -> None:
-        """A trace has failed: the compiled function goes, and what it was traced for."""
-        # JAX takes its slow path for good where a trace has failed.
+        """Drops the compiled function and its traces after a failed trace."""
+        # After a failed trace, JAX would always take its slow path.
         self._drop()
         self._history.forget(self._serial, self._num_traces)
         self._num_traces = 0
@@ -471,11 +472,11 @@ class Observer:
 def _describe(
     labels: list[str], structures: Sequence[Structure], types: Sequence[Any], settings: Settings
 ) -> Arguments:
-    """What was known of the arguments, in words.
+    """Describes the arguments of a trace.
 
     **Arguments:**
 
-    - `types`: JAX's types of their arrays.
+    - `types`: the types of their arrays.
     """
     root = root_node(labels, (describe(each, describe_static) for each in structures))
     return Arguments(Tree(root, tuple(map(form_of_type, types))), settings)
@@ -497,11 +498,11 @@ _SETTINGS = (
     "jax_no_execution", "eager_constant_folding", "check_vma",
 )
 # fmt: on
-"""Found by changing each of `jax.config.values` between two calls. Not all are in all versions."""
+"""The settings of `jax.config` that cause a retrace. Some exist only in some versions of JAX."""
 
 
 def _read_settings() -> Settings:
-    """The settings as they are in this thread, and the mesh, if any."""
+    """The current settings of this thread, and its mesh."""
     config = jax.config
     known = [(name, str(getattr(config, name))) for name in _SETTINGS if hasattr(config, name)]
     mesh: Any = jax.sharding.get_abstract_mesh()
@@ -510,5 +511,5 @@ def _read_settings() -> Settings:
 
 @functools.lru_cache(maxsize=8)
 def _shared(settings: Settings) -> Settings:
-    """The first of equal settings: most traces have the same."""
+    """Returns the same object for equal settings, which most traces share."""
     return settings

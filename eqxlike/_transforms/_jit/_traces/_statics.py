@@ -1,4 +1,4 @@
-"""Static values in words, and what tells one from another in this process."""
+"""Descriptions of static values, with fingerprints that differ for different values."""
 
 import contextlib
 import functools
@@ -13,10 +13,10 @@ from ...._partition import PLAIN_TYPES, Node, StaticKey, identity_of
 from ...._pytree import elements, is_array
 
 _MAX_ELEMENTS = 64
-"""A static container with more elements is not looked into; inside others, a fourth of them."""
+"""The elements of larger static containers are not described; each level allows a fourth."""
 
-_DEEPEST = 3
-"""A static container inside so many others is not looked into."""
+_MAX_DEPTH = 3
+"""The elements of a static container inside this many others are not described."""
 
 
 def describe_static(
@@ -27,18 +27,18 @@ def describe_static(
     **Arguments:**
 
     - `static`: its key, if it is known.
-    - `of_node`: whether it is static in a node, where it need not be hashable.
-    - `depth`: the number of containers that it is in.
+    - `of_node`: whether it is in the static part of a node, where it need not be hashable.
+    - `depth`: the number of containers around it.
     """
     kind = "field" if of_node else "static"
     is_number = type(value) in (int, float, complex) and depth == 0
     advice = "field" if of_node else "number" if is_number else "value"
     if type(value) in PLAIN_TYPES:
-        # Of these there may be thousands. Text tells numbers apart whose hashes are equal: -1 and
-        # -2, 0.0 and -0.0.
+        # There may be thousands of these. Text distinguishes numbers with equal hashes: -1 and -2,
+        # 0.0 and -0.0.
         text = repr(value)
         fingerprint = type(value).__name__, hash(text)
-        text = text if len(text) <= _LONGEST else text_of_static(value)
+        text = text if len(text) <= _MAX_CHARACTERS else text_of_static(value)
         return Node(kind, text, fingerprint=fingerprint, advice=advice)
     if is_array(value):
         text = f"an array {jax.typeof(value)}"
@@ -55,9 +55,9 @@ def describe_static(
     elif static is None or static.held:
         advice = "object"
     names, parts = (), ()
-    with contextlib.suppress(Exception):  # A class may do what it likes in its attributes.
+    with contextlib.suppress(Exception):  # Attributes may run any code.
         found = elements(value)
-        if depth < _DEEPEST and len(found[1]) <= _MAX_ELEMENTS >> 2 * depth:
+        if depth < _MAX_DEPTH and len(found[1]) <= _MAX_ELEMENTS >> 2 * depth:
             names, parts = found
     return Node(
         kind,
@@ -70,31 +70,31 @@ def describe_static(
 
 
 def _hash_of(key: Hashable) -> int:
-    """The hash of the key of a static value, which differs where numbers do: Python has one for -1
-    and -2.
+    """The hash of the key of a static value. It differs for different numbers: Python's own hash is
+    equal for -1 and -2.
     """
     if isinstance(key, tuple | frozenset):
         return hash(type(key)(map(_hash_of, key)))
     return hash(repr(key) if type(key) in (int, float, complex) else key)
 
 
-# --- Short texts for what is static: values, functions, and places in files ---
+# --- Short texts for static values, functions, and places in files ---
 
 
-_LONGEST = 200
+_MAX_CHARACTERS = 200
 """At most this many characters of a value are kept."""
 
 _MAX_WRAPPERS = 8
-"""At most this many wrappers are opened to find a function: `jax.nn.relu` is in two."""
+"""At most this many wrappers around a function are removed: `jax.nn.relu` has two."""
 
 
 def text_of_static(value: Any) -> str:
-    """A short text for a static value. Nothing that its own `__repr__` does can fail."""
+    """A short text for a static value. Never raises, even if the `__repr__` of the value does."""
     try:
         text = _describe(value)
     except Exception:
         return f"<{type(value).__name__}>"
-    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+    return text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + "..."
 
 
 def _describe(value: Any) -> str:
@@ -108,7 +108,7 @@ def _describe(value: Any) -> str:
         return value.__qualname__
     if isinstance(value, functools.partial):
         return f"a partial of {text_of_static(value.func)}"
-    # JAX would wait for an array that the `repr` shows.
+    # The `repr` would wait for the arrays that it shows.
     attributes = getattr(value, "__dict__", None)
     if type(attributes) is dict and any(map(is_array, attributes.values())):
         return f"a {type(value).__name__}"
@@ -116,7 +116,7 @@ def _describe(value: Any) -> str:
 
 
 def _function_of(value: Any) -> types.FunctionType | None:
-    """The Python function in a value: the value itself, or what it wraps, as a jitted function."""
+    """The Python function that a value is or wraps, such as the function inside `jax.jit`."""
     with contextlib.suppress(Exception):
         for _ in range(_MAX_WRAPPERS):
             if isinstance(value, types.MethodType):
@@ -128,5 +128,5 @@ def _function_of(value: Any) -> types.FunctionType | None:
 
 
 def show_place(file: str, line: int) -> str:
-    """A file and a line; the file as seen from the current directory, if it is below that."""
+    """`file:line`, relative to the current directory if the file is below it."""
     return f"{file.removeprefix(os.path.join(os.getcwd(), ''))}:{line}"
