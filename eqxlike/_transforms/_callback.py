@@ -121,8 +121,8 @@ def _checked(returned: PyTree, expected: PyTree, mapped: tuple[int, ...]) -> lis
             is_as_expected = leaf is wanted or (type(leaf) is type(wanted) and leaf == wanted)
         if not is_as_expected:
             raise ValueError(
-                f"The callback returned {tree_pformat(leaf)} as result{jtu.keystr(path)}; "
-                f"`result_shape_dtypes` expects {tree_pformat(wanted, struct_as_array=True)}."
+                f"The callback returned {tree_pformat(leaf)} as result{jtu.keystr(path)}; expected "
+                f"{tree_pformat(wanted, struct_as_array=True)} (see `result_shape_dtypes`)."
             )
     return arrays
 

@@ -294,7 +294,7 @@ def test_bad_input_is_an_error_before_anything_is_measured():
         (TypeError, "3 is not a callable object: `ad.compare` expects a function.", (3, X), {}),
         (ValueError, "args[0] holds no floating-point or complex", (jnp.sum,), {}),
         (ValueError, "args[0] holds no floating-point or complex", (jnp.sum, (1, 2.0)), {}),
-        (TypeError, "must be a real floating-point scalar, and is an array of", (jnp.sin, X), {}),
+        (TypeError, "must be a real floating-point scalar, but is an array of", (jnp.sin, X), {}),
         (TypeError, "must return a pair (value, aux)", (jnp.sum, X), {"has_aux": True}),
         (ValueError, "`ad.compare` expects at least one mode", (jnp.sum, X), {"modes": []}),
         (TypeError, "such as `ad.Reverse()`; got 'R'", (jnp.sum, X), {"modes": "R"}),

@@ -96,7 +96,7 @@ def test_value_that_is_no_real_scalar_is_an_error_that_says_the_way_out():
         def objective(x, function=function):
             return function(x)
 
-        message = f"the value of objective must be a real floating-point scalar, and is .*{text}"
+        message = f"the value of objective must be a real floating-point scalar, but is .*{text}"
         with pytest.raises(TypeError, match=message):
             jax.eval_shape(eqx.filter_grad(objective, mode=ad.Forward()), X)
 
@@ -177,7 +177,7 @@ def test_a_mode_that_returns_too_few_gradients_is_named():
             value_and_aux, gradients = ad.Reverse().value_and_grad(function, arrays)
             return value_and_aux, gradients[:-1]
 
-    with pytest.raises(ValueError, match=r"Short\(\) .* by 2 arrays, and returned 1"):
+    with pytest.raises(ValueError, match=r"Short\(\) .* with respect to 2 arrays, but returned 1"):
         eqx.filter_grad(lambda pair: jnp.sum(pair[0] * pair[1]), mode=Short())((X, X))
 
 

@@ -54,7 +54,7 @@ def test_hvp_names_the_path_of_a_vector_that_does_not_fit():
 
 
 def test_hvp_of_a_vector_says_the_way_out():
-    with pytest.raises(TypeError, match=r"must be a real floating-point scalar, and is .* average"):
+    with pytest.raises(TypeError, match=r"must be a real floating-point scalar, but is .* average"):
         ad.hvp(jnp.sin)(X, V)
 
 
@@ -180,7 +180,7 @@ def test_buffers_of_another_structure_are_named():
 
 
 def test_gradient_of_a_vector_says_the_way_out():
-    with pytest.raises(TypeError, match=r"must be a real floating-point scalar, and is .* average"):
+    with pytest.raises(TypeError, match=r"must be a real floating-point scalar, but is .* average"):
         ad.value_and_grad_into(jnp.sin)(X, X)
 
 

@@ -40,7 +40,7 @@ def test_block_tells_of_functions_that_are_defined_anew():
         for _ in range(3):
             eqx.filter_jit(lambda x: None)(ones(2))
     assert [trace.number for trace in retraces] == [2, 3]
-    assert lines(retraces[0]) == ["<lambda>: a function -> another one, from the same lines"]
+    assert lines(retraces[0]) == ["<lambda>: a function -> another function from the same lines"]
     assert "Define and wrap it once, outside of the loop" in str(retraces[0])
 
 

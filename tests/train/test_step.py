@@ -671,7 +671,9 @@ def test_state_that_a_step_used_up_is_named_by_path(model, batch):
     step(state, batch)
     with pytest.raises((RuntimeError, ValueError), match="deleted") as caught:
         step(state, batch)
-    expected = "step, these are no longer there, since they were donated to a call: state.model.la"
+    expected = (
+        "These arguments of step are deleted, since they were donated to a call: state.model.la"
+    )
     assert expected in "".join(caught.value.__notes__)
 
 

@@ -143,19 +143,19 @@ AB = {"a": [STRUCT, STRUCT]}
 # What is expected, what comes, and what the error says.
 OTHERS = {
     "container": ((STRUCT,), [X], r"Expected \(f32\[3\],\)"),
-    "static": ((STRUCT, "t"), (X, "u"), r"'u' as result\[1\]; `result_shape_dtypes` expects 't'"),
+    "static": ((STRUCT, "t"), (X, "u"), r"'u' as result\[1\]; expected 't'"),
     "nothing": (STRUCT, None, "None"),
     "shape": (
         AB,
         {"a": [X, X[:2]]},
-        r"returned f32\[2\]\(numpy\) as result\['a'\]\[1\]; expected was f32\[3\]",
+        r"returned f32\[2\]\(numpy\) as result\['a'\]\[1\]; expected f32\[3\]",
     ),
     "dtype": (
         AB,
         {"a": [X, X.astype(int)]},
-        r"i32\[3\]\(numpy\) as result\['a'\]\[1\]; expected was f32\[3\]",
+        r"i32\[3\]\(numpy\) as result\['a'\]\[1\]; expected f32\[3\]",
     ),
-    "kind": (AB, {"a": [X, "text"]}, r"'text' as result\['a'\]\[1\]; expected was f32\[3\]"),
+    "kind": (AB, {"a": [X, "text"]}, r"'text' as result\['a'\]\[1\]; expected f32\[3\]"),
     "structure": (
         AB,
         {"a": [X]},
@@ -180,7 +180,7 @@ def test_error_of_another_batch_says_how_many_were_expected():
         )
 
     with pytest.raises(
-        jax.errors.JaxRuntimeError, match=r"f32\[3\]\(numpy\) as result; expected was f32\[2,3\]"
+        jax.errors.JaxRuntimeError, match=r"f32\[3\]\(numpy\) as result; expected f32\[2,3\]"
     ):
         jax.block_until_ready(jax.vmap(function)(jnp.ones((2, 3))))
 

@@ -56,8 +56,8 @@ class ClosureConverted(Module, Generic[Params, Output]):
                 raise ValueError(
                     "A closure-converted function must be called with arguments like the example: "
                     "arrays of the same shapes and dtypes, and equal values otherwise. "
-                    f"example{path} is {tree_pformat(expected)}, but call{path} is "
-                    f"{tree_pformat(leaf)}."
+                    f"example{path} is {tree_pformat(expected, struct_as_array=True)}, but "
+                    f"call{path} is {tree_pformat(leaf)}."
                 )
         arrays = self._example.take(leaves)
         output_arrays = jaxpr_as_fun(ClosedJaxpr(self.jaxpr, self.consts))(*arrays)

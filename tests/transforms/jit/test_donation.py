@@ -164,7 +164,7 @@ def test_error_of_a_donated_model_used_again_names_argument_and_path():
         return args, kwargs
 
     shown = notes_of(lambda: filter_jit(other)(1, model, last=[model.scale]))
-    assert "args[0].scale, args[0].shift, kwargs['last'][0]. Go on" in shown
+    assert "args[0].scale, args[0].shift, kwargs['last'][0]. Use the" in shown
 
 
 def test_of_many_arrays_that_are_gone_the_first_are_named():
@@ -172,7 +172,7 @@ def test_of_many_arrays_that_are_gone_the_first_are_named():
     filter_jit(lambda arrays: [2 * array for array in arrays], donate="all")(arrays)
     shown = notes_of(lambda: filter_jit(lambda tree: tree[0] + 1)([arrays[0], arrays]))
     assert "tree[0], tree[1][0], tree[1][1]" in shown
-    assert "and 13 more. Go on" in shown
+    assert "and 13 more. Use the" in shown
 
 
 def test_deleted_array_that_is_no_argument_is_not_blamed_on_one():
@@ -189,7 +189,7 @@ def test_error_of_a_buffer_that_is_donated_and_passed_again_names_both_paths():
             with pytest.raises(jax.errors.JaxRuntimeError, match="donate") as caught:
                 jitted(tree, {"a": jnp.ones(3), "b": tree})
             shown = "\n".join(caught.value.__notes__)
-            assert "share a buffer, and one is donated: x = other['b']. Give" in shown
+            assert "share a buffer, and one is donated: x = other['b']. Pass a copy" in shown
 
 
 def test_filter_of_the_user_for_the_same_warning_stays():

@@ -86,7 +86,7 @@ def test_fewer_or_more_in_shardings_than_arguments_are_an_error():
         for _ in range(2):
             with pytest.raises(
                 ValueError,
-                match=r"has 1 entries, and this call of \w+ has 2 arguments to place: x, y\. Exp",
+                match=r"has 1 entries, but this call of \w+ has 2 arguments to place: x, y\. Exp",
             ):
                 jitted(ONES, ONES)
         jitted = filter_jit(called, in_shardings=(SPLIT,) * 5)

@@ -52,7 +52,7 @@ AXES_AND_SIZES = [
     (vmap(MATRIX, MATRIX, in_axes=(0,)), "`in_axes` is not a prefix of the tuple of arguments"),
     (
         vmap(MATRIX, MATRIX, out_axes=(0,)),
-        "`out_axes` is not a prefix of what the function.*: it has 1 entries in place of 2",
+        "`out_axes` is not a prefix of what the function.*: it has 1 entries instead of 2",
     ),
     (vmap({"a": MATRIX}, in_axes=2), LACKS.format(2, 3, 2)),
     (vmap({"a": MATRIX}, in_axes=-3), LACKS.format(-3, 3, 2)),
