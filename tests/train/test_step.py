@@ -637,7 +637,7 @@ def test_optimiser_whose_beginning_hangs_on_numbers_is_taken(layer, batch):
 def test_what_is_no_state_or_optimiser_or_loss_is_refused(model, batch):
     with pytest.raises(TypeError, match=r"The step expected a TrainState, and got MLP\. Make one"):
         make_step(squared_error, ADAM)(model, batch)
-    with pytest.raises(TypeError, match=r"it takes \(state, batch\), and got 3\. .* as a tuple"):
+    with pytest.raises(TypeError, match=r"it takes \(state, batch\), and got 3\. .* a tuple"):
         make_step(squared_error, ADAM)(start(model), *batch)
     with pytest.raises(TypeError, match=r"make_step expected an optax\.G.*: call adam to get one"):
         make_step(squared_error, optax.adam)
