@@ -61,7 +61,7 @@ def _recommends(rows: Sequence[Row]) -> Iterator[Target]:
 
 
 def _keeps_to_the_mode(rows: Sequence[Row]) -> Iterator[Target]:
-    """`bayes.Laplace()` has nearly the mode's NLL or a better one on all data; better on average."""
+    """`bayes.Laplace()` loses little NLL compared with the mode on any data; better on average."""
     pairs = _pairs(LAPLACE, MODE, rows)
     if not pairs:
         return
