@@ -66,6 +66,7 @@ if _typing.TYPE_CHECKING:
     from . import ad as ad
     from . import bayes as bayes
     from . import debug as debug
+    from . import extend as extend
     from . import graph as graph
     from . import internal as internal
     from . import loops as loops
@@ -84,6 +85,7 @@ else:
         "ad",
         "bayes",
         "debug",
+        "extend",
         "graph",
         "internal",
         "loops",

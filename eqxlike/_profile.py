@@ -19,7 +19,7 @@ import jax.monitoring
 
 from ._check_numbers import positive_number
 from ._tables import align, rich_table
-from ._transforms._jit._timed import CallTimes, timing_calls
+from .extend import CallTimes, timing_calls
 
 Session = Any
 """A `pyinstrument.session.Session`: a list of samples.

@@ -219,7 +219,8 @@ PAGES = (
         },
         takes_rest=True,
     ),
-    Page("internal", "For libraries", "eqxlike.internal", {}, takes_rest=True),
+    Page("extend", "For authors of libraries", "eqxlike.extend", {}, takes_rest=True),
+    Page("internal", "For libraries built on Equinox", "eqxlike.internal", {}, takes_rest=True),
 )
 
 # How the menu names the part of the package that a page belongs to.

@@ -9,15 +9,24 @@ import jax
 import jax.export
 import jax.tree_util as jtu
 
+from .. import Module
 from .._check_numbers import whole_number
-from .._module import Module
-from .._partition import ArrayForm, Node, Tree, described, from_plain, root_node, split, to_plain
 from .._programs import departures
-from .._pytree import listed
 from .._traceback import hide_our_frames
-from .._transforms import is_array_or_struct
-from .._transforms._signatures import check_callable
 from .._version import __version__
+from ..extend import (
+    ArrayForm,
+    Node,
+    Tree,
+    check_callable,
+    described,
+    from_plain,
+    is_array_or_struct,
+    listed,
+    root_node,
+    split,
+    to_plain,
+)
 from ._exported import Exported, from_parts, need_flatbuffers
 from ._file import Header
 from ._form import check_keys, describe_arguments, lost_in

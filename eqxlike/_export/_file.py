@@ -10,8 +10,7 @@ import json
 import pathlib
 from typing import Any
 
-from .._partition import Tree, from_plain, to_plain
-from .._pytree import open_to_replace
+from ..extend import Tree, from_plain, open_to_replace, to_plain
 from ._form import build
 
 FORMAT = 1

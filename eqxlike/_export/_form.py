@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .._partition import ArrayForm, Node, Tree, describe, describe_by_text, flatten, key_of
-from .._pytree import is_array
+from .. import is_array
+from ..extend import ArrayForm, Node, Tree, describe, describe_by_text, flatten, key_of
 
 
 def check_keys(node: Node, path: str) -> None:

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._partition import ArrayForm
-from .._pytree import is_array, listed
-from .._transforms import filter_jit
+from .. import filter_jit, is_array
+from ..extend import ArrayForm, listed
 from ._file import Header
 from ._form import arrays_in, build, describe_arguments, describe_other, given_tree
 

@@ -38,6 +38,7 @@ from ._split import split_leaves as split_leaves
 from ._static_key import ATOMS as ATOMS
 from ._static_key import PLAIN_TYPES as PLAIN_TYPES
 from ._static_key import StaticKey as StaticKey
+from ._static_key import is_hashable as is_hashable
 from ._structure import ARRAY as ARRAY
 from ._structure import Row as Row
 from ._structure import StaticLeaf as StaticLeaf

@@ -14,9 +14,9 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from .. import Module, field
 from .._check_numbers import real_number
 from .._compat import Tracer
-from .._module import Module, field
 from ._mixtures import CategoricalMixture, Mixture, as_classes, check_mixture
 
 _LEAST, _MOST = 0.01, 100.0

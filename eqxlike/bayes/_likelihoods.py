@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .. import Module, field
 from .._compat import Tracer
-from .._module import Module, field
 from ._libraries import check_positive, distributions, is_distribution, summed_log_prob
 
 Struct = jax.ShapeDtypeStruct

@@ -11,7 +11,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Int
 
-from .._module import Module
+from .. import Module
 from ._libraries import Missing, as_libraries_compute, check_distribution
 
 

@@ -11,12 +11,10 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
+from .. import Module, filter_eval_shape, filter_jit, is_array_like, is_inexact_array
 from .._compat import Tracer
 from .._dtypes import wider
-from .._module import Module
-from .._partition import Rest, split
-from .._pytree import describe_node, is_array_like, is_inexact_array, paths_without_numbers
-from .._transforms import filter_eval_shape, filter_jit
+from ..extend import Rest, describe_node, paths_without_numbers, split
 from ..nn import BayesianLayer, StateIndex, inference_mode, posterior_mean
 from ..nn._bayesian import posterior_scales, prior_scales
 from ..nn._inputs import check_instance

@@ -13,8 +13,8 @@ import jax.random as jr
 import jax.tree_util as jtu
 from jaxtyping import Array, PRNGKeyArray, PyTree, Shaped
 
+from .. import filter_eval_shape, filter_jit
 from .._check_numbers import whole_number
-from .._transforms import filter_eval_shape, filter_jit
 from ..nn import sample_posterior
 from ._inference._fitted import FittedPosterior
 from ._libraries import as_libraries_compute, distributions, is_distribution

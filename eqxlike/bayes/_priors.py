@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array, PyTree
 
+from .. import Module, field
 from .._check_numbers import check_number, positive_number
 from .._compat import Tracer
-from .._module import Module, field
-from .._pytree import Which, path_matches
+from ..extend import Which, path_matches
 from ._libraries import check_distribution, check_positive, distributions, is_distribution
 
 Leaves = Mapping[str, jax.ShapeDtypeStruct]

@@ -12,7 +12,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Bool, PyTree
 
 from .._compat import register_exclusion
-from .._partition import split
+from ..extend import split
 
 # The debugger opens in the frame of whoever called `breakpoint_if`.
 register_exclusion(__file__)

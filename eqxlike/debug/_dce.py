@@ -12,9 +12,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import PyTree
 
+from .. import is_array, tree_pformat
 from .._compat import Tracer
 from .._dtypes import is_key
-from .._pytree import is_array, tree_pformat
 
 
 def store_dce(x: PyTree, name: Hashable = None) -> PyTree:

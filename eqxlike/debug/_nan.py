@@ -13,11 +13,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, PyTree
 
+from .. import branched_error_if, tree_pformat
 from .._dtypes import without_key_dtype
-from .._partition import Rest, split
-from .._pytree import tree_pformat
-from .._transforms import branched_error_if
-from .._transforms._derivatives._linear_call import has_tangent
+from ..extend import Rest, has_tangent, split
 
 
 def backward_nan(x: PyTree, name: Any = None, terminate: bool = True) -> PyTree:

@@ -11,11 +11,9 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
+from .. import Module, is_inexact_array
 from .._compat import Tracer
-from .._module import Module, Wrapper, observe_calls
-from .._partition import Rest, split
-from .._pytree import is_inexact_array
-from .._transforms._signatures import check_callable
+from ..extend import Rest, Wrapper, check_callable, observe_calls, split
 from ._walk import NonFinite, Origin, Walk, what_is_wrong
 
 

@@ -10,22 +10,24 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 import jax.tree_util as jtu
 
-from .._module import BoundMethod, Wrapper, field
-from .._pytree import MISSING
+from .. import field
 from .._traceback import is_of_user
-from .._transforms._jit._traces import (
+from ..extend import (
+    MISSING,
+    BoundMethod,
     History,
     Trace,
+    Wrapper,
     check_on_retrace,
-    compare,
-    compared_with,
-    listening,
-    react,
+    compare_traces,
+    listen_to_traces,
+    react_to_trace,
     trace_of,
+    traces_compared_with,
 )
-from .._transforms._jit._traces import RetraceError as RetraceError
-from .._transforms._jit._traces import RetraceWarning as RetraceWarning
-from .._transforms._jit._traces import TraceDifference as TraceDifference
+from ..extend import RetraceError as RetraceError
+from ..extend import RetraceWarning as RetraceWarning
+from ..extend import TraceDifference as TraceDifference
 from ._nonfinite import arguments_by_name
 
 Params = ParamSpec("Params")
@@ -161,7 +163,7 @@ class _AssertMaxTraces(Wrapper):
             trace = trace_of(self.fn, named, number)
             if number > limit:
                 earlier = self.tag.traces.copy()
-                compare(trace, earlier)
+                compare_traces(trace, earlier)
                 raise RuntimeError(
                     f"`{trace.function}` can only be traced {limit} times, and this is trace "
                     f"{number}. {trace.explain() if earlier else 'No trace was allowed.'}"
@@ -226,12 +228,12 @@ def explain_retraces(
             earlier = seen.setdefault(history.definition, collections.deque(maxlen=_MAX_CALLS))
             if reported is None and earlier:
                 own = [each for each, serial in earlier if serial == history.serial]
-                reported = compared_with(trace, own, number=earlier[-1][0].number + 1)
+                reported = traces_compared_with(trace, own, number=earlier[-1][0].number + 1)
             earlier.append((reported or trace, history.serial))
         if reported is not None:
             retraces.append(reported)
             del retraces[:-_MAX_TRACES]
-            react(on_retrace, reported)
+            react_to_trace(on_retrace, reported)
 
-    with listening(listen):
+    with listen_to_traces(listen):
         yield retraces

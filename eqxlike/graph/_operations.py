@@ -11,8 +11,8 @@ from jax.extend.core import Literal, jaxprs_in_params
 
 from .._compat import scan_counts
 from .._flops import cost_of
-from .._partition._static_key import is_hashable
 from .._traceback import frame_of_user, is_of_user_or_layer
+from ..extend import is_hashable
 
 Origin = tuple[str, Any]
 """Where a value comes from: `("argument", i)`, `("constant", i)`, `("literal", value)`,

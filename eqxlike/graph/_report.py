@@ -14,11 +14,9 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._module import Module, Wrapper
-from .._partition import split
+from .. import Module, is_array, is_inexact_array
 from .._programs import Collective, collectives
-from .._pytree import is_array, is_inexact_array
-from .._transforms import FreshTrace, JitFunction, fresh_trace, is_array_or_struct
+from ..extend import FreshTrace, JitFunction, Wrapper, fresh_trace, is_array_or_struct, split
 from ._hlo import Kinds, aliases_in, instructions_in, kinds_of, parameters_in, stablehlo_kinds
 from ._operations import Operation, Program, num_bytes_of, program_of, root_of, type_of
 from ._rows import (

@@ -1,10 +1,10 @@
 """Names that libraries built on Equinox import from `equinox.internal`; see `docs/internal.md`."""
 
-from .._module import AbstractClassVar as AbstractClassVar
-from .._module import AbstractVar as AbstractVar
-from .._transforms import Enumeration as Enumeration
-from .._transforms import branched_error_if as branched_error_if
-from .._transforms import error_if as error_if
+from .. import AbstractClassVar as AbstractClassVar
+from .. import AbstractVar as AbstractVar
+from .. import Enumeration as Enumeration
+from .. import branched_error_if as branched_error_if
+from .. import error_if as error_if
 from ..debug import announce_transform as announce_transform
 from ..debug import breakpoint_if as breakpoint_if
 from ..debug import inspect_dce as inspect_dce

@@ -6,7 +6,7 @@ from typing import Any
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._module import Module
+from .. import Module
 
 
 class _Code:

@@ -13,10 +13,8 @@ import jax.tree_util as jtu
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 
+from .. import Module, error_if, filter_jit, is_array, module_update_wrapper
 from .._compat import Tracer, set_batching_rule
-from .._module import Module, module_update_wrapper
-from .._pytree import is_array
-from .._transforms import error_if, filter_jit
 
 Tree = TypeVar("Tree")
 

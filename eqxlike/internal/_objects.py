@@ -15,11 +15,10 @@ from jax.core import ShapedArray
 from jax.interpreters import ad
 from jaxtyping import Array, ArrayLike, Inexact, PyTree
 
-from .._module import Module, field
-from .._partition import Rest, Structure, flatten, split
-from .._pytree import flag_leaves, is_array_like, tree_pformat
-from .._transforms import filter_eval_shape
+from .. import Module, field, filter_eval_shape, is_array_like, tree_pformat
+from .._pytree import flag_leaves
 from .._transforms._jit._callables import attached
+from ..extend import Rest, Structure, flatten, split
 from ..loops import Buffer
 
 # --- Static values ---

@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat import Tracer
-from .._pytree import describe_node, find_difference
+from ..extend import describe_node, find_difference
 
 _NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 """Types of operands that are combined with every leaf."""

@@ -12,9 +12,10 @@ from jax.extend.core import Primitive, mapped_aval, unmapped_aval
 from jax.interpreters import ad, mlir
 from jaxtyping import PyTree
 
+from .. import is_array
 from .._compat import set_batching_rule
-from .._partition import UNTRACED, Rest, split
-from .._pytree import is_array
+from .._partition import UNTRACED
+from ..extend import Rest, split
 
 # JAX binds only the arrays of the arguments; the static rest is the parameter `inputs`.
 #

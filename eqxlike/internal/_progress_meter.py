@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental import io_callback
 from jaxtyping import Array, Bool, Float, Int
 
-from .._module import Module
+from .. import Module
 from ..loops import unvmap_max
 
 State = TypeVar("State")

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from .. import is_array
 from .._check_numbers import whole_number
-from .._pytree import is_array, listed, paths_without_numbers
+from ..extend import listed, paths_without_numbers
 from ._as_arrays import as_arrays
 from ._sharding import Sharding, place_batch
 

@@ -12,9 +12,10 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from .. import tree_pformat
 from .._check_numbers import whole_number
-from .._pytree import listed, paths_without_numbers, tree_pformat
 from .._traceback import stacklevel_of_user
+from ..extend import listed, paths_without_numbers
 from ._as_arrays import as_arrays
 from ._checks import check_callable
 

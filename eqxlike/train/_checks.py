@@ -13,20 +13,10 @@ import jax.tree_util as jtu
 import optax
 from jaxtyping import PyTree
 
+from .. import Module, filter, is_array, is_inexact_array, tree_pformat
 from .._dtypes import is_key
-from .._module import Module
-from .._pytree import (
-    deleted_paths,
-    filter,
-    find_difference,
-    flag_frozen,
-    is_array,
-    is_inexact_array,
-    listed,
-    paths_without_numbers,
-    tree_pformat,
-)
 from .._traceback import stacklevel_of_user
+from ..extend import deleted_paths, find_difference, flag_frozen, listed, paths_without_numbers
 
 
 def check_model(model: Any) -> None:

@@ -9,8 +9,8 @@ import jax.tree_util as jtu
 import optax
 from jaxtyping import Array, Int32, PyTree
 
+from .. import combine, filter, is_inexact_array
 from .._check_numbers import real_number
-from .._pytree import combine, filter, is_inexact_array
 from ._state import Model, TrainState, check_state
 
 

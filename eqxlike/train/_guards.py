@@ -24,8 +24,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.extend.core import Literal as Constant
 from jaxtyping import Array, Bool, Float, PyTree
 
+from .. import filter, is_array, is_inexact_array, tree_at
 from .._dtypes import is_key
-from .._pytree import filter, is_array, is_inexact_array, tree_at
 from ._state import Evaluation, Model, TrainState, Tree
 
 CheckFinite = bool | Literal["skip", "state"]

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int32, PyTree
 
+from .. import Module, field, is_array, is_inexact_array, tree_at
 from .._check_numbers import whole_number
 from .._dtypes import at_least_float32
-from .._module import Module, field
-from .._pytree import is_array, is_inexact_array, tree_at
 
 _LARGEST = float(jnp.finfo(jnp.float32).max)
 

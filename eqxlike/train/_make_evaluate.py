@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.typing import ArrayLike
 
-from .._pytree import is_array, listed
-from .._transforms import filter_jit
+from .. import filter_jit, is_array
+from ..extend import listed
 from ._as_arrays import as_arrays, is_foreign
 from ._batches import Minibatches
 from ._checks import check_callable, check_takes

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from .. import Module, field
 from .._dtypes import at_least_float32
-from .._module import Module, field
 
 
 def _itself(mean: Array) -> Array:

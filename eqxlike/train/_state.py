@@ -10,19 +10,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray, PyTree
 
+from .. import Module, filter, is_array, is_array_like, is_inexact_array, tree_pformat
 from .._dtypes import is_key
-from .._module import Module
-from .._partition import find_static_difference
-from .._pytree import (
-    filter,
-    find_difference,
-    is_array,
-    is_array_like,
-    is_inexact_array,
-    is_on_cpu,
-    same_shape_and_dtype,
-    tree_pformat,
-)
+from ..extend import find_difference, find_static_difference, is_on_cpu, same_shape_and_dtype
 from ._checks import (
     check_key,
     check_model,

@@ -21,9 +21,8 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from .. import apply_updates, combine, filter, filter_jit, filter_value_and_grad, is_inexact_array
 from .._dtypes import is_key
-from .._pytree import apply_updates, combine, filter, is_inexact_array
-from .._transforms import filter_jit, filter_value_and_grad
 from ._as_arrays import check_arrays
 from ._checks import (
     WithSlow,

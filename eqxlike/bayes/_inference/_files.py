@@ -13,16 +13,10 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from ... import is_inexact_array, tree_deserialise_leaves, tree_serialise_leaves
 from ..._check_numbers import integer
 from ..._dtypes import is_key
-from ..._partition import split
-from ..._pytree import (
-    fingerprint,
-    is_inexact_array,
-    open_to_replace,
-    tree_deserialise_leaves,
-    tree_serialise_leaves,
-)
+from ...extend import fingerprint, open_to_replace, split
 from ._method import Chains, Method, Problem
 
 _FORMAT = "eqxlike.bayes run 1"

@@ -13,9 +13,8 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ... import Module, field, filter_jit
 from ..._check_numbers import whole_number
-from ..._module import Module, field
-from ..._transforms import filter_jit
 from .._libraries import ONCE, Missing, as_libraries_compute
 from .._posterior import Data, Posterior, Unknowns, num_examples
 from ._diagnostics import (

@@ -20,14 +20,13 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Int, PRNGKeyArray
 
+from ... import filter_eval_shape, filter_jit, tree_at
 from ..._check_numbers import positive_number, whole_number
 from ..._compat import Tracer
 from ..._dtypes import is_key
 from ..._interrupt import delayed_interrupt
 from ..._progress import OnStep, run_progress
-from ..._pytree import tree_at
 from ..._traceback import stacklevel_of_user
-from ..._transforms import filter_eval_shape, filter_jit
 from ...ad import Mode
 from .._libraries import ONCE_AND_BRIEFLY, as_libraries_compute
 from .._posterior import Data, Posterior, struct_of_example

@@ -12,8 +12,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
-from ..._module import Module, field
-from ..._transforms import filter_jit
+from ... import Module, field, filter_jit
 from ...ad import Mode, differentiate_with
 from .._posterior import Data, Posterior, Unknowns
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from ..._module import Module
+from ... import Module
 from ._gauss_newton import (
     AroundMode,
     Part,

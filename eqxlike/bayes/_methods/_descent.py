@@ -9,8 +9,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ... import filter_jit
 from ..._check_numbers import positive_number, whole_number
-from ..._transforms import filter_jit
 from .._inference._method import Draws, Method, Problem, Record, Step
 from .._libraries import ONCE, as_libraries_compute
 

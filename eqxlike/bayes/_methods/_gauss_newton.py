@@ -16,8 +16,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ... import ad
-from ..._module import Module, field
+from ... import Module, ad, field
 from .._inference._method import Problem
 from .._posterior import output_of, struct_of_example
 

@@ -12,9 +12,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
+from ... import Module
 from ..._check_numbers import positive_number
-from ..._module import Module
-from ..._pytree import Which, path_matches
+from ...extend import Which, path_matches
 from .._inference._method import Draws, Problem, Record, Step
 from .._likelihoods import Bernoulli, Categorical, Gaussian
 from .._posterior import Unknowns

@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Float
 
-from ..._pytree import tree_at
+from ... import tree_at
 from .._inference._method import Problem
 from .._libraries import distributions, is_distribution
 from .._priors import IndependentPrior, NormalPrior, Prior, PriorByPath, PriorOfLayers

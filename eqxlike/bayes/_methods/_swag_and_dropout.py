@@ -11,8 +11,8 @@ import jax.tree_util as jtu
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ... import filter_eval_shape
 from ..._check_numbers import positive_number, whole_number
-from ..._transforms import filter_eval_shape
 from ...nn import Dropout, inference_mode
 from ...nn._inputs import takes_key
 from .._inference._method import Draws, Problem, Record, Step

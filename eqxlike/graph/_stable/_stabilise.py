@@ -9,8 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.tree_util as jtu
 
-from ..._pytree import combine, filter, is_array
-from ..._transforms import filter_make_jaxpr, fresh_trace
+from ... import combine, filter, filter_make_jaxpr, is_array
+from ...extend import fresh_trace
 from .._operations import path_of, type_of
 from ._rewrite import Match, Rule, StableProgram
 from ._rules import RULES

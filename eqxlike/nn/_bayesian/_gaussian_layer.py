@@ -11,10 +11,9 @@ import jax.random as jr
 import jax.tree_util as jtu
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from ... import AbstractVar, Module, field, is_array, tree_at
 from ..._check_numbers import check_scale
 from ..._dtypes import at_least_float32, is_key, wider
-from ..._module import AbstractVar, Module, field
-from ..._pytree import is_array, tree_at
 from .._inputs import check_instance, describe
 
 # --- Models with random weights: what their layers have in common, and the model as a whole ---

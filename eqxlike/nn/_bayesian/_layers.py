@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ... import Module, field, filter_eval_shape, tree_at
 from ..._check_numbers import whole_number
 from ..._dtypes import parameter_dtype
-from ..._module import Module, field, freeze_where
-from ..._pytree import frozen_mask, tree_at
-from ..._transforms import filter_eval_shape
+from ..._module import freeze_where
+from ..._pytree import frozen_mask
 from .._conv import Conv
 from .._inputs import (
     check_input,

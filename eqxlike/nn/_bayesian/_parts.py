@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from ..._pytree import is_array
+from ... import is_array
 from .._conv import Conv
 from .._inputs import check_instance
 from .._linear import Linear

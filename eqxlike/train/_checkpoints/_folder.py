@@ -18,8 +18,8 @@ from jaxtyping import PyTree
 
 from ..._check_numbers import whole_number
 from ..._dtypes import is_key, without_key_dtype
-from ..._pytree import committed_sharding, flag_frozen
 from ..._traceback import stacklevel_of_user
+from ...extend import committed_sharding, flag_frozen
 from .._checks import check_folder, check_not_deleted
 from ._manifest import (
     MANIFEST,

@@ -18,9 +18,10 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
+from ... import is_array
 from ..._compat import Tracer
 from ..._dtypes import is_key
-from ..._pytree import is_array, is_reference
+from ...extend import is_reference
 
 ARRAYS, MANIFEST = "arrays", "manifest"
 """The folders of a checkpoint: the arrays, as Orbax writes them, and `manifest.json`."""

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ..._pytree import is_array, tree_pformat
+from ... import is_array, tree_pformat
 from ..._traceback import stacklevel_of_user
 from .._as_arrays import as_arrays, is_foreign
 from .._run import Stack

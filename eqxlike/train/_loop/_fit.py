@@ -10,10 +10,10 @@ from typing import Any, Generic, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ... import tree_at
 from ..._check_numbers import whole_number
 from ..._interrupt import Interrupt, delayed_interrupt
-from ..._pytree import deleted_paths, listed, tree_at
-from ..._transforms import JitFunction
+from ...extend import JitFunction, deleted_paths, listed
 from .._callbacks import Callback, Resumed, newest_in
 from .._checks import check_callable, check_not_deleted, check_takes
 from .._run import Batch, Run, Step

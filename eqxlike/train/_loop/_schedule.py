@@ -4,8 +4,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ... import tree_pformat
 from ..._check_numbers import whole_number
-from ..._pytree import tree_pformat
 from ..._traceback import stacklevel_of_user
 from .._callbacks import Callback
 from .._checks import check_callable, check_takes

@@ -17,18 +17,16 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array, Bool, Float, Int32, PyTree
 
+from ... import combine, filter_jit, is_array, is_array_like, partition, tree_pformat
 from ..._dtypes import is_key
-from ..._partition import Structure, are_concrete_arrays, find_static_difference, flatten
-from ..._pytree import (
-    combine,
+from ...extend import (
+    Structure,
+    are_concrete_arrays,
     find_difference,
-    is_array,
-    is_array_like,
-    partition,
+    find_static_difference,
+    flatten,
     same_shape_and_dtype,
-    tree_pformat,
 )
-from ..._transforms import filter_jit
 from .._guards import was_refused
 from .._state import TrainState
 from ._stack import Stack, Together

@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from ..._partition import Structure, flatten, is_same_static
+from ...extend import Structure, flatten, is_same_static
 
 
 class Together(NamedTuple):

@@ -11,9 +11,8 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array
 
-from ..._partition import flatten
-from ..._pytree import is_array, listed, paths_without_numbers
-from ..._transforms import EqxlikeRuntimeError, JitFunction
+from ... import EqxlikeRuntimeError, is_array
+from ...extend import JitFunction, flatten, listed, paths_without_numbers
 from .._guards import is_finite_state, judges_gradients, may_skip, was_refused
 from .._state import Model, TrainState
 from ._flat_steps import (

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..._pytree import listed, open_to_replace
+from ...extend import listed, open_to_replace
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

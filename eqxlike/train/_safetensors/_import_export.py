@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from ..._transforms import NamedLeaf, named_leaves
+from ...extend import NamedLeaf, named_leaves
 from .._checks import check_not_deleted
 from ._files import SUPPORTED, Source, dtype_name, find_entries, write_files
 from ._names import Names, stored_by_name

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ..._pytree import is_on_cpu
-from ..._transforms import NamedLeaf
+from ...extend import NamedLeaf, is_on_cpu
 from ._files import SUPPORTED, Writing, dtype_name
 from ._names import Stored
 

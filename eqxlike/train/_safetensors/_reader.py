@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..._pytree import committed_sharding
-from ..._transforms import NamedLeaf
+from ...extend import NamedLeaf, committed_sharding
 from .._checkpoints import place_like
 from ._files import SUPPORTED, Entry, Source, dtype_name
 from ._names import Stored, nearest

@@ -10,8 +10,8 @@ import jax.tree_util as jtu
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from ..._pytree import Which, is_array, path_matches
-from ..._transforms import Gathering, Stacked
+from ... import is_array
+from ...extend import Gathering, Stacked, Which, path_matches
 
 # --- Whether an array can be split as a rule says, over the mesh there is ---
 

@@ -11,11 +11,11 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray, PyTree
 
+from ... import is_array
 from ..._check_numbers import whole_number
 from ..._compat import Tracer
 from ..._dtypes import is_key
-from ..._pytree import Which, is_array
-from ..._transforms import note_check
+from ...extend import Which, note_check
 from .._checks import check_not_deleted
 from .._state import Evaluate, Evaluation, Model, TrainState, check_state, copy_arrays
 from ._rules import (

@@ -14,9 +14,9 @@ from ._history import RetraceError as RetraceError
 from ._history import RetraceWarning as RetraceWarning
 from ._history import Trace as Trace
 from ._history import check_on_retrace as check_on_retrace
-from ._history import compare as compare
-from ._history import compared_with as compared_with
-from ._history import listening as listening
+from ._history import compare_traces as compare_traces
+from ._history import listen_to_traces as listen_to_traces
 from ._history import place_of as place_of
-from ._history import react as react
+from ._history import react_to_trace as react_to_trace
 from ._history import trace_of as trace_of
+from ._history import traces_compared_with as traces_compared_with

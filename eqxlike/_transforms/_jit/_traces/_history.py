@@ -205,7 +205,7 @@ def check_on_retrace(on_retrace: Any, function: str) -> None:
         )
 
 
-def react(on_retrace: OnRetrace | None, trace: Trace) -> None:
+def react_to_trace(on_retrace: OnRetrace | None, trace: Trace) -> None:
     """Warns, raises, or calls the function, for a trace after the first."""
     if on_retrace == "warn":
         warnings.warn(str(trace), RetraceWarning, stacklevel=stacklevel_of_user())
@@ -295,7 +295,7 @@ class History:
             if is_allowed:
                 self._num_traces += 1
                 self._kept.append(trace)
-        compare(trace, earlier)
+        compare_traces(trace, earlier)
         if not is_allowed:
             times = "once" if limit == 1 else f"{limit} times"
             raise RetraceError(
@@ -305,7 +305,7 @@ class History:
             )
         try:
             if trace.number > 1 and self.policy is not None:
-                react(self.policy.on_retrace, trace)
+                react_to_trace(self.policy.on_retrace, trace)
             for listener in tuple(_listeners):
                 _ = trace.known
                 listener(trace, self)
@@ -330,7 +330,7 @@ class History:
         return history
 
 
-def compare(trace: Trace, earlier: Iterable[Trace]) -> None:
+def compare_traces(trace: Trace, earlier: Iterable[Trace]) -> None:
     """Compares `trace` with the most similar of `earlier` traces, the latest one if several are."""
     found = [
         (tuple(itertools.islice(find_differences(each.known, trace.known), _MAX_DIFFERENCES)), each)
@@ -356,13 +356,13 @@ def _distance(differences: Iterable[TraceDifference], before: Trace, after: Trac
     return total
 
 
-def compared_with(trace: Trace, earlier: Sequence[Trace], *, number: int) -> Trace:
+def traces_compared_with(trace: Trace, earlier: Sequence[Trace], *, number: int) -> Trace:
     """A copy of `trace` with another number, compared with `earlier` traces of functions defined at
     the same lines. If `earlier` is empty, the difference is the function itself.
     """
     again = dataclasses.replace(trace, number=number, compared_with=number - 1)
     if earlier:
-        compare(again, earlier)
+        compare_traces(again, earlier)
     else:
         again.differences = (another_function(trace.function),)
     return again
@@ -404,7 +404,7 @@ _listeners: list[Listener] = []
 
 
 @contextlib.contextmanager
-def listening(listener: Listener) -> Iterator[None]:
+def listen_to_traces(listener: Listener) -> Iterator[None]:
     """Context manager that calls `listener` with every trace of any thread."""
     _listeners.append(listener)
     try:
