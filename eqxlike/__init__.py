@@ -79,7 +79,7 @@ if _typing.TYPE_CHECKING:
     from ._standing_in import install_as_equinox as install_as_equinox
     from .nn import tree_inference as tree_inference
 else:
-    # Not every program uses these, and they would be a third of the cost of the import.
+    # Many programs use none of these, and they would take a third of the import time.
     __getattr__, __dir__, __all__ = _on_first_use(
         __name__,
         "ad",

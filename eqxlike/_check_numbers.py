@@ -1,4 +1,4 @@
-"""Checks of the numbers that a caller gives: integers, real numbers, positive scales."""
+"""Checks of numeric arguments: integers, real numbers, positive scales."""
 
 import argparse
 import math
@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 
 def integer(value: Any) -> int | None:
-    """`value` as an `int` of Python, whichever library's integer it is; `None` for others."""
-    # A bool is an int to Python, never a size to anyone.
+    """Converts an integer of any library to an `int`; `None` if `value` is not an integer."""
+    # In Python a bool is an int, but nobody means `True` as a size.
     if isinstance(value, bool):
         return None
     try:
@@ -21,7 +21,7 @@ def integer(value: Any) -> int | None:
 
 
 def whole_number(value: Any, name: str, least: int = 1) -> int:
-    """`value`, the argument `name`, as an `int`.
+    """Converts the argument `name` to an `int`.
 
     **Raises:** `ValueError` unless it is an integer of at least `least`.
     """
@@ -32,7 +32,7 @@ def whole_number(value: Any, name: str, least: int = 1) -> int:
 
 
 def whole_number_in(text: str, least: int = 1) -> int:
-    """The integer that `text` spells. It serves as the `type` of an argument of a command.
+    """Parses an integer; for the `type=` of an `argparse` argument.
 
     **Raises:** `argparse.ArgumentTypeError` unless it is an integer of at least `least`.
     """
@@ -46,7 +46,7 @@ def whole_number_in(text: str, least: int = 1) -> int:
 
 
 def real_number(value: Any, name: str) -> float:
-    """`value`, the argument `name`, as a `float`.
+    """Converts the argument `name` to a `float`.
 
     **Raises:** `TypeError` unless it is a real number.
     """
@@ -56,9 +56,9 @@ def real_number(value: Any, name: str) -> float:
 
 
 def positive_number(value: Any, name: str) -> float:
-    """`value`, the argument `name`, as a `float`.
+    """Converts the argument `name` to a `float`.
 
-    **Raises:** `TypeError` unless it is a real number, `ValueError` unless that is positive and
+    **Raises:** `TypeError` unless it is a real number; `ValueError` unless it is positive and
     finite.
     """
     number = real_number(value, name)
@@ -68,17 +68,19 @@ def positive_number(value: Any, name: str) -> float:
 
 
 def check_number(value: Any, name: str) -> None:
-    """Raises `TypeError` unless `value`, the argument `name`, is a number or an array of them."""
+    """Raises `TypeError` unless the argument `name` is a number or an array of numbers."""
     dtype = getattr(value, "dtype", object)
     if not isinstance(value, numbers.Real) and not jnp.issubdtype(dtype, jnp.number):
         raise TypeError(f"{name} must be a number, got {value!r}.")
 
 
 def check_scale(scale: Any, name: str) -> None:
-    """Raises `ValueError` unless `scale`, a number or an array, is one positive number, and
-    `TypeError` if it is neither.
+    """Checks that the argument `name` is a positive number, or an array of shape `()`.
 
-    The values of arrays are not checked: they may be traced.
+    The values of arrays are not checked, since they may be traced.
+
+    **Raises:** `TypeError` unless it is a number or an array of numbers; `ValueError` if the number
+    is not positive and finite, or the array has another shape.
     """
     check_number(scale, name)
     if isinstance(scale, (int, float)) and not (scale > 0 and math.isfinite(scale)):

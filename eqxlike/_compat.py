@@ -1,6 +1,6 @@
-"""The only file that knows JAX versions or touches anything not public in JAX.
+"""The only file that depends on the version of JAX, or uses names that are not public in JAX.
 
-Each name says which JAX versions need it. Everything else in the package imports public JAX.
+A comment above each name says which JAX versions need it.
 """
 
 from collections.abc import Callable
@@ -14,27 +14,26 @@ from jax.interpreters import ad, batching, mlir
 # jax 0.10.2 to 0.12.0.1: `jax.core.Tracer` is public, documented for `isinstance` checks.
 Tracer = jax.core.Tracer
 
-# jax 0.10.2 to 0.12.0.1: the class of what `jax.jit` returns is one of JAX's C++ extension without
-# a public name, so it is taken from an instance. Making one compiles nothing and starts no backend.
+# jax 0.10.2 to 0.12.0.1: `jax.jit` returns instances of a C++ class without a public name, so the
+# class is taken from an instance. Making an instance compiles nothing and starts no backend.
 PjitFunction = type(jax.jit(lambda: None))
 
-# jax 0.10.2 to 0.12.0.1: `register_exclusion` has no public name. `jax.debug.breakpoint` stops in
-# the innermost frame that is neither JAX's nor in a file registered here. Without it, it would stop
-# in a frame of ours rather than the user's.
+# jax 0.10.2 to 0.12.0.1: `register_exclusion` has no public name. `jax.debug.breakpoint` skips the
+# frames of JAX and of the files registered here, so that it stops in the user's frame, not in ours.
 try:
     from jax._src.traceback_util import register_exclusion as register_exclusion
 except ImportError:
 
     def register_exclusion(path: str) -> None:
-        """Does nothing: this JAX has nothing to register with."""
+        """Does nothing: this version of JAX has no such function."""
 
 
-# jax 0.10.2 to 0.12.0.1: JAX logs the traceback of each callback that raises under these names. In
-# a version that uses others, a failed check of `error_if` is logged as well as raised.
+# jax 0.10.2 to 0.12.0.1: the loggers to which JAX writes the traceback of a callback that raises.
+# If a version uses other loggers, a failed `error_if` is logged as well as raised.
 CALLBACK_LOGGERS = ("jax._src.callback", "jax._src.debugging")
 
-# jax 0.10.2: once a run has failed, `jax.effects_barrier` raises for it at each call, and Python as
-# it exits, with pages of text. jax 0.12.0.1 forgets the run when it has raised for it once.
+# jax 0.10.2: after a run has failed, each call of `jax.effects_barrier` raises its error again, and
+# Python prints it, with pages of text, at exit. jax 0.12.0.1 raises the error only once.
 try:
     from jax._src.dispatch import runtime_tokens as _runtime_tokens
 except ImportError:
@@ -42,7 +41,7 @@ except ImportError:
 
 
 def forget_failed_run() -> None:
-    """Keeps JAX from raising once more for a run whose error has been raised."""
+    """Stops JAX from raising the error of a failed run again."""
     try:
         jax.effects_barrier()
     except (jax.errors.JaxRuntimeError, ValueError):
@@ -50,11 +49,14 @@ def forget_failed_run() -> None:
             _runtime_tokens.clear()
 
 
-# jax 0.12.0.1: `batching.primitive_batchers` and `axis_primitive_batchers` are shims that JAX means
-# to delete. What they write to is there in jax 0.10.2 too. It is also asked for arrays that are not
-# batched.
+# jax 0.12.0.1: `batching.primitive_batchers` and `axis_primitive_batchers` are shims that JAX plans
+# to delete. They write to `fancy_primitive_batchers`, which jax 0.10.2 has too. JAX calls the rules
+# in it even if no array is batched.
 def set_batching_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
-    """Has `jax.vmap` call `rule(axis, arrays, axes, **params)` for what is batched."""
+    """Registers the batching rule of a primitive: `rule(axis, arrays, axes, **params)`.
+
+    The rule is only called if at least one array is batched.
+    """
 
     def of_any(axis: Any, arrays: Any, axes: Any, /, **params: Any) -> tuple[Any, Any]:
         if any(each is not None for each in axes):
@@ -65,31 +67,31 @@ def set_batching_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
     batching.fancy_primitive_batchers[primitive] = of_any
 
 
-# jax 0.10.2 on a CPU: XLA takes the barriers of `jax.checkpoint` away before it looks for what is
-# computed twice, and so keeps what should have been computed again. In 0.12.0.1 it does not.
+# jax 0.10.2 on a CPU: XLA removes the barriers of `jax.checkpoint` before it merges common
+# subexpressions, and so keeps values that should be recomputed. jax 0.12.0.1 does not.
 def cpu_merges_recomputation() -> bool:
-    """Whether `jax.checkpoint` saves no memory."""
+    """Whether `jax.checkpoint` saves no memory on the default backend."""
     return jax.__version_info__ < (0, 12) and jax.default_backend() == "cpu"
 
 
-# jax 0.10.2: XLA compiles for CPUs faster by its old emitters, and most programs then run slower.
-# The XLA of jax 0.12.0.1 has no others.
+# jax 0.10.2: with its old emitters, XLA compiles faster for CPUs, and most programs run slower. The
+# option does not exist in jax 0.12.0.1.
 OLD_EMITTERS: dict[str, Any] = (
     {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
 )
 
 
-# jax 0.12.0.1 says with trees what jax 0.10.2 says with two numbers.
+# jax 0.10.2 stores these counts as two numbers, jax 0.12.0.1 as trees.
 def scan_counts(params: Any) -> tuple[int, int]:
-    """How many of the operands of a `scan` are constants, and how many its carry."""
+    """The numbers of constants and of carried values among the operands of a `scan`."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = map(list, params["ft_in"].unpack())
     return len(consts), len(carry)
 
 
-# jax 0.10.2 to 0.12.0.1: the type of an array says along which axes of a mesh it varies, under a
-# name that is in no page of JAX's.
+# jax 0.10.2 to 0.12.0.1: the type of an array has the mesh axes along which it varies, in an
+# undocumented attribute.
 def varying_axes(array: Any) -> frozenset[Any]:
     """The axes of `jax.shard_map` along which the devices may hold different values."""
     return getattr(manual_axis_type(array), "varying", frozenset())
@@ -101,21 +103,21 @@ def manual_axis_type(array: Any) -> Any:
 
 
 def vary(array: Any, axes: frozenset[Any]) -> Any:
-    """Casts an array so that it also varies, to JAX, along these axes of `jax.shard_map`."""
+    """Casts an array so that JAX takes it to vary along these axes of `jax.shard_map` too."""
     missing = tuple(sorted(axes - varying_axes(array), key=str))
     return jax.lax.pcast(array, missing, to="varying") if missing else array
 
 
 # jax 0.10.2 to 0.12.0.1: inside `jax.shard_map` with `check_vma=True`, `jax.lax.pmean` over an axis
-# of `jax.vmap` fails an assertion; over an axis of `jax.vmap` and one of the mesh it raises
+# of `jax.vmap` fails an assertion. Over an axis of `jax.vmap` and a mesh axis together, it raises a
 # `ValueError`.
 def mean_over_axes(array: Any, names: tuple[Any, ...]) -> Any:
-    """`jax.lax.pmean`, also over axes of `jax.vmap` and of `jax.shard_map` together."""
+    """`jax.lax.pmean` over axes of `jax.vmap`, of `jax.shard_map`, or of both together."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
     if not manual:
         return jax.lax.pmean(array, names)
     for name in names:
-        index = jax.lax.axis_index(name)  # raises `NameError` if the axis does not exist
+        index = jax.lax.axis_index(name)  # Raises `NameError` if the axis does not exist.
         if name in manual:
             array = vary(array, varying_axes(index))
         else:
@@ -131,7 +133,7 @@ def _batch_mean(axis: Any, arrays: Any, axes: Any, *, name: Any) -> tuple[Any, A
 
 
 _mean_over_mapped = Primitive("mean_over_mapped")
-_mean_over_mapped.def_impl(lambda array, name: array)  # not mapped: all members are equal
+_mean_over_mapped.def_impl(lambda array, name: array)  # Not mapped: all members are equal.
 _mean_over_mapped.def_abstract_eval(lambda array, name: array)
 mlir.register_lowering(_mean_over_mapped, lambda context, array, name: [array])
 ad.deflinear2(
@@ -140,10 +142,10 @@ ad.deflinear2(
 set_batching_rule(_mean_over_mapped, _batch_mean)
 
 
-# jax 0.10.2 to 0.12.0.1: what a lowering rule is called with says for how many devices it lowers,
-# under names that are in no page of JAX's.
+# jax 0.10.2 to 0.12.0.1: the context of a lowering rule has the number of devices, in undocumented
+# attributes.
 def is_partitioned(context: Any) -> bool:
-    """Whether XLA divides the program that is lowered among devices."""
+    """Whether XLA partitions the program that is being lowered over several devices."""
     axes = context.module_context.axis_context
     mesh = getattr(axes, "mesh", None)
     if mesh is not None:

@@ -1,4 +1,4 @@
-"""Names of a package that are imported only when somebody first asks for them."""
+"""Lazy imports: names of a package that are imported on first use."""
 
 import importlib
 import sys
@@ -11,16 +11,15 @@ from ._moved import former_names
 def on_first_use(
     package: str, *modules: str, **homes: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """The `__getattr__`, `__dir__` and `__all__` (PEP 562) of a package with such names.
+    """The `__getattr__`, `__dir__` and `__all__` (PEP 562) of a package with lazy imports.
 
-    A type checker cannot see what they do: for it, the package also imports the names where no
-    program does.
+    Type checkers cannot follow them, so the package also imports the names under `TYPE_CHECKING`.
 
     **Arguments:**
 
-    - `package`: the `__name__` of the package, which has imported its other names already.
-    - `modules`: names of submodules, each found under its own name.
-    - `homes`: further names, each with the submodule that has it.
+    - `package`: the `__name__` of the package, which has already imported its other names.
+    - `modules`: names of submodules.
+    - `homes`: further names, each with the submodule that defines it.
     """
     homes |= {name: name for name in modules}
     namespace = vars(sys.modules[package])
@@ -30,7 +29,7 @@ def on_first_use(
         if name not in homes:
             return former_name(name)
         module = importlib.import_module(f"{package}.{homes[name]}")
-        # Python does not ask again for what it finds here.
+        # From now on Python finds the name in the namespace and does not call `get`.
         namespace[name] = module if name in modules else getattr(module, name)
         return namespace[name]
 

@@ -1,4 +1,4 @@
-"""The floating-point operations of one equation, by closed forms."""
+"""The number of floating-point operations of one equation of a jaxpr, by closed formulas."""
 
 import math
 from typing import Any, NamedTuple
@@ -39,10 +39,11 @@ _OPAQUE = {
 
 
 class Cost(NamedTuple):
-    """The operations of one equation.
+    """The number of operations of one equation.
 
-    - `flops`: additions, multiplications and their like on floating-point and complex numbers.
-    - `transcendentals`: exponentials, roots and their like.
+    - `flops`: additions, multiplications and other arithmetic on floating-point and complex
+      numbers.
+    - `transcendentals`: exponentials, roots, and trigonometric and other special functions.
     """
 
     flops: int
@@ -50,12 +51,14 @@ class Cost(NamedTuple):
 
 
 def cost_of(equation: Any) -> Cost | None:
-    """The operations of an equation that runs no other program; `None` if nobody knows.
+    """The number of operations of an equation; `None` if it is unknown, or in an inner jaxpr.
 
-    A product of matrices of sizes `m` by `k` and `k` by `n` is `2 m k n`; a convolution two for
-    each pair of a weight and an input that it meets, not of padding; elementwise arithmetic, and
-    comparison, one an element; a reduction one for each element that goes. Complex numbers count
-    as the real operations that they take. Integers count nothing, nor does what moves data.
+    - A product of an `m` by `k` and a `k` by `n` matrix takes `2 m k n`.
+    - A convolution takes two for each pair of a weight and an input; padding does not count.
+    - Elementwise arithmetic, and a comparison, takes one for each element.
+    - A reduction takes one for each element of the input, less one for each element of the output.
+    - Complex arithmetic counts as the real operations that it takes.
+    - Integer arithmetic and data movement count nothing.
     """
     name = equation.primitive.name
     if name in _OPAQUE:
@@ -101,7 +104,7 @@ def _is_inexact(aval: Any) -> bool:
 
 
 def _products_of_groups(equation: Any) -> int:
-    """The products of matrices whose rows, or summands, are parted into groups."""
+    """The number of multiplications in a matrix product whose rows, or summands, are grouped."""
     numbers = equation.params["ragged_dot_dimension_numbers"]
     (_, contracting), (_, batch) = numbers.dot_dimension_numbers
     left, right = (each.aval.shape for each in equation.invars[:2])
@@ -133,14 +136,15 @@ def _products_of_convolution(equation: Any) -> int:
 
 
 def _pairs_along_axis(starts: np.ndarray, taps: np.ndarray, length: int, dilation: int) -> int:
-    """How often a weight meets an entry of the input along one axis, and not padding.
+    """The number of pairs of a weight and an entry of the input along one axis, without padding.
 
     **Arguments:**
 
-    - `starts`: where the window stands for each output, and `taps`: its weights, from there on.
-    - `length`, `dilation`: of the input.
+    - `starts`: the start of the window for each output.
+    - `taps`: the positions of the weights, relative to the start.
+    - `length`, `dilation`: length and dilation of the input.
     """
-    # As many turns as the shorter side has entries: a gradient has windows as long as an input.
+    # Loops over the shorter of the two: in a gradient, a window is as long as an input.
     shorter, longer = sorted((starts, taps), key=len)
     pairs = 0
     for place in shorter:
@@ -151,7 +155,7 @@ def _pairs_along_axis(starts: np.ndarray, taps: np.ndarray, length: int, dilatio
 
 
 def _products_of_power(exponent: int) -> int:
-    """The multiplications of a power by repeated squares, and one division if it is negative."""
+    """The number of multiplications by repeated squaring, plus a division if it is negative."""
     magnitude = abs(exponent)
     if magnitude == 0:
         return 0

@@ -1,4 +1,4 @@
-"""Ctrl-C, and the signal that asks a process to end, at a moment of our choosing."""
+"""Delays Ctrl-C and SIGTERM until a moment at which it is safe to stop."""
 
 import signal
 import sys
@@ -8,18 +8,18 @@ from contextlib import contextmanager
 from types import FrameType
 
 TERMINATED = 128 + signal.SIGTERM
-"""The exit status of a process that was asked to end."""
+"""The exit status of a process that SIGTERM has ended."""
 
 
 class Interrupt:
-    """Whether Ctrl-C came, or SIGTERM, which schedulers and containers send before they kill."""
+    """Records Ctrl-C, and SIGTERM, which schedulers and containers send before they kill."""
 
     def __init__(self) -> None:
         self.is_requested = False
         self.is_termination = False
 
     def handle(self, signal_number: int, frame: FrameType | None) -> None:
-        """Remembers the first signal; at the second raises what it raises elsewhere."""
+        """Records the first signal. The second one raises at once, as without this handler."""
         is_second, self.is_requested = self.is_requested, True
         self.is_termination |= signal_number == signal.SIGTERM
         if is_second and signal_number == signal.SIGTERM:
@@ -28,7 +28,7 @@ class Interrupt:
             signal.default_int_handler(signal_number, frame)
 
     def exception(self, message: str) -> KeyboardInterrupt | SystemExit:
-        """What to raise once everything is in order; a process that is to end says `message`."""
+        """The exception to raise when it is safe to stop. After SIGTERM, prints `message`."""
         if not self.is_termination:
             return KeyboardInterrupt(message)
         print(message, file=sys.stderr)
@@ -37,11 +37,11 @@ class Interrupt:
 
 @contextmanager
 def delayed_interrupt() -> Iterator[Interrupt]:
-    """Holds back the first Ctrl-C or SIGTERM, so that it cannot fall between a call that donates
-    and its result.
+    """Context manager that records the first Ctrl-C or SIGTERM instead of raising an exception.
 
-    A handler that somebody else installed is left alone, as is everything outside the main thread,
-    where Python delivers no signals.
+    So no exception can be raised after a call has donated its arguments and before its result is
+    stored. Handlers that other code has installed stay. Outside of the main thread, where Python
+    delivers no signals, the context does nothing.
     """
     interrupt = Interrupt()
     is_main_thread = threading.current_thread() is threading.main_thread()

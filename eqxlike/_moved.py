@@ -1,4 +1,4 @@
-"""Public names of earlier versions: where they are now, or what replaces them."""
+"""Public names of earlier versions: their new names, or their replacements."""
 
 import importlib
 import warnings
@@ -11,12 +11,12 @@ _RULES = """RULES Part Parts Rewrite Rule Step Value argument_of constant_of fac
 RENAMED: dict[str, str] = {
     f"eqxlike.graph.{name}": f"eqxlike.graph.rules.{name}" for name in _RULES.split()
 }
-"""Old to new full names. Access through an old name warns and returns the new object."""
+"""New full names by old full names. Access to an old name warns and returns the new object."""
 
 _PLAN = "`sharding.of_state` splits shapes on any mesh: see examples/plan_training.py."
 _COLLECTIVES = "`graph.report(step, state, batch).collectives` lists them."
 
-_RECORDS = "What `graph.report` or `graph.unstable` returns holds these records."
+_RECORDS = "`graph.report` and `graph.unstable` return objects that hold these records."
 _CACHE = 'Call `jax.config.update("jax_compilation_cache_dir", folder)`: see docs/shipping.md.'
 
 REMOVED: dict[str, str] = {
@@ -32,7 +32,7 @@ REMOVED: dict[str, str] = {
     "eqxlike.ad.sparse_hessian": "Use asdex: `asdex.hessian(function)`.",
     "eqxlike.ad.sparse_jacobian": "Use asdex: `asdex.jacobian(function)`.",
     "eqxlike.CompilationCache": _CACHE,
-    "eqxlike.TransferError": "`graph.report(function, *args).effects` has a program's callbacks.",
+    "eqxlike.TransferError": "`graph.report(function, *args).effects` lists a program's callbacks.",
     "eqxlike.bayes.plot.traces": (
         '`posterior.to_arviz().posterior[name].plot.line(x="draw")` draws them with xarray.'
     ),
@@ -44,7 +44,7 @@ REMOVED: dict[str, str] = {
     "eqxlike.train.collectives": _COLLECTIVES,
     "eqxlike.train.plan": _PLAN,
 }
-"""Full names, each with a sentence that says what to use instead."""
+"""Full names, each with a sentence on what to use instead."""
 
 
 def former_names(package: str) -> Callable[[str], Any]:

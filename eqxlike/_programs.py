@@ -1,6 +1,4 @@
-"""What a program consists of: its operations, traced, those among them that leave the device, and
-what its devices exchange, compiled.
-"""
+"""The equations of a traced program, its calls of the host, and collectives of a compiled one."""
 
 import math
 import re
@@ -13,14 +11,14 @@ from ._traceback import frame_of_user
 
 
 def equations_in(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """The equations of a jaxpr, each before those of the jaxprs inside it."""
+    """All equations of a jaxpr; an equation comes before the equations of its inner jaxprs."""
     for equation in jaxpr.eqns:
         yield equation
         for inner in jaxprs_in_params(equation.params):
             yield from equations_in(inner)
 
 
-# --- What of a traced program leaves the device on which it runs ---
+# --- Calls of the host in a traced program ---
 
 
 _CALLS = {
@@ -32,12 +30,13 @@ _CALLS = {
     "outfeed": "outfeed",
     "pure_callback": "pure_callback",
 }
-"""Each operation that calls the host, and what the user calls it."""
+"""Primitives that call the host, each with the public function that binds it."""
 
 
 def departures(jaxpr: Any) -> Iterator[str]:
-    """The operations of a jaxpr, and of those inside it, that call the host: as the user wrote
-    them, with file and line if JAX knows these.
+    """The calls of the host in a jaxpr, including inner jaxprs.
+
+    Each is the name of a public function, with file and line if JAX knows them.
     """
     for equation in equations_in(jaxpr):
         what = _CALLS.get(equation.primitive.name)
@@ -67,8 +66,8 @@ class Collective(NamedTuple):
 
     - `kind`: `all-gather`, `all-reduce`, `reduce-scatter`, `all-to-all`, `collective-permute` or
       `collective-broadcast`.
-    - `shapes`: those of its results on one device.
-    - `num_bytes`: of all of these.
+    - `shapes`: the shapes of its results on one device.
+    - `num_bytes`: the total size of these results.
     """
 
     kind: str
@@ -79,11 +78,12 @@ class Collective(NamedTuple):
 def collectives(compiled: Any) -> tuple[Collective, ...]:
     """The collectives of a compiled program, in the order of its text.
 
-    One within a loop is there once, however often the loop turns.
+    A collective inside a loop is listed once.
 
     **Arguments:**
 
-    - `compiled`: as `filter_jit(...).lower(...).compile()` and `jax.jit`'s return it.
+    - `compiled`: a compiled program, as `filter_jit(...).lower(...).compile()` or
+      `jax.jit(...).lower(...).compile()` returns it.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -109,7 +109,7 @@ def collectives(compiled: Any) -> tuple[Collective, ...]:
 def _collective(match: re.Match[str]) -> Collective:
     arrays = list(_ARRAY.finditer(match["type"]))
     if match["start"] and match["kind"] != "all-reduce":
-        # The results stand behind the operands.
+        # The type lists the operands before the results.
         arrays = arrays[len(arrays) // 2 :]
     shapes = tuple(tuple(map(int, filter(None, array["shape"].split(",")))) for array in arrays)
     num_bytes = sum(

@@ -1,4 +1,4 @@
-"""Displays of progress: a bar on a terminal, by rich or tqdm, lines of text elsewhere."""
+"""Progress displays: a bar by rich or tqdm on a terminal, lines of text elsewhere."""
 
 import importlib.util
 import sys
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, TextIO
 
 OnStep = Callable[..., Any]
-"""`on_step(step, text, is_last=False)` gets the number of finished steps and a text about the last
-one. It returns whether it showed them.
+"""A function `on_step(step, text, is_last=False)` of the number of finished steps and a text about
+the latest step. It returns whether it displayed them.
 """
 
 
@@ -16,15 +16,15 @@ one. It returns whether it showed them.
 def run_progress(
     num_steps: int, label: str, *, stream: TextIO | None = None, num_lines: int = 10
 ) -> Iterator[OnStep]:
-    """Shows how far a run is.
+    """Context manager that displays the progress of a run. It yields an `OnStep` function.
 
     **Arguments:**
 
     - `num_steps`: number of steps of the run.
     - `label`: name of the run.
-    - `stream`: where to write, standard error by default. A terminal gets a bar if `rich` is
-      installed, anything else lines of text.
-    - `num_lines`: largest number of lines, which are spread evenly over the steps.
+    - `stream`: file to write to, by default standard error. On a terminal, a bar is drawn if `rich`
+      is installed. Otherwise lines of text are written.
+    - `num_lines`: maximum number of lines, which are spread evenly over the steps.
     """
     output: TextIO = sys.stderr if stream is None else stream
     if output.isatty() and is_installed("rich"):
@@ -50,22 +50,22 @@ def run_progress(
 
 
 class Lines:
-    """Shows how far one loop is: prints a line each time.
+    """Displays the progress of one loop as lines of text.
 
     **Arguments:**
 
-    - `total`: the number of its steps, or `None`.
+    - `total`: number of steps, or `None` if it is unknown.
     """
 
     def __init__(self, total: int | None, description: str, stream: TextIO):
         self._stream = stream
 
     def show(self, done: int, line: str) -> None:
-        """Shows how many steps are `done`; `line` says it in words."""
+        """Displays that `done` steps are finished. `line` is a text that says the same."""
         print(line, file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Shows nothing from now on."""
+        """Ends the display."""
 
 
 class _Tqdm(Lines):
@@ -74,7 +74,7 @@ class _Tqdm(Lines):
     def __init__(self, total: int | None, description: str, stream: TextIO):
         import tqdm
 
-        # When to draw is decided elsewhere.
+        # Callers limit how often the bar is drawn, so tqdm need not.
         self._bar = tqdm.tqdm(total=total, desc=description or None, file=stream, mininterval=0)
 
     def show(self, done: int, line: str) -> None:
@@ -125,7 +125,7 @@ def is_installed(name: str) -> bool:
 
 
 def _rich_bars(stream: TextIO, text: str | None = None, **options: Any) -> Any:
-    """The bars of one `rich.progress.Progress`, each with a text, or with the time that passed."""
+    """A `rich.progress.Progress` whose bars show the column `text`, or the elapsed time."""
     from rich import progress as rich
     from rich.console import Console
 

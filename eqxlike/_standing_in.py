@@ -1,4 +1,4 @@
-"""eqxlike under the name of Equinox, for libraries that are built on Equinox."""
+"""eqxlike under the name `equinox`, for libraries that are built on Equinox."""
 
 import importlib
 import importlib.abc
@@ -23,7 +23,7 @@ from ._module import (
 )
 
 EQUINOX_VERSION = "0.13.8"
-"""The version of Equinox whose interface eqxlike has."""
+"""The version of Equinox whose interface eqxlike provides."""
 
 THEIRS, OURS = "equinox", "eqxlike"
 PARTS = (THEIRS, f"{THEIRS}.debug", f"{THEIRS}.internal", f"{THEIRS}.nn")
@@ -41,7 +41,7 @@ _MODULES = {
     "_linear _misc _mlp _normalisation _pool _rnn _sequential _shared _spectral_norm _stateful "
     "_weight_norm",
 }
-"""The private modules of each part. What is public in eqxlike is found in each of them."""
+"""Private modules of Equinox, by public module. Each of them has the public names of eqxlike."""
 
 _PRIVATE = {f"{part}.{name}" for part, names in _MODULES.items() for name in names.split()}
 
@@ -63,52 +63,54 @@ _NAMES = {
     f"{THEIRS}.nn._misc.default_init": "nn._parameters.uniform",
     f"{THEIRS}.nn._misc.named_scope": "_standing_in.named_scope",
 }
-"""The private names that libraries use, by their paths in that version of Equinox, and ours."""
+"""Private names of that version of Equinox which libraries use, each with its name in eqxlike."""
 
 _INSTEAD = {
     "MISSING": "a field without a value is not in `vars(module)`",
     "_nan_like": "use `jax.numpy.full_like(x, jax.numpy.nan)`",
     "wrap_method": "a method is bound as `equinox._module._prebuilt.BoundMethod`",
 }
-"""Replacements of private names that are missing here, and were missing in that version."""
+"""Hints for private names of other versions of Equinox, which eqxlike does not have."""
 
 _ABSENT = f"eqxlike stands in for Equinox {EQUINOX_VERSION} in this process, and has no `{{}}`"
 
 
 def install_as_equinox() -> dict[str, str]:
-    """Makes `import equinox` give eqxlike from here on, in this process alone.
+    """Makes `import equinox` import eqxlike, in this process only.
 
-    With it a library that is built on Equinox runs on eqxlike as it is, for instance Diffrax:
+    Libraries that are built on Equinox, such as Diffrax, then run on eqxlike without changes:
 
     ```python
     import eqxlike
 
-    eqxlike.install_as_equinox()  # before the first import of what is built on Equinox
+    eqxlike.install_as_equinox()  # before the first import of a library built on Equinox
 
     import diffrax
     ```
 
-    `equinox`, `equinox.nn`, `equinox.debug` and `equinox.internal` then hold what the parts of
-    eqxlike of the same names hold, imported when they are first asked for. `equinox.__version__`,
-    and what `importlib.metadata.version("equinox")` returns, is the version of Equinox whose
-    interface that is. Of its private names those are there that libraries use, by their paths in
-    that version, and the public ones in private modules. Any other is an error that says so.
-    `strict=True` checks nothing in this process, as in that version. Equinox itself need not be
-    installed, and is not imported where it is. A second call changes nothing.
+    - `equinox`, `equinox.nn`, `equinox.debug` and `equinox.internal` have the public names of
+      `eqxlike` and its submodules. They are imported on first use.
+    - `equinox.__version__` and `importlib.metadata.version("equinox")` return the version of
+      Equinox whose interface eqxlike provides.
+    - The private names of that version which libraries use exist at their paths. The private
+      modules also have the public names. Any other private name raises an error that says so.
+    - `strict=True` checks nothing in this process, as in that version.
 
-    **Returns:** for each module of Equinox the one whose names it has now:
+    Equinox need not be installed; if it is, it is not imported. A second call changes nothing.
+
+    **Returns:** the modules of Equinox, each with the module that replaces it:
     `{"equinox": "eqxlike", "equinox.nn": "eqxlike.nn", ...}`.
 
-    **Raises:** `RuntimeError` if Equinox has been imported already: what was built on its classes
-    would meet ours.
+    **Raises:** `RuntimeError` if Equinox has already been imported, since classes of Equinox and
+    of eqxlike would be mixed.
     """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         if imported := sys.modules.get(THEIRS):
             raise RuntimeError(
-                "install_as_equinox() must come before the first import of Equinox, and it has "
+                "install_as_equinox() must be called before Equinox is imported, but Equinox has "
                 f"been imported in this process, from {getattr(imported, '__file__', None)}. Call "
-                "install_as_equinox() at the start of the program, above the imports of Equinox "
-                "and of all that is built on it."
+                "install_as_equinox() at the start of the program, before it imports Equinox or a "
+                "library that is built on Equinox."
             )
         sys.meta_path.insert(0, _Finder())
         ignore_strict_rules()
@@ -121,12 +123,12 @@ def _ours(name: str) -> str:
 
 
 def _part_of(name: str) -> str:
-    """The public part of Equinox that a private module is in."""
+    """The public module of Equinox that contains a private module."""
     return name.partition("._")[0]
 
 
 def _absent(name: str) -> str:
-    """The message for a missing name, with its replacement if there is one."""
+    """The message for a missing name, with a hint on its replacement if one is known."""
     last = name.rpartition(".")[2]
     found = [path for path in (*_PRIVATE, *_NAMES) if path.rpartition(".")[2] == last]
     hint = f"in Equinox {EQUINOX_VERSION} it is `{min(found)}`" if found else _INSTEAD.get(last)
@@ -134,7 +136,7 @@ def _absent(name: str) -> str:
 
 
 class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
-    """Finds and makes the modules that replace Equinox's, and gives their version."""
+    """Import hook that finds and makes the modules of `equinox`, and gives their version."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -146,7 +148,8 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
             # `importlib.util.find_spec` returns None for a missing module. An import raises.
             if sys._getframe(2).f_globals.get("__name__") == importlib.util.__name__:
                 return None
-            # The error has our name: Python replaces an error that has the name it looks for.
+            # The error has the name of our module: Python would replace an error with the name of
+            # the module that it imports.
             raise ModuleNotFoundError(_absent(fullname), name=_ours(fullname))
         return importlib.machinery.ModuleSpec(fullname, self, origin=OURS, is_package=True)
 
@@ -155,7 +158,7 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         ours = importlib.import_module(_ours(_part_of(module.__name__)))
-        module.__doc__ = f"eqxlike's `{ours.__name__}`, under the name that it has in Equinox."
+        module.__doc__ = f"eqxlike's `{ours.__name__}`, under its name in Equinox."
         vars(module)["__all__"] = [name for name in dir(ours) if not name.startswith("_")]
         if module.__name__ == THEIRS:
             vars(module)["__version__"] = EQUINOX_VERSION
@@ -168,7 +171,7 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
 
 
 class _Part(types.ModuleType):
-    """A module of Equinox, with the names of ours."""
+    """A module of `equinox` that takes its names from eqxlike."""
 
     def __getattr__(self, name: str) -> Any:
         theirs, path = self.__name__, f"{self.__name__}.{name}"
@@ -191,7 +194,7 @@ class _Part(types.ModuleType):
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """What `importlib.metadata` says of Equinox while eqxlike stands in for it."""
+    """The distribution that `importlib.metadata` finds for Equinox."""
 
     def read_text(self, filename: str) -> str | None:
         if filename != "METADATA":
@@ -214,12 +217,12 @@ named_scope = jax.named_scope
 
 
 def is_abstract_module(cls: type) -> bool:
-    """Whether a class of Modules has no instances."""
+    """Whether a Module class is abstract."""
     return bool(abstract_names(cls) | cls.__abstractmethods__)
 
 
 class _HasDataclassInit:
-    """Whether the `__init__` of a class of Modules was generated."""
+    """Maps a Module class to whether its `__init__` is generated."""
 
     def __getitem__(self, cls: type) -> bool:
         record = own_record(cls)
@@ -232,4 +235,4 @@ has_dataclass_init = _HasDataclassInit()
 currently_initialising = types.SimpleNamespace(
     add=lambda module: set_cached(module, INITIALISING), remove=drop_cached
 )
-"""Lets the fields of a Module be assigned, between `add` and `remove`."""
+"""Allows assigning the fields of a Module between `add(module)` and `remove(module)`."""

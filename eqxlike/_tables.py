@@ -1,4 +1,4 @@
-"""Tables of text and of HTML, pages, and figures without a window system or global state."""
+"""Tables as text and HTML, HTML pages, and matplotlib figures without pyplot."""
 
 import html
 import json
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def grouped(number: float | None) -> str:
-    """A number with its digits in groups; a dash for none."""
+    """A number with thousands separators; a dash for `None`."""
     return "-" if number is None else f"{number:,.0f}"
 
 
 def align(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The rows below the header as plain text: numbers to the right, words to the left."""
+    """A table as plain text. Numeric columns are aligned to the right, others to the left."""
     lines = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     to_the_right = _numeric_columns(header, rows)
@@ -27,7 +27,7 @@ def align(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def rich_table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> Any:
-    """The same as a table of rich, which asks for it and so is there."""
+    """A table for rich. It is called from `__rich__`, so rich is installed."""
     from rich.table import Table
     from rich.text import Text
 
@@ -37,7 +37,7 @@ def rich_table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: st
         justify = "right" if right else "left"
         table.add_column(name, justify=justify, overflow="fold")
     for row in rows:
-        # As text: in a string rich would take the brackets of a path for markup.
+        # As `Text`: in a string, rich would parse the brackets of a path as markup.
         table.add_row(*map(Text, row))
     return table
 
@@ -51,18 +51,18 @@ def _is_numeric(cells: Sequence[str]) -> bool:
     return bool(numbers) and all(number.removeprefix("-")[:1].isdigit() for number in numbers)
 
 
-# --- Pages of HTML, which fetch nothing from elsewhere ---
+# --- HTML pages, which load nothing from elsewhere ---
 
 
 def page_from(template: pathlib.Path, parts: Mapping[str, str]) -> str:
-    """The template with each part in the place of its name between `@@`."""
-    # In one go: what is put in may look like a mark.
+    """The template, with each `@@name@@` replaced by the part of that name."""
+    # In one pass, since a part may contain `@@`.
     pieces = template.read_text(encoding="utf-8").split("@@")
     return "".join(parts.get(piece, piece) for piece in pieces)
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The rows below the header; the cells of a column of words are of the class `name`."""
+    """A table as HTML. The cells of columns that are not numeric have the class `name`."""
     to_the_right = _numeric_columns(header, rows)
 
     def row(cells: Iterable[str], tag: str) -> str:
@@ -85,20 +85,20 @@ def html_warnings(texts: Iterable[str]) -> str:
 
 
 def script_of(value: Any) -> str:
-    """JSON for the inside of a script, where `</` and `<!--` would end it or hide its end."""
+    """JSON for use inside a `<script>` element, where a `</` or `<!--` would break the page."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-# --- Figures of matplotlib ---
+# --- matplotlib figures ---
 
 
 BLUE, ORANGE, GREY, INK = "#2b6cb0", "#dd8a2b", "#777777", "#333333"
 
 
 def new_figure(width: float, height: float, caller: str) -> Any:
-    """A figure of matplotlib, sized in inches, that pyplot does not know.
+    """A matplotlib figure, sized in inches, that is not registered with pyplot.
 
-    **Raises:** `ImportError` in the name of `caller` if matplotlib is not installed.
+    **Raises:** `ImportError`, which names `caller`, if matplotlib is not installed.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -111,7 +111,7 @@ def new_figure(width: float, height: float, caller: str) -> Any:
 
 
 def tidy(axes: Any) -> None:
-    """Takes the frame's upper and right line away, and lays a faint grid below the data."""
+    """Removes the top and right spines, and draws a faint grid below the data."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)

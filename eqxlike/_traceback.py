@@ -1,4 +1,4 @@
-"""Tracebacks: generated code that they can show, and frames of ours that they need not show."""
+"""Tracebacks: the source of generated functions, and hiding our own frames."""
 
 import collections
 import contextlib
@@ -18,10 +18,10 @@ from ._compat import Tracer, register_exclusion
 
 _serial = itertools.count()
 _gone: collections.deque[str] = collections.deque()
-"""The file names of functions that are no longer there wait here.
+"""File names of generated functions that were garbage-collected; `forget_sources` removes them.
 
-Garbage collection comes at any moment, also while `linecache` walks over its table: taking a source
-out of it then would raise a KeyError there.
+Garbage collection may happen while `linecache` iterates over its cache. Removing an entry at that
+moment would raise a `KeyError` there.
 """
 
 
@@ -31,8 +31,8 @@ def tuple_of(parts: Iterable[str]) -> str:
 
 
 def forget_sources() -> None:
-    """Takes the sources of the functions that are no longer there out of `linecache`."""
-    # Asking first whether there are any would not do: another thread may take the last of them.
+    """Removes the sources of garbage-collected functions from `linecache`."""
+    # `while _gone` would be a race: another thread may take the last name.
     with contextlib.suppress(IndexError):
         while True:
             linecache.cache.pop(_gone.popleft(), None)
@@ -47,7 +47,7 @@ def compile_function(lines: Iterable[str], namespace: dict[str, Any], origin: st
     - `namespace`: the globals of the function; copied.
     - `origin`: the purpose of the function, shown as the file name `<eqxlike ORIGIN>`.
 
-    The source is in `linecache` for as long as the function lives, and until another is compiled.
+    The source stays in `linecache` until the function is garbage-collected and another is compiled.
     """
     forget_sources()
     source = "\n".join(lines) + "\n"
@@ -62,10 +62,10 @@ def compile_function(lines: Iterable[str], namespace: dict[str, Any], origin: st
 
 
 def replace_body(function: Any, by: Any) -> Any:
-    """Makes `function` do what `by` does; both come from `compile_function`. Returns `function`."""
+    """Gives `function` the code of `by` and returns it; both come from `compile_function`."""
     function.__globals__.update(by.__globals__)
     function.__code__ = by.__code__
-    vars(function)["source"] = by  # The source of the new body is there for as long as it is.
+    vars(function)["source"] = by  # Keeps the source of the new code in `linecache`.
     return function
 
 
@@ -84,15 +84,15 @@ _NOT_OF_USER = (
     os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), ""),
 )
 
-# The debugger opens in the innermost frame of the user, and shows the frames that called it.
+# `jax.debug.breakpoint` opens in the innermost frame of the user.
 for _path in _OURS:
     register_exclusion(_path)
 
 
 def hide_our_frames(error: BaseException) -> None:
-    """Takes the frames of dispatch and generated code out of the traceback of `error`.
+    """Removes the frames of dispatch and generated code from the traceback of `error`.
 
-    JAX does so with its own frames. Like those, ours stay if `jax_traceback_filtering` is `"off"`.
+    Like JAX's own frames, they stay if `jax_traceback_filtering` is `"off"`.
     """
     if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
         return
@@ -109,19 +109,20 @@ def hide_our_frames(error: BaseException) -> None:
 
 
 def is_of_user(file_name: str) -> bool:
-    """Whether a frame of this file is the user's, and neither ours nor JAX's."""
+    """Whether a file is the user's: neither ours nor JAX's."""
     return not file_name.startswith(_NOT_OF_USER)
 
 
 def is_of_user_or_layer(file_name: str) -> bool:
-    """Whether a frame of this file is the user's, or that of a layer of `eqxlike.nn`."""
+    """Whether a file is the user's, or belongs to `eqxlike.nn`."""
     return is_of_user(file_name) or file_name.startswith(os.path.join(_PACKAGE, "nn", ""))
 
 
 def frame_of_user(source: Any, is_wanted: Callable[[str], bool] = is_of_user) -> Any:
-    """The innermost wanted frame that asked for an operation, by JAX's `source_info` of it.
+    """The innermost frame of a wanted file, in JAX's `source_info` of an operation.
 
-    `None` if there is none, as in a function that JAX keeps traced, such as those of `jax.numpy`.
+    `None` if there is no such frame, as inside functions whose trace JAX caches, for example in
+    `jax.numpy`.
     """
     traceback = getattr(source, "traceback", None)
     frames = () if traceback is None else traceback.frames
@@ -129,7 +130,7 @@ def frame_of_user(source: Any, is_wanted: Callable[[str], bool] = is_of_user) ->
 
 
 def stacklevel_of_user() -> int:
-    """The `stacklevel` with which a warning of the caller shows the line in the user's code."""
+    """The `stacklevel` with which a warning of the caller points to the user's line."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_OF_USER):
         level, frame = level + 1, frame.f_back
@@ -137,7 +138,7 @@ def stacklevel_of_user() -> int:
 
 
 def name_tracers(error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Adds the paths of tracers to `error`, by which JAX says that a tracer has leaked."""
+    """Adds the paths of tracers among the arguments to JAX's `error` about a leaked tracer."""
     paths = [
         f"args{jtu.keystr(path)}"
         for path, leaf in jtu.tree_leaves_with_path((*args, kwargs) if kwargs else args)
@@ -145,6 +146,6 @@ def name_tracers(error: BaseException, args: tuple[Any, ...], kwargs: dict[str, 
     ]
     if paths:
         error.add_note(
-            f"Tracers among the arguments: {', '.join(paths)}. One that an earlier trace left in a "
-            "Module, or anywhere outside its function, cannot be used again."
+            f"Tracers among the arguments: {', '.join(paths)}. A tracer cannot be used after its "
+            "trace: do not store it in a Module, or anywhere else outside of the traced function."
         )

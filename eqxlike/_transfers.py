@@ -1,4 +1,4 @@
-"""What may move between host and devices: everything, or what is asked for."""
+"""`transfers`, which forbids implicit copies between the host and the devices."""
 
 import contextlib
 import types
@@ -16,25 +16,21 @@ _GUARDS = {"transparent": "allow", "explicit": "disallow"}
 
 @contextlib.contextmanager
 def transfers(mode: Mode) -> Iterator[None]:
-    """Says what may move between the host and the devices, as long as the context is open.
+    """Context manager that allows or forbids implicit copies between the host and the devices.
 
-    This is `jax.transfer_guard`, with errors that say where.
-
-    - `"transparent"`: everything, as JAX does by itself.
-    - `"explicit"`: what somebody asks for, by `jax.device_put` and `jax.device_get`. A hidden copy
-      is an error that names file and line, and, from a filtered function, the paths of arguments:
-      a NumPy array that is passed, a Python number beside an array outside of a compiled function,
-      a value that is printed. On a CPU, where the host reads what the device has written without a
-      copy, values may be read.
-
-    It holds for the thread that opens it. Contexts may be nested, and the innermost counts.
+    It is `jax.transfer_guard` with error messages that show where a copy happens. It applies to the
+    current thread. Contexts may be nested; the innermost one applies.
 
     **Arguments:**
 
-    - `mode`: see above.
+    - `mode`: `"transparent"` allows every copy, as JAX does by default. `"explicit"` allows only
+      `jax.device_put` and `jax.device_get`. Implicit copies raise an error: passing a NumPy array
+      to a compiled function, combining a Python number with an array outside of a compiled
+      function, or printing a value. On a CPU, values may be read, since this needs no copy.
 
-    **Raises:** `ValueError` for another mode. Within the context, what JAX's guard raises, a
-    `RuntimeError`, with a note.
+    **Raises:** `ValueError` for another mode. Inside the context, an implicit copy raises JAX's
+    error, a `RuntimeError`, with a note of file and line. If a filtered function was called, the
+    error also has the paths of the arguments.
 
     !!! example
 
@@ -55,7 +51,7 @@ def transfers(mode: Mode) -> Iterator[None]:
     if mode not in _GUARDS:
         known = " or ".join(map(repr, _GUARDS))
         raise ValueError(
-            f"transfers expects {known}, got {mode!r}. The callbacks of a program are in "
+            f"transfers expects {known}, got {mode!r}. To list the callbacks of a program, use "
             "`eqxlike.graph.report(function, *args).effects`."
         )
     try:
@@ -63,12 +59,12 @@ def transfers(mode: Mode) -> Iterator[None]:
             yield
     except jax.errors.JaxRuntimeError as error:
         where = _line_of_user(error.__traceback__)
-        # An outer context of ours adds no second note.
+        # If contexts are nested, only the innermost one adds a note.
         is_noted = any(note.startswith(where) for note in getattr(error, "__notes__", ()))
         if "Disallowed" in str(error) and where and not is_noted:
             error.add_note(
-                f"{where} copies between host and device, which nobody asked for: use "
-                "`jax.device_put` or `jax.device_get`, or do it outside of `eqxlike.transfers`."
+                f"{where} copies implicitly between host and device: use `jax.device_put` or "
+                "`jax.device_get`, or copy outside of `eqxlike.transfers`."
             )
         raise
 

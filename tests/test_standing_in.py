@@ -209,8 +209,8 @@ def test_it_refuses_where_equinox_is_imported_and_names_the_way_out(monkeypatch)
     with pytest.raises(RuntimeError) as caught:
         eqxlike.install_as_equinox()
     assert str(caught.value) == (
-        "install_as_equinox() must come before the first import of Equinox, and it has been "
+        "install_as_equinox() must be called before Equinox is imported, but Equinox has been "
         "imported in this process, from /there/equinox/__init__.py. Call install_as_equinox() at "
-        "the start of the program, above the imports of Equinox and of all that is built on it."
+        "the start of the program, before it imports Equinox or a library that is built on Equinox."
     )
     assert not any(type(each).__module__ == "eqxlike._standing_in" for each in finders)

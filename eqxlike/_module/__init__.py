@@ -1,21 +1,21 @@
 """Modules: frozen dataclasses that are pytrees.
 
-In the order of reading, first what makes a class and its instances:
+The files in the order of reading. First, how a class and its instances are made:
 
 - `_module`: `Module`, how its classes and instances are made, and its methods.
 - `_class`: the record that each class has; classes that are pickled by value.
-- `_field`: `field`, and what a static field may hold.
+- `_field`: `field`, and the values that a static field may have.
 - `_dataclass`: making a class a dataclass, with a faster `__init__`.
-- `_cached`: the storage of an instance: what makes it frozen, and the cache of its partition.
+- `_cached`: the storage of an instance: frozen fields, and the cached partition.
 - `_codec`: the generated functions by which JAX flattens and unflattens instances.
-- `_abstract`: `AbstractVar`, what a class requires of its subclasses.
+- `_abstract`: `AbstractVar`, for attributes that subclasses must have.
 
-Then what can be left out at first:
+Then parts that a first reading can skip:
 
-- `_wrapper`: Modules that show the name and documentation of what they wrap.
+- `_wrapper`: Modules that show the name and documentation of the callable that they wrap.
 - `_strict`: the rules of classes with `strict=True`.
 - `_naming`: the names of layers in a traced program.
-- `_derived`: subclasses that freeze arrays or report calls, and pose as the class itself.
+- `_derived`: generated subclasses, which freeze arrays or report calls.
 """
 
 from ._abstract import AbstractClassVar as AbstractClassVar

@@ -1,4 +1,4 @@
-"""Attributes that a class requires of its subclasses: `AbstractVar` and `AbstractClassVar`."""
+"""Attributes that subclasses must have: `AbstractVar` and `AbstractClassVar`."""
 
 import inspect
 import re
@@ -11,7 +11,7 @@ from ._class import own_record
 _T = TypeVar("_T")
 
 if TYPE_CHECKING:
-    # A type checker sees an attribute of that type, and a class variable.
+    # To a type checker, these are an attribute of that type and a class variable.
     from typing import ClassVar as AbstractClassVar
 
     AbstractVar = Annotated[_T, "AbstractVar"]
@@ -25,8 +25,8 @@ else:
         overridden all of them is abstract: it can be subclassed but not instantiated, as with
         abstract methods.
 
-        **Raises:** `TypeError` at the class statement if the marker is not subscripted or the
-        attribute is given a value; `TypeError` when an abstract class is instantiated.
+        **Raises:** `TypeError` at the class statement if the marker has no subscript or the
+        attribute has a value; `TypeError` when an abstract class is instantiated.
 
         !!! example
 
@@ -44,7 +44,7 @@ else:
     class AbstractClassVar(Generic[_T]):
         """Marks a class variable that subclasses must have: `order: AbstractClassVar[int]`.
 
-        It is `AbstractVar` for class variables. A subclass overrides it with
+        The equivalent of `AbstractVar` for class variables. A subclass overrides it with
         `order: ClassVar[int] = 2`. Type checkers need this import:
 
             if TYPE_CHECKING:
@@ -78,10 +78,10 @@ _FORCED = "force_abstact"
 
 
 def take_abstract(cls: type) -> dict[str, Any] | None:
-    """The annotations in the body of `cls` that are not abstract; `None` if none is abstract.
+    """Records the abstract attributes of `cls`, and returns its other annotations.
 
-    Also records the names that neither `cls` nor a class above it has overridden, in
-    `__abstractvars__` and `__abstractclassvars__`.
+    Returns `None` if no annotation in the body of `cls` is abstract. The names that neither `cls`
+    nor a base class overrides are recorded in `__abstractvars__` and `__abstractclassvars__`.
     """
     annotations = inspect.get_annotations(cls)
     own = abstract_in(cls)
@@ -89,7 +89,7 @@ def take_abstract(cls: type) -> dict[str, Any] | None:
         if name in vars(cls):
             raise TypeError(
                 f"{cls.__name__}.{name} is an abstract {_CALLED[marker]} and cannot have a value: "
-                "subclasses give it one."
+                "subclasses define it."
             )
     declared = {name for base in cls.__mro__ for name in abstract_in(base)}
     markers = {name: _marker_of(cls, name) for name in declared}
@@ -108,7 +108,7 @@ def abstract_names(cls: Any) -> frozenset[str]:
 
 
 def explain_abstract(cls: Any) -> str:
-    """The message on why `cls`, abstract for more than its methods, has no instances."""
+    """The message on why `cls` is abstract, for other reasons than methods alone."""
     names = {
         "attributes": vars(cls)[_VARS],
         "class attributes": vars(cls)[_CLASS_VARS],
@@ -118,12 +118,12 @@ def explain_abstract(cls: Any) -> str:
     if not missing:
         return (
             f"Can't instantiate abstract class {cls.__name__}: it was declared with "
-            f"`StrictConfig({_FORCED}=True)`. Make an instance of a subclass."
+            f"`StrictConfig({_FORCED}=True)`. Instantiate a subclass."
         )
     return (
-        f"Can't instantiate abstract class {cls.__name__} with {' and '.join(missing)}. A subclass "
-        "overrides an attribute by a field, a property or a value, and a class attribute by a "
-        "`ClassVar` with a value."
+        f"Can't instantiate abstract class {cls.__name__} with {' and '.join(missing)}. In a "
+        "subclass, override an attribute by a field, a property or a value, and a class attribute "
+        "by a `ClassVar` with a value."
     )
 
 
@@ -135,15 +135,15 @@ def abstract_in(cls: type) -> dict[str, Any]:
         if head is AbstractVar or head is AbstractClassVar:
             if not is_subscripted:
                 raise TypeError(
-                    f"{cls.__name__}.{name} is annotated with `{head.__name__}` alone. Say which "
-                    f"type is expected, as in `{name}: {head.__name__}[int]`."
+                    f"{cls.__name__}.{name} is annotated with `{head.__name__}` without a type. "
+                    f"Add the type, as in `{name}: {head.__name__}[int]`."
                 )
             found[name] = head
     return found
 
 
 def _marker_of(cls: type, name: str) -> Any:
-    """The marker of `name` in `cls`; `None` if the nearest class that mentions it overrides it."""
+    """The marker of `name` in `cls`; `None` if `cls` or a base class overrides the attribute."""
     found = None
     is_promised = False
     for base in cls.__mro__:
@@ -157,7 +157,8 @@ def _marker_of(cls: type, name: str) -> Any:
         elif name in vars(base) and type(vars(base)[name]) is not LazyAttribute:
             break
         elif name in annotations:
-            # A class variable without a value may get one later, but no instance ever will.
+            # A `ClassVar` without a value overrides an `AbstractClassVar`, since the class may get
+            # the value later. It does not override an `AbstractVar`.
             is_promised = _head(base, annotations[name])[0] is ClassVar
             if not is_promised:
                 break
@@ -178,7 +179,7 @@ def _head(cls: type, annotation: Any) -> tuple[Any, bool]:
 
 
 def _look_up(cls: type, dotted: str) -> Any:
-    """The object that a dotted name in a string annotation refers to, as far as is known."""
+    """The object that a dotted name in a string annotation refers to; `None` if not found."""
     first, *rest = dotted.split(".")
     try:
         found = vars(sys.modules[cls.__module__])[first]

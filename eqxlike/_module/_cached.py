@@ -1,14 +1,15 @@
-"""Frozen objects, each with a slot that caches its partition.
+"""The storage of Modules: frozen fields, and a slot that caches the partition.
 
-The slot is outside `__dict__`, so that `vars`, `copy`, `pickle` and the dataclass functions do not
-see it. It holds one of: nothing; `INITIALISING`, while `__init__` runs and may assign fields; a
-`CachedPartition`, replaced as a whole so that a thread sees the old one or the new.
+The slot is outside of `__dict__`, so that `vars`, `copy`, `pickle` and the dataclass functions do
+not see it. It is empty, or holds `INITIALISING` while `__init__` runs and may assign fields, or
+holds a `CachedPartition`. A `CachedPartition` is replaced as a whole, so that other threads see the
+old one or the new one.
 
-A Module that a filtered function returns may be *lazy*: it has its partition and no fields yet. The
-first read of a field builds the fields from the partition, and they stay. A training loop reads
-none: it passes the partition to the next call, and saves building some hundred objects. A Module
-is lazy if it has a `LazyPartition`, not if its `__dict__` is empty, since `object.__setattr__`
-writes into that unchecked.
+A Module that a filtered function returns may be *lazy*: it has its partition, but no fields yet.
+The first read of a field builds all fields from the partition and stores them. A training loop
+reads no fields: it passes the partition to the next call, and so avoids building some hundred
+objects. A Module is lazy if and only if it has a `LazyPartition`. An empty `__dict__` does not
+show it, since `object.__setattr__` can write to `__dict__` unchecked.
 """
 
 import dataclasses
@@ -38,13 +39,13 @@ class _Storage:
     __slots__ = ("__dict__", "__weakref__", "_eqxlike_cached")
 
 
-# The descriptors of the slots. Unlike `setattr`, a frozen class does not stop them, and they do not
-# call a user's `__getattr__`.
+# Methods of the descriptors of the slots. They bypass the frozen `__setattr__` and a user's
+# `__getattr__`.
 _slot: Any = _Storage.__dict__["_eqxlike_cached"]
 set_cached = _slot.__set__
 drop_cached = _slot.__delete__
 stored_fields = _Storage.__dict__["__dict__"].__get__
-"""The `__dict__` of a Module as it is, empty if the Module is lazy."""
+"""The `__dict__` of a Module as it is stored; empty if the Module is lazy."""
 
 
 class _Initialising:
@@ -78,7 +79,7 @@ def read_fields(module: "FrozenStorage") -> dict[str, Any]:
     if type(cached) is LazyPartition:
         built = cached.structure.fields(cached.arrays)
         with _reading:
-            # If two threads come at once, both get the fields that the first has built.
+            # If two threads build the fields at once, both get the fields of the first.
             if get_cached(module) is cached:
                 for name, value in built.items():
                     fields.setdefault(name, value)
@@ -87,11 +88,11 @@ def read_fields(module: "FrozenStorage") -> dict[str, Any]:
 
 
 class LazyAttribute:
-    """The descriptor that a Module class has under the name of each field.
+    """Descriptor for a field of a Module class, which builds the fields of a lazy instance.
 
-    It is not a data descriptor, so an instance that has the field never calls it. An instance
-    without the field is lazy, or in its `__init__`. On the class it returns the default, as in any
-    dataclass.
+    It is not a data descriptor, so Python calls it only if the instance does not have the field: if
+    the instance is lazy, or in its `__init__`. Accessed on the class, it returns the default, as in
+    any dataclass.
     """
 
     __slots__ = ("default", "name")
@@ -101,7 +102,7 @@ class LazyAttribute:
         self.default = default
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # `MISSING` itself would be another object after unpickling.
+        # Unpickling would make a new object of `MISSING`.
         has_default = self.default is not dataclasses.MISSING
         return LazyAttribute, (self.name, *([self.default] if has_default else []))
 
@@ -129,7 +130,7 @@ class FrozenStorage(_Storage):
     def __dict__(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return read_fields(self)
 
-    # A type checker that saw these would let any name be assigned.
+    # Hidden from type checkers, which would otherwise allow assigning to any name.
     if not TYPE_CHECKING:
 
         def __setattr__(self, name: str, value: Any) -> None:
@@ -144,7 +145,7 @@ class FrozenStorage(_Storage):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        # `copy` and `pickle` take the fields, and nothing cached.
+        # `copy` and `pickle` get the fields, but not the cached partition.
         return self.__dict__
 
 

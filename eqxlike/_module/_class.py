@@ -1,4 +1,4 @@
-"""What the metaclass puts into a Module class: its record, and its functions as descriptors."""
+"""The record that the metaclass stores in each Module class, and descriptors for its functions."""
 
 import dataclasses
 import functools
@@ -11,23 +11,24 @@ from .._traceback import replace_body
 from ._codec import Codec, Layout, generate_codec
 
 RECORD = "_eqxlike_class"
-"""The name under which a Module class has its record."""
+"""The name of the attribute in which a Module class stores its record."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Traits:
-    """The traits by which one of our own Module classes differs from users' classes.
+    """Options of our own Module classes, which users' classes do not have.
 
-    The class statement sets them, `class State(Module, _traits=Traits(is_immutable=False))`.
+    A class statement sets them: `class State(Module, _traits=Traits(is_immutable=False))`.
     Subclasses inherit all but `flattening` and `frozen_fields`.
 
-    - `is_immutable`: whether instances never change. If not, no partition of them is cached.
-    - `complete`: a function called with the `__dict__` of an unflattened instance; it adds what can
-      be derived from the fields.
-    - `flattening`: a function from the codec of the class to the object by which JAX flattens.
+    - `is_immutable`: whether instances never change. The partition of a mutable one is not cached.
+    - `complete`: a function that is called with the `__dict__` of an unflattened instance and adds
+      values that are derived from the fields.
+    - `flattening`: a function from the codec of the class to an object with the functions by which
+      JAX flattens instances.
     - `frozen_fields`: the fields in which arrays are frozen.
-    - `unfrozen`: the same class without frozen arrays, if this one has some.
-    - `is_layer`: whether a call gets its own name in a program. Calls of mere wrappers do not.
+    - `unfrozen`: the class without frozen arrays, if this class has frozen arrays.
+    - `is_layer`: whether a call gets a name in a traced program; false for wrappers.
     """
 
     is_immutable: bool = True
@@ -40,17 +41,17 @@ class Traits:
 
 @dataclasses.dataclass(slots=True)
 class ClassRecord:
-    """The metaclass's record of one class, complete once the class is a dataclass.
+    """The metaclass's record of one class; complete once the class is a dataclass.
 
     - `cls`: the class.
     - `makes_init`: whether its `__init__` is generated.
-    - `is_forced`: whether the class statement declares it abstract, whatever its body.
+    - `is_forced`: whether the class statement declares it abstract.
     - `is_strict`: whether it follows the rules of strict classes.
-    - `traits`: how it differs from users' classes.
-    - `derived`: the subclasses generated from it, with frozen arrays or observed.
-    - `codec`: how instances are flattened.
-    - `defaults`: the fields that have a default, with it.
-    - `converters`: the fields that have a converter, with it.
+    - `traits`: its options, if it is one of our own classes.
+    - `derived`: the subclasses generated from it, which freeze arrays or report calls.
+    - `codec`: the functions that flatten and unflatten instances.
+    - `defaults`: the fields with a default, and the defaults.
+    - `converters`: the fields with a converter, and the converters.
     """
 
     cls: type
@@ -73,10 +74,10 @@ def own_record(cls: type) -> ClassRecord | None:
 
 
 class StoredFunction:
-    """A function as a Module class stores it, in a descriptor.
+    """The base of descriptors for a function of a Module class.
 
-    Read from `vars` of the class, it can be called, and `isinstance` takes it for a function: class
-    decorators such as `beartype` and `typeguard` replace each `types.FunctionType` by another.
+    It is callable, and an instance of `types.FunctionType` to `isinstance`: class decorators such
+    as `beartype` and `typeguard` look for functions in `vars(cls)` and replace them.
     """
 
     __class__ = property(lambda self: types.FunctionType)  # pyright: ignore
@@ -98,16 +99,16 @@ class StoredFunction:
         return getattr(self.function, name)
 
 
-# Module classes pickled by value, as cloudpickle pickles those of `__main__`.
+# Module classes that are pickled by value, as cloudpickle does for classes of `__main__`.
 #
-# Unpickling first makes such a class empty, with its name and bases, and then sets each of its
-# attributes. By then the metaclass has generated code for a class without fields, and JAX has
-# registered that code. So the record is pickled as a `CarriedClass`. The metaclass, asked to set
-# that as an attribute, calls its `restore` instead, which gives the class what it lacks.
+# Unpickling first makes an empty class with the same name and bases, and then sets its attributes.
+# The empty class has no fields, but the metaclass has already generated code for it and registered
+# the code with JAX. So a record is pickled as a `CarriedClass`. When unpickling sets it as an
+# attribute of the class, the metaclass calls its `restore` instead, which completes the class.
 
 
 _KEPT = ("makes_init", "is_forced", "is_strict", "traits", "defaults", "converters")
-"""The parts of a record that are pickled as they are."""
+"""The attributes of a record that are pickled unchanged."""
 
 
 class CarriedClass:
@@ -118,20 +119,20 @@ class CarriedClass:
     abstract: frozenset[str]
 
     def restore(self, cls: Any) -> None:
-        """Gives an empty class the fields, the codec and the record that were carried."""
+        """Completes an empty class by the pickled fields, codec and record."""
         for each in self.fields.values():
             for name in ("default", "default_factory"):
-                # Pickling by value makes the mark of a missing part another object.
+                # Unpickling makes a new object of `MISSING`.
                 if isinstance(getattr(each, name), type(dataclasses.MISSING)):
                     setattr(each, name, dataclasses.MISSING)
-        # The metaclass's setter would keep the inherited fields, and the abstract names of bases.
+        # The setter of the metaclass would add the inherited fields and abstract names.
         type.__setattr__(cls, "__dataclass_fields__", self.fields)
         type.__setattr__(cls, "__abstractmethods__", self.abstract)
         record: ClassRecord = cls._eqxlike_class
         for name in _KEPT:
             setattr(record, name, getattr(self, name))
         codec = generate_codec(cls, self.layout, record.traits.complete)
-        # JAX keeps the functions with which a class was registered: these must be the new ones.
+        # JAX keeps the functions with which a class was registered, so their code is replaced.
         functions = {
             name: replace_body(getattr(record.codec, name), getattr(codec, name))
             for name in ("flatten", "flatten_with_keys", "unflatten")
@@ -140,11 +141,11 @@ class CarriedClass:
 
 
 def _carry(record: ClassRecord) -> tuple[Any, ...]:
-    """What `pickle` takes for a record."""
+    """The `__reduce__` of a record."""
     if record.traits.flattening is not None:
         raise pickle.PicklingError(
-            f"cannot pickle the class of a {record.cls.__name__} with frozen arrays by itself; "
-            "pickle an instance of it."
+            f"cannot pickle the class of a {record.cls.__name__} with frozen arrays; pickle an "
+            "instance of it."
         )
     own: Any = vars(record.cls)
     state = {

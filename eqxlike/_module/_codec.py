@@ -1,8 +1,8 @@
 """Generated code that flattens and unflattens the instances of a Module class.
 
-`jax.jit` calls these functions for every argument of every call, so they are generated: they read
-the fields by name, without a loop. They read them from the instance's
-`__dict__`, since attributes of a class with a `__getattr__` are slow to read.
+`jax.jit` calls these functions for every argument of every call. They are generated so that they
+read the fields by name, without a loop. They read `__dict__`, since reading attributes is slow in a
+class with a `__getattr__`.
 """
 
 import dataclasses
@@ -19,10 +19,12 @@ _new = object.__new__
 
 
 class Layout(NamedTuple):
-    """What the codec of a class is generated from.
+    """The description of a class from which its codec is generated.
 
-    - `dynamic_names`, `static_names`: the names of the fields, children and static.
-    - `stored_or_nothing`: those whose value is stored in an instance, or nowhere.
+    - `dynamic_names`: the names of the fields that are children.
+    - `static_names`: the names of the static fields.
+    - `stored_or_nothing`: the names of fields that count only if they are in the `__dict__` of an
+      instance, since the class has a property of the same name.
     - `asks_for_metadata`: whether instances may have their own metadata.
     """
 
@@ -36,8 +38,8 @@ class Layout(NamedTuple):
 class Codec:
     """The functions by which JAX flattens and unflattens the instances of a class.
 
-    `flatten` returns `(children, statics)`, both tuples in the order of the names, which is all
-    that `unflatten` needs.
+    `flatten` returns `(children, statics)`, two tuples in the order of the names. `unflatten` needs
+    nothing else.
     """
 
     layout: Layout
@@ -51,12 +53,12 @@ METADATA_KEY = "_eqxlike_metadata"
 
 
 def has_metadata(fields: dict[str, Any]) -> bool:
-    """Whether the instance with these `fields`, its `__dict__`, has its own metadata."""
+    """Whether an instance has its own metadata, if `fields` is its `__dict__`."""
     return METADATA_KEY in fields
 
 
 def carries_metadata(cls: Any) -> bool:
-    """Whether instances of `cls` may have their own metadata, which a map preserves."""
+    """Whether instances of `cls` may have their own metadata, which flattening preserves."""
     return isinstance(getattr(cls, "__wrapped__", None), property)
 
 
@@ -99,7 +101,7 @@ def generate_codec(
 ) -> Codec:
     """The codec of a class with this layout; `Traits` describes `complete`.
 
-    The fields that `cls` itself seems to have do not count.
+    The fields of `cls` are not used: a class that is being unpickled has none yet.
     """
     dynamic, static = layout.dynamic_names, layout.static_names
     namespace: dict[str, Any] = {

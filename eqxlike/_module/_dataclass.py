@@ -16,8 +16,8 @@ from ._field import converter_of, found_in_class
 def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
     """Makes `cls` a dataclass, with an `__init__` if `makes_init`, and returns its fields.
 
-    The `__setattr__` of Modules freezes instances. `dataclasses` does not know that they are
-    frozen: it would refuse a `@dataclass` decorator on the class.
+    Instances are frozen by the `__setattr__` of Modules, and not by `frozen=True`, with which
+    `dataclasses` would reject a user's `@dataclass` decorator on the class.
     """
     annotations = inspect.get_annotations(cls)
     concrete = take_abstract(cls)
@@ -26,17 +26,17 @@ def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
     dataclasses.dataclass(init=makes_init, repr=False, eq=False)(cls)
     if concrete is not None:
         cls.__annotations__ = annotations
-    # If a user wrote a `__setattr__`, each assignment goes through it.
+    # If a user wrote a `__setattr__`, every assignment must call it.
     if makes_init and cls.__setattr__ is FrozenStorage.__setattr__:
         cls.__init__ = make_init(cls, cls.__init__)
     fields = dataclasses.fields(cls)
     for each in fields:
-        # A method or property of that name in a base class stays, as for any dataclass.
+        # A method or property of the same name in a base class stays, as for any dataclass.
         found = found_in_class(cls, each.name)
         is_default = each.name in vars(cls) and not hasattr(type(found), "__set__")
         if found is None or is_default or type(found) is LazyAttribute:
             type.__setattr__(cls, each.name, LazyAttribute(each.name, each.default))
-    # A field, now that it is in the class, overrides an abstract attribute of a base.
+    # The fields, which are now attributes of the class, override abstract attributes of its bases.
     abc.update_abstractmethods(cls)
     return fields
 
@@ -54,28 +54,27 @@ def can_stay_lazy(cls: type) -> bool:
 
 
 def amend(cls: Any, name: str, value: Any) -> Any:
-    """The value to set in a class under `name`: `value`, plus what its setter does not know.
+    """Completes the `value` that `abc` or `dataclasses` sets as the attribute `name` of a class.
 
-    `abc` and `dataclasses` set these attributes when the class is made, and again when a decorator
-    asks.
+    They set it when the class is made, and may set it again when a decorator is applied.
     """
     if name == "__abstractmethods__":
-        # Then Python refuses to make instances, and construction need not check the class.
+        # With these names Python itself refuses to make instances.
         return value | abstract_names(cls)
     if name == "__dataclass_fields__":
-        # The second time, the arguments of `field` can no longer be read.
+        # The second time, the arguments of `field` are no longer available.
         return {**value, **vars(cls).get(name, {})}
     return value
 
 
 # The generated `__init__` of a Module class.
 #
-# `dataclasses` knows its parameters, but would assign through `__setattr__`. That of Modules checks
-# for each field whether the instance is in its `__init__`, while one check is enough.
+# The `__init__` of `dataclasses` calls `__setattr__` for each field. The `__setattr__` of Modules
+# would check each time whether the instance is in its `__init__`. Here this is checked once.
 
 
 def make_init(cls: type, generated: Callable[..., None]) -> Callable[..., None]:
-    """The `__init__` that `dataclasses` has `generated` for `cls`, but assigning directly.
+    """A version of the `__init__` that `dataclasses` has `generated` which assigns directly.
 
     The parameter of a field with a converter has the converter's annotation.
     """
@@ -105,7 +104,7 @@ def make_init(cls: type, generated: Callable[..., None]) -> Callable[..., None]:
             namespace[factory] = each.default_factory
             value = f"{factory}()"
             if each.init:
-                # `dataclasses` has put this in place of the default.
+                # The placeholder that `dataclasses` uses as the default of the parameter.
                 namespace[missing] = inspect.signature(generated).parameters[each.name].default
                 value = f"{value} if {each.name} is {missing} else {each.name}"
         elif not each.init:
@@ -115,7 +114,7 @@ def make_init(cls: type, generated: Callable[..., None]) -> Callable[..., None]:
         if each.init and converter is not None:
             annotations[each.name] = _input_annotation(converter)
     if hasattr(cls, "__post_init__"):
-        # It takes the parameters that are not fields, in the order of their declaration.
+        # `__post_init__` takes the parameters that are not fields, in the order of declaration.
         declared: Any = vars(cls)["__dataclass_fields__"]
         variables = {*parameters} - {each.name for each in fields}
         passed = ", ".join(name for name in declared if name in variables)

@@ -1,4 +1,4 @@
-"""Generated subclasses of Module classes, each of which poses as the class itself."""
+"""Generated subclasses of Module classes, with the name of the original class."""
 
 import copyreg
 import dataclasses
@@ -20,7 +20,7 @@ from ._module import Module, ModuleMeta, Wrapper
 
 
 class _Quiet:
-    """A first base that keeps Python from calling `__init_subclass__` of the other bases."""
+    """A first base class that keeps Python from calling `__init_subclass__` of other bases."""
 
     __slots__ = ()
 
@@ -32,7 +32,7 @@ _lock = threading.RLock()
 
 
 def derived_class(cls: Any, key: Hashable, make: Callable[[], type]) -> type:
-    """The subclass of `cls` that `make` makes: the same one each time for the same `key`."""
+    """The subclass of `cls` for this `key`. `make` makes it the first time."""
     derived = cls._eqxlike_class.derived
     with _lock:
         if key not in derived:
@@ -49,22 +49,23 @@ def derive(cls: Any, body: dict[str, Any], traits: Traits) -> Any:
         **body,
     }
     bases = (cls,) if issubclass(cls, _Quiet) else (_Quiet, cls)
-    # A metaclass that extends ours stays, but is not called: it may take other arguments.
+    # The class keeps a metaclass that extends ours. Its `__new__` is not called, since it may take
+    # other arguments.
     metaclass: Any = type(cls)
     return ModuleMeta.__new__(metaclass, cls.__name__, bases, namespace, _traits=traits)
 
 
 # Modules with frozen arrays.
 #
-# Neither an array nor a field records whether the array is trained: the class does. A frozen Module
-# is of a subclass, made here, that wraps each frozen array in a `Frozen` node when it is flattened
-# and unwraps it when it is unflattened. So its methods find plain arrays in its fields, and
-# `jax.jit` sees arrays, while a walk over the tree sees which of them are frozen.
+# The class of a Module records which of its arrays are frozen. A frozen Module is an instance of a
+# generated subclass, which wraps each frozen array in a `Frozen` node when it is flattened, and
+# unwraps it when it is unflattened. So methods find plain arrays in the fields, and `jax.jit` sees
+# arrays, but filters and gradients see which arrays are frozen.
 
 
-Frozens = tuple[tuple[str, tuple[bool, ...]], ...]
-"""The fields with frozen leaves, each with a flag for every leaf. A Module inside counts as one
-leaf, and so does `None`.
+FrozenFlags = tuple[tuple[str, tuple[bool, ...]], ...]
+"""The names of fields with frozen leaves, each with a flag for every leaf. Here a Module inside a
+field is one leaf, and `None` is a leaf.
 """
 
 
@@ -73,9 +74,9 @@ def _is_part(node: Any) -> bool:
 
 
 def freeze_where(tree: Any, mask: Any) -> Any:
-    """`tree` with its arrays frozen where `mask`, of the same structure, is `True`.
+    """Freezes the arrays of `tree` where `mask`, of the same structure, is `True`.
 
-    Where `mask` is `False`, arrays are no longer frozen.
+    Where `mask` is `False`, arrays are unfrozen.
     """
     if isinstance(tree, Module):
         return _freeze_module(tree, mask)
@@ -95,21 +96,21 @@ def _freeze_module(module: Module, mask: Module) -> Module:
     codec: Codec = unfrozen._eqxlike_class.codec
     children, statics = codec.flatten(module)
     masks, _ = codec.flatten(mask)
-    frozens = []
+    frozen_flags = []
     for name, child_mask in zip(codec.layout.dynamic_names, masks, strict=True):
         flags = tuple(part is True for part in jtu.tree_leaves(child_mask, is_leaf=_is_part))
         if any(flags):
-            frozens.append((name, flags))
+            frozen_flags.append((name, flags))
     new = tuple(freeze_where(child, each) for child, each in zip(children, masks, strict=True))
-    new_cls: Any = _frozen_class(unfrozen, tuple(frozens))
+    new_cls: Any = _frozen_class(unfrozen, tuple(frozen_flags))
     return new_cls._eqxlike_class.codec.unflatten(statics, new)
 
 
-def _frozen_class(cls: Any, frozens: Frozens) -> type:
+def _frozen_class(cls: Any, frozen_flags: FrozenFlags) -> type:
     """The subclass of `cls` with these leaves frozen; the same one each time."""
-    if not frozens:
+    if not frozen_flags:
         return cls
-    return derived_class(cls, frozens, lambda: _make_frozen_class(cls, frozens))
+    return derived_class(cls, frozen_flags, lambda: _make_frozen_class(cls, frozen_flags))
 
 
 def frozen_fields(cls: Any) -> tuple[str, ...]:
@@ -117,33 +118,33 @@ def frozen_fields(cls: Any) -> tuple[str, ...]:
     return cls._eqxlike_class.traits.frozen_fields
 
 
-def _make_frozen_class(cls: Any, frozens: Frozens) -> type:
+def _make_frozen_class(cls: Any, frozen_flags: FrozenFlags) -> type:
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
         reduced = super(frozen, self).__reduce_ex__(protocol)
         if isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__:  # pyright: ignore
-            return (_new_frozen, (cls, frozens), *reduced[2:])
+            return (_new_frozen, (cls, frozen_flags), *reduced[2:])
         return reduced
 
     traits = dataclasses.replace(
         cls._eqxlike_class.traits,
-        flattening=functools.partial(_Flattening, dict(frozens)),
-        frozen_fields=tuple(dict(frozens)),
+        flattening=functools.partial(_Flattening, dict(frozen_flags)),
+        frozen_fields=tuple(dict(frozen_flags)),
         unfrozen=cls,
     )
     frozen = derive(cls, {"__reduce_ex__": __reduce_ex__}, traits)
     return frozen
 
 
-def _new_frozen(cls: type, frozens: Frozens) -> Any:
-    return object.__new__(_frozen_class(cls, frozens))
+def _new_frozen(cls: type, frozen_flags: FrozenFlags) -> Any:
+    return object.__new__(_frozen_class(cls, frozen_flags))
 
 
 class _Flattening:
-    """The functions by which JAX flattens a frozen Module: its codec's, with `Frozen` nodes."""
+    """The functions by which JAX flattens a frozen Module: the codec, plus `Frozen` nodes."""
 
-    def __init__(self, frozens: dict[str, tuple[bool, ...]], codec: Codec):
+    def __init__(self, frozen_flags: dict[str, tuple[bool, ...]], codec: Codec):
         self.codec = codec
-        self.frozens = frozens
+        self.frozen_flags = frozen_flags
 
     def flatten(self, module: Any) -> tuple[tuple[Any, ...], Any]:
         children, statics = self.codec.flatten(module)
@@ -163,19 +164,19 @@ class _Flattening:
         return statics[0] if is_incomplete(statics) else self.codec.layout.dynamic_names
 
     def _wrap(self, name: str, child: Any) -> Any:
-        flags = self.frozens.get(name)
+        flags = self.frozen_flags.get(name)
         if flags is None:
             return child
         parts, treedef = jtu.tree_flatten(child, is_leaf=_is_part)
         if len(parts) != len(flags):
-            # Another tree is there now, as after a map that returns trees.
+            # The field has another structure now, for example if a map has returned trees.
             return child
         return treedef.unflatten(
             [Frozen(part) if flag else part for flag, part in zip(flags, parts, strict=True)]
         )
 
     def _unwrap(self, name: str, child: Any) -> Any:
-        if name not in self.frozens:
+        if name not in self.frozen_flags:
             return child
         return jtu.tree_map(
             lambda part: part.value if is_frozen(part) else part,
@@ -186,18 +187,17 @@ class _Flattening:
 
 # Modules that report their calls.
 #
-# `observe_calls` copies a tree. In the copy each Module that can be called is of a subclass of its
-# class, made here: the fields and the methods are the same, and `__call__` reports when it begins
-# and when it returns. A static field holds the `Report`, which so follows the Module through
-# flattening, into loops and transformations.
+# `observe_calls` copies a tree. In the copy, each callable Module is an instance of a generated
+# subclass with the same fields and methods, whose `__call__` reports when it begins and returns. A
+# static field holds the `Report`, so that it survives flattening, loops and transformations.
 
 
 Report = Callable[
     [Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Callable[[Any], None]]
 ]
-"""A function that is called when a call begins, with the Module, the arguments and the keyword
-arguments, which the call may use up. It returns a context in which the call runs. The context
-yields a function, which is called with the output.
+"""A function `report(module, args, kwargs)` that is called before a call and returns a context
+manager in which the call runs. The context manager yields a function, which is called with the
+output. The call may donate its arguments, so they must be read before.
 """
 
 
@@ -205,8 +205,8 @@ def observe_calls(tree: Any, reporter: Callable[[tuple[Any, ...], Module], Repor
     """A copy of `tree` in which every Module reports its calls.
 
     `reporter(path, module)` is called once for each Module, outer ones first, and returns its
-    `Report`. A Module in several places counts once, under its first path. A wrapper
-    is not observed: the function inside is, under the path of the wrapper.
+    `Report`. A Module in several places is observed under its first path. A wrapper is not
+    observed, but the Module inside it is, under the path of the wrapper.
     """
     observed: dict[int, Any] = {}
 
@@ -233,7 +233,7 @@ def observe_calls(tree: Any, reporter: Callable[[tuple[Any, ...], Module], Repor
 
 
 def _map_modules(function: Callable[[tuple[Any, ...], Module], Any], node: Any) -> Any:
-    """`node` with `function(path, module)` in place of each of the outermost Modules inside it."""
+    """Replaces each outermost Module inside `node` by `function(path, module)`."""
     parts, treedef = jtu.tree_flatten_with_path(
         node, is_leaf=lambda part: isinstance(part, Module) and part is not node
     )
@@ -246,16 +246,14 @@ _REPORT = "_eqxlike_report"
 
 
 def _observed_class(cls: Any) -> Any:
-    """The subclass of `cls` that reports its calls: the same one each time."""
+    """The subclass of `cls` that reports its calls; the same one each time."""
     return derived_class(cls, "observed", lambda: _make_observed_class(cls))
 
 
 def _make_observed_class(cls: Any) -> type:
-    """The subclass of `cls` that reports its calls."""
-
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         report = getattr(self, _REPORT)
-        # An instance that the model makes of its own class while it runs has none.
+        # An instance that the model itself makes during a call has no report.
         if report is None:
             return super(observed, self).__call__(*args, **kwargs)
         with report(self, args, kwargs) as returned:
@@ -263,7 +261,7 @@ def _make_observed_class(cls: Any) -> type:
             returned(output)
             return output
 
-    # A container checks whether a layer takes a key.
+    # Containers look at the signature to check whether a layer takes a key.
     __call__.__signature__ = inspect.signature(cls.__call__)  # pyright: ignore
     body = {
         "__annotations__": {_REPORT: Any},
@@ -272,7 +270,7 @@ def _make_observed_class(cls: Any) -> type:
     }
     traits = cls._eqxlike_class.traits
     if traits.unfrozen is not None:
-        # What the model freezes or unfreezes during a call is observed too.
+        # A Module that the model freezes or unfreezes during a call is still observed.
         traits = dataclasses.replace(traits, unfrozen=_observed_class(traits.unfrozen))
     observed = derive(cls, body, traits)
     return observed

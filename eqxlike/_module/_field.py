@@ -13,7 +13,7 @@ from .._pytree import is_array
 
 _STATIC = "static"
 _CONVERTER = "converter"
-"""Equinox uses these names too; other libraries read and write them."""
+"""The keys in the metadata of a field. Equinox has the same, and other libraries use them."""
 
 
 def field(
@@ -24,10 +24,10 @@ def field(
     **Arguments:**
 
     - `converter`: a function applied to the field's value once, after `__init__`.
-    - `static`: whether the field is part of the tree's structure, not a leaf or subtree. Its value
-      holds no arrays; each new value is traced again. It should be hashable: each call compares a
-      list, a dict or a mutable dataclass by its elements, and `jax.jit` itself, unlike
-      `filter_jit`, misses changes in place.
+    - `static`: whether the field is part of the tree's structure, not a leaf or subtree. A static
+      value must not contain arrays, and each new value causes a new trace. It should be hashable:
+      in each call, `filter_jit` compares lists, dicts and mutable dataclasses by their elements,
+      and `jax.jit` itself does not notice if they are changed in place.
     - `**kwargs`: passed to `dataclasses.field`.
 
     **Returns:** the field, as `dataclasses.field` returns it.
@@ -80,13 +80,13 @@ def is_field(cls: Any, name: str) -> bool:
 
 
 def found_in_class(cls: type, name: str) -> Any:
-    """The attribute `name` as a class, or a base, stores it, without calling descriptors."""
+    """The attribute `name` as stored in a class or a base, without calling descriptors."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
 
 def check_static(owner: type, name: str, value: Any) -> None:
     """Raises `TypeError` if the static field `name` of `owner` cannot hold `value`."""
-    # Most values return here, at each construction.
+    # Most values return here, which keeps construction fast.
     if error_of_hash(value) is None and not is_array(value):
         return
     found = _find_array_or_opaque(value, "", set())
@@ -98,24 +98,24 @@ def check_static(owner: type, name: str, value: Any) -> None:
         raise TypeError(
             f"{owner.__name__}.{name} is a static field and was given an array of shape "
             f"{part.shape} and dtype {part.dtype}{at}. A static field is part "
-            "of the tree's structure and holds no arrays; make the field an ordinary one, or pass "
-            "a number or a tuple."
+            "of the tree's structure and cannot hold arrays. Remove `static=True`, or pass a "
+            "number or a tuple."
         ) from None
     raise TypeError(
         f"{owner.__name__}.{name} is a static field and was given a value of type "
-        f"{type(part).__name__}{at}, which is not hashable ({error}) and has "
-        "nothing to be compared by. A static field is part of the tree's structure: pass numbers, "
-        "strings and functions, or tuples, lists, dicts and dataclasses of them, or make the field "
-        "an ordinary one."
+        f"{type(part).__name__}{at}, which is not hashable ({error}) and cannot be "
+        "compared by its elements or attributes. A static field is part of the tree's structure: "
+        "pass numbers, strings and functions, or tuples, lists, dicts and dataclasses of them, or "
+        "remove `static=True`."
     ) from None
 
 
 def _find_array_or_opaque(
     value: Any, path: str, inside: set[int]
 ) -> tuple[str, Any, Exception | None] | None:
-    """The first part of `value` that is an array, or that nothing can compare.
+    """The first part of `value` that is an array, or can be neither hashed nor compared by parts.
 
-    **Returns:** its path, the part itself and the problem; `None` if there is none.
+    **Returns:** its path, the part itself and the error; `None` if there is no such part.
     """
     # A NumPy scalar is as immutable and hashable as a Python number.
     if error_of_hash(value) is None and (not is_array(value) or isinstance(value, np.generic)):
@@ -144,14 +144,14 @@ def error_of_hash(value: Any) -> Exception | None:
 
 
 def _parts(value: Any) -> list[tuple[str, Any]] | None:
-    """The parts of a value that is not hashable, by path; `None` if it has none."""
+    """The parts of an unhashable value, with their paths; `None` if it cannot be taken apart."""
     elements: list[tuple[str, Any]] = []
     if isinstance(value, dict):
         elements = [(f"[{key!r}]", each) for key, each in value.items()]
     elif isinstance(value, list | tuple | collections.deque):
         elements = [(f"[{index}]", each) for index, each in enumerate(value)]
     elif isinstance(value, slice):
-        # Up to Python 3.11 none is hashable.
+        # Slices are not hashable up to Python 3.11.
         elements = [(f".{name}", getattr(value, name)) for name in ("start", "stop", "step")]
     elif not isinstance(value, set | bytearray | array.array):
         is_compared_by_value = type(value).__hash__ is None and hasattr(value, "__dict__")

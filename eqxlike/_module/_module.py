@@ -1,10 +1,9 @@
 """The Module: a frozen dataclass that is a pytree.
 
-Python makes a class by its metaclass, so `ModuleMeta` comes first: its `__new__` has the steps by
-which a class is made, its `__call__` those by which an instance is made. Their helpers follow in
-that order; then `Module` itself, its bound methods, and `Partial`.
+The metaclass `ModuleMeta` comes first: its `__new__` makes a class, and its `__call__` makes an
+instance. Their helpers follow in this order, then `Module` itself, bound methods, and `Partial`.
 
-In short, a `class Affine(Module)` with a field `scale` and a static one `axis` is:
+In short, a `class Affine(Module)` with a field `scale` and a static field `axis` is:
 
     Affine = dataclasses.dataclass(eq=False, repr=False)(Affine)    # make_dataclass
     jtu.register_pytree_with_keys(                                  # _register, generate_codec
@@ -13,7 +12,7 @@ In short, a `class Affine(Module)` with a field `scale` and a static one `axis` 
         rebuild,                                                    # does not call `__init__`
     )
 
-and to assign to a field raises once `__init__` has ended (`FrozenStorage`).
+After `__init__`, assigning to a field raises an error (`FrozenStorage`).
 """
 
 import abc
@@ -55,14 +54,14 @@ from ._strict import Strictness, check_strict
 _PACKAGE = __name__.partition(".")[0]
 
 
-# With `frozen_default=True` a type checker would refuse the assignments of a custom `__init__`.
+# With `frozen_default=True`, a type checker would reject the assignments in a custom `__init__`.
 @dataclass_transform(field_specifiers=(field, dataclasses.field))
 class ModuleMeta(abc.ABCMeta):
     """Makes each subclass of `Module` a frozen dataclass and registers it as a pytree."""
 
     _eqxlike_class: ClassRecord
-    # The classes of what `filter_jit` and its kin return have no public name: `pickle` finds them
-    # here.
+    # The classes of the objects that `filter_jit` and other transformations return. They have no
+    # public names, so `pickle` finds them here.
     eqxlike_wrappers = types.SimpleNamespace()
 
     def __new__(
@@ -78,11 +77,10 @@ class ModuleMeta(abc.ABCMeta):
         **kwargs: Any,
     ):
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
-        # Not `namespace`: an `__init_subclass__` or a `__set_name__` may have replaced some of the
-        # body.
+        # Not `namespace`, since `__init_subclass__` and `__set_name__` may have changed the class.
         own = dict(vars(cls))
-        # A subclass inherits an `__init__` that a user wrote, even one that replaced a generated
-        # one. A generated one is generated again, for the added fields.
+        # A subclass inherits an `__init__` that a user wrote. If the `__init__` was generated, it
+        # is generated again, with the fields that the subclass adds.
         owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
         of_owner = None if owner is cls else own_record(owner)
         strictness = strict if isinstance(strict, Strictness) else Strictness() if strict else None
@@ -108,12 +106,12 @@ class ModuleMeta(abc.ABCMeta):
             check_strict(cls, strictness, own, None if record.makes_init else owner)
         _register(cls, record, fields)
         if cls.__module__.startswith(f"{_PACKAGE}._") and not record.traits.is_layer:
-            # A subclass that freezes arrays has the same name, and comes later.
+            # A subclass with frozen arrays has the same name, and is made later.
             vars(ModuleMeta.eqxlike_wrappers).setdefault(cls.__qualname__.lstrip("_"), cls)
         return cls
 
-    # A type checker that saw these would think that every instance is what `__call__` returns, and
-    # would allow assigning any name of a class.
+    # Hidden from type checkers, which would otherwise infer the type of instances from `__call__`,
+    # and allow assigning to any name of a class.
     if not TYPE_CHECKING:
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -174,13 +172,14 @@ class ModuleMeta(abc.ABCMeta):
 
     def register(cls, subclass: type) -> NoReturn:
         raise ValueError(
-            f"cannot register {subclass.__name__} as a virtual subclass of {cls.__name__}: an "
-            f"instance of a Module is a pytree. Write `class {subclass.__name__}({cls.__name__})`."
+            f"cannot register {subclass.__name__} as a virtual subclass of {cls.__name__}: its "
+            "instances would not be pytrees. Write "
+            f"`class {subclass.__name__}({cls.__name__})`."
         )
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        # Without this `inspect` would show the `*args, **kwargs` of `__call__` above.
+        # Otherwise `inspect` would show the `*args, **kwargs` of `__call__` above.
         signature = inspect.signature(cls.__init__)
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
@@ -189,7 +188,10 @@ class ModuleMeta(abc.ABCMeta):
 
 
 def _by_public_name(cls: type) -> Any:
-    """What `pickle` takes for a class: of ours the public name, so that files outlive a move."""
+    """The `__reduce__` of a class.
+
+    A class of ours is pickled by its public name, so that pickles stay valid if its file changes.
+    """
     home, is_private, _ = cls.__module__.partition("._")
     is_ours = bool(is_private) and home.partition(".")[0] == _PACKAGE
     if is_ours and vars(sys.modules[home]).get(cls.__qualname__) is cls:
@@ -204,14 +206,14 @@ copyreg.pickle(ModuleMeta, _by_public_name)  # pyright: ignore[reportArgumentTyp
 
 
 def _inherited_traits(cls: type) -> Traits:
-    """The traits of the base class, except for frozen arrays: each class has its own."""
+    """The traits of the base class, without those for frozen arrays."""
     above = (own_record(base) for base in cls.__mro__[1:])
     traits = next((record.traits for record in above if record is not None), Traits())
     return dataclasses.replace(traits, flattening=None, frozen_fields=())
 
 
 def _store_methods(cls: Any, own: dict[str, Any]) -> None:
-    """Makes descriptors of the functions in `cls` and in plain classes among its bases."""
+    """Stores descriptors in `cls` for its functions, and for functions of plain base classes."""
     for key, value in own.items():
         if key == "__call__" or _is_method(key, value):
             # The setter of the metaclass makes the descriptor.
@@ -231,17 +233,17 @@ def _is_method(name: str, value: Any) -> bool:
 
 
 class Method(StoredFunction):
-    """A function in a Module class; accessed on an instance, it gives a `BoundMethod`."""
+    """Descriptor for a function of a Module class; on an instance, it returns a `BoundMethod`."""
 
     def __get__(self, instance: Any, owner: type) -> Any:
         return self.function if instance is None else _bind_static(self.function, instance)
 
 
 class MixinMethod:
-    """Represents, in a Module class, the function of that name in a plain class among its bases.
+    """Descriptor in a Module class for a function of a plain base class.
 
-    Each access looks the function up in the classes that follow in the `__mro__` of the instance's
-    class: with several bases, another class may be in between.
+    Each access looks the function up in the `__mro__` of the instance's class, behind the Module
+    class: with multiple inheritance, another class may come in between.
     """
 
     def __init__(self, cls: type, name: str):
@@ -299,7 +301,7 @@ def _check_all_set(module: Any) -> None:
 
 
 def _check_values(module: Any) -> None:
-    """Raises for a value that a field must not have; warns about a likely mistake."""
+    """Raises if a field has an invalid value; warns if a field hides arrays."""
     cls = type(module)
     layout = cls._eqxlike_class.codec.layout
     for name in layout.static_names:
@@ -316,9 +318,10 @@ def _check_values(module: Any) -> None:
             continue
         if hides_arrays:
             warnings.warn(
-                f"{cls.__name__}.{name} was given a JAX-transformed callable around a Module. Its "
-                "arrays are out of sight there: they are not leaves, and become constants. Apply "
-                "`eqxlike.filter_jit` and its kin, or transform where it is called.",
+                f"{cls.__name__}.{name} was given a JAX-transformed callable around a Module. It "
+                "hides the arrays of the Module: they are not leaves, and become constants. Use "
+                "`eqxlike.filter_jit` and the other filtered transformations, or transform the "
+                "callable where it is called.",
                 stacklevel=3,
             )
 
@@ -331,13 +334,13 @@ def _refuse_own_method(module: Any, name: str, value: Any) -> None:
         raise ValueError(
             f"{type(module).__name__}.{name} was given a method of the same instance in "
             "`__init__`. The method would hold its own copy of the instance, which later updates "
-            f"leave behind. Write a method named {name!r} that calls "
+            f"would not change. Write a method named {name!r} that calls "
             f"`self.{value.__name__}(...)` instead."
         )
 
 
 def _hides_arrays(value: Any) -> bool:
-    # `jax.vmap` and `jax.grad` return functions, `jax.jit` and custom rules objects of their own.
+    # `jax.vmap` and `jax.grad` return functions; `jax.jit` and custom derivatives return objects.
     if not (inspect.isfunction(value) or isinstance(value, _TRANSFORMED)):
         return False
     wrapped = getattr(value, "__wrapped__", None)
@@ -348,7 +351,7 @@ _TRANSFORMED = (PjitFunction, jax.custom_jvp, jax.custom_vjp)
 
 
 def _explain_init(cls: type, error: Exception, args: Any, kwargs: Any) -> None:
-    """Raises a clearer error if `error`, of an `__init__`, is about its argument `key`."""
+    """Raises a clearer error if an `__init__` raised `error` because of its argument `key`."""
     if not any(words in str(error) for words in ("PRNG key", "a single key")):
         return
     bound = inspect.signature(cls).bind(*args, **kwargs)
@@ -361,24 +364,25 @@ def _explain_init(cls: type, error: Exception, args: Any, kwargs: Any) -> None:
 
 
 class Module(FrozenStorage, metaclass=ModuleMeta):
-    """The base of all models: subclass it, annotate fields, write methods.
+    """Base class of all models. Subclass it, annotate fields, write methods.
 
-    A subclass is a frozen dataclass and a pytree whose children are its fields, in the order of
-    their declaration; those marked `field(static=True)` are part of the structure instead.
-    `__init__` is generated as for any dataclass unless the class, or a base, has its own; a
-    custom one assigns each declared field once. `__check_init__`, if defined, runs after `__init__`
-    for each class of the hierarchy and may raise. Methods accessed on an instance are pytrees.
+    A subclass is a frozen dataclass and a pytree. Its children are its fields, in the order of
+    declaration. Fields marked `field(static=True)` are not children, but part of the structure.
 
-    `abc.abstractmethod`, `AbstractVar` and `AbstractClassVar` declare what subclasses must have.
-    `class Model(eqxlike.Module, strict=True)` makes classes either abstract or final;
+    `__init__` is generated, as for any dataclass, unless the class or a base class defines it. A
+    custom `__init__` assigns each field. If a class of the hierarchy defines `__check_init__`, this
+    method is called after `__init__`, and may raise. A method accessed on an instance is a pytree.
+
+    `abc.abstractmethod`, `AbstractVar` and `AbstractClassVar` declare what subclasses must define.
+    With `class Model(eqxlike.Module, strict=True)`, a class must be either abstract or final;
     `StrictConfig` lists the rules.
 
-    Two Modules are equal if `tree_equal` says so. The hash is that of the leaves, so a Module with
-    arrays in it has none.
+    `==` compares two Modules by `tree_equal`. The hash is computed from the leaves, so a Module
+    with arrays is not hashable.
 
-    **Raises:** `TypeError` at construction if a field is not set, or if a static field gets an
-    array, or a value that can be neither hashed nor compared by parts;
-    `dataclasses.FrozenInstanceError` at assignment.
+    **Raises:** `TypeError` at construction if a field is not set, or if the value of a static field
+    contains an array or can be neither hashed nor compared by parts;
+    `dataclasses.FrozenInstanceError` on assignment to a field.
 
     !!! example
 
@@ -404,7 +408,7 @@ class Module(FrozenStorage, metaclass=ModuleMeta):
         except TypeError:
             raise TypeError(_explain_hash(self)) from None
 
-    # A field may hold a method of `self`, whose repr shows `self`.
+    # A field may hold a method of `self`, whose `repr` contains the `repr` of `self`.
     @reprlib.recursive_repr("<recursive>")
     def __repr__(self) -> str:
         return tree_pformat(self)
@@ -419,10 +423,10 @@ def _explain_hash(module: Any) -> str:
     return (
         f"{f'the method {name}.{module.__name__}' if is_method else f'a {name}'} is not hashable: "
         f"its leaf {jtu.keystr(path).removeprefix('.__self__')} is {tree_pformat(leaf)}. A Module "
-        "with arrays has no hash, and JAX hashes each function and static argument, as a dict "
-        "hashes its keys. Use `eqxlike.filter_jit` for `jax.jit`, `eqxlike.filter_checkpoint` for "
-        "`jax.checkpoint` and `eqxlike.loops.scan` for `jax.lax.scan`. Give other functions, such "
-        "as `jax.lax.cond`, a lambda: `lambda *args: f(*args)`."
+        "with arrays has no hash, but JAX hashes functions and static arguments, and a dict hashes "
+        "its keys. Instead of `jax.jit`, use `eqxlike.filter_jit`; instead of `jax.checkpoint`, "
+        "`eqxlike.filter_checkpoint`; instead of `jax.lax.scan`, `eqxlike.loops.scan`. To other "
+        "functions, such as `jax.lax.cond`, pass a lambda: `lambda *args: f(*args)`."
     )
 
 
@@ -430,13 +434,13 @@ def _explain_hash(module: Any) -> str:
 
 
 METADATA = frozenset({"__name__", "__qualname__", "__doc__", "__module__", "__annotations__"})
-"""What Python shows of a callable."""
+"""The attributes by which Python describes a callable."""
 
 
 class Wrapper(Module, _traits=Traits(is_layer=False)):
-    """The base of Modules that wrap a callable, their `__wrapped__`, and show its metadata.
+    """Base class of Modules that wrap a callable, their `__wrapped__`, and show its metadata.
 
-    The metadata is read from the callable, not stored. So it is not part of the tree, unless
+    The metadata is read from the callable and not stored. So it is not part of the tree, unless
     `module_update_wrapper` has stored other metadata.
     """
 
@@ -445,9 +449,9 @@ class Wrapper(Module, _traits=Traits(is_layer=False)):
         raise AttributeError("__wrapped__")
 
     def __getattribute__(self, name: str) -> Any:
-        # Not properties: under these names a class holds its own metadata.
+        # These cannot be properties, since a class stores its own metadata under the same names.
         if name in METADATA:
-            # `module_update_wrapper` may have stored something else in the instance.
+            # `module_update_wrapper` may have stored other metadata in the instance.
             if name in (fields := stored_fields(self)):
                 return fields[name]
             return getattr(object.__getattribute__(self, "__wrapped__"), name)
@@ -457,9 +461,9 @@ class Wrapper(Module, _traits=Traits(is_layer=False)):
         return self if instance is None else bind(self, instance)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # A decorated function is pickled by its name, like functions. It cannot be pickled by its
-        # parts: the name of the function that it wraps refers to the wrapper. A map over a tree
-        # makes an equal wrapper.
+        # A decorated function is pickled by name, like any function. Pickling its parts would fail,
+        # since the name of the wrapped function refers to the wrapper. The two need only be equal,
+        # since a map over a tree makes a new wrapper.
         found = _found_by_name(self)
         if type(found) is type(self) and (found is self or found == self):
             return pkgutil.resolve_name, (f"{self.__module__}:{self.__qualname__}",)
@@ -467,9 +471,9 @@ class Wrapper(Module, _traits=Traits(is_layer=False)):
 
 
 def _found_by_name(described: Any) -> Any:
-    """What the module of `described` has under the qualified name of that, or `None`.
+    """The object with the `__module__` and `__qualname__` of `described`, or `None`.
 
-    Not for `__main__`, which is another module in another process.
+    `None` for the module `__main__`, which is a different one in another process.
     """
     module = getattr(described, "__module__", None)
     found = None if module == "__main__" else sys.modules.get(module or "")
@@ -479,10 +483,10 @@ def _found_by_name(described: Any) -> Any:
 
 
 class BoundMethod(Wrapper):
-    """A method bound to a Module, as `module.method` gives it: a pytree around the instance.
+    """A method bound to a Module, as `module.method` returns it: a pytree around the instance.
 
-    So it can be passed to a transformation, which then sees the arrays of the instance. Two bound
-    methods are equal if their functions and instances are.
+    A transformation that gets a bound method, as its function or as an argument, sees the arrays of
+    the instance. Two bound methods are equal if their functions and instances are equal.
     """
 
     __func__: Callable[..., Any] = field(static=True)
@@ -512,7 +516,7 @@ class BoundMethod(Wrapper):
 
 
 class BoundWrapper(BoundMethod):
-    """A bound method whose function is a child too, being a Module, as `filter_jit` returns it."""
+    """A bound method whose function is a Module, as from `filter_jit`, and so also a child."""
 
     __func__: Callable[..., Any] = field()
 
@@ -522,16 +526,16 @@ class BoundWrapper(BoundMethod):
 
 
 def bind(function: Any, instance: Any) -> Any:
-    """`function` bound to `instance`: a pytree if the instance is a Module."""
+    """Binds `function` to `instance`. The result is a pytree if the instance is a Module."""
     if isinstance(function, Module) and isinstance(instance, Module):
         return BoundWrapper._eqxlike_class.codec.unflatten((), (function, instance))
     return _bind_static(function, instance)
 
 
 def _bind_static(function: Any, instance: Any) -> Any:
-    """`bind`, where function and instance are not both Modules."""
+    """`bind`, unless both are Modules."""
     if isinstance(instance, Module):
-        # This skips the metaclass's checks, which are for user code.
+        # This skips the checks of the metaclass, which are for user code.
         return BoundMethod._eqxlike_class.codec.unflatten((function,), (instance,))
     return types.MethodType(function, instance)
 
@@ -545,15 +549,15 @@ _Return = TypeVar("_Return")
 class Partial(Module, Generic[_Return]):
     """A `functools.partial` that is a pytree: function and arguments are its children.
 
-    So it can be passed to a transformation, which sees the arrays among the arguments, and those
-    of `func` if that is a Module. `jax.tree_util.Partial` has only the arguments as children, and
-    hides the arrays of `func`.
+    A transformation with a `Partial` as an argument sees the arrays among its arguments and, if
+    `func` is a Module, the arrays of `func`. In `jax.tree_util.Partial`, only the arguments are
+    children, and the arrays of `func` are hidden.
 
     **Arguments:**
 
     - `func`: any callable.
-    - `*args`, `**kwargs`: passed to `func` before the arguments of each call. A keyword of a
-      call replaces one given here.
+    - `*args`, `**kwargs`: passed to `func` before the arguments of each call. A keyword argument of
+      a call overrides one given here.
 
     Its fields are `func`, `args` (a tuple) and `keywords` (a dict).
 

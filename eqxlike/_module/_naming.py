@@ -1,9 +1,10 @@
 """The names of layers in a program that is being traced.
 
-While a filtered function is traced, each call of a Module runs in a `jax.named_scope` with its
-path: for the outermost one from the argument, such as `model.encoder`, for those inside relative to
-the enclosing one, such as `.layers[0]`. JAX keeps the scopes through its transformations, and XLA
-in its programs. At other times a call is a plain call.
+While a filtered function is traced, each call of a Module runs in a `jax.named_scope` with the path
+of the Module. The path of an outermost call begins at the argument, such as `model.encoder`. The
+path of an inner call is relative to the enclosing call, such as `.layers[0]`. JAX keeps the scopes
+through transformations, and XLA keeps them in compiled programs. At other times, a call runs as it
+is.
 """
 
 import contextlib
@@ -30,10 +31,10 @@ _SEPARATORS = re.compile(r"[/()]")
 
 
 class LayerCall(StoredFunction):
-    """The `__call__` of a Module class: the plain function, unless layers are being named."""
+    """Descriptor for the `__call__` of a Module class. It adds a name while layers are named."""
 
-    # Not in `__dict__`, so that classes can be pickled by value: `_named` reads `_current`, which
-    # cannot be pickled.
+    # Not in `__dict__`, so that classes can be pickled by value: the function in `_named` refers to
+    # `_current`, which cannot be pickled.
     __slots__ = ("_named",)
 
     def __init__(self, function: Callable[..., Any]):
@@ -54,7 +55,7 @@ class LayerCall(StoredFunction):
 
 
 def _with_name(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which names its calls while layers are being named."""
+    """Wraps `function` so that its calls get names while layers are being named."""
 
     @functools.wraps(function)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +65,7 @@ def _with_name(function: Callable[..., Any]) -> Callable[..., Any]:
         with names.scope_of_call(self):
             return function(self, *args, **kwargs)
 
-    # Not every tool that reads a signature follows `__wrapped__`.
+    # Some tools that read a signature do not follow `__wrapped__`.
     with contextlib.suppress(TypeError, ValueError):
         vars(call)["__signature__"] = inspect.signature(function)
     return call
@@ -72,13 +73,13 @@ def _with_name(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def naming_layers(args: Sequence[Any], labels: Sequence[str], num_bound: int = 0) -> Iterator[None]:
-    """A context in which calls of the Modules in the arguments of a function are named.
+    """Context manager in which calls of the Modules in the arguments of a function get names.
 
     **Arguments:**
 
     - `args`, `labels`: the arguments and their names.
     - `num_bound`: the number of leading arguments that users do not pass, such as the Module that
-      is called: these are named after their classes.
+      is called. They are named after their classes.
     """
     names = [_class_name(arg, label) for arg, label in zip(args[:num_bound], labels, strict=False)]
     token = _current.set(_Names([*zip([*names, *labels[num_bound:]], args, strict=True)]))
@@ -97,7 +98,7 @@ def names_in(tree: Any) -> tuple[str | None, ...] | None:
 
 
 def name_again(tree: Any, paths: tuple[str | None, ...] | None) -> None:
-    """Gives the Modules of a tree the paths of the ones from which it was rebuilt."""
+    """Gives the Modules of a rebuilt tree the `paths` of the Modules in the original tree."""
     names = _current.get()
     if names is not None and paths:
         for path, (_, module) in zip(paths, modules_in(tree), strict=False):
@@ -106,8 +107,9 @@ def name_again(tree: Any, paths: tuple[str | None, ...] | None) -> None:
 
 
 def modules_in(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The Modules in a tree with their paths, outer ones first. The callable in a wrapper has the
-    path of the wrapper.
+    """The Modules in a tree with their paths, outer ones first.
+
+    The Module inside a wrapper has the path of the wrapper.
     """
     if _is_layer(tree):
         yield path, tree
@@ -129,12 +131,12 @@ def _parts_of(tree: Any) -> list[tuple[Any, Any]]:
 
     try:
         if not _is_module(tree):
-            # Paths double the time, and most arguments that are not Modules hold none.
+            # Paths double the time, and most of these arguments contain no Modules.
             jtu.tree_leaves(tree, is_leaf=is_inside)
             if not inside:
                 return []
         return jtu.tree_flatten_with_path(tree, is_leaf=is_inside)[0]
-    # JAX does not flatten trees that it rebuilds with tracers again, and a node may refuse it.
+    # A foreign node may raise if it is flattened with tracers, which JAX itself does not do.
     except Exception:
         return []
 
@@ -166,12 +168,12 @@ class _Names:
 
     @functools.cached_property
     def _roots(self) -> list[tuple[str, Any]]:
-        """The Modules in the arguments; nobody looks for them before one is called."""
+        """The Modules in the arguments, which are collected when one is first called."""
         return [found for name, arg in self._arguments for found in modules_in(arg, name)]
 
     @functools.cached_property
     def _paths(self) -> dict[int, tuple[weakref.ref[Any], str]]:
-        """The paths by the identity of a Module, which is valid while the Module lives."""
+        """Paths by the `id` of a Module. The weak reference shows whether the `id` is valid."""
         paths: dict[int, tuple[weakref.ref[Any], str]] = {}
         for path, module in self._roots:
             paths.setdefault(id(module), (weakref.ref(module), path))
@@ -182,25 +184,25 @@ class _Names:
             self._paths[id(module)] = weakref.ref(module), path
 
     def path_of(self, module: Any) -> str | None:
-        """The path of a Module that is itself known."""
+        """The path of this very Module; `None` if it is not known."""
         reference, path = self._paths.get(id(module), (None, None))
         return path if reference is not None and reference() is module else None
 
     @contextlib.contextmanager
     def scope_of_call(self, module: Any) -> Iterator[None]:
-        """The context in which a call of a Module is traced."""
-        around = self._running[-1] if self._running else None
+        """Context manager in which a call of a Module is traced."""
+        enclosing = self._running[-1] if self._running else None
         # `super().__call__` is part of the same call.
-        if around is not None and around.module is module:
+        if enclosing is not None and enclosing.module is module:
             yield
             return
         path = self.path_of(module)
         if path is None:
-            path = self._found(module, around)
+            path = self._infer_path(module, enclosing)
             for inner_path, inner in modules_in(module, path):
                 self.add(inner, inner_path)
-        inside = path if around is None else path.removeprefix(around.path)
-        scope = inside if around is not None and inside[:1] in (".", "[") else path
+        inside = path if enclosing is None else path.removeprefix(enclosing.path)
+        scope = inside if enclosing is not None and inside[:1] in (".", "[") else path
         self._running.append(_Call(module, path))
         try:
             with jax.named_scope(_SEPARATORS.sub("_", scope)):
@@ -208,25 +210,24 @@ class _Names:
         finally:
             self._running.pop()
 
-    def _found(self, module: Any, around: "_Call | None") -> str:
-        """The path of the only Module of the same structure; the name of the class if there are
-        several or none.
+    def _infer_path(self, module: Any, enclosing: "_Call | None") -> str:
+        """The path of the only Module of the same structure; otherwise the name of the class.
 
-        A transformation rebuilds its arguments, so their Modules are other objects.
+        Transformations rebuild their arguments, so a Module may be a copy of a known one.
         """
         name = type(module).__name__
-        # A user's static fields may refuse to be hashed or compared.
+        # Hashing or comparing a user's static fields may raise.
         with contextlib.suppress(Exception):
-            form = jtu.tree_structure(module)
-            if around is not None and form in around.by_form:
-                return around.by_form[form].path or name
-            if form in self._by_form:
-                return self._by_form[form].path or name
+            structure = jtu.tree_structure(module)
+            if enclosing is not None and structure in enclosing.by_structure:
+                return enclosing.by_structure[structure].path or name
+            if structure in self._by_structure:
+                return self._by_structure[structure].path or name
         return name
 
     @functools.cached_property
-    def _by_form(self) -> "dict[Any, _Shallowest]":
-        return _by_form(self._roots)
+    def _by_structure(self) -> "dict[Any, _Shallowest]":
+        return _by_structure(self._roots)
 
 
 class _Call:
@@ -237,30 +238,31 @@ class _Call:
         self.path = path
 
     @functools.cached_property
-    def by_form(self) -> "dict[Any, _Shallowest]":
-        """The Modules inside the one that is called."""
-        return _by_form(list(modules_in(self.module, self.path))[1:])
+    def by_structure(self) -> "dict[Any, _Shallowest]":
+        """The Modules inside the Module that is called."""
+        return _by_structure(list(modules_in(self.module, self.path))[1:])
 
 
 class _Shallowest(NamedTuple):
-    """The path of the shallowest Module of one form, and `None` for it if there are several.
+    """Depth and path of the shallowest Module of one structure. The path is `None` if several
+    Modules have this depth.
 
-    An optimiser's state has the form of the model, and lies deeper.
+    For example, an optimiser state contains Modules of the same structure as the model, but deeper.
     """
 
     depth: int
     path: str | None
 
 
-def _by_form(modules: Sequence[tuple[str, Any]]) -> dict[Any, _Shallowest]:
+def _by_structure(modules: Sequence[tuple[str, Any]]) -> dict[Any, _Shallowest]:
     found: dict[Any, _Shallowest] = {}
     for path, module in modules:
         depth = path.count(".") + path.count("[")
         with contextlib.suppress(Exception):
-            form = jtu.tree_structure(module)
-            known = found.get(form)
+            structure = jtu.tree_structure(module)
+            known = found.get(structure)
             if known is None or depth < known.depth:
-                found[form] = _Shallowest(depth, path)
+                found[structure] = _Shallowest(depth, path)
             elif depth == known.depth:
-                found[form] = _Shallowest(depth, None)
+                found[structure] = _Shallowest(depth, None)
     return found

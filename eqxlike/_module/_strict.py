@@ -19,7 +19,7 @@ from ._class import own_record
 
 @dataclasses.dataclass(frozen=True)
 class Strictness:
-    """The options of a strict class; each lifts or adds a rule."""
+    """The options of a strict class; see `StrictConfig`."""
 
     force_abstract: bool = False
     allow_abstract_name: bool = False
@@ -31,19 +31,19 @@ def StrictConfig(force_abstact: bool = False, **kwargs: Any) -> Any:
 
     **Arguments:**
 
-    - `force_abstact`: whether the class is abstract even though nothing in it is. The name is
-      Equinox's; `force_abstract` is the same.
+    - `force_abstact`: whether the class is abstract even without an abstract method or attribute.
+      The spelling is Equinox's; `force_abstract` is accepted too.
     - `allow_abstract_name`: whether the name of a final class may start with `Abstract`.
     - `allow_method_override`: whether the class may override methods that are not abstract.
 
-    **Returns:** a value for `strict=`. It lifts some of the rules of `strict=True`:
+    **Returns:** a value for `strict=`, which lifts some of the rules of `strict=True`. These are:
 
-    - A class is abstract, with an abstract method or attribute, or it is final, and no strict
-      class subclasses it.
-    - A strict Module inherits from no Module that is not strict.
-    - The names of abstract classes, and of no others, start with `Abstract` or `_Abstract`.
+    - A class is either abstract, with an abstract method or attribute, or final: no strict class
+      subclasses it.
+    - A strict Module inherits from strict Modules only.
+    - The name of an abstract class starts with `Abstract` or `_Abstract`; other names do not.
     - A method that is not abstract is not overridden.
-    - The class whose body has an `__init__`, if any, declares all fields.
+    - If a class defines `__init__`, the same class declares all fields.
 
     **Raises:** `TypeError` for an unknown option; at the class statement, `TypeError` for a class
     that breaks a rule.
@@ -74,7 +74,7 @@ _are_checked = True
 
 
 def ignore_strict_rules() -> None:
-    """Turns the checks of strict classes off in this process, as in Equinox 0.13.8."""
+    """Turns off the checks of strict classes in this process, as in Equinox 0.13.8."""
     global _are_checked
     _are_checked = False
 
@@ -86,8 +86,8 @@ def check_strict(
 
     **Arguments:**
 
-    - `own`: the names in the class itself, before anything was generated for it.
-    - `written_init`: the class whose `__init__` makes the instances, if it is user code.
+    - `own`: the names in the body of the class, without generated ones.
+    - `written_init`: the class that defines the `__init__`; `None` if it is generated.
     """
     if not _are_checked:
         return
@@ -102,20 +102,20 @@ def check_strict(
 def _check_bases(cls: Any) -> None:
     for base in cls.__bases__:
         if FrozenStorage not in base.__mro__ or FrozenStorage in base.__bases__:
-            # No Module, or `Module` itself.
+            # The base is not a Module, or it is `Module` itself.
             continue
         record = own_record(base)
         if record is None or not record.is_strict:
             raise TypeError(
-                f"{cls.__name__} is strict and subclasses {base.__name__}, which is not. A strict "
-                f"Module inherits from strict ones only: write `class {base.__name__}(..., "
-                "strict=True)`."
+                f"{cls.__name__} is strict and subclasses {base.__name__}, which is not strict. A "
+                "strict Module inherits from strict Modules only: write "
+                f"`class {base.__name__}(..., strict=True)`."
             )
         if not inspect.isabstract(base):
             raise TypeError(
                 f"{cls.__name__} subclasses {base.__name__}, which is a strict class that is not "
-                "abstract, and so is final. Move what both share into an abstract class above the "
-                "two, or hold one as a field of the other."
+                "abstract, and so is final. Move shared code to an abstract base class of both, or "
+                "make one a field of the other."
             )
 
 
@@ -124,14 +124,14 @@ def _check_name(cls: Any, strictness: Strictness) -> None:
     if inspect.isabstract(cls) and not is_called_abstract:
         names = ", ".join(sorted(cls.__abstractmethods__))
         raise TypeError(
-            f"{cls.__name__} is a strict class and abstract, for {names}, so its name should start "
-            f"with `Abstract`: `Abstract{cls.__name__}`. If it was not meant to be abstract, "
-            "override them."
+            f"{cls.__name__} is a strict class and abstract, because of {names}, so its name "
+            f"should start with `Abstract`: `Abstract{cls.__name__}`. If it should not be "
+            f"abstract, override {names}."
         )
     if is_called_abstract and not inspect.isabstract(cls) and not strictness.allow_abstract_name:
         raise TypeError(
             f"{cls.__name__} is a strict class and has nothing abstract, so its name should not "
-            "start with `Abstract`. If it was meant to be abstract, write "
+            "start with `Abstract`. If it should be abstract, write "
             "`strict=StrictConfig(force_abstact=True)`."
         )
 
@@ -147,8 +147,8 @@ def _check_overrides(cls: Any, own: Iterable[str]) -> None:
                 raise TypeError(
                     f"{cls.__name__}.{name} overrides a method of {base.__name__} that is not "
                     "abstract. A method of a strict class is abstract or final: let "
-                    f"`{base.__name__}.{name}` call an abstract method for what differs, or lift "
-                    "the rule by `strict=StrictConfig(allow_method_override=True)`."
+                    f"`{base.__name__}.{name}` call an abstract method for the part that differs, "
+                    "or lift the rule by `strict=StrictConfig(allow_method_override=True)`."
                 )
             if found is not None:
                 break
@@ -162,7 +162,7 @@ def _check_fields(cls: Any, written_init: type) -> None:
         if outside and base is not written_init:
             raise TypeError(
                 f"{written_init.__name__} has an `__init__` of its own, and {base.__name__} "
-                f"declares the field {outside[0]!r}. In a strict class `__init__` and all fields "
-                f"stand in one place: declare {outside[0]!r} in {written_init.__name__}, and leave "
-                f"`{outside[0]}: AbstractVar[...]` above it where the name is needed."
+                f"declares the field {outside[0]!r}. In a strict class, `__init__` and all fields "
+                f"are in one class: declare {outside[0]!r} in {written_init.__name__}, and write "
+                f"`{outside[0]}: AbstractVar[...]` in a base class that needs the name."
             )

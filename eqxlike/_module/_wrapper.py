@@ -1,7 +1,7 @@
 """The metadata of Modules that wrap a callable: `functools.update_wrapper` for Modules.
 
-Most wrappers show the metadata of their `__wrapped__`. `module_update_wrapper` gives an instance
-metadata of its own, in its `__dict__` and, under `METADATA_KEY`, in the static part of its tree.
+Most wrappers show the metadata of their `__wrapped__`. `module_update_wrapper` stores metadata in
+an instance: in its `__dict__`, and in the static part of its tree, under `METADATA_KEY`.
 """
 
 import copy
@@ -25,12 +25,12 @@ def module_update_wrapper(
 
     **Arguments:**
 
-    - `wrapper`: an instance of a class with a property `__wrapped__`, which returns what it wraps.
-    - `wrapped`: the callable whose metadata to show; `wrapper.__wrapped__` if left out.
+    - `wrapper`: an instance of a class whose property `__wrapped__` returns the wrapped callable.
+    - `wrapped`: the callable whose metadata to show; by default `wrapper.__wrapped__`.
 
     **Returns:** a copy of `wrapper` with the `__module__`, `__name__`, `__qualname__`, `__doc__`
-    and `__annotations__` of `wrapped`, as far as it has them. They are not leaves, and stay when
-    the copy is mapped over or passes through a transformation.
+    and `__annotations__` of `wrapped`, as far as it has them. They are not leaves; maps over the
+    copy, and transformations, preserve them.
 
     **Raises:** `ValueError` if the class of `wrapper` has no property `__wrapped__`.
 
@@ -54,15 +54,15 @@ def module_update_wrapper(
     cls: Any = type(wrapper)
     if not carries_metadata(cls):
         raise ValueError(
-            f"`module_update_wrapper` expects a Module whose class has a property `__wrapped__`, "
-            f"which returns what it wraps; {cls.__name__} has none. Write\n"
+            f"`module_update_wrapper` expects a Module whose class has a property `__wrapped__` "
+            f"that returns the wrapped callable; {cls.__name__} has none. Write\n"
             "    @property\n"
             "    def __wrapped__(self):\n"
             "        return self.<field>"
         )
     described: Any = wrapper.__wrapped__ if wrapped is None else wrapped  # pyright: ignore
     copied: Any = copy.copy(wrapper)
-    # A property of the class takes precedence, and would hide what is put here.
+    # A property of the class takes precedence over a stored value, and would hide it.
     shown = {
         name: value
         for name, value in shown_by(described).items()
@@ -81,7 +81,7 @@ _ANNOTATIONS = "__annotations__"
 
 
 def make_metadata(shown: dict[str, Any]) -> "Metadata":
-    """The metadata `shown`, in a form that can be part of a structure."""
+    """Makes the metadata `shown` hashable, so that it can be part of a structure."""
     annotations = shown.get(_ANNOTATIONS)
     if annotations is not None:
         annotations = tuple((name, _hashable(value)) for name, value in annotations.items())
@@ -93,8 +93,8 @@ def make_metadata(shown: dict[str, Any]) -> "Metadata":
 class Metadata:
     """The metadata that `module_update_wrapper` gave to an instance.
 
-    It is part of the structure of the tree, so it must be hashable: the annotations are pairs, and
-    a value that is not hashable is compared by identity.
+    It is part of the structure of the tree, so it must be hashable: annotations are stored as
+    pairs, and an unhashable value is compared by identity.
     """
 
     named: tuple[tuple[str, Any], ...]
@@ -109,7 +109,7 @@ class Metadata:
 
 
 class _Itself:
-    """A hashable wrapper of a value that is not; two are equal if they hold the same object."""
+    """A hashable wrapper of an unhashable value. Two are equal if they hold the same object."""
 
     __slots__ = ("value",)
 

@@ -1,13 +1,14 @@
 """The partition of trees into arrays and an interned Structure, cached on Modules.
 
-In the order of reading; docs/design.md has the whole picture:
+The files in the order of reading; docs/design.md gives an overview:
 
 - `_flatten`: the walk from a tree to its arrays and its Structure, and the checking mode.
-- `_structure`: what a Structure is, its subclass for each type of node, such as a tuple or a
-  Module, and the table that makes it unique.
-- `_writers`: the generated code that rebuilds a tree, and that which checks it in a warm call.
-- `_static_key`: when two static values are the same, and the generated code that checks it.
-- `_described`: trees in words, made from Structures, for messages and for files.
+- `_structure`: `Structure`, its subclass for each type of node, such as a tuple or a Module, and
+  the table that makes Structures unique.
+- `_writers`: generated code that rebuilds a tree, and generated code that checks a tree in a warm
+  call.
+- `_static_key`: whether two static values may share a trace, and generated code that checks it.
+- `_described`: descriptions of trees as text, made from Structures, for messages and files.
 - `_split`: dynamic and static leaves, for transformations that cache nothing between calls.
 """
 

@@ -1,9 +1,9 @@
-"""Trees in words: what a Structure says, and what is known of its arrays.
+"""Descriptions of trees as text: the Structure of a tree, and the types of its arrays.
 
-A Structure holds static values themselves, closures with arrays among them. A description holds
-texts, and so may be kept when the tree is gone, or written to a file. Each Structure has one
-description for as long as it lives, which consists of the descriptions of its children: what two
-trees have in common takes no memory twice, and is known to be equal at a glance.
+A Structure holds static values themselves, for example closures with arrays. A description holds
+texts only, so it can be kept without the tree, or written to a file. Each Structure has a single
+description, which consists of the descriptions of its children. So common parts of two trees share
+memory, and are compared by identity.
 """
 
 import ast
@@ -32,20 +32,20 @@ from ._structure import (
 Kind = Literal["array", "static", "field", "tuple", "list", "dict", "namedtuple", "record"]
 
 _MAX_SHOWN = 4
-"""A Module of more arrays is shown only by their number."""
+"""A Module with more arrays than this is shown as their number only."""
 
 _OF_WRAPPER = "_function"
 """The field of a transformed function that holds the user's function."""
 
 
 class ArrayForm(NamedTuple):
-    """The form of an array: arrays of one form share a trace. The array itself is not kept.
+    """The type of an array, without its values. Arrays of the same type share a trace.
 
-    - `shape`: its shape; a size that is a symbol, in an export, is a text.
-    - `dtype`: the name of its dtype, as in `"float32"` or `"key<fry>"`.
-    - `weak_type`: whether it gives way to the dtype of others, as a Python number does.
-    - `sharding`: how it is sharded over the axes of a mesh, as far as the trace depends on that.
-    - `text`: JAX's own text for the type. It has what else there may be, such as a memory space.
+    - `shape`: the shape; a symbolic size of an export is a string.
+    - `dtype`: the name of the dtype, such as `"float32"` or `"key<fry>"`.
+    - `weak_type`: whether the dtype is weak, as for a Python number.
+    - `sharding`: the sharding over the axes of a mesh, as far as the trace depends on it.
+    - `text`: JAX's text for the type, which has everything else, such as a memory space.
     """
 
     shape: tuple[int | str, ...]
@@ -56,7 +56,7 @@ class ArrayForm(NamedTuple):
 
     @staticmethod
     def of(array: Any) -> "ArrayForm":
-        """The shape and dtype of an array, or of a `jax.ShapeDtypeStruct`."""
+        """Takes shape and dtype of an array or a `jax.ShapeDtypeStruct`."""
         sizes = getattr(array, "shape", ())
         shape = tuple(size if type(size) is int else str(size) for size in sizes)
         return ArrayForm(shape, str(getattr(array, "dtype", array)))
@@ -71,17 +71,18 @@ class ArrayForm(NamedTuple):
 class Node:
     """The description of a tree without its arrays.
 
-    - `kind`: an array; a static leaf; a static part of a node, such as a static field of a Module;
-      or the kind of a node, which is a `record` of named children unless it is one of Python's.
-    - `text`: the static value; for a node, the name of its class.
-    - `names`: the names of the children in a path, as in `.weight` or `['a']`; `None` for a
+    - `kind`: `array`; `static` for a static leaf; `field` for a static part of a node, such as a
+      static field of a Module; or the type of a node. A node that is not a container of Python is a
+      `record` of named children.
+    - `text`: the text of a static value; the name of the class of a node.
+    - `names`: the names of the children in a path, such as `.weight` or `['a']`; `None` for a
       sequence.
-    - `children`: of a node, its children, then its static parts; of a static value, its elements.
-    - `value`: the value, if it is static and plain: a bool, a number, a string or `None`.
-    - `frozen`: the names of the fields in which arrays are frozen, which make it another class.
-    - `fingerprint`: differs where two static values, or the classes of two nodes, do. A value that
-      is compared by identity has one that no other ever has.
-    - `advice`: a word for what a static value is: see `_differences`.
+    - `children`: the children of a node, then its static parts; the elements of a static value.
+    - `value`: a tuple of the static value, if it is a bool, a number, a string or `None`.
+    - `frozen`: the names of the fields in which arrays are frozen, which are part of the class.
+    - `fingerprint`: different for different static values, and for nodes of different classes. For
+      a value that is compared by identity, it is unique.
+    - `advice`: the kind of the static value, by which `_differences` chooses its advice.
     """
 
     kind: Kind
@@ -112,7 +113,7 @@ class Node:
 
 
 class Tree(NamedTuple):
-    """A described tree: the node, and all its arrays in order, or their forms."""
+    """A described tree: the root node, and all arrays in order, or their types."""
 
     node: Node
     arrays: tuple[Any, ...]
@@ -126,7 +127,7 @@ class Tree(NamedTuple):
 
     def leaves(self) -> Iterator[tuple[str, "Tree"]]:
         """Each array and each static value, by path."""
-        # The walk takes no Python stack: a tree may be as deep as `flatten` allows.
+        # Not recursive, since a tree may be as deep as `flatten` allows.
         stack = [("", self)]
         while stack:
             path, tree = stack.pop()
@@ -136,8 +137,9 @@ class Tree(NamedTuple):
                 yield path, tree
 
     def __str__(self) -> str:
-        """One line, such as `(float32[batch, 64], {'scale': float32[]})`; for a Module of many
-        arrays, only their number.
+        """A text of one line, such as `(float32[batch, 64], {'scale': float32[]})`.
+
+        A Module with many arrays is shown as their number only.
         """
         node = self.node
         if not node.is_node:
@@ -158,10 +160,12 @@ class Tree(NamedTuple):
 
 
 def differing(first: Tree, second: Tree) -> Iterator[tuple[str, Tree | None, Tree | None]]:
-    """The parts that differ, by path: arrays, static values, and nodes whose children do not belong
-    together, because they are of other types or are not as many; `None` for a part that is missing.
+    """The differences between two trees, as `(path, first part, second part)`.
+
+    The parts are arrays, static values, or nodes of different types or with different numbers of
+    children. A part that one of the trees does not have is `None`.
     """
-    # The walk takes no Python stack: a tree may be as deep as `flatten` allows.
+    # Not recursive, since a tree may be as deep as `flatten` allows.
     stack: list[tuple[str, Tree | None, Tree | None]] = [("", first, second)]
     while stack:
         path, old, new = stack.pop()
@@ -174,15 +178,16 @@ def differing(first: Tree, second: Tree) -> Iterator[tuple[str, Tree | None, Tre
         if is_one_type and one.is_node and (has_names or len(one.children) == len(other.children)):
             parts, others = dict(old.parts()), dict(new.parts())
             pairs = [(path + name, parts.get(name), others.get(name)) for name in parts | others]
-            # Of a large tree, as a rule, all parts but a few are the same.
+            # In a large tree, most parts are usually the same.
             stack += [pair for pair in pairs[::-1] if pair[1] != pair[2]]
         elif not is_one_type or one.is_node or old.arrays != new.arrays:
             yield path, old, new
 
 
 def key_of(name: str) -> Any:
-    """The name of a field, or the key of a dictionary or sequence, from its name in a path; `None`
-    for a key that is neither a string nor a number, nor a tuple of such.
+    """Parses a name in a path: the name of a field, or the key of a dictionary or sequence.
+
+    Returns `None` for a key that is not a Python literal.
     """
     if not name.startswith("["):
         return name.removeprefix(".") or _OF_WRAPPER
@@ -198,8 +203,8 @@ def key_of(name: str) -> Any:
 _ARRAY = Node("array", "array")
 
 DescribeStatic = Callable[..., Node]
-"""Describes a static value. It gets `of_node=True` for a static part of a node, whose kind is
-`field`, and for a static leaf also its `StaticKey`.
+"""A function that describes a static value. For a static part of a node, whose kind is `field`, it
+is called with `of_node=True`; for a static leaf, with its `StaticKey` as a second argument.
 """
 
 
@@ -210,7 +215,7 @@ def root_node(names: Iterable[str], arguments: Iterable[Node]) -> Node:
 
 def describe(structure: Structure, of_static: DescribeStatic) -> Node:
     """The description of a Structure, made on first use."""
-    # The walk takes no Python stack: a tree may be as deep as `flatten` allows.
+    # Not recursive, since a tree may be as deep as `flatten` allows.
     stack = [structure]
     while stack:
         top = stack[-1]
@@ -220,7 +225,7 @@ def describe(structure: Structure, of_static: DescribeStatic) -> Node:
         else:
             stack.pop()
             if of_static not in top.generated:
-                # Of two threads, both take the one that comes first.
+                # If two threads describe it at once, both use the first description.
                 top.generated.setdefault(of_static, _describe_one(top, of_static))
     return structure.generated[of_static]
 
@@ -250,13 +255,13 @@ def _describe_one(structure: Structure, of_static: DescribeStatic) -> Node:
 
 
 def identity_of(value: Any) -> Hashable:
-    """What no other object has or will have: an `id` is given again to another."""
+    """A hashable value that no other object ever has, unlike an `id`, which Python reuses."""
     try:
         reference = weakref.ref(value)
     except TypeError:
-        # What it was traced for holds it, so that as a rule no other object has its place.
+        # The compiled function keeps the value alive, so that its `id` is rarely reused.
         return id(value)
-    # There is one for each object. This one lives on and keeps its own `id`.
+    # Each object has a single reference, which is returned too so that its `id` is not reused.
     return id(reference), reference
 
 
@@ -282,9 +287,9 @@ def _open(
 
 
 def _foreign_names(treedef: Any, num_children: int) -> Iterable[str]:
-    """The names that the class of a foreign node gives to its children, if it does."""
+    """The names of the children in a path, if the class defines them; otherwise indices."""
     names: dict[str, None] = {}
-    with contextlib.suppress(Exception):  # It need not expect anything but its own children.
+    with contextlib.suppress(Exception):  # The class may reject these children.
         children = children_with_keys(treedef.unflatten(range(num_children)))
         names = {jtu.keystr((key,)): None for key, _ in children}
     are_names = len(names) == num_children and not any("<flat index" in name for name in names)
@@ -295,8 +300,9 @@ def _foreign_names(treedef: Any, num_children: int) -> Iterable[str]:
 
 
 def described(tree: Any) -> Tree:
-    """A tree in words that are the same in every process, with its arrays, and each
-    `jax.ShapeDtypeStruct`.
+    """Describes a tree by text that is the same in every process.
+
+    Each `jax.ShapeDtypeStruct` counts as an array.
     """
     arrays, structure = flatten(tree, with_abstract=True, by_identity=True)
     return Tree(describe(structure, describe_by_text), tuple(arrays))
@@ -309,7 +315,7 @@ def describe_by_text(value: Any, _: Any = None, *, of_node: bool = False) -> Nod
 
 
 def to_plain(tree: Tree) -> Any:
-    """The tree as JSON data, with the shape and dtype of each array."""
+    """Converts a tree to JSON data, with the shape and dtype of each array."""
 
     def plain(node: Node) -> Any:
         return [node.kind, node.text, node.names, list(map(plain, node.children)), node.value]
@@ -318,8 +324,10 @@ def to_plain(tree: Tree) -> Any:
 
 
 def from_plain(plain: Any) -> Tree:
-    """The tree from JSON data, with the forms of its arrays; raises anything if they are none of a
-    tree. `differing` compares such trees across processes: classes by name, values by text.
+    """Converts the JSON data of `to_plain` to a tree, with the types of its arrays.
+
+    Raises some exception if the data are invalid. `differing` can compare such trees across
+    processes: classes by name, and values by text.
     """
 
     def node_from(kind: Any, text: str, names: Any, children: Any, value: Any) -> Node:

@@ -1,7 +1,7 @@
 """Flattening a tree into its arrays and its Structure, and caching the result on Modules.
 
-The walk comes first, then how it opens each type of node, and rows of leaves; at last the checking
-mode, in which it compares every cached partition with a fresh one.
+The walk comes first, then the functions that open each type of node, then rows of leaves. The last
+part is the checking mode, which compares every cached partition with a fresh one.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from ._structure import (
 from ._writers import as_tuple, concrete_array_types, flatten_one_level
 
 _MAX_DEPTH = 20_000
-"""Deeper trees, and cycles, raise RecursionError. The walk itself takes no Python stack."""
+"""Deeper trees, and cycles, raise `RecursionError`. The walk itself is not recursive."""
 
 
 def flatten(
@@ -55,38 +55,38 @@ def flatten(
 ) -> tuple[list[Any], Structure]:
     """The arrays of `tree`, in tree order, and its Structure.
 
-    The outermost Modules that hold nothing mutable (`Structure.is_cacheable`: no list, no dict)
-    cache their part for the next call. It is valid while the lists and dicts in their static fields
-    do not change.
+    The outermost Modules with nothing mutable among their children, such as a list or a dict
+    (`Structure.is_cacheable`), cache their partition for the next call. It is valid while the lists
+    and dicts in their static fields do not change.
 
     **Arguments:**
 
     - `tree`: any pytree.
     - `with_abstract`: count each `jax.ShapeDtypeStruct` as an array, for ahead-of-time lowering.
       Nothing is cached then.
-    - `is_output`: accept a static leaf that is not hashable, or cannot be compared. The output of a
-      function is not part of a key.
-    - `by_identity`: compare such a leaf by identity. A method may be bound to it, and a bound
-      method is always hashable.
-    - `is_private`: make a Structure of these very objects, even if there is one of equal objects,
-      so that these objects are returned. Nothing is cached.
-    - `root`: gives the name of the tree in a message.
+    - `is_output`: accept static leaves that cannot be hashed or compared, since the output of a
+      function is not part of a cache key.
+    - `by_identity`: accept static leaves that cannot be hashed or compared, and compare them by
+      identity.
+    - `is_private`: make a Structure with these very objects, even if there is one with equal
+      objects, so that a rebuilt tree has these objects. Nothing is cached then.
+    - `root`: a function that returns the name of the tree in a message.
 
     **Returns:** `(arrays, structure)`.
 
-    **Raises:** `TypeError` with the path of a static leaf that is not hashable, or cannot be
-    compared; `RecursionError` if the tree is too deep or has a cycle; under `checking_partitions`,
-    `PartitionError` if a Module was changed.
+    **Raises:** `TypeError`, with its path, for a static leaf that cannot be hashed or compared;
+    `RecursionError` if the tree is too deep or has a cycle; `PartitionError` under
+    `checking_partitions`, if a Module was changed.
     """
     arrays: list[Any] = []
     # Modules that may cache their partition, each with the range of its arrays. Only the outermost
-    # ones do.
+    # ones will cache it.
     candidates: list[_Candidate] = []
     containers: list[Container] = []
     frames: list[_Frame] = []
     frame = _Frame(None, _Opened(TupleNode, _no_meta, None, (tree,), lambda index: root()), 0, 0, 0)
     make_unhashable = opaque_leaf if is_output else identity_leaf if by_identity else None
-    # The objects of an output are not replaced by equal ones.
+    # A rebuilt output must have its own objects, not equal ones.
     make = make_private if is_private or is_output else intern
     caches = not with_abstract and not is_private
     checks = caches and is_checking()
@@ -102,7 +102,7 @@ def flatten(
                 cached = _current(get_cached(value)) if caches else None
                 if not checks and cached is not None and cached is not INITIALISING:
                     structure = cached.structure.interned
-                    # An output keeps its own objects; the interned Structure has equal ones.
+                    # An output keeps its own objects; the interned Structure may have equal ones.
                     if structure.is_exact or not is_output:
                         arrays += cached.arrays
                         structures.append(structure)
@@ -160,11 +160,11 @@ def flatten(
 
 
 class _Opened(NamedTuple):
-    """A node flattened one level, which needs only the Structures of its children to be interned.
+    """A node flattened by one level. To intern it, only the Structures of its children are needed.
 
     - `structure_type`: the subclass of `Structure`.
     - `make_meta`: a function that makes the `meta` of a new Structure.
-    - `static`: the static part of the node itself, which distinguishes it.
+    - `static`: the static part of the node itself.
     - `children`: the children, which are flattened next.
     - `name_child`: a function from the index of a child to its name in a path.
     """
@@ -180,8 +180,9 @@ class _Opened(NamedTuple):
 class _Frame:
     """A node whose children are being walked.
 
-    - `cached`: what a Module had cached when the walk came to it.
-    - `structures`, `children`: the Structures of the first children, and the others.
+    - `cached`: the content of a Module's slot when the walk reached the Module.
+    - `structures`: the Structures of the children walked so far.
+    - `children`: an iterator over the remaining children.
     """
 
     value: Any
@@ -208,14 +209,14 @@ _Candidate = tuple[Module, slice, slice, Structure]
 
 
 class _OfOwnContainers(NamedTuple):
-    """A Structure, for a Module whose static containers are other, equal objects."""
+    """A Structure for a Module whose static containers are equal to its own, but other objects."""
 
     interned: Structure
     snapshot: Snapshot | None
 
 
 def _current(cached: Any) -> Any:
-    """`cached`, or `None` if a static container has changed: in the Module, or in its Structure."""
+    """`cached`, or `None` if a static container of the Module or of its Structure has changed."""
     if cached is None or cached is INITIALISING:
         return cached
     if (snapshot := cached.structure.snapshot) is not None:
@@ -266,17 +267,17 @@ def _explain(
     except Exception:
         what = "not hashable"
     return (
-        f"the static part of {path}, of type {type(value).__name__}, is {what} ({error}). What is "
-        "not an array is static: it is part of the key under which a compiled function is found, "
-        "so it must be hashable, and `==` between two of them must be true or false."
+        f"the static part of {path}, of type {type(value).__name__}, is {what} ({error}). "
+        "Everything that is not an array is static, and part of the cache key of a compiled "
+        "function. So it must be hashable, and its `==` must return a bool."
     )
 
 
-# --- How each type of node is opened ---
+# --- Opening each type of node ---
 
 
 def _open(value: Any) -> _Opened | None:
-    """The node of `value`, or `None` if it is a leaf. `None` itself counts as a leaf here."""
+    """Flattens `value` by one level; returns `None` for a leaf. Here `None` itself is a leaf."""
     node_type = type(value)
     open_as = _OF_PYTHON.get(node_type)
     if open_as is not None:
@@ -310,8 +311,8 @@ def _open_dict(value: dict[Any, Any]) -> _Opened:
         children, keys = flatten_one_level(value)  # pyright: ignore
     except Exception as error:
         raise TypeError(
-            "the keys of a dict in a pytree must be sortable: those of this one, of types "
-            f"{', '.join(sorted({type(key).__name__ for key in value}))}, are not"
+            "the keys of a dict in a pytree must be sortable, but this dict has keys of the types "
+            f"{', '.join(sorted({type(key).__name__ for key in value}))}"
         ) from error
     as_inserted = lambda: DictKeys(keys, tuple(value))  # noqa: E731
     return _Opened(DictNode, as_inserted, keys, children, lambda index: f"[{keys[index]!r}]")
@@ -331,9 +332,9 @@ def _open_module(value: Module) -> _Opened:
 
 
 def is_array_of_jax(value: Any) -> bool:
-    """Whether `value` is an array of JAX, a tracer, a traced reference or a NumPy scalar.
+    """Whether `value` is a JAX array, a tracer, a traced reference or a NumPy scalar.
 
-    The type of an array that is not a tracer is added to `concrete_array_types`.
+    Unless it is a tracer, its type is added to `concrete_array_types`.
     """
     if isinstance(value, Tracer):
         return isinstance(value, jax.Array) or is_traced_reference(value)
@@ -344,7 +345,7 @@ def is_array_of_jax(value: Any) -> bool:
 
 
 def are_concrete_arrays(values: Iterable[Any]) -> bool:
-    """Whether all of `values` are arrays and not tracers; their types are added as above."""
+    """Whether all of `values` are arrays and not tracers. Adds types like `is_array_of_jax`."""
     return all(
         type(value) in concrete_array_types
         or (is_array_of_jax(value) and type(value) in concrete_array_types)
@@ -352,17 +353,17 @@ def are_concrete_arrays(values: Iterable[Any]) -> bool:
     )
 
 
-# --- Many leaves below one node, taken all at once, without a Structure and code for each ---
+# --- Rows: many leaves of one node, without a Structure and generated code for each leaf ---
 
 
 _MIN_ROW = 64
-"""Fewer leaves than this get a Structure each: separate code is faster then."""
+"""With fewer leaves than this, separate Structures and code for each leaf are faster."""
 
 
 def _make_row(
     children: Sequence[Any], *, with_abstract: bool
 ) -> tuple[Row, tuple[Any, ...]] | None:
-    """The row of these children and its arrays; `None` if not all are leaves of known types."""
+    """The `Row` of these children and its arrays; `None` unless all are leaves of known types."""
     types = [*map(type, children)]
     known = {*types}
     arrays = known & concrete_array_types
@@ -405,7 +406,7 @@ _listeners: list[Callable[[], None]] = []
 
 
 class PartitionError(RuntimeError):
-    """A Module was changed behind its back: its cached partition differs from what it holds now."""
+    """A Module was changed in place: its cached partition differs from its current fields."""
 
 
 def is_checking() -> bool:
@@ -413,22 +414,22 @@ def is_checking() -> bool:
 
 
 def when_switched_on(listener: Callable[[], None]) -> None:
-    """Registers `listener`, called with no arguments each time the mode is switched on."""
+    """Registers a function to be called, without arguments, each time the mode is switched on."""
     _listeners.append(listener)
 
 
 @contextlib.contextmanager
 def checking_partitions() -> Iterator[None]:
-    """Compares every cached partition with a fresh one, as long as the context is open.
+    """Context manager that compares every cached partition with a fresh one.
 
-    No filtered call takes its fast path: each Module is flattened again and compared, leaf by leaf
-    and by identity, with the partition cached on it. The environment variable
-    `EQXLIKE_CHECK_PARTITIONS=1` switches it on for a whole program.
+    Inside it, no filtered call takes its fast path. Each Module is flattened again and compared,
+    leaf by leaf and by identity, with its cached partition. The environment variable
+    `EQXLIKE_CHECK_PARTITIONS=1` switches this mode on for a whole program.
 
-    The mode holds for the whole process, all threads included. It makes filtered calls many times
-    slower; use it in tests, or to find out who mutates a Module through its `__dict__`.
+    The mode applies to all threads of the process. It makes filtered calls many times slower; use
+    it in tests, or to find code that changes a Module through its `__dict__`.
 
-    **Raises:** `PartitionError` from the filtered call that meets a changed Module.
+    **Raises:** `PartitionError` in the filtered call that receives a changed Module.
 
     !!! example
 
@@ -457,6 +458,6 @@ def _check(
     ]:
         raise PartitionError(
             f"a {type(module).__name__} was changed after its partition was cached: {module!r}. "
-            "A Module is frozen; do not write to its `__dict__`, nor by `object.__setattr__`. "
+            "A Module is frozen: do not change it through its `__dict__` or `object.__setattr__`. "
             "`eqxlike.tree_at` makes a changed copy."
         )

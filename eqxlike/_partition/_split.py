@@ -13,9 +13,9 @@ from ._static_key import StaticKey, is_hashable
 
 
 class Rest:
-    """A tree from which leaves were taken, and into which others can be put.
+    """A tree without its dynamic leaves. `merge` puts other leaves in their place.
 
-    Two are equal if the same leaves were taken, and everything else is interchangeable in a trace.
+    Two are equal if the same leaves were taken out, and may share a trace.
 
     - `treedef`: the treedef of the whole tree.
     """
@@ -45,7 +45,7 @@ class Rest:
         return hash((self.treedef, tuple(self._is_dynamic)))
 
     def leaves(self, dynamic: Iterable[Any]) -> list[Any]:
-        """All leaves, with `dynamic`, in order, replacing those taken."""
+        """All leaves, with the values of `dynamic`, in order, for the leaves taken out."""
         dynamic = iter(dynamic)
         return [
             next(dynamic) if taken else leaf
@@ -53,26 +53,26 @@ class Rest:
         ]
 
     def leaves_into(self, other: Any, dynamic: Iterable[Any]) -> list[Any]:
-        """All leaves, as in `leaves`, but with `other` for every leaf that was not taken."""
+        """All leaves, as in `leaves`, but with `other` for every static leaf."""
         dynamic = iter(dynamic)
         return [next(dynamic) if taken else other for taken in self._is_dynamic]
 
     def merge(self, dynamic: Iterable[Any]) -> PyTree:
-        """The tree with `dynamic`, in order, replacing the leaves taken."""
+        """The tree with the values of `dynamic`, in order, for the leaves taken out."""
         tree = self.treedef.unflatten(self.leaves(dynamic))
         if self._paths is not None:
             name_again(tree, self._paths)
         return tree
 
     def merge_into(self, other: Any, dynamic: Iterable[Any]) -> PyTree:
-        """The tree as in `merge`, but with `other` for every leaf that was not taken.
+        """The tree, as in `merge`, but with `other` for every static leaf.
 
-        With `None` this is the tree of a gradient.
+        With `None`, it has the structure of a gradient.
         """
         return self.treedef.unflatten(self.leaves_into(other, dynamic))
 
     def take(self, leaves: Iterable[Any]) -> list[Any]:
-        """From one value for each leaf, the values of the leaves taken."""
+        """Given one value for each leaf, the values for the leaves taken out."""
         return [leaf for taken, leaf in zip(self._is_dynamic, leaves, strict=True) if taken]
 
 
@@ -93,20 +93,20 @@ def split(tree: PyTree, is_dynamic: Callable[[Any], bool] = is_array) -> tuple[l
 
 
 def split_leaves(leaves: list[Any], treedef: Any, is_dynamic: list[bool]) -> tuple[list[Any], Rest]:
-    """The `split` of the tree with these leaves, by one `bool` for each."""
+    """`split` for a tree that is already flattened, with one `bool` for each leaf."""
     dynamic = [leaf for leaf, taken in zip(leaves, is_dynamic, strict=True) if taken]
     static = [None if taken else leaf for leaf, taken in zip(leaves, is_dynamic, strict=True)]
     return dynamic, Rest(static, is_dynamic, treedef)
 
 
-# --- Comparing static values, and trees, by whether one trace serves both ---
+# --- Whether two static values, or two trees, may share a trace ---
 
 
 def is_same_static(first: Any, second: Any) -> bool:
     """Whether two static leaves are interchangeable in a trace at this moment.
 
-    They are compared as by `filter_jit`: by type and value; functions, and leaves that
-    are not hashable, by identity.
+    As in `filter_jit`, they are compared by type and value; functions and unhashable leaves are
+    compared by identity.
 
     >>> import jax
     >>> is_same_static(1, 1), is_same_static(1, True), is_same_static(1, 1.0)
@@ -122,10 +122,9 @@ def is_same_static(first: Any, second: Any) -> bool:
 
 
 def find_static_difference(first: PyTree, second: PyTree) -> Difference | None:
-    """The first place at which two trees differ, ignoring their arrays.
+    """The first difference between two trees, ignoring their arrays; `None` if they share a trace.
 
-    It is a static leaf; or a node of another type, with other children or other static
-    fields. `None` if one trace serves both trees.
+    It is a static leaf, or a node that differs in its type, its children or its static fields.
 
     >>> import jax
     >>> from jax.tree_util import keystr

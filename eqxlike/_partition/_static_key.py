@@ -3,14 +3,14 @@
 Python's `==` is not enough: `1 == 1.0 == True` and `0.0 == -0.0`, with equal hashes, and `nan` does
 not equal itself. The rules are:
 
-- values that hash by identity are compared by identity, as for `jax.jit`, whatever they hold;
-- numbers, strings and tuples are compared by value and type, dataclasses by their fields, partial
-  functions and methods by their parts, and the instance of a method, if it is not hashable, by
-  identity;
-- values with their own `__hash__` are compared by that and their own `==`, and by the types of the
+- values that hash by identity are compared by identity, as in `jax.jit`, whatever they contain;
+- numbers, strings and tuples are compared by value and type, and dataclasses by their fields;
+- partial functions and methods are compared by their parts. If the instance of a method is not
+  hashable, it is compared by identity;
+- values with their own `__hash__` are compared by `__hash__`, by `==`, and by the types of the
   numbers among their attributes;
-- in a static field, lists, dicts and the like are compared by their elements, and other values that
-  are not hashable by their attributes.
+- in a static field, lists, dicts and other containers are compared by their elements, and other
+  unhashable values by their attributes.
 """
 
 import array
@@ -40,7 +40,7 @@ from .._pytree import is_array
 
 _BY_VALUE = frozenset(
     {bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented), np.dtype}
-    # Two C methods are equal if they are bound to the very same object.
+    # Two C methods are equal only if they are bound to the same object.
     | {types.BuiltinFunctionType}
 )
 """Values of these types are immutable, and equal ones of one type are interchangeable."""
@@ -55,7 +55,7 @@ _BY_IDENTITY = (
     np.ufunc,
     enum.Enum,
 )
-"""Values of these types are compared by identity, though some have their own `__hash__`."""
+"""Values of these types are compared by identity, even if they have their own `__hash__`."""
 
 _TRUSTED_PACKAGES = frozenset(
     {"jax", "jaxlib", "numpy", "ml_dtypes", "datetime", "fractions", "pathlib", "eqxlike"}
@@ -67,14 +67,14 @@ ATOMS = _BY_VALUE | {float, complex, types.FunctionType, PjitFunction}
 
 
 PLAIN_TYPES = frozenset({type(None), bool, int, str, bytes, float})
-"""Many values of these types get one key, which `plain_key` makes at the speed of C."""
+"""Many values of these types get a single key from `plain_key`, which is fast."""
 
 _MIN_PLAIN = 32
 """Tuples of at least this many values of `PLAIN_TYPES` get their key from `plain_key`."""
 
 
 def plain_key(values: tuple[Any, ...]) -> Hashable:
-    """The key of these values, all of types in `PLAIN_TYPES`."""
+    """A single key for these values, whose types are all in `PLAIN_TYPES`."""
     types = (*map(type, values),)
     if float not in types:
         return types, values
@@ -87,18 +87,17 @@ class StaticKey:
     """The key of one static value, and its properties.
 
     - `key`: hashable; values with equal keys are interchangeable in a trace at this moment.
-    - `is_immutable`: whether that remains so; if not, the key must be made again each time.
+    - `is_immutable`: whether the key stays valid. If not, it must be computed again each time.
     - `is_fixed`: whether the key stays valid while the `containers` do not change.
-    - `containers`: the lists, dicts, sets and plain objects in the value, as `Snapshot` takes them.
-    - `is_exact`: whether the values with this key are always interchangeable, and not only in
-      what their `==` compares.
-    - `held`: objects that `key` names by their `id`. A `StaticKey` keeps them alive; `key` alone,
-      as in a table, does not.
+    - `containers`: the lists, dicts, sets and plain objects in the value, for a `Snapshot`.
+    - `is_exact`: whether values with this key are interchangeable in every respect, not only in the
+      parts that their `==` compares.
+    - `held`: objects to which `key` refers by their `id`. A `StaticKey` keeps them alive; `key`
+      alone, as in a table, does not.
 
-    With `by_identity`, a value that is not hashable is compared by identity. With `by_elements`, it
-    is a field of a dataclass that is hashable nevertheless, and is compared by its elements. With
-    `of_node`, it is the static part of a node, and everything in it that is not hashable is
-    compared by value.
+    With `by_identity`, an unhashable value is compared by identity. With `by_elements`, the value
+    is an unhashable field of a hashable dataclass, and is compared by its elements. With `of_node`,
+    the value is the static part of a node, and everything unhashable in it is compared by value.
 
     **Raises:** `TypeError` if the value must be hashable and is not.
     """
@@ -155,9 +154,9 @@ class StaticKey:
         if isinstance(value, frozenset):
             elements = frozenset(map(self._of, frozenset.__iter__(value)))
             return cls, elements, self._of_attributes(value)
-        for base, told_apart_by in _TOLD_APART_BY.items():
+        for base, distinguish in _DISTINGUISHED_BY.items():
             if isinstance(value, base):
-                return cls, told_apart_by(value), self._of_attributes(value)
+                return cls, distinguish(value), self._of_attributes(value)
         if cls is types.MethodType:
             # Each access to the attribute makes a new method.
             return cls, self._of_bound(value.__func__), self._of_bound(value.__self__)
@@ -178,7 +177,7 @@ class StaticKey:
         if fields is not None and (_is_generated(cls.__hash__) or all(map(is_hashable, fields))):
             self.is_immutable = self.is_immutable and is_frozen_by_class(cls)
             return cls, tuple(map(self._of, fields))
-        hash(value)  # Raises if there is none.
+        hash(value)  # Raises if the value is not hashable.
         if fields is not None:
             # A custom `__hash__` may skip fields that are not hashable.
             self.is_immutable = self.is_immutable and is_frozen_by_class(cls)
@@ -186,11 +185,11 @@ class StaticKey:
         if cls.__module__.partition(".")[0] in _TRUSTED_PACKAGES:
             return cls, value
         self.is_immutable = False
-        # The hash reveals a change in place, which `==` cannot: any object equals itself.
+        # The hash shows a change in place, which `==` cannot, since any object equals itself.
         return cls, value, hash(value), types_of_numbers(value)
 
     def _of_unhashable(self, value: Any) -> Hashable:
-        """The key by value of the static part of a node."""
+        """The key of an unhashable value in the static part of a node."""
         cls = type(value)
         base = next((base for base in _ELEMENTS if isinstance(value, base)), None)
         if not self._of_node or is_array(value) or not (base or has_attributes(value)):
@@ -245,8 +244,8 @@ class StaticKey:
         if not is_array(value) and is_hashable(value):
             return self._of(value)
         base = next((base for base in _ELEMENTS if isinstance(value, base)), None)
-        # A container is also compared by identity: another one with the same elements now may have
-        # different ones later.
+        # A container is also compared by identity: another container with the same elements may
+        # have different elements later.
         identity = self._identity(value)
         if base is None:
             return identity
@@ -259,10 +258,10 @@ class StaticKey:
         return *key, self._of_attributes(value)
 
     def _of_elements(self, value: Any) -> Hashable:
-        """The key of a container by its elements, as a dataclass that holds it compares it.
+        """The key of an unhashable field of a dataclass, by its elements.
 
-        The elements are compared by type and `==`, no deeper: `nnx.GraphDef` describes a whole
-        model in two lists.
+        The elements are compared by type and `==`, and not by their own keys, for speed:
+        `nnx.GraphDef` describes a whole model in two lists.
         """
         base = next((base for base in _ELEMENTS if isinstance(value, base)), None)
         if base is None:
@@ -285,8 +284,8 @@ class Snapshot:
     """The contents of some containers when their keys were made.
 
     Each part is immutable, compared by identity, or itself a container in the snapshot. So a
-    container is unchanged if its parts are the same objects, which is compared at the speed of C.
-    Equal snapshots are one object, so that a call can skip a snapshot that it has checked.
+    container is unchanged if its parts are the same objects, which is a fast comparison. Equal
+    snapshots are the same object, so that a call can skip a snapshot that it has already checked.
     """
 
     __slots__ = ("__weakref__", "_lengths", "_live", "_saved", "containers")
@@ -303,7 +302,7 @@ class Snapshot:
             return False
         try:
             return all(map(operator.is_, itertools.chain.from_iterable(self._live), self._saved))
-        except RuntimeError:  # Another thread changes a dict or a set.
+        except RuntimeError:  # Another thread is changing a dict or a set.
             return False
 
 
@@ -333,7 +332,7 @@ class _Attributes:
 
 
 def _live_parts(value: Any, base: type | None) -> tuple[Any, ...]:
-    """Live views of all parts of a container; empty if the views would miss a part."""
+    """Live views of all parts of a container; empty if views cannot show all parts."""
     cls = type(value)
     if cls in (list, set):
         return (value,)
@@ -362,9 +361,9 @@ _ELEMENTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     bytearray: lambda b: (bytes(b),),
     array.array: lambda a: (a.typecode, a.tobytes()),
 }
-"""Functions that return the parts of containers that are not hashable, including subclasses."""
+"""Functions that return the elements of unhashable containers; also for subclasses."""
 
-_TOLD_APART_BY: dict[type, Callable[[Any], Hashable]] = {
+_DISTINGUISHED_BY: dict[type, Callable[[Any], Hashable]] = {
     np.generic: lambda scalar: (str(scalar.dtype), _bits(scalar)),
     float: lambda number: _bits(np.float64(number)),
     complex: lambda number: (_bits(np.float64(number.real)), _bits(np.float64(number.imag))),
@@ -375,12 +374,12 @@ _TOLD_APART_BY: dict[type, Callable[[Any], Hashable]] = {
     int: int.__index__,
     str: str.__str__,
     bytes: lambda text: bytes.__getitem__(text, slice(None)),
-    # A treedef compares `1` and `True` as equal, but prints them differently. It also prints
-    # addresses, which do not matter.
+    # To the `==` of a treedef, `1` and `True` are equal, but its text distinguishes them. The text
+    # also has memory addresses, which do not matter.
     jtu.PyTreeDef: lambda treedef: (treedef, _ADDRESS.sub("", str(treedef))),
 }
-"""Functions that return what distinguishes two values of one type, including subclasses, since a
-subclass of `float` compares like one.
+"""Functions that return the data by which two values of one type differ. They also apply to
+subclasses, which inherit `==`.
 """
 
 
@@ -401,12 +400,12 @@ def is_by_identity(value: Any) -> bool:
 
 def is_by_own_equality(value: Any) -> bool:
     """Whether `value`, which may change in place, is compared by its own `==` and hash alone."""
-    has_parts = (tuple, frozenset, *_TOLD_APART_BY, *_PARTS, functools.partial, types.MethodType)
+    has_parts = (tuple, frozenset, *_DISTINGUISHED_BY, *_PARTS, functools.partial, types.MethodType)
     return not isinstance(value, has_parts) and fields_compared(value) is None
 
 
 def is_hashable(value: Any) -> bool:
-    # The class alone does not tell: a frozen dataclass is as hashable as its fields.
+    # The class does not show it: a frozen dataclass is hashable only if its fields are.
     try:
         hash(value)
     except TypeError:
@@ -415,7 +414,7 @@ def is_hashable(value: Any) -> bool:
 
 
 def _bits(scalar: np.generic) -> Hashable:
-    # All `nan`s of one sign count as one, but `0.0` and `-0.0` as two.
+    # All `nan`s of the same sign are equal, but `0.0` and `-0.0` are different.
     if isinstance(scalar, np.floating) and np.isnan(scalar):
         return "nan", bool(np.signbit(scalar))
     return scalar.tobytes()
@@ -433,11 +432,10 @@ _WITHOUT_ATTRIBUTES = frozenset(
 
 
 def fields_compared(value: Any) -> list[str] | None:
-    """The fields that decide whether another instance of its class equals `value`; `None` if
-    unknown.
+    """The fields by which `==` compares `value` with others of its class; `None` if unknown.
 
-    They are known for a Module, and for a class with the equality that `dataclass` generated, its
-    own or inherited: then `C(1) == C(1.0)`.
+    They are known for a Module, and for a class that has or inherits an `__eq__` that `dataclass`
+    generated, for which `C(1) == C(1.0)`.
     """
     if not isinstance(type(value), ModuleMeta) and _dataclass_parameters(type(value)) is None:
         return None
@@ -457,7 +455,7 @@ def _dataclass_parameters(cls: type) -> Any:
 
 
 def _is_generated(method: Any) -> bool:
-    """Whether `dataclass` generated the method; it keeps one in the body of the class."""
+    """Whether `dataclass` generated the method. A class keeps a method that its body defines."""
     code = getattr(method, "__code__", None)
     return code is not None and code.co_qualname.startswith("__create_fn__.")
 
@@ -511,15 +509,15 @@ def _slots(base: type) -> list[str]:
 
 # --- Generated code that checks whether a value has the key of a static value ---
 #
-# Most static values are compared inline; for the rest the key is computed again. If the static
-# value may change in place, and the other value is an equal object, both are checked: the compiled
-# function holds the first.
+# Most static values are compared inline; for the others, the key is computed again. If a static
+# value may change in place, and the argument is another, equal object, both are checked, since the
+# compiled function holds the static value.
 
 
 _COMPARED = (int, str, bytes)
 
 _MAX_UNPACKED = 31
-"""Longer tuples are compared by their key, computed again."""
+"""For longer tuples, the key is computed again."""
 
 
 def write_static_guard(writer: Any, name: str, value: Any, *, of_node: bool) -> None:
@@ -527,9 +525,9 @@ def write_static_guard(writer: Any, name: str, value: Any, *, of_node: bool) -> 
 
     **Arguments:**
 
-    - `of_node`: whether it is static in a node. A static leaf that is not hashable is compared by
-      identity, a static part of a node by value. The guard of the node checks that the containers
-      in `value` are unchanged.
+    - `of_node`: whether `value` is in the static part of a node. An unhashable static leaf is
+      compared by identity, an unhashable static part of a node by value. The guard of the node
+      checks that the containers in `value` are unchanged.
     """
     cls = type(value)
     if value is None or value is True or value is False:
@@ -575,8 +573,8 @@ def _is_same_float(writer: Any, name: str, value: float) -> None:
 def _is_unchanged(writer: Any, name: str, value: Any) -> None:
     """Writes the guard of a `value` that may change in place.
 
-    The value of `name` must hold what `value` held. If it is another object, `value` itself must
-    still hold that too, because the compiled function holds `value`.
+    The value of `name` must have the key that `value` had at the trace. If it is another object,
+    `value` must still have this key too, because the compiled function holds `value`.
     """
     same = writer.constant(value)
     _is_of_type(writer, name, type(value))
@@ -643,7 +641,7 @@ def _has_hash(writer: Any, name: str, value: Any) -> None:
 
 
 def _stays_but_for_keywords(partial: functools.partial) -> bool:
-    """Whether nothing but the dict of keywords can change in a partial, nor the keys of parts."""
+    """Whether only the dict of keywords can change in a partial, and its parts are immutable."""
     parts = (partial.func, *partial.args, *partial.keywords.values())
     return not vars(partial) and all(
         is_array(part) or (is_hashable(part) and StaticKey(part).is_immutable) for part in parts

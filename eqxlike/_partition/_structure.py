@@ -1,8 +1,8 @@
 """Structures: trees without their arrays.
 
-A `Structure` is interned: while it lives, an equal one is the same object, so that on a warm
-call "is it the same structure?" is one comparison of identities. It consists of the Structures of
-its children, down to arrays and static leaves. There is a subclass for each type of node.
+A `Structure` is interned: while it is alive, an equal one is the same object, so that a warm call
+compares structures by identity. It consists of the Structures of its children, down to arrays and
+static leaves. There is a subclass for each type of node.
 """
 
 import itertools
@@ -20,29 +20,29 @@ from . import _writers as writers
 from ._static_key import Snapshot, StaticKey, snapshot_of
 
 MIN_RUN = 16
-"""Fewer adjacent nodes are handled one by one: code without a loop is faster then."""
+"""Fewer adjacent nodes are handled one by one, since code without a loop is then faster."""
 
 
 class Structure:
-    """The base of the types of node. `intern` and its kin make instances; identity compares them.
+    """Base class of the types of node. `intern` and `make_private` make the instances, which are
+    compared by identity.
 
     - `node_type`: the type of the node.
     - `meta`: everything else needed to rebuild the node; the value, for a static leaf.
     - `static`: the key of everything static in the node itself.
     - `children`: the Structures of the children; or one `Row`, for many leaves.
     - `num_arrays`: the number of arrays in the subtree.
-    - `is_cacheable`: whether nothing inside can change while somebody holds the arrays, except the
-      static containers in `snapshot`: no list, no dict, no foreign node among the children.
+    - `is_cacheable`: whether nothing inside is mutable, except for the static containers in
+      `snapshot`: there is no list, dict or foreign node among the descendants.
     - `snapshot`: the contents of the lists, dicts and other containers in static fields, or `None`.
     - `interned`: the Structure with this key in the table, which may hold other, equal objects.
-    - `is_exact`: whether two trees of this Structure with the same arrays are interchangeable, even
-      in what their equality ignores.
-    - `anchor`: a function inside that was defined in another one, and may be short-lived.
+    - `is_exact`: whether two trees of this Structure with the same arrays are interchangeable in
+      every respect, not only in the parts that their `==` compares.
+    - `anchor`: a nested function or a lambda among the static values, which may be short-lived.
     - `has_row`: whether the children are the leaves of one `Row`.
     - `has_run`: whether the children are many nodes of one Structure, for which a loop is written.
     - `has_sequence`: whether the children are taken as one sequence.
     - `generated`: functions generated for this Structure, on first use.
-
     """
 
     __slots__ = (
@@ -73,7 +73,7 @@ class Structure:
     is_row: bool = False
 
     is_cacheable_module: bool = False
-    """Whether such a Module caches its partition."""
+    """Whether a Module of this Structure caches its partition."""
 
     can_stay_lazy: bool = False
     """Whether a Module of this Structure may be built without its fields."""
@@ -121,7 +121,7 @@ class Structure:
         return self._interned or self
 
     def is_current(self) -> bool:
-        """Whether the static objects that it was made from are unchanged."""
+        """Whether the static objects in it are unchanged."""
         if self.is_exact:
             return True
         return self.static.is_current() and all(child.is_current() for child in self.children)
@@ -160,7 +160,7 @@ class ArrayLeaf(Structure):
 
 
 class StaticLeaf(Structure):
-    """`None`, or what is neither an array nor a node; its `meta` is its value."""
+    """`None`, or a value that is neither an array nor a node. Its `meta` is the value."""
 
     __slots__ = ()
 
@@ -182,8 +182,9 @@ class TupleNode(Structure):
 class ListNode(Structure):
     """A list, which may change between two calls.
 
-    So no Module above it caches a partition (`is_immutable` makes `Structure.is_cacheable` false,
-    which `flatten` reads), and the generated guard reads type, length and elements at each call.
+    So a Module that contains a list does not cache its partition: `is_immutable` makes
+    `Structure.is_cacheable` false, which `flatten` reads. The generated guard reads the type, the
+    length and the elements in each call.
     """
 
     __slots__ = ()
@@ -233,13 +234,14 @@ class ForeignNode(Structure):
 
 
 class ForeignMeta:
-    """The treedef that rebuilds a node, and the `data` that its own function returned."""
+    """The treedef that rebuilds a node, and the `data` that its flattening function returned."""
 
     __slots__ = ("data", "treedef")
 
     def __init__(self, value: Any, data: Any):
         self.data = data
-        # JAX asks about the node itself first. Identity would not do: it may contain itself.
+        # JAX calls `is_leaf` for the node itself first. A comparison with the node by identity
+        # would not do, since the node may contain itself.
         is_child = itertools.chain((False,), itertools.repeat(True))
         self.treedef = jtu.tree_structure(value, is_leaf=lambda _: next(is_child))
 
@@ -259,7 +261,7 @@ class ModuleNode(Structure):
     def __init__(self, node_type: Any, meta: Any, *parts: Any):
         super().__init__(node_type, meta, *parts)
         self.is_incomplete = type(meta) is not tuple
-        # A method is bound again at each access and would lose its cache. Its instance has one.
+        # Each access makes a new bound method, so its cache would be lost. Its instance has one.
         is_method = issubclass(node_type, BoundMethod)
         self.is_cacheable_module = self.is_cacheable and not is_method
 
@@ -299,7 +301,7 @@ class ModuleNode(Structure):
 
 
 class Row(Structure):
-    """The only child of a node, representing all leaves below it, without a Structure for each.
+    """The only child of a node with many leaves, which have no Structures of their own.
 
     Its `meta` is a `RowLeaves`.
     """
@@ -327,7 +329,7 @@ class RowLeaves(NamedTuple):
 
 
 class _Interned(weakref.ref[Structure]):
-    """A Structure in the table. As a key it is equal to that of the Structure, and to no other."""
+    """A weak reference to a Structure in the table. It equals the key of this Structure only."""
 
     __slots__ = ("hash", "key")
 
@@ -342,8 +344,8 @@ class _Interned(weakref.ref[Structure]):
 
 
 def _forget(interned: _Interned) -> None:
-    # Garbage collection calls this anywhere. A `WeakValueDictionary` would call the `__eq__` of
-    # users' objects here. If that calls JAX while jaxlib 0.10.2 takes a traceback (Python 3.11),
+    # Garbage collection calls this at any moment. A `WeakValueDictionary` would call the `__eq__`
+    # of users' objects here. If that calls JAX while jaxlib 0.10.2 takes a traceback (Python 3.11),
     # jaxlib releases code objects twice, and the process crashes later.
     _table.pop(interned, None)
 
@@ -354,7 +356,7 @@ def _find(key: Hashable) -> Structure | None:
 
 
 _table: dict[Hashable, _Interned] = {}
-# Garbage collection may run code that takes the lock again in the thread that holds it.
+# Reentrant, since garbage collection may run code that takes the lock in the thread that holds it.
 _lock = threading.RLock()
 
 
@@ -376,7 +378,8 @@ def intern(
             found = _find(key)
             # A Structure whose meta has changed in place is replaced.
             if found is None or not found.static.is_current():
-                # A dict keeps its existing key, and the entry must have this very one.
+                # Assigning to an existing item would keep its old key, but `_Interned.__eq__`
+                # compares with the new one.
                 _table.pop(key, None)
                 entry = _Interned(made, _forget)
                 entry.key, entry.hash = key, hash(key)
@@ -391,7 +394,7 @@ Intern = Callable[[*Parts], Structure]
 
 
 def make_private(*parts: *Parts) -> Structure:
-    """A new Structure with these very objects in it, or the interned one if that is exact."""
+    """A new Structure with these very objects; the interned one if it is exact."""
     structure_type, node_type, make_meta, static, children = parts
     if static.is_exact and all(child.is_exact for child in children):
         return intern(*parts)
@@ -421,13 +424,13 @@ def static_leaf(value: Any, make: Intern = intern) -> Structure:
 
 
 def identity_leaf(value: Any) -> Structure:
-    """The Structure of a static leaf that is not hashable, and is compared by identity."""
+    """The Structure of an unhashable static leaf that is compared by identity."""
     static = StaticKey(value, by_identity=True)
     return intern(StaticLeaf, type(value), lambda: value, static, ())
 
 
 def opaque_leaf(value: Any) -> Structure:
-    """The Structure of a static leaf that is not hashable, not shared with other leaves."""
+    """The Structure of an unhashable static leaf that equals no other leaf."""
     static = StaticKey(object())
     static.is_immutable = static.is_fixed = static.is_exact = False
     return intern(StaticLeaf, type(value), lambda: value, static, ())

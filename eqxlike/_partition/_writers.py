@@ -1,8 +1,8 @@
-"""Generated code for the trees of one Structure: one function builds a tree from its arrays, one
-checks whether a tree has the Structure and takes its arrays.
+"""Generated code for the trees of one Structure: one function builds a tree from its arrays, and
+one checks whether a tree has the Structure and takes its arrays.
 
-Both are written by a walk over the Structure. Each type of node says in `_structure` which of the
-functions here write its lines; those follow the walk that calls them.
+Both are written by a walk over the Structure. Each walk is followed by the functions that it calls
+to write the lines of a node. `_structure` assigns these functions to the types of node.
 """
 
 import contextlib
@@ -159,8 +159,9 @@ class RebuildWriter(SourceWriter):
         return f"arrays[{self.num_arrays - count}:{self.num_arrays}]"
 
 
-# The lines that build a node of each type. `parts` are the expressions of its children; or one for
-# the sequence of all. Each function returns the expression of the node.
+# Functions that write the lines that build a node, one for each type. `parts` are the expressions
+# of its children, or a single expression for the sequence of all. Each returns the expression of
+# the node.
 
 
 def build_array(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
@@ -187,7 +188,7 @@ def build_named_tuple(node: Any, writer: RebuildWriter, parts: list[str]) -> str
 
 
 def _is_built_as_generated(cls: Any) -> bool:
-    """Whether calling the class, as JAX does, only makes the tuple."""
+    """Whether a call of the class, as JAX makes it, only creates the tuple."""
     new, init = cls.__new__, cls.__init__
     module = getattr(new, "__module__", "")
     is_generated = any(module == f"namedtuple_{base.__name__}" for base in cls.__mro__)
@@ -248,22 +249,22 @@ def _merger(meta: Any) -> Callable[[Sequence[Any]], list[Any]]:
 
 
 _MAX_GUARDS = 4_000
-"""After this many lines, each call flattens nodes by the general walk: compiling such a long
-function takes longer than many such walks.
+"""After this many lines, further nodes are flattened by the general walk in each call: compiling a
+longer function would take longer than many such walks.
 """
 
 
 class GuardWriter(SourceWriter):
     """Writes the guards of trees: lines that return `MISS` for any other tree.
 
-    - `arrays`: the sources of the arrays of the trees, to be put between brackets.
+    - `arrays`: the expressions of the arrays of the trees, to be put between brackets.
 
-    Each node is a `Structure`, which a file above this one defines.
+    Each node is a `Structure`, which is defined in a file above this one.
 
     **Arguments:**
 
     - `flatten`: the general walk.
-    - `arrays`: the arrays of an example, in order. The guards try their types first.
+    - `arrays`: the arrays of an example, in order. The guards try the types of these arrays first.
     - `miss`: the value to return for other trees.
     - `reads_fields`: whether to read the fields of Modules that may cache their partition.
     """
@@ -335,14 +336,14 @@ class GuardWriter(SourceWriter):
         """The lines of a function that begins with the guards."""
         lines = self.lines
         if (snapshot := snapshot_of(self._containers)) is not None:
-            # In one call: a call of `is_current` costs more than comparing ten more objects.
+            # A single call for all containers: a call costs more than comparing ten more objects.
             is_current = self.constant(snapshot.is_current)
             lines = [f"if not {is_current}(): return MISS", *lines]
         return [
             f"def {signature}:",
             "    try:",
             *(f"        {line}" for line in lines),
-            # A value of another type may lack what the guards ask it for.
+            # A value of another type may lack an attribute or item that the guards read.
             "    except Exception:",
             "        return MISS",
         ]
@@ -361,8 +362,8 @@ class GuardWriter(SourceWriter):
         return names
 
 
-# The lines that check whether the value `name` is a node of each type, apart from its children.
-# Each function returns the names of the children; or one for the sequence of all.
+# Functions that write the lines that check whether the value `name` is a node of a type, apart from
+# its children. Each returns the names of the children, or a single name for the sequence of all.
 
 
 def guard_array(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
@@ -388,7 +389,7 @@ def guard_sequence(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
 
 
 as_tuple = tuple.__getitem__
-"""Called with a slice, it gives the children as JAX sees them, even if `__iter__` is overridden."""
+"""With a slice, it returns the children as JAX sees them, even if `__iter__` is overridden."""
 
 
 def guard_named_tuple(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
@@ -412,14 +413,14 @@ def guard_dict(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
         return [writer.assign(f"{writer.constant(operator.itemgetter(*keys))}({name})")]
     found = writer.unpack(name, len(keys))
     if keys:
-        # Usually the keys are the same objects, so of the same types, in the first dict's order.
+        # Usually the keys are the same objects as in the first dict, in the same order.
         pairs = zip(found, map(writer.constant, node.meta.as_inserted), strict=True)
         writer.miss_if(f"({' or '.join(f'{x} is not {c}' for x, c in pairs)}) and {differ}")
     return [writer.assign(f"{name}[{writer.constant(key)}]") for key in keys]
 
 
 def _have_key(value: dict[Any, Any], key: Any) -> bool:
-    """Whether the keys of a dict, including their types, contain this `key`."""
+    """Whether the keys of a dict, including their types, have this `StaticKey.key`."""
     return StaticKey(tuple(sorted(value))).key == key
 
 
@@ -456,7 +457,7 @@ def _guard_cached(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
 
 
 def _guard_fields(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
-    """For a Module that caches nothing, for example because it holds a list."""
+    """For a Module that caches no partition, for example because it contains a list."""
     layout = node.node_type._eqxlike_class.codec.layout
     writer.miss_if(f"type({name}) is not {writer.constant(node.node_type)}")
     # The guard reads fields where flattening and rebuilding do, bypassing a user's properties and
@@ -469,7 +470,7 @@ def _guard_fields(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
     for field, value in zip(layout.static_names, node.meta, strict=True):
         stored = writer.assign(f"{fields}[{field!r}]")
         if writer.reads_fields and StaticKey(value, of_node=True).containers:
-            # The cached partition has the snapshot of the same objects.
+            # The snapshot of the cached partition is valid for these very objects only.
             writer.miss_if(f"{stored} is not {writer.constant(value)}")
         else:
             write_static_guard(writer, stored, value, of_node=True)

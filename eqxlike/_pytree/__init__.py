@@ -1,4 +1,4 @@
-"""Functions of any pytree."""
+"""Operations on any pytree."""
 
 from ._difference import Difference as Difference
 from ._difference import children_with_keys as children_with_keys

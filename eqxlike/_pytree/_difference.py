@@ -1,4 +1,4 @@
-"""Comparing pytrees: prefixes, equality, differences, and messages that locate them."""
+"""Comparing pytrees: differences and messages that locate them, prefixes, equality."""
 
 import dataclasses
 import itertools
@@ -15,18 +15,18 @@ from .._compat import Tracer
 from ._predicates import is_array, is_on_cpu
 
 Fits = Callable[[Any, Any], bool | None]
-"""Whether a node matches another with everything below; `None` to compare their children."""
+"""A function of two nodes: whether their whole subtrees match; `None` to compare the children."""
 
 
 class Difference(NamedTuple):
-    """A place at which two trees differ, and what each has there."""
+    """A path at which two trees differ, and the node of each tree there."""
 
     path: tuple[Any, ...]
     first: PyTree
     second: PyTree
 
     def explain(self, first_name: str, second_name: str) -> str:
-        """The place and what each tree has there, as a sentence without its end.
+        """Describes the difference by a clause, for use in a message.
 
         **Arguments:**
 
@@ -34,8 +34,8 @@ class Difference(NamedTuple):
         """
         place = jtu.keystr(self.path)
         first, second = f"{first_name}{place}", f"{second_name}{place}"
-        of_first = _describe_beside(self.first, self.second)
-        of_second = _describe_beside(self.second, self.first)
+        of_first = _describe_against(self.first, self.second)
+        of_second = _describe_against(self.second, self.first)
         if of_first == of_second:
             # Two classes may have the same name, and a function may be defined twice.
             return f"{first} and {second} are both {of_first}, but not the same one"
@@ -45,13 +45,13 @@ class Difference(NamedTuple):
 def find_difference(
     first: PyTree, second: PyTree, fits: Fits = lambda first, second: None
 ) -> Difference | None:
-    """The first place at which `second` does not match `first`; `None` if there is none.
+    """The first difference between two trees; `None` if they match.
 
     **Arguments:**
 
-    - `fits`: called as `fits(first, second)` for each pair of nodes, from the roots down. If it
-      returns `None`, the two must be nodes of one type, with the same keys and the same metadata,
-      whose children match; or both must be leaves, of any value.
+    - `fits`: called as `fits(first, second)` for each pair of nodes, from the roots down. A bool
+      decides whether the two subtrees match. If it returns `None`, two nodes match if they have
+      the same type, keys and metadata, and their children match; two leaves match in any case.
 
     >>> find_difference({"a": (1, 2)}, {"a": (1, [2])}).explain("one", "other")
     "one['a'][1] is a leaf of type int, and other['a'][1] is a list of length 1"
@@ -62,8 +62,8 @@ def find_difference(
     children, treedef = flatten_one_level_with_keys(first)
     others, other_treedef = flatten_one_level_with_keys(second)
     is_one = treedef == other_treedef
-    # If two nodes differ only in their metadata, a difference below them says more, such as an
-    # array of another shape, or a frozen one.
+    # If two nodes differ only in their metadata, a difference in their children says more, such as
+    # another shape of an array, or a frozen array.
     if is_one or _are_alike(first, second, children, others):
         for (key, child), (_, other) in zip(children, others, strict=True):
             if found := find_difference(child, other, fits):
@@ -81,12 +81,12 @@ def same_shape_and_dtype(first: Any, second: Any) -> bool | None:
     """A `fits` for `find_difference`: arrays and structs match if shape and dtype agree."""
     if not _has_shape(first) or not _has_shape(second):
         return False if _has_shape(first) or _has_shape(second) else None
-    # Compares JAX's dtypes: NumPy has 64 bits where JAX has 32.
+    # Compares JAX's dtypes, since NumPy has 64 bits by default and JAX has 32.
     return first.shape == second.shape and jnp.result_type(first) == jnp.result_type(second)
 
 
 def describe_node(node: Any) -> str:
-    """A node of a tree, or a leaf, as a message describes it, without the value."""
+    """Describes a node or a leaf in a message, without its value."""
     if node is None:
         return "None"
     if _has_shape(node):
@@ -100,8 +100,8 @@ def describe_node(node: Any) -> str:
     return f"{text} with the keys {list(node)}" if isinstance(node, dict) else text
 
 
-def _describe_beside(node: Any, other: Any) -> str:
-    """`node` as a message describes it, with what distinguishes it from `other`."""
+def _describe_against(node: Any, other: Any) -> str:
+    """Describes `node` in a message, with details that distinguish it from `other`."""
     if not _has_shape(node) and jtu.all_leaves([node, other]):
         return repr(node)
     text = describe_node(node)
@@ -118,7 +118,7 @@ def _describe_beside(node: Any, other: Any) -> str:
 
 
 def _differing_statics(node: Any, other: Any) -> list[tuple[str, Any]]:
-    """The static fields of a dataclass whose values differ from those of `other`, of its type."""
+    """Names and values of the static fields of `node` that differ in `other`, of the same type."""
     if not dataclasses.is_dataclass(node):
         return []
     names = [field.name for field in dataclasses.fields(node) if field.metadata.get("static")]
@@ -127,7 +127,7 @@ def _differing_statics(node: Any, other: Any) -> list[tuple[str, Any]]:
 
 
 def _differ(value: Any, other: Any) -> bool:
-    # `1 == True`, but in a trace they are two.
+    # `1 == True`, but they do not share a trace.
     return type(value) is not type(other) or bool(value != other)
 
 
@@ -135,20 +135,20 @@ def _has_shape(node: Any) -> bool:
     return is_array(node) or isinstance(node, jax.ShapeDtypeStruct)
 
 
-# --- A pytree one level at a time, or every node of it with its path ---
+# --- Flattening a pytree by one level, and iterating over all of its nodes ---
 
 
 def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
-    """The children of a node, and the treedef that rebuilds it from them.
+    """Flattens a pytree by one level, into the children of its root.
 
     **Arguments:**
 
     - `pytree`: any pytree.
 
-    **Returns:** `(children, treedef)`; `treedef.unflatten(children)` is the node again.
-    The only child of a leaf is the leaf itself, as in `jax.tree_util.tree_flatten`.
+    **Returns:** `(children, treedef)`; `treedef.unflatten(children)` rebuilds the pytree. For a
+    leaf, the only child is the leaf itself, as in `jax.tree_util.tree_flatten`.
 
-    **Raises:** `ValueError` if the node is one of its own children.
+    **Raises:** `ValueError` if the root is one of its own children.
 
     >>> tree_flatten_one_level({"a": 3, "b": (1, None)})
     ([3, (1, None)], PyTreeDef({'a': *, 'b': *}))
@@ -165,59 +165,65 @@ def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
 
 
 def flatten_one_level_with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    """The children of `node`, each with its key in a path, and the treedef of this one level.
+    """The children of `node`, each with its path key, and the treedef of this level.
 
-    A leaf has no children, and the treedef of a leaf. A node may be its own child.
+    A leaf has no children. A node may be its own child.
     """
-    # Not JAX's function of that name: in jax 0.10.2 it gives all fields of a namedtuple one key.
+    # Not JAX's function of this name: in jax 0.10.2, it returns the same key for all fields of a
+    # namedtuple.
     paths_and_children, treedef = jtu.tree_flatten_with_path(node, is_leaf=_is_below_root())
     return [(path[0], child) for path, child in paths_and_children if path], treedef
 
 
 def children_with_keys(node: Any) -> list[tuple[Any, Any]]:
-    """The children of `node`, each with its key in a path; none for a leaf."""
+    """The children of `node`, each with its path key; empty for a leaf."""
     return [] if jtu.all_leaves([node]) else flatten_one_level_with_keys(node)[0]
 
 
 def _is_below_root() -> Callable[[Any], bool]:
-    """An `is_leaf` for one flattening, in which JAX asks about the root first, then its children.
+    """An `is_leaf` that stops below the root. JAX calls it for the root first, then the children.
 
-    Comparing each with the root instead would not terminate for a list that contains itself.
+    It works for one flattening. A comparison with the root by identity would not terminate for a
+    list that contains itself.
     """
     calls = itertools.count()
     return lambda _: next(calls) > 0
 
 
 def walk(pytree: PyTree, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Every node of `pytree` with its path, including leaves, each before its descendants."""
+    """Iterates over all nodes and leaves of `pytree` with their paths, parents before children."""
     yield path, pytree
     for key, child in children_with_keys(pytree):
         yield from walk(child, (*path, key))
 
 
 def contains_itself(node: Any, name: str, above: tuple[Any, ...], below: tuple[Any, ...]) -> str:
-    """The message for a node at the path `above` in the tree `name` that recurs at `below`."""
+    """The message for a `node` at the path `above` that occurs again, inside itself, at `below`."""
     return (
         f"A pytree must not contain itself: the {type(node).__name__} at {name}"
-        f"{jtu.keystr(above)} is at {name}{jtu.keystr(below)} too, so that walking down the tree "
-        "would never end. Put a copy, or something else, in one of the two places."
+        f"{jtu.keystr(above)} is at {name}{jtu.keystr(below)} too, so that a walk over the tree "
+        "would never end. Replace one of the two by a copy, or by something else."
     )
 
 
-# Mapping over a prefix and the trees it is a prefix of, with errors that locate a mismatch.
+# --- Mapping over a prefix and further trees, with errors that locate a mismatch ---
 
 
 def map_prefix(
     function: Callable[..., Any],
     *pytrees: PyTree,
     names: Sequence[str],
-    advice: str,
+    hint: str,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> PyTree:
-    """`jax.tree_util.tree_map`, with an error that distinguishes the trees.
+    """`jax.tree_util.tree_map`, with an error that names the trees.
 
-    JAX's own calls all of them `tree_map tree`. `names` are the user's names for them, and
-    `advice` ends the message.
+    JAX's error calls each of them `tree_map tree`.
+
+    **Arguments:**
+
+    - `names`: the user's names of the trees.
+    - `hint`: a sentence on what to do, at the end of the message.
     """
 
     def fits(prefix: Any, _: Any) -> bool | None:
@@ -231,20 +237,20 @@ def map_prefix(
         for name, full in zip(names[1:], others, strict=True):
             if difference := find_difference(prefix, full, fits):
                 explained = difference.explain(names[0], name)
-                raise ValueError(f"pytree structure error: {explained}. {advice}") from None
+                raise ValueError(f"pytree structure error: {explained}. {hint}") from None
         raise
 
 
-# --- Checking that a pytree is a tree: no node inside itself, none in two places ---
+# --- Checking that a pytree is a tree: each node occurs once ---
 
 
 def tree_check(pytree: PyTree) -> None:
     """Raises an error if a node of `pytree` contains itself, or occurs in two places.
 
-    JAX flattens and rebuilds whatever crosses `jax.jit`, `jax.grad` and the like, so one object in
-    two places becomes two. That is allowed, but surprising if they should remain one.
-    Leaves may occur any number of times, and so may nodes without children, such as
-    `None` and `()`: nothing can distinguish two of them.
+    `jax.jit`, `jax.grad` and other transformations flatten and rebuild their arguments, so one
+    object in two places becomes two objects. This is allowed, but surprising if the two places
+    should remain in sync. Leaves, and nodes without children such as `None` and `()`, may occur any
+    number of times.
 
     **Arguments:**
 
@@ -257,7 +263,7 @@ def tree_check(pytree: PyTree) -> None:
     >>> tree_check({"first": weights, "second": weights})
     Traceback (most recent call last):
     ...
-    ValueError: The list at pytree['first'] stands at pytree['second'] too...
+    ValueError: The list at pytree['first'] is at pytree['second'] too...
     """
     _check(pytree, (), {}, {})
 
@@ -268,10 +274,10 @@ Path = tuple[Any, ...]
 def _check(
     node: Any, path: Path, above: dict[int, Path], finished: dict[int, tuple[Path, Any]]
 ) -> None:
-    """Walks down from `node`.
+    """Checks the subtree of `node`.
 
-    `above` has the nodes on the way down to it, `finished` those already visited. They hold the
-    nodes themselves, since each flattening may make a child again, and an `id` may be reused.
+    `above` has the paths of its ancestors, `finished` the nodes already visited, both by `id`.
+    `finished` keeps the nodes alive: a flattening may make new children, and an `id` is reused.
     """
     children = children_with_keys(node)
     if not children:
@@ -281,10 +287,10 @@ def _check(
     if id(node) in finished:
         first, _ = finished[id(node)]
         raise ValueError(
-            f"The {type(node).__name__} at pytree{jtu.keystr(first)} stands at "
-            f"pytree{jtu.keystr(path)} too, as one and the same object. JAX rebuilds a pytree that "
-            "crosses `jax.jit`, `jax.grad` and the like, and would make two separate objects of "
-            "it. Put it in one place and use it from there, or a copy in the other."
+            f"The {type(node).__name__} at pytree{jtu.keystr(first)} is at "
+            f"pytree{jtu.keystr(path)} too, as the same object. `jax.jit`, `jax.grad` and other "
+            "transformations rebuild a pytree, and would make two separate objects of it. Keep it "
+            "in one place only, or put a copy in the other place."
         )
     above[id(node)] = path
     for key, child in children:
@@ -314,8 +320,7 @@ def tree_equal(
 
     Arrays are equal if shape, dtype and all elements are; an array never equals anything else.
 
-    **Returns:** a `bool`; under a transformation, if it depends on traced values, a boolean
-    scalar array.
+    **Returns:** a `bool`, or a traced boolean scalar if it depends on traced values.
 
     >>> tree_equal((1, np.ones(2)), (1, np.ones(2)))
     True
@@ -350,7 +355,7 @@ def _leaves_equal(x: Any, y: Any, rtol: Any, atol: Any) -> Any:
         return False
     is_exact = all(isinstance(each, float | int) and each == 0 for each in (rtol, atol))
     if is_exact or not jnp.issubdtype(x.dtype, jnp.inexact):
-        # By NumPy where it can: JAX compiles two programs for each shape.
+        # By NumPy if possible, since JAX would compile two programs for each shape.
         same = np.array_equal(x, y) if is_on_cpu(x) and is_on_cpu(y) else jnp.all(x == y)
     else:
         are_of_jax = isinstance(x, jax.Array) or isinstance(y, jax.Array)

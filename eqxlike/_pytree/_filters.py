@@ -16,7 +16,7 @@ Tree = TypeVar("Tree", bound=Any)
 FilterSpec = bool | Callable[[Any], bool]
 
 _OF_ARRAYS = {"jax", "jaxlib", "numpy", "jaxtyping", __name__.partition(".")[0]}
-"""The packages whose classes are dtypes, arrays and layers: none of them is a predicate."""
+"""Packages whose classes are dtypes, arrays or layers, and so no predicates."""
 
 
 def flag_leaves(
@@ -25,14 +25,14 @@ def flag_leaves(
     predicate: Callable[[Any], Any],
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> list[bool]:
-    """The results of `predicate` for `leaves`, those of `tree`; see `filter` for frozen arrays."""
+    """The results of `predicate` for the `leaves` of `tree`; see `filter` for frozen arrays."""
     return _flag(leaves, flag_frozen(tree, is_leaf), predicate)
 
 
 def _flag(leaves: list[Any], frozen: list[Any], predicate: Callable[[Any], Any]) -> list[bool]:
     """The results of `predicate` for `leaves`.
 
-    Where `frozen` is `True`, a floating-point array is judged as an array of integers.
+    Where `frozen` is `True`, a floating-point array is selected only if an integer array is too.
     """
     flags = [bool(predicate(leaf)) for leaf in leaves]
     asked = [
@@ -48,27 +48,27 @@ def _flag(leaves: list[Any], frozen: list[Any], predicate: Callable[[Any], Any])
 
 
 def _ask_of_integers(predicate: Callable[[Any], Any], arrays: list[Any]) -> list[bool]:
-    """The results of `predicate` for integer arrays of the types and shapes of `arrays`."""
+    """The results of `predicate` for integer arrays of the same types and shapes as `arrays`."""
     answers: list[bool] = []
 
     def ask(*traced: Any) -> tuple[()]:
         for array, integers in zip(arrays, traced, strict=True):
             if not isinstance(array, jax.Array):
-                # A broadcast number, which takes no memory.
+                # A broadcast number takes no memory.
                 integers = np.broadcast_to(np.int32(0), array.shape)
                 integers = integers if isinstance(array, np.ndarray) else integers[()]
             answers.append(bool(predicate(integers)))
         return ()
 
-    # Predicates see tracers as JAX arrays, and nothing is computed or kept.
+    # Tracers count as JAX arrays, and nothing is computed.
     structs = [jax.ShapeDtypeStruct(array.shape, np.int32) for array in arrays]
     try:
         jax.eval_shape(ask, *structs)
     except Exception as error:
         error.add_note(
-            "`filter_spec` is asked of an array of integers in the place of a frozen array, to "
-            "see whether it chooses what is trained: it may look at its type, shape and dtype, "
-            "not at its values."
+            "`filter_spec` is called with an array of integers in place of a frozen array, to find "
+            "out whether it selects trained arrays only. It may use the type, shape and dtype of "
+            "an array, but not its values."
         )
         raise
     return answers
@@ -77,7 +77,7 @@ def _ask_of_integers(predicate: Callable[[Any], Any], arrays: list[Any]) -> list
 def _mask(
     filter_spec: PyTree[FilterSpec], pytree: PyTree, is_leaf: Callable[[Any], bool] | None
 ) -> PyTree[bool]:
-    """Spreads the prefix `filter_spec` over `pytree`: one `bool` for each leaf."""
+    """Broadcasts the prefix `filter_spec` over `pytree`: one `bool` for each leaf."""
     is_leaf = past_marks(is_leaf)
 
     def spread(spec: FilterSpec, subtree: PyTree, frozen: PyTree[bool] = None) -> PyTree[bool]:
@@ -90,26 +90,26 @@ def _mask(
             are_frozen = [] if frozen is None else treedef.flatten_up_to(frozen)
             return treedef.unflatten(_flag(leaves, are_frozen, spec))
         path = next(path for path, leaf in jtu.tree_leaves_with_path(filter_spec) if leaf is spec)
-        hint = (
+        on_classes = (
             " A class or dtype is not a predicate: write `lambda leaf: isinstance(leaf, ...)`, or "
             "`lambda leaf: is_array(leaf) and leaf.dtype == ...`."
         )
         raise ValueError(
             "`filter_spec` must consist of booleans and callables only; it has a leaf "
             f"{spec!r} of type {type(spec).__name__} at filter_spec{jtu.keystr(path)}."
-            + (hint if is_dtype_or_array or isinstance(spec, np.dtype | str) else "")
+            + (on_classes if is_dtype_or_array or isinstance(spec, np.dtype | str) else "")
         )
 
-    advice = (
-        "`filter_spec` must be a prefix of `pytree`: the same nodes, down to a `True`, a `False` "
-        "or a function for all that lies below."
+    hint = (
+        "`filter_spec` must be a prefix of `pytree`: it has the same nodes, but a `True`, a "
+        "`False` or a function may replace a whole subtree."
     )
     if callable(filter_spec):
-        advice += " A callable that is itself a pytree counts as a node: wrap it in a lambda."
+        hint += " A callable that is itself a pytree counts as a node: wrap it in a lambda."
     frozen = frozen_mask(pytree)
     pytrees = (pytree,) if frozen is None else (pytree, frozen)
     names = ("filter_spec", *("pytree" for _ in pytrees))
-    return map_prefix(spread, filter_spec, *pytrees, names=names, advice=advice)
+    return map_prefix(spread, filter_spec, *pytrees, names=names, hint=hint)
 
 
 def filter(
@@ -119,17 +119,17 @@ def filter(
     replace: Any = None,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> PyTree:
-    """Keeps the leaves that `filter_spec` selects and puts `replace` in place of the others.
+    """Keeps the leaves that `filter_spec` selects, and replaces the others by `replace`.
 
     **Arguments:**
 
     - `pytree`: any pytree.
-    - `filter_spec`: a prefix of `pytree` whose leaves are `True` (keep all below), `False` (keep
-      none) or a function from leaf to `bool`. A floating-point array that `nn.freeze` froze is
-      kept if the function accepts both it and an array of integers in its place. So a function
-      that selects trained arrays leaves it out, however it is written, and a function that selects
-      all arrays keeps it. `True` keeps it as well.
-    - `inverse`: keep what would be replaced, and replace what would be kept.
+    - `filter_spec`: a prefix of `pytree` whose leaves are `True` (keep the whole subtree), `False`
+      (keep nothing) or a function from leaf to `bool`. A floating-point array that was frozen by
+      `nn.freeze` is kept only if the function also accepts an array of integers in its place. So a
+      function that selects trained arrays skips frozen arrays, and a function that selects all
+      arrays keeps them. `True` keeps them too.
+    - `inverse`: replace the selected leaves, and keep the others.
     - `replace`: the replacement of a removed leaf.
     - `is_leaf`: as in `jax.tree_util.tree_map`, for `pytree`.
 
@@ -151,9 +151,11 @@ def partition(
     replace: Any = None,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> tuple[PyTree, PyTree]:
-    """`filter` and its inverse: `combine` joins the two again.
+    """Splits a pytree into the leaves that `filter_spec` selects and the others.
 
-    Arguments, errors and the treatment of frozen arrays are those of `filter`.
+    `combine` joins the two again. The arguments and errors are the same as for `filter`.
+
+    **Returns:** `(filter(...), filter(..., inverse=True))`.
 
     >>> partition((1, "a"), lambda leaf: isinstance(leaf, int))
     ((1, None), (None, 'a'))
@@ -165,14 +167,14 @@ def partition(
 
 
 def combine(*pytrees: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Tree:
-    """Joins pytrees of one structure: each leaf is the first that is not `None`.
+    """Joins pytrees of the same structure: each leaf is the first one that is not `None`.
 
     **Arguments:**
 
     - `*pytrees`: pytrees of the same structure; `None` marks a missing leaf.
     - `is_leaf`: as in `jax.tree_util.tree_map`; `None` is a leaf in any case.
 
-    **Raises:** `ValueError` if the structures differ, `TypeError` without any pytree.
+    **Raises:** `ValueError` if the structures differ; `TypeError` without any pytree.
 
     >>> combine((1, None), (None, "a"))
     (1, 'a')
@@ -187,7 +189,7 @@ def combine(*pytrees: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Tre
         _first_present,
         *pytrees,
         names=[f"pytrees[{index}]" for index in range(len(pytrees))],
-        advice="`combine` joins pytrees of one structure, with `None` for what is missing.",
+        hint="`combine` joins pytrees of the same structure, with `None` for missing leaves.",
         is_leaf=is_missing,
     )
 
@@ -206,16 +208,16 @@ Model = TypeVar("Model")
 
 
 def apply_updates(model: Model, updates: PyTree) -> Model:
-    """Adds `updates` to `model`, leaf by leaf; where an update is `None` the leaf stays.
+    """Adds `updates` to `model`, leaf by leaf. A leaf whose update is `None` stays as it is.
 
-    Arrays that `nn.freeze` froze stay too, whatever their update.
+    Arrays that were frozen by `nn.freeze` stay too, whatever their update is.
 
     **Arguments:**
 
     - `model`: a pytree of parameters.
-    - `updates`: a pytree of the same structure, as `optax` returns it for filtered gradients.
+    - `updates`: a pytree of the same structure, as Optax returns it for filtered gradients.
 
-    **Returns:** the new model. An update is not cast: it must promote with its parameter.
+    **Returns:** the new model. Updates are not cast; JAX's dtype promotion applies.
 
     **Raises:** `ValueError` if the structures differ.
 
@@ -230,7 +232,7 @@ def apply_updates(model: Model, updates: PyTree) -> Model:
             return parameter + update
         except Exception as error:
             path = next(path for path, node in walk(model) if node is parameter)
-            error.add_note(f"The update that could not be added is that of model{keystr(path)}.")
+            error.add_note(f"The update of model{keystr(path)} could not be added.")
             raise
 
     frozen = frozen_mask(model)
@@ -240,6 +242,6 @@ def apply_updates(model: Model, updates: PyTree) -> Model:
         updates,
         *models,
         names=("updates", *("model" for _ in models)),
-        advice="`updates` must have the structure of `model`, or `None` for a part that stays.",
+        hint="`updates` must have the structure of `model`, with `None` for parts that stay.",
         is_leaf=lambda node: node is None,
     )

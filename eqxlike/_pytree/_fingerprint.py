@@ -1,4 +1,4 @@
-"""A hash of a value, and a text that identifies it, which are the same in every process."""
+"""A hash and a text that identify a value, and are the same in every process."""
 
 import dataclasses
 import functools
@@ -17,15 +17,14 @@ from .._dtypes import is_key
 from ._predicates import is_array_like
 
 _MAX_TEXT = 100
-"""Of a longer text only so much is kept, and a hash of the value."""
+"""Longer texts are cut to this length, and a hash of the value is added."""
 
 
 def fingerprint(value: Any) -> str:
-    """A hash of arrays, numbers, Modules, distributions, objects by their attributes, and functions
-    by name and closure.
+    """A hash of arrays, numbers, Modules, distributions, functions and other objects.
 
-    It does not depend on where in memory something is. The code of a function is not looked at, nor
-    the attributes of an object that has its own `__repr__`.
+    Functions are hashed by name and closure, not by their code. Objects are hashed by their
+    attributes, or by their `repr` if their class defines one. Memory addresses do not count.
     """
     digest = hashlib.sha256()
     for each in _bytes_of(value, ()):
@@ -35,7 +34,7 @@ def fingerprint(value: Any) -> str:
 
 
 def stable_text(value: Any) -> str:
-    """Text that identifies the value in another process too; a function by its name alone."""
+    """A text that identifies the value in any process. Functions are identified by name only."""
     if inspect.ismethod(value):
         return f"<{value.__qualname__} of {stable_text(value.__self__)}>"
     if callable(value) and hasattr(value, "__qualname__"):
@@ -46,34 +45,34 @@ def stable_text(value: Any) -> str:
         return f"<partial of {', '.join((*parts, *named))}>"
     text = _shown(value)
     if isinstance(value, set | frozenset):
-        # Its order differs from process to process.
+        # The order of its elements differs from process to process.
         text = type(value).__name__
     elif type(value).__repr__ is object.__repr__:
         attributes = getattr(value, "__dict__", {}).items()
-        shown = [f"{name}={_shown(each)}" for name, each in attributes if _is_told_by_text(each)]
+        shown = [f"{name}={_shown(each)}" for name, each in attributes if _has_full_repr(each)]
         text += f" with {', '.join(shown)}" if shown else ""
-    if _is_told_by_text(value) and len(text) <= _MAX_TEXT:
+    if _has_full_repr(value) and len(text) <= _MAX_TEXT:
         return text
     more = "..." if len(text) > _MAX_TEXT else ""
     text = " ".join(text[:_MAX_TEXT].split())
     return f"{text}{more} (SHA-256 {fingerprint(value)[:16]})"
 
 
-def _is_told_by_text(value: Any) -> bool:
-    """Whether the `repr` of a value has all of it, in every process."""
+def _has_full_repr(value: Any) -> bool:
+    """Whether the `repr` of a value is complete, and the same in every process."""
     if isinstance(value, tuple | list):
-        return all(map(_is_told_by_text, value))
+        return all(map(_has_full_repr, value))
     if type(value) is dict:
-        return all(map(_is_told_by_text, (*value, *value.values())))
+        return all(map(_has_full_repr, (*value, *value.values())))
     is_short = isinstance(value, np.ndarray | jax.Array) or dataclasses.is_dataclass(value)
     is_short |= isinstance(value, set | frozenset | functools.partial)
     return not is_short and type(value).__repr__ is not object.__repr__
 
 
 def elements(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:
-    """The elements of a container and their names in a path; the names of a sequence are `None`.
+    """The names in a path, and the elements, of a container. Both are empty for other values.
 
-    Of any other value, there are no names and no elements.
+    The names are `None` for a sequence.
     """
     if isinstance(value, functools.partial):
         return (".func", ".args", ".keywords"), (value.func, value.args, value.keywords)
@@ -89,16 +88,16 @@ def elements(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:
 
 
 def _bytes_of(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
-    """Bytes that tell a value from others.
+    """Bytes that identify a value.
 
     **Arguments:**
 
-    - `above`: what holds it: a closure may hold itself.
+    - `above`: the values that contain it, since a closure may contain itself.
     """
     if value is None or isinstance(value, str | bytes | bool):
         yield repr(value).encode()
     elif isinstance(value, int | float | np.integer | np.floating):
-        # A number of NumPy is the same number. Larger integers are not all floating-point numbers.
+        # Equal numbers of Python and NumPy have the same bytes. Some larger integers are no floats.
         yield repr(float(value) if abs(value) < 2**53 else value).encode()
     elif isinstance(value, jax.ShapeDtypeStruct):
         yield f"{value.shape} {value.dtype}".encode()
@@ -111,14 +110,14 @@ def _bytes_of(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
         yield getattr(value, "__qualname__", type(value).__qualname__).encode()
         if not any(value is each for each in above):
             parts = list(_parts(value))
-            # Their number says where they end: `[[1], 2]` is not `[[1, 2]]`.
+            # The number of parts distinguishes `[[1], 2]` from `[[1, 2]]`.
             yield str(len(parts)).encode()
             for part in parts:
                 yield from _bytes_of(part, (*above, value))
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """What an object holds, with names where it has them."""
+    """The parts of an object, with their names if they have names."""
     if inspect.ismethod(value):
         return value.__self__, value.__func__
     if inspect.isfunction(value):
@@ -127,14 +126,14 @@ def _parts(value: Any) -> Iterable[Any]:
         return ()
     names, parts = elements(value)
     if parts:
-        # The keys of a dictionary may be in another order.
+        # Sorted, since the keys of a dictionary may be in another order.
         return parts if names is None else _in_order(dict(zip(names, parts, strict=True)))
     if isinstance(value, set | frozenset):
         return sorted(map(fingerprint, value))
     names = getattr(value, "__dict__", {})
     if hasattr(value, "gather_pytree_data_fields"):
-        # A distribution of NumPyro. Its `tree_flatten` has the order of a set, which each process
-        # has another.
+        # A distribution of NumPyro. Its `tree_flatten` uses the order of a set, which differs from
+        # process to process.
         names = {*value.gather_pytree_data_fields(), *value.gather_pytree_aux_fields()}
     elif hasattr(value, "tree_flatten"):
         return value.tree_flatten()
@@ -153,10 +152,10 @@ def _in_order(named: dict[str, Any]) -> Iterator[Any]:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # Nothing is in it yet.
+    except ValueError:  # The cell is still empty.
         return None
 
 
 def _shown(value: Any) -> str:
-    """The `repr` of a value, without where in memory it is."""
+    """The `repr` of a value, without memory addresses."""
     return re.sub(" at 0x[0-9a-f]+", "", repr(value))

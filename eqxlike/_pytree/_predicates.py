@@ -1,4 +1,4 @@
-"""Predicates on leaves: arrays and array-like values, frozen arrays, unusable ones."""
+"""Predicates for leaves: arrays, array-like values, frozen and unusable arrays; path patterns."""
 
 import functools
 import re
@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from .._compat import Tracer
 
 ARRAY_TYPES = (jax.Array, np.ndarray, np.generic)
-"""What `is_array` is true for, where a call for each of many leaves would take longer."""
+"""The types for which `is_array` is true, for loops in which its calls would take longer."""
 
 
 def is_array(element: Any) -> bool:
@@ -28,7 +28,7 @@ def is_array(element: Any) -> bool:
 
 
 def is_on_cpu(array: Any) -> bool:
-    """Whether NumPy reads an array where it is: one of NumPy, or of JAX with numbers on a CPU."""
+    """Whether NumPy can read an array in place: a NumPy array, or a JAX array on one CPU."""
     if isinstance(array, Tracer) or not isinstance(array.dtype, np.dtype):
         return False
     if not isinstance(array, jax.Array):
@@ -72,11 +72,11 @@ def is_inexact_array_like(element: Any) -> bool:
     return is_inexact_array(element) or isinstance(element, float | complex)
 
 
-# --- Arrays that are not trained: a node around each, which filters and gradients see ---
+# --- Frozen arrays, which are not trained: filters and gradients see a node around each ---
 
 
 class Frozen:
-    """Wraps a frozen array in a tree; a pytree of that one child."""
+    """A pytree node around a frozen array, which is its only child."""
 
     __slots__ = ("value",)
 
@@ -85,7 +85,7 @@ class Frozen:
 
 
 class _InFrozen:
-    """The key from a `Frozen` to its child: empty, so that paths are those of the user's tree."""
+    """The path key of the child of a `Frozen`: empty, so that paths are as in the user's tree."""
 
     def __str__(self) -> str:
         return ""
@@ -131,17 +131,17 @@ def flag_frozen(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> l
 
 
 def frozen_mask(tree: PyTree) -> PyTree[bool] | None:
-    """A tree like `tree` that has `True` where a leaf is frozen; `None` if none is."""
+    """A tree like `tree`, with `True` for each frozen leaf; `None` if no leaf is frozen."""
     flags = flag_frozen(tree)
     return jtu.tree_structure(tree).unflatten(flags) if any(flags) else None
 
 
-# --- Mutable arrays, `jax.Ref`: not arrays to filters, but traced like arrays ---
+# --- Mutable arrays, `jax.Ref`: filters do not treat them as arrays, but they are traced ---
 
 
 def is_traced_reference(element: Any) -> bool:
     """`True` for a `jax.Ref` inside a traced function."""
-    # In this order: checking for a `jax.Ref` takes JAX a microsecond.
+    # The check for a `jax.Ref` comes last, because it takes a microsecond.
     return isinstance(element, Tracer) and not is_array(element) and isinstance(element, jax.Ref)
 
 
@@ -156,19 +156,19 @@ def is_reference(element: Any) -> bool:
 
 
 def is_array_or_traced_reference(element: Any) -> bool:
-    """`True` for what a traced function may return only as an output."""
+    """`True` for an array, or for a `jax.Ref` inside a traced function."""
     return is_array(element) or is_traced_reference(element)
 
 
-# --- Arrays that no call accepts: donated ones, and those without numbers ---
+# --- Arrays that no call accepts: deleted arrays, and arrays without numbers ---
 
 
 _MAX_PATHS = 8
-"""At most this many paths are listed."""
+"""The maximum number of paths that `listed` shows."""
 
 
 def deleted_paths(tree: PyTree, name: str = "") -> list[str]:
-    """The paths of the deleted arrays in `tree`, which a message calls `name`."""
+    """The paths of the deleted arrays in `tree`, whose name in a message is `name`."""
     return [
         f"{name}{jtu.keystr(path)}"
         for path, leaf in jtu.tree_leaves_with_path(tree)
@@ -187,7 +187,7 @@ def paths_without_numbers(tree: PyTree, name: str = "") -> list[str]:
 
 
 def listed(paths: list[str]) -> str:
-    """The first of `paths`, and the number of the others."""
+    """The first few of `paths`, and the number of further ones, as one text."""
     more = f" and {len(paths) - _MAX_PATHS} more" if len(paths) > _MAX_PATHS else ""
     return ", ".join(paths[:_MAX_PATHS]) + more
 
@@ -202,8 +202,8 @@ Which = str | Callable[[str, jax.ShapeDtypeStruct], bool]
 def path_matches(which: Which, path: str, leaf: jax.ShapeDtypeStruct) -> bool:
     """Whether a pattern matches the array at a path.
 
-    `*` matches a name or an index, `**` anything, and `**.` any number of names and indices, also
-    none. An index or a key may be written with a dot: `layers.0.weight` for `layers[0].weight`.
+    `*` matches one name or index, `**` matches anything, and `**.` matches zero or more names and
+    indices. An index or a key may be written with a dot: `layers.0.weight` for `layers[0].weight`.
     """
     if callable(which):
         return bool(which(path, leaf))

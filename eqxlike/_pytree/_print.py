@@ -19,15 +19,15 @@ def tree_pformat(
     struct_as_array: bool = False,
     truncate_leaf: Callable[[Any], bool] = lambda node: False,
 ) -> str:
-    """A pytree as readable text.
+    """Formats a pytree as readable text.
 
     **Arguments:**
 
     - `pytree`: any object.
-    - `width`: columns to fit into if possible.
-    - `indent`: spaces for each level.
+    - `width`: maximum number of columns, if possible.
+    - `indent`: number of spaces for each level.
     - `short_arrays`: print arrays as `f32[3,4]` instead of their values.
-    - `struct_as_array`: print a `jax.ShapeDtypeStruct` as `short_arrays` does an array.
+    - `struct_as_array`: with `short_arrays`, print a `jax.ShapeDtypeStruct` like an array.
     - `truncate_leaf`: a function from node to `bool`; if it returns `True`, only the type's name
       is printed, as in `MLP(...)`.
 
@@ -44,7 +44,7 @@ def tree_pformat(
             weak = "weak_" if getattr(node, "weak_type", False) else ""
             return wl.array_summary(node.shape, weak + _dtype_name(node.dtype), kind=None)
         if isinstance(node, jax.custom_jvp | jax.custom_vjp):
-            # Its own text is a memory address.
+            # Its own `repr` shows only a memory address.
             return wl.pdoc(node.__wrapped__, **options)
         if isinstance(node, jtu.Partial):
             parts = {"func": node.func, "args": node.args, "keywords": node.keywords}
@@ -73,7 +73,7 @@ def tree_pprint(
     struct_as_array: bool = False,
     truncate_leaf: Callable[[Any], bool] = lambda node: False,
 ) -> None:
-    """Prints a pytree as readable text: the arguments are those of `tree_pformat`.
+    """Prints a pytree as readable text. The arguments are the same as for `tree_pformat`.
 
     >>> import jax.numpy as jnp
     >>> tree_pprint({"weight": jnp.ones((2, 3)), "size": 3}, width=20)

@@ -19,32 +19,32 @@ from .._compat import Tracer
 from .._dtypes import is_key
 from ._difference import map_prefix
 
-# One leaf of a pytree in a file: a record in NumPy's `.npy` format, without pickles.
+# The file format: each leaf is a record in NumPy's `.npy` format, without pickles.
 #
-# The record has the shape and dtype of a number or an array. Its Python type, and the
-# implementation of a PRNG key, come from `like` when it is read. This is Equinox's format, so that
-# either library reads the files of the other. For a dtype that a package has registered with NumPy,
-# such as int4, NumPy writes only the number of bytes: two mean bfloat16, and for the others the
-# record is an array of one field with the name of the dtype.
+# A record has the shape and dtype of a number or an array. The Python type of a number, and the
+# implementation of a PRNG key, are not written: reading takes them from `like`. This is Equinox's
+# format, so each of the two libraries can read the files of the other. For a dtype that a package
+# has registered with NumPy, such as int4, NumPy writes only the number of bytes. Two bytes mean
+# bfloat16. For other such dtypes, the record is an array with one field, named after the dtype.
 
 
 class Writable(Protocol):
-    """The target of a leaf: a file open in binary mode, or anything with its `write`."""
+    """A file open for writing in binary mode, or any object with the same `write` method."""
 
     def write(self, data: Any, /) -> Any: ...
 
 
 class Readable(Protocol):
-    """The source of a leaf: a file open in binary mode, or anything with its `read`."""
+    """A file open for reading in binary mode, or any object with the same `read` method."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
 def default_serialise_filter_spec(f: Writable, x: Any) -> None:
-    """Writes one leaf: JAX and NumPy arrays, PRNG keys, NumPy scalars and Python numbers.
+    """Writes one leaf: a JAX or NumPy array, a PRNG key, a NumPy scalar or a Python number.
 
-    Leaves of other types are skipped: functions, strings, and `jax.Ref`s, whose values are not part
-    of the tree.
+    Leaves of other types are skipped, such as functions and strings. A `jax.Ref` is skipped too,
+    since its value is not part of the tree.
 
     **Arguments:**
 
@@ -74,26 +74,26 @@ def default_serialise_filter_spec(f: Writable, x: Any) -> None:
     record = np.asarray(x)
     if record.dtype.hasobject:
         raise ValueError(
-            f"NumPy would pickle this {type(x).__name__}, and whoever reads pickles runs the code "
-            "in them: only numbers of up to 64 bits and arrays of numbers can be written"
+            f"NumPy would pickle this {type(x).__name__}, and reading a pickle runs the code in "
+            "it: only numbers of up to 64 bits and arrays of numbers can be written"
         )
     np.save(f, _with_named_dtype(record), allow_pickle=False)
 
 
 def default_deserialise_filter_spec(f: Readable, x: Any) -> Any:
-    """Reads one leaf that `default_serialise_filter_spec` has written.
+    """Reads one leaf that `default_serialise_filter_spec` wrote.
 
     **Arguments:**
 
     - `f`: a file open for reading in binary mode.
-    - `x`: a leaf of the type to return; a `jax.ShapeDtypeStruct` may replace a JAX
-      array. Leaves of types that are not written are returned unchanged.
+    - `x`: a leaf of the type to return. A `jax.ShapeDtypeStruct` may replace a JAX array. Leaves of
+      types that are not written are returned unchanged.
 
-    **Returns:** the leaf. An array has the file's shape and dtype, whatever those of `x`. It is on
-    the device of `x` if `x` was explicitly put there.
+    **Returns:** the leaf. An array has the shape and dtype in the file, even if they differ from
+    `x`. A JAX array is put on the device of `x` if `x` was explicitly put there.
 
     **Raises:** `EOFError` if the file has no further record; `ValueError` if the next bytes are not
-    a record, are cut off, hold pickled objects, or have numbers that the type of `x` cannot have,
+    a record, are cut off, hold pickled objects, or have numbers that do not fit the type of `x`,
     such as 64 bits for a JAX array unless `jax_enable_x64` is set; `TypeError` if the file is
     not open in binary mode.
 
@@ -135,8 +135,8 @@ def tree_serialise_leaves(
 ) -> None:
     """Writes the leaves of a pytree to a file, one after another.
 
-    A file named by its path is replaced as a whole, at the end: if an exception is raised before,
-    or the process is killed, the old content remains.
+    If a path is given, the file is replaced atomically at the end. Its old content remains if an
+    exception is raised or the process is killed before.
 
     **Arguments:**
 
@@ -144,8 +144,8 @@ def tree_serialise_leaves(
       writing in binary mode, which is written from its current position.
     - `pytree`: any pytree.
     - `filter_spec`: a function of the file and a leaf that writes the leaf or skips it, or a
-      prefix of `pytree` of such functions. By default arrays and numbers are written; see
-      `default_serialise_filter_spec`.
+      prefix of `pytree` with such functions as leaves. By default arrays and numbers are written;
+      see `default_serialise_filter_spec`.
     - `is_leaf`: as in `jax.tree_util.tree_flatten`, for `pytree`.
 
     **Raises:** `RuntimeError`, naming the path of the leaf, if `filter_spec` raises; `OSError` if
@@ -175,30 +175,30 @@ def tree_deserialise_leaves(
     filter_spec: PyTree[Callable[[Any, Any], Any]] = default_deserialise_filter_spec,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Tree:
-    """Reads the leaves of a pytree from a file that `tree_serialise_leaves` has written.
+    """Reads the leaves of a pytree from a file that `tree_serialise_leaves` wrote.
 
     **Arguments:**
 
     - `path_or_file`: a path, to which `.eqx` is added if it has no suffix, or a file open for
-      reading in binary mode. It is read from its current position to the end of the last leaf, so
-      several trees written one after another can be read in turn.
+      reading in binary mode. An open file is read from its current position to the end of the last
+      leaf, so several trees that were written one after another can be read in turn.
     - `like`: a pytree of the structure that was written, with leaves of the same types, shapes and
-      dtypes. The result of `filter_eval_shape` for a model will do.
-    - `filter_spec`: a function of the file and a leaf of `like` that returns the leaf read, or, for
-      a skipped leaf, that of `like`; or a prefix of `like` of such functions. By default
-      arrays and numbers are read; see `default_deserialise_filter_spec`.
+      dtypes, for example the result of `filter_eval_shape`.
+    - `filter_spec`: a function of the file and a leaf of `like`, or a prefix of `like` with such
+      functions as leaves. The function reads and returns the leaf; to skip a leaf, it returns its
+      argument. By default arrays and numbers are read; see `default_deserialise_filter_spec`.
     - `is_leaf`: as in `jax.tree_util.tree_flatten`, for `like`.
 
     **Returns:** a pytree of the structure of `like`, with the leaves that were read.
 
-    **Raises:** `RuntimeError`, naming the path of the leaf, if one cannot be read or its type,
-    shape or dtype differs from that in `like`; also if a file named by its path continues after the
-    last leaf. `OSError` if the file cannot be opened; `TypeError` if an argument has another type;
-    `ValueError` if `filter_spec` is not a prefix of `like`.
+    **Raises:** `RuntimeError`, naming the path of the leaf, if a leaf cannot be read, or differs in
+    type, shape or dtype from the leaf of `like`; `RuntimeError` if a path is given and the file
+    continues after the last leaf; `OSError` if the file cannot be opened; `TypeError` if an
+    argument has another type; `ValueError` if `filter_spec` is not a prefix of `like`.
 
     !!! example
 
-        The model to read into needs no memory of its own.
+        Here `like` has structs instead of arrays, and so takes no memory.
 
         >>> import eqxlike as eqx, io, jax
         >>> make = lambda key: eqx.nn.Linear(2, 3, key=key)
@@ -221,8 +221,8 @@ def tree_deserialise_leaves(
             found.append(value)
         if is_whole and file.read(1):
             raise RuntimeError(
-                f"{path_or_file} goes on after the last leaf of `like`. To read the first of "
-                "several trees in one file, open the file and pass that."
+                f"{path_or_file} continues after the last leaf of `like`. To read the first of "
+                "several trees in one file, pass an open file instead of its path."
             )
     return treedef.unflatten(found)
 
@@ -236,7 +236,7 @@ class _Leaf:
 def _with_functions(
     filter_spec: PyTree, pytree: PyTree, name: str, is_leaf: Callable[[Any], bool] | None
 ) -> tuple[list[tuple[str, _Leaf]], Any]:
-    """Each leaf of `pytree` with its function in `filter_spec`, by path; and the treedef."""
+    """The leaves of `pytree`, each with its path and its function of `filter_spec`; the treedef."""
 
     def spread(function: Any, subtree: PyTree) -> PyTree[_Leaf]:
         if not callable(function):
@@ -248,11 +248,11 @@ def _with_functions(
             )
         return jtu.tree_map(lambda leaf: _Leaf(function, leaf), subtree, is_leaf=is_leaf)
 
-    advice = (
-        f"`filter_spec` must be a prefix of `{name}`: the same nodes, down to a function for all "
-        "that lies below."
+    hint = (
+        f"`filter_spec` must be a prefix of `{name}`: it has the same nodes, but a function may "
+        "replace a whole subtree."
     )
-    tree = map_prefix(spread, filter_spec, pytree, names=("filter_spec", name), advice=advice)
+    tree = map_prefix(spread, filter_spec, pytree, names=("filter_spec", name), hint=hint)
     leaves, treedef = jtu.tree_flatten_with_path(tree)
     return [(f"tree{jtu.keystr(path)}", leaf) for path, leaf in leaves], treedef
 
@@ -281,7 +281,7 @@ def _opened(path_or_file: Any, method: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _naming(path: str, what_failed: str) -> Iterator[None]:
-    """Raises an exception as a `RuntimeError` with the path of the leaf, as Equinox does."""
+    """Converts an exception to a `RuntimeError` with the path of the leaf, as Equinox does."""
     try:
         yield
     except Exception as error:
@@ -298,13 +298,13 @@ def _check_alike(path: str, like: Any, value: Any) -> None:
         is_alike = array.shape == like.shape and array.dtype == like.dtype
     if not is_alike:
         raise RuntimeError(
-            f"The leaf at {path} differs from that in `like`: expected {_expected(like)}, and "
-            f"reading gave {_describe(value)}."
+            f"The leaf at {path} differs from the leaf of `like`: expected {_expected(like)}, but "
+            f"read {_describe(value)}."
         )
 
 
 def _expected(like: Any) -> str:
-    # If `filter_eval_shape` made a struct, an array is expected.
+    # A struct, as from `filter_eval_shape`, stands for an array.
     return _describe(like, "JAX array" if isinstance(like, jax.ShapeDtypeStruct) else None)
 
 
@@ -315,13 +315,13 @@ def _describe(leaf: Any, type_name: str | None = None) -> str:
     return type_name
 
 
-# --- Records: what the two filter specs do with one leaf ---
+# --- Records: writing and reading one leaf ---
 
 
 _SAVED = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 _ADDED_TO_NUMPY = 2
-"""`dtype.isbuiltin` is this for a dtype that a package has registered with NumPy."""
+"""The value of `dtype.isbuiltin` for a dtype that a package has registered with NumPy."""
 
 
 def _with_named_dtype(record: np.ndarray) -> np.ndarray:
@@ -364,20 +364,20 @@ def _as_key(record: np.ndarray, like: Any) -> jax.Array:
 def _as_jax_array(record: np.ndarray, dtype: np.dtype) -> jax.Array:
     record = _with_added_dtype(record, dtype)
     if not jnp.issubdtype(record.dtype, np.number) and record.dtype != np.bool_:
-        raise ValueError(f"the file has values of dtype {record.dtype}, which no JAX array holds")
+        raise ValueError(f"the file has values of dtype {record.dtype}, which JAX does not support")
     record = record.astype(record.dtype.newbyteorder("="), copy=False)
     canonical = jax.dtypes.canonicalize_dtype(record.dtype)
     if canonical != record.dtype:
         raise ValueError(
-            f"the file has numbers of dtype {record.dtype}, of which JAX would make {canonical}: "
+            f"the file has numbers of dtype {record.dtype}, which JAX would cast to {canonical}: "
             "set `jax.config.update('jax_enable_x64', True)`, or pass a `filter_spec` that reads "
-            "them into a NumPy array and casts that"
+            "them into a NumPy array and casts it"
         )
     return jax.device_put(record)
 
 
 def _with_added_dtype(record: np.ndarray, like: np.dtype) -> np.ndarray:
-    """The inverse of `_with_named_dtype`; of dtype `like` if the file names none."""
+    """The inverse of `_with_named_dtype`. If the file does not name the dtype, it is `like`."""
     dtype = record.dtype
     if dtype.kind != "V" or dtype == like:
         return record
@@ -402,7 +402,7 @@ def _added_dtype(name: str) -> np.dtype | None:
 
 
 def committed_sharding(like: Any) -> jax.sharding.Sharding | None:
-    """Where somebody has put `like` on purpose; `None` if JAX has, or `like` is no JAX array."""
+    """The sharding of `like` if it was explicitly put there; otherwise `None`."""
     if isinstance(like, jax.ShapeDtypeStruct):
         return like.sharding
     is_committed = isinstance(like, jax.Array) and not isinstance(like, Tracer) and like.committed
@@ -415,29 +415,29 @@ _PYTHON_NUMBERS: dict[type, str] = {
     float: "efd",
     complex: "FD",
 }
-"""NumPy's names of the dtypes that represent these Python numbers exactly."""
+"""NumPy's type codes of the dtypes whose values convert exactly to these Python numbers."""
 
 
 def _as_python_number(record: np.ndarray, number_type: type, codes: str) -> Any:
     if record.shape != () or record.dtype.char not in codes:
         raise ValueError(
-            f"the file has an array of shape {record.shape} and dtype {record.dtype}, and not one "
-            f"number that is a Python {number_type.__name__}"
+            f"the file has an array of shape {record.shape} and dtype {record.dtype}, which is not "
+            f"a single Python {number_type.__name__}"
         )
     return number_type(record.item())
 
 
-# --- Files replaced as a whole: readers find the old content or the new, never a part ---
+# --- Atomic replacement of files: readers find the old content or the new, never a part ---
 
 
 @contextlib.contextmanager
 def open_to_replace(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """Opens a file whose content replaces that of `path` when the `with` block ends.
+    """Context manager like `open(path, "wb")` that replaces the file atomically at the end.
 
-    Until then, and also if the block raises or the process is killed, `path` keeps its content.
-    Otherwise this is `open(path, "wb")`: symbolic links are followed, an existing file keeps its
-    permissions, a new one gets those of the process, and anything but a regular file (a pipe, a
-    device) is written directly.
+    The file keeps its old content until the `with` block ends, and also if the block raises an
+    exception or the process is killed. As with `open`, symbolic links are followed, an existing
+    file keeps its permissions, and a new file gets the default ones. Anything but a regular file
+    (a pipe, a device) is written directly.
 
     **Arguments:**
 
@@ -451,7 +451,7 @@ def open_to_replace(path: pathlib.Path) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         mode = None
     if mode is not None and (not stat.S_ISREG(mode) or not os.access(target, os.W_OK)):
-        # A directory and a file that is not writable raise here.
+        # For a directory, or a file that is not writable, `open` raises the error.
         with open(path, "wb") as file:
             yield file
         return
@@ -475,6 +475,6 @@ def _create(temporary: pathlib.Path, named: pathlib.Path) -> BinaryIO:
     try:
         return open(temporary, "xb")
     except OSError as error:
-        # The error names the user's file; Python finds its subclass by the number.
-        reason = f"{error.strerror} (for a temporary file beside it)"
+        # The error names the user's file. `OSError` chooses its subclass by `errno`.
+        reason = f"{error.strerror} (for a temporary file next to it)"
         raise OSError(error.errno, reason, str(named)) from None

@@ -15,7 +15,7 @@ Tree = TypeVar("Tree", bound=Any)
 
 
 class _Missing:
-    """The class of `MISSING`, which says in signatures what it means."""
+    """The class of `MISSING`, with a readable `repr` for signatures."""
 
     __slots__ = ()
 
@@ -24,7 +24,7 @@ class _Missing:
 
 
 MISSING: Any = _Missing()
-"""The default of a parameter that has no value of its own to say "left out"."""
+"""The default of an optional parameter for which `None` is an ordinary value."""
 
 
 def tree_at(
@@ -34,39 +34,40 @@ def tree_at(
     replace_fn: Callable[[Any], Any] = MISSING,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Tree:
-    """A copy of `pytree` with one node, or several, replaced.
+    """Returns a copy of `pytree` in which one or several nodes are replaced.
 
     **Arguments:**
 
     - `where`: a function from a pytree to the node to replace, or to a tuple or list of nodes. It
-      is called on a tree of unique placeholders for the leaves: it may index and take attributes,
-      but not calculate, and not change the tree.
+      is called on a copy of the tree in which each leaf is a unique placeholder: it may use indices
+      and attributes, but may not compute with leaves or change the tree.
     - `pytree`: any pytree.
-    - `replace`: the replacement; a sequence of the same length if `where` returned one. If a
-      node was returned twice, the last counts.
-    - `replace_fn`: instead of `replace`, a function from the old node to the new.
-    - `is_leaf`: as in `jax.tree_util.tree_flatten`; needed to distinguish one `None` from another.
+    - `replace`: the new node, or a sequence of new nodes if `where` returns a tuple or list. If
+      `where` returns a node twice, its last replacement is used.
+    - `replace_fn`: a function from the old node to the new one, instead of `replace`.
+    - `is_leaf`: as in `jax.tree_util.tree_flatten`. To replace one of several `None`s, pass
+      `is_leaf=lambda node: node is None`.
 
     **Returns:** a pytree with the replacements; everything else is shared with `pytree`.
 
-    **Raises:** `ValueError` if `where` returns anything but one node of the tree, changes the tree
-    or depends on its leaves, if the lengths differ, or unless exactly one of `replace` and
-    `replace_fn` is given; `TypeError` if `where` is not a function, or returns something that is
-    not a node at all, such as the value of a static field.
+    **Raises:** `ValueError` if a result of `where` is not a node that occurs once, if `where`
+    changes the tree or depends on its leaves, if the lengths differ, or unless exactly one of
+    `replace` and `replace_fn` is given; `TypeError` if `where` is not a function, or returns an
+    object that is not part of the tree, such as the value of a static field.
 
     >>> tree_at(lambda tree: tree["a"][0], {"a": [1, 2], "b": 3}, 10)
     {'a': [10, 2], 'b': 3}
     >>> tree_at(lambda tree: (tree["a"], tree["b"]), {"a": 1, "b": 3}, replace_fn=str)
     {'a': '1', 'b': '3'}
     """
-    # If the tree is a function and `where` is none, the two were swapped.
+    # If `pytree` is a function and `where` is not, the two were swapped.
     is_swapped = isinstance(pytree, types.FunctionType) and not isinstance(
         where, types.FunctionType
     )
     if is_swapped or not callable(where):
         raise TypeError(
             "`where` must be a function from the tree to the node to replace, such as `lambda "
-            f"tree: tree.weight`, and comes before the tree; got {tree_pformat(where)}."
+            f"tree: tree.weight`, and is the first argument; got {tree_pformat(where)}."
         )
     if (replace is MISSING) == (replace_fn is MISSING):
         raise ValueError("Precisely one of `replace` and `replace_fn` must be specified.")
@@ -74,10 +75,9 @@ def tree_at(
     def is_leaf_or_empty(node: Any) -> bool:
         return _is_empty(node) or (is_leaf is not None and is_leaf(node))
 
-    # `where` may return any expression, so a node can only be found by its identity. Python shares
-    # equal numbers and has a single `()`: so `where` is called on a copy in which every node is an
-    # object of its own. A second call, on the leaves themselves, checks that `where` did not look
-    # at their values.
+    # The nodes that `where` returns are found by identity. Python shares equal numbers and has a
+    # single `()`, so `where` is called on a copy in which every node is a unique object. A second
+    # call, on the leaves themselves, checks that the result does not depend on their values.
     paths_and_leaves, treedef = jtu.tree_flatten_with_path(pytree, is_leaf=is_leaf_or_empty)
     tree = treedef.unflatten([_hold_place(path, leaf) for path, leaf in paths_and_leaves])
     chosen = _choose(where, tree)
@@ -108,7 +108,7 @@ def tree_at(
 
 
 class _Placeholder:
-    """Represents one leaf while `where` walks the tree: unlike leaves, no two are the same."""
+    """Stands for one leaf in the tree on which `where` is called. Each one is a unique object."""
 
     __slots__ = ("path", "value")
 
@@ -121,13 +121,13 @@ class _Placeholder:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"`where` asked the leaf at tree{self.path} for {name!r}: in `tree_at`, `where` may "
-            "walk down to a node, but not look inside a leaf."
+            f"`where` read the attribute {name!r} of the leaf at tree{self.path}: in `tree_at`, "
+            "`where` may select a node, but not look inside a leaf."
         )
 
 
 class _EmptyPlaceholder(tuple):
-    """Represents one `()`: Python has a single empty tuple, so two could not be distinguished."""
+    """Stands for one `()`, since Python has a single empty tuple."""
 
     value = ()
 
@@ -157,14 +157,15 @@ def _choose(where: Callable[[PyTree], Any], tree: PyTree) -> Any:
         if _Placeholder.__name__ in str(error):
             error.add_note(
                 f"In `tree_at`, `where` is called on a tree in which a {_Placeholder.__name__} "
-                "stands for each leaf: it may walk down to a node, but not calculate with a leaf, "
-                "index or call it."
+                "stands for each leaf: `where` may select a node, but not compute with a leaf, "
+                "index it or call it."
             )
         raise
     if _identity(tree) != before:
         raise ValueError(
-            "`where` must not change the pytree it is called on, and did: it should only return "
-            "the node to replace, or a tuple or list of nodes. What to put there is for `replace`."
+            "`where` must not change the pytree on which it is called, but did: it should only "
+            "return the node to replace, or a tuple or list of nodes. Pass the new node as "
+            "`replace`."
         )
     return chosen
 
@@ -176,7 +177,7 @@ def _identity(tree: PyTree) -> tuple[int, list[int]]:
 
 
 def _count_occurrences(tree: PyTree, nodes: list[Any]) -> dict[int, int]:
-    """How often each of `nodes` is in `tree`, by identity; not counting those inside of others."""
+    """How often each of `nodes` occurs in `tree`, by `id`; not counted inside another of them."""
     counts = {id(node): 0 for node in nodes}
     for leaf in jtu.tree_leaves(tree, is_leaf=lambda node: id(node) in counts):
         if id(leaf) in counts:
@@ -185,39 +186,39 @@ def _count_occurrences(tree: PyTree, nodes: list[Any]) -> dict[int, int]:
 
 
 def _not_one_node(tree: PyTree, chosen: Any, node: Any, count: int) -> Exception:
-    """The error for a `node` that `where` returned, as `chosen` or in it, if it is not unique."""
+    """The error if a `node` that `where` returned does not occur exactly once in `tree`."""
     paths = [jtu.keystr(path) for path, each in walk(tree) if each is node]
     if count > 1:
-        way_out = "is_leaf=lambda node: node is None" if node is None else "is_leaf"
+        argument = "is_leaf=lambda node: node is None" if node is None else "is_leaf"
         return ValueError(
-            f"`where` does not uniquely identify a single element of `pytree`: {node!r} stands in "
-            f"it {count} times, at tree{' and tree'.join(paths)}. Pass `{way_out}` to have each "
-            "of them a leaf of its own."
+            f"`where` does not uniquely identify a single element of `pytree`: {node!r} occurs "
+            f"{count} times, at tree{' and tree'.join(paths)}. Pass `{argument}` to make each of "
+            "them a separate leaf."
         )
     if paths:
         return ValueError(
-            "`where` does not specify an element or elements of `pytree`, each beside the others: "
-            f"the node at tree{paths[0]} lies inside another one that it returned."
+            "`where` does not specify an element or elements of `pytree`: the node at "
+            f"tree{paths[0]} is inside another node that it returned."
         )
     for value in (chosen, node):
         if owner := _owner_of_static(tree, value):
             return TypeError(
                 f"`where` returned {value!r}, the value of {owner}. A static field is part of the "
-                "tree's structure and no node, so `tree_at` cannot replace it; make a new Module, "
-                "as `dataclasses.replace` does."
+                "tree's structure, not a node, so `tree_at` cannot replace it; use "
+                "`dataclasses.replace`."
             )
     # A leaf is not flattened: JAX warns about leaves that are iterators.
     leaves = [] if jtu.all_leaves([node]) else jtu.tree_leaves(node)
     if leaves and all(map(is_placeholder, leaves)):
         return ValueError(
             f"`where` does not specify an element or elements of `pytree`: it returned {node!r} "
-            f"of type {type(node).__name__}, which is made of nodes of the tree and none itself. "
-            "It should return a node, or a tuple or list of nodes."
+            f"of type {type(node).__name__}, which contains nodes of the tree, but is not a node "
+            "itself. It should return a node, or a tuple or list of nodes."
         )
     return TypeError(
         f"`where` returned {node!r} of type {type(node).__name__}, which is not a node of the "
-        "pytree. It should return a node, or a tuple or list of nodes: not what it made itself, "
-        "nor what stands in a static field."
+        "pytree. It should return a node, or a tuple or list of nodes: not a new object, nor the "
+        "value of a static field."
     )
 
 
@@ -235,13 +236,13 @@ def _owner_of_static(tree: PyTree, value: Any) -> str | None:
 def _check_independent(
     where: Callable[[PyTree], Any], pytree: PyTree, old: list[Any], is_single: bool
 ) -> None:
-    """Raises if `where` selects other nodes in the pytree itself than among placeholders."""
+    """Raises if `where` selects other nodes in a tree of leaves than in a tree of placeholders."""
     try:
         chosen = where(pytree)
     except Exception as error:
         error.add_note(
-            "`tree_at` calls `where` a second time, on the leaves themselves, to see that it does "
-            "not depend on them; the first call, on placeholders, was without error."
+            "`tree_at` calls `where` a second time, on the leaves themselves, to check that it "
+            "does not depend on their values. The first call, on placeholders, raised no error."
         )
         raise
     # A tuple of nodes in one call and a list in the other are the same selection.
@@ -250,8 +251,8 @@ def _check_independent(
     leaves_by_value, treedef_by_value = jtu.tree_flatten(chosen)
     if treedef != treedef_by_value or [*map(id, leaves)] != [*map(id, leaves_by_value)]:
         raise ValueError(
-            "`where` must not depend on the leaves of the pytree: not on their value, nor on "
-            "their type. It chose other nodes when called with the leaves themselves."
+            "`where` must not depend on the leaves of the pytree, neither on their values nor on "
+            "their types. It returned other nodes when called on the leaves themselves."
         )
 
 
@@ -260,8 +261,8 @@ def _one_for_each(replace: Any, num_nodes: int) -> list[Any]:
         replacements = list(replace)
     except TypeError:
         raise TypeError(
-            f"`where` returned {num_nodes} nodes, so `replace` must be a sequence of as many; it "
-            f"is of type {type(replace).__name__}."
+            f"`where` returned {num_nodes} nodes, so `replace` must be a sequence of {num_nodes} "
+            f"nodes; it is of type {type(replace).__name__}."
         ) from None
     if len(replacements) != num_nodes:
         raise ValueError(

@@ -43,7 +43,7 @@ class AbstractMethodAlone(Module):
         (
             AbstractShape,
             r"AbstractShape with abstract attributes sides and abstract class attributes name and "
-            r"abstract methods area\. A subclass overrides",
+            r"abstract methods area\. In a subclass",
         ),
         (AbstractSub, r"AbstractSub with abstract class attributes name\. "),
         (AbstractMethodAlone, r"AbstractMethodAlone .*abstract method '?method'?$"),

@@ -78,7 +78,7 @@ SIZE = {"__annotations__": {"size": AbstractVar[int]}}
 OVERRIDES = r"Model\.(twice|width) overrides a method of AbstractLayer"
 BROKEN = [
     (lambda: make(AbstractLoose), "Model is strict and subclasses AbstractLoose, which is"),
-    (lambda: type(Module)("Model", (Module,), SIZE, strict=True), "abstract, for size, so"),
+    (lambda: type(Module)("Model", (Module,), SIZE, strict=True), "abstract, because of size, so"),
     (lambda: make(Module, name="AbstractModel"), "AbstractModel is a strict class and has nothing"),
     (AbstractByWord, r"AbstractByWord: .*`StrictConfig\(force_abstact=True\)`"),
     (lambda: make(AbstractLayer, twice=lambda self, x: x), OVERRIDES),
@@ -119,7 +119,7 @@ def test_classes_that_keep_the_rules_are_as_any_other():
 
 
 def test_a_class_that_is_not_abstract_is_final():
-    with pytest.raises(TypeError, match=r"Sub subclasses Scale, .* is final\. Move what both"):
+    with pytest.raises(TypeError, match=r"Sub subclasses Scale, .* is final\. Move shared code"):
         make(Scale, name="Sub")
 
 

@@ -139,7 +139,7 @@ def test_number_in_the_place_of_a_key_is_refused(name):
 
 @pytest.mark.parametrize("name", KEY_TAKERS)
 def test_several_keys_in_the_place_of_one_are_refused(name):
-    says = rf"^{name.split()[0]} expected one key; got 3 keys, as `jax\.random\.split` makes them"
+    says = rf"^{name.split()[0]} expected one key; got 3 keys, as from `jax\.random\.split`"
     for make_key in (jr.key, jr.PRNGKey):
         with pytest.raises(ValueError, match=says):
             KEY_TAKERS[name](jr.split(make_key(0), 3))

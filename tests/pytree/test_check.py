@@ -64,7 +64,7 @@ def test_a_node_that_is_put_in_a_second_place_is_found_with_both_paths(tree, dat
     assert tree_check(tree) is None
     path, node = data.draw(st.sampled_from(nodes_of(tree)))
     assume(jtu.tree_leaves(node) and not jtu.all_leaves([node]))
-    places = rf"pytree\[0\]{re.escape(jtu.keystr(path))} stands at pytree\[1\] too"
+    places = rf"pytree\[0\]{re.escape(jtu.keystr(path))} is at pytree\[1\] too"
     with pytest.raises(ValueError, match=f"The {type(node).__name__} at {places}"):
         tree_check([tree, node])
 

@@ -197,9 +197,7 @@ def test_values_are_told_apart_by_their_types():
 
 def pairs(*trees, is_leaf=None):
     names = ("prefix", "tree", "other")
-    return map_prefix(
-        lambda *leaves: leaves, *trees, names=names, advice="Mend it.", is_leaf=is_leaf
-    )
+    return map_prefix(lambda *leaves: leaves, *trees, names=names, hint="Mend it.", is_leaf=is_leaf)
 
 
 @given(TREES, TREES)

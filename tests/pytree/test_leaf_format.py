@@ -82,7 +82,7 @@ def test_a_python_number_is_read_from_one_of_its_type_alone():
         record, name = np.asarray(value), type(like).__name__
         expected = (
             f"could not be read as {name}: ValueError: the file has an array of shape "
-            f"{record.shape} and dtype {record.dtype}, and not one number that is a Python {name}"
+            f"{record.shape} and dtype {record.dtype}, which is not a single Python {name}"
         )
         with pytest.raises(RuntimeError, match=re.escape(expected)):
             through_file(value, like)
@@ -98,7 +98,7 @@ def test_an_array_is_no_numpy_scalar_and_a_subclass_of_arrays_is_not_made(eqx):
 
 
 def test_a_numpy_scalar_of_another_type_is_an_error_that_names_both():
-    with pytest.raises(RuntimeError, match="expected float32, and reading gave float64"):
+    with pytest.raises(RuntimeError, match="expected float32, but read float64"):
         through_file(np.float64(0.1), np.float32(0))
 
 
@@ -178,7 +178,7 @@ def test_a_structured_array_that_looks_like_such_a_record_is_read_as_written():
 
 def test_what_no_jax_array_holds_is_an_error_that_names_it():
     for dtype in ("V4", "V1", "U1", "M8[s]"):
-        expected = re.escape(f"values of dtype {np.dtype(dtype)}, which no JAX array holds")
+        expected = re.escape(f"values of dtype {np.dtype(dtype)}, which JAX does not support")
         with pytest.raises(RuntimeError, match=expected):
             through_file(np.zeros(2, dtype), jnp.zeros(2))
     # Numbers of the other byte order it does hold.
@@ -188,7 +188,7 @@ def test_what_no_jax_array_holds_is_an_error_that_names_it():
 def test_64_bits_are_an_error_that_says_what_to_set():
     for value, dtype in [(3, "int32"), (0.1, "float32"), (1j, "complex64")]:
         came = np.array(value).dtype
-        expected = f"dtype {came}, of which JAX would make {dtype}: .*enable_x64"
+        expected = f"dtype {came}, which JAX would cast to {dtype}: .*enable_x64"
         with pytest.raises(RuntimeError, match=expected):
             through_file(value, jnp.zeros((), dtype))
     value = np.float64(0.1)

@@ -263,7 +263,9 @@ def test_a_path_to_a_file_that_goes_on_after_the_last_leaf_is_an_error(tmp_path)
     path = tmp_path / "model.eqx"
     for more in (b"x", written(eqxlike, 3)):
         path.write_bytes(WHOLE + more)
-        with pytest.raises(RuntimeError, match=r"model\.eqx goes on after the last leaf of `like`"):
+        with pytest.raises(
+            RuntimeError, match=r"model\.eqx continues after the last leaf of `like`"
+        ):
             tree_deserialise_leaves(path, BLANK)
         with open(path, "rb") as file:
             assert same_bits(tree_deserialise_leaves(file, BLANK), TREE)

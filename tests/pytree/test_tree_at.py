@@ -96,12 +96,12 @@ ERRORS = {
     ),
     "one value for two nodes": (
         *(pair, [1, 2], 5, TypeError),
-        "returned 2 nodes, so `replace` must be a sequence of as many; it is of type int",
+        "returned 2 nodes, so `replace` must be a sequence of 2 nodes; it is of type int",
     ),
     "a name": (*("weight", [1, 2], 5, TypeError), "`where` must be a function .*; got 'weight'"),
     "the tree first": (
         *(Pair(1, 2), lambda tree: tree.first, 5, TypeError),
-        "comes before the tree; got Pair",
+        "is the first argument; got Pair",
     ),
     "no node": (
         *(lambda tree: 3, [1, 2], 5, TypeError),
@@ -113,11 +113,11 @@ ERRORS = {
     ),
     "a node inside another": (
         *(lambda tree: (tree["a"], tree["a"][0]), {"a": [1], "b": 2}, (3, 4), ValueError),
-        r"does not specify .* the node at tree\['a'\]\[0\] lies inside another one",
+        r"does not specify .* the node at tree\['a'\]\[0\] is inside another node",
     ),
     "nodes in nodes": (
         *(lambda tree: (pair(tree), tree[2]), [1, 2, 3], ((5, 6), 7), ValueError),
-        "does not specify .* of type tuple, which is made of nodes of the tree and none itself",
+        "does not specify .* of type tuple, which contains nodes of the tree, but is not a node itself",
     ),
     "one None of two": (
         *(lambda tree: tree[0], [None, Pair(1, None)], 1, ValueError),
@@ -125,7 +125,7 @@ ERRORS = {
     ),
     "looking inside a leaf": (
         *(lambda tree: tree["a"][1].first.shape, {"a": [1, Pair(2, 3)]}, 5, AttributeError),
-        r"asked the leaf at tree\['a'\]\[1\]\.first for 'shape'",
+        r"read the attribute 'shape' of the leaf at tree\['a'\]\[1\]\.first",
     ),
     "indexing a leaf": (
         *(lambda tree: tree[0][0], [ARRAY], 5, TypeError),
@@ -174,7 +174,7 @@ def test_where_must_not_change_the_tree(change):
         CHANGES[change](tree)
         return node
 
-    with pytest.raises(ValueError, match="`where` must not change the pytree it is called on"):
+    with pytest.raises(ValueError, match="`where` must not change the pytree on which it is"):
         tree_at(where, {"a": 1, "b": [2], "empty": (), "none": None}, 5)
 
 

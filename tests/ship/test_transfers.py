@@ -41,7 +41,7 @@ def test_explicit_names_path_and_line_of_an_array_of_numpy(double, x):
         double({"weight": HOST}, x)  # an array
     notes = _notes(caught)
     assert "NumPy arrays, which each call copies to the device: model['weight']. Put" in notes
-    assert f"{_line('# an array')} copies between host and device" in notes
+    assert f"{_line('# an array')} copies implicitly between host and device" in notes
 
 
 def test_explicit_names_the_line_of_a_number(x):
@@ -50,14 +50,14 @@ def test_explicit_names_the_line_of_a_number(x):
         eqx.transfers("explicit"),
     ):
         x * 2.0  # a number
-    assert f"{_line('# a number')} copies between host and device" in _notes(caught)
+    assert f"{_line('# a number')} copies implicitly between host and device" in _notes(caught)
     with (
         pytest.raises(RuntimeError) as caught,
         eqx.transfers("explicit"),
         eqx.transfers("explicit"),
     ):
         x * 2.0
-    assert _notes(caught).count("copies between host and device") == 1
+    assert _notes(caught).count("copies implicitly between host and device") == 1
 
 
 def test_explicit_takes_what_was_asked_for(double, x):
