@@ -146,7 +146,7 @@ def test_of_all_dtypes_of_jax_a_leaf_takes_its_own_and_no_other(make, blank):
                     read(eqxlike, data, {"a": blank(make(zero.astype(other)))})
                 message = str(caught.value)
                 assert "tree['a'] differs" in message
-                expected, _, came = message.partition("reading gave")
+                expected, _, came = message.partition("but read")
                 assert str(other) in expected
                 assert str(dtype) in came
 
@@ -213,7 +213,7 @@ def test_a_key_is_read_as_written(implementation):
 
 def test_a_key_is_made_of_its_own_dtype_and_implementation_alone():
     for dtype in ("int32", "float32", "uint64"):
-        with pytest.raises(RuntimeError, match=f"uint32; got dtype={dtype}|{dtype}, of which"):
+        with pytest.raises(RuntimeError, match=f"uint32; got dtype={dtype}|{dtype}, which JAX"):
             through_file(np.ones(2, dtype), jax.random.key(0))
     with pytest.raises(RuntimeError, match="invalid PRNG key data"):
         through_file(jax.random.key(0, impl="rbg"), jax.random.key(0, impl="threefry2x32"))

@@ -117,7 +117,7 @@ ERRORS = {
     ),
     "nodes in nodes": (
         *(lambda tree: (pair(tree), tree[2]), [1, 2, 3], ((5, 6), 7), ValueError),
-        "does not specify .* of type tuple, which contains nodes of the tree, but is not a node itself",
+        "does not specify .* of type tuple, which contains nodes of the tree, but is not a node",
     ),
     "one None of two": (
         *(lambda tree: tree[0], [None, Pair(1, None)], 1, ValueError),
