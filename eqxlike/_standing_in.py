@@ -25,19 +25,19 @@ from ._module import (
 EQUINOX_VERSION = "0.13.8"
 """The version of Equinox whose interface eqxlike provides."""
 
-THEIRS, OURS = "equinox", "eqxlike"
-PARTS = (THEIRS, f"{THEIRS}.debug", f"{THEIRS}.internal", f"{THEIRS}.nn")
+EQUINOX, EQXLIKE = "equinox", "eqxlike"
+PARTS = (EQUINOX, f"{EQUINOX}.debug", f"{EQUINOX}.internal", f"{EQUINOX}.nn")
 
 _MODULES = {
-    THEIRS: "_ad _caches _callback _compile_utils _config _custom_types _deprecate _doc_utils "
+    EQUINOX: "_ad _caches _callback _compile_utils _config _custom_types _deprecate _doc_utils "
     "_enum _errors _eval_shape _filters _jit _make_jaxpr _misc _module _module._better_abstract "
     "_module._field _module._flatten _module._module _module._prebuilt _pretty_print "
     "_serialisation _sharding _tree _unvmap _update _vmap_pmap",
-    f"{THEIRS}.debug": "_announce_transform _backward_nan _breakpoint_if _dce _max_traces",
-    f"{THEIRS}.internal": "_closure_to_pytree _finalise_jaxpr _getkey _loop _loop.bounded "
+    f"{EQUINOX}.debug": "_announce_transform _backward_nan _breakpoint_if _dce _max_traces",
+    f"{EQUINOX}.internal": "_closure_to_pytree _finalise_jaxpr _getkey _loop _loop.bounded "
     "_loop.checkpointed _loop.common _loop.loop _misc _nextafter _noinline _nontraceable _omega "
     "_primitive _progress_meter _str2jax",
-    f"{THEIRS}.nn": "_activations _attention _batch_norm _conv _dropout _embedding _inference "
+    f"{EQUINOX}.nn": "_activations _attention _batch_norm _conv _dropout _embedding _inference "
     "_linear _misc _mlp _normalisation _pool _rnn _sequential _shared _spectral_norm _stateful "
     "_weight_norm",
 }
@@ -46,33 +46,33 @@ _MODULES = {
 _PRIVATE = {f"{part}.{name}" for part, names in _MODULES.items() for name in names.split()}
 
 _NAMES = {
-    f"{THEIRS}._ad._ClosureConvert": "_transforms._derivatives._closure_convert.ClosureConverted",
-    f"{THEIRS}._custom_types.sentinel": "_pytree.MISSING",
-    f"{THEIRS}._enum.EnumerationItem": "_transforms._enumeration.EnumerationItem",
-    f"{THEIRS}._enum._EnumerationMeta": "_transforms._enumeration.EnumerationMeta",
-    f"{THEIRS}._errors._EquinoxRuntimeError": "_transforms.EquinoxRuntimeError",
-    f"{THEIRS}._jit._JitWrapper": "_transforms.JitFunction",
-    f"{THEIRS}._misc.default_floating_dtype": "_standing_in.default_floating_dtype",
-    f"{THEIRS}._module._module._ModuleMeta": "_module.ModuleMeta",
-    f"{THEIRS}._module._module._currently_initialising": "_standing_in.currently_initialising",
-    f"{THEIRS}._module._module._has_dataclass_init": "_standing_in.has_dataclass_init",
-    f"{THEIRS}._module._module.is_abstract_module": "_standing_in.is_abstract_module",
-    f"{THEIRS}._module._prebuilt.BoundMethod": "_module.BoundMethod",
-    f"{THEIRS}.internal._omega._Metaω": "internal._omega._Meta",
-    f"{THEIRS}.internal._omega._ω": "internal._omega.ω",
-    f"{THEIRS}.nn._misc.default_init": "nn._parameters.uniform",
-    f"{THEIRS}.nn._misc.named_scope": "_standing_in.named_scope",
+    f"{EQUINOX}._ad._ClosureConvert": "_transforms._derivatives._closure_convert.ClosureConverted",
+    f"{EQUINOX}._custom_types.sentinel": "_pytree.MISSING",
+    f"{EQUINOX}._enum.EnumerationItem": "_transforms._enumeration.EnumerationItem",
+    f"{EQUINOX}._enum._EnumerationMeta": "_transforms._enumeration.EnumerationMeta",
+    f"{EQUINOX}._errors._EquinoxRuntimeError": "_transforms.EquinoxRuntimeError",
+    f"{EQUINOX}._jit._JitWrapper": "_transforms.JitFunction",
+    f"{EQUINOX}._misc.default_floating_dtype": "_standing_in.default_floating_dtype",
+    f"{EQUINOX}._module._module._ModuleMeta": "_module.ModuleMeta",
+    f"{EQUINOX}._module._module._currently_initialising": "_standing_in.currently_initialising",
+    f"{EQUINOX}._module._module._has_dataclass_init": "_standing_in.has_dataclass_init",
+    f"{EQUINOX}._module._module.is_abstract_module": "_standing_in.is_abstract_module",
+    f"{EQUINOX}._module._prebuilt.BoundMethod": "_module.BoundMethod",
+    f"{EQUINOX}.internal._omega._Metaω": "internal._omega._Meta",
+    f"{EQUINOX}.internal._omega._ω": "internal._omega.ω",
+    f"{EQUINOX}.nn._misc.default_init": "nn._parameters.uniform",
+    f"{EQUINOX}.nn._misc.named_scope": "_standing_in.named_scope",
 }
 """Private names of that version of Equinox which libraries use, each with its name in eqxlike."""
 
-_INSTEAD = {
+_HINTS = {
     "MISSING": "a field without a value is not in `vars(module)`",
     "_nan_like": "use `jax.numpy.full_like(x, jax.numpy.nan)`",
     "wrap_method": "a method is bound as `equinox._module._prebuilt.BoundMethod`",
 }
 """Hints for private names of other versions of Equinox, which eqxlike does not have."""
 
-_ABSENT = f"eqxlike stands in for Equinox {EQUINOX_VERSION} in this process, and has no `{{}}`"
+_MISSING = f"eqxlike stands in for Equinox {EQUINOX_VERSION} in this process, and has no `{{}}`"
 
 
 def install_as_equinox() -> dict[str, str]:
@@ -105,7 +105,7 @@ def install_as_equinox() -> dict[str, str]:
     of eqxlike would be mixed.
     """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        if imported := sys.modules.get(THEIRS):
+        if imported := sys.modules.get(EQUINOX):
             raise RuntimeError(
                 "install_as_equinox() must be called before Equinox is imported, but Equinox has "
                 f"been imported in this process, from {getattr(imported, '__file__', None)}. Call "
@@ -114,12 +114,12 @@ def install_as_equinox() -> dict[str, str]:
             )
         sys.meta_path.insert(0, _Finder())
         ignore_strict_rules()
-    return {name: _ours(name) for name in PARTS}
+    return {name: _replacement_of(name) for name in PARTS}
 
 
-def _ours(name: str) -> str:
+def _replacement_of(name: str) -> str:
     """The module of eqxlike that replaces a module of Equinox."""
-    return OURS + name.removeprefix(THEIRS)
+    return EQXLIKE + name.removeprefix(EQUINOX)
 
 
 def _part_of(name: str) -> str:
@@ -127,12 +127,12 @@ def _part_of(name: str) -> str:
     return name.partition("._")[0]
 
 
-def _absent(name: str) -> str:
+def _missing_message(name: str) -> str:
     """The message for a missing name, with a hint on its replacement if one is known."""
     last = name.rpartition(".")[2]
     found = [path for path in (*_PRIVATE, *_NAMES) if path.rpartition(".")[2] == last]
-    hint = f"in Equinox {EQUINOX_VERSION} it is `{min(found)}`" if found else _INSTEAD.get(last)
-    return _ABSENT.format(name) + (f": {hint}" if hint else "")
+    hint = f"in Equinox {EQUINOX_VERSION} it is `{min(found)}`" if found else _HINTS.get(last)
+    return _MISSING.format(name) + (f": {hint}" if hint else "")
 
 
 class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
@@ -141,32 +141,32 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] != THEIRS:
+        if fullname.partition(".")[0] != EQUINOX:
             return None
-        is_absent = "._" in fullname or importlib.util.find_spec(_ours(fullname)) is None
+        is_absent = "._" in fullname or importlib.util.find_spec(_replacement_of(fullname)) is None
         if fullname not in _PRIVATE and is_absent:
             # `importlib.util.find_spec` returns None for a missing module. An import raises.
             if sys._getframe(2).f_globals.get("__name__") == importlib.util.__name__:
                 return None
             # The error has the name of our module: Python would replace an error with the name of
             # the module that it imports.
-            raise ModuleNotFoundError(_absent(fullname), name=_ours(fullname))
-        return importlib.machinery.ModuleSpec(fullname, self, origin=OURS, is_package=True)
+            raise ModuleNotFoundError(_missing_message(fullname), name=_replacement_of(fullname))
+        return importlib.machinery.ModuleSpec(fullname, self, origin=EQXLIKE, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         return _Part(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        ours = importlib.import_module(_ours(_part_of(module.__name__)))
+        ours = importlib.import_module(_replacement_of(_part_of(module.__name__)))
         module.__doc__ = f"eqxlike's `{ours.__name__}`, under its name in Equinox."
         vars(module)["__all__"] = [name for name in dir(ours) if not name.startswith("_")]
-        if module.__name__ == THEIRS:
+        if module.__name__ == EQUINOX:
             vars(module)["__version__"] = EQUINOX_VERSION
 
     def find_distributions(
         self, context: importlib.metadata.DistributionFinder.Context | None = None
     ) -> Iterable[importlib.metadata.Distribution]:
-        is_asked_for = context is None or context.name in (None, THEIRS)
+        is_asked_for = context is None or context.name in (None, EQUINOX)
         return [_Distribution()] if is_asked_for else []
 
 
@@ -178,16 +178,16 @@ class _Part(types.ModuleType):
         if path in _PRIVATE:
             return importlib.import_module(path)
         if path in _NAMES:
-            home, _, own = f"{OURS}.{_NAMES[path]}".rpartition(".")
+            home, _, own = f"{EQXLIKE}.{_NAMES[path]}".rpartition(".")
             return getattr(importlib.import_module(home), own)
         parts = [_part_of(theirs), *PARTS] if theirs in _PRIVATE else [theirs]
         for part in () if name.startswith("_") else parts:
-            value = getattr(importlib.import_module(_ours(part)), name, None)
+            value = getattr(importlib.import_module(_replacement_of(part)), name, None)
             if isinstance(value, types.ModuleType) and theirs not in _PRIVATE:
                 return importlib.import_module(path)
             if value is not None and not isinstance(value, types.ModuleType):
                 return value
-        raise AttributeError(_absent(path), name=name, obj=self)
+        raise AttributeError(_missing_message(path), name=name, obj=self)
 
     def __dir__(self) -> list[str]:
         return sorted({*vars(self), *self.__all__})
@@ -199,7 +199,7 @@ class _Distribution(importlib.metadata.Distribution):
     def read_text(self, filename: str) -> str | None:
         if filename != "METADATA":
             return None
-        return f"Metadata-Version: 2.1\nName: {THEIRS}\nVersion: {EQUINOX_VERSION}\n"
+        return f"Metadata-Version: 2.1\nName: {EQUINOX}\nVersion: {EQUINOX_VERSION}\n"
 
     def locate_file(self, path: Any) -> Any:
         raise FileNotFoundError(f"{path}: eqxlike stands in for Equinox, and has none of its files")

@@ -17,7 +17,7 @@ import jax.tree_util as jtu
 from ._compat import Tracer, register_exclusion
 
 _serial = itertools.count()
-_gone: collections.deque[str] = collections.deque()
+_collected: collections.deque[str] = collections.deque()
 """File names of generated functions that were garbage-collected; `forget_sources` removes them.
 
 Garbage collection may happen while `linecache` iterates over its cache. Removing an entry at that
@@ -32,10 +32,10 @@ def tuple_of(parts: Iterable[str]) -> str:
 
 def forget_sources() -> None:
     """Removes the sources of garbage-collected functions from `linecache`."""
-    # `while _gone` would be a race: another thread may take the last name.
+    # `while _collected` would be a race: another thread may take the last name.
     with contextlib.suppress(IndexError):
         while True:
-            linecache.cache.pop(_gone.popleft(), None)
+            linecache.cache.pop(_collected.popleft(), None)
 
 
 def compile_function(lines: Iterable[str], namespace: dict[str, Any], origin: str) -> Callable:
@@ -57,7 +57,7 @@ def compile_function(lines: Iterable[str], namespace: dict[str, Any], origin: st
     name = source[len("def ") : source.index("(")]
     function = scope.pop(name)
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    weakref.finalize(function, _gone.append, filename)
+    weakref.finalize(function, _collected.append, filename)
     return function
 
 

@@ -63,5 +63,5 @@ class _TakenByAnother(collections.deque):
 
 
 def test_two_threads_may_forget_sources_at_once(monkeypatch):
-    monkeypatch.setattr(_traceback, "_gone", _TakenByAnother(["<eqxlike gone>"]))
+    monkeypatch.setattr(_traceback, "_collected", _TakenByAnother(["<eqxlike gone>"]))
     assert compile_function(ADD, {"offset": 10}, "test")(1) == 13
