@@ -1,4 +1,4 @@
-"""Loops with reverse mode and every other: of any number of steps, and in little memory."""
+"""Loops that are differentiable in every mode, with control over the memory of reverse mode."""
 
 from ._buffers import Buffer as Buffer
 from ._buffers import MaybeBuffer as MaybeBuffer

@@ -1,4 +1,4 @@
-"""The body and the condition that a user wrote, traced to functions of lists of arrays."""
+"""Tracing of a user's loop body and condition into functions of lists of arrays."""
 
 import dataclasses
 import operator
@@ -22,24 +22,24 @@ from ._flat._scan import Arrays, Step
 from ._flat._step import clear_written
 
 Buffers = Callable[[PyTree], Any]
-"""From a carry to its buffers: arrays, or nodes that hold some."""
+"""A function from a carry to its buffers: arrays, or nodes that contain arrays."""
 
 _MAX_CASTS = 4
-"""How often, at most, the body is traced again for other dtypes of the carry."""
+"""The largest number of times that the body is traced again to cast the carry."""
 
 
-# --- From trees to lists of arrays, and back ---
+# --- Conversion between trees and lists of arrays ---
 
 
-class Form:
-    """A tree without the values of its arrays."""
+class TreeSpec:
+    """The structure of a tree: its treedef, its static leaves and the types of its random keys."""
 
     def __init__(self, tree: PyTree):
         leaves, self._rest = split(tree, is_array_like)
         self._key_impls = [_impl_of_key(leaf) for leaf in leaves]
 
     def unflatten(self, arrays: Arrays) -> PyTree:
-        """The tree of this form with these arrays."""
+        """Rebuilds the tree with these arrays."""
         return self._rest.merge(
             array if impl is None else jr.wrap_key_data(array, impl=impl)
             for array, impl in zip(arrays, self._key_impls, strict=True)
@@ -47,7 +47,7 @@ class Form:
 
 
 def take_arrays(tree: PyTree) -> list[Array]:
-    """The arrays of a tree, with `jax.random.key_data` of random keys."""
+    """The arrays of a tree. A random key is replaced by its `jax.random.key_data`."""
     leaves, _ = split(tree, is_array_like)
     return [
         jnp.asarray(leaf) if _impl_of_key(leaf) is None else jr.key_data(leaf) for leaf in leaves
@@ -58,29 +58,31 @@ def _impl_of_key(leaf: Any) -> Any:
     return jr.key_impl(leaf) if is_key(leaf) else None
 
 
-# --- The body of a loop, and its condition ---
+# --- Loop bodies and conditions ---
 
 
 @dataclasses.dataclass(frozen=True)
 class Body:
-    """The body of a loop.
+    """A traced loop body.
 
-    - `consts`: the arrays that it closes over.
-    - `step`: the body as a function of lists of arrays. `reading_step`: the same without the writes
-      to its buffers; `None` if it has no buffers.
-    - `carry`: the arrays to start with, in the dtypes that the body returns.
-    - `form`, `y_form`: the forms of the carry, with arrays for buffers, and of a step's output.
-    - `is_buffer`, `is_outer_buffer`: for each array of the carry, whether it is a buffer, and
-      whether an outer loop has it as a buffer too.
-    - `outer`: the buffers of outer loops in the carry, by the place of their leaf.
+    - `consts`: the arrays that the body closes over.
+    - `step`: the body as a function of lists of arrays.
+    - `reading_step`: `step` without its writes to buffers; `None` if the carry has no buffers.
+    - `carry`: the arrays of the initial carry, in the dtypes that the body returns.
+    - `carry_spec`: the structure of the carry, with arrays in place of buffers.
+    - `y_spec`: the structure of the output of a step.
+    - `is_buffer`: for each array of the carry, whether it is a buffer.
+    - `is_outer_buffer`: for each array of the carry, whether it is a buffer of this loop and of an
+      outer loop.
+    - `outer`: the buffers of outer loops, by their leaf index in the carry.
     """
 
     consts: list[Array]
     step: Step
     reading_step: Step | None
     carry: list[Array]
-    form: Form
-    y_form: Form
+    carry_spec: TreeSpec
+    y_spec: TreeSpec
     is_buffer: tuple[bool, ...]
     is_outer_buffer: tuple[bool, ...]
     outer: dict[int, Buffer]
@@ -88,17 +90,17 @@ class Body:
     def clear_written(
         self, operands: Arrays, run: Callable[[Arrays, Arrays], Arrays]
     ) -> list[Array]:
-        """The carry to start with. Its cotangents are zeroed where the loop writes to a buffer."""
+        """The initial carry, with its cotangents zeroed where the loop writes to a buffer."""
         is_inner_buffer = list(map(operator.ne, self.is_buffer, self.is_outer_buffer))
         carry = clear_written(is_inner_buffer, operands, self.carry, run)
         return clear_written(self.is_outer_buffer, operands, carry, run, is_inside=True)
 
     def unflatten(self, arrays: Arrays) -> PyTree:
-        """The carry as the tree that the user has outside of the loop."""
-        leaves, treedef = jtu.tree_flatten(self.form.unflatten(arrays))
+        """Rebuilds the carry as the user sees it outside of the loop."""
+        leaves, treedef = jtu.tree_flatten(self.carry_spec.unflatten(arrays))
         return treedef.unflatten(
-            self.outer[place].holding(leaf) if place in self.outer else leaf
-            for place, leaf in enumerate(leaves)
+            self.outer[index].holding(leaf) if index in self.outer else leaf
+            for index, leaf in enumerate(leaves)
         )
 
 
@@ -106,7 +108,7 @@ def trace_body(
     name: str,
     body: Callable[[PyTree, PyTree], Any],
     init: PyTree,
-    x_form: Form,
+    x_spec: TreeSpec,
     x: Sequence[jax.ShapeDtypeStruct],
     buffers: Buffers | None = None,
     axes: frozenset[Any] = frozenset(),
@@ -115,24 +117,25 @@ def trace_body(
 
     **Arguments:**
 
-    - `name`: of the body, in messages.
-    - `init`: the carry to start with.
-    - `x_form`, `x`: the form of a step's input, and the types of its arrays.
-    - `axes`: inside `jax.shard_map`, the axes of the mesh along which devices may run different
-      numbers of steps. The carry varies along them.
+    - `name`: the name of the body in error messages.
+    - `init`: the initial carry.
+    - `x_spec`, `x`: the structure of the input of a step, and the types of its arrays.
+    - `buffers`: chooses the buffers in the carry.
+    - `axes`: inside `jax.shard_map`, the mesh axes along which devices may run different numbers of
+      steps. The carry is cast to vary along them.
 
-    **Raises:** `ValueError` naming the path if the returned carry has another structure, shape or
-    dtype, or other static leaves.
+    **Raises:** `ValueError` with the path if the body returns a carry of another structure, shape
+    or dtype, or with other static leaves.
     """
-    places = _find_buffers(init, buffers)
+    buffer_indices = _find_buffers(init, buffers)
     leaves, treedef = jtu.tree_flatten(init, is_leaf=_is_buffer)
-    outer = {place: leaf for place, leaf in enumerate(leaves) if _is_buffer(leaf)}
+    outer = {index: leaf for index, leaf in enumerate(leaves) if _is_buffer(leaf)}
     init = treedef.unflatten(leaf.array if _is_buffer(leaf) else leaf for leaf in leaves)
-    form, carry = Form(init), take_arrays(init)
-    flat = _FlatBody(name, body, form, x_form, places, outer)
+    carry_spec, carry = TreeSpec(init), take_arrays(init)
+    flat = _FlatBody(name, body, carry_spec, x_spec, buffer_indices, outer)
     carry, is_active = [vary(array, axes) for array in carry], vary(jnp.asarray(True), axes)
     closed = jax.make_jaxpr(flat)(carry, list(x), is_active)
-    # Each further trace casts at least one array to its final dtype or axes.
+    # Each retrace casts at least one array to its final dtype or mesh axes.
     for _ in range(_MAX_CASTS + len(carry)):
         if not flat.casts:
             break
@@ -142,38 +145,40 @@ def trace_body(
         ]
         closed = jax.make_jaxpr(flat)(carry, list(x), is_active)
     closed = _with_consts_varied(closed)
-    consts, y_form = list(map(jnp.asarray, closed.consts)), flat.y_form
+    consts, y_spec = list(map(jnp.asarray, closed.consts)), flat.y_spec
     step, reading_step = _step_of(closed, slice(len(consts)), len(carry), axes), None
-    if places:
+    if buffer_indices:
         reader = dataclasses.replace(flat, is_writing=False)
         reading = _with_consts_varied(jax.make_jaxpr(reader)(carry, list(x), is_active))
         reading_step = _step_of(reading, slice(len(consts), None), len(carry), axes)
         consts += map(jnp.asarray, reading.consts)
-    arrays = [place for place, leaf in enumerate(jtu.tree_leaves(init)) if is_array_like(leaf)]
-    is_buffer = tuple(place in places for place in arrays)
-    is_outer_buffer = tuple(place in places and place in outer for place in arrays)
-    return Body(consts, step, reading_step, carry, form, y_form, is_buffer, is_outer_buffer, outer)
+    arrays = [index for index, leaf in enumerate(jtu.tree_leaves(init)) if is_array_like(leaf)]
+    is_buffer = tuple(index in buffer_indices for index in arrays)
+    is_outer_buffer = tuple(index in buffer_indices and index in outer for index in arrays)
+    return Body(
+        consts, step, reading_step, carry, carry_spec, y_spec, is_buffer, is_outer_buffer, outer
+    )
 
 
 def _find_buffers(init: PyTree, buffers: Buffers | None) -> set[int]:
-    """The places of the buffers among the leaves of the carry.
+    """The leaf indices of the buffers in the carry.
 
-    **Raises:** `TypeError` if anything but arrays of the carry was chosen.
+    **Raises:** `TypeError` if `buffers` chooses something other than arrays of the carry.
     """
     if buffers is None:
         return set()
     leaves, treedef = jtu.tree_flatten(init, is_leaf=_is_buffer)
     chosen = buffers(treedef.unflatten(map(_Marker, range(len(leaves)), leaves)))
-    places = set()
+    buffer_indices = set()
     for marker in jtu.tree_leaves(chosen):
         leaf = marker._leaf if isinstance(marker, _Marker) else marker
         if not isinstance(marker, _Marker) or not (is_array_like(leaf) or _is_buffer(leaf)):
             raise TypeError(
-                "buffers must return arrays of the carry, or nodes of it that hold some: it "
-                f"returned {tree_pformat(leaf)}."
+                "buffers must return arrays of the carry, or nodes of the carry that contain "
+                f"arrays: it returned {tree_pformat(leaf)}."
             )
-        places.add(marker._place)
-    return places
+        buffer_indices.add(marker._index)
+    return buffer_indices
 
 
 def _is_buffer(node: Any) -> bool:
@@ -181,10 +186,10 @@ def _is_buffer(node: Any) -> bool:
 
 
 class _Marker:
-    """Represents a leaf of the carry in the tree that `buffers` chooses from."""
+    """Stands for a leaf of the carry when `buffers` is called."""
 
-    def __init__(self, place: int, leaf: Any):
-        self._place = place
+    def __init__(self, index: int, leaf: Any):
+        self._index = index
         self._leaf = leaf
 
     def __getattr__(self, name: str) -> Any:
@@ -193,43 +198,43 @@ class _Marker:
 
 @dataclasses.dataclass(eq=False)
 class _FlatBody:
-    """A body as a function of lists of arrays. A trace of it sets `y_form` and `casts`.
+    """A body as a function of lists of arrays. Tracing it sets `y_spec` and `casts`.
 
-    - `buffers`: the places of the leaves of the carry that are buffers.
-    - `outer`: the buffers of outer loops, by the place of their leaf.
-    - `y_form`: the form of a step's output.
+    - `buffers`: the leaf indices of the buffers in the carry.
+    - `outer`: the buffers of outer loops, by their leaf index in the carry.
+    - `y_spec`: the structure of the output of a step.
     - `casts`: for each array of the carry, the dtype and the additional mesh axes to cast it to;
       empty if no array needs a cast.
     """
 
     name: str
     body: Callable[[PyTree, PyTree], Any]
-    form: Form
-    x_form: Form
+    carry_spec: TreeSpec
+    x_spec: TreeSpec
     buffers: set[int]
     outer: dict[int, Buffer]
     is_writing: bool = True
-    y_form: Form = dataclasses.field(init=False)
+    y_spec: TreeSpec = dataclasses.field(init=False)
     casts: list[tuple[Any, frozenset[Any]]] = dataclasses.field(init=False)
 
     def __call__(self, carry: Arrays, x: Arrays, is_active: Any) -> tuple[list[Array], list[Array]]:
-        old = self.form.unflatten(carry)
+        old = self.carry_spec.unflatten(carry)
         leaves, treedef = jtu.tree_flatten(old)
-        given = treedef.unflatten(
-            self._as_given(place, leaf, is_active) for place, leaf in enumerate(leaves)
+        user_carry = treedef.unflatten(
+            self._user_leaf(index, leaf, is_active) for index, leaf in enumerate(leaves)
         )
-        new, y = self.body(given, self.x_form.unflatten(x))
+        new, y = self.body(user_carry, self.x_spec.unflatten(x))
         new = _without_buffers(self.name, new, self.buffers | self.outer.keys())
         _check_carry(self.name, old, new)
         arrays = take_arrays(new)
         self.casts = _casts(self.name, old, carry, arrays)
-        self.y_form = Form(y)
+        self.y_spec = TreeSpec(y)
         return arrays, take_arrays(y)
 
-    def _as_given(self, place: int, leaf: Any, is_active: Any) -> Any:
-        """A leaf of the carry, as the user's body gets it."""
-        outer = self.outer.get(place)
-        if place not in self.buffers:
+    def _user_leaf(self, index: int, leaf: Any, is_active: Any) -> Any:
+        """The array or `Buffer` that the user's body gets for a leaf of the carry."""
+        outer = self.outer.get(index)
+        if index not in self.buffers:
             return leaf if outer is None else outer.holding(leaf)
         if outer is None:
             return Buffer(leaf, is_active, self.is_writing)
@@ -237,13 +242,14 @@ class _FlatBody:
 
 
 def _without_buffers(name: str, new: PyTree, buffers: set[int]) -> PyTree:
-    """The carry with arrays for its buffers. Raises `ValueError` if a buffer was not returned."""
+    """The carry with arrays in place of buffers; `ValueError` if a buffer is missing."""
     leaves, treedef = jtu.tree_flatten(new, is_leaf=_is_buffer)
-    for place, leaf in enumerate(leaves):
-        if place in buffers and not _is_buffer(leaf):
+    for index, leaf in enumerate(leaves):
+        if index in buffers and not _is_buffer(leaf):
             raise ValueError(
-                f"{name} must return a buffer where it was given one, such as what "
-                f"`buffer.at[index].set(x)` returns: it returned {describe_node(leaf)}."
+                f"{name} must return a buffer in the place of each buffer that it is given, such "
+                "as `buffer.at[index].set(x)`: it returned "
+                f"{describe_node(leaf)}."
             )
     return treedef.unflatten(leaf.array if _is_buffer(leaf) else leaf for leaf in leaves)
 
@@ -251,20 +257,20 @@ def _without_buffers(name: str, new: PyTree, buffers: set[int]) -> PyTree:
 def _check_carry(name: str, old: PyTree, new: PyTree) -> None:
     difference = find_difference(old, new, _fits)
     if difference is None:
-        # Treedefs are equal if a static field is `2` in one and `2.0` in the other.
+        # Treedefs compare equal for static fields `2` and `2.0`.
         trees = (
             jtu.tree_map(lambda x: None if is_array_like(x) else x, tree) for tree in (old, new)
         )
         difference = find_static_difference(*trees)
     if difference is not None:
         raise ValueError(
-            f"{name} must return a carry of the form that it was given: "
-            f"{difference.explain('the carry', 'what it returned')}."
+            f"{name} must return a carry with the structure, shapes and dtypes of its input: "
+            f"{difference.explain('the input', 'the output')}."
         )
 
 
 def _fits(old: Any, new: Any) -> bool | None:
-    """Whether one leaf may follow another in a carry; dtypes are checked later."""
+    """Whether the body may return leaf `new` for leaf `old`; dtypes are checked later."""
     if is_array_like(old) or is_array_like(new):
         return is_array_like(old) and is_array_like(new) and jnp.shape(old) == jnp.shape(new)
     if jtu.all_leaves([old, new]):
@@ -275,19 +281,19 @@ def _fits(old: Any, new: Any) -> bool | None:
 def _casts(
     name: str, old: PyTree, carry: Arrays, arrays: Arrays
 ) -> list[tuple[Any, frozenset[Any]]]:
-    """Casts of the initial carry, to other dtypes and to additional mesh axes to vary along.
+    """The dtype and the additional mesh axes that each array of the initial carry is cast to.
 
-    Only weakly typed arrays are cast to other dtypes, as in `jax.lax`.
+    Only weakly typed arrays are cast to another dtype, as in `jax.lax`.
     """
     casts: list[tuple[Any, frozenset[Any]]] = []
-    for place, (one, other) in enumerate(zip(carry, arrays, strict=True)):
+    for index, (one, other) in enumerate(zip(carry, arrays, strict=True)):
         dtype, axes = other.dtype, varying_axes(other) - varying_axes(one)
         if dtype != one.dtype and not jax.typeof(one).weak_type:
             paths = [path for path, leaf in jtu.tree_leaves_with_path(old) if is_array_like(leaf)]
-            where = jtu.keystr(paths[place])
+            where = jtu.keystr(paths[index])
             raise ValueError(
-                f"{name} must return a carry of the form that it was given: the carry{where} has "
-                f"dtype {one.dtype}, and what it returned{where} has dtype {other.dtype}."
+                f"{name} must return a carry with the dtypes of its input: the input{where} has "
+                f"dtype {one.dtype}, and the output{where} has dtype {other.dtype}."
             )
         casts.append((dtype, axes))
     needed = [a.dtype != dtype or axes for a, (dtype, axes) in zip(carry, casts, strict=True)]
@@ -295,9 +301,10 @@ def _casts(
 
 
 def _with_consts_varied(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Inside `jax.shard_map`, casts arrays that the body closes over to varying before the loop.
+    """Inside `jax.shard_map`, moves the casts of closed-over arrays to varying out of the loop.
 
-    The transpose of the cast sums over the devices: now once, instead of in each step.
+    The transpose of a cast sums over the devices. Outside of the loop it runs once, not in each
+    step.
     """
     jaxpr, known, before, rest, varied = closed.jaxpr, set(closed.jaxpr.constvars), [], [], []
     for equation in jaxpr.eqns:
@@ -326,7 +333,7 @@ def _with_consts_varied(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int, axes: frozenset[Any]) -> Step:
-    """A traced body as a step, for which `of_consts` selects its part of the consts."""
+    """A traced body as a step. `of_consts` selects the consts of this body among all consts."""
     jaxpr = closed.jaxpr
 
     def step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:
@@ -340,10 +347,12 @@ def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int, axes: frozen
 def trace_condition(
     name: str, condition: Callable[[PyTree], Any], body: Body
 ) -> tuple[list[Array], Condition, frozenset[Any]]:
-    """The arrays that a condition closes over, the condition as a function of arrays, and the mesh
-    axes along which it varies.
+    """Traces a condition.
 
-    **Raises:** `TypeError` unless it returns one boolean.
+    **Returns:** the arrays that the condition closes over, the condition as a function of arrays,
+    and the mesh axes along which it varies.
+
+    **Raises:** `TypeError` unless the condition returns one boolean.
     """
 
     def flat(carry: Arrays) -> Array:

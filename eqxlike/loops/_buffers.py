@@ -1,4 +1,4 @@
-"""Buffers: arrays in the carry of a loop whose places are written once each."""
+"""Buffers: arrays in the carry of a loop whose entries are each written once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,11 +17,12 @@ from ._flat._scan import Arrays
 
 
 class Buffer(Module):
-    """An array in the carry of a loop, as its body gets it. Each place is written once.
+    """An array in the carry of a loop, each entry of which is written at most once.
 
-    The body writes by `buffer.at[index].set(x)` or `buffer_at_set`, and reads by `buffer[index]`
-    where it has written. So reverse mode need not save the array step by step, and in a batch of
-    loops of different lengths a step writes one place, not the whole array.
+    The loop body gets a `Buffer` for each array that `buffers=` chooses. It writes with
+    `buffer.at[index].set(x)` or `buffer_at_set`, and reads entries that it has written with
+    `buffer[index]`. Reverse mode does not save a buffer in each step. In a batch of loops of
+    different lengths, a step writes one entry instead of the whole array.
     """
 
     array: Array
@@ -29,7 +30,7 @@ class Buffer(Module):
     is_writable: bool = field(static=True, default=True)
 
     def holding(self, array: Array) -> "Buffer":
-        """The same buffer with another array in it."""
+        """A copy of this buffer that holds `array`."""
         return Buffer(array, self.is_active, self.is_writable)
 
     @property
@@ -53,7 +54,7 @@ class Buffer(Module):
 
     def __getitem__(self, index: Any) -> Array:
         entry = self.array[index]
-        # Members of a batch that have ended read too: their cotangents must be zero.
+        # Batch members that have ended also read; their cotangents must be zero.
         return select_if_vmap(jnp.asarray(self.is_active), entry, jnp.zeros_like(entry))
 
     @property
@@ -80,18 +81,18 @@ class _Place:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"a buffer of a loop has no `.at[index].{name}`: each of its places is written once, "
-            "by `.at[index].set(x)`, and read by `buffer[index]`."
+            f"a buffer of a loop has no `.at[index].{name}`: each entry is written once, with "
+            "`.at[index].set(x)`, and read with `buffer[index]`."
         )
 
     def set(self, x: ArrayLike, *, pred: Any = None, **kwargs: Any) -> Buffer:
-        """The buffer with `x` written at the index.
+        """A copy of the buffer with `x` written at the index.
 
         **Arguments:**
 
         - `x`: cast to the dtype of the buffer.
-        - `pred`: shape `()`; nothing is written where it is false.
-        - `**kwargs`: of `jax.Array.at[...].set`.
+        - `pred`: boolean of shape `()`; if it is false, nothing is written.
+        - `**kwargs`: passed to `jax.Array.at[...].set`.
         """
         buffer = self._buffer
         if not buffer.is_writable:
@@ -104,11 +105,11 @@ class _Place:
 def _write(
     array: Array, index: Any, x: ArrayLike, pred: Any, is_active: Array, options: dict[str, Any]
 ) -> Array:
-    """`array` with `x` at `index`, where `pred` and `is_active` are true.
+    """Writes `x` to `array` at `index` if `pred` and `is_active` are true.
 
-    Its transpose reads the place once. The transpose that JAX would make writes to it as well, for
-    which XLA copies the whole array in each step of a loop: 1 MB of buffers made a step backwards
-    15 times as long.
+    The transpose only reads the entry. JAX's own transpose of an update also writes to the array,
+    and XLA then copies the whole array in each step of a loop: with 1 MB of buffers, a backward
+    step took 15 times as long.
     """
     is_integer = is_array_like(index) and jnp.issubdtype(jnp.result_type(index), jnp.integer)
     if not options and is_integer and jnp.ndim(index) == 0:
@@ -125,9 +126,9 @@ def _write(
 
 
 def _write_row(array: Array, index: Array, x: ArrayLike, pred: Any, is_active: Array) -> Array:
-    """Writes at one integer: as a slice, in half the time of a scatter."""
+    """Writes at one integer index, as a slice, which takes half the time of a scatter."""
     length = array.shape[0]
-    # As in `jax.numpy`, a negative index counts from the end, and one out of bounds is dropped.
+    # As in `jax.numpy`, negative indices count from the end, and out-of-bounds writes are dropped.
     index = jnp.where(index < 0, index + length, index)
     is_inside = (index >= 0) & (index < length)
     pred = is_inside if pred is None else is_inside & pred
@@ -150,7 +151,7 @@ def _write_where(
     read: Callable[[Array, Arrays], Array],
     write: Callable[[Array, Arrays, Array], Array],
 ) -> Array:
-    """`write(array, indices, x)`; the place is unchanged where `pred` or `is_active` is false."""
+    """`write(array, indices, x)` if `pred` and `is_active` are true, else `array`."""
     masks = [is_active] if pred is None else [is_active, jnp.asarray(pred)]
     x = jnp.broadcast_to(jnp.asarray(x, array.dtype), jax.eval_shape(read, array, indices).shape)
     axes = frozenset().union(*map(varying_axes, (array, x, *masks, *indices)))
@@ -169,12 +170,12 @@ def _write_where(
     def transpose(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
         indices = residuals[len(masks) :]
         ct_x = read(cotangents[0], indices)
-        # The cotangent of the old value is needed only at the loop's start, where `clear_written`
-        # zeroes it. Zeroing it here would make XLA copy the array in each step.
+        # The cotangent of the old value should be zero here. `clear_written` zeroes it once, at the
+        # start of the loop: zeroing it in each step would make XLA copy the array in each step.
         return [cotangents[0], select(residuals, ct_x, jnp.zeros_like(ct_x))]
 
     def transpose_all(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
-        # In derivatives of derivatives a step writes to a buffer that is full already.
+        # In higher-order derivatives a step writes to a buffer that is already full.
         ct_array, ct_x = transpose(residuals, cotangents, ())
         indices = residuals[len(masks) :]
         kept = select(residuals, jnp.zeros_like(ct_x), read(ct_array, indices))
@@ -194,25 +195,25 @@ def _write_where(
 
 
 MaybeBuffer = Buffer | Array
-"""The type of an argument that is a buffer in the body of a loop, and an array elsewhere."""
+"""The type of an argument that is a `Buffer` inside a loop body and an array elsewhere."""
 
 
 def buffer_at_set(
     buffer: MaybeBuffer, index: Any, x: ArrayLike, *, pred: Any = None, **kwargs: Any
 ) -> Any:
-    """`buffer.at[index].set(x)`, for buffers of loops and for arrays.
+    """`buffer.at[index].set(x)` for a `Buffer` or an array.
 
     **Arguments:**
 
-    - `buffer`: shape `(*buffer)`.
-    - `index`: whatever an array can be indexed with.
-    - `x`: of the shape of `buffer[index]`, or one that broadcasts to it.
-    - `pred`: shape `()`; nothing is written where it is false.
-    - `**kwargs`: of `jax.Array.at[...].set`.
+    - `buffer`: a `Buffer` or an array.
+    - `index`: any index of an array.
+    - `x`: array whose shape broadcasts to the shape of `buffer[index]`.
+    - `pred`: boolean of shape `()`; if it is false, nothing is written.
+    - `**kwargs`: passed to `jax.Array.at[...].set`.
 
-    **Returns:** a buffer for a buffer, an array for an array.
+    **Returns:** a `Buffer` if `buffer` is one, else an array.
 
-    **Raises:** `TypeError` if `buffer` is neither.
+    **Raises:** `TypeError` if `buffer` is neither a `Buffer` nor an array.
 
     !!! example
 
@@ -224,7 +225,7 @@ def buffer_at_set(
         return buffer.at[index].set(x, pred=pred, **kwargs)
     if not is_array(buffer):
         raise TypeError(
-            f"buffer_at_set expected an array or a buffer of a loop, got {tree_pformat(buffer)}."
+            f"buffer_at_set expected an array or a loop buffer, got {tree_pformat(buffer)}."
         )
     buffer = jnp.asarray(buffer)
     if pred is not None:

@@ -1,4 +1,4 @@
-"""The loops: as long as a condition holds, over integers, and over the rows of arrays."""
+"""The loops `while_loop`, `fori_loop` and `scan`."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from jaxtyping import Array, ArrayLike, Bool, Int, PyTree
 from .._check_numbers import integer, whole_number
 from .._compat import vary, varying_axes
 from .._pytree import describe_node, is_array_like
-from ._body import Body, Buffers, Form, take_arrays, trace_body, trace_condition
+from ._body import Body, Buffers, TreeSpec, take_arrays, trace_body, trace_condition
 from ._flat._counted_scan import counted_scan
 from ._flat._counted_while import Condition, While, WhileOperands, counted_while, run_while
 from ._flat._scan import Arrays, Operands, Scan, Step, levels_for, row_types, split
@@ -33,35 +33,38 @@ def while_loop(
     checkpoints: int | None = None,
     base: int = 16,
 ) -> Carry:
-    """`while cond_fun(val): val = body_fun(val)`, also backwards.
+    """Runs `while cond_fun(val): val = body_fun(val)`, differentiable in a chosen way.
+
+    Under `jax.vmap` the loop runs until the last member of the batch has ended.
 
     **Arguments:**
 
-    - `cond_fun`: from a carry to one boolean.
-    - `body_fun`: from a carry to the next, of the same structure, shapes and dtypes. Like
-      `cond_fun` it may close over anything; what it closes over has gradients too.
-    - `init_val`: the carry to start with: any pytree. What is not an array or number is static.
-    - `max_steps`: the loop ends after at most this many steps; `cond_fun` of its result then says
-      whether it would have gone on. An integer of at least 0, or `None` for no limit.
-    - `buffers`: from a carry to the arrays that serve as buffers: each entry is written once, and
-      read only after that. `body_fun` gets a `Buffer` for each, and writes to it by
-      `buffer.at[index].set(x)` or `buffer_at_set`. Buffers are not saved for reverse mode.
-    - `kind`: `"lax"` is differentiable in forward mode alone, like `jax.lax.while_loop`. The others
-      are differentiable in every mode and to every order. For reverse mode `"bounded"` saves the
-      carry of each of `max_steps` steps, and runs each step twice; `"checkpointed"` saves about
-      `2 * sqrt(max_steps)` carries, and runs each step three times.
-    - `checkpoints`: for `"checkpointed"`, how many carries may be saved at one time. It may stand
-      in place of `max_steps`; the other kinds ignore it. The fewer they are, the more often a step
-      is run: with 10 of them each of 1,000 steps at most four times, and then for its gradient.
-    - `base`: has no effect; it is an argument of the loops of `equinox.internal`.
+    - `cond_fun`: function from a carry to one boolean.
+    - `body_fun`: function from a carry to the next carry, of the same structure, shapes and dtypes.
+      `cond_fun` and `body_fun` may close over arrays and tracers, and are differentiated with
+      respect to them.
+    - `init_val`: the initial carry, any pytree. Leaves that are not arrays or numbers are static.
+    - `max_steps`: the largest number of steps, an integer of at least 0; `None` for no limit. If
+      `cond_fun` is still true for the result, the limit has ended the loop.
+    - `buffers`: function from a carry to those of its arrays that serve as buffers. An entry of a
+      buffer is written at most once, and read only after that. `body_fun` gets a `Buffer` for each,
+      and writes to it with `buffer.at[index].set(x)` or `buffer_at_set`. Reverse mode does not save
+      buffers.
+    - `kind`: `"lax"` supports forward mode only, like `jax.lax.while_loop`. `"bounded"` and
+      `"checkpointed"` are differentiable in every mode and to every order. In reverse mode
+      `"bounded"` saves the carry of each of `max_steps` steps and runs each step twice.
+      `"checkpointed"` saves about `2 * sqrt(max_steps)` carries and runs each step three times.
+    - `checkpoints`: for `"checkpointed"`, the largest number of carries that are saved at one time.
+      It can replace `max_steps`. Fewer checkpoints run each step more often: with 10 checkpoints,
+      each of 1,000 steps is run at most four times before it is differentiated. The other kinds
+      ignore this argument.
+    - `base`: has no effect. It is accepted because the loops of `equinox.internal` have it.
 
     **Returns:** the last carry.
 
-    **Raises:** `ValueError` if the carry changes its structure, a shape, a dtype or a static leaf;
-    for an unknown `kind`; for `"bounded"` without `max_steps`; for `"checkpointed"` without
-    `max_steps` or `checkpoints`. `TypeError` if `cond_fun` returns anything but a boolean.
-
-    Under `jax.vmap` the loop runs until the last member of the batch has ended.
+    **Raises:** `ValueError` if `body_fun` changes the structure, a shape, a dtype or a static leaf
+    of the carry; if `kind` is unknown; if `"bounded"` has no `max_steps`; if `"checkpointed"` has
+    neither `max_steps` nor `checkpoints`. `TypeError` if `cond_fun` does not return one boolean.
 
     !!! example
 
@@ -83,7 +86,7 @@ def while_loop(
         return body_fun(carry), None
 
     def traced(axes: frozenset[Any]) -> tuple[Any, ...]:
-        body = trace_body("body_fun", step, init_val, Form(None), [], buffers, axes)
+        body = trace_body("body_fun", step, init_val, TreeSpec(None), [], buffers, axes)
         return body, *trace_condition("cond_fun", cond_fun, body)
 
     body, cond_consts, condition, axes = traced(frozenset())
@@ -105,27 +108,28 @@ def fori_loop(
     kind: Literal["lax", "checkpointed", "bounded"] = "lax",
     checkpoints: int | None = None,
 ) -> Carry:
-    """`for i in range(lower, upper): val = body_fun(i, val)`, also backwards.
+    """Runs `for i in range(lower, upper): val = body_fun(i, val)`, differentiable in a chosen way.
+
+    Under `jax.vmap` the loop runs until the last member of the batch has ended.
 
     **Arguments:**
 
-    - `lower`, `upper`: integers of shape `()`. If both are known when the loop is traced, it is a
-      `scan`; if not, a `while_loop`.
-    - `body_fun`: from an integer and a carry to the next carry, of the same structure, shapes and
-      dtypes. It may close over anything; what it closes over has gradients too.
-    - `init_val`: the carry to start with: any pytree. What is not an array or number is static.
-    - `max_steps`: the loop ends after at most this many steps, before `lower + max_steps`. An
-      integer of at least 0, or `None` for no limit.
+    - `lower`, `upper`: integers of shape `()`. If both are known at trace time, the loop is a
+      `scan`, else a `while_loop`.
+    - `body_fun`: function from an integer and a carry to the next carry, of the same structure,
+      shapes and dtypes. It may close over arrays and tracers, and is differentiated with respect to
+      them.
+    - `init_val`: the initial carry, any pytree. Leaves that are not arrays or numbers are static.
+    - `max_steps`: the largest number of steps, an integer of at least 0; `None` for no limit. The
+      loop ends before `i == lower + max_steps`.
     - `buffers`, `checkpoints`: as for `while_loop`.
-    - `kind`: as for `scan` if both bounds are known, else as for `while_loop`.
+    - `kind`: as for `scan` if both bounds are known at trace time, else as for `while_loop`.
 
-    **Returns:** the last carry; `init_val` if `upper` is not above `lower`.
+    **Returns:** the last carry; `init_val` if `upper <= lower`.
 
-    **Raises:** `ValueError` if the carry changes its structure, a shape, a dtype or a static leaf;
-    for an unknown `kind`; where a bound is not known, for a `kind` without the limit that it needs
-    in `while_loop`. `TypeError` for bounds that are not integers or of two dtypes.
-
-    Under `jax.vmap` the loop runs until the last member of the batch has ended.
+    **Raises:** `ValueError` if `body_fun` changes the structure, a shape, a dtype or a static leaf
+    of the carry; if `kind` is unknown; if a bound is not known at trace time and `kind` requires a
+    limit, as in `while_loop`. `TypeError` if a bound is not an integer, or their dtypes differ.
 
     !!! example
 
@@ -145,13 +149,13 @@ def fori_loop(
 
     def traced(index: Array) -> Body:
         x, axes = [jax.typeof(index)], varying_axes(index)
-        return trace_body("body_fun", step, init_val, Form(index), x, buffers, axes)
+        return trace_body("body_fun", step, init_val, TreeSpec(index), x, buffers, axes)
 
     if start is not None and stop is not None:
         length = max(stop - start, 0)
         if max_steps is not None:
             length = min(length, whole_number(max_steps, "max_steps", 0))
-        # As in JAX, the index has the default dtype of integers, whatever known bounds have.
+        # As in JAX, the index has the default integer dtype if both bounds are known.
         body = traced(jnp.asarray(0))
         indices = jnp.arange(start, start + length)
         carry, _ = _run_scan(body, [indices], length, kind, checkpoints)
@@ -163,7 +167,7 @@ def fori_loop(
     body = traced(first)
 
     numbered = _numbered(body, first)
-    name = "fori_loop whose bounds are unknown when it is traced"
+    name = "fori_loop whose bounds are unknown at trace time"
     is_before_end: Condition = lambda consts, carry: carry[0] < consts[0]  # noqa: E731
     _, *carry = _run_while(name, numbered, [end], is_before_end, kind, max_steps, checkpoints)
     return body.unflatten(carry)
@@ -181,32 +185,32 @@ def scan(
     kind: Literal["lax", "checkpointed", "bounded"] = "lax",
     checkpoints: int | Literal["all"] | None = None,
 ) -> tuple[Carry, PyTree]:
-    """`jax.lax.scan`, with a choice of what its reverse mode saves.
+    """`jax.lax.scan`, with a choice of what reverse mode saves.
 
     **Arguments:**
 
-    - `f`: `f(carry, x)`, which returns the next carry and an output. Carry and output may have
-      static leaves.
-    - `init`: the carry to start with: any pytree. What is not an array or number is static.
-    - `xs`: any pytree; `f` gets a row of each of its arrays, along their leading axis. `None` for a
-      loop over `length` steps.
-    - `length`: how many steps, if `xs` has no arrays.
-    - `reverse`: go from the last row to the first. The output of each row stands at its place.
-    - `unroll`: how many steps the compiled loop makes in one turn, in reverse mode too; `True` for
-      all. It changes the speed and the time of compilation. Of a `"checkpointed"` loop the steps of
-      a segment are unrolled.
+    - `f`: function `f(carry, x)` that returns the pair `(next_carry, output)`. The carry and the
+      output may have static leaves.
+    - `init`: the initial carry, any pytree. Leaves that are not arrays or numbers are static.
+    - `xs`: any pytree. `f` gets one row of each of its arrays, along their leading axis. `None` for
+      a loop over `length` steps.
+    - `length`: number of steps; required if `xs` has no arrays.
+    - `reverse`: whether to go from the last row to the first. Outputs keep the order of `xs`.
+    - `unroll`: number of steps in one iteration of the compiled loop, in reverse mode too; `True`
+      for all steps. In a `"checkpointed"` loop it applies to the steps of each segment.
     - `buffers`: as for `while_loop`.
-    - `kind`: `"lax"` saves, for reverse mode, everything the derivative of each step needs.
-      `"bounded"` saves the carry of each step, and runs each step twice. `"checkpointed"` saves
-      about `2 * sqrt(length)` carries, and runs each step three times. All are differentiable in
-      every mode and to every order.
-    - `checkpoints`: for `"checkpointed"`, how many carries may be saved at one time, or `"all"`.
+    - `kind`: in reverse mode `"lax"` saves everything that the derivative of each step needs.
+      `"bounded"` saves the carry of each step and runs each step twice. `"checkpointed"` saves
+      about `2 * sqrt(length)` carries and runs each step three times. All kinds are differentiable
+      in every mode and to every order.
+    - `checkpoints`: for `"checkpointed"`, the largest number of carries that are saved at one time,
+      or `"all"`.
 
     **Returns:** the last carry, and the outputs stacked along a new leading axis.
 
-    **Raises:** `ValueError` if the carry changes its structure, a shape, a dtype or a static leaf;
-    if lengths differ or there is none; for an unknown `kind`; if `unroll` is neither a bool nor a
-    positive integer. `TypeError` if `f` returns no pair.
+    **Raises:** `ValueError` if `f` changes the structure, a shape, a dtype or a static leaf of the
+    carry; if lengths differ or none is given; if `kind` is unknown; if `unroll` is neither a bool
+    nor a positive integer. `TypeError` if `f` does not return a pair.
 
     !!! example
 
@@ -226,12 +230,12 @@ def scan(
     unroll = min(whole_number(unroll, "unroll"), all_steps)
     arrays = take_arrays(xs)
     step = lambda carry, x: _pair(f(carry, x))  # noqa: E731
-    body = trace_body("f", step, init, Form(xs), row_types(arrays), buffers)
+    body = trace_body("f", step, init, TreeSpec(xs), row_types(arrays), buffers)
     carry, ys = _run_scan(body, arrays, length, kind, checkpoints, reverse, unroll)
-    return body.unflatten(carry), body.y_form.unflatten(ys)
+    return body.unflatten(carry), body.y_spec.unflatten(ys)
 
 
-# --- The arguments checked, and the loops run ---
+# --- Checks of the arguments, and the calls of the loops on lists of arrays ---
 
 
 def _check_callable(loop: str, name: str, function: Any) -> None:
@@ -248,9 +252,9 @@ def _check_kind(kind: str) -> None:
 def _checked_limit(
     name: str, kind: str, max_steps: int | None, checkpoints: int | None
 ) -> tuple[int | None, int | None]:
-    """`max_steps` and `checkpoints` of the loop `name`.
+    """Checks `max_steps` and `checkpoints` of the loop `name` and returns them as integers.
 
-    **Raises:** `ValueError` if one is not a valid number, or if the kind lacks one that it needs.
+    **Raises:** `ValueError` if one is invalid, or if `kind` requires one that is missing.
     """
     if max_steps is not None:
         max_steps = whole_number(max_steps, "max_steps", 0)
@@ -259,8 +263,8 @@ def _checked_limit(
     if max_steps is None and (kind == "bounded" or (kind == "checkpointed" and not checkpoints)):
         way_out = ", or `checkpoints`, the number of carries to save" * (kind == "checkpointed")
         raise ValueError(
-            f"{name}(kind={kind!r}) needs `max_steps`, the number of steps at most{way_out}: "
-            "the reverse mode saves carries in arrays of a size that is known when it is compiled."
+            f"{name}(kind={kind!r}) needs `max_steps`, the largest number of steps{way_out}: "
+            "reverse mode saves carries in arrays whose size must be known at compile time."
         )
     return max_steps, checkpoints
 
@@ -274,15 +278,14 @@ def _run_while(
     max_steps: int | None,
     checkpoints: int | None,
 ) -> list[Array]:
-    """The last carry of a body and a condition that have been traced.
+    """Runs a traced body and condition, and returns the last carry.
 
-    `"lax"` has forward mode alone, the other kinds have every mode. For their reverse mode
-    `levels_for` in `_flat/_scan.py` decides how many carries are saved, and `_save_while` in
-    `_flat/_counted_while.py` takes the memory for them.
+    `levels_for` in `_flat/_scan.py` decides how many carries reverse mode saves, and `_save_while`
+    in `_flat/_counted_while.py` allocates them.
 
     **Arguments:**
 
-    - `name`: name of the loop in the error about reverse mode.
+    - `name`: the name of the loop in the error about reverse mode.
     - `cond_consts`: the arrays that the condition closes over.
     """
     length = _UNBOUNDED if max_steps is None else max_steps
@@ -293,7 +296,7 @@ def _run_while(
             run_while(loop, operands),
             f"Reverse-mode differentiation of a {name} needs another `kind`: pass "
             "kind='checkpointed' or kind='bounded', and `max_steps`, the largest number of steps. "
-            "The default, kind='lax', has only forward mode.",
+            "The default, kind='lax', supports only forward mode.",
         )
 
     def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
@@ -304,14 +307,14 @@ def _run_while(
 
 
 _UNBOUNDED = 2**31 - 1
-"""The most steps without `max_steps`: as far as a counter of 32 bits goes."""
+"""The largest number of steps without `max_steps`: the maximum of a 32-bit counter."""
 
 
 def _scan_of(body: Body, length: int, kind: str, checkpoints: int | None) -> Scan:
     """The scan of at most `length` steps of a body.
 
-    Reverse mode saves the carry of each step. If `kind` is `"checkpointed"`, it saves `checkpoints`
-    carries, or by default as many as `levels_for` chooses.
+    Reverse mode saves the carry of each step. For `"checkpointed"` it saves at most `checkpoints`
+    carries; if that is `None`, `levels_for` chooses their number.
     """
     levels = levels_for(length, checkpoints if kind == "checkpointed" else length)
     return Scan(
@@ -326,16 +329,17 @@ def _scan_of(body: Body, length: int, kind: str, checkpoints: int | None) -> Sca
 
 
 def _dtype_of(lower: Any, upper: Any) -> Any:
-    """The dtype of the index where the bounds are not known.
+    """The dtype of the index if the bounds are not known at trace time.
 
-    **Raises:** `TypeError` unless both bounds are integers of one dtype, or one is a Python number.
+    **Raises:** `TypeError` unless both bounds are integers of the same dtype, or one is a Python
+    integer.
     """
     bounds = {"lower": lower, "upper": upper}
     for name, bound in bounds.items():
         dtype = jnp.result_type(bound) if is_array_like(bound) else jnp.bool_
         if not jnp.issubdtype(dtype, jnp.integer) or jnp.shape(bound) != ():
             raise TypeError(
-                f"fori_loop expected an integer of shape () for `{name}`, got "
+                f"fori_loop expected `{name}` to be an integer of shape (), got "
                 f"{describe_node(bound)}."
             )
     strong = {
@@ -345,8 +349,8 @@ def _dtype_of(lower: Any, upper: Any) -> Any:
     }
     if len(set(strong.values())) > 1:
         raise TypeError(
-            f"fori_loop expected bounds of one dtype, got `lower` of {strong['lower']} and `upper` "
-            f"of {strong['upper']}."
+            f"fori_loop expected `lower` and `upper` of the same dtype, got {strong['lower']} and "
+            f"{strong['upper']}."
         )
     return next(iter(strong.values()), None)
 
@@ -360,7 +364,7 @@ def _run_scan(
     is_reversed: bool = False,
     unroll: int = 1,
 ) -> tuple[list[Array], list[Array]]:
-    """The last carry and the rows of outputs; the body has been traced for the rows of `xs`."""
+    """Runs a body that was traced for the rows of `xs`; returns the last carry and the outputs."""
     if checkpoints == "all":
         checkpoints = length
     elif kind == "checkpointed" and checkpoints is not None:
@@ -380,7 +384,7 @@ def _run_scan(
 
 
 def _numbered(body: Body, first: Array) -> Body:
-    """The body with the index, from `first` on, in front of its carry."""
+    """The body with an index, starting at `first`, in front of its carry."""
 
     def numbered(step: Step) -> Step:
         def run(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:
@@ -401,29 +405,28 @@ def _numbered(body: Body, first: Array) -> Body:
 
 
 def _length_of(xs: PyTree, length: int | None) -> int:
-    """The number of steps. Raises `ValueError` if nothing says it, or two lengths differ."""
+    """The number of steps; `ValueError` if it is not given, or if two lengths differ."""
     lengths = {}
     for path, leaf in jtu.tree_leaves_with_path(xs):
         if not is_array_like(leaf):
             continue
         name = f"xs{jtu.keystr(path)}"
         if jnp.ndim(leaf) == 0:
-            raise ValueError(f"scan goes over the rows of arrays, and {name} has shape ().")
+            raise ValueError(f"scan iterates over the rows of arrays, but {name} has shape ().")
         lengths[name] = leaf.shape[0]
     if length is not None:
         lengths["length"] = whole_number(length, "length", 0)
     if not lengths:
-        raise ValueError("scan needs `length` where there is no array in `xs`.")
+        raise ValueError("scan needs `length` if `xs` has no arrays.")
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} has {number}" for name, number in lengths.items())
-        raise ValueError(f"scan needs one number of steps: {listed}.")
+        raise ValueError(f"scan expected one number of steps, got several: {listed}.")
     return next(iter(lengths.values()))
 
 
 def _pair(returned: Any) -> tuple[Any, Any]:
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise TypeError(
-            "f must return a pair, the next carry and an output: it returned "
-            f"{describe_node(returned)}."
+            f"f must return a pair `(next_carry, output)`: it returned {describe_node(returned)}."
         )
     return returned

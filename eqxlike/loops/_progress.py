@@ -1,4 +1,4 @@
-"""How far a loop has come, shown while a compiled program runs."""
+"""Progress bars for loops inside compiled programs."""
 
 import atexit
 import dataclasses
@@ -24,10 +24,10 @@ from ._body import take_arrays
 from ._flat._batched import unvmap_any, unvmap_max
 
 _MAX_CALLS = 1000
-"""The most calls of Python by a loop of known length. One takes 100 microseconds on a CPU."""
+"""The largest number of callbacks from a loop of known length. One takes 100 us on a CPU."""
 
 _CALLS_BY_DOUBLING = 128
-"""Calls of Python by a loop of unknown length each time its steps double; a power of two."""
+"""Callbacks from a loop of unknown length each time its steps double; a power of two."""
 
 
 def progress(
@@ -39,35 +39,35 @@ def progress(
     interval_s: float | None = None,
     stream: TextIO | None = None,
 ) -> "ProgressBar":
-    """A bar, or lines, that show how far a loop has come, also from inside a compiled program.
+    """Shows the progress of a loop, also inside a compiled program.
 
-    Make it in the function that is compiled, before the loop: each run of the function then has a
-    new bar. The body of the loop calls `bar.update(step, carry)`.
+    Make the bar in the compiled function, before the loop; each run of the function then has a new
+    bar. Call `bar.update(step, carry)` in the body of the loop.
+
+    A bar that is made in the body of a loop, including `jax.lax.map`, may show only the first
+    iteration: make it before the loop, and use `inner`.
+
+    Under `jax.vmap` a batch has one bar, which shows the largest step of all members. Steps that
+    reverse mode runs again do not move the bar.
 
     **Arguments:**
 
-    - `total`: the number of steps, or `None` if it is not known. A bar is closed after the last.
-    - `description`: what is shown next to it.
-    - `kind`: `"auto"` is a bar on a terminal, by rich or else by tqdm where they are installed, and
-      lines of text elsewhere. `"off"` adds nothing to the compiled program. The environment
-      variable `EQXLIKE_PROGRESS`, if it is set, overrides this argument.
-    - `every`: the number of steps between two calls of Python by the compiled program. By default a
-      loop of known length makes 1000 calls at most, and one of unknown length 128 each time its
-      steps double: 0.1 s in all, however short a step is.
-    - `interval_s`: a call that comes fewer seconds than this after one that was shown is not shown.
-      By default 0.1 for a bar and 5 for lines. The end is always shown.
-    - `stream`: where to write; standard error by default.
+    - `total`: the number of steps, or `None` if it is not known. The bar closes after the last
+      step.
+    - `description`: text next to the bar.
+    - `kind`: `"auto"` is a bar on a terminal, if rich or tqdm is installed, and lines of text
+      otherwise. `"off"` adds nothing to the compiled program. The environment variable
+      `EQXLIKE_PROGRESS` overrides this argument if it is set.
+    - `every`: the number of steps between two callbacks from the compiled program. By default a
+      loop of known length makes at most 1000 callbacks, and a loop of unknown length 128 each time
+      its steps double. This costs about 0.1 s in total, however short a step is.
+    - `interval_s`: minimum number of seconds between two updates of the display. By default 0.1 for
+      a bar and 5 for lines. The last step is always shown.
+    - `stream`: text stream to write to; standard error by default.
 
-    **Raises:** `ImportError` if the library that `kind` names is not installed; `TypeError` for a
-    `stream` that has no `write`; `ValueError` for an unknown `kind`, and unless `total` and `every`
-    are integers of at least 0 and 1.
-
-    A bar that is made in the body of a loop, also that of `jax.lax.map`, may show only the first of
-    its runs: make it before the loop, and use `inner`.
-
-    A batch under `jax.vmap` has one bar. It shows the member that is furthest: all members run step
-    by step together, so that is how many steps have run. Steps that are run again for reverse mode
-    do not move the bar.
+    **Raises:** `ImportError` if the library that `kind` names is not installed; `TypeError` if
+    `stream` has no `write`; `ValueError` if `kind` is unknown, or if `total` and `every` are not
+    integers of at least 0 and 1.
 
     !!! example
 
@@ -85,22 +85,22 @@ def progress(
         training: step 3/3
     """
     level = _level(total, description, every, _MAX_CALLS)
-    chosen = _chosen_kind(kind, stream)
+    chosen = _resolve_kind(kind, stream)
     if interval_s is None:
         interval_s = 5.0 if chosen == "lines" else 0.1
-    shown = Shown((level,), chosen, real_number(interval_s, "interval_s"), stream)
+    settings = BarSettings((level,), chosen, real_number(interval_s, "interval_s"), stream)
     if chosen == "off":
-        return ProgressBar(None, (), shown)
+        return ProgressBar(None, (), settings)
     struct = jax.ShapeDtypeStruct((), jnp.int32)
-    return ProgressBar(jax.pure_callback(BOARD.new_number, struct), (), shown)
+    return ProgressBar(jax.pure_callback(OPEN_BARS.new_number, struct), (), settings)
 
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """One of several loops, each inside the one before.
+    """One loop of a nest of loops.
 
     - `total`: the number of its steps, or `None`.
-    - `every`: the number of steps between two calls of Python; `None` if it grows with the steps.
+    - `every`: the number of steps between two callbacks; `None` if it grows with the steps.
     """
 
     total: int | None
@@ -113,8 +113,8 @@ class Level:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shown:
-    """A bar as it is known before it runs: its loops, the innermost last, and how it is shown."""
+class BarSettings:
+    """The static settings of a bar: its loops, the innermost last, and its display."""
 
     levels: tuple[Level, ...]
     kind: str
@@ -122,7 +122,7 @@ class Shown:
     stream: TextIO | None
 
     def is_end(self, steps: tuple[int, ...]) -> bool:
-        """Whether these are the last steps of all its loops."""
+        """Whether `steps` are the last steps of all loops."""
         pairs = zip(self.levels, steps, strict=True)
         return all(level.total is not None and step + 1 >= level.total for level, step in pairs)
 
@@ -131,20 +131,20 @@ _UPDATES = itertools.count()
 
 
 class ProgressBar(Module):
-    """What `progress` returns."""
+    """The bar that `progress` returns."""
 
     _number: Int[Array, ""] | None
     _before: tuple[Int[Array, ""], ...]
-    _shown: Shown = field(static=True)
+    _settings: BarSettings = field(static=True)
 
     def update(self, step: int | Int[Array, ""], after: PyTree = None) -> None:
-        """Shows that this step is done; the first is step 0.
+        """Reports that a step is done.
 
         **Arguments:**
 
-        - `step`: shape `()`.
-        - `after`: any pytree, such as the carry: Python is called once its arrays have been
-          computed. By default the compiler decides when that is.
+        - `step`: the number of the step, from 0; an integer of shape `()`.
+        - `after`: any pytree, such as the carry. The callback runs after its arrays have been
+          computed. By default the compiler chooses the time.
 
         **Raises:** `TypeError` unless `step` is an integer of shape `()`.
         """
@@ -156,15 +156,15 @@ class ProgressBar(Module):
             for index in (*self._before, step)
         ]
         is_due = jnp.asarray(True)
-        for level, index in zip(self._shown.levels, steps, strict=True):
+        for level, index in zip(self._settings.levels, steps, strict=True):
             is_due = is_due & _is_due(level, index)
         number = self._number
 
         def show(which: Any, steps: Any, number: Any, ready: Any) -> None:
-            BOARD.show(self._shown, number, *steps)
+            OPEN_BARS.show(self._settings, number, *steps)
 
-        # A constant of its own tells two loops apart: on a GPU XLA called the function of the first
-        # for both.
+        # A different constant in each callback: on a GPU, XLA merged the callbacks of two loops and
+        # called the first for both.
         which = np.asarray(next(_UPDATES), np.int32)
 
         def call() -> None:
@@ -180,12 +180,12 @@ class ProgressBar(Module):
         *,
         every: int | None = None,
     ) -> "ProgressBar":
-        """A bar for an inner loop, which starts again in each step of this one.
+        """A bar for an inner loop, which starts again in each step of the outer loop.
 
         **Arguments:**
 
-        - `step`: the number of the step of this loop.
-        - `total`, `description`, `every`: as for `progress`. Several inner loops of the same loop
+        - `step`: the current step of the outer loop, from 0.
+        - `total`, `description`, `every`: as for `progress`. Several inner loops of one outer loop
           need different descriptions.
 
         !!! example
@@ -197,25 +197,25 @@ class ProgressBar(Module):
             epochs: step 1/2, batches: step 5/10
         """
         _check_step(step)
-        levels = self._shown.levels
+        levels = self._settings.levels
         calls = _MAX_CALLS
         for level in levels:
             calls //= min(level.total or _CALLS_BY_DOUBLING, calls)
         level = _level(total, description, every, max(calls, 1))
-        shown = dataclasses.replace(self._shown, levels=(*levels, level))
+        settings = dataclasses.replace(self._settings, levels=(*levels, level))
         before = () if self._number is None else (*self._before, jnp.asarray(step))
-        return ProgressBar(self._number, before, shown)
+        return ProgressBar(self._number, before, settings)
 
     def close(self, after: PyTree) -> None:
-        """Closes the bar and its inner bars, for a loop that may end before `total`, or has none.
+        """Closes the bar and its inner bars. Needed if a loop has no `total` or may end before it.
 
         **Arguments:**
 
-        - `after`: the result of the loop. The bar is closed once it has been computed.
+        - `after`: the result of the loop. The bar closes after it has been computed.
         """
         if self._number is not None:
             jax.debug.callback(
-                lambda number, ready: BOARD.close(number), self._number, _readiness(after)
+                lambda number, ready: OPEN_BARS.close(number), self._number, _readiness(after)
             )
 
 
@@ -230,12 +230,12 @@ def _level(total: Any, description: str, every: Any, most_calls: int) -> Level:
 
 
 def _is_due(level: Level, step: Int[Array, ""]) -> Bool[Array, ""]:
-    """Whether Python is called after this step."""
+    """Whether the callback runs after this step."""
     done = step + 1
     if level.every is not None:
         is_due = done % level.every == 0
         return is_due if level.total is None else is_due | (done == level.total)
-    # Calls are `2**shift` steps apart, such that `done` is from 128 to 255 times that.
+    # Callbacks are `2**shift` steps apart, with `128 <= done / 2**shift < 256`.
     num_bits = 8 * done.dtype.itemsize - jax.lax.clz(done)
     shift = jnp.maximum(num_bits - _CALLS_BY_DOUBLING.bit_length(), 0)
     return (done >> shift) << shift == done
@@ -245,25 +245,25 @@ def _check_step(step: Any) -> None:
     is_integer = is_array_like(step) and jnp.issubdtype(jnp.result_type(step), jnp.integer)
     if not is_integer or jnp.shape(step) != ():
         raise TypeError(
-            "A progress bar expected the number of a step, an integer of shape (); got "
+            "A progress bar expected `step` to be an integer of shape (), got "
             f"{describe_node(step)}."
         )
 
 
 def _readiness(after: PyTree) -> list[Bool[Array, ""]]:
-    """An arbitrary value that is computed from the arrays of `after`, and so after them."""
+    """A value with a data dependency on all arrays of `after`."""
     arrays = [array for array in map(jax.lax.stop_gradient, take_arrays(after)) if array.size]
     if not arrays:
         return []
-    # The callback takes a value, because XLA drops barriers before it orders instructions.
+    # Not `jax.lax.optimization_barrier`: XLA drops barriers before it schedules instructions.
     return [unvmap_any(jnp.stack([jnp.ravel(array)[0] == 0 for array in arrays]))]
 
 
-# --- The bars that are shown; compiled programs call them ---
+# --- The open bars, which the callbacks of compiled programs update ---
 
 
 _MAX_OPEN = 1000
-"""How many runs may have open bars. If there are more, some ended without closing theirs."""
+"""The largest number of runs with open bars. Beyond it, the bars of the oldest run are closed."""
 
 
 @dataclasses.dataclass
@@ -274,23 +274,23 @@ class _Bar:
     is_at_end: bool = False
 
 
-class Board:
-    """The bars that are shown at this moment.
+class OpenBars:
+    """The open bars of all running programs.
 
     **Arguments:**
 
-    - `clock`: the time in seconds.
+    - `clock`: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
-        # The bars of each run of a program, until it is closed.
-        self._runs: dict[int, dict[Shown, _Bar]] = {}
+        # The open bars of each run of a program, by the number of the run.
+        self._runs: dict[int, dict[BarSettings, _Bar]] = {}
 
     def new_number(self) -> np.ndarray:
-        """The number of a new run. The compiled program passes it to `show` and `close`."""
+        """Registers a run, and returns the number that the program passes to `show` and `close`."""
         with self._lock:
             number = next(self._numbers)
             self._runs[number] = {}
@@ -298,39 +298,39 @@ class Board:
                 self.close(next(iter(self._runs)))
             return np.asarray(number, np.int32)
 
-    def show(self, shown: Shown, number: Any, *steps: Any) -> None:
-        """Shows that these steps are done, unless they were before."""
+    def show(self, settings: BarSettings, number: Any, *steps: Any) -> None:
+        """Shows that these steps are done, unless later steps have been shown."""
         steps = tuple(map(int, steps))
         with self._lock:
             bars = self._runs.get(int(number))
             if bars is None:
                 return
-            bar = bars.get(shown)
+            bar = bars.get(settings)
             if bar is None:
-                level, stream = shown.levels[-1], shown.stream or sys.stderr
-                display = DISPLAYS[shown.kind](level.total, level.description, stream)
-                bar = bars[shown] = _Bar(display, (-1,), self._clock())
+                level, stream = settings.levels[-1], settings.stream or sys.stderr
+                display = DISPLAYS[settings.kind](level.total, level.description, stream)
+                bar = bars[settings] = _Bar(display, (-1,), self._clock())
             # Reverse mode runs steps again.
             if steps <= bar.steps:
                 return
-            bar.steps, bar.is_at_end = steps, shown.is_end(steps)
+            bar.steps, bar.is_at_end = steps, settings.is_end(steps)
             now_s = self._clock()
-            if bar.is_at_end or now_s - bar.shown_at_s >= shown.interval_s:
+            if bar.is_at_end or now_s - bar.shown_at_s >= settings.interval_s:
                 bar.shown_at_s = now_s
-                self._draw(shown, bar)
+                self._draw(settings, bar)
             if all(bar.is_at_end for bar in bars.values()):
                 self.close(number)
 
-    def _draw(self, shown: Shown, bar: _Bar) -> None:
-        pairs = zip(shown.levels, bar.steps, strict=True)
+    def _draw(self, settings: BarSettings, bar: _Bar) -> None:
+        pairs = zip(settings.levels, bar.steps, strict=True)
         bar.display.show(bar.steps[-1] + 1, ", ".join(level.line(step) for level, step in pairs))
 
     def close(self, number: Any) -> None:
-        """Shows how far the bars of a run came, and closes them."""
+        """Shows the last state of the bars of a run, and closes them."""
         with self._lock:
-            for shown, bar in self._runs.pop(int(number), {}).items():
+            for settings, bar in self._runs.pop(int(number), {}).items():
                 if not bar.is_at_end:
-                    self._draw(shown, bar)
+                    self._draw(settings, bar)
                 bar.display.close()
 
     def close_all(self) -> None:
@@ -340,22 +340,22 @@ class Board:
                 self.close(number)
 
 
-BOARD = Board()
-atexit.register(BOARD.close_all)
+OPEN_BARS = OpenBars()
+atexit.register(OPEN_BARS.close_all)
 
 
-# --- Whether a loop is shown by a bar or by lines ---
+# --- The choice of the display ---
 
 
 _EXTRAS = {"rich": "pip install 'eqxlike[train]'", "tqdm": "pip install tqdm"}
 _VARIABLE = "EQXLIKE_PROGRESS"
 
 
-def _chosen_kind(kind: str, stream: TextIO | None) -> str:
-    """The kind to show, from the environment or else from `kind`, and a choice for `"auto"`.
+def _resolve_kind(kind: str, stream: TextIO | None) -> str:
+    """The display to use: `EQXLIKE_PROGRESS` if it is set, else `kind`; `"auto"` is resolved.
 
-    **Raises:** `ValueError` for an unknown kind; `ImportError` if it is not installed; `TypeError`
-    for a stream that is none.
+    **Raises:** `ValueError` if the kind is unknown; `ImportError` if its library is not installed;
+    `TypeError` if `stream` is not a text stream.
     """
     if stream is not None and not hasattr(stream, "write"):
         raise TypeError(f"loops.progress: stream must be a text stream, got {stream!r}.")

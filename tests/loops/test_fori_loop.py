@@ -160,7 +160,7 @@ WRONG = [
     ((0, jnp.array([3])), "for `upper`, got an array of shape"),
     ((True, 3), "for `lower`, got"),
     (("a", 3), "for `lower`, got"),
-    ((np.int8(0), np.int16(3)), "bounds of one dtype, got `lower` of int8 and `upper` of int16"),
+    ((np.int8(0), np.int16(3)), "`lower` and `upper` of the same dtype, got int8 and int16"),
 ]
 
 

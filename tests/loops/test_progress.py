@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from eqxlike import loops
-from eqxlike.loops._progress import Board, Level, Shown
+from eqxlike.loops._progress import BarSettings, Level, OpenBars
 
 
 class Terminal(io.StringIO):
@@ -199,9 +199,9 @@ def test_loop_inside_has_a_bar_inside(stream):
 
 
 def test_bar_is_closed_when_the_loop_has_ended_early(stream):
-    board = Board()
+    board = OpenBars()
     number = int(board.new_number())
-    shown = Shown((Level(100, "solve", 1),), "lines", 1e9, stream)
+    shown = BarSettings((Level(100, "solve", 1),), "lines", 1e9, stream)
     board.show(shown, number, 40)
     assert stream.getvalue() == ""
     board.close(number)
@@ -210,11 +210,11 @@ def test_bar_is_closed_when_the_loop_has_ended_early(stream):
 
 
 def test_steps_that_come_late_are_not_shown_and_runs_that_never_end_are_closed(stream):
-    board, shown = Board(), Shown((Level(3, "", 1),), "lines", 0.0, stream)
+    board, shown = OpenBars(), BarSettings((Level(3, "", 1),), "lines", 0.0, stream)
     number = board.new_number()
     for step in (1, 0, 2, 0, 1):
         board.show(shown, number, step)
-    board.show(Shown(shown.levels, "lines", 1e9, stream), board.new_number(), 0)
+    board.show(BarSettings(shown.levels, "lines", 1e9, stream), board.new_number(), 0)
     assert stream.getvalue().splitlines() == ["step 2/3", "step 3/3"]
     for _ in range(1000):
         board.new_number()
@@ -236,8 +236,8 @@ def test_close_comes_after_what_the_loop_returns(stream, way):
 
 def test_lines_are_at_least_so_far_apart(stream):
     times = iter([0.0, 0.0, 0.4, 1.0, 1.9, 2.0, 2.1])
-    board = Board(clock=lambda: next(times))
-    shown = Shown((Level(6, "", 1),), "lines", 1.0, stream)
+    board = OpenBars(clock=lambda: next(times))
+    shown = BarSettings((Level(6, "", 1),), "lines", 1.0, stream)
     number = board.new_number()
     for step in range(6):
         board.show(shown, number, step)
@@ -278,10 +278,10 @@ def test_tqdm_shows_what_is_done_and_begins_again_for_a_loop_inside(fake_tqdm, s
     bar = loops.progress(3, "training", kind="tqdm", interval_s=0)
     jax.jit(lambda x: in_lax_scan(bar, x, 3, 3))(1.0)
     jax.effects_barrier()
-    board, levels = Board(), (Level(2, "outer", 1), Level(2, "inner", 1))
+    board, levels = OpenBars(), (Level(2, "outer", 1), Level(2, "inner", 1))
     number = board.new_number()
     for steps in [(0, 0), (0, 1), (1, 0), (1, 1)]:
-        board.show(Shown(levels, "tqdm", 0.0, stream), number, *steps)
+        board.show(BarSettings(levels, "tqdm", 0.0, stream), number, *steps)
     one, inner = FakeBar.made
     assert (one.total, one.desc, one.shown) == (3, "training", [1, 2, 3, "closed"])
     assert inner.shown == [1, 2, "reset", 1, 2, "closed"]
@@ -304,9 +304,9 @@ def test_terminal_gets_a_bar():
 
 
 def test_bars_of_rich_stand_below_each_other():
-    terminal, board = Terminal(), Board()
+    terminal, board = Terminal(), OpenBars()
     bars = [
-        (Shown((Level(2, name, 1),), "rich", 0.0, terminal), board.new_number())
+        (BarSettings((Level(2, name, 1),), "rich", 0.0, terminal), board.new_number())
         for name in ("first", "second")
     ]
     for step in range(2):

@@ -1,33 +1,33 @@
-"""Loops of lists of arrays, and their derivatives.
+"""Loops on lists of arrays, and their derivatives.
 
-In the order of reading:
+Read the files in this order:
 
-- `_counted_scan`: the idea, at the top of its file; the differentiable scan.
-- `_scan`: the vocabulary: a scan (`Scan`), what it is run on (`Operands`), and its segments.
-- `_step`: the scan as it runs; one of its steps backwards; the cotangents of its buffers.
-- `_tangents`: which arrays have tangents, and the scan of these.
-- `_counted_while`: a loop of unknown length, differentiated as such a scan.
+- `_counted_scan`: the differentiable scan. The top of the file explains the method.
+- `_scan`: the data types: a scan (`Scan`), its inputs (`Operands`), and its segments.
+- `_step`: the forward pass of a scan, the backward pass of one step, the cotangents of buffers.
+- `_tangents`: finds the arrays that have tangents, and builds the scan that propagates them.
+- `_counted_while`: a loop of unknown length, differentiated as a scan of the steps that it ran.
 - `_revolve`: reverse mode with few saved carries.
 - `_transposes`: the transpose that `jax.linear_transpose` uses for a loop of unknown length.
-- `_batched`: what keeps each of them one loop under `jax.vmap`.
+- `_batched`: primitives that keep a loop a single loop under `jax.vmap`.
 
-The words needed at once:
+Basic terms:
 
 - **consts**: the arrays that all steps share.
-- **carry**: the arrays that go from step to step. In operands it is the carry at the start. A
-  returned carry, or one named `last`, is that at the end.
-- **xs**: the arrays of which each step gets a row, **x**.
-- **ys**: the arrays whose rows the steps return, one **y** each.
-- **saved**: the part of a carry that is kept for reverse mode: all that is not written once.
+- **carry**: the arrays that are passed from step to step. `Operands.carry` is the initial carry. A
+  returned carry, or one named `last`, is the last carry.
+- **xs**: the arrays whose rows are the inputs of the steps. One row is **x**.
+- **ys**: the arrays whose rows are the outputs of the steps. One row is **y**.
+- **saved**: the part of a carry that reverse mode saves: all arrays that are not written once.
 
-For derivatives, batches and buffers:
+Terms for derivatives, batches and buffers:
 
-- **nonzero**: has a tangent that is not known to be zero.
-- **active**: a member of a batch is active until it has ended.
-- **masked**: the step itself leaves this array unchanged where it is not active. For other arrays
-  the scan selects old or new.
-- **written once**: each place of this array, a buffer, is written once, and read only after that.
-- **reading**: the scan as it runs again on written buffers; it writes to none.
-- **shared**: a const is shared if all members of a batch have the same. Its cotangents are summed
-  over the batch.
+- **nonzero**: an array whose tangent is not known to be zero.
+- **active**: a member of a batch is active until its loop has ended.
+- **masked**: an array that the step itself leaves unchanged for members that are not active. For
+  other arrays the scan selects the old or the new value.
+- **written once**: a buffer: each entry of the array is written once, and read only after that.
+- **reading**: the scan without its writes to buffers, for running steps again on full buffers.
+- **shared**: a const is shared if it is the same for all members of a batch. Its cotangents are
+  summed over the batch.
 """

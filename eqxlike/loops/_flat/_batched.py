@@ -1,4 +1,4 @@
-"""Reductions over a whole batch, and a select: with them a loop stays one loop under `jax.vmap`."""
+"""Primitives that keep a loop a single loop under `jax.vmap`: reductions over batches, a select."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +15,9 @@ from ..._transforms._derivatives._linear_call import to_front
 
 
 def _reducing(name: str, reduce: Callable[[Any], Any], dtype: Any = None) -> Primitive:
-    """A reduction over all axes, mapped ones too.
+    """A reduction over all axes, including mapped axes.
 
-    It has no derivative. Its output has the `dtype`, or that of its argument.
+    Its tangent is zero. `dtype` is the dtype of the output; by default the dtype of the input.
     """
     reduction = Primitive(name)
     reduction.def_impl(reduce)
@@ -45,17 +45,17 @@ _max = _reducing("unvmap_max", jnp.max)
 
 
 def unvmap_any(x: Bool[ArrayLike, "..."]) -> Bool[Array, ""]:
-    """Whether any of `x` is true, in any member of any batch. The result is never mapped."""
+    """Whether any element of `x` is true, in any batch member. The result is never mapped."""
     return _any.bind(_as_jax_array(x))
 
 
 def unvmap_all(x: Bool[ArrayLike, "..."]) -> Bool[Array, ""]:
-    """Whether all of `x` are true, in all members of all batches. The result is never mapped."""
+    """Whether all elements of `x` are true, in all batch members. The result is never mapped."""
     return _all.bind(_as_jax_array(x))
 
 
 def unvmap_max(x: Shaped[ArrayLike, "..."]) -> Shaped[Array, ""]:
-    """The largest of `x`, in all members of all batches. The result is never mapped."""
+    """The largest element of `x` in all batch members. The result is never mapped."""
     return _max.bind(_as_jax_array(x))
 
 
@@ -64,10 +64,10 @@ def _as_jax_array(x: Any) -> Array:
 
 
 def select_if_vmap(is_active: Bool[Array, ""], new: Array, old: Array) -> Array:
-    """`new` for the members of a batch that are active, else `old`.
+    """`new` for active members of a batch, `old` for the others.
 
-    The caller makes sure that `is_active` is true where it is not mapped: the result is then `new`,
-    and nothing is computed.
+    If `is_active` is not mapped, the caller guarantees that it is true: the result is `new`, at no
+    cost.
     """
     return _select.bind(is_active, new, old)
 
@@ -104,7 +104,7 @@ def _select_batch(args: tuple[Any, ...], dims: tuple[Any, ...]) -> tuple[Any, in
         new, old = (_at_front(arg, dim, size) for arg, dim in zip(args[1:], dims[1:], strict=True))
         return _select.bind(args[0], new, old), 0
     is_active, new, old = (_at_front(arg, dim, size) for arg, dim in zip(args, dims, strict=True))
-    # This is the innermost of nested batches: the outer ones map `jnp.where`.
+    # This rule handles the innermost of nested batches; the outer ones batch `jnp.where`.
     shape = is_active.shape + (1,) * (new.ndim - is_active.ndim)
     return jnp.where(is_active.reshape(shape), new, old), 0
 

@@ -1,10 +1,10 @@
-"""A scan over a number of steps that may be known only when it runs, differentiable in every mode.
+"""A scan whose number of steps may be known only at run time, differentiable in every mode.
 
-The reverse mode saves the carry at the start of each segment of the scan. It then runs the segments
+Reverse mode saves the carry at the start of each segment of the scan. It then runs the segments
 again, from the last to the first, saves the carry of each of their steps, and differentiates each
-step. With segments as long as the root of the length, this costs three runs of the scan and one of
-its derivative, in memory for twice the root. There are at most these two levels: where fewer
-`checkpoints` are allowed than they need, `_revolve` reverses the scan.
+step. If a segment has `sqrt(length)` steps, this costs three runs of the scan and one run of its
+derivative, and saves `2 * sqrt(length)` carries. There are at most these two levels. If they need
+more than the allowed `checkpoints`, `_revolve` reverses the scan.
 
     def pull_back(body, starts, ct, segment_length):  # starts: the carry before each segment
         def segment_back(ct, start):
@@ -17,9 +17,9 @@ its derivative, in memory for twice the root. There are at most these two levels
 
         return scan(segment_back, ct, starts, reverse=True)[0]
 
-`_pull_back` is this with consts, xs, batches and buffers.
+`_pull_back` is the same function with consts, xs, batches and buffers.
 
-The loops in the derivatives are such scans themselves, so derivatives of any order and mode exist.
+The loops in the derivatives are counted scans too, so derivatives of every order and mode exist.
 """
 
 import dataclasses
@@ -43,11 +43,11 @@ from ._step import clear_written, pull_back_step, run
 from ._tangents import Nonzero, find_nonzero, nonzero_at_start, with_tangents
 
 Saved = tuple[list[Array], list[Array], list[Array]]
-"""`(carry, ys, saved)`: the outputs of a scan, and the saved carry before each segment."""
+"""`(carry, ys, saved)`: the outputs of a scan, and the saved carries before each segment."""
 
 
 def counted_scan(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
-    """The last carry, and the outputs of the steps in rows: zeros beyond the count."""
+    """Runs a scan. Returns the last carry, and the ys with zeros in the rows beyond the count."""
 
     @jax.custom_jvp
     @batch_first
@@ -65,7 +65,7 @@ def counted_scan(scan: Scan, operands: Operands) -> tuple[list[Array], list[Arra
 
 
 def save(scan: Scan, operands: Operands) -> Saved:
-    """The outputs of a scan, and the saved carry before each segment."""
+    """Runs a scan and saves the carry before each segment."""
     if scan.has_few_checkpoints:
         return *counted_scan(scan, operands), []
     segments = segments_of(scan, operands)
@@ -97,7 +97,7 @@ def save(scan: Scan, operands: Operands) -> Saved:
 
 
 def _run_inside(segment: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
-    """The outputs of a segment. Its buffers belong to the whole scan, which clears them."""
+    """Runs a segment. Cotangents of its buffers are zeroed by the scan that contains it."""
     count = [] if operands.count is None else [operands.count]
 
     def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
@@ -112,12 +112,12 @@ def _run_inside(segment: Scan, operands: Operands) -> tuple[list[Array], list[Ar
 def tangents_of(
     scan: Scan, operands: Operands, tangents: Any, carry: Arrays, ys: Arrays, saved: Arrays
 ) -> tuple[list[Any], list[Any]]:
-    """The tangents of a scan, linear in those of its operands.
+    """The tangents of the last carry and of the ys, as a linear function of `tangents`.
 
     **Arguments:**
 
-    - `tangents`: of the operands, in one list, with a `SymbolicZero` for each that is zero.
-    - `carry`, `ys`, `saved`: as `save` returned them.
+    - `tangents`: the tangents of the flat operands; a `SymbolicZero` for each zero tangent.
+    - `carry`, `ys`, `saved`: the outputs of `save`.
     """
     nonzero = find_nonzero(scan, operands, nonzero_at_start(operands, tangents, ys))
     directions = list(map(instantiate, select(tangents, nonzero.flatten())))
@@ -161,14 +161,15 @@ def tangents_of(
 def _check_consts(operands: Operands, nonzero: Nonzero) -> None:
     """Raises `ValueError` if devices that run different numbers of steps share a const.
 
-    Its cotangent would be summed over the devices in each step: some devices would wait forever.
+    The cotangent of the const would be summed over the devices in each step, and devices with more
+    steps would wait forever.
     """
     for const in select(operands.consts, nonzero.consts):
         if axes := varying_axes(operands.count) - varying_axes(const):
             raise ValueError(
                 "Inside `jax.shard_map` the devices run different numbers of steps of this loop. "
-                f"Reverse mode then requires that the array {jax.typeof(const)}, which the body "
-                f"closes over, varies along the axes {sorted(axes)}. Before the loop, write "
+                f"In reverse mode the array {jax.typeof(const)}, which the body closes over, must "
+                f"then vary along the axes {sorted(axes)}. Before the loop, write "
                 f"`array = jax.lax.pcast(array, {tuple(sorted(axes))}, to='varying')`."
             )
 
@@ -176,7 +177,7 @@ def _check_consts(operands: Operands, nonzero: Nonzero) -> None:
 def _push_forward(
     scan: Scan, operands: Operands, nonzero: Nonzero, directions: Arrays
 ) -> list[Array]:
-    """The tangents of the last carry and of the ys."""
+    """The tangents of the last carry and of the ys, for `directions` of the nonzero operands."""
     consts_dot, carry_dot, xs_dot = nonzero.split(directions)
     with_directions = Operands(
         [*operands.consts, *consts_dot],
@@ -199,15 +200,15 @@ def _pull_back(
     ct_consts: Arrays,
     is_shared: tuple[bool, ...],
 ) -> tuple[list[Array], list[Array], list[Array]]:
-    """Cotangents of the carry at the start, of the consts and of the xs.
+    """The cotangents of the initial carry, of the consts and of the xs.
 
     **Arguments:**
 
-    - `saved`: the saved carry before each segment.
-    - `last`: the carry at the end; the arrays that were written once are read from it.
-    - `ct_carry`, `ct_ys`: cotangents of the outputs.
-    - `ct_consts`: the sum of the cotangents of the consts, over the steps reversed before.
-    - `is_shared`: for each of the nonzero consts, whether to sum over a batch.
+    - `saved`: the saved carries before each segment.
+    - `last`: the last carry, from which arrays that are written once are read.
+    - `ct_carry`, `ct_ys`: the cotangents of the outputs.
+    - `ct_consts`: the cotangents of the consts, summed over the steps that are already reversed.
+    - `is_shared`: for each nonzero const, whether its cotangent is summed over a batch.
     """
     segment, segments = scan.segment, segments_of(scan, operands)
     num_consts, num_carry, num_xs = map(len, (operands.consts, last, operands.xs))
@@ -235,7 +236,7 @@ def _pull_back(
     backward = dataclasses.replace(
         scan.over_segments(pull_back_segment),
         is_masked=is_masked,
-        # A cotangent is read before its place is written.
+        # The cotangent of an entry is read before the entry is written.
         is_written_once=(False,) * len(is_masked),
         is_reversed=not scan.is_reversed,
     )

@@ -1,6 +1,6 @@
-"""A loop that goes on as long as a condition holds, differentiable in every mode.
+"""A while loop that is differentiable in every mode.
 
-A run counts its steps. The derivatives of the loop are then those of a scan of that many steps.
+The forward pass counts the steps. The derivatives are the derivatives of a scan of that many steps.
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ Condition = Callable[[Arrays, Arrays], Bool[Array, ""]]
 
 @dataclasses.dataclass(frozen=True)
 class While:
-    """A loop, as far as it is known when it is traced.
+    """The static part of a while loop.
 
     - `condition`: whether there is another step.
-    - `scan`: its steps, which have no `xs`, and the largest number of them.
+    - `scan`: the step, which has no `xs`, and the largest number of steps.
     """
 
     condition: Condition
@@ -39,7 +39,7 @@ class While:
 
 @dataclasses.dataclass(frozen=True)
 class WhileOperands:
-    """What a loop is run on: the consts of its condition and of its body, and the carry."""
+    """The inputs of a while loop: the consts of its condition and body, and the initial carry."""
 
     cond_consts: Arrays
     body_consts: Arrays
@@ -49,17 +49,17 @@ class WhileOperands:
         return [*self.cond_consts, *self.body_consts, *self.carry]
 
     def unflatten(self, flat: Arrays) -> "WhileOperands":
-        """Other arrays in the same places. JAX may pass numbers: these become arrays."""
+        """The inverse of `flatten`. Numbers, which JAX may pass, become arrays."""
         return WhileOperands(
             *split(list(map(jnp.asarray, flat)), len(self.cond_consts), len(self.body_consts))
         )
 
-    def of_scan(self, count: Int[Array, ""]) -> Operands:
+    def scan_operands(self, count: Int[Array, ""]) -> Operands:
         return Operands(self.body_consts, self.carry, [], count)
 
 
 def counted_while(loop: While, operands: WhileOperands) -> list[Array]:
-    """The last carry."""
+    """Runs a differentiable while loop, and returns the last carry."""
 
     @jax.custom_jvp
     @batch_first
@@ -76,45 +76,45 @@ def counted_while(loop: While, operands: WhileOperands) -> list[Array]:
     def _differentiate(primals: Any, tangents: Any) -> Any:
         filled = operands.unflatten(primals[0])
         count, carry, saved = save_while(loop, filled)
-        of_scan = filled.of_scan(count)
+        scan_operands = filled.scan_operands(count)
         _, tangents = split(tangents[0], len(filled.cond_consts))
-        carry_dot, _ = tangents_of(loop.scan, of_scan, tangents, carry, [], saved)
+        carry_dot, _ = tangents_of(loop.scan, scan_operands, tangents, carry, [], saved)
         return carry, carry_dot
 
     return run_flat(operands.flatten())
 
 
 def _check_linear(loop: While, operands: WhileOperands, flags: Sequence[bool]) -> None:
-    """Raises `ValueError` unless one step is linear in what depends on the flagged operands."""
-    of_condition, of_body, of_carry = split(
+    """Raises `ValueError` unless a step is linear in the arrays that the flagged operands affect."""
+    condition_flags, body_flags, carry_flags = split(
         list(flags), len(operands.cond_consts), len(operands.body_consts)
     )
-    of_scan = operands.of_scan(jnp.asarray(1))
-    nonzero = find_nonzero(loop.scan, of_scan, Nonzero(of_body, of_carry, [], []))
+    scan_operands = operands.scan_operands(jnp.asarray(1))
+    nonzero = find_nonzero(loop.scan, scan_operands, Nonzero(body_flags, carry_flags, [], []))
 
     def step(cond_consts: Arrays, *parts: Arrays) -> list[Array]:
-        cond_consts = fill(cond_consts, operands.cond_consts, of_condition)
+        cond_consts = fill(cond_consts, operands.cond_consts, condition_flags)
         consts, carry, _ = nonzero.fill((*parts, []), operands.body_consts, operands.carry, [])
         start = jnp.asarray(0), jnp.asarray(True), carry
         _, goes_on, new = _step(loop, WhileOperands(cond_consts, consts, carry), *start)
-        # Depends on the condition.
+        # Makes the outputs depend on the condition, which must not depend on the flagged operands.
         return [jnp.where(goes_on, each, 0) for each in select(new, nonzero.carry)]
 
     parts = (
-        select(operands.cond_consts, of_condition),
+        select(operands.cond_consts, condition_flags),
         *nonzero.select(operands.body_consts, operands.carry, [])[:2],
     )
     try:
         jax.eval_shape(jax.linear_transpose(step, *parts), jax.eval_shape(step, *parts))
     except Exception as error:
         raise ValueError(
-            "jax.linear_transpose needs a loop whose steps are linear in its input, and whose "
+            "jax.linear_transpose needs a loop whose steps are linear in the input, and whose "
             "number of steps does not depend on the input. Use `jax.vjp` for other loops."
         ) from error
 
 
 def run_while(loop: While, operands: WhileOperands) -> list[Array]:
-    """The loop as it runs, if nothing is differentiated. A batch runs as long as its longest."""
+    """Runs the loop without saving carries. A batch runs until its longest member has ended."""
     start = jnp.asarray(0), _is_first_active(loop, operands), list(operands.carry)
     return jax.lax.while_loop(_is_any_active, lambda state: _step(loop, operands, *state), start)[2]
 
@@ -124,7 +124,7 @@ def _step(
 ) -> tuple[Array, Array, list[Array]]:
     new, _ = loop.scan.step(operands.body_consts, carry, [], is_active)
     carry = select_active(loop.scan, is_active, new, carry)
-    # Operators of arrays take JAX three times as long to trace.
+    # JAX takes three times as long to trace the operators `+`, `<` and `&`.
     number = jax.lax.add(number, 1)
     goes_on = loop.condition(operands.cond_consts, carry)
     is_inside = jax.lax.lt(number, loop.scan.length)
@@ -142,7 +142,7 @@ def _is_any_active(state: Any) -> Bool[Array, ""]:
 
 
 SavedWhile = tuple[Int[Array, ""], list[Array], list[Array]]
-"""`(count, carry, saved)`: the number of steps, the last carry, and that before each segment."""
+"""`(count, carry, saved)`: number of steps, last carry, and saved carries before each segment."""
 
 
 def save_while(loop: While, operands: WhileOperands) -> SavedWhile:
@@ -158,15 +158,15 @@ def save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     def _differentiate(primals: Any, tangents: Any) -> Any:
         filled = operands.unflatten(primals[0])
         count, carry, saved = save_while(loop, filled)
-        of_scan = filled.of_scan(count)
+        scan_operands = filled.scan_operands(count)
         _, flat = split(primals[0], len(filled.cond_consts))
         _, dots = split(tangents[0], len(filled.cond_consts))
 
         def replayed(flat: Arrays) -> list[Array]:
-            carry, _, saved = save(loop.scan, of_scan.unflatten(flat, count))
+            carry, _, saved = save(loop.scan, scan_operands.unflatten(flat, count))
             return [*carry, *saved]
 
-        nonzero = find_nonzero(loop.scan, of_scan, nonzero_at_start(of_scan, dots, []))
+        nonzero = find_nonzero(loop.scan, scan_operands, nonzero_at_start(scan_operands, dots, []))
         flags = [*nonzero.carry, *(loop.scan.saved(nonzero.carry) if saved else [])]
         _, outputs_dot = jvp_of_moving(replayed, flat, dots)
         zeros = map(zero_tangent, [*carry, *saved])

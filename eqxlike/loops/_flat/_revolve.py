@@ -1,12 +1,12 @@
-"""The reverse mode of a scan of any number of steps, with a fixed number of saved carries.
+"""Reverse mode of a scan with a fixed number of saved carries, for any number of steps.
 
-The steps are reversed from the last to the first. To get at the carry before a step, the scan is
-run again from the last carry saved before it, and on the way carries are saved in the free places.
-The choice that runs the fewest steps again has a closed form: Griewank and Walther (2000),
-"Algorithm 799: revolve".
+The steps are reversed from the last to the first. To compute the carry before a step, the scan runs
+again from the nearest saved carry, and saves carries in the free slots on the way. The schedule
+with the fewest recomputed steps has a closed form: Griewank and Walther (2000), "Algorithm 799:
+revolve".
 
-The derivatives here need `_push_forward` of `_counted_scan`. That file imports this one, so it
-passes the function down.
+The derivatives here need `_push_forward` of `_counted_scan`. `_counted_scan` imports this file, so
+it passes the function as an argument.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from ._step import pull_back_step, select_active
 from ._tangents import Nonzero, find_nonzero, with_tangents
 
 PushForward = Callable[[Scan, Operands, Nonzero, Arrays], list[Array]]
-"""`push_forward(scan, operands, nonzero, directions)`: tangents of the last carry and the ys."""
+"""`push_forward(scan, operands, nonzero, directions)`: tangents of the last carry and of the ys."""
 
 
 def pull_back_any_length(
@@ -44,14 +44,14 @@ def pull_back_any_length(
     is_shared: tuple[bool, ...],
     push_forward: PushForward,
 ) -> list[Array]:
-    """Cotangents of the operands that have a tangent.
+    """The cotangents of the nonzero operands.
 
     **Arguments:**
 
-    - `last`: the carry at the end; the arrays that were written once are read from it.
+    - `last`: the last carry, from which arrays that are written once are read.
     - `ct_carry`, `ct_ys`: the cotangents of the outputs.
-    - `is_shared`: for each of the nonzero consts, whether to sum over a batch.
-    - `push_forward`: that of `_counted_scan`.
+    - `is_shared`: for each nonzero const, whether its cotangent is summed over a batch.
+    - `push_forward`: `_push_forward` of `_counted_scan`.
     """
     count = jnp.asarray(scan.length) if operands.count is None else operands.count
     numbers = len(operands.flatten()), len(last), len(ct_carry)
@@ -64,7 +64,7 @@ def pull_back_any_length(
         return _pull_back(scan, filled, nonzero, last, ct_carry, ct_ys, is_shared)
 
     def run_wider(wider: Nonzero, count: Array, flat: Arrays) -> list[Array]:
-        """The same cotangents, taken from those for `wider`, where more has a tangent."""
+        """The same cotangents, selected from the cotangents for more nonzeros."""
         flat, last, ct_carry, ct_ys = split(flat, *numbers)
         cotangents = iter(ct_carry)
         ct_carry = [
@@ -84,16 +84,16 @@ def pull_back_any_length(
         flat, count = primals
         flat, last, ct_carry, ct_ys = split(flat, *numbers)
         filled = operands.unflatten(flat, count)
-        # The tangents of `last` follow from those of the operands.
+        # The tangents of `last` are not used: they follow from the tangents of the operands.
         dots, _, ct_outputs_dot = split(tangents[0], *numbers[:2])
-        wider = find_nonzero(scan, filled, nonzero.or_of(dots))
+        wider = find_nonzero(scan, filled, nonzero.union(dots))
         if wider != nonzero:
             run = functools.partial(run_wider, wider, count)
             return jvp_of_moving(run, primals[0], tangents[0])
         output = pull_back_any_length(
             scan, filled, nonzero, last, ct_carry, ct_ys, is_shared, push_forward
         )
-        second = _Second(scan, operands, nonzero, push_forward)
+        second = _SecondDerivative(scan, operands, nonzero, push_forward)
         residuals = [count, *primals[0]]
         directions = list(map(instantiate, [*select(dots, nonzero.flatten()), *ct_outputs_dot]))
         return output, linear_call(
@@ -104,14 +104,17 @@ def pull_back_any_length(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Second:
-    """The derivative of `pull_back_any_length`, and its transpose.
+class _SecondDerivative:
+    """The derivative of `pull_back_any_length`, and the transpose of this derivative.
 
-    With `F` the scan, that function is `P(x, c) = F'(x)^T c`. With its tangents, the scan is
-    `G(x, x_dot) = (F(x), F'(x) x_dot)`. The tangent of `P` for `(x_dot, c_dot)` is the cotangent of
-    `x` in `G'(x, x_dot)^T (c_dot, c)`. The transpose takes a cotangent `w` of `P` to `F'(x) w` for
-    `c_dot`, and, as second derivatives are symmetric, to the cotangent of `x` in
-    `G'(x, w)^T (0, c)` for `x_dot`.
+    Let `F` be the scan. `pull_back_any_length` is `P(x, c) = F'(x)^T c`. The scan with tangents is
+    `G(x, x_dot) = (F(x), F'(x) x_dot)`.
+
+    - `forward`: the tangent of `P` along `(x_dot, c_dot)` is the cotangent of `x` in
+      `G'(x, x_dot)^T (c_dot, c)`.
+    - `transpose`: for a cotangent `w` of `P`, the cotangent of `c_dot` is `F'(x) w`. Second
+      derivatives are symmetric, so the cotangent of `x_dot` is the cotangent of `x` in
+      `G'(x, w)^T (0, c)`.
     """
 
     scan: Scan
@@ -185,18 +188,18 @@ def _pull_back(
     ct_ys: Arrays,
     is_shared: tuple[bool, ...],
 ) -> list[Array]:
-    """`pull_back_any_length` as it runs. A batch runs as long as the longest of its members."""
+    """Computes `pull_back_any_length`. A batch runs until its longest member has ended."""
     checkpoints, consts, xs, count = scan.checkpoints, operands.consts, operands.xs, operands.count
     assert checkpoints is not None
     assert count is not None
     is_masked = select(scan.is_masked, nonzero.carry)
 
     def row_at(index: Array) -> Array:
-        """The place of the row that the step at `index` gets."""
+        """The index of the row of `xs` that is the input of step `index`."""
         return longest - 1 - index if scan.is_reversed else index
 
     def advance(saved: Arrays, start: Any, stop: Any) -> list[Array]:
-        """The saved part of the carry at step `stop`, from that at `start`."""
+        """Runs the scan from step `start` to step `stop`, on the saved part of the carry."""
 
         def step(index: Array, saved: list[Array]) -> list[Array]:
             carry, row = scan.restored(saved, last), row_at(index)
@@ -206,7 +209,7 @@ def _pull_back(
         return jax.lax.fori_loop(start, stop, step, list(saved))
 
     def save_before(index: Array, saved: _Saved) -> _Saved:
-        """Saves carries on the way from the last saved one to the step at `index`."""
+        """Saves carries between the last saved carry and step `index`."""
 
         def has_room(saved: _Saved) -> Any:
             return (saved.positions[saved.top] < index) & (saved.top < checkpoints - 1)
@@ -254,11 +257,11 @@ def _pull_back(
 
 
 class _Saved(NamedTuple):
-    """The carries that are saved at one time.
+    """A stack of saved carries.
 
-    - `top`: the place of the one saved last.
-    - `positions`: the number of steps before each.
-    - `rows`: the carries.
+    - `top`: the slot of the carry that was saved last.
+    - `positions`: for each slot, the number of steps before its carry.
+    - `rows`: the carries, with one row for each slot.
     """
 
     top: Int[Array, ""]
@@ -267,12 +270,12 @@ class _Saved(NamedTuple):
 
 
 _MAX_RUNS = 64
-"""With more runs of each step than this, the schedule is no longer the best."""
+"""The schedule is optimal as long as it runs no step more often than this."""
 
 
 @functools.cache
 def _most_steps(checkpoints: int) -> np.ndarray:
-    """At `[c, r]`, how many steps can be reversed with `c` saved carries and `r` runs of each."""
+    """`table[c, r]`: the number of steps that `c` saved carries can reverse in `r` runs of each."""
     table = np.ones((checkpoints + 1, _MAX_RUNS + 1))
     for carries in range(1, checkpoints + 1):
         runs = np.arange(1, _MAX_RUNS + 1)
@@ -281,11 +284,17 @@ def _most_steps(checkpoints: int) -> np.ndarray:
 
 
 def _distance(steps: Int[Array, ""], carries: Any, checkpoints: int) -> Int[Array, ""]:
-    """How many of `steps`, at least 2, come before the next carry to save, if `carries` may be."""
+    """The number of steps to the next carry to save.
+
+    **Arguments:**
+
+    - `steps`: the number of steps to reverse, at least 2.
+    - `carries`: the number of carries that may be saved for them.
+    """
     table = jnp.asarray(_most_steps(checkpoints))
     runs = jnp.clip(jnp.sum(table[carries] < steps), 1, _MAX_RUNS)
-    # The steps before that carry are reversed in one run less, those beyond it with one carry less:
-    # neither may be more than can be done so. Those beyond should be as many as can be done in one
-    # run less, or more.
+    # The steps before the next carry have one run less: `distance <= table[carries, runs - 1]`. The
+    # steps after it have one carry less: `steps - distance <= table[carries - 1, runs]`. Within
+    # these bounds, `steps - distance >= table[carries - 1, runs - 1]`.
     distance = jnp.minimum(table[carries, runs - 1], steps - table[carries - 1, runs - 1])
     return jnp.clip(jnp.maximum(distance, steps - table[carries - 1, runs]), 1, steps - 1)

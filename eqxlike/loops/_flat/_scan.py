@@ -1,4 +1,4 @@
-"""What a scan is and what it is run on, as lists of arrays; `_body` makes these of trees."""
+"""Data types of scans on lists of arrays. `_body` converts trees to these lists."""
 
 import dataclasses
 import math
@@ -16,27 +16,28 @@ T = TypeVar("T")
 
 Step = Callable[[Arrays, Arrays, Arrays, Any], tuple[Arrays, Arrays]]
 """`step(consts, carry, x, is_active) -> (carry, y)`. `is_active` is false for members of a batch
-that have ended: what the step returns for them is ignored, except for masked arrays.
+that have ended. The scan ignores their outputs, except for masked arrays.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """A scan, as far as it is known when it is traced.
+    """The static part of a scan.
 
     - `step`: one step.
-    - `length`: how many steps at most.
-    - `levels`: `(length,)`, or the number of segments and of steps in each segment: their product
-      is at least `length`. Empty for a scan that `_revolve` reverses.
-    - `checkpoints`: how many carries may be saved at one time; read where there are no `levels`.
-    - `is_masked`: for each array of the carry, whether `step` itself leaves it unchanged where it
-      is not active. For other arrays the scan selects old or new.
-    - `is_written_once`: for each array of the carry, whether its places are written once each, and
-      read only after that. The array at the end then serves for every earlier step.
-    - `is_reversed`: whether it goes from the last of `xs` to the first.
-    - `unroll`: how many steps the compiled loop makes in one turn, where their number is known.
+    - `length`: the largest number of steps.
+    - `levels`: `(length,)`, or `(number of segments, steps in a segment)`, whose product is at
+      least `length`. Empty for a scan that `_revolve` reverses.
+    - `is_masked`: for each array of the carry, whether `step` itself leaves it unchanged for batch
+      members that are not active. For other arrays the scan selects the old or the new value.
+    - `is_written_once`: for each array of the carry, whether each entry is written once, and read
+      only after that. Earlier steps can then read the array of the last carry.
+    - `is_reversed`: whether the scan goes from the last row of `xs` to the first.
+    - `unroll`: number of steps in one iteration of the compiled loop; used if the number of steps
+      is known at compile time.
     - `reading_step`: `step` without its writes to arrays that are written once; `None` if there are
       no such arrays.
+    - `checkpoints`: the largest number of carries saved at one time; used if `levels` is empty.
     """
 
     step: Step
@@ -51,12 +52,12 @@ class Scan:
 
     @property
     def has_few_checkpoints(self) -> bool:
-        """Whether `checkpoints` are fewer than two levels need: `_revolve` has the reverse mode."""
+        """Whether two levels need more than `checkpoints` carries, so that `_revolve` is used."""
         return not self.levels
 
     @property
     def reading(self) -> "Scan":
-        """The same scan for another run: it reads the written buffers, and writes to none."""
+        """The scan without its writes to buffers, for running it again on full buffers."""
         return dataclasses.replace(self, step=self.reading_step or self.step)
 
     @property
@@ -79,22 +80,22 @@ class Scan:
         )
 
     def saved(self, carry: Sequence[T]) -> list[T]:
-        """The saved part of a carry, or of other values, one for each array of a carry."""
+        """Selects the saved arrays of a carry, or any values with one item for each array."""
         return select(carry, [not is_once for is_once in self.is_written_once])
 
     def restored(self, saved: Arrays, last: Arrays) -> list[Array]:
-        """The carry of which this part was saved. The rest is the same as in the `last` carry."""
+        """The carry with these saved arrays. Its buffers are those of the `last` carry."""
         return fill(saved, last, [not is_once for is_once in self.is_written_once])
 
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """What a scan is run on.
+    """The inputs of a scan.
 
-    - `consts`: shared by all steps.
-    - `carry`: at the start.
-    - `xs`: each step gets one row.
-    - `count`: the number of steps; `None` for as many as the scan has.
+    - `consts`: the arrays that all steps share.
+    - `carry`: the initial carry.
+    - `xs`: arrays of shape `(length, ...)`; each step gets one row.
+    - `count`: the number of steps; `None` for the length of the scan.
     """
 
     consts: Arrays
@@ -106,13 +107,13 @@ class Operands:
         return [*self.consts, *self.carry, *self.xs]
 
     def unflatten(self, flat: Arrays, count: Int[Array, ""] | None) -> "Operands":
-        """Other arrays in the same places. JAX may pass numbers: these become arrays."""
+        """The inverse of `flatten`. Numbers, which JAX may pass, become arrays."""
         consts, carry, xs = split(list(map(jnp.asarray, flat)), len(self.consts), len(self.carry))
         return Operands(consts, carry, xs, count)
 
 
 def split(values: Sequence[T], *numbers: int) -> list[list[T]]:
-    """The values in parts of these lengths, and the rest."""
+    """Splits values into parts of these lengths and the rest."""
     parts = []
     for number in numbers:
         parts.append(list(values[:number]))
@@ -126,18 +127,18 @@ def select(values: Iterable[T], flags: Sequence[bool]) -> list[T]:
 
 
 def fill(selected: Iterable[Any], values: Iterable[Any], flags: Sequence[bool]) -> list[Any]:
-    """The values, with those `selected` in place of the ones whose flag is true."""
+    """The inverse of `select`: `values`, with `selected` where the flag is true."""
     rest = iter(selected)
     return [next(rest) if flag else value for value, flag in zip(values, flags, strict=True)]
 
 
 def row_types(rows: Arrays) -> list[Any]:
-    """The type of a row of each array, with the mesh axes along which it varies."""
+    """The type of a row of each array, including the mesh axes along which it varies."""
     return [jax.typeof(array).update(shape=array.shape[1:]) for array in rows]
 
 
 def zero_rows(number: int, row: Any, axes: frozenset[Any] = frozenset()) -> Array:
-    """`number` rows of zeros of the type of `row`, which also vary along `axes`."""
+    """Zeros of shape `(number, *row.shape)`, which vary along the axes of `row` and `axes`."""
     return vary(jnp.zeros((number, *row.shape), row.dtype), varying_axes(row) | axes)
 
 
@@ -147,7 +148,7 @@ def row_of(rows: Arrays, index: Array) -> list[Array]:
 
 
 def with_row(rows: Arrays, index: Array, row: Arrays) -> list[Array]:
-    """The arrays with another row at `index`."""
+    """The arrays with the row at `index` replaced."""
     return [
         jax.lax.dynamic_update_index_in_dim(array, new, index, 0)
         for array, new in zip(rows, row, strict=True)
@@ -156,12 +157,12 @@ def with_row(rows: Arrays, index: Array, row: Arrays) -> list[Array]:
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """How the steps of a scan fall into its segments.
+    """The division of the steps of a scan into segments.
 
-    - `length`: of the scan.
-    - `segment_length`: of each segment.
-    - `number`: how many segments.
-    - `total`: a list of the number of steps; an empty list if all segments are full.
+    - `length`: the length of the scan.
+    - `segment_length`: the number of steps in a segment.
+    - `number`: the number of segments.
+    - `total`: a list with the number of steps; an empty list if all segments are full.
     """
 
     length: int
@@ -171,7 +172,7 @@ class Segments:
 
     @property
     def count(self) -> Array | None:
-        """The number of segments that have steps; `None` for all."""
+        """The number of segments that have steps; `None` if all have."""
         return -(-self.total[0] // self.segment_length) if self.total else None
 
     @property
@@ -179,14 +180,14 @@ class Segments:
         return jnp.arange(self.number)
 
     def count_in(self, index: Array, total: Arrays, is_active: Any) -> Array | None:
-        """The number of steps in the segment at `index`, 0 unless it is active; `None` for all."""
+        """The number of steps in segment `index`, 0 if it is not active; `None` if it is full."""
         if not total:
             return None
         count = jnp.clip(total[0] - index * self.segment_length, 0, self.segment_length)
         return jnp.where(is_active, count, 0)
 
     def split(self, rows: Arrays) -> list[Array]:
-        """Rows of steps, grouped by segment."""
+        """Groups the rows of steps by segment."""
         missing = self.number * self.segment_length - self.length
         return [
             jnp.reshape(
@@ -197,7 +198,7 @@ class Segments:
         ]
 
     def join(self, rows: Arrays) -> list[Array]:
-        """Rows grouped by segment, as rows of steps."""
+        """The inverse of `split`."""
         joined = (jnp.reshape(array, (-1, *array.shape[2:])) for array in rows)
         return [array[: self.length] for array in joined]
 
@@ -210,17 +211,17 @@ def segments_of(scan: Scan, operands: Operands) -> Segments:
     return Segments(scan.length, segment_length, number, [] if count is None else [count])
 
 
-# --- How many segments reverse mode needs, and how long they are ---
+# --- The number and length of segments ---
 
 
 def levels_for(length: int, checkpoints: int | None) -> tuple[int, ...]:
-    """The `levels` of a `Scan`: at most two, and none if they need more than `checkpoints`.
+    """The `levels` of a `Scan`: one or two; none if two levels need more than `checkpoints`.
 
     **Arguments:**
 
-    - `length`: of the loop, at least 0.
-    - `checkpoints`: how many carries may be saved at one time. By default about twice the root of
-      `length` are saved, and each step runs three times.
+    - `length`: the length of the loop, at least 0.
+    - `checkpoints`: the largest number of carries that are saved at one time. `None` saves about
+      `2 * sqrt(length)` carries, and each step runs three times.
     """
     if length <= 1 or (checkpoints is not None and checkpoints >= length):
         return (max(length, 1),)

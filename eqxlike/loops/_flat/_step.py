@@ -1,4 +1,4 @@
-"""A scan as it runs, one of its steps backwards, and the cotangents of its buffers."""
+"""The forward pass of a scan, the backward pass of one step, and the cotangents of buffers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,9 +16,9 @@ from ._tangents import Nonzero, Parts, step_of_nonzero
 
 
 def run(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
-    """The last carry, and the outputs of the steps in rows: zeros beyond the count.
+    """Runs a scan. Returns the last carry, and the ys with zeros in the rows beyond the count.
 
-    A batch runs as long as the longest of its members.
+    A batch runs until its longest member has ended.
     """
     if operands.count is None:
         return _run_whole(scan, operands)
@@ -55,19 +55,19 @@ def _run_whole(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]
 
 
 def _where_active(is_active: Bool[Array, ""], arrays: Arrays) -> list[Array]:
-    """The arrays; zeros for the members of a batch that are not active."""
+    """The arrays, with zeros for batch members that are not active."""
     return [select_if_vmap(is_active, array, jnp.zeros_like(array)) for array in arrays]
 
 
 def select_active(scan: Scan, is_active: Any, new: Arrays, old: Arrays) -> list[Array]:
-    """The carry after a step: the new one for the members of a batch that are active."""
+    """The carry after a step: `new` for active batch members, `old` for the others."""
     return [
         after if is_masked else select_if_vmap(is_active, after, before)
         for is_masked, after, before in zip(scan.is_masked, new, old, strict=True)
     ]
 
 
-# --- One step backwards, for one member and for a batch ---
+# --- The backward pass of one step, for one batch member and for a batch ---
 
 
 def pull_back_step(
@@ -81,14 +81,14 @@ def pull_back_step(
     ct_carry: Arrays,
     ct_y: Arrays,
 ) -> Parts:
-    """The cotangents of the operands that have a tangent.
+    """The cotangents of the nonzero operands of a step.
 
-    Those of the consts and of the x are zero where the step is not active.
+    The cotangents of the consts and of x are zero for batch members that are not active.
 
     **Arguments:**
 
-    - `is_shared`: for each of the nonzero consts, whether to sum over a batch.
-    - `ct_carry`, `ct_y`: the cotangents of what the step returns.
+    - `is_shared`: for each nonzero const, whether its cotangent is summed over a batch.
+    - `ct_carry`, `ct_y`: the cotangents of the outputs of the step.
     """
     is_active = jnp.asarray(is_active)
 
@@ -127,10 +127,10 @@ def _pull_back_batch(
     is_batched: Any,
     *args: Any,
 ) -> Parts:
-    """The cotangents of one step of a batch, whose members are reversed together, as one function.
+    """The cotangents of one step for a whole batch, which is differentiated as one function.
 
     If each member multiplies a vector by a shared matrix, the cotangent of the matrix is one matrix
-    product.
+    product instead of a sum of outer products.
     """
     consts, carry, x, is_active, ct_carry, ct_y = args
     are_batched, (is_mixed, *ct_outputs) = is_batched[:3], is_batched[3:]
@@ -139,14 +139,14 @@ def _pull_back_batch(
 
     def where_active(new: Array, old: Any) -> Array:
         if not is_mixed:
-            # It may differ among the members of an outer batch.
+            # `is_active` may be mapped by an outer batch.
             return select_if_vmap(
                 is_active, new, jnp.broadcast_to(old, new.shape).astype(new.dtype)
             )
         return jnp.where(are_active.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
 
-    # A member that has ended may have infinite derivatives at its last carry. So it gets the arrays
-    # of an active member, and cotangents of zero. For masked arrays the step itself sees to this.
+    # The derivatives of a member that has ended may be infinite at its last carry. It gets the
+    # arrays of an active member and zero cotangents. For masked arrays the step itself does this.
     example = jnp.argmax(are_active)
     stay = [False] * len(consts), scan.is_masked, [False] * len(x)
     consts, carry, x = (
@@ -187,7 +187,7 @@ def _pull_back_batch(
     ]
     _, vjp = jax.vjp(of_batch, *parts)
     ct_consts, ct_start, ct_x = vjp((ct_active, [where_active(ct, 0) for ct in ct_y]))
-    # In a batch of batches all members of this one may have ended.
+    # In nested batches, all members of this batch may have ended.
     is_any = jnp.any(are_active)
     ct_consts = [
         jnp.where(is_any, ct, 0) if shared else where_active(ct, 0)
@@ -204,7 +204,7 @@ def _spread(array: Array, has_batch: bool, size: int) -> Array:
     return array if has_batch else jnp.broadcast_to(array, (size, *jnp.shape(array)))
 
 
-# --- The cotangents of the buffers that a loop starts with ---
+# --- The cotangents of the initial buffers ---
 
 
 def clear_written(
@@ -215,20 +215,19 @@ def clear_written(
     *,
     is_inside: bool = False,
 ) -> list[Array]:
-    """The carry to start with. Its cotangents are zeroed where the loop writes to a buffer.
+    """The initial carry, with its cotangents zeroed where the loop writes to a buffer.
 
-    After reverse mode the buffer's cotangent still has entries at places that the loop overwrote;
-    they must be zero. Zeroing them in each step would make XLA copy the buffer, so it is done once,
-    here. A place was overwritten if two runs that start with different values there end with the
-    same.
+    Reverse mode leaves cotangents in the entries of a buffer that the loop overwrote. They must be
+    zero. Zeroing them in each step would make XLA copy the buffer, so this function does it once.
+    An entry was overwritten if two runs that start with different values end with the same value.
 
     **Arguments:**
 
-    - `is_buffer`: for each array of the carry, whether it is a buffer to be cleared.
+    - `is_buffer`: for each array of the carry, whether to zero the cotangents.
     - `operands`: the other operands of the loop.
-    - `run`: from the operands and a carry to start with to the last carry.
-    - `is_inside`: whether an outer loop owns the buffers and clears them. In derivatives of
-      derivatives they are cleared here too, because a buffer is then full from the start.
+    - `run`: function from the operands and an initial carry to the last carry.
+    - `is_inside`: whether an outer loop zeroes the cotangents. In higher-order derivatives they are
+      zeroed here too, because a buffer is then full from the start.
     """
     is_buffer = [
         is_chosen and jnp.issubdtype(array.dtype, jnp.inexact)
@@ -249,7 +248,7 @@ def clear_written(
         ]
         ends = [select(run(operands, start), is_buffer) for start in (carry, others)]
         return [
-            jnp.where(_is_same(end, other_end), jnp.zeros_like(ct), ct)
+            jnp.where(_equal_or_nan(end, other_end), jnp.zeros_like(ct), ct)
             for end, other_end, ct in zip(*ends, cotangents, strict=True)
         ]
 
@@ -257,7 +256,7 @@ def clear_written(
     buffers = select(carry, is_buffer)
     cleared = linear_call(
         forward,
-        _as_it_is if is_inside else transpose,
+        _identity_transpose if is_inside else transpose,
         residuals,
         buffers,
         like=buffers,
@@ -267,9 +266,9 @@ def clear_written(
     return fill(cleared, carry, is_buffer)
 
 
-def _is_same(array: Array, other: Array) -> Array:
+def _equal_or_nan(array: Array, other: Array) -> Array:
     return (array == other) | (jnp.isnan(array) & jnp.isnan(other))
 
 
-def _as_it_is(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
+def _identity_transpose(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
     return list(cotangents)

@@ -1,4 +1,4 @@
-"""Which operands of a scan have tangents, and its steps as functions of those alone."""
+"""Finds the operands of a scan that have tangents, and builds steps that propagate tangents."""
 
 import dataclasses
 import functools
@@ -14,14 +14,12 @@ from ..._transforms._derivatives._linear_call import has_tangent, is_inexact
 from ._scan import Arrays, Operands, Scan, Step, fill, row_types, select, split
 
 Parts = tuple[list[Array], list[Array], list[Array]]
-"""`(consts, carry, x)`: operands of a step or their cotangents, all or some."""
+"""`(consts, carry, x)`: all or some operands of a step, or their cotangents."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Nonzero:
-    """Which operands and outputs of a scan are nonzero: JAX calls an array so if it has a tangent
-    that is not known to be zero.
-    """
+    """Flags the operands and outputs of a scan whose tangent is not known to be zero."""
 
     consts: list[bool]
     carry: list[bool]
@@ -31,22 +29,22 @@ class Nonzero:
     def flatten(self) -> list[bool]:
         return [*self.consts, *self.carry, *self.xs]
 
-    def or_of(self, tangents: list[Any]) -> "Nonzero":
-        """The same, with the operands that have one of these `tangents` nonzero too."""
+    def union(self, tangents: list[Any]) -> "Nonzero":
+        """The union with the operands that have a tangent in `tangents`."""
         flags = map(operator.or_, self.flatten(), map(has_tangent, tangents))
         consts, carry, xs = split(list(flags), len(self.consts), len(self.carry))
         return Nonzero(consts, carry, xs, self.ys)
 
     def split(self, arrays: Arrays) -> list[list[Array]]:
-        """A list for the nonzero operands, split into consts, carry and xs."""
+        """Splits a list with one item for each nonzero operand into consts, carry and xs."""
         return split(arrays, sum(self.consts), sum(self.carry))
 
     def select(self, consts: Arrays, carry: Arrays, x: Arrays) -> Parts:
-        """The operands of a step that have a tangent."""
+        """The nonzero operands of a step."""
         return select(consts, self.consts), select(carry, self.carry), select(x, self.xs)
 
     def fill(self, parts: Any, consts: Arrays, carry: Arrays, x: Arrays) -> Parts:
-        """The operands of a step, with `parts` in place of those that have a tangent."""
+        """The operands of a step, with `parts` in place of the nonzero operands."""
         return (
             fill(parts[0], consts, self.consts),
             fill(parts[1], carry, self.carry),
@@ -57,10 +55,10 @@ class Nonzero:
 def with_tangents(
     scan: Scan, operands: Operands, nonzero: Nonzero, *, with_ys: bool = False
 ) -> Scan:
-    """The scan together with that of its tangents.
+    """The scan that propagates the nonzero tangents of `scan` next to its arrays.
 
-    In its consts, carry and xs the nonzero tangents follow the arrays of `scan`. Its ys are the
-    tangents of the ys of `scan`; with `with_ys` they follow those ys.
+    In the consts, the carry and the xs, the arrays of `scan` come first and the tangents second.
+    The ys are the tangents of the ys of `scan`; if `with_ys`, the ys of `scan` come before them.
     """
     num_consts, num_carry, num_xs = map(len, (operands.consts, operands.carry, operands.xs))
 
@@ -90,7 +88,10 @@ def with_tangents(
 def step_of_nonzero(
     scan: Scan, nonzero: Nonzero, consts: Arrays, carry: Arrays, x: Arrays, is_active: Any
 ) -> Callable[..., Any]:
-    """A step as a function of its nonzero operands, to its nonzero outputs and to all outputs."""
+    """A step as a function of its nonzero operands.
+
+    The function returns the nonzero outputs, and all outputs as aux.
+    """
 
     def function(*parts: Any) -> Any:
         new, y = scan.step(*nonzero.fill(parts, consts, carry, x), is_active)
@@ -100,15 +101,15 @@ def step_of_nonzero(
 
 
 def nonzero_at_start(operands: Operands, tangents: Arrays, ys: Arrays) -> Nonzero:
-    """The operands that have one of these `tangents`, and all of the `ys` that could have one."""
+    """The nonzeros before the first step: operands with a tangent, and all inexact `ys`."""
     parts = split(list(map(has_tangent, tangents)), len(operands.consts), len(operands.carry))
     return Nonzero(*parts, ys=list(map(is_inexact, ys)))
 
 
 def find_nonzero(scan: Scan, operands: Operands, nonzero: Nonzero) -> Nonzero:
-    """All that has a tangent at some step of a scan, if `nonzero` has one at the start.
+    """The arrays that are nonzero in some step of a scan, if `nonzero` are nonzero at its start.
 
-    A step is traced again as long as more of the carry gets one.
+    A step is traced until no further array of the carry becomes nonzero.
     """
     while True:
         if all(map(operator.eq, nonzero.carry, map(is_inexact, operands.carry))):
@@ -117,30 +118,30 @@ def find_nonzero(scan: Scan, operands: Operands, nonzero: Nonzero) -> Nonzero:
         carry = list(map(operator.or_, nonzero.carry, nonzero_carry))
         if carry == nonzero.carry:
             if scan.has_few_checkpoints:
-                # A derivative in `_revolve` may need more tangents: all of the ys count at once.
+                # A derivative in `_revolve` may need more tangents, so all inexact ys count.
                 return nonzero
             return dataclasses.replace(nonzero, ys=nonzero_ys)
         nonzero = dataclasses.replace(nonzero, carry=carry)
 
 
 def _nonzero_after_step(scan: Scan, operands: Operands, nonzero: Nonzero) -> list[list[bool]]:
-    """For each array of the carry and of what a step returns, whether a step gives it a tangent."""
+    """For each array of the carry and each y, whether it is nonzero after one step."""
     num_carry = len(operands.carry)
     flags = [False] * (num_carry + len(nonzero.ys))
 
     @jax.custom_jvp
-    def noted(arrays: list[Array]) -> list[Array]:
+    def recorder(arrays: list[Array]) -> list[Array]:
         return arrays
 
-    @functools.partial(noted.defjvp, symbolic_zeros=True)
-    def _note(primals: Any, tangents: Any) -> Any:
+    @functools.partial(recorder.defjvp, symbolic_zeros=True)
+    def _record(primals: Any, tangents: Any) -> Any:
         flags[:] = map(has_tangent, tangents[0])
         return primals[0], tangents[0]
 
     def tangents_of_step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Array) -> Any:
         def function(*parts: Any) -> list[Array]:
             new, y = scan.step(*nonzero.fill(parts, consts, carry, x), is_active)
-            return noted([*new, *y])
+            return recorder([*new, *y])
 
         parts = nonzero.select(consts, carry, x)
         return jax.jvp(function, parts, jax.tree.map(jnp.zeros_like, parts))

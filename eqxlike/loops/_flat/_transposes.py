@@ -1,4 +1,4 @@
-"""The transposes of loops: for `jax.linear_transpose`, or an error that names the other kinds."""
+"""The transposes of while loops: one for `jax.linear_transpose`, and an error for `kind="lax"`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from ._scan import Arrays, fill, select
 
 
 def without_transpose(arrays: Arrays, message: str) -> list[Array]:
-    """Returns the arrays. Their transpose raises a `ValueError` with this message."""
+    """The identity, whose transpose raises a `ValueError` with this message."""
     return [
         _untransposed.bind(array, message=message) if is_inexact(array) else array
         for array in arrays
@@ -48,15 +48,15 @@ def with_transpose(
     check: Callable[[Arrays, Sequence[bool]], None],
     operands: Arrays,
 ) -> list[Array]:
-    """Returns `run(operands)`, with the transpose of `function`, which computes the same.
+    """Returns `run(operands)`, with the transpose of `function`, which computes the same values.
 
-    Only `jax.linear_transpose` needs it: it ignores custom derivatives, and cannot transpose a
+    `jax.linear_transpose` needs it: it ignores custom derivatives, and cannot transpose a
     `jax.lax.while_loop`.
 
     **Arguments:**
 
-    - `check`: `check(operands, flags)` raises an error unless `run` is linear in the operands with
-      these flags.
+    - `check`: `check(operands, flags)` raises an error unless `run` is linear in the flagged
+      operands.
     """
     jaxpr = jax.make_jaxpr(run)(list(operands))
     if jaxpr.effects or not any(map(is_inexact, operands)):
