@@ -1,4 +1,4 @@
-"""Differentiation: the modes, and what is taken by them."""
+"""Automatic differentiation: modes, Jacobians, Hessians, products, and a comparison of modes."""
 
 import typing as _typing
 

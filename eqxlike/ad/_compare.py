@@ -1,4 +1,4 @@
-"""Modes of differentiation next to one another on one function: which are right, and their cost."""
+"""Comparison of modes of differentiation on one function: correctness, time and memory."""
 
 import dataclasses
 import functools
@@ -20,25 +20,25 @@ from .._transforms import filter_jit
 from .._transforms._derivatives._by_mode import check_mode
 from ._modes import Auto, Checkpointed, Enzyme, FiniteDifference, Forward, Mode, Reverse
 from ._reference import (
+    GradientProblem,
     Reference,
-    Subject,
-    as_written,
-    checked_subject,
+    checked_problem,
     default_tolerance,
-    described,
-    in_double,
+    format_exception,
+    format_mode,
     reference_gradient,
+    to_double,
 )
 
 _CHUNK = 64
-"""So many directions at once keep a CPU busy, and memory within bounds."""
+"""Number of directions per batch in forward mode: enough to use a CPU, with bounded memory."""
 
-_PATIENCE = 30
-"""A call may be predicted to take this many times the budget."""
+_MAX_OVERRUN = 30
+"""A mode is not run if one call is predicted to take more than this multiple of the budget."""
 
-_NOT_UNASKED = (
-    "Not run: Enzyme may end the process where a function has a loop. Name it among the `modes` to "
-    "try all the same."
+_ENZYME_SKIPPED = (
+    "Not run: Enzyme may crash the process if the function has a loop. Pass it in `modes` to "
+    "run it anyway."
 )
 
 
@@ -52,44 +52,46 @@ def compare(
     rounds: int = 30,
     budget_s: float = 2.0,
 ) -> "Comparison":
-    """Which modes differentiate `f` rightly at these arguments, and how fast.
+    """Checks the gradients of several modes against a reference, and measures their cost.
 
     Each mode is compiled, and its gradient is compared with the gradient of `reference`. Then all
-    modes are timed in turn, next to `f` alone. A mode that fails has a row that says so, and does
-    not stop the others.
+    modes are timed in turn, together with `f` alone. A mode that fails gets a row with the error,
+    and does not stop the comparison.
 
-    The error of a gradient is the error of its worst leaf: the largest difference, relative to the
-    largest derivative of the reference in this leaf. (Where all derivatives of a leaf are below
-    `sqrt(eps)` of the largest derivative of all leaves, the error is relative to the latter: the
-    terms of such a leaf may cancel up to rounding.) A gradient is not `"wrong"` where the reference
-    is uncertain: finite differences do not exist at a kink, and have few digits for a function that
-    rounds in float32.
+    The error of a gradient is the error of its worst leaf: the largest absolute difference, divided
+    by the largest derivative of the reference in this leaf. If all derivatives of a leaf are below
+    `sqrt(eps)` times the largest derivative of all leaves, its error is relative to this threshold,
+    because terms that cancel leave rounding errors of this size. A gradient is not `"wrong"` where
+    the reference is uncertain: finite differences are invalid at a kink, and imprecise if the
+    function rounds to float32.
 
     **Arguments:**
 
-    - `f`: any function that `filter_grad` takes; its value is a real scalar.
-    - `*args`: its arguments. It is differentiated by the floating-point and complex arrays of the
-      first.
-    - `modes`: the modes, in a sequence, or by the names that rows shall have. Where `None`, those
-      of `eqxlike.ad`: `Forward` with a chunk of 64, and `Enzyme` if it is installed and `f` has no
-      loop, where Enzyme may end the process.
-    - `reference`: the mode that is right. It is taken in float64: all floating-point arrays of `f`
-      and `args` are cast, though not those that a plain function closes over. Finite differences
-      evaluate `f` a few times for each number among the unknowns: where these are many, take
-      another. With `None`, a gradient need only be finite.
-    - `tolerance`: the largest error that is `"ok"`. Where `None`, the cube root of the machine
-      epsilon of a leaf's dtype or the value's, whichever is larger: 5e-3 for float32, a third of
-      the digits. Differences in that precision have no more, and a wrong gradient has seldom one.
-    - `has_aux`: whether `f` returns `(value, aux)`. What only `aux` needs is not computed.
-    - `rounds`: how often each mode is timed.
-    - `budget_s`: the most seconds for which one mode is timed. If they are too few for all rounds,
-      there are fewer.
+    - `f`: any function that `filter_grad` accepts. Its value is a real scalar.
+    - `*args`: the arguments of `f`. It is differentiated by the floating-point and complex arrays
+      of the first argument.
+    - `modes`: an iterable of modes, or a mapping from row names to modes. By default all modes of
+      `eqxlike.ad`: `Forward` with a chunk of 64, and `Enzyme` if it is installed and `f` has no
+      loop, which may crash Enzyme.
+    - `reference`: the mode that is assumed to be right. It is computed in float64: all
+      floating-point arrays of `f` and `args` are cast, except for arrays that a plain function
+      closes over. Finite differences evaluate `f` a few times for each number in the first
+      argument; choose another mode if there are many. With `None`, gradients are only checked to be
+      finite.
+    - `tolerance`: the largest relative error of a gradient that is `"ok"`. By default the cube root
+      of the machine epsilon of the leaf or of the value, whichever is larger: 5e-3 for float32,
+      which is a third of the digits. Finite differences in that precision are not more precise, and
+      wrong gradients rarely agree in a digit.
+    - `has_aux`: whether `f` returns `(value, aux)`. Operations that only `aux` needs are removed.
+    - `rounds`: number of times that each mode is timed.
+    - `budget_s`: the largest number of seconds to time one mode. It may reduce the number of
+      rounds.
 
-    **Returns:** a `Comparison`. Programs that JAX has compiled before, for parts of `f`, are in no
-    first call.
+    **Returns:** a `Comparison`. First calls do not include the compilation of parts of `f` that JAX
+    has already compiled.
 
-    **Raises:** `TypeError` or `ValueError`, before anything is measured, if `f` has no gradient in
-    any mode, an argument is not as said above, or the reference is not finite or fails.
+    **Raises:** `TypeError` or `ValueError`, before any mode is measured, if `f` has no gradient in
+    any mode, an argument is invalid, or the reference fails or is not finite.
 
     !!! example
 
@@ -108,29 +110,29 @@ def compare(
         tolerance = positive_number(tolerance, "ad.compare: tolerance")
     rounds = whole_number(rounds, "ad.compare: rounds")
     budget_s = positive_number(budget_s, "ad.compare: budget_s")
-    subject = checked_subject(f, args, has_aux)
-    has_loop = any(each.primitive.name in ("scan", "while") for each in subject.equations())
-    # Each call uses the same keys again.
+    problem = checked_problem(f, args, has_aux)
+    has_loop = any(each.primitive.name in ("scan", "while") for each in problem.equations())
+    # All calls use the same random keys.
     with jax.debug_key_reuse(False):
-        primal = functools.partial(filter_jit(subject.function), *subject.args)
+        primal = functools.partial(filter_jit(problem.function), *problem.args)
         value = jax.block_until_ready(primal())
-        most = _PATIENCE * budget_s / min(1e-6 * _call_us(primal) for _ in range(2))
-        subject = dataclasses.replace(subject, max_evaluations=most)
-        expected = None if reference is None else reference_gradient(subject, reference)
+        max_evaluations = _MAX_OVERRUN * budget_s / min(1e-6 * _call_us(primal) for _ in range(2))
+        problem = dataclasses.replace(problem, max_evaluations=max_evaluations)
+        expected = None if reference is None else reference_gradient(problem, reference)
         rows: dict[str, ComparisonRow] = {}
         calls: dict[str, Callable[[], Any]] = {}
         for name, mode in named.items():
             if modes is None and isinstance(mode, Enzyme) and has_loop:
-                rows[name] = ComparisonRow(name, "error", _NOT_UNASKED)
+                rows[name] = ComparisonRow(name, "error", _ENZYME_SKIPPED)
                 continue
-            rows[name], call = _tried(name, mode, subject, value, expected, tolerance)
+            rows[name], call = _run_mode(name, mode, problem, value, expected, tolerance)
             if call is not None:
                 calls[name] = call
-        for name, fields in _timed_in_turn(primal, calls, rounds, budget_s).items():
+        for name, fields in _time_in_turn(primal, calls, rounds, budget_s).items():
             rows[name] = dataclasses.replace(rows[name], **fields)
     return Comparison(
         rows=tuple(rows.values()),
-        reference=None if reference is None else as_written(reference),
+        reference=None if reference is None else format_mode(reference),
         machine=f"{jax.devices()[0].device_kind}; jax {jax.__version__}",
     )
 
@@ -140,21 +142,20 @@ Verdict = Literal["ok", "wrong", "nan", "error"]
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonRow:
-    """One mode in a `Comparison`. What was not measured, or XLA does not report, is `None`.
+    """One mode in a `Comparison`. Values that were not measured or reported are `None`.
 
     - `mode`: the name of the mode.
-    - `verdict`: `"ok"`; `"wrong"`, if the gradient differs from the reference; `"nan"`, if it is
-      not finite; or `"error"`, if there is none.
+    - `verdict`: `"ok"`; `"wrong"` if the gradient differs from the reference; `"nan"` if it is not
+      finite; `"error"` if there is no gradient.
     - `explanation`: the reason for the verdict; empty for `"ok"` without remarks.
-    - `primal_us`: microseconds until the result of the function itself is ready: the median over
-      the rounds.
-    - `gradient_us`: the same of its value and gradient by this mode.
+    - `primal_us`: microseconds to compute the function alone; the median over the rounds.
+    - `gradient_us`: microseconds to compute value and gradient; the median over the rounds.
     - `ratio`: the median over the rounds of `gradient_us` divided by `primal_us`.
     - `first_call_ms`: milliseconds to trace and compile value and gradient.
-    - `peak_bytes`: the temporary memory that this program needs, by XLA's analysis.
-    - `max_relative_error`: the largest error of the gradient, over all leaves: see `compare`.
-    - `worst_path`: the path of the leaf where it is; if the verdict is not `"ok"`, of that which
-      decides it.
+    - `peak_bytes`: the temporary memory of the compiled gradient, as XLA reports it.
+    - `max_relative_error`: the largest error over all leaves; see `compare`.
+    - `worst_path`: the path of the leaf with the largest error; if the verdict is not `"ok"`, the
+      path of the leaf that caused the verdict.
     """
 
     mode: str
@@ -173,9 +174,9 @@ class ComparisonRow:
 class Comparison:
     """The output of `compare`; `str` and `repr` show it as a table.
 
-    - `rows`: a `ComparisonRow` for each mode, in the order given.
-    - `reference`: the name of the mode that gradients were compared with; `None` if with none.
-    - `machine`: the device, and the version of JAX.
+    - `rows`: a `ComparisonRow` for each mode, in the order of `modes`.
+    - `reference`: the name of the reference mode; `None` if there was none.
+    - `machine`: the device and the version of JAX.
     """
 
     rows: tuple[ComparisonRow, ...]
@@ -203,7 +204,7 @@ class Comparison:
             )
             for row in self.rows
         ]
-        # The first line of an explanation, which may be one of JAX's of several pages.
+        # Only the first line: an error message of JAX may have several pages.
         explained = [row for row in self.rows if row.explanation]
         lines = [f"{row.mode}: {row.explanation.splitlines()[0]}" for row in explained]
         to = f"; error: relative to {self.reference} in float64" if self.reference else ""
@@ -217,7 +218,7 @@ def _number(number: float | None) -> str:
 
 
 def _named_modes(modes: Iterable[Mode] | Mapping[str, Mode] | None) -> dict[str, Mode]:
-    """The modes by name; those that there are, for `None`."""
+    """The modes by name; all available modes for `None`."""
     if modes is None:
         modes = [Reverse(), Checkpointed(), Forward(_CHUNK), FiniteDifference()]
         modes += [Enzyme()] if importlib.util.find_spec("enzyme_ad") else []
@@ -227,7 +228,7 @@ def _named_modes(modes: Iterable[Mode] | Mapping[str, Mode] | None) -> dict[str,
     else:
         named = {}
         for mode in modes:
-            name = as_written(mode)
+            name = format_mode(mode)
             named[f"{name} #{len(named) + 1}" if name in named else name] = mode
     if not named:
         raise ValueError("`ad.compare` expects at least one mode; `modes` is empty.")
@@ -236,102 +237,102 @@ def _named_modes(modes: Iterable[Mode] | Mapping[str, Mode] | None) -> dict[str,
     return named
 
 
-# --- Whether a mode is right ---
+# --- The correctness of a mode ---
 
 
-def _tried(
+def _run_mode(
     name: str,
     mode: Mode,
-    subject: Subject,
+    problem: GradientProblem,
     value: Array,
     reference: Reference | None,
     tolerance: float | None,
 ) -> tuple[ComparisonRow, Callable[[], Any] | None]:
-    """The row of a mode except its times, and a call to time; `None` if the mode failed."""
+    """The row of a mode without its times, and the call to time; `None` if the mode failed."""
     row = ComparisonRow(name, "error")
     try:
-        # To `filter_jit` each lambda is another function, which it has not compiled before.
-        again: Any = functools.partial(lambda f, /, *args: f(*args), subject.value_and_grad(mode))
+        # A new lambda, so that `filter_jit` compiles again.
+        again: Any = functools.partial(lambda f, /, *args: f(*args), problem.value_and_grad(mode))
         jitted = filter_jit(again)
         start_s = time.perf_counter()
-        memory = jitted.lower(*subject.args).compile().memory_analysis()
+        memory = jitted.lower(*problem.args).compile().memory_analysis()
         first_call_ms = 1e3 * (time.perf_counter() - start_s)
         peak_bytes = None if memory is None else memory.temp_size_in_bytes
         row = dataclasses.replace(row, first_call_ms=first_call_ms, peak_bytes=peak_bytes)
-        found, gradient = jitted(*subject.args)
-        judged = _judged(subject, found, gradient, value, reference, tolerance)
+        found, gradient = jitted(*problem.args)
+        verdict = _verdict(problem, found, gradient, value, reference, tolerance)
     except Exception as error:
-        return dataclasses.replace(row, explanation=described(error)), None
+        return dataclasses.replace(row, explanation=format_exception(error)), None
     fields = ("verdict", "explanation", "worst_path", "max_relative_error")
-    row = dataclasses.replace(row, **dict(zip(fields, judged, strict=True)))
-    return row, lambda: jitted(*subject.args)[0]
+    row = dataclasses.replace(row, **dict(zip(fields, verdict, strict=True)))
+    return row, lambda: jitted(*problem.args)[0]
 
 
-def _judged(
-    subject: Subject,
+def _verdict(
+    problem: GradientProblem,
     value: Array,
     gradient: PyTree,
     right_value: Array,
     reference: Reference | None,
     tolerance: float | None,
 ) -> tuple[Verdict, str, str | None, float | None]:
-    """The verdict on a value and a gradient, its explanation, the worst path and its error."""
+    """The verdict, explanation, worst path and largest relative error of a value and gradient."""
     try:
-        gradients = list(subject.gradients_in(gradient))
+        gradients = list(problem.gradients_in(gradient))
     except (TypeError, ValueError) as error:
-        return "wrong", f"The gradient has another structure than args[0]: {error}", None, None
-    for place, array in enumerate(subject.arrays):
-        found, path = gradients[place], subject.path_of(place)
+        return "wrong", f"The gradient and args[0] differ in structure: {error}", None, None
+    for index, array in enumerate(problem.arrays):
+        found, path = gradients[index], problem.path_of(index)
         if not is_array(found) or (found.shape, found.dtype) != (array.shape, array.dtype):
-            what = f"is {describe_node(found)}, and the array is {describe_node(array)}"
+            what = f"is {describe_node(found)}, but the array is {describe_node(array)}"
             return "wrong", f"The gradient by {path} {what}.", path, None
-        gradients[place] = found = in_double(found)
+        gradients[index] = found = to_double(found)
         if num_bad := int(np.sum(~np.isfinite(found))):
             what = f"Not finite: {num_bad} of the {found.size} derivatives by {path}."
             return "nan", what, path, None
     found, right = float(value), float(right_value)
     if not math.isfinite(found):
         return "nan", f"Not finite: the value, {found}.", "the value", None
-    allowed = tolerance or default_tolerance(subject.value_dtype)
+    allowed = tolerance or default_tolerance(problem.value_dtype)
     if not abs(found - right) <= allowed * max(abs(right), 1):
-        what = f"The value is {found:.6g}; the function, called alone, returns {right:.6g}."
+        what = f"The value is {found:.6g}, but the function alone returns {right:.6g}."
         return "wrong", what, "the value", None
     if reference is None:
         return "ok", "", None, None
 
     errors = reference.errors(gradients, tolerance)
     worst = max(errors, key=lambda each: each.error)
-    path = subject.path_of(worst.place)
+    path, largest_error = problem.path_of(worst.index), worst.error
     if all(each.error <= each.tolerance for each in errors):
-        return "ok", "", path, worst.error
-    # The doubts are computed for what seems wrong alone.
-    errors = reference.errors(gradients, tolerance, reference.doubts)
-    if all(each.beyond_doubt <= each.tolerance for each in errors):
-        what = f"The gradient by {path} is off by {worst.error:.1e} of its size, and the reference "
-        what += "is as uncertain: a kink, a minimum, or low precision inside the function."
-        return "ok", what, path, worst.error
-    far = max(errors, key=lambda each: each.beyond_doubt / each.tolerance)
-    # More than 5%, so that it is enough when it is rounded to two digits.
-    passing = 1.1 * max(each.beyond_doubt for each in errors)
-    path = subject.path_of(far.place)
-    what = f"The gradient by {path} is off by {far.error:.1e} of its size. The tolerance is "
-    what += f"{far.tolerance:.1e}; {passing:.1e} would have passed."
-    return "wrong", what, path, worst.error
+        return "ok", "", path, largest_error
+    # The uncertainties are expensive: compute them only for a gradient that seems wrong.
+    errors = reference.errors(gradients, tolerance, reference.uncertainties)
+    if all(each.certain_error <= each.tolerance for each in errors):
+        what = f"The gradient by {path} has a relative error of {largest_error:.1e}, within the "
+        what += "uncertainty of the reference: a kink, a minimum, or low precision in the function."
+        return "ok", what, path, largest_error
+    worst = max(errors, key=lambda each: each.certain_error / each.tolerance)
+    # A margin of 10%, so that the number still passes after it is rounded to two digits.
+    passing = 1.1 * max(each.certain_error for each in errors)
+    path = problem.path_of(worst.index)
+    what = f"The gradient by {path} has a relative error of {worst.error:.1e}. The tolerance is "
+    what += f"{worst.tolerance:.1e}; {passing:.1e} would have passed."
+    return "wrong", what, path, largest_error
 
 
-# --- What a mode costs ---
+# --- The cost of a mode ---
 
 
-def _timed_in_turn(
+def _time_in_turn(
     primal: Callable[[], Any],
     calls: Mapping[str, Callable[[], Any]],
     rounds: int,
     budget_s: float,
 ) -> dict[str, dict[str, Any]]:
-    """The fields of each row that say how long a call takes.
+    """The fields of each row with the times of its calls.
 
-    In each round all calls take turns, for a millisecond or one call each. A call that has used
-    `budget_s`, or that fails, leaves out the remaining rounds.
+    In each round every call is repeated for a millisecond, at least once. A call that has used
+    `budget_s`, or that fails, skips the remaining rounds.
     """
     times: dict[str, list[float]] = {name: [] for name in ("", *calls)}
     spent_s = dict.fromkeys(times, 0.0)
@@ -344,7 +345,7 @@ def _timed_in_turn(
             try:
                 times[name].append(_call_us(call, repeats))
             except Exception as error:
-                fields[name] = {"verdict": "error", "explanation": described(error)}
+                fields[name] = {"verdict": "error", "explanation": format_exception(error)}
             else:
                 spent_s[name] += repeats * times[name][-1] / 1e6
     for name in calls.keys() - fields.keys():
@@ -358,7 +359,7 @@ def _timed_in_turn(
 
 
 def _call_us(call: Callable[[], Any], repeats: int = 1) -> float:
-    """The microseconds until the result of a call is ready, the mean of `repeats` of them."""
+    """The microseconds until the result of a call is ready; the mean of `repeats` calls."""
     start_s = time.perf_counter()
     for _ in range(repeats):
         jax.block_until_ready(call())

@@ -1,4 +1,4 @@
-"""One part of a model differentiated in one way, and the rest in another."""
+"""Functions with their own mode of differentiation, and gradients with reused buffers."""
 
 import functools
 import inspect
@@ -30,7 +30,7 @@ class Differentiated(TransformedFunction):
         closed = jax.make_jaxpr(call.of_arrays)(call.arrays)
         num_consts = len(closed.consts)
 
-        # What the function closes over may be differentiated too, and so is an argument.
+        # The caller may differentiate by closed-over arrays, so they become arguments.
         def of_all(arrays: list[Array]) -> list[Array]:
             consts, arrays = arrays[:num_consts], arrays[num_consts:]
             return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*arrays)
@@ -41,30 +41,29 @@ class Differentiated(TransformedFunction):
 
 
 def differentiate_with(function: Callable[Params, Output], mode: Mode) -> Callable[Params, Output]:
-    """A function or Module that is differentiated by a mode, whatever mode its caller is in.
+    """Wraps a function or Module so that it is always differentiated with `mode`.
 
-    The caller's mode goes as far as this function and on from there. Where the caller is in reverse
-    mode, it gets the vector-Jacobian products that `mode` finds, and where it is in forward mode
-    the Jacobian-vector products. So a model may have one layer that keeps no intermediate values,
-    or one with a callback inside, which JAX cannot differentiate at all.
+    Callers may use any mode. In reverse mode a caller gets the vector-Jacobian products that `mode`
+    computes, and in forward mode the Jacobian-vector products. For example, one layer of a model
+    can recompute its intermediate values, or contain a callback, which JAX cannot differentiate.
 
     **Arguments:**
 
-    - `function`: a function of any arguments that returns any pytree, or a Module that is called.
-      It is differentiated by all its floating-point and complex arrays that the caller
-      differentiates by: in its arguments, its own, and those that it closes over.
-    - `mode`: how to differentiate it.
+    - `function`: a callable Module, or a function of any arguments that returns any pytree. It is
+      differentiated by floating-point and complex arrays: in its arguments, in its own leaves, and
+      in its closure.
+    - `mode`: the mode of differentiation.
 
-    **Returns:** a Module that is called as `function` is. `function` is a part of it, so if that is
-    a pytree, its arrays are leaves of the whole model; it is there as `__wrapped__`.
+    **Returns:** a Module with the signature of `function`. `function` is its attribute
+    `__wrapped__`; if it is a pytree, its arrays are leaves of the Module.
 
-    **Raises:** `TypeError` if `function` cannot be called, or `mode` is not a mode.
+    **Raises:** `TypeError` if `function` is not callable, or `mode` is not a mode.
 
     !!! example
 
         >>> import eqxlike as eqx, jax, jax.numpy as jnp, numpy as np
         >>> from eqxlike import ad
-        >>> def sine(x):  # of NumPy, which JAX does not see into
+        >>> def sine(x):  # computed by NumPy, which JAX cannot differentiate
         ...     return jax.pure_callback(np.sin, jax.ShapeDtypeStruct((), x.dtype), x)
         >>> sine = ad.differentiate_with(sine, ad.FiniteDifference(order=4))
         >>> gradient = eqx.filter_grad(lambda x: sine(x) ** 2)(jnp.array(0.5))
@@ -76,14 +75,14 @@ def differentiate_with(function: Callable[Params, Output], mode: Mode) -> Callab
     return Differentiated(function, mode)
 
 
-# --- Gradients that are written over those of the step before ---
+# --- Gradients that are written to the buffers of an earlier gradient ---
 
 
 def gradient_buffers(x: PyTree) -> PyTree:
-    """Zeros in the structure of a gradient by `x`, for the first call of `value_and_grad_into`.
+    """Zeros with the structure of a gradient by `x`, for the first call of `value_and_grad_into`.
 
-    **Returns:** a tree of the structure of `x`, with an array of zeros for each floating-point or
-    complex array, and `None` for everything else and for what is frozen.
+    **Returns:** a tree with the structure of `x`: zeros in place of each floating-point or complex
+    array, and `None` in place of frozen arrays and all other leaves.
 
     !!! example
 
@@ -103,27 +102,26 @@ def value_and_grad_into(
     mode: Mode | None = None,
     donate: str | Iterable[str] = (),
 ) -> Callable[..., Any]:
-    """A compiled gradient that is written over the buffers of an earlier one.
+    """A compiled `filter_value_and_grad` that writes the gradient to the buffers of an earlier one.
 
-    A loop that asks for a gradient again and again then allocates none. `filter_jit` of a whole
-    training step, with the model and the optimiser's state donated, does as much for a step; this
-    is for gradients that leave the compiled function: those of an optimiser in NumPy, of a sampler,
-    or of one that sums the gradients of several batches.
+    Use it in a loop whose gradients leave the compiled function, such as an optimiser in NumPy, a
+    sampler, or a sum of the gradients of several batches. For a whole training step, use
+    `filter_jit` and donate the model and the optimiser state.
 
     **Arguments:**
 
     - `fun`: a function from any arguments to a real floating-point scalar.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree.
-    - `mode`: how to differentiate, one of those in `eqxlike.ad`; `None` is JAX's reverse mode.
-    - `donate`: names of parameters of `fun`, whose buffers may be overwritten too.
+    - `mode`: the mode of differentiation, from `eqxlike.ad`; `None` for JAX's reverse mode.
+    - `donate`: names of parameters of `fun` whose buffers are donated too.
 
-    **Returns:** a function `into(buffers, *args, **kwargs)` that returns what
-    `filter_value_and_grad(fun)(*args, **kwargs)` does. `buffers` is the gradient that an earlier
-    call returned, or `ad.gradient_buffers` of the first argument. It is gone after the call. What
-    XLA has reused is `into.lower(...).compile().memory_analysis().alias_size_in_bytes`.
+    **Returns:** a function `into(buffers, *args, **kwargs)` that returns
+    `filter_value_and_grad(fun)(*args, **kwargs)`. `buffers` is the gradient that an earlier call
+    returned, or `ad.gradient_buffers` of the first argument. The call donates it. The number of
+    reused bytes is `into.lower(...).compile().memory_analysis().alias_size_in_bytes`.
 
-    **Raises:** `ValueError` if `donate` names no parameter of `fun`; when called, `ValueError` that
-    names the path if `buffers` has not the structure, shapes and dtypes of the gradient.
+    **Raises:** `ValueError` if `donate` names a parameter that `fun` does not have; when called,
+    `ValueError` with the path if `buffers` differs from the gradient in structure, shape or dtype.
 
     !!! example
 
@@ -141,7 +139,7 @@ def value_and_grad_into(
     check_callable(fun, "ad.value_and_grad_into")
     if mode is not None:
         check_mode(mode, "ad.value_and_grad_into")
-    # By name, since a mode says more of a value that is not a scalar.
+    # An explicit mode has a better error for a value that is not a scalar.
     mode = Reverse() if mode is None else mode
     value_and_grad = filter_value_and_grad(fun, has_aux=has_aux, mode=mode)
 
@@ -150,16 +148,16 @@ def value_and_grad_into(
         value, gradient = value_and_grad(*args, **kwargs)
         if difference := find_difference(gradient, buffers, same_shape_and_dtype):
             raise ValueError(
-                "The buffers must have the structure, shapes and dtypes of the gradient, as "
-                "`ad.gradient_buffers` of the first argument has: "
+                "The buffers must have the structure, shapes and dtypes of the gradient, such as "
+                "`ad.gradient_buffers` of the first argument: "
                 f"{difference.explain('gradient', 'buffers')}."
             )
         return value, gradient
 
     first = inspect.Parameter("buffers", inspect.Parameter.POSITIONAL_ONLY)
-    # A `buffers` of the function's own is a duplicate, which `Signature` refuses.
+    # `Signature` raises an error if the function has its own parameter `buffers`.
     parameters = [first, *inspect.signature(fun).parameters.values()]
     into.__signature__ = inspect.Signature(parameters)  # pyright: ignore
     names = (donate,) if isinstance(donate, str) else tuple(donate)
-    # JAX leaves out an argument that is not used, and with it its buffers.
+    # By default JAX drops unused arguments, and their buffers would not be reused.
     return filter_jit(into, donate=("buffers", *names), keep_unused=True)

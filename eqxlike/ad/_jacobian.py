@@ -1,4 +1,4 @@
-"""Jacobians and Hessians by a mode."""
+"""Jacobians and Hessians with a given mode."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,26 +28,27 @@ def jacobian(
     has_aux: bool = False,
     holomorphic: bool = False,
 ) -> Callable[Params, PyTree]:
-    """The Jacobian of a function in the floating-point arrays of its first argument.
+    """The Jacobian of a function by the floating-point and complex arrays of its first argument.
 
     **Arguments:**
 
-    - `fun`: a function of any arguments that returns any pytree. Its arrays are floating-point or
+    - `fun`: a function of any arguments that returns any pytree, whose arrays are floating-point or
       complex.
-    - `mode`: how to differentiate. `Auto()` goes by the numbers of inputs and outputs.
+    - `mode`: the mode of differentiation. `Auto()` chooses by the numbers of inputs and outputs.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree that is not
       differentiated.
-    - `holomorphic`: whether `fun` is a holomorphic function of complex arrays. Else a derivative
-      by a complex array `x + iy` is `d/dx - i d/dy`, as in `filter_grad`, and the value is real.
+    - `holomorphic`: whether `fun` is a holomorphic function of complex arrays. If it is not, the
+      value must be real, and the derivative by a complex array `x + iy` is `d/dx - i d/dy`, as in
+      `filter_grad`.
 
     **Returns:** a function of the same arguments that returns the Jacobian, or `(jacobian, aux)`.
-    The Jacobian has the structure of the value, with a tree in place of each array, of shape
-    `(*out)`, and `None` in place of what is not an array. Each of these trees has the structure of
-    the first argument, with an array of shape `(*out, *in)` in place of each floating-point array,
-    of shape `(*in)`, and `None` in place of everything else.
+    The Jacobian has the structure of the value of `fun`. In place of an array of shape `(*out)` it
+    has a tree with the structure of the first argument, with an array of shape `(*out, *in)` in
+    place of each floating-point or complex array of shape `(*in)`. All other leaves, of the value
+    and of the first argument, become `None`.
 
     **Raises:** `TypeError` if `mode` is not a mode; when called, `TypeError` if the first argument
-    is passed by keyword, or an array of the value has no derivative.
+    is passed by keyword, or if an array of the value cannot be differentiated.
 
     !!! example
 
@@ -71,19 +72,19 @@ def hessian(
     *,
     has_aux: bool = False,
 ) -> Callable[Params, PyTree]:
-    """The second derivatives of a function in the floating-point arrays of its first argument.
+    """The Hessian of a function by the floating-point and complex arrays of its first argument.
 
-    **Arguments:** `fun` and `has_aux`: as for `ad.jacobian`.
+    **Arguments:**
 
-    - `mode`: a pair `(outer, inner)`, or one mode for both. `(Forward(), Reverse())` is forward
-      over reverse, which is mostly the fastest; `(Reverse(), Forward())` and `(Reverse(),
-      Reverse())` are there for functions that leave no choice.
+    - `fun`, `has_aux`: as for `ad.jacobian`.
+    - `mode`: a pair `(outer, inner)`, or one mode for both. `(Forward(), Reverse())`, forward over
+      reverse, is usually the fastest. Other pairs are for functions that do not support it.
 
     **Returns:** a function of the same arguments that returns the Hessian, or `(hessian, aux)`. The
-    Hessian is like the Jacobian, with another tree of the structure of the first argument in place
-    of each array; its arrays have shape `(*out, *in, *in)`.
+    Hessian is the Jacobian of the Jacobian: in place of each array of the Jacobian it has a tree
+    with the structure of the first argument, with arrays of shape `(*out, *in, *in)`.
 
-    **Raises:** as `ad.jacobian`.
+    **Raises:** as `ad.jacobian`, and `ValueError` if `mode` is a tuple that is not a pair.
 
     !!! example
 
@@ -98,7 +99,8 @@ def hessian(
     modes = mode if isinstance(mode, tuple) else (mode, mode)
     if len(modes) != 2:
         raise ValueError(
-            f"`ad.hessian` expects a pair of modes, (outer, inner), or one; got {len(modes)}."
+            "`ad.hessian` expects one mode or a pair of modes, (outer, inner); got a tuple of "
+            f"length {len(modes)}."
         )
     for each in modes:
         check_mode(each, "ad.hessian")
@@ -108,7 +110,7 @@ def hessian(
 
 
 class _JacobianBy(Module):
-    """What `jax.jacfwd` does, by a mode."""
+    """`jax.jacfwd` with a given mode, for functions of lists of arrays."""
 
     mode: Mode
     is_holomorphic: bool = field(static=True)
@@ -149,7 +151,7 @@ class _JacobianBy(Module):
         return jacobian_of_arrays
 
     def _is_complex(self, output: Any, arrays: Arrays) -> bool:
-        """Whether an output is complex; `TypeError` if it has no derivative by the arrays."""
+        """Whether an output is complex; `TypeError` if it cannot be differentiated."""
         dtype = jnp.result_type(output)
         is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
         if not jnp.issubdtype(dtype, jnp.inexact):
@@ -157,11 +159,11 @@ class _JacobianBy(Module):
                 "an integer or boolean has no derivative: make it part of `aux` with `has_aux=True`"
             )
         elif self.is_holomorphic and not (is_complex and all(map(jnp.iscomplexobj, arrays))):
-            why = "with `holomorphic=True` all that is differentiated, and its value, is complex"
+            why = "with `holomorphic=True` all differentiated arrays and the value must be complex"
         elif is_complex and not self.is_holomorphic and any(map(jnp.iscomplexobj, arrays)):
             why = (
-                "the derivative of a complex number by a complex array exists for a holomorphic "
-                "function alone: pass `holomorphic=True`, or return real and imaginary part"
+                "the derivative of a complex value by a complex array exists only for holomorphic "
+                "functions: pass `holomorphic=True`, or return the real and the imaginary part"
             )
         else:
             return is_complex

@@ -1,4 +1,4 @@
-"""Derivatives along given directions, without the matrices: products, and Taylor series."""
+"""Matrix-free derivatives: products with Hessians and Jacobians, and Taylor series."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,23 +25,24 @@ Arrays = list[Array]
 
 
 def hvp(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., PyTree]:
-    """The product of the Hessian of a function with a vector, by forward over reverse mode.
+    """Hessian-vector products of a function, by forward over reverse mode.
 
-    It costs about two gradients, whatever the number of inputs.
+    A product costs about two gradients, for any number of inputs.
 
     **Arguments:**
 
     - `fun`: a function from any arguments to a real floating-point scalar.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree.
 
-    **Returns:** a function `product(x, vector, *args, **kwargs)`. The second derivatives are those
-    of `fun(x, *args, **kwargs)` in the floating-point arrays of `x`. `vector` has the structure of
-    `x`: beside each of these arrays an array of that shape and dtype, or `None` for a zero; beside
-    everything else `None`. The product has the structure of `x`, with `None` beside everything
-    else; with `has_aux` it is `(product, aux)`.
+    **Returns:** a function `product(x, vector, *args, **kwargs)`. It multiplies the Hessian of
+    `fun(x, *args, **kwargs)` by the floating-point and complex arrays of `x` with `vector`.
+    `vector` has the structure of `x`: an array of the same shape and dtype, or `None` for zeros, in
+    place of each of these arrays, and `None` in place of all other leaves. The product has the
+    structure of `x`, with `None` in place of all other leaves. With `has_aux` the function returns
+    `(product, aux)`.
 
-    **Raises:** when called, naming the path: `ValueError` if the structure or a shape of `vector`
-    differs, `TypeError` for another dtype; `TypeError` if the value is not a real scalar.
+    **Raises:** when called, with the path: `ValueError` if `vector` differs from `x` in structure
+    or shape, `TypeError` if a dtype differs; `TypeError` if the value is not a real scalar.
 
     !!! example
 
@@ -52,7 +53,7 @@ def hvp(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., PyTr
         [10.  6.]
     """
     check_callable(fun, "ad.hvp")
-    # By name, since a mode says more of a value that is not a scalar.
+    # An explicit mode has a better error for a value that is not a scalar.
     gradient = filter_grad(fun, has_aux=has_aux, mode=Reverse())
 
     def product(x: PyTree, vector: PyTree, *args: Any, **kwargs: Any) -> PyTree:
@@ -78,9 +79,9 @@ def hvp(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., PyTr
 
 
 class Pushforward(Module):
-    """A function from tangents of the arguments to that of the value, from `ad.jvp_and_vjp`.
+    """The Jacobian-vector product that `ad.jvp_and_vjp` returns.
 
-    It is a pytree, whose leaves are what the linearisation left.
+    It is a pytree, whose leaves are the residuals of the linearisation.
     """
 
     _linear: Callable[[Arrays], Arrays]
@@ -94,7 +95,7 @@ class Pushforward(Module):
 
 
 class _Transposed(Module):
-    """The transpose of a linear function of a list, as a tuple, like the pullback of `jax.vjp`."""
+    """The transpose of a linear function of a list; returns a tuple, as `jax.vjp` pullbacks do."""
 
     _linear: Callable[[Arrays], Arrays]
     _inputs: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
@@ -104,27 +105,28 @@ class _Transposed(Module):
 
 
 def jvp_and_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False) -> Any:
-    """The value of a function, its Jacobian-vector and its vector-Jacobian product.
+    """The value of a function with its Jacobian-vector and vector-Jacobian products.
 
-    Both come from one linearisation, so the function is evaluated once for both. That is what a
-    product with a Gauss-Newton matrix, `J^T J v`, or a Lanczos bidiagonalisation needs.
+    Both products use one linearisation, so the function is evaluated once. Use it for products with
+    a Gauss-Newton matrix, `J^T J v`, or for a Lanczos bidiagonalisation.
 
     **Arguments:**
 
     - `fun`: a function of any arguments that returns any pytree.
-    - `*primals`: its arguments; their floating-point and complex arrays are differentiated.
+    - `*primals`: the arguments of `fun`. It is differentiated by their floating-point and complex
+      arrays.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree that is not
       differentiated.
 
     **Returns:** `(value, jvp, vjp)`, or `(value, jvp, vjp, aux)`. `jvp` takes a tangent for each of
     `primals` and returns the tangent of the value. `vjp` takes a cotangent of the value and returns
-    the tuple of the gradients. In all of them an array stands beside each floating-point or complex
-    array, and `None` for a zero and beside everything else. Both are pytrees, and may be passed
-    into and out of transformations.
+    a tuple with the cotangent of each of `primals`. Tangents and cotangents have an array, or
+    `None` for zeros, in place of each floating-point or complex array, and `None` in place of all
+    other leaves. `jvp` and `vjp` are pytrees that can be passed into and out of transformations.
 
-    **Raises:** `TypeError` if `has_aux` is true and `fun` returns no pair. `jvp` and `vjp` raise,
-    naming the path: `ValueError` if the structure or a shape differs, `TypeError` for another
-    dtype.
+    **Raises:** `TypeError` if `has_aux` is true and `fun` does not return a pair. `jvp` and `vjp`
+    raise, with the path: `ValueError` if the structure or a shape differs, `TypeError` if a dtype
+    differs.
 
     !!! example
 
@@ -166,30 +168,31 @@ def _structs(arrays: Sequence[Array]) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def taylor(fun: Callable[..., Any], order: int, *, has_aux: bool = False) -> Callable[..., Any]:
-    """The derivatives of a function along a direction, up to some order.
+    """The directional derivatives of a function up to a given order.
 
-    With `x(t) = x + t v` they are the derivatives of `fun(x(t))` by `t` at `t = 0`; divided by `k!`
+    With `x(t) = x + t v` they are the derivatives of `fun(x(t))` by `t` at `t = 0`. Divided by `k!`
     they are the coefficients of its Taylor series. `jax.experimental.jet` propagates all of them in
-    one pass, at a cost that grows with the square of the order (Bettencourt et al., 2019). Where it
-    has no rule for an operation, they are nested Jacobian-vector products, which cost twice as much
-    with each order.
+    one pass, at a cost that grows with the square of the order (Bettencourt et al., 2019). If it
+    has no rule for an operation, nested Jacobian-vector products are used, whose cost doubles with
+    each order.
 
     **Arguments:**
 
     - `fun`: a function of any arguments that returns any pytree.
-    - `order`: the highest order, 1 or more.
+    - `order`: the highest order, at least 1.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree that is not
       differentiated.
 
     **Returns:** a function `derivatives(x, direction, *args, **kwargs)`. `direction` has the
-    structure of `x`: beside each floating-point or complex array an array of that shape and dtype,
-    or `None` for a zero; beside everything else `None`. It returns a list of length `order + 1`:
-    the value, and the derivatives of order 1, 2, ..., with the structure of the value and `None`
-    for what is not a floating-point or complex array. With `has_aux` it is that list and `aux`, a
-    pair.
+    structure of `x`: an array of the same shape and dtype, or `None` for zeros, in place of each
+    floating-point or complex array, and `None` in place of all other leaves. The function returns a
+    list of length `order + 1`: the value, and the derivatives of order 1, 2, and so on. They have
+    the structure of the value, with `None` in place of leaves that are not floating-point or
+    complex arrays. With `has_aux` it returns a pair of this list and `aux`.
 
-    **Raises:** `ValueError` if `order` is not a positive integer; when called, naming the path:
-    `ValueError` if the structure or a shape of `direction` differs, `TypeError` for another dtype.
+    **Raises:** `ValueError` if `order` is not a positive integer; when called, with the path:
+    `ValueError` if `direction` differs from `x` in structure or shape, `TypeError` if a dtype
+    differs.
 
     !!! example
 
@@ -226,7 +229,7 @@ def taylor(fun: Callable[..., Any], order: int, *, has_aux: bool = False) -> Cal
 
 Series = list[Arrays]  # the value, and the derivatives of order 1, 2, and so on
 
-# What `jet` computes wrongly, without a word (jax 0.10.2 to 0.12.0.1).
+# The operations whose derivatives `jet` silently computes wrongly (jax 0.10.2 to 0.12.0.1).
 _WRONG_BY_JET = {
     "asinh": "infinite for large negative numbers",
     "atan2": "NaN where the second argument is zero",
@@ -243,7 +246,7 @@ _WRONG_BY_JET = {
 def _by_jet(
     function: Callable[..., Arrays], arrays: Arrays, tangents: Arrays, order: int
 ) -> Series | None:
-    """The derivatives by `jet`; `None` where it does not serve."""
+    """The derivatives by `jet`; `None` if `jet` fails or would be wrong."""
     of_path = [[each] + [jnp.zeros_like(each)] * (order - 1) for each in tangents]
     try:
         closed = jax.make_jaxpr(function)(*arrays)
@@ -251,19 +254,19 @@ def _by_jet(
             return None
         _, found = jet(jaxpr_as_fun(closed), tuple(arrays), of_path)
     except Exception:
-        # What it cannot do it says in many ways (jax 0.10.2 to 0.12.0.1): `KeyError` where there is
-        # no rule, `UnexpectedTracerError` at a `jax.custom_jvp`, `TypeError` for complex numbers.
-        # An error of the function itself comes again from the nested products.
+        # `jet` fails with many types of exceptions (jax 0.10.2 to 0.12.0.1): `KeyError` without a
+        # rule, `UnexpectedTracerError` at a `jax.custom_jvp`, `TypeError` for complex numbers.
+        # An error of the function itself is raised again by the nested products.
         return None
     return [[each[number] for each in found] for number in range(order)]
 
 
 def _is_wrong_by_jet(equation: JaxprEqn) -> bool:
     if equation.primitive.name == "convert_element_type":
-        # A derivative of a whole number, whole as well.
+        # The derivative of a rounded value is rounded too.
         return any(map(_is_inexact, equation.invars)) > any(map(_is_inexact, equation.outvars))
     if equation.primitive.name == "gather":
-        # The derivative of what is out of bounds would be that value again.
+        # The derivative of an out-of-bounds entry would be the fill value.
         return equation.params["fill_value"] is not None
     return equation.primitive.name in _WRONG_BY_JET
 

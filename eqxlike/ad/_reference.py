@@ -1,4 +1,4 @@
-"""The gradient in double precision that others are compared with, and how far they are from it."""
+"""The reference gradient of `ad.compare` in double precision, and errors relative to it."""
 
 import dataclasses
 import functools
@@ -24,13 +24,13 @@ from ._modes import FiniteDifference, Forward, Mode
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
-    """A function and its arguments. It is differentiated by arrays of the first argument.
+class GradientProblem:
+    """A function and its arguments, for gradients by arrays of the first argument.
 
-    - `arrays`: these arrays.
-    - `rest`: the first argument without them.
+    - `arrays`: the arrays of the first argument to differentiate by.
+    - `rest`: the first argument without these arrays.
     - `value_dtype`: the dtype of the value.
-    - `max_evaluations`: a gradient may evaluate the function this many times.
+    - `max_evaluations`: the largest number of evaluations of the function for one gradient.
     """
 
     function: Callable[..., Any]
@@ -41,44 +41,45 @@ class Subject:
     max_evaluations: float = math.inf
 
     def value_and_grad(self, mode: Mode) -> Callable[..., tuple[Array, PyTree]]:
-        """The function from the arguments to value and gradient.
+        """`filter_value_and_grad` of the function with `mode`.
 
-        **Raises:** `TimeoutError` if it would take too long. Nobody can interrupt a call.
+        **Raises:** `TimeoutError` if `mode` needs more than `max_evaluations`. A running program
+        cannot be interrupted.
         """
         size = sum(each.size for each in self.arrays)
         order = mode.order if isinstance(mode, FiniteDifference) else isinstance(mode, Forward)
         if order * size > self.max_evaluations:
             raise TimeoutError(
-                f"{order * size:,} evaluations of the function would take too long. Where that is "
-                "wanted, give a larger `budget_s`."
+                f"{order * size:,} evaluations of the function would take too long. Pass a larger "
+                "`budget_s` to allow them."
             )
         return filter_value_and_grad(self.function, mode=mode)
 
     def gradients_in(self, gradient: PyTree) -> list[Any]:
-        """What `gradient` has in the place of each of the arrays.
+        """The leaves of `gradient` in place of `arrays`.
 
-        **Raises:** `ValueError` or `TypeError` if it has another structure.
+        **Raises:** `ValueError` or `TypeError` if `gradient` has another structure.
         """
         return self.rest.take(self.rest.treedef.flatten_up_to(gradient))
 
-    def path_of(self, place: int) -> str:
-        """The path of the array at `place`."""
-        return path_of_taken(self.rest, place)
+    def path_of(self, index: int) -> str:
+        """The path of `arrays[place]`."""
+        return path_of_taken(self.rest, index)
 
     def equations(self) -> list[Any]:
-        """All equations of the function and of its inner programs."""
+        """All equations of the function, including nested programs."""
         return list(equations_in(filter_make_jaxpr(self.function)(*self.args)[0].jaxpr))
 
 
-def checked_subject(function: Any, args: tuple[Any, ...], has_aux: bool = False) -> Subject:
-    """The Subject, checked.
+def checked_problem(function: Any, args: tuple[Any, ...], has_aux: bool = False) -> GradientProblem:
+    """Checks that a function has a gradient at these arguments.
 
-    **Raises:** `TypeError` or `ValueError` if it has no gradient in any mode; and what the function
-    itself raises when it is traced.
+    **Raises:** `TypeError` or `ValueError` if it has no gradient in any mode; any exception that
+    the function raises when it is traced.
     """
     check_callable(function, "ad.compare")
     if isinstance(function, functools.partial | types.MethodType):
-        # So bound arrays are arguments of a program, as in `filter_jit`, and no constants.
+        # Bound arrays become arguments of the compiled program, as in `filter_jit`, not constants.
         unbound = unbind(function)
         function = jtu.Partial(unbound.function, *unbound.args, **unbound.kwargs)
     if has_aux:
@@ -86,13 +87,13 @@ def checked_subject(function: Any, args: tuple[Any, ...], has_aux: bool = False)
     arrays, rest = split(args[0] if args else None, is_inexact_array)
     if not arrays:
         raise ValueError(
-            "`ad.compare` has nothing to differentiate by: args[0] holds no floating-point or "
-            "complex array that is not frozen. (A Python number is static; `jnp.asarray` makes an "
-            "array of it.)"
+            "`ad.compare` has nothing to differentiate by: args[0] has no floating-point or "
+            "complex array that is not frozen. (A Python number is static: convert it with "
+            "`jnp.asarray`.)"
         )
     name = getattr(function, "__name__", "the function")
     value = filter_eval_shape(lambda *args: checked_value(function(*args), False, name), *args)
-    return Subject(function, args, list(map(jnp.asarray, arrays)), rest, value.dtype)
+    return GradientProblem(function, args, list(map(jnp.asarray, arrays)), rest, value.dtype)
 
 
 def _without_aux(function: Callable[..., Any], *args: Any) -> Any:
@@ -103,52 +104,54 @@ def _without_aux(function: Callable[..., Any], *args: Any) -> Any:
 
 
 class LeafError(NamedTuple):
-    """How far the derivatives by one array are from the reference.
+    """The error of the derivatives by one array, relative to the reference.
 
-    - `place`: the place of the array among those differentiated by.
-    - `error`: the largest difference, relative to the largest derivative of the reference.
-    - `beyond_doubt`: the same of the part of the differences for which the reference is certain.
-    - `tolerance`: how large that may be.
+    - `index`: the index of the array in `GradientProblem.arrays`.
+    - `error`: the largest difference, divided by the largest derivative of the reference.
+    - `certain_error`: `error` after the uncertainty of the reference is subtracted from each
+      difference.
+    - `tolerance`: the largest `certain_error` of a right gradient.
     """
 
-    place: int
+    index: int
     error: float
-    beyond_doubt: float
+    certain_error: float
     tolerance: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """The right gradient, as far as it is known.
+    """The reference gradient.
 
-    - `gradients`: for each array that the subject is differentiated by, in double precision.
-    - `_subject`: in the precision that it was given in; `_wide`: in double precision.
+    - `gradients`: the gradient by each array of the problem, in double precision.
+    - `_problem`: the function and its arguments in their own precision.
+    - `_wide`: the function and its arguments in double precision.
     """
 
     gradients: list[np.ndarray]
     _mode: Mode
-    _subject: Subject
-    _wide: Subject
+    _problem: GradientProblem
+    _wide: GradientProblem
 
     @functools.cached_property
-    def doubts(self) -> list[np.ndarray]:
-        """How far each derivative is uncertain; computed on first use.
+    def uncertainties(self) -> list[np.ndarray]:
+        """The uncertainty of each derivative of the reference; computed on first use.
 
-        It is so for two reasons. Where the arguments are rounded otherwise, in the precision that
-        they were given in, the right gradient is another one; near a minimum that is all of it. And
-        differences give no derivative where the function has a kink, or computes in less than
-        double precision: there those to the one side differ from those to the other.
+        There are two sources. Rounding the arguments to their own precision changes the gradient;
+        near a minimum, by as much as the gradient itself. And finite differences are invalid at a
+        kink, or where the function computes in less than double precision: there, differences on
+        the two sides of a point disagree.
         """
         generator, arrays = np.random.default_rng(0), list(map(np.asarray, self._wide.arrays))
         rounded = [
             array * (1 + jnp.finfo(given.dtype).eps * generator.choice([-1.0, 1.0], array.shape))
-            for array, given in zip(arrays, self._subject.arrays, strict=True)
+            for array, given in zip(arrays, self._problem.arrays, strict=True)
         ]
-        # Each operation rounds, not the arguments alone.
-        far = self._apart(self._mode, rounded)
-        doubts = [np.full(each.shape, 16 * _largest(each)) for each in far]
+        # A factor of 16, because each operation of the function rounds, not only the arguments.
+        rounding = self._differences(self._mode, rounded)
+        uncertainties = [np.full(each.shape, 16 * _largest(each)) for each in rounding]
         if not getattr(self._mode, "only_evaluates", False):
-            return doubts
+            return uncertainties
         with jax.enable_x64(True):
             outputs = [each.aval for found in self._wide.equations() for each in found.outvars]
         epsilon = max(map(_epsilon_of, outputs), default=0.0)
@@ -156,52 +159,61 @@ class Reference:
         step = math.cbrt(max(epsilon, np.finfo(np.float64).eps))
         mode = FiniteDifference(step=None if is_double else step)
         for side in (-2, 2):
-            beside = [each + side * step * np.maximum(1, np.abs(each)) for each in arrays]
-            for doubt, apart in zip(doubts, self._apart(mode, beside), strict=True):
-                # Rounding is random: an error of one derivative may occur in all of them.
-                doubt += 3 * (apart + np.median(apart)) if apart.size else 0
-        return doubts
+            shifted = [each + side * step * np.maximum(1, np.abs(each)) for each in arrays]
+            for uncertainty, differences in zip(
+                uncertainties, self._differences(mode, shifted), strict=True
+            ):
+                # Rounding errors are random: an error of one derivative may occur in each of them.
+                uncertainty += 3 * (differences + np.median(differences)) if differences.size else 0
+        return uncertainties
 
     def errors(
         self,
         gradients: Sequence[np.ndarray],
         tolerance: float | None = None,
-        doubts: Sequence[np.ndarray] | None = None,
+        uncertainties: Sequence[np.ndarray] | None = None,
     ) -> list[LeafError]:
-        """The errors of a gradient in double precision, an item for each array.
+        """The errors of a gradient in double precision, one for each array.
 
-        An array whose derivatives are all tiny next to those by other arrays may have nothing but
-        what rounding leaves of terms that cancel. So its error is relative to at least the largest
-        of all, times the root of the machine epsilon.
+        If all derivatives by an array are tiny compared with the derivatives by other arrays, they
+        may be rounding errors of terms that cancel. An error is therefore relative to at least
+        `sqrt(eps)` times the largest derivative by any array.
 
         **Arguments:**
 
         - `tolerance`: the largest error of a right gradient; `None` chooses it by the dtypes.
-        - `doubts`: how far each derivative of the reference is uncertain; `None` for not at all.
+        - `uncertainties`: the uncertainty of each derivative of the reference; `None` for zero.
         """
         largest, found = max(map(_largest, self.gradients)), []
-        for place, (own, right) in enumerate(zip(gradients, self.gradients, strict=True)):
-            dtypes = self._subject.arrays[place].dtype, self._subject.value_dtype
+        for index, (own, right) in enumerate(zip(gradients, self.gradients, strict=True)):
+            dtypes = self._problem.arrays[index].dtype, self._problem.value_dtype
             infos = list(map(jnp.finfo, dtypes))
             floor = math.sqrt(max(float(each.eps) for each in infos)) * largest
-            # Where all is zero, the error is the difference itself.
+            # If the reference is zero, the error is absolute.
             scale = max(_largest(right), floor) or 1.0
             difference = np.abs(own - right)
-            # XLA flushes subnormal numbers of float32 to zero; it keeps float16 ones.
+            # XLA flushes subnormal float32 numbers to zero, but keeps subnormal float16 numbers.
             flushed = float(jnp.finfo(jnp.float32).tiny)
             lost = max(min(float(x.tiny), max(float(x.smallest_subnormal), flushed)) for x in infos)
             difference = np.where(difference <= lost, 0.0, difference)
-            certain = difference if doubts is None else np.maximum(difference - doubts[place], 0)
+            certain = (
+                difference
+                if uncertainties is None
+                else np.maximum(difference - uncertainties[index], 0)
+            )
             errors = _largest(difference) / scale, _largest(certain) / scale
-            found.append(LeafError(place, *errors, tolerance or default_tolerance(*dtypes)))
+            found.append(LeafError(index, *errors, tolerance or default_tolerance(*dtypes)))
         return found
 
-    def _apart(self, mode: Mode, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """How far the gradient is from another; infinitely, where that is not known."""
+    def _differences(self, mode: Mode, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """The differences between the reference and its gradient at other arrays.
+
+        They are infinite where the other gradient is not finite or cannot be computed.
+        """
         try:
             others = _gradients_by(mode, self._wide, arrays)
         except Exception:
-            # No mode is to blame for that.
+            # A failure here says nothing about the modes that are compared.
             others = [np.full(right.shape, np.inf) for right in self.gradients]
         return [
             np.where(np.isfinite(other), np.abs(other - right), np.inf)
@@ -209,45 +221,46 @@ class Reference:
         ]
 
 
-def reference_gradient(subject: Subject, mode: Mode) -> Reference:
+def reference_gradient(problem: GradientProblem, mode: Mode) -> Reference:
     """The gradient by `mode` in double precision.
 
-    **Raises:** `ValueError` if it is not finite, or there is none; or if the function draws random
-    numbers, which are others in double precision.
+    **Raises:** `ValueError` if the gradient does not exist or is not finite, or if the function
+    draws random numbers that are different in double precision.
     """
-    why, cause, gradients, wide = "", None, [], subject
+    why, cause, gradients, wide = "", None, [], problem
     try:
-        wide = _in_float64(subject)
+        wide = _in_float64(problem)
         gradients = _gradients_by(mode, wide, wide.arrays)
         with jax.enable_x64(True):
             bits = _bits_drawn(wide)
-        if bits != _bits_drawn(subject):
+        if bits != _bits_drawn(problem):
             why = (
-                "is taken in float64, where the function draws other random numbers: `jax.random` "
-                "makes them of more bits there. Draw them outside of the function, or name their "
-                "dtype, as in `jax.random.normal(key, shape, jnp.float32)`."
+                "is computed in float64, where the function draws other random numbers, because "
+                "`jax.random` uses more bits. Draw them outside of the function, or pass their "
+                "dtype, such as `jax.random.normal(key, shape, jnp.float32)`."
             )
     except Exception as error:
         cause = error
-        why = f"has no gradient in float64: {described(error)}\n"
-        why += "(The arguments are cast to float64, and what a plain function closes over is not.)"
-    for place, gradient in enumerate(gradients):
+        why = f"has no gradient in float64: {format_exception(error)}\n"
+        why += "(The arguments are cast to float64; arrays that a plain function closes over are "
+        why += "not.)"
+    for index, gradient in enumerate(gradients):
         if num_bad := int(np.sum(~np.isfinite(gradient))):
             why = why or (
                 f"is not finite in float64: {num_bad} of the {gradient.size} derivatives by "
-                f"{subject.path_of(place)}. Is the function smooth at these arguments, and defined "
-                "near by?"
+                f"{problem.path_of(index)}. Check that the function is smooth and defined near "
+                "these arguments."
             )
     if why:
         raise ValueError(
-            f"`ad.compare`: The reference, {as_written(mode)}, {why} Way out: another `reference`, "
-            "such as `ad.Reverse()`, or none, `reference=None`."
+            f"`ad.compare`: The reference, {format_mode(mode)}, {why} Pass another `reference`, "
+            "such as `ad.Reverse()`, or `reference=None`."
         ) from cause
-    return Reference(gradients, mode, subject, wide)
+    return Reference(gradients, mode, problem, wide)
 
 
-def _in_float64(subject: Subject) -> Subject:
-    """The subject with all floating-point arrays in double precision."""
+def _in_float64(problem: GradientProblem) -> GradientProblem:
+    """The problem with all floating-point and complex arrays in double precision."""
 
     def cast(leaf: Any) -> Any:
         if not is_inexact_array(leaf):
@@ -255,21 +268,21 @@ def _in_float64(subject: Subject) -> Subject:
         return jnp.asarray(leaf, jnp.complex128 if jnp.iscomplexobj(leaf) else jnp.float64)
 
     with jax.enable_x64(True):
-        wide = checked_subject(*jtu.tree_map(cast, (subject.function, subject.args)))
-    return dataclasses.replace(wide, max_evaluations=subject.max_evaluations)
+        wide = checked_problem(*jtu.tree_map(cast, (problem.function, problem.args)))
+    return dataclasses.replace(wide, max_evaluations=problem.max_evaluations)
 
 
-def _gradients_by(mode: Mode, wide: Subject, arrays: Sequence[Any]) -> list[np.ndarray]:
-    """The gradients of `wide` with these arrays in place of its own."""
+def _gradients_by(mode: Mode, wide: GradientProblem, arrays: Sequence[Any]) -> list[np.ndarray]:
+    """The gradients of `wide` at other arrays."""
     with jax.enable_x64(True):
         x = wide.rest.merge(map(jnp.asarray, arrays))
         _, gradient = filter_jit(wide.value_and_grad(mode))(x, *wide.args[1:])
         return list(map(np.asarray, wide.gradients_in(gradient)))
 
 
-def _bits_drawn(subject: Subject) -> list[int]:
-    """Of how many bits the random numbers are that the function draws, one draw after another."""
-    found = subject.equations()
+def _bits_drawn(problem: GradientProblem) -> list[int]:
+    """The number of bits of each draw of random numbers in the function."""
+    found = problem.equations()
     return [each.params["bit_width"] for each in found if each.primitive.name == "random_bits"]
 
 
@@ -281,8 +294,8 @@ def _epsilon_of(aval: Any) -> float:
 # --- Modes and exceptions as text ---
 
 
-def as_written(mode: Any) -> str:
-    """A mode as one writes it, without the arguments that it has by default.
+def format_mode(mode: Any) -> str:
+    """A mode as source code, without default arguments.
 
     >>> as_written(FiniteDifference(order=4)), as_written(FiniteDifference(order=2))
     ('FiniteDifference(order=4)', 'FiniteDifference()')
@@ -294,30 +307,30 @@ def as_written(mode: Any) -> str:
     return f"{type(mode).__name__}({', '.join(shown)})"
 
 
-def described(error: Exception) -> str:
+def format_exception(error: Exception) -> str:
     """The type, the message and the notes of an exception."""
     name = type(error).__name__
-    # JAX puts a line of dashes before a note on its traceback, which is not shown.
+    # JAX adds a note about its traceback, which starts with a line of dashes. It is left out.
     notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith("---")]
     return "\n".join([f"{name}: {error}" if str(error) else name, *notes])
 
 
-# --- How far a gradient is from the reference ---
+# --- Tolerances and precision ---
 
 
 def default_tolerance(*dtypes: Any) -> float:
     """The cube root of the machine epsilon of the least precise dtype: 5e-3 in float32.
 
-    That is a third of the digits. A right gradient loses some where terms cancel, and differences
-    in that precision lose about as many. A wrong one has seldom a digit right.
+    This is a third of the digits. A right gradient loses digits where terms cancel, and finite
+    differences in that precision have about this error. A wrong gradient rarely has a right digit.
     """
     return math.cbrt(max(float(jnp.finfo(dtype).eps) for dtype in dtypes))
 
 
-def in_double(array: Any) -> np.ndarray:
+def to_double(array: Any) -> np.ndarray:
     return np.asarray(array, np.complex128 if jnp.iscomplexobj(array) else np.float64)
 
 
 def _largest(array: np.ndarray) -> float:
-    """The largest absolute value; zero if there is none."""
+    """The largest absolute value; 0 for an empty array."""
     return float(np.max(np.abs(array), initial=0.0))

@@ -265,7 +265,7 @@ def _check_carry(name: str, old: PyTree, new: PyTree) -> None:
     if difference is not None:
         raise ValueError(
             f"{name} must return a carry with the structure, shapes and dtypes of its input: "
-            f"{difference.explain('the input', 'the output')}."
+            f"{difference.explain('the carry', 'the returned carry')}."
         )
 
 
@@ -292,8 +292,8 @@ def _casts(
             paths = [path for path, leaf in jtu.tree_leaves_with_path(old) if is_array_like(leaf)]
             where = jtu.keystr(paths[index])
             raise ValueError(
-                f"{name} must return a carry with the dtypes of its input: the input{where} has "
-                f"dtype {one.dtype}, and the output{where} has dtype {other.dtype}."
+                f"{name} must return a carry with the dtypes of its input: the carry{where} has "
+                f"dtype {one.dtype}, and the returned carry{where} has dtype {other.dtype}."
             )
         casts.append((dtype, axes))
     needed = [a.dtype != dtype or axes for a, (dtype, axes) in zip(carry, casts, strict=True)]

@@ -339,7 +339,7 @@ def _dtype_of(lower: Any, upper: Any) -> Any:
         dtype = jnp.result_type(bound) if is_array_like(bound) else jnp.bool_
         if not jnp.issubdtype(dtype, jnp.integer) or jnp.shape(bound) != ():
             raise TypeError(
-                f"fori_loop expected `{name}` to be an integer of shape (), got "
+                f"fori_loop expected an integer of shape () for `{name}`, got "
                 f"{describe_node(bound)}."
             )
     strong = {

@@ -41,10 +41,10 @@ def named_dtype(x, key):
 
 def test_no_mode_is_wrong_for_random_numbers_that_the_reference_does_not_draw():
     message = (
-        "`ad.compare`: The reference, Reverse(), is taken in float64, where the function draws "
-        "other random numbers: `jax.random` makes them of more bits there. Draw them outside of "
-        "the function, or name their dtype, as in `jax.random.normal(key, shape, jnp.float32)`. "
-        "Way out: another `reference`, such as `ad.Reverse()`, or none, `reference=None`."
+        "`ad.compare`: The reference, Reverse(), is computed in float64, where the function draws "
+        "other random numbers, because `jax.random` uses more bits. Draw them outside of the "
+        "function, or pass their dtype, such as `jax.random.normal(key, shape, jnp.float32)`. "
+        "Pass another `reference`, such as `ad.Reverse()`, or `reference=None`."
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         compare(noisy, X, jax.random.key(0), reference=ad.Reverse())

@@ -54,7 +54,7 @@ def test_another_object_is_an_error_that_says_what_a_mode_is(mode, text):
 
 def test_hessian_takes_a_pair_of_modes():
     with pytest.raises(
-        ValueError, match=r"expects a pair of modes, \(outer, inner\), or one; got 3"
+        ValueError, match=r"one mode or a pair of modes, \(outer, inner\); got .* 3"
     ):
         ad.hessian(jnp.sum, (ad.Reverse(), ad.Reverse(), ad.Reverse()))
 
@@ -205,7 +205,7 @@ def test_writes_to_a_reference_are_refused_where_they_would_happen_again(mode):
         count[...] += 1.0
         return jnp.sum(x**2)
 
-    with pytest.raises(ValueError, match="a mode that evaluates it for one direction"):
+    with pytest.raises(ValueError, match="this mode evaluates it once for each direction"):
         jax.jit(eqx.filter_grad(counted, mode=mode))(X)
 
 
@@ -301,17 +301,17 @@ def test_step_that_is_lost_is_an_error_that_names_the_array_and_another_is_taken
     assert found == 2
     tree = {"a": jnp.ones(2), "b": [jnp.array(1e6)]}
     with pytest.raises(
-        ValueError, match=r"The array at args\[0\]\['b'\]\[0\] loses its step of 0.01"
+        ValueError, match=r"args\[0\]\['b'\]\[0\] has a number that is too large for the step 0.01"
     ):
         eqx.filter_grad(lambda t: t["b"][0] ** 2, mode=ad.FiniteDifference(step=0.01))(tree)
 
 
 def test_step_that_is_lost_is_an_error_in_a_compiled_program():
     gradient = eqx.filter_jit(eqx.filter_grad(lambda x: x**2, mode=ad.FiniteDifference(step=1e-9)))
-    with pytest.raises(eqx.EqxlikeRuntimeError, match=r"array 0 .* of shape \(\), loses its step"):
+    with pytest.raises(eqx.EqxlikeRuntimeError, match=r"array 0 .* of shape \(\), has a number"):
         gradient(jnp.array(1.0))
     assert abs(float(gradient(jnp.array(0.0)))) < 1e-6
-    with pytest.raises(ValueError, match="loses its step"):
+    with pytest.raises(ValueError, match="too large for the step"):
         eqx.filter_grad(jnp.sum, mode=ad.FiniteDifference(step=1e-3))(jnp.ones(3, jnp.bfloat16))
 
 

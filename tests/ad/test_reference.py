@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eqxlike import ad
-from eqxlike.ad._reference import Reference, checked_subject, default_tolerance
+from eqxlike.ad._reference import Reference, checked_problem, default_tolerance
 from tests.ad.broken_modes import MODES, PARAMETERS, Broken, compare, loss, row_of
 
 # The reference
@@ -48,7 +48,9 @@ def test_function_without_a_derivative_in_float64_is_an_error_that_says_so():
         ValueError, match=r"has no gradient in float64: TypePromotionError: "
     ) as caught:
         compare(stuck, jnp.array(2.0))
-    assert "what a plain function closes over is not.) Way out: another `ref" in str(caught.value)
+    assert "arrays that a plain function closes over are not.) Pass another `ref" in str(
+        caught.value
+    )
     (row,) = compare(stuck, jnp.array(2.0), modes=[ad.Reverse()], reference=None).rows
     assert (row.verdict, row.max_relative_error) == ("ok", None)
 
@@ -89,13 +91,13 @@ def test_mode_is_not_wrong_for_what_the_reference_does_not_know(function, x):
     # The derivatives next to the kink are known.
     assert all(each.verdict == "wrong" for each in wrong)
     assert row.max_relative_error > default_tolerance(jnp.float32)
-    assert "the reference is as uncertain" in row.explanation
+    assert "uncertainty of the reference" in row.explanation
 
 
 def test_look_at_the_reference_that_fails_blames_no_mode():
-    subject = checked_subject(jnp.sum, (jnp.ones(2),))
-    far = Reference([np.ones(2)], Broken(lambda found: 1 / 0), subject, subject)
-    np.testing.assert_array_equal(far.doubts, [[np.inf, np.inf]])
+    problem = checked_problem(jnp.sum, (jnp.ones(2),))
+    reference = Reference([np.ones(2)], Broken(lambda found: 1 / 0), problem, problem)
+    np.testing.assert_array_equal(reference.uncertainties, [[np.inf, np.inf]])
 
 
 def test_another_mode_may_be_the_reference():
@@ -116,8 +118,8 @@ leaves = st.lists(numbers, min_size=1, max_size=3).map(np.array)
 def errors_of(gradients, expected):
     dtype = jnp.dtype("float32")
     arrays = [jax.ShapeDtypeStruct(each.shape, dtype) for each in expected]
-    subject = types.SimpleNamespace(arrays=arrays, value_dtype=dtype)
-    reference = Reference(expected, ad.Reverse(), subject, subject)
+    problem = types.SimpleNamespace(arrays=arrays, value_dtype=dtype)
+    reference = Reference(expected, ad.Reverse(), problem, problem)
     return [each.error for each in reference.errors(gradients)]
 
 

@@ -53,29 +53,29 @@ def test_python_numbers_take_the_dtype_that_the_body_returns():
 
 
 FORMS = [
-    (lambda c: [c[0], c[1]], r"the carry is a tuple of length 2, and what it returned is a list"),
+    (lambda c: [c[0], c[1]], r"the carry is a tuple of length 2, and the returned carry is a list"),
     (lambda c: (c[0], c[1][None]), r"the carry\[1\] is an array of shape \(2,\)"),
     (lambda c: (c[0], c[1].astype(int)), r"carry\[1\] has dtype float32.* has dtype int32"),
-    (lambda c: (c[0], "b"), r"the carry\[1\] is .*, and what it returned\[1\] is .*'b'"),
+    (lambda c: (c[0], "b"), r"the carry\[1\] is .*, and the returned carry\[1\] is .*'b'"),
 ]
 
 
 def test_carry_of_another_form_or_static_part_is_an_error_with_its_path():
     start = jnp.zeros(()), jnp.ones(2)
     for change, message in FORMS:
-        message = f"must return a carry of the form.*{message}"
+        message = f"must return a carry with the .*{message}"
         with pytest.raises(ValueError, match=f"body_fun {message}"):
             loops.while_loop(lambda c: c[0] < 3, change, start, max_steps=3, kind="bounded")
         step = lambda c, x, change=change: (change(c), None)
         with pytest.raises(ValueError, match=f"f {message}"):
             loops.scan(step, start, None, length=3, kind="checkpointed")
     with pytest.raises(
-        ValueError, match=r"the carry\[1\] is 'a', and what it returned\[1\] is 'b'"
+        ValueError, match=r"the carry\[1\] is 'a', and the returned carry\[1\] is 'b'"
     ):
         loops.scan(lambda c, x: ((c[0], "b"), None), (1.0, "a"), None, length=2)
     with pytest.raises(
         ValueError,
-        match="must return a carry with the (structure, shapes and )?dtypes of its input",
+        match="must return a carry with the structure, shapes and dtypes of its input",
     ):
         loops.while_loop(
             lambda carry: carry.x < 2,
@@ -106,7 +106,7 @@ LENGTHS = [
         lambda: loops.scan(lambda c, x: (c, x), 0.0, jnp.ones(2), length=4),
         "one number of steps, got several: xs has 2, length has 4",
     ),
-    (lambda: loops.scan(lambda c, x: (c, x), 0.0, 1.0), r"rows of arrays, and xs has shape \(\)"),
+    (lambda: loops.scan(lambda c, x: (c, x), 0.0, 1.0), r"rows of arrays, but xs has shape \(\)"),
 ]
 
 
@@ -146,7 +146,7 @@ def test_buffers_that_are_not_returned_no_arrays_of_the_carry_or_not_set_are_an_
     with pytest.raises(TypeError, match="buffers must return arrays of the carry"):
         written(lambda number, x: x, jnp.zeros(3), lambda c: jnp.zeros(3))
     with pytest.raises(
-        AttributeError, match=r"has no `\.at\[index\]\.add`: .* by `\.at\[index\]\.set"
+        AttributeError, match=r"has no `\.at\[index\]\.add`: .* with `\.at\[index\]\.set"
     ):
         written(lambda number, buffer: buffer.at[0].add(1.0), jnp.zeros(2))
 

@@ -183,7 +183,7 @@ def test_unknown_bounds_backwards_need_a_limit_or_checkpoints():
     def run(n, x=1.0, **options):
         return loops.fori_loop(0, n, lambda i, y: x * y, 1.0, **options)
 
-    with pytest.raises(ValueError, match=r"fori_loop\(kind='bounded'\) needs `max_steps`, the nu"):
+    with pytest.raises(ValueError, match=r"fori_loop\(kind='bounded'\) needs `max_steps`, the la"):
         jax.jit(lambda n: run(n, kind="bounded"))(3)
     with pytest.raises(ValueError, match=r"fori_loop\(kind='checkpointed'\).* or `checkpoints`"):
         jax.jit(lambda n: run(n, kind="checkpointed"))(3)

@@ -1,4 +1,4 @@
-"""Reverse mode that computes again what it did not keep."""
+"""Reverse mode with automatic recomputation (gradient checkpointing)."""
 
 import bisect
 import dataclasses
@@ -20,15 +20,16 @@ from ._mode import Arrays, Mode, OfArrays, OfList, Pullback, ValueAndGrad, diffe
 
 
 class Checkpointed(Mode):
-    """Reverse mode that keeps a few values of the forward pass, and computes the others again.
+    """Reverse mode that saves few values of the forward pass and recomputes the others.
 
-    The function is cut into about as many segments as the square root of its length, where few
-    values pass from one to the next. Those are kept, and a segment is computed again when the pass
-    back comes to it (Chen et al., 2016, arXiv:1604.06174). `jax.lax.scan` is cut likewise. So a
-    network of `n` layers needs memory for about `2 sqrt(n)` of them, and a second evaluation of the
-    function.
+    The function is cut into about `sqrt(n)` segments for `n` operations, at places where few values
+    pass from one segment to the next. These values are saved. The backward pass computes each
+    segment again (Chen et al., 2016, arXiv:1604.06174). `jax.lax.scan` is cut in the same way. A
+    network of `n` layers needs memory for about `2 sqrt(n)` layers, and the function is evaluated
+    twice.
 
-    - `policy`: what else to keep, inside a segment: one of `jax.checkpoint_policies`.
+    - `policy`: one of `jax.checkpoint_policies`, which chooses further values to save inside
+      segments.
 
     !!! example
 
@@ -61,7 +62,7 @@ class Checkpointed(Mode):
         return Reverse().jvp(function, arrays, tangents)
 
 
-# --- A function cut into segments, each of which the pass back computes again ---
+# --- Division of a function into segments that the backward pass recomputes ---
 
 
 Policy = Callable[..., bool] | None
@@ -70,11 +71,11 @@ Policy = Callable[..., bool] | None
 def in_segments(
     function: Callable[[Arrays], Any], arrays: Arrays, policy: Policy
 ) -> Callable[[Arrays], Any]:
-    """`function`, traced at `arrays`, in segments whose inside the pass back computes again."""
+    """`function`, traced at `arrays`, as a chain of segments that the backward pass recomputes."""
     closed, output = jax.make_jaxpr(function, return_shape=True)(arrays)
     program = _Program()
     inputs = [program.new_name(each.aval) for each in closed.jaxpr.invars]
-    # What it closes over may be a tracer, and so becomes an input.
+    # Closed-over arrays may be tracers, so they become inputs.
     consts = [program.new_name(each.aval) for each in closed.jaxpr.constvars]
     outputs = program.inline(closed.jaxpr, consts, inputs)
     segments, treedef = program.segments(outputs), jtu.tree_structure(output)
@@ -87,14 +88,14 @@ def in_segments(
                 run_segment = recomputed(lambda values, s=segment: s.run(values, policy), policy)
             found = run_segment([values[name] for name in segment.inputs])
             values.update(zip(segment.outputs, found, strict=True))
-        # A number that is written in the program itself is not an array.
+        # A literal of the program is not an array.
         return jtu.tree_unflatten(treedef, [jnp.asarray(_read(values, each)) for each in outputs])
 
     return run
 
 
 Name = int
-Atom = Any  # the Name of a value, or a Literal
+Atom = Any  # a Name or a Literal
 
 
 def _read(values: dict[Name, Any], atom: Atom) -> Any:
@@ -121,10 +122,10 @@ class _Step:
 
 @dataclasses.dataclass(frozen=True)
 class _Segment:
-    """Some steps of the program, one after another.
+    """Consecutive steps of the program.
 
-    - `inputs`: the values that come from before.
-    - `outputs`: those that are needed afterwards.
+    - `inputs`: the values that earlier segments compute.
+    - `outputs`: the values that later segments need.
     """
 
     steps: list[_Step]
@@ -140,11 +141,11 @@ class _Segment:
 
 
 class _Program:
-    """The operations of a function in one list, with those of the functions that it calls."""
+    """The operations of a function in one list, with inner `jit` calls inlined."""
 
     def __init__(self):
         self.steps: list[_Step] = []
-        self.sizes: list[int] = []  # the bytes of each value, by its name
+        self.sizes: list[int] = []  # the bytes of each value, indexed by its name
 
     def new_name(self, aval: Any) -> Name:
         num_bytes = getattr(getattr(aval, "dtype", None), "itemsize", 0)
@@ -152,7 +153,7 @@ class _Program:
         return len(self.sizes) - 1
 
     def inline(self, jaxpr: Any, consts: list[Atom], inputs: list[Atom]) -> list[Atom]:
-        """Adds the operations of `jaxpr`, and returns what it returns."""
+        """Appends the operations of `jaxpr`, and returns its outputs."""
         atoms: dict[Any, Atom] = dict(
             zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True)
         )
@@ -172,7 +173,7 @@ class _Program:
         return list(map(atom_of, jaxpr.outvars))
 
     def segments(self, outputs: list[Atom]) -> list[_Segment]:
-        """The program in segments, of which `outputs` are returned."""
+        """Divides the program, which returns `outputs`, into segments."""
         last_use = {name: len(self.steps) for name in outputs if not isinstance(name, Literal)}
         for number in reversed(range(len(self.steps))):
             for name in self.steps[number].inputs:
@@ -190,10 +191,10 @@ class _Program:
         return segments
 
     def _cuts(self, last_use: dict[Name, int]) -> list[int]:
-        """The steps before which to cut."""
+        """The indices of the steps at which a new segment starts."""
         made = [sum(self.sizes[name] for name in step.outputs) for step in self.steps]
         total = sum(made)
-        # What is kept if the program is cut before a step: what was made before and is used after.
+        # The bytes that are saved by a cut before each step: values made before it and used later.
         kept, alive, dying = [], 0, [0] * (len(self.steps) + 2)
         for number, step in enumerate(self.steps):
             alive -= dying[number]
@@ -204,7 +205,7 @@ class _Program:
                     dying[min(last_use[name] + 1, len(self.steps) + 1)] += self.sizes[name]
         if len(self.steps) < 4 or not total:
             return []
-        # With k segments, k times what passes between them is kept, and 1/k of all at a time.
+        # With k segments, memory is `k * typical + total / k`, which is smallest at this k.
         typical = max(sorted(kept[1:])[len(kept[1:]) // 4], 1)
         num_segments = min(max(round(math.sqrt(total / typical)), 1), len(self.steps) // 2)
         ends = list(itertools.accumulate(made))
@@ -221,7 +222,7 @@ class _Program:
 
 
 def _scan_in_blocks(params: Any, values: list[Any], policy: Policy) -> list[Array]:
-    """`jax.lax.scan` in blocks, about as many as the square root of its length."""
+    """`jax.lax.scan` in about `sqrt(length)` blocks, which the backward pass recomputes."""
     num_consts, num_carry = scan_counts(params)
     body = jaxpr_as_fun(params["jaxpr"])
     length, reverse = params["length"], params["reverse"]
@@ -241,7 +242,7 @@ def _scan_in_blocks(params: Any, values: list[Any], policy: Policy) -> list[Arra
         carry, ys = over(consts, carry, xs, length)
         return [*carry, *ys]
 
-    # What does not fill a block comes last.
+    # The remaining steps, which do not fill a block, come last.
     whole = num_blocks * size
     in_blocks = slice(length - whole, None) if reverse else slice(whole)
     others = slice(length - whole) if reverse else slice(whole, None)
@@ -260,28 +261,28 @@ def _scan_in_blocks(params: Any, values: list[Any], policy: Policy) -> list[Arra
     return [*carry, *ys]
 
 
-# --- Functions of arrays whose inside the pass back computes again ---
+# --- Functions that the backward pass recomputes ---
 
 
 def recomputed(function: OfList, policy: Callable[..., bool] | None) -> OfList:
-    """`function`, of which the pass back keeps the arguments alone, and what `policy` says."""
+    """`function`, of which reverse mode saves only the arguments and what `policy` chooses."""
     if policy is None and cpu_merges_recomputation():
         return differentiated_by(_InBranch(), function, None)
     return jax.checkpoint(function, policy=policy)
 
 
 class _InBranch(Reverse):
-    """Reverse mode that computes the function again in a branch of the pass back.
+    """Reverse mode that recomputes the function inside a `cond` of the backward pass.
 
-    XLA does not merge what is computed in a branch with what was computed before it, nor does it
-    begin with the branch before the cotangents are there.
+    XLA does not merge the operations of a branch with equal operations of the forward pass, and
+    starts the branch only when the cotangents have been computed.
     """
 
     def vjp(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Pullback, Arrays]:
         outputs, aux = function(arrays)
 
         def pull_back(cotangents: Arrays) -> Arrays:
-            # Always true, which XLA does not know.
+            # Always true, but XLA cannot know it.
             is_taken = jax.lax.rng_uniform(jnp.float32(0), jnp.float32(1), ()) < 2
             return jax.lax.cond(
                 is_taken,

@@ -1,4 +1,4 @@
-"""Finite differences."""
+"""Central finite differences."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -16,27 +16,26 @@ from ..._transforms._derivatives._by_mode import CannotDifferentiate
 from ._forward_reverse import along_directions, gradients_of
 from ._mode import Arrays, Mode, OfArrays, Pullback, ValueAndGrad, real_dot, to_widest
 
-# The factors of f(x + h k) - f(x - h k), divided by h, that give f' up to O(h ** order).
+# `_WEIGHTS[order][k]` is the weight of `(f(x + k h) - f(x - k h)) / h` in f'(x).
 _WEIGHTS = {2: {1: 1 / 2}, 4: {1: 2 / 3, 2: -1 / 12}}
 
 
 class FiniteDifference(Mode):
-    """Central finite differences: the function alone, at points near by.
+    """Central finite differences.
 
-    It needs no derivative rule of any operation, so it serves as a reference for those that have
-    one, and for what has none, such as a `jax.pure_callback`. It costs `order` evaluations for each
-    number among the inputs, one after another, and half of the digits or less: take it in float64.
+    They only evaluate the function, so they can check derivative rules, and differentiate functions
+    without rules, such as `jax.pure_callback`. They cost `order` evaluations for each number in the
+    inputs, one after another, and have at most half of the digits: use float64.
 
-    - `order`: 2 or 4, the power of the step that the error falls with. Of order 2 it is
-      `(f(x + h) - f(x - h)) / 2h`; of order 4, `(8 f(x + h) - 8 f(x - h) - f(x + 2h) + f(x - 2h)) /
-      12h`.
-    - `step`: the step `h`. Where `None`, it is chosen for each number `x` of the input: near
-      `max(1, |x|)` times the cube root of the machine epsilon. That balances rounding against
-      truncation for order 2 (Numerical Recipes, section 5.7); order 4 could take a larger one, and
-      would meet more kinks, those of a `relu` say, on its way.
+    - `order`: 2 or 4, the order of the truncation error. Order 2 is `(f(x + h) - f(x - h)) / 2h`;
+      order 4 is `(8 f(x + h) - 8 f(x - h) - f(x + 2h) + f(x - 2h)) / 12h`.
+    - `step`: the step `h`. `None` chooses a step for each number `x` of the input, about
+      `max(1, |x|)` times the cube root of the machine epsilon. This balances rounding and
+      truncation for order 2 (Numerical Recipes, section 5.7). Order 4 could use a larger step, but
+      would then cross more kinks, such as the kink of a `relu`.
 
-    **Raises:** `ValueError` if `order` is another number, or `step` is not positive. When called,
-    `ValueError` if `step` is lost beside a number of the input (`x + step == x`).
+    **Raises:** `ValueError` if `order` is not 2 or 4, or if `step` is not positive. When called,
+    `ValueError` if `step` is too small for a number of the input: `x + step == x`.
 
     !!! example
 
@@ -67,7 +66,8 @@ class FiniteDifference(Mode):
         outputs, aux = function(arrays)
 
         def pull_back(cotangents: Arrays) -> Arrays:
-            # The differences first: next to a large output that of a small one would be lost.
+            # Take differences before the dot product: in the sum, a large output would hide the
+            # difference of a small output.
             derivatives = self._derivatives(
                 lambda arrays: function(arrays)[0],
                 arrays,
@@ -81,7 +81,7 @@ class FiniteDifference(Mode):
     def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
         outputs, _ = function(arrays)
         steps = self._steps(arrays, outputs)
-        # As far along the tangent as its largest component may move.
+        # The largest step along the tangent that moves no number further than its own step.
         reach = [
             jnp.where(size == 0, jnp.inf, step / size).min(initial=jnp.inf)
             for size, step in zip(map(jnp.abs, jax.lax.stop_gradient(tangents)), steps, strict=True)
@@ -102,11 +102,11 @@ class FiniteDifference(Mode):
         outputs: Arrays,
         weigh: Callable[[Arrays], Arrays] = list,
     ) -> Arrays:
-        """For each output the derivatives in each direction, of shape `(n, *output.shape)`.
+        """The derivatives of each output in all `n` directions, of shape `(n, *output.shape)`.
 
         **Arguments:**
 
-        - `weigh`: a linear function, applied to the derivatives of the outputs in one direction.
+        - `weigh`: a linear function that is applied to the derivatives in each direction.
         """
         steps = self._steps(arrays, outputs)
 
@@ -151,22 +151,22 @@ class FiniteDifference(Mode):
             if self.step is None:
                 relative = max(float(finfo.eps), epsilon) ** (1 / 3)
                 wanted = relative * jnp.maximum(size, 1)
-                # What is added in truth, once it is rounded.
+                # The exact difference of the rounded numbers.
                 steps.append((size + wanted) - size)
             else:
                 wanted = jnp.full(size.shape, self.step, finfo.dtype)
                 lost = ((array.real + wanted) == array.real) & jnp.isfinite(size)
                 if jnp.iscomplexobj(array):
                     lost |= (array.imag + wanted) == array.imag
-                steps.append(self._not_lost(wanted, lost, place, array))
+                steps.append(self._check_steps(wanted, lost, place, array))
         return steps
 
-    def _not_lost(self, steps: Array, lost: Array, place: int, array: Array) -> Array:
-        """`steps`, with an error if one of them does not move its number."""
+    def _check_steps(self, steps: Array, lost: Array, place: int, array: Array) -> Array:
+        """`steps`, with an error if a step does not change its number."""
         what = (
-            f"loses its step of {self.step} beside it: x + step == x in {array.dtype}. Use a "
-            "larger step, float64, or FiniteDifference(step=None), which chooses a step for each "
-            "number."
+            f"has a number that is too large for the step {self.step}: x + step == x in "
+            f"{array.dtype}. Use a larger step, float64, or FiniteDifference(step=None), which "
+            "chooses a step for each number."
         )
         if not isinstance(lost, Tracer):
             if np.any(lost):

@@ -1,4 +1,4 @@
-"""Reverse and forward mode, by JAX and by Enzyme, and the mode that goes by the sizes."""
+"""Forward and reverse mode by JAX and by Enzyme, and the mode that chooses by input size."""
 
 import importlib
 import math
@@ -17,10 +17,10 @@ from ._mode import Arrays, Mode, OfArrays, Pullback, ValueAndGrad
 
 
 class Reverse(Mode):
-    """Reverse mode: one pass forward that keeps intermediate values, and one back.
+    """Reverse mode of JAX: a forward pass that saves intermediate values, and a backward pass.
 
-    It costs a few times the function, however many inputs there are, and as much memory as the
-    values that it keeps. It is JAX's own, and what `filter_grad` does where no mode is named.
+    It costs a few evaluations of the function, for any number of inputs, and the memory of the
+    saved values. This is `jax.grad`, and the default of `filter_grad`.
 
     !!! example
 
@@ -40,19 +40,20 @@ class Reverse(Mode):
     def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
         equations = equations_in(jax.make_jaxpr(function)(arrays).jaxpr)
         if any(each.primitive.name.startswith("custom_vjp_call") for each in equations):
-            # Its one JVP is the transpose of its VJP.
+            # The function has no JVP rule: transpose its VJP.
             return super().jvp(function, arrays, tangents)
         return Forward().jvp(function, arrays, tangents)
 
 
 class Forward(Mode):
-    """Forward mode: Jacobian-vector products, one for each number among the inputs.
+    """Forward mode of JAX: one Jacobian-vector product for each number in the inputs.
 
-    It keeps no intermediate values. It costs as many passes as there are inputs, so it is for few
-    inputs, or for many outputs, and for what has no reverse mode, such as `jax.lax.while_loop`.
+    It saves no intermediate values, and costs one pass for each input. Use it for functions with
+    few inputs or many outputs, and for operations without reverse mode, such as
+    `jax.lax.while_loop`.
 
-    - `chunk`: how many products to take at once, as a batch; all where `None`. The memory needed
-      grows with it, and the number of passes one after another falls.
+    - `chunk`: the number of products that are computed as one batch; `None` for all. A larger chunk
+      needs more memory and fewer sequential passes.
 
     **Raises:** `ValueError` if `chunk` is not a positive integer.
 
@@ -98,10 +99,10 @@ class Forward(Mode):
 
 
 class Auto(Mode):
-    """Forward mode for few inputs, reverse mode for many.
+    """Forward mode if there are no more inputs than outputs, else reverse mode.
 
-    Forward mode takes a pass for each number among the inputs, and reverse mode one for each among
-    the outputs, which costs more. `ad.compare` measures instead.
+    Forward mode needs one pass for each number in the inputs. Reverse mode needs one pass for each
+    number in the outputs, and each pass costs more. Use `ad.compare` to measure which is faster.
 
     !!! example
 
@@ -126,19 +127,18 @@ class Auto(Mode):
         return self._mode(arrays, num_outputs).jacobian(function, arrays)
 
     def _mode(self, arrays: Arrays, num_outputs: int) -> Mode:
-        # `python -m benchmarks.ad_modes` shows where the one becomes slower than the other.
+        # `python -m benchmarks.ad_modes` measures where reverse mode becomes faster.
         return Forward() if num_directions(arrays) <= num_outputs else Reverse()
 
 
 class Enzyme(Mode):
-    """Reverse and forward mode by Enzyme, which differentiates what the compiler has optimised.
+    """Forward and reverse mode by Enzyme, which differentiates the program after optimisation.
 
     It needs the package `enzyme_ad`: `pip install 'eqxlike[enzyme]'`, for Linux and macOS with
-    Python 3.11. Enzyme differentiates StableHLO, so it has no rules of JAX's for what it meets, and
-    ignores a `jax.custom_vjp`. It does a reverse mode of `jax.lax.while_loop` whose number of steps
-    the compiler can find. It has no rule for batches, so it cannot be called under `jax.vmap`, and
-    most Hessians are beyond it (enzyme_ad 0.0.16). Paper: Moses and Churavy, 2020,
-    arXiv:2010.01709.
+    Python 3.11. Enzyme differentiates StableHLO, so it ignores JAX's derivative rules, including
+    `jax.custom_vjp`. It supports reverse mode of a `jax.lax.while_loop` if the compiler can infer
+    the number of steps. It has no batching rule, so it fails under `jax.vmap` and for most Hessians
+    (enzyme_ad 0.0.16). Moses and Churavy, 2020, arXiv:2010.01709.
 
     **Raises:** `ImportError` if Enzyme is not installed.
 
@@ -153,7 +153,7 @@ class Enzyme(Mode):
     has_batching: ClassVar[bool] = False
 
     def value_and_grad(self, function: OfArrays, arrays: Arrays) -> ValueAndGrad:
-        # Enzyme's operations run in a compiled program alone.
+        # Enzyme's operations only run in a compiled program.
         by_enzyme = _by_enzyme(function, arrays)
         return jax.jit(lambda arrays: Reverse().value_and_grad(by_enzyme, arrays))(arrays)
 
@@ -163,21 +163,21 @@ class Enzyme(Mode):
 
 
 def _by_enzyme(function: OfArrays, arrays: Arrays) -> Callable[[Arrays], Any]:
-    """`function` as one operation, which Enzyme differentiates."""
+    """`function` as one operation that Enzyme differentiates."""
     try:
         enzyme = importlib.import_module("enzyme_ad.jax")
     except ImportError as error:
         raise ImportError(
-            "ad.Enzyme() needs the package `enzyme_ad`: `pip install 'eqxlike[enzyme]'`. There are "
-            "builds for Python 3.11 on Linux and macOS; elsewhere use `ad.Reverse()`."
+            "ad.Enzyme() needs the package `enzyme_ad`: `pip install 'eqxlike[enzyme]'`. It exists "
+            "for Python 3.11 on Linux and macOS; elsewhere use `ad.Reverse()`."
         ) from error
     closed, output = jax.make_jaxpr(function, return_shape=True)(arrays)
     treedef = jax.tree.structure(output)
     num_consts, num_inputs = len(closed.consts), len(closed.consts) + len(arrays)
-    # The reverse mode of enzyme_ad 0.0.16 fails where there are more outputs than inputs.
+    # The reverse mode of enzyme_ad 0.0.16 fails if there are more outputs than inputs.
     spare = [jnp.zeros(()) for _ in range(treedef.num_leaves - num_inputs)]
 
-    # Enzyme traces this again when the program is compiled: what it closes over must be explicit.
+    # Enzyme traces this function again at compile time, so closed-over arrays must be arguments.
     def of_all(*args: Array) -> list[Array]:
         consts, arrays = args[:num_consts], args[num_consts:num_inputs]
         return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*arrays)
@@ -190,36 +190,37 @@ def _by_enzyme(function: OfArrays, arrays: Arrays) -> Callable[[Arrays], Any]:
     return run
 
 
-# --- Derivatives along one number of the input after another, in blocks ---
+# --- Derivatives along each number of the input, in blocks ---
 
 
 def num_directions(arrays: Sequence[Array]) -> int:
-    """How many real numbers there are in `arrays`; a complex number is two."""
+    """The number of real numbers in `arrays`; a complex number counts as two."""
     return sum(math.prod(each.shape) * _parts(each) for each in arrays)
 
 
 def is_one_block(arrays: Sequence[Array], chunk: int | None) -> bool:
-    """Whether `along_directions` takes all directions at once."""
+    """Whether `along_directions` computes all directions in one batch."""
     return chunk is None or 1 < chunk >= num_directions(arrays)
 
 
 def along_directions(
     derivative: Callable[[Arrays], Any], arrays: Arrays, chunk: int | None, out_axes: Any = 0
 ) -> Any:
-    """`derivative` along each direction in which one number of `arrays` moves alone.
+    """Calls `derivative` on each unit tangent of `arrays`.
 
     **Arguments:**
 
     - `derivative`: from tangents of `arrays` to a pytree of arrays.
-    - `arrays`: `n` numbers in all. The real parts of an array come first, then its imaginary parts.
-    - `chunk`: how many directions to take at once, at most; all where `None`. One at a time is
-      taken without `jax.vmap`.
-    - `out_axes`: if they are taken as one block, `None` for what all directions share, as for
+    - `arrays`: arrays of `n` real numbers in total. For each array, the real parts come first, then
+      the imaginary parts.
+    - `chunk`: the largest number of directions in one batch; `None` for all. 1 does not use
       `jax.vmap`.
+    - `out_axes`: as for `jax.vmap`; used only if all directions are one batch.
 
-    **Returns:** what `derivative` returns, with a leading axis of length `n`.
+    **Returns:** the outputs of `derivative`, with a leading axis of length `n`.
 
-    **Raises:** `ValueError` if `derivative` writes to a `jax.Ref`, which it would do `n` times.
+    **Raises:** `ValueError` if `chunk` is 1 and `derivative` writes to a `jax.Ref`: it would write
+    `n` times.
     """
     total = num_directions(arrays)
 
@@ -232,30 +233,30 @@ def along_directions(
         return jax.lax.map(_without_writes(along), jnp.arange(total))
     assert chunk is not None
     num_blocks = math.ceil(total / chunk)
-    chunk = math.ceil(total / num_blocks)  # so that all are about as full
-    # Past the last direction there are tangents of zeros.
+    chunk = math.ceil(total / num_blocks)  # Blocks of similar size.
+    # Indices past the last direction have zero tangents.
     blocks = jnp.arange(num_blocks * chunk).reshape(num_blocks, chunk)
     found = jax.lax.map(jax.vmap(along), blocks)
     return jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:])[:total], found)
 
 
 def _without_writes(along: Callable[[Int[Array, ""]], Any]) -> Callable[[Int[Array, ""]], Any]:
-    """`along`, traced once; `ValueError` if it writes to a reference."""
+    """`along`, traced once; `ValueError` if it writes to a `jax.Ref`."""
     closed, output = jax.make_jaxpr(along, return_shape=True)(jnp.zeros((), int))
     if any(type(each).__name__ in ("WriteEffect", "AccumEffect") for each in closed.effects):
         raise ValueError(
-            "The function writes to a `jax.Ref`, and a mode that evaluates it for one direction "
-            "after another would write each time. Use `ad.Reverse()` or `ad.Checkpointed()`, which "
-            "evaluate it once."
+            "The function writes to a `jax.Ref`, but this mode evaluates it once for each "
+            "direction and would write each time. Use `ad.Reverse()` or `ad.Checkpointed()`, "
+            "which evaluate it once."
         )
     treedef = jax.tree.structure(output)
     return lambda index: jax.tree.unflatten(treedef, jaxpr_as_fun(closed)(index))
 
 
 def gradients_of(derivatives: Array, arrays: Arrays) -> list[Array]:
-    """Derivatives of shape `(n, *out)` as arrays of shape `(*out, *in)`, one for each of `arrays`.
+    """Splits derivatives of shape `(n, *out)` into arrays of shape `(*out, *in)` for `arrays`.
 
-    That of a complex array `x + iy` is `d/dx - i d/dy`, as in JAX.
+    The derivative by a complex array `x + iy` is `d/dx - i d/dy`, as in JAX.
     """
     gradients, start = [], 0
     for array in arrays:

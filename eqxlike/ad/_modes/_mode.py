@@ -1,4 +1,4 @@
-"""What a mode of differentiation is, and gradients as rules of JAX."""
+"""The base class of modes, and functions that are always differentiated with a given mode."""
 
 import abc
 import functools
@@ -27,10 +27,10 @@ from ..._transforms._derivatives._linear_call import (
 Arrays = list[Array]
 Pullback = Callable[[Arrays], Arrays]
 OfArrays = Callable[[Arrays], tuple[Any, Arrays]]
-"""What modes differentiate: from a list of floating-point or complex arrays to `(value, aux)`.
+"""A function that modes differentiate: from a list of inexact arrays to `(value, aux)`.
 
-`value` is a real scalar, or where it is said so a list of real arrays. `aux` is a list of arrays
-that are not differentiated.
+`value` is a real scalar in `value_and_grad`, and a list of arrays in the other methods. `aux` is a
+list of arrays that are not differentiated.
 """
 
 ValueAndGrad = tuple[tuple[Float[Array, ""], Arrays], Arrays]
@@ -38,11 +38,11 @@ ValueAndGrad = tuple[tuple[Float[Array, ""], Arrays], Arrays]
 
 
 class Mode(Module):
-    """A way to differentiate a function. The modes are the classes that inherit from this one.
+    """Abstract base class of the modes of differentiation.
 
-    A mode of your own needs one method, `value_and_grad`. The others follow from it, and are there
-    to be overridden by a mode that has a better way. None of them meets anything but lists of
-    arrays: `filter_grad` and the rest take care of what else is in a tree.
+    To write a mode, implement `value_and_grad`. The other methods have defaults that use it;
+    override those that the mode can compute more efficiently. All methods get lists of arrays:
+    `filter_grad` and the other transformations handle pytrees and static leaves.
 
     !!! example
 
@@ -58,16 +58,16 @@ class Mode(Module):
     """
 
     has_batching: ClassVar[bool] = True
-    """Whether what the mode computes can be mapped with `jax.vmap`."""
+    """Whether the derivatives of the mode can be batched with `jax.vmap`."""
 
     only_evaluates: ClassVar[bool] = False
-    """Whether the mode calls the function alone, and asks JAX for no derivative of it."""
+    """Whether the mode only evaluates the function, and never differentiates it with JAX."""
 
     @abc.abstractmethod
     def value_and_grad(
         self, function: OfArrays, arrays: Arrays
     ) -> tuple[tuple[Float[Array, ""], Arrays], Arrays]:
-        """The value of a function and its gradient, as of `jax.value_and_grad(has_aux=True)`.
+        """The value and gradient of a function, as `jax.value_and_grad(has_aux=True)`.
 
         **Arguments:**
 
@@ -75,11 +75,11 @@ class Mode(Module):
         - `arrays`: floating-point or complex arrays.
 
         **Returns:** `((value, aux), gradient)`. `gradient` has an array for each of `arrays`, of
-        its shape and dtype; for a complex one `x + iy` that is `df/dx - i df/dy`, as in JAX.
+        the same shape and dtype. For a complex array `x + iy` it is `df/dx - i df/dy`, as in JAX.
         """
 
     def vjp(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Pullback, Arrays]:
-        """As `jax.vjp(has_aux=True)`.
+        """The outputs and the pullback of a function, as `jax.vjp(has_aux=True)`.
 
         **Arguments:**
 
@@ -102,17 +102,17 @@ class Mode(Module):
         return outputs, pull_back, aux
 
     def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
-        """As the second of `jax.jvp`: the tangents of the outputs.
+        """The tangents of the outputs of a function, as `jax.jvp`.
 
         **Arguments:**
 
         - `function`: from a list of arrays to `(outputs, aux)`. `outputs` is a list of
           floating-point or complex arrays.
         - `arrays`: floating-point or complex arrays.
-        - `tangents`: arrays of their shapes and dtypes.
+        - `tangents`: arrays with the shapes and dtypes of `arrays`.
         """
         outputs, pullback, _ = self.vjp(function, arrays)
-        # A pullback is linear, and its transpose is the JVP.
+        # The transpose of the pullback is the JVP.
         structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in outputs]
         (directions,) = jax.linear_transpose(pullback, structs)(list(tangents))
         return directions
@@ -133,7 +133,7 @@ class Mode(Module):
         if not outputs:
             return outputs, aux, []
         *starts, size = itertools.accumulate(math.prod(each.shape) for each in outputs)
-        # A cotangent for each number among the outputs: 1 there, and 0 elsewhere.
+        # One one-hot cotangent for each number in the outputs.
         columns = jnp.split(jnp.eye(size, dtype=bool), starts, axis=1)
         cotangents = [
             column.reshape(size, *output.shape).astype(output.dtype)
@@ -154,7 +154,7 @@ class Mode(Module):
 
 
 def real_dot(outputs: Arrays, cotangents: Arrays) -> Float[Array, ""]:
-    """The real part of the product, without a conjugate: what a pullback differentiates."""
+    """The real part of the dot product, without conjugation; its gradient is the pullback."""
     products = to_widest(
         jnp.sum(jnp.real(output * cotangent))
         for output, cotangent in zip(outputs, cotangents, strict=True)
@@ -163,28 +163,27 @@ def real_dot(outputs: Arrays, cotangents: Arrays) -> Float[Array, ""]:
 
 
 def to_widest(arrays: Iterable[Array]) -> Arrays:
-    """The arrays in the widest of their dtypes."""
+    """The arrays, cast to the widest of their dtypes."""
     arrays = list(arrays)
     dtype = functools.reduce(wider, (each.dtype for each in arrays))
     return [each.astype(dtype) for each in arrays]
 
 
-# --- Functions of arrays that are differentiated by a mode, whatever mode the caller is in ---
+# --- Functions of arrays that are always differentiated with a given mode ---
 
 
 OfList = Callable[[Arrays], Arrays]
 
 
 def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
-    """`function`, with the derivatives that `mode` finds for it.
+    """`function`, with `mode.jvp` as its JVP and `mode.vjp` as its VJP.
 
-    In a pass forward they are those of `mode.jvp`, and in one backward those of `mode.vjp`, in the
-    arrays alone that the caller differentiates by.
+    Both are taken only by the arrays that the caller differentiates by.
 
     **Arguments:**
 
-    - `function`: from a list of arrays to a list of arrays. It closes over no tracer.
-    - `name`: its name in messages; `None` if a caller names it.
+    - `function`: from a list of arrays to a list of arrays. It must not close over a tracer.
+    - `name`: the name of the function in error messages; `None` if a caller adds it.
     """
 
     @jax.custom_jvp
@@ -196,60 +195,60 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
     @batch_first
     def _differentiate(primals: Any, tangents: Any) -> tuple[Arrays, list[Any]]:
         arrays, dots = (list(map(_as_array, each)) for (each,) in (primals, tangents))
-        is_moving = list(map(has_tangent, dots))
-        # A mode that only evaluates may be differentiated in turn by the rule.
+        is_differentiated = list(map(has_tangent, dots))
+        # If the mode only evaluates the function, higher derivatives use this rule too.
         within = run if mode.only_evaluates else function
-        is_smooth: list[bool] = []
+        inexact_flags: list[bool] = []
 
-        def of_moving(arrays: Arrays) -> Callable[[Arrays], tuple[Arrays, Arrays]]:
-            def moved(values: Arrays) -> tuple[Arrays, Arrays]:
-                left, pairs = iter(values), zip(arrays, is_moving, strict=True)
+        def restrict(arrays: Arrays) -> Callable[[Arrays], tuple[Arrays, Arrays]]:
+            def restricted(values: Arrays) -> tuple[Arrays, Arrays]:
+                left, pairs = iter(values), zip(arrays, is_differentiated, strict=True)
                 inputs = [next(left) if moves else array for array, moves in pairs]
                 outputs = list(map(_as_array, within(inputs)))
-                is_smooth[:] = map(is_inexact, outputs)
-                smooth = [each for each in outputs if is_inexact(each)]
-                return smooth, [each for each in outputs if not is_inexact(each)]
+                inexact_flags[:] = map(is_inexact, outputs)
+                inexact_outputs = [each for each in outputs if is_inexact(each)]
+                return inexact_outputs, [each for each in outputs if not is_inexact(each)]
 
-            return moved
+            return restricted
 
-        moving = list(itertools.compress(arrays, is_moving))
+        selected = list(itertools.compress(arrays, is_differentiated))
         with advised(mode, name):
-            smooth, pullback, others = mode.vjp(of_moving(arrays), moving)
-            if not smooth:
+            inexact_outputs, pullback, others = mode.vjp(restrict(arrays), selected)
+            if not inexact_outputs:
                 return others, list(map(zero_tangent, others))
-            # Whatever the pullback needs becomes a residual, what it closes over too.
-            closed = jax.make_jaxpr(pullback)(smooth)
+            # All arrays that the pullback closes over become residuals.
+            closed = jax.make_jaxpr(pullback)(inexact_outputs)
 
         def forward(residuals: Arrays, directions: Arrays) -> Arrays:
-            arrays = residuals[: len(is_moving)]
-            moving = list(itertools.compress(arrays, is_moving))
+            arrays = residuals[: len(is_differentiated)]
+            selected = list(itertools.compress(arrays, is_differentiated))
             with advised(mode, name):
-                return mode.jvp(of_moving(arrays), moving, directions)
+                return mode.jvp(restrict(arrays), selected, directions)
 
         def transpose(residuals: Arrays, cotangents: Arrays, _: Any) -> Arrays:
-            consts = residuals[len(is_moving) :]
+            consts = residuals[len(is_differentiated) :]
             return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*cotangents)
 
         found = linear_call(
             forward,
             transpose,
             [*arrays, *closed.consts],
-            list(itertools.compress(dots, is_moving)),
-            like=smooth,
-            # So a batch in reverse mode does without `forward`, which a mode may not have.
+            list(itertools.compress(dots, is_differentiated)),
+            like=inexact_outputs,
+            # A batch in reverse mode then does not need `forward`, which a mode may not support.
             is_of_members=True,
         )
-        values, directions, rest = iter(smooth), iter(found), iter(others)
-        outputs = [next(values if each else rest) for each in is_smooth]
+        values, directions, rest = iter(inexact_outputs), iter(found), iter(others)
+        outputs = [next(values if each else rest) for each in inexact_flags]
         return outputs, [
             next(directions) if each else zero_tangent(output)
-            for each, output in zip(is_smooth, outputs, strict=True)
+            for each, output in zip(inexact_flags, outputs, strict=True)
         ]
 
     return run
 
 
 def _as_array(value: Any) -> Any:
-    """`value`, which may be a Python number where a user differentiates by one."""
+    """`value` as an array: it is a Python number if a user differentiates by one."""
     is_array = hasattr(value, "shape") or isinstance(value, SymbolicZero)
     return value if is_array else jnp.asarray(value)

@@ -85,7 +85,7 @@ def counted_while(loop: While, operands: WhileOperands) -> list[Array]:
 
 
 def _check_linear(loop: While, operands: WhileOperands, flags: Sequence[bool]) -> None:
-    """Raises `ValueError` unless a step is linear in the arrays that the flagged operands affect."""
+    """Raises `ValueError` unless a step is linear in all arrays that flagged operands affect."""
     condition_flags, body_flags, carry_flags = split(
         list(flags), len(operands.cond_consts), len(operands.body_consts)
     )
