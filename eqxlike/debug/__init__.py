@@ -1,9 +1,11 @@
-"""Looking at a program while JAX transforms and runs it."""
+"""Debugging tools: breakpoints, NaN search, dead code, retraces."""
 
 from ._breakpoint import announce_transform as announce_transform
 from ._breakpoint import breakpoint_if as breakpoint_if
 from ._dce import inspect_dce as inspect_dce
 from ._dce import store_dce as store_dce
+from ._interpreter import NonFinite as NonFinite
+from ._interpreter import Values as Values
 from ._nan import backward_nan as backward_nan
 from ._nonfinite import find_nonfinite as find_nonfinite
 from ._traces import RetraceError as RetraceError
@@ -13,5 +15,3 @@ from ._traces import TraceDifference as TraceDifference
 from ._traces import assert_max_traces as assert_max_traces
 from ._traces import explain_retraces as explain_retraces
 from ._traces import get_num_traces as get_num_traces
-from ._walk import NonFinite as NonFinite
-from ._walk import Values as Values

@@ -1,4 +1,4 @@
-"""Breakpoints in compiled programs, and announcements of the transformations they go through."""
+"""Conditional breakpoints in compiled programs, and reports of JAX transformations."""
 
 import dataclasses
 import functools
@@ -14,15 +14,16 @@ from jaxtyping import Array, Bool, PyTree
 from .._compat import register_exclusion
 from ..extend import split
 
-# The debugger opens in the frame of whoever called `breakpoint_if`.
+# The debugger skips the frames of this file, and opens in the caller of `breakpoint_if`.
 register_exclusion(__file__)
 
 
 @jax.custom_batching.custom_vmap
 def _any_of_all(pred: Array) -> Array:
-    """Whether `pred` is true anywhere, in any member of the batches that it is mapped over.
+    """Whether any element of `pred` is true, in any batch member.
 
-    Not batched itself, so that a `cond` on it stays one under `vmap`: `select` runs both branches.
+    The result is not batched under `vmap`. A `cond` on it then stays a `cond`: JAX turns a batched
+    `cond` into a `select`, which runs both branches.
     """
     return jnp.any(pred)
 
@@ -31,16 +32,16 @@ _any_of_all.def_vmap(lambda size, is_batched, pred: (_any_of_all(pred), False))
 
 
 def breakpoint_if(pred: Bool[Array, "..."], **kwargs: Any) -> None:
-    r"""`jax.debug.breakpoint`, entered only if `pred` is true.
+    r"""Enters `jax.debug.breakpoint` if any element of `pred` is true.
 
     **Arguments:**
 
-    - `pred`: a boolean or an array of them, of which one must be true. Under `jax.vmap` the
-      breakpoint is entered for all members of the batch if it is for one.
+    - `pred`: a boolean, a number, or an array of them. Under `jax.vmap` the breakpoint is entered
+      for all members of the batch if `pred` is true for one.
     - `**kwargs`: passed to `jax.debug.breakpoint`.
 
-    **Raises:** `TypeError` if `pred` is neither a boolean nor a number nor an array of them, or for
-    `token`, which needs a returned value to be of use.
+    **Raises:** `TypeError` if `pred` is not a boolean, a number or an array of them; if `token` is
+    passed: `breakpoint_if` returns no value that could depend on it.
 
     !!! example
 
@@ -58,33 +59,33 @@ def breakpoint_if(pred: Bool[Array, "..."], **kwargs: Any) -> None:
     """
     if "token" in kwargs:
         raise TypeError(
-            "`breakpoint_if` takes no `token`: it returns nothing that a later computation could "
+            "`breakpoint_if` takes no `token`: it returns no value that later operations could "
             "depend on. Pass `ordered=True` to keep breakpoints in order."
         )
     enter = functools.partial(jax.debug.breakpoint, **kwargs)
     jax.lax.cond(_any_of_all(jnp.asarray(pred)), enter, lambda: None)
 
 
-# --- Announcements of the transformations that a value goes through, as they happen ---
+# --- Reports of the transformations of a value ---
 
 
 def announce_transform(
     x: PyTree, name: Any = None, intermediates: bool = False, announce: Callable[[str], Any] = print
 ) -> PyTree:
-    """The identity; says which JAX transformations are applied to `x`, as that happens.
+    """The identity, which prints the JAX transformations of `x` as they are applied.
 
-    A line is a chain such as `jvp_t:transpose:vmap:mlir`, read from left to right: the tangents
-    (`jvp_t`; the primals are `jvp_p`) were transposed, vectorised and lowered. Chains end where
-    JAX does something with the output: `impl` evaluates it, `abstract` works out shapes while
-    tracing, `mlir` lowers it for the compiler. What is compiled already announces nothing.
+    Each line is a chain of transformations in order, such as `jvp_t:transpose:vmap:mlir`: the
+    tangents (`jvp_t`; primals are `jvp_p`) were transposed, vectorised and lowered. The last item
+    says how JAX uses the output: `impl` evaluates it, `abstract` infers shapes while tracing,
+    `mlir` lowers it for the compiler. Calls of a compiled program print nothing.
 
     **Arguments:**
 
     - `x`: any pytree. Leaves that are not arrays are passed through.
-    - `name`: if not `None`, stands in brackets before each chain.
-    - `intermediates`: whether to announce each transformation also at the moment it is applied,
-      when the chain has not met its end yet.
-    - `announce`: called with each line.
+    - `name`: if not `None`, it is printed in brackets before each chain.
+    - `intermediates`: whether to also print each transformation when it is applied, before the
+      chain is complete.
+    - `announce`: called with each line; `print` by default.
 
     **Returns:** `x`.
 
@@ -107,8 +108,8 @@ def announce_transform(
 class _Announcer:
     """The options of one call of `announce_transform`.
 
-    Compared by identity: JAX evaluates and lowers an equation once for equal parameters, and so
-    would keep silent about a second call with the same name.
+    It is compared by identity. JAX evaluates and lowers an equation once for equal parameters, so
+    that equal options of a second call would print nothing.
     """
 
     name: Any
@@ -116,19 +117,19 @@ class _Announcer:
     announce: Callable[[str], Any]
 
     def reached(self, *transforms: str) -> None:
-        """Announces transforms that have been applied, the last of them an end."""
+        """Announces a chain of transforms."""
         prefix = "" if self.name is None else f"({self.name}) "
         self.announce(prefix + ":".join(transforms))
 
     def applied(self, *transforms: str) -> tuple[str, ...]:
-        """The same transforms; announces the last of them, after which others may come."""
+        """Returns the transforms, and announces them if `intermediates`."""
         if self.intermediates:
             self.reached(*transforms)
         return transforms
 
 
-# The identity of any number of arrays, with two parameters: `announcer`, and `transforms`, the
-# names of those already applied, the first one first.
+# The identity of any number of arrays. Its parameters are `announcer` and `transforms`, the names
+# of the transforms that have been applied, in order.
 _announce_p = Primitive("announce_transform")
 _announce_p.multiple_results = True
 
@@ -142,7 +143,7 @@ def _identity(end: str) -> Callable[..., list[Any]]:
 
 
 def _bind(arrays: Any, announcer: _Announcer, *transforms: str) -> list[Any]:
-    """The same arrays; (co)tangents that JAX knows to be zero need not pass the primitive."""
+    """Applies the primitive to all arrays except symbolic zeros."""
     nonzero, rest = split(list(arrays), lambda array: type(array) is not ad.Zero)
     return rest.merge(_announce_p.bind(*nonzero, announcer=announcer, transforms=transforms))
 

@@ -1,4 +1,4 @@
-"""Arrays that the compiler removed from a program because nothing depends on them."""
+"""Detection of arrays that dead code elimination removes from a compiled program."""
 
 import threading
 from collections.abc import Hashable
@@ -18,15 +18,15 @@ from .._dtypes import is_key
 
 
 def store_dce(x: PyTree, name: Hashable = None) -> PyTree:
-    """The identity, inside a jit; records which arrays of `x` the compiled program makes use of.
+    """The identity, which records the arrays of `x` that a compiled program uses.
 
-    The others are removed by dead code elimination (DCE), of JAX or of the compiler.
-    `inspect_dce` prints the output.
+    The other arrays are removed by dead code elimination (DCE) of JAX or of the compiler.
+    `inspect_dce` prints the result.
 
     **Arguments:**
 
     - `x`: any pytree. Leaves that are not arrays are passed through.
-    - `name`: to tell this call from others.
+    - `name`: a name for this call, which `inspect_dce` takes.
 
     **Returns:** `x`.
 
@@ -48,12 +48,12 @@ def store_dce(x: PyTree, name: Hashable = None) -> PyTree:
     if not _is_in_jit():
         raise RuntimeError(
             "`eqxlike.debug.store_dce` should be used inside of a jit: outside, nothing is "
-            "compiled and nothing removed."
+            "compiled and nothing is removed."
         )
     entry = _Entry(x)
     with _lock:
         _entries.setdefault(name, []).append(entry)
-    # It is never removed itself, so that `jax.effects_barrier` waits for the program to end.
+    # An effect is never removed, so `jax.effects_barrier` waits for the program to end.
     jax.debug.callback(entry.note_run)
     leaves, treedef = jtu.tree_flatten(x)
     return treedef.unflatten(
@@ -63,15 +63,15 @@ def store_dce(x: PyTree, name: Hashable = None) -> PyTree:
 
 
 def inspect_dce(name: Hashable = None) -> None:
-    """Prints what `store_dce` recorded under `name`, one entry for each time that it was traced.
+    """Prints the records of `store_dce(x, name)`, one entry for each trace.
 
-    An array that was used is shown by its shape, one that was removed as `<DCE'd>`. Waits for what
-    is still running. `<not run>` represents a call that was compiled and not reached, such as one
-    in a branch not taken.
+    An array that was used is printed with its shape, an array that was removed as `<DCE'd>`. A call
+    that was compiled but not executed, such as a call in a branch that was not taken, is printed as
+    `<not run>`. Running programs are waited for.
 
     **Arguments:**
 
-    - `name`: that of the calls of `store_dce` to print.
+    - `name`: the name that was passed to `store_dce`.
 
     **Raises:** `RuntimeError` inside of a jit; `TypeError` if `name` is not hashable.
     """
@@ -90,15 +90,15 @@ def inspect_dce(name: Hashable = None) -> None:
 
 
 def _is_in_jit() -> bool:
-    # Whatever is calculated from constants alone is a tracer only where a jit records it all.
+    # Inside a jit, and only there, even a constant is a tracer.
     return isinstance(jnp.zeros(()), Tracer)
 
 
-# --- What is recorded, and the primitive that records it ---
+# --- The records, and the primitive that writes them ---
 
 
 class _Leaf:
-    """Represents a leaf, array or not, in the printed tree, as the text it holds."""
+    """A leaf of the printed tree, shown as `text`."""
 
     def __init__(self, text: str):
         self.text = text
@@ -108,7 +108,7 @@ class _Leaf:
 
 
 class _Entry:
-    """One call of `store_dce`. Holds no leaf of its argument, so that it may be kept for good."""
+    """The record of one call of `store_dce`. It keeps no array alive."""
 
     def __init__(self, x: PyTree):
         self.tree = jtu.tree_map(
@@ -123,7 +123,7 @@ class _Entry:
 _entries: dict[Hashable, list[_Entry]] = {}
 _lock = threading.Lock()
 
-# The identity of one array. When its output is used, `leaf` takes the text of its shape.
+# The identity of one array. If its output is used, it sets the text of `leaf` to the shape.
 _watch_p = Primitive("store_dce")
 _watch_p.def_impl(lambda array, *, leaf: array)
 _watch_p.def_abstract_eval(lambda shape, *, leaf: shape)
@@ -136,8 +136,8 @@ def _run_watched(array: jax.Array, *, leaf: _Leaf) -> jax.Array:
         leaf.text = text
         return np.ones((), bool)
 
-    # A choice that the compiler cannot foresee. So it calls back if and only if it needs the
-    # output, and the array itself stays on its device.
+    # The compiler cannot predict the callback's value, so it runs the callback if and only if it
+    # needs the output. The array stays on its device.
     is_used = jax.pure_callback(note, jax.ShapeDtypeStruct((), bool))
     if not is_key(array):
         return _choose(is_used, array)
@@ -146,12 +146,13 @@ def _run_watched(array: jax.Array, *, leaf: _Leaf) -> jax.Array:
 
 
 def _choose(is_used: jax.Array, array: jax.Array) -> jax.Array:
-    # Not between `array` and a constant: an array of that constant would leave no choice.
+    # Not `jnp.where(is_used, array, constant)`: if `array` equals the constant, the compiler would
+    # remove the choice.
     return jnp.where(is_used, array, jnp.broadcast_to(is_used.astype(array.dtype), array.shape))
 
 
 def _apply_to_both(arrays: Any, others: Any, *, leaf: _Leaf) -> tuple[Any, Any]:
-    """The rule of forward mode and of `vmap`: tangents, or axes, stay as they are."""
+    """The rule of forward mode and of `vmap`: tangents or axes are unchanged."""
     return _watch_p.bind(*arrays, leaf=leaf), *others
 
 

@@ -1,4 +1,4 @@
-"""NaN that only the backward pass meets, and the place in it where they are first seen."""
+"""Detection of NaN in the backward pass."""
 
 import dataclasses
 import sys
@@ -19,21 +19,21 @@ from ..extend import Rest, has_tangent, split
 
 
 def backward_nan(x: PyTree, name: Any = None, terminate: bool = True) -> PyTree:
-    """The identity; prints the cotangents of `x` in the backward pass, and stops at NaN in them.
+    """The identity, which prints the cotangents of `x` in the backward pass and stops at NaN.
 
-    Printed with them are the primals, the values of `x`; under `jax.vmap` once for each member of
-    the batch. Forward passes print nothing.
+    The values of `x`, the primals, are printed too. Under `jax.vmap` both are printed once for each
+    member of the batch. Forward passes print nothing.
 
     **Arguments:**
 
-    - `x`: any pytree. Cotangents of what is not differentiated are printed as `None`.
-    - `name`: if not `None`, is printed above.
-    - `terminate`: whether to raise an error, as `eqxlike.error_if` does, if a cotangent has NaN.
+    - `x`: any pytree. Leaves that are not differentiated have the cotangent `None`.
+    - `name`: if not `None`, it is printed above the values.
+    - `terminate`: whether to raise an error with `eqxlike.error_if` if a cotangent has NaN.
 
     **Returns:** `x`.
 
-    **Raises:** during the backward pass what `eqxlike.error_if` raises, naming the path in `x` of
-    the first leaf whose cotangent has NaN.
+    **Raises:** in the backward pass the error of `eqxlike.error_if`, with the path in `x` of the
+    first leaf whose cotangent has NaN.
 
     !!! example
 
@@ -60,12 +60,14 @@ def backward_nan(x: PyTree, name: Any = None, terminate: bool = True) -> PyTree:
         tangents = list(tangents)
         differentiated = [n for n, tangent in enumerate(tangents) if has_tangent(tangent)]
         shown = [without_key_dtype(array) for array in arrays]
-        watch = _Watch(name, called_at, terminate, rest, len(arrays), differentiated)
-        watched = _carry_p.bind(
+        cotangent_check = _CotangentCheck(
+            name, called_at, terminate, rest, len(arrays), differentiated
+        )
+        watched = _check_p.bind(
             *shown,
             *(tangents[number] for number in differentiated),
             num_primals=len(shown),
-            check=watch.check,
+            check=cotangent_check.check,
         )
         for number, tangent in zip(differentiated, watched, strict=True):
             tangents[number] = tangent
@@ -81,14 +83,14 @@ def backward_nan(x: PyTree, name: Any = None, terminate: bool = True) -> PyTree:
 Cotangents = list[Array | None]
 Check = Callable[[list[Array], Cotangents], Cotangents]
 
-# The identity of tangents, `operands[num_primals:]`. Transposed it calls `check` with the primals
-# and the cotangents, and returns the latter. As `jax.custom_vjp`, but forward mode works too.
-_carry_p = Primitive("backward_nan")
-_carry_p.multiple_results = True
+# The identity of tangents, `operands[num_primals:]`. Its transpose returns `check(primals,
+# cotangents)`. Unlike with `jax.custom_vjp`, forward mode works too.
+_check_p = Primitive("backward_nan")
+_check_p.multiple_results = True
 
 
-@_carry_p.def_impl
-@_carry_p.def_abstract_eval
+@_check_p.def_impl
+@_check_p.def_abstract_eval
 def _tangents(*operands: Any, num_primals: int, check: Check) -> list[Any]:
     return list(operands[num_primals:])
 
@@ -96,14 +98,14 @@ def _tangents(*operands: Any, num_primals: int, check: Check) -> list[Any]:
 def _push_forward(operands: Any, tangents: Any, **params: Any) -> tuple[list[Any], list[Any]]:
     num_primals = params["num_primals"]
     second = map(ad.instantiate_zeros, tangents[num_primals:])
-    again = _carry_p.bind(*operands[:num_primals], *second, **params)
-    return _carry_p.bind(*operands, **params), again
+    again = _check_p.bind(*operands[:num_primals], *second, **params)
+    return _check_p.bind(*operands, **params), again
 
 
 def _pull_back(
     cotangents: Any, *operands: Any, num_primals: int, check: Check
 ) -> list[Array | None]:
-    # Where JAX knows that it is zero, there is no cotangent to look at.
+    # A symbolic zero has no cotangent to check.
     nonzero = [None if type(each) is ad.Zero else each for each in cotangents]
     return [None] * num_primals + check([*operands[:num_primals]], nonzero)
 
@@ -113,30 +115,31 @@ def _batch(
 ) -> tuple[list[Array], list[int]]:
     pairs = zip(operands, axes, strict=True)
     size = next(operand.shape[axis] for operand, axis in pairs if axis is not None)
-    # All operands are batched: which cotangents will be is not known yet.
+    # All operands are batched, because it is not known yet which cotangents will be.
     batched = [
         jnp.broadcast_to(operand, (size, *operand.shape))
         if axis is None
         else jnp.moveaxis(operand, axis, 0)
         for operand, axis in zip(operands, axes, strict=True)
     ]
-    tangents = _carry_p.bind(*batched, num_primals=num_primals, check=jax.vmap(check))
+    tangents = _check_p.bind(*batched, num_primals=num_primals, check=jax.vmap(check))
     return tangents, [0] * len(tangents)
 
 
-ad.primitive_jvps[_carry_p] = _push_forward
-ad.primitive_transposes[_carry_p] = _pull_back
-batching.primitive_batchers[_carry_p] = _batch
-mlir.register_lowering(_carry_p, mlir.lower_fun(_tangents, multiple_results=True))
+ad.primitive_jvps[_check_p] = _push_forward
+ad.primitive_transposes[_check_p] = _pull_back
+batching.primitive_batchers[_check_p] = _batch
+mlir.register_lowering(_check_p, mlir.lower_fun(_tangents, multiple_results=True))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Watch:
-    """One call of `backward_nan`, and one pass over it.
+class _CotangentCheck:
+    """The check of the cotangents of one call of `backward_nan`.
 
-    - `called_at`: where in the user's program.
-    - `rest`: what is not an array in the tree.
-    - `num_arrays`: how many arrays there are, and `differentiated`: which of them have a cotangent.
+    - `called_at`: the line of the call in the user's program.
+    - `rest`: the tree without its arrays.
+    - `num_arrays`: the number of arrays in the tree.
+    - `differentiated`: the indices of the arrays that have a cotangent.
     """
 
     name: Any
@@ -147,18 +150,18 @@ class _Watch:
     differentiated: list[int]
 
     def check(self, primals: list[Array], cotangents: Cotangents) -> Cotangents:
-        # Callbacks have no derivatives; without these the cotangents keep theirs.
+        # Callbacks cannot be differentiated. `cotangents` itself stays differentiable.
         shown = jax.lax.stop_gradient((primals, cotangents))
         if not self.terminate:
             jax.debug.callback(self._print, *shown)
             return cotangents
-        # The error depends on the printing, which so comes first.
+        # The error depends on the output of the callback, so that printing comes first.
         place = jax.ShapeDtypeStruct((), jnp.int32)
         first = jax.pure_callback(self._print_and_find, place, *shown, vmap_method="sequential")
         return branched_error_if(cotangents, first >= 0, jnp.maximum(first, 0), self._messages())
 
     def _print_and_find(self, primals: list[Any], cotangents: list[Any]) -> np.ndarray:
-        """The place of the first cotangent with NaN, or -1."""
+        """Prints, and returns the index of the first cotangent with NaN, or -1."""
         self._print(primals, cotangents)
         has_nan = [_has_nan(cotangent) for cotangent in cotangents]
         return np.array(has_nan.index(True) if any(has_nan) else -1, np.int32)
@@ -181,12 +184,13 @@ class _Watch:
         print("\n".join(lines))
 
     def _messages(self) -> list[str]:
-        """The message for NaN in each of the cotangents."""
+        """The error message for each cotangent."""
         name = "x" if self.name is None else self.name
         return [
-            f"`backward_nan` met NaN in the cotangent of {name}{path}, which is printed above. It "
-            f"was called at {self.called_at}. The NaN comes from the derivative of something that "
-            f"is calculated from {name}: another `backward_nan` further on comes closer to it."
+            f"`backward_nan` found NaN in the cotangent of {name}{path}, which is printed above. "
+            f"It was called at {self.called_at}. The NaN comes from the derivative of an operation "
+            f"after this call: move `backward_nan` to values that are computed from {name} to "
+            "find it."
             for path in self._paths()
         ]
 

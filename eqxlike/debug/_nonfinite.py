@@ -1,4 +1,4 @@
-"""The first NaN or infinity of a call, and of its gradient."""
+"""Search for the first NaN or infinity in a call or in its gradient."""
 
 import contextlib
 import dataclasses
@@ -14,35 +14,35 @@ import jax.tree_util as jtu
 from .. import Module, is_inexact_array
 from .._compat import Tracer
 from ..extend import Rest, Wrapper, check_callable, observe_calls, split
-from ._walk import NonFinite, Origin, Walk, what_is_wrong
+from ._interpreter import Interpreter, NonFinite, Origin, nonfinite_kind
 
 
 def find_nonfinite(
     model: Callable[..., Any], /, *args: Any, gradient: bool = True, **kwargs: Any
 ) -> NonFinite | None:
-    """The operation that made the first NaN or infinity of `model(*args, **kwargs)`, and its layer.
+    """Finds the operation that made the first NaN or infinity of `model(*args, **kwargs)`.
 
-    The call is traced, and the program run once on the values, operation by operation: into jitted
-    functions, loops, branches, custom rules and `jax.checkpoint`. The model stays as it is. If the
-    output is finite, so is done with the gradient of the sum of the output with respect to all
+    The call is traced, and the program runs once, operation by operation, including jitted
+    functions, loops, branches, custom rules and `jax.checkpoint`. If the output is finite, the
+    gradient is searched in the same way: the gradient of the sum of the output by all
     floating-point arrays of the model and the arguments that are not frozen.
 
-    A value counts if it reaches the result: an infinity that a mask removes does not, and one that
-    a mask inserts hides none that an operation makes next to it. A NaN that passes through several
-    operations belongs to the first. Where an argument came with it, as a weight that is
-    infinite, its path is reported.
+    Only values that reach the result count. An infinity that a mask removes does not count, and an
+    infinity that a mask inserts does not hide one that an operation makes in another element. A NaN
+    that passes through several operations is attributed to the first. If an argument contains the
+    NaN or infinity, such as an infinite weight, its path is reported.
 
     **Arguments:**
 
-    - `model`: a Module, or any function: a loss, or a training step.
-    - `*args`, `**kwargs`: what to call it with. Arrays are traced, all else is static.
-    - `gradient`: whether to look at the gradient too. `False` for a function that has none, such as
-      one that takes gradients itself.
+    - `model`: a Module or any function, such as a loss or a training step.
+    - `*args`, `**kwargs`: the arguments of the call. Arrays are traced, everything else is static.
+    - `gradient`: whether to search the gradient too. Pass `False` if the function has no gradient,
+      for example because it computes gradients itself.
 
-    **Returns:** a `NonFinite`, which says in text what was found; `None` if all is finite.
+    **Returns:** a `NonFinite`, whose `str` is a report; `None` if everything is finite.
 
     **Raises:** `TypeError` if `model` is not callable; `ValueError` inside of a jit or another
-    transformation, where arrays have no values; what the call itself raises.
+    transformation, where arrays have no values; any exception of the call itself.
 
     !!! example
 
@@ -86,9 +86,9 @@ def find_nonfinite(
     with (
         jax.debug_nans(False),
         jax.debug_infs(False),
-        # A random key that the program uses once is used by each run of it.
+        # The program runs several times with the same random keys.
         jax.debug_key_reuse(False),
-        # Who searches within `eqxlike.transfers` has asked for the copies that it takes.
+        # Inside `eqxlike.transfers`, the copies of the search are allowed.
         jax.transfer_guard("allow"),
     ):
         found = _search(forward, "forward pass", arrays, rest, layers)
@@ -97,8 +97,8 @@ def find_nonfinite(
                 found = _search(backward, "gradient", arrays, rest, layers)
             except Exception as error:
                 error.add_note(
-                    "It happened in the gradient that `find_nonfinite` took, after a forward pass "
-                    "without NaN or infinity. Write `gradient=False` for a function that has none."
+                    "`find_nonfinite` raised this in the gradient; the forward pass has no NaN or "
+                    "infinity. Pass `gradient=False` if the function has no gradient."
                 )
                 raise
     return found
@@ -107,15 +107,15 @@ def find_nonfinite(
 def arguments_by_name(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], Callable[[dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]]:
-    """The arguments under the names of their parameters, and the inverse of this."""
+    """The arguments by parameter name, and a function from this dict to `(args, kwargs)`."""
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
     except (TypeError, ValueError):
-        # No signature, or a call that does not fit it, of which Python will say so.
+        # No signature, or a call that does not fit it: the call itself raises the error.
         return {"args": args, "kwargs": kwargs}, lambda named: (named["args"], named["kwargs"])
 
     def back(named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        # In the order of the parameters: a tree of a dict comes back in that of the names.
+        # In the order of the parameters: JAX sorts the keys of a dict.
         ordered = {name: named[name] for name in bound.arguments}
         again = inspect.BoundArguments(bound.signature, ordered)  # pyright: ignore
         return again.args, again.kwargs
@@ -126,19 +126,19 @@ def arguments_by_name(
 def _check_values(arrays: list[Any], rest: Rest, layers: "_Layers") -> None:
     for path, leaf in jtu.tree_leaves_with_path(rest.merge(arrays)):
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            problem = "it is a `jax.ShapeDtypeStruct`. Give an array."
+            problem = "it is a `jax.ShapeDtypeStruct`. Pass an array."
         elif isinstance(leaf, Tracer):
-            problem = "it is being traced. Call it outside of jit and other transformations."
+            problem = "it is a tracer. Call `find_nonfinite` outside of jit and other transforms."
         else:
             continue
         raise ValueError(
-            f"`find_nonfinite` runs the program on values, and {layers.name_of(path)} has none: "
-            f"{problem}"
+            f"`find_nonfinite` runs the program on values, but {layers.name_of(path)} has no "
+            f"value: {problem}"
         )
 
 
 def _inexact(tree: Any, name: Callable[[Any], str]) -> dict[str, Any]:
-    """The floating-point arrays of a tree by name."""
+    """The floating-point and complex arrays of a tree by name."""
     return {
         name(path): leaf for path, leaf in jtu.tree_leaves_with_path(tree) if is_inexact_array(leaf)
     }
@@ -151,7 +151,7 @@ def _search(
     rest: Rest,
     layers: "_Layers",
 ) -> NonFinite | None:
-    """What spoils the outputs of a function of arrays; `None` if nothing does."""
+    """The first NaN or infinity that reaches the outputs of a function of arrays, or `None`."""
     names: list[str] = []
 
     def traced(arrays: list[Any]) -> list[Any]:
@@ -160,30 +160,30 @@ def _search(
         return list(outputs.values())
 
     jaxpr = jax.make_jaxpr(traced)(arrays)
-    walk = Walk(during, layers.at)
+    interpreter = Interpreter(during, layers.at)
     inputs = []
     for path, array in jtu.tree_leaves_with_path(rest.merge_into(None, arrays)):
         origin = None
-        if wrong := what_is_wrong(array):
-            origin = walk.origin(wrong, layers.name_of(path), is_given=wrong == "infinity")
+        if kind := nonfinite_kind(array):
+            origin = interpreter.origin(kind, layers.name_of(path), is_given=kind == "infinity")
         inputs.append((array, origin))
-    spoiled = [
-        (name, origin, wrong)
-        for name, (output, origin) in zip(names, walk.run(jaxpr, inputs), strict=True)
-        if (wrong := what_is_wrong(output))
+    nonfinite_outputs = [
+        (name, origin, kind)
+        for name, (output, origin) in zip(names, interpreter.run(jaxpr, inputs), strict=True)
+        if (kind := nonfinite_kind(output))
     ]
-    if not spoiled:
+    if not nonfinite_outputs:
         return None
-    reaches, origin, kind = min(spoiled, key=lambda each: _order(each[1]))
+    reaches, origin, kind = min(nonfinite_outputs, key=lambda each: _order(each[1]))
     if origin is None:
-        origin = walk.origin(kind, "a constant of the program")
+        origin = interpreter.origin(kind, "a constant of the program")
     root = _root(origin)
     then = None if origin is root else dataclasses.replace(origin.found, reaches=reaches)
     return dataclasses.replace(root.found, reaches=reaches, then=then)
 
 
 def _order(origin: Origin | None) -> tuple[int, int]:
-    """Makers first, in their order; then infinite arguments, then constants."""
+    """The sort key of origins: operations in order, then infinite arguments, then constants."""
     if origin is None:
         return 2, 0
     root = _root(origin)
@@ -196,7 +196,7 @@ def _root(origin: Origin) -> Origin:
     return origin
 
 
-# --- The layer that was being called: each puts its number in the scope of its operations ---
+# --- The layer of an operation, found by a name scope with the number of the layer ---
 
 
 _SCOPE = "eqxlike-layer-"
@@ -204,11 +204,11 @@ _SCOPE = "eqxlike-layer-"
 
 @dataclasses.dataclass(frozen=True)
 class _Scope:
-    """Names what a layer makes.
+    """A name scope around the calls of one layer.
 
-    All of one call of `find_nonfinite` are equal: a program that maps one tree onto another, as a
-    step of a training does with the model and what its optimiser keeps, is to find them of one
-    structure, as they were. Those of different calls are not, since JAX keeps what it has traced.
+    Scopes are static parts of the observed tree. All scopes of one `find_nonfinite` are equal, so
+    that `tree_map` still works on a model and, for example, its optimiser state. Scopes of
+    different `find_nonfinite` calls differ, because JAX caches traces.
     """
 
     layers: "_Layers"
@@ -221,7 +221,7 @@ class _Scope:
 
 
 class _Layers:
-    """The Modules of a call."""
+    """The Modules in a function and its arguments."""
 
     def __init__(self, function: Callable[..., Any], arguments: dict[str, Any]):
         self._found: list[tuple[str, str]] = []
@@ -233,20 +233,20 @@ class _Layers:
         return _Scope(self, f"{_SCOPE}{len(self._found) - 1}")
 
     def name_of(self, path: tuple[Any, ...]) -> str:
-        """The name of a leaf: like a layer, it stands under the path of the wrapper around it."""
+        """The path of a leaf for messages, without the path through wrappers of the function."""
         whose, *inner = path
         if whose.idx == 0 and tuple(inner[: len(self._inside)]) == self._inside:
             inner = inner[len(self._inside) :]
         return _name_of((whose, *inner))
 
     def at(self, scopes: str) -> tuple[str, str]:
-        """The path and the type of the innermost layer in the scopes of an operation."""
+        """The path and the type name of the innermost layer in the name scopes of an operation."""
         numbers = re.findall(rf"{_SCOPE}(\d+)", scopes)
         return self._found[int(numbers[-1])] if numbers else ("", "")
 
 
 def _path_inside(function: Any) -> tuple[Any, ...]:
-    """The path from a function that was transformed, or bound, to the Module inside."""
+    """The path from a transformed or bound function to the Module that it wraps."""
     path: tuple[Any, ...] = ()
     while isinstance(function, Wrapper):
         wrapped = (function.__wrapped__, getattr(function, "__self__", None))
@@ -264,7 +264,7 @@ def _path_inside(function: Any) -> tuple[Any, ...]:
 
 
 def _name_of(path: tuple[Any, ...]) -> str:
-    """The name of a place in the pair of a function and its arguments by name."""
+    """The text of a path in the pair `(function, arguments by name)`."""
     whose, *inner = path
     if whose.idx == 0:
         return f"model{jtu.keystr(tuple(inner))}"

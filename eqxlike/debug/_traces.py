@@ -1,4 +1,4 @@
-"""Counts of the traces of a function, and an error when there are too many."""
+"""Counts of the traces of a function, an error if there are too many, and reports of retraces."""
 
 import collections
 import contextlib
@@ -45,19 +45,19 @@ def assert_max_traces(
 def assert_max_traces(fn: Callable[..., Any] = MISSING, *, max_traces: int | None) -> Any:
     """Wraps a function so that tracing it more than `max_traces` times is an error.
 
-    Each call of the wrapper counts. Inside a jit it is called once for each trace: to be placed
-    between the jit and the function.
+    Place it between the jit and the function: each call of the wrapper counts, and a jit calls it
+    once for each trace.
 
     **Arguments:**
 
-    - `fn`: any callable. Left out, this is a decorator with arguments.
-    - `max_traces`: how many traces are allowed; `None` to count them only, for `get_num_traces`.
+    - `fn`: any callable. If it is left out, the result is a decorator.
+    - `max_traces`: the largest number of traces; `None` only counts, for `get_num_traces`.
 
-    **Returns:** a Module that is called like `fn` and has its arrays as leaves. Its copies count
-    together with it, but for deep copies and those that were pickled, which count again.
+    **Returns:** a Module with the signature of `fn`, which has the arrays of `fn` as leaves. Its
+    copies share one count; deep copies and unpickled copies start to count from zero.
 
-    **Raises:** `TypeError` if `fn` is not callable; when called too often, `RuntimeError` saying
-    which arguments have changed since the most similar of the earlier traces, and how.
+    **Raises:** `TypeError` if `fn` is not callable; when called too often, `RuntimeError` with the
+    differences between the arguments and the most similar earlier trace.
 
     !!! example
 
@@ -86,12 +86,12 @@ def get_num_traces(fn: Any) -> int:
 
     **Arguments:**
 
-    - `fn`: what `assert_max_traces` returned, or that inside other wrappers: jitted or otherwise
-      transformed, bound to an instance, or with arguments bound to it by `functools.partial`.
+    - `fn`: the result of `assert_max_traces`, or a wrapper around it: a transformed function, a
+      bound method, or a `functools.partial`.
 
-    **Returns:** the number of traces, also those that ended in an error.
+    **Returns:** the number of traces, including traces that raised an error.
 
-    **Raises:** `ValueError` if there is no such wrapper inside `fn`.
+    **Raises:** `ValueError` if `fn` does not contain a result of `assert_max_traces`.
 
     !!! example
 
@@ -118,17 +118,17 @@ def get_num_traces(fn: Any) -> int:
 
 
 _MAX_CALLS = 16
-"""At most this many calls are remembered: a mistake that has a function traced again does so at
-each call, and the latest show all there is.
+"""The number of traces that are kept for comparison. A mistake that causes a retrace usually causes
+one in each call, so the latest traces are enough.
 """
 
 _lock = threading.Lock()
 
 
 class _Tag:
-    """The traces of one function so far; shared by all copies of a wrapper.
+    """The traces of one function, shared by all copies of a wrapper.
 
-    A deep copy or one that was pickled is another, and so starts to count again.
+    A deep copy or an unpickled copy gets a new tag, and starts to count from zero.
     """
 
     __slots__ = ("__weakref__", "num_traces", "traces")
@@ -172,34 +172,34 @@ class _AssertMaxTraces(Wrapper):
         return self.fn(*args, **kwargs)
 
 
-# --- Why there was another trace, in a block ---
+# --- Reports of the reasons for retraces in a `with` block ---
 
 
 _MAX_TRACES = 1000
-"""At most this many traces are in the list, the latest."""
+"""The number of latest retraces that are kept in the list."""
 
 
 @contextlib.contextmanager
 def explain_retraces(
     on_retrace: Literal["warn", "error"] | Callable[[Trace], Any] = print,
 ) -> Iterator[list[Trace]]:
-    """A block in which each function of `filter_jit` says why it is traced and compiled again.
+    """Context manager that reports why functions of `filter_jit` are traced and compiled again.
 
-    Every trace after the first of a function is reported, also where the first came before the
-    block. So is the first trace of a function that is defined by the same lines as another one that
-    was traced in the block: `filter_jit(lambda x: ...)` in a loop compiles in each turn.
+    It reports every trace after the first trace of a function, even if the first trace came before
+    the block. It also reports the first trace of a function that has the same source lines as a
+    function traced in the block: `filter_jit(lambda x: ...)` in a loop compiles in each iteration.
 
-    The block is one for all threads. Calls that trace nothing cost what they always do.
+    The block applies to all threads. Calls that do not trace are not slower.
 
     **Arguments:**
 
-    - `on_retrace`: a function that is called with each such trace, `print` if left out; `"warn"` to
-      warn, with the line of the call; `"error"` to raise.
+    - `on_retrace`: a function that is called with each retrace, `print` by default; `"warn"` for a
+      warning at the line of the call; `"error"` for an exception.
 
-    **Returns:** a context manager, which gives the list of these traces, the latest 1000 of them.
+    **Returns:** a context manager whose value is the list of the latest 1000 retraces.
 
-    **Raises:** `ValueError` for another `on_retrace`; in the block, `RetraceError` from the
-    call that traces again, with `"error"`.
+    **Raises:** `ValueError` if `on_retrace` is invalid; in the block, with `"error"`,
+    `RetraceError` from the call that traces again.
 
     !!! example
 
@@ -218,12 +218,12 @@ def explain_retraces(
     """
     check_on_retrace(on_retrace, "explain_retraces")
     retraces: list[Trace] = []
-    # The latest traces of the functions from the same lines, and which of these it was.
+    # By the source lines of a function: its latest traces, each with the serial of its function.
     seen: dict[Hashable, collections.deque[tuple[Trace, int]]] = {}
 
     def listen(trace: Trace, history: History) -> None:
         reported = trace if trace.number > 1 else None
-        # What this package defines it makes again for each function that it is given.
+        # Functions that this package defines are created anew for each user function.
         if history.code is not None and is_of_user(history.code.co_filename):
             earlier = seen.setdefault(history.definition, collections.deque(maxlen=_MAX_CALLS))
             if reported is None and earlier:

@@ -53,8 +53,8 @@ def test_text_says_layer_operation_line_and_ranges():
         [
             "The first infinity of the forward pass was made by `log` in model.layers[1] (Log):",
             f"  at {line_of(Log.__call__, 'jnp.log')} in Log.__call__",
-            "  took float32[2]: 0 to 1",
-            "  gave float32[2]: 0, 1 infinite, the first at [1]",
+            "  input float32[2]: 0 to 1",
+            "  output float32[2]: 0, 1 infinite, the first at [1]",
             "  It reaches output.",
         ]
     )
@@ -74,7 +74,7 @@ def test_gradient_is_searched_where_the_forward_pass_is_finite():
     assert found.source.startswith(line_of(Norm.__call__, "jnp.sqrt"))
     assert found.then.kind == "NaN"
     assert found.reaches == "the gradient of model.layers[1].scale"
-    assert "and became NaN by `mul` in model.layers[1] (Norm):" in str(found)
+    assert "and was turned into NaN by `mul` in model.layers[1] (Norm):" in str(found)
     assert find_nonfinite(model, -jnp.ones(2), gradient=False) is None
 
 
@@ -170,7 +170,7 @@ def test_infinity_of_a_constant_that_is_moved_or_grows_is_said_to_be_that():
 
     for function in (moved, lambda x: x + jnp.inf):
         text = str(find_nonfinite(function, TWO))
-        assert "infinity of the forward pass came with a constant of the program." in text
+        assert "infinity of the forward pass comes from a constant of the program." in text
 
 
 def test_arguments_and_results_have_dtypes_and_ranges():
@@ -185,10 +185,10 @@ def test_arguments_and_results_have_dtypes_and_ranges():
 
 def test_argument_that_is_not_finite_is_named():
     text = str(find_nonfinite(mean, in_a_network(Log), TWO[None] * jnp.nan))
-    assert text == "The first NaN of the forward pass came with x.\n  It reaches output."
+    assert text == "The first NaN of the forward pass comes from x.\n  It reaches output."
     found = find_nonfinite(lambda shift, x: 2 * x + shift, jnp.ones(2), x=TWO * jnp.inf)
     assert str(found) == (
-        "The first infinity of the forward pass came with x.\n  It reaches output."
+        "The first infinity of the forward pass comes from x.\n  It reaches output."
     )
 
 
@@ -197,7 +197,7 @@ def test_weight_whose_infinity_became_a_nan_is_named():
     linear = eqx.tree_at(lambda each: each.weight, linear, jnp.full((2, 2), jnp.inf))
     found = find_nonfinite(lambda model, x: 0.0 * model(x), linear, jnp.ones(2))
     assert (found.kind, found.operation, found.came_with) == ("NaN", "mul", "model.weight")
-    assert "\n  The infinity that it took came with model.weight.\n" in str(found)
+    assert "\n  The infinite input comes from model.weight.\n" in str(found)
 
 
 class Nothing(eqx.Module):
@@ -307,12 +307,12 @@ def test_it_runs_where_hidden_copies_are_refused_and_donated_arguments_stay():
 
 
 def test_what_has_no_values_or_cannot_be_called_or_differentiated_is_refused():
-    with pytest.raises(ValueError, match="runs the program on values, and x has none"):
+    with pytest.raises(ValueError, match="runs the program on values, but x has no value"):
         jax.jit(lambda x: find_nonfinite(lambda x: x, x))(TWO)
-    with pytest.raises(ValueError, match=r"x\['a'\] has none: it is a `jax.ShapeDtypeStruct`"):
+    with pytest.raises(ValueError, match=r"x\['a'\] has no value: it is a `jax.ShapeDtypeStruct`"):
         find_nonfinite(lambda x: x, {"a": jax.ShapeDtypeStruct((2,), jnp.float32)})
     with pytest.raises(TypeError, match="`find_nonfinite` expects a function"):
         find_nonfinite(3.0)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="Reverse-mode") as raised:
         find_nonfinite(lambda x: jax.lax.while_loop(lambda c: c < 3, lambda c: c + 1, x), TWO[0])
-    assert "Write `gradient=False`" in raised.value.__notes__[-1]
+    assert "Pass `gradient=False`" in raised.value.__notes__[-1]

@@ -1,12 +1,13 @@
-"""A traced program run operation by operation, on values, with NaN and infinity followed.
+"""A jaxpr interpreter that tracks the origins of NaN and infinity.
 
-Each value that is not finite has an origin: the operation that made it of finite ones. An operation
-that is given such a value and returns one passes its origin on. So a NaN that a `jnp.where` leaves
-out is forgotten, and the origin of one in the result is where to look.
+Each non-finite value has an origin: the operation that made it from finite values. An operation
+with non-finite inputs and outputs passes the origin of its input on. A NaN that `jnp.where` removes
+is therefore forgotten, and the origin of a NaN in the result is the operation to report.
 
-Infinities that are constants, or came with the arguments, are no mistake yet, as those of a mask.
-Constants have no origin, an argument is its own; what makes a NaN of them has one, and names it.
-An operation that makes an infinity of finite numbers, next to those that it was given, has one too.
+Infinite constants and arguments, such as masks, are not mistakes by themselves. A constant has no
+origin; an infinite argument has an origin with its path. An operation that makes a NaN from them is
+a new origin, which names the argument. An operation that makes an infinity from finite elements,
+next to infinite elements of its input, is a new origin too.
 """
 
 import dataclasses
@@ -24,13 +25,13 @@ from .._traceback import frame_of_user, is_of_user_or_layer
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """The values of an array.
+    """Statistics of the values of an array.
 
-    - `shape`, `dtype`: of the array.
-    - `lowest`, `highest`: of its finite numbers, the parts of complex ones among them; `None` if it
-      has none.
-    - `num_nan`, `num_infinite`: how many of its elements are NaN, and how many infinite.
-    - `first`: the index of the first element that is either; `None` if none is.
+    - `shape`, `dtype`: shape and dtype of the array.
+    - `lowest`, `highest`: the range of its finite numbers, where the real and imaginary parts of
+      complex numbers count separately; `None` if there are none.
+    - `num_nan`, `num_infinite`: the numbers of NaN and infinite elements.
+    - `first`: the index of the first non-finite element; `None` if all are finite.
     """
 
     shape: tuple[int, ...]
@@ -58,21 +59,22 @@ class Values:
 
 @dataclasses.dataclass(frozen=True)
 class NonFinite:
-    """The operation that made the first NaN or infinity; `str` shows all of it.
+    """The operation that made the first NaN or infinity; `str` is a report.
 
     - `kind`: `"NaN"` or `"infinity"`.
     - `during`: `"forward pass"` or `"gradient"`.
-    - `layer`: the path of the layer that was being called, such as `"model.layers[1]"`; `""` if
-      the operation stands in none.
-    - `layer_type`: the name of its class; `""` if there is none.
-    - `operation`: the name of the primitive; that of an argument, if it came with that one.
-    - `source`: the line of source, `"file:line in function"`; `""` if JAX does not know.
-    - `turns`: the turns of the loops around it, from 0, outer ones first.
-    - `inputs`, `outputs`: the values that the operation took and gave.
-    - `came_with`: the path of the argument that brought the infinity which the operation made a NaN
-      of; `""` if none did.
-    - `reaches`: the path of the first part of the result that it spoils.
-    - `then`: the operation that made a NaN of the infinity, if that is another.
+    - `layer`: the path of the layer that contains the operation, such as `"model.layers[1]"`; `""`
+      outside of layers.
+    - `layer_type`: the class name of the layer; `""` outside of layers.
+    - `operation`: the name of the primitive; the path of the argument if the value came from an
+      argument.
+    - `source`: the source line, `"file:line in function"`; `""` if it is unknown.
+    - `turns`: the iterations of the surrounding loops, from 0, the outermost loop first.
+    - `inputs`: the input values of the operation.
+    - `outputs`: the non-finite output values of the operation.
+    - `reaches`: the path of the first part of the result that is not finite.
+    - `then`: the operation that made a NaN from this infinity, if it is a different operation.
+    - `came_with`: the path of the infinite argument from which the operation made a NaN, or `""`.
     """
 
     kind: str
@@ -89,34 +91,37 @@ class NonFinite:
     came_with: str = ""
 
     def __str__(self) -> str:
-        lines = [f"The first {self.kind} of the {self.during} {self._made()}", *self._place()]
-        lines += [f"  took {each}" for each in self.inputs]
-        lines += [f"  gave {each}" for each in self.outputs]
-        lines += [f"  The infinity that it took came with {self.came_with}."] * bool(self.came_with)
+        lines = [
+            f"The first {self.kind} of the {self.during} {self._headline()}",
+            *self._source_lines(),
+        ]
+        lines += [f"  input {each}" for each in self.inputs]
+        lines += [f"  output {each}" for each in self.outputs]
+        lines += [f"  The infinite input comes from {self.came_with}."] * bool(self.came_with)
         if self.then is not None:
-            lines += [f"  and {self.then._made('became NaN')}"]
-            lines += [f"  {line}" for line in self.then._place()]
+            lines += [f"  and {self.then._headline('was turned into NaN')}"]
+            lines += [f"  {line}" for line in self.then._source_lines()]
         return "\n".join([*lines, f"  It reaches {self.reaches}."])
 
-    def _made(self, made: str = "was made") -> str:
+    def _headline(self, made: str = "was made") -> str:
         if not self.inputs and not self.source:
-            return f"came with {self.operation}."
+            return f"comes from {self.operation}."
         layer = f" in {self.layer} ({self.layer_type})" if self.layer else ""
         turns = f", turn {', '.join(map(str, self.turns))} of the loop" if self.turns else ""
         return f"{made} by `{self.operation}`{layer}{turns}:"
 
-    def _place(self) -> list[str]:
+    def _source_lines(self) -> list[str]:
         return [f"  at {self.source}"] if self.source else []
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Origin:
-    """The operation that made a value which is not finite.
+    """The operation that made a non-finite value.
 
-    - `number`: its place in the order of origins.
-    - `found`: what is known of it; `reaches` and `then` are not known yet.
-    - `cause`: the origin of the infinity that it made a NaN of.
-    - `is_given`: whether this is not an operation but an infinite argument, by its path.
+    - `number`: the position in the order of origins.
+    - `found`: the description of the operation; `reaches` and `then` are set later.
+    - `cause`: the origin of the infinity from which the operation made a NaN.
+    - `is_given`: whether the origin is an infinite argument instead of an operation.
     """
 
     number: int
@@ -125,8 +130,8 @@ class Origin:
     is_given: bool
 
 
-class Place(NamedTuple):
-    """Where in the program a jaxpr is run: the scopes, line and loops around it."""
+class Context(NamedTuple):
+    """The context of a jaxpr: the surrounding name scopes, source line and loop iterations."""
 
     scopes: str = ""
     source: str = ""
@@ -134,38 +139,40 @@ class Place(NamedTuple):
 
     def inside(self, equation: Any) -> "Place":
         scopes = f"{self.scopes}/{equation.source_info.name_stack}"
-        return Place(scopes, _source_of(equation) or self.source, self.turns)
+        return Context(scopes, _source_of(equation) or self.source, self.turns)
 
-    def in_turn(self, turn: int) -> "Place":
+    def in_iteration(self, turn: int) -> "Place":
         return self._replace(turns=(*self.turns, turn))
 
 
-_NOWHERE = Place()
+_TOP_LEVEL = Context()
 
 Traced = tuple[Any, Origin | None]
-"""A value, and its origin if it is not finite and has one."""
+"""A value and its origin; `None` if it is finite or a constant."""
 
 
-class Walk:
-    """One run of a program.
+class Interpreter:
+    """Interprets one program.
 
     **Arguments:**
 
     - `during`: see `NonFinite`.
-    - `layer_at`: the path and the type of the layer in the scopes of an operation.
+    - `layer_at`: function from name scopes to the path and the type name of the layer.
     """
 
     def __init__(self, during: str, layer_at: Callable[[str], tuple[str, str]]):
         self._during = during
         self._layer_at = layer_at
         self._num_origins = 0
-        # A loop inside of a loop is run often.
+        # Compiled, because the body of a nested loop runs often.
         self._compiled = jax.jit(
             lambda jaxpr, *values: jaxpr_as_fun(jaxpr)(*values), static_argnums=0
         )
 
-    def run(self, jaxpr: Any, inputs: Sequence[Traced], place: Place = _NOWHERE) -> list[Traced]:
-        """The outputs of a jaxpr, open or closed."""
+    def run(
+        self, jaxpr: Any, inputs: Sequence[Traced], context: Context = _TOP_LEVEL
+    ) -> list[Traced]:
+        """Interprets a jaxpr or closed jaxpr, and returns its outputs."""
         consts, jaxpr = getattr(jaxpr, "consts", ()), getattr(jaxpr, "jaxpr", jaxpr)
         known = [*((const, None) for const in consts), *inputs]
         values = dict(zip([*jaxpr.constvars, *jaxpr.invars], known, strict=True))
@@ -174,12 +181,12 @@ class Walk:
             return (atom.val, None) if isinstance(atom, Literal) else values[atom]
 
         for equation in jaxpr.eqns:
-            outputs = self._equation(equation, list(map(read, equation.invars)), place)
+            outputs = self._equation(equation, list(map(read, equation.invars)), context)
             values.update(zip(equation.outvars, outputs, strict=True))
         return list(map(read, jaxpr.outvars))
 
-    def _equation(self, equation: Any, inputs: list[Traced], place: Place) -> list[Traced]:
-        here = place.inside(equation)
+    def _equation(self, equation: Any, inputs: list[Traced], context: Context) -> list[Traced]:
+        here = context.inside(equation)
         name, params = equation.primitive.name, equation.params
         if name in _CALLS:
             parts = ("jaxpr", "call_jaxpr", "call")
@@ -188,20 +195,20 @@ class Walk:
             branches = params["branches"]
             which = min(max(int(inputs[0][0]), 0), len(branches) - 1)
             return self.run(branches[which], inputs[1:], here)
-        by_turns = {"scan": self._scan, "while": self._while}.get(name)
-        if by_turns is not None and equation.effects:
-            # Each is to happen once.
-            return by_turns(equation, inputs, here)
-        # Most loops are sound, and a compiled one is soon over.
+        interpret_loop = {"scan": self._scan, "while": self._while}.get(name)
+        if interpret_loop is not None and equation.effects:
+            # Effects must happen only once.
+            return interpret_loop(equation, inputs, here)
+        # Run a whole loop compiled first, because most loops are finite.
         outputs = _bind(equation, inputs)
-        if by_turns is not None and any(map(what_is_wrong, outputs)):
-            found = by_turns(equation, inputs, here)
-            # Compiled as one it may round otherwise than turn by turn.
-            if any(what_is_wrong(output) for output, _ in found):
+        if interpret_loop is not None and any(map(nonfinite_kind, outputs)):
+            found = interpret_loop(equation, inputs, here)
+            # Iteration by iteration, rounding may differ, so that everything is finite.
+            if any(nonfinite_kind(output) for output, _ in found):
                 return found
         return self._with_origins(equation, inputs, outputs, here)
 
-    def _scan(self, equation: Any, inputs: list[Traced], place: Place) -> list[Traced]:
+    def _scan(self, equation: Any, inputs: list[Traced], context: Context) -> list[Traced]:
         params = equation.params
         num_consts, num_carry = scan_counts(params)
         consts, carry = inputs[:num_consts], inputs[num_consts:][:num_carry]
@@ -212,55 +219,55 @@ class Walk:
         rows = []
         for index in range(params["length"])[::step]:
             row = zip(_rows_at([x for x, _ in xs], index), [each for _, each in xs], strict=True)
-            here, given = place.in_turn(index), [*consts, *carry, *row]
-            outputs = self._turn(params["jaxpr"], equation, given, here)
+            here, given = context.in_iteration(index), [*consts, *carry, *row]
+            outputs = self._iteration(params["jaxpr"], equation, given, here)
             carry = outputs[:num_carry]
             rows.append(outputs[num_carry:])
         return [*carry, *map(_stacked, zip(*rows[::step], strict=True))]
 
-    def _while(self, equation: Any, inputs: list[Traced], place: Place) -> list[Traced]:
+    def _while(self, equation: Any, inputs: list[Traced], context: Context) -> list[Traced]:
         params = equation.params
         num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
         cond_consts, body_consts = inputs[:num_cond], inputs[num_cond:][:num_body]
         carry = inputs[num_cond + num_body :]
         count = 0
         while True:
-            here = place.in_turn(count)
+            here = context.in_iteration(count)
             given = [*cond_consts, *carry]
-            ((goes_on, _),) = self._turn(params["cond_jaxpr"], equation, given, here)
+            ((goes_on, _),) = self._iteration(params["cond_jaxpr"], equation, given, here)
             if not goes_on:
                 return carry
-            carry = self._turn(params["body_jaxpr"], equation, [*body_consts, *carry], here)
+            carry = self._iteration(params["body_jaxpr"], equation, [*body_consts, *carry], here)
             count += 1
 
-    def _turn(
-        self, jaxpr: Any, equation: Any, inputs: Sequence[Traced], place: Place
+    def _iteration(
+        self, jaxpr: Any, equation: Any, inputs: Sequence[Traced], context: Context
     ) -> list[Traced]:
-        """One turn of a loop: operation by operation if that tells more."""
+        """One iteration of a loop; interpreted only if its outputs are not finite."""
         if not equation.effects:
             outputs = self._compiled(jaxpr, *(value for value, _ in inputs))
-            if not any(map(what_is_wrong, outputs)):
+            if not any(map(nonfinite_kind, outputs)):
                 return [(output, None) for output in outputs]
-        return self.run(jaxpr, inputs, place)
+        return self.run(jaxpr, inputs, context)
 
     def _with_origins(
-        self, equation: Any, inputs: list[Traced], outputs: list[Any], place: Place
+        self, equation: Any, inputs: list[Traced], outputs: list[Any], context: Context
     ) -> list[Traced]:
-        """The outputs of an operation, with the origin of those that are not finite."""
-        wrong = list(map(what_is_wrong, outputs))
-        if not any(wrong):
+        """The outputs of an operation, with the origin of the non-finite outputs."""
+        kinds = list(map(nonfinite_kind, outputs))
+        if not any(kinds):
             return [(output, None) for output in outputs]
-        kind = "NaN" if "NaN" in wrong else "infinity"
-        origin = self._origin_of(kind, equation, inputs, outputs, place)
+        kind = "NaN" if "NaN" in kinds else "infinity"
+        origin = self._origin_of(kind, equation, inputs, outputs, context)
         return [
-            (output, origin if each else None) for output, each in zip(outputs, wrong, strict=True)
+            (output, origin if each else None) for output, each in zip(outputs, kinds, strict=True)
         ]
 
     def _origin_of(
-        self, kind: str, equation: Any, inputs: list[Traced], outputs: list[Any], place: Place
+        self, kind: str, equation: Any, inputs: list[Traced], outputs: list[Any], context: Context
     ) -> Origin | None:
-        taken = [what_is_wrong(value) for value, _ in inputs]
-        # An array of a loop has its origin in each turn, also where a row of it is finite.
+        taken = [nonfinite_kind(value) for value, _ in inputs]
+        # A row of an array may be finite although the origin of the array is passed on with it.
         pairs = zip(inputs, taken, strict=True)
         origins = [each for (_, each), what in pairs if what and each is not None]
         causes = [each for each in origins if not each.is_given]
@@ -273,13 +280,13 @@ class Walk:
         return self.origin(
             kind,
             equation.primitive.name,
-            place,
+            context,
             inputs=tuple(
                 values_of(value, variable.aval.dtype)
                 for (value, _), variable in zip(inputs, equation.invars, strict=True)
                 if _has_numbers(value)
             ),
-            outputs=tuple(values_of(each) for each in outputs if what_is_wrong(each)),
+            outputs=tuple(values_of(each) for each in outputs if nonfinite_kind(each)),
             cause=_first(causes),
             came_with="" if given is None or kind != "NaN" else given.found.operation,
         )
@@ -288,15 +295,15 @@ class Walk:
         self,
         kind: str,
         operation: str,
-        place: Place = _NOWHERE,
+        context: Context = _TOP_LEVEL,
         *,
         cause: Origin | None = None,
         is_given: bool = False,
         **known: Any,
     ) -> Origin:
-        """The next origin, with what else is `known` of it."""
+        """A new origin; `known` has further fields of its `NonFinite`."""
         self._num_origins += 1
-        where = *self._layer_at(place.scopes), operation, place.source, place.turns
+        where = *self._layer_at(context.scopes), operation, context.source, context.turns
         found = NonFinite(kind, self._during, *where, **known)
         return Origin(self._num_origins, found, cause, is_given)
 
@@ -306,14 +313,14 @@ _CALLS = {
     "while_with_transpose",
     *("jit", "pjit", "remat", "remat2", "checkpoint"),
 }
-"""The names of operations that run one program on what they are given."""
+"""The names of operations that call one inner program with their inputs."""
 
 _ELEMENTWISE = {
     *("acosh", "add", "add_any", "atanh", "convert_element_type", "cosh", "digamma", "div"),
     *("erf_inv", "exp", "exp2", "expm1", "integer_pow", "lgamma", "log", "log1p", "mul", "pow"),
     *("reduce_precision", "rsqrt", "sinh", "square", "sub", "tan"),
 }
-"""The names of operations on each element by itself that may make an infinity of finite numbers."""
+"""The names of elementwise operations that can make an infinity from finite numbers."""
 
 
 def _bind(equation: Any, inputs: Sequence[Traced]) -> list[Any]:
@@ -339,17 +346,17 @@ def _first(origins: Sequence[Origin]) -> Origin | None:
     return min(origins, key=lambda origin: (origin.is_given, origin.number), default=None)
 
 
-# --- The line of source of an operation, and the numbers that it took and gave ---
+# --- The source line of an operation, and the values of arrays ---
 
 
 def _source_of(equation: Any) -> str:
-    """The line in the user's program, or in a layer of ours, that made an operation; or `""`."""
+    """The source line of an operation, in the user's program or in a layer; `""` if unknown."""
     frame = frame_of_user(equation.source_info, is_of_user_or_layer)
     return f"{frame.file_name}:{frame.line_num} in {frame.function_name}" if frame else ""
 
 
-def what_is_wrong(value: Any) -> str | None:
-    """`"NaN"` if there is one in `value`, `"infinity"` if there is one alone, or `None`."""
+def nonfinite_kind(value: Any) -> str | None:
+    """`"NaN"` if `value` has NaN, else `"infinity"` if it has an infinity, else `None`."""
     if not _has_numbers(value):
         return None
     numbers = np.asarray(jax.device_get(value))
@@ -359,14 +366,14 @@ def what_is_wrong(value: Any) -> str | None:
 
 
 def _has_numbers(value: Any) -> bool:
-    """Whether `value` is an array, or a number of Python, that may hold a NaN or an infinity."""
+    """Whether `value` is an array or Python number of an inexact type."""
     is_array = isinstance(value, jax.Array | np.ndarray | np.generic)
     is_inexact = is_array and jnp.issubdtype(value.dtype, jnp.inexact)
     return is_inexact or isinstance(value, float | complex)
 
 
 def _makes_infinity(equation: Any, inputs: Sequence[Traced], outputs: Sequence[Any]) -> bool:
-    """Whether an element of the output is infinite where all that was given is finite."""
+    """Whether an element of the output is not finite where all inputs are finite."""
     if equation.primitive.name not in _ELEMENTWISE:
         return False
     finite = np.logical_and.reduce(
@@ -376,12 +383,12 @@ def _makes_infinity(equation: Any, inputs: Sequence[Traced], outputs: Sequence[A
 
 
 def values_of(value: Any, dtype: Any = None) -> Values:
-    """The `Values` of an array, or of a number of Python, which has the `dtype` of a program."""
+    """The `Values` of an array, or of a Python number, which is converted to `dtype`."""
     numbers = np.asarray(jax.device_get(value), dtype)
     parts = np.ravel(numbers)
     if np.iscomplexobj(parts):
         parts = np.concatenate([np.real(parts), np.imag(parts)])
-    # `float64` holds all that the small floats do, which NumPy does not take the minimum of.
+    # NumPy has no minimum of the small floats, such as bfloat16; float64 represents all of them.
     finite = parts[np.isfinite(parts)].astype(np.float64)
     is_bad = ~np.isfinite(numbers)
     is_nan = np.isnan(numbers)
