@@ -1,4 +1,4 @@
-"""Text generation: a sampler of tokens, and the loop that calls the model."""
+"""Text generation with language models: a token sampler, and the generation loop."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ from ._kv_cache import KVCache
 class Sampler(Module):
     """Draws a token from the logits of a language model.
 
-    The filters apply in the order of the arguments, as in transformers. All settings are arrays:
-    other values do not compile the program again.
+    The filters apply in the order of the arguments, as in the library transformers. All settings
+    are arrays, so changing a value does not recompile the program.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -47,7 +47,7 @@ class Sampler(Module):
     ):
         """**Arguments:**
 
-        - `temperature`: the logits are divided by it. 0 chooses the most likely token.
+        - `temperature`: the divisor of the logits. 0 chooses the most likely token.
         - `top_k`: keeps the `top_k` most likely tokens. Fan, Lewis & Dauphin (2018), "Hierarchical
           Neural Story Generation".
         - `top_p`: keeps the smallest set of most likely tokens with at least this probability.
@@ -55,7 +55,7 @@ class Sampler(Module):
         - `min_p`: keeps tokens with at least this fraction of the largest probability. Nguyen et
           al. (2024), "Turning Up the Heat: Min-p Sampling".
 
-        **Raises:** `ValueError` for a number out of range.
+        **Raises:** `ValueError` if a number is out of range.
         """
         _check_range("temperature", temperature, 0, np.inf)
         if top_k is not None and not isinstance(top_k, Tracer):
@@ -70,7 +70,7 @@ class Sampler(Module):
     def __call__(
         self, logits: Float[Array, "*batch vocabulary"], *, key: PRNGKeyArray
     ) -> Int[Array, " *batch"]:
-        """**Returns:** the index of a token, for each row of logits."""
+        """**Returns:** the index of one token for each row of logits."""
         tokens = lax.cond(
             self.temperature == 0,
             lambda: jnp.argmax(logits, -1),
@@ -81,7 +81,7 @@ class Sampler(Module):
     def filter(
         self, logits: Float[Array, "*batch vocabulary"]
     ) -> Float[Array, "*batch vocabulary"]:
-        """The logits divided by the temperature, with `-inf` for tokens that are not kept."""
+        """The logits divided by the temperature, with `-inf` for removed tokens."""
         scores = logits.astype(jnp.float32) / jnp.where(self.temperature == 0, 1, self.temperature)
         least = jnp.full((*scores.shape[:-1], 1), -jnp.inf)
         if self.top_k is not None or self.top_p is not None:
@@ -103,7 +103,7 @@ class Sampler(Module):
 def _check_range(name: str, value: Any, least: float, most: float) -> None:
     if value is None or isinstance(value, Tracer):
         return
-    known = np.asarray(value)  # Not of JAX, which traces comparisons inside of `jax.jit`.
+    known = np.asarray(value)  # Not `jnp.asarray`: inside `jax.jit`, comparisons would be traced.
     is_number = known.shape == () and jnp.issubdtype(known.dtype, jnp.number)
     if not is_number or not least <= known <= most:
         wanted = f"from {least} to {most}" if most < np.inf else f"of at least {least}"
@@ -121,12 +121,12 @@ def generate(
     eos: int | Sequence[int] | None = None,
     key: PRNGKeyArray | None = None,
 ) -> Int[Array, "*batch max_new_tokens"]:
-    """Continues prompts with a causal language model, in one compiled program.
+    """Generates text with a causal language model, in one compiled program.
 
-    A model with an argument `cache` reads each token once: `logits, cache = model(tokens,
-    cache=cache)`, for the tokens of one sequence, shape `(seq,)`, and logits of shape `(seq,
-    vocabulary)`. Any other model is called as `logits = model(tokens)`, and reads the whole
-    sequence again for each token.
+    The model gets the tokens of one sequence, of shape `(seq,)`, and returns logits of shape `(seq,
+    vocabulary)`. A model with an argument `cache` is called as `logits, cache = model(tokens,
+    cache=cache)`, and reads each token once. Any other model is called as `logits = model(tokens)`,
+    and reads the whole sequence again for each new token.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -137,21 +137,22 @@ def generate(
 
     **Arguments:**
 
-    - `model`: the model. Other values of its arrays do not compile the program again.
-    - `prompt`: integers of shape `(seq,)`, or `(batch, seq)` for a batch. Another length compiles
-      another program; pad prompts to a few lengths, and pass `lengths`.
+    - `model`: the model. Changing the values of its arrays does not recompile the program.
+    - `prompt`: integers of shape `(seq,)`, or `(batch, seq)` for a batch. Each length compiles its
+      own program. To avoid this, pad prompts to a few lengths and pass `lengths`.
     - `max_new_tokens`: number of tokens to generate.
-    - `cache`: an empty cache of one sequence, for another dtype than the parameters', say. By
-      default `KVCache.for_model` makes it.
-    - `lengths`: number of tokens of each prompt, shape `(batch,)`. Padding stands on the right.
+    - `cache`: an empty cache for one sequence, for example with another dtype. By default it is
+      made by `KVCache.for_model`.
+    - `lengths`: number of tokens of each prompt without padding, shape `(batch,)`. Padding is on
+      the right.
     - `sampler`: chooses each token; `nn.Sampler()` if `None`.
     - `eos`: token that ends a sequence, or several such tokens. Generation stops when all sequences
       have ended.
-    - `key`: for the sampler. It may be left out if `sampler.temperature` is 0.
+    - `key`: random key for the sampler. Optional if `sampler.temperature` is 0.
 
     **Returns:** the new tokens. After the end of a sequence, its last token is repeated.
 
-    **Raises:** `ValueError` or `TypeError` for arguments that do not fit.
+    **Raises:** `ValueError` or `TypeError` if an argument is invalid.
     """
     what = "generate"
     prompt = jnp.asarray(prompt)
@@ -178,7 +179,7 @@ def generate(
         lengths = _read_lengths(what, lengths, tokens.shape)
     ends = jnp.zeros(0, jnp.int32) if eos is None else jnp.atleast_1d(jnp.asarray(eos))
     if ends.ndim != 1 or not jnp.issubdtype(ends.dtype, jnp.integer):
-        raise TypeError(f"{what} expected eos to be a token, or several tokens, got {eos!r}.")
+        raise TypeError(f"{what} expected eos to be one or several integers, got {eos!r}.")
     total = tokens.shape[1] + max_new_tokens
     if not isinstance(cache, KVCache | None):
         raise TypeError(f"{what} expected cache to be an nn.KVCache, got {describe_node(cache)}.")
@@ -186,8 +187,8 @@ def generate(
         cache = KVCache.for_model(model, total) if cache is None else cache
         if cache.start.shape or (not isinstance(cache.start, Tracer) and int(cache.start)):
             raise ValueError(
-                f"{what} expected an empty cache of one sequence, as `KVCache.for_model` makes it, "
-                f"got one with start={cache.start}. To continue a cache, write a loop: "
+                f"{what} expected an empty cache for one sequence, such as `KVCache.for_model` "
+                f"makes, got a cache with start={cache.start}. To continue a cache, write a loop: "
                 "`logits, cache = model(tokens, cache=cache)`."
             )
         if (room := cache.room()) is not None and room < total:
@@ -197,7 +198,7 @@ def generate(
             )
     elif cache is not None:
         raise ValueError(
-            f"{what} got a cache, and the model has no argument `cache`: write `def __call__(self, "
+            f"{what} got a cache, but the model has no argument `cache`: write `def __call__(self, "
             "tokens, cache=None)`."
         )
     found = _generate(
@@ -217,7 +218,7 @@ def _read_lengths(what: str, lengths: Any, shape: tuple[int, ...]) -> Array:
     lengths = jnp.asarray(lengths)
     if lengths.shape != shape[:1] or not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise ValueError(
-            f"{what} expected lengths of integers and shape {shape[:1]}, one for each row of the "
+            f"{what} expected integer lengths of shape {shape[:1]}, one for each row of the "
             f"prompt; got dtype {lengths.dtype} and shape {lengths.shape}."
         )
     if not isinstance(lengths, Tracer):
@@ -228,7 +229,7 @@ def _read_lengths(what: str, lengths: Any, shape: tuple[int, ...]) -> Array:
 
 
 def _takes_cache(model: Callable[..., Any]) -> bool:
-    """Whether a model, or the model inside of a wrapper, has an argument `cache`."""
+    """Whether a model, or the model inside a wrapper, has an argument `cache`."""
     try:
         parameters = inspect.signature(model).parameters
     except (TypeError, ValueError):
@@ -277,7 +278,7 @@ def _generate(
     new = jnp.broadcast_to(token[:, None], (batch, max_new_tokens))
     start = (jnp.ones((), jnp.int32), token, is_end(token), memory, new)
     index, token, _, _, new = lax.while_loop(goes_on, step, start)
-    # Places after the last step hold the first token so far.
+    # Fill the positions after the last step, which still hold the first token.
     is_done = jnp.arange(max_new_tokens, dtype=jnp.int32)[None] < index
     return jnp.where(is_done, new, token[:, None])
 
@@ -285,8 +286,12 @@ def _generate(
 def _with_cache(
     model: Callable[..., Any], tokens: Array, lengths: Array | None, cache: KVCache
 ) -> tuple[Array, Callable[..., Any], Any]:
-    """The logits after the prompt, a function that reads one more token, and what it reads from."""
-    # Rows of one length share their start: then a token is written to one place for all rows.
+    """Reads the prompt.
+
+    **Returns:** the logits after the prompt, the function `advance(memory, token, index)` that
+    reads one more token, and its first memory.
+    """
+    # Rows of equal length share their start, so that a token is written to the same slot in all.
     axis = None if lengths is None else 0
 
     def call(tokens: Array, memory: Any, *, is_prefill: bool) -> tuple[Array, Any]:
@@ -302,7 +307,7 @@ def _with_cache(
             logits, new = found
             if new.layer:
                 raise ValueError(
-                    f"generate got a cache of {len(new.windows)} layers, and the model called "
+                    f"generate got a cache for {len(new.windows)} layers, but the model called "
                     f"{new.layer} attention layers with it."
                 )
             _check_logits(logits, tokens)
@@ -327,13 +332,13 @@ def _with_cache(
         logits, memory = call(token[:, None], memory, is_prefill=False)
         return logits[:, 0], memory
 
-    return _at(logits, _ends(tokens, lengths) - 1), advance, memory
+    return _take_positions(logits, _row_lengths(tokens, lengths) - 1), advance, memory
 
 
 def _without_cache(
     model: Callable[..., Any], tokens: Array, lengths: Array | None, max_new_tokens: int
 ) -> tuple[Array, Callable[..., Any], Any]:
-    """As `_with_cache`, for a model that reads the whole sequence again."""
+    """Like `_with_cache`, for a model that reads the whole sequence again for each token."""
 
     def call(tokens: Array) -> Array:
         found = model(tokens)
@@ -342,12 +347,14 @@ def _without_cache(
         return logits
 
     def advance(tokens: Array, token: Array, index: Array) -> tuple[Array, Any]:
-        places = ends + index - 1
-        tokens = jax.vmap(lambda row, place, new: row.at[place].set(new))(tokens, places, token)
-        return _at(jax.vmap(call)(tokens), places), tokens
+        positions = ends + index - 1
+        tokens = jax.vmap(lambda row, position, new: row.at[position].set(new))(
+            tokens, positions, token
+        )
+        return _take_positions(jax.vmap(call)(tokens), positions), tokens
 
-    ends = _ends(tokens, lengths)
-    first = _at(jax.vmap(call)(tokens), ends - 1)
+    ends = _row_lengths(tokens, lengths)
+    first = _take_positions(jax.vmap(call)(tokens), ends - 1)
     return first, advance, jnp.pad(tokens, ((0, 0), (0, max_new_tokens)))
 
 
@@ -359,12 +366,12 @@ def _check_logits(logits: Any, tokens: Array) -> None:
         )
 
 
-def _ends(tokens: Array, lengths: Array | None) -> Array:
+def _row_lengths(tokens: Array, lengths: Array | None) -> Array:
     """The number of tokens of each row."""
     batch, seq = tokens.shape
     return jnp.full(batch, seq, jnp.int32) if lengths is None else lengths
 
 
-def _at(logits: Array, places: Array) -> Array:
-    """The logits at one place of each row."""
-    return jnp.take_along_axis(logits, places[:, None, None], axis=1)[:, 0]
+def _take_positions(logits: Array, positions: Array) -> Array:
+    """The logits at one position of each row."""
+    return jnp.take_along_axis(logits, positions[:, None, None], axis=1)[:, 0]

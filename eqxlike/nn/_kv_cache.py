@@ -1,4 +1,4 @@
-"""The cache of keys and values with which a transformer generates one token after another."""
+"""The key-value cache of transformers, for generating one token after another."""
 
 import copy
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ _NO_LIMIT = 2**31 - 1
 
 
 class KVCache(Module):
-    """The keys and values of the tokens that a model has read, for all of its attention layers.
+    """Key-value cache: the keys and values of earlier tokens, for all attention layers of a model.
 
-    It belongs to one sequence; use `jax.vmap` for a batch. The model passes it from layer to layer:
-    each `MultiheadAttention` that gets a cache returns the pair of its output and the new cache.
-    The layers take turns in the order in which they are called, and the last one advances `start`.
+    It is for one sequence; use `jax.vmap` for a batch. The model passes the cache from layer to
+    layer: each `MultiheadAttention` that gets a cache returns a pair of its output and the new
+    cache. The layers use it in the order of their calls. The last layer advances `start`.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -64,13 +64,14 @@ class KVCache(Module):
         """**Arguments:**
 
         - `num_layers`: number of attention layers.
-        - `length`: the largest number of tokens, prompt included. The outputs of calls that exceed
+        - `length`: the largest number of tokens, including the prompt. The outputs of calls beyond
           it are NaN.
-        - `num_heads`, `size`, `value_size`: heads of keys and values, and their features.
-          `value_size` is `size` if `None`.
-        - `window`: if the layers attend to this number of earlier tokens only, the cache stores
-          `window + 1` tokens, and overwrites the oldest.
-        - `stacked`: whether the layers are in a `ScanStack`: then the cache is one array of all
+        - `num_heads`: number of heads of keys and values.
+        - `size`, `value_size`: number of features of each key and value. `value_size` is `size` if
+          `None`.
+        - `window`: number of earlier tokens that the layers attend to, if it is limited. The cache
+          then stores `window + 1` tokens, and overwrites the oldest.
+        - `stacked`: whether the layers are in a `ScanStack`. The cache is then one array for all
           layers.
         - `dtype`: dtype of the stored keys and values; JAX's default float if `None`.
         """
@@ -111,8 +112,8 @@ class KVCache(Module):
         if not layers:
             raise ValueError(
                 "KVCache.for_model expected a model with MultiheadAttention layers, found none in "
-                f"{type(model).__name__}. For a function, or other layers, make the cache of a "
-                "model that has them, or by `KVCache(num_layers, length, num_heads, size)`."
+                f"{type(model).__name__}. For a function, pass the model that it calls. For other "
+                "layers, use `KVCache(num_layers, length, num_heads, size)`."
             )
         if dtype is None:
             weight = getattr(getattr(layers[0], "key_proj", None), "weight", None)
@@ -131,8 +132,8 @@ class KVCache(Module):
             )
         if len(set(sizes)) > 1:
             raise ValueError(
-                "KVCache.for_model expected attention layers that agree in num_kv_heads, qk_size "
-                f"and vo_size, as the model has a ScanStack; got {sorted(set(sizes))}."
+                "KVCache.for_model expected attention layers with equal num_kv_heads, qk_size and "
+                f"vo_size, because the model has a ScanStack; got {sorted(set(sizes))}."
             )
         window = windows[0] if len(set(windows)) == 1 else None
         return cls(len(layers), length, *sizes[0], window=window, stacked=True, dtype=dtype)
@@ -147,17 +148,18 @@ class KVCache(Module):
         return min((keys.shape[1] for window, keys in layers if window is None), default=None)
 
     def prefill(self, num_tokens: int | Int[Array, ""] | None = None) -> Self:
-        """The empty cache for a call with a whole prompt, which attends to the prompt alone.
+        """The empty cache for a call with a whole prompt, which attends only to the prompt.
 
         **Arguments:**
 
-        - `num_tokens`: the prompt's tokens from this index on are padding; by default none is.
+        - `num_tokens`: number of tokens of the prompt without padding on the right; all tokens if
+          `None`.
         """
         limit = jnp.asarray(_NO_LIMIT if num_tokens is None else num_tokens, jnp.int32)
         return self.with_fields(start=jnp.zeros_like(limit), limit=limit, is_prefill=True)
 
     def decode(self) -> Self:
-        """The cache for the calls after the one with the prompt."""
+        """The cache for the calls after the prompt."""
         return self.with_fields(limit=jnp.full((), _NO_LIMIT, jnp.int32), is_prefill=False)
 
     def extend(
@@ -189,7 +191,7 @@ class KVCache(Module):
         if ring is None:
             if num > slots:
                 raise ValueError(f"KVCache has room for {slots} tokens, got {num}.")
-            # Tokens beyond the end would overwrite others.
+            # Tokens beyond the end would silently overwrite others.
             value = jnp.where(self.start + num > slots, jnp.nan, value)
         end = jnp.minimum(self.start + num, self.limit)
         keys, values = (
@@ -202,7 +204,7 @@ class KVCache(Module):
 
         options: dict[str, Any] = {"is_causal": True, "window": window}
         if not self.is_prefill and ring is not None and num > 1:
-            # New tokens overwrite keys that their predecessors attend to.
+            # New tokens overwrite keys that earlier new tokens attend to, so read the old keys.
             options = {"mask": self._mask(num, slots)}
             key = jnp.concatenate([read(olds[0], key), key])
             value = jnp.concatenate([read(olds[1], value), value])
@@ -215,7 +217,7 @@ class KVCache(Module):
         return key, value, options, self._next(keys, values, end)
 
     def with_fields(self, **fields: Any) -> Self:
-        """A copy with other arrays."""
+        """A copy with other values of these fields."""
         new = copy.copy(self)
         stored_fields(new).update(fields)
         return new
@@ -227,9 +229,10 @@ class KVCache(Module):
         return lax.dynamic_index_in_dim(stack, self.turn, 0, keepdims=False)
 
     def _store(self, stack: Any, old: Array, new: Array, end: Array) -> Any:
-        """The keys or values of all layers, with the current layer's new tokens.
+        """The keys or values of all layers, with the new tokens of the current layer.
 
-        `old` is what the layer has stored, and `new` has the axes `heads seq size`.
+        `old` holds the stored tokens of the layer, of shape `(heads, slots, size)`; `new` has shape
+        `(heads, seq, size)`.
         """
         (_, num, _), slots, ring = new.shape, old.shape[1], self.windows[self.layer]
         slot = self.start if ring is None else self.start % slots
@@ -244,7 +247,7 @@ class KVCache(Module):
         return (*stack[: self.layer], new, *stack[self.layer + 1 :])
 
     def _mask(self, num: int, slots: int) -> Array:
-        """Whether new tokens attend to the stored tokens and, after these, to the new ones."""
+        """The attention mask of new tokens, of shape `(num, slots + num)`: stored, then new."""
         queries = self.positions(num)
         keys = jnp.concatenate([_newest(slots, self.start), queries])
         distance = queries[:, None] - keys[None]
@@ -263,9 +266,9 @@ class KVCache(Module):
 
 
 def _newest(slots: int, end: Array) -> Array:
-    """The position of the token in each slot of a window, when tokens before `end` are stored.
+    """The position of the token in each slot of a window that stores the tokens before `end`.
 
-    It is negative for a slot that is empty.
+    It is negative for an empty slot.
     """
     return end - 1 - (end - 1 - jnp.arange(slots, dtype=jnp.int32)) % slots
 
@@ -281,7 +284,7 @@ def _has_stack(model: Any) -> bool:
 
 
 def _attention_layers(model: Any) -> Iterator[Any]:
-    """The layers with keys and values of several heads; a layer of a stack once for each turn."""
+    """All attention layers; a stacked layer is repeated for each layer of the stack."""
 
     def has_heads(node: Any) -> bool:
         return all(hasattr(node, name) for name in ("num_kv_heads", "qk_size", "vo_size", "window"))

@@ -1,7 +1,7 @@
-"""Keys and numbers of `jax.random` computed by NumPy, so that building a model compiles little.
+"""`jax.random` in NumPy, so that building a model compiles few programs.
 
-A program that splits a key or draws from it is compiled in 0.2 to 0.4 seconds; what a small layer
-needs of it, NumPy computes in a few milliseconds.
+Compiling a program that splits a key or draws numbers takes 0.2 to 0.4 seconds. NumPy computes the
+numbers of a small layer in a few milliseconds.
 """
 
 import functools
@@ -18,7 +18,7 @@ from .._dtypes import is_key
 
 
 def split_key(key: PRNGKeyArray, num: int) -> tuple[PRNGKeyArray, ...]:
-    """`jax.random.split` as a tuple of keys, where to take a key off an array is one dispatch."""
+    """`jax.random.split` as a tuple of keys; indexing an array of keys costs one dispatch each."""
     data = data_on_host(key)
     if data is None:
         return split_in_program(key, num)
@@ -29,7 +29,7 @@ def split_key(key: PRNGKeyArray, num: int) -> tuple[PRNGKeyArray, ...]:
 
 @functools.partial(jax.jit, static_argnums=1)
 def split_in_program(key: PRNGKeyArray, num: int) -> tuple[PRNGKeyArray, ...]:
-    """`split_key` by a program of its own, which takes less time once it is compiled."""
+    """`split_key` as a compiled program, which is faster once it is compiled."""
     return tuple(jr.split(key, num))
 
 
@@ -37,9 +37,10 @@ THREEFRY = "threefry2x32"
 
 
 def data_on_host(key: Any) -> np.ndarray | None:
-    """The two numbers of a Threefry key that is used here; `None` for a key left to `jax.jit`.
+    """The two numbers of a Threefry key; `None` if JAX must process the key.
 
-    That is a key of another kind, of NumPy, of a trace, or on several devices.
+    It is `None` for other key types, NumPy arrays, tracers, batches of keys, keys on several
+    devices, and inside a mesh context.
     """
     is_partitionable: bool = jax.config.jax_threefry_partitionable  # pyright: ignore
     if not isinstance(key, jax.Array) or isinstance(key, Tracer) or not is_partitionable:
@@ -47,25 +48,25 @@ def data_on_host(key: Any) -> np.ndarray | None:
     if jr.key_impl(key) != THREEFRY or len(key.devices()) > 1:
         return None
     data = jr.key_data(key)
-    # A trace may close over a key: that is an array, what is computed of it is not.
+    # In a trace, a closed-over key is an array, but `key_data` of it is a tracer.
     is_one = not isinstance(data, Tracer) and data.shape == (2,)
     if not is_one or not jax.sharding.get_abstract_mesh().empty:
         return None
     if jax.config.jax_debug_key_reuse:  # pyright: ignore
-        # The check for keys that are used twice sees what JAX does alone.
+        # JAX's key reuse checker only sees operations of JAX.
         jr.split(key)
-    # Those who disallow transfers mean their own.
+    # A transfer guard of the user is meant for the user's own transfers.
     with jax.transfer_guard("allow"):
         return jax.device_get(data)
 
 
 def place_of(array: Any) -> Any:
-    """The place that `array` was put to, for `jax.device_put`; `None` if it may be elsewhere."""
+    """The sharding of a committed array, for `jax.device_put`; `None` if it is not committed."""
     return array.sharding if array.committed else None
 
 
 def split_data(data: np.ndarray, num: int) -> np.ndarray:
-    """The numbers of the keys that `jax.random.split` makes, an array of shape `(num, 2)`."""
+    """The key data of `jax.random.split(key, num)`, of shape `(num, 2)`."""
     return np.stack(_threefry(data, num), axis=-1)
 
 
@@ -73,12 +74,12 @@ def uniform_on_host(data: np.ndarray, size: int, dtype: Any) -> np.ndarray:
     """`jax.random.uniform(key, (size,), dtype)` for a real dtype."""
     info, one = jnp.finfo(dtype), np.ones((), dtype)
     unsigned = np.dtype(f"uint{info.bits}")
-    # Numbers of few digits are drawn from bytes.
+    # As in JAX, dtypes with fewer than 8 mantissa bits are drawn from bytes.
     width = 8 if info.nmant < 8 else info.bits
     high, low = _threefry(data, size)
     bits = high.astype(unsigned) << 32 | low if width == 64 else high ^ low
     bits = bits.astype(f"uint{width}").astype(unsigned)
-    # Digits of numbers between 1 and 2.
+    # The random bits become the mantissa of a number in [1, 2).
     return (bits >> (width - info.nmant) | one.view(unsigned)).view(dtype) - one
 
 
@@ -86,13 +87,13 @@ _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 
 def _threefry(data: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The random numbers of the counts below `size`, under the key `data`."""
+    """The Threefry numbers of the counters 0 to `size - 1` for the key `data`."""
     counts = np.arange(size, dtype=np.uint32)
     return threefry(data[0], data[1], np.zeros_like(counts), counts)
 
 
 def threefry(key0: Any, key1: Any, a: Any, b: Any) -> tuple[Any, Any]:
-    """Threefry-2x32 with 20 rounds, by NumPy or JAX: of a key two random numbers for `a` and `b`.
+    """Threefry-2x32 with 20 rounds, for NumPy or JAX arrays: encrypts the counters `a` and `b`.
 
     Salmon, Moraes, Dror & Shaw (2011), "Parallel Random Numbers: As Easy as 1, 2, 3".
     """

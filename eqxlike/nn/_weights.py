@@ -1,4 +1,4 @@
-"""Weights that are computed: of a direction and a length, by a spectral norm, of shared nodes."""
+"""Weight normalisation, spectral normalisation, and weight sharing."""
 
 import enum
 from collections.abc import Callable, Sequence
@@ -22,12 +22,12 @@ Layer = TypeVar("Layer", bound=Callable[..., Any])
 
 
 class WeightNorm(Module, Generic[Layer]):
-    """A layer with a weight `v` replaced by `g v / |v|`, so that length and direction of what each
-    output is computed with are trained apart.
+    """Weight normalisation: replaces a weight `v` of a layer by `g v / |v|`.
 
-    Salimans & Kingma (2016), "Weight Normalization: A Simple Reparameterization to Accelerate
-    Training of Deep Neural Networks". At first `g = |v|`, and the layer computes what it did. Norms
-    are computed in at least float32.
+    Length `g` and direction `v` of the weights of each output are trained separately. Initially
+    `g = |v|`, which does not change the outputs of the layer. Norms are computed in at least
+    float32. Salimans & Kingma (2016), "Weight Normalization: A Simple Reparameterization to
+    Accelerate Training of Deep Neural Networks".
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -48,11 +48,11 @@ class WeightNorm(Module, Generic[Layer]):
         """**Arguments:**
 
         - `layer`: the layer to wrap, called as `layer(x)`.
-        - `weight_name`: the attribute of `layer` to normalise, an array.
-        - `axis`: norms are over all axes but this one; over all if `None`.
+        - `weight_name`: the name of the attribute of `layer` to normalise, an array.
+        - `axis`: norms are over all axes except this one; over all axes if `None`.
 
-        **Raises:** `AttributeError` if there is no such attribute; `ValueError` if it is not an
-        array, or has no such axis.
+        **Raises:** `AttributeError` if `layer` has no such attribute; `ValueError` if the attribute
+        is not an array, or has no such axis.
         """
         check_instance(layer, "WeightNorm")
         weight = getattr(layer, weight_name)
@@ -95,20 +95,20 @@ def _norm(weight: Array, axis: int | None) -> Array:
     return jnp.sqrt(jnp.sum(jnp.abs(wide) ** 2, over, keepdims=True))
 
 
-# --- Division of a weight by its largest singular value ---
+# --- Spectral normalisation ---
 
 
 _NUM_INITIAL_ITERATIONS = 15
 
 
 class SpectralNorm(StatefulLayer, Generic[Layer]):
-    """A layer with a weight `W` divided by an approximation to its largest singular value.
+    """Spectral normalisation: divides a weight `W` of a layer by its largest singular value.
 
-    Miyato, Kataoka, Koyama & Yoshida (2018), "Spectral Normalization for Generative Adversarial
-    Networks": `W / (u^T W v)`, with `W` as a matrix, its first axis against all others. Each call
-    in training brings `u` and `v`, which stand in the state, nearer to the singular vectors by
-    power iterations, `u <- W v / |W v|` and `v <- W^T u / |W^T u|`; both are constants to the
-    gradient. Computed in at least float32.
+    The weight becomes `W / (u^T W v)`, with `W` reshaped to a matrix of shape `(W.shape[0], -1)`.
+    The state holds `u` and `v`, which approximate the singular vectors. Each call in training
+    updates them by power iterations, `u <- W v / |W v|` and `v <- W^T u / |W^T u|`. Gradients treat
+    them as constants. Computed in at least float32. Miyato, Kataoka, Koyama & Yoshida (2018),
+    "Spectral Normalization for Generative Adversarial Networks".
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -121,7 +121,7 @@ class SpectralNorm(StatefulLayer, Generic[Layer]):
     True
     """
 
-    # In files for other libraries.
+    # The names of the arrays in files for other libraries.
     _state_names: ClassVar[dict[str, tuple[str, ...]]] = {"uv_index": ("u", "v")}
     layer: Layer
     weight_name: str = field(static=True)
@@ -143,14 +143,15 @@ class SpectralNorm(StatefulLayer, Generic[Layer]):
         """**Arguments:**
 
         - `layer`: the layer to wrap, called as `layer(x)`.
-        - `weight_name`: the attribute of `layer` to normalise, an array of at least two axes.
-        - `num_power_iterations`: in each call.
-        - `eps`: the least norm that a vector is divided by.
-        - `inference`: whether to leave the state alone.
-        - `key`: for the vectors that the iterations start from.
+        - `weight_name`: the name of the attribute of `layer` to normalise, an array of at least two
+          axes.
+        - `num_power_iterations`: number of power iterations in each call in training.
+        - `eps`: lower bound on the norms that vectors are divided by.
+        - `inference`: whether to skip the update of the state.
+        - `key`: random key for the initial vectors.
 
-        **Raises:** `AttributeError` if there is no such attribute; `ValueError` if it is not an
-        array of at least two axes, or the number of iterations is negative.
+        **Raises:** `AttributeError` if `layer` has no such attribute; `ValueError` if the attribute
+        is not an array of at least two axes, or the number of iterations is negative.
         """
         check_instance(layer, "SpectralNorm")
         weight = getattr(layer, weight_name)
@@ -218,11 +219,11 @@ def _as_matrix(weight: Array) -> Array:
     return weight.reshape(weight.shape[0], -1).astype(at_least_float32(weight.dtype))
 
 
-# --- One array, or one layer, at several places of a model ---
+# --- Weight sharing ---
 
 
 class _Placeholder(enum.Enum):
-    """Stands where a shared node was: the same object after any copy, and no array to train."""
+    """Placeholder for a shared node; an enum, so that all copies are the same object."""
 
     SHARED = enum.auto()
 
@@ -231,11 +232,11 @@ class _Placeholder(enum.Enum):
 
 
 class Shared(Module):
-    """Ties nodes of a pytree together: one is kept, and put in the place of others at each call.
+    """Shares nodes of a pytree, such as tied weights.
 
-    A Module is a tree. A layer that stands at two places of a model is two layers, which are equal
-    at first and then go their own ways. `Shared` keeps one, so that the gradients of all its uses
-    add up.
+    A Module is a tree. A layer in two places of a model is trained as two layers, which are only
+    equal at first. `Shared` keeps one node, and inserts it in the other places at each call. The
+    gradients of all uses are then summed.
 
     Press & Wolf (2017), "Using the Output Embedding to Improve Language Models", share the weights
     of the first layer with the last:
@@ -262,14 +263,14 @@ class Shared(Module):
     ):
         """**Arguments:**
 
-        - `pytree`: the tree with the nodes to tie together.
-        - `where`: a function from the tree to a node of it, or to a sequence of nodes, as in
-          `tree_at`. They are taken out.
-        - `get`: a function from the tree to what is put there, a node or anything computed from
-          one, such as a transpose; a sequence if `where` returns one.
+        - `pytree`: the tree with the nodes to share.
+        - `where`: a function from the tree to a node, or to a sequence of nodes, as in `tree_at`.
+          These nodes are removed from the tree.
+        - `get`: a function from the tree to the value for each removed node: another node, or a
+          value computed from one, such as a transpose. It returns a sequence if `where` does.
 
-        **Raises:** `ValueError` if what `get` returns is not of the structure, shapes and dtypes
-        of what it stands for, or is itself taken out; and what `tree_at` does for its `where`.
+        **Raises:** `ValueError` if the results of `get` and `where` differ in structure, shape or
+        dtype, or if `get` returns a removed node; any exception of `tree_at` for `where`.
         """
         check_instance(pytree, "Shared")
         self.pytree = tree_at(where, pytree, replace_fn=lambda _: _Placeholder.SHARED)
@@ -279,15 +280,15 @@ class Shared(Module):
         given = filter_eval_shape(get, self.pytree)
         if _Placeholder.SHARED in jtu.tree_leaves(given):
             raise ValueError(
-                "`get` returns a node that `where` takes out of the tree, so that nothing is left "
-                "of it. It must return one that stays."
+                "`get` returns a node that `where` removes from the tree. It must return a node "
+                "that stays in the tree."
             )
         if difference := find_difference(taken, given, same_shape_and_dtype):
             raise ValueError(
-                "Nodes that are shared must have the same structure, shapes and dtypes: "
+                "Shared nodes must have the same structure, shapes and dtypes: "
                 f"{difference.explain('where(pytree)', 'get(pytree)')}."
             )
 
     def __call__(self) -> PyTree:
-        """**Returns:** the tree, with what `get` returns in each place that `where` points to."""
+        """**Returns:** the tree, with the result of `get` in place of the removed nodes."""
         return tree_at(self.where, self.pytree, self.get(self.pytree))

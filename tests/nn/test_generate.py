@@ -181,13 +181,13 @@ class OneOfTwo(eqx.Module):
     [
         ({"prompt": jnp.ones(3)}, TypeError, "a prompt of integers, got dtype float32"),
         ({"prompt": tokens(2, 0)}, ValueError, r"at least one token, got shape \(2, 0\)"),
-        ({"lengths": [2]}, ValueError, r"lengths of integers and shape \(2,\)"),
+        ({"lengths": [2]}, ValueError, r"integer lengths of shape \(2,\)"),
         ({"lengths": [0, 4]}, ValueError, r"lengths from 1 to 3, got \[0, 4\]"),
-        ({"eos": 1.5}, TypeError, "eos to be a token, or several tokens, got 1.5"),
+        ({"eos": 1.5}, TypeError, "eos to be one or several integers, got 1.5"),
         (
             {"cache": nn.KVCache(2, 9, 2, 4).with_fields(start=jnp.array(2))},
             ValueError,
-            r"an empty cache of one sequence, .* with start=2",
+            r"an empty cache for one sequence, .* with start=2",
         ),
         ({"cache": [1]}, TypeError, r"cache to be an nn\.KVCache, got"),
         ({"sampler": None}, ValueError, "generate needs a key to draw tokens"),
@@ -205,7 +205,7 @@ class OneOfTwo(eqx.Module):
             "a pair of logits and the new cache",
         ),
         ({"model": lambda tokens, cache=None: tokens}, ValueError, "found none in function"),
-        ({"model": "one of two"}, ValueError, "cache of 2 layers, and the model called 1"),
+        ({"model": "one of two"}, ValueError, "cache for 2 layers, but the model called 1"),
     ],
 )
 def test_unfit_arguments_are_refused(options, error, message):

@@ -1,1 +1,1 @@
-"""Operations on a model as a whole, whatever layers it is made of."""
+"""Operations on whole models: replace, freeze, fuse, adapt, cast and summarise layers."""

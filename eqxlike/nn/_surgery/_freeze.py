@@ -1,4 +1,4 @@
-"""Freezing part of a model, so that it is not trained, and switching it to inference."""
+"""Frozen parameters, and the switch between training and inference."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -19,28 +19,30 @@ Where = Callable[[Any], Any | Sequence[Any]]
 
 
 def freeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = None) -> Tree:
-    """Marks arrays of a model as not to be trained.
+    """Freezes arrays of a model, so that they are not trained.
 
-    What is frozen gets no gradient from `filter_grad` and its kin. `filter` and `partition` leave
-    it out by any function that chooses floating-point arrays and no integers, `is_inexact_array`
-    or one of your own, so that an optimiser keeps no moments for it; `apply_updates` leaves it as
-    it is whatever the update. It is still an array among the others: `is_array` takes it in,
-    `filter_jit` traces it, methods compute with it, files hold it; `jax.grad` of the whole model
-    and `optax.apply_updates` know nothing of it. It is part of the structure of the tree: a frozen
-    Module is of a subclass of its class, of the same name.
+    - `filter_grad` and similar transformations return no gradients for frozen arrays.
+    - `filter` and `partition` skip them if the filter function selects floating-point arrays but no
+      integers, such as `is_inexact_array`. An optimiser then has no moments for them.
+    - `apply_updates` does not change them.
+
+    In all other respects they are ordinary arrays: `is_array` is true, `filter_jit` traces them,
+    methods use them, files contain them. `jax.grad` of the whole model and `optax.apply_updates` do
+    not know about freezing. Freezing changes the structure of the tree: the class of a frozen
+    Module is a subclass of its class with the same name.
 
     **Arguments:**
 
-    - `model`: a Module, or a pytree of Modules. What is frozen belongs to a Module.
-    - `where`: a function from a model to the node to freeze, or to a tuple or list of nodes, as in
-      `tree_at`: arrays, or subtrees of which all arrays are frozen. All of `model` if left out.
-      It may choose layers of an `nn.ScanStack`: `model.blocks[:2]`. This splits the arrays of the
-      stack, so load a file of the whole stack before you freeze part of it.
+    - `model`: a Module, or a pytree of Modules. Only arrays in Modules can be frozen.
+    - `where`: a function from the model to a node, or to a tuple or list of nodes, as in `tree_at`.
+      All arrays in these nodes are frozen; by default all arrays of `model`. It may select layers
+      of an `nn.ScanStack`, such as `model.blocks[:2]`. This splits the stacked arrays, so load a
+      file of the whole stack before you freeze a part of it.
 
-    **Returns:** the model with these arrays frozen, besides those that were.
+    **Returns:** a copy of the model with these arrays frozen. Frozen arrays stay frozen.
 
-    **Raises:** `TypeError` if `model` is a class; `ValueError` if there is no array there, or one
-    that belongs to no Module; and what `tree_at` raises for its `where`.
+    **Raises:** `TypeError` if `model` is a class; `ValueError` if the nodes have no array, or an
+    array that is not in a Module; any exception of `tree_at` for `where`.
 
     !!! example
 
@@ -58,9 +60,9 @@ def freeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = No
 
 
 def unfreeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = None) -> Tree:
-    """The inverse of `freeze`: the arrays there, or all of them, are trained again.
+    """The inverse of `freeze`: makes the arrays of the selected nodes trainable again.
 
-    Arguments and errors are those of `freeze`.
+    Arguments and exceptions are as for `freeze`.
 
     >>> import jax
     >>> from eqxlike import nn
@@ -77,10 +79,10 @@ def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
     nodes, treedef = jtu.tree_flatten(model, is_leaf=_is_stack)
     rows = _choose_rows(where, nodes, treedef)
     if rows is None:
-        tree_at(where, model, replace_fn=lambda node: node)  # It says what is wrong.
+        tree_at(where, model, replace_fn=lambda node: node)  # Raises the error for `where`.
         rows = []
     if not any(map(np.any, rows)):
-        raise ValueError("There is no array where `where` points to.")
+        raise ValueError("The nodes that `where` selects have no arrays.")
     are_chosen: list[bool] = []
     layers: dict[int, list[Any]] = {}
     for place, (node, table) in enumerate(zip(nodes, rows, strict=True)):
@@ -100,7 +102,7 @@ def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
 
 
 def _with_flags(model: PyTree, are_chosen: Sequence[bool], value: bool) -> PyTree:
-    """`model` with the chosen leaves frozen, or trained again if `value` is `False`."""
+    """`model` with the chosen leaves frozen, or unfrozen if `value` is `False`."""
     flags = [
         value if is_chosen else flag
         for is_chosen, flag in zip(are_chosen, flag_frozen(model), strict=True)
@@ -111,8 +113,8 @@ def _with_flags(model: PyTree, are_chosen: Sequence[bool], value: bool) -> PyTre
     ):
         if flag != is_now:
             raise ValueError(
-                f"The array at model{jtu.keystr(path)} belongs to no Module, and so cannot be "
-                "frozen: make it a field of one."
+                f"The array at model{jtu.keystr(path)} is not in a Module, so it cannot be "
+                "frozen: make it a field of a Module."
             )
     return new
 
@@ -122,11 +124,12 @@ def _is_stack(node: Any) -> bool:
 
 
 def _choose_rows(where: Where, nodes: list[Any], treedef: Any) -> list[np.ndarray] | None:
-    """For each node, a leaf or a `ScanStack`, a table of the arrays that `where` chooses: a row for
-    each leaf, a column for each layer. `None` if `where` fails or returns something else.
+    """The arrays that `where` chooses, as a boolean table for each node.
 
-    `where` sees a number for each leaf and layer. So it may choose layers of a stack, and rows of
-    the arrays of a stack.
+    A node is a leaf or a `ScanStack`. Its table has one row for each leaf and one column for each
+    layer. `where` is called on a tree with a number for each leaf and layer, so that it can choose
+    layers of a stack, or rows of its arrays. The result is `None` if `where` fails or returns
+    something else.
     """
     tables, shown, count = [], [], 0
     for node in nodes:
@@ -145,19 +148,19 @@ def _choose_rows(where: Where, nodes: list[Any], treedef: Any) -> list[np.ndarra
     return [np.isin(table, numbers) & is_array for table, is_array in tables]
 
 
-# --- Switching a whole model between training and inference ---
+# --- Training and inference mode ---
 
 
 Model = TypeVar("Model")
 
 
 def _has_flag(node: Any) -> bool:
-    # A leaf that happens to have the attribute (a class, a foreign object) is not ours to change.
+    # Do not change leaves that have the attribute, such as a class or an object of another library.
     return hasattr(node, "inference") and not jax.tree_util.all_leaves([node])
 
 
 def _flagged(pytree: PyTree, *, below: bool = False) -> list[Any]:
-    """The outermost nodes with a flag; with `below` those inside `pytree` itself."""
+    """The outermost nodes with a flag; if `below`, the outermost ones inside `pytree`."""
 
     def is_leaf(node: Any) -> bool:
         return _has_flag(node) and not (below and node is pytree)
@@ -176,7 +179,7 @@ def _flags(pytree: PyTree) -> list[Any]:
 
 
 def inference_mode(pytree: Model, value: bool = True) -> Model:
-    """Sets every `inference` attribute in a pytree, those of your own Modules included.
+    """Sets every `inference` attribute in a pytree, including those of your own Modules.
 
     **Arguments:**
 
@@ -185,8 +188,8 @@ def inference_mode(pytree: Model, value: bool = True) -> Model:
 
     **Returns:** a copy with the flags set.
 
-    **Raises:** `TypeError` for a class; and what `tree_at` does if an `inference` is not a field
-    that it could replace: a property, a method, a class attribute or a static field.
+    **Raises:** `TypeError` if `pytree` is a class; any exception of `tree_at` if an `inference`
+    attribute is not an ordinary field, but a property, method, class attribute or static field.
 
     >>> from eqxlike import nn
     >>> model = nn.Sequential([nn.Dropout(), nn.Identity()])
@@ -203,8 +206,8 @@ def inference_mode(pytree: Model, value: bool = True) -> Model:
         return tree_at(_flags, pytree, [value] * count, is_leaf=lambda x: x is None)
     except (TypeError, ValueError) as error:
         error.add_note(
-            "`inference_mode` replaces what stands under the name `inference` in every node that "
-            "has one: it must be an ordinary field, neither static nor a method."
+            "`inference_mode` replaces the attribute `inference` of every node that has one: it "
+            "must be an ordinary field, neither static nor a method."
         )
         raise
 

@@ -1,4 +1,4 @@
-"""Linear layers that read one input, made one product; and back."""
+"""Fusion of linear layers with the same input into one matrix product, and its inverse."""
 
 import collections
 import dataclasses
@@ -23,27 +23,26 @@ Tree = TypeVar("Tree", bound=Any)
 
 
 def fuse(model: Tree) -> Tree:
-    """A copy of a model in which Linear layers that read one input are one matrix product.
+    """Fuses Linear layers with the same input into one matrix product.
 
-    These are the projections of query, key and value of each `MultiheadAttention`, which becomes a
-    `FusedAttention`. (`GRUCell` and `LSTMCell` have all their gates in one.) For a layer of your
-    own there is `FusedLinear`. The model computes the same numbers, to rounding, and its gradients
-    are the gradients of the stacked weights.
+    It fuses the query, key and value projections of each `MultiheadAttention`, which becomes a
+    `FusedAttention`. (`GRUCell` and `LSTMCell` already compute all gates in one product.) Use
+    `FusedLinear` in your own layers. The outputs are equal up to rounding. Gradients are those of
+    the stacked weights.
 
-    One product are layers of the same number of inputs and the same dtype, all with a bias or all
-    without, all frozen or none, on the same devices. Others are left alone: what is not a plain
-    `Linear`, as a `LoRALinear`, a `BayesianLinear` or one in a `WeightNorm`; layers whose arrays
-    stand at several places of the model; and all inside of a `Shared`, whose functions know the
-    layers by their paths.
+    Layers are fused if they have the same number of inputs, dtype and devices, if all or none have
+    a bias, and if all or none are frozen. These layers are not fused: subclasses and replacements
+    of `Linear`, such as `LoRALinear`, `BayesianLinear` or a layer in a `WeightNorm`; layers whose
+    arrays occur several times in the model; layers inside a `Shared`, which finds nodes by path.
 
-    What is kept next to the model has the structure of its arrays: fuse before you make the
-    state of an optimiser, and `unfuse` before you save what others are to read.
+    Fusing changes the structure of the model. Call `fuse` before you create the optimiser state,
+    and `unfuse` before you save a file for other programs.
 
     **Arguments:**
 
     - `model`: a Module, or any pytree.
 
-    **Returns:** the model; `model` itself if there is nothing to fuse.
+    **Returns:** a copy of the model; `model` itself if there is nothing to fuse.
 
     **Raises:** `TypeError` if `model` is a class.
 
@@ -65,11 +64,11 @@ def fuse(model: Tree) -> Tree:
     def fused(node: Any) -> Any:
         return _fuse_attention(node, counts) if type(node) is MultiheadAttention else node
 
-    return _rebuilt(model, fused)
+    return _map_attention(model, fused)
 
 
 def unfuse(model: Tree) -> Tree:
-    """The inverse of `fuse`: the layers by themselves, every bit of their weights.
+    """The inverse of `fuse`: restores the separate layers, with bit-identical weights.
 
     >>> import jax
     >>> from eqxlike import nn
@@ -83,17 +82,17 @@ def unfuse(model: Tree) -> Tree:
         if not isinstance(node, FusedAttention):
             return node
         layers = {
-            PROJECTIONS[at]: layer
+            PROJECTIONS[index]: layer
             for fused, own in zip(node.fused, node.places, strict=True)
-            for at, layer in zip(own, _layers_of(fused), strict=True)
+            for index, layer in zip(own, _unfuse_layers(fused), strict=True)
         }
         return _copy(node, MultiheadAttention, layers)
 
-    return _rebuilt(model, unfused)
+    return _map_attention(model, unfused)
 
 
-def _rebuilt(model: Any, function: Callable[[Any], Any]) -> Any:
-    """The model with `function` of each attention, inner ones first."""
+def _map_attention(model: Any, function: Callable[[Any], Any]) -> Any:
+    """The model with `function` applied to each attention layer, inner layers first."""
     made: dict[int, Any] = {}
 
     def visit(node: Any) -> Any:
@@ -116,31 +115,31 @@ _VISITED = (MultiheadAttention, Shared)
 
 def _fuse_attention(attention: MultiheadAttention, counts: dict[int, int]) -> MultiheadAttention:
     projections = [getattr(attention, name) for name in PROJECTIONS]
-    places = _alike(projections, counts)
-    fused = [_fused([projections[at] for at in each]) for each in places]
+    places = _group_fusable(projections, counts)
+    fused = [_fuse_layers([projections[index] for index in each]) for each in places]
     return FusedAttention(attention, fused, places) if places else attention
 
 
 def _copy(module: Module, cls: type, fields: dict[str, Any]) -> Any:
-    """A `cls` with the fields of a Module of that class or of a subclass, and with `fields`."""
+    """Converts a Module to its base class `cls`, with some fields replaced."""
     new: Any = object.__new__(cls)
     own = {each.name: getattr(module, each.name) for each in dataclasses.fields(cls)}  # pyright: ignore
     stored_fields(new).update({**own, **fields})
     return new
 
 
-def _alike(layers: Sequence[Any], counts: dict[int, int]) -> list[tuple[int, ...]]:
-    """The indices of the layers that can be one product, for each product."""
+def _group_fusable(layers: Sequence[Any], counts: dict[int, int]) -> list[tuple[int, ...]]:
+    """The indices of the layers of each product."""
     groups: dict[Any, list[int]] = {}
     for index, layer in enumerate(layers):
-        kind = _kind(layer, counts)
-        if kind is not None:
-            groups.setdefault(kind, []).append(index)
+        key = _fusion_key(layer, counts)
+        if key is not None:
+            groups.setdefault(key, []).append(index)
     return [tuple(each) for each in groups.values() if len(each) > 1]
 
 
-def _kind(layer: Any, counts: dict[int, int]) -> Any:
-    """The same for layers that can be one product; `None` for one that is to be left alone."""
+def _fusion_key(layer: Any, counts: dict[int, int]) -> Any:
+    """A key that is equal for layers that can be fused; `None` for a layer that cannot."""
     if not isinstance(layer, Linear):
         return None
     frozen = set(flag_frozen(layer))
@@ -152,41 +151,41 @@ def _kind(layer: Any, counts: dict[int, int]) -> Any:
         return None
     if not isinstance(plain.in_features, int) or not isinstance(plain.out_features, int):
         return None
-    place = tuple(
+    shardings = tuple(
         None if isinstance(each, Tracer) else getattr(each, "sharding", None) for each in arrays
     )
     types = tuple((each.dtype, each.shape[:-2]) for each in arrays)
-    return plain.in_features, types, plain.use_bias, frozen.pop(), place
+    return plain.in_features, types, plain.use_bias, frozen.pop(), shardings
 
 
-def _fused(layers: Sequence[Any]) -> FusedLinear:
+def _fuse_layers(layers: Sequence[Any]) -> FusedLinear:
     if any(flag_frozen(layers[0])):
         return freeze(FusedLinear(list(map(unfreeze, layers))))
     return FusedLinear(layers)
 
 
-def _layers_of(fused: FusedLinear) -> tuple[Linear, ...]:
+def _unfuse_layers(fused: FusedLinear) -> tuple[Linear, ...]:
     if any(flag_frozen(fused)):
         return tuple(map(freeze, unfreeze(fused).unfuse()))
     return fused.unfuse()
 
 
-# --- Attention whose projections of one input are one matrix product ---
+# --- Attention with fused projections ---
 
 
 PROJECTIONS = ("query_proj", "key_proj", "value_proj")
 
 
 class FusedAttention(MultiheadAttention):
-    """A `MultiheadAttention` that projects query, key and value at once; made by `nn.fuse`.
+    """A `MultiheadAttention` with fused projections; made by `nn.fuse`.
 
-    It does where they are the same array: `attention(x, x, x)`. Of a key and a value that are one
-    array the projections are one product, next to another query. What is passed as several arrays
-    is projected one by one, as before: to `jax.vmap(attention)(x, x, x)` they are three, and to
-    `jax.vmap(lambda x: attention(x, x, x))(x)` one.
+    If query, key and value are the same array, `attention(x, x, x)`, they are projected by one
+    matrix product. If only key and value are the same array, they share a product. Different arrays
+    are projected separately. Inside `jax.vmap(attention)(x, x, x)` the inputs are three different
+    arrays; write `jax.vmap(lambda x: attention(x, x, x))(x)`.
 
-    - `fused`: the products. The fields of the projections in them are `None`.
-    - `places`: for each product, which of query (0), key (1) and value (2) it projects.
+    - `fused`: the fused layers. The attributes of the projections that they replace are `None`.
+    - `places`: for each fused layer, the inputs that it projects: query (0), key (1) or value (2).
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -207,15 +206,15 @@ class FusedAttention(MultiheadAttention):
     ):
         """**Arguments:**
 
-        - `attention`: the attention to compute.
-        - `fused`, `places`: as in the fields.
+        - `attention`: the layer to convert.
+        - `fused`, `places`: see the class.
         """
         for each in dataclasses.fields(attention):
             setattr(self, each.name, getattr(attention, each.name))
         self.fused = tuple(fused)
         self.places = tuple(places)
-        for at in itertools.chain(*places):
-            setattr(self, PROJECTIONS[at], None)
+        for index in itertools.chain(*places):
+            setattr(self, PROJECTIONS[index], None)
 
     def _project(
         self, inputs: tuple[Array, Array, Array], keys: Sequence[PRNGKeyArray | None]
@@ -223,13 +222,13 @@ class FusedAttention(MultiheadAttention):
         found: dict[int, Array] = {}
         for fused, places in zip(self.fused, self.places, strict=True):
             start = 0
-            for _, same in itertools.groupby(places, key=lambda at: id(inputs[at])):
+            for _, same in itertools.groupby(places, key=lambda index: id(inputs[index])):
                 run = list(same)
                 stop = start + len(run)
                 rows = fused if len(run) == len(places) else fused.between(start, stop)
                 found |= zip(run, jax.vmap(rows)(inputs[run[0]]), strict=True)
                 start = stop
-        for at, name in enumerate(PROJECTIONS):
-            if at not in found:
-                found[at] = project(getattr(self, name), inputs[at], keys[at])
-        return [found[at] for at in range(3)]
+        for index, name in enumerate(PROJECTIONS):
+            if index not in found:
+                found[index] = project(getattr(self, name), inputs[index], keys[index])
+        return [found[index] for index in range(3)]

@@ -1,4 +1,4 @@
-"""Low-rank adaptation of affine maps."""
+"""Low-rank adaptation (LoRA) of linear layers."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -19,17 +19,17 @@ from ._freeze import freeze, unfreeze
 
 
 class LoRALinear(Module):
-    """A `Linear` and a correction of low rank to its weight, which is trained in its place.
+    """A frozen `Linear` with a trained low-rank correction to its weight.
 
         y = W x + b + (alpha / rank) B A x
 
-    Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang & Chen (2021), "LoRA: Low-Rank Adaptation of Large
-    Language Models". `A`, of shape `(rank, in_size)`, is drawn; `B`, of shape `(out_size, rank)`,
-    starts at zero: at first the layer computes what the `Linear` did. It stands wherever a `Linear`
-    does: `nn.replace_layers` puts it into a model.
+    `A`, of shape `(rank, in_size)`, is initialised randomly. `B`, of shape `(out_size, rank)`, is
+    initialised to zero, so initially the outputs are those of the `Linear`. Use `nn.replace_layers`
+    to adapt the `Linear` layers of a model.
 
-    The `Linear` is frozen, see `nn.freeze`: no gradient is computed for it, and an optimiser
-    neither keeps moments for it nor lets it decay.
+    The `Linear` is frozen with `nn.freeze`: it has no gradient, no optimiser moments and no weight
+    decay. Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang & Chen (2021), "LoRA: Low-Rank Adaptation of
+    Large Language Models".
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -61,19 +61,19 @@ class LoRALinear(Module):
     ):
         """**Arguments:**
 
-        - `linear`: the layer to adapt. If its arrays have leading axes, as those of stacked layers
-          in `nn.ScanStack` or of an ensemble, so do those of the correction.
-        - `rank`: of the correction.
-        - `alpha`: the correction is scaled by `alpha / rank`, so that another rank needs no other
-          learning rate; `rank` if `None`, which scales by 1.
-        - `train_base`: whether `linear` is trained too.
-        - `dtype`: of `A` and `B`; the dtype of the weight if `None`. Small updates need float32,
-          also next to a weight in bfloat16. The layer computes in the dtype of the weight.
-        - `weight_init`: of `A`, an initializer as for a `Linear` from `in_features` to `rank`; by
-          default uniform as there.
-        - `key`: for `A`.
+        - `linear`: the layer to adapt. If its arrays have leading axes, such as stacked layers in
+          `nn.ScanStack` or an ensemble, the arrays of the correction have them too.
+        - `rank`: rank of the correction.
+        - `alpha`: the correction is scaled by `alpha / rank`, so that the learning rate does not
+          depend on the rank. `None` scales by 1.
+        - `train_base`: whether to train `linear` too.
+        - `dtype`: dtype of `A` and `B`; the dtype of the weight if `None`. Small updates need
+          float32, even if the weight is in bfloat16. The layer computes in the dtype of the weight.
+        - `weight_init`: initializer of `A`, as for a `Linear` from `in_features` to `rank`; uniform
+          by default.
+        - `key`: random key for `A`.
 
-        **Raises:** `ValueError` if `rank` is not a positive integer or `alpha` not positive;
+        **Raises:** `ValueError` if `rank` is not a positive integer or `alpha` is not positive;
         `TypeError` if `linear` is not a `Linear`.
         """
         check_instance(linear, "LoRALinear")
@@ -96,7 +96,7 @@ class LoRALinear(Module):
 
     @property
     def weight(self) -> Shaped[Array, "out_size in_size"]:
-        """The weight that inputs are multiplied by, `W + (alpha / rank) B A`."""
+        """The corrected weight, `W + (alpha / rank) B A`."""
         correction = self._scale * (self.up @ self.down)
         return self.linear.weight + correction.astype(self.linear.weight.dtype)
 
@@ -123,7 +123,7 @@ class LoRALinear(Module):
     def __call__(
         self, x: Shaped[Array, " in_features"], *, key: PRNGKeyArray | None = None
     ) -> Shaped[Array, " out_features"]:
-        """**Arguments:** those of `Linear`.
+        """**Arguments:** as for `Linear`.
 
         **Returns:** shape `(out_features,)`, or `()` if `out_features="scalar"`.
 
@@ -131,7 +131,7 @@ class LoRALinear(Module):
         """
         check_input(self, x, feature_shape(self.in_features))
         check_not_stacked(self, self.down, 2)
-        # `filter_grad` passes over what is frozen; `jax.grad` and a rule of the user's would not.
+        # `filter_grad` skips frozen arrays, but `jax.grad` does not.
         linear = self.linear if self.train_base else jax.lax.stop_gradient(self.linear)
         vector = jnp.reshape(x, (1,)) if self.in_features == "scalar" else x
         down, up = (each.astype(linear.weight.dtype) for each in (self.down, self.up))
@@ -141,15 +141,14 @@ class LoRALinear(Module):
         return linear(x, key=key) + correction
 
     def merge(self, *, keep_parts: bool = False) -> Linear:
-        """The `Linear` with the correction added to its weight, which costs no more to call.
+        """Adds the correction to the weight, so that a call costs as much as that of a `Linear`.
 
         **Arguments:**
 
-        - `keep_parts`: whether to keep the parts of the sum next to it. No subtraction gives
-          back the weight from a sum that was rounded; with its parts `MergedLinear.unmerge` does,
-          bit for bit, for as much memory again.
+        - `keep_parts`: whether to keep the original weight and the correction, so that
+          `MergedLinear.unmerge` restores them bit for bit. It doubles the memory.
 
-        **Returns:** a `Linear` that computes what this layer does, to rounding; a `MergedLinear` if
+        **Returns:** a `Linear` with the outputs of this layer, up to rounding; a `MergedLinear` if
         `keep_parts`.
         """
         if keep_parts:
@@ -158,9 +157,9 @@ class LoRALinear(Module):
 
 
 class MergedLinear(Linear):
-    """A `Linear` that keeps the `LoRALinear` it was merged from; made by `LoRALinear.merge`.
+    """A `Linear` that keeps the `LoRALinear` from which it was merged.
 
-    It is for calling: what is trained is the layer that `unmerge` returns.
+    `LoRALinear.merge` makes it. Do not train it: train the layer that `unmerge` returns.
 
     >>> import jax
     >>> from eqxlike import nn
@@ -190,7 +189,7 @@ class MergedLinear(Linear):
         self.parts = parts
 
     def unmerge(self) -> LoRALinear:
-        """**Returns:** the layer as it was, every bit of its weights."""
+        """**Returns:** the original layer, with bit-identical weights."""
         return self.parts
 
 

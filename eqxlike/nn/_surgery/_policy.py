@@ -1,4 +1,4 @@
-"""Policies: the dtypes in which a model stores its parameters, computes, and answers."""
+"""Mixed precision: policies for the dtypes of parameters, computation and outputs."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -21,37 +21,37 @@ _SHORT = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float6
 
 
 def _as_dtype(dtype: Any) -> Any:
-    """The dtype; any other value unchanged, so that the error of `Policy` can name the place."""
+    """The dtype; an invalid value is returned unchanged, so that `Policy` raises the error."""
     if isinstance(dtype, str):
         dtype = _SHORT.get(dtype, dtype)
     try:
-        # NumPy takes None for float64, which nobody means here.
+        # NumPy converts None to float64.
         return None if dtype is None else jnp.dtype(dtype)
     except TypeError:
         return dtype
 
 
 class Policy(Module):
-    """The dtypes of a computation in mixed precision; `MixedPrecision` applies them to a model.
+    """The dtypes of a mixed-precision computation; `MixedPrecision` applies them to a model.
 
-    - `parameter_dtype`: in which parameters are stored, differentiated and updated.
-    - `compute_dtype`: in which the model computes.
-    - `output_dtype`: of what the model returns.
+    - `parameter_dtype`: dtype in which parameters are stored, differentiated and updated.
+    - `compute_dtype`: dtype in which the model computes.
+    - `output_dtype`: dtype of the outputs of the model.
 
-    Micikevicius et al. (2018), "Mixed Precision Training", store and update in float32 and compute
-    in a dtype of 16 bits. With bfloat16, of the range of float32, that is all; gradients in float16
-    underflow unless the loss is scaled, see `train.DynamicLossScale`.
+    A dtype may be given by name, such as "bfloat16", or as JAX prints it, such as "bf16".
 
-    A dtype may be given by name, as "bfloat16" or, the way JAX prints it, "bf16".
+    The methods cast the floating-point arrays in a pytree. Integers, booleans, complex numbers,
+    random keys and leaves that are not arrays are not changed. Nodes that **keep their precision**
+    are not cast either:
 
-    Its methods cast the floating-point arrays in a pytree. Integers, booleans, complex numbers,
-    keys and whatever is not an array stay as they are. What **keeps its precision** is not cast
-    either:
+    - nodes whose class defines `keeps_precision: ClassVar[bool] = True`, such as norm layers. You
+      can define it in your own layers and states;
+    - nodes that `keep` chooses: a type, a tuple of types, or a function from a node of the tree to
+      `bool`, which is called from the root down.
 
-    - a node whose class says `keeps_precision: ClassVar[bool] = True`, as the norm layers do. Write
-      it in a class of your own, be it a layer or a state that is handed from call to call;
-    - a node that `keep` chooses: a type, several, or a function from a node of the tree to `bool`,
-      which is asked from the root down.
+    Micikevicius et al. (2018), "Mixed Precision Training", store and update parameters in float32
+    and compute in 16 bits. bfloat16 has the range of float32 and needs nothing else. In float16
+    gradients underflow unless the loss is scaled; see `train.DynamicLossScale`.
 
     !!! example
 
@@ -74,22 +74,22 @@ class Policy(Module):
             if not _is_floating_dtype(dtype):
                 shown = dtype.name if isinstance(dtype, jnp.dtype) else repr(dtype)
                 raise ValueError(
-                    f"Policy expected a floating-point dtype of JAX as {role}_dtype, such as "
+                    f"Policy expected {role}_dtype to be a floating-point dtype of JAX, such as "
                     f"'float32' or 'bfloat16'; got {shown}."
                 )
 
     @classmethod
     def parse(cls, text: str) -> "Policy":
-        """The policy that a string, of a configuration file say, describes; as in DeepMind's jmp.
+        """Parses a policy from a string, for example of a configuration file, as DeepMind's jmp.
 
         **Arguments:**
 
-        - `text`: either one dtype, which holds for all three; or as in
-          `"params=float32,compute=bfloat16,output=float32"`, of which the first letters suffice.
-          Of these, `params` is float32 where it is left out, `compute` is as `params`, and
-          `output` as `compute`.
+        - `text`: one dtype for all three roles, or a list such as
+          `"params=float32,compute=bfloat16,output=float32"`. The names may be shortened to `p`,
+          `c` and `o`. The defaults are float32 for `params`, `params` for `compute`, and `compute`
+          for `output`.
 
-        **Raises:** `ValueError` for what does not read like this.
+        **Raises:** `ValueError` if `text` has another format.
 
         >>> Policy.parse("p=float32,c=float16") == Policy("float32", "float16", "float16")
         True
@@ -102,8 +102,9 @@ class Policy(Module):
             name = _ALIASES.get(name, name)
             if name not in _ROLES or name in found:
                 raise ValueError(
-                    "A policy reads like 'params=float32,compute=bfloat16,output=float32', each "
-                    f"name once at most; got {part.strip()!r} in {text!r}."
+                    "A policy string has the format 'params=float32,compute=bfloat16,"
+                    "output=float32', with each name at most once; got "
+                    f"{part.strip()!r} in {text!r}."
                 )
             found[name] = dtype
         parameter = found.get("params", "float32")
@@ -113,8 +114,8 @@ class Policy(Module):
     def cast_to_parameter(self, tree: PyTree, *, keep: Match = ()) -> PyTree:
         """`tree` with its floating-point arrays in `parameter_dtype`.
 
-        In what keeps its precision, arrays of fewer bytes are cast as well: they may grow, but not
-        shrink. What has a policy of its own is stored as that says.
+        In nodes that keep their precision, narrower arrays are widened to `parameter_dtype`, and
+        wider arrays are not changed. Nodes with their own policy are not changed.
         """
         return jtu.tree_map(
             lambda node: _widen(node, self.parameter_dtype),
@@ -132,7 +133,7 @@ class Policy(Module):
 
 
 def _cast(tree: PyTree, dtype: Any, keep: Match) -> PyTree:
-    """`tree` with the floating-point arrays outside of what keeps its precision in `dtype`."""
+    """`tree` with its floating-point arrays in `dtype`, except for nodes that keep precision."""
     is_chosen = node_predicate(keep, "keep")
 
     def keeps_precision(node: Any) -> bool:
@@ -155,37 +156,35 @@ def _is_floating(node: Any) -> bool:
 
 
 def _is_floating_dtype(dtype: Any) -> bool:
-    # A float of more than 64 bits is one to NumPy, and none to JAX.
+    # JAX has no floats of more than 64 bits; NumPy has.
     is_floating = isinstance(dtype, jnp.dtype) and jnp.issubdtype(dtype, jnp.floating)
     return is_floating and dtype.itemsize <= 8
 
 
-# --- Mixed precision: a model under a policy ---
+# --- Models in mixed precision ---
 
 
 class MixedPrecision(StatefulLayer):
-    """A model that stores its parameters in one dtype and computes in another.
+    """Wraps a model so that it stores its parameters in one dtype and computes in another.
 
-    It is called like the model. At each call the floating-point arrays of the model and of the
-    arguments are cast to `policy.compute_dtype`, and those that come back to `policy.output_dtype`.
-    Gradients with respect to it have the dtypes of the parameters, and an optimiser sees nothing
-    else; a file that it is written to is that of the model inside.
+    It is called like the model. Each call casts the floating-point arrays of the model and of the
+    arguments to `policy.compute_dtype`, and the outputs to `policy.output_dtype`. Gradients have
+    the dtypes of the parameters, and so has the state of an optimiser. Files are identical to files
+    of the wrapped model, `model`. Use `call` for methods other than `__call__`.
 
-    **Norms and softmax stay in float32.** What keeps its precision, as `Policy` says, is not cast;
-    that goes for arguments and results too, such as a state. Norm layers keep theirs: with
-    parameters in float32 they take an input of any dtype, compute in at least float32, and return
-    the dtype of the input. A layer of your own that is kept does the same. One that cannot be
-    changed is wrapped by itself, in a policy that computes in float32 and returns what the layers
-    around it compute in: **a layer with a policy of its own keeps it inside a model with another.**
-    Attention layers compute their softmax in at least float32 whatever the policy; a softmax of
-    your own is a function of what it gets, so write `jax.nn.softmax(x.astype(jnp.float32))`. The
-    loss, outside, is computed in `policy.output_dtype`.
+    **Norms and softmax stay in float32.** Nodes that keep their precision (see `Policy`) are not
+    cast, also in arguments and outputs, such as a state. Norm layers keep their precision: with
+    float32 parameters they accept an input of any dtype, compute in at least float32, and return
+    the dtype of the input. Write your own layers that keep their precision in the same way. If you
+    cannot change a layer, wrap it in its own `MixedPrecision` that computes in float32 and returns
+    the compute dtype of the model: **the policy of an inner layer takes precedence.** Attention
+    layers always compute their softmax in at least float32. For other softmax functions, write
+    `jax.nn.softmax(x.astype(jnp.float32))`. The loss outside of the model is computed in
+    `policy.output_dtype`.
 
-    `kl_divergence` and `sample_posterior` see the parameters as they are stored: the KL is that of
-    float32. A `BayesianLinear` squares its inputs, and so takes bfloat16 better than float16, in
-    which the squares overflow from 256 on.
-
-    Methods other than `__call__` are reached through `call`; `model` is the model as it is stored.
+    `kl_divergence` and `sample_posterior` use the stored parameters, so the KL divergence is
+    computed in their dtype. A `BayesianLinear` squares its inputs: use bfloat16, because in float16
+    squares overflow for inputs of 256 or more.
 
     !!! example
 
@@ -200,7 +199,7 @@ class MixedPrecision(StatefulLayer):
         >>> gradient.model[0].weight.dtype.name
         'float32'
 
-        Around a layer of somebody else's that is to compute in float32:
+        A layer that computes in float32 inside of a model in bfloat16:
 
         >>> in_float32 = Policy("float32", "float32", "bfloat16")
         >>> def wrap(layer):
@@ -218,20 +217,20 @@ class MixedPrecision(StatefulLayer):
     def __init__(self, model: PyTree, policy: Policy | str, *, keep: Match = ()):
         """**Arguments:**
 
-        - `model`: what is to be called: a Module, or any callable pytree.
+        - `model`: a Module or any callable pytree.
         - `policy`: a `Policy`, or a string for `Policy.parse`.
-        - `keep`: what is not cast, besides the nodes whose class says `keeps_precision`: a type,
-          several, or a function from a node of the tree to `bool`.
+        - `keep`: further nodes that keep their precision: a type, a tuple of types, or a function
+          from a node of the tree to `bool`.
 
-        **Raises:** `TypeError` if `policy` is neither policy nor string, `keep` neither type nor
-        function, or `model` a class; `ValueError` for a string that is not a policy.
+        **Raises:** `TypeError` if `policy` is not a policy or a string, if `keep` is not a type or
+        a function, or if `model` is a class; `ValueError` if the string is not a policy.
         """
         check_instance(model, "MixedPrecision")
         if isinstance(policy, str):
             policy = Policy.parse(policy)
         if not isinstance(policy, Policy):
             raise TypeError(
-                "MixedPrecision expected as `policy` a nn.Policy, or a string such as "
+                "MixedPrecision expected `policy` to be an nn.Policy or a string such as "
                 f"'params=float32,compute=bfloat16,output=float32'; got {policy!r}."
             )
         self.policy = policy
@@ -239,13 +238,13 @@ class MixedPrecision(StatefulLayer):
         self.keep = keep
 
     def is_stateful(self) -> bool:
-        """**Returns:** whether the model takes and returns a state, as `Sequential` asks."""
+        """**Returns:** whether the model takes and returns a state."""
         return is_stateful(self.model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """**Arguments:** those of the model.
+        """**Arguments:** the arguments of the model.
 
-        **Returns:** what the model does, in `policy.output_dtype`.
+        **Returns:** the output of the model, in `policy.output_dtype`.
         """
         return self.call(lambda model, *args, **kwargs: model(*args, **kwargs), *args, **kwargs)
 
@@ -254,10 +253,11 @@ class MixedPrecision(StatefulLayer):
 
         **Arguments:**
 
-        - `function`: of the model and whatever comes after it: a method by its class, such as
-          `Autoencoder.encode`, or any function.
+        - `function`: a function whose first argument is the model, such as the method
+          `Autoencoder.encode`.
+        - `*args`, `**kwargs`: further arguments of `function`.
 
-        **Returns:** what the function does, in `policy.output_dtype`.
+        **Returns:** the output of the function, in `policy.output_dtype`.
 
         >>> import jax, jax.numpy as jnp
         >>> from eqxlike import nn

@@ -1,4 +1,4 @@
-"""Replacing layers of a model: by others, by fresh ones, by Bayesian ones."""
+"""Replacement of layers and arrays of a model, and masks for weight decay."""
 
 import hashlib
 import types
@@ -30,27 +30,27 @@ from ._lora import LoRALinear
 def reinitialise(
     model: PyTree, rule: Callable[[str, Array], Initializer | None], *, key: PRNGKeyArray
 ) -> PyTree:
-    """A copy of a model with new values for those of its arrays that a rule chooses.
+    """Draws new values for arrays of a model.
+
+    Arrays with two or more axes are treated as weights of shape `(outputs, inputs, *window)`. Their
+    initializer is called with the shape `(*window, inputs, outputs)`, from which the initializers
+    of JAX compute the fan-in. For stacked layers, such as `nn.ScanStack` or an ensemble, call this
+    function under `filter_vmap`, so that it sees the arrays of one layer.
 
     **Arguments:**
 
     - `model`: a Module, or any pytree.
-    - `rule`: called as `rule(path, array)` for each floating or complex array, with a path like
-      `".layers[0].weight"`. It returns one of `jax.nn.initializers` or a function of your own,
-      `init(key, shape, dtype)`; or `None`, and the array stays.
-    - `key`: each array is drawn from its own part, which depends on its path alone: another layer
-      in the model changes nothing in this one.
+    - `rule`: called as `rule(path, array)` for each floating-point or complex array, with a path
+      such as `".layers[0].weight"`. It returns an initializer `init(key, shape, dtype)`, such as
+      those of `jax.nn.initializers`, or `None` to keep the array.
+    - `key`: random key. The key of each array depends only on `key` and the path of the array, so
+      other layers do not change its values.
 
-    Arrays of two axes or more are taken for weights `(outputs, inputs, *window)`: their
-    initializer is called with the shape `(*window, inputs, outputs)`, on which those of JAX count
-    their fan-in. For stacked layers, as of `nn.ScanStack` or an ensemble, call this function
-    under `filter_vmap`, so that it sees the arrays of one.
+    **Returns:** a copy of the model with new arrays of the same shapes and dtypes. An array that
+    occurs in two places gets different values for each path.
 
-    **Returns:** the model with the new arrays, of the shapes and dtypes of the old. An array that
-    stands at two places gets two values, one for each path.
-
-    **Raises:** `TypeError` if `rule` returns what is not a function, or `model` is a class;
-    `ValueError` if an initializer returns another shape or dtype than it was asked for.
+    **Raises:** `TypeError` if `rule` returns neither a function nor `None`, or if `model` is a
+    class; `ValueError` if an initializer returns the wrong shape or dtype.
 
     !!! example
 
@@ -75,8 +75,8 @@ def reinitialise(
             return leaf
         if not callable(initializer):
             raise TypeError(
-                "`rule` must return an initializer, called as `init(key, shape, dtype)`, or None; "
-                f"for the array at model{name} it returned {initializer!r}."
+                "`rule` must return an initializer `init(key, shape, dtype)` or None; for the "
+                f"array at model{name} it returned {initializer!r}."
             )
         parameter = Parameter(
             leaf.shape, leaf.dtype, initializer=initializer, inputs_last=leaf.ndim >= 2
@@ -84,13 +84,13 @@ def reinitialise(
         try:
             return draw(key_at(key, name), parameter)[0]
         except Exception as error:
-            error.add_note(f"The array is that at model{name}.")
+            error.add_note(f"This happened for the array at model{name}.")
             raise
 
     return jtu.tree_map_with_path(renew, model)
 
 
-# --- From a model to a Bayesian one ---
+# --- Bayesian layers ---
 
 
 def to_bayesian(
@@ -101,32 +101,33 @@ def to_bayesian(
     posterior_scale: float = 0.1,
     estimator: Estimator = "local",
 ) -> PyTree:
-    """Gives the layers of a model a posterior around the weights that they have.
+    """Replaces layers of a model by Bayesian layers, with posteriors around their weights.
 
-    Each `Linear` becomes a `BayesianLinear` and each `Conv` a `BayesianConv`, with the weights of
-    the layer as posterior means: so in inference mode the result computes what the model did.
-    `kl_divergence`, `sample_posterior` and `bayes.negative_elbo` take it from there.
+    Each `Linear` becomes a `BayesianLinear` and each `Conv` a `BayesianConv`. The posterior means
+    are the weights of the layer, so in inference mode the outputs do not change. Use the result
+    with `kl_divergence`, `sample_posterior` and `bayes.negative_elbo`.
 
-    Outside inference mode a Bayesian layer needs a key. `Sequential`, `MLP` and
-    `MultiheadAttention` pass the one that they are called with on to their layers; a model which
-    does not is called with weights drawn: `sample_posterior(model, key)(x)`.
+    Outside of inference mode a Bayesian layer needs a key. `Sequential`, `MLP` and
+    `MultiheadAttention` pass their `key` on to their layers. For a model that does not, draw the
+    weights first: `sample_posterior(model, key)(x)`.
 
     **Arguments:**
 
     - `model`: a Module, or any pytree.
-    - `where`: a function from the model to a node of it, or to a tuple or list of nodes, as in
-      `tree_at`: the layers to turn, or subtrees in which all are. All of `model` if left out.
-    - `prior_scale`: of every layer, relative to its fan-in: see `BayesianLinear`. An array is
-      learnt, by each layer for itself: also by those that are stored stacked, as in `ScanStack`.
-    - `posterior_scale`: the initial spread around the weights, in the same unit.
-    - `estimator`: what a layer draws when it is called: `"local"`, its output; `"flipout"` or
-      `"weights"`, its weights, for which see `BayesianLinear` and `with_perturbation`.
+    - `where`: a function from the model to a node, or to a tuple or list of nodes, as in `tree_at`.
+      All layers in these nodes are replaced; by default all layers of `model`.
+    - `prior_scale`: the prior scale of every layer, relative to its fan-in; see `BayesianLinear`.
+      An array is trained, separately for each layer, also for stacked layers as in `ScanStack`.
+    - `posterior_scale`: the initial posterior scale, in the same unit.
+    - `estimator`: what a layer samples in a call: `"local"` samples the outputs, `"flipout"` and
+      `"weights"` sample the weights; see `BayesianLinear` and `with_perturbation`.
 
-    **Returns:** the model with Bayesian layers in it. Subclasses of `Linear` and `Conv` that are
-    called in their own way stay as they are, as do transposed convolutions.
+    **Returns:** a copy of the model with Bayesian layers. Transposed convolutions, and subclasses
+    of `Linear` and `Conv` with their own `__call__`, are not replaced.
 
-    **Raises:** `ValueError` if there is no layer to turn, a scale is not positive or the estimator
-    unknown; `TypeError` if a layer is not of a real floating dtype, or `model` is a class.
+    **Raises:** `ValueError` if there is no layer to replace, a scale is not positive, or the
+    estimator is unknown; `TypeError` if a layer does not have a real floating-point dtype, or if
+    `model` is a class.
 
     !!! example
 
@@ -151,7 +152,7 @@ def to_bayesian(
     def make(layer: Any) -> BayesianLayer:
         if isinstance(layer, Linear):
             return BayesianLinear.around(layer, **options)
-        # The means are trained, also those of a layer that was not.
+        # The means are trained, even if the layer was frozen.
         return BayesianConv(unfreeze(layer), **options)
 
     def turn(node: PyTree) -> PyTree:
@@ -160,17 +161,17 @@ def to_bayesian(
     return turn(model) if where is None else tree_at(where, model, replace_fn=turn)
 
 
-# --- Parts of a key for the places in a model ---
+# --- Random keys by path ---
 
 
 def key_at(key: PRNGKeyArray, path: str) -> PRNGKeyArray:
-    """The part of `key` that belongs to the place `path` in a model.
+    """A key that depends only on `key` and `path`.
 
-    It depends on nothing but the two, so that a layer which is added takes nothing from the others;
-    and is the same in each process, which Python's `hash` of a string is not.
+    Adding a layer to a model does not change the keys of other layers. The key is the same in each
+    process, unlike Python's `hash` of a string.
     """
-    # 64 bits: among the 32 that one `fold_in` takes, two of ten thousand arrays would share theirs
-    # in one model of a hundred.
+    # 64 bits: with the 32 bits of one `fold_in`, one in a hundred models of ten thousand arrays
+    # would have two arrays with the same key.
     digest = hashlib.blake2b(path.encode(), digest_size=8).digest()
     return _fold_in(key, np.frombuffer(digest, "<u4"))
 
@@ -181,19 +182,19 @@ def _fold_in(key: PRNGKeyArray, words: Array) -> PRNGKeyArray:
     return jr.fold_in(jr.fold_in(key, high), low)
 
 
-# --- Nodes of a model chosen by their type, or by a function ---
+# --- Selection of nodes by type, function or path ---
 
 
 Match = type | types.UnionType | tuple[type, ...] | Callable[[Any], Any]
-"""A type, several, or a function from a node of the tree to `bool`."""
+"""A type, a tuple of types, or a function from a node of the tree to `bool`."""
 
 
 def node_predicate(match: Match, name: str) -> Callable[[Any], bool]:
-    """The function that says whether `match`, the argument `name`, chooses a node.
+    """Converts `match`, the argument `name`, to a function from a node to `bool`.
 
-    The mark around a frozen array is not a node of the user's tree, and never chosen.
+    The wrapper around a frozen array never matches, because it is not a node of the user's tree.
 
-    **Raises:** `TypeError` if `match` is neither type nor function.
+    **Raises:** `TypeError` if `match` is not a type, a tuple of types or a function.
     """
     node_types: Any = match if isinstance(match, tuple) else (match,)
     if all(isinstance(each, type | types.UnionType) for each in node_types):
@@ -207,7 +208,7 @@ def node_predicate(match: Match, name: str) -> Callable[[Any], bool]:
 
 
 _WEIGHTED = (Linear, FusedLinear, Conv, ConvTranspose, GRUCell, LSTMCell, LoRALinear)
-"""The layers whose weights decay."""
+"""The layers to whose weights `decay_mask` applies weight decay."""
 
 
 def decay_mask(
@@ -215,26 +216,26 @@ def decay_mask(
     also: type | Iterable[type] = (),
     skip: type | str | Iterable[type | str] = (),
 ) -> PyTree[bool]:
-    """Chooses the arrays that weight decay applies to: the weights of affine maps, convolutions and
-    recurrent cells, and no bias, norm, scale or embedding.
+    """A weight decay mask for Optax: weights of linear, convolutional and recurrent layers.
 
-    It chooses by the type of the layer. So it is also right for the stacked arrays of
-    `nn.ScanStack` or an ensemble, where `array.ndim >= 2` also holds for biases and norms.
+    Biases, norms, scales and embeddings do not decay. The mask depends on the type of the layer. It
+    is therefore also right for stacked arrays, such as `nn.ScanStack` or an ensemble, where
+    `array.ndim >= 2` would also select biases and norms.
 
     **Arguments:**
 
     - `params`: a model, or its parameters, `eqxlike.filter(model, eqxlike.is_inexact_array)`. Optax
-      calls a mask with the parameters, or with gradients of the same structure.
-    - `also`: a class of layers, or a tuple of classes, such as `nn.Embedding` or your own. All
-      arrays of such a layer decay, except those whose name begins with `bias`. With Optax:
+      calls a mask with the parameters or with gradients, which have the same structure.
+    - `also`: a class of layers, or a tuple of classes, such as `nn.Embedding`, whose arrays also
+      decay, except for arrays whose name starts with `bias`. With Optax:
       `mask=functools.partial(nn.decay_mask, also=nn.Embedding)`.
-    - `skip`: classes of layers, and patterns of paths such as `"**.head"`, of which nothing decays.
-      A pattern chooses arrays, or subtrees: see `where` of `replace_layers`.
+    - `skip`: classes of layers and path patterns, such as `"**.head"`, whose arrays do not decay. A
+      pattern selects arrays or subtrees; see `where` of `replace_layers`.
 
     **Returns:** a tree like `params` with `True` for each array that decays and `False` for all
     other leaves. Frozen arrays do not decay.
 
-    **Raises:** `TypeError` if `skip` has something else.
+    **Raises:** `TypeError` if `skip` contains something else.
 
     !!! example
 
@@ -255,19 +256,19 @@ def decay_mask(
     patterns = [each for each in choices if isinstance(each, str)]
     if len(skipped_types) + len(patterns) < len(choices):
         raise TypeError(
-            f"decay_mask expected classes of layers, and patterns of paths, as skip; got {skip!r}."
+            f"decay_mask expected skip to contain layer classes and path patterns; got {skip!r}."
         )
     layers: set[tuple[Any, ...]] = set()
     skipped: set[tuple[Any, ...]] = set()
     for path, node in walk(params):
-        is_at = any(_is_at(pattern, path) for pattern in patterns)
-        if path[:-1] in skipped or is_at or isinstance(node, skipped_types):
+        matches_pattern = any(_matches_path(pattern, path) for pattern in patterns)
+        if path[:-1] in skipped or matches_pattern or isinstance(node, skipped_types):
             skipped.add(path)
         if isinstance(node, types):
             layers.add(path)
 
     def decays(path: tuple[Any, ...], leaf: Any) -> bool:
-        # The path of a frozen array has one more key.
+        # The path of a frozen array has one more key, so it is not in `layers`.
         is_bias = jtu.keystr(path[-1:]).startswith(".bias")
         if path[:-1] not in layers or is_bias or path in skipped or not is_array_or_struct(leaf):
             return False
@@ -276,8 +277,8 @@ def decay_mask(
     return jtu.tree_map_with_path(decays, params)
 
 
-def _is_at(pattern: str, path: tuple[Any, ...]) -> bool:
-    """Whether a pattern matches the path of a node."""
+def _matches_path(pattern: str, path: tuple[Any, ...]) -> bool:
+    """Whether a path pattern matches the path of a node."""
     name = jtu.keystr(path).removeprefix(".")
     return path_matches(pattern, name, jax.ShapeDtypeStruct((), jnp.float32))
 
@@ -290,29 +291,28 @@ def replace_layers(
     where: str | None = None,
     key: PRNGKeyArray | None = None,
 ) -> PyTree:
-    """A copy of a model in which every layer of some type is replaced.
+    """Replaces every layer of a type, or every node that a function selects.
+
+    A stacked layer, such as in `nn.ScanStack` or an ensemble made by `filter_vmap`, is one node,
+    whose arrays have a leading axis.
 
     **Arguments:**
 
-    - `model`: a Module, or any pytree. Layers in containers are found, in static fields not: those
-      are part of the structure of the tree, not of what stands in it.
-    - `match`: a type, several, or a function from a node of the tree to `bool`. It is asked from
-      the root down, of every node outside those that it chose.
-    - `make`: called as `make(node)`, returns what takes its place. A node that stands at several
-      places is replaced by one and the same: it stays shared.
-    - `where`: a pattern of paths, such as `"**.query_proj"` or `"layers.*"`: only nodes there are
-      replaced. `*` stands for one name or index, `**` for any number of them.
-    - `key`: if given, `make` is called as `make(node, key=part)`, each time with another part of
-      it, which depends on the path of the node alone: with one key for all, layers of the same
-      size would be initialised alike.
+    - `model`: a Module, or any pytree. Layers in lists, tuples and dicts are found; layers in
+      static fields are not, because they are not nodes of the tree.
+    - `match`: a type, a tuple of types, or a function from a node of the tree to `bool`. It is
+      called from the root down, and not inside of nodes that match.
+    - `make`: called as `make(node)`, returns the replacement. A node that occurs several times is
+      replaced by the same object everywhere, so it stays shared.
+    - `where`: a path pattern, such as `"**.query_proj"` or `"layers.*"`; only nodes at these paths
+      are replaced. `*` stands for one name or index, `**` for any number of them.
+    - `key`: if given, `make` is called as `make(node, key=node_key)`. Each `node_key` depends only
+      on `key` and the path of the node, so layers of equal size are initialised differently.
 
-    A layer that is stored stacked, as in `nn.ScanStack` or an ensemble made by `filter_vmap`, is
-    one node, whose arrays have a leading axis.
+    **Returns:** a copy of the model. Nodes that are not replaced are shared with `model`.
 
-    **Returns:** the new model. What was not replaced is shared with `model`.
-
-    **Raises:** `ValueError` if nothing matches, `TypeError` if `match` is neither type nor
-    function, `where` is not a string, or `model` is a class.
+    **Raises:** `ValueError` if nothing matches; `TypeError` if `match` is not a type or a function,
+    if `where` is not a string, or if `model` is a class.
 
     !!! example
 
@@ -331,7 +331,7 @@ def replace_layers(
     """
     check_instance(model, "replace_layers")
     if not isinstance(where, str | None):
-        raise TypeError(f"`where` must be a pattern of paths, such as '**.head'; got {where!r}.")
+        raise TypeError(f"`where` must be a path pattern, such as '**.head'; got {where!r}.")
     is_chosen = node_predicate(match, "match")
     seen: dict[type, None] = {}
     chosen: set[tuple[Any, ...]] = set()
@@ -341,7 +341,7 @@ def replace_layers(
         seen[type(node)] = None
         if not is_chosen(node):
             return False
-        if where is not None and not _is_at(where, path):
+        if where is not None and not _matches_path(where, path):
             elsewhere.append(jtu.keystr(path).removeprefix("."))
             return False
         chosen.add(path)
@@ -349,7 +349,7 @@ def replace_layers(
 
     nodes, treedef = jtu.tree_flatten_with_path(model, is_match, is_leaf_takes_path=True)
     if elsewhere and not chosen:
-        raise ValueError(f"No node at {where!r} matches; nodes elsewhere do: {listed(elsewhere)}.")
+        raise ValueError(f"No node at {where!r} matches; matches elsewhere: {listed(elsewhere)}.")
     if not chosen:
         raise ValueError(_nothing_matches(match, seen))
     made: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""Summaries of models: their layers, with shapes, sizes and costs."""
+"""Summaries of models: layers with output shapes, sizes and FLOPs."""
 
 import contextlib
 import dataclasses
@@ -26,19 +26,19 @@ from .._stateful import State
 
 @dataclasses.dataclass(frozen=True)
 class LayerSummary:
-    """One row of a `Summary`. What lies inside a layer counts for it too.
+    """One row of a `Summary`. All values include inner layers.
 
-    - `path`: where the layer stands in the model; the first place if at several.
-    - `type_name`: the name of its class.
-    - `num_calls`: how often the program calls it: in each turn of a `scan`, and for a batch under
-      `vmap` once.
-    - `outputs`: what it returned wherever it is called, a `jax.ShapeDtypeStruct` for each array.
-      Under a `vmap` shapes are those of one example.
-    - `num_parameters`: entries of its floating and complex arrays.
-    - `num_trainable`: those of them that are not frozen.
-    - `num_bytes`: of all its arrays.
-    - `flops`: floating-point operations of all calls, for the whole batch of a `vmap`; see
-      `summary`. `None` without a call, or with an operation of unknown cost.
+    - `path`: the path of the layer in the model; the first path if there are several.
+    - `type_name`: the name of the class of the layer.
+    - `num_calls`: the number of calls. Each iteration of a `scan` counts; a batch under `vmap`
+      counts once.
+    - `outputs`: the output of each traced call, with a `jax.ShapeDtypeStruct` for each array. Under
+      `vmap` these are the shapes of one example.
+    - `num_parameters`: the number of entries of floating-point and complex arrays.
+    - `num_trainable`: the number of these entries that are not frozen.
+    - `num_bytes`: the bytes of all arrays.
+    - `flops`: the floating-point operations of all calls, for the whole batch of a `vmap`; see
+      `summary`. `None` if there is no call, or an operation of unknown cost.
     """
 
     path: str
@@ -53,12 +53,12 @@ class LayerSummary:
     @property
     def cells(self) -> tuple[str, ...]:
         """The row as text."""
-        forms = dict.fromkeys(map(_form, self.outputs))
+        texts = dict.fromkeys(map(_output_text, self.outputs))
         return (
             self.path or "(model)",
             self.type_name,
             grouped(self.num_calls or None),
-            ", ".join(forms) or "-",
+            ", ".join(texts) or "-",
             grouped(self.num_parameters),
             grouped(self.num_bytes),
             grouped(self.flops),
@@ -68,14 +68,14 @@ class LayerSummary:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Summary:
-    """The output of `summary`; `str` and `repr` show it as a table, `rich.print` as one of rich.
+    """The output of `summary`; `str`, `repr` and `rich.print` show it as a table.
 
-    - `rows`: of each Module in the model that can be called or has arrays, those around others
-      first.
-    - `num_parameters`, `num_trainable`, `num_bytes`: of the whole model, in which an array that
-      two layers share counts once.
-    - `flops`: of the program that the call of the model runs; `None` if it was not called, or has
-      an operation of unknown cost.
+    - `rows`: one row for each Module in the model that is callable or has arrays; outer Modules
+      come before inner ones.
+    - `num_parameters`, `num_trainable`, `num_bytes`: totals of the model. An array that two layers
+      share counts once.
+    - `flops`: the floating-point operations of the call of the model; `None` if it was not called,
+      or has an operation of unknown cost.
     """
 
     rows: tuple[LayerSummary, ...]
@@ -105,30 +105,27 @@ HEADER = ("Path", "Type", "Calls", "Output", "Parameters", "Bytes", "FLOPs", "Tr
 
 
 def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
-    """The layers of a model with their paths, types, outputs, sizes and costs.
+    """Lists the layers of a model with their paths, types, outputs, sizes and FLOPs.
 
-    Nothing is computed: `model(*example_args, **kwargs)` is traced with shapes in the place of
-    arrays, each call of a Module in it recorded, and the program that comes of it costed. FLOPs are
-    those that the program runs, in each row as in the total: all turns of a `scan` count, such as
-    that over the layers of `ScanStack`, and all examples of a `vmap`, and a gradient that a layer
-    takes counts for that layer. Each operation counts by a closed form, as in `graph.report`; of
-    the branches of a `cond` the largest, of a `while_loop` one turn.
+    `model(*example_args, **kwargs)` is traced with shapes, and not executed. FLOPs are counted in
+    the traced program, for each row and in total. All iterations of a `scan` count, such as the
+    layers of `ScanStack`, and all examples of a `vmap`. A gradient that a layer computes counts for
+    this layer. A `cond` counts as its most expensive branch, and a `while_loop` as one iteration.
+    The costs of operations are closed formulas, as in `graph.report`.
 
     For layers that need a batch, wrap the model: `summary(eqxlike.filter_vmap(model, in_axes=(0,
     None), out_axes=(0, None), axis_name="batch"), xs, state)`.
 
     **Arguments:**
 
-    - `model`: a callable pytree; any pytree if there are no further arguments: then nothing is
-      called.
-    - `*example_args`, `**kwargs`: what to call it with. A `jax.ShapeDtypeStruct` may stand for an
-      array.
+    - `model`: a callable pytree. Without further arguments it may be any pytree, and is not called.
+    - `*example_args`, `**kwargs`: arguments for the call, with arrays or `jax.ShapeDtypeStruct`.
 
-    **Returns:** a `Summary`: rows as data, and a table as text. A layer that was not called has a
-    dash, as has one with an operation of unknown cost.
+    **Returns:** a `Summary`, with rows as data and a table as text. Unknown values, for layers that
+    are not called or have operations of unknown cost, are shown as a dash.
 
-    **Raises:** `TypeError` if `model` is a class, or cannot be called and there are arguments; and
-    whatever the call raises.
+    **Raises:** `TypeError` if `model` is a class, or is not callable and there are arguments; any
+    exception of the call.
 
     !!! example
 
@@ -150,8 +147,8 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
     if example_args or kwargs:
         if not callable(model):
             raise TypeError(
-                f"summary was given arguments to call the model with, and a {type(model).__name__} "
-                "cannot be called. Without them it lists the layers alone."
+                f"summary got arguments for a call, but a {type(model).__name__} is not callable. "
+                "Without arguments, summary lists the layers and does not call the model."
             )
         trace = filter_make_jaxpr(lambda model, args, kwargs: model(*args, **kwargs))
         program, _, _ = trace(observed, example_args, kwargs)
@@ -161,7 +158,7 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
     trainable = {id(leaf) for leaf, flag in zip(leaves, flags, strict=True) if flag}
     layers = (each for each in records if _is_layer(each.module))
     rows = tuple(_row(each, trainable, cost or _Cost()) for each in layers)
-    # JAX may keep the Modules that report here in a cache: they are not to keep the arrays alive.
+    # JAX may cache the observed Modules, which refer to `records`: do not keep the arrays alive.
     records.clear()
     return Summary(rows, *_sizes(model, trainable), None if cost is None else _known(cost.flops))
 
@@ -175,7 +172,7 @@ def _is_layer(module: Module) -> bool:
 
 
 def _sizes(node: PyTree, trainable: set[int]) -> tuple[int, int, int]:
-    """Parameters, those of them that are trained, and bytes; each array counts once."""
+    """The numbers of parameters, trainable parameters and bytes; each array counts once."""
     arrays = {id(leaf): leaf for leaf in jtu.tree_leaves(node) if is_array(leaf)}
     sizes = {name: math.prod(array.shape) for name, array in arrays.items()}
     return (
@@ -185,16 +182,16 @@ def _sizes(node: PyTree, trainable: set[int]) -> tuple[int, int, int]:
     )
 
 
-class _SomeState:
-    """Stands for a `State` in what a call returned: it is that of the whole model."""
+class _StatePlaceholder:
+    """Placeholder for a `State` in an output: it is the state of the whole model."""
 
     def __repr__(self) -> str:
         return "State"
 
 
-def _form(output: PyTree) -> str:
+def _output_text(output: PyTree) -> str:
     shown = jtu.tree_map(
-        lambda node: _SomeState() if isinstance(node, State) else node,
+        lambda node: _StatePlaceholder() if isinstance(node, State) else node,
         output,
         is_leaf=lambda node: isinstance(node, State),
     )
@@ -209,16 +206,16 @@ def _trained(num_parameters: int, num_trainable: int) -> str:
     return "part" if num_trainable else "frozen"
 
 
-# --- The cost of a program, and of each call in it ---
+# --- The FLOPs of a program, and of each call in it ---
 
 
 @dataclasses.dataclass
 class _Cost:
-    """The cost of a program, or of a part of one.
+    """The cost of a program or of a part of it.
 
-    - `flops`: floating-point operations; `nan` if the number of some part is unknown.
-    - `flops_of`: those of each call, and of what is called inside of it.
-    - `times_of`: how often each call is run.
+    - `flops`: floating-point operations; `nan` if the cost of an operation is unknown.
+    - `flops_of`: the floating-point operations of each call, including inner calls.
+    - `times_of`: the number of times that each call runs.
     """
 
     flops: float = 0.0
@@ -226,7 +223,7 @@ class _Cost:
     times_of: dict[int, int] = dataclasses.field(default_factory=lambda: defaultdict(int))
 
     def add(self, part: "_Cost", times: int = 1) -> None:
-        """Adds what is run `times` times."""
+        """Adds the cost of a part that runs `times` times."""
         self.flops += times * part.flops
         for call, flops in part.flops_of.items():
             self.flops_of[call] += times * flops
@@ -239,10 +236,11 @@ _IN_SCOPE = re.compile(rf"{_SCOPE}(\d+)")
 
 
 def _cost_of(program: Jaxpr) -> _Cost:
-    """The cost of a program whose calls were traced in their scopes, without what nothing needs.
+    """The cost of a program after dead code elimination.
 
-    Each equation counts once for each turn of a `scan`, and once in a `while_loop`, whose turns are
-    known to the run alone. Of the branches of a `cond` the largest counts.
+    Calls are identified by their name scopes. Each equation counts once for each iteration of a
+    `scan`, and once in a `while_loop`, whose number of iterations is only known at run time. A
+    `cond` counts as its most expensive branch.
     """
     needed, _ = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
     return _cost_of_needed(needed)
@@ -253,7 +251,7 @@ def _cost_of_needed(jaxpr: Jaxpr) -> _Cost:
     for equation in jaxpr.eqns:
         part = _cost_of_equation(equation)
         cost.add(part)
-        # Inside of a nested program scopes begin again: no call counts there once more.
+        # The scopes of a nested program start anew, so no call counts twice.
         calls = set(map(int, _IN_SCOPE.findall(str(equation.source_info.name_stack))))
         for call in calls:
             cost.flops_of[call] += part.flops
@@ -275,12 +273,12 @@ def _cost_of_equation(equation: Any) -> _Cost:
     elif name in ("scan", "while", "shard_map") or _is_call(equation, inner):
         turns = equation.params["length"] if name == "scan" else 1
         if name == "shard_map":
-            # Each device runs the program on its part.
+            # Each device runs the program on its shard.
             sizes, axes = equation.params["mesh"].shape, equation.params["newly_manual_axes"]
             turns = math.prod(sizes[axis] for axis in axes)
         for each in inner:
             cost.add(_cost_of_needed(each), turns)
-    # What Python computes on the host, as where a check has failed, is no part of the program.
+    # Callbacks to Python, such as for errors, have no cost.
     elif not name.endswith("callback"):
         known = cost_of(equation)
         cost.flops = math.nan if known is None else known.flops
@@ -288,7 +286,7 @@ def _cost_of_equation(equation: Any) -> _Cost:
 
 
 def _is_call(equation: Any, inner: list[Jaxpr]) -> bool:
-    """Whether an equation runs one program on what it is given, as that of a jitted function."""
+    """Whether an equation calls one inner program with its inputs, such as a jitted function."""
     if len(inner) != 1:
         return False
     shapes = [
@@ -298,17 +296,17 @@ def _is_call(equation: Any, inner: list[Jaxpr]) -> bool:
     return shapes[0] == shapes[1]
 
 
-# --- The calls of the Modules in a model as they are traced ---
+# --- The traced calls of Modules ---
 
 
 @dataclasses.dataclass
 class _Call:
-    """One call of a Module, as it was traced.
+    """One traced call of a Module.
 
-    - `number`: that of its scope in the program.
-    - `around`: the call inside of which it was made.
-    - `output`: what it returned, with shapes in the place of arrays.
-    - `does_nothing`: whether that is made of its arguments.
+    - `number`: the number of its name scope in the program.
+    - `around`: the call that contains it.
+    - `output`: its output, with shapes in place of arrays.
+    - `does_nothing`: whether all arrays of the output are inputs.
     """
 
     number: int
@@ -317,7 +315,7 @@ class _Call:
     does_nothing: bool = False
 
     def times_in(self, cost: _Cost) -> int:
-        """The number of times that the program runs it; 0 where JAX made no use of the trace."""
+        """The number of times that the program runs this call; 0 if JAX discarded the trace."""
         if self.number not in cost.times_of and self.does_nothing:
             return 1 if self.around is None else self.around.times_in(cost)
         return cost.times_of.get(self.number, 0)
@@ -325,14 +323,14 @@ class _Call:
 
 @dataclasses.dataclass
 class _Record:
-    """One Module of a model, and its calls."""
+    """One Module of a model and its calls."""
 
     path: tuple[Any, ...]
     module: Module
     calls: list[_Call] = dataclasses.field(default_factory=list)
 
     def flops_in(self, cost: _Cost) -> float | None:
-        """The FLOPs of all calls; `None` if there are none. A call inside another is part of it."""
+        """The FLOPs of all calls; `None` without calls. A call inside another is not added."""
         own = {call.number for call in self.calls}
         outermost = [call for call in self.calls if not any(map(own.__contains__, _outside(call)))]
         flops = [cost.flops_of.get(call.number, 0.0) for call in outermost if call.times_in(cost)]
@@ -340,7 +338,7 @@ class _Record:
 
 
 def _outside(call: _Call) -> Iterator[int]:
-    """The numbers of the calls around one."""
+    """The numbers of the calls that contain a call."""
     while call.around is not None:
         call = call.around
         yield call.number
@@ -359,9 +357,7 @@ def _row(record: _Record, trainable: set[int], cost: _Cost) -> LayerSummary:
 
 
 def _recording(records: list[_Record]) -> Callable[[tuple[Any, ...], Module], Any]:
-    """The function that `observe_calls` asks for: it adds a record of each Module, and returns what
-    observes the calls of that Module.
-    """
+    """The callback for `observe_calls`: adds a record of a Module, and returns its observer."""
     numbers = itertools.count()
     running: list[_Call] = []
 
@@ -382,7 +378,7 @@ def _recording(records: list[_Record]) -> Callable[[tuple[Any, ...], Module], An
 
             running.append(call)
             try:
-                # A scope goes with what is traced in it, wherever a `vmap` or gradient moves it.
+                # Operations keep their name scope when `vmap` or a gradient transforms them.
                 with jax.named_scope(f"{_SCOPE}{call.number}"):
                     yield returned
             finally:

@@ -156,7 +156,7 @@ def test_final_class_may_be_frozen():
 
 
 def test_no_array_and_one_of_no_module_are_refused(model):
-    with pytest.raises(ValueError, match="no array where `where` points"):
+    with pytest.raises(ValueError, match="nodes that `where` selects have no arrays"):
         nn.freeze(model, lambda model: model.activation)
-    with pytest.raises(ValueError, match=r"model\['a'\] belongs to no Module"):
+    with pytest.raises(ValueError, match=r"model\['a'\] is not in a Module"):
         nn.freeze({"a": jnp.ones(2)})

@@ -144,7 +144,7 @@ class TestState:
 @pytest.mark.parametrize(
     ("policy", "options", "message"),
     [
-        (None, {}, "nn.Policy, or a string .* got None"),
+        (None, {}, "nn.Policy or a string .* got None"),
         ("float16", {"keep": "norm"}, "`keep` must be .* got 'norm'"),
     ],
 )

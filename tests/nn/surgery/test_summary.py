@@ -93,7 +93,7 @@ def test_without_arguments_nothing_is_called(getkey):
 
 
 def test_arguments_for_what_cannot_be_called_are_refused(getkey):
-    with pytest.raises(TypeError, match="a dict cannot be called"):
+    with pytest.raises(TypeError, match="a dict is not callable"):
         nn.summary({"a": linear(getkey())}, jnp.ones(3))
 
 
