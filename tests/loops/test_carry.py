@@ -119,7 +119,7 @@ def test_lengths_that_do_not_agree_are_an_error():
 def test_a_scan_takes_and_returns_pairs_of_which_leaves_may_be_static():
     with pytest.raises(TypeError, match="f must return a pair"):
         loops.scan(lambda c, x: c, 0.0, None, length=2)
-    with pytest.raises(TypeError, match=r"a pair, .*: it returned a tuple of length 3"):
+    with pytest.raises(TypeError, match=r"a pair .*: it returned a tuple of length 3"):
         loops.scan(lambda c, x: (c, x, x), 0.0, None, length=2)
     with pytest.raises(TypeError, match="scan expected f to be a function, got a leaf of type flo"):
         loops.scan(0.0, lambda c, x: (c, x), None, length=2)  # pyright: ignore

@@ -348,7 +348,7 @@ def test_steps_and_totals_are_whole_numbers():
         bar = loops.progress(3, kind=kind)
         for step in (0.5, jnp.arange(2), None, True):
             for method in (bar.update, bar.inner):
-                with pytest.raises(TypeError, match=r"a step, an integer of shape \(\); got "):
+                with pytest.raises(TypeError, match=r"`step` to be an integer of shape \(\), got "):
                     method(step)
         for options in ({"total": -1}, {"total": 2.5}, {"every": 0}):
             name = next(iter(options))
