@@ -297,7 +297,7 @@ def _epsilon_of(aval: Any) -> float:
 def format_mode(mode: Any) -> str:
     """A mode as source code, without default arguments.
 
-    >>> as_written(FiniteDifference(order=4)), as_written(FiniteDifference(order=2))
+    >>> format_mode(FiniteDifference(order=4)), format_mode(FiniteDifference(order=2))
     ('FiniteDifference(order=4)', 'FiniteDifference()')
     """
     fields = dataclasses.fields(mode) if isinstance(mode, Mode) else ()
