@@ -1,24 +1,24 @@
 """Training: a state, a step made from a loss, and a loop over batches.
 
-In the order of reading, first what a hand-written loop needs:
+Parts for a training loop of your own, in reading order:
 
-- `_state`: `TrainState`, which a step takes, and returns changed; the forms of a loss.
+- `_state`: `TrainState`, the input and output of a step; the signatures that a loss may have.
 - `_step`: `make_step`.
-- `_guards`: what keeps a state finite. `_loss_scale`: gradients in float16. `_ema`: an average of
-  the parameters.
-- `_as_arrays`: batches of other libraries. `_batches`: minibatches, repeated batches and
-  prefetching. `_batches_from`: batches from the loaders of other libraries.
-- `_make_evaluate`, `metrics`: measures of a state on batches.
+- `_guards`: checks for NaN and infinity. `_loss_scale`: float16 gradients. `_ema`: averaged
+  parameters.
+- `_as_arrays`: conversion of batches to arrays. `_batches`: minibatches, repetition, prefetching.
+  `_batches_from`: batches from the data loaders of other libraries.
+- `_make_evaluate`, `metrics`: metrics of a model over batches.
 
-Then the loop:
+The loop:
 
-- `_loop`: `fit`, when something is due, and how many steps go into a call.
-- `_run`: what callbacks see of a training, and how its steps are called.
-- `_callbacks`: logs, checkpoints and early stopping, called at the events of a training.
+- `_loop`: `fit`, its schedule, and the number of steps in one call.
+- `_run`: `Run`, the state of a training run that callbacks see; calls of the step.
+- `_callbacks`: logging, checkpoints and early stopping.
 - `_checkpoints`, `_safetensors`: files.
 - `_sharding`: several devices.
 
-`_checks` has the errors of arguments that several of them take.
+`_checks` validates arguments that several functions share.
 """
 
 import typing as _typing

@@ -1,4 +1,4 @@
-"""Converts batches of other libraries to arrays: tensors, lists of numbers, mappings."""
+"""Converts tensors of other libraries, lists of numbers and mappings in a batch to arrays."""
 
 import contextlib
 import functools
@@ -14,21 +14,21 @@ _ARRAYS = jax.Array | np.ndarray | np.generic
 _NUMBERS = bool | int | float | complex | np.generic
 
 OnStatic = Callable[[str, Any, bool], None]
-"""`on_static(path, leaf, is_in_list)`."""
+"""`on_static(path, leaf, is_in_list)` is called for each leaf that is not an array."""
 
 _ARRAY_TYPES: set[type] = set()
-"""The types of arrays seen so far: a look-up costs less than `isinstance`."""
+"""Array types seen so far: a look-up is cheaper than `isinstance`."""
 
 
 def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
-    """The batch with NumPy arrays in place of lists of numbers and of other libraries' tensors.
+    """Converts lists of numbers and tensors of other libraries in a batch to NumPy arrays.
 
     A number in any other list becomes an array of shape `()`. A mapping that is not a pytree, such
-    as a `UserDict`, becomes a dict. Numbers, strings and other objects outside lists stay.
+    as a `UserDict`, becomes a dict. Numbers, strings and other objects outside lists are unchanged.
 
     **Arguments:**
 
-    - `on_static`: called for each leaf that stays and is not an array.
+    - `on_static`: called for each unchanged leaf that is not an array.
 
     **Raises:** `TypeError` with the path for a tensor that NumPy cannot read; `ValueError` for rows
     of unequal lengths.
@@ -36,7 +36,7 @@ def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
     leaves = jtu.tree_leaves(batch)
     if _ARRAY_TYPES.issuperset(map(type, leaves)):
         return batch
-    # NumPy's numbers are arrays by themselves, and make one where they are in a list.
+    # NumPy scalars are left out: in a list they have to be converted.
     _ARRAY_TYPES.update(type(leaf) for leaf in leaves if isinstance(leaf, jax.Array | np.ndarray))
 
     def converted(leaf: Any, path: str, is_in_list: bool) -> Any:
@@ -47,8 +47,8 @@ def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
                 return np.asarray(leaf)
             except ValueError as error:
                 raise ValueError(
-                    f"{taker} expected rows of equal length, but rows of {path} differ: pad them, "
-                    "or make arrays of the parts."
+                    f"{taker} expected rows of equal length, but rows of {path} differ in length: "
+                    "pad them, or convert each row to an array."
                 ) from error
         if isinstance(leaf, Mapping):
             return convert(dict(leaf), path, is_in_list)
@@ -71,16 +71,17 @@ def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
 
 
 def check_arrays(batch: Any) -> None:
-    """Raises `TypeError` for a leaf that `as_arrays` would convert, while a step is traced: there
-    the leaf is static, and the step would be traced again for each batch.
+    """Raises `TypeError` for a leaf that `as_arrays` would convert. Called while a step is traced,
+    where the leaf is static: each batch would be traced again.
     """
 
     def check(path: Any, leaf: Any) -> None:
         if type(leaf) is list or isinstance(leaf, Mapping) or is_foreign(leaf):
             raise TypeError(
                 f"The step expected a batch of arrays, but batch{jtu.keystr(path)} is a "
-                f"{type(leaf).__name__}, and the step would be traced again for each batch. "
-                "Convert it with `np.asarray`, or a mapping with `dict`, or train with `train.fit`."
+                f"{type(leaf).__name__}, so the step would be traced again for each batch. Convert "
+                "a mapping with `dict` and other objects with `np.asarray`, or train with "
+                "`train.fit`."
             )
 
     is_data = functools.partial(_is_list_of, _NUMBERS | str | bytes)
@@ -88,7 +89,7 @@ def check_arrays(batch: Any) -> None:
 
 
 def _is_list_of(types: Any, node: Any) -> bool:
-    """Whether something is a list, or nested lists, whose leaves all have these types."""
+    """Whether a node is a list, possibly nested, whose leaves all have these types."""
     if type(node) is not list or not node:
         return False
     inside = jtu.tree_leaves(node, is_leaf=lambda each: each is None)
@@ -96,13 +97,13 @@ def _is_list_of(types: Any, node: Any) -> bool:
 
 
 def is_foreign(leaf: Any) -> bool:
-    """Whether something is an array of another library."""
+    """Whether a leaf is an array of another library."""
     names = "__array__", "__array_interface__", "__dlpack__"
     return not isinstance(leaf, _ARRAYS) and any(hasattr(type(leaf), name) for name in names)
 
 
 def _as_numpy(tensor: Any, path: str, taker: str) -> Any:
-    """A tensor of another library, even on a device or of a dtype that NumPy lacks."""
+    """Converts a tensor of another library, even on a device or of a dtype that NumPy lacks."""
     tensor = tensor.detach() if hasattr(tensor, "detach") else tensor
     try:
         return np.asarray(tensor)

@@ -1,4 +1,4 @@
-"""Shuffled minibatches of data in memory, and batches that a thread makes ahead of time."""
+"""Shuffled minibatches of arrays, repeated batches, and prefetching in a thread."""
 
 import contextvars
 import copy
@@ -25,9 +25,9 @@ Batch = TypeVar("Batch")
 
 
 class Minibatches(Generic[Arrays]):
-    """Shuffled minibatches without end, an iterator that can be placed; `minibatches` makes it.
+    """An endless iterator of shuffled minibatches with a `position`; made by `minibatches`.
 
-    Several threads need a lock of their own around `next`.
+    It is not thread-safe: several threads need a lock around `next`.
     """
 
     def __init__(self, leaves: list[np.ndarray], treedef: Any, batch_size: int, seed: int) -> None:
@@ -38,17 +38,17 @@ class Minibatches(Generic[Arrays]):
 
     def _begin_epoch(self, epoch: int) -> None:
         self._epoch, self._index = epoch, 0
-        # What the permutation is drawn with: an epoch begins again from it.
+        # The state before the permutation is drawn, so that `seek` can draw it again.
         self._generator_then = copy.deepcopy(self._generator.bit_generator.state)
         self._order = self._generator.permutation(len(self._leaves[0]))
 
     @property
     def position(self) -> dict[str, Any]:
-        """Where the next batch begins, as numbers and texts that JSON can hold.
+        """The position of the next batch, as JSON values.
 
-        - `epoch`, `index`: how many epochs were finished, and how many batches of this one.
-        - `seed`, `batch_size`, `num_examples`: of the stream, by which `seek` knows its own.
-        - `generator`: the state of NumPy's generator where this epoch began.
+        - `epoch`, `index`: number of finished epochs, and of batches taken in the current epoch.
+        - `seed`, `batch_size`, `num_examples`: arguments of `minibatches`, which `seek` compares.
+        - `generator`: the state of NumPy's generator at the start of the epoch.
         """
         return {
             "seed": self._seed,
@@ -60,10 +60,10 @@ class Minibatches(Generic[Arrays]):
         }
 
     def seek(self, position: Mapping[str, Any]) -> None:
-        """Goes to a `position`: the batches from there on are those that came then.
+        """Goes to a `position`, and repeats the batches that followed it.
 
-        **Raises:** `ValueError` for a position of a stream with another seed, batch size or number
-        of examples, or for what is not a position.
+        **Raises:** `ValueError` if the position has another seed, batch size or number of examples,
+        or is not a position of minibatches.
         """
         own = self.position
         if not isinstance(position, Mapping) or position.keys() != own.keys():
@@ -73,22 +73,25 @@ class Minibatches(Generic[Arrays]):
         for name in ("seed", "batch_size", "num_examples"):
             if position[name] != own[name]:
                 raise ValueError(
-                    f"The position is one of minibatches with {name} {position[name]!r}, and these "
-                    f"have {own[name]!r}: they would go on with other batches."
+                    f"The position is from minibatches with {name}={position[name]!r}, but these "
+                    f"have {name}={own[name]!r}: the batches would differ."
                 )
         per_epoch = len(self._leaves[0]) // self._batch_size
         epoch = whole_number(position["epoch"], "epoch", least=0)
         index = whole_number(position["index"], "index", least=0)
         if index > per_epoch:
             raise ValueError(
-                f"index must be at most {per_epoch}, the batches of an epoch: {index}."
+                f"index must be at most {per_epoch}, the number of batches of an epoch; got "
+                f"{index}."
             )
         before = self._generator.bit_generator.state
         try:
             self._generator.bit_generator.state = copy.deepcopy(position["generator"])
         except (TypeError, ValueError, KeyError) as error:
             self._generator.bit_generator.state = before
-            raise ValueError("The position has no state of NumPy's generator.") from error
+            raise ValueError(
+                "The position's `generator` is not a state of NumPy's generator."
+            ) from error
         self._begin_epoch(epoch)
         self._index = index
 
@@ -109,26 +112,26 @@ class Minibatches(Generic[Arrays]):
 def minibatches(
     arrays: Arrays, batch_size: int, *more: Never, seed: int, check_finite: bool = True
 ) -> Minibatches[Arrays]:
-    """Shuffled minibatches without end.
+    """Iterates endlessly over shuffled minibatches of arrays.
 
-    Every epoch is a fresh permutation of the examples. All batches have the same shape, so that a
-    step is traced once: the last N mod B examples of a permutation are left out of that epoch.
+    Each epoch is a new permutation of the N examples. All batches have the same shape, so that a
+    step is traced once: an epoch leaves out the last N mod B examples of its permutation.
 
     **Arguments:**
 
     - `arrays`: a pytree of arrays of numbers with the same leading length N, such as `(x, y)`.
       Lists of numbers and tensors of other libraries become arrays.
     - `batch_size`: B.
-    - `more`: nothing. Several arrays are one argument, a tuple.
+    - `more`: not used; catches arrays that are not in one tuple.
     - `seed`: the same seed gives the same batches.
-    - `check_finite`: refuse data with NaN or infinite values.
+    - `check_finite`: raise an error if the data has NaN or infinite values.
 
-    **Returns:** an iterator of pytrees like `arrays` with leading length B. Its `position` says
-    where it is, and `seek(position)` goes there.
+    **Returns:** an iterator of pytrees like `arrays` with leading length B. It has a `position`,
+    and `seek(position)` goes there.
 
-    **Raises:** `ValueError`, at once and not at the first batch, if lengths differ, if `batch_size`
-    is not an integer in 1 to N or `seed` none of at least 0, or if the data is not finite;
-    `TypeError` for several arrays that are not in a tuple, and for arrays of strings or objects.
+    **Raises:** immediately: `ValueError` if lengths differ, if `batch_size` is not an integer in 1
+    to N, if `seed` is not an integer of at least 0, or if the data is not finite; `TypeError` for
+    several arrays that are not in a tuple, and for arrays of strings or objects.
 
     >>> x, y = np.arange(10.0).reshape(5, 2), np.arange(5)
     >>> batches = minibatches((x, y), 3, seed=0)
@@ -144,17 +147,17 @@ def minibatches(
     """
     if more or (is_array(batch_size) and np.ndim(batch_size)):
         raise TypeError(
-            "minibatches expected all arrays in one argument, and got them one by one: write "
+            "minibatches expected all arrays in one argument, got several arguments: write "
             "`minibatches((x, y), batch_size, seed=0)`."
         )
-    # A list of lists may be one array, or inputs and targets.
+    # Each entry of a list becomes an array: `as_arrays` would convert a list of lists to one.
     tree: Any = arrays if type(arrays) is list else as_arrays(arrays, "minibatches")
     paths_and_leaves, treedef = jtu.tree_flatten_with_path(tree)
     named = [(jtu.keystr(path) or "arrays", np.asarray(leaf)) for path, leaf in paths_and_leaves]
     _check_numbers(named)
     length = _check_lengths(named)
     if not length:
-        raise ValueError("minibatches expects arrays with examples, and these have a length of 0.")
+        raise ValueError("minibatches expects at least one example, got arrays of length 0.")
     batch_size = whole_number(batch_size, "batch_size")
     seed = whole_number(seed, "seed", least=0)
     if batch_size > length:
@@ -170,9 +173,9 @@ def _check_numbers(named: list[tuple[str, np.ndarray]]) -> None:
     paths = [path for name, array in named for path in paths_without_numbers(array, name)]
     if paths:
         raise TypeError(
-            f"minibatches expected arrays of numbers; got {listed(paths)}. Give each text or class "
-            "a number, as `np.unique(labels, return_inverse=True)` does; rows of several lengths "
-            "are padded to one."
+            f"minibatches expected arrays of numbers; got {listed(paths)}. Convert strings to "
+            "integers, for example with `np.unique(labels, return_inverse=True)`, and pad rows to "
+            "one length."
         )
 
 
@@ -192,15 +195,14 @@ def _check_lengths(named: list[tuple[str, np.ndarray]]) -> int:
 
 def _check_finite(named: list[tuple[str, np.ndarray]]) -> None:
     for name, array in named:
-        # NumPy does not count bfloat16 and its like among the inexact ones.
+        # `np.issubdtype` does not know bfloat16 and similar dtypes as inexact.
         if jnp.issubdtype(array.dtype, jnp.inexact):
             is_bad = ~np.isfinite(array)
             if is_bad.any():
                 first = tuple(int(index) for index in np.argwhere(is_bad)[0])
                 raise ValueError(
-                    f"The data holds {int(is_bad.sum())} NaN or infinite values in {name}, the "
-                    f"first at index {first}. Clean it, or pass `check_finite=False` to train on "
-                    "it as it is."
+                    f"The data has {int(is_bad.sum())} NaN or infinite values in {name}, the first "
+                    f"at index {first}. Remove them, or pass `check_finite=False` to train on them."
                 )
 
 
@@ -208,15 +210,15 @@ def _check_finite(named: list[tuple[str, np.ndarray]]) -> None:
 
 
 def repeat(batches: Iterable[Batch] | Callable[[], Iterable[Batch]]) -> Iterator[Batch]:
-    """Iterates over batches again and again, without end.
+    """Repeats batches endlessly.
 
     For three epochs pass `num_steps=3 * len(loader)` to `fit`.
 
     **Arguments:**
 
-    - `batches`: an iterable that starts again each time, such as a list or a `DataLoader` of
-      PyTorch; or a function that returns an iterator. Batches of
-      `minibatches` never end, and are returned unchanged.
+    - `batches`: an iterable that can be iterated over many times, such as a list or a PyTorch
+      `DataLoader`; or a function that returns an iterator. The endless `minibatches` are returned
+      unchanged.
 
     **Raises:** `TypeError` for an iterator, which can be used only once. When iterated,
     `ValueError` if there are no batches.
@@ -240,20 +242,20 @@ def repeat(batches: Iterable[Batch] | Callable[[], Iterable[Batch]]) -> Iterator
             for count, batch in enumerate(batches() if callable(batches) else batches, 1):  # noqa: B007
                 yield batch
             if not count:
-                raise ValueError("repeat expected at least one batch, and found none.")
+                raise ValueError("repeat expected at least one batch, got none.")
 
     return epochs()
 
 
-# --- Prefetching: batches are made ahead of time, and placed if that is asked for ---
+# --- Prefetching ---
 
 
-class _Ahead:
-    """What the thread and the iterator share.
+class _PrefetchState:
+    """The state that the thread and the iterator share.
 
-    - `ready`: pairs of a batch and the position of its stream after it. At last comes the exception
-      with which the stream ended, a `StopIteration` where it ended by itself.
-    - `room`: counts how many more batches may be made.
+    - `ready`: pairs of a batch and the source's position after it; finally the exception that ended
+      the source, `StopIteration` at its normal end.
+    - `room`: number of batches that the thread may still make.
     """
 
     def __init__(self, source: Iterator[Any], size: int, sharding: Any) -> None:
@@ -264,8 +266,8 @@ class _Ahead:
         self.is_stopped = False
 
     def start(self) -> None:
-        """Leaves the source to a thread."""
-        # The source sees the context of whoever asks for batches, as it would without a thread.
+        """Starts the thread, which from now on reads the source."""
+        # The source runs in the context of the caller, as it does without a thread.
         context = contextvars.copy_context()
         x64: Any = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
         self.thread = threading.Thread(
@@ -274,26 +276,26 @@ class _Ahead:
         self.thread.start()
 
     def make(self) -> Any:
-        """The next batch, in memory that the source does not write to again."""
+        """The next batch, copied, because the source may write to its arrays again."""
         batch = _moved(as_arrays(next(self.source), "prefetch"), _copied)
         if not _moves(self.sharding):
             return batch
         if isinstance(self.sharding, Sharding):
             return place_batch(batch, self.sharding)
         put = functools.partial(jax.device_put, device=self.sharding)
-        # One call for all takes two thirds of the time of one for each.
+        # One call for all arrays takes two thirds of the time of one call for each.
         return _moved(batch, put, (np.ndarray, jax.Array))
 
 
 class Prefetch(Generic[Batch]):
-    """An iterator whose batches a thread makes ahead of time; `prefetch` makes it.
+    """An iterator whose batches are prepared in a thread; made by `prefetch`.
 
-    The thread ends with the stream, with `close`, at the end of a `with` block, and when nobody
-    holds the iterator any more.
+    The thread ends when the batches end, at `close`, at the end of a `with` block, or when the
+    iterator is garbage-collected.
     """
 
     def __init__(self, batches: Iterable[Batch], size: int, sharding: Any) -> None:
-        # With a thread, a short loop over batches that are ready takes three times as long.
+        # A thread makes a short loop over batches in memory three times as slow.
         is_made = isinstance(batches, list | tuple | Minibatches)
         self._has_thread = _moves(sharding) or not is_made
         self._source: Any = iter(batches)
@@ -304,27 +306,27 @@ class Prefetch(Generic[Batch]):
 
     def _begin(self) -> None:
         self._position, self._has_ended = getattr(self._source, "position", None), False
-        # The thread must not hold the iterator, or nobody would ever let it go.
-        self._ahead = _Ahead(self._source, self._size, self._sharding)
-        # Also when the interpreter ends: JAX is gone soon after.
+        # The thread must not reference the iterator, which otherwise is never collected.
+        self._ahead = _PrefetchState(self._source, self._size, self._sharding)
+        # Also runs when the interpreter exits, before JAX shuts down.
         self._end = weakref.finalize(self, _end, self._ahead)
 
     @property
     def position(self) -> Any:
-        """The position of the stream after the batches that were taken, not those made ahead."""
+        """The source's position after the last batch taken, without prefetched batches."""
         return self._position if self._has_thread else getattr(self._source, "position", None)
 
     def seek(self, position: Mapping[str, Any]) -> None:
-        """Goes to a position of the stream. Batches that were made ahead are thrown away.
+        """Goes to a position of the source, and drops prefetched batches.
 
-        **Raises:** `TypeError` if the stream has no `seek`; whatever its `seek` raises.
+        **Raises:** `TypeError` if the source has no `seek`; any exception of its `seek`.
         """
         if not hasattr(self._source, "seek"):
             raise TypeError(
-                f"{type(self._source).__name__} has no `seek` to go to a position with."
+                f"{type(self._source).__name__} has no `seek`, so prefetch cannot go to a position."
             )
         self.close()
-        # A batch may still be under way, here or in the thread.
+        # Another call of `next`, or the thread, may still be reading a batch.
         with self._lock:
             if self._ahead.thread is not None:
                 self._ahead.thread.join()
@@ -334,7 +336,7 @@ class Prefetch(Generic[Batch]):
                 self._begin()
 
     def close(self) -> None:
-        """Ends the thread. What was made ahead is lost."""
+        """Ends the thread, and drops prefetched batches."""
         self._has_ended = True
         self._end()
 
@@ -366,26 +368,26 @@ class Prefetch(Generic[Batch]):
 
 
 def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -> Prefetch[Batch]:
-    """Makes batches in a thread, while the last ones are in use, and moves them where you say.
+    """Prepares batches in a background thread and moves them to devices.
 
-    A list, a tuple and `minibatches(...)` have their batches ready: on a CPU, without a `sharding`,
-    no thread makes them.
+    Lists, tuples and `minibatches(...)` are already in memory: on a CPU, without a `sharding`, they
+    use no thread.
 
     **Arguments:**
 
-    - `batches`: any iterable, for example a loader that reads files. From now on only this
-      iterator, or its thread, may read it.
-    - `size`: how many batches are ready at most.
-    - `sharding`: where the thread moves arrays: a `train.Sharding`, which splits the examples over
-      its devices, a device, or a `jax.sharding.Sharding`. `None` is JAX's default device; on a CPU,
-      arrays then stay in NumPy.
+    - `batches`: any iterable, for example a loader that reads files. Do not read it elsewhere
+      afterwards.
+    - `size`: maximum number of prepared batches.
+    - `sharding`: where to move arrays: a `train.Sharding`, which splits the examples over its
+      devices, a device, or a `jax.sharding.Sharding`. `None` is JAX's default device; on a CPU,
+      arrays then stay NumPy arrays.
 
     **Returns:** an iterator of the same batches. Arrays, lists of numbers and tensors of other
-    libraries become `jax.Array`s, or NumPy arrays where they stay; other leaves are not changed. It
-    has `position` and `seek` if `batches` has them.
+    libraries become `jax.Array`s, or NumPy arrays if they are not moved; other leaves are
+    unchanged. It has `position` and `seek` if `batches` has them.
 
-    **Raises:** `ValueError` if `size` is not a positive integer. Where the next batch is asked for,
-    what `batches` raised, with its traceback.
+    **Raises:** `ValueError` if `size` is not a positive integer. `next` raises exceptions of
+    `batches` with their traceback.
 
     >>> import numpy as np
     >>> with prefetch([{"x": np.ones(3), "name": "a"}, {"x": np.zeros(3), "name": "b"}]) as ahead:
@@ -396,12 +398,12 @@ def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -
 
 
 def _moves(sharding: Any) -> bool:
-    """Whether batches go to a device ahead of time: on a CPU, a step reads NumPy arrays as fast."""
+    """Whether the thread moves batches to a device. A step on a CPU reads NumPy arrays as fast."""
     return sharding is not None or jax.default_backend() != "cpu"
 
 
-def _fill(ahead: _Ahead, enable_x64: bool) -> None:
-    """What the thread does."""
+def _fill(ahead: _PrefetchState, enable_x64: bool) -> None:
+    """Runs in the thread: makes batches until the source ends or the iterator is closed."""
     try:
         with jax.enable_x64(enable_x64):
             while True:
@@ -416,18 +418,18 @@ def _fill(ahead: _Ahead, enable_x64: bool) -> None:
         ahead.ready.put(error)
 
 
-def _end(ahead: _Ahead) -> None:
-    """Lets the thread end once it has made the batch under way, and whoever waits go on."""
+def _end(ahead: _PrefetchState) -> None:
+    """Ends the thread after its current batch, and wakes a waiting `next`."""
     ahead.is_stopped = True
     ahead.room.release()
     ahead.ready.put(StopIteration())
     if ahead.thread is not None and ahead.thread is not threading.current_thread():
-        # It may wait for a batch that never comes.
+        # With a timeout: the source may never return another batch.
         ahead.thread.join(timeout=1.0)
 
 
 def _moved(batch: Any, move: Callable[[list[Any]], Iterable[Any]], types: Any = np.ndarray) -> Any:
-    """The batch where `move` of all its arrays of these types stands in their places."""
+    """Replaces the arrays of these types in a batch by `move` of them."""
     leaves, treedef = jtu.tree_flatten(batch)
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, types)]
     if not places:
@@ -438,6 +440,6 @@ def _moved(batch: Any, move: Callable[[list[Any]], Iterable[Any]], types: Any = 
 
 
 def _copied(arrays: list[np.ndarray]) -> list[np.ndarray]:
-    # Streams write one batch after another into the same arrays. A compiled call takes no note of
-    # the order of bytes.
+    # Copies, because loaders reuse arrays. In native byte order, because a compiled call ignores
+    # the byte order.
     return [array.astype(array.dtype.newbyteorder("=")) for array in arrays]

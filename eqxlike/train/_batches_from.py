@@ -1,4 +1,4 @@
-"""Batches from the data loaders of other libraries, as an iterator that `fit` can resume."""
+"""`batches_from`: a resumable iterator over batches from data loaders of other libraries."""
 
 import base64
 import contextlib
@@ -23,9 +23,9 @@ Source = Iterable[Any] | Callable[[], Iterable[Any]]
 
 
 class LoadedBatches:
-    """Batches from a source, converted to arrays; `batches_from` makes it.
+    """An iterator of batches converted to arrays, with a `position`; made by `batches_from`.
 
-    Several threads need a lock of their own around `next`.
+    It is not thread-safe: several threads need a lock around `next`.
     """
 
     def __init__(
@@ -37,23 +37,23 @@ class LoadedBatches:
     ) -> None:
         self._source: Any = source
         self._epochs, self._columns, self._convert = epochs, columns, convert
-        # What `source` is or returned, `None` between two passes; and its iterator.
+        # The iterable of the current epoch, or `None` between epochs; and its iterator.
         self._opened: Any = None
         self._iterator: Any = iter(())
-        # The state of the source's generator of random numbers, as the epoch began.
+        # The state of the source's random generator at the start of the epoch.
         self._seed: str | None = None
         self._epoch = self._index = self._num_drawn = 0
 
     @property
     def position(self) -> dict[str, Any]:
-        """Where the next batch begins, as numbers and texts that JSON can hold.
+        """The position of the next batch, as JSON values.
 
-        - `epoch`, `index`: how many epochs were finished, and how many batches of this one.
-        - `num_drawn`: how many batches were drawn in all.
-        - `state`: that of the source as a text; `None` if it keeps none, or none that JSON can
-          hold.
-        - `seed`: the state of the generator of a torch `DataLoader` when the epoch began, as a
-          text; `None` if it has none.
+        - `epoch`, `index`: number of finished epochs, and of batches taken in the current epoch.
+        - `num_drawn`: total number of batches taken.
+        - `state`: the state of the source as JSON text; `None` if it has no state, or JSON cannot
+          represent it.
+        - `seed`: the state of a torch `DataLoader`'s generator at the start of the epoch, as JSON
+          text; `None` without a generator.
         """
         return {
             "epoch": self._epoch,
@@ -64,12 +64,12 @@ class LoadedBatches:
         }
 
     def seek(self, position: Mapping[str, Any]) -> None:
-        """Goes to a `position`: by the state of the source, or by drawing all batches up to it.
+        """Goes to a `position`: restores the state of the source, or skips batches.
 
-        Drawn batches are not converted.
+        Skipped batches are not converted.
 
-        **Raises:** `ValueError` for what is not a position, for one that an iterator has passed,
-        and if the source ends before it.
+        **Raises:** `ValueError` if `position` is not a position, if an iterator has already passed
+        it, or if the source ends before it.
         """
         own = self.position
         if not isinstance(position, Mapping) or position.keys() != own.keys():
@@ -91,23 +91,23 @@ class LoadedBatches:
             self._opened, self._epoch, self._index, self._num_drawn = None, 0, 0, 0
         if target and state is None and _shuffles_unseeded(self._source):
             warnings.warn(
-                "batches_from cannot go on with the batches that the first run would have drawn: "
-                f"this {type(self._source).__name__} shuffles without a seed. Pass it "
+                "batches_from cannot repeat the batches of the first run: this "
+                f"{type(self._source).__name__} shuffles without a seed. Pass it "
                 "`generator=torch.Generator().manual_seed(0)`.",
                 stacklevel=stacklevel_of_user(),
             )
         if target < self._num_drawn:
             raise ValueError(
-                f"The position is after {target} batches, and {self._num_drawn} were drawn from "
-                f"this {type(self._source).__name__}, which cannot go back: pass a function that "
-                "makes it."
+                f"The position is after {target} batches, but {self._num_drawn} were already taken "
+                f"from this {type(self._source).__name__}, which cannot go back: pass a function "
+                "that returns a new one."
             )
         while self._num_drawn < target:
             try:
                 self._draw()
             except StopIteration:
                 raise ValueError(
-                    f"The position is after {target} batches, and the source ended after "
+                    f"The position is after {target} batches, but the source ended after "
                     f"{self._num_drawn}."
                 ) from None
 
@@ -138,7 +138,7 @@ class LoadedBatches:
                 if not self._index:
                     raise ValueError(
                         f"batches_from found no batches in epoch {self._epoch}. An iterator can be "
-                        "gone through once: pass the loader behind it, or a function that makes it."
+                        "used only once: pass the loader behind it, or a function that returns it."
                     ) from None
                 self._epoch, self._index = self._epoch + 1, 0
                 if self._is_one_pass or self._epoch == self._epochs:
@@ -150,13 +150,12 @@ class LoadedBatches:
         return batch
 
     def _begin_epoch(self, state: Any = None, seed: str | None = None) -> bool:
-        """Iterates over the source from its beginning, or from its `state`. Whether it took the
-        state.
+        """Starts to iterate over the source. Returns whether the source restored `state`.
 
         `seed` is the state of the source's generator.
         """
         self._opened = self._source() if callable(self._source) else self._source
-        # A sampler or a dataset that shuffles by epoch does not know the epoch otherwise.
+        # Samplers and datasets that shuffle by epoch need the number of the epoch.
         for owner in (self._opened, getattr(self._opened, "sampler", None)):
             if callable(set_epoch := getattr(owner, "set_epoch", None)):
                 set_epoch(self._epoch)
@@ -174,14 +173,14 @@ class LoadedBatches:
         return isinstance(self._source, Iterator)
 
 
-# --- The state of a source, as a text of JSON ---
+# --- The state of a source, as JSON text ---
 
 
 _STATES = (("state_dict", "load_state_dict"), ("get_state", "set_state"), ("position", "seek"))
 
 
 def _state_names(owner: Any) -> tuple[str, str] | None:
-    """The names by which the state is read and set; `None` if there is none."""
+    """The names of the getter and the setter of the state; `None` without state."""
     return next((pair for pair in _STATES if all(hasattr(owner, name) for name in pair)), None)
 
 
@@ -193,7 +192,7 @@ def _load_state(owner: Any, state: Any) -> bool:
 
 
 def _saved_state(*owners: Any) -> str | None:
-    """The state of the first that keeps one, if JSON can hold it."""
+    """The state of the first owner with a state, or `None` if JSON cannot represent it."""
     for owner in owners:
         if (names := _state_names(owner)) is not None:
             state = getattr(owner, names[0])
@@ -204,20 +203,20 @@ def _saved_state(*owners: Any) -> str | None:
 
 
 def _generator_of(source: Any) -> Any:
-    """The generator of random numbers of a torch `DataLoader`; `None` if it has none."""
+    """The random generator of a torch `DataLoader`, or `None`."""
     generator = getattr(source, "generator", None)
     return generator if hasattr(generator, "set_state") else None
 
 
 def _shuffles_unseeded(source: Any) -> bool:
-    """Whether a torch `DataLoader` shuffles by torch's global random numbers."""
+    """Whether a torch `DataLoader` shuffles with torch's global random generator."""
     sampler = getattr(source, "sampler", None)
     is_random = type(sampler).__name__ in ("RandomSampler", "WeightedRandomSampler")
     return is_random and getattr(sampler, "generator", None) is None
 
 
 def _encoded(leaf: Any) -> Any:
-    """What JSON cannot hold itself, as a dict. Raises `TypeError` for anything else."""
+    """Encodes bytes, arrays and NumPy scalars for JSON. Raises `TypeError` for other objects."""
     if isinstance(leaf, bytes):
         return {"__bytes__": base64.b64encode(leaf).decode()}
     if isinstance(leaf, np.generic):
@@ -226,7 +225,7 @@ def _encoded(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray) or (library == "torch" and hasattr(leaf, "numpy")):
         array = np.asarray(leaf)
         return {"__array__": array.tolist(), "dtype": str(array.dtype), "library": library}
-    raise TypeError(f"{type(leaf).__name__} has no form in JSON.")
+    raise TypeError(f"JSON cannot represent {type(leaf).__name__}.")
 
 
 def _decoded(node: dict[str, Any]) -> Any:
@@ -235,11 +234,11 @@ def _decoded(node: dict[str, Any]) -> Any:
     if "__array__" not in node:
         return node
     array = np.asarray(node["__array__"], node["dtype"])
-    # The source has imported its library.
+    # The source has already imported its library.
     return sys.modules["torch"].from_numpy(array) if node["library"] == "torch" else array
 
 
-# --- The function that makes it, and its batches ---
+# --- The public function, and checks of batches ---
 
 
 def batches_from(
@@ -249,40 +248,42 @@ def batches_from(
     columns: Sequence[str] | None = None,
     convert: Callable[[Any], Any] | None = None,
 ) -> LoadedBatches:
-    """Batches from the data loader of another library, for `fit`.
+    """Adapts the data loader of another library to `fit`, so that runs can be resumed.
 
     A source is a `torch.utils.data.DataLoader`, a `torchdata.stateful_dataloader
     .StatefulDataLoader`, a `datasets.Dataset` or `datasets.IterableDataset` of Hugging Face (call
     its `batch(32)` first), a `grain.DataLoader` or `grain.IterDataset`, `tf.data.Dataset
     .as_numpy_iterator`, a generator function, or any other iterable of batches.
 
-    A run that is resumed goes on with the batches that came then. The position of the source is
-    saved and restored if the source, or its iterator, has `state_dict` and `load_state_dict`
-    (StatefulDataLoader, Hugging Face), `get_state` and `set_state` (Grain), or `position` and
-    `seek`. For a `DataLoader` with a `generator`, the state of the generator is restored, and the
-    batches of the current epoch are drawn again. Any other source is drawn from again up to the
-    position, without converting batches: it must give the same batches again.
-    StatefulDataLoader (torchdata 0.11) restores the order of later epochs only if it has no
-    `generator` of its own, and a `grain.DataLoader` asks for a data source with a `__repr__` that
-    stays the same.
+    A resumed run gets the same batches as an uninterrupted one:
+
+    - If the source or its iterator has `state_dict` and `load_state_dict` (StatefulDataLoader,
+      Hugging Face), `get_state` and `set_state` (Grain), or `position` and `seek`, its state is
+      saved and restored. StatefulDataLoader (torchdata 0.11) restores the order of later epochs
+      only without a `generator` of its own. A `grain.DataLoader` needs a data source with a
+      constant `__repr__`.
+    - For a `DataLoader` with a `generator`, the state of the generator is restored, and the batches
+      of the current epoch are skipped.
+    - Any other source starts again, and all batches before the position are skipped without
+      conversion. It must return the same batches again.
 
     **Arguments:**
 
     - `source`: an iterable of batches, or a function without arguments that returns one. Each epoch
-      iterates over it, or calls it, again. If it, or its `sampler`, has `set_epoch`, that is called
-      first. An iterator gives one epoch.
-    - `epochs`: how many; `None` for no limit.
-    - `columns`: the names of a dict to keep. Other columns, such as texts, are dropped.
+      iterates over it, or calls it, again. If the source or its `sampler` has `set_epoch`, it is
+      called first. An iterator has only one epoch.
+    - `epochs`: number of epochs; `None` for no limit.
+    - `columns`: keys to keep if batches are dicts. Other columns, such as texts, are dropped.
     - `convert`: a function of the batch, applied after `columns` and before the conversion to
-      arrays, for example to make a tuple of a dict.
+      arrays, for example to convert a dict to a tuple.
 
     **Returns:** an iterator of batches whose leaves are arrays: tensors, lists of numbers and
-    numbers become NumPy arrays. Its `position` says where it is, and `seek(position)` goes there.
+    numbers become NumPy arrays. It has a `position`, and `seek(position)` goes there.
 
-    **Raises:** `TypeError` if `source` cannot be iterated over; `ValueError` for `epochs` that is
-    not a positive integer, or more than one for an iterator. For a batch, `TypeError` with the path
-    of what cannot become an array of numbers, or if it lacks a column; `ValueError` for an epoch
-    without batches.
+    **Raises:** `TypeError` if `source` cannot be iterated over; `ValueError` if `epochs` is not a
+    positive integer, or is above 1 for an iterator. `next` raises `TypeError` if a batch lacks a
+    column, or if a leaf cannot become an array of numbers; `ValueError` for an epoch without
+    batches.
 
     >>> from eqxlike import train
     >>> def load():
@@ -302,8 +303,8 @@ def batches_from(
         epochs = whole_number(epochs, "epochs")
         if epochs > 1 and isinstance(source, Iterator):
             raise ValueError(
-                f"epochs={epochs}, but a {type(source).__name__} can be gone through once: pass "
-                "the loader behind it, or a function that makes it."
+                f"epochs={epochs}, but a {type(source).__name__} can be used only once: pass the "
+                "loader behind it, or a function that returns it."
             )
     if isinstance(columns, str):
         raise TypeError(f"columns must be a sequence of names, got the string {columns!r}.")
@@ -313,7 +314,7 @@ def batches_from(
 
 
 def _with_columns(batch: Any, columns: tuple[str, ...]) -> dict[str, Any]:
-    """The columns of a batch. Raises `TypeError` if it is no mapping, or lacks one."""
+    """Selects columns. Raises `TypeError` if the batch is not a mapping, or lacks a column."""
     if not isinstance(batch, Mapping):
         raise TypeError(
             f"batches_from(columns=...) expected batches that are dicts; got {tree_pformat(batch)}."
@@ -327,7 +328,7 @@ def _with_columns(batch: Any, columns: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _checked(batch: Any) -> Any:
-    """The batch with arrays for numbers. Raises `TypeError` with the paths of other leaves."""
+    """Converts numbers to arrays. Raises `TypeError` with the paths of other leaves."""
 
     def as_array(leaf: Any) -> Any:
         return np.asarray(leaf) if isinstance(leaf, bool | int | float | complex) else leaf
@@ -340,7 +341,7 @@ def _checked(batch: Any) -> Any:
     ] or paths_without_numbers(batch, "batch")
     if paths:
         raise TypeError(
-            f"batches_from expected batches of numbers; got {listed(paths)}. Choose other columns "
-            "with `columns=`, or make numbers of it with `convert=`."
+            f"batches_from expected batches of numbers; got {listed(paths)}. Select other columns "
+            "with `columns=`, or convert them to numbers with `convert=`."
         )
     return batch

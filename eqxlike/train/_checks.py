@@ -1,4 +1,4 @@
-"""Checks of what training is given, where it comes in: each error says the way out."""
+"""Checks of the arguments of training functions, with errors that name a remedy."""
 
 import inspect
 import os
@@ -20,28 +20,28 @@ from ..extend import deleted_paths, find_difference, flag_frozen, listed, paths_
 
 
 def check_model(model: Any) -> None:
-    """Raises `TypeError` for a class in the place of a model, and for arrays of no numbers."""
+    """Raises `TypeError` if a model is a class, or has arrays of anything but numbers."""
     if isinstance(model, type):
         name = model.__name__
         raise TypeError(
-            f"TrainState.create expected a model, and got the class {name}: make one first, with "
+            f"TrainState.create expected a model, got the class {name}: create a model with "
             f"`{name}(...)`."
         )
     if paths := paths_without_numbers(model, "model"):
         raise TypeError(
-            f"TrainState.create expected a model with arrays of numbers; got {listed(paths)}. Keep "
-            "the values in a static field, as a tuple."
+            f"TrainState.create expected the model's arrays to hold numbers; got {listed(paths)}. "
+            "Keep these values as a tuple in a static field."
         )
 
 
 def check_trainable(model: PyTree, *, is_state_kept: bool) -> None:
-    """Raises `ValueError` for a model without an array to train, with the dtypes of its leaves;
-    only warns if steps change `model_state`. Raises `TypeError` for `optax.LookaheadParams`.
+    """Raises `ValueError` if a model has no array to train, or only warns if `is_state_kept`,
+    because steps then change `model_state`. Raises `TypeError` for `optax.LookaheadParams`.
     """
     if isinstance(model, optax.LookaheadParams):
         raise TypeError(
-            "make_step expected a state made of the model itself, and got optax.LookaheadParams. "
-            "Pass the model: `state.optimiser_state.slow` has the slow parameters."
+            "make_step expected the state of a model, got the state of optax.LookaheadParams. Pass "
+            "the model to TrainState.create: `state.optimiser_state.slow` has the slow parameters."
         )
     if jtu.tree_leaves(filter(model, is_inexact_array)):
         return
@@ -63,8 +63,8 @@ def check_trainable(model: PyTree, *, is_state_kept: bool) -> None:
 
 
 def warn_of_ties(model: PyTree) -> None:
-    """Warns if one array to train is at several places, where it becomes several arrays. A scalar
-    may be the initial value of several parameters.
+    """Warns if one trainable array is at several places, where it becomes several arrays. Scalars
+    are exempt: one may be the initial value of several parameters.
     """
     model = model.fast if isinstance(model, optax.LookaheadParams) else model
     paths: dict[int, list[str]] = {}
@@ -74,26 +74,26 @@ def warn_of_ties(model: PyTree) -> None:
     if tied := [" = ".join(places) for places in paths.values() if len(places) > 1]:
         warnings.warn(
             f"TrainState.create got one array at several places: {listed(tied)}. Each place is "
-            "trained separately, so that the arrays diverge. Tie them with `nn.Shared`, or give "
-            "each place a copy.",
+            "trained separately, so the arrays diverge. Tie them with `nn.Shared`, or copy the "
+            "array for each place.",
             stacklevel=3,
         )
 
 
 def check_key(key: Any, taker: str) -> None:
-    """Raises `TypeError` for anything but a key of `jax.random`, `ValueError` for several keys."""
+    """Raises `TypeError` unless `key` is a key of `jax.random`, `ValueError` for several keys."""
     is_typed = is_array(key) and is_key(key)
     if not is_typed and not (is_array(key) and key.dtype == jnp.uint32):
-        raise TypeError(f"{taker} expected a key, as `jax.random.key(0)` makes it; got {key!r}.")
+        raise TypeError(f"{taker} expected a key, such as `jax.random.key(0)`; got {key!r}.")
     if is_typed and key.shape != ():
         raise ValueError(
-            f"{taker} expected one key, of shape (); got keys of shape {key.shape}. Take one of "
-            "them, as in `keys[0]`."
+            f"{taker} expected one key, of shape (); got keys of shape {key.shape}. Pass one of "
+            "them, such as `keys[0]`."
         )
 
 
 def check_callable(value: Any, call: str, taker: str = "fit") -> None:
-    """Raises `TypeError` for what is not a function."""
+    """Raises `TypeError` if `value` is not callable."""
     if not callable(value):
         name = call.partition("(")[0]
         raise TypeError(
@@ -102,52 +102,52 @@ def check_callable(value: Any, call: str, taker: str = "fit") -> None:
 
 
 def check_takes(function: Callable[..., Any], call: str, taker: str, hint: str = "") -> None:
-    """Raises `TypeError` for a function that cannot be called as `call` says, by position."""
+    """Raises `TypeError` if `function` does not take the positional arguments that `call` shows."""
     names = call.partition("(")[2].rstrip(")").split(", ")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # Of some callables Python knows none.
+        return  # Some callables have no signature.
     try:
         signature.bind(*names)
     except TypeError as error:
         name = getattr(function, "__name__", type(function).__name__)
         raise TypeError(
-            f"{taker} calls `{call}`, and {name} does not take that: {error}.{hint}"
+            f"{taker} calls `{call}`, but {name} does not accept these arguments: {error}.{hint}"
         ) from None
 
 
 def check_folder(folder: Any, name: str) -> None:
-    """Raises `TypeError` for what is not a path, `NotADirectoryError` for that of a file."""
+    """Raises `TypeError` if `folder` is not a path, `NotADirectoryError` if it is a file."""
     expected = f"{name} must be the path of a folder of checkpoints"
     if not isinstance(folder, str | os.PathLike):
         raise TypeError(f"{expected}, got {folder!r}.")
     if os.path.exists(folder) and not os.path.isdir(folder):
-        raise NotADirectoryError(f"{expected}, and {os.fspath(folder)!r} is a file.")
+        raise NotADirectoryError(f"{expected}, but {os.fspath(folder)!r} is a file.")
 
 
 def check_optimiser(optimiser: Any, taker: str) -> None:
-    """Raises `TypeError` for what is not an optimiser, such as the function that makes one."""
+    """Raises `TypeError` if `optimiser` is not an optimiser, such as `optax.adam` uncalled."""
     if not (callable(getattr(optimiser, "init", None)) and hasattr(optimiser, "update")):
         hint = ""
         if inspect.isroutine(optimiser) or isinstance(optimiser, type):
             name = getattr(optimiser, "__name__", "it")
-            hint = f": call {name} to get one, as in `optax.adam(1e-3)`"
+            hint = f": call {name} to get an optimiser, as in `optax.adam(1e-3)`"
         raise TypeError(
-            f"{taker} expected an optax.GradientTransformation as optimiser, and got "
+            f"{taker} expected the optimiser to be an optax.GradientTransformation, got "
             f"{optimiser!r}{hint}."
         )
 
 
 def check_not_deleted(tree: PyTree, name: str, taker: str) -> None:
-    """Raises `RuntimeError`, as JAX does later and elsewhere, if arrays of `tree` were donated."""
+    """Raises `RuntimeError` if arrays of `tree` were donated, earlier than JAX would."""
     paths = deleted_paths(tree, name)
     if paths:
         raise RuntimeError(
-            f"{taker} expected a {name} whose arrays are there; these were donated to a call and "
-            f"are deleted: {listed(paths)}. A training step donates the "
-            "state that it gets: go on with the one that it returned, or give it a copy of this "
-            "one, `jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, state)`."
+            f"{taker} got a {name} with arrays that were donated to a call and are deleted: "
+            f"{listed(paths)}. A training step donates its state: use the state that it returned, "
+            "or pass it a copy, "
+            "`jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, state)`."
         )
 
 
@@ -159,9 +159,9 @@ class WithSlow(NamedTuple):
 
 
 def initial_state(optimiser: optax.GradientTransformation, parameters: PyTree) -> optax.OptState:
-    """What `optimiser` keeps of parameters at the beginning."""
-    # Optax counts on promotion (schedules compare their count with floats), also where the user
-    # wants the model's own arithmetic strict.
+    """The initial state of `optimiser`."""
+    # Optax relies on dtype promotion (schedules compare their count with floats), even if the user
+    # has set it to strict for the model.
     with jax.numpy_dtype_promotion("standard"):
         try:
             state = optimiser.init(parameters)
@@ -187,19 +187,21 @@ def initial_state(optimiser: optax.GradientTransformation, parameters: PyTree) -
 def check_optimiser_state(
     optimiser: optax.GradientTransformation, parameters: PyTree, state: optax.OptState
 ) -> None:
-    """Raises `ValueError` if `state` is not of the form that `optimiser` makes of `parameters`."""
+    """Raises `ValueError` if `state` and `optimiser.init(parameters)` differ in structure or
+    shapes.
+    """
     try:
         expected = jax.eval_shape(lambda tree: initial_state(optimiser, tree), parameters)
     except TypeError:
-        # It looks at numbers, or keeps what is not an array: the update itself has to say.
+        # `init` reads numbers, or its state has leaves that are not arrays: the update will raise.
         return
     if difference := find_difference(state, expected, _have_one_shape):
         explained = difference.explain("state.optimiser_state", "optimiser.init(model)")
         raise ValueError(
-            f"make_step expected the state of its optimiser, {type_names(expected)}, and got a "
-            f"TrainState with {type_names(state)}: {explained}. Give make_step the optimiser that "
-            "TrainState.create got; if the model was changed after that, as by `nn.freeze`, create "
-            "the state again."
+            f"make_step expected the state of its optimiser, {type_names(expected)}, but the "
+            f"TrainState has {type_names(state)}: {explained}. Pass the same optimiser to make_step "
+            "and TrainState.create. If the model was changed since, for example by `nn.freeze`, "
+            "create the state again."
         )
 
 
@@ -208,7 +210,7 @@ def _have_one_shape(leaf: Any, other: Any) -> bool | None:
 
 
 def type_names(state: optax.OptState) -> str:
-    """The classes of which the state of an optimiser is made, as in `(ScaleByAdamState, ...)`."""
+    """The class names in the state of an optimiser, such as `(ScaleByAdamState, EmptyState)`."""
     if type(state) is tuple:
         return f"({', '.join(map(type_names, state))})"
     return type(state).__name__

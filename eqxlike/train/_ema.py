@@ -1,4 +1,4 @@
-"""An average of the parameters over the steps of a training."""
+"""`EMA`: an exponential moving average of the parameters."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from ._state import Model, TrainState, check_state
 
 
 class EMAState(NamedTuple):
-    """What `EMA` keeps in the state of the optimiser.
+    """The Optax state of `EMA`.
 
     - `count`: number of updates.
     - `average`: a tree like the parameters.
@@ -25,20 +25,20 @@ class EMAState(NamedTuple):
     average: PyTree
 
 
-# Otherwise JAX would build it again from the parts of a tuple.
+# A static node: JAX would flatten a tuple, and could not build this class from the parts.
 @jtu.register_static
 class EMA(optax.GradientTransformation):
-    """An exponential moving average of the parameters, as a transformation of Optax.
+    """An exponential moving average of the parameters, as an Optax transformation.
 
-    It stands last in `optax.chain`, and leaves the updates as they are. With `w` the parameters
-    after update `t`, and `d` the decay:
+    Put it last in `optax.chain`; it does not change the updates. With `w` the parameters after
+    update `t`, and `d` the decay:
 
         average = average + (1 - d) / (1 - d**t) * (w - average)
 
-    This is the mean of all `w` with weights `d**age`, so that it owes nothing to the initial
-    parameters. The average belongs to the optimiser's state: steps update it, refused updates do
-    not, checkpoints include it, and it is sharded like the parameters. Put it inside of
-    `optax.MultiSteps`, so that it counts updates: `optax.MultiSteps(optax.chain(adam, ema), 4)`.
+    This is the mean of all `w` with weights `d**age`, without the initial parameters. The average
+    is part of the optimiser's state: steps update it, refused updates do not, checkpoints include
+    it, and it is sharded like the parameters. Put it inside `optax.MultiSteps`, so that it counts
+    updates: `optax.MultiSteps(optax.chain(adam, ema), 4)`.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -56,14 +56,13 @@ class EMA(optax.GradientTransformation):
     def __new__(cls, decay: float, *, debias: bool = True) -> "EMA":
         """**Arguments:**
 
-        - `decay`: the weight of the average in each update, such as 0.999.
-        - `debias`: with `False` the factor is `1 - d` in each update, and the average starts from
-          the initial parameters.
+        - `decay`: weight of the old average in each update, such as 0.999.
+        - `debias`: if `False`, the factor is `1 - d` in each update, and the average starts at the
+          initial parameters.
 
-        Averages are in float32, or in the dtype of the parameter if that is wider.
+        Averages are in float32, or in the dtype of the parameter if it is wider.
 
-        **Raises:** `TypeError` if `decay` is not a number, `ValueError` unless it is between 0 and
-        1.
+        **Raises:** `TypeError` if `decay` is not a number; `ValueError` unless `0 < decay < 1`.
         """
         decay = real_number(decay, "decay")
         if not 0 < decay < 1:
@@ -88,37 +87,38 @@ class EMA(optax.GradientTransformation):
         return super().__new__(cls, init, update)
 
     def averaged(self, state: TrainState[Model]) -> TrainState[Model]:
-        """The state with the average in the place of its model's parameters.
+        """Replaces the model's parameters by their average.
 
-        It is for evaluation: `fit(..., evaluate=lambda state: evaluate(ema.averaged(state)))`. To
-        train on, use `state`. What is not trained, such as frozen arrays, stays.
+        Use the result for evaluation: `fit(..., evaluate=lambda state:
+        evaluate(ema.averaged(state)))`. Continue training with `state`. Arrays that are not
+        trained, such as frozen ones, are unchanged.
 
         **Arguments:**
 
-        - `state`: of a training whose optimiser has one `EMA`. Several, as of `optax.partition`,
-          must each average other parameters.
+        - `state`: a state whose optimiser has one `EMA`, or several that average different
+          parameters, as in `optax.partition`.
 
         **Returns:** the state; its arrays have the dtypes of the parameters. It shares arrays with
         `state`, so use it before the next step.
 
-        **Raises:** `TypeError` if `state` is not a `TrainState`; `ValueError` if its optimiser
-        keeps no average, or several of one array.
+        **Raises:** `TypeError` if `state` is not a `TrainState`; `ValueError` if its optimiser has
+        no average, or several averages of one array.
         """
         check_state(state, "EMA.averaged")
         nodes = jtu.tree_leaves(state.optimiser_state, is_leaf=_is_state)
         averages = [node.average for node in nodes if _is_state(node)]
         if not averages:
             raise ValueError(
-                "EMA.averaged expected a state whose optimiser keeps an average: make it with "
-                "`optax.chain(optimiser, ema)`."
+                "EMA.averaged expected a state whose optimiser has an `EMA`: create the optimiser "
+                "with `optax.chain(optimiser, ema)`."
             )
 
         def chosen(path: Any, own: Array, *candidates: Any) -> Array:
             found = [each for each in candidates if not isinstance(each, optax.MaskedNode)]
             if len(found) > 1:
                 raise ValueError(
-                    f"EMA.averaged found {len(found)} averages of model{jtu.keystr(path)}, and "
-                    "cannot choose: the optimiser is to have one EMA."
+                    f"EMA.averaged found {len(found)} averages of model{jtu.keystr(path)}: use one "
+                    "EMA in the optimiser."
                 )
             return found[0].astype(own.dtype) if found else own
 
@@ -132,5 +132,5 @@ def _is_state(node: Any) -> bool:
 
 
 def _widened(parameter: Any) -> Array:
-    """The parameter in float32, or in its own dtype if that is wider; always a new array."""
+    """Converts a parameter to float32 unless its dtype is wider; always a new array."""
     return jnp.array(parameter, jnp.promote_types(parameter.dtype, jnp.float32))

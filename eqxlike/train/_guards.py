@@ -1,9 +1,9 @@
-"""Guards of a step against numbers that are not finite.
+"""Checks of a step for NaN and infinity.
 
-A step of `make_step` judges its gradients, its loss and the state of the model before it updates
-anything: `update_if_finite` keeps the old state, and marks it as halted, unless all are finite.
+A step of `make_step` checks its gradients, its loss and the model's state before it updates
+anything. Unless all are finite, `update_if_finite` keeps the old state and marks it as halted.
 `fit` finds the mark when it reads the losses, and returns `stopped="diverged"` and the last good
-state, which is not halted.
+state, with the mark removed.
 """
 
 import collections
@@ -39,17 +39,18 @@ def update_if_finite(
     check_finite: CheckFinite,
     is_sharded: bool,
 ) -> TrainState[Model]:
-    """The next state: `update()`, or `old`, marked as halted, if the update is refused.
+    """The next state: `update()`, or `old` marked as halted if the update is refused.
 
-    With a loss scale, gradients that overflow leave the arrays as they are and lower the scale. The
-    step counts: this is no refusal, except at the smallest scale.
+    With a loss scale, gradients that overflow keep the arrays and lower the scale. This counts as a
+    step and is not a refusal, except at the smallest scale.
 
     **Arguments:**
 
-    - `update`: makes the state after the update, from `gradients` that are unscaled.
-    - `check_finite`: see `make_step`. An optimiser that skips updates by itself makes its choice
-      in `update`: the new arrays are judged then, as with `"state"`.
-    - `is_sharded`: whether devices may have parts of the arrays.
+    - `update`: returns the updated state.
+    - `gradients`: the unscaled gradients.
+    - `check_finite`: see `make_step`. If the optimiser itself may skip updates, the new arrays are
+      checked, as with `"state"`.
+    - `is_sharded`: whether arrays may be split over devices.
     """
     scale = old.loss_scale
     if not check_finite and scale is None:
@@ -87,11 +88,11 @@ def update_if_finite(
 def _update_if(
     condition: Bool[Array, ""], old: Tree, update: Callable[[], Tree], is_sharded: bool
 ) -> Tree:
-    """`tree_where(condition, update(), old)`, which writes in place where `old` is donated.
+    """`tree_where(condition, update(), old)`, in place if `old` is donated.
 
-    A CPU branches: with selects, the updates of all arrays wait for the condition and then wake
-    other threads at once (a step of an MLP of 122 parameters took 1.2 times as long). A GPU selects
-    arrays: it would wait for the host to read the condition.
+    On a CPU this is a branch: with selects, the updates of all arrays wait for the condition and
+    then wake other threads at once (a step of an MLP of 122 parameters took 1.2 times as long). On
+    a GPU it is a select: a branch waits until the host has read the condition.
     """
     found: list[Any] = []
 
@@ -121,13 +122,13 @@ def _has_type(leaf: Any, aval: Any) -> bool:
 def _select_early(condition: Bool[Array, ""], program: ClosedJaxpr, olds: list[Any]) -> list[Any]:
     """The outputs of a program if `condition` holds, else `olds`.
 
-    The operation that makes an output selects it, and later operations use the selected array.
-    Selected at the end, the moments of Adam are used twice, as outputs and for the parameters: XLA
-    then computes them twice and copies the old ones.
+    Each output is selected right after the operation that computes it, and later operations use the
+    selected array. With selects at the end, Adam's moments have two uses, as outputs and for the
+    parameters: XLA then computes them twice and copies the old ones.
     """
     jaxpr = program.jaxpr
     outputs = [*zip(jaxpr.outvars, olds, strict=True)]
-    # By id: a constant has no hash. An output that stands at two places is selected at the end.
+    # By id: a constant has no hash. An output that occurs twice is selected at the end.
     counts = collections.Counter(map(id, jaxpr.outvars))
     old_of = {id(var): old for var, old in outputs if counts[id(var)] == 1}
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
@@ -154,20 +155,20 @@ def _select_early(condition: Bool[Array, ""], program: ClosedJaxpr, olds: list[A
 def keep_if_finite(
     old: TrainState[Model], new: TrainState[Model], loss: Float[Array, ""]
 ) -> TrainState[Model]:
-    """`new`, or `old` marked as halted if the loss, or an array of `new`, is NaN or infinite.
+    """Returns `new`, or `old` marked as halted if the loss or an array of `new` is not finite.
 
-    Call it in a step of your own: `fit` then returns the last good state, however late it reads the
-    losses. Both states are held for a moment.
+    Call it in a step of your own, so that `fit` returns the last good state however late it reads
+    the losses. Memory must hold both states.
 
-    It checks the arrays of the model that are not frozen, those of its state, and those of the
-    optimiser's state. Scalars of the optimiser that belong to no parameter are not checked: some
-    are infinite on purpose, such as the best loss at the start.
+    It checks the model's arrays that are not frozen, the model's state and the optimiser's state.
+    It skips scalars of the optimiser that belong to no parameter, because some are infinite on
+    purpose, such as the initial best loss.
 
     **Arguments:**
 
-    - `old`: the state that the step got. If it is halted it is returned.
+    - `old`: the state that the step got; returned if it is already halted.
     - `new`: the state after the update.
-    - `loss`: shape `()`. It is ignored if the optimiser skipped the update.
+    - `loss`: shape `()`; ignored if the optimiser skipped the update.
     """
     is_good = ~old.is_halted & _may_be_loss(loss, new) & is_finite_state(new)
     chosen = tree_where(is_good, new, old)
@@ -193,9 +194,9 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
 
 
 def _squares_are_finite(gradients: list[Array], is_sharded: bool) -> Bool[Array, ""]:
-    """Whether gradients are finite, and the sums of their squares, as optimisers keep squares.
+    """Whether gradients and the sums of their squares are finite: optimisers keep squares.
 
-    In float16 squares overflow from 256 on, and are not judged.
+    Squares are not checked in float16, where they overflow from 256 on.
     """
     squares: list[Array] = []
     small: dict[Any, list[Array]] = {}
@@ -204,7 +205,7 @@ def _squares_are_finite(gradients: list[Array], is_sharded: bool) -> Bool[Array,
         if is_sharded or leaf.size > 2**12:
             squares.append(each)
         else:
-            # An operation on a small array costs more to start than to run.
+            # Small arrays are concatenated: an operation on one costs more to start than to run.
             small.setdefault(leaf.dtype, []).append(jnp.ravel(each))
     return _are_finite([*squares, *map(jnp.concatenate, small.values())])
 
@@ -216,17 +217,17 @@ def _are_finite(arrays: list[Array]) -> Bool[Array, ""]:
 
 
 def tree_where(condition: Bool[Array, ""], tree: Tree, other: Tree) -> Tree:
-    """`tree` if `condition` holds, else `other`: `jnp.where` for each of their arrays.
+    """Selects `tree` if `condition` holds, else `other`: `jnp.where` on each array.
 
     **Arguments:**
 
     - `condition`: shape `()`.
-    - `tree`, `other`: of the same structure, shapes and dtypes, as a model before and after a step.
+    - `tree`, `other`: pytrees of the same structure, shapes and dtypes, such as a model after and
+      before a step. Typed PRNG keys of `other` may have been used.
 
-    **Returns:** one of the two. Leaves that are not arrays are those of `tree`. Typed PRNG keys of
-    `other` may have been used before.
+    **Returns:** the selected arrays. Other leaves come from `tree`.
 
-    **Raises:** `ValueError` for two structures.
+    **Raises:** `ValueError` if the structures differ.
 
     >>> import jax.numpy as jnp
     >>> print(tree_where(jnp.array(False), {"weight": jnp.ones(2)}, {"weight": jnp.zeros(2)}))
@@ -239,14 +240,14 @@ def _choose(condition: Bool[Array, ""], leaf: Any, other_leaf: Any) -> Any:
     if not is_array(other_leaf):
         return leaf
     if is_key(other_leaf):
-        # `jax.debug_key_reuse` counts a choice as a use.
+        # `jax.debug_key_reuse` counts `where` as a use.
         return jax.random.clone(jnp.where(condition, leaf, jax.random.clone(other_leaf)))
     return leaf if leaf is other_leaf else jnp.where(condition, leaf, other_leaf)
 
 
 def has_skipped(optimiser_state: optax.OptState) -> Bool[Array, ""] | None:
-    """Whether an optimiser skipped its last update because it was not finite; `None` if it never
-    skips.
+    """Whether an optimiser skipped its last update because it was not finite. `None` if this
+    optimiser never skips.
     """
     flags = [
         ~node.last_finite
@@ -271,7 +272,7 @@ def _may_be_loss(loss: Float[Array, ""], new: TrainState) -> Bool[Array, ""]:
 
 
 def was_refused(state: TrainState) -> Bool[Array, ""]:
-    """Whether the last update was refused or skipped, in a new buffer."""
+    """Whether the last update was refused or skipped, as a new buffer."""
     is_skipped = has_skipped(state.optimiser_state)
     if is_skipped is None:
         return jnp.copy(state.is_halted)
@@ -283,7 +284,7 @@ def is_finite_state(state: TrainState) -> Bool[Array, ""]:
     """Whether the arrays that `keep_if_finite` checks are finite."""
     parameters = filter(state.model, is_inexact_array)
     structure = jtu.tree_structure(parameters)
-    # The parts for each parameter, such as moments, and other leaves.
+    # Subtrees with one array per parameter, such as moments, and the remaining leaves.
     parts = jtu.tree_leaves(
         state.optimiser_state, is_leaf=lambda node: jtu.tree_structure(node) == structure
     )
@@ -295,17 +296,17 @@ _CHECKS: weakref.WeakKeyDictionary[Any, CheckFinite] = weakref.WeakKeyDictionary
 
 
 def register_step(function: Any, check_finite: CheckFinite) -> None:
-    """Registers the function of a step of `make_step`, and what the step checks."""
+    """Registers the `check_finite` of a step of `make_step`, by the step's function."""
     _CHECKS[function] = check_finite
 
 
 def may_skip(state: TrainState) -> bool:
-    """Whether a step may skip updates of `state`, even a step inside another function."""
+    """Whether updates of `state` may be skipped, also by a step inside another function."""
     return "skip" in _CHECKS.values() or has_skipped(state.optimiser_state) is not None
 
 
-def judges_gradients(step: Any) -> bool:
-    """Whether `step` is one of `make_step` that halts, and judges its gradients."""
-    # By the function itself: `functools.wraps` copies attributes to functions that do more.
+def checks_gradients(step: Any) -> bool:
+    """Whether `step` is a step of `make_step` with `check_finite=True`."""
+    # Looked up by function: `functools.wraps` copies attributes to functions that do more.
     function = getattr(step, "__wrapped__", None)
     return isinstance(function, types.FunctionType) and _CHECKS.get(function) is True

@@ -1,4 +1,4 @@
-"""Loss scaling: small gradients in float16 without underflow."""
+"""Loss scaling, which keeps small float16 gradients from underflowing."""
 
 import math
 from typing import Any
@@ -16,18 +16,18 @@ _LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
 class DynamicLossScale(Module):
-    """A factor that keeps gradients in the range of float16, and adapts to them.
+    """An adaptive factor for the loss that keeps gradients in the range of float16.
 
-    Gradients below 6e-8 are 0 in float16. A loss times `scale` has gradients that much larger; they
-    are divided by it once they are in float32 again. Micikevicius et al. (2018), "Mixed Precision
-    Training": the scale is as large as it can be. Whenever a gradient overflows, the update is
-    skipped and the scale divided by `factor`; after `period` steps without that it is multiplied.
+    Gradients below 6e-8 are 0 in float16. The loss is multiplied by `scale`, and the gradients are
+    divided by it in float32. Whenever a gradient overflows, the update is skipped and the scale is
+    divided by `factor`; after `period` steps without an overflow it is multiplied by `factor`, so
+    that it stays as large as possible (Micikevicius et al., 2018, "Mixed Precision Training").
 
-    - `scale`: shape `()`, float32. Exact in scaling and unscaling if it is a power of two.
-    - `counter`: shape `()`, int32: steps since the scale changed, or could not.
+    - `scale`: shape `()`, float32. Scaling is exact for powers of two.
+    - `counter`: shape `()`, int32: number of steps since the scale last changed or reached a bound.
 
-    `TrainState.create(..., loss_scale=DynamicLossScale())` is all that `make_step` needs. For
-    bfloat16, which has the range of float32, there is no use for it.
+    With `make_step`, pass it to `TrainState.create(..., loss_scale=DynamicLossScale())`. bfloat16
+    has the range of float32 and does not need it.
 
     !!! example
 
@@ -73,14 +73,14 @@ class DynamicLossScale(Module):
     ):
         """**Arguments:**
 
-        - `scale`: to start with. Too large a one costs a skipped step for each halving.
-        - `period`: steps with finite gradients after which the scale grows.
-        - `factor`: by which it grows and shrinks.
-        - `minimum`, `maximum`: between which it stays. Where nothing overflows, as in float32, it
-          comes to the largest.
+        - `scale`: initial scale. If it is too large, each halving costs a skipped step.
+        - `period`: number of steps with finite gradients after which the scale grows.
+        - `factor`: factor by which the scale grows and shrinks.
+        - `minimum`, `maximum`: bounds of the scale. It reaches `maximum` if nothing overflows, as
+          in float32.
 
-        **Raises:** `ValueError` unless `0 < minimum <= scale <= maximum` within the range of
-        float32, `factor > 1` and `period` is an integer of at least 1.
+        **Raises:** `ValueError` unless `0 < minimum <= scale <= maximum` in the range of float32,
+        `factor > 1`, and `period` is an integer of at least 1.
         """
         if not 0 < minimum <= scale <= maximum <= _LARGEST:
             raise ValueError(
@@ -98,7 +98,7 @@ class DynamicLossScale(Module):
 
     @property
     def is_smallest(self) -> Bool[Array, ""]:
-        """Whether the scale cannot shrink any more."""
+        """Whether the scale has reached its minimum."""
         return self.scale <= self.minimum
 
     def scale_loss(self, loss: Float[Array, ""]) -> Float[Array, ""]:
@@ -106,10 +106,10 @@ class DynamicLossScale(Module):
 
         - `loss`: shape `()`.
 
-        **Returns:** the loss times the scale, in at least float32: in float16 that overflows.
+        **Returns:** the loss times the scale, in at least float32, because float16 overflows.
         """
         if not isinstance(loss, float) and not _is_floating(loss):
-            # Not to be differentiated, which is for the gradient to say.
+            # It has no gradient: the differentiation raises the error.
             return loss
         loss = jnp.asarray(loss)
         dtype = at_least_float32(loss.dtype)
@@ -118,10 +118,10 @@ class DynamicLossScale(Module):
     def unscale(self, gradients: PyTree) -> PyTree:
         """**Arguments:**
 
-        - `gradients`: of a scaled loss.
+        - `gradients`: gradients of the scaled loss.
 
-        **Returns:** those of the loss, in the dtypes that they had. Store parameters in float32: in
-        float16 the unscaled gradients underflow after all.
+        **Returns:** gradients of the loss, of the same dtypes. Store parameters in float32: in
+        float16 the unscaled gradients may underflow.
         """
 
         def unscale(leaf: Any) -> Any:

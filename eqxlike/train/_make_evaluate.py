@@ -1,4 +1,4 @@
-"""Metrics of a model over batches, added up on the device."""
+"""`make_evaluate`: metrics of a model over batches, summed on the device."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -24,33 +24,33 @@ Measure = Callable[..., Mapping[str, Mean | ArrayLike]]
 def make_evaluate(
     measure: Measure, batches: Batches, *, sharding: Sharding | None = None
 ) -> Callable[[TrainState], dict[str, float]]:
-    """What `fit` takes as `evaluate`: metrics of the model over batches.
+    """Makes the `evaluate` of `fit`: metrics of the model over batches.
 
     **Arguments:**
 
-    - `measure`: `measure(model, batch)` which gives metrics by name, each a `metrics.Mean`, such as
-      `metrics.accuracy(...)`, or an array of values to average. A single number is weighted by the
-      number of examples in its batch: the common leading length of the arrays. If the arrays differ
-      in length, the arrays that are shorter in the last batch hold the examples. In ambiguous
-      cases return the values of all examples or `metrics.mean(value, num_examples)`. For a mean
-      with weights, return `metrics.mean(values, weights)`. For a `TrainState`
-      with a `model_state` it is `measure(model, model_state, batch)`. It is compiled. It gets the
-      model as it is trained: where that is another one than at test time, as with dropout, let it
-      begin with `model = nn.inference_mode(model)`.
-    - `batches`: a list of batches, or another iterable that starts again each time; or a function
-      that returns an iterator. Batches may differ in length: all examples have equal weight.
-      Tensors of other libraries and lists of numbers become arrays, as in `fit`.
-    - `sharding`: that of the states, placed by `train.shard`. Batches are split over its devices so
-      far as they divide.
+    - `measure`: `measure(model, batch)`, or `measure(model, model_state, batch)` if the
+      `TrainState` has a `model_state`. It is compiled, and returns metrics by name: each is a
+      `metrics.Mean`, such as `metrics.accuracy(...)` or `metrics.mean(values, weights)`; an array
+      of values to average; or a single number. A single number is weighted by the number of
+      examples in its batch: the common leading length of the arrays. If the arrays differ in
+      length, the arrays that are shorter in the last batch hold the examples. If the number is
+      ambiguous, return the values of all examples or `metrics.mean(value, num_examples)`. The model
+      is in training mode: start with `model = nn.inference_mode(model)` if it has, for example,
+      dropout.
+    - `batches`: a list of batches or another iterable that can be iterated over many times, or a
+      function that returns an iterator. Batches may differ in length: all examples have equal
+      weight. Tensors of other libraries and lists of numbers become arrays, as in `fit`.
+    - `sharding`: the sharding of states that `train.shard` has placed. Batches whose length is
+      divisible by the number of devices are split.
 
-    **Returns:** `evaluate(state)`, which gives the metrics over all batches as floats. Sums stay
-    on the device until the last batch. It raises `ValueError` if there are no batches, if the
-    metrics of a batch differ from those of the first, or if a metric is a single number and the
-    number of examples is ambiguous; `TypeError` if `measure` does not return a mapping, or `state`
-    is not a `TrainState`.
+    **Returns:** `evaluate(state)`, which returns the metrics over all batches as floats. It reads
+    the sums from the device after the last batch. It raises `ValueError` if there are no batches,
+    if the metrics of two batches differ, or if a metric is a single number and the number of
+    examples is ambiguous; `TypeError` if `measure` does not return a mapping, or `state` is not a
+    `TrainState`.
 
-    **Raises:** `TypeError` if `measure` is not a function, `sharding` not a `train.Sharding`, and
-    for batches that never end, as those of `minibatches`, or arrays in their place.
+    **Raises:** `TypeError` if `measure` is not a function, if `sharding` is not a `train.Sharding`,
+    or if `batches` never end, as in `minibatches`, or are a single array.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -70,8 +70,8 @@ def make_evaluate(
     if isinstance(batches, Minibatches) or is_array(batches) or is_foreign(batches):
         problem = "never end" if isinstance(batches, Minibatches) else "are one array"
         raise TypeError(
-            f"make_evaluate expected batches, each of which counts once, and got some that "
-            f"{problem}: give a list, such as `[arrays]` for one batch of everything."
+            f"make_evaluate expected batches to iterate over once, but these {problem}: pass a "
+            "list, such as `[arrays]` for a single batch."
         )
     if sharding is not None:
         measure = measure_sharded(measure, sharding)
@@ -80,7 +80,7 @@ def make_evaluate(
     def evaluate(state: TrainState) -> dict[str, float]:
         check_state(state, "evaluate")
         fresh = batches() if callable(batches) else batches
-        # The optimiser's state is not an argument: it would only be carried along.
+        # Passing the whole state would also pass the unused optimiser state.
         models = (state.model,) if state.model_state is None else (state.model, state.model_state)
         totals: dict[str, Mean] = {}
         first, is_over = None, False
@@ -98,16 +98,15 @@ def make_evaluate(
                 if is_tuple or isinstance(fresh, Mapping):
                     what = "tuple of arrays" if is_tuple else "mapping"
                     error.add_note(
-                        f"make_evaluate got a {what} as `batches`, and takes each entry for a "
-                        "batch. If it is one batch, pass `[batch]`."
+                        f"make_evaluate got a {what} as `batches` and uses each entry as a batch. "
+                        "If it is one batch, pass `[batch]`."
                     )
                 raise
             totals = _merge(totals, means) if totals else means
         if not totals:
             raise ValueError(
-                "make_evaluate expected at least one batch, and one metric. An iterator has no "
-                "batches once it was gone through: give a list, or a function that returns a fresh "
-                "iterator."
+                "make_evaluate expected at least one batch and one metric. An iterator can be used "
+                "only once: pass a list, or a function that returns a new iterator."
             )
         return {name: float(total.value) for name, total in totals.items()}
 
@@ -121,13 +120,13 @@ def _as_means(measure: Measure) -> Callable[..., dict[str, Mean]]:
         found = measure(*arguments)
         if not isinstance(found, Mapping):
             raise TypeError(
-                "make_evaluate expected `measure` to give a mapping from names to metrics; got "
+                "make_evaluate expected `measure` to return a mapping from names to metrics; got "
                 f"{type(found).__name__}."
             )
         batch = arguments[-1]
         return {name: _as_mean(name, each, weight, batch) for name, each in found.items()}
 
-    # Reports of its traces name the measure, by which a reader knows it.
+    # Retrace reports show the name of the user's function.
     vars(measured).update(__signature__=inspect.signature(measured), __wrapped__=measure)
     return measured
 
@@ -141,28 +140,23 @@ def _as_mean(name: str, found: Any, weight: float | None, batch: Any) -> Mean:
     if weight is None:
         lengths = listed([f"batch{jtu.keystr(at)} {n}" for at, n in _lengths(batch).items()])
         raise ValueError(
-            f"make_evaluate got a single number as {name!r}, and the number of examples in the "
-            f"batch is ambiguous: the leading lengths are {lengths}, and differ from batch to "
-            "batch. Return the values of all examples, or "
-            "`train.metrics.mean(value, num_examples)`."
+            f"make_evaluate got a single number for {name!r}, and the number of examples in the "
+            f"batch is ambiguous: the leading lengths are {lengths}, and differ between batches. "
+            "Return the values of all examples, or `train.metrics.mean(value, num_examples)`."
         )
-    # The mean over a short batch counts less.
+    # The mean of a short batch has a smaller weight.
     return mean(values, jnp.asarray(weight))
 
 
 def _lengths(batch: Any) -> dict[Any, int]:
-    """The leading length of each array that has an axis, by its path."""
+    """The leading lengths of arrays by path, without scalars."""
     leaves = jtu.tree_leaves_with_path(batch)
     return {path: leaf.shape[0] for path, leaf in leaves if is_array(leaf) and leaf.ndim}
 
 
 def _weight(lengths: dict[Any, int], first: dict[Any, int]) -> float | None:
-    """The weight of a number for a batch, up to a factor that all batches share; `None` if it is
-    ambiguous.
-
-    **Arguments:**
-
-    - `first`: the lengths of the first batch.
+    """The weight of a scalar metric of a batch, up to a factor that all batches share; `None` if
+    it is ambiguous. `first` has the lengths of the first batch.
     """
     if _agree(lengths, first):
         return float(*{*lengths.values()})
@@ -185,7 +179,7 @@ def _agree(*batches: dict[Any, int]) -> bool:
 def _merge(totals: dict[str, Mean], means: dict[str, Mean]) -> dict[str, Mean]:
     if totals.keys() != means.keys():
         raise ValueError(
-            f"make_evaluate expected the same metrics of each batch: {', '.join(totals)}; got "
-            f"{', '.join(means) or 'none'}."
+            f"make_evaluate expected `measure` to return the same metrics for each batch, "
+            f"{', '.join(totals)}; got {', '.join(means) or 'none'}."
         )
     return {name: total.merge(means[name]) for name, total in totals.items()}

@@ -1,4 +1,4 @@
-"""Means over batches, and the metrics that give them."""
+"""`Mean`, an average over batches, and the metrics that return one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +16,11 @@ def _itself(mean: Array) -> Array:
 
 
 class Mean(Module):
-    """A mean over examples that came in several batches, and a function of it.
+    """A weighted mean over examples of several batches, and a function of the mean.
 
-    - `total`: shape `()`, the weighted sum so far.
-    - `weight`: shape `()`, the sum of the weights: how many examples, where all count alike.
-    - `finish`: from the mean to the metric, such as the root of the RMSE.
+    - `total`: shape `()`, the weighted sum.
+    - `weight`: shape `()`, the sum of the weights; the number of examples if all weights are 1.
+    - `finish`: maps the mean to the metric, such as the square root for the RMSE.
 
     >>> import jax.numpy as jnp
     >>> from eqxlike.train import metrics
@@ -36,18 +36,18 @@ class Mean(Module):
     def merge(self, other: "Mean") -> "Mean":
         """The mean over the examples of both.
 
-        **Raises:** `ValueError` if the other is another metric.
+        **Raises:** `ValueError` if their `finish` differs.
         """
         if self.finish is not other.finish:
             raise ValueError(
-                "Only means of one metric can be merged; these end with "
+                "Only means of one metric can be merged; the functions `finish` of these are "
                 f"{self.finish.__name__} and {other.finish.__name__}."
             )
         return Mean(self.total + other.total, self.weight + other.weight, self.finish)
 
     @property
     def value(self) -> Float[Array, ""]:
-        """The metric; NaN where nothing was counted."""
+        """The metric; NaN if the weight is 0."""
         return self.finish(self.total / self.weight)
 
 
@@ -56,15 +56,15 @@ def mean(
     weights: Float[Array, "*shape"] | None = None,
     finish: Callable[[Array], Array] = _itself,
 ) -> Mean:
-    """The mean of values, one for each example, token, pixel, ...
+    """The weighted mean of values, one for each example, token, pixel, ...
 
     **Arguments:**
 
-    - `values`: of any shape. They are added up in float32 at least.
-    - `weights`: how much each counts, broadcast to that shape: 0 for padding. All count 1 by
-      default. A value of weight 0 may be NaN.
-    - `finish`: from the mean to the metric. Give a function that has a name, one and the same for
-      all batches.
+    - `values`: of any shape; summed in at least float32.
+    - `weights`: weight of each value, broadcast to the shape of `values`; 1 by default, 0 for
+      padding. A value of weight 0 may be NaN.
+    - `finish`: maps the mean to the metric. Pass the same function object for all batches; it needs
+      a `__name__`.
 
     **Raises:** `ValueError` if the weights do not broadcast to the shape of the values.
 
@@ -79,8 +79,8 @@ def mean(
         weights = jnp.broadcast_to(weights, values.shape)
     except ValueError as error:
         raise ValueError(
-            f"mean expected weights that broadcast to the values, of shape {values.shape}; got "
-            f"shape {weights.shape}."
+            f"mean expected weights that broadcast to the shape of the values, {values.shape}; got "
+            f"weights of shape {weights.shape}."
         ) from error
     counted = jnp.where(weights == 0, jnp.zeros_like(values), values * weights)
     return Mean(jnp.sum(counted), jnp.sum(weights), finish)
@@ -91,11 +91,11 @@ def accuracy(
     labels: Int[Array, "*shape"],
     weights: Float[Array, "*shape"] | None = None,
 ) -> Mean:
-    """How often the most probable class is the right one.
+    """The share of examples whose most probable class is the label.
 
     **Arguments:**
 
-    - `logits`: or probabilities, one for each of C classes.
+    - `logits`: logits or probabilities of C classes.
     - `labels`: integers from 0 to C - 1, or booleans.
     - `weights`: as for `mean`.
 
@@ -114,13 +114,13 @@ def perplexity(
     labels: Int[Array, "*shape"],
     weights: Float[Array, "*shape"] | None = None,
 ) -> Mean:
-    """The exponential of the mean cross-entropy, in nats, of the labels: C where all are guesses.
+    """The exponential of the mean cross-entropy in nats; C for a uniform prediction.
 
     **Arguments:**
 
-    - `logits`: one for each of C classes.
+    - `logits`: logits of C classes.
     - `labels`: integers from 0 to C - 1, or booleans.
-    - `weights`: as for `mean`: 0 for padding.
+    - `weights`: as for `mean`.
 
     **Raises:** `ValueError` if the shapes do not fit, or the labels are not integers.
 
@@ -147,31 +147,31 @@ def rmse(
     """
     if jnp.shape(predictions) != jnp.shape(targets):
         raise ValueError(
-            f"rmse expected predictions of the shape of the targets, {jnp.shape(targets)}; got "
-            f"{jnp.shape(predictions)}."
+            f"rmse expected predictions of the same shape as the targets, {jnp.shape(targets)}; "
+            f"got {jnp.shape(predictions)}."
         )
     return mean(jnp.abs(_in_full(predictions) - _in_full(targets)) ** 2, weights, jnp.sqrt)
 
 
 def _in_full(array: Any) -> Array:
-    """The same in float32 at least: a sum in half precision stops growing."""
+    """Converts to at least float32: a sum in half precision stops growing."""
     array = jnp.asarray(array)
     is_inexact = jnp.issubdtype(array.dtype, jnp.inexact)
     return array.astype(at_least_float32(array.dtype) if is_inexact else jnp.float32)
 
 
 def _as_classes(name: str, logits: Any, labels: Any) -> Int[Array, "*shape"]:
-    """The numbers of the classes. Booleans are 0 and 1."""
+    """Checks labels, and converts booleans to 0 and 1."""
     labels = jnp.asarray(labels)
     labels = labels.astype(jnp.int32) if labels.dtype == jnp.bool_ else labels
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(
-            f"{name} expected integers from 0 on as labels; got {labels.dtype}. Take "
-            "the argmax of labels that are one-hot."
+            f"{name} expected the labels to be integers of at least 0, got {labels.dtype}. Take "
+            "the argmax of one-hot labels."
         )
     if jnp.shape(logits)[:-1] != jnp.shape(labels) or jnp.ndim(logits) == 0:
         raise ValueError(
-            f"{name} expected logits of the shape of the labels and an axis more, for classes; got "
+            f"{name} expected logits of the shape of the labels plus a last axis for classes; got "
             f"logits of shape {jnp.shape(logits)} and labels of shape {jnp.shape(labels)}."
         )
     return labels

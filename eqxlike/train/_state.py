@@ -1,4 +1,4 @@
-"""What a step takes and returns: the state of a training, and the output of a loss."""
+"""`TrainState`, the input and output of a step, and the output of a loss."""
 
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -29,19 +29,19 @@ Model = TypeVar("Model")
 
 
 class TrainState(Module, Generic[Model]):
-    """A model in training: one pytree that a step takes, and returns changed.
+    """A model in training: the pytree that a step takes and returns.
 
     - `model`: the model.
     - `optimiser_state`: the Optax state for the model's floating-point and complex arrays.
-    - `step`: how many updates were made, including those that a loss scale skipped.
-    - `key`: the source of randomness, which steps leave as it is. A step's own key is this one with
-      `step` folded in, so that it costs nothing where the loss does not use it.
+    - `step`: number of updates, including updates that a loss scale skipped.
+    - `key`: the source of randomness. Steps do not change it: each step folds `step` into it, which
+      costs nothing if the loss does not use its key.
     - `is_halted`: whether the last update was refused because it was not finite. Steps leave a
       halted state unchanged, so that it stays the last good state until the host reads it. Only
       steps of `make_step(..., check_finite="skip")` continue from it.
-    - `loss_scale`: for gradients in float16; `None` where the loss is not scaled.
-    - `model_state`: what the model changes as it is called, such as a `nn.State`; `None` where it
-      changes nothing.
+    - `loss_scale`: for gradients in float16; `None` if the loss is not scaled.
+    - `model_state`: the state that the model updates in each call, such as a `nn.State`; `None`
+      for a model without state.
 
     >>> import jax, optax
     >>> from eqxlike import nn
@@ -69,27 +69,28 @@ class TrainState(Module, Generic[Model]):
         loss_scale: DynamicLossScale | None = None,
         model_state: PyTree = None,
     ) -> "TrainState[Tree]":
-        """The state before the first step.
+        """Creates the state before the first step.
+
+        All arrays are copied, so that the arguments stay usable when a step donates its state.
 
         **Arguments:**
 
-        - `model`: any pytree. Its arrays are copied: a step donates those of its state, and `model`
-          stays usable. An array at two places becomes two arrays, with a warning: see `nn.Shared`.
+        - `model`: any pytree. An array at two places becomes two arrays, with a warning: see
+          `nn.Shared`.
         - `optimiser`: initialised with the model's floating-point and complex arrays.
-        - `key`: the source of all randomness in training; copied too.
-        - `loss_scale`: for a model that computes in float16; copied too.
-        - `model_state`: for a model with state, what `nn.make_with_state` made with it; copied too.
+        - `key`: the source of all randomness in training.
+        - `loss_scale`: for a model that computes in float16.
+        - `model_state`: for a model with state, the state from `nn.make_with_state`.
 
-        **Raises:** `TypeError` if `model` is a class, `optimiser` no optimiser, `key` no key, or
-        `loss_scale` something else; `ValueError` for several keys; `RuntimeError` if an array of
-        the model was donated.
+        **Raises:** `TypeError` if `model` is a class, or another argument has the wrong type;
+        `ValueError` for several keys; `RuntimeError` if an array of the model was donated.
         """
         check_model(model)
         check_optimiser(optimiser, "TrainState.create")
         check_key(key, "TrainState.create")
         if not isinstance(loss_scale, DynamicLossScale | None):
             raise TypeError(
-                "TrainState.create expected a train.DynamicLossScale as loss_scale, or None; got "
+                "TrainState.create expected loss_scale to be a train.DynamicLossScale or None, got "
                 f"{loss_scale!r}."
             )
         check_not_deleted(model, "model", "TrainState.create")
@@ -97,7 +98,7 @@ class TrainState(Module, Generic[Model]):
         model = copy_arrays(model)
         optimiser_state = copy_arrays(initial_state(optimiser, filter(model, is_inexact_array)))
         step, is_halted = map(jax.device_put, (np.zeros((), np.int32), np.zeros((), bool)))
-        # To a type checker `cls` is a TrainState of some other model.
+        # A type checker takes `cls` for a TrainState of another model type.
         of_model: Any = cls
         return of_model(
             model,
@@ -114,13 +115,13 @@ MAX_SIZE_BY_NUMPY = 2**16
 
 
 def copy_arrays(pytree: Tree, *, donate: bool = False) -> Tree:
-    """The same tree with every array in a new buffer of its own.
+    """Copies every array of a tree to a buffer of its own.
 
-    Donation deletes buffers and refuses one that is passed twice; neither may happen to arrays that
-    the caller holds. The copies have no weak types: a step would return strong ones, and be traced
-    a second time for them. Keys are cloned, so that `jax.debug_key_reuse` accepts them.
+    Donation deletes buffers, and rejects a buffer that is passed twice. The copies have no weak
+    types: a step returns strong types, and would be traced again for them. Keys are cloned, so that
+    `jax.debug_key_reuse` accepts them.
 
-    - `donate`: delete each array of JAX once it is copied, so that no two trees are there at once.
+    - `donate`: delete each JAX array after its copy is made, so that memory holds one tree only.
     """
     donated: dict[int, Any] = {}
 
@@ -139,8 +140,8 @@ def copy_arrays(pytree: Tree, *, donate: bool = False) -> Tree:
         if is_key(leaf):
             leaf = jax.random.clone(leaf)
         elif isinstance(leaf, jax.Array) and leaf.size <= MAX_SIZE_BY_NUMPY and is_on_cpu(leaf):
-            # JAX would compile a program for each shape. The copy may share NumPy's memory, which
-            # donation cannot reuse; so only small arrays are copied this way.
+            # `jnp.array` compiles a program for each shape. But `device_put` may share NumPy's
+            # memory, which donation cannot reuse: so only small arrays are copied this way.
             return jax.device_put(np.array(leaf), leaf.sharding if leaf.committed else None)
         return jnp.array(leaf, dtype=leaf.dtype, copy=True)
 
@@ -148,25 +149,25 @@ def copy_arrays(pytree: Tree, *, donate: bool = False) -> Tree:
 
 
 def check_state(state: Any, taker: str) -> None:
-    """Raises `TypeError` for what is not a `TrainState`, such as a model."""
+    """Raises `TypeError` if `state` is not a `TrainState`, for example a model."""
     if not isinstance(state, TrainState):
         got = f"the class {state.__name__}" if isinstance(state, type) else type(state).__name__
         raise TypeError(
-            f"{taker} expected a TrainState, and got {got}. Make one of a model with "
-            "`TrainState.create(model, optimiser, key=key)`, and take the newest that a step, or "
-            "`fit`, returned."
+            f"{taker} expected a TrainState, got {got}. Create one with "
+            "`TrainState.create(model, optimiser, key=key)`, or pass the state that the last step "
+            "or `fit` returned."
         )
 
 
-# --- A loss, in whichever of its four forms, as one function ---
+# --- The four signatures of a loss, converted to one ---
 
 
 class Evaluation(NamedTuple):
-    """The output of a loss, in one form.
+    """The output of a loss with any of the four signatures.
 
     - `loss`: shape `()`.
-    - `model_state`: the new state of the model; `None` for a model that has none.
-    - `aux`: what else the loss returns.
+    - `model_state`: the new state of the model; `None` for a model without state.
+    - `aux`: the auxiliary output; `None` without `has_aux`.
     """
 
     loss: Any
@@ -179,64 +180,67 @@ Evaluate = Callable[[Any, Any, Any, PRNGKeyArray], Evaluation]
 
 
 _HINT = (
-    " Where the loss takes the state of its model too, give that to "
+    " If the loss also takes the model's state, pass that state to "
     "`TrainState.create(..., model_state=state)`."
 )
 
 
 def evaluator(loss: Callable[..., Any], has_aux: bool) -> Evaluate:
-    """A loss in any of the four forms of `make_step`, as a function of one form."""
+    """Converts a loss with any of the four signatures of `make_step`."""
 
     def evaluate(model: Any, model_state: Any, batch: Any, key: PRNGKeyArray) -> Evaluation:
         if model_state is not None:
             check_takes(loss, "loss(model, model_state, batch, key)", "make_step")
-            # A copy: a `nn.State` that is set is used up, and the old one may be needed again.
+            # A copy: setting an entry of a `nn.State` invalidates it, and the old state may be
+            # needed again.
             copied = jtu.tree_map(lambda leaf: leaf, model_state)
             returned = loss(model, copied, batch, key)
             return _with_model_state(returned, model_state, has_aux)
         check_takes(loss, "loss(model, batch, key)", "make_step", _HINT)
         returned = loss(model, batch, key)
         if not has_aux:
-            way_out = "if it returns something beside, give make_step has_aux=True"
-            return Evaluation(_number(returned, way_out), None, None)
-        _check_pair(returned, "make_step(has_aux=True): the loss is to return (loss, aux)")
+            hint = "if it returns an auxiliary output too, pass has_aux=True to make_step"
+            return Evaluation(_number(returned, hint), None, None)
+        _check_pair(returned, "make_step(has_aux=True): the loss must return (loss, aux)")
         return Evaluation(_number(returned[0]), None, returned[1])
 
     return evaluate
 
 
 def _with_model_state(returned: Any, old: Any, has_aux: bool) -> Evaluation:
-    """The output of a loss for a model with a state. Raises `TypeError` for anything else, and for
-    a state of another form than the model had before.
+    """The output of a loss for a model with a state. Raises `TypeError` for any other output, and
+    if the new state differs from the old one in structure, shapes or dtypes.
     """
-    form = "(loss, (model_state, aux))" if has_aux else "(loss, model_state)"
-    expected = f"The TrainState has a model_state: the loss is to return {form}"
+    signature = "(loss, (model_state, aux))" if has_aux else "(loss, model_state)"
+    expected = f"The TrainState has a model_state: the loss must return {signature}"
     _check_pair(returned, expected)
-    value, beside = returned
+    value, rest = returned
     if has_aux:
-        _check_pair(beside, expected, returned)
-    new, aux = beside if has_aux else (beside, None)
+        _check_pair(rest, expected, returned)
+    new, aux = rest if has_aux else (rest, None)
     difference = find_static_difference(old, new) or find_difference(old, new, same_shape_and_dtype)
     if difference:
         raise TypeError(
-            f"{expected}, of the form that it got, {tree_pformat(old)}; got {tree_pformat(new)}: "
+            f"{expected}, with a model_state like the one it got, {tree_pformat(old)}; got "
+            f"{tree_pformat(new)}: "
             f"{difference.explain('the old model_state', 'the new model_state')}."
         )
     return Evaluation(_number(value), new, aux)
 
 
-def _number(loss: Any, way_out: str | None = None) -> Any:
-    """The loss. Raises `TypeError` if it is not a number."""
+def _number(loss: Any, hint: str | None = None) -> Any:
+    """Returns the loss. Raises `TypeError` if it is not a number."""
     is_known = is_array_like(loss) or isinstance(loss, np.ndarray | np.generic)
     if is_known and getattr(loss, "shape", ()) == ():
         return loss
-    ways = "take the mean over the batch" + ("" if way_out is None else f"; {way_out}")
+    remedies = "take the mean over the batch" + ("" if hint is None else f"; {hint}")
     raise TypeError(
-        f"make_step expected a loss of shape (), a number, and got {tree_pformat(loss)}: {ways}."
+        "make_step expected the loss to be a number, of shape (); got "
+        f"{tree_pformat(loss)}: {remedies}."
     )
 
 
 def _check_pair(pair: Any, expected: str, returned: Any = None) -> None:
-    """Raises `TypeError` unless `pair`, a part of what was `returned` or all of it, is a pair."""
+    """Raises `TypeError` unless `pair` is a tuple of two. The error shows `returned`, if given."""
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise TypeError(f"{expected}, got {tree_pformat(pair if returned is None else returned)}.")

@@ -1,10 +1,10 @@
-"""A jitted training step: gradients of the loss, and the optimiser's update.
+"""`make_step`: a jitted training step. It computes
 
     value, gradients = jax.value_and_grad(loss)(model, batch, key)
     updates, optimiser_state = optimiser.update(gradients, optimiser_state, model)
     model = optax.apply_updates(model, updates)
 
-and besides: a key for each step, a guard against NaN, a loss scale, several devices.
+with a fresh key for each step, a check for NaN, a loss scale, and sharding.
 """
 
 import dataclasses
@@ -92,46 +92,50 @@ def make_step(
     check_finite: CheckFinite = True,
     sharding: Sharding | None = None,
 ) -> Any:
-    """A jitted training step.
+    """Makes a jitted training step from a loss and an optimiser.
 
     **Arguments:**
 
-    - `loss`: `loss(model, batch, key)` of shape `()`, or `(loss, aux)` if `has_aux`. The key is
-      fresh in each step. For a `TrainState` with a `model_state` it is `loss(model, model_state,
-      batch, key)`, and returns `(loss, model_state)`, or `(loss, (model_state, aux))`.
+    - `loss`: `loss(model, batch, key)` returns a number of shape `()`, or `(loss, aux)` with
+      `has_aux`. Each step passes a fresh key. If the `TrainState` has a `model_state`, `loss(model,
+      model_state, batch, key)` returns `(loss, model_state)`, or `(loss, (model_state, aux))`.
     - `optimiser`: the optimiser passed to `TrainState.create`. It sees the model's floating-point
       and complex arrays. For complex arrays it gets the conjugates of JAX's gradients, the
       directions for descent. It also gets the extra arguments of Optax that it accepts: `value`
-      is the loss, `grad` JAX's gradients, `value_fn` (also as `obj_fn`) maps the arrays to the loss
-      of this batch with the same key and `model_state`, and `grad_fn` maps them to the gradients.
-      The functions are traced only if they are called. With `optax.lookahead` the model has the
-      fast parameters, and `state.optimiser_state.slow` the slow ones.
-    - `has_aux`: whether the loss returns an `aux` too. If that is a dict, the logs of `fit` have
+      is the loss, `grad` is JAX's gradients, `value_fn` (also as `obj_fn`) maps the arrays to the
+      loss of this batch with the same key and `model_state`, and `grad_fn` maps them to the
+      gradients. The functions are traced only if the optimiser calls them. With `optax.lookahead`
+      the model has the fast parameters, and `state.optimiser_state.slow` the slow ones.
+    - `has_aux`: whether the loss returns an `aux` too. If `aux` is a dict, the logs of `fit` show
       the means of its real numbers of shape `()`: see `Run.aux`.
-    - `check_finite`: `True` refuses the update if the loss, a gradient or the new `model_state` is
-      NaN or infinite; the state stays as it was, and is marked: see `TrainState.is_halted`.
-      Gradients with a norm above the square root of the largest number of their dtype (1.8e19 in
-      float32) count as infinite, because Adam squares them (float16 excepted). This costs one
-      reduction over the gradients, and no copy of the state; all gradients are there before the
-      first parameter is updated. `"skip"` refuses the same updates, and the next step continues.
-      `"state"` judges the new parameters, and what the optimiser keeps, so that no optimiser can
-      make them NaN from finite gradients: it needs a copy of the state. So do optimisers that skip
-      updates themselves. With `True`, `fit` finds such a NaN when it next reads the losses. With
-      `False` it stops at a loss that is not finite, but has no good state left.
-    - `sharding`: that of the states, placed by `train.shard`, and of the batches. The returned
-      state has the sharding of the given one. The loss has the value that one device would compute.
+    - `check_finite`: how the step reacts to NaN and infinity.
+        - `True` refuses the update if the loss, a gradient or the new `model_state` is not finite.
+          The state keeps its values and is marked: see `TrainState.is_halted`. Gradients with a
+          norm above the square root of the largest number of their dtype (1.8e19 in float32) count
+          as infinite, because Adam squares them; float16 is exempt. The check reduces the
+          gradients once and does not copy the state. All gradients must be computed before the
+          first parameter is updated. If an optimiser makes NaN from finite gradients, `fit` finds
+          it when it next reads the losses.
+        - `"skip"` refuses the same updates, but the next step continues.
+        - `"state"` checks the new parameters and the new optimiser state, so that it also catches
+          an optimiser that makes NaN from finite gradients. It needs a copy of the state, as do
+          optimisers that skip updates themselves.
+        - `False` checks nothing. `fit` stops at a loss that is not finite, but has no good state to
+          return.
+    - `sharding`: the sharding of the batches, and of the states that `train.shard` has placed. The
+      step keeps the sharding of the state. The loss is the same as on one device.
 
-    If the state has a loss scale, the loss is scaled for its gradients, which the optimiser sees
-    unscaled. Where one of them is not finite the step leaves model and optimiser state exactly as
-    they are and lowers the scale; it counts as a step, and the next one has another key. Training
-    still halts if the loss itself is not finite, or if gradients are not finite at the smallest
-    scale.
+    If the state has a loss scale, the gradients are computed from the scaled loss, and the
+    optimiser gets them unscaled. If one is not finite, the step leaves the model and the optimiser
+    state unchanged and lowers the scale. It counts as a step, and the next one has another key.
+    Training still halts if the loss itself is not finite, or if gradients are not finite at the
+    smallest scale.
 
-    **Returns:** `step(state, batch)` which gives `(state, loss)`, or `(state, loss, aux)`. The
-    state that it gets is donated: use the one it returns.
+    **Returns:** `step(state, batch)`, which returns `(state, loss)` or `(state, loss, aux)`. The
+    step donates its state: use the returned one.
 
-    **Raises:** `TypeError` if `loss`, `optimiser` or `sharding` has another type. When called,
-    `TypeError` for what is not a `TrainState`, and for a loss that returns something else;
+    **Raises:** `TypeError` if `loss`, `optimiser` or `sharding` has another type. The step raises
+    `TypeError` if `state` is not a `TrainState`, or if the loss returns something else;
     `ValueError` if the state was made with another optimiser, if its model has nothing to train,
     or if the state or the batch cannot be sharded this way.
 
@@ -183,7 +187,7 @@ def make_step(
         returned = updated, evaluation.loss, evaluation.aux
         return returned if has_aux else returned[:2]
 
-    # Reports on its traces name the loss, by which a user knows it.
+    # Retrace reports show the name of the user's loss.
     vars(step).update(__signature__=inspect.signature(step), __wrapped__=loss)
     step.__qualname__ = f"make_step({getattr(loss, '__name__', type(loss).__name__)})"
     register_step(step, check_finite)
@@ -193,7 +197,7 @@ def make_step(
 def _differentiate(
     evaluate: Evaluate, loss_scale: DynamicLossScale | None, *inputs: Any
 ) -> tuple[Evaluation, PyTree]:
-    """The evaluation of the loss, and its gradients, which are computed scaled if need be."""
+    """The output of the loss and its gradients, computed from the scaled loss and unscaled."""
 
     def scaled_loss(*arguments: Any) -> tuple[Any, Evaluation]:
         evaluation = evaluate(*arguments)
@@ -210,11 +214,11 @@ def _differentiate(
 def _functions(
     evaluate: Evaluate, differentiate: Callable[..., Any], inputs: tuple[Any, ...]
 ) -> dict[str, Callable[..., Any]]:
-    """The functions that Optax's optimisers accept by name."""
+    """The functions that Optax passes by name, for example to a line search."""
     model = inputs[0]
 
     def with_values(values: PyTree) -> tuple[Any, ...]:
-        # `optax.partition` masks the parameters of its other optimisers.
+        # `optax.partition` masks the parameters that belong to other optimisers.
         shown = jax.tree_util.tree_map(
             lambda value, own: own if _is_masked(value) else value,
             values,
@@ -254,8 +258,8 @@ def _update(
     slow = own.slow if isinstance(own, WithSlow) else None
     if slow is not None:
         own, parameters = own.optimiser_state, optax.LookaheadParams(fast=parameters, slow=slow)
-    # Optax relies on promotion (Adam raises a float to an integer count), even where the user has
-    # made it strict for the model's own arithmetic.
+    # Optax relies on dtype promotion (Adam raises a float to an integer count), even if the user
+    # has set it to strict for the model.
     with jax.numpy_dtype_promotion("standard"):
         updates, own = _call_update(optimiser.update, gradients, own, parameters, **extra)
     model_state, is_skipped = evaluation.model_state, has_skipped(own)
@@ -275,8 +279,8 @@ def _update(
 def _call_update(
     update: Callable[..., Any], *inputs: Any, **extra: Any
 ) -> tuple[PyTree, optax.OptState]:
-    """The updates, and the next state. An optimiser, or one inside it, may reject some of `extra`,
-    which only a call shows.
+    """The updates and the next optimiser state, called with those of `extra` that the optimiser
+    accepts. Only a call shows which: a nested optimiser may reject some.
     """
     while True:
         try:

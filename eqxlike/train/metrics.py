@@ -1,6 +1,6 @@
-"""Metrics: pure functions from a batch to a mean that goes on over batches, on the device.
+"""Metrics: pure functions from a batch to a `Mean`.
 
-Each gives a `Mean`, whose parts are added up over batches; `train.make_evaluate` does that.
+`train.make_evaluate` merges the means of all batches on the device.
 """
 
 from ._metrics import Mean as Mean

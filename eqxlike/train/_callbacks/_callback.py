@@ -1,4 +1,4 @@
-"""What a callback is, and what it keeps over a resume."""
+"""`Callback`, the base class of callbacks, and the state that checkpoints save for them."""
 
 import collections
 import functools
@@ -11,12 +11,12 @@ from .._run import Run
 
 
 class Callback:
-    """Something that observes a training, and acts at its events; `fit` takes several.
+    """Base class of callbacks, which observe a training run and act at its events.
 
-    Derive from it and write the hooks you want. They are called in the order of the callbacks, and
-    see a `train.Run`. What a hook raises ends `fit`.
+    Derive a class and override hooks. Each hook gets a `train.Run`. `fit` calls the hooks in the
+    order of its `callbacks`; an exception in a hook ends `fit`.
 
-    - `every`: the number of steps between two calls of `on_step`; `None` for no calls.
+    - `every`: number of steps between two calls of `on_step`; `None` for no calls.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -38,8 +38,8 @@ class Callback:
     >>> result.stopped
     'stopped'
 
-    What it keeps from step to step goes into checkpoints, and comes back from them in a resumed
-    run, by `save_state` and `load_state`; arrays by `save_arrays` and `load_arrays`:
+    To restore a callback's own state in a resumed run, override `save_state` and `load_state`, or
+    `save_arrays` and `load_arrays` for arrays:
 
     >>> class CountLogs(train.Callback):
     ...     def on_start(self, run):
@@ -55,68 +55,72 @@ class Callback:
     every: int | None = None
 
     def on_start(self, run: Run) -> None:
-        """Before the first step."""
+        """Called before the first step."""
 
     def on_log(self, run: Run) -> None:
-        """After each `log_every` steps and the last one: `run.loss` is the mean since then."""
+        """Called every `log_every` steps and after the last one. `run.loss` is the mean loss since
+        the previous log.
+        """
 
     def on_evaluate(self, run: Run) -> None:
-        """After an evaluation: `run.metrics` is what it gave."""
+        """Called after an evaluation, with its metrics in `run.metrics`."""
 
     def on_step(self, run: Run) -> None:
-        """After each `every` steps. Logs and evaluations that are due then have been made."""
+        """Called every `every` steps, after the logs and evaluations of that step."""
 
     def on_checkpoint(self, run: Run) -> None:
-        """After a checkpoint: `run.checkpoint` is its folder.
+        """Called after a checkpoint was written, with its folder in `run.checkpoint`.
 
-        One that a thread writes is reported when the next is due, or at the end.
+        A checkpoint written in the background is reported when the next is due, or at the end.
         """
 
     def on_end(self, run: Run) -> None:
-        """After the last step, whatever ended the run but an exception."""
+        """Called after the last step, unless an exception ended the run."""
 
     @property
     def state_name(self) -> str:
-        """By which a resumed run finds what was kept. Their order tells those of one name apart."""
+        """The name of this callback's state in a checkpoint. Callbacks of equal names are matched
+        by their order.
+        """
         return type(self).__qualname__
 
     def save_state(self) -> Any:
-        """What a checkpoint is to keep of it, in bools, numbers, strings, lists and dicts, as JSON
-        has them; `None` for nothing.
+        """Returns the state to save in a checkpoint, as JSON values: bools, numbers, strings, lists
+        and dicts. `None` for no state.
         """
         return None
 
     def load_state(self, run: Run, state: Any) -> None:
-        """In a resumed run, after `on_start`: gets back what `save_state` gave."""
+        """Called in a resumed run after `on_start`, with the value that `save_state` returned."""
 
     def save_arrays(self) -> PyTree:
-        """Arrays that a checkpoint is to keep of it, in any pytree; `None` for none."""
+        """Returns a pytree of arrays to save in a checkpoint; `None` for no arrays."""
         return None
 
     def load_arrays(self, run: Run, read: Callable[[PyTree], PyTree]) -> None:
-        """After `load_state`, where there were arrays: `read(like)` gives them back, for a pytree
-        like theirs; see `train.restore`.
+        """Called after `load_state` if arrays were saved. `read(like)` returns them, for a pytree
+        of the same structure; see `train.restore`.
         """
 
     def close(self) -> None:
-        """At the very end, also after an exception: closes files and the like."""
+        """Called at the very end, even after an exception. Close files here."""
 
 
 def metric_of(run: Run, metric: str, taker: str) -> float:
-    """A metric of the last evaluation. **Raises:** `KeyError` if it gives none of that name."""
+    """A metric of the last evaluation. **Raises:** `KeyError` if it has no such metric."""
     if metric not in run.metrics:
         raise KeyError(
-            f"{taker} looks for the metric {metric!r}, and `evaluate` gives "
+            f"{taker} needs the metric {metric!r}, but `evaluate` returned "
             f"{', '.join(map(repr, run.metrics)) or 'none'}."
         )
     return run.metrics[metric]
 
 
-# --- What checkpoints keep of callbacks ---
+# --- The state of callbacks in checkpoints ---
 
 
-def kept_by(callbacks: Sequence[Callback]) -> tuple[dict[str, Any], dict[str, PyTree]]:
-    """What `load_kept` needs: JSON, and the arrays of those callbacks that have some, by name."""
+def save_callbacks(callbacks: Sequence[Callback]) -> tuple[dict[str, Any], dict[str, PyTree]]:
+    """The state of callbacks as JSON values, and their arrays, both by name."""
     data, arrays = {}, {}
     for name, callback in _named(callbacks).items():
         state, own = callback.save_state(), callback.save_arrays()
@@ -127,31 +131,31 @@ def kept_by(callbacks: Sequence[Callback]) -> tuple[dict[str, Any], dict[str, Py
     return data, arrays
 
 
-def load_kept(
+def load_callbacks(
     callbacks: Sequence[Callback],
     run: Run,
     data: dict[str, Any],
     read: Callable[[str, PyTree], PyTree],
 ) -> None:
-    """Gives back to callbacks what was kept of those of their names.
+    """Restores the state of callbacks by name.
 
     **Arguments:**
 
-    - `data`: as `kept_by` gave it.
-    - `read`: `read(name, like)` gives the arrays of a name.
+    - `data`: JSON values from `save_callbacks`.
+    - `read`: `read(name, like)` returns the arrays of a callback.
     """
     for name, callback in _named(callbacks).items():
-        kept = data.get(name)
-        if kept is None:
+        saved = data.get(name)
+        if saved is None:
             continue
-        if kept["state"] is not None:
-            callback.load_state(run, kept["state"])
-        if kept["has_arrays"]:
+        if saved["state"] is not None:
+            callback.load_state(run, saved["state"])
+        if saved["has_arrays"]:
             callback.load_arrays(run, functools.partial(read, name))
 
 
 def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """The callbacks by their names, of which those that come again have their number."""
+    """The callbacks by name. The second one of a name gets the suffix ` #2`, and so on."""
     named: dict[str, Callback] = {}
     counts: collections.Counter[str] = collections.Counter()
     for callback in callbacks:

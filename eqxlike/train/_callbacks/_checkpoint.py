@@ -1,4 +1,4 @@
-"""Checkpoints of a training, and where a resumed run goes on from."""
+"""The `Checkpoint` callback, and reading the checkpoint from which `fit` resumes."""
 
 import functools
 import math
@@ -13,36 +13,36 @@ from .._checkpoints import CheckpointError, CheckpointFolder, Saving
 from .._checks import check_folder
 from .._run import Run
 from .._state import TrainState
-from ._callback import Callback, kept_by, load_kept, metric_of
+from ._callback import Callback, load_callbacks, metric_of, save_callbacks
 
 
 class Checkpoint(Callback):
     """Saves the state, the position in the batches and the state of callbacks.
 
-    It saves periodically, and at the end of training, including one by Ctrl-C, SIGTERM or a
-    callback. After a divergence it saves nothing: the last good state is the result of `fit`.
-    `fit(..., resume_from=folder)` continues from the newest checkpoint.
+    It saves periodically and at the end of training, also if Ctrl-C, SIGTERM or a callback ends it.
+    After a divergence it does not save: `fit` returns the last good state. `fit(...,
+    resume_from=folder)` continues from the newest checkpoint.
 
     **Arguments:**
 
-    - `folder`: where checkpoints go, each in a folder named by its step.
-    - `every`: steps between two of them.
-    - `keep_last`: how many of the newest ones stay.
-    - `keep_best`: how many of those with the best `metric` stay too; `None` for none.
-    - `metric`: its name among those of an evaluation after the same step; a checkpoint without one
-      is never among the best.
-    - `mode`: whether the least metric is the best, `"min"`, or the greatest, `"max"`.
-    - `background`: whether a thread writes while training goes on. It needs a copy of the state in
-      the memory of the host.
-    - `with_frozen`: whether to save arrays that `nn.freeze` has marked. Without them a resumed run
-      has those of the state that `fit` is given: see `train.save`.
-    - `on_error`: what a checkpoint that cannot be written does, as where the disk is full: end the
-      run with the `OSError`, `"raise"`, or only `"warn"`. The last good checkpoint stays.
+    - `folder`: the folder of the checkpoints. Each is a subfolder named by its step.
+    - `every`: number of steps between checkpoints.
+    - `keep_last`: number of newest checkpoints to keep.
+    - `keep_best`: number of checkpoints with the best `metric` to keep too; `None` for none.
+    - `metric`: name of a metric. Only checkpoints of steps that were evaluated can be among the
+      best.
+    - `mode`: `"min"` if the smallest metric is the best, `"max"` if the largest is.
+    - `background`: write in a thread while training continues. This copies the state to the memory
+      of the host.
+    - `with_frozen`: whether to save arrays that `nn.freeze` has marked. Without them, a resumed run
+      takes them from the state passed to `fit`: see `train.save`.
+    - `on_error`: what happens if a checkpoint cannot be written, for example on a full disk:
+      `"raise"` ends the run with the `OSError`, `"warn"` continues with a warning. Earlier
+      checkpoints stay.
 
     **Raises:** `ValueError` if an argument is out of range, or `keep_best` has no `metric`. When
-    training starts, `ValueError` if `keep_best` is given and no checkpoint would be evaluated, and
-    what `train.CheckpointFolder.check_free` raises: where the folder has checkpoints of later steps
-    than the run begins with.
+    training starts, `ValueError` if `keep_best` is set and no saved step would be evaluated, or if
+    the folder has a checkpoint of a later step than the first of the run.
 
     >>> import tempfile
     >>> from eqxlike import train
@@ -65,7 +65,7 @@ class Checkpoint(Callback):
         if on_error not in ("raise", "warn"):
             raise ValueError(f'Checkpoint: on_error must be "raise" or "warn", got {on_error!r}.')
         if keep_best is not None and metric is None:
-            raise ValueError("Checkpoint: keep_best needs the name of a metric: give `metric`.")
+            raise ValueError("Checkpoint: keep_best needs a metric to compare: pass `metric`.")
         self.every = whole_number(every, "Checkpoint: every")
         self.folder = CheckpointFolder(folder, keep_last=keep_last, keep_best=keep_best, mode=mode)
         self.keep_best, self.metric = keep_best, metric
@@ -75,7 +75,7 @@ class Checkpoint(Callback):
         self._saved_at = -1
 
     def on_start(self, run: Run) -> None:
-        """Sees that the folder takes the checkpoints of this run."""
+        """Checks that the folder can take the checkpoints of this run."""
         self._under_way, self._saved_at = None, run.steps
         if self.keep_best is not None:
             self._check_evaluated(run)
@@ -87,21 +87,21 @@ class Checkpoint(Callback):
         self._save(run)
 
     def on_end(self, run: Run) -> None:
-        """Saves the end, unless that is saved already, and says where."""
+        """Saves the last state, unless it was saved, and reports the folder."""
         self._finish(run)
         if run.divergence is None and run.steps != self._saved_at:
-            # In a thread too: another Ctrl-C ends the waiting for it, and not the writing.
+            # In the background too: a second Ctrl-C interrupts the wait and not the writing.
             self._save(run)
             self._finish(run)
         if run.checkpoint is not None and run.divergence is None:
             run.note(f"The run is saved in {run.checkpoint}.")
 
     def close(self) -> None:
-        """Waits for what is being written."""
+        """Waits for the checkpoint that is being written."""
         self.folder.close()
 
     def _save(self, run: Run) -> None:
-        callbacks, arrays = kept_by(run.callbacks)
+        callbacks, arrays = save_callbacks(run.callbacks)
         data = {"steps": run.steps, "batches": run.position, "callbacks": callbacks}
         try:
             self._under_way = self.folder.save(
@@ -117,18 +117,18 @@ class Checkpoint(Callback):
             self._saved_at = run.steps
 
     def _check_evaluated(self, run: Run) -> None:
-        """Sees that checkpoints can be told apart by what is evaluated."""
+        """Raises `ValueError` if no saved step is evaluated."""
         saved, evaluated = self.every, run.evaluate_every
         if evaluated is None:
             raise ValueError(
-                "Checkpoint: keep_best compares what evaluations give: call fit with `evaluate` "
-                "and `evaluate_every`."
+                "Checkpoint: keep_best compares metrics of evaluations: pass `evaluate` and "
+                "`evaluate_every` to fit."
             )
         if saved is not None and saved <= run.num_steps < math.lcm(saved, evaluated):
             raise ValueError(
-                "Checkpoint: keep_best compares checkpoints by evaluations after the same step; "
-                f"got checkpoints every {saved} steps and evaluations every {evaluated}. Make one "
-                "a multiple of the other."
+                "Checkpoint: keep_best needs an evaluation at the step of a checkpoint; got "
+                f"checkpoints every {saved} steps and evaluations every {evaluated}. Make one a "
+                "multiple of the other."
             )
 
     def _score(self, run: Run) -> float | None:
@@ -137,7 +137,7 @@ class Checkpoint(Callback):
         return metric_of(run, self.metric, "Checkpoint")
 
     def _finish(self, run: Run) -> None:
-        """Waits for the checkpoint under way, and reports it."""
+        """Waits for the checkpoint that is being written, and reports it."""
         saving, self._under_way = self._under_way, None
         if saving is None:
             return
@@ -152,37 +152,37 @@ class Checkpoint(Callback):
     def _failed(self, error: OSError) -> None:
         if self.on_error == "raise":
             raise error
-        warnings.warn(f"A checkpoint was not written, and training goes on: {error}.", stacklevel=2)
+        warnings.warn(f"A checkpoint was not written, training continues: {error}.", stacklevel=2)
 
 
-# --- Where a run goes on from ---
+# --- The checkpoint from which a run resumes ---
 
 
 class Resumed(NamedTuple):
-    """What a checkpoint of `fit` holds.
+    """The contents of a checkpoint that `Checkpoint` wrote.
 
-    - `state`, `steps`: the state, and after how many steps of the run.
-    - `position`: of the batches then; `None` if they had none.
-    - `kept`: of callbacks; their arrays are in the `folder`.
+    - `state`, `steps`: the state, and the number of steps that the run had made.
+    - `position`: the position of the batches; `None` if they had none.
+    - `callback_states`: states of callbacks by name; their arrays are in the `folder`.
     """
 
     state: TrainState
     steps: int
     position: Mapping[str, Any] | None
-    kept: dict[str, Any]
+    callback_states: dict[str, Any]
     folder: CheckpointFolder
 
     def load_callbacks(self, callbacks: Sequence[Callback], run: Run) -> None:
-        """Gives back to callbacks what was kept of them."""
+        """Restores the states of callbacks."""
         read = functools.partial(self.folder.restore_beside, self.steps)
-        load_kept(callbacks, run, self.kept, read)
+        load_callbacks(callbacks, run, self.callback_states, read)
 
 
 def newest_in(folder: str | os.PathLike[str], like: TrainState) -> Resumed | None:
-    """The newest good checkpoint in a folder; `None` where there is none.
+    """The newest undamaged checkpoint in a folder; `None` if there is no checkpoint.
 
-    **Raises:** what `CheckpointFolder.restore_newest` raises, and `ValueError` for a checkpoint
-    that `fit` did not make.
+    **Raises:** as `CheckpointFolder.restore_newest`; also `ValueError` if the checkpoint is not
+    from `Checkpoint`.
     """
     check_folder(folder, "fit: resume_from")
     checkpoints = CheckpointFolder(folder)
@@ -191,16 +191,16 @@ def newest_in(folder: str | os.PathLike[str], like: TrainState) -> Resumed | Non
     except CheckpointError:
         raise
     except ValueError as error:
-        error.add_note("Here `like` is the state that `fit` is given.")
+        error.add_note("`like` is the state passed to `fit`.")
         raise
     if restored is None:
         return None
     data = restored.data
     if not isinstance(data, dict) or not {"steps", "batches"} <= data.keys():
         raise ValueError(
-            f"fit goes on from checkpoints that `train.Checkpoint` made, which say after how many "
-            f"steps they are; the newest in {os.fspath(folder)} does not. Read it with "
-            "`train.restore`, and give the state to `fit`."
+            "fit resumes only from checkpoints that `train.Checkpoint` wrote, and the newest in "
+            f"{os.fspath(folder)} is not one of them. Read it with `train.restore`, and pass the "
+            "state to `fit`."
         )
     return Resumed(
         *(restored.state, data["steps"], data["batches"]), data.get("callbacks", {}), checkpoints

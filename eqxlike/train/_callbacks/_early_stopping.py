@@ -1,4 +1,4 @@
-"""Stops where there is no more progress, and keeps the best state."""
+"""The `EarlyStopping` callback."""
 
 import math
 import warnings
@@ -13,23 +13,24 @@ from ._callback import Callback, metric_of
 
 
 class EarlyStopping(Callback):
-    """Ends a training once a metric was not better for a while, with the best state there was.
+    """Ends training when a metric stops improving, and returns the best state.
 
     **Arguments:**
 
-    - `metric`: its name among those that `evaluate` gives.
-    - `patience`: the number of evaluations in a row without an improvement that ends the run.
-    - `mode`: whether the least metric is the best, `"min"`, or the greatest, `"max"`.
-    - `min_delta`: what is better by no more than this is no better.
-    - `restore_best`: whether the result is the best state, of which a copy is kept, or the last.
+    - `metric`: name of a metric that `evaluate` returns.
+    - `patience`: number of evaluations in a row without an improvement that ends the run.
+    - `mode`: `"min"` if the smallest metric is the best, `"max"` if the largest is.
+    - `min_delta`: improvements of at most `min_delta` do not count.
+    - `restore_best`: whether `fit` returns the best state instead of the last. This keeps a copy
+      of the state.
 
-    NaN counts as no improvement; a warning reports it if the first metric is NaN. Checkpoints keep
-    the best state next to the last one. A resumed run ends like an uninterrupted one: at once, if
-    it had already ended.
+    NaN counts as no improvement, with a warning if the first metric is NaN. Checkpoints save the
+    best state too. A resumed run ends at the same step as an uninterrupted run; at once, if it had
+    already ended.
 
     **Raises:** `ValueError` for another mode, a `patience` that is not a positive integer, or a
-    negative `min_delta`. When training starts, `ValueError` if nothing is evaluated; `KeyError` at
-    the first evaluation that does not give the metric.
+    negative `min_delta`. When training starts, `ValueError` if `fit` has no evaluations; `KeyError`
+    at the first evaluation that does not return the metric.
 
     >>> from eqxlike import train
     >>> callback = train.EarlyStopping("accuracy", patience=3, mode="max")
@@ -60,10 +61,10 @@ class EarlyStopping(Callback):
         self._num_worse = 0
 
     def on_start(self, run: Run) -> None:
-        """Forgets another run."""
+        """Resets the callback."""
         if run.evaluate_every is None:
             raise ValueError(
-                "EarlyStopping looks at evaluations: call fit with `evaluate` and `evaluate_every`."
+                "EarlyStopping needs evaluations: pass `evaluate` and `evaluate_every` to fit."
             )
         self._reset()
 
@@ -80,14 +81,14 @@ class EarlyStopping(Callback):
             warnings.warn(
                 f"EarlyStopping: {self.metric} is NaN after step {run.steps}, which counts as no "
                 f"improvement; {self.patience} evaluations in a row without improvement end the "
-                "run. Check that `evaluate` gets at least one example and does not divide by zero.",
+                "run. Check that `evaluate` has at least one example and does not divide by zero.",
                 stacklevel=stacklevel_of_user(),
             )
         self._stop_if_due(run)
 
     def _stop_if_due(self, run: Run) -> None:
         if self._num_worse >= self.patience:
-            best = f"was not better than {self.best:.6g}, of step {self.best_step},"
+            best = f"did not improve on {self.best:.6g}, at step {self.best_step},"
             what = "was NaN" if math.isnan(self.best) else best
             run.stop(
                 f"Stopped after step {run.steps}: {self.metric} {what} in {self.patience} "
@@ -101,18 +102,18 @@ class EarlyStopping(Callback):
         return math.isnan(self.best) or gain > self.min_delta
 
     def on_end(self, run: Run) -> None:
-        """Makes the best state the result."""
+        """Sets the result to the best state."""
         if self._best_state is not None and self.best_step != run.steps:
             run.result = self._best_state
-            run.note(f"The state is that after step {self.best_step}, the best.")
+            run.note(f"The state is the best one, after step {self.best_step}.")
 
     @property
     def state_name(self) -> str:
-        """With its metric: of another one nothing is taken over."""
+        """Includes the metric and the mode, so that another metric starts afresh."""
         return f"EarlyStopping({self.metric!r}, mode={self.mode!r})"
 
     def save_state(self) -> dict[str, Any]:
-        """What was best, and for how long."""
+        """The best metric, its step, and the number of evaluations since."""
         return {
             "best": None if math.isnan(self.best) else self.best,
             "best_step": self.best_step,
@@ -121,14 +122,14 @@ class EarlyStopping(Callback):
         }
 
     def load_state(self, run: Run, state: dict[str, Any]) -> None:
-        """Goes on from what was best, or ends the run if that was long ago.
+        """Restores the best metric, and ends the run if patience was already exhausted.
 
-        **Raises:** `ValueError` if the best state is to be the result, and was not kept.
+        **Raises:** `ValueError` with `restore_best`, if the checkpoint has no best state.
         """
         if self.restore_best and state["best"] is not None and not state["has_best_state"]:
             raise ValueError(
-                f"EarlyStopping: the best state, of step {state['best_step']}, was not kept by the "
-                "run that is resumed, which had restore_best=False: give that here too."
+                "EarlyStopping: the resumed run had restore_best=False and did not save its best "
+                f"state, of step {state['best_step']}: pass restore_best=False here too."
             )
         self.best = math.nan if state["best"] is None else state["best"]
         self.best_step, self._num_worse = state["best_step"], state["num_worse"]
@@ -144,5 +145,5 @@ class EarlyStopping(Callback):
             self._best_state = read(run.state)
 
     def close(self) -> None:
-        """Lets go of the best state."""
+        """Frees the best state."""
         self._best_state = None

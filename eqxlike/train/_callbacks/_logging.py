@@ -1,4 +1,4 @@
-"""Callbacks that write how training goes."""
+"""Callbacks that log training: `JsonLines`, `Progress` and `TensorBoard`."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from ._callback import Callback
 
 
 class _WithFile(Callback):
-    """A callback that writes to a file, of which the first process has one."""
+    """A callback that writes to a file; only the first process opens one."""
 
     _file: IO[Any] | None = None
 
@@ -40,8 +40,8 @@ _PEAKS = {
     "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5": 459e12, "TPU v6": 918e12,
 }
 # fmt: on
-"""Operations a second by the data sheets, in dense products of bfloat16 (float16 for V100 and T4,
-which have no bfloat16), by part of the name of the device. The first name that fits counts.
+"""Peak FLOP/s of dense bfloat16 matrix products from data sheets (float16 for V100 and T4), by a
+part of the device's name. The first match is used.
 """
 
 
@@ -50,8 +50,8 @@ def _peak_of(device_kind: str) -> float | None:
 
 
 class _WithRate(Callback):
-    """A callback that says how fast steps are, since the log before: since the start, compilation
-    would count for long.
+    """A callback that measures steps per second since the previous log. A mean since the start
+    would include compilation.
     """
 
     _last = (0, 0.0)
@@ -61,7 +61,7 @@ class _WithRate(Callback):
     def _set_amounts(self, per_step: Mapping[str, float] | None, peak_flops: float | None) -> None:
         if not isinstance(per_step, Mapping | None):
             raise TypeError(
-                'per_step must be a mapping of amounts by name, such as {"tokens": 16_384}; got '
+                'per_step must be a mapping from names to amounts, such as {"tokens": 16_384}; got '
                 f"{per_step!r}."
             )
         self._per_step = {
@@ -72,7 +72,7 @@ class _WithRate(Callback):
             self._peak_flops = positive_number(peak_flops, "peak_flops")
 
     def on_start(self, run: Run) -> None:
-        """Begins to count."""
+        """Starts the clock."""
         self._last = run.steps, time.perf_counter()
         if "flops" in self._per_step and self._peak_flops is None:
             arrays = [each for each in jax.tree.leaves(run.state) if isinstance(each, jax.Array)]
@@ -81,7 +81,7 @@ class _WithRate(Callback):
             self._peak_flops = None if peak is None else peak * len(devices)
 
     def _rates(self, run: Run) -> dict[str, float]:
-        """Steps a second, the other amounts a second, and the share of the peak as `"mfu"`."""
+        """Steps and other amounts per second, and `"mfu"`, the share of the peak FLOP/s."""
         speed = self._steps_per_second(run)
         rates = {name: speed * each for name, each in {"steps": 1, **self._per_step}.items()}
         if "flops" in rates and self._peak_flops is not None:
@@ -94,33 +94,32 @@ class _WithRate(Callback):
         return (run.steps - steps) / max(now - then, 1e-9)
 
 
-# --- A line of JSON for everything that is known of a training ---
+# --- JSON ---
 
 
 class JsonLines(_WithFile, _WithRate):
-    """Writes a file with a JSON object in each line, which grows as the training does.
+    """Appends the events of training to a file, one JSON object per line.
 
-    Each has `event`, one of `"start"`, `"log"`, `"evaluate"`, `"checkpoint"` and `"end"`; `step`;
-    and `seconds` since the start. A log has `loss`, `aux` where the loss returns numbers by name,
-    and `learning_rate` where the optimiser keeps one; an evaluation its metrics; a checkpoint its
-    `path`, reported once it is in its place, which may be some steps later. JSON has no NaN and no
-    infinity: they are the texts `"nan"`, `"inf"` and `"-inf"`. Of several processes the first
-    writes.
+    Each object has `event`, one of `"start"`, `"log"`, `"evaluate"`, `"checkpoint"` and `"end"`;
+    `step`; and `seconds` since the start. `"log"` has `loss`, `aux` if the loss returns numbers by
+    name, and `learning_rate` if the optimiser's state has one; `"evaluate"` has `metrics`;
+    `"checkpoint"` has `path`, and is written when the checkpoint is complete, which may be some
+    steps later. NaN and infinity are the strings `"nan"`, `"inf"` and `"-inf"`. Only the first of
+    several processes writes.
 
     **Arguments:**
 
-    - `path`: the file; folders above it are made. Lines are added to those it has, so that a
-      resumed run goes on in it. Of steps that a killed run had made since its last checkpoint
-      there are lines of both: the later ones count.
+    - `path`: the file. Folders above it are created. A resumed run appends to it: steps since the
+      last checkpoint appear twice; use the later line.
     - `per_step`: amounts that a step processes, such as `{"tokens": 16_384, "flops": 2.4e12}`.
-      Logs then have `steps_per_second`, `tokens_per_second` and so on, and `mfu`, the share of the
-      peak. A step of a language model takes about six `"flops"` for each parameter and token;
-      `graph.report(step, state, batch).flops` counts them.
-    - `peak_flops`: the peak of all devices together, in operations a second. It gives the share of
-      the peak that `"flops"` reach (model FLOPs utilisation). By default it is known for common
-      GPUs and TPUs, in bfloat16; for other devices the share is left out.
+      Logs then have `steps_per_second`, `tokens_per_second` and so on. A step of a language model
+      takes about six `"flops"` for each parameter and token; `graph.report(step, state,
+      batch).flops` counts them.
+    - `peak_flops`: peak FLOP/s of all devices together. With `"flops"` in `per_step`, logs have
+      `mfu`, the share of the peak (model FLOPs utilisation). The default is known for common GPUs
+      and TPUs, in bfloat16; for other devices `mfu` is left out.
 
-    **Raises:** `OSError` at the start, where the file cannot be written.
+    **Raises:** when training starts, `OSError` if the file cannot be written.
 
     >>> import tempfile, pathlib
     >>> from eqxlike import train
@@ -149,7 +148,7 @@ class JsonLines(_WithFile, _WithRate):
         self._write("start", run, num_steps=run.num_steps)
 
     def on_log(self, run: Run) -> None:
-        """The loss, the aux, and the learning rate."""
+        """Writes the loss, the aux, the learning rate, and rates."""
         rate = run.learning_rate
         found: dict[str, Any] = {} if rate is None else {"learning_rate": rate}
         if run.aux:
@@ -160,15 +159,15 @@ class JsonLines(_WithFile, _WithRate):
         self._write("log", run, loss=run.loss, **found)
 
     def on_evaluate(self, run: Run) -> None:
-        """The metrics."""
+        """Writes the metrics."""
         self._write("evaluate", run, metrics=dict(run.metrics))
 
     def on_checkpoint(self, run: Run) -> None:
-        """Where it is."""
+        """Writes the path of the checkpoint."""
         self._write("checkpoint", run, path=str(run.checkpoint))
 
     def on_end(self, run: Run) -> None:
-        """The last line."""
+        """Writes the last line."""
         self._write("end", run)
 
     def _write(self, event: str, run: Run, **what: Any) -> None:
@@ -176,7 +175,7 @@ class JsonLines(_WithFile, _WithRate):
             return
         seconds = round(time.perf_counter() - self._started, 6)
         line = {"event": event, "step": run.steps, "seconds": seconds, **what}
-        # One write a line, at once: a run that is killed leaves whole lines.
+        # One write and a flush for each line, so that a killed run leaves whole lines.
         self._file.write(json.dumps(_finite(line), allow_nan=False) + "\n")
         self._file.flush()
 
@@ -187,26 +186,26 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# --- How far training is, how fast, and how long it will take ---
+# --- Progress ---
 
 
 class Progress(_WithRate):
-    """Shows the step, the loss, the learning rate, metrics, and steps a second since the last log.
+    """Shows the step, the loss, the learning rate, metrics, and steps per second.
 
-    A terminal gets a bar with the time that is left, if `rich` is installed; anything else gets
-    lines of text. It is shown again at each log: `fit(..., log_every=)` says how often that is.
+    On a terminal it shows a progress bar with the remaining time, if `rich` is installed; otherwise
+    it prints lines of text. It updates at each log: see `log_every` of `fit`.
 
     **Arguments:**
 
-    - `label`: what is trained.
-    - `stream`: where to write, standard error by default.
-    - `num_lines`: the most lines of text, spread evenly over the steps.
-    - `per_step`: amounts that a step processes, such as `{"tokens": 16_384, "flops": 2.4e12}`.
-      Each is shown by the second. A step of a language model takes about six `"flops"` for each
-      parameter and token; `graph.report(step, state, batch).flops` counts them.
-    - `peak_flops`: the peak of all devices together, in operations a second. It gives the share of
-      the peak that `"flops"` reach (model FLOPs utilisation). By default it is known for common
-      GPUs and TPUs, in bfloat16; for other devices the share is left out.
+    - `label`: name of the run.
+    - `stream`: output stream, standard error by default.
+    - `num_lines`: maximum number of lines of text, spread evenly over the steps.
+    - `per_step`: amounts that a step processes, such as `{"tokens": 16_384, "flops": 2.4e12}`,
+      shown per second. A step of a language model takes about six `"flops"` for each parameter and
+      token; `graph.report(step, state, batch).flops` counts them.
+    - `peak_flops`: peak FLOP/s of all devices together. With `"flops"` in `per_step`, it shows the
+      share of the peak (model FLOPs utilisation). The default is known for common GPUs and TPUs, in
+      bfloat16; for other devices the share is left out.
 
     >>> from eqxlike import train
     >>> callback = train.Progress("digits", per_step={"examples": 64})
@@ -228,7 +227,7 @@ class Progress(_WithRate):
         self._evaluation_shown = -1
 
     def on_start(self, run: Run) -> None:
-        """Shows a bar, where there is to be one."""
+        """Opens the display."""
         self._evaluation_shown = -1
         self._on_step = self._shown.enter_context(
             run_progress(run.num_steps, self.label, stream=self.stream, num_lines=self.num_lines)
@@ -236,11 +235,11 @@ class Progress(_WithRate):
         super().on_start(run)
 
     def on_log(self, run: Run) -> None:
-        """Says how far it is."""
+        """Updates the display."""
         self._show(run)
 
     def on_end(self, run: Run) -> None:
-        """Shows the metrics of the last step, unless a log has shown them."""
+        """Shows the metrics of the last step, unless a log already did."""
         if run.evaluated_at == run.steps != self._evaluation_shown:
             self._show(run, is_last=True)
 
@@ -260,7 +259,7 @@ class Progress(_WithRate):
             self._evaluation_shown = run.evaluated_at
 
     def close(self) -> None:
-        """Takes the bar away."""
+        """Closes the display."""
         self._shown.close()
         self._on_step = None
 
@@ -269,15 +268,15 @@ class Progress(_WithRate):
 def progress(
     num_steps: int, *, label: str = "training", stream: TextIO | None = None, num_lines: int = 10
 ) -> Iterator[Callable[[int, float], None]]:
-    """Shows how far training is; gives the function to pass to `fit` as `on_log`.
+    """Context manager that shows progress; yields a function for the `on_log` of `fit`.
 
     **Arguments:**
 
-    - `num_steps`: what counts as done.
-    - `label`: what is trained.
-    - `stream`: where to write, standard error by default. A terminal gets a bar if `rich` is
-      installed, anything else lines of text.
-    - `num_lines`: the most lines, spread evenly over the steps, however often it is called.
+    - `num_steps`: total number of steps.
+    - `label`: name of the run.
+    - `stream`: output stream, standard error by default. A terminal gets a bar if `rich` is
+      installed; otherwise lines of text.
+    - `num_lines`: maximum number of lines of text, spread evenly over the steps.
 
     >>> import sys
     >>> with progress(200, label="diabetes", stream=sys.stdout, num_lines=2) as on_log:
@@ -294,28 +293,28 @@ def progress(
         yield on_log
 
 
-# --- Curves of a training for TensorBoard ---
+# --- TensorBoard ---
 
 
 class TensorBoard(_WithFile, _WithRate):
-    """Writes a training as TensorBoard reads it: `tensorboard --logdir FOLDER` draws its curves.
+    """Writes event files for TensorBoard: `tensorboard --logdir FOLDER` plots them.
 
-    Each log has `train/loss`, `train/NAME` for each number that the loss returns by name,
-    `train/steps_per_second` since the one before, and `train/learning_rate` where the optimiser
-    keeps one; each evaluation its metrics, as in
-    `evaluate/accuracy`. They are on the disk at once: a run that is killed keeps them.
+    A log writes `train/loss`, `train/NAME` for each number that the loss returns by name,
+    `train/steps_per_second` since the previous log, and `train/learning_rate` if the optimiser's
+    state has one. An evaluation writes its metrics, such as `evaluate/accuracy`. Each record is
+    flushed to disk at once.
 
-    A resumed run goes on in the same folder. What a run had written there of steps after those it
-    is resumed from is no longer drawn, nor is another run's, whose place it takes. Of several
-    processes the first writes.
+    A resumed run uses the same folder, and TensorBoard hides older points after the restored step.
+    A new run in the folder of another run hides the points of that run. Only the first of several
+    processes writes.
 
     **Arguments:**
 
-    - `folder`: made where it is not there; a folder for each run, side by side in one, are drawn
-      together.
+    - `folder`: created if missing. TensorBoard plots the subfolders of `--logdir` together, so use
+      one folder for each run.
 
     **Raises:** `ImportError` without tensorboardX: `pip install 'eqxlike[tensorboard]'`. When
-    training starts, `OSError` where the folder cannot be written.
+    training starts, `OSError` if the folder cannot be written.
 
     >>> import tempfile
     >>> from eqxlike import train
@@ -327,12 +326,12 @@ class TensorBoard(_WithFile, _WithRate):
         self.folder = pathlib.Path(folder)
 
     def on_start(self, run: Run) -> None:
-        """Opens a file, in which the steps after the present one begin again."""
+        """Opens a new event file, which replaces later steps of earlier files."""
         super().on_start(run)
         if jax.process_index() != 0:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        # They are read in the order of their names, and two may begin in the same second.
+        # Files are read in the order of their names; two may be created in the same second.
         count = len(list(self.folder.glob("events.out.tfevents.*")))
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{count:04d}"
         self._file = (self.folder / name).open("xb")
@@ -340,7 +339,7 @@ class TensorBoard(_WithFile, _WithRate):
         self._write(step=run.steps + 1, session_log={"status": "START"})
 
     def on_log(self, run: Run) -> None:
-        """The loss, the aux, the learning rate, and steps a second."""
+        """Writes the loss, the aux, the learning rate, and steps per second."""
         values = {f"train/{name}": value for name, value in run.aux.items()}
         values |= {"train/loss": run.loss, "train/steps_per_second": self._steps_per_second(run)}
         rate = run.learning_rate
@@ -349,7 +348,7 @@ class TensorBoard(_WithFile, _WithRate):
         self._write_scalars(run.steps, values)
 
     def on_evaluate(self, run: Run) -> None:
-        """The metrics."""
+        """Writes the metrics."""
         metrics = {f"evaluate/{name}": value for name, value in run.metrics.items()}
         self._write_scalars(run.steps, metrics)
 
@@ -366,21 +365,18 @@ class TensorBoard(_WithFile, _WithRate):
         checksums = [
             struct.pack("<I", record_writer.masked_crc32c(part)) for part in (length, event)
         ]
-        # One write a record, at once: a run that is killed leaves whole records.
+        # One write and a flush for each record, so that a killed run leaves whole records.
         self._file.write(length + checksums[0] + event + checksums[1])
         self._file.flush()
 
 
 def _tensorboardx() -> tuple[ModuleType, ModuleType]:
-    """What builds the records that TensorBoard reads, and their checksums.
-
-    **Raises:** `ImportError`, with what to install.
-    """
+    """The modules that build records and their checksums. Raises `ImportError` if missing."""
     try:
         from tensorboardX import record_writer
         from tensorboardX.proto import event_pb2
     except ImportError as error:
         raise ImportError(
-            "Files for TensorBoard are made by tensorboardX: `pip install 'eqxlike[tensorboard]'`."
+            "train.TensorBoard needs tensorboardX: `pip install 'eqxlike[tensorboard]'`."
         ) from error
     return event_pb2, record_writer

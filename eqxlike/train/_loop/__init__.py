@@ -1,4 +1,4 @@
-"""The loop: what it takes, how fast, and what is due after which steps."""
+"""`fit`: the training loop, its schedule, and its iterator over batches."""
 
 from ._fit import FitResult as FitResult
 from ._fit import fit as fit

@@ -18,7 +18,7 @@ from .._callbacks import Callback, Resumed, newest_in
 from .._checks import check_callable, check_not_deleted, check_takes
 from .._run import Batch, Run, Step
 from .._state import Model, TrainState, check_state, copy_arrays
-from ._feed import Feed
+from ._batch_iterator import BatchIterator
 from ._schedule import EvaluateState, Schedule, checked_callbacks
 
 StepsPerCall = int | Literal["auto"]
@@ -44,60 +44,60 @@ def fit(
     """Runs a training step over batches.
 
     Steps are dispatched without waiting for their results. The host reads the losses every
-    `check_every` steps. It finds a step that was not finite then, and the state is that before this
-    step, however many were dispatched after it: the step of `make_step` refuses such an update, and
-    all updates after it.
+    `check_every` steps, and finds then if a step was not finite. The state is still the last good
+    one: a step of `make_step` refuses an update that is not finite, and all updates after it.
 
-    The first Ctrl-C ends training after the call under way; a second one raises
-    `KeyboardInterrupt`. SIGTERM, with which schedulers and containers ask a process to end, does
-    the same, and then raises `SystemExit` with status 143.
+    The first Ctrl-C ends training after the current call; a second one raises `KeyboardInterrupt`.
+    SIGTERM, which schedulers and containers send to end a process, also ends training after the
+    current call; `fit` then raises `SystemExit` with status 143.
 
     **Arguments:**
 
-    - `state`: where to start. It is copied, and stays usable, unless `donate`.
-    - `step`: `step(state, batch)` which gives `(state, loss, ...)`; see `make_step`. If a
-      dict comes after the loss, logs have the means of its numbers; anything else is ignored.
-    - `batches`: for example `minibatches(...)`, or a `DataLoader` of PyTorch. Tensors of other
-      libraries and lists of numbers become arrays; a step that is not compiled gets its batches
-      unchanged. Training ends when the batches end; see `repeat`.
+    - `state`: the initial state. It is copied and stays usable, unless `donate=True`.
+    - `step`: `step(state, batch)` returns `(state, loss, ...)`; see `make_step`. If a dict follows
+      the loss, logs show the means of its numbers; anything else is ignored.
+    - `batches`: an iterable, for example `minibatches(...)` or a PyTorch `DataLoader`. Tensors of
+      other libraries and lists of numbers become arrays; a step that is not compiled gets its
+      batches unchanged. Training ends when the batches end; see `repeat`.
     - `num_steps`: total number of steps, at least 1, including those before the run was resumed.
-    - `steps_per_call`: the number of batches that are stacked, whose steps run in one call, a
-      compiled loop. This makes small steps much cheaper: a call costs more than their work. The
-      state is that after single steps, but for rounding. Logs, evaluations and callbacks are not
-      late: a call ends where one is due. A step that is a plain function is compiled once in a run,
-      with the variables that it reads as they were then. `"auto"` measures both at the beginning,
-      and says what it chose in `FitResult.message`.
-    - `evaluate`: `evaluate(state)` which gives metrics by name, each a number; see `make_evaluate`.
-    - `evaluate_every`: steps between evaluations. The last step is followed by one anyway, also
-      where the batches end before `num_steps`.
+    - `steps_per_call`: number of steps that run in one call, a compiled loop over stacked batches.
+      This makes small steps much cheaper, because the overhead of a call exceeds their work. The
+      state is the same as after single steps, up to rounding. Logs, evaluations and callbacks are
+      not delayed: a call ends at the step after which one is due. A step that is a plain function
+      is compiled once per run, with the variables that it reads at that time. `"auto"` times both
+      1 and 16 steps per call at the beginning, and reports its choice in `FitResult.message`.
+    - `evaluate`: `evaluate(state)` returns metrics by name, each a number; see `make_evaluate`.
+    - `evaluate_every`: number of steps between evaluations. The last step is always evaluated, even
+      if the batches end before `num_steps`.
     - `callbacks`: see `Callback`.
-    - `log_every`: steps between calls of `on_log`.
-    - `on_log`: `on_log(step, loss)` with the steps made so far and the mean loss since the last
-      log; see `progress`.
-    - `check_every`: steps between two reads of the losses. The device idles for a moment at each.
+    - `log_every`: number of steps between calls of `on_log`.
+    - `on_log`: `on_log(step, loss)` gets the number of steps so far and the mean loss since the
+      last log; see `progress`.
+    - `check_every`: number of steps between two reads of the losses. The device idles briefly at
+      each read.
     - `max_skipped`: how many updates in a row may be skipped, by a step of
       `make_step(..., check_finite="skip")` or by an optimiser such as `optax.apply_if_finite`. If
       more were skipped when the losses are read, training ends as `"diverged"`. The history
       includes the loss of a skipped step; the means in logs exclude it.
-    - `resume_from`: a folder of checkpoints, as `Checkpoint` makes it. The run goes on from the
-      newest good one there, with the state and the batches that came then, and ends with the same
-      numbers as one that was not interrupted; it begins with `state` where there is none. A damaged
-      one is warned of and left out. `batches` go to the position that was saved, if they have
-      `seek`, as `minibatches` do; of others as many are passed over as there were steps.
-      Callbacks get back what they kept: `EarlyStopping` goes on from its best.
-    - `donate`: give the arrays of `state` to the run, one after another, so that the run and its
-      caller hold one state together. The arrays are deleted, also if `fit` raises, and JAX raises
-      an error where they are used. Without `donate`, `fit` keeps no reference to `state` after the
-      copy, so that `fit(make_state(), ...)` holds one state too.
+    - `resume_from`: a folder of checkpoints that `Checkpoint` wrote. The run continues from the
+      newest checkpoint that is not damaged, and computes the same numbers as an uninterrupted run;
+      a warning reports damaged checkpoints. Without a checkpoint it starts with `state`. If
+      `batches` have `seek`, as `minibatches` do, they go to the saved position; otherwise one batch
+      is skipped for each step made. Callbacks get their saved state back: `EarlyStopping` continues
+      from its best.
+    - `donate`: move the arrays of `state` into the run one by one, so that memory never holds two
+      states. The arrays are deleted, even if `fit` raises, and JAX raises an error if they are
+      used. Without `donate`, `fit` keeps no reference to `state` after copying it, so that
+      `fit(make_state(), ...)` also keeps one state only.
 
     **Returns:** a `FitResult`.
 
-    **Raises:** `TypeError` if `state` is not a `TrainState`, or a callback not a `Callback`, and if
-    many steps in one call cannot be what single ones are; `RuntimeError` if the arrays of the state
-    were donated; `ValueError` if a number of steps is not a positive integer, or a checkpoint does
-    not fit the state or the batches; `CheckpointError` if all are damaged; whatever `step`,
-    `batches`, `evaluate` and callbacks raise, except that `KeyboardInterrupt` from all but the
-    first ends training.
+    **Raises:** `TypeError` if `state` is not a `TrainState` or a callback is not a `Callback`, or
+    if the step cannot run several times in one call; `RuntimeError` if the arrays of the state were
+    donated; `ValueError` if a number of steps is not a positive integer, or a checkpoint does not
+    fit the state or the batches; `CheckpointError` if all checkpoints are damaged; any exception of
+    `step`, `batches`, `evaluate` and callbacks. `KeyboardInterrupt` raised in `batches`, `evaluate`
+    or a callback ends training instead.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -123,12 +123,14 @@ def fit(
         whole_number(log_every, "log_every"),
         None if evaluate_every is None else whole_number(evaluate_every, "evaluate_every"),
     )
-    pace = _pace_of(steps_per_call)
-    feed = Feed(batches, is_raw=steps_per_call == 1 and not isinstance(step, JitFunction))
+    call_size = _call_size(steps_per_call)
+    iterator = BatchIterator(
+        batches, is_raw=steps_per_call == 1 and not isinstance(step, JitFunction)
+    )
     check_every = whole_number(check_every, "check_every")
     resumed = None if resume_from is None else newest_in(resume_from, state)
     if resumed is None:
-        # The name is bound again: nobody else may hold the first state.
+        # Rebinding the name drops the reference to the caller's state.
         state = copy_arrays(state, donate=donate)
         run = Run(_unhalted(state), num_steps, 0, max_skipped)
     else:
@@ -136,12 +138,12 @@ def fit(
             if isinstance(leaf, jax.Array):
                 leaf.delete()
         run = Run(_unhalted(resumed.state), num_steps, resumed.steps, max_skipped)
-        feed.seek(resumed.position, resumed.steps)
+        iterator.seek(resumed.position, resumed.steps)
     del state
     run.evaluate_every = schedule.evaluate_every
     run.callbacks = checked
     run.on_checkpoint = functools.partial(schedule.call_hook, "on_checkpoint")
-    loop = _Loop(run, step, feed, pace, schedule, check_every, resumed)
+    loop = _Loop(run, step, iterator, call_size, schedule, check_every, resumed)
     with delayed_interrupt() as interrupt, contextlib.ExitStack() as closing:
         for callback in checked:
             closing.callback(callback.close)
@@ -156,17 +158,18 @@ Stopped = Literal["finished", "exhausted", "stopped", "interrupted", "diverged"]
 
 
 class FitResult(NamedTuple, Generic[Model]):
-    """The end of a training.
+    """The result of `fit`.
 
-    - `state`: after the last good step, ready to go on from.
-    - `history`: the loss of every step that this call of `fit` made, as Python floats: of none,
-      where a resumed run was at its end.
-    - `stopped`: the reason: all steps were made, the batches ended first, a callback stopped the
-      run, Ctrl-C, or a loss or state that was not finite.
-    - `message`: the same in a sentence, with the step and, for a divergence, the loss.
-    - `evaluations`: the step and the metrics of each evaluation that it made.
-    - `steps_per_call`: how many steps went into one call, as they were given or chosen.
-    - `num_skipped`: number of steps that skipped an update that was not finite.
+    - `state`: the state after the last good step; training can continue from it.
+    - `history`: the loss of each step that this call of `fit` made, as Python floats. Empty if a
+      resumed run was already finished.
+    - `stopped`: the reason: all steps were made (`"finished"`), the batches ended first
+      (`"exhausted"`), a callback stopped the run (`"stopped"`), Ctrl-C or SIGTERM
+      (`"interrupted"`), or a loss or state was not finite (`"diverged"`).
+    - `message`: the reason in words, with the step and, after a divergence, the loss.
+    - `evaluations`: step and metrics of each evaluation in this call of `fit`.
+    - `steps_per_call`: number of steps in one call, as passed or as chosen by `"auto"`.
+    - `num_skipped`: number of steps whose update was not finite and was skipped.
     """
 
     state: TrainState[Model]
@@ -186,18 +189,18 @@ class FitResult(NamedTuple, Generic[Model]):
 
 
 class _Loop(NamedTuple):
-    """A run, and all that it is run with."""
+    """A run and the objects that it uses."""
 
     run: Run
     step: Step
-    feed: Feed
-    pace: "_Pace"
+    batches: BatchIterator
+    call_size: "_CallSize"
     schedule: Schedule
     check_every: int
     resumed: Resumed | None
 
     def run_all(self, interrupt: Interrupt) -> None:
-        """All steps, and the hooks of callbacks before and after."""
+        """Makes all steps, and calls the hooks of callbacks before and after."""
         run = self.run
         self.schedule.call_hook("on_start", run)
         if self.resumed is not None:
@@ -206,38 +209,40 @@ class _Loop(NamedTuple):
             self._run_steps(interrupt)
         except KeyboardInterrupt:
             if deleted_paths(run.state):
-                # It came inside the step, after the state was given away: nothing to return.
+                # It came inside the step, after the state was donated: there is no state to return.
                 raise
             interrupt.is_requested = True
         run.read()
-        run.position = self.feed.position
+        run.position = self.batches.position
         self.schedule.call_hook("on_end", run)
 
     def _run_steps(self, interrupt: Interrupt) -> None:
-        run, schedule, pace = self.run, self.schedule, self.pace
+        run, schedule, call_size = self.run, self.schedule, self.call_size
         while run.steps < run.num_steps and run.end is None:
             due = schedule.next_after(run)
             while run.steps < due:
-                max_count = min(pace.steps_per_call, due - run.steps)
-                batches = self.feed.take(pace.steps_per_call, max_count)
+                max_count = min(call_size.steps_per_call, due - run.steps)
+                batches = self.batches.take(call_size.steps_per_call, max_count)
                 if batches is None:
                     run.read()
                     if run.divergence is None:
                         schedule.at_end(run)
                     return
-                advance = functools.partial(run.advance, self.step, batches, pace.steps_per_call)
-                pace.run(advance, batches.count)
-                is_stopping = interrupt.is_requested and not self.feed.has_mismatched_batch
+                advance = functools.partial(
+                    run.advance, self.step, batches, call_size.steps_per_call
+                )
+                call_size.run(advance, batches.count)
+                is_stopping = interrupt.is_requested and not self.batches.has_mismatched_batch
                 is_due = run.steps == due or run.num_unread >= self.check_every
                 if is_stopping or is_due:
                     run.read()
                     if run.divergence is not None or is_stopping:
                         return
-            run.position = self.feed.position
+            run.position = self.batches.position
             schedule.at(run)
 
     def result(self, interrupt: Interrupt) -> FitResult:
-        """How it ended."""
+        """The result of the run."""
         run = self.run
         made = f"{run.steps} of {run.num_steps} steps"
         if run.steps_before:
@@ -260,9 +265,9 @@ class _Loop(NamedTuple):
             _unhalted(run.state if run.result is None else run.result),
             tuple(run.history),
             stopped,
-            " ".join(filter(None, [message, note, self.pace.message, *run.notes])),
+            " ".join(filter(None, [message, note, self.call_size.message, *run.notes])),
             tuple(self.schedule.evaluations),
-            self.pace.steps_per_call,
+            self.call_size.steps_per_call,
             len(skipped),
         )
 
@@ -273,45 +278,45 @@ def _unhalted(state: TrainState[Model]) -> TrainState[Model]:
     return tree_at(lambda state: state.is_halted, state, jnp.zeros_like(state.is_halted))
 
 
-# --- How many steps go into one call: a number, or the faster of two that are measured ---
+# --- The number of steps in one call: fixed, or the faster of two ---
 
 
 CHOICE = 16
 CALLS = {1: 20, CHOICE: 3}
-"""How many calls of one step, and of `CHOICE` steps, are timed, once each was compiled."""
+"""Number of timed calls, after compilation, with one step and with `CHOICE` steps."""
 
 
-class _Pace:
-    """How many steps go into the next call: always the same number."""
+class _CallSize:
+    """The number of steps in the next call; constant."""
 
     message = ""
-    """What was found out, in a sentence."""
+    """The measurement in words."""
 
     def __init__(self, steps_per_call: int) -> None:
         self.steps_per_call = steps_per_call
 
     def run(self, advance: Callable[[], Any], num_steps: int) -> None:
-        """Calls `advance`, which makes `num_steps` steps and returns arrays of the last."""
+        """Calls `advance`, which makes `num_steps` steps and returns arrays of the last one."""
         advance()
 
 
-class _MeasuredPace(_Pace):
-    """Single steps at first, then many a call, and then whichever took less time for a step.
+class _MeasuredCallSize(_CallSize):
+    """The faster of one step and `CHOICE` steps per call, timed in this order at the start.
 
-    A call that compiles does not count. Nor does the time that batches take.
+    Calls that compile, and the time to make batches, are not measured.
     """
 
     def __init__(self) -> None:
         super().__init__(1)
         self._is_settled = False
         self.message = (
-            f"It was too short to measure whether {CHOICE} steps a call are faster than one."
+            f"The run was too short to measure whether {CHOICE} steps per call are faster than one."
         )
         self._per_step_us: dict[int, float] = {}
         self._calls: list[tuple[int, float]] = []
 
     def run(self, advance: Callable[[], Any], num_steps: int) -> None:
-        """Calls `advance`, and measures its time until the number is chosen."""
+        """Calls `advance`, and times it until the number is chosen."""
         if self._is_settled:
             advance()
             return
@@ -319,7 +324,7 @@ class _MeasuredPace(_Pace):
         start = time.perf_counter()
         arrays = advance()
         if is_last or not self._calls:
-            # What was dispatched before is not on this call's account, nor on the next one's.
+            # Wait, so that the timed calls do not include work dispatched before them.
             jax.block_until_ready(arrays)
         self._calls.append((num_steps, time.perf_counter() - start))
         if is_last:
@@ -334,20 +339,17 @@ class _MeasuredPace(_Pace):
         singly, many = (self._per_step_us[steps] for steps in CALLS)
         self.steps_per_call, self._is_settled = (CHOICE if many < singly else 1), True
         self.message = (
-            f"Chose {self.steps_per_call} a call: a step took {singly:.1f} us by itself, and "
-            f"{many:.1f} us among {CHOICE}."
+            f"Chose steps_per_call={self.steps_per_call}: a step took {singly:.1f} us in calls of "
+            f"one, and {many:.1f} us in calls of {CHOICE}."
         )
 
 
-def _pace_of(steps_per_call: StepsPerCall) -> _Pace:
-    """The pace that an argument asks for.
-
-    **Raises:** `ValueError` for what is neither a positive integer nor `"auto"`.
-    """
+def _call_size(steps_per_call: StepsPerCall) -> _CallSize:
+    """**Raises:** `ValueError` unless `steps_per_call` is a positive integer or `"auto"`."""
     if steps_per_call == "auto":
-        return _MeasuredPace()
+        return _MeasuredCallSize()
     if isinstance(steps_per_call, str):
         raise ValueError(
             f'steps_per_call must be an integer of at least 1, or "auto", got {steps_per_call!r}.'
         )
-    return _Pace(whole_number(steps_per_call, "steps_per_call"))
+    return _CallSize(whole_number(steps_per_call, "steps_per_call"))

@@ -1,4 +1,4 @@
-"""What is due after which steps: logs, evaluations, and what callbacks do."""
+"""`Schedule`: the steps after which logs, evaluations and callbacks are due."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +13,11 @@ from .._run import Run
 from .._state import Model, TrainState
 
 EvaluateState = Callable[[TrainState[Model]], Mapping[str, Any]]
-"""From a state to metrics by name."""
+"""Maps a state to metrics by name."""
 
 
 class _OnLog(Callback):
-    """The function `on_log` as a callback."""
+    """Calls the function `on_log`."""
 
     def __init__(self, function: Callable[[int, float], None]) -> None:
         self.function = function
@@ -29,13 +29,13 @@ class _OnLog(Callback):
 def checked_callbacks(
     callbacks: Sequence[Callback], on_log: Callable[[int, float], None] | None
 ) -> tuple[Callback, ...]:
-    """The callbacks, and `on_log` as one.
+    """Checks the callbacks, and appends `on_log` as one.
 
     **Raises:** `TypeError` for a callback that is not a `Callback`, or an `on_log` that is not
     callable; `ValueError` for a callback whose `every` is not a positive integer.
     """
     if isinstance(callbacks, Callback):
-        raise TypeError(f"fit expected a list of callbacks; got {callbacks!r}: put it in a list.")
+        raise TypeError(f"fit expected a list of callbacks, got {callbacks!r}: put it in a list.")
     if on_log is not None:
         check_callable(on_log, "on_log(step, loss)")
     for index, callback in enumerate(callbacks):
@@ -49,14 +49,14 @@ def checked_callbacks(
         elif type(callback).on_step is not Callback.on_step:
             warnings.warn(
                 f"callbacks[{index}] has an `on_step` that is never called: set its attribute "
-                "`every`, the number of steps between two calls.",
+                "`every` to the number of steps between two calls.",
                 stacklevel=stacklevel_of_user(),
             )
     return (*callbacks, *([] if on_log is None else [_OnLog(on_log)]))
 
 
 class Schedule:
-    """What is due after which steps."""
+    """The periods of logs, evaluations and callbacks."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class Schedule:
     ) -> None:
         if evaluate is not None:
             check_callable(evaluate, "evaluate(state)")
-            hint = " Give what `make_evaluate(measure, batches)` returns."
+            hint = " Pass the function that `make_evaluate(measure, batches)` returns."
             check_takes(evaluate, "evaluate(state)", "fit", hint)
         elif evaluate_every is not None:
             raise ValueError(
-                f"fit has evaluate_every={evaluate_every} and nothing to evaluate: give it "
-                "`evaluate`, as `make_evaluate` makes it."
+                f"fit got evaluate_every={evaluate_every} but no `evaluate`: pass `evaluate`, for "
+                "example from `make_evaluate`."
             )
         self.evaluate, self.callbacks = evaluate, callbacks
         self.log_every = log_every if callbacks else None
@@ -83,12 +83,12 @@ class Schedule:
         self._logged_at = -1
 
     def next_after(self, run: Run) -> int:
-        """The number of steps after which something is due, at the latest the last one."""
+        """The next step after which something is due, at most the last step."""
         steps = run.steps
         return min([run.num_steps, *(steps - steps % each + each for each in self._periods)])
 
     def at(self, run: Run) -> None:
-        """Does what is due now. The losses have been read."""
+        """Logs, evaluates and calls `on_step` as due. The losses must have been read."""
         is_last, periods = run.steps >= run.num_steps, (self.log_every, self.evaluate_every)
         self._observe(run, *(is_last or (bool(each) and run.steps % each == 0) for each in periods))
         for callback in self.callbacks:
@@ -96,12 +96,12 @@ class Schedule:
                 callback.on_step(run)
 
     def at_end(self, run: Run) -> None:
-        """Does what follows the last step, if there was one."""
+        """Logs and evaluates after the last step, if a step was made."""
         if run.steps > run.steps_before:
             self._observe(run, True, True)
 
     def _observe(self, run: Run, logs: bool, evaluates: bool) -> None:
-        """Evaluates and logs, each once a step. A log shows the metrics of its step."""
+        """Evaluates and logs, at most once per step. A log shows the metrics of its step."""
         is_log_due = logs and self.log_every is not None and self._logged_at != run.steps
         if is_log_due:
             self._logged_at = run.steps
@@ -112,14 +112,15 @@ class Schedule:
             self.call_hook("on_log", run)
 
     def _evaluate(self, run: Run) -> None:
-        """Evaluates the state, unless that was done already."""
+        """Evaluates the state, unless this step was already evaluated."""
         if self.evaluate is None or run.evaluated_at == run.steps:
             return
         run.evaluated_at = run.steps
         metrics = self.evaluate(run.state)
         if not isinstance(metrics, Mapping):
             raise TypeError(
-                f"fit expected `evaluate` to give a mapping from names to numbers, got {metrics!r}."
+                "fit expected `evaluate` to return a mapping from names to numbers, got "
+                f"{metrics!r}."
             )
         run.metrics = {name: _as_number(name, value) for name, value in metrics.items()}
         self.evaluations.append((run.steps, run.metrics))
@@ -136,5 +137,5 @@ def _as_number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"fit expected `evaluate` to give a number for {name!r}, got {tree_pformat(value)}."
+            f"fit expected `evaluate` to return a number for {name!r}, got {tree_pformat(value)}."
         ) from error

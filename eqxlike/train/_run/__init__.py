@@ -1,6 +1,7 @@
-"""A training under way, on the arrays of its state.
+"""A training run: its state, its losses, and the calls of its step.
 
-`_run` reads the losses, `_stepper` calls the step and judges, `_flat_steps` compiles the calls.
+`_run` has `Run`, which callbacks see; `_stepper` calls the step and checks that the state is good;
+`_flat_steps` compiles the calls; `_stack` stacks batches.
 """
 
 from ._run import Run as Run

@@ -1,4 +1,4 @@
-"""A training under way: the newest state, and the losses that were read."""
+"""`Run`: the newest state of a training run, and the losses read so far."""
 
 import collections
 import itertools
@@ -18,23 +18,24 @@ from ._stepper import Pending, Step, Stepper
 
 
 class Run(Generic[Model]):
-    """A training under way, as callbacks see it.
+    """A training run, as callbacks see it.
 
-    - `state`: after the last step. The next step takes its arrays: keep a copy, not these.
-    - `num_steps`: how many steps the run is to have made at its end.
-    - `steps`: how many it has made, with those before it was resumed, `steps_before`.
-    - `history`: the losses of the steps that this call of `fit` made, as far as they were read.
-    - `skipped`: the indices in `history` of steps whose update was skipped.
-    - `loss`: the mean loss since the last log, without skipped steps; NaN before the first log.
-    - `aux`: the means, since the last log, of the numbers in the dict that the step returned after
-      the loss, by name, without skipped steps; see `make_step(..., has_aux=True)`.
-    - `metrics`: what the last evaluation gave, by name; empty before the first one.
-    - `evaluated_at`: after which step that was; -1 before the first one.
-    - `evaluate_every`: steps between evaluations; `None` where at most the end is evaluated.
-    - `checkpoint`: the folder of the last checkpoint; `None` before the first one.
-    - `position`: where the stream of batches is, if it can say.
-    - `callbacks`: those of the run.
-    - `result`: the state that `fit` is to return, if that is not the last one.
+    - `state`: the state after the last step. The next step donates its arrays: to keep it, copy it.
+    - `num_steps`: total number of steps of the run.
+    - `steps`: number of steps made so far, including the `steps_before` the run was resumed.
+    - `history`: the losses that were read, of the steps that this call of `fit` made.
+    - `skipped`: indices in `history` of steps whose update was skipped.
+    - `loss`: the mean loss between the last two logs, without skipped steps; NaN before the first
+      log.
+    - `aux`: like `loss`, for each number in the dict that the step returns after the loss; see
+      `make_step(..., has_aux=True)`.
+    - `metrics`: metrics of the last evaluation by name; empty before the first one.
+    - `evaluated_at`: step of the last evaluation; -1 before the first one.
+    - `evaluate_every`: number of steps between evaluations; `None` if at most the end is evaluated.
+    - `checkpoint`: folder of the last checkpoint; `None` before the first one.
+    - `position`: the `position` of the batches; `None` if they have none.
+    - `callbacks`: all callbacks of the run.
+    - `result`: a state that `fit` returns in place of the last one, or `None`.
     """
 
     def __init__(
@@ -74,19 +75,21 @@ class Run(Generic[Model]):
         check_state(state, "run.state")
         check_not_deleted(state, "state", "run.state")
         self._stepper.state = state
-        # It may be one of another step.
+        # The new state may have another `step`.
         self._first_step = int(state.step) - len(self.history)
 
     @property
     def learning_rate(self) -> float | None:
-        """That of the last step, where the optimiser keeps it: made with `inject_hyperparams`."""
+        """The learning rate of the last step, for an optimiser made with
+        `optax.inject_hyperparams`; otherwise `None`.
+        """
         found = optax.tree_utils.tree_get_all_with_path(self.state.optimiser_state, "learning_rate")
-        # The state of a schedule has that name too.
+        # The state of a schedule also has this name.
         rates = [value for _, value in found if isinstance(value, jax.Array) and value.ndim == 0]
         return float(rates[0]) if len(rates) == 1 else None
 
     def stop(self, message: str) -> None:
-        """Ends the run after this moment; `FitResult.message` begins with `message`."""
+        """Ends the run after the current hooks; `FitResult.message` begins with `message`."""
         self.end = self.end or message
 
     def note(self, message: str) -> None:
@@ -94,14 +97,14 @@ class Run(Generic[Model]):
         self.notes.append(message)
 
     def tell_checkpoint(self, folder: pathlib.Path) -> None:
-        """Reports a checkpoint that is in its place to all callbacks."""
+        """Reports a completed checkpoint to all callbacks."""
         self.checkpoint = folder
         self.on_checkpoint(self)
 
     # --- for the loop ---
 
     def advance(self, step: Step, batches: Stack, steps_per_call: int) -> Any:
-        """A step on each batch. Returns arrays of the last call."""
+        """Makes one step for each batch. Returns an array that the caller may wait for."""
         pending = self._stepper.advance(step, batches, steps_per_call)
         self._pending.append(pending)
         self.num_unread += pending.count
@@ -109,18 +112,19 @@ class Run(Generic[Model]):
         return pending.losses
 
     def read(self) -> None:
-        """Waits for the losses on the device, and sets `divergence` if one of their steps was bad.
+        """Waits for the losses on the device, and sets `divergence` if one of the steps was bad.
 
-        The state is then that before the bad step, where that was kept.
+        The state is then the one before the bad step, if the step kept it.
         """
         if not self._pending:
             return
-        losses, num_good, were_skipped = self._stepper.judge(self._pending, self._good_step)
+        losses, num_good, were_skipped = self._stepper.read_losses(self._pending, self._good_step)
         rows = jax.device_get([calls.aux for calls in self._pending])
         counts = [calls.count for calls in self._pending]
-        # Ctrl-C, while all that was waited for, has lost nothing.
+        # Only now, so that Ctrl-C while waiting loses no losses.
         self._pending, self.num_unread = [], 0
-        # `None`: either all is well, or the step has no guard and only its loss shows a bad step.
+        # `None`: no step refused its update. If the step has no check, only its loss shows that it
+        # was bad.
         is_kept = num_good is not None
         if num_good is None:
             are_bad = [
@@ -138,11 +142,11 @@ class Run(Generic[Model]):
                 kept = itertools.compress(np.ravel(values).tolist(), are_kept)
                 self._aux_since_log.setdefault(name, []).extend(kept)
         self.steps -= len(losses) - num_good
-        # A step that was interrupted may have no loss.
+        # After an interrupt the last good step may have no loss.
         if num_good < len(losses):
             self.divergence = self._describe(losses[num_good], is_kept)
         elif not self._stepper.is_finite(of_any_step=False):
-            self.divergence = _spoilt(f"after step {self._good_step}")
+            self.divergence = _not_finite(f"after step {self._good_step}")
         # In a run of successive indices, index minus place is constant.
         rows = collections.Counter(index - place for place, index in enumerate(self.skipped))
         longest = max(rows.values(), default=0)
@@ -153,7 +157,7 @@ class Run(Generic[Model]):
             )
 
     def log(self) -> None:
-        """Sets `loss` and `aux` to the means of what was read since the last log."""
+        """Sets `loss` and `aux` to the means since the last log."""
         skipped = {*self.skipped}
         steps = range(self._num_logged, len(self.history))
         recent = [self.history[step] for step in steps if step not in skipped]
@@ -168,29 +172,28 @@ class Run(Generic[Model]):
         return self._first_step + len(self.history)
 
     def _describe(self, loss: float, is_kept: bool) -> str:
-        """What went wrong in the step after the good ones; `is_kept`: whether their state was."""
+        """Describes the bad step. `is_kept`: whether the step kept the state before it."""
         step = self._good_step + 1
         if not is_kept:
             return (
-                f"The loss was {loss} in step {step}. The step did not keep its last good "
-                "state: make it with `make_step(..., check_finite=True)`, or call `keep_if_finite` "
-                "in it."
+                f"The loss was {loss} in step {step}, and the last good state was not kept: make "
+                "the step with `make_step(..., check_finite=True)`, or call `keep_if_finite` in it."
             )
         if math.isfinite(loss):
-            array = "A parameter, or what the optimiser or the model keeps,"
+            array = "A parameter or an array of the optimiser's or the model's state"
             if self.state.loss_scale is not None:
                 array = f"A gradient at the smallest loss scale, {array[0].lower()}{array[1:]}"
             what = f"{array} became NaN or infinite in step {step}, at a loss of {loss:.6g}"
         else:
             what = f"The loss was {loss} in step {step}"
         if not self._stepper.is_finite(of_any_step=True):
-            return f"{what}. {_spoilt(f'after step {step - 1}')}"
-        return f"{what}; the state is that after step {step - 1}."
+            return f"{what}. {_not_finite(f'after step {step - 1}')}"
+        return f"{what}; the state is the one after step {step - 1}."
 
 
-def _spoilt(when: str) -> str:
+def _not_finite(when: str) -> str:
     return (
-        f"The state {when} is not finite, though its gradients were: the optimiser made a "
-        "parameter, or what it keeps, NaN or infinite. A step of `make_step(..., "
-        'check_finite="state")` keeps the state before that.'
+        f"The state {when} is not finite, although its gradients were: the optimiser made a "
+        "parameter or an array of its own state NaN or infinite. A step of `make_step(..., "
+        'check_finite="state")` keeps the state before such an update.'
     )

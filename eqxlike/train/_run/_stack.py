@@ -1,4 +1,4 @@
-"""Batches that are alike, as one."""
+"""`Stack`: several compatible batches as one batch with a leading axis."""
 
 import functools
 from typing import Any, NamedTuple
@@ -11,20 +11,20 @@ from jaxtyping import Array, PyTree
 from ...extend import Structure, flatten, is_same_static
 
 
-class Together(NamedTuple):
-    """Arrays of many batches that are on a device already: they are stacked inside of the call."""
+class DeviceArrays(NamedTuple):
+    """JAX arrays of many batches. They are stacked inside the compiled call."""
 
     arrays: tuple[Array, ...]
 
 
 class Stack:
-    """Batches of one form, which `whole` gives as one whose arrays have a leading axis.
+    """Compatible batches, which `whole` returns as one batch with a leading axis.
 
-    What NumPy has is written there as it comes: a stream may write the next batch into the arrays
-    of the last one.
+    NumPy arrays are copied when they are added, because a loader may write the next batch into the
+    same arrays.
 
-    - `first`: the first of them, as it came.
-    - `count`: how many there are.
+    - `first`: the first batch, unchanged.
+    - `count`: number of batches.
     """
 
     def __init__(self, batch: Any, length: int) -> None:
@@ -32,11 +32,11 @@ class Stack:
         if length > 1:
             self._leaves, self._treedef = jtu.tree_flatten(batch)
             self._columns = [_column(leaf, length) for leaf in self._leaves]
-            # What tells batches apart whose treedefs are equal; `None` where nothing needs to.
+            # Tells apart batches with equal treedefs; `None` if the treedef is sufficient.
             self._structure = None if _is_plain(self._treedef) else _structure_of(batch)
 
     def add(self, batch: Any) -> bool:
-        """Takes in another batch, if a program for the others serves for it; whether it does."""
+        """Adds a batch if the program compiled for the others accepts it; returns whether."""
         leaves, treedef = jtu.tree_flatten(batch)
         is_alike = (
             treedef == self._treedef
@@ -54,20 +54,20 @@ class Stack:
         return True
 
     def whole(self) -> PyTree:
-        """The batches as one. What stands beyond their number means nothing."""
+        """The stacked batches. Ignore entries beyond `count`."""
 
         def of_column(column: Any, leaf: Any) -> Any:
             if isinstance(column, list):
                 num_missing = self._length - len(column)
-                return Together((*column, *[column[-1]] * num_missing))
+                return DeviceArrays((*column, *[column[-1]] * num_missing))
             return leaf if column is None else column
 
         return self._treedef.unflatten(map(of_column, self._columns, self._leaves))
 
 
 def _column(leaf: Any, length: int) -> np.ndarray | list[Any] | None:
-    """Where the leaves of one place go; `None` for a static leaf, the same in all."""
-    # Of masked arrays, whose masks would be lost, JAX says what is to be done.
+    """Where a leaf of each batch is collected; `None` for a static leaf."""
+    # Copying a masked array would lose its mask; JAX raises an error for it.
     if isinstance(leaf, jax.Array | np.ma.MaskedArray):
         return [leaf]
     if not isinstance(leaf, np.ndarray | np.generic):
@@ -93,8 +93,8 @@ def _structure_of(batch: Any) -> Structure:
 
 @functools.lru_cache(maxsize=64)
 def _is_plain(treedef: Any) -> bool:
-    """Whether treedefs that are equal to this one are interchangeable: it has tuples, lists and
-    dicts by strings alone. To find out more takes twenty times as long as to flatten a batch.
+    """Whether equal treedefs are interchangeable: they have only tuples, lists and dicts with
+    string keys. The full check takes twenty times as long as flattening a batch.
     """
     data = treedef.node_data()
     is_plain = (

@@ -1,4 +1,4 @@
-"""The steps of a run, and whether its state is still good."""
+"""`Stepper`: calls the step of a run, and checks that its state is good."""
 
 import functools
 import re
@@ -13,32 +13,33 @@ from jaxtyping import Array
 
 from ... import EqxlikeRuntimeError, is_array
 from ...extend import JitFunction, flatten, listed, paths_without_numbers
-from .._guards import is_finite_state, judges_gradients, may_skip, was_refused
+from .._guards import checks_gradients, is_finite_state, may_skip, was_refused
 from .._state import Model, TrainState
 from ._flat_steps import (
     Aux,
-    Form,
+    StateStructure,
     Leaves,
     StateChanged,
     many_steps,
     read_returned,
     single_step,
-    take_apart,
+    flatten_state,
 )
 from ._stack import Stack
 
 Batch = TypeVar("Batch")
 Step = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], *tuple[Any, ...]]]
 Call = Callable[[Leaves, Stack], tuple[Leaves, Any, Array, Aux]]
-"""Makes the steps of a stack on the arrays of a state, which it takes."""
+"""Makes one step for each batch of a stack on the arrays of a state, which it may donate."""
 
 
 class Pending(NamedTuple):
-    """Losses on the device, of one step or of the first `count` of many.
+    """The losses of one call, still on the device.
 
-    - `aux`: what the steps returned after the loss, by name.
-    - `were_refused`: whether each update was refused or skipped; `None` once it is known that the
-      step increments `state.step`, which then counts the good steps.
+    - `losses`: shape `()`, or an array whose first `count` entries are losses.
+    - `were_refused`: whether each update was refused or skipped; `None` if `state.step` is known to
+      count the good steps.
+    - `aux`: the numbers in the aux of each step, by name.
     """
 
     losses: Any
@@ -48,20 +49,20 @@ class Pending(NamedTuple):
 
 
 _DONATED = (
-    "Donated to the step that failed, and so no longer there: the state of this run. The `state` "
-    "that fit got was copied, and is as it was, unless fit has donate=True."
+    "The state of this run was donated to the step that failed, and is deleted. The `state` passed "
+    "to fit is unchanged, unless donate=True."
 )
 
 
 class Stepper(Generic[Model]):
-    """The newest state, and the calls that make steps on it."""
+    """Holds the newest state, and makes steps on it."""
 
     def __init__(self, state: TrainState[Model]) -> None:
-        # One of the two is always there: the state, or its arrays, which go from call to call.
+        # At least one of the two is set: the state, or its arrays.
         self._state: TrainState[Model] | None = state
         self._leaves: Leaves | None = None
-        self._form = take_apart(state)[1]
-        # A step that changes more than arrays gets the state as it is, in calls of one step.
+        self._structure = flatten_state(state)[1]
+        # False for a step that changes more than arrays: it is called with the whole state.
         self._takes_arrays = True
         self._step: Any = None
         self._calls: dict[int, Call] = {}
@@ -71,7 +72,7 @@ class Stepper(Generic[Model]):
     def state(self) -> TrainState[Model]:
         if self._state is None:
             assert self._leaves is not None
-            state: TrainState[Model] = self._form.merge(self._leaves)
+            state: TrainState[Model] = self._structure.merge(self._leaves)
             self._state = state
             return state
         return self._state
@@ -81,11 +82,11 @@ class Stepper(Generic[Model]):
         self._state, self._leaves = state, None
 
     def advance(self, step: Step, batches: Stack, steps_per_call: int) -> Pending:
-        """A step on each batch: one by one, or where there may be more in a call, in one call."""
-        # One statement makes each call: whatever interrupts it, what is here was given to none.
+        """Makes one step for each batch, all in one call."""
+        # Call and assignment are one statement, so that an interrupt leaves a consistent state.
         is_first, self._step = self._step is None, step
         if steps_per_call == 1 and not (self._takes_arrays and isinstance(step, JitFunction)):
-            # As it is: a step that is not compiled may do anything.
+            # The step gets the state itself: if it is not compiled, it may do anything.
             self._state, self._leaves = self.state, None
             self._state, losses, aux = read_returned(step(self._state, batches.first))
             were_refused = None if self._counts_steps else was_refused(self._state)
@@ -97,21 +98,22 @@ class Stepper(Generic[Model]):
         try:
             self._leaves, losses, were_refused, aux = call(leaves, batches)
         except StateChanged:
-            # It came while tracing: nothing was given away.
+            # It was raised while tracing, so nothing was donated.
             if steps_per_call > 1:
                 raise
             self._takes_arrays = False
             return self.advance(step, batches, steps_per_call)
         except EqxlikeRuntimeError as error:
             if getattr(error, "__notes__", ()):
-                # It names arrays by their places in a list that nobody else knows.
+                # The note names arrays by their index in `leaves`, which means nothing to a user.
                 error.__notes__ = [_DONATED]
             raise
         except (ValueError, jax.errors.JaxRuntimeError) as error:
-            # Likewise if a batch holds an array of the state.
+            # Raised, for example, if a batch holds an array of the state. Notes name arrays by
+            # their index in `leaves`: show their paths.
             arrays = [
                 f"state{jtu.keystr(path)}"
-                for path, leaf in jtu.tree_leaves_with_path(self._form.merge(leaves))
+                for path, leaf in jtu.tree_leaves_with_path(self._structure.merge(leaves))
                 if is_array(leaf)
             ]
             name = functools.partial(re.sub, r"\bleaves\[(\d+)\]", lambda at: arrays[int(at[1])])
@@ -120,11 +122,11 @@ class Stepper(Generic[Model]):
         return Pending(losses, were_refused, aux, batches.count)
 
     def _opened(self) -> Leaves:
-        """The arrays of the state; the state is built again when somebody asks for it."""
+        """The arrays of the state. Drops the state; `self.state` builds it again."""
         if self._leaves is None:
-            self._leaves, form = take_apart(self._state)
-            if form != self._form:
-                self._form = form
+            self._leaves, structure = flatten_state(self._state)
+            if structure != self._structure:
+                self._structure = structure
                 self._calls.clear()
         self._state = None
         return self._leaves
@@ -133,36 +135,36 @@ class Stepper(Generic[Model]):
         call = self._calls.get(steps_per_call)
         if call is None:
             own, rest = flatten(step, by_identity=True)
-            # JAX runs a program again to find a NaN: its arguments must not be donated.
+            # To find a NaN, JAX runs a program again with the same arguments.
             donates = not (jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # pyright: ignore
             if steps_per_call == 1:
-                program = single_step(rest, self._form, donates)
+                program = single_step(rest, self._structure, donates)
                 call = lambda leaves, batches: program(own, leaves, batches.first)  # noqa: E731
             else:
-                # What a plain function reads beside its arguments may be other than in the last
-                # run: it is traced again.
+                # Not cached: the variables that a plain function reads may have changed since the
+                # last run.
                 is_plain = not isinstance(step, JitFunction)
                 make = many_steps.__wrapped__ if is_plain else many_steps
-                call = functools.partial(make(rest, self._form, donates, steps_per_call), own)
+                call = functools.partial(make(rest, self._structure, donates, steps_per_call), own)
             self._calls[steps_per_call] = call
         return call
 
-    def judge(
+    def read_losses(
         self, pending: Sequence[Pending], first_step: int
     ) -> tuple[list[float], int | None, list[bool]]:
-        """Waits for losses, and sees whether a step refused its update on the way to them.
+        """Waits for losses, and finds the first step that refused its update.
 
         **Arguments:**
 
-        - `first_step`: the step of the state before them.
+        - `first_step`: `state.step` before these steps.
 
-        **Returns:** the losses as numbers; the number of steps before the one that was refused, or
-        `None` if none was; and for each step before, whether it was skipped.
+        **Returns:** the losses; the number of steps before the first refusal, or `None` if there
+        was no refusal; and whether each update was refused or skipped.
         """
         losses, state = [calls.losses for calls in pending], self.state
         if len(losses) <= 256 and all(np.ndim(loss) == 0 for loss in losses):
-            # An array is fetched in the time of one number. Padded to a multiple of 32, so that one
-            # program serves most calls.
+            # Fetching an array takes as long as fetching one number. Padding to a multiple of 32
+            # lets most calls share a compiled program.
             found = jax.device_get(_stacked([*losses, *losses[-1:] * (-len(losses) % 32)]))
             numbers = _as_list(pending, found[: len(losses)])
         else:
@@ -183,26 +185,28 @@ class Stepper(Generic[Model]):
         return numbers, None, were_refused
 
     def is_finite(self, *, of_any_step: bool) -> bool:
-        """Whether the state is finite, of steps that judge their gradients or of any."""
-        if not (of_any_step or judges_gradients(self._step)):
+        """Whether the state is finite. Without `of_any_step` it is checked only for steps that
+        check their gradients but not the new state.
+        """
+        if not (of_any_step or checks_gradients(self._step)):
             return True
-        leaves, form = self._leaves, self._form
+        leaves, structure = self._leaves, self._structure
         if leaves is None:
-            leaves, form = take_apart(self.state)
-        return bool(_is_finite_of(form)(leaves))
+            leaves, structure = flatten_state(self.state)
+        return bool(_is_finite_of(structure)(leaves))
 
 
-# By `jax.jit`: a trace for each form of state is not a retrace that concerns a user.
+# Not `filter_jit`: its retrace reports would show a trace for each structure of a state.
 @functools.lru_cache(maxsize=8)
-def _is_finite_of(form: Form) -> Callable[[Leaves], Array]:
-    return jax.jit(lambda leaves: is_finite_state(form.merge(leaves)))
+def _is_finite_of(structure: StateStructure) -> Callable[[Leaves], Array]:
+    return jax.jit(lambda leaves: is_finite_state(structure.merge(leaves)))
 
 
 _stacked = jax.jit(jnp.stack)
 
 
 def _as_list(pending: Sequence[Pending], values: Sequence[Any]) -> list[float]:
-    """The numbers of all steps: of each call one, or the first `count` of an array."""
+    """The numbers of all steps: one for each call, or the first `count` entries of an array."""
     numbers: list[float] = []
     for call, value in zip(pending, values, strict=True):
         if np.ndim(value) == 0:

@@ -1,4 +1,4 @@
-"""Where the arrays of a training lie: on which devices, and in which parts."""
+"""Sharding: how the arrays of a model and its batches are split over devices."""
 
 from ._sharding import Sharding as Sharding
 from ._sharding import check_sharding as check_sharding

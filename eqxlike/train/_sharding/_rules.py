@@ -1,4 +1,4 @@
-"""Rules that say how each array of a model is split, by its path."""
+"""Rules that map the path of each array of a model to a `PartitionSpec`."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from ... import is_array
 from ...extend import Gathering, Stacked, Which, path_matches
 
-# --- Whether an array can be split as a rule says, over the mesh there is ---
+# --- A PartitionSpec, checked against an array and a mesh ---
 
 
 AnyMesh = Mesh | AbstractMesh
@@ -22,13 +22,11 @@ AnyMesh = Mesh | AbstractMesh
 def fitting_sharding(
     mesh: AnyMesh, spec: PartitionSpec, leaf: jax.ShapeDtypeStruct, path: str
 ) -> NamedSharding:
-    """The sharding of one array.
+    """The sharding of one array. Equivalent specs give equal shardings.
 
-    Splits that mean the same are equal here.
-
-    **Raises:** `TypeError` if the rule gave something else than a `PartitionSpec`; `ValueError` for
-    an axis that the mesh does not have or that is named twice, for more axes than the array has,
-    and for an axis that does not divide over its devices.
+    **Raises:** `TypeError` if the rule did not return a `PartitionSpec`; `ValueError` for a mesh
+    axis that does not exist or is named twice, for more entries than the array has axes, and for
+    an axis whose length is not divisible by the number of parts.
     """
     what = f"{path or 'the model'}, of shape {leaf.shape},"
     if not isinstance(spec, PartitionSpec):
@@ -40,17 +38,17 @@ def fitting_sharding(
     for name in names:
         if name not in mesh.shape:
             raise ValueError(
-                f"Sharding: {what} is to be split over the mesh axis {name!r}, and the mesh has "
+                f"Sharding: the rule for {what} names the mesh axis {name!r}, but the mesh has "
                 f"{described(mesh.shape)}."
             )
         if names.count(name) > 1:
             raise ValueError(
-                f"Sharding: {what} is to be split over the mesh axis {name!r} twice, by {spec}. "
-                "Each mesh axis can split one axis of an array."
+                f"Sharding: the rule for {what} names the mesh axis {name!r} twice: {spec}. A mesh "
+                "axis can split only one axis of an array."
             )
     if len(entries) > len(leaf.shape):
         raise ValueError(
-            f"Sharding: {what} has {len(leaf.shape)} axes, and its rule says {spec}, for "
+            f"Sharding: {what} has {len(leaf.shape)} axes, but its rule, {spec}, is for "
             f"{len(entries)}."
         )
     for axis, (size, entry) in enumerate(zip(leaf.shape, entries, strict=False)):
@@ -58,27 +56,27 @@ def fitting_sharding(
         if size % num_parts:
             raise ValueError(
                 f"Sharding: {what} does not divide: axis {axis} has length {size}, and {spec} "
-                f"splits it into {num_parts} parts. Split another axis, or leave it whole with "
-                "PartitionSpec()."
+                f"splits it into {num_parts} parts. Split another axis, or replicate the array "
+                "with PartitionSpec()."
             )
     alone = tuple(name for name, size in mesh.shape.items() if size == 1)
     return sharding_of(mesh, (without(entry, alone) for entry in entries))
 
 
 def num_devices_along(mesh: AnyMesh, names: tuple[str, ...]) -> int:
-    """The number of parts that axes of the mesh make of an axis of an array."""
+    """The number of parts into which mesh axes split an axis of an array."""
     return math.prod(mesh.shape[name] for name in names)
 
 
 def without(entry: Any, names: tuple[str, ...]) -> Any:
-    """An entry of a `PartitionSpec`, less some axes of the mesh."""
+    """An entry of a `PartitionSpec` without some axes of the mesh."""
     entries = () if entry is None else (entry,) if isinstance(entry, str) else entry
     left = tuple(name for name in entries if name not in names)
     return left[0] if len(left) == 1 else left or None
 
 
 def described(axes: Mapping[str, int]) -> str:
-    """The axes of a mesh and their sizes, as in `data=4, model=2`."""
+    """The axes of a mesh and their sizes, for example `data=4, model=2`."""
     return ", ".join(f"{name}={size}" for name, size in axes.items())
 
 
@@ -86,15 +84,15 @@ def _axis_names(entry: Any, what: str) -> tuple[str, ...]:
     names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
     if not all(isinstance(name, str) for name in names):
         raise TypeError(
-            f"Sharding: the rule for {what} has {entry!r} where the name of a mesh axis, a tuple "
-            "of such names, or None is expected."
+            f"Sharding: the rule for {what} must have the name of a mesh axis, a tuple of names, "
+            f"or None for each axis; got {entry!r}."
         )
     return names
 
 
 def sharding_of(mesh: AnyMesh, entries: Iterable[Any]) -> NamedSharding:
-    """The sharding by the entries of a `PartitionSpec`, of which those of no split at the end are
-    left out: JAX compiles a program once more for another spelling.
+    """The sharding with these entries, without trailing `None`s: JAX compiles again for another
+    spelling of the same sharding.
     """
     entries = list(entries)
     while entries and entries[-1] is None:
@@ -102,14 +100,14 @@ def sharding_of(mesh: AnyMesh, entries: Iterable[Any]) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*entries))
 
 
-# --- The arrays of a tree, with the paths that rules and errors know them by ---
+# --- The arrays of a tree by path ---
 
 
 Keys = tuple[Any, ...]
 
 
 def is_array_or_struct(leaf: Any) -> bool:
-    """Whether a leaf has a place on devices, or represents one that has."""
+    """Whether a leaf is an array or a `jax.ShapeDtypeStruct`."""
     return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
@@ -123,24 +121,23 @@ def arrays_by_keys(tree: PyTree) -> dict[Keys, jax.ShapeDtypeStruct]:
 
 
 def name_of(keys: Keys) -> str:
-    """A path as rules have it: `layers[0].weight`."""
+    """A path as rules and errors spell it, such as `layers[0].weight`."""
     return jtu.keystr(keys).removeprefix(".")
 
 
 Split = PartitionSpec | Callable[[str, jax.ShapeDtypeStruct], PartitionSpec]
-"""The axes of the mesh that each axis of an array is split over, or a function of path and leaf
-that returns them.
-"""
+"""The mesh axes for each axis of an array, or a function of path and leaf that returns them."""
 Rules = tuple[tuple[Which, Split], ...]
 REST = "**"
 
 
 @dataclasses.dataclass(frozen=True)
 class LongestAxis:
-    """A split of the longest axis that divides, the first of those that are as long.
+    """Splits the longest divisible axis, the first one of several.
 
-    - `names`: the axes of the mesh, which make `num_parts` of it.
-    - `min_size`: arrays with fewer numbers stay whole.
+    - `names`: the axes of the mesh.
+    - `num_parts`: number of parts.
+    - `min_size`: arrays with fewer elements are replicated.
     """
 
     names: tuple[str, ...]
@@ -150,8 +147,8 @@ class LongestAxis:
     def __call__(
         self, path: str, leaf: jax.ShapeDtypeStruct, *, is_stacked: bool = False
     ) -> PartitionSpec:
-        """Of an array that `is_stacked` the axis of layers is the last choice: split along it, the
-        layers cannot be all-gathered one at a time.
+        """If the array `is_stacked`, its leading axis of layers is split only if no other axis is
+        divisible: layers split along it cannot be all-gathered one at a time.
         """
         lengths = dict(enumerate(leaf.shape))
         axes = [axis for axis, length in lengths.items() if length % self.num_parts == 0]
@@ -162,17 +159,14 @@ class LongestAxis:
 
 
 def as_rules(rules: Mapping[Which, Split] | Sequence[tuple[Which, Split]] | Split) -> Rules:
-    """Rules as pairs of a pattern and a split.
-
-    **Raises:** `TypeError` for anything else.
-    """
+    """Converts rules to pairs of a pattern and a split. Raises `TypeError` if that fails."""
     if isinstance(rules, PartitionSpec) or callable(rules):
         rules = {REST: rules}
     pairs: list[Any] = list(rules.items() if isinstance(rules, Mapping) else rules)
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise TypeError(
-                f"Sharding: a rule is a pair of a pattern and a PartitionSpec, got {pair!r}."
+                f"Sharding: a rule must be a pair of a pattern and a PartitionSpec, got {pair!r}."
             )
         which, split = pair
         if not (isinstance(which, str) or callable(which)):
@@ -182,7 +176,7 @@ def as_rules(rules: Mapping[Which, Split] | Sequence[tuple[Which, Split]] | Spli
             )
         if not (isinstance(split, PartitionSpec) or callable(split)):
             raise TypeError(
-                f"Sharding: the rule for {which!r} must give a jax.sharding.PartitionSpec, or a "
+                f"Sharding: the rule for {which!r} must be a jax.sharding.PartitionSpec, or a "
                 f"function of path and leaf that returns one; got {split!r}."
             )
     return tuple(pairs)
@@ -191,14 +185,14 @@ def as_rules(rules: Mapping[Which, Split] | Sequence[tuple[Which, Split]] | Spli
 def specs_by_rules(
     rules: Rules, leaves: Mapping[Keys, jax.ShapeDtypeStruct], stacked: Collection[Keys]
 ) -> dict[Keys, PartitionSpec]:
-    """The split of each array by the first rule that matches its path; whole where none does.
+    """The spec of each array, by the first rule that matches its path. Arrays without a rule are
+    replicated.
 
     **Arguments:**
 
-    - `stacked`: the arrays whose leading axis is that of layers.
+    - `stacked`: the arrays whose leading axis is the axis of layers.
 
-    **Raises:** `ValueError` for a rule that is the first to match for no array. `**` may match
-    none.
+    **Raises:** `ValueError` if a rule other than `**` applies to no array.
     """
     specs, used = {}, set()
     for keys, leaf in leaves.items():
@@ -215,24 +209,25 @@ def specs_by_rules(
     for place, (which, _) in enumerate(rules):
         if place not in used and which != REST:
             raise ValueError(
-                f"Sharding: the rule for {which!r} matches no array of the model that an earlier "
-                f"rule left. The arrays are {', '.join(map(name_of, leaves)) or 'none'}."
+                f"Sharding: the rule for {which!r} applies to no array: no path matches, or an "
+                "earlier rule matches first. The arrays are "
+                f"{', '.join(map(name_of, leaves)) or 'none'}."
             )
     return specs
 
 
-# --- Which arrays of a model are stacked, and all-gathered one layer at a time ---
+# --- Stacked layers, all-gathered one at a time ---
 
 
 LAYERS = jtu.GetAttrKey("layers")
 
 
 class Stack(NamedTuple):
-    """A `Stacked` in which an array stands.
+    """A `Stacked` that contains an array.
 
     - `keys`: its path in the model.
-    - `depth`: how many layers it has.
-    - `num_at_once`: how many of these are in use at once.
+    - `depth`: number of layers.
+    - `num_at_once`: number of layers in use at the same time.
     """
 
     keys: Keys
@@ -241,9 +236,9 @@ class Stack(NamedTuple):
 
 
 def stacks_by_keys(model: PyTree) -> dict[Keys, Stack]:
-    """The outermost stack for each array of a model whose leading axis is that of layers.
+    """The outermost stack of each array whose leading axis is the axis of layers.
 
-    It is not where the stack itself was mapped over, as in an ensemble.
+    Arrays of a stack that was itself mapped over, as in an ensemble, are not included.
     """
     stacks: dict[Keys, Stack] = {}
     for keys, node in jtu.tree_leaves_with_path(model, is_leaf=_is_stacked):
@@ -256,8 +251,8 @@ def stacks_by_keys(model: PyTree) -> dict[Keys, Stack]:
 
 
 def gathered_by_layer(model: PyTree, split: PyTree, together: PyTree) -> dict[Keys, Stack]:
-    """The stack for each array that is all-gathered one layer at a time: those that are split
-    along other axes than that of layers.
+    """The stack of each array that is all-gathered one layer at a time: arrays that are split, but
+    not along the axis of layers.
     """
     before, after = (dict(jtu.tree_leaves_with_path(each)) for each in (split, together))
     return {
@@ -268,16 +263,16 @@ def gathered_by_layer(model: PyTree, split: PyTree, together: PyTree) -> dict[Ke
 
 
 def gathering(model: PyTree, split: PyTree, together: PyTree) -> PyTree:
-    """The model with stacks that all-gather their layers."""
+    """The model whose stacks all-gather their layers."""
     stacks = gathered_by_layer(model, split, together)
     shapes = arrays_by_keys(model)
     before, after = (dict(jtu.tree_leaves_with_path(each)) for each in (split, together))
 
-    def told(keys: Keys, node: Any) -> Any:
+    def with_gathering(keys: Keys, node: Any) -> Any:
         start = len(keys) + 1
         gatherings = {
             each[start:]: Gathering(
-                # A stack that is mapped over has fewer axes to name.
+                # In a stack that is mapped over, the arrays have fewer axes.
                 len(shapes[each].shape) - 1,
                 *(sharding_of(where[each].mesh, where[each].spec[1:]) for where in (before, after)),
             )
@@ -286,7 +281,7 @@ def gathering(model: PyTree, split: PyTree, together: PyTree) -> PyTree:
         }
         return node.gathering(gatherings) if gatherings else node
 
-    return jtu.tree_map_with_path(told, model, is_leaf=_is_stacked)
+    return jtu.tree_map_with_path(with_gathering, model, is_leaf=_is_stacked)
 
 
 def _is_stacked(node: Any) -> bool:
@@ -294,21 +289,21 @@ def _is_stacked(node: Any) -> bool:
     return isinstance(node, Stacked) and not isinstance(node.layers, tuple)
 
 
-# --- Which parameter each array of an optimiser's state belongs to ---
+# --- The parameter of each array of an optimiser's state ---
 
 
-def followed(
+def parameters_of_state(
     state: Mapping[Keys, jax.ShapeDtypeStruct], parameters: Mapping[Keys, jax.ShapeDtypeStruct]
 ) -> dict[Keys, Keys | None]:
-    """The parameter for each array of an optimiser's state; `None` for what belongs to none.
+    """The parameter to which each array of an optimiser's state belongs, or `None`.
 
-    Moments hang in the state as the parameters do in the model: below some node of the state every
-    path is a path of the model. The highest such node is meant, so that a parameter `mu.weight`
-    next to one called `weight` is not taken for its moment. Optimisers that see a part of the model
-    have fewer arrays there. An array belongs to its parameter if its last axes are the
-    parameter's, as those of a history are, and a factor of a moment is not.
+    Moments form subtrees of the state whose paths are all paths of the model, or of a part of it if
+    the optimiser sees a part. The highest such subtree is used, so that a parameter `mu.weight`
+    next to a parameter `weight` is not taken for a moment of `weight`. An array belongs to its
+    parameter only if its last axes are the axes of the parameter: true for a history of gradients,
+    false for a factored moment.
     """
-    strangers = {
+    other_prefixes = {
         keys[:length]
         for keys in state
         for length in range(len(keys) + 1)
@@ -316,7 +311,7 @@ def followed(
     }
     found: dict[Keys, Keys | None] = {}
     for keys, leaf in state.items():
-        ends = (keys[n:] for n in range(len(keys) + 1) if keys[:n] not in strangers)
+        ends = (keys[n:] for n in range(len(keys) + 1) if keys[:n] not in other_prefixes)
         parameter = found[keys] = next(ends, None)
         if parameter is not None:
             last_axes = parameters[parameter].shape

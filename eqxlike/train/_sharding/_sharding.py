@@ -1,4 +1,4 @@
-"""On which devices the arrays of a training lie, and which part of each."""
+"""`Sharding`: a mesh and rules; placement of states and batches; sharded losses and metrics."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +27,12 @@ from ._rules import (
     as_rules,
     described,
     fitting_sharding,
-    followed,
     gathered_by_layer,
     gathering,
     is_array_or_struct,
     name_of,
     num_devices_along,
+    parameters_of_state,
     specs_by_rules,
     stacks_by_keys,
     without,
@@ -41,11 +41,11 @@ from ._rules import (
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Sharding:
-    """A mesh of devices, and rules for the split of a model's arrays over it.
+    """A mesh of devices, and rules that split the arrays of a model over it.
 
-    - `mesh`: the devices and the names of their axes. XLA propagates along all of them
-      (`jax.sharding.AxisType.Auto`), whatever the mesh said that it was made from.
-    - `rules`: pairs of a pattern and a split.
+    - `mesh`: the devices and the names of their axes. All axes are `jax.sharding.AxisType.Auto`,
+      regardless of the mesh passed to the constructor.
+    - `rules`: pairs of a pattern and a `PartitionSpec` or a function that returns one.
     - `batch_axes`: the axes of the mesh over which examples are split.
 
     >>> import jax
@@ -73,22 +73,22 @@ class Sharding:
 
         - `mesh`: the devices; a `jax.sharding.AbstractMesh` is enough for `of_model` and
           `of_state`.
-        - `rules`: from patterns to `jax.sharding.PartitionSpec`s; the first pattern that matches
-          counts, and an array that none matches is whole on each device. A pattern is a path such
-          as `layers[0].weight`, in which `*` matches a name or an index and `**` anything,
-          or a function of path and `jax.ShapeDtypeStruct` that returns a bool. In place of a
-          `PartitionSpec` there may be a function of path and leaf that returns one; alone, either
-          is for all arrays.
-        - `batch_axes`: the axes of the mesh over which the examples of a batch are split: the
-          first one by default. A parameter that is split over them too is all-gathered
-          within the step, as in FSDP; one that is split over another axis stays so.
+        - `rules`: a mapping from patterns to `jax.sharding.PartitionSpec`s, or a sequence of pairs.
+          The first matching pattern is used; arrays without a match are replicated. A pattern is a
+          path such as `layers[0].weight`, in which `*` matches a name or an index and `**` matches
+          anything, or a function of path and `jax.ShapeDtypeStruct` that returns a bool. A value
+          may also be a function of path and leaf that returns a `PartitionSpec`. A single
+          `PartitionSpec` or function applies to all arrays.
+        - `batch_axes`: the axes of the mesh over which the examples of a batch are split; the first
+          axis by default. A parameter that is split over these axes is all-gathered within the
+          step, as in FSDP; a parameter that is split over other axes stays split.
 
-        **Raises:** `TypeError` for what is not a mesh, and for a rule of another form; `ValueError`
-        for `batch_axes` that the mesh does not have.
+        **Raises:** `TypeError` if `mesh` is not a mesh, or a rule has another type; `ValueError` if
+        the mesh lacks one of `batch_axes`.
         """
         if not isinstance(mesh, Mesh | AbstractMesh):
             raise TypeError(
-                f"Sharding expected a jax.sharding.Mesh, as jax.make_mesh returns it, got {mesh!r}."
+                f"Sharding expected a jax.sharding.Mesh, such as jax.make_mesh returns, got {mesh!r}."
             )
         if batch_axes is None:
             batch_axes = mesh.axis_names[:1]
@@ -96,7 +96,7 @@ class Sharding:
         for name in batch_axes:
             if name not in mesh.shape:
                 raise ValueError(
-                    f"Sharding: batch_axes has {name!r}, and the mesh has {described(mesh.shape)}."
+                    f"Sharding: batch_axes has {name!r}, but the mesh has {described(mesh.shape)}."
                 )
         object.__setattr__(self, "mesh", _with_auto_axes(mesh))
         object.__setattr__(self, "rules", as_rules(rules))
@@ -104,22 +104,22 @@ class Sharding:
 
     @property
     def whole(self) -> NamedSharding:
-        """The sharding of an array that is whole on each device."""
+        """The sharding of an array that is replicated on each device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def batch(self) -> NamedSharding:
-        """The sharding of an array whose leading axis is that of examples."""
+        """The sharding of an array whose leading axis is the axis of examples."""
         axes = self.batch_axes
         spec = PartitionSpec(axes[0] if len(axes) == 1 else axes) if axes else PartitionSpec()
         return NamedSharding(self.mesh, spec)
 
     def of_model(self, model: PyTree) -> PyTree:
-        """The `NamedSharding` for each array of a model, or of a tree of `jax.ShapeDtypeStruct`s;
-        `None` for what is not an array.
+        """The `NamedSharding` of each array of a model, or of a tree of `jax.ShapeDtypeStruct`s;
+        `None` for other leaves.
 
-        **Raises:** `ValueError` for a rule that matches no array, and for one that does not fit its
-        array, with the path; `TypeError` for a rule that returns no `PartitionSpec`.
+        **Raises:** `ValueError` if a rule applies to no array, or does not fit its array, with the
+        path; `TypeError` if a rule does not return a `PartitionSpec`.
         """
         leaves = arrays_by_keys(model)
         specs = specs_by_rules(self.rules, leaves, stacks_by_keys(model))
@@ -132,10 +132,10 @@ class Sharding:
     def of_state(self, state: TrainState) -> TrainState:
         """A `TrainState` with the `NamedSharding` of each array, and `None` for other leaves.
 
-        What the optimiser keeps of a parameter is split as that parameter; all else is whole on
-        each device.
+        Arrays of the optimiser's state that belong to a parameter are split like it; all other
+        arrays outside the model are replicated.
 
-        **Raises:** what `of_model` raises; `TypeError` for what is not a `TrainState`.
+        **Raises:** as `of_model`; `TypeError` if `state` is not a `TrainState`.
         """
         check_state(state, "Sharding")
         shardings = jtu.tree_map(
@@ -148,10 +148,10 @@ class Sharding:
     def of_batch(self, batch: PyTree, *, must_divide: bool = True) -> PyTree:
         """The `NamedSharding` of each array of a batch, and `None` for other leaves.
 
-        Leading axes are split over `batch_axes`; what has no axis is whole on each device, as is
-        what does not divide where it need not.
+        Leading axes are split over `batch_axes`; scalars are replicated. If `must_divide=False`,
+        arrays whose leading axis is not divisible are also replicated.
 
-        **Raises:** `ValueError` for a leading axis that must divide and does not, with the path.
+        **Raises:** `ValueError`, with the path, if a leading axis is not divisible.
         """
         num_parts = num_devices_along(self.mesh, self.batch_axes)
 
@@ -162,16 +162,16 @@ class Sharding:
             if leaf.shape and not divides and must_divide:
                 raise ValueError(
                     f"Sharding: the batch does not divide: {jtu.keystr(keys) or 'it'} has "
-                    f"{leaf.shape[0]} examples, of shape {leaf.shape}, and the mesh axes "
+                    f"{leaf.shape[0]} examples, in shape {leaf.shape}, and the mesh axes "
                     f"{', '.join(self.batch_axes)} split them into {num_parts} parts. Choose a "
-                    "batch size that is a multiple."
+                    f"batch size that is a multiple of {num_parts}."
                 )
             return self.batch if divides else self.whole
 
         return jtu.tree_map_with_path(of_leaf, batch)
 
     def of_gathered(self, model: PyTree) -> PyTree:
-        """The shardings of a model that is all-gathered from the devices that split a batch."""
+        """The shardings of a model after it is all-gathered along `batch_axes`."""
 
         def gathered(sharding: NamedSharding) -> NamedSharding:
             entries = (without(entry, self.batch_axes) for entry in sharding.spec)
@@ -182,7 +182,7 @@ class Sharding:
     def _of_optimiser_state(self, state: PyTree, model: PyTree, shardings: PyTree) -> PyTree:
         leaves, parameters = arrays_by_keys(state), arrays_by_keys(model)
         of_parameters = dict(jtu.tree_leaves_with_path(shardings))
-        owners = followed(leaves, parameters)
+        owners = parameters_of_state(leaves, parameters)
 
         def of_leaf(keys: Any, leaf: Any) -> NamedSharding | None:
             if keys not in leaves:
@@ -190,7 +190,7 @@ class Sharding:
             owner = owners[keys]
             if owner is None:
                 return self.whole
-            # The last axes are the parameter's.
+            # The array may have more leading axes than the parameter.
             num_more = len(leaves[keys].shape) - len(parameters[owner].shape)
             return NamedSharding(
                 self.mesh, PartitionSpec(*[None] * num_more, *of_parameters[owner].spec)
@@ -200,13 +200,13 @@ class Sharding:
 
 
 def _with_auto_axes(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
-    """The same devices, with the axes left to XLA: a step says itself what lies where."""
+    """The same mesh with `Auto` axes: a step constrains the shardings itself."""
     if isinstance(mesh, Mesh):
         return Mesh(mesh.devices, mesh.axis_names)
     return AbstractMesh(mesh.axis_sizes, mesh.axis_names)
 
 
-# --- The two shardings that most trainings need ---
+# --- Data parallelism and FSDP ---
 
 
 AXIS = "data"
@@ -214,12 +214,12 @@ Devices = Sequence[jax.Device] | Mesh | AbstractMesh
 
 
 def data_parallel(devices: Devices | None = None) -> Sharding:
-    """Each device has the whole model and a part of each batch.
+    """Data parallelism: each device has the whole model and a part of each batch.
 
     **Arguments:**
 
-    - `devices`: all that JAX has by default, in all processes. A mesh is taken as it is: examples
-      are split over all its axes.
+    - `devices`: the devices, by default all devices of all processes; or a mesh, over all of whose
+      axes the examples are split.
 
     **Raises:** `ValueError` for no devices.
 
@@ -234,26 +234,27 @@ def data_parallel(devices: Devices | None = None) -> Sharding:
 
 
 def fsdp(devices: Devices | None = None, *, min_size: int = 2**16) -> Sharding:
-    """Each device has a part of each batch, and a part of each array of the model and of what the
-    optimiser keeps.
+    """Fully sharded data parallelism: each device has a part of each batch, of each array of the
+    model, and of the optimiser's state.
 
-    Fully sharded data parallelism (Rajbhandari et al., 2020, "ZeRO: Memory Optimizations Toward
-    Training Trillion Parameter Models"). Within the step a parameter is all-gathered where it
-    is needed; its gradient is summed over devices, and each updates its own part. Of an array the
-    longest axis that divides is split, the first of those that are as long.
+    The step all-gathers each parameter when it needs it and sums its gradient over devices, and
+    each device updates its own part. Each array is split along its longest divisible axis, the
+    first one of several.
 
-    The layers of an `nn.ScanStack` are all-gathered one at a time in the forward and in the
-    backward pass, and their gradients summed likewise. The axis of layers is split only where no
-    other divides. What a loss reads off `stack.layers` by itself is left to XLA.
+    The layers of an `nn.ScanStack` are all-gathered one at a time in the forward and the backward
+    pass, and their gradients are summed one at a time. Their axis of layers is split only if no
+    other axis is divisible. If a loss reads `stack.layers` directly, XLA chooses when to gather.
+
+    Source: Rajbhandari et al. (2020), "ZeRO: Memory Optimizations Toward Training Trillion
+    Parameter Models".
 
     **Arguments:**
 
-    - `devices`: all that JAX has by default, in all processes. A mesh is taken as it is: examples
-      and arrays are split over all its axes.
-    - `min_size`: arrays with fewer numbers are whole on each device, as are those of which no axis
-      divides.
+    - `devices`: the devices, by default all devices of all processes; or a mesh, over all of whose
+      axes examples and arrays are split.
+    - `min_size`: arrays with fewer elements, or without a divisible axis, are replicated.
 
-    **Raises:** `ValueError` for no devices, or a `min_size` that is not an integer of at least 0.
+    **Raises:** `ValueError` for no devices, or if `min_size` is not an integer of at least 0.
 
     >>> import jax
     >>> from eqxlike import nn, train
@@ -285,35 +286,35 @@ def _mesh_of(devices: Devices | None, taker: str) -> Mesh | AbstractMesh:
     )
 
 
-# --- The placement of a training on its devices ---
+# --- Placement on devices ---
 
 
 Tree = TypeVar("Tree")
 
 
 def shard(state: TrainState[Model], sharding: Sharding) -> TrainState[Model]:
-    """Places a state on the devices of a mesh, each array split as its rule says.
+    """Places a state on the devices of a mesh, split by the rules of a `Sharding`.
 
-    What the optimiser keeps of a parameter lies as that parameter does; the step, the key, the loss
-    scale and the state of the model are whole on each device.
+    Arrays of the optimiser's state that belong to a parameter are split like it. The step, the key,
+    the loss scale and the model's state are replicated.
 
-    Within compiled code it says so to XLA. A model that is too large for one device is made in its
-    parts:
+    Inside `jit` it adds sharding constraints. This creates a model that is too large for one device
+    directly in its parts:
 
         state = eqxlike.filter_jit(lambda key: train.shard(create(key), sharding))(key)
 
-    With several processes all of them call it, with the same state.
+    With several processes, all must call it with the same state.
 
     **Arguments:**
 
-    - `state`: where to start. It is copied, and stays usable.
+    - `state`: the initial state. It is copied and stays usable.
     - `sharding`: see `Sharding`, `data_parallel` and `fsdp`.
 
     **Returns:** the state, for a step of `make_step(..., sharding=sharding)`.
 
-    **Raises:** `TypeError` if `state` is not a `TrainState`, or `sharding` no `Sharding`;
-    `ValueError` for a rule that matches no array or does not fit its array, with the path, and for
-    an abstract mesh; `RuntimeError` if arrays of the state were donated.
+    **Raises:** `TypeError` if `state` is not a `TrainState`, or `sharding` is not a `Sharding`;
+    `ValueError` if a rule applies to no array or does not fit its array, with the path, or for an
+    abstract mesh; `RuntimeError` if arrays of the state were donated.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -331,8 +332,8 @@ def shard(state: TrainState[Model], sharding: Sharding) -> TrainState[Model]:
     check_sharding(sharding, "shard")
     if isinstance(sharding.mesh, AbstractMesh):
         raise ValueError(
-            "shard expected a Sharding over devices, and this one has an AbstractMesh. Make the "
-            "mesh with jax.make_mesh."
+            "shard expected a Sharding over devices, got one with an AbstractMesh: create the mesh "
+            "with jax.make_mesh."
         )
     shardings = sharding.of_state(state)
     check_not_deleted(state, "state", "shard")
@@ -340,12 +341,12 @@ def shard(state: TrainState[Model], sharding: Sharding) -> TrainState[Model]:
 
 
 def place_batch(batch: Tree, sharding: Sharding) -> Tree:
-    """Places a batch, each device's part of the examples on it.
+    """Splits a batch over devices.
 
-    With several processes all of them pass the same whole batch, and each moves its own part; no
-    process looks at what another has. An array that is sharded over all of them already stays.
+    With several processes, all must pass the same whole batch, which is not checked. Each process
+    moves its own part. Arrays that are already sharded over several processes are unchanged.
 
-    **Raises:** `ValueError` for a leading axis that does not divide, with the path.
+    **Raises:** `ValueError`, with the path, if a leading axis is not divisible.
     """
 
     def placed(leaf: Any, where: NamedSharding | None) -> Any:
@@ -360,16 +361,16 @@ def place_batch(batch: Tree, sharding: Sharding) -> Tree:
 
 
 def check_sharding(sharding: Any, taker: str) -> None:
-    """Raises `TypeError` for what is not a `Sharding`, such as one of JAX."""
+    """Raises `TypeError` if `sharding` is not a `train.Sharding`, for example JAX's own."""
     if not isinstance(sharding, Sharding):
         raise TypeError(
-            f"{taker} expected a train.Sharding, as train.data_parallel and train.fsdp return, got "
-            f"{sharding!r}."
+            f"{taker} expected a train.Sharding, such as train.data_parallel or train.fsdp returns; "
+            f"got {sharding!r}."
         )
 
 
 def place(tree: Tree, shardings: Any) -> Tree:
-    """The tree with each array where its sharding says; `None` leaves it as it is."""
+    """Places each array of a tree by its sharding; `None` leaves it unchanged."""
     return jtu.tree_map(_place, tree, shardings)
 
 
@@ -378,24 +379,24 @@ def _place(leaf: Any, where: NamedSharding | None) -> Any:
         return leaf
     if isinstance(leaf, Tracer):
         return jax.lax.with_sharding_constraint(leaf, where)
-    # A copy: where the first device has the array already, JAX makes no other, and the array that
-    # was given would go with the one that a step donates.
+    # A copy: `device_put` may share the buffer on the first device, and a step that donates the
+    # result would delete the caller's array.
     array = copy_arrays(jnp.asarray(leaf))
     if not is_key(array):
         return jax.device_put(array, where)
-    # Over several processes JAX places the numbers of a key, and not the key.
+    # Over several processes JAX can place the data of a key, but not the key itself.
     numbers = jax.device_put(jax.random.key_data(array), where)
     return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(array))
 
 
-# --- A loss, or metrics, over several devices ---
+# --- Sharded losses and metrics ---
 
 
 def evaluate_sharded(evaluate: Evaluate, sharding: Sharding) -> Evaluate:
     """The same loss, with the model all-gathered and the batch split.
 
-    The transpose of a constraint is that constraint: gradients are summed over devices where the
-    parameter is whole, and each device keeps its part where it is split.
+    The transpose of a sharding constraint is the same constraint: the gradient of a replicated
+    parameter is summed over devices, and of a split parameter each device keeps its part.
     """
 
     def evaluated(model: Any, model_state: Any, batch: Any, key: PRNGKeyArray) -> Evaluation:
@@ -408,8 +409,8 @@ def evaluate_sharded(evaluate: Evaluate, sharding: Sharding) -> Evaluate:
 
 
 def measure_sharded(measure: Callable[..., Any], sharding: Sharding) -> Callable[..., Any]:
-    """The same metrics, with the model all-gathered and the batch, which comes last, split as far
-    as it divides.
+    """The same metrics, with the model all-gathered and the batch, the last argument, split if it
+    is divisible.
     """
 
     def measured(model: Any, *between_and_batch: Any) -> Any:
@@ -421,16 +422,16 @@ def measure_sharded(measure: Callable[..., Any], sharding: Sharding) -> Callable
 
 
 def _all_gathered(model: Model, sharding: Sharding) -> Model:
-    """The model, each array of it all-gathered from the devices that split a batch: at once, or,
-    where layers are stored stacked, as the loop over these comes to it.
+    """All-gathers the arrays of a model along the batch axes: at once, or one layer at a time in
+    the loop over stacked layers.
 
-    Left to itself, XLA may split the work along features instead, and exchange activations.
+    Without these constraints XLA may split features instead, and exchange activations.
     """
     mesh = sharding.mesh
     if isinstance(mesh, Mesh) and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu":
-        # XLA's devices on CPU share threads. One that is a step ahead of the others, and waits for
-        # them, may take the thread that they need: a loop of a few hundred steps hung for good. So
-        # the call waits for its result, as for a check, also one of which it is a part.
+        # XLA's CPU devices share threads. A device that is a step ahead waits for the others, and
+        # may block the thread that they need: a loop of a few hundred steps deadlocked. So the call
+        # waits for its result, as a call with a check does.
         note_check()
     split, together = sharding.of_model(model), sharding.of_gathered(model)
     later = gathered_by_layer(model, split, together)

@@ -1,4 +1,4 @@
-"""Batches, as many at a time as go into one call."""
+"""Takes as many batches from an iterable as go into one call of the step."""
 
 import contextlib
 import warnings
@@ -16,13 +16,13 @@ Batch = TypeVar("Batch")
 
 
 MAX_STATICS = 4
-"""`fit` warns after so many values of a static leaf: the step is compiled for each."""
+"""`fit` warns after so many values of a static leaf, because the step is compiled for each."""
 
 
-class Feed(Generic[Batch]):
-    """Takes batches from an iterable, a few similar ones at a time.
+class BatchIterator(Generic[Batch]):
+    """Takes batches from an iterable, several compatible ones at a time.
 
-    - `is_raw`: whether batches stay unconverted, for a step that is not compiled.
+    - `is_raw`: do not convert batches to arrays; for a step that is not compiled.
     """
 
     def __init__(self, batches: Iterable[Batch], *, is_raw: bool = False) -> None:
@@ -36,18 +36,18 @@ class Feed(Generic[Batch]):
 
     @property
     def has_mismatched_batch(self) -> bool:
-        """Whether a batch was taken that did not go with those before it."""
+        """Whether the last batch taken does not fit the stack and waits for the next call."""
         return self._mismatched is not None
 
     def take(self, length: int, max_count: int) -> Stack | None:
-        """Up to `max_count` batches that are alike; `None` if there are no more.
+        """Takes up to `max_count` compatible batches; `None` if there are no more.
 
-        Where Ctrl-C comes in the middle, what was taken before it is returned, and the next call
-        raises it.
+        After Ctrl-C it returns the batches taken so far, and the next call raises
+        `KeyboardInterrupt`.
 
         **Arguments:**
 
-        - `length`: for how many the stack is to have room.
+        - `length`: number of batches for which the stack has room.
         """
         if self._interrupt is not None:
             raise self._interrupt
@@ -63,7 +63,7 @@ class Feed(Generic[Batch]):
                     self._mismatched = Stack(batch, length)
                     break
         except StopIteration:
-            # Some iterators begin again when they are asked once more.
+            # Some iterators start again if `next` is called after the end.
             self._has_ended = True
         except KeyboardInterrupt as interrupt:
             if taken is None:
@@ -72,34 +72,31 @@ class Feed(Generic[Batch]):
         return taken
 
     def _note_static(self, path: str, leaf: Any, is_in_list: bool) -> None:
-        """Warns of a leaf for which the step is compiled again and again.
-
-        **Raises:** `TypeError` for a string in a list.
-        """
+        """Warns if a static leaf takes many values. Raises `TypeError` for a string in a list."""
         if is_in_list and isinstance(leaf, str | bytes):
             raise TypeError(
                 f"fit expected batches of numbers, but {path} is the string {leaf!r}: remove "
-                "strings, or replace each by a number."
+                "strings, or convert them to numbers."
             )
         values = self._statics.setdefault(path, set())
         if len(values) < MAX_STATICS:
             values.add(leaf if isinstance(leaf, Hashable) else id(leaf))
             if len(values) == MAX_STATICS:
                 warnings.warn(
-                    f"{path} is not an array, but {leaf!r} in this batch, and the step is compiled "
-                    "for each of its values. Convert a number with `np.asarray(number)`, and "
-                    "remove other objects.",
+                    f"{path} is {leaf!r} in this batch, not an array, and the step is compiled for "
+                    "each of its values. Convert numbers with `np.asarray(number)`, and remove "
+                    "other objects.",
                     stacklevel=stacklevel_of_user(),
                 )
 
     @property
     def position(self) -> Any:
-        """Where the stream is, if it can say; `None` if it cannot."""
+        """The `position` of the source; `None` if it has none."""
         return getattr(self._source, "position", None)
 
     def seek(self, position: Mapping[str, Any] | None, num_taken: int) -> None:
-        """Goes to a position; where a stream has none, past as many batches as were taken."""
-        # One that is made ahead has `seek` whatever it is made of, and a position if that has one.
+        """Goes to a position. If the source has none, skips `num_taken` batches instead."""
+        # `Prefetch` always has `seek`, but only has a position if its source has one.
         if None not in (position, self.position) and hasattr(self._source, "seek"):
             self._source.seek(position)
             return
@@ -111,17 +108,17 @@ class Feed(Generic[Batch]):
 def _iterator_of(batches: Any) -> Iterator[Any]:
     if _is_one_array(batches) or isinstance(batches, Mapping) or _is_data(batches):
         raise TypeError(
-            "fit expected batches, one after another, and got arrays: "
-            f"{tree_pformat(batches)}. Make batches of them with `train.minibatches(arrays, "
-            "batch_size, seed=0)`; if these are the batches, give a list of them."
+            f"fit expected an iterable of batches, but got arrays: {tree_pformat(batches)}. Make "
+            "batches of them with `train.minibatches(arrays, batch_size, seed=0)`, or pass a list "
+            "if these are the batches."
         )
     try:
         return iter(batches)
     except TypeError as error:
         hint = ": call it" if callable(batches) else ""
         raise TypeError(
-            "fit expected batches that one can go through, such as `train.minibatches(...)` or a "
-            f"list; got {batches!r}{hint}."
+            "fit expected an iterable of batches, such as `train.minibatches(...)` or a list; got "
+            f"{batches!r}{hint}."
         ) from error
 
 
@@ -130,10 +127,10 @@ def _is_one_array(batches: Any) -> bool:
 
 
 def _is_data(batches: Any) -> bool:
-    """Whether a tuple or a list holds the arrays of one data set, as inputs and targets.
+    """Whether a tuple or list holds the arrays of one data set, such as inputs and targets.
 
-    They have one leading length. So have most batches, but those are alike in the rest too. In a
-    list batches may be of several lengths, and have as many axes.
+    Arrays of a data set share their leading length, but usually differ in other axes. Batches
+    usually have equal shapes; in a list their lengths may differ, but not their number of axes.
     """
     if not isinstance(batches, tuple | list) or len(batches) < 2:
         return False
