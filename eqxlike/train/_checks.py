@@ -199,9 +199,9 @@ def check_optimiser_state(
         explained = difference.explain("state.optimiser_state", "optimiser.init(model)")
         raise ValueError(
             f"make_step expected the state of its optimiser, {type_names(expected)}, but the "
-            f"TrainState has {type_names(state)}: {explained}. Pass the same optimiser to make_step "
-            "and TrainState.create. If the model was changed since, for example by `nn.freeze`, "
-            "create the state again."
+            f"TrainState has {type_names(state)}: {explained}. Pass the same optimiser to "
+            "make_step and TrainState.create. If the model was changed since, for example by "
+            "`nn.freeze`, create the state again."
         )
 
 

@@ -1,9 +1,9 @@
-"""Checkpoints: a state in files, whole or not at all. Orbax writes and reads them.
+"""Checkpoints: atomic files of a state, written and read by Orbax.
 
-In the order of reading:
+In reading order:
 
-- `_manifest`: what is in the folder of a checkpoint, and whether it is damaged.
-- `_orbax`: the manager of a folder, a save that is under way, and the arrays.
+- `_manifest`: the description and the checksums of a checkpoint.
+- `_orbax`: Orbax's manager of a folder, saves in the background, and arrays.
 - `_folder`: saving and restoring a state, and the checkpoints of a run.
 """
 

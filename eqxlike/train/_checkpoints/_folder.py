@@ -1,4 +1,4 @@
-"""Saving and restoring a state, and the checkpoints of one run: the newest and the best."""
+"""`save`, `restore`, and `CheckpointFolder` with the newest and best checkpoints of a run."""
 
 import collections
 import copy
@@ -45,34 +45,36 @@ def save(
     background: bool = False,
     with_frozen: bool = True,
 ) -> Saving:
-    """Writes a state to a folder of files, from which `restore` reads it.
+    """Writes a state to a folder, from which `restore` reads it.
 
-    A checkpoint is put in place by one rename, once all of it is written: whatever happens before,
-    a kill or a full disk, what was at `path` stays. A checkpoint already there is replaced; at
-    every moment one of the two is complete.
+    The checkpoint is written to a temporary folder and renamed when it is complete. If the process
+    is killed or the disk is full, an earlier checkpoint at `path` stays. Otherwise it is replaced;
+    at every moment one of the two is complete.
 
     **Arguments:**
 
-    - `path`: the folder to make, or a checkpoint to replace. Folders above it are made.
+    - `path`: the folder to create, or the checkpoint to replace. Folders above it are created.
     - `state`: a `TrainState`, or any pytree. JAX and NumPy arrays of numbers and bools, and PRNG
-      keys, are written. Other leaves are not: `restore` takes them from `like`. Numbers, strings
-      and bools are noted, so that `restore` refuses a `like` with others.
-    - `data`: what is to be kept along, such as where a stream of batches stands: of `None`, bools,
-      numbers, strings, lists and dicts, as in JSON.
-    - `background`: copy the arrays to the host and return; a thread writes them. The state may be
-      donated or changed at once. The interpreter waits for it as it exits, and the next save before
-      it begins.
-    - `with_frozen`: whether to write arrays that `nn.freeze` has marked. Without them a checkpoint
-      of an adapted model is small, and `restore` takes them from `like`: load the pretrained
-      weights into it first. Their shapes and dtypes are checked, their values are not.
+      keys, are written. Other leaves are not written, and `restore` takes them from `like`. Python
+      numbers, strings and bools are recorded, so that `restore` rejects a `like` with different
+      values.
+    - `data`: extra JSON values to save, such as the position of an iterator: `None`, bools,
+      numbers, strings, lists and dicts.
+    - `background`: copy the arrays to the host, return, and write in a thread. The state may be
+      donated or changed at once. The next save, and the exit of the interpreter, wait for the
+      thread.
+    - `with_frozen`: whether to write arrays that `nn.freeze` has marked. Without them, the
+      checkpoint of an adapted model is small, and `restore` takes them from `like`: load the
+      pretrained weights into `like` first. Their shapes and dtypes are checked, their values are
+      not.
 
-    **Returns:** a `Saving`; its `wait()` returns when the checkpoint is in place, and raises what
-    went wrong. An error for which nobody waits is printed, and raised by the next save there.
+    **Returns:** a `Saving`. Its `wait()` returns when the checkpoint is complete, and raises the
+    error if writing failed. Without `wait()`, the error is printed, and raised by the next save to
+    this folder.
 
-    **Raises:** `TypeError` for an array that does not hold numbers, for a `jax.Ref`, and for `data`
-    that is not JSON; `RuntimeError` if an array was donated; `OSError` if it cannot be written, as
-    where `path` is a file; `ImportError` without Orbax, which `pip install 'eqxlike[train]'`
-    brings.
+    **Raises:** `TypeError` for an array of other values, for a `jax.Ref`, and for `data` that is
+    not JSON; `RuntimeError` if an array was donated; `OSError` if the checkpoint cannot be written,
+    for example if `path` is a file; `ImportError` without Orbax: `pip install 'eqxlike[train]'`.
 
     >>> import pathlib, tempfile, jax.numpy as jnp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "checkpoint"
@@ -95,9 +97,9 @@ class _StateAndData(NamedTuple, Generic[State]):
 class Restored(_StateAndData[State]):
     """The contents of a checkpoint: a pair of `state` and `data`.
 
-    - `state`: of the structure of `like`.
-    - `data`: what was given to `save` along.
-    - `left_out`: the names of the parts with arrays that were not restored.
+    - `state`: the state, with the structure of `like`.
+    - `data`: the `data` passed to `save`.
+    - `left_out`: names of the parts with arrays that were not restored.
     """
 
     left_out: tuple[str, ...] = ()
@@ -110,30 +112,30 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
     """Reads a state that `save` has written.
 
     Structure, shapes, dtypes and the checksums of all files are checked before any array is read. A
-    checkpoint holds no code: it is JSON and numbers.
+    checkpoint contains only JSON and numbers, no code.
 
     **Arguments:**
 
-    - `path`: the folder that was given to `save`, or one checkpoint of a `CheckpointFolder`; of a
-      folder with several, the newest is read.
-    - `like`: a state of the structure that was saved, such as a new one; it may have
-      `jax.ShapeDtypeStruct`s for arrays, as of `filter_eval_shape`, and then takes no memory.
-      Arrays get the sharding of those in `like`, where those were put somewhere on purpose,
-      whatever their sharding was when they were saved; they are NumPy arrays where those in `like`
-      are. Functions, strings and Python numbers come from `like`, and copies of its frozen arrays
-      if the checkpoint was saved without (`save(..., with_frozen=False)`). For a checkpoint of a
-      `TrainState`, `like` may also be the model: then the model alone is restored.
-    - `only`: the name of a part to restore, or several: `"model"`, `("model", "model_state")`. All
-      other parts come from `like`, and may have another structure, for example for another
+    - `path`: the folder passed to `save`, or a checkpoint in a `CheckpointFolder`. In a folder with
+      several checkpoints, the newest is read.
+    - `like`: a state with the structure that was saved, such as a new state. It may have
+      `jax.ShapeDtypeStruct`s in place of arrays, from `filter_eval_shape`, and then takes no
+      memory. Each array gets the committed sharding of the array in `like`, if it has one,
+      regardless of its sharding when saved, and is a NumPy array if the one in `like` is. Other
+      leaves, such as functions, strings and Python numbers, come from `like`; so do copies of
+      frozen arrays if the checkpoint was saved with `with_frozen=False`. For a checkpoint of a
+      `TrainState`, `like` may also be a model: then only the model is restored.
+    - `only`: name of the part to restore, or several names: `"model"`, `("model", "model_state")`.
+      All other parts come from `like`, and may have another structure, for example for another
       optimiser.
 
-    **Returns:** a `Restored`, of `state` and `data`. Its `left_out` names the parts that were not
-    restored. A warning says if the model is restored without the `model_state` that was saved with
-    it, such as the statistics of `nn.BatchNorm`.
+    **Returns:** a `Restored`, a pair of `state` and `data`. Its `left_out` names the parts that
+    were not restored. A warning reports if the model is restored without its saved `model_state`,
+    such as the statistics of `nn.BatchNorm`.
 
-    **Raises:** `CheckpointError` if the checkpoint is damaged; it names the file and the leaf. A
-    plain `ValueError`, with all differences, if it is whole and `like` has another structure, shape
-    or dtype, or if it or `like` lacks a part that `only` names. `FileNotFoundError` if there is no
+    **Raises:** `CheckpointError` if the checkpoint is damaged, with the file and the leaf. A plain
+    `ValueError`, with all differences, if `like` has another structure, shape or dtype, or if the
+    checkpoint or `like` lacks a part that `only` names. `FileNotFoundError` if there is no
     checkpoint.
 
     >>> import pathlib, tempfile, jax.numpy as jnp
@@ -149,7 +151,7 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
         try:
             return _read_one(folder, like, only=only)
         except Exception:
-            # Another process may have put a newer one in its place meanwhile.
+            # Another process may have replaced the checkpoint by a newer one.
             if folder == _newest_at(path):
                 raise
 
@@ -157,14 +159,14 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
 class CheckpointFolder:
     """A folder with the checkpoints of one run, each named by its step.
 
-    One run at a time may write there, in one process or in several; any number may read.
+    Only one run, with one or several processes, may write to it at a time; any number may read.
 
     **Arguments:**
 
-    - `folder`: made at the first `save`, if it is not there.
-    - `keep_last`: how many of the newest checkpoints stay, at least one.
-    - `keep_best`: how many of those with the best scores stay too; `None` for none.
-    - `mode`: whether the best score is the smallest, `"min"`, or the largest, `"max"`.
+    - `folder`: the folder, created at the first `save`.
+    - `keep_last`: number of newest checkpoints to keep, at least one.
+    - `keep_best`: number of checkpoints with the best scores to keep too; `None` for none.
+    - `mode`: `"min"` if the smallest score is the best, `"max"` if the largest is.
 
     **Raises:** `ValueError` if an argument is out of range, or the folder is itself a checkpoint.
 
@@ -190,11 +192,11 @@ class CheckpointFolder:
         self.folder = pathlib.Path(os.path.realpath(folder))
         if (self.folder / MANIFEST).exists():
             raise ValueError(
-                f"CheckpointFolder expected a folder of checkpoints, and {self.folder} is one "
-                f"itself: give {self.folder.parent}."
+                f"CheckpointFolder expected a folder of checkpoints, but {self.folder} is itself a "
+                f"checkpoint: pass {self.folder.parent}."
             )
         if mode not in ("min", "max"):
-            raise ValueError(f'CheckpointFolder expected mode "min" or "max", and got {mode!r}.')
+            raise ValueError(f'CheckpointFolder expected mode "min" or "max", got {mode!r}.')
         if keep_best is not None:
             keep_best = whole_number(keep_best, "CheckpointFolder: keep_best")
         keep_last = whole_number(keep_last, "CheckpointFolder: keep_last")
@@ -207,7 +209,7 @@ class CheckpointFolder:
         self.close()
 
     def close(self) -> None:
-        """Waits for what is being written."""
+        """Waits for checkpoints that are being written."""
         join_all()
 
     def save(
@@ -221,19 +223,19 @@ class CheckpointFolder:
         background: bool = False,
         with_frozen: bool = True,
     ) -> Saving:
-        """Writes a checkpoint, and once it is in its place deletes those that need not stay.
+        """Writes a checkpoint, and when it is complete deletes those that need not be kept.
 
         **Arguments:**
 
-        - `step`: which it is of.
-        - `state`, `data`, `background`, `with_frozen`: as of `train.save`.
-        - `score`: for `keep_best`. One that is not finite is never among the best.
-        - `beside`: other pytrees by name, kept along as `state` is; see `restore_beside`.
+        - `step`: step of the checkpoint.
+        - `state`, `data`, `background`, `with_frozen`: as in `train.save`.
+        - `score`: score for `keep_best`. A score that is not finite is never among the best.
+        - `beside`: other pytrees to save, by name; see `restore_beside`.
 
         **Returns:** as `train.save`.
 
-        **Raises:** as `train.save`, and what is here stays; also `ValueError` if the folder has a
-        checkpoint of this step or a later one.
+        **Raises:** as `train.save`, and deletes no earlier checkpoint; also `ValueError` if the
+        folder has a checkpoint of this step or a later one.
         """
         path = self.folder / _name_of(step)
         _check_json(data)
@@ -254,8 +256,8 @@ class CheckpointFolder:
         return saving
 
     def check_free(self, step: int) -> None:
-        """Sees that a checkpoint of this step would be the newest. Later ones that are damaged are
-        kept under another name.
+        """Checks that a checkpoint of this step would be the newest, and renames later checkpoints
+        that are damaged.
 
         **Raises:** `ValueError` if there is a later one.
         """
@@ -269,22 +271,22 @@ class CheckpointFolder:
                         path.rename(f"{path}.damaged{time.time_ns()}")
                     continue
                 raise ValueError(
-                    f"{self.folder} has a checkpoint of step {later}, and one of step {step} is "
-                    f"to be saved, which would not be the newest. Go on from {path}, or give "
-                    "another folder."
+                    f"{self.folder} already has a checkpoint of step {later}, so a checkpoint of "
+                    f"step {step} would not be the newest. Resume from {path}, or pass another "
+                    "folder."
                 )
 
     def paths(self) -> list[pathlib.Path]:
-        """The checkpoints, newest first, whole or damaged."""
+        """All checkpoints, newest first, including damaged ones."""
         return list(_steps_in(self.folder).values())
 
     def newest(self) -> pathlib.Path | None:
-        """The newest checkpoint, whole or damaged; `None` if there is none."""
+        """The newest checkpoint, even if it is damaged; `None` if there is none."""
         join_all()
         return next(iter(self.paths()), None)
 
     def best(self) -> pathlib.Path | None:
-        """The checkpoint with the best score, of equal ones the newest; `None` if none has one.
+        """The checkpoint with the best score, the newest of several; `None` if none has a score.
 
         >>> import tempfile, jax.numpy as jnp
         >>> from eqxlike import train
@@ -302,16 +304,17 @@ class CheckpointFolder:
         return self.folder / _name_of(step)
 
     def restore_newest(self, like: State, *, only: Only = None) -> Restored[State] | None:
-        """The newest checkpoint that is not damaged, with a warning for each that is.
+        """Restores the newest checkpoint that is not damaged, with a warning for each damaged one.
 
         **Arguments:**
 
         - `like`, `only`: as in `train.restore`.
 
-        **Returns:** as `train.restore`; `None` where there is no checkpoint.
+        **Returns:** as `train.restore`; `None` if there is no checkpoint.
 
-        **Raises:** `CheckpointError` if all are damaged; another `ValueError` if the newest whole
-        one does not fit `like`; older ones are not tried, since they would hardly fit.
+        **Raises:** `CheckpointError` if all are damaged; another `ValueError` if the newest
+        undamaged one does not fit `like`. Older ones are not tried, because they would not fit
+        either.
         """
         join_all()
         damages: list[str] = []
@@ -322,40 +325,40 @@ class CheckpointFolder:
                 damages.append(str(error))
                 continue
             except FileNotFoundError:
-                # The process that writes here has deleted it meanwhile.
+                # Another process has deleted it in the meantime.
                 continue
             for damage in damages:
-                warnings.warn(f"{damage} Going on from {path}, which is older.", stacklevel=2)
+                warnings.warn(f"{damage} Restored the older {path} instead.", stacklevel=2)
             return restored
         if damages:
             raise CheckpointError(
-                f"None of the {len(damages)} checkpoints in {self.folder} is whole: "
-                f"{' '.join(damages)}"
+                f"All {len(damages)} checkpoints in {self.folder} are damaged: {' '.join(damages)}"
             )
         return None
 
     def restore_beside(self, step: int, name: str, like: State) -> State:
-        """A pytree that was saved with the state of a step.
+        """Restores a pytree that was passed to `save` as `beside`.
 
         **Arguments:**
 
-        - `step`, `name`: which.
-        - `like`: as of `train.restore`.
+        - `step`: step of the checkpoint.
+        - `name`: name in `beside`.
+        - `like`: as in `train.restore`.
 
-        **Raises:** as `train.restore`; `KeyError` if none of that name was saved along.
+        **Raises:** as `train.restore`; `KeyError` if `beside` had no such name.
         """
         join_all()
         return _read_one(self.folder / _name_of(step), like, name).state
 
 
 def _steps_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:
-    """The checkpoints in a folder by their steps, newest first, whole or not."""
+    """The checkpoints in a folder by step, newest first, including damaged ones."""
     found = [path for path in folder.glob("step_*") if path.name[5:].isdigit() and path.is_dir()]
     return {int(path.name[5:]): path for path in sorted(found, reverse=True)}
 
 
 def _newest_at(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The newest checkpoint in a folder, or the folder itself if it is one, or has none."""
+    """The newest checkpoint in a folder; the folder itself if it is one or contains none."""
     folder = pathlib.Path(os.path.realpath(path))
     steps = {} if (folder / MANIFEST).exists() else _steps_in(folder)
     return next(iter(steps.values()), folder)
@@ -365,7 +368,7 @@ def _newest_at(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 _WIDENED = ("int2", "int4", "uint2", "uint4")
-"""The integers that are written as a byte each: tensorstore does not know all of them."""
+"""Integers that are written as one byte each, because tensorstore does not know all of them."""
 
 
 def _name_of(step: int) -> str:
@@ -384,7 +387,7 @@ def _take(tree: PyTree, name: str, arrays: dict[str, Any], with_frozen: bool) ->
         if is_array and is_key(value):
             impl, value = str(jax.random.key_impl(value)), jax.random.key_data(value)
         if is_array and value.size and (with_frozen or not is_frozen):
-            # The number makes the name unique; the path, in characters of all systems, readable.
+            # The number makes the name unique; the path, in portable characters, makes it readable.
             readable = re.sub(r"[^A-Za-z0-9_]+", ".", path).rstrip(".")[:80]
             stored = f"{len(arrays):05d}{readable}"
             if str(value.dtype) in _WIDENED:
@@ -397,16 +400,16 @@ def _take(tree: PyTree, name: str, arrays: dict[str, Any], with_frozen: bool) ->
 
 
 def _check_json(data: Any) -> None:
-    """Raises `TypeError`, with the path, for what JSON does not have or would change."""
+    """Raises `TypeError`, with the path, for values that JSON does not represent exactly."""
     is_leaf = lambda value: not isinstance(value, dict | list)  # noqa: E731
     for path, value in jtu.tree_leaves_with_path(data, is_leaf=is_leaf):
         keys = [each.key for each in path if isinstance(each, jtu.DictKey)]
         is_json = value is None or isinstance(value, bool | int | float | str)
         if not is_json or not all(isinstance(key, str) for key in keys):
             raise TypeError(
-                "train.save expected `data` of JSON (None, bool, int, float, str, list, and dict "
-                f"with strings as keys), and got {type(value).__name__} at "
-                f"data{jtu.keystr(path)}. Arrays belong in `state`."
+                "train.save expected JSON values as `data` (None, bool, int, float, str, list, and "
+                f"dict with strings as keys), got {type(value).__name__} at "
+                f"data{jtu.keystr(path)}. Pass arrays in `state`."
             )
 
 
@@ -416,18 +419,13 @@ def _check_json(data: Any) -> None:
 def _read_one(
     folder: pathlib.Path, like: State, tree: str | None = None, only: Only = None
 ) -> Restored[State]:
-    """Reads one checkpoint, and no other one where it is damaged.
-
-    **Arguments:**
-
-    - `tree`: the name of a tree that was saved with the state, to read instead of the state.
-    """
+    """Reads one checkpoint. With `tree`, reads this pytree of `beside` instead of the state."""
     wanted, treedef = describe(like)
     manifest = read_manifest(folder)
     if tree is not None and tree not in manifest["beside"]:
         raise KeyError(
-            f"{folder} has nothing named {tree!r} beside its state, but "
-            f"{', '.join(map(repr, manifest['beside'])) or 'no other tree'}."
+            f"{folder} has no pytree named {tree!r} in `beside`; its names are "
+            f"{', '.join(map(repr, manifest['beside'])) or 'none'}."
         )
     stored = [Saved(*each) for each in (manifest["beside"][tree] if tree else manifest["state"])]
     root = _root_of_model(stored, wanted, only) if tree is None else ""
@@ -440,7 +438,7 @@ def _read_one(
     stored = [*filter(is_read, stored)]
     _check_fits(folder, stored, [*filter(is_read, wanted)])
     check_files(folder, manifest)
-    # `jax.transfer_guard` is for accidental transfers; this one is asked for.
+    # `jax.transfer_guard` is for accidental transfers.
     with jax.transfer_guard("allow"):
         values = _read(folder, stored, [*filter(is_read, wanted)])
         leaves = [
@@ -457,7 +455,7 @@ def _read_one(
 
 
 def _root_of_model(stored: list[Saved], wanted: list[Entry], only: Only) -> str:
-    """Where `like` is in the checkpoint: `.model` if it is the model of the `TrainState` there."""
+    """The path of `like` in the checkpoint: `.model` if only the checkpoint is a `TrainState`."""
     roots = [entries[0].text.partition("(")[0] for entries in (stored, wanted)]
     return ".model" if only in (None, "model") and roots[0] == "TrainState" != roots[1] else ""
 
@@ -465,8 +463,8 @@ def _root_of_model(stored: list[Saved], wanted: list[Entry], only: Only) -> str:
 def _check_parts(
     folder: pathlib.Path, names: Sequence[str], stored: list[Saved], wanted: list[Entry]
 ) -> None:
-    """Raises `ValueError` if the checkpoint or `like` lacks a part. Warns of a model without its
-    state.
+    """Raises `ValueError` if the checkpoint or `like` lacks a part. Warns if a model is restored
+    without its `model_state`.
     """
     there, here = ([*dict.fromkeys(map(_part, entries))] for entries in (stored, wanted))
     for owner, parts in ((f"the checkpoint {folder}", there), ("`like`", here)):
@@ -478,8 +476,8 @@ def _check_parts(
     has_state = any(each.name for each in stored if _part(each) == "model_state")
     if has_state and "model" in names and "model_state" not in names:
         warnings.warn(
-            f"The model of {folder} is restored without the model_state that was saved with it, "
-            "such as the statistics of BatchNorm. To restore both, pass a TrainState as `like` and "
+            f"The model of {folder} is restored without its saved model_state, such as the "
+            "statistics of BatchNorm. To restore both, pass a TrainState as `like` and "
             '`only=("model", "model_state")`.',
             stacklevel=stacklevel_of_user(),
         )
@@ -491,24 +489,24 @@ def _part(entry: Entry | Saved) -> str:
     return "" if found is None else found[1] or found[2].strip("'")
 
 
-# --- Whether a checkpoint fits what it is to be restored into ---
+# --- Comparison of a checkpoint and `like` ---
 
 
 _MAX_LISTED = 8
-"""At most this many differences are listed."""
+"""Maximum number of differences in an error."""
 
 
 def _check_fits(folder: pathlib.Path, stored: list[Saved], wanted: list[Entry]) -> None:
-    """Raises `ValueError` with all differences if a checkpoint is of another structure."""
+    """Raises `ValueError` if the checkpoint and `like` differ in structure, shapes or dtypes."""
     found = list(_differences(stored, wanted))
     if found:
         more = f"; and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
         is_state = stored[0].text.startswith("TrainState")
         hint = ' To restore the model alone: `train.restore(..., only="model")`.' * is_state
         raise ValueError(
-            f"The checkpoint {folder} is whole, and does not fit `like`: "
-            f"{'; '.join(found[:_MAX_LISTED])}{more}. Build `like` in the same way as the saved "
-            f"state, or give the folder of another checkpoint.{hint}"
+            f"The checkpoint {folder} does not fit `like`: {'; '.join(found[:_MAX_LISTED])}{more}. "
+            "Create `like` in the same way as the saved state, or pass the folder of another "
+            f"checkpoint.{hint}"
         )
 
 
@@ -519,14 +517,16 @@ def _differences(stored: list[Saved], wanted: list[Entry]) -> Iterator[str]:
     if [*there.elements()] != [*here.elements()]:
         missing, additional = here - there, there - here
         yield from (f"like{path} is missing in the checkpoint" for path in missing)
-        yield from (f"the checkpoint has state{path}, which `like` has not" for path in additional)
+        yield from (
+            f"the checkpoint has state{path}, which is missing in `like`" for path in additional
+        )
         if not missing and not additional:
             yield "its leaves are in another order"
         return
     for found, (path, text, leaf) in zip(stored, wanted, strict=True):
         is_struct = isinstance(leaf, jax.ShapeDtypeStruct) and not is_key(leaf)
         if found.text != text:
-            yield f"like{path} is {text}, and was {found.text}"
+            yield f"like{path} is {text}, but was saved as {found.text}"
         elif is_struct and found.name is None and leaf.size:
             yield (
                 f"like{path} must be an array with its values: the checkpoint was saved without "
@@ -539,11 +539,11 @@ def _differences(stored: list[Saved], wanted: list[Entry]) -> Iterator[str]:
             )
 
 
-# --- The arrays: from the files, each of the type of a leaf, and where that is ---
+# --- Arrays ---
 
 
 def _read(folder: pathlib.Path, stored: list[Saved], wanted: list[Entry]) -> Iterator[Any]:
-    """The value of each leaf: from the files, or of `like` itself."""
+    """The value of each leaf, from the files or from `like`."""
     pairs = [(each, like.value) for each, like in zip(stored, wanted, strict=True)]
     shardings = {
         each.name: None if is_key(like) else committed_sharding(like)
@@ -563,24 +563,25 @@ def _read(folder: pathlib.Path, stored: list[Saved], wanted: list[Entry]) -> Ite
             data = jax.eval_shape(without_key_dtype, jax.ShapeDtypeStruct(like.shape, like.dtype))
             yield _placed(np.zeros(data.shape, data.dtype), like, each.key_impl)
         else:
-            # Frozen: a step that donates the restored state must not delete the array of `like`.
+            # A frozen array. Copied, because a step that donates the restored state would delete
+            # the array of `like`.
             yield like.copy()
 
 
 def _placed(value: Any, like: Any, key_impl: str | None) -> Any:
-    """The value, with the type, device and sharding of `like`."""
+    """Converts a value to the type, device and sharding of `like`."""
     if key_impl is None:
         return place_like(value.astype(like.dtype) if str(like.dtype) in _WIDENED else value, like)
     sharding = committed_sharding(like)
-    # Compiled, since `jax.device_put` of keys reaches no devices of other processes.
+    # Compiled, because `jax.device_put` of keys does not reach devices of other processes.
     wrap: Any = functools.partial(jax.random.wrap_key_data, impl=key_impl)
     return wrap(value) if sharding is None else jax.jit(wrap, out_shardings=sharding)(value)
 
 
 def place_like(value: Any, like: Any) -> Any:
-    """The numbers in `value`, a JAX or NumPy array, with the type and the sharding of `like`.
+    """Converts `value`, a JAX or NumPy array, to the type and the sharding of `like`.
 
-    Nobody else may use `value`: on a CPU JAX takes over the memory of NumPy's arrays.
+    The caller must not use `value` again: on a CPU, JAX takes over the memory of a NumPy array.
     """
     if isinstance(like, np.ndarray | np.generic):
         array = np.asarray(value).astype(like.dtype, copy=False)

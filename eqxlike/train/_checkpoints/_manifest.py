@@ -1,7 +1,7 @@
-"""What a checkpoint holds: the files that Orbax wrote, and a manifest of our own.
+"""The manifest of a checkpoint, a file next to the arrays that Orbax writes.
 
-The manifest is JSON after a line with its sha256. It describes each node and leaf of the state, and
-has the sha256 of each file with arrays.
+The first line is the sha256 of the rest, which is JSON. It describes each node and leaf of the
+state, and has the size and sha256 of each file with arrays.
 """
 
 import concurrent.futures
@@ -24,19 +24,20 @@ from ..._dtypes import is_key
 from ...extend import is_reference
 
 ARRAYS, MANIFEST = "arrays", "manifest"
-"""The folders of a checkpoint: the arrays, as Orbax writes them, and `manifest.json`."""
+"""The folders of a checkpoint: Orbax's arrays, and `manifest.json`."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is damaged: files are missing, cut off, changed, or no checkpoint at all.
+    """Raised for a damaged checkpoint: a file is missing, truncated or changed, or the folder is
+    not a checkpoint.
 
-    An older checkpoint may be whole, so it is worth a try. A whole checkpoint of another model
-    raises a plain `ValueError`: older ones would not help.
+    An older checkpoint may still be intact. An intact checkpoint of another model raises a plain
+    `ValueError` instead, because older ones would not fit either.
     """
 
 
 def seal(manifest: pathlib.Path, arrays: pathlib.Path) -> None:
-    """Adds checksums to a new `manifest.json`: of the files with arrays, and of itself."""
+    """Adds checksums of the files with arrays and of the manifest to a new `manifest.json`."""
     content = json.loads(manifest.read_bytes()) | {"files": _files_in(arrays)}
     text = json.dumps(content).encode()
     with open(manifest, "wb") as file:
@@ -58,7 +59,7 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
         checksum, _, text = path.read_bytes().partition(b"\n")
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(
-            f"{folder} is damaged or no checkpoint: there is no {path}."
+            f"{folder} is damaged or not a checkpoint: {path} is missing."
         ) from None
     if checksum != _sha256(text):
         raise CheckpointError(f"{path} is damaged: its checksum does not match its content.")
@@ -66,7 +67,7 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def check_files(folder: pathlib.Path, manifest: dict[str, Any]) -> None:
-    """Raises `CheckpointError`, with the path of the leaf, if a file is not as it was written."""
+    """Raises `CheckpointError`, with the path of the leaf, if a file is missing or was changed."""
     found = _files_in(folder / ARRAYS)
     trees = {"state": manifest["state"]} | manifest["beside"]
     places = {each[2]: f"{tree}{each[0]}" for tree in trees for each in trees[tree]}
@@ -74,7 +75,7 @@ def check_files(folder: pathlib.Path, manifest: dict[str, Any]) -> None:
         if found.get(name) != [size, checksum]:
             problem = "is missing"
             if name in found:
-                problem = f"was changed: it had {size} bytes, and has {found[name][0]}"
+                problem = f"was changed: it had {size} bytes and now has {found[name][0]}"
             raise CheckpointError(
                 f"{folder} is damaged: {folder / ARRAYS / name}, with the values of "
                 f"{places.get(name.partition('/')[0], 'all arrays')}, {problem}."
@@ -82,7 +83,7 @@ def check_files(folder: pathlib.Path, manifest: dict[str, Any]) -> None:
 
 
 def _files_in(folder: pathlib.Path) -> dict[str, list[Any]]:
-    """Size and sha256 of each file under a folder, by its path there."""
+    """Size and sha256 of each file in a folder, by relative path."""
 
     def describe(path: pathlib.Path) -> list[Any]:
         with open(path, "rb", buffering=0) as file:
@@ -90,7 +91,7 @@ def _files_in(folder: pathlib.Path) -> dict[str, list[Any]]:
 
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     names = [path.relative_to(folder).as_posix() for path in paths]
-    # Checksums and disks release Python's lock.
+    # Hashing and reading release the GIL.
     with concurrent.futures.ThreadPoolExecutor(4) as executor:
         return dict(zip(names, executor.map(describe, paths), strict=True))
 
@@ -99,7 +100,7 @@ def _sha256(text: bytes) -> bytes:
     return hashlib.sha256(text).hexdigest().encode()
 
 
-# --- The description of a pytree, by which a checkpoint and a state are compared ---
+# --- The description of a pytree, which compares a checkpoint with a state ---
 
 
 NODE: Any = object()
@@ -109,10 +110,10 @@ NODE: Any = object()
 class Entry(NamedTuple):
     """A node or a leaf of a pytree.
 
-    - `path`: where it is, as in `.model.layers[0].weight`.
+    - `path`: its path, such as `.model.layers[0].weight`.
     - `text`: the type and static fields of a node; shape and dtype of an array; the value of a
       number or a string.
-    - `value`: the leaf.
+    - `value`: the leaf, or `NODE`.
     """
 
     path: str
@@ -123,10 +124,10 @@ class Entry(NamedTuple):
 class Saved(NamedTuple):
     """A node or a leaf in a manifest.
 
-    - `path`, `text`: as of an `Entry`.
-    - `name`: the name of the array; `None` for what is not stored: a node, a leaf that is no array,
-      an array without elements, and a frozen one that was left out.
-    - `key_impl`: the implementation of a PRNG key.
+    - `path`, `text`: as in `Entry`.
+    - `name`: the name of the stored array; `None` for nodes, leaves that are not arrays, arrays
+      without elements, and frozen arrays that were left out.
+    - `key_impl`: the implementation of a PRNG key, otherwise `None`.
     """
 
     path: str
@@ -136,11 +137,9 @@ class Saved(NamedTuple):
 
 
 def describe(pytree: PyTree) -> tuple[list[Entry], Any]:
-    """All nodes and leaves of a pytree, from the root down, and its treedef.
+    """Describes all nodes and leaves of a pytree, from the root down. Also returns its treedef.
 
-    Leaves are JAX and NumPy arrays, `jax.ShapeDtypeStruct`s in their places, and others.
-
-    **Raises:** `TypeError`, with the path, for what can be no part of a checkpoint.
+    **Raises:** `TypeError`, with the path, for a leaf that a checkpoint cannot hold.
     """
     entries: list[Entry] = []
 
@@ -154,7 +153,7 @@ def describe(pytree: PyTree) -> tuple[list[Entry], Any]:
 
 
 def is_stored(leaf: Any) -> bool:
-    """Whether a leaf is an array, which a checkpoint holds."""
+    """Whether a leaf is an array or represents one."""
     return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
@@ -162,14 +161,14 @@ def _describe_leaf(path: str, leaf: Any) -> str:
     is_refused = isinstance(leaf, Tracer | np.ma.MaskedArray) or is_reference(leaf)
     if not is_refused and not is_stored(leaf):
         return _stable_text(leaf) or "no array"
-    # Numbers are written in the byte order of the machine.
+    # Arrays are written in native byte order.
     dtype = leaf.dtype if is_key(leaf) else np.dtype(leaf.dtype).newbyteorder("=")
-    # NumPy's widest floats differ between machines, and no other library knows them.
+    # `longdouble` ("g", "G") differs between machines, and other libraries do not support it.
     is_numeric = is_key(leaf) or dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number)
     if is_refused or not is_numeric or getattr(dtype, "char", "") in ("g", "G"):
         raise TypeError(
-            "A checkpoint holds arrays of numbers and bools, and is written and read outside of "
-            f"jit; state{path} is of type {type(leaf).__name__} and dtype {dtype}."
+            "A checkpoint can hold only arrays of numbers and bools, and must be written and read "
+            f"outside jit; state{path} has type {type(leaf).__name__} and dtype {dtype}."
         )
     return f"an array of shape {tuple(leaf.shape)} and dtype {dtype}"
 
@@ -187,10 +186,10 @@ def _describe_node(node: Any) -> str:
 
 
 def _stable_text(value: Any) -> str | None:
-    """Text that is the same for the same value, today and next year; `None` if there is none."""
+    """A text that is equal for equal values, across versions and machines, or `None`."""
 
     def is_stable(value: Any) -> bool:
-        # Not `isinstance`: NumPy's numbers and enumerations are numbers too, with another `repr`.
+        # Not `isinstance`: NumPy scalars and enums are numbers too, with another `repr`.
         if type(value) in (tuple, list):
             return all(map(is_stable, value))
         return value is None or type(value) in (bool, int, float, complex, str)

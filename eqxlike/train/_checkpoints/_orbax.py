@@ -1,4 +1,4 @@
-"""Orbax, which writes and reads the files, and a save that is under way."""
+"""Writing and reading of checkpoints with Orbax, and `Saving`, a save in the background."""
 
 import atexit
 import contextlib
@@ -20,14 +20,11 @@ from ._manifest import ARRAYS, MANIFEST, CheckpointError, seal
 
 
 def orbax() -> ModuleType:
-    """Orbax, imported on first use.
-
-    **Raises:** `ImportError`, with what to install.
-    """
+    """Imports Orbax. Raises `ImportError` if it is missing."""
     try:
         import orbax.checkpoint
     except ImportError as error:
-        message = "Checkpoints are written by Orbax: `pip install 'eqxlike[train]'`."
+        message = "Checkpoints need Orbax: `pip install 'eqxlike[train]'`."
         raise ImportError(message) from error
     return orbax.checkpoint
 
@@ -40,14 +37,14 @@ def write(
     score: float | None,
     **kept: Any,
 ) -> "Saving":
-    """Begins to write a checkpoint; then those go that need not stay, see `open_manager`."""
+    """Starts to write a checkpoint. Orbax then deletes those that need not be kept."""
     args, is_score = orbax().args, score is not None and math.isfinite(score)
     _join_at_exit()
-    # Orbax refuses to write no arrays.
+    # Orbax does not write an empty tree.
     items = {MANIFEST: args.JsonSave(manifest), ARRAYS: args.PyTreeSave(arrays or _NO_ARRAYS)}
     metrics = {"score": float(score or 0) if is_score else None}
-    # `jax.transfer_guard` is for accidental transfers; this one is asked for.
-    with _naming(path), jax.transfer_guard("allow"):
+    # `jax.transfer_guard` is for accidental transfers.
+    with _with_path_in_errors(path), jax.transfer_guard("allow"):
         path.parent.mkdir(parents=True, exist_ok=True)
         manager = open_manager(path.parent, writes=True, **kept)
         manager.save(step, args=args.Composite(**items), metrics=metrics, force=True)
@@ -64,8 +61,8 @@ def open_manager(
 
     **Arguments:**
 
-    - `keep_last`, `keep_best`, `mode`: which checkpoints stay, see `CheckpointFolder`.
-    - `writes`: whether to delete what killed processes left half-made.
+    - `keep_last`, `keep_best`, `mode`: see `CheckpointFolder`.
+    - `writes`: whether to delete temporary folders that killed processes left.
     """
     ocp, sign = orbax(), 1 if mode == "max" else -1
 
@@ -74,7 +71,7 @@ def open_manager(
 
     managers, registry = ocp.checkpoint_managers, ocp.DefaultCheckpointHandlerRegistry()
     best = managers.BestN(get_metric_fn=quality, n=keep_best or 0)
-    # Items are finished in this order.
+    # The order matters: items are finalised in this order.
     handler = ocp.JsonCheckpointHandler(filename="manifest.json")
     registry.add(MANIFEST, ocp.args.JsonSave, handler)
     registry.add(ARRAYS, ocp.args.PyTreeSave, _array_handler())
@@ -85,38 +82,40 @@ def open_manager(
         step_format_fixed_length=9,
         create=False,
         cleanup_tmp_directories=writes,
-        # Where a folder cannot be made, the threads that write would wait for it for minutes.
+        # Otherwise the writing threads wait for minutes for a folder that cannot be created.
         async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
     )
     try:
         return ocp.CheckpointManager(folder, options=options, handler_registry=registry)
     except ValueError as error:
-        raise CheckpointError(f"A file {folder}/step_*/metrics/metrics is damaged.") from error
+        raise CheckpointError(
+            f"One of the files {folder}/step_*/metrics/metrics is damaged."
+        ) from error
 
 
 def _array_handler() -> Any:
     class Arrays(orbax().PyTreeCheckpointHandler):
-        # Orbax calls it once all is written, before it moves the checkpoint into place.
+        # Orbax calls `finalize` when all files are written, before it renames the folder.
         def finalize(self, directory: Any) -> None:
             arrays = pathlib.Path(directory)
             seal(arrays.parent / MANIFEST / "manifest.json", arrays)
 
-    # A folder for each array, so that a damaged file tells which array it was part of; and no
-    # compression, since weights hardly shrink.
+    # One folder for each array (no OCDBT), so that the path of a damaged file names the array. No
+    # compression, because it hardly shrinks weights.
     return Arrays(use_ocdbt=False, use_zarr3=False, use_compression=False)
 
 
 def read_arrays(
     folder: pathlib.Path, shardings: dict[str, jax.sharding.Sharding | None]
 ) -> dict[str, Any]:
-    """Arrays of a checkpoint by their names.
+    """Reads arrays of a checkpoint by name.
 
-    An array with a sharding becomes a JAX array, and each device reads its part. Others become
-    NumPy arrays.
+    With a sharding, an array becomes a JAX array and each device reads its part. Other arrays
+    become NumPy arrays.
     """
     if not shardings:
         return {}
-    # `etils` is a dependency of Orbax, which accepts only its paths for JAX arrays.
+    # For JAX arrays Orbax accepts only paths of `etils`, one of its dependencies.
     from etils import epath
 
     ocp = orbax()
@@ -133,9 +132,9 @@ def read_arrays(
 
 
 class Saving:
-    """A checkpoint that is being written, or was.
+    """A save that is in progress or finished.
 
-    - `path`: where it goes.
+    - `path`: the folder of the checkpoint.
     """
 
     def __init__(self, path: pathlib.Path, manager: Any) -> None:
@@ -145,13 +144,13 @@ class Saving:
 
     @property
     def is_done(self) -> bool:
-        """Whether the checkpoint is in its place, or will never be."""
+        """Whether the checkpoint is complete, or writing has failed."""
         return self._is_over or not self._manager.is_saving_in_progress()
 
     def wait(self) -> None:
-        """Waits until the checkpoint is in its place.
+        """Waits until the checkpoint is complete.
 
-        **Raises:** what went wrong in writing it, such as `OSError`; what was there before stays.
+        **Raises:** the error if writing failed, such as `OSError`; an earlier checkpoint stays.
         """
         error = self.join()
         _under_way[:] = [each for each in _under_way if each is not self]
@@ -159,14 +158,14 @@ class Saving:
             raise error
 
     def join(self) -> Exception | None:
-        """Waits until it is written, or has failed, and returns the error."""
-        # Up to Python 3.12, Ctrl-C while Orbax waits would mark its thread as finished.
+        """Waits until the checkpoint is complete or has failed, and returns the error."""
+        # Poll: up to Python 3.12, Ctrl-C while Orbax waits marks its thread as finished.
         while not self.is_done:
             time.sleep(0.002)
         with self._lock:
             if not self._is_over:
                 try:
-                    with _naming(self.path):
+                    with _with_path_in_errors(self.path):
                         self._manager.wait_until_finished()
                         self._manager.close()
                 except Exception as error:
@@ -176,13 +175,12 @@ class Saving:
 
 
 _under_way: list[Saving] = []
-"""Those for which nobody has waited."""
+"""Saves that were not waited for."""
 
 
 def join_all(raises_in: pathlib.Path | None = None) -> None:
-    """Waits for all checkpoints that are being written.
-
-    Only an error of a checkpoint in the folder `raises_in` is raised. `Saving.wait` raises others.
+    """Waits for all saves. Raises only errors of saves in the folder `raises_in`; `Saving.wait`
+    raises the others.
     """
     for each in list(_under_way):
         if each.join() is None or pathlib.Path(each.path).parent == raises_in:
@@ -191,15 +189,17 @@ def join_all(raises_in: pathlib.Path | None = None) -> None:
 
 @functools.cache
 def _join_at_exit() -> None:
-    """Has the interpreter wait for what is being written before it exits. Orbax prints errors."""
-    # At `atexit` it is too late: pools of threads take no more work then, and Orbax uses some.
-    # Python has no public name for the moment before; from 3.9 to 3.14 it is this one.
+    """Makes the interpreter wait for all saves before it exits. Orbax prints errors."""
+    # `atexit` runs too late: thread pools, which Orbax uses, no longer accept work. Python 3.9 to
+    # 3.14 has this private function for an earlier hook, and no public one.
     getattr(threading, "_register_atexit", atexit.register)(join_all)
 
 
 @contextlib.contextmanager
-def _naming(path: pathlib.Path | str) -> Iterator[None]:
-    """Names the checkpoint in errors of the system, also where tensorstore has them as a text."""
+def _with_path_in_errors(path: pathlib.Path | str) -> Iterator[None]:
+    """Raises system errors as `OSError` with the path of the checkpoint, also those that
+    tensorstore reports as text.
+    """
     try:
         yield
     except (OSError, ValueError) as error:
@@ -207,6 +207,6 @@ def _naming(path: pathlib.Path | str) -> Iterator[None]:
         number = int(hidden[1]) if hidden else getattr(error, "errno", None)
         if number is None:
             raise
-        # Python finds the subclass by the number.
-        reason = f"{os.strerror(number)}, in writing a checkpoint there"
+        # `OSError` chooses its subclass by the number.
+        reason = f"{os.strerror(number)}, while writing a checkpoint"
         raise OSError(number, reason, str(path)) from error

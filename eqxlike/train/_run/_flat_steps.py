@@ -29,7 +29,7 @@ from ...extend import (
 )
 from .._guards import was_refused
 from .._state import TrainState
-from ._stack import Stack, DeviceArrays
+from ._stack import DeviceArrays, Stack
 
 # --- A state as a list of plain arrays and a hashable structure ---
 

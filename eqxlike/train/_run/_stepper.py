@@ -17,13 +17,13 @@ from .._guards import checks_gradients, is_finite_state, may_skip, was_refused
 from .._state import Model, TrainState
 from ._flat_steps import (
     Aux,
-    StateStructure,
     Leaves,
     StateChanged,
+    StateStructure,
+    flatten_state,
     many_steps,
     read_returned,
     single_step,
-    flatten_state,
 )
 from ._stack import Stack
 

@@ -1,10 +1,11 @@
-"""Weights in and out: models in safetensors files, as PyTorch's tools write and read them.
+"""Import and export of weights in safetensors files, which PyTorch's tools read and write.
 
-In the order of reading:
+In reading order:
 
-- `_import_export`: the two functions.
-- `_names`: the table from our names to those in the files, and the layout of each array there.
-- `_files`: the files, shards and their index.
+- `_import_export`: the two public functions.
+- `_names`: the table from model names to file names, and the layout of stored arrays.
+- `_reader`: finds and reads arrays. `_parts`: assembles arrays to write.
+- `_files`: files, shards and their index.
 """
 
 from ._import_export import export_safetensors as export_safetensors

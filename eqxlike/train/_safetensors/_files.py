@@ -1,4 +1,4 @@
-"""Safetensors files: which arrays are in them, and reading and writing these one by one."""
+"""Safetensors files: lists their arrays, and reads and writes them one by one."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ from ...extend import listed, open_to_replace
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-# The names of dtypes in the files.
+# dtypes by their names in the files.
 _DTYPES = {
     "BOOL": "bool",
     "BF16": "bfloat16",
@@ -33,14 +33,14 @@ SUPPORTED = set(_CODES)
 
 
 def dtype_name(array: Any) -> str:
-    """The name of the dtype of an array or a struct, whatever the order of bytes."""
+    """The name of the dtype of an array or a struct, ignoring its byte order."""
     is_numpys = isinstance(array, np.ndarray | np.generic)
     return str(array.dtype.newbyteorder("=") if is_numpys else array.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """An array in a file. `dtype` is the file's own word for it if JAX does not have the dtype."""
+    """An array in a file. `dtype` is the file's name of the dtype if JAX does not support it."""
 
     path: pathlib.Path
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Entry:
     offset: int
 
     def read(self) -> np.ndarray:
-        """The array as a memory map: numbers are read when they are used."""
+        """The array as a memory map, which reads numbers when they are used."""
         dtype = np.dtype(jnp.dtype(self.dtype))
         if 0 in self.shape:
             return np.empty(self.shape, dtype)
@@ -58,10 +58,10 @@ class Entry:
 
 
 def find_entries(source: Source) -> dict[str, Entry]:
-    """The arrays by name in a file, a folder, the shards of an index, or several files.
+    """Finds the arrays in a file, a folder, the shards of an index, or several files, by name.
 
-    **Raises:** `ValueError` for a damaged file and for a name that two files have; `OSError` if a
-    file cannot be read or a folder has none.
+    **Raises:** `ValueError` for a damaged file, or a name that is in two files; `OSError` if a file
+    cannot be read or a folder has no file.
     """
     several = [source] if isinstance(source, str | os.PathLike) else source
     found: dict[str, Entry] = {}
@@ -76,7 +76,7 @@ def find_entries(source: Source) -> dict[str, Entry]:
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
-    """The files with arrays to which a path leads."""
+    """The safetensors files of a path: the file, the shards of an index, or those in a folder."""
     if path.is_dir():
         indices = sorted(path.glob("*.safetensors.index.json"))
         files = indices or sorted(path.glob("*.safetensors"))
@@ -91,7 +91,9 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
     try:
         shards = {*json.loads(path.read_bytes())["weight_map"].values()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged, or no index, which has a `weight_map`.") from error
+        raise ValueError(
+            f"{path} is damaged or not an index: it has no valid `weight_map`."
+        ) from error
     files = [path.parent / shard for shard in sorted(shards)]
     if missing := [str(file) for file in files if not file.exists()]:
         raise FileNotFoundError(f"{path} lists shards that are missing: {listed(missing)}.")
@@ -103,11 +105,11 @@ def _read_header(path: pathlib.Path) -> dict[str, Entry]:
     safetensors = _safetensors()
     with open(path, "rb") as file:
         try:
-            # Checks the header, and that the file is as long as the header says.
+            # Checks the header and the length of the file.
             with safetensors.safe_open(path, framework="np"):
                 pass
         except safetensors.SafetensorError as error:
-            raise ValueError(f"{path} is damaged, or no safetensors file: {error}") from error
+            raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         start = file.tell()
     header.pop("__metadata__", None)
@@ -120,7 +122,7 @@ def _read_header(path: pathlib.Path) -> dict[str, Entry]:
 
 @dataclasses.dataclass(frozen=True)
 class Writing:
-    """An array to write. `make` returns it: called only when the array's turn comes."""
+    """An array to write. `make` computes it, just before it is written."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -137,11 +139,11 @@ def write_files(
     metadata: Mapping[str, str],
     max_shard_bytes: int | None,
 ) -> None:
-    """Writes arrays to one file, or to shards and an index beside the place of that file.
+    """Writes arrays to one file, or to shards and an index in the same folder.
 
-    All files are complete before the first of them replaces another.
+    All new files are complete before the first replaces an existing file.
 
-    **Raises:** `FileExistsError` if an earlier model is there that tools would read instead.
+    **Raises:** `FileExistsError` if the folder has an earlier model that tools would read instead.
     """
     shards = list(_split(arrays, max_shard_bytes))
     stem, num = path.name.removesuffix(".safetensors"), len(shards)
@@ -151,8 +153,8 @@ def write_files(
     other = path if num > 1 else index
     if other.exists():
         raise FileExistsError(
-            f"{other} is there, and tools would read it instead of {files[0]}: remove it, or "
-            "export to another folder."
+            f"{other} exists, and tools would read it instead of {files[0]}: remove it, or export "
+            "to another folder."
         )
     with contextlib.ExitStack() as stack:
         if num > 1:
@@ -167,7 +169,7 @@ def write_files(
 
 
 def _split(arrays: Mapping[str, Writing], limit: int | None) -> Iterator[dict[str, Writing]]:
-    """Parts of no more than `limit` bytes each, unless a single array has more."""
+    """Splits arrays into shards of at most `limit` bytes, unless a single array is larger."""
     part: dict[str, Writing] = {}
     size = 0
     for name, array in arrays.items():
@@ -180,7 +182,7 @@ def _split(arrays: Mapping[str, Writing], limit: int | None) -> Iterator[dict[st
 
 
 def _write(file: Any, arrays: Mapping[str, Writing], metadata: Mapping[str, str]) -> None:
-    # The widest dtypes first, so that each array begins at a multiple of the size of its numbers.
+    # The widest dtypes first, so that all arrays are aligned.
     order = sorted(arrays.items(), key=lambda item: (-jnp.dtype(item[1].dtype).itemsize, item[0]))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0

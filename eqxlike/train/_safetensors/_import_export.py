@@ -1,4 +1,4 @@
-"""Models in safetensors files, as PyTorch's tools write and read them."""
+"""`export_safetensors` and `import_safetensors`: models in safetensors files."""
 
 import collections
 import fnmatch
@@ -29,32 +29,31 @@ def export_safetensors(
     metadata: Mapping[str, str] | None = None,
     max_shard_bytes: int | None = None,
 ) -> None:
-    """Writes the arrays of a model to a safetensors file, each named by its path with dots.
+    """Writes the arrays of a model to a safetensors file, named by their paths with dots.
 
     The weight of the first layer in a tuple is `layers.0.weight`, as in the `state_dict` of a
-    PyTorch model with the same fields. The layers of a `ScanStack` are numbered in the same way,
-    and each is written by itself. In a pair `(model, state)` the arrays of the state are named
-    after the layer that owns them: `0.norm.running_mean`, `0.norm.running_var` and
-    `0.norm.batch_counter` for an `nn.BatchNorm`.
+    PyTorch model with the same fields. The layers of a `ScanStack` are numbered in the same way and
+    written separately. In a pair `(model, state)` the arrays of the state are named after their
+    layer: `0.norm.running_mean`, `0.norm.running_var` and `0.norm.batch_counter` for an
+    `nn.BatchNorm`.
 
-    The arrays are written one by one. A file that is there is replaced as a whole.
+    Arrays are written one by one. An existing file is replaced atomically.
 
     **Arguments:**
 
-    - `model`: any pytree. What is not an array is left out: numbers, functions, static fields.
+    - `model`: any pytree. Leaves that are not arrays, and static fields, are left out.
     - `path`: the file, or a folder, in which the file is `model.safetensors`.
-    - `names`: a table from our names to names in the file, as in `import_safetensors`. The same
-      table serves both directions if it has a `Stored` with `load` and `save` for each pair of a
-      name and a function.
-    - `metadata`: strings by strings, for whoever reads the file. `format` is `pt`, unless given
-      here: some tools read no other.
-    - `max_shard_bytes`: the largest size of the arrays in one file. A larger model is written to
+    - `names`: a table from names in the model to names in the file, as in `import_safetensors`. For
+      export, replace each pair of a name and a function by a `Stored` with `load` and `save`.
+    - `metadata`: a mapping from strings to strings. `format` is `pt` by default, because some tools
+      accept no other value.
+    - `max_shard_bytes`: maximum size of the arrays in one file. A larger model is written to
       `model-00001-of-00003.safetensors` and so on, and `model.safetensors.index.json` lists these
-      files, as in Hugging Face's libraries. `path` gives the folder and the name, `model` here.
+      files, as in Hugging Face's libraries. `path` gives the folder and the name, here `model`.
 
-    **Raises:** `TypeError` for an array of a dtype that safetensors does not have, such as PRNG
-    keys and complex128; `ValueError` if two arrays have one name, if parts of a stored array are
-    missing, and for a function without an inverse; `FileExistsError` if there is an earlier model
+    **Raises:** `TypeError` for a dtype that safetensors does not have, such as PRNG keys and
+    complex128; `ValueError` if two arrays have the same name, if parts of a stored array are
+    missing, or for a `load` without `save`; `FileExistsError` if the folder has an earlier model
     that tools would read instead; `OSError` if the file cannot be written.
 
     >>> import pathlib, tempfile, jax
@@ -87,38 +86,38 @@ def import_safetensors(
 
     **Arguments:**
 
-    - `model_like`: a model of the structure to return; it may have `jax.ShapeDtypeStruct`s for
-      arrays, as `filter_eval_shape` returns them. Each array gets the sharding of the array in its
-      place, and the part of each device is read separately.
+    - `model_like`: a model of the structure to return. It may have `jax.ShapeDtypeStruct`s in place
+      of arrays, from `filter_eval_shape`. Each array gets the sharding of the array that it
+      replaces, and each device's part is read separately.
     - `path`: a file, a folder, an index of shards (`*.safetensors.index.json`), or a sequence of
       files. For a folder, its index is read, or all its `*.safetensors` files if it has no index.
-    - `names`: a table from our names, as `export_safetensors` gives them, to names in the file; or
-      a function of our name. Names that the table does not have are the same in the file. In a key
-      `*` stands for any text, and `{i}` or another word in braces for text without a dot; the value
-      repeats them: `{"blocks.{i}.norm.*": "h.{i}.ln.*"}`. Exact keys come first, then the first
-      pattern that matches. The first of several `*` takes as much text as it can. Instead of a
-      name, a `Stored` describes how the file stores the array: transposed, or as a part of a larger
-      one. A pair `(name, function)` reads `function(stored)`. `None` means that the file does not
-      have the array: it stays unchanged.
-    - `dtype`: `"like"` casts floats to the floats of `model_like`, and integers to its integers;
-      `None` refuses another dtype.
-    - `ignore`: patterns of names, such as `"*.attn.bias"` (`fnmatch`). An array of the file whose
-      name matches may be unused. An array of `model_like` whose name, here or in the file, matches
-      may be missing from the file: then it stays unchanged.
-    - `strict`: whether each array of the file must be used. Each array of `model_like` must be in
-      the file in any case, unless `ignore` matches.
+    - `names`: a table from names in the model, as `export_safetensors` writes them, to names in the
+      file; or a function of the name in the model. Arrays without an entry have the same name in
+      the file. In a key, `*` matches any text, and `{i}` or another word in braces matches text
+      without a dot; the value repeats them: `{"blocks.{i}.norm.*": "h.{i}.ln.*"}`. An exact key has
+      priority, then the first matching pattern. The first of several `*` matches as much text as
+      possible. A value can also be a `Stored`, for an array that is stored transposed or as a part
+      of a larger one; a pair `(name, function)`, which reads `function(stored)`; or `None`, for an
+      array that is not in the file and stays unchanged.
+    - `dtype`: `"like"` casts floats to the float dtypes of `model_like`, and integers to its
+      integer dtypes; `None` rejects another dtype.
+    - `ignore`: patterns of names (`fnmatch`), such as `"*.attn.bias"`. An array of the file with a
+      matching name may be unused. An array of `model_like` with a matching name, in the model or in
+      the file, may be missing in the file, and then stays unchanged.
+    - `strict`: whether each array of the file must be used, unless `ignore` matches. Each array of
+      `model_like` must always be in the file, unless `ignore` matches.
 
-    **Returns:** the model with the arrays that were read. Shapes may differ from the file's by axes
-    of size 1.
+    **Returns:** the model with the arrays that were read. Shapes may differ from those in the file
+    by axes of size 1.
 
-    **Raises:** `ValueError` if arrays are missing, unused, or have another shape or dtype: it names
-    them all. `ValueError` for a damaged file, a file in another format, and a name that two files
-    have; `OSError` if a file cannot be read; `TypeError` as `export_safetensors`; `ImportError`
-    without safetensors, which `pip install 'eqxlike[train]'` brings.
+    **Raises:** `ValueError` if arrays are missing, unused, or have another shape or dtype, with a
+    list of them; `ValueError` for a damaged file, a file in another format, or a name that is in
+    two files; `OSError` if a file cannot be read; `TypeError` as `export_safetensors`;
+    `ImportError` without safetensors: `pip install 'eqxlike[train]'`.
 
     !!! example
 
-        A `state_dict` of PyTorch, in a model of ours.
+        Load a PyTorch `state_dict`.
 
         >>> import pathlib, tempfile, jax, numpy as np
         >>> from eqxlike import nn
@@ -151,18 +150,18 @@ def import_safetensors(
 
 
 def _checked_leaves(model: PyTree, taker: str) -> list[NamedLeaf]:
-    """The leaves with their names, none for a leaf that is not an array."""
+    """The leaves with their names, after a check of names and dtypes. Only arrays have names."""
     leaves = named_leaves(model)
     for each in leaves:
         if each.rows and dtype_name(each.leaf) not in SUPPORTED:
             raise TypeError(
-                f"{taker}: safetensors has no dtype {each.leaf.dtype}, which is that of "
-                f"model{jtu.keystr(each.path)}. Cast it, or take it out of the model."
+                f"{taker}: safetensors does not support {each.leaf.dtype}, the dtype of "
+                f"model{jtu.keystr(each.path)}. Cast the array, or remove it from the model."
             )
     counts = collections.Counter(name for leaf in leaves for name in leaf.rows)
     if several := [name for name, count in counts.items() if count > 1]:
         raise ValueError(
-            f"{taker}: these names stand for more than one array each: {', '.join(several)}. "
-            "Rename fields or keys with dots in them, or that read the same."
+            f"{taker}: several arrays have the same name: {', '.join(several)}. Rename fields or "
+            "keys that contain dots or have the same text."
         )
     return leaves

@@ -1,4 +1,4 @@
-"""The table from our names to names in a file, and the layout of each array there."""
+"""`Stored`, the layout of an array in a file, and the table from model names to file names."""
 
 import dataclasses
 import difflib
@@ -13,11 +13,11 @@ from ..._check_numbers import whole_number
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Stored:
-    """How a file stores one of our arrays: the value of a name in the table `names` of
+    """The layout in which a file stores an array of the model; a value in the table `names` of
     `import_safetensors` and `export_safetensors`.
 
-    On import `transpose` comes first, then `part`, then `load`. On export `save` comes first, then
-    the parts are joined, the joined array is transposed back, and gets `shape`.
+    Import applies `transpose`, then `part`, then `load`. Export applies `save`, joins the parts,
+    transposes the joined array back, and reshapes it to `shape`.
 
     >>> import pathlib, tempfile, jax
     >>> from eqxlike import nn, train
@@ -58,27 +58,27 @@ class Stored:
         """**Arguments:**
 
         - `names`: the name in the file. Several names need `load` to read and `save` to write.
-        - `transpose`: `True` swaps the last two axes. A tuple orders the axes of the stored array
+        - `transpose`: `True` swaps the last two axes. A tuple permutes the axes of the stored array
           as `numpy.transpose` does: `(3, 2, 0, 1)` turns (height, width, inputs, outputs) into
-          (outputs, inputs, height, width). Arrays with fewer than two axes, or another number of
-          axes than the tuple has, stay as they are, so that one pattern serves weight and bias.
-        - `part`: `(k, n)` says that ours is part `k` of `n` equal parts of the stored array along
-          `axis`; `(start, stop, n)` says that ours is the parts from `start` to before `stop`.
+          (outputs, inputs, height, width). Arrays with fewer than two axes, or with another number
+          of axes than the tuple, are unchanged, so that one pattern serves weight and bias.
+        - `part`: `(k, n)`: the model's array is part `k` of `n` equal parts of the stored array
+          along `axis`. `(start, stop, n)`: it is the parts from `start` to `stop`, exclusive.
           Export needs all parts of a stored array.
         - `axis`: the axis of `part` in the transposed array.
-        - `groups`: that `axis` has so many equal groups, one after another, and ours is the part of
-          each: `part=(0, 3), groups=num_heads` if the stored array has queries, keys and values of
-          the first head, then of the second head and so on.
-        - `shape`: the shape to write if it differs from ours by axes of size 1, such as `(-1,)` for
-          the bias of a convolution. Import adds and drops such axes by itself.
-        - `load`: a function from the stored arrays to ours. The stored arrays are read-only.
-        - `save`: the inverse of `load`: from our array, in NumPy, to the tuple of stored arrays; or
-          to the array if there is one name.
+        - `groups`: number of equal groups into which `axis` is divided first; the model's array is
+          the part of each group. Use `part=(0, 3), groups=num_heads` if the stored array has
+          queries, keys and values of the first head, then of the second head and so on.
+        - `shape`: the shape to write if it differs from the model's by axes of size 1, such as
+          `(-1,)` for the bias of a convolution. Import adds and drops such axes automatically.
+        - `load`: maps the stored arrays, which are read-only, to the model's array.
+        - `save`: the inverse of `load`: maps the model's array, as a NumPy array, to the tuple of
+          stored arrays, or to one array if there is one name.
 
-        **Raises:** `ValueError` for no name, and for a `part` that is not within the stored array.
+        **Raises:** `ValueError` without a name, or if `part` is out of range.
         """
         if not names or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"Stored expected names in the file, which are strings; got {names}.")
+            raise ValueError(f"Stored expected names in the file as strings, got {names}.")
         start, stop, num = _bounds(part) if part is None or len(part) in (2, 3) else (0, 0, 0)
         if not 0 <= start < stop <= num:
             raise ValueError(
@@ -93,11 +93,11 @@ class Stored:
 
     @property
     def bounds(self) -> tuple[int, int, int]:
-        """The first part, the one after the last, and the number of parts of the stored array."""
+        """The first part, the end (exclusive), and the number of parts of the stored array."""
         return _bounds(self.part)
 
     def view(self, array: np.ndarray) -> np.ndarray:
-        """A stored array as `load` gets it: transposed, and the part of it. Reads no number.
+        """The part of a stored array that `load` gets, transposed. Does not read the numbers.
 
         **Raises:** `ValueError` if the stored array has no such parts.
         """
@@ -116,7 +116,7 @@ class Stored:
         return _merged(grouped[tuple(places)], axis)
 
     def saved(self, array: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The arrays to write for one of ours, one for each name, before parts are joined."""
+        """The arrays to write for an array of the model, one for each name, before joining."""
         if self.save is None:
             return (array,)
         arrays = self.save(array)
@@ -127,7 +127,7 @@ class Stored:
         return tuple(map(np.asarray, arrays))
 
     def joined(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The stored array made of all its parts."""
+        """Joins all parts to the stored array."""
         if len(arrays) > 1:
             axis, _ = self._grouped(arrays[0])
             grouped = [self._grouped(array)[1] for array in arrays]
@@ -138,7 +138,7 @@ class Stored:
         return array if self.shape is None else array.reshape(self.shape)
 
     def _grouped(self, array: np.ndarray) -> tuple[int, np.ndarray]:
-        """The axis of `part`, counted from the front, and the array with it split in groups."""
+        """The axis of `part`, as a non-negative number, and the array with it split in groups."""
         if not -array.ndim <= self.axis < array.ndim:
             raise ValueError(f"an array of shape {array.shape} has no axis {self.axis}")
         axis, shape = self.axis % array.ndim, array.shape
@@ -155,7 +155,7 @@ class Stored:
 
 
 def _merged(array: np.ndarray, axis: int) -> np.ndarray:
-    """The array with two successive axes as one."""
+    """Merges two successive axes."""
     groups, size = array.shape[axis : axis + 2]
     return array.reshape(*array.shape[:axis], groups * size, *array.shape[axis + 2 :])
 
@@ -165,14 +165,14 @@ Names = Mapping[str, NameInFile] | Callable[[str], NameInFile]
 
 
 def stored_by_name(ours: Sequence[str], names: Names | None) -> dict[str, Stored]:
-    """How each array of ours is stored, by our name; nothing for an array that files do not have.
+    """The layout of each array of the model, by its name; without arrays that files do not have.
 
-    **Raises:** `ValueError` for a key that matches none of ours, `TypeError` for something else
-    than a name, a pair or a `Stored`.
+    **Raises:** `ValueError` for a key that matches no array; `TypeError` for a value that is not a
+    name, a pair or a `Stored`.
     """
     if names is not None and not isinstance(names, Mapping):
         if not callable(names):
-            raise TypeError(f"`names` is expected to be a table or a function, and is {names!r}.")
+            raise TypeError(f"`names` must be a mapping or a function, got {names!r}.")
         values = ((name, names(name)) for name in ours)
         return {name: _as_stored(name, value) for name, value in values if value is not None}
     table = dict(names or {})
@@ -196,7 +196,7 @@ def stored_by_name(ours: Sequence[str], names: Names | None) -> dict[str, Stored
 
 
 def nearest(names: Iterable[Any], known: Sequence[str]) -> list[str]:
-    """The names in `known` that are like one of `names`."""
+    """The names in `known` that are similar to one of `names`."""
     return [near for name in names for near in difflib.get_close_matches(str(name), known)]
 
 
@@ -204,22 +204,22 @@ _WILD = r"\*|\{\w+\}"
 
 
 def _pattern(key: str) -> re.Pattern[str]:
-    """`*` stands for any text, `{i}` for any text without dots, the same text each time."""
+    """`*` matches any text; `{i}` matches text without dots, the same text at each occurrence."""
     seen: set[str] = set()
 
     def group(match: re.Match[str]) -> str:
         word = match[1]
         if word is None:
             return "(.*)"
-        is_again = word in seen
+        is_repeated = word in seen
         seen.add(word)
-        return f"(?P=w_{word})" if is_again else f"(?P<w_{word}>[^.]+)"
+        return f"(?P=w_{word})" if is_repeated else f"(?P<w_{word}>[^.]+)"
 
     return re.compile(re.sub(r"\\\*|\\\{(\w+)\\\}", group, re.escape(key)))
 
 
 def _filled(stored: Stored, key: str, match: re.Match[str]) -> Stored:
-    """The value of a pattern with the texts that it found in one of our names."""
+    """Fills the wildcards in the value of a pattern with the matched texts."""
     words = match.re.groupindex.values()
     stars = [text for i, text in enumerate(match.groups(), start=1) if i not in words]
 
@@ -231,7 +231,7 @@ def _filled(stored: Stored, key: str, match: re.Match[str]) -> Stored:
             found = next(left, None) if wild[0] == "*" else match.groupdict().get(word)
             if found is None:
                 raise ValueError(
-                    f"`names` has {name} for {key}, and {wild[0]} in it stands for nothing there."
+                    f"`names` maps {key} to {name}, but {wild[0]} is missing in the key."
                 )
             return found
 
@@ -251,12 +251,12 @@ def _as_stored(ours: str, value: Any) -> Stored:
         case (str() as name, function) if callable(function):
             return Stored(name, load=function)
     raise TypeError(
-        "`names` gives the name in the file, a string, a pair of it and a function, a "
-        f"`train.Stored`, or None; for {ours} it gave {value!r}."
+        "A value in `names` must be the name in the file, a pair of the name and a function, a "
+        f"`train.Stored`, or None; for {ours} it is {value!r}."
     )
 
 
 def _bounds(part: Sequence[int] | None) -> tuple[int, int, int]:
-    """The start, the stop and the number of parts."""
+    """The start, the stop and the number of parts; one part by default."""
     first, *others, num = part or (0, 1)
     return first, (others[0] if others else first + 1), num

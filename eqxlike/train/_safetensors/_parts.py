@@ -1,4 +1,4 @@
-"""Stored arrays made of ours: each of one array, of several parts, or of what `save` returns."""
+"""Assembles the arrays of a file from the arrays of a model."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,12 @@ from ._names import Stored
 
 
 class _Part(NamedTuple):
-    """One of our arrays as a part of a stored one: the array `number` of those `save` returns."""
+    """An array of the model as a part of a stored array.
+
+    - `ours`: its name in the model.
+    - `rows`: its index in the leaf, if the leaf stacks layers.
+    - `number`: index of the array among those that `save` returns.
+    """
 
     ours: str
     leaf: Any
@@ -26,12 +31,12 @@ class _Part(NamedTuple):
         if is_on_cpu(leaf):
             array = np.asarray(leaf)[self.rows]
         else:
-            # A JAX array keeps the copy that NumPy makes of it. Here a short-lived array keeps it.
+            # A JAX array caches the NumPy copy made of it: let a temporary array cache it.
             array = leaf[self.rows] if self.rows else leaf.copy()
         try:
             return self.stored.saved(np.asarray(array))[self.number]
         except Exception as error:
-            error.add_note(f"This was raised for {self.ours}, by `save` in `names`.")
+            error.add_note(f"The function `save` in `names` raised this for {self.ours}.")
             raise
 
     def shape_and_dtype(self) -> tuple[tuple[int, ...], str]:
@@ -42,7 +47,7 @@ class _Part(NamedTuple):
 
 
 def arrays_to_write(leaves: Sequence[NamedLeaf], stored: dict[str, Stored]) -> dict[str, Writing]:
-    """The arrays of a file by name.
+    """The arrays to write, by name in the file.
 
     **Raises:** `ValueError` with all arrays that cannot be written.
     """
@@ -53,11 +58,11 @@ def arrays_to_write(leaves: Sequence[NamedLeaf], stored: dict[str, Stored]) -> d
             if (how := stored.get(ours)) is None:
                 continue
             if isinstance(leaf.leaf, jax.ShapeDtypeStruct):
-                problems.append(f"{ours} has no numbers, it is a jax.ShapeDtypeStruct")
+                problems.append(f"{ours} is a jax.ShapeDtypeStruct without values")
             elif how.save is None and (how.load is not None or len(how.names) > 1):
                 problems.append(
-                    f"{ours} is made of {', '.join(how.names)} by a function without an inverse: "
-                    "write `train.Stored(..., load=function, save=inverse)` in `names`"
+                    f"{ours} is loaded from {', '.join(how.names)} by a function without an "
+                    "inverse: use `train.Stored(..., load=function, save=inverse)` in `names`"
                 )
             else:
                 for number, name in enumerate(how.names):
@@ -75,7 +80,7 @@ def arrays_to_write(leaves: Sequence[NamedLeaf], stored: dict[str, Stored]) -> d
 
 
 def _writing(name: str, parts: list[_Part]) -> Writing | str:
-    """The stored array that is made of `parts`, or what is wrong with them."""
+    """The stored array made of `parts`, or a problem as text."""
     ours, stored, bounds = ", ".join(p.ours for p in parts), parts[0].stored, parts[0].stored.bounds
     layouts = {
         (each.bounds[2], each.axis, each.groups, each.transpose)
@@ -83,17 +88,18 @@ def _writing(name: str, parts: list[_Part]) -> Writing | str:
     }
     if len(layouts) > 1:
         return (
-            f"{ours} are parts of {name}, and differ in the number of parts, axis, groups or "
+            f"{ours} are parts of {name}, but differ in the number of parts, axis, groups or "
             "transpose"
         )
     held = [index for part in parts for index in range(*part.stored.bounds[:2])]
     if missing := sorted({*range(bounds[2])} - {*held}):
         return f"{name} lacks the parts {missing} of {bounds[2]}; the model has {ours}"
     if len(held) > bounds[2]:
-        return f"{ours} are stored in the same place, {name}"
+        return f"{ours} have the same name in the file, {name}"
     shapes, dtypes = zip(*(part.shape_and_dtype() for part in parts), strict=True)
     if len(set(dtypes)) > 1 or dtypes[0] not in SUPPORTED:
-        return f"{name} is made of {ours}, which have the dtypes {', '.join(dtypes)}"
+        names = ", ".join(dtypes)
+        return f"{name} is made of {ours}, which have different or unsupported dtypes: {names}"
     try:
         whole = stored.joined([np.broadcast_to(np.False_, shape) for shape in shapes])
         sizes = [part.stored.view(whole).size for part in parts]

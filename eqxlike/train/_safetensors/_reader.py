@@ -1,4 +1,4 @@
-"""Arrays of files in the places of ours: found, checked, and read row by row and part by part."""
+"""`Reader`: finds the arrays of a model in files, checks them and reads them."""
 
 import dataclasses
 import os
@@ -23,7 +23,7 @@ _MAX_NEAREST = 20
 
 
 class Found(NamedTuple):
-    """How the files store a row of ours. `where` names it in errors: our name, theirs, the file."""
+    """The layout of a found array. `where` is a text for errors: name in the model, name, file."""
 
     where: str
     stored: Stored
@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
 @dataclasses.dataclass
 class Reader:
-    """Finds our arrays in files and reads them; collects what is wrong, with the remedies."""
+    """Finds the arrays of a model in files and reads them; collects problems and remedies."""
 
     entries: dict[str, Entry]
     stored: dict[str, Stored]
@@ -45,8 +45,8 @@ class Reader:
         self.used = {name for each in self.stored.values() for name in each.names}
 
     def find(self, leaf: NamedLeaf) -> dict[Rows, Found | None]:
-        """Where the numbers of each row are, `None` if they stay. Reads no numbers."""
-        # A file may have stacked layers as one array, named by the path in the tree.
+        """Finds each row of a leaf, without reading it; `None` for rows that stay unchanged."""
+        # A file may store stacked layers as one array, named by its path in the tree.
         parts = (jtu.keystr((key,), simple=True) for key in leaf.path)
         whole = ".".join(part for part in parts if part)
         stored = {ours: self.stored[ours] for ours in leaf.rows if ours in self.stored}
@@ -64,14 +64,14 @@ class Reader:
     def _find_row(self, ours: str, leaf: Any, rows: Rows, stored: Stored | None) -> Found | None:
         if stored is None:
             if isinstance(leaf, jax.ShapeDtypeStruct):
-                self._note(f"{ours} has no name in `names`, and no array in `model_like`")
+                self._note(f"{ours} has no name in `names` and no values in `model_like`")
             return None
         if missing := [name for name in stored.names if name not in self.entries]:
             is_optional = self.is_ignored(ours) or all(map(self.is_ignored, missing))
-            # In the place of a struct something has to come.
+            # A struct must be replaced by an array.
             if not is_optional or isinstance(leaf, jax.ShapeDtypeStruct):
                 theirs = "" if missing == [ours] else f" (in the file {', '.join(missing)})"
-                # The search takes milliseconds a name.
+                # The search for similar names takes milliseconds per name.
                 is_few = len(self.problems) < _MAX_NEAREST
                 near = ", ".join(nearest(missing, self._unused())) if is_few else ""
                 near = near and f", nearest: {near}"
@@ -81,9 +81,9 @@ class Reader:
         files = ", ".join(dict.fromkeys(entry.path.name for entry in entries))
         where = f"{ours} ({', '.join(stored.names)} in {files})"
         if unknown := [each.dtype for each in entries if each.dtype not in SUPPORTED]:
-            self._note(f"{where} is of dtype {unknown[0]}, which JAX does not have")
+            self._note(f"{where} has dtype {unknown[0]}, which JAX does not support")
         elif stored.load is None and len(entries) > 1:
-            self._note(f"{where} has several names in `names`, and no `load`")
+            self._note(f"{where} has several names in `names` but no `load`")
         else:
             for entry in entries:
                 view = np.broadcast_to(np.empty((), jnp.dtype(entry.dtype)), entry.shape)
@@ -97,7 +97,7 @@ class Reader:
         return Found(where, stored)
 
     def read(self, leaf: NamedLeaf, found: dict[Rows, Found | None]) -> Any:
-        """The leaf with the numbers of the files."""
+        """Reads a leaf from the files."""
         like, num_problems = leaf.leaf, len(self.problems)
         if not any(found.values()):
             return like
@@ -106,7 +106,7 @@ class Reader:
             return like
 
         def fill(index: Any) -> np.ndarray:
-            """A part of the array: of each row of it the part that is stored."""
+            """A part of the array, filled row by row."""
             ranges = [range(size)[each] for each, size in zip(index, like.shape, strict=True)]
             out = np.empty(tuple(map(len, ranges)), like.dtype)
             for rows, array in numbers.items():
@@ -125,11 +125,11 @@ class Reader:
             new = place_like(fill((slice(None),) * like.ndim), like)
         else:
             new = jax.make_array_from_callback(like.shape, sharding, fill)
-        # Otherwise the numbers of several arrays may wait in memory for their copy to a device.
+        # Wait for the copy to the device, so that only one array is in the host's memory.
         return jax.block_until_ready(new)
 
     def _load(self, leaf: Any, rows: Rows, found: Found | None) -> np.ndarray:
-        """The numbers of one row: memory maps, unless a function computes them."""
+        """The numbers of one row: a memory map, unless `load` computes them."""
         if found is None:
             return np.asarray(leaf[rows])
         views = [found.stored.view(self.entries[name].read()) for name in found.stored.names]
@@ -138,13 +138,13 @@ class Reader:
         try:
             array = np.asarray(found.stored.load(*views))
         except Exception as error:
-            error.add_note(f"This was raised by the function in `names` for {found.where}.")
+            error.add_note(f"The function in `names` raised this for {found.where}.")
             raise
         self._check_fit(found.where, leaf, rows, array)
         return array
 
     def _check_fit(self, where: str, leaf: Any, rows: Rows, array: np.ndarray) -> None:
-        """Notes what is wrong with an array in the place of a row of `leaf`."""
+        """Notes a wrong shape or dtype of an array for a row of `leaf`."""
         shape, expected, dtype = leaf.shape[len(rows) :], dtype_name(leaf), str(array.dtype)
         text = f"{where} is {dtype} of shape {array.shape}, but {expected} of shape {shape} is"
         if _without_ones(array.shape) != _without_ones(shape):
@@ -166,16 +166,16 @@ class Reader:
         is_numpys = isinstance(leaf, np.ndarray | np.generic)
         if not is_numpys and jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
             flag = "`jax.config.update('jax_enable_x64', True)`"
-            self._note(f"{where} has to be {expected}, which JAX has only with {flag}")
+            self._note(f"{where} must be {expected}, which JAX supports only with {flag}")
 
     def refuse_unused(self) -> None:
         """Notes the arrays of the file that are not in the model."""
         remedy = "" if OTHER_NAMES in self.remedies else IGNORE
         for name in self._unused():
-            self._note(f"{name} is in the file, but not in the model", remedy)
+            self._note(f"{name} is in the file but not in the model", remedy)
 
     def raise_if_unfit(self, source: Source) -> None:
-        """Raises `ValueError` with all that was noted, if something was."""
+        """Raises `ValueError` with all problems, if there are any."""
         if self.problems:
             several = [source] if isinstance(source, str | os.PathLike) else source
             where, problems = ", ".join(map(str, several)), "; ".join(dict.fromkeys(self.problems))

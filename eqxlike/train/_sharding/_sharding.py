@@ -88,7 +88,8 @@ class Sharding:
         """
         if not isinstance(mesh, Mesh | AbstractMesh):
             raise TypeError(
-                f"Sharding expected a jax.sharding.Mesh, such as jax.make_mesh returns, got {mesh!r}."
+                "Sharding expected a jax.sharding.Mesh, such as jax.make_mesh returns; got "
+                f"{mesh!r}."
             )
         if batch_axes is None:
             batch_axes = mesh.axis_names[:1]
@@ -364,8 +365,8 @@ def check_sharding(sharding: Any, taker: str) -> None:
     """Raises `TypeError` if `sharding` is not a `train.Sharding`, for example JAX's own."""
     if not isinstance(sharding, Sharding):
         raise TypeError(
-            f"{taker} expected a train.Sharding, such as train.data_parallel or train.fsdp returns; "
-            f"got {sharding!r}."
+            f"{taker} expected a train.Sharding, such as train.data_parallel or train.fsdp "
+            f"returns; got {sharding!r}."
         )
 
 
