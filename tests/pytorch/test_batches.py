@@ -42,7 +42,7 @@ def test_a_loader_trains_as_arrays_do_over_epochs_and_is_traced_once():
     assert (result.stopped, len(result.history)) == ("exhausted", 3)
     with pytest.raises(TypeError, match=r"batch\['x'\] is a Tensor that NumPy cannot read: .*meta"):
         train.fit(state, step, [{"x": torch.zeros(2, device="meta")}], num_steps=1)
-    with pytest.raises(TypeError, match=r"batch\['x'\] is a Tensor, and the step would be"):
+    with pytest.raises(TypeError, match=r"batch\['x'\] is a Tensor, so the step would be"):
         step(state, {"x": torch.tensor(X)})
 
     def measure(model, batch):

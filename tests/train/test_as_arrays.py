@@ -88,7 +88,7 @@ def test_what_is_no_array_is_refused_with_its_path_or_warned_of(run):
         with pytest.raises(error, match=message):
             run([batch])
     numbered = [{"x": x, "index": i} for i, x in enumerate(X)]
-    with pytest.warns(UserWarning, match=r"batch\['index'\] is not an array, but 3 in this"):
+    with pytest.warns(UserWarning, match=r"batch\['index'\] is 3 in this batch, not an array"):
         run(numbered)
     # A step that is called by itself cannot convert them.
     for batch, path in [
@@ -118,7 +118,7 @@ def test_batches_repeat_where_that_can_be(run):
     assert list(itertools.islice(train.repeat(lambda: iter("ab")), 5)) == list("ababa")
     with pytest.raises(TypeError, match="list_iterator can be used only once"):
         train.repeat(iter([1]))
-    with pytest.raises(ValueError, match="found none"):
+    with pytest.raises(ValueError, match="got none"):
         next(train.repeat([]))
     endless = train.minibatches(X[0], 4, seed=0)
     assert train.repeat(endless) is endless
@@ -126,5 +126,5 @@ def test_batches_repeat_where_that_can_be(run):
 
 @pytest.mark.parametrize("batches", [Foreign(X), (Foreign(X), Foreign(X[:, 0]))])
 def test_tensors_in_the_place_of_batches_are_refused(run, batches):
-    with pytest.raises(TypeError, match="fit expected batches, one after another, and got arrays"):
+    with pytest.raises(TypeError, match="fit expected an iterable of batches, but got arrays"):
         run(batches)

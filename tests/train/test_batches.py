@@ -66,7 +66,7 @@ REFUSED = [
     (({"x": np.zeros(5), "y": np.zeros(4)}, 2), r"one length, got \['x'\] 5, \['y'\] 4"),
     (((), 1), "at least one"),
     (((np.float32(1),), 1), r"leading axis of examples; \[0\] has shape \(\)"),
-    ((np.zeros(0), 1), "have a length of 0"),
+    ((np.zeros(0), 1), "at least one example, got arrays of length 0"),
     (((ARRAY, POISONED), 2), r"2 NaN or infinite values in \[1\], .* index \(3, 1\)"),
     # NumPy does not know this dtype.
     ((jnp.array([0, 1, jnp.nan], jnp.bfloat16), 2), r"1 NaN or infinite .* arrays, .* \(2,\)"),
@@ -114,14 +114,14 @@ def test_a_position_that_does_not_fit_is_refused_and_nothing_moves():
     taken(batches, 3)
     before = batches.position
     for change, message in [
-        ({"seed": 2}, "with seed 2, and these have 1"),
-        ({"batch_size": 2}, "with batch_size 2, and these have 3"),
-        ({"num_examples": 8}, "with num_examples 8, and these have 7"),
+        ({"seed": 2}, "with seed=2, but these have seed=1"),
+        ({"batch_size": 2}, "with batch_size=2, but these have batch_size=3"),
+        ({"num_examples": 8}, "with num_examples=8, but these have num_examples=7"),
         ({"index": 3}, "index must be at most 2"),
         ({"index": -1}, "index must be an integer of at least 0"),
         ({"epoch": 1.5}, "epoch must be an integer"),
-        ({"generator": {}}, "no state of NumPy's generator"),
-        ({"generator": 3}, "no state of NumPy's generator"),
+        ({"generator": {}}, "is not a state of NumPy's generator"),
+        ({"generator": 3}, "is not a state of NumPy's generator"),
         ({"other": 1}, "seek expected a position of minibatches, with seed"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -196,14 +196,14 @@ class Empty:
         (lambda: train.batches_from({"train": []}), TypeError, "got {'train': .*minibatches"),
         (lambda: train.batches_from(ARRAYS), TypeError, r"got f32\[3,4,3,2\].*minibatches"),
         (lambda: train.batches_from([], epochs=0), ValueError, "epochs must be an integer"),
-        (lambda: train.batches_from(flat(), epochs=2), ValueError, "a chain can be gone through"),
+        (lambda: train.batches_from(flat(), epochs=2), ValueError, "a chain can be used only once"),
         (lambda: train.batches_from([], columns="x"), TypeError, "columns must be a sequence"),
         (lambda: train.batches_from([], convert=3), TypeError, r"convert\(batch\)"),
         (lambda: next(train.batches_from([])), ValueError, "no batches in epoch 0"),
         (
             lambda: next(train.batches_from([{"x": ["a", "b"]}])),
             TypeError,
-            r"got batch\['x'\]\[0\], a str, batch\['x'\]\[1\], a str\. Choose other columns",
+            r"got batch\['x'\]\[0\], a str, batch\['x'\]\[1\], a str\. Select other columns",
         ),
         (
             lambda: next(train.batches_from([(np.ones(2), np.array(["a"]))])),
@@ -234,10 +234,10 @@ def test_a_place_that_cannot_be_reached_is_refused():
     batches = train.batches_from(flat())
     start = batches.position
     next(batches)
-    with pytest.raises(ValueError, match="0 batches, and 1 were drawn from this chain, which cann"):
+    with pytest.raises(ValueError, match="0 batches, but 1 were already taken from this chain, wh"):
         batches.seek(start)
     far = {**start, "num_drawn": 20}
-    with pytest.raises(ValueError, match="after 20 batches, and the source ended after 12"):
+    with pytest.raises(ValueError, match="after 20 batches, but the source ended after 12"):
         train.batches_from(flat()).seek(far)
     # Of a loader with a state the position is good for one without.
     first = train.batches_from(OfHuggingFace())

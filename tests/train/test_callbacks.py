@@ -132,19 +132,19 @@ def test_what_is_no_callback_or_evaluation_is_refused(run):
     for error, message, options in [
         (TypeError, r"a train.Callback at callbacks\[0\], got <built-in", {"callbacks": [print]}),
         (TypeError, r"got <class .*Progress'>: call the class", {"callbacks": [train.Progress]}),
-        (TypeError, r"a list of callbacks; got <.*>: put it in", {"callbacks": train.Progress()}),
+        (TypeError, r"a list of callbacks, got <.*>: put it in", {"callbacks": train.Progress()}),
         (ValueError, r"callbacks\[0\].every must be an integer", {"callbacks": [no_period]}),
-        (ValueError, "evaluate_every=2 and nothing to evaluate: give it", {"evaluate_every": 2}),
+        (ValueError, "evaluate_every=2 but no `evaluate`: pass `evaluate`", {"evaluate_every": 2}),
         (TypeError, r"a number for 'x', got f32\[2\]", {"evaluate": lambda _: {"x": jnp.ones(2)}}),
         (TypeError, r"a mapping from names to numbers, got 3\.0", {"evaluate": lambda _: 3.0}),
         (
             ValueError,
-            "call fit with `evaluate` and `evaluate_every`",
+            "pass `evaluate` and `evaluate_every` to fit",
             {"callbacks": [train.EarlyStopping("score")]},
         ),
         (
             KeyError,
-            "looks for the metric 'loss', and `evaluate` gives 'score'",
+            "needs the metric 'loss', but `evaluate` returned 'score'",
             {"callbacks": [train.EarlyStopping("loss")], **scores},
         ),
     ]:
@@ -187,8 +187,8 @@ def test_it_says_when_and_why(run):
     result = stopped_early(run, [3, 2, 2.5, 2.1, 1], train.EarlyStopping("score", patience=2))
     assert result.stopped == "stopped"
     assert result.message == (
-        "Stopped after step 4: score was not better than 2, of step 2, in 2 evaluations. The state "
-        "is that after step 2, the best."
+        "Stopped after step 4: score did not improve on 2, at step 2, in 2 evaluations. The state "
+        "is the best one, after step 2."
     )
     # At the first evaluation, and not once patience has ended.
     with pytest.warns(UserWarning, match="score is NaN after step 1, which counts as no improv"):

@@ -154,9 +154,9 @@ def test_what_it_cannot_average_is_refused():
     for decay, error in ((0, ValueError), (1, ValueError), ("0.9", TypeError), (True, TypeError)):
         with pytest.raises(error, match="decay must be"):
             train.EMA(decay)
-    with pytest.raises(ValueError, match=r"make it with `optax.chain"):
+    with pytest.raises(ValueError, match=r"create the optimiser with `optax\.chain"):
         ema.averaged(make_state(optax.sgd(0.1)))
-    with pytest.raises(TypeError, match=r"EMA\.averaged expected a TrainState, and got Linear"):
+    with pytest.raises(TypeError, match=r"EMA\.averaged expected a TrainState, got Linear"):
         ema.averaged(make_state(optax.sgd(0.1)).model)
     with pytest.raises(ValueError, match="EMA needs the parameters"):
         ema.update({}, ema.init({}))

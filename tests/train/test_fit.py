@@ -125,7 +125,7 @@ def test_divergence_returns_the_exact_last_good_state(check_every, bad_at, value
     loss = "nan" if math.isnan(value) else "inf"
     assert (result.stopped, result.exit_status) == ("diverged", 1)
     assert result.message == (
-        f"The loss was {loss} in step {bad_at}; the state is that after step {bad_at - 1}."
+        f"The loss was {loss} in step {bad_at}; the state is the one after step {bad_at - 1}."
     )
     expected = fit(state, step, itertools.islice(batches(), bad_at - 1), num_steps=12)
     assert tree_equal(result.state, expected.state)
@@ -145,8 +145,8 @@ def test_array_that_is_not_finite_is_a_divergence_and_a_skipped_step_is_none(sta
     result = fit(state, step, batches(bad_at=4, value=0.0), num_steps=8)
     assert result.stopped == "diverged"
     assert result.message == (
-        "A parameter, or what the optimiser or the model keeps, became NaN or infinite in step 4, "
-        "at a loss of 0; the state is that after step 3."
+        "A parameter or an array of the optimiser's or the model's state became NaN or infinite in "
+        "step 4, at a loss of 0; the state is the one after step 3."
     )
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(result.state.model))
     scaled = make_state(loss_scale=DynamicLossScale())
@@ -159,8 +159,9 @@ def test_array_that_is_not_finite_is_a_divergence_and_a_skipped_step_is_none(sta
     zeros = fit(scaled, step, [0 * GOOD] * 20, num_steps=20, check_every=7)
     assert zeros.stopped == "diverged"
     assert zeros.message == (
-        "A gradient at the smallest loss scale, a parameter, or what the optimiser or the model "
-        "keeps, became NaN or infinite in step 16, at a loss of 0; the state is that after step 15."
+        "A gradient at the smallest loss scale, a parameter or an array of the optimiser's or the "
+        "model's state became NaN or infinite in step 16, at a loss of 0; the state is the "
+        "one after step 15."
     )
     assert tree_equal(zeros.state.model, scaled.model)
 
@@ -202,7 +203,7 @@ def test_what_an_optimiser_breaks_is_refused_or_told(steps_per_call):
         for num_steps in (bad_at, 12):
             found = run(bad_at, num_steps, True)
             assert found.stopped == "diverged"
-            assert f"The state after step {len(found.history)} is not finite, tho" in found.message
+            assert f"The state after step {len(found.history)} is not finite, alt" in found.message
             assert bad_at <= len(found.history) < bad_at + 5 + steps_per_call
 
 
@@ -293,7 +294,9 @@ def test_steps_that_the_optimiser_skips_go_on_until_it_gives_up(check_finite, st
     result = run([GOOD, bad, bad, bad, GOOD], num_steps=5)
     assert (result.stopped, len(result.history)) == ("diverged", 3)
     if check_finite:
-        assert result.message.startswith("The loss was nan in step 4; the state is that after st")
+        assert result.message.startswith(
+            "The loss was nan in step 4; the state is the one after st"
+        )
 
 
 def test_an_array_of_the_state_as_a_batch_is_named_by_its_path(state, step):
@@ -366,7 +369,7 @@ def test_step_of_ones_own_that_keeps_no_good_state_is_told_so(state, step):
 
     result = fit(state, own, batches(bad_at=4), num_steps=8)
     assert result.stopped == "diverged"
-    assert "nan in step 4. The step did not keep its last good state" in result.message
+    assert "nan in step 4, and the last good state was not kept" in result.message
     assert len(result.history) == 3
 
 
@@ -381,7 +384,7 @@ def test_step_of_ones_own_that_does_not_count_is_named_by_its_calls(state, step)
         result = fit(state, own, batches(bad_at=bad_at), num_steps=12, check_every=check_every)
         assert result.stopped == "diverged"
         assert f"in step {bad_at}" in result.message
-        assert result.message.endswith(f"the state is that after step {bad_at - 1}.")
+        assert result.message.endswith(f"the state is the one after step {bad_at - 1}.")
         expected = fit(state, step, batches(bad_at=bad_at), num_steps=12)
         assert result.history == expected.history
         assert tree_equal(result.state.model, expected.state.model)
@@ -402,14 +405,14 @@ class Rewind(Callback):
 
 def test_a_divergence_is_found_where_a_callback_has_put_an_older_state(state, step):
     result = fit(state, step, batches(bad_at=13), num_steps=20, callbacks=[Rewind()])
-    assert result.message == "The loss was nan in step 3; the state is that after step 2."
+    assert result.message == "The loss was nan in step 3; the state is the one after step 2."
     assert (len(result.history), int(result.state.step)) == (12, 2)
 
 
 def test_a_state_that_a_callback_puts_is_checked(state, step):
     for wrong, error, message in [
-        (lambda run: run.state, RuntimeError, r"run\.state expected a state whose .*\.copy\(\)"),
-        (lambda run: run.state.model, TypeError, "run.state expected a TrainState, and got Linear"),
+        (lambda run: run.state, RuntimeError, r"run\.state got a state with .*\.copy\(\)"),
+        (lambda run: run.state.model, TypeError, "run.state expected a TrainState, got Linear"),
     ]:
         rewind = Rewind()
         rewind.on_start = lambda run, wrong=wrong: setattr(rewind, "start", wrong(run))  # noqa: B023
@@ -424,7 +427,7 @@ def test_check_that_fails_says_that_the_state_of_the_caller_is_still_there(state
     with pytest.raises(RuntimeError, match="nan in x") as caught:
         fit(state, make_step(loss, OPTIMISER), batches(bad_at=2), num_steps=3)
     (note,) = caught.value.__notes__
-    assert note.startswith("Donated to the step that failed")
+    assert note.startswith("The state of this run was donated to the step that failed")
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
@@ -539,8 +542,8 @@ def test_state_that_was_donated_is_refused_with_the_paths(step):
     for leaf in jax.tree.leaves(state):
         leaf.delete()
     expected = (
-        r"fit expected a state whose arrays are there; .* deleted: state\.model\.weight, "
-        r"state\.model\.bias, .* and \d+ more\. A training step donates the state that it gets"
+        r"fit got a state with arrays that were donated .* deleted: state\.model\.weight, "
+        r"state\.model\.bias, .* and \d+ more\. A training step donates its state"
     )
     with pytest.raises(RuntimeError, match=expected):
         fit(state, step, batches(), num_steps=2)
@@ -550,15 +553,15 @@ def test_argument_of_another_kind_is_named(state, step):
     def loss(model, batch, key):
         return 0.0
 
-    way = r"\. Make one .*TrainState\.create\(model, "
+    way = r"\. Create one .*TrainState\.create\(model, "
     number = "must be an integer of at least 1, got"
     for error, message, arguments in [
-        (TypeError, f"fit expected a TrainState, and got Identity{way}", {"state": nn.Identity()}),
-        (TypeError, f"a TrainState, and got the class Linear{way}", {"state": nn.Linear}),
+        (TypeError, f"fit expected a TrainState, got Identity{way}", {"state": nn.Identity()}),
+        (TypeError, f"a TrainState, got the class Linear{way}", {"state": nn.Linear}),
         (TypeError, r"`step` to be a function, `step\(state, batch\)`; got None", {"step": None}),
-        (TypeError, r"fit calls `step\(state, batch\)`, and .* argument: 'key'", {"step": loss}),
-        (TypeError, r"batches .* go through, .* got <function .*>: call it", {"batches": batches}),
-        (TypeError, r"batches that one can go through, .* got 3\.", {"batches": 3}),
+        (TypeError, r"fit calls `step\(state, batch\)`, but .* argument: 'key'", {"step": loss}),
+        (TypeError, r"an iterable of batches, .* got <function .*>: call it", {"batches": batches}),
+        (TypeError, r"an iterable of batches, .* got 3\.", {"batches": 3}),
         (TypeError, r"of numbers; got batch\[1\] \(<U1\)", {"batches": [(GOOD, np.array(["a"]))]}),
         (TypeError, r"`evaluate` to be a f.*, `evaluate\(state\)`; got \{\}", {"evaluate": {}}),
         (TypeError, r"calls `evaluate\(state\)`, .* `make_evaluate", {"evaluate": loss}),
@@ -590,7 +593,9 @@ ARRAYS = {
 @pytest.mark.parametrize("name", ARRAYS)
 def test_arrays_in_the_place_of_batches_are_refused_with_their_shapes(name, state, step):
     arrays, shown = ARRAYS[name]
-    expected = rf"^fit expected batches, .* got arrays: {shown}\. .*`train\.minibatches\(arrays, "
+    expected = (
+        rf"^fit expected an iterable .* got arrays: {shown}\. .*`train\.minibatches\(arrays, "
+    )
     with pytest.raises(TypeError, match=expected):
         fit(state, step, arrays, num_steps=3)
 
@@ -612,15 +617,15 @@ def test_lists_and_tuples_of_batches_are_taken(kind, state, step):
 
 
 def test_a_step_that_returns_something_else_is_refused(state):
-    pair = r"expected the step to return the next TrainState and the loss, `\(state, loss\)`"
+    pair = r"expected the step to return `\(state, loss\)`, with the next TrainState"
     for wrong, message in [
         (lambda state, batch: state, pair),
         (lambda state, batch: (0.0, state), pair),
         (lambda state, batch: (state,), pair),
-        (lambda state, batch: (state, "low"), "a number as loss; got 'low'"),
-        (lambda state, batch: (state, [0.0]), r"a number as loss; got \["),
-        (lambda state, batch: (state, jnp.ones(2)), r"of shape \(\); got float32 of shape \(2,\)"),
-        (lambda state, batch: (state, jnp.ones((), complex)), r"of shape \(\); got complex64"),
+        (lambda state, batch: (state, "low"), "a number as loss, got 'low'"),
+        (lambda state, batch: (state, [0.0]), r"a number as loss, got \["),
+        (lambda state, batch: (state, jnp.ones(2)), r"of shape \(\), got float32 of shape \(2,\)"),
+        (lambda state, batch: (state, jnp.ones((), complex)), r"of shape \(\), got complex64"),
     ]:
         with pytest.raises(TypeError, match=message):
             fit(state, wrong, batches(), num_steps=2)

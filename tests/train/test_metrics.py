@@ -81,10 +81,14 @@ def test_shapes_that_do_not_fit_are_named():
     mean = metrics.mean(LOGITS)
     for metric, arguments, message in [
         (metrics.accuracy, (LOGITS, LABELS[:3]), r"logits of shape \(11, 4\) and labels of"),
-        (metrics.perplexity, (LOGITS, LOGITS), "expected integers from 0 on as labels; got"),
-        (metrics.rmse, (LOGITS, LABELS), r"the shape of the targets, \(11,\); got \(11, 4\)"),
-        (metrics.mean, (LOGITS, LABELS), r"of shape \(11, 4\); got shape \(11,\)"),
-        (metrics.rmse(LOGITS, LOGITS).merge, (mean,), "with sqrt and _itself"),
+        (
+            metrics.perplexity,
+            (LOGITS, LOGITS),
+            "expected the labels to be integers of at least 0, got",
+        ),
+        (metrics.rmse, (LOGITS, LABELS), r"the same shape as the targets, \(11,\); got \(11, 4\)"),
+        (metrics.mean, (LOGITS, LABELS), r"the values, \(11, 4\); got weights of shape \(11,\)"),
+        (metrics.rmse(LOGITS, LOGITS).merge, (mean,), "are sqrt and _itself"),
     ]:
         with pytest.raises(ValueError, match=message):
             metric(*arguments)
@@ -173,12 +177,12 @@ def test_what_cannot_be_evaluated_is_told(state):
     def batchless(model):
         return {}
 
-    call = r"make_evaluate calls `measure\(model, batch\)`, and batchless does not take that"
+    call = r"make_evaluate calls `measure\(model, batch\)`, but batchless does not accept"
     differing = lambda model, batch: {str(len(batch[1])): jnp.zeros(())}
     for measured, given, error, message in [
         (measure, [], ValueError, "expected at least one batch"),
         (lambda *_: 3.0, batches(), TypeError, "a mapping from names .* got float"),
-        (differing, batches(), ValueError, "the same metrics of each batch: 5; got 1"),
+        (differing, batches(), ValueError, "the same metrics for each batch, 5; got 1"),
         (batchless, batches(), TypeError, call),
     ]:
         with pytest.raises(error, match=message):
@@ -186,7 +190,7 @@ def test_what_cannot_be_evaluated_is_told(state):
     swapped = r"expected `measure` to be a function, `measure\(model, batch\)`; got \[\s*\(f32"
     with pytest.raises(TypeError, match=swapped):
         train.make_evaluate(batches(), measure)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match="evaluate expected a TrainState, and got Linear"):
+    with pytest.raises(TypeError, match="evaluate expected a TrainState, got Linear"):
         train.make_evaluate(measure, batches())(state.model)
     for one_batch in ((LOGITS, LABELS), {"x": LOGITS, "y": LABELS}):
         with pytest.raises(Exception) as caught:  # noqa: PT011  the error of `measure`
@@ -196,5 +200,5 @@ def test_what_cannot_be_evaluated_is_told(state):
 
 @pytest.mark.parametrize("wrong", [train.minibatches((np.ones((4, 2)),), 2, seed=0), np.ones(4)])
 def test_batches_that_never_end_or_are_one_array_are_refused(wrong):
-    with pytest.raises(TypeError, match=r"make_evaluate expected batches.*give a list"):
+    with pytest.raises(TypeError, match=r"make_evaluate expected batches.*pass a list"):
         train.make_evaluate(lambda model, batch: {}, wrong)

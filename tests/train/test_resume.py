@@ -103,18 +103,18 @@ def test_a_run_that_was_finished_makes_no_step_and_refuses_other_batches(simple,
     assert second.history == ()
     assert second.message == "Made 10 of 10 steps, 10 of them before this call."
     assert eqx.tree_equal(second.state, first.state)
-    with pytest.raises(ValueError, match="minibatches with seed 0, and these have 1"):
+    with pytest.raises(ValueError, match="minibatches with seed=0, but these have seed=1"):
         train.fit(*simple, stream(seed=1), num_steps=12, resume_from=tmp_path)
-    with pytest.raises(ValueError, match="has a checkpoint of step 10, and one of step 0 is to be"):
+    with pytest.raises(ValueError, match="already has a checkpoint of step 10, so a checkpoint of"):
         train.fit(*simple, stream(), num_steps=3, callbacks=[train.Checkpoint(tmp_path, every=3)])
     state, step = simple
     larger = eqx.tree_at(lambda state: state.step, state, np.zeros(2, np.int32))
     with pytest.raises(ValueError, match="does not fit `like`") as caught:
         train.fit(larger, step, stream(), num_steps=6, resume_from=tmp_path)
-    assert caught.value.__notes__ == ["Here `like` is the state that `fit` is given."]
+    assert caught.value.__notes__ == ["`like` is the state passed to `fit`."]
     with train.CheckpointFolder(tmp_path / "other") as folder:
         folder.save(3, state)
-    with pytest.raises(ValueError, match="goes on from checkpoints that `train"):
+    with pytest.raises(ValueError, match="resumes only from checkpoints that `train"):
         train.fit(*simple, stream(), num_steps=10, resume_from=tmp_path / "other")
 
 
@@ -123,7 +123,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_does_not_come_back(simple, tmp_
     train.fit(*simple, stream(), num_steps=7, callbacks=[train.Checkpoint(tmp_path, every=3)])
     (tmp_path / "step_000000007/manifest/manifest.json").write_text("{")
     callback = train.Checkpoint(tmp_path, every=3)
-    with pytest.warns(UserWarning, match="Going on from .*step_000000006, which is older"):
+    with pytest.warns(UserWarning, match="Restored the older .*step_000000006 instead"):
         result = train.fit(
             *simple, stream(), num_steps=10, callbacks=[callback], resume_from=tmp_path
         )
@@ -164,20 +164,20 @@ def test_settings_that_do_not_fit_are_refused(simple, tmp_path):
     for options, message in [
         ({"every": 0}, "every must be an integer of at least 1"),
         ({"every": 3, "on_error": "ignore"}, 'on_error must be "raise" or "warn", got \'ignore\''),
-        ({"every": 3, "keep_best": 1}, "keep_best needs the name of a metric"),
+        ({"every": 3, "keep_best": 1}, "keep_best needs a metric"),
     ]:
         with pytest.raises(ValueError, match=message):
             train.Checkpoint(tmp_path, **options)
     evaluate = {"evaluate": lambda state: {"score": 1.0}}
     every_5 = {**evaluate, "evaluate_every": 5}
     for metric, options, error, message in [
-        ("score", {}, ValueError, "call fit with `evaluate` and `evaluate_every`"),
+        ("score", {}, ValueError, "pass `evaluate` and `evaluate_every` to fit"),
         ("score", every_5, ValueError, "checkpoints every 3 steps and evaluations every 5"),
         (
             "loss",
             {**evaluate, "evaluate_every": 1},
             KeyError,
-            "looks for the metric 'loss', and `evaluate` gives 'score'",
+            "needs the metric 'loss', but `evaluate` returned 'score'",
         ),
     ]:
         best = train.Checkpoint(tmp_path, every=3, keep_best=1, metric=metric)
@@ -190,7 +190,7 @@ def test_a_divergence_is_not_saved(simple, tmp_path):
     checkpoint = train.Checkpoint(tmp_path, every=3)
     result = train.fit(*simple, batches, num_steps=9, callbacks=[checkpoint])
     assert result.stopped == "diverged"
-    assert result.message.endswith("the state is that after step 4.")
+    assert result.message.endswith("the state is the one after step 4.")
     assert [path.name for path in checkpoint.folder.paths()] == ["step_000000003"]
 
 
@@ -210,7 +210,7 @@ def test_a_disk_that_is_full_ends_the_run_or_does_not(simple, tmp_path, monkeypa
     monkeypatch.setattr("eqxlike.train._checkpoints._orbax.seal", full_disk)
     with pytest.raises(OSError, match="No space left"):
         run()
-    with pytest.warns(UserWarning, match="was not written, and training goes on: .* No space"):
+    with pytest.warns(UserWarning, match="was not written, training continues: .* No space"):
         result = run(on_error="warn")
     assert result.message == "Made 7 of 7 steps, 3 of them before this call."
     assert os.listdir(tmp_path / "step_000000003")
@@ -276,9 +276,9 @@ def same_end(result, callback, whole):
     # Many steps in a call are another program, which may round otherwise.
     rtol = 0.0 if result.steps_per_call == whole.steps_per_call else 1e-6
     assert eqx.tree_equal(result.state, whole.state, rtol=rtol)
-    told = "Stopped after step 10: score was not better than 1, of step 4, in 3 evaluations."
+    told = "Stopped after step 10: score did not improve on 1, at step 4, in 3 evaluations."
     assert result.message.startswith(told)
-    assert "The state is that after step 4, the best." in result.message
+    assert "The state is the best one, after step 4." in result.message
     assert (callback.best, callback.best_step) == (1.0, 4)
 
 
@@ -321,7 +321,7 @@ def test_the_best_state_is_none_or_refused_where_it_was_not_kept(run, tmp_path):
     last = {"restore_best": False}
     with pytest.raises(Gone):
         run(batches(7), [stopping(**last), saving(tmp_path)])
-    with pytest.raises(ValueError, match=r"the best state, of step 4, was not kept .* give that"):
+    with pytest.raises(ValueError, match=r"did not save its best state, of step 4: pass restore"):
         run(batches(), [stopping()], tmp_path)
     result = run(batches(), [stopping(**last)], tmp_path)
     assert int(result.state.step) == 10
@@ -393,7 +393,7 @@ def test_a_state_with_others_beside_it_is_restored_alone(tmp_path):
         like = {"b": jnp.zeros(2), "key": jax.random.key(0)}
         assert eqx.tree_equal(folder.restore_beside(3, "other", like), other)
         assert folder.restore_beside(3, "none", {}) == {}
-        with pytest.raises(KeyError, match=r"nothing named 'x' beside .*, but 'other', 'none'"):
+        with pytest.raises(KeyError, match=r"no pytree named 'x' in .*are 'other', 'none'"):
             folder.restore_beside(3, "x", {})
         with pytest.raises(ValueError, match=r"like\['b'\] is an array of shape"):
             folder.restore_beside(3, "other", like | {"b": jnp.zeros(4)})

@@ -205,7 +205,7 @@ def test_names_give_the_name_in_the_file_and_a_function(path):
     )
     with pytest.raises(ValueError, match="equal division") as caught:
         train.import_safetensors(like, path, {"w": ("theirs", third(0))})
-    raised = "This was raised by the function in `names` for w (theirs in model.safetensors)."
+    raised = "The function in `names` raised this for w (theirs in model.safetensors)."
     assert caught.value.__notes__ == [raised]
     for names, error, message in [
         (
@@ -213,9 +213,9 @@ def test_names_give_the_name_in_the_file_and_a_function(path):
             ValueError,
             "no array of the model has that name; nearest: w.",
         ),
-        (["a"], TypeError, "`names` is expected to be a table or a function, and is ['a']."),
+        (["a"], TypeError, "`names` must be a mapping or a function, got ['a']."),
         *[
-            (lambda name, entry=entry: entry, TypeError, f"for w it gave {entry!r}.")
+            (lambda name, entry=entry: entry, TypeError, f"for w it is {entry!r}.")
             for entry in (1, ("a", "b"), ("a",))
         ],
     ]:
@@ -236,11 +236,13 @@ def test_array_that_a_function_gives_is_copied(path):
 def test_what_cannot_be_exported_is_named(path):
     model = {"a.b": zeros(1), "a": {"b": zeros(1)}}
     for call in (train.export_safetensors, train.import_safetensors):
-        with pytest.raises(ValueError, match=r"stand for more than one array each: a\.b\. Rename"):
+        with pytest.raises(ValueError, match=r"several arrays have the same name: a\.b\. Rename"):
             call(model, path)
     complex128, int4 = zeros(1, dtype=np.complex128), jnp.zeros(1, "int4")
     for array in (jr.key(0), complex128, int4, np.array([None])):
-        with pytest.raises(TypeError, match=r"safetensors has no dtype .* model\['w'\]\. Cast it"):
+        with pytest.raises(
+            TypeError, match=r"safetensors does not support .* model\['w'\]\. Cast the"
+        ):
             train.export_safetensors({"w": array}, path)
     x = jnp.ones(2)
     x.delete()
@@ -257,7 +259,7 @@ def test_file_that_is_damaged_is_told(path):
     for damaged in (b"", whole[:5], whole[:-1], whole + b"x", b"x" * 100):
         path.write_bytes(damaged)
         message = refusal({"a": zeros(4)}, path)
-        assert message.startswith(f"{path} is damaged, or no safetensors file: ")
+        assert message.startswith(f"{path} is damaged or not a safetensors file: ")
 
 
 def test_without_safetensors_the_error_says_what_to_install(path, monkeypatch):

@@ -52,11 +52,11 @@ def test_model_below_the_limit_is_one_file(tmp_path):
 
 def test_earlier_model_that_would_be_read_instead_is_not_passed_over(tmp_path):
     train.export_safetensors(MODEL, tmp_path)
-    with pytest.raises(FileExistsError, match=r"model\.safetensors is there, and tools would read"):
+    with pytest.raises(FileExistsError, match=r"model\.safetensors exists, and tools would read"):
         train.export_safetensors(MODEL, tmp_path, max_shard_bytes=256)
     (tmp_path / "model.safetensors").unlink()
     train.export_safetensors(MODEL, tmp_path, max_shard_bytes=256)
-    with pytest.raises(FileExistsError, match=r"index\.json is there, and tools would read"):
+    with pytest.raises(FileExistsError, match=r"index\.json exists, and tools would read"):
         train.export_safetensors(MODEL, tmp_path)
 
 
@@ -96,7 +96,7 @@ def test_sources_that_cannot_be_read_are_named(tmp_path):
     assert refusal(tmp_path, FileNotFoundError) == message
     for damaged in ("{", "[]", "{}"):
         index.write_text(damaged)
-        assert refusal(index, ValueError).startswith(f"{index} is damaged, or no index")
+        assert refusal(index, ValueError).startswith(f"{index} is damaged or not an index")
     (tmp_path / "other.safetensors.index.json").write_text("{}")
     assert "has several indices, model.safetensors.index.json, other" in refusal(
         tmp_path, ValueError

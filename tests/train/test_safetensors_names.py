@@ -71,7 +71,7 @@ def test_arrays_without_a_name_in_the_file_are_left_out_and_stay(path):
         like = {**model, "w": np.ones(1, np.float32)}
         assert train.import_safetensors(like, path, names) == model
     like["own"] = jax.ShapeDtypeStruct((1,), np.float32)
-    with pytest.raises(ValueError, match="own has no name in `names`, and no array in `model_like"):
+    with pytest.raises(ValueError, match="own has no name in `names` and no values in `model_like"):
         train.import_safetensors(like, path, names)
 
 
@@ -193,8 +193,8 @@ def is_shape(node):
         ),
         ({"w.*": "a.*"}, "`names` has w.*, but no array"),
         ({"w": "a", "blocks.{i}": "{i}"}, "`names` has blocks.{i}, but no array"),
-        ({"*": "a.{i}"}, "`names` has a.{i} for *, and {i} in it stands for nothing there."),
-        ({"{i}": "*"}, "`names` has * for {i}, and * in it stands for nothing there."),
+        ({"*": "a.{i}"}, "`names` maps * to a.{i}, but {i} is missing in the key."),
+        ({"{i}": "*"}, "`names` maps {i} to *, but * is missing in the key."),
     ],
 )
 def test_keys_that_match_nothing_and_wildcards_without_text_are_refused(path, names, message):
@@ -208,8 +208,8 @@ def test_keys_that_match_nothing_and_wildcards_without_text_are_refused(path, na
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((), {}, "expected names in the file, which are strings; got ()"),
-        ((1,), {}, "expected names in the file, which are strings; got (1,)"),
+        ((), {}, "expected names in the file as strings, got ()"),
+        ((1,), {}, "expected names in the file as strings, got (1,)"),
         (("w",), {"part": (3, 3)}, "expected `part` to be (k, n) with 0 <= k < n"),
         (("w",), {"part": (2, 1, 3)}, "got (2, 1, 3)"),
         (("w",), {"part": (1,)}, "got (1,)"),
@@ -223,16 +223,16 @@ def test_stored_refuses_what_cannot_be(arguments, options, message):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ({"w": ("w", np.transpose)}, "w is made of w by a function without an inverse: write"),
+        ({"w": ("w", np.transpose)}, "w is loaded from w by a function without an inverse: use"),
         (
             {"w": Stored("x", "y", load=np.add)},
-            "w is made of x, y by a function without an inverse",
+            "w is loaded from x, y by a function without an inverse",
         ),
         ({"w": Stored("qkv", part=(1, 3))}, "qkv lacks the parts [0, 2] of 3; the model has w"),
-        ({"w": "b"}, "b, w are stored in the same place, b"),
+        ({"w": "b"}, "b, w have the same name in the file, b"),
         (
             {"w": Stored("wb", part=(0, 2)), "b": Stored("wb", part=(1, 3))},
-            "w, b are parts of wb, and differ in the number of parts, axis, groups or transpose",
+            "w, b are parts of wb, but differ in the number of parts, axis, groups or transpose",
         ),
         (
             {"w": Stored("wb", part=(0, 2)), "b": Stored("wb", part=(1, 2))},
@@ -240,7 +240,7 @@ def test_stored_refuses_what_cannot_be(arguments, options, message):
         ),
         (
             {"w": Stored("wb", part=(0, 2), groups=2), "b": Stored("wb", part=(1, 2))},
-            "w, b are parts of wb, and differ in the number of parts, axis, groups or transpose",
+            "w, b are parts of wb, but differ in the number of parts, axis, groups or transpose",
         ),
         (
             {"w": Stored("wb", part=(0, 2), axis=1), "b": Stored("wb", part=(1, 2), axis=1)},
@@ -248,14 +248,14 @@ def test_stored_refuses_what_cannot_be(arguments, options, message):
         ),
         (
             {"w": Stored("wi", part=(0, 2)), "i": Stored("wi", part=(1, 2))},
-            "wi is made of w, i, which have the dtypes float32, int32",
+            "wi is made of w, i, which have different or unsupported dtypes: float32, int32",
         ),
         ({"w": Stored("w", shape=(4, 2))}, "w is made of w, of shape (6,): cannot reshape"),
         (
             {"w": Stored("x", "y", load=np.add, save=lambda w: (w,))},
             "`save` for x, y returned 1 arrays",
         ),
-        ({"*": "*", "s": "s"}, "s has no numbers, it is a jax.ShapeDtypeStruct"),
+        ({"*": "*", "s": "s"}, "s is a jax.ShapeDtypeStruct without values"),
     ],
 )
 def test_what_cannot_be_written_with_a_table_is_named(path, names, message):

@@ -83,7 +83,7 @@ def test_arrays_stay_on_their_device_and_only_free_ones_may_be_moved():
 
 def test_arguments_of_another_kind_are_refused(model):
     adam, key = optax.adam(0.1), jax.random.key(0)
-    no_key = r"create expected a key, as `jax.random.key\(0\)` makes it"
+    no_key = r"create expected a key, such as `jax.random.key\(0\)`; got"
     for arguments, options, error, message in [
         ((model, adam), {"key": 0}, TypeError, no_key),
         ((model, adam), {"key": np.zeros(2, np.int32)}, TypeError, no_key),
@@ -93,20 +93,25 @@ def test_arguments_of_another_kind_are_refused(model):
             ValueError,
             r"expected one key, of shape \(\); got .* shape \(3,\)",
         ),
-        ((nn.Linear, adam), {}, TypeError, r"got the class Linear: make one first, with `Linear\("),
+        ((nn.Linear, adam), {}, TypeError, r"got the class Linear: create a model with `Linear\("),
         (({"a": [np.array(["b"])]}, adam), {}, TypeError, r"got model\['a'\]\[0\] \(<U1\)\. Keep"),
-        ((model, 0.1), {}, TypeError, r"create expected an optax.GradientTransformation .* 0\.1\."),
+        (
+            (model, 0.1),
+            {},
+            TypeError,
+            r"create expected the optimiser .* optax.GradientTransformation, .* 0\.1\.",
+        ),
         (
             (model, adam),
             {"loss_scale": 1024},
             TypeError,
-            r"expected a train.DynamicLossScale .* got 1024",
+            r"loss_scale to be a train.DynamicLossScale .* got 1024",
         ),
     ]:
         with pytest.raises(error, match=message):
             TrainState.create(*arguments, **{"key": key, **options})
     model.count.delete()
-    expected = r"create expected a model whose arrays are there; .* deleted: model\.count\."
+    expected = r"create got a model with arrays that were donated .* deleted: model\.count\."
     with pytest.raises(RuntimeError, match=expected):
         TrainState.create(model, adam, key=key)
 

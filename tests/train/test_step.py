@@ -239,7 +239,7 @@ def test_what_an_optimiser_cannot_train_with_is_named(batch, layer):
     with pytest.raises(TypeError, match=r"called a Linear\. .* pass `lambda _: labels` instead"):
         start(layer, by_labels)
     pair = optax.LookaheadParams(layer, layer)
-    with pytest.raises(TypeError, match=r"made of the model itself, .*state\.slow` has"):
+    with pytest.raises(TypeError, match=r"got the state of optax\.Looka.*state\.slow` has"):
         make_step(squared_error, SGD)(start(pair), batch)
 
 
@@ -572,9 +572,13 @@ def test_loss_that_returns_no_state_of_the_model_is_refused(stateful, batch):
         return squares(model, state, batch, key)[0], nn.State(())
 
     for loss, has_aux, message in [
-        (lambda *args: squares(*args)[0], False, r"to return \(loss, model_state\), got f32\[\]"),
-        (squares, True, r"to return \(loss, \(model_state, aux\)\), got \("),
-        (other_state, False, r"(?s)of the form that it got, State.*; got State\(\): the old"),
+        (lambda *args: squares(*args)[0], False, r"must return \(loss, model_state\), got f32\[\]"),
+        (squares, True, r"must return \(loss, \(model_state, aux\)\), got \("),
+        (
+            other_state,
+            False,
+            r"(?s)model_state like the one it got, State.*; got State\(\): the old",
+        ),
     ]:
         with pytest.raises(TypeError, match=message):
             make_step(loss, SGD, has_aux=has_aux)(copy_arrays(stateful), batch)
@@ -609,12 +613,12 @@ def test_model_state_may_come_back_as_numpy_arrays():
 def test_another_optimiser_than_the_state_was_made_with_is_refused(model, batch):
     state = start(model, ADAM)
     for optimiser, expected in [
-        (SGD, r"its optimiser, \(EmptyState, EmptyState\), and got a TrainState"),
-        (optax.identity(), r"optimiser, EmptyState, .* with \(ScaleByAdamState, EmptyState\)"),
+        (SGD, r"its optimiser, \(EmptyState, EmptyState\), but the TrainState has"),
+        (optax.identity(), r"optimiser, EmptyState, .* has \(ScaleByAdamState, EmptyState\)"),
     ]:
         with pytest.raises(ValueError, match=expected) as caught:
             make_step(squared_error, optimiser)(state, batch)
-        assert "Give make_step the optimiser that TrainState.create got" in str(caught.value)
+        assert "Pass the same optimiser to make_step and TrainState.create" in str(caught.value)
     wider = tree_at(lambda state: state.model.layers[0].weight, state, jnp.ones((5, 3)))
     found, expected = (
         rf"{name}\[0\]\.mu\.layers\[0\]\.weight is an array of shape \({size}, 3\)"
@@ -635,21 +639,31 @@ def test_optimiser_whose_beginning_hangs_on_numbers_is_taken(layer, batch):
 
 
 def test_what_is_no_state_or_optimiser_or_loss_is_refused(model, batch):
-    with pytest.raises(TypeError, match=r"The step expected a TrainState, and got MLP\. Make one"):
+    with pytest.raises(TypeError, match=r"The step expected a TrainState, got MLP\. Create one"):
         make_step(squared_error, ADAM)(model, batch)
     with pytest.raises(TypeError, match=r"it takes \(state, batch\), and got 3\. .* a tuple"):
         make_step(squared_error, ADAM)(start(model), *batch)
-    with pytest.raises(TypeError, match=r"make_step expected an optax\.G.*: call adam to get one"):
+    with pytest.raises(
+        TypeError, match=r"make_step expected the optimiser .* optax\.G.*: call adam to get an"
+    ):
         make_step(squared_error, optax.adam)
     with pytest.raises(TypeError, match=r"make_step expected `loss` to be a function, `loss\(mod"):
         make_step(ADAM, squared_error)
-    state, pair = start(model), r"has_aux=True\): the loss is to return \(loss, aux\), got"
+    state, pair = start(model), r"has_aux=True\): the loss must return \(loss, aux\), got"
     for returned, has_aux, message in [
         (jnp.ones(2), True, pair),
         ((0.0, 1, 2), True, pair),
-        ((0.0, {"aux": 1}), False, r"a loss of shape \(\).* got \(0\.0, {'aux': 1}\): .*has_aux="),
-        (jnp.ones(1), False, r"a loss of shape \(\).* got f32\[1\]: take the mean over the batch"),
-        ("text", False, r"a loss of shape \(\).* got 'text'"),
+        (
+            (0.0, {"aux": 1}),
+            False,
+            r"a number, of shape \(\); got \(0\.0, {'aux': 1}\): .*has_aux=",
+        ),
+        (
+            jnp.ones(1),
+            False,
+            r"a number, of shape \(\); got f32\[1\]: take the mean over the batch",
+        ),
+        ("text", False, r"a number, of shape \(\); got 'text'"),
     ]:
         step = make_step(lambda *_, returned=returned: returned, SGD, has_aux=has_aux)
         with pytest.raises(TypeError, match=message):
@@ -659,7 +673,7 @@ def test_what_is_no_state_or_optimiser_or_loss_is_refused(model, batch):
         return squared_error(model, batch, None)
 
     message = (
-        r"calls `loss\(model, batch, key\)`, and keyless does not take that: too many.*model_state="
+        r"calls `loss\(model, batch, key\)`, but keyless does not accept .*: too many.*model_state="
     )
     with pytest.raises(TypeError, match=f"make_step {message}"):
         make_step(keyless, SGD)(state, batch)

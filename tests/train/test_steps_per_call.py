@@ -196,8 +196,8 @@ def test_auto_measures_both_and_says_what_it_chose(simple, monkeypatch, ticks_of
     result = run(100)
     assert result.steps_per_call == chosen
     assert result.message == (
-        f"Made 100 of 100 steps. Chose {chosen} a call: a step took 1000000.0 us by itself, and "
-        f"{1e6 * ticks_of_many / 16:.1f} us among 16."
+        f"Made 100 of 100 steps. Chose steps_per_call={chosen}: a step took 1000000.0 us in calls "
+        f"of one, and {1e6 * ticks_of_many / 16:.1f} us in calls of 16."
     )
     expected = train.fit(*simple, batches(), num_steps=100).history
     np.testing.assert_allclose(result.history, expected, rtol=1e-4, atol=1e-9)
@@ -327,9 +327,9 @@ def test_a_step_that_changes_more_than_the_values_of_arrays_is_refused():
 
         return step
 
-    grown = r"state\.model_state is an array of shape \(1,\) .* \(2,\) .* Give `steps_per_call=1`"
+    grown = r"state\.model_state is an array of shape \(1,\) .* \(2,\) .* Pass `steps_per_call=1`"
     for before, new, message in [
-        ("before", lambda _: "after", "can change the arrays of a state only: .* 'after'"),
+        ("before", lambda _: "after", "may change only the arrays of a state: .* 'after'"),
         (jnp.zeros(1), lambda old: jnp.zeros(len(old) + 1), grown),
     ]:
         with pytest.raises(TypeError, match=message):

@@ -172,7 +172,7 @@ class Reader:
         """Notes the arrays of the file that are not in the model."""
         remedy = "" if OTHER_NAMES in self.remedies else IGNORE
         for name in self._unused():
-            self._note(f"{name} is in the file but not in the model", remedy)
+            self._note(f"{name} is in the file, but not in the model", remedy)
 
     def raise_if_unfit(self, source: Source) -> None:
         """Raises `ValueError` with all problems, if there are any."""

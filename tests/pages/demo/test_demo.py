@@ -200,7 +200,7 @@ def test_diverged_training_is_said_in_one_line_and_its_last_good_state_evaluated
     monkeypatch.setattr(compare, "measure_calls", lambda *arguments: {})
     assert main(["--data", "diabetes", "--quick", "--steps", "5", "--out", str(tmp_path)]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if ": step " not in line]
-    assert line.startswith("diabetes, bayesian: The loss was nan in step 4; the state is that")
+    assert line.startswith("diabetes, bayesian: The loss was nan in step 4; the state is the")
     results = json.loads((tmp_path / "results.json").read_text())
     data = results["data"]["diabetes"]
     assert results["stopped"] == data["trainings"]["bayesian"]["stopped"] == "diverged"

@@ -99,7 +99,7 @@ def test_what_is_damaged_is_named_with_leaf_and_file(path):
     named = rf"{path} is damaged: {file}, with the values of state\['w'\],"
     for damaged, size in [(b"\1" + whole[1:], 24), (whole[:-1], 23), (whole + b"x", 25)]:
         file.write_bytes(damaged)
-        message = f"{named} was changed: it had 24 bytes, and has {size}"
+        message = f"{named} was changed: it had 24 bytes and now has {size}"
         with pytest.raises(train.CheckpointError, match=message):
             train.restore(path, STATE)
     file.unlink()
@@ -114,7 +114,9 @@ def test_what_is_no_manifest_is_told(path):
         with pytest.raises(train.CheckpointError, match=re.escape(str(manifest))):
             train.restore(path, STATE)
     manifest.unlink()
-    with pytest.raises(train.CheckpointError, match=rf"damaged or no checkpoint: .* no {manifest}"):
+    with pytest.raises(
+        train.CheckpointError, match=rf"damaged or not a checkpoint: {manifest} is missing"
+    ):
         train.restore(path, STATE)
 
 
@@ -130,5 +132,7 @@ def test_damaged_checkpoint_can_be_replaced(path):
 def test_what_is_no_checkpoint_is_told(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "file"):
-        with pytest.raises(train.CheckpointError, match=r"no checkpoint: .*manifest\.json\.$"):
+        with pytest.raises(
+            train.CheckpointError, match=r"not a checkpoint: .*manifest\.json is missing\.$"
+        ):
             train.restore(path, STATE)

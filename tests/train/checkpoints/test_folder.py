@@ -92,7 +92,7 @@ def test_newest_that_is_damaged_is_passed_over_with_a_warning(folder):
     with train.CheckpointFolder(folder) as checkpoints:
         for step in (1, 2, 3):
             checkpoints.save(step, state(step))
-        with pytest.raises(ValueError, match=r"step_000000003 is whole, and does not fit"):
+        with pytest.raises(ValueError, match=r"step_000000003 does not fit"):
             checkpoints.restore_newest({"v": np.zeros(1)})
     damage(folder / "step_000000003")
     (folder / "step_000000002/manifest/manifest.json").write_text("")
@@ -103,11 +103,11 @@ def test_newest_that_is_damaged_is_passed_over_with_a_warning(folder):
     assert "step_000000003" in first
     assert "with the values of state['w'], was changed" in first
     assert "step_000000002/manifest/manifest.json is damaged" in second
-    going_on = f"Going on from {folder}/step_000000001, which is older"
+    going_on = f"Restored the older {folder}/step_000000001 instead."
     assert going_on in first
     assert going_on in second
     damage(folder / "step_000000001")
-    with pytest.raises(train.CheckpointError, match="None of the 3 checkpoints in") as caught:
+    with pytest.raises(train.CheckpointError, match=r"All 3 checkpoints .* are damaged") as caught:
         checkpoints.restore_newest(state())
     assert all(f"step_00000000{step}" in str(caught.value) for step in (1, 2, 3))
 
@@ -128,8 +128,8 @@ def test_step_that_would_not_be_the_newest_is_refused(folder):
     with train.CheckpointFolder(folder, keep_last=1) as checkpoints:
         checkpoints.save(5, state())
     message = (
-        f"{folder} has a checkpoint of step 5, and one of step 4 is to be saved, which would not "
-        f"be the newest. Go on from {folder}/step_000000005, or give another folder."
+        f"{folder} already has a checkpoint of step 5, so a checkpoint of step 4 would not be the "
+        f"newest. Resume from {folder}/step_000000005, or pass another folder."
     )
     with train.CheckpointFolder(folder) as checkpoints:
         for refuse in (lambda: checkpoints.save(4, state()), lambda: checkpoints.check_free(4)):
@@ -247,20 +247,22 @@ def test_arguments_that_do_not_fit_are_refused(folder, tmp_path):
         ({"keep_last": 0}, "keep_last must be an integer of at least 1, got 0"),
         ({"keep_last": 1.5}, "keep_last must be an integer of at least 1, got 1.5"),
         ({"keep_best": 0}, "keep_best must be an integer of at least 1, got 0"),
-        ({"mode": "best"}, 'mode "min" or "max", and got \'best\''),
+        ({"mode": "best"}, 'mode "min" or "max", got \'best\''),
     ]:
         with pytest.raises(ValueError, match=message):
             train.CheckpointFolder(folder, **arguments)
     with pytest.raises(TypeError, match=r"folder must be the path of a folder of .*, got 3\.$"):
         train.CheckpointFolder(3)
-    with pytest.raises(NotADirectoryError, match=r"folder must be .*, and '.*\.py' is a file\.$"):
+    with pytest.raises(NotADirectoryError, match=r"folder must be .*, but '.*\.py' is a file\.$"):
         train.CheckpointFolder(__file__)
     with train.CheckpointFolder(folder) as checkpoints:
         for step in (state(), -1):
             with pytest.raises(ValueError, match="step must be an integer of at least 0, got "):
                 checkpoints.save(step, state())
         saved = checkpoints.save(0, state()).path
-    with pytest.raises(ValueError, match=re.escape(f"{saved} is one itself: give {folder}.")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"{saved} is itself a checkpoint: pass {folder}.")
+    ):
         train.CheckpointFolder(saved)
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match="file/run"):

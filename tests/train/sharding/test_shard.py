@@ -84,10 +84,10 @@ def test_tied_parameters_stay_tied_and_equal_ones_may_be_split_in_two_ways(getke
 
 def test_what_cannot_be_placed_is_refused():
     state = make_state(linear())
-    with pytest.raises(ValueError, match=r"this one has an AbstractMesh\. Make"):
+    with pytest.raises(ValueError, match=r"got one with an AbstractMesh: create"):
         train.shard(state, train.fsdp(AbstractMesh((4,), ("data",))))
     optimiser = optax.adam(0.1)
-    of_jax = r"expected a train\.Sharding, as train.data_parallel and train.fsdp return, got Named"
+    of_jax = r"expected a train\.Sharding, such as .* returns; got Named"
     for taker, call in {
         "shard": lambda where: train.shard(state, where),
         "make_step": lambda where: train.make_step(max, optimiser, sharding=where),
@@ -95,7 +95,7 @@ def test_what_cannot_be_placed_is_refused():
     }.items():
         with pytest.raises(TypeError, match=f"{taker} {of_jax}"):
             call(FSDP.batch)
-    with pytest.raises(TypeError, match="Sharding expected a TrainState, and got Linear"):
+    with pytest.raises(TypeError, match="Sharding expected a TrainState, got Linear"):
         train.shard(state.model, FSDP)
     state.model.weight.delete()
     expected = "shard expected a state whose arrays are there; .*: state.model.weight"
