@@ -81,7 +81,7 @@ def test_data_and_settings_that_do_not_fit_are_refused_at_once():
     for arguments, message in [
         ((ARRAY, ARRAY, 2), one_by_one),
         ((ARRAY, ARRAY), one_by_one),
-        (((ARRAY, np.array(["a"] * 5)), 2), r"arrays of numbers; got \[1\] \(<U1\)\. Give each"),
+        (((ARRAY, np.array(["a"] * 5)), 2), r"arrays of numbers; got \[1\] \(<U1\)\. Convert str"),
         (({"x": np.array([None] * 5)}, 2), r"arrays of numbers; got \['x'\] \(object\)"),
     ]:
         with pytest.raises(TypeError, match=message):

@@ -147,7 +147,7 @@ def test_all_that_does_not_fit_is_named_at_once(path):
     assert refusal({"w": zeros(3, 2)}, path).endswith(message)
     save_file({"w": zeros(2, dtype=np.float64)}, path)
     like = {"w": jax.ShapeDtypeStruct((2,), np.float64)}
-    assert "has to be float64, which JAX has only with `jax.config." in refusal(like, path)
+    assert "must be float64, which JAX supports only with `jax.config." in refusal(like, path)
 
 
 def test_names_that_are_ignored_may_be_missing_or_not_used_and_no_others(path):

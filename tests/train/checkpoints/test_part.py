@@ -144,7 +144,9 @@ def test_frozen_arrays_that_do_not_fit_are_refused(adapted, tmp_path):
         train.restore(tmp_path / "part", shapes)
     at = lambda state: state.model.layers[0].linear.weight
     cut = eqx.tree_at(at, state, at(state)[:, :1])
-    with pytest.raises(ValueError, match=r"\(64, 1\) .*, and was an array of shape \(64, 2"):
+    with pytest.raises(
+        ValueError, match=r"\(64, 1\) .*, but was saved as an array of shape \(64, 2"
+    ):
         train.restore(tmp_path / "part", cut)
 
 

@@ -219,12 +219,12 @@ def zeros(*shape, dtype=np.float32):
 
 MISMATCHES = {
     "shape": ({"w": zeros(2)}, {"w": zeros(3)}, r"like\['w'\] is an array of shape \(3,\) and"),
-    "dtype": ({"w": zeros(2)}, {"w": zeros(2, dtype=np.int32)}, r"like\['w'\] .* dtype int32, and"),
+    "dtype": ({"w": zeros(2)}, {"w": zeros(2, dtype=np.int32)}, r"like\['w'\] .* dtype int32, but"),
     "missing": ({"w": zeros(2)}, {"w": zeros(2), "b": zeros(2)}, r"like\['b'\] is missing in the"),
     "additional": ({"w": zeros(2), "b": zeros(2)}, {"w": zeros(2)}, r"checkpoint has state\['b'\]"),
-    "list for tuple": ([zeros(2)], (zeros(2),), "like is tuple, and was list"),
+    "list for tuple": ([zeros(2)], (zeros(2),), "like is tuple, but was saved as list"),
     "None for nothing": ([zeros(2), None], [zeros(2)], r"checkpoint has state\[1\], which"),
-    "key for array": (zeros(2, dtype=np.uint32), jr.key(0), r"like is .* dtype key<fry>, and was"),
+    "key for array": (zeros(2, dtype=np.uint32), jr.key(0), r"like is .* dtype key<fry>, but was"),
     "key": (
         jr.split(jr.key(0, impl="rbg"), 1),
         jr.split(jr.key(0, impl="unsafe_rbg"), 1),

@@ -98,7 +98,7 @@ def test_what_cannot_be_placed_is_refused():
     with pytest.raises(TypeError, match="Sharding expected a TrainState, got Linear"):
         train.shard(state.model, FSDP)
     state.model.weight.delete()
-    expected = "shard expected a state whose arrays are there; .*: state.model.weight"
+    expected = "shard got a state with arrays that were donated .*: state.model.weight"
     with pytest.raises(RuntimeError, match=expected):
         train.shard(state, FSDP)
 
