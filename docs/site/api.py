@@ -1,4 +1,4 @@
-"""The pages of the API: which public name stands where.
+"""The pages of the API reference, and the public names on each.
 
 `PAGES` groups names as people look for them. A public name that no page mentions stands at the
 end of the page of its module, and a public module that has no page gets one: nothing is forgotten.
@@ -61,7 +61,7 @@ PAGES = (
         "Trees and files",
         PACKAGE,
         {
-            "Which leaves": "filter partition combine is_array is_array_like is_inexact_array "
+            "Selecting leaves": "filter partition combine is_array is_array_like is_inexact_array "
             "is_inexact_array_like",
             "Changing and comparing": "tree_at apply_updates tree_inference tree_equal tree_check "
             "tree_flatten_one_level",
@@ -81,12 +81,12 @@ PAGES = (
     ),
     Page(
         "checks",
-        "Checks and all else",
+        "Checks and other names",
         PACKAGE,
         {
             "Errors at run time": "error_if branched_error_if EqxlikeRuntimeError "
             "EqxlikeTracetimeError EquinoxRuntimeError EquinoxTracetimeError",
-            "Checking what is cached": "checking_partitions PartitionError",
+            "Checking caches": "checking_partitions PartitionError",
             "Enumerations": "Enumeration",
             "Libraries built on Equinox": "install_as_equinox",
         },
@@ -182,7 +182,7 @@ PAGES = (
         {
             "Modes": "Reverse Checkpointed Forward FiniteDifference Enzyme Auto Mode",
             "Choosing": "compare Comparison ComparisonRow differentiate_with Differentiated",
-            "What is taken": "jacobian hessian hvp jvp_and_vjp Pushforward taylor "
+            "Derivatives": "jacobian hessian hvp jvp_and_vjp Pushforward taylor "
             "value_and_grad_into gradient_buffers",
         },
         takes_rest=True,
@@ -223,7 +223,7 @@ PAGES = (
     Page("internal", "For libraries built on Equinox", "eqxlike.internal", {}, takes_rest=True),
 )
 
-# How the menu names the part of the package that a page belongs to.
+# A part of the package to its name in the menu.
 PARTS = {
     PACKAGE: "eqxlike",
     "eqxlike.nn": "nn",
@@ -233,7 +233,7 @@ PARTS = {
 
 
 def public_modules(name: str = PACKAGE) -> Iterator[types.ModuleType]:
-    """The public modules of the package, each before its parts."""
+    """The public modules of the package. A module comes before its submodules."""
     module = importlib.import_module(name)
     yield module
     for each in sorted(_names(module)):
@@ -248,7 +248,7 @@ def public_names(module: types.ModuleType) -> list[str]:
 
 
 def pages() -> list[Page]:
-    """All pages, with every public name in one of them."""
+    """All pages. Every public name is on one of them."""
     mentioned: dict[str, set[str]] = {}
     for page in PAGES:
         named = mentioned.setdefault(page.module, set())
@@ -259,7 +259,7 @@ def pages() -> list[Page]:
         if module.__name__ not in known and public_names(module):
             path = module.__name__.removeprefix(f"{PACKAGE}.").replace(".", "/")
             title = path.rpartition("/")[2].capitalize()
-            # A part of a module stands behind it, and a new module before what is internal.
+            # A submodule comes after its module. A new module comes before `internal`.
             found.insert(-1, Page(path, title, module.__name__, {}, takes_rest=True))
     return [_completed(page, mentioned.get(page.module, set())) for page in found]
 
@@ -277,14 +277,14 @@ def summary(module: str, name: str) -> str:
 
 
 def shown(module: str, name: str) -> str:
-    """A name as people write it: `nn.Linear`; `filter_jit`."""
+    """A name as users write it: `nn.Linear`, `filter_jit`."""
     return f"{module}.{name}".removeprefix(f"{PACKAGE}.")
 
 
 def home(module: str, name: str) -> tuple[str, str]:
-    """The module and the name under which an object with several is described.
+    """The module and the name under which an object with several names is described.
 
-    It is that by which the object calls itself, else the first.
+    This is the name that equals the object's `__name__`, or else the first.
     """
     return _homes()[id(getattr(importlib.import_module(module), name))]
 

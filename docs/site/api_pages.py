@@ -6,7 +6,7 @@ from docs.site import api
 
 
 def menu() -> list[Any]:
-    """Pages of one part of the package stand together; those of the others by themselves."""
+    """The menu: a submenu for each part of the package with several pages."""
     entries: list[Any] = ["api/index.md"]
     parts: dict[str, list[Any]] = {}
     for page in api.pages():
@@ -23,7 +23,7 @@ def menu() -> list[Any]:
 
 
 def files() -> dict[str, str]:
-    """A path to the Markdown of each page."""
+    """The Markdown of each page, by path."""
     pages = api.pages()
     return {"api/index.md": _index(pages)} | {_path(page): _markdown(page) for page in pages}
 
@@ -65,7 +65,7 @@ def _entry(module: str, name: str) -> list[str]:
         return [
             f"### {shown} {{ #{module}.{name} .doc-heading data-toc-label='{name}' }}",
             "",
-            f"It is [`{api.shown(*home)}`][{'.'.join(home)}].",
+            f"This is [`{api.shown(*home)}`][{'.'.join(home)}].",
             "",
         ]
     return [
@@ -81,12 +81,12 @@ def _index(pages: list[api.Page]) -> str:
     lines = [
         "# All names",
         "",
-        "Every public name, on one page. The search above finds them too.",
+        "This page lists every public name. You can also search for a name above.",
         "",
     ]
     for page in pages:
         lines += [f"## [{_heading(page)}]({_path(page).removeprefix('api/')})", ""]
-        lines += ["| name | what it is |", "| --- | --- |"]
+        lines += ["| name | description |", "| --- | --- |"]
         for names in page.sections.values():
             for name in names.split():
                 said = api.summary(page.module, name).replace("|", "\\|")

@@ -1,7 +1,7 @@
 """Draws the chart on the home page: `python -m docs.site.chart` writes docs/images/calls-*.svg.
 
-It is drawn from a committed run of `python -m benchmarks.jit_overhead`; a test compares the files
-with what this draws.
+It shows a committed run of `python -m benchmarks.jit_overhead`. A test compares
+the files with it.
 """
 
 import json
@@ -26,7 +26,7 @@ ROWS = {
     "Adam step, depth 64, width 8, batch 32": "Adam step, 64 layers of 8",
 }
 
-# Ink, soft ink and lines; then a colour a column, which the colour-blind tell apart too.
+# Colours of text, light text and lines; then one for each column, distinct for the colour-blind.
 THEMES = {
     "light": ("#1f2328", "#59636e", "#d6dae0", ("#0b6bcb", "#d9730d", "#8250b5")),
     "dark": ("#e6e9ee", "#9aa4b2", "#3a4452", ("#6cb2ff", "#ffab5e", "#c3a1f0")),
@@ -77,7 +77,7 @@ def draw(theme: str) -> str:
             ratio = columns[column]["completion_ratio"]["median"]
             parts.append(f'<circle cx="{_x(ratio)}" cy="{y:.0f}" r="7" fill="{colour}"/>')
             digits = 2 if ratio < 2 else 1 if ratio < 10 else 0
-            # Beside the line of `jax.jit`, not across it.
+            # Next to the line of `jax.jit`, not across it.
             anchor, aside = (
                 ("middle", 0) if ratio > 1.5 else ("start", -6) if ratio > 1 else ("end", 6)
             )
@@ -122,7 +122,7 @@ def _text(
 
 
 def _said(rows: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]) -> str:
-    """The chart in words, for those who do not see it."""
+    """A description of the chart for screen readers."""
     said = [
         f"{shown}: "
         + ", ".join(

@@ -1,4 +1,4 @@
-"""How docstrings are read for the site: an extension of Griffe, which mkdocstrings uses."""
+"""Reads docstrings for the site: an extension of Griffe, which mkdocstrings uses."""
 
 import importlib
 import inspect
@@ -34,20 +34,20 @@ def as_markdown(docstring: str) -> str:
 
 
 class Docstrings(griffe.Extension):
-    """Examples as code, public names as links, and signatures as people write calls."""
+    """Formats examples as code, public names as links, and signatures as users write calls."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value)
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
-        """Leaves out a default that only says that nothing was given."""
+        """Removes a default that is only a sentinel for a missing argument."""
         for parameter in func.parameters:
             if parameter.default is not None and str(parameter.default) == "MISSING":
                 parameter.default = None
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Gives a class without an `__init__` that can be read in its source the one it has."""
+        """Adds the signature of `__init__` to a class whose source does not show one."""
         if "__init__" in cls.members or cls.name.startswith("_") or not cls.docstring:
             return
         value = importlib.import_module(cls.module.path)
@@ -70,7 +70,7 @@ class Docstrings(griffe.Extension):
 
 
 def shown_default(value: Any) -> str:
-    """A default as one would write it."""
+    """A default as a user would write it."""
     if inspect.isroutine(value) or inspect.isclass(value):
         return value.__name__
     text = repr(value)

@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds the site: pages that are generated, and checks of the whole."""
+"""Hooks of mkdocs: generated pages, and checks of the finished site."""
 
 import logging
 import pathlib
@@ -15,7 +15,7 @@ from mkdocs.structure.pages import Page  # noqa: E402
 
 from docs.site import api_pages, links, measured, tutorials  # noqa: E402
 
-# A page asks nobody else for what it is made of; links may lead elsewhere.
+# Pages load nothing from other sites. Links to other sites are allowed.
 FETCHED = re.compile(
     r"<(?:script|img|iframe|source)[^>]*\ssrc=[\"']?(?:https?:)?//[^\"'\s>]+"
     r"|<link[^>]*rel=[\"']?(?:stylesheet|preconnect|preload|icon)[^>]*href=[\"']?(?:https?:)?//[^\"'\s>]+"
@@ -27,9 +27,10 @@ GENERATED = {"api": api_pages, "measured": measured, "tutorials": tutorials}
 
 
 def on_config(config: Any) -> Any:
-    """Names the repository, and puts the generated pages in the menu, where it names their part.
+    """Sets the repository, and puts the generated pages into the menu.
 
-    With `--quiet` mkdocs would not make warnings, and strictness counts those that are made.
+    In strict mode mkdocs fails if warnings were logged. `--quiet` would suppress them, so the level
+    is at most WARNING.
     """
     logger = logging.getLogger("mkdocs")
     logger.setLevel(min(logger.level, logging.WARNING))
@@ -50,7 +51,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
     if page.file.src_uri.startswith("api/"):
-        return markdown  # links are made as docstrings are read
+        return markdown  # docstrings.py has made the links
     if page.file.abs_src_path is not None:
         folder = pathlib.Path(page.file.abs_src_path).parent
         markdown = links.to_tutorials(links.to_tests(markdown), tutorials.paths())
@@ -61,12 +62,11 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
 
 def on_post_build(config: Any) -> None:
-    """The site works without a network: what is fetched from elsewhere is an error.
+    """Raises an error if a page loads something from another site.
 
-    The theme's own script would fetch a drawing program for Mermaid, and GitHub's stars, for pages
-    that ask for them.
+    The theme's script would load Mermaid, or the number of stars on GitHub, if a page used them.
     """
     for path in pathlib.Path(config.site_dir).rglob("*"):
         if path.suffix in (".html", ".css"):
             if found := FETCHED.search(path.read_text()):
-                raise PluginError(f"{path}: {found[0]} is fetched from elsewhere.")
+                raise PluginError(f"{path}: {found[0]} is loaded from another site.")

@@ -1,4 +1,4 @@
-"""Links that the site has and the Markdown, read elsewhere, does without."""
+"""Adds links to the pages of the site that the Markdown files do not have."""
 
 import functools
 import pathlib
@@ -20,7 +20,7 @@ TARGET = re.compile(r"\]\((?!https?:|#)([^)#\s]+)((?:#[^)\s]*)?)\)")
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
-    """`text`, with what stands outside of blocks of code changed."""
+    """Applies `change` to `text` outside of blocks of code."""
     parts, end = [], 0
     for block in FENCE.finditer(text):
         parts += [change(text[end : block.start()]), block[0]]
@@ -29,7 +29,7 @@ def outside_code(text: str, change: Callable[[str], str]) -> str:
 
 
 def to_api(text: str) -> str:
-    """Makes of each public name in `monospace` a link to its place in the API."""
+    """Makes each public name in `monospace` a link to its entry in the API reference."""
 
     def linked(match: re.Match[str]) -> str:
         name = match[1].removeprefix("eqxlike.").removeprefix("eqx.")
@@ -37,7 +37,7 @@ def to_api(text: str) -> str:
         return f"[{match[0]}][{identifier}]" if identifier else match[0]
 
     def change(text: str) -> str:
-        # A heading is a link already.
+        # A heading is already a link.
         return "\n".join(
             line if line.startswith("#") else CODE.sub(linked, line) for line in text.split("\n")
         )
@@ -46,7 +46,7 @@ def to_api(text: str) -> str:
 
 
 def to_tests(text: str) -> str:
-    """Makes of each test that is named a short link to it."""
+    """Replaces each id of a test by a short link to its file."""
     return OF_TEST.sub(rf'[test]({HOME}/\1 "\2"){{ .test }}', text)
 
 
@@ -66,7 +66,7 @@ def to_tutorials(text: str, paths: Mapping[str, str]) -> str:
 
 
 def to_repository(text: str, folder: pathlib.Path) -> str:
-    """Turns links to files of the repository that are not pages into links to its home."""
+    """Turns links to files that are not pages into links to the repository's home."""
 
     def absolute(match: re.Match[str]) -> str:
         path = (folder / match[1]).resolve()
@@ -80,13 +80,13 @@ def to_repository(text: str, folder: pathlib.Path) -> str:
 
 @functools.cache
 def _identifiers() -> dict[str, str]:
-    """What a name is written as to its full name: `nn.Linear`, and `filter_jit`."""
+    """Full names by the names that pages use, such as `nn.Linear` and `filter_jit`."""
     return {
         api.shown(page.module, name): f"{page.module}.{name}"
         for page in api.pages()
         for names in page.sections.values()
         for name in names.split()
-        # One-word names of the top level that are words elsewhere too would be linked by mistake.
+        # Some names of the top level are also ordinary words, and would be linked by mistake.
         if api.shown(page.module, name) not in AMBIGUOUS
     }
 

@@ -25,7 +25,7 @@ from docs.site.links import HOME, ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 NAME = re.compile(r"(?P<benchmark>.+?)-(?P<device>\w+)-jax-(?P<jax>[\d.]+)")
 TITLED = re.compile(r"^(?!\||- |#)(?P<title>\S.*)\n\n(?=\|)", re.MULTILINE)
-# A machine's part that is not a version.
+# Entries of `machine` that are not versions.
 NO_VERSION = {"date", "platform", "cpu", "cores", "backend", "device", "devices"}
 
 Report = Mapping[str, Any]
@@ -37,7 +37,7 @@ def _plain(report: Report) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """What a benchmark is called, what it answers, and what draws its tables."""
+    """The title and the question of a benchmark, and the function that draws its tables."""
 
     title: str
     question: str
@@ -97,7 +97,7 @@ BENCHMARKS = {
     ),
     "all": Benchmark(
         "Whole runs",
-        "What ran on a device within a given time, and which tests passed there.",
+        "The benchmarks and tests that ran on a device within a given time.",
         lambda report: everything.render(report, markdown=True),
     ),
 }
@@ -172,7 +172,7 @@ def menu() -> list[Any]:
 
 
 def files() -> dict[str, str]:
-    """A path to the Markdown of each page."""
+    """The Markdown of each page, by path."""
     found = _reports()
     pages = {_path(name): _page(name, reports) for name, reports in found.items()}
     titles = {name: _benchmark(name).title for name in found}
@@ -180,7 +180,7 @@ def files() -> dict[str, str]:
 
 
 def _reports() -> dict[str, dict[str, pathlib.Path]]:
-    """The benchmarks, those that are described first, and their reports by version of JAX."""
+    """The reports of each benchmark, by device and version of JAX."""
     found: dict[str, dict[str, pathlib.Path]] = {name: {} for name in BENCHMARKS}
     for path in sorted(RESULTS.glob("*.json")):
         if match := NAME.fullmatch(path.stem):
@@ -190,7 +190,7 @@ def _reports() -> dict[str, dict[str, pathlib.Path]]:
 
 
 def _benchmark(name: str) -> Benchmark:
-    """What is said of a benchmark: by default its name, and what its module says in one line."""
+    """The description of a benchmark: by default its name and the docstring of its module."""
     if name in BENCHMARKS:
         return BENCHMARKS[name]
     source = (ROOT / "benchmarks" / f"{name.replace('-', '_')}.py").read_text()
@@ -204,7 +204,7 @@ def _path(name: str) -> str:
 
 def _page(name: str, reports: Mapping[str, pathlib.Path]) -> str:
     benchmark = _benchmark(name)
-    # Tables are wide: they take the place of the contents.
+    # Tables are wide, so the page has no table of contents.
     parts = ["---\nhide:\n  - toc\n---", f"# {benchmark.title}", benchmark.question]
     command = f"python -m benchmarks.{name.replace('-', '_')}"
     parts.append(f"`{command}` measures it again.")
@@ -238,18 +238,18 @@ def _tables(benchmark: Benchmark, report: Report) -> str:
 
 
 def _rounds(report: Report) -> str:
-    """How often it was measured: what a description says after the machine and the date."""
+    """The numbers of rounds, from the description of a report."""
     return table.describe(report).partition("; ")[2]
 
 
 def index() -> str:
-    """What the site adds to `docs/measured.md`: links to the page of each benchmark."""
+    """Links to the page of each benchmark. The site adds them to `docs/measured.md`."""
     lines = [
         "## All benchmarks",
         "",
         f"[How key figures changed]({trend.PATH}) from run to run has a page of its own.",
         "",
-        "| | answers | last run |",
+        "| benchmark | question | last run |",
         "| --- | --- | --- |",
     ]
     for name, reports in _reports().items():

@@ -1,6 +1,7 @@
-"""The page of trends: the key figures of all runs that were ever committed, as charts and tables.
+"""The page of trends: charts and tables of the key figures of all committed runs.
 
-They come from `benchmarks/results/history.jsonl`, to which `python -m benchmarks.trend --add` adds.
+The figures come from `benchmarks/results/history.jsonl`. `python -m benchmarks.trend --add` adds
+runs to it.
 """
 
 import html
@@ -17,11 +18,12 @@ WIDTH, HEIGHT = 300, 116
 LEFT, RIGHT, TOP, BOTTOM = 16, 284, 32, 84
 
 INTRODUCTION = f"""\
-How key figures changed from one committed run to the next, the oldest on the left. Where nothing
-else is said a figure is a ratio within its run, and less is better; the dashed line is 1. A line
-joins runs of one version of JAX on one kind of processor: what lies between two kinds says nothing
-of the code. A run from before the benchmark had a figure is left out of its chart. On shared
-machines figures move without any change; look for those that moved and stayed.
+This page shows how key figures changed from one committed run to the next, the oldest on the left.
+Unless a title says otherwise, a figure is a ratio within its run, and less is better. The dashed
+line is 1. A line joins runs with the same version of JAX on the same kind of processor; runs on two
+kinds of processor cannot be compared. A run is missing from a chart if the benchmark did not have
+that figure then. On shared machines figures change without any change of the code. Look for figures
+that changed and stayed.
 
 `python -m benchmarks.trend --add` adds a run to
 [history.jsonl]({HOME}/benchmarks/results/history.jsonl)."""
@@ -32,7 +34,7 @@ def page(titles: dict[str, str]) -> str:
 
     **Arguments:**
 
-    - `titles`: a benchmark to what it is called, in the order in which they stand.
+    - `titles`: the title of each benchmark, in the order of the page.
     """
     points = sorted(trend.history(), key=lambda each: each["machine"]["date"])
     parts = ["---\nhide:\n  - toc\n---", f"# {TITLE}", INTRODUCTION]
@@ -44,7 +46,7 @@ def page(titles: dict[str, str]) -> str:
 
 
 def chart(figure: Figure, points: Sequence[Point]) -> str:
-    """A figure over the runs of its benchmark, a line for each version of JAX, as SVG.
+    """An SVG chart of a figure over the runs of its benchmark, with a line for each version of JAX.
 
     **Arguments:**
 
@@ -90,7 +92,7 @@ def chart(figure: Figure, points: Sequence[Point]) -> str:
                 f'<circle class="jax-{index}" cx="{x(each):.1f}" cy="{y(value):.1f}" r="4">'
                 f"<title>{html.escape(_run(each))}</title></circle>"
             )
-            # What many points have to say stands in the table; here the last of each line.
+            # If there are many points, only the last of each line gets a label. The table has all.
             if len(points) <= 6 or each is own[-1]:
                 parts.append(
                     f'<text x="{x(each):.1f}" y="{y(value) - 8:.1f}">{_number(value)}</text>'
@@ -104,7 +106,7 @@ def chart(figure: Figure, points: Sequence[Point]) -> str:
 
 
 def _section(figures: Sequence[Figure], points: Sequence[Point]) -> Iterator[str]:
-    """The charts of those figures that two runs have, and the table of all."""
+    """The charts of figures that at least two runs have, and the table of all figures."""
     shown = [
         figure for figure in figures if any(figure.title in each["figures"] for each in points)
     ]
@@ -127,8 +129,8 @@ def _section(figures: Sequence[Figure], points: Sequence[Point]) -> Iterator[str
 
 
 def _table(figures: Sequence[Figure], points: Sequence[Point]) -> str:
-    """A row for each run, the last first."""
-    heads = ["run", *(_cell(figure.title) for figure in figures), "said of it"]
+    """A table with a row for each run, the newest first."""
+    heads = ["run", *(_cell(figure.title) for figure in figures), "note"]
     lines = [heads, ["---", *["---:"] * len(figures), "---"]]
     for each in reversed(points):
         cells = [

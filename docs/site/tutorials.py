@@ -1,7 +1,7 @@
-"""The pages of the tutorials, generated from the scripts in examples/ and what they printed.
+"""The pages of the tutorials, generated from the scripts in examples/ and their output.
 
-`python -m docs.site.tutorials [NAME ...]` runs scripts, all of them without NAME, and keeps what
-they print in docs/site/outputs/, and what they draw in docs/images/tutorials/.
+`python -m docs.site.tutorials [NAME ...]` runs the named scripts, or all. It keeps their output in
+docs/site/outputs/ and their pictures in docs/images/tutorials/.
 """
 
 import ast
@@ -48,14 +48,14 @@ OPTIONS = {
     "mlp_classifier": ["--epochs", "20"],
     "simulation_based_calibration": ["--simulations", "50"],
 }
-# What a script draws with `--out`.
+# The captions of the pictures that scripts draw with `--out`.
 PICTURED = {
     "bayesian": "Intervals of each method around the wave, and beyond where points were seen",
     "neural_ode": "Swings from starts that were not seen: the truth, the network, the linear law",
     "simulation_based_calibration": "Where true values stand among the draws, by method",
     "vae": "Above, digits that were held out; below, digits that the decoder made",
 }
-# And for want of several devices, as many parts of the processor.
+# One processor as four devices.
 FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 ENVIRONMENT = {"devices": FOUR_DEVICES, "multi_host": FOUR_DEVICES}
 
@@ -65,17 +65,17 @@ def menu() -> list[Any]:
 
 
 def files() -> dict[str, str]:
-    """A path to the Markdown of each page."""
+    """The Markdown of each page, by path."""
     return {"tutorials/index.md": _index()} | {_path(name): _page(name) for name in _names()}
 
 
 def paths() -> dict[str, str]:
-    """The path of each script, as a page in `docs/` links to it, to the path of its tutorial."""
+    """The path of each tutorial, by the target of a link from a page in `docs/` to its script."""
     return {f"../examples/{name}.py": _path(name) for name in _names()}
 
 
 def record(name: str) -> None:
-    """Runs a script and keeps what it prints, with the command above it."""
+    """Runs a script and keeps its output, with the command above it."""
     variables = ENVIRONMENT.get(name, {})
     command = ["python", f"examples/{name}.py", *OPTIONS.get(name, [])]
     picture: list[str] = []
@@ -120,9 +120,9 @@ def _page(name: str) -> str:
     parts = [f"# {_title(name)}", _docstring(name)]
     output = OUTPUTS / f"{name}.txt"
     if output.exists():
-        parts += ["## What it prints", f"```console\n{output.read_text()}```"]
+        parts += ["## Output", f"```console\n{output.read_text()}```"]
     if name in PICTURED:
-        parts += ["## What it draws", f"![{PICTURED[name]}](../images/tutorials/{name}.png)"]
+        parts += ["## Picture", f"![{PICTURED[name]}](../images/tutorials/{name}.png)"]
     code = source.split('"""', 2)[2].strip() if source.startswith('"""') else source
     parts += [
         "## The script",
@@ -136,7 +136,7 @@ def _index() -> str:
     lines = [
         "# Tutorials",
         "",
-        "Each is a script in `examples/` that tests run in a short form, with what it prints.",
+        "Each tutorial is a script in `examples/`, with its output. Tests run it in a short form.",
         "",
     ]
     for name in _names():
