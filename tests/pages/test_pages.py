@@ -101,5 +101,5 @@ def test_contributing_has_the_layers_of_the_contract():
     )
     layers = [{*re.findall(r"\w+", layer)} for layer in reversed(contract["layers"])]
     text = (DOCS.parent / "CONTRIBUTING.md").read_text()
-    rows = re.findall(r"^\| \d \| (.*?) \|", text, re.MULTILINE)
+    rows = re.findall(r"^\| \d+ \| (.*?) \|", text, re.MULTILINE)
     assert [{*re.findall(r"`(\w+?)(?:/|\.py)`", row)} for row in rows] == layers
