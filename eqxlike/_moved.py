@@ -17,17 +17,13 @@ _PLAN = "`sharding.of_state` splits shapes on any mesh: see examples/plan_traini
 _COLLECTIVES = "`graph.report(step, state, batch).collectives` lists them."
 
 _RECORDS = "`graph.report` and `graph.unstable` return objects that hold these records."
+_GRAPH_RECORDS = "Compiled Constant Effect Memory Row Side Stored Unstable"
 _CACHE = 'Call `jax.config.update("jax_compilation_cache_dir", folder)`: see docs/shipping.md.'
 
 REMOVED: dict[str, str] = {
-    "eqxlike.graph.Compiled": _RECORDS,
-    "eqxlike.graph.Constant": _RECORDS,
-    "eqxlike.graph.Effect": _RECORDS,
-    "eqxlike.graph.Memory": _RECORDS,
-    "eqxlike.graph.Row": _RECORDS,
-    "eqxlike.graph.Side": _RECORDS,
-    "eqxlike.graph.Stored": _RECORDS,
-    "eqxlike.graph.Unstable": _RECORDS,
+    **{f"eqxlike.graph.{name}": _RECORDS for name in _GRAPH_RECORDS.split()},
+    **{f"eqxlike.train.{name}": _COLLECTIVES for name in ("Collective", "collectives")},
+    **{f"eqxlike.train.{name}": _PLAN for name in ("Exchange", "Memory", "Plan", "plan")},
     "eqxlike.ad.choose": "Compare modes by `ad.compare`, and pass the fastest correct one.",
     "eqxlike.ad.sparse_hessian": "Use asdex: `asdex.hessian(function)`.",
     "eqxlike.ad.sparse_jacobian": "Use asdex: `asdex.jacobian(function)`.",
@@ -37,12 +33,6 @@ REMOVED: dict[str, str] = {
         '`posterior.to_arviz().posterior[name].plot.line(x="draw")` draws them with xarray.'
     ),
     "eqxlike.cache_compilations": _CACHE,
-    "eqxlike.train.Collective": _COLLECTIVES,
-    "eqxlike.train.Exchange": _PLAN,
-    "eqxlike.train.Memory": _PLAN,
-    "eqxlike.train.Plan": _PLAN,
-    "eqxlike.train.collectives": _COLLECTIVES,
-    "eqxlike.train.plan": _PLAN,
 }
 """Full names, each with a sentence on what to use instead."""
 

@@ -1,6 +1,7 @@
 """`transfers`, which forbids implicit copies between the host and the devices."""
 
 import contextlib
+import traceback
 import types
 from collections.abc import Iterator
 from typing import Literal
@@ -72,9 +73,8 @@ def transfers(mode: Mode) -> Iterator[None]:
 def _line_of_user(entry: types.TracebackType | None) -> str:
     """File and line of the innermost frame that is neither ours nor JAX's."""
     where = ""
-    while entry is not None:
-        file_name = entry.tb_frame.f_code.co_filename
+    for frame, line in traceback.walk_tb(entry):
+        file_name = frame.f_code.co_filename
         if is_of_user(file_name) and file_name != contextlib.__file__:
-            where = f"{file_name}:{entry.tb_lineno}"
-        entry = entry.tb_next
+            where = f"{file_name}:{line}"
     return where

@@ -186,19 +186,12 @@ def combine(*pytrees: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Tre
         return node is None or (is_leaf is not None and is_leaf(node))
 
     return map_prefix(
-        _first_present,
+        lambda *leaves: next((leaf for leaf in leaves if leaf is not None), None),
         *pytrees,
         names=[f"pytrees[{index}]" for index in range(len(pytrees))],
         hint="`combine` joins pytrees of the same structure, with `None` for missing leaves.",
         is_leaf=is_missing,
     )
-
-
-def _first_present(*leaves: Any) -> Any:
-    for leaf in leaves:
-        if leaf is not None:
-            return leaf
-    return None
 
 
 # --- Adding an optimiser's updates to a model ---

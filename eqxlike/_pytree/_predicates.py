@@ -84,22 +84,10 @@ class Frozen:
         self.value = value
 
 
-class _InFrozen:
-    """The path key of the child of a `Frozen`: empty, so that paths are as in the user's tree."""
-
-    def __str__(self) -> str:
-        return ""
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _InFrozen
-
-    def __hash__(self) -> int:
-        return 0
-
-
 jtu.register_pytree_with_keys(
     Frozen,
-    lambda node: (((_InFrozen(), node.value),), None),
+    # The path key is empty, so that paths are as in the user's tree.
+    lambda node: ((("", node.value),), None),
     lambda _, children: Frozen(*children),
     lambda node: ((node.value,), None),
 )

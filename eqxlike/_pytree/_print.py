@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.tree_util as jtu
-import numpy as np
 import wadler_lindig as wl
 from jaxtyping import PyTree
 
@@ -42,7 +41,7 @@ def tree_pformat(
         is_struct = isinstance(node, jax.ShapeDtypeStruct) and struct_as_array
         if short_arrays and (is_struct or isinstance(node, jax.Array)):
             weak = "weak_" if getattr(node, "weak_type", False) else ""
-            return wl.array_summary(node.shape, weak + _dtype_name(node.dtype), kind=None)
+            return wl.array_summary(node.shape, f"{weak}{node.dtype}", kind=None)
         if isinstance(node, jax.custom_jvp | jax.custom_vjp):
             # Its own `repr` shows only a memory address.
             return wl.pdoc(node.__wrapped__, **options)
@@ -91,14 +90,3 @@ def tree_pprint(
         truncate_leaf=truncate_leaf,
     )
     print(text)
-
-
-def _dtype_name(dtype: Any) -> str:
-    """`float32` as `f32`; a dtype without a short form keeps its name."""
-    name = str(dtype)
-    if not isinstance(dtype, np.dtype):
-        return name
-    for long, short in (("complex", "c"), ("float", "f"), ("uint", "u"), ("int", "i")):
-        if name.startswith(long):
-            return short + name[len(long) :]
-    return "bf16" if name == "bfloat16" else name
