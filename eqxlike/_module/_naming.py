@@ -15,7 +15,7 @@ import re
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.tree_util as jtu
@@ -220,13 +220,13 @@ class _Names:
         with contextlib.suppress(Exception):
             structure = jtu.tree_structure(module)
             if enclosing is not None and structure in enclosing.by_structure:
-                return enclosing.by_structure[structure].path or name
+                return enclosing.by_structure[structure] or name
             if structure in self._by_structure:
-                return self._by_structure[structure].path or name
+                return self._by_structure[structure] or name
         return name
 
     @functools.cached_property
-    def _by_structure(self) -> "dict[Any, _Shallowest]":
+    def _by_structure(self) -> dict[Any, str | None]:
         return _by_structure(self._roots)
 
 
@@ -238,31 +238,24 @@ class _Call:
         self.path = path
 
     @functools.cached_property
-    def by_structure(self) -> "dict[Any, _Shallowest]":
+    def by_structure(self) -> dict[Any, str | None]:
         """The Modules inside the Module that is called."""
         return _by_structure(list(modules_in(self.module, self.path))[1:])
 
 
-class _Shallowest(NamedTuple):
-    """Depth and path of the shallowest Module of one structure. The path is `None` if several
-    Modules have this depth.
+def _by_structure(modules: Sequence[tuple[str, Any]]) -> dict[Any, str | None]:
+    """The path of the shallowest Module of each structure; `None` if several are as shallow.
 
     For example, an optimiser state contains Modules of the same structure as the model, but deeper.
     """
-
-    depth: int
-    path: str | None
-
-
-def _by_structure(modules: Sequence[tuple[str, Any]]) -> dict[Any, _Shallowest]:
-    found: dict[Any, _Shallowest] = {}
+    paths: dict[Any, list[str]] = {}
     for path, module in modules:
-        depth = path.count(".") + path.count("[")
         with contextlib.suppress(Exception):
-            structure = jtu.tree_structure(module)
-            known = found.get(structure)
-            if known is None or depth < known.depth:
-                found[structure] = _Shallowest(depth, path)
-            elif depth == known.depth:
-                found[structure] = _Shallowest(depth, None)
-    return found
+            paths.setdefault(jtu.tree_structure(module), []).append(path)
+    return {structure: _only_shallowest(found) for structure, found in paths.items()}
+
+
+def _only_shallowest(paths: list[str]) -> str | None:
+    depths = [path.count(".") + path.count("[") for path in paths]
+    shallowest = min(depths)
+    return paths[depths.index(shallowest)] if depths.count(shallowest) == 1 else None
