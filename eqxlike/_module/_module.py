@@ -311,7 +311,7 @@ def _check_values(module: Any) -> None:
         if callable(value):
             _refuse_own_method(module, name, value)
             hides_arrays = _hides_arrays(value)
-        elif type(value) in _CONTAINERS:
+        elif type(value) in (list, tuple, dict):
             elements = value.values() if type(value) is dict else value
             hides_arrays = any(callable(each) and _hides_arrays(each) for each in elements)
         else:
@@ -326,9 +326,6 @@ def _check_values(module: Any) -> None:
             )
 
 
-_CONTAINERS = frozenset({list, tuple, dict})
-
-
 def _refuse_own_method(module: Any, name: str, value: Any) -> None:
     if hasattr(type(value), RECORD) and getattr(value, "__self__", None) is module:
         raise ValueError(
@@ -341,13 +338,11 @@ def _refuse_own_method(module: Any, name: str, value: Any) -> None:
 
 def _hides_arrays(value: Any) -> bool:
     # `jax.vmap` and `jax.grad` return functions; `jax.jit` and custom derivatives return objects.
-    if not (inspect.isfunction(value) or isinstance(value, _TRANSFORMED)):
+    transformed = (types.FunctionType, PjitFunction, jax.custom_jvp, jax.custom_vjp)
+    if not isinstance(value, transformed):
         return False
     wrapped = getattr(value, "__wrapped__", None)
     return hasattr(type(wrapped), RECORD) and bool(jax.tree_util.tree_leaves(wrapped))
-
-
-_TRANSFORMED = (PjitFunction, jax.custom_jvp, jax.custom_vjp)
 
 
 def _explain_init(cls: type, error: Exception, args: Any, kwargs: Any) -> None:
@@ -370,8 +365,8 @@ class Module(FrozenStorage, metaclass=ModuleMeta):
     declaration. Fields marked `field(static=True)` are not children, but part of the structure.
 
     `__init__` is generated, as for any dataclass, unless the class or a base class defines it. A
-    custom `__init__` assigns each field. If a class of the hierarchy defines `__check_init__`, this
-    method is called after `__init__`, and may raise. A method accessed on an instance is a pytree.
+    custom `__init__` assigns each field. Then the `__check_init__` of each class in the hierarchy
+    that defines one is called; it may raise. A method accessed on an instance is a pytree.
 
     `abc.abstractmethod`, `AbstractVar` and `AbstractClassVar` declare what subclasses must define.
     With `class Model(eqxlike.Module, strict=True)`, a class must be either abstract or final;

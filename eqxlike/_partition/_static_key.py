@@ -166,8 +166,8 @@ class StaticKey:
             keywords = tuple(value.keywords.items())
             parts = tuple(map(self._of_part, (value.func, value.args, keywords)))
             return cls, parts, self._of_attributes(value)
-        if cls in _PARTS:
-            return cls, tuple(map(self._of_part, _PARTS[cls](value)))
+        if cls in _RANGES:
+            return cls, tuple(map(self._of_part, (value.start, value.stop, value.step)))
         if cls.__hash__ is None:
             return self._of_unhashable(value)
         names = fields_compared(value)
@@ -400,8 +400,8 @@ def is_by_identity(value: Any) -> bool:
 
 def is_by_own_equality(value: Any) -> bool:
     """Whether `value`, which may change in place, is compared by its own `==` and hash alone."""
-    has_parts = (tuple, frozenset, *_DISTINGUISHED_BY, *_PARTS, functools.partial, types.MethodType)
-    return not isinstance(value, has_parts) and fields_compared(value) is None
+    others = (tuple, frozenset, *_DISTINGUISHED_BY, *_RANGES, functools.partial, types.MethodType)
+    return not isinstance(value, others) and fields_compared(value) is None
 
 
 def is_hashable(value: Any) -> bool:
@@ -420,10 +420,7 @@ def _bits(scalar: np.generic) -> Hashable:
     return scalar.tobytes()
 
 
-_PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
-    slice: lambda s: (s.start, s.stop, s.step),
-    range: lambda r: (r.start, r.stop, r.step),
-}
+_RANGES = (slice, range)
 
 _WITHOUT_ATTRIBUTES = frozenset(
     {tuple, frozenset, float, complex, list, dict, set, bytearray}
