@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 from jax.custom_derivatives import custom_jvp_call_p
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxprs_in_params
 
 from .._transforms._checks import _primitives as _checks
 from .._transforms._derivatives import _linear_call
@@ -109,7 +109,7 @@ def finalise_eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list
 
 def _finalise_param(param: Any) -> Any:
     """Finalises the programs in a parameter of an equation, such as the body of a loop."""
-    if not any(map(_has_any, _jaxprs_in(param))):
+    if not any(map(_has_any, jaxprs_in_params({"": param}))):
         return param
     if isinstance(param, ClosedJaxpr):
         return finalise_jaxpr(param)
@@ -122,17 +122,9 @@ def _has_any(jaxpr: Jaxpr) -> bool:
     """Whether `jaxpr` contains a primitive to finalise."""
     return any(
         _finalisation_of(equation.primitive) is not None
-        or any(map(_has_any, _jaxprs_in(list(equation.params.values()))))
+        or any(map(_has_any, jaxprs_in_params(equation.params)))
         for equation in jaxpr.eqns
     )
-
-
-def _jaxprs_in(param: Any) -> list[Jaxpr]:
-    if isinstance(param, tuple | list):
-        return [jaxpr for each in param for jaxpr in _jaxprs_in(each)]
-    if isinstance(param, ClosedJaxpr):
-        return [param.jaxpr]
-    return [param] if isinstance(param, Jaxpr) else []
 
 
 def finalise_jaxpr(jaxpr: ClosedJaxpr) -> ClosedJaxpr:

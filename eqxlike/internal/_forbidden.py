@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 
-from .. import Module, error_if, filter_jit, is_array, module_update_wrapper
+from .. import error_if, filter_jit, is_array
 from .._compat import Tracer, set_batching_rule
 
 Tree = TypeVar("Tree")
@@ -237,24 +237,6 @@ def assert_dce(
 # --- Functions that are traced and lowered once ---
 
 
-class _Noinline(Module):
-    """The wrapped function that `noinline` returns."""
-
-    fn: Callable[..., Any]
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return _call(self.fn, args, kwargs)
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        return self.fn
-
-
-@filter_jit
-def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return fn(*args, **kwargs)
-
-
 def noinline(
     fn: Callable[..., Any], abstract_fn: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
@@ -279,7 +261,7 @@ def noinline(
         traced
         6.0
     """
-    return module_update_wrapper(_Noinline(fn))
+    return filter_jit(fn)
 
 
 # --- `scan_trick` ---
