@@ -83,8 +83,7 @@ def _match(pattern: Value, value: Value, axes: Axes, holes: Holes) -> Iterator[M
         yield from _match_product(product, factors_of(value), axes, holes)
     elif pattern.step.kind in SPELLINGS:
         if (found := spelled(pattern.step.kind, value)) is not None:
-            (hole,) = found.holes
-            hole = dataclasses.replace(hole, axes=placed((hole,), axes)[0].axes)
+            (hole,) = placed(found.holes, axes)
             holes_found = _bind(pattern.step.inputs[0], hole, holes)
             yield from ((found.factor, each) for _, each in holes_found)
     elif pattern.step.kind == value.step.kind:
@@ -217,10 +216,10 @@ def erfc_of(value: Value | Parts) -> tuple[Part, float, float] | None:
     found = spelled("erfc", value)
     if found is None or found.factor <= 0:
         return None
-    ((number, y, axes),) = ((hole.number, hole.value, hole.axes) for hole in found.holes)
-    product = factors_of(y)
+    (hole,) = found.holes
+    product = factors_of(hole.value)
     if [part.number for part in product.parts] == [1]:
         if math.isclose(product.constant * math.sqrt(2), 1, rel_tol=1e-6):
-            (own,) = placed(product.parts, axes)
-            return dataclasses.replace(own, number=number), 0.5, found.factor
-    return Part(number, y, axes), 1.0, found.factor
+            (own,) = placed(product.parts, hole.axes)
+            return dataclasses.replace(own, number=hole.number), 0.5, found.factor
+    return hole, 1.0, found.factor

@@ -218,14 +218,13 @@ def _hyperbolic_secant(value: Value, above: Parts, below: Part) -> Rewrite | Non
     if found is None or found.factor < 0:
         return None
     scale = above.constant * found.factor**below.number
-    y = dataclasses.replace(found.holes[0], axes=placed(found.holes, below.axes)[0].axes)
 
     def build(y: Array, x: Array | None) -> Array:
         x = jnp.ones_like(y) if x is None else x
         return stable.times_sech(scaled(scale, x), y, -below.number)
 
-    shape = value.shape
-    return applied(build, sum_of((y,), shape), product_of(above.parts, shape))
+    y = sum_of(placed(found.holes, below.axes), value.shape)
+    return applied(build, y, product_of(above.parts, value.shape))
 
 
 def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None:
