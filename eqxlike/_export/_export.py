@@ -27,9 +27,9 @@ from ..extend import (
     split,
     to_plain,
 )
+from ._descriptions import check_keys, describe_arguments, lost_in
 from ._exported import Exported, from_parts, need_flatbuffers
 from ._file import Header
-from ._form import check_keys, describe_arguments, lost_in
 
 # --- Dynamic axes of the arguments ---
 
@@ -205,9 +205,9 @@ def export(
         hide_our_frames(error)
         raise
     _refuse_calls(name, list(departures(jaxpr)))
-    form = Tree(described(outputs[-1]).node, tuple(map(ArrayForm.of, jaxpr.out_avals)))
-    check_keys(form.node, "output")
-    if lost := list(lost_in(form.node, "output")):
+    output = Tree(described(outputs[-1]).node, tuple(map(ArrayForm.of, jaxpr.out_avals)))
+    check_keys(output.node, "output")
+    if lost := list(lost_in(output.node, "output")):
         raise TypeError(
             f"{name} returned a value at {listed(lost)} that cannot be written to a file: return "
             "only arrays, numbers and strings."
@@ -222,7 +222,7 @@ def export(
     header = Header(
         name=name,
         inputs=from_plain(to_plain(inputs)),
-        outputs=from_plain(to_plain(form)),
+        outputs=from_plain(to_plain(output)),
         platforms=platforms,
         vjp_order=vjp_order,
         calling_convention_version=exported.calling_convention_version,

@@ -13,8 +13,8 @@ import jax.export
 from jaxtyping import PyTree
 
 from .._traceback import hide_our_frames
+from ._descriptions import describe_arguments
 from ._file import Header, read, write
-from ._form import describe_arguments
 from ._run import Runner, arranged
 
 
@@ -183,7 +183,7 @@ def from_parts(header: Header, program: bytes, where: str) -> Exported:
             f"{where} was exported by jax {made_by}, and jax {jax.__version__} cannot read it "
             f"({first_line}): update jax, or export again."
         ) from error
-    dtypes = [form.dtype for form in (*header.inputs.arrays, *header.outputs.arrays)]
+    dtypes = [each.dtype for each in (*header.inputs.arrays, *header.outputs.arrays)]
     avals = (*read_as.in_avals, *read_as.out_avals)
     if dtypes != [str(aval.dtype) for aval in avals]:
         raise ValueError(f"{where} is damaged: its header describes another program.")

@@ -11,7 +11,7 @@ import pathlib
 from typing import Any
 
 from ..extend import Tree, from_plain, open_to_replace, to_plain
-from ._form import build
+from ._descriptions import build
 
 FORMAT = 1
 _MAGIC = b"eqxlike.export "
@@ -49,8 +49,8 @@ def write(path: pathlib.Path, header: Header, program: bytes) -> None:
 
     **Raises:** `OSError` if the file cannot be written.
     """
-    forms = {"inputs": to_plain(header.inputs), "outputs": to_plain(header.outputs)}
-    content = json.dumps({"format": FORMAT} | vars(header) | forms).encode() + b"\n" + program
+    trees = {"inputs": to_plain(header.inputs), "outputs": to_plain(header.outputs)}
+    content = json.dumps({"format": FORMAT} | vars(header) | trees).encode() + b"\n" + program
     with open_to_replace(path) as file:
         file.write(_MAGIC + _checksum(content) + b"\n" + content)
 

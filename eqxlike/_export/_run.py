@@ -11,8 +11,8 @@ import numpy as np
 
 from .. import filter_jit, is_array
 from ..extend import ArrayForm, listed
+from ._descriptions import arrays_in, build, describe_arguments, describe_other, given_tree
 from ._file import Header
-from ._form import arrays_in, build, describe_arguments, describe_other, given_tree
 
 _MAX_PROGRAMS = 4
 """Maximum number of compiled variants of static leaves and node types for the same array shapes.
@@ -110,9 +110,9 @@ class Runner:
         if len(args) != len(self._header.parameters):
             return args
         made = list(args)
-        for place, name, form in self._arrays:
+        for place, name, expected in self._arrays:
             if is_number(args[place]):
-                made[place] = as_given(form, args[place], name, {})
+                made[place] = as_given(expected, args[place], name, {})
         return tuple(made)
 
     def _flat_arrays(self, args: tuple[Any, ...], *, is_traced: bool = False) -> list[Any]:
@@ -128,24 +128,24 @@ class Runner:
             )
         sizes: dict[str, Any] = {}
         arrays = []
-        for form, leaf, path in self._compared(args):
+        for expected, leaf, path in self._compared(args):
             if is_traced and is_number(leaf):
                 self._num_flat_calls = _NUM_FLAT_CALLS
                 raise _FlattenFirstError
-            arrays.append(as_given(form, leaf, path, sizes))
+            arrays.append(as_given(expected, leaf, path, sizes))
         return arrays
 
     def _compared(self, args: tuple[Any, ...]) -> Iterator[tuple[ArrayForm, Any, str]]:
         """The expected type, the passed value and the path of each array."""
-        for (name, form), arg in zip(self._header.inputs.parts(), args, strict=True):
-            yield from arrays_in(form, given_tree(arg), name)
+        for (name, expected), arg in zip(self._header.inputs.parts(), args, strict=True):
+            yield from arrays_in(expected, given_tree(arg), name)
 
     def _sizes_of(self, args: tuple[Any, ...]) -> list[str]:
         """The expected and actual shape of each array with a named axis."""
         return [
-            f"{path} must be {form} and is {describe_other(leaf)}"
-            for form, leaf, path in self._compared(args)
-            if not all(isinstance(size, int) for size in form.shape)
+            f"{path} must be {expected} and is {describe_other(leaf)}"
+            for expected, leaf, path in self._compared(args)
+            if not all(isinstance(size, int) for size in expected.shape)
         ]
 
 
@@ -171,41 +171,41 @@ def arranged(header: Header, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
 # --- Checks of one array ---
 
 
-def as_given(form: ArrayForm, array: Any, path: str, sizes: dict[str, Any]) -> Any:
+def as_given(expected: ArrayForm, array: Any, path: str, sizes: dict[str, Any]) -> Any:
     """Checks one array, and converts a Python number.
 
     **Arguments:**
 
-    - `form`: the expected dtype and shape.
+    - `expected`: the expected dtype and shape.
     - `sizes`: the sizes of named axes so far; extended in place.
 
     **Raises:** `TypeError`, with the path, for another dtype or a value that is not an array;
     `ValueError` for another shape.
     """
     if is_number(array):
-        array = _as_scalar(array, form)
+        array = _as_scalar(array, expected)
     if not (is_array(array) or isinstance(array, np.generic)):
-        raise TypeError(f"{path} must be {form}; it is {describe_other(array)}.")
-    if str(jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)) != form.dtype:
-        is_wide = form.dtype in ("float64", "int64", "uint64", "complex128")
+        raise TypeError(f"{path} must be {expected}; it is {describe_other(array)}.")
+    if str(jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)) != expected.dtype:
+        is_wide = expected.dtype in ("float64", "int64", "uint64", "complex128")
         is_off = not jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
         hint = " Set `jax.config.update('jax_enable_x64', True)`." if is_wide and is_off else ""
-        raise TypeError(f"{path} must be {form}; it is {ArrayForm.of(array)}.{hint}")
-    is_alike = len(array.shape) == len(form.shape)
-    for size, expected in zip(array.shape, form.shape, strict=False):
-        if isinstance(expected, int):
-            is_alike &= size == expected
-        elif expected.isidentifier():
+        raise TypeError(f"{path} must be {expected}; it is {ArrayForm.of(array)}.{hint}")
+    is_alike = len(array.shape) == len(expected.shape)
+    for size, wanted in zip(array.shape, expected.shape, strict=False):
+        if isinstance(wanted, int):
+            is_alike &= size == wanted
+        elif wanted.isidentifier():
             if size == 0:
-                must = f"{path} must be {form}, where {expected} is at least 1"
+                must = f"{path} must be {expected}, where {wanted} is at least 1"
                 raise ValueError(f"{must}; it is {ArrayForm.of(array)}.")
-            if sizes.setdefault(expected, str(size)) != str(size):
-                before = f"{expected} is {sizes[expected]} in an earlier array"
+            if sizes.setdefault(wanted, str(size)) != str(size):
+                before = f"{wanted} is {sizes[wanted]} in an earlier array"
                 raise ValueError(
-                    f"{path} must be {form}; it is {ArrayForm.of(array)}, but {before}."
+                    f"{path} must be {expected}; it is {ArrayForm.of(array)}, but {before}."
                 )
     if not is_alike:
-        raise ValueError(f"{path} must be {form}; it is {ArrayForm.of(array)}.")
+        raise ValueError(f"{path} must be {expected}; it is {ArrayForm.of(array)}.")
     return array
 
 
@@ -214,12 +214,12 @@ def is_number(leaf: Any) -> bool:
     return isinstance(leaf, bool | int | float | complex)
 
 
-def _as_scalar(number: bool | int | float | complex, form: ArrayForm) -> Any:
-    """Converts a Python number to the dtype of `form`; returns it if the dtype cannot hold it."""
+def _as_scalar(number: bool | int | float | complex, expected: ArrayForm) -> Any:
+    """Converts a Python number to this dtype, or returns it if the dtype cannot hold it."""
     kinds = {bool: np.bool_, int: np.number, float: np.inexact, complex: np.complexfloating}
-    if form.dtype.startswith("key<"):
+    if expected.dtype.startswith("key<"):
         return number
-    dtype = jnp.dtype(form.dtype)
+    dtype = jnp.dtype(expected.dtype)
     if not jnp.issubdtype(dtype, next(kinds[each] for each in kinds if isinstance(number, each))):
         return number
     if isinstance(number, int) and jnp.issubdtype(dtype, np.integer):

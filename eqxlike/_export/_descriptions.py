@@ -39,7 +39,7 @@ def _describe_given(value: Any, _: Any = None, *, of_node: bool = False) -> Node
     return node
 
 
-def arrays_in(form: Tree, tree: Tree, path: str) -> Iterator[tuple[ArrayForm, Any, str]]:
+def arrays_in(expected: Tree, given: Tree, path: str) -> Iterator[tuple[ArrayForm, Any, str]]:
     """Compares an argument with its description and yields its arrays.
 
     A record may be replaced by a node with the same field names, or by a dictionary of the fields;
@@ -48,8 +48,8 @@ def arrays_in(form: Tree, tree: Tree, path: str) -> Iterator[tuple[ArrayForm, An
 
     **Arguments:**
 
-    - `form`: the description.
-    - `tree`: the argument as a `given_tree`.
+    - `expected`: the description.
+    - `given`: the argument as a `given_tree`.
     - `path`: path of the argument.
 
     **Returns:** an iterator over the expected type, the array, and the path of each array.
@@ -57,34 +57,37 @@ def arrays_in(form: Tree, tree: Tree, path: str) -> Iterator[tuple[ArrayForm, An
     **Raises:** `TypeError`, with the path, if the structure differs; `ValueError` if a static value
     differs.
     """
-    expected, given = form.node, tree.node
-    if expected.kind == "array":
-        yield form.arrays[0], _leaf_of(tree), path
+    node, given_node = expected.node, given.node
+    if node.kind == "array":
+        yield expected.arrays[0], _leaf_of(given), path
         return
-    if expected.is_static:
-        if not given.is_static or given.text != expected.text:
+    if node.is_static:
+        if not given_node.is_static or given_node.text != node.text:
             raise ValueError(
-                f"{path} must be {expected.text}, the static value with which the program was "
-                f"exported; it is {describe_other(tree)}. To vary it, export it as an array."
+                f"{path} must be {node.text}, the static value with which the program was "
+                f"exported; it is {describe_other(given)}. To vary it, export it as an array."
             )
         return
-    parts, others = list(form.parts()), {key_of(name): (name, part) for name, part in tree.parts()}
-    if expected.kind == "namedtuple" and given.kind == "tuple" and len(parts) == len(others):
+    parts, others = (
+        list(expected.parts()),
+        {key_of(name): (name, part) for name, part in given.parts()},
+    )
+    if node.kind == "namedtuple" and given_node.kind == "tuple" and len(parts) == len(others):
         others = {
             key_of(name): other for (name, _), other in zip(parts, others.values(), strict=True)
         }
-    elif given.kind not in (expected.kind, "dict" if expected.kind == "record" else ""):
-        raise TypeError(f"{path} must be {form}; it is {describe_other(tree)}.")
+    elif given_node.kind not in (node.kind, "dict" if node.kind == "record" else ""):
+        raise TypeError(f"{path} must be {expected}; it is {describe_other(given)}.")
     # Static fields come first: if one differs, the other differences follow from it.
     for name, part in sorted(parts, key=lambda each: each[1].node.kind != "field"):
         _, other = others.pop(key_of(name), (None, None))
         if other is not None:
             yield from arrays_in(part, other, path + name)
-        elif expected.kind != "record" or part.arrays:
+        elif node.kind != "record" or part.arrays:
             raise TypeError(f"{path}{name} is missing: it must be {part}.")
     for name, part in others.values():
         if part.node.kind != "field":
-            raise TypeError(f"{path}{name} is unexpected: {path} must be {form}.")
+            raise TypeError(f"{path}{name} is unexpected: {path} must be {expected}.")
 
 
 def _leaf_of(tree: Tree) -> Any:
@@ -128,7 +131,7 @@ def lost_in(node: Node, path: str, *, is_in_record: bool = False) -> Iterator[st
 
 def describe_arguments(inputs: Tree) -> str:
     """The arguments of a program, such as `x: float32[batch, 64], scale: float32[]`."""
-    return ", ".join(f"{name}: {form}" for name, form in inputs.parts())
+    return ", ".join(f"{name}: {part}" for name, part in inputs.parts())
 
 
 def describe_other(leaf: Any) -> str:
