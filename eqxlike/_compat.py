@@ -58,13 +58,13 @@ def set_batching_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
     The rule is only called if at least one array is batched.
     """
 
-    def of_any(axis: Any, arrays: Any, axes: Any, /, **params: Any) -> tuple[Any, Any]:
+    def rule_if_batched(axis: Any, arrays: Any, axes: Any, /, **params: Any) -> tuple[Any, Any]:
         if any(each is not None for each in axes):
             return rule(axis, arrays, axes, **params)
         outputs = primitive.bind(*arrays, **params)
         return outputs, [None] * len(outputs) if primitive.multiple_results else None
 
-    batching.fancy_primitive_batchers[primitive] = of_any
+    batching.fancy_primitive_batchers[primitive] = rule_if_batched
 
 
 # jax 0.10.2 on a CPU: XLA removes the barriers of `jax.checkpoint` before it merges common
@@ -122,8 +122,8 @@ def mean_over_axes(array: Any, names: tuple[Any, ...]) -> Any:
             array = vary(array, varying_axes(index))
         else:
             array = _mean_over_mapped.bind(array, name=name)
-    of_mesh = tuple(name for name in names if name in manual)
-    return jax.lax.pmean(array, of_mesh) if of_mesh else array
+    mesh_axes = tuple(name for name in names if name in manual)
+    return jax.lax.pmean(array, mesh_axes) if mesh_axes else array
 
 
 def _batch_mean(axis: Any, arrays: Any, axes: Any, *, name: Any) -> tuple[Any, Any]:

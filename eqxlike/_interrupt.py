@@ -46,15 +46,15 @@ def delayed_interrupt() -> Iterator[Interrupt]:
     interrupt = Interrupt()
     is_main_thread = threading.current_thread() is threading.main_thread()
     defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    ours_to_replace = {
+    replaced = {
         each: default
         for each, default in defaults.items()
         if is_main_thread and signal.getsignal(each) is default
     }
-    for each in ours_to_replace:
+    for each in replaced:
         signal.signal(each, interrupt.handle)
     try:
         yield interrupt
     finally:
-        for each, default in ours_to_replace.items():
+        for each, default in replaced.items():
             signal.signal(each, default)

@@ -82,12 +82,12 @@ class ModuleMeta(abc.ABCMeta):
         # A subclass inherits an `__init__` that a user wrote. If the `__init__` was generated, it
         # is generated again, with the fields that the subclass adds.
         owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
-        of_owner = None if owner is cls else own_record(owner)
+        owner_record = None if owner is cls else own_record(owner)
         strictness = strict if isinstance(strict, Strictness) else Strictness() if strict else None
         is_forced = is_abstract or strict is None or (strictness and strictness.force_abstract)
         record = ClassRecord(
             cls=cls,
-            makes_init=owner is object or (of_owner is not None and of_owner.makes_init),
+            makes_init=owner is object or (owner_record is not None and owner_record.makes_init),
             is_forced=bool(is_forced),
             is_strict=strictness is not None,
             traits=_inherited_traits(cls) if _traits is None else _traits,

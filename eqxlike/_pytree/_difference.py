@@ -34,12 +34,12 @@ class Difference(NamedTuple):
         """
         place = jtu.keystr(self.path)
         first, second = f"{first_name}{place}", f"{second_name}{place}"
-        of_first = _describe_against(self.first, self.second)
-        of_second = _describe_against(self.second, self.first)
-        if of_first == of_second:
+        first_text = _describe_against(self.first, self.second)
+        second_text = _describe_against(self.second, self.first)
+        if first_text == second_text:
             # Two classes may have the same name, and a function may be defined twice.
-            return f"{first} and {second} are both {of_first}, but not the same one"
-        return f"{first} is {of_first}, and {second} is {of_second}"
+            return f"{first} and {second} are both {first_text}, but not the same one"
+        return f"{first} is {first_text}, and {second} is {second_text}"
 
 
 def find_difference(
@@ -56,19 +56,19 @@ def find_difference(
     >>> find_difference({"a": (1, 2)}, {"a": (1, [2])}).explain("one", "other")
     "one['a'][1] is a leaf of type int, and other['a'][1] is a list of length 1"
     """
-    is_fit = fits(first, second)
-    if is_fit is not None:
-        return None if is_fit else Difference((), first, second)
+    are_matching = fits(first, second)
+    if are_matching is not None:
+        return None if are_matching else Difference((), first, second)
     children, treedef = flatten_one_level_with_keys(first)
     others, other_treedef = flatten_one_level_with_keys(second)
-    is_one = treedef == other_treedef
+    has_same_treedef = treedef == other_treedef
     # If two nodes differ only in their metadata, a difference in their children says more, such as
     # another shape of an array, or a frozen array.
-    if is_one or _are_alike(first, second, children, others):
+    if has_same_treedef or _are_alike(first, second, children, others):
         for (key, child), (_, other) in zip(children, others, strict=True):
             if found := find_difference(child, other, fits):
                 return found._replace(path=(key, *found.path))
-    return None if is_one else Difference((), first, second)
+    return None if has_same_treedef else Difference((), first, second)
 
 
 def _are_alike(first: Any, second: Any, children: list[Any], others: list[Any]) -> bool:
