@@ -1,4 +1,4 @@
-"""Bayesian inference: objectives, predictions, and how far to believe them."""
+"""Bayesian inference: priors, likelihoods, methods, predictions, metrics and calibration."""
 
 from . import metrics as metrics
 from . import plot as plot

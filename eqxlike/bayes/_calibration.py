@@ -23,12 +23,13 @@ _LEAST, _MOST = 0.01, 100.0
 
 
 class TemperatureScaling(Module):
-    """Divides logits by a temperature: above 1 it makes predictions less certain, below more so.
+    """Divides logits by a temperature. Above 1, predictions become less certain; below 1, more.
 
-    The predicted class stays. Call it on what `temperature_scaling` takes: logits come back as
-    logits, a `CategoricalMixture` as one of a single component. What networks predict together is
-    scaled, not each of them (Rahaman and Thiery, 2021, "Uncertainty Quantification and Deep
-    Ensembles"), so the scaled mixture has no epistemic part: read that off the one given.
+    The predicted class does not change. A call on logits returns logits. A call on a
+    `CategoricalMixture` returns a mixture with one component: the combined prediction of the
+    networks is scaled, not each network (Rahaman and Thiery, 2021, "Uncertainty Quantification and
+    Deep Ensembles"). The scaled mixture therefore has no epistemic uncertainty; read it from the
+    original mixture.
 
     - `temperature`: shape `()`, positive.
     """
@@ -58,26 +59,27 @@ class TemperatureScaling(Module):
 def temperature_scaling(
     prediction: CategoricalMixture | Float[Array, "N *T C"], labels: Int[Array, "N *T"]
 ) -> TemperatureScaling:
-    """The temperature with the least NLL on held-out examples.
+    """Finds the temperature that minimises the NLL of held-out examples.
 
     Guo, Pleiss, Sun and Weinberger (2017), "On Calibration of Modern Neural Networks". The NLL is
-    convex in the inverse of the temperature; its derivative is bisected until the dtype of the
-    logits has no more digits.
+    convex in the inverse temperature. Bisection finds the zero of its derivative to the precision
+    of the logits' dtype.
 
-    The temperature lies between 0.01 and 100. If the class predicted is right for all examples, the
-    NLL falls without end as the temperature goes to 0; if the logits say less than nothing of the
-    labels, as it goes to infinity. The bound is then the answer, and a warning says so.
+    The temperature is limited to 0.01 to 100. If the predicted class is right for all examples, the
+    NLL decreases as long as the temperature does. If the logits are worse than uniform guesses, it
+    decreases as long as the temperature grows. In both cases the result is the limit, with a
+    warning.
 
     **Arguments:**
 
-    - `prediction`: logits of shape `(N, *T, C)`, or a mixture over as many, of examples that the
-      model was not trained on. `T` may be the tokens of a text.
+    - `prediction`: logits of shape `(N, *T, C)`, or a mixture with that shape, for examples that
+      the model was not trained on. `T` may be the tokens of a text.
     - `labels`: integers from 0 to C - 1, or booleans, shape `(N, *T)`.
 
-    **Returns:** a `TemperatureScaling`, to be called on the predictions of other examples.
+    **Returns:** a `TemperatureScaling`. Call it on the predictions of other examples.
 
     **Raises:** `ValueError` for other shapes, no example, labels that are not classes, or logits
-    that are not finite. Under `jit` values are not checked, neither for errors nor for warnings.
+    that are not finite. Under `jit`, values are not checked and there are no warnings.
 
     >>> import jax, jax.numpy as jnp
     >>> logits = jnp.array([[8.0, 0.0], [8.0, 0.0], [8.0, 0.0], [8.0, 0.0]])
@@ -108,8 +110,8 @@ def _logits(prediction: CategoricalMixture | Float[Array, "*B C"]) -> Float[Arra
 # Jitted, so that a call outside jit does not compile the loop again.
 @jax.jit
 def _best_temperature(logits: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Array, ""]:
-    # Each relative to that of the label: the mean of what is expected of them is the derivative of
-    # the NLL by the inverse temperature, and grows with it.
+    # The mean expected margin is the derivative of the NLL with respect to the inverse temperature,
+    # and increases with it.
     margins = logits - jnp.take_along_axis(logits, labels[:, None], axis=-1)
 
     def is_too_cold(log_temperature: Array) -> Array:
@@ -132,16 +134,16 @@ def _best_temperature(logits: Float[Array, "N C"], labels: Int[Array, " N"]) -> 
 def _warn_of_bounds(temperature: float, num_examples: int) -> None:
     if math.isclose(temperature, _LEAST, rel_tol=1e-4):
         warnings.warn(
-            f"temperature_scaling: the NLL of {num_examples} examples falls until the temperature "
-            f"is 0, and it was held at {_LEAST}: it is so where the predicted class is right for "
-            "all of them. Take more examples, or leave the predictions as they are.",
+            f"temperature_scaling: the temperature reached its lower limit, {_LEAST}: the "
+            f"predicted class is right for all of the {num_examples} examples, so the NLL "
+            "decreases towards temperature 0. Use more examples, or do not scale the predictions.",
             stacklevel=3,
         )
     elif math.isclose(temperature, _MOST, rel_tol=1e-4):
         warnings.warn(
-            f"temperature_scaling: the NLL of {num_examples} examples falls until the temperature "
-            f"is infinite, and it was held at {_MOST:g}: the logits say nothing of the labels. Do "
-            "labels and predictions belong to the same examples?",
+            f"temperature_scaling: the temperature reached its upper limit, {_MOST:g}: the logits "
+            f"of the {num_examples} examples do not predict the labels. Check that labels and "
+            "predictions belong to the same examples.",
             stacklevel=3,
         )
 
@@ -153,11 +155,11 @@ IntervalScore = Literal["normalised", "quantile"]
 
 
 class ConformalIntervals(Module):
-    """Intervals that hold what comes with a given probability, as `conformal_intervals` fits them.
+    """Prediction intervals with a given coverage probability, fitted by `conformal_intervals`.
 
     - `quantile`: the quantile of the calibration scores, shape `()`.
-    - `level`: the probability, between 0 and 1.
-    - `score`: the score.
+    - `level`: the coverage probability, between 0 and 1.
+    - `score`: the conformity score.
     """
 
     quantile: Float[Array, ""]
@@ -169,16 +171,16 @@ class ConformalIntervals(Module):
 
         **Arguments:**
 
-        - `prediction`: of the same model as those it was calibrated on.
+        - `prediction`: a prediction of the model that was calibrated.
 
-        **Returns:** `(lower, upper)`, in the unit of the numbers.
+        **Returns:** `(lower, upper)`, in the unit of the targets.
         """
         check_mixture(prediction, Mixture, "ConformalIntervals")
         if self.score == "normalised":
             half = self.quantile * jnp.sqrt(prediction.variance)
             return prediction.mean - half, prediction.mean + half
         lower, upper = prediction.interval(self.level)
-        # Ends that passed each other meet in the middle.
+        # If the corrected ends cross, both become the middle.
         middle = (lower + upper) / 2
         return (
             jnp.minimum(lower - self.quantile, middle),
@@ -193,29 +195,29 @@ def conformal_intervals(
     level: float = 0.9,
     score: IntervalScore = "normalised",
 ) -> ConformalIntervals:
-    """Intervals that hold the next number with probability `level`, be the model right or wrong.
+    """Fits intervals that contain the next target with probability `level`, even for a wrong model.
 
     Split conformal prediction (Papadopoulos, Proedrou, Vovk and Gammerman, 2002; Lei, G'Sell,
     Rinaldo, Tibshirani and Wasserman, 2018, "Distribution-Free Predictive Inference for
-    Regression"). The probability is over the calibration examples and the next one, if they are
-    exchangeable; it lies between `level` and `level + 1 / (N + 1)`, and does not hold for each x
-    by itself.
+    Regression"). The guarantee requires exchangeable examples. The probability is taken over the
+    calibration examples and the next example, and lies between `level` and `level + 1 / (N + 1)`.
+    It does not hold separately for each x.
 
     **Arguments:**
 
-    - `prediction`: of the numbers `y`, by a model that was not trained on them.
-    - `y`: calibration examples, shape `(N,)`.
-    - `level`: between 0 and 1.
-    - `score`: how far a number is from its prediction: `"normalised"`, which is
-      `|y - mean| / sqrt(variance)`; or `"quantile"`, how far it is outside the central interval of
-      probability `level`, negative inside, which also serves a prediction that is skewed or has no
-      variance (Romano, Patterson and Candès, 2019, "Conformalized Quantile Regression").
+    - `prediction`: predictions of `y` by a model that was not trained on these examples.
+    - `y`: targets of the calibration examples, shape `(N,)`.
+    - `level`: coverage probability, between 0 and 1.
+    - `score`: distance between a target and its prediction. `"normalised"` is `|y - mean| /
+      sqrt(variance)`. `"quantile"` is the distance outside the central interval of probability
+      `level`, negative inside it; it also suits predictions that are skewed or have no variance
+      (Romano, Patterson and Candès, 2019, "Conformalized Quantile Regression").
 
-    **Returns:** a `ConformalIntervals`, to be called on the predictions of other examples.
+    **Returns:** a `ConformalIntervals`. Call it on the predictions of other examples.
 
-    **Raises:** `TypeError` if `prediction` is not a mixture; `ValueError` for other shapes or
-    words, a level outside, fewer examples than `level / (1 - level)`, or a score that is not
-    finite. Under `jit` scores are not checked.
+    **Raises:** `TypeError` if `prediction` is not a mixture; `ValueError` for other shapes, an
+    unknown score, a level outside (0, 1), fewer than `level / (1 - level)` examples, or a score
+    that is not finite. Under `jit`, scores are not checked.
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist
     >>> overconfident = lambda x: Mixture(dist.Normal(x[None], 0.1))
@@ -229,13 +231,13 @@ def conformal_intervals(
     y = jnp.asarray(y)
     if y.ndim != 1 or y.shape != prediction.batch_shape:
         raise ValueError(
-            "conformal_intervals expects y of shape (N,) and a prediction of as many numbers, got "
+            "conformal_intervals expects y and prediction of the same shape (N,), got "
             f"{y.shape} and {prediction.batch_shape}."
         )
     hint = ""
     if score == "normalised":
         scores = jnp.abs(y - prediction.mean) / jnp.sqrt(prediction.variance)
-        hint = '; score="quantile" asks for no mean and no variance'
+        hint = '; score="quantile" needs no mean and no variance'
     elif score == "quantile":
         lower, upper = prediction.interval(level)
         scores = jnp.maximum(lower - y, y - upper)
@@ -246,18 +248,18 @@ def conformal_intervals(
     return ConformalIntervals(quantile, float(level), score)
 
 
-# Split conformal prediction of classes. `N` is the number of examples, `C` that of classes.
+# --- Split conformal prediction of classes ---
 
 
 SetScore = Literal["probability", "adaptive"]
 
 
 class ConformalSets(Module):
-    """Sets of classes that hold the label with a given probability, as `conformal_sets` fits them.
+    """Sets of classes with a given coverage probability, fitted by `conformal_sets`.
 
     - `quantile`: the quantile of the calibration scores, shape `()`.
-    - `level`: the probability, between 0 and 1.
-    - `score`: the score.
+    - `level`: the coverage probability, between 0 and 1.
+    - `score`: the conformity score.
     - `is_randomised`: whether a call takes a key.
     """
 
@@ -273,19 +275,19 @@ class ConformalSets(Module):
 
         **Arguments:**
 
-        - `prediction`: of the same model as those it was calibrated on.
-        - `key`: another one than that of the calibration, where that had one; else none.
+        - `prediction`: a prediction of the model that was calibrated.
+        - `key`: required if, and only if, the calibration had a key; pass a different one.
 
         **Returns:** shape `(*B, C)`.
 
-        **Raises:** `ValueError` if the key is missing, or one too many.
+        **Raises:** `ValueError` if a required key is missing, or a key is not expected.
         """
         check_mixture(prediction, CategoricalMixture, "ConformalSets")
         if self.is_randomised != (key is not None):
             wanted, came = ("a key", "none") if self.is_randomised else ("no key", "one")
             raise ValueError(
-                f"ConformalSets expects {wanted}, as at its calibration, got {came}: the sets of "
-                "both are randomised, or neither."
+                f"ConformalSets expects {wanted}, got {came}: pass a key here if, and only if, "
+                "`conformal_sets` was called with a key."
             )
         probabilities = prediction.probabilities
         if self.score == "probability":
@@ -301,32 +303,33 @@ def conformal_sets(
     score: SetScore = "probability",
     key: PRNGKeyArray | None = None,
 ) -> ConformalSets:
-    """Sets that hold the next label with probability `level`, be the model right or wrong.
+    """Fits sets of classes that contain the next label with probability `level`, for any model.
 
-    Split conformal prediction. The probability is over the calibration examples and the next one,
-    if they are exchangeable; it is at least `level`, and but for ties at most
-    `level + 1 / (N + 1)`.
+    Split conformal prediction. The guarantee requires exchangeable examples. The probability is
+    taken over the calibration examples and the next example. It is at least `level`, and without
+    ties at most `level + 1 / (N + 1)`.
 
     **Arguments:**
 
-    - `prediction`: of the classes `labels`, by a model that was not trained on them.
-    - `labels`: calibration examples, integers from 0 to C - 1, or booleans, shape `(N,)`.
-    - `level`: between 0 and 1.
-    - `score`: `"probability"`, 1 less the probability of the class, whose sets are the smallest on
+    - `prediction`: predictions of `labels` by a model that was not trained on these examples.
+    - `labels`: labels of the calibration examples, integers from 0 to C - 1, or booleans, shape
+      `(N,)`.
+    - `level`: coverage probability, between 0 and 1.
+    - `score`: `"probability"` is 1 minus the probability of the class. Its sets are the smallest on
       average and may be empty (Sadinle, Lei and Wasserman, 2019, "Least Ambiguous Set-Valued
-      Classifiers With Bounded Error Levels"); or `"adaptive"`, the probability of all classes that
-      are more probable, whose sets are larger where classes are harder to tell, and never empty
+      Classifiers With Bounded Error Levels"). `"adaptive"` is the total probability of all more
+      probable classes. Its sets are larger for harder examples, and without a key never empty
       (Romano, Sesia and Candès, 2020, "Classification with Valid and Adaptive Coverage").
-    - `key`: for adaptive sets that leave their last class out by chance. Without it the labels that
-      are predicted tie, so that sets cover more than they must where most are; with it a set may be
-      empty.
+    - `key`: randomises adaptive sets, which then leave out their last class by chance and may be
+      empty. Without a key, all correctly predicted labels have the same score, so that the sets of
+      an accurate model cover more than `level`.
 
-    **Returns:** a `ConformalSets`, to be called on the predictions of other examples.
+    **Returns:** a `ConformalSets`. Call it on the predictions of other examples.
 
-    **Raises:** `TypeError` if `prediction` is not a mixture; `ValueError` for other shapes or
-    words, labels that are not classes, a level outside, fewer examples than `level / (1 - level)`,
-    probabilities that are not finite, or a key where nothing is random. Under `jit` values are not
-    checked.
+    **Raises:** `TypeError` if `prediction` is not a mixture; `ValueError` for other shapes, an
+    unknown score, labels that are not classes, a level outside (0, 1), fewer than `level / (1 -
+    level)` examples, probabilities that are not finite, or a key with `score="probability"`. Under
+    `jit`, values are not checked.
 
     >>> import jax.numpy as jnp
     >>> calibration = CategoricalMixture(jnp.log(jnp.array([9 * [[0.6, 0.3, 0.1]]])))
@@ -340,7 +343,7 @@ def conformal_sets(
     probabilities = prediction.probabilities
     if score == "probability":
         if key is not None:
-            raise ValueError('conformal_sets takes a key for score="adaptive" alone.')
+            raise ValueError('conformal_sets takes a key only with score="adaptive".')
         scores = 1 - _of_label(probabilities, labels)
     elif score == "adaptive":
         scores = _of_label(_adaptive_scores(probabilities, key), labels)
@@ -360,8 +363,10 @@ def _of_label(values: Array, labels: Int[Array, " N"]) -> Array:
 def _adaptive_scores(
     probabilities: Float[Array, "*B C"], key: PRNGKeyArray | None
 ) -> Float[Array, "*B C"]:
-    """The probability of all classes that are more probable than each; of equals, the first is.
-    With a key a part of its own is added, the same part for all classes of an example.
+    """For each class, the total probability of the more probable classes; ties go by index.
+
+    A key adds a random fraction of the class's own probability, the same for all classes of an
+    example.
     """
     order = jnp.argsort(-probabilities, axis=-1)
     ordered = jnp.take_along_axis(probabilities, order, axis=-1)
@@ -373,14 +378,14 @@ def _adaptive_scores(
     return scores + part * probabilities
 
 
-# --- The quantile of calibration scores that makes split conformal prediction cover ---
+# --- The quantile of the calibration scores ---
 
 
 def conformal_quantile(scores: Float[Array, " N"], level: float, name: str) -> Float[Array, ""]:
-    """The `ceil((N + 1) level)`-th smallest of the scores.
+    """The `ceil((N + 1) level)`-th smallest score.
 
-    The score of one more exchangeable example is at most that with probability of at least `level`,
-    and without ties of at most `level + 1 / (N + 1)`.
+    The score of the next exchangeable example is at most this with probability at least `level`,
+    and without ties at most `level + 1 / (N + 1)`.
 
     **Raises:** `ValueError` unless `0 < level < 1`, or if N is too small for the level.
     """
@@ -396,34 +401,32 @@ def conformal_quantile(scores: Float[Array, " N"], level: float, name: str) -> F
 
 
 def _as_written(level: float) -> Fraction:
-    """The decimal that was meant: as a float, 0.55 times 20 is above 11."""
+    """The level as an exact decimal: in floats, 0.55 times 20 exceeds 11."""
     number = real_number(level, "level")
     if not 0 < number < 1:
         raise ValueError(f"level must lie in (0, 1), got {level!r}.")
     return Fraction(repr(number))
 
 
-# --- Checks of the held-out data that corrections are fitted on ---
+# --- Checks of the calibration examples ---
 
 
 def check_labels(labels: Array, batch_shape: tuple[int, ...], num_classes: int, name: str) -> None:
-    """Raises `ValueError` unless `labels` are classes of the one batch axis of the predictions.
+    """Raises `ValueError` unless predictions and labels have one axis, and labels are classes.
 
-    Traced labels are not checked.
+    The values of traced labels are not checked.
     """
     shape = jnp.shape(labels)
     if len(batch_shape) != 1 or shape != batch_shape:
-        way = ""
+        hint = ""
         if len(batch_shape) > 1 and shape == batch_shape:
-            way = (
-                " Take one label of each example. Or flatten both, if all labels are exchangeable."
-            )
+            hint = " Pass one label per example. If all labels are exchangeable, flatten both."
         raise ValueError(
             f"{name} expects predictions of shape (N, C) and labels of shape (N,), got "
-            f"{(*batch_shape, num_classes)} and {shape}.{way}"
+            f"{(*batch_shape, num_classes)} and {shape}.{hint}"
         )
     if shape == (0,):
-        raise ValueError(f"{name}: there is no example.")
+        raise ValueError(f"{name}: there are no examples.")
     if not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
         raise ValueError(f"{name} expects integer labels, got dtype {jnp.result_type(labels)}.")
     if isinstance(labels, Tracer):
@@ -436,7 +439,7 @@ def check_labels(labels: Array, batch_shape: tuple[int, ...], num_classes: int, 
 
 
 def check_finite(values: Array, name: str, hint: str) -> None:
-    """Raises `ValueError`, which ends in `hint`, unless all are finite. Traced ones pass."""
+    """Raises `ValueError`, ending in `hint`, unless all values are finite. Skips traced arrays."""
     if isinstance(values, Tracer):
         return
     num_bad = int(np.sum(~np.isfinite(values)))

@@ -1,7 +1,7 @@
-"""What `bayes` takes from NumPyro and BlackJAX: distributions, Markov chains, and links.
+"""Access to NumPyro and BlackJAX: distributions, links, and Markov chains.
 
-A link is a bijection from linked space, all numbers, to the support of a distribution. A density of
-`x` becomes one of `u`, where `x = t(u)`, by the factor `|det dx/du|`.
+A link `t` is a bijection from linked space, which is unconstrained, to the support of a
+distribution. For `x = t(u)`, the density of `u` is the density of `x` times `|det dx/du|`.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ def distributions() -> Any:
 
     **Raises:** `ImportError` that says how to install it.
     """
-    what = "Priors, likelihoods and inference take their distributions from NumPyro"
+    what = "Priors, likelihoods and inference need NumPyro"
     return _imported("numpyro.distributions", what)
 
 
@@ -32,7 +32,7 @@ def blackjax() -> Any:
 
     **Raises:** `ImportError` that says how to install it.
     """
-    return _imported("blackjax", "Markov chains come from BlackJAX")
+    return _imported("blackjax", "This method needs BlackJAX")
 
 
 def hmc_util() -> Any:
@@ -40,7 +40,7 @@ def hmc_util() -> Any:
 
     **Raises:** `ImportError` that says how to install it.
     """
-    return _imported("numpyro.infer.hmc_util", "NUTS and HMC take their warm-up from NumPyro")
+    return _imported("numpyro.infer.hmc_util", "The warm-up of NUTS and HMC needs NumPyro")
 
 
 def _imported(name: str, what: str) -> Any:
@@ -52,8 +52,10 @@ def _imported(name: str, what: str) -> Any:
 
 @contextlib.contextmanager
 def as_libraries_compute() -> Iterator[None]:
-    """Lets NumPyro, BlackJAX and Optax mix dtypes and ranks and carry keys through loops, as they
-    do inside, in a program that allows none of it.
+    """Context manager that allows NumPyro, BlackJAX and Optax to promote dtypes and ranks.
+
+    It also disables the check for key reuse. The libraries rely on these defaults of JAX, which a
+    user's program may have made stricter.
     """
     with (
         jax.numpy_dtype_promotion("standard"),
@@ -63,8 +65,8 @@ def as_libraries_compute() -> Iterator[None]:
         yield
 
 
-# A program that runs once compiles in half the time with little optimisation; without any in a
-# third, but a long one then runs two to ten times as long.
+# Options for programs that run once. Level 1 halves the compilation time. Level 0 divides it by
+# three, but the program may run two to ten times as long.
 ONCE = OLD_EMITTERS | {"xla_backend_optimization_level": 1}
 ONCE_AND_BRIEFLY = OLD_EMITTERS | {"xla_backend_optimization_level": 0}
 
@@ -73,7 +75,7 @@ ONCE_AND_BRIEFLY = OLD_EMITTERS | {"xla_backend_optimization_level": 0}
 
 
 def summed_log_prob(distribution: Any, value: Array) -> Float[Array, ""]:
-    """The log density of all numbers of `value` together."""
+    """The log density of `value`, summed over its entries."""
     with as_libraries_compute():
         return distribution.log_prob(value).sum()
 
@@ -83,9 +85,10 @@ def is_distribution(value: Any) -> bool:
 
 
 class Missing(AttributeError, NotImplementedError, ValueError):
-    """Raised for a property that a posterior or a distribution lacks, so that `hasattr` is false.
+    """Raised for a property that a posterior or a distribution lacks.
 
-    Earlier versions raised the two other classes.
+    It is an `AttributeError` so that `hasattr` is false, and a `NotImplementedError` and
+    `ValueError` because earlier versions raised those.
     """
 
 
@@ -99,7 +102,7 @@ def constrained(distribution: Any, linked: Array) -> Array:
 
 
 def unconstrained(distribution: Any, value: Array) -> Array:
-    """`u`, with `t(u) = x`: the inverse of `constrained`."""
+    """`u = t^-1(x)`: the inverse of `constrained`."""
     with as_libraries_compute():
         return _link_of(distribution).inv(value)
 
@@ -112,12 +115,12 @@ def log_det_jacobian(distribution: Any, linked: Array) -> Float[Array, ""]:
 
 
 def is_free(distribution: Any) -> bool:
-    """Whether both spaces are one: the link leaves its values as they are."""
+    """Whether the link is the identity, because the support is unconstrained."""
     return isinstance(_link_of(distribution), distributions().transforms.IdentityTransform)
 
 
 def is_normal(distribution: Any) -> bool:
-    """Whether its values are independent normals, be it one distribution for many of them."""
+    """Whether a distribution consists of independent normals."""
     kinds = distributions()
     if isinstance(distribution, kinds.ExpandedDistribution | kinds.Independent):
         distribution = distribution.base_dist
@@ -128,19 +131,20 @@ def _link_of(distribution: Any) -> Any:
     return distributions().biject_to(distribution.support)
 
 
-# --- Checks of the distributions that users give ---
+# --- Checks of distributions ---
 
 
-# Numbers in linked space as far out as float32 tells their images apart.
+# Points in linked space, as far out as float32 resolves their values under the link.
 _PROBES = (-8.0, 0.0, 8.0)
 
 
 def check_positive(value: Any, name: str, *, is_array: bool = False) -> None:
-    """Raises `ValueError` unless `value` is a positive number, or a distribution over such.
+    """Raises `ValueError` unless `value` is a positive number, or a distribution over them.
 
     **Arguments:**
 
-    - `is_array`: whether it may also be an array of such numbers, or a distribution over them.
+    - `is_array`: whether arrays of positive numbers, and distributions over arrays, are allowed
+      too.
     """
     if not is_distribution(value):
         if not is_array or jnp.ndim(value) == 0:
@@ -153,28 +157,29 @@ def check_positive(value: Any, name: str, *, is_array: bool = False) -> None:
     _check_continuous(value, name)
     shape = value.shape()
     if shape != () and not is_array:
-        raise ValueError(f"{name} must be a distribution over one number, got shape {shape}.")
+        raise ValueError(f"{name} must be a distribution of shape (), got shape {shape}.")
     link = _link_of(value)
     values = [link(jnp.full(shape, probe)) for probe in _PROBES]
-    # A link that changes the shape, as of a simplex, is of numbers that depend on each other.
+    # A link that changes the shape, such as the one of a simplex, has dependent entries.
     if not all(each.shape == shape and bool(jnp.all(each > 0)) for each in values):
         raise ValueError(
-            f"{name} is a scale, and must be a distribution over positive numbers, such as "
-            f"`Gamma(2.0, 1.0)`; the support of {type(value).__name__} is {value.support}."
+            f"{name} must be a distribution over positive numbers, such as `Gamma(2.0, 1.0)`; "
+            f"the support of {type(value).__name__} is {value.support}."
         )
 
 
 def check_prior(distribution: Any, name: str) -> None:
-    """Raises `ValueError` unless a distribution has a density over real numbers, whose integral is
-    finite; `TypeError` for something else.
+    """Raises `TypeError` for anything but a distribution, and `ValueError` for improper priors.
+
+    A proper prior is continuous, and its density has a finite integral.
     """
     check_distribution(distribution, name)
     improper = distributions().ImproperUniform
     base = getattr(distribution, "base_dist", distribution)
     if isinstance(distribution, improper) or isinstance(base, improper):
         raise ValueError(
-            f"{name} is improper: ImproperUniform has no integral, and with it the posterior may "
-            "have none. Take a wide `Normal` instead."
+            f"{name} is improper: the density of ImproperUniform has no finite integral, and "
+            "neither may the posterior. Use a wide `Normal` instead."
         )
     _check_continuous(distribution, name)
 
@@ -184,15 +189,15 @@ def _check_continuous(distribution: Any, name: str) -> None:
         _link_of(distribution)
     except NotImplementedError:
         raise ValueError(
-            f"{name} must have a density over real numbers; the support of "
+            f"{name} must be a continuous distribution; the support of "
             f"{type(distribution).__name__} is {distribution.support}."
         ) from None
 
 
 def check_distribution(value: Any, name: str) -> None:
-    """Raises `TypeError` unless `value`, the argument `name`, is a distribution of NumPyro."""
+    """Raises `TypeError` unless `value`, the argument `name`, is a NumPyro distribution."""
     if not is_distribution(value):
         hint = f": call it, `{value.__name__}(...)`" if isinstance(value, type) else ""
         raise TypeError(
-            f"{name} must be a distribution of `numpyro.distributions`, got {value!r}{hint}."
+            f"{name} must be a distribution from `numpyro.distributions`, got {value!r}{hint}."
         )

@@ -1,4 +1,4 @@
-"""Likelihoods: what one is, and those that are ready made."""
+"""Likelihoods: the base class, and Gaussian, Student's t, Bernoulli, categorical and Poisson."""
 
 import abc
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ Struct = jax.ShapeDtypeStruct
 
 
 class Likelihood(Module):
-    """How data are distributed, given what the network returns for their inputs.
+    """The distribution of targets, given the outputs of the network.
 
-    A likelihood of your own has one method to write, `distribution`.
+    A custom likelihood must define one method, `distribution`.
     """
 
     def unknowns(self) -> Mapping[str, Any]:
-        """The priors of what the likelihood itself does not know, by name."""
+        """The priors of the likelihood's own unknowns, by name."""
         return {}
 
     @abc.abstractmethod
@@ -32,10 +32,10 @@ class Likelihood(Module):
 
         **Arguments:**
 
-        - `output`: what the network returns for its input.
-        - `unknowns`: the values of `unknowns`, by name, in standard space.
+        - `output`: the output of the network for this example.
+        - `unknowns`: the values of the likelihood's unknowns by name, in standard space.
 
-        **Returns:** a distribution of NumPyro.
+        **Returns:** a NumPyro distribution.
         """
 
     def log_prob(self, output: Any, unknowns: Mapping[str, Any], y: Any) -> Float[Array, ""]:
@@ -43,25 +43,25 @@ class Likelihood(Module):
         return summed_log_prob(self.distribution(output, unknowns), y)
 
     def check(self, output: Any, y: Struct) -> None:
-        """Raises `ValueError` or `TypeError` if what the network returns does not fit the targets.
+        """Raises `ValueError` or `TypeError` for incompatible shapes or dtypes.
 
         **Arguments:**
 
-        - `output`: the shapes and dtypes of what the network returns for one example.
+        - `output`: the shapes and dtypes of the network's output for one example.
         - `y`: the shape and dtype of the target of one example.
         """
 
     def check_values(self, output: Any, y: Array) -> None:
-        """Raises `ValueError` if the targets of the data set, shape `(N, ...)`, are impossible.
+        """Raises `ValueError` if targets, shape `(N, ...)`, have values that are not allowed.
 
-        They are finite, and `check` has passed.
+        Called after `check`, with finite targets.
         """
 
 
 class HasScale(Likelihood):
-    """The base of likelihoods with a scale: known, unknown, or a head of the network.
+    """Base of likelihoods with a scale, which is known, unknown, or an output of the network.
 
-    With a head, the output of the network has all centres first, then all scales before softplus.
+    With `"head"`, the network returns all centres, then all scales before softplus.
     """
 
     scale: Any = field(default=1.0, converter=lambda s: np.asarray(s) if type(s) is list else s)
@@ -79,7 +79,7 @@ class HasScale(Likelihood):
         return {"scale": self.scale} if is_distribution(self.scale) else {}
 
     def loc_and_scale(self, output: Array, unknowns: Mapping[str, Any]) -> tuple[Array, Array]:
-        """The centre and the scale of the targets of one example."""
+        """The centre and scale of the targets of one example."""
         if not isinstance(self.scale, str):
             scale = jnp.asarray(unknowns.get("scale", self.scale), output.dtype)
             return output, jnp.broadcast_to(scale, output.shape)
@@ -90,15 +90,15 @@ class HasScale(Likelihood):
         name = type(self).__name__
         if isinstance(self.scale, str):
             if len(y.shape) > 1 or y.shape == (1,):
-                hint = "; `y[:, 0]` serves" if y.shape == (1,) else ""
+                hint = "; pass `y[:, 0]`" if y.shape == (1,) else ""
                 raise ValueError(
-                    f'{name}: with scale="head" the target of an example has shape (), or (k,) '
-                    f"with k of 2 or more; got {y.shape}{hint}."
+                    f'{name}: with scale="head" the target of an example must have shape (), or '
+                    f"(k,) with k at least 2; got {y.shape}{hint}."
                 )
             wanted = (2,) if y.shape == () else (2 * y.shape[0],)
             what = f"{wanted}: a centre and a scale (before softplus) for each target"
         else:
-            wanted, what = y.shape, f"{y.shape}, that of a target"
+            wanted, what = y.shape, f"{y.shape}, the shape of a target"
             of = self.scale
             shape = of.shape() if is_distribution(of) else jnp.shape(of)
             if shape not in ((), y.shape):
@@ -112,51 +112,51 @@ class HasScale(Likelihood):
 
 
 def check_output(name: str, output: Any, wanted: tuple[int, ...] | None, what: str) -> None:
-    """Raises `ValueError` unless the network returns one array of the shape that is wanted."""
+    """Raises `TypeError` or `ValueError` unless the network returns one array of shape `wanted`."""
     if not isinstance(output, Struct):
         raise TypeError(
-            f"{name} expects a network that returns one array for an example; it returns "
+            f"{name} expects the network to return one array per example, but it returns a "
             f"{type(output).__name__}."
         )
     if wanted is None or output.shape != wanted:
         raise ValueError(
-            f"{name} expects the network to return, for one example, an array of shape {what}; it "
-            f"returns {output.shape}."
+            f"{name} expects the network to return, for one example, an array of shape {what}; got "
+            f"shape {output.shape}."
         )
 
 
 def check_counts(name: str, y: Struct, what: str, shape: tuple[int, ...] = ()) -> None:
-    """Raises `ValueError` unless the target of an example has integers or booleans, one by default.
+    """Raises `ValueError` unless the target of an example has integers or booleans of `shape`.
 
     **Arguments:**
 
-    - `shape`: the shape of what the network returns, without its axis of classes.
+    - `shape`: the shape of the network's output, without its axis of classes.
     """
     is_whole = jnp.issubdtype(y.dtype, jnp.integer) or jnp.issubdtype(y.dtype, jnp.bool_)
     if not is_whole or y.shape != shape:
         wanted = f"integers of shape {shape}" if shape else "one integer"
-        way = ""
+        hint = ""
         if y.shape == shape:
-            way = " Write `y.astype(int)`."
+            hint = " Pass `y.astype(int)`."
         elif y.shape == (*shape, 1):
-            way = " Write `y[..., 0]`." if shape else " Write `y[:, 0]`."
+            hint = " Pass `y[..., 0]`." if shape else " Pass `y[:, 0]`."
         elif y.shape[: len(shape)] == shape:
-            way = " Write `y.argmax(axis=-1)` if labels are one-hot."
+            hint = " Pass `y.argmax(axis=-1)` if labels are one-hot."
         raise ValueError(
             f"{name} expects {wanted} as the target of an example, {what}; got shape {y.shape} "
-            f"and dtype {y.dtype}.{way}"
+            f"and dtype {y.dtype}.{hint}"
         )
 
 
 def check_range(name: str, y: Array, most: int | None, why: str) -> None:
-    """Raises `ValueError` unless the targets are integers from 0 to `most`. Traced ones pass."""
+    """Raises `ValueError` unless targets lie between 0 and `most`. Skips traced arrays."""
     if isinstance(y, Tracer):
         return
     least, greatest = int(y.min()), int(y.max())
     if least < 0 or (most is not None and greatest > most):
         wanted = "0 or more" if most is None else f"0 to {most}"
         raise ValueError(
-            f"{name} expects targets of {wanted}, {why}; they go from {least} to {greatest}."
+            f"{name} expects targets of {wanted}, {why}; got targets from {least} to {greatest}."
         )
 
 
@@ -164,14 +164,14 @@ def check_range(name: str, y: Array, most: int | None, why: str) -> None:
 
 
 class Gaussian(HasScale):
-    """Targets that are normal around what the network returns.
+    """Normal targets, with the network's output as their mean.
 
-    - `scale`: the standard deviation, in the unit of the targets: a number, or an array of the
-      shape of the target of an example; a distribution of NumPyro over such positive numbers, then
-      it is an unknown too; or `"head"`: the network returns it.
+    - `scale`: the standard deviation, in the unit of the targets. It may be a number; an array with
+      the shape of an example's target; a NumPyro distribution over positive numbers or such arrays,
+      which makes the scale an unknown; or `"head"`, if the network returns it.
 
-    With a head the network returns `2 * k` numbers for the k targets of an example: all centres
-    first, then all scales, before softplus; a target of shape `()` has one of each.
+    With `"head"`, the network returns `2 * k` numbers for the k targets of an example: all means,
+    then all scales before softplus. For a target of shape `()` it returns one mean and one scale.
 
     >>> import jax.numpy as jnp
     >>> output = jnp.array([10.0, 20.0, 0.0, 1.0])  # for targets of shape (2,)
@@ -188,13 +188,12 @@ class Gaussian(HasScale):
 
 
 class StudentT(HasScale):
-    """Targets around what the network returns, with heavy tails.
+    """Student's t targets, centred at the network's output. Heavy tails allow outliers.
 
-    - `scale`: as for `Gaussian`, but it is not a standard deviation, which is larger, or infinite
-      for 2 degrees of freedom or fewer. With `"head"` the network returns all centres, then all
-      scales.
-    - `degrees_of_freedom`: a number, or a distribution of NumPyro over positive numbers. The fewer,
-      the heavier the tails.
+    - `scale`: as for `Gaussian`, including `"head"`. The standard deviation is larger than the
+      scale, and infinite for 2 or fewer degrees of freedom.
+    - `degrees_of_freedom`: a number, or a NumPyro distribution over positive numbers. Fewer degrees
+      of freedom mean heavier tails.
     """
 
     degrees_of_freedom: Any = 4.0
@@ -216,7 +215,7 @@ class StudentT(HasScale):
 
 
 class Bernoulli(Likelihood):
-    """Targets 0 and 1, or booleans. The network returns the logit of 1, of shape `()`."""
+    """Targets 0 and 1, or booleans. The network returns the logit of 1, shape `()`."""
 
     def distribution(self, output: Any, unknowns: Mapping[str, Any]) -> Any:
         return distributions().Bernoulli(logits=output)
@@ -235,15 +234,16 @@ class Bernoulli(Likelihood):
 class Categorical(Likelihood):
     """Targets 0 to C - 1, or booleans for 0 and 1. The network returns C logits.
 
-    An example may have several targets, such as the tokens of a text: for labels of shape `(T,)` it
-    returns logits of shape `(T, C)`, and its log density is the sum over the labels.
+    An example may have several targets, such as the tokens of a text. For labels of shape `(T,)`
+    the network returns logits of shape `(T, C)`. The log density of the example is the sum over its
+    labels.
     """
 
     def distribution(self, output: Any, unknowns: Mapping[str, Any]) -> Any:
         return distributions().Categorical(logits=output)
 
     def log_prob(self, output: Any, unknowns: Mapping[str, Any], y: Any) -> Float[Array, ""]:
-        # The number of a class is an index, which a bool is not.
+        # NumPyro uses labels as indices, for which booleans do not work.
         return super().log_prob(output, unknowns, jnp.asarray(y).astype(jnp.int32))
 
     def check(self, output: Any, y: Struct) -> None:
@@ -255,14 +255,14 @@ class Categorical(Likelihood):
         check_counts("Categorical", y, "the number of a class", shape[:-1])
 
     def check_values(self, output: Any, y: Any) -> None:
-        check_range("Categorical", y, output.shape[-1] - 1, "as the network returns so many logits")
+        check_range("Categorical", y, output.shape[-1] - 1, "one class for each logit")
 
 
 # --- Counts ---
 
 
 class Poisson(Likelihood):
-    """Targets 0, 1, 2 and so on. The network returns the logarithm of the rate, of shape `()`."""
+    """Counts as targets. The network returns the logarithm of the rate, shape `()`."""
 
     def distribution(self, output: Any, unknowns: Mapping[str, Any]) -> Any:
         return distributions().Poisson(jnp.exp(output))

@@ -1,4 +1,4 @@
-"""Equal mixtures of distributions over numbers: what the networks of a posterior predict."""
+"""Predictive distributions: equally weighted mixtures over the networks of a posterior."""
 
 import contextlib
 import math
@@ -16,15 +16,16 @@ from ._libraries import Missing, as_libraries_compute, check_distribution
 
 
 class Mixture(Module):
-    """The mixture, with equal weights, of `S` distributions over numbers.
+    """A mixture of `S` distributions over numbers, with equal weights.
 
-    `S` networks drawn from a posterior each predict a distribution; the predictive distribution is
-    their mixture. Its variance has two parts, by the law of total variance (Kendall and Gal, 2017,
-    "What Uncertainties Do We Need in Bayesian Deep Learning for Computer Vision?").
+    Each of `S` networks drawn from a posterior predicts a distribution, and their mixture is the
+    predictive distribution. By the law of total variance, its variance has an epistemic and an
+    aleatoric part (Kendall and Gal, 2017, "What Uncertainties Do We Need in Bayesian Deep Learning
+    for Computer Vision?").
 
-    - `components`: a distribution of NumPyro with batch shape `(S, *B)`, over numbers.
+    - `components`: a NumPyro distribution over numbers with batch shape `(S, *B)`.
 
-    **Raises:** `ValueError` if `components` has no batch axis, or is over vectors.
+    **Raises:** `ValueError` if `components` has no batch axis, or has a non-empty event shape.
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist
     >>> mixture = Mixture(dist.Normal(jnp.array([[0.0], [2.0]]), 1.0))
@@ -45,70 +46,70 @@ class Mixture(Module):
 
     @property
     def num_components(self) -> int:
-        """`S`."""
+        """The number of components, `S`."""
         return self.components.batch_shape[0]
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """The shape of what is predicted, `*B`."""
+        """The shape of the targets, `*B`."""
         return self.components.batch_shape[1:]
 
     @property
     def mean(self) -> Float[Array, "*B"]:
-        """The mean, in the unit of the numbers."""
+        """The mean, in the unit of the targets."""
         return jnp.mean(self._moment("mean"), axis=0)
 
     @property
     def epistemic(self) -> Float[Array, "*B"]:
-        """The variance of the means, which more data removes."""
+        """The variance of the components' means, which more data reduces."""
         return jnp.var(self._moment("mean"), axis=0)
 
     @property
     def aleatoric(self) -> Float[Array, "*B"]:
-        """The mean of the variances, which no data removes."""
+        """The mean of the components' variances, which more data does not reduce."""
         return jnp.mean(self._moment("variance"), axis=0)
 
     @property
     def variance(self) -> Float[Array, "*B"]:
-        """The variance, `epistemic + aleatoric`."""
+        """The total variance, `epistemic + aleatoric`."""
         return self.epistemic + self.aleatoric
 
     def log_prob(self, y: Float[Array, "*B"]) -> Float[Array, "*B"]:
-        """The log density at `y`, in nats: of a density in the unit of `y`.
+        """The log density at `y`, in nats, for a density in the unit of `y`.
 
-        **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
+        **Raises:** `ValueError` if the shape of `y` is not `batch_shape`; `y` is not broadcast.
         """
         return _mixed(self.component_log_prob(y))
 
     def component_log_prob(self, y: Float[Array, "*B"]) -> Float[Array, "S *B"]:
-        """The log density at `y` under each component, in nats, as `metrics.psis_loo` takes it.
+        """The log density at `y` under each component, in nats. Input of `metrics.psis_loo`.
 
-        **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
+        **Raises:** `ValueError` if the shape of `y` is not `batch_shape`; `y` is not broadcast.
         """
         return self._of_each("log_prob", y)
 
     def cdf(self, y: Float[Array, "*B"]) -> Float[Array, "*B"]:
-        """The probability of at most `y`.
+        """The cumulative distribution function: the probability of values up to `y`.
 
-        **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
+        **Raises:** `ValueError` if the shape of `y` is not `batch_shape`; `y` is not broadcast.
         """
         return jnp.mean(self._of_each("cdf", y), axis=0)
 
     def quantile(self, probability: float | Float[Array, ""]) -> Float[Array, "*B"]:
-        """The smallest number that holds this probability below it, by bisection of the CDF.
+        """The quantile function, by bisection of the CDF.
 
         **Arguments:**
 
-        - `probability`: between 0 and 1, both excluded.
+        - `probability`: in the open interval (0, 1).
 
-        **Raises:** `ValueError` for a Python number outside.
+        **Raises:** `ValueError` for a Python number outside (0, 1).
         """
         if isinstance(probability, int | float) and not 0 < probability < 1:
             raise ValueError(f"probability must lie in (0, 1), got {probability!r}.")
         return _bisect(self, jnp.asarray(probability, self._moment_if_any("mean").dtype))
 
     def interval(self, level: float = 0.9) -> tuple[Float[Array, "*B"], Float[Array, "*B"]]:
-        """The ends of the central interval that holds probability `level`.
+        """The ends of the central interval with probability `level`.
 
         **Raises:** `ValueError` unless `0 < level < 1`.
         """
@@ -122,7 +123,7 @@ class Mixture(Module):
             return jnp.broadcast_to(getattr(self.components, name), self.components.batch_shape)
 
     def _moment_if_any(self, name: str) -> Float[Array, "S *B"]:
-        """NaN where NumPyro has none."""
+        """The moment, or NaN if NumPyro does not implement it."""
         try:
             return self._moment(name)
         except NotImplementedError:
@@ -131,11 +132,11 @@ class Mixture(Module):
     def _of_each(self, method: str, y: Array) -> Float[Array, "S *B"]:
         if jnp.shape(y) != self.batch_shape:
             raise ValueError(
-                f"Mixture.{method} expects y of the shape that is predicted, {self.batch_shape}, "
-                f"got {jnp.shape(y)}."
+                f"Mixture.{method} expects y of the mixture's shape, {self.batch_shape}, got "
+                f"{jnp.shape(y)}."
             )
         if method == "cdf" and self.components.is_discrete:
-            # Some of NumPyro's count between the counts too.
+            # Some discrete distributions of NumPyro interpolate their CDF between integers.
             y = jnp.floor(y)
         with as_libraries_compute(), self._named(method):
             found = getattr(self.components, method)(jnp.asarray(y)[None])
@@ -143,29 +144,30 @@ class Mixture(Module):
 
     @contextlib.contextmanager
     def _named(self, what: str) -> Iterator[None]:
-        """Says what NumPyro has not, where it says nothing."""
+        """Gives NumPyro's `NotImplementedError`, which has no message, a helpful one."""
         try:
             yield
         except NotImplementedError as error:
             raise Missing(
-                f"Mixture: {type(self.components).__name__} of NumPyro has no {what!r}, from which "
-                "this is computed. `components.sample(key, (1000,))` has draws of shape "
-                f"{(1000, *self.components.batch_shape)}: over its first two axes they have means "
-                "and quantiles, and `bayes.metrics.crps` takes them, too."
+                f"Mixture: NumPyro's {type(self.components).__name__} does not implement {what!r}, "
+                "which is needed here. Use draws instead: `components.sample(key, (1000,))` has "
+                f"shape {(1000, *self.components.batch_shape)}; compute means and quantiles over "
+                "its first two axes. `bayes.metrics.crps(y, mixture, key=key)` also needs only "
+                "draws."
             ) from error
 
     def _past_the_ends(self, cdf: Float[Array, "S *B"], y: Array) -> Float[Array, "S *B"]:
-        """The CDF, with 0 and 1 where NumPyro has NaN: below and above where there is anything."""
+        """The CDF, with NumPyro's NaN outside the support replaced by 0 and 1."""
         mean = self._moment_if_any("mean")
         is_past = jnp.isnan(cdf) & jnp.isfinite(mean)
         return jnp.where(is_past, (jnp.asarray(y)[None] > mean).astype(cdf.dtype), cdf)
 
 
-# Jitted, so that a call outside jit does not compile the loops again; what follows, so that it does
-# not compile each operation.
+# Jitted, so that calls outside jit do not compile the loops again. The functions below are jitted
+# so that calls outside jit do not compile each operation.
 @jax.jit
 def _bisect(mixture: Mixture, probability: Float[Array, ""]) -> Float[Array, "*B"]:
-    # Not every distribution has a mean and a variance.
+    # Some distributions have no mean or variance.
     means, variances = (mixture._moment_if_any(name) for name in ("mean", "variance"))
     mean = jnp.mean(means, axis=0)
     spread = jnp.sqrt(jnp.var(means, axis=0) + jnp.mean(variances, axis=0))
@@ -173,7 +175,7 @@ def _bisect(mixture: Mixture, probability: Float[Array, ""]) -> Float[Array, "*B
     spread = jnp.where(jnp.isfinite(spread) & (spread > 0), spread, 1)
 
     def beyond(sign: int) -> Float[Array, "*B"]:
-        """A number with too little, or enough, below it."""
+        """A number below (`sign = -1`) or above (`sign = 1`) the quantile."""
 
         def is_short(width: Array) -> Array:
             below = mixture.cdf(mean + sign * width)
@@ -201,7 +203,7 @@ _MAX_DOUBLINGS = math.ceil(math.log2(1e6))
 
 @jax.jit
 def _mixed(terms: Float[Array, "S *B"]) -> Float[Array, "*B"]:
-    """The log of the mean of what the terms are logs of."""
+    """Log of the mean of `exp(terms)` over the first axis."""
     return logsumexp(terms, axis=0) - jnp.log(jnp.asarray(terms.shape[0], terms.dtype))
 
 
@@ -209,10 +211,11 @@ def _mixed(terms: Float[Array, "S *B"]) -> Float[Array, "*B"]:
 
 
 class CategoricalMixture(Module):
-    """The mixture, with equal weights, of `S` categorical distributions over `C` classes.
+    """A mixture of `S` categorical distributions over `C` classes, with equal weights.
 
-    Probabilities are averaged, not logits. The entropy has two parts (Depeweg, Hernández-Lobato,
-    Doshi-Velez and Udluft, 2018, "Decomposition of Uncertainty in Bayesian Deep Learning").
+    Probabilities are averaged, not logits. The entropy has an epistemic and an aleatoric part
+    (Depeweg, Hernández-Lobato, Doshi-Velez and Udluft, 2018, "Decomposition of Uncertainty in
+    Bayesian Deep Learning").
 
     - `logits`: shape `(S, *B, C)`.
 
@@ -235,7 +238,7 @@ class CategoricalMixture(Module):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """The shape of what is predicted, `*B`."""
+        """The shape of the targets, `*B`."""
         return jnp.shape(self.logits)[1:-1]
 
     @property
@@ -251,15 +254,14 @@ class CategoricalMixture(Module):
     def log_prob(self, y: Int[Array, "*B"]) -> Float[Array, "*B"]:
         """The log probability of the classes `y`, in nats.
 
-        **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
+        **Raises:** `ValueError` if the shape of `y` is not `batch_shape`; `y` is not broadcast.
         """
         return _mixed(self.component_log_prob(y))
 
     def component_log_prob(self, y: Int[Array, "*B"]) -> Float[Array, "S *B"]:
-        """The log probability of the classes `y` under each component, in nats, as
-        `metrics.psis_loo` takes it.
+        """The log probability of `y` under each component, in nats. Input of `metrics.psis_loo`.
 
-        **Raises:** `ValueError` if `y` has another shape, also where it would broadcast.
+        **Raises:** `ValueError` if the shape of `y` is not `batch_shape`; `y` is not broadcast.
         """
         if np.shape(y) != self.batch_shape:
             raise ValueError(
@@ -270,7 +272,7 @@ class CategoricalMixture(Module):
         if not jnp.issubdtype(classes.dtype, jnp.integer):
             raise ValueError(
                 "CategoricalMixture.log_prob expects integers or booleans as y, got dtype "
-                f"{classes.dtype}. Write `y.astype(int)`."
+                f"{classes.dtype}. Pass `y.astype(int)`."
             )
         terms = jax.nn.log_softmax(self.logits, axis=-1)
         return jnp.take_along_axis(terms, classes[None, ..., None], axis=-1)[..., 0]
@@ -282,33 +284,33 @@ class CategoricalMixture(Module):
 
     @property
     def epistemic(self) -> Float[Array, "*B"]:
-        """The mutual information of class and component, which more data removes, in nats."""
+        """The mutual information of class and component, in nats, which more data reduces."""
         return jnp.maximum(self.entropy - self.aleatoric, 0)
 
     @property
     def aleatoric(self) -> Float[Array, "*B"]:
-        """The mean entropy of the components, which no data removes, in nats."""
+        """The mean entropy of the components, in nats, which more data does not reduce."""
         return jnp.mean(_entropy(jax.nn.log_softmax(self.logits, axis=-1)), axis=0)
 
 
 @jax.jit
 def _entropy(log_probabilities: Float[Array, "*B C"]) -> Float[Array, "*B"]:
-    # 0 log 0 = 0: where the log underflowed to -inf the product would be NaN.
+    # 0 log 0 = 0. Without `where`, a log of -inf would give NaN.
     probabilities = jnp.exp(log_probabilities)
     is_positive = probabilities > 0
     terms = jnp.where(is_positive, probabilities * jnp.where(is_positive, log_probabilities, 0), 0)
     return -jnp.sum(terms, axis=-1)
 
 
-# --- Checks of labels and of predictions ---
+# --- Checks of labels and predictions ---
 
 
 def as_classes(labels: Any) -> Array:
-    """Labels as an array, with booleans as integers, which can be indices."""
+    """Labels as an array, with booleans converted to integers."""
     if not isinstance(labels, jax.Array) and (dtype := np.asarray(labels).dtype).kind in "OSU":
         raise TypeError(
-            f"Expected labels that are numbers or booleans, got dtype {dtype}. To number named "
-            "classes, write `np.unique(labels, return_inverse=True)[1]`."
+            f"Expected labels that are numbers or booleans, got dtype {dtype}. Convert class names "
+            "to integers by `np.unique(labels, return_inverse=True)[1]`."
         )
     labels = jnp.asarray(labels)
     return labels.astype(jnp.int32) if labels.dtype == jnp.bool_ else labels
@@ -317,10 +319,10 @@ def as_classes(labels: Any) -> Array:
 def check_mixture(
     prediction: Any, kind: type[Mixture] | type[CategoricalMixture], caller: str
 ) -> None:
-    """Raises `TypeError`, in the name of `caller`, unless `prediction` is of that kind."""
+    """Raises `TypeError`, which names `caller`, unless `prediction` is a mixture of type `kind`."""
     if not isinstance(prediction, kind):
         one = "dist.Normal(mean[None], scale)" if kind is Mixture else "logits[None]"
         raise TypeError(
-            f"{caller} expects a prediction that is a bayes.{kind.__name__}, got "
-            f"{type(prediction).__name__}. That of one network is bayes.{kind.__name__}({one})."
+            f"{caller} expects a bayes.{kind.__name__}, got {type(prediction).__name__}. For the "
+            f"prediction of a single network, pass bayes.{kind.__name__}({one})."
         )

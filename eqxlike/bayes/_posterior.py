@@ -1,4 +1,4 @@
-"""A model with priors, a likelihood and data: the log density of what is not known."""
+"""A model with priors, likelihood and data: the log density of the unknowns."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,13 +35,13 @@ Data = tuple[PyTree[Array], PyTree[Array]]
 
 
 class Unknowns(Module):
-    """What a posterior is over: what is not known, in standard space or in linked space.
+    """The unknowns of a posterior, in standard space or in linked space.
 
-    - `model`: the structure of the model, with an array in place of each that is trained, and
-      `None` in place of everything else.
-    - `likelihood`: what the likelihood does not know, by name.
-    - `prior`: what the prior does not know, by name.
-    - `noise`: what the network of a draw draws by itself, such as the key of its masks.
+    - `model`: a tree with the structure of the model, with the trained arrays, and `None` for
+      everything else.
+    - `likelihood`: unknowns of the likelihood, by name.
+    - `prior`: unknowns of the prior, by name.
+    - `noise`: other randomness of a draw, such as the key of its dropout masks.
     """
 
     model: PyTree
@@ -51,11 +51,11 @@ class Unknowns(Module):
 
 
 class Posterior(Module):
-    """The distribution of the unknowns of a model, given data, as a log density.
+    """The posterior of a model's unknowns, given data, as an unnormalised log density.
 
-    It is known up to a constant: the log prior and the log likelihood. The unknowns are the
-    floating-point arrays of the model that are not frozen, and what prior and likelihood do not
-    know themselves. The model is taken in inference mode: a density has no noise of `nn.Dropout`.
+    The log density is the sum of log prior and log likelihood, up to a constant. The unknowns are
+    the floating-point arrays of the model that are not frozen, and the unknowns of prior and
+    likelihood. The model is evaluated in inference mode, so `nn.Dropout` is off.
 
     >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
     >>> from eqxlike import bayes, nn
@@ -79,30 +79,30 @@ class Posterior(Module):
     def __init__(self, model: Any, prior: Any, likelihood: Likelihood, data: Data):
         """**Arguments:**
 
-        - `model`: any Module that is called with one example. Of layers whose weights are random,
-          `nn.BayesianLinear` and its kin, it has the posterior means, as plain layers; their
-          posterior standard deviations are where `bayes.MeanField` begins.
-        - `prior`: a prior of `bayes`, or a distribution of NumPyro for each number; `None` for that
-          of layers whose weights are random.
-        - `likelihood`: how the targets are distributed around what the model returns.
+        - `model`: a Module that is called with one example. Bayesian layers, such as
+          `nn.BayesianLinear`, become plain layers with the posterior means; their posterior
+          standard deviations are the initial ones of `bayes.MeanField`.
+        - `prior`: a prior of `bayes`, or a NumPyro distribution for all entries; `None` for the
+          priors of the model's Bayesian layers.
+        - `likelihood`: the distribution of the targets, given the model's outputs.
         - `data`: `(x, y)`, arrays or pytrees of arrays with the same leading length `N`, the number
-          of examples; y may also be a list of numbers.
+          of examples. `y` may also be a list of numbers.
 
-        **Raises:** `TypeError` or `ValueError` that says what does not fit: data of different
-        lengths or with NaN, a network that returns another shape than the likelihood expects, a
-        prior that does not fit a parameter, has no integral, or is for none.
+        **Raises:** `TypeError` or `ValueError` for data with different lengths or NaN, outputs
+        whose shape does not suit the likelihood, and priors that do not suit a parameter, are
+        improper, or match no parameter.
         """
         check_instance(model, "Posterior")
         if not isinstance(likelihood, Likelihood):
             raise TypeError(
-                "Posterior: likelihood must be one of eqxlike.bayes, such as `bayes.Gaussian()`; "
+                "Posterior: likelihood must be a bayes.Likelihood, such as `bayes.Gaussian()`; "
                 f"got {likelihood!r}."
             )
         is_random = bool(nodes_of(BayesianLayer, model))
         if prior is None and not is_random:
             raise TypeError(
-                "Posterior: the model has no layer with a prior of its own, such as "
-                "`nn.BayesianLinear`: give a prior, such as `bayes.normal(0.0, 1.0)`."
+                "Posterior: prior is None, but the model has no layer with its own prior, such as "
+                "`nn.BayesianLinear`. Pass a prior, such as `bayes.normal(0.0, 1.0)`."
             )
         self.network = inference_mode(posterior_mean(model))
         self.initial_scales = posterior_scales(model) if is_random else None
@@ -112,12 +112,12 @@ class Posterior(Module):
         self.likelihood = likelihood
         self.data = check_data(data)
         if not self._arrays()[0]:
-            raise ValueError("Posterior: the model has no floating-point array that is trained.")
+            raise ValueError("Posterior: the model has no floating-point array that is not frozen.")
         for path, struct in self._structs().items():
             if jnp.issubdtype(struct.dtype, jnp.complexfloating):
                 raise TypeError(
-                    f"Posterior: {path} is complex, dtype {struct.dtype}, and priors are over real "
-                    "numbers. Freeze it by `nn.freeze`, or keep its two parts as arrays."
+                    f"Posterior: {path} is complex, dtype {struct.dtype}, but priors are over real "
+                    "numbers. Freeze it by `nn.freeze`, or store its real and imaginary parts."
                 )
         x, y = map(struct_of_example, self.data)
         output = output_of(self.network, x)
@@ -130,11 +130,11 @@ class Posterior(Module):
         outer = self._hyperpriors()
         for path, distribution in jtu.tree_leaves_with_path(outer, is_leaf=is_distribution):
             check_prior(distribution, f"The prior of {jtu.keystr(path)}")
-        # Shapes alone decide, so the values do not matter.
-        for path, distribution in self._parameter_priors(_medians(outer["prior"])).items():
+        # The checks depend only on shapes, so any hyperparameters will do.
+        for path, distribution in self._parameter_priors(_linked_zeros(outer["prior"])).items():
             check_prior(distribution, f"The prior of {path}")
 
-    # --- the parts ---
+    # --- parts ---
 
     @property
     def num_data(self) -> int:
@@ -150,8 +150,9 @@ class Posterior(Module):
         return {path: jax.ShapeDtypeStruct(each.shape, each.dtype) for path, each in leaves.items()}
 
     def _check_one(self, unknowns: Unknowns, is_linked: bool = False) -> None:
-        """Raises `ValueError` if unknowns have other shapes than one draw has, such as a leading
-        axis. In linked space arrays may be smaller.
+        """Raises `ValueError` unless unknowns have the shapes of one draw, without a leading axis.
+
+        In linked space, arrays may be smaller.
         """
         arrays, rest = self._arrays()
         outer = self._hyperpriors()
@@ -165,26 +166,26 @@ class Posterior(Module):
             theirs = shapes.get(path, ours)
             if len(ours) > len(theirs) if is_linked else ours != theirs:
                 raise ValueError(
-                    f"Posterior: the unknowns have shape {ours} at "
-                    f"{jtu.keystr(path).removeprefix('.')}, where one draw has {theirs}. Of draws "
-                    "with a leading axis take one, `jax.tree.map(lambda each: each[0], samples)`, "
-                    "or all with `jax.vmap`."
+                    f"Posterior: expected the unknowns of one draw, with shape {theirs} at "
+                    f"{jtu.keystr(path).removeprefix('.')}; got shape {ours}. Select one of "
+                    "several draws by `jax.tree.map(lambda each: each[0], samples)`, or use "
+                    "`jax.vmap` for all."
                 )
 
     def _hyperpriors(self) -> dict[str, Any]:
-        """The distributions of all that is not a parameter of the model."""
+        """The priors of the unknowns of prior and likelihood."""
         return {
             "prior": dict(self.prior.hyperpriors(self._structs())),
             "likelihood": dict(self.likelihood.unknowns()),
         }
 
     def hyperprior_names(self) -> list[str]:
-        """What the prior does not know itself, such as `scale`."""
+        """The names of the prior's own unknowns, such as `scale`."""
         found = jtu.tree_leaves_with_path(self._hyperpriors()["prior"], is_leaf=is_distribution)
         return [jtu.keystr(path, simple=True, separator=".") for path, _ in found]
 
     def parameter_priors(self, unknowns: Unknowns) -> dict[str, Any]:
-        """The prior of each parameter by its path, in tree order, given the unknowns of priors."""
+        """The prior of each parameter by path, in tree order, given the prior's own unknowns."""
         return self._parameter_priors(unknowns.prior)
 
     def _parameter_priors(self, hyper: Any) -> dict[str, Any]:
@@ -196,11 +197,11 @@ class Posterior(Module):
     def _map(
         self, function: Callable[[Any, Any], Array], hyper: Any, unknowns: Unknowns
     ) -> Unknowns:
-        """Maps a function of a distribution and a value over the unknowns and their priors.
+        """Maps a function of a prior and a value over the unknowns.
 
         **Arguments:**
 
-        - `hyper`: what the prior does not know, in standard space.
+        - `hyper`: the prior's own unknowns, in standard space.
         """
         outer, rest = self._hyperpriors(), self._arrays()[1]
         prior, likelihood = (
@@ -223,7 +224,7 @@ class Posterior(Module):
 
         **Arguments:**
 
-        - `data`: other examples than the posterior's.
+        - `data`: examples `(x, y)`; by default the posterior's data.
         """
         x, y = self.data if data is None else data
         model, likelihood, own = self.model(unknowns), self.likelihood, unknowns.likelihood
@@ -234,18 +235,18 @@ class Posterior(Module):
 
         **Arguments:**
 
-        - `unknowns`: a tree of the form of `initial`.
-        - `linked`: whether they are in linked space, where they have no constraints: the density is
-          then one of that space, with the log determinant of the link's Jacobian.
+        - `unknowns`: unknowns with the structure of `initial`.
+        - `linked`: whether they are in linked space, which is unconstrained. The density is then
+          the density in linked space, with the log determinant of the link's Jacobian.
         """
         return self.minibatch_log_density(unknowns, self.data, linked)
 
     def minibatch_log_density(
         self, unknowns: Unknowns, batch: Data, linked: bool = False
     ) -> Float[Array, ""]:
-        """An unbiased estimate of `log_density` from `B` examples: their part counts `N / B` times.
+        """An unbiased estimate of `log_density` from `B` examples, whose weight is `N / B`.
 
-        **Arguments:** as those of `log_density`, and
+        **Arguments:** those of `log_density`, and
 
         - `batch`: `(x, y)`, drawn from the data.
         """
@@ -253,7 +254,8 @@ class Posterior(Module):
         log_det = jnp.zeros(())
         if linked:
             unknowns, log_det = self.constrain(unknowns)
-        # In this order: gradients add up in it, and the digits of a saved run depend on it.
+        # Keep this order: it is the order in which gradients are added, and a resumed run must be
+        # reproducible to the last digit.
         log_prior = self.log_prior(unknowns)
         log_likelihood = jnp.sum(self.log_likelihood(unknowns, batch)) * weight
         return _sum([log_prior, log_likelihood, log_det])
@@ -261,7 +263,7 @@ class Posterior(Module):
     # --- spaces ---
 
     def constrain(self, linked: Unknowns) -> tuple[Unknowns, Float[Array, ""]]:
-        """From linked to standard space, and the log determinant of the Jacobian."""
+        """Transforms linked to standard space; also returns the log determinant of the Jacobian."""
         self._check_one(linked, is_linked=True)
         outer = self._hyperpriors()["prior"]
         hyper = jtu.tree_map(constrained, outer, linked.prior, is_leaf=is_distribution)
@@ -269,23 +271,24 @@ class Posterior(Module):
         return unknowns, _total(self._map(log_det_jacobian, hyper, linked))
 
     def unconstrain(self, unknowns: Unknowns) -> Unknowns:
-        """From standard to linked space: the inverse of `constrain`."""
+        """Transforms from standard to linked space: the inverse of `constrain`."""
         return self._map(unconstrained, unknowns.prior, unknowns)
 
     def initial(self, *, key: PRNGKeyArray) -> Unknowns:
-        """Unknowns to begin with: the arrays of the model, and draws from the priors of the rest.
+        """Initial unknowns in standard space: the model's arrays, and prior draws for the others.
 
-        They are in standard space. An array of the model that lies outside of the support of its
-        prior, or at an end of it, is drawn too.
+        An array of the model is also drawn if it lies outside or on the boundary of its prior's
+        support.
         """
         return self.initial_keeping(self.kept_arrays(), key)
 
     def kept_arrays(self) -> tuple[bool, ...]:
-        """Of each array of the model, whether it is known, by its values, that `initial` keeps it.
+        """For each array of the model, whether its values show that `initial` keeps it.
 
-        For such an array no draw is compiled, which takes longer than the rest of a first program.
+        No draw is compiled for such an array. Compiling draws takes longer than the rest of the
+        first program.
         """
-        priors = self._parameter_priors(_medians(self._hyperpriors()["prior"])).values()
+        priors = self._parameter_priors(_linked_zeros(self._hyperpriors()["prior"])).values()
         return tuple(
             not isinstance(array, Tracer)
             and array.is_fully_addressable
@@ -295,9 +298,9 @@ class Posterior(Module):
         )
 
     def initial_keeping(self, kept: tuple[bool, ...], key: PRNGKeyArray | None) -> Unknowns:
-        """What `initial` returns, also where the arrays are traced that `kept_arrays` knew.
+        """`initial`, given the result of `kept_arrays`, so that the arrays may be traced.
 
-        Without a key medians stand in for draws: their program compiles many times faster.
+        Without a key, values at 0 in linked space replace draws, which compile much more slowly.
         """
         return self._drawn(key, kept)
 
@@ -306,11 +309,11 @@ class Posterior(Module):
         return self._drawn(key, None)
 
     def simulate(self, unknowns: Unknowns, *, key: PRNGKeyArray) -> PyTree[Array]:
-        """Targets for the inputs of the data, as these unknowns, in standard space, give them.
+        """Simulates targets for the inputs of the data, given unknowns in standard space.
 
-        With unknowns from `sample_prior` they are a draw from the prior predictive distribution.
+        With unknowns from `sample_prior`, they are a draw from the prior predictive distribution.
 
-        **Returns:** targets of the form of those of the data.
+        **Returns:** targets with the structure, shapes and dtypes of the data's targets.
         """
         x, y = self.data
         model, likelihood, own = self.model(unknowns), self.likelihood, unknowns.likelihood
@@ -330,7 +333,7 @@ class Posterior(Module):
 
         def draw(distribution: Any) -> Array:
             if (key := next(keys)) is None:
-                return _medians(distribution)
+                return _linked_zeros(distribution)
             with as_libraries_compute():
                 return distribution.sample(key)
 
@@ -348,16 +351,16 @@ class Posterior(Module):
             drawn = draw(distribution).astype(array.dtype)
             if kept is not None:
                 is_inside = jnp.all(distribution.support(array))
-                # At an end of the support, which may be part of it, the link has no number.
+                # On the boundary of a closed support, the link is not finite.
                 is_linked = jnp.all(jnp.isfinite(unconstrained(distribution, array)))
                 drawn = jnp.where(is_inside & is_linked, array, drawn)
             leaves.append(drawn)
         return Unknowns(rest.merge_into(None, leaves), own, hyper)
 
     def model(self, unknowns: Unknowns) -> Any:
-        """The network with the unknowns of one draw, which are in standard space.
+        """The network with the unknowns of one draw, in standard space.
 
-        **Raises:** `ValueError` for arrays of other shapes.
+        **Raises:** `ValueError` for unknowns of other shapes.
         """
         self._check_one(unknowns)
         return self._arrays()[1].merge(jtu.tree_leaves(unknowns.model))
@@ -369,15 +372,15 @@ class Posterior(Module):
         Callable[[Float[Array, " d"]], Float[Array, ""]],
         Callable[[Float[Array, " d"]], Unknowns],
     ]:
-        """The unknowns as one vector, as samplers and optimisers want them.
+        """The unknowns as one vector, for samplers and optimisers of other libraries.
 
         **Arguments:**
 
         - `linked`: whether the vector is in linked space.
         - `key`: for `initial`.
 
-        **Returns:** `(vector, log_density, unflatten)`: where to begin, a function from such a
-        vector to the log density, and one to the unknowns, in standard space.
+        **Returns:** `(vector, log_density, unflatten)`: an initial vector, a function from a vector
+        to the log density, and a function from a vector to `Unknowns` in standard space.
         """
         vector, unravel = _raveled(self, linked, self.kept_arrays(), key)
 
@@ -412,13 +415,13 @@ def _sum(terms: list[Array]) -> Float[Array, ""]:
     return total
 
 
-# --- Checks of whether a model, a likelihood and targets fit each other, by shapes alone ---
+# --- Checks of the shapes of model, likelihood and targets ---
 
 
 def output_of(network: Any, x: PyTree[jax.ShapeDtypeStruct]) -> Any:
-    """The shapes and dtypes of what a network returns for one example.
+    """The shapes and dtypes of a network's output for one example.
 
-    **Raises:** `TypeError` for one that keeps a state.
+    **Raises:** `TypeError` for a network with stateful layers.
     """
     try:
         return filter_eval_shape(lambda model, x: model(x), network, x)
@@ -426,16 +429,16 @@ def output_of(network: Any, x: PyTree[jax.ShapeDtypeStruct]) -> Any:
         if not nodes_of(StateIndex, network):
             raise
         raise TypeError(
-            "Posterior calls the model by `model(x)`, and this one has layers that keep a state, "
-            "such as `nn.BatchNorm`, which has no likelihood of single examples. Take "
-            "`nn.LayerNorm` or `nn.GroupNorm` in their place; or, where the state stays as it is, "
-            "a Module of your own that has `nn.freeze(state)`, and whose `__call__(self, x)` "
-            "returns `self.model(x, self.state)[0]`."
+            "Posterior calls the model as `model(x)`, but this model has stateful layers, such as "
+            "`nn.BatchNorm`, for which single examples have no likelihood. Use `nn.LayerNorm` or "
+            "`nn.GroupNorm` instead. If the state does not change, wrap the model in a Module with "
+            "a field `nn.freeze(state)`, whose `__call__(self, x)` returns "
+            "`self.model(x, self.state)[0]`."
         ) from error
 
 
 def nodes_of(kind: type, tree: PyTree) -> list[Any]:
-    """The nodes of a kind in a tree."""
+    """All nodes of type `kind` in a tree."""
     nodes = jtu.tree_leaves(tree, is_leaf=lambda node: isinstance(node, kind))
     return [node for node in nodes if isinstance(node, kind)]
 
@@ -443,7 +446,7 @@ def nodes_of(kind: type, tree: PyTree) -> list[Any]:
 def _check_target_shape(
     likelihood: Likelihood, output: Any, y: PyTree[jax.ShapeDtypeStruct]
 ) -> None:
-    """Raises `ValueError` if a likelihood is one of another shape than the target of an example."""
+    """Raises `ValueError` unless the likelihood has the shape of an example's target."""
     if not isinstance(y, jax.ShapeDtypeStruct):
         return
 
@@ -451,16 +454,16 @@ def _check_target_shape(
         with as_libraries_compute():
             return likelihood.distribution(output, own).sample(jr.key(0))
 
-    shape = filter_eval_shape(draw, output, _medians(dict(likelihood.unknowns()))).shape
+    shape = filter_eval_shape(draw, output, _linked_zeros(dict(likelihood.unknowns()))).shape
     if shape != y.shape:
         raise ValueError(
-            f"Posterior: a target has shape {y.shape}, and the distribution of "
-            f"{type(likelihood).__name__} for it has shape {shape}."
+            f"Posterior: a target has shape {y.shape}, but the distribution of "
+            f"{type(likelihood).__name__} has shape {shape}."
         )
 
 
-def _medians(distributions: Any) -> Any:
-    """Values in the middle of their supports."""
+def _linked_zeros(distributions: Any) -> Any:
+    """The value of each distribution at 0 in linked space, such as 1 for positive numbers."""
     return jtu.tree_map(
         lambda each: constrained(each, jnp.zeros(each.batch_shape + each.event_shape)),
         distributions,
@@ -472,9 +475,9 @@ def _medians(distributions: Any) -> Any:
 
 
 def check_data(data: Any) -> tuple[PyTree[Array], PyTree[Array]]:
-    """`(x, y)` as arrays of JAX. The values of traced ones are not checked.
+    """Checks data and converts them to JAX arrays. The values of traced arrays are not checked.
 
-    **Raises:** `TypeError` or `ValueError` that names what is wrong, and where.
+    **Raises:** `TypeError` or `ValueError` with the path of the array that is wrong.
     """
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise TypeError(f"data must be a pair (x, y), got {describe_node(data)}.")
@@ -498,23 +501,23 @@ def check_data(data: Any) -> tuple[PyTree[Array], PyTree[Array]]:
             if paths_without_numbers(leaf):
                 raise TypeError(
                     f"data: {where} must be an array of numbers, got an array of dtype "
-                    f"{leaf.dtype}. To number named classes, write "
+                    f"{leaf.dtype}. Convert class names to integers by "
                     "`np.unique(labels, return_inverse=True)[1]`."
                 )
             lengths[where] = jnp.shape(leaf)[0]
             _check_finite(leaf, where)
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{where} {length}" for where, length in lengths.items())
-        raise ValueError(f"data: all arrays must have one length; they have {listed}.")
+        raise ValueError(f"data: all arrays must have the same length; got {listed}.")
     if 0 in lengths.values():
-        raise ValueError("data: there is no example.")
+        raise ValueError("data: there are no examples.")
     return jtu.tree_map(jnp.asarray, (x, y))
 
 
 def _check_finite(array: Any, where: str) -> None:
     if isinstance(array, Tracer) or not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
         return
-    with np.errstate(over="ignore"):  # what JAX holds as infinity
+    with np.errstate(over="ignore"):  # JAX's dtype may be narrower and overflow to infinity
         array = np.asarray(array).astype(jnp.result_type(array))
     is_finite = np.isfinite(array)
     if not is_finite.all():
@@ -522,21 +525,21 @@ def _check_finite(array: Any, where: str) -> None:
         index = ", ".join(map(str, place))
         raise ValueError(
             f"data: {where}[{index}] is {array[place]}; "
-            f"{np.sum(~is_finite)} of {is_finite.size} numbers there are not finite. Leave "
-            "such examples out, or fill them in."
+            f"{np.sum(~is_finite)} of {is_finite.size} values are not finite. Remove such "
+            "examples, or impute the values."
         )
 
 
 def num_examples(batch: PyTree[Shaped[Array, "B ..."]], caller: str) -> int:
-    """The length of the axis of examples.
+    """The number of examples in a batch.
 
-    **Raises:** `ValueError`, in the name of `caller`, if the arrays have not one such length.
+    **Raises:** `ValueError`, which names `caller`, unless all arrays have the same leading length.
     """
     shapes = [jnp.shape(leaf) for leaf in jtu.tree_leaves(batch)]
     lengths = {shape[:1] for shape in shapes}
     if len(lengths) != 1 or lengths == {()}:
         raise ValueError(
-            f"{caller} expects a batch of arrays with one leading length, got shapes "
+            f"{caller} expects a batch of arrays with the same leading length, got shapes "
             f"{sorted(shapes)}."
         )
     ((length,),) = lengths

@@ -1,4 +1,4 @@
-"""What a fitted posterior predicts, whatever the method that found it.
+"""Predictive distributions of a fitted posterior, for any method.
 
 `S` is the number of draws, `B` the number of inputs.
 """
@@ -31,25 +31,25 @@ def predict(
     num_samples: int | None = None,
     batch_size: int = 256,
 ) -> Mixture | CategoricalMixture:
-    """The predictive distributions of the targets of inputs: what all draws predict, mixed.
+    """Predictive distributions of the targets for given inputs: mixtures over all draws.
 
     **Arguments:**
 
-    - `posterior`: what `bayes.infer` returned.
+    - `posterior`: the result of `bayes.infer`.
     - `x`: inputs with a leading axis of examples, as in the data of the target.
     - `key`: for the draws.
-    - `num_samples`: how many; by default all that the method kept, or 100 where it can always make
-      more.
-    - `batch_size`: how many inputs are worked on at once: it bounds the memory that networks need,
-      and changes no result but by rounding.
+    - `num_samples`: number of draws. By default all draws that the method kept, or 100 if the
+      method can make new ones.
+    - `batch_size`: number of inputs that are processed at once, which limits memory. It changes
+      results only by rounding.
 
-    **Returns:** a `bayes.CategoricalMixture` of classes where the likelihood is `Categorical` or
-    `Bernoulli`: `probabilities`, `entropy`, its parts `epistemic` and `aleatoric`, `log_prob`. A
-    `bayes.Mixture` of numbers for others: `mean`, `variance`, its parts `epistemic` and
-    `aleatoric`, `quantile`, `interval`, `log_prob`.
+    **Returns:** for the likelihoods `Categorical` and `Bernoulli`, a `bayes.CategoricalMixture`
+    with `probabilities`, `entropy`, its parts `epistemic` and `aleatoric`, and `log_prob`. For
+    other likelihoods, a `bayes.Mixture` with `mean`, `variance`, its parts `epistemic` and
+    `aleatoric`, `quantile`, `interval` and `log_prob`.
 
-    **Raises:** `TypeError` if `posterior` was not found by `bayes.infer`; `ValueError` if `x` has
-    not the form of the inputs of the data, or a number is not positive.
+    **Raises:** `TypeError` if `posterior` is not the result of `bayes.infer`; `ValueError` if `x`
+    does not have the structure and shapes of the data's inputs, or a number is not positive.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import bayes, nn
@@ -63,7 +63,7 @@ def predict(
     """
     if not isinstance(posterior, FittedPosterior):
         raise TypeError(
-            "predict: posterior must be what `bayes.infer` returned, got "
+            "predict: posterior must be a bayes.FittedPosterior, the result of `bayes.infer`; got "
             f"{type(posterior).__name__}."
         )
     x = jtu.tree_map(jnp.asarray, x)
@@ -81,7 +81,7 @@ def _check_inputs(x: Any, known: Any) -> None:
     shapes, expected = (jtu.tree_map(lambda each: each.shape, tree) for tree in (ours, theirs))
     if jtu.tree_structure(ours) != jtu.tree_structure(theirs) or shapes != expected:
         raise ValueError(
-            f"predict: an input of the data has shape {expected}; one of x has shape {shapes}."
+            f"predict: expected inputs of shape {expected}, as in the data; got shape {shapes}."
         )
 
 
@@ -136,14 +136,14 @@ def _logits(distribution: Any) -> Array:
 
 
 def _with_leading_axes(distribution: Any, leading: tuple[int, ...]) -> Any:
-    """A distribution from under `jax.vmap`, which does not tell it that it became many.
+    """Sets the batch shape of a distribution that `jax.vmap` returned.
 
-    NumPyro's own `promote_batch_shape` does not reach the distributions that one is made of, as the
-    gamma distribution in a negative binomial, and those drew one number for all.
+    NumPyro's `promote_batch_shape` does not update distributions inside a distribution, such as the
+    gamma distribution in a negative binomial, which would then draw one number for the whole batch.
 
     **Arguments:**
 
-    - `leading`: the axes that all of its arrays have in front.
+    - `leading`: the leading axes that vmap added to all of its arrays.
     """
 
     def is_part(node: Any) -> bool:
@@ -152,7 +152,7 @@ def _with_leading_axes(distribution: Any, leading: tuple[int, ...]) -> Any:
     def of_part(node: Any) -> Any:
         if not is_part(node):
             return node
-        # Axes that it is broadcast along come after those in front.
+        # Insert the axes along which the part is broadcast after the leading axes.
         num_added = max(0, len(distribution.batch_shape) - len(node.batch_shape))
         axes = range(len(leading), len(leading) + num_added)
         node = jtu.tree_map(lambda leaf: jnp.expand_dims(leaf, axes), node)
@@ -163,9 +163,7 @@ def _with_leading_axes(distribution: Any, leading: tuple[int, ...]) -> Any:
     return many
 
 
-# What networks drawn from a posterior return, whose layers carry it themselves.
-#
-# `S` is the number of networks, `B` the number of inputs.
+# --- Predictions of models with Bayesian layers: `S` networks, `B` inputs ---
 
 
 Output = TypeVar("Output")
@@ -182,8 +180,8 @@ def predict_samples(
 
     **Arguments:**
 
-    - `model`: called as `network(input)` on one example, after every `nn.BayesianLayer` in it has
-      been replaced by a draw. Put other random layers in inference mode.
+    - `model`: a model with `nn.BayesianLayer`s. Each is replaced by a draw, and the network is then
+      called with one example. Put other random layers in inference mode.
     - `inputs`: arrays with leading axis B.
     - `key`: for the draws.
     - `num_samples`: S.

@@ -1,4 +1,4 @@
-"""Priors: what one is, those of one scale, and a prior for each path."""
+"""Priors of parameters: the base class, normal and horseshoe priors, and priors by path."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -16,31 +16,31 @@ from ..extend import Which, path_matches
 from ._libraries import check_distribution, check_positive, distributions, is_distribution
 
 Leaves = Mapping[str, jax.ShapeDtypeStruct]
-"""The unknown arrays of a model by their paths, such as `layers[0].weight`."""
+"""The parameters of a model by path, such as `layers[0].weight`."""
 
 
 def by_path(tree: PyTree) -> dict[str, Any]:
-    """The leaves of a tree by their paths."""
+    """The leaves of a tree by path."""
     leaves = jtu.tree_leaves_with_path(tree)
     return {jtu.keystr(path).removeprefix("."): leaf for path, leaf in leaves}
 
 
 Hyperpriors = Mapping[str, Any]
-"""Distributions by name, or further such mappings."""
+"""A nested mapping from names to distributions."""
 
 
 class Prior(Module):
-    """What is believed of the parameters of a model before it sees data.
+    """The prior distribution of the parameters of a model.
 
-    A prior of your own has one method to write, `of_leaf`.
+    A custom prior must define one method, `of_leaf`.
     """
 
     def hyperpriors(self, leaves: Leaves) -> Hyperpriors:
-        """The distributions of what the prior itself does not know, by name.
+        """The distributions of the prior's own unknowns, by name.
 
         **Arguments:**
 
-        - `leaves`: the parameters that the prior is for.
+        - `leaves`: the parameters that have this prior.
         """
         return {}
 
@@ -50,17 +50,17 @@ class Prior(Module):
 
         **Arguments:**
 
-        - `path`: where it is in the model.
-        - `leaf`: its shape and dtype.
-        - `hyper`: the values of `hyperpriors`, in standard space.
+        - `path`: path of the parameter in the model.
+        - `leaf`: shape and dtype of the parameter.
+        - `hyper`: values of the unknowns in `hyperpriors`, in standard space.
 
-        **Returns:** a distribution of NumPyro, whose draws have the shape of the parameter, or one
-        that can be expanded to it.
+        **Returns:** a NumPyro distribution with the shape of the parameter, or a shape that can be
+        expanded to it.
         """
 
 
 class IndependentPrior(Prior):
-    """One distribution for each number among the parameters."""
+    """The same distribution for every parameter."""
 
     distribution: Any
 
@@ -72,24 +72,24 @@ class IndependentPrior(Prior):
 
 
 def as_prior(prior: Any) -> Prior:
-    """`prior`, with a distribution of NumPyro standing for all parameters.
+    """Converts a NumPyro distribution to a `Prior`; a `Prior` is returned unchanged.
 
-    **Raises:** `TypeError` if it is neither a prior nor a distribution.
+    **Raises:** `TypeError` if `prior` is neither a prior nor a distribution.
     """
     if isinstance(prior, Prior):
         return prior
     if is_distribution(prior):
         return IndependentPrior(prior)
     raise TypeError(
-        "prior must be a distribution of `numpyro.distributions` or a prior of eqxlike.bayes, such "
-        f"as `bayes.normal(0.0, 1.0)`; got {prior!r}."
+        "prior must be a distribution from `numpyro.distributions` or a bayes.Prior, such as "
+        f"`bayes.normal(0.0, 1.0)`; got {prior!r}."
     )
 
 
 def fitted(distribution: Any, path: str, leaf: jax.ShapeDtypeStruct) -> Any:
-    """The distribution with draws of the shape of the parameter.
+    """Expands a distribution to the shape of a parameter.
 
-    **Raises:** `ValueError` if it cannot have that shape.
+    **Raises:** `ValueError` if the shapes are incompatible.
     """
     event_dim = len(distribution.event_shape)
     batch = leaf.shape[: len(leaf.shape) - event_dim]
@@ -99,25 +99,25 @@ def fitted(distribution: Any, path: str, leaf: jax.ShapeDtypeStruct) -> Any:
         expanded = None
     if expanded is None or expanded.batch_shape + expanded.event_shape != leaf.shape:
         raise ValueError(
-            f"The prior of {path} does not fit: the parameter has shape {leaf.shape}, and draws of "
-            f"{type(distribution).__name__} have batch shape {distribution.batch_shape} and event "
-            f"shape {distribution.event_shape}."
+            f"The prior of {path} has an incompatible shape: the parameter has shape {leaf.shape}, "
+            f"and {type(distribution).__name__} has batch shape {distribution.batch_shape} and "
+            f"event shape {distribution.event_shape}."
         )
     return expanded
 
 
-# --- Priors around zero whose width may itself be unknown ---
+# --- Normal and horseshoe priors ---
 
 
 def _normal(loc: Array, scale: Array) -> Any:
-    # NumPyro cannot check a traced scale. It would only mask values that are not finite, which took
-    # value and gradient of two layers of 64 from 1.0 to 1.4 of the time of a hand-written density.
+    # NumPyro cannot check a traced scale. Validation would only mask values that are not finite,
+    # and slow down value and gradient for two layers of width 64 by a factor of 1.4.
     validates = False if isinstance(scale, Tracer) else None
     return distributions().Normal(loc, scale, validate_args=validates)
 
 
 class NormalPrior(Prior):
-    """What `bayes.normal` returns."""
+    """The prior that `bayes.normal` returns."""
 
     loc: float
     scale: Any
@@ -140,9 +140,9 @@ def normal(loc: float = 0.0, scale: Any = 1.0) -> NormalPrior:
 
     **Arguments:**
 
-    - `loc`: the mean of each parameter.
-    - `scale`: its standard deviation; or a distribution of NumPyro over positive numbers: then all
-      parameters share one scale, which is an unknown too.
+    - `loc`: the mean.
+    - `scale`: the standard deviation, or a NumPyro distribution over positive numbers. With a
+      distribution, all parameters share one unknown scale.
 
     >>> import numpyro.distributions as dist
     >>> hierarchical = normal(0.0, dist.HalfCauchy(1.0))
@@ -151,7 +151,7 @@ def normal(loc: float = 0.0, scale: Any = 1.0) -> NormalPrior:
 
 
 class HorseshoePrior(Prior):
-    """What `bayes.horseshoe` returns."""
+    """The prior that `bayes.horseshoe` returns."""
 
     scale: float
 
@@ -172,24 +172,24 @@ class HorseshoePrior(Prior):
 
 
 def horseshoe(scale: float = 1.0) -> HorseshoePrior:
-    """The horseshoe: most parameters near zero, and some anywhere.
+    """The horseshoe prior: most parameters are near zero, and a few may be large.
 
-    Each is `Normal(0, shrinkage * local)`, with `shrinkage ~ HalfCauchy(scale)` shared by all and
-    `local ~ HalfCauchy(1)` for each; all of them are unknowns (Carvalho, Polson and Scott, 2010,
-    "The horseshoe estimator for sparse signals").
+    A parameter has the prior `Normal(0, shrinkage * local)`. `shrinkage ~ HalfCauchy(scale)` is
+    shared by all parameters, and each has its own `local ~ HalfCauchy(1)`. All of these are
+    unknowns (Carvalho, Polson and Scott, 2010, "The horseshoe estimator for sparse signals").
 
     **Arguments:**
 
-    - `scale`: the smaller, the more parameters are near zero.
+    - `scale`: a smaller scale keeps more parameters near zero.
     """
     return HorseshoePrior(scale)
 
 
-# --- Priors that differ from one part of a model to another ---
+# --- Priors by path ---
 
 
 class PriorByPath(Prior):
-    """What `bayes.prior_by_path` returns."""
+    """The prior that `bayes.prior_by_path` returns."""
 
     which: tuple[Which, ...] = field(static=True)
     priors: tuple[Prior, ...]
@@ -201,8 +201,8 @@ class PriorByPath(Prior):
             own = {path: leaves[path] for path, its_place in places.items() if its_place == place}
             if not own:
                 raise ValueError(
-                    f"prior_by_path: {which!r} matches no parameter that an earlier pattern left. "
-                    f"The parameters are {', '.join(leaves)}."
+                    f"prior_by_path: {which!r} matches no parameter, or only parameters that an "
+                    f"earlier pattern matches. The parameters are {', '.join(leaves)}."
                 )
             if hyper := prior.hyperpriors(own):
                 found[_name(which, place)] = dict(hyper)
@@ -224,19 +224,20 @@ class PriorByPath(Prior):
 
 
 def prior_by_path(priors: Mapping[Which, Any] | Sequence[tuple[Which, Any]]) -> PriorByPath:
-    """Priors by patterns of the paths of parameters; the first pattern that matches counts.
+    """Chooses the prior of each parameter by its path. The first matching pattern is used.
 
     **Arguments:**
 
-    - `priors`: from a pattern to a prior, or a distribution of NumPyro. A pattern is a path such as
-      `layers[0].weight`, in which `*` matches a name or an index and `**` anything; or a
+    - `priors`: mapping from a pattern to a prior or a NumPyro distribution. A pattern is a path
+      such as `layers[0].weight`, in which `*` matches a name or an index and `**` anything; or a
       function of path and `jax.ShapeDtypeStruct` that returns a bool.
 
-    **Returns:** the prior; `Unknowns.prior` has what one of them does not know under its pattern.
+    **Returns:** the prior. In `Unknowns.prior`, the unknowns of each prior are stored under its
+    pattern.
 
-    **Raises:** `ValueError` for no pattern, `TypeError` for one that is neither a string nor a
-    function. `Posterior` raises `ValueError` for a parameter that no pattern matches, and for a
-    pattern that matches none.
+    **Raises:** `ValueError` if there is no pattern; `TypeError` for a pattern that is neither a
+    string nor a function. `Posterior` raises `ValueError` for a parameter without a matching
+    pattern, and for a pattern without a matching parameter.
 
     >>> import numpyro.distributions as dist
     >>> prior = prior_by_path({"layers[*].weight": dist.Laplace(0.0, 1.0), "**": dist.Normal()})
@@ -258,13 +259,13 @@ def _name(which: Which, place: int) -> str:
     return which if isinstance(which, str) else f"{getattr(which, '__name__', 'pattern')} {place}"
 
 
-# --- The priors that Bayesian layers have themselves ---
+# --- Priors of Bayesian layers ---
 
 
 class PriorOfLayers(Prior):
-    """Normal priors around zero, as wide as the layers of `nn` say whose weights are random.
+    """The priors of Bayesian layers of `nn`: normal, with mean zero.
 
-    - `scales`: the standard deviations of their arrays, by path.
+    - `scales`: standard deviations of the layers' arrays, by path.
     """
 
     scales: dict[str, Array]
@@ -272,9 +273,9 @@ class PriorOfLayers(Prior):
     def of_leaf(self, path: str, leaf: jax.ShapeDtypeStruct, hyper: Mapping[str, Any]) -> Any:
         if path not in self.scales:
             raise ValueError(
-                f"Posterior: {path} is in no layer with random weights, and so has no prior yet. "
-                'Give one for all parameters, such as `bayes.prior_by_path({"layers[0].*": ..., '
-                '"**": ...})`, or freeze it.'
+                f"Posterior: {path} has no prior, because it is in no Bayesian layer. Pass a prior "
+                'for all parameters, such as `bayes.prior_by_path({"layers[0].*": ..., '
+                '"**": ...})`, or freeze the parameter.'
             )
         scale = self.scales[path].astype(leaf.dtype)
         return _normal(jnp.zeros((), leaf.dtype), scale)

@@ -30,7 +30,7 @@ def optimised(learning_rate):
 
 SHORT = optimised(0.1)
 
-pytestmark = pytest.mark.filterwarnings("ignore:MAP. 1 of 1 runs stopped before they came to")
+pytestmark = pytest.mark.filterwarnings("ignore:MAP. 1 of 1 runs have not converged to")
 
 
 def linear(seed=0, outputs="scalar", **kwargs):
@@ -152,9 +152,9 @@ def first_density(made):
 
 
 def test_prior_and_scale_over_integers_are_refused():
-    with pytest.raises(ValueError, match="The prior of weight must have a density over real"):
+    with pytest.raises(ValueError, match="The prior of weight must be a continuous distribution"):
         target(prior=dist.Poisson(3.0))
-    with pytest.raises(ValueError, match="Gaussian: scale must have a density over real numbers"):
+    with pytest.raises(ValueError, match="Gaussian: scale must be a continuous distribution"):
         bayes.Gaussian(dist.Poisson(3.0))
 
 
@@ -166,13 +166,13 @@ class Complex(eqx.Module):
 
 
 def test_complex_parameter_is_refused():
-    with pytest.raises(TypeError, match="weight is complex, dtype complex64, and priors are over"):
+    with pytest.raises(TypeError, match="weight is complex, dtype complex64, but priors are over"):
         target(Complex(jnp.ones(2, jnp.complex64)))
 
 
 def test_head_says_which_targets_it_takes():
     for shape, message in [
-        ((1,), r"got \(1,\); `y\[:, 0\]` serves"),
+        ((1,), r"got \(1,\); pass `y\[:, 0\]`"),
         ((2, 2), r"shape \(\), or \(k,\) .* \(2, 2\)\."),
     ]:
         data = (X, np.ones((6, *shape)))
@@ -217,9 +217,7 @@ def test_single_precision_serves_where_double_is_the_default():
 
 def test_batch_norm_is_refused_in_words():
     model, _ = nn.make_with_state(nn.BatchNorm)(2, axis_name="batch", mode="batch")
-    with pytest.raises(
-        TypeError, match=r"by `model\(x\)`, and this one has layers that keep a state"
-    ):
+    with pytest.raises(TypeError, match=r"as `model\(x\)`, but this model has stateful layers"):
         target(model, data=(X, X))
 
 
@@ -236,9 +234,11 @@ def test_predictions_of_two_classes_take_booleans():
 def test_infer_under_jit_and_what_is_no_mode_or_no_key_are_refused():
     with pytest.raises(TypeError, match=r"target\.network\.weight is traced, .* outside of `jit`"):
         eqx.filter_jit(run)(target())
-    with pytest.raises(ValueError, match="chains run in a batch, for which Enzyme has no rule"):
+    with pytest.raises(
+        ValueError, match="chains run in a batch, and Enzyme does not support batching"
+    ):
         run(target(), mode=ad.Enzyme())
-    with pytest.raises(TypeError, match=r"mode must be one of eqxlike.ad, .* got 'forward'"):
+    with pytest.raises(TypeError, match=r"mode must be a mode of eqxlike.ad, .* got 'forward'"):
         run(target(), mode="forward")
     for key in (0, None, jr.split(jr.key(0))):
         with pytest.raises(TypeError, match=r"infer: key must be one key, such as `jax.random.key"):
@@ -247,7 +247,9 @@ def test_infer_under_jit_and_what_is_no_mode_or_no_key_are_refused():
 
 def test_directory_of_the_file_is_looked_for_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setattr("eqxlike.bayes._inference._infer.start", pytest.fail)
-    with pytest.raises(FileNotFoundError, match=r"infer: checkpoint is .*, and there is no dir"):
+    with pytest.raises(
+        FileNotFoundError, match=r"infer: checkpoint is .*, but the directory .* does not exist"
+    ):
         run(target(), checkpoint=tmp_path / "missing" / "run")
 
 
@@ -335,6 +337,6 @@ def test_shared_arrays_are_drawn_once():
 
 def test_estimator_that_draws_layers_by_themselves_is_refused_for_shared_arrays():
     with pytest.raises(
-        ValueError, match=r'"flipout" draws each layer by itself, and Tied has some'
+        ValueError, match=r'"flipout" samples each layer separately, but Tied has layers'
     ):
         run(target(Tied()), bayes.MeanField(steps=2, estimator="flipout"))

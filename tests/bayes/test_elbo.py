@@ -106,7 +106,7 @@ def test_count_that_is_no_positive_integer_is_refused_by_name(name, count, model
 
 
 def test_batch_of_several_lengths_is_refused(model, getkey):
-    with pytest.raises(ValueError, match=r"one leading length, got shapes \[\(4,\), \(5, 3\)\]"):
+    with pytest.raises(ValueError, match=r"same leading length, got shapes \[\(4,\), \(5, 3\)\]"):
         negative_elbo(model, gaussian, (jnp.ones((5, 3)), jnp.ones(4)), num_data=5, key=getkey())
 
 

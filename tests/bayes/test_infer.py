@@ -133,7 +133,7 @@ def test_swag_that_stopped_before_two_places_has_no_draws(tmp_path, monkeypatch,
 def test_run_without_a_file_says_that_nothing_was_saved(monkeypatch, ctrl_c):
     stop_after(monkeypatch, 1, ctrl_c)
     with pytest.raises(
-        KeyboardInterrupt, match=r"Nothing was saved: `checkpoint=PATH` keeps a run."
+        KeyboardInterrupt, match=r"Nothing was saved: pass `checkpoint=PATH` to save runs."
     ):
         run()
 
@@ -161,8 +161,8 @@ OTHER_METHODS = {
     "its method differs: SGLD, not MAP": MAP,
     r"with other settings: .*num_warmup 6, not 0": sgld(num_warmup=0),
     (
-        r"for 8 draws, more than num_samples = 4\. Give at least 8, and the run goes on from "
-        r"there; `bayes\.load` with num_samples = 8 reads it as it is, and its `samples\(4, key=key"
+        r"num_samples = 8, and num_samples = 4 was requested\. Pass at least 8 to continue .*"
+        r".* `bayes\.load` with num_samples = 8, and call `samples\(4, key=key"
     ): sgld(num_samples=4),
 }
 
@@ -274,9 +274,11 @@ def test_chains_that_did_not_meet_are_told():
 
 def test_method_without_chains_or_evidence_says_so():
     posterior = run(ENSEMBLE)
-    with pytest.raises(AttributeError, match="DeepEnsemble has no chains, and so no convergence"):
+    with pytest.raises(
+        AttributeError, match="DeepEnsemble has no Markov chains, and therefore no convergence"
+    ):
         _ = posterior.convergence
-    message = "DeepEnsemble has no estimate of the evidence; `bayes.Laplace` and `bayes.Pathfin"
+    message = "DeepEnsemble does not estimate the evidence; use `bayes.Laplace` or `bayes.Pathfin"
     with pytest.raises(AttributeError, match=re.escape(message)):
         _ = posterior.log_evidence
     assert getattr(posterior, "log_evidence", None) is getattr(posterior, "convergence", None)
@@ -297,7 +299,9 @@ def test_model_in_place_of_a_target():
 
 def test_start_that_is_not_finite():
     target = bayes.Posterior(linear(), bayes.normal(), bayes.Gaussian(1.0), (1e200 * X, Y))
-    with pytest.raises(ValueError, match=r"infer: the log likelihood is -inf at the parameters of"):
+    with pytest.raises(
+        ValueError, match=r"infer: the log likelihood is -inf at the initial parameters of"
+    ):
         run(target=target)
 
 
@@ -311,7 +315,7 @@ def test_many_samples_in_place_of_one():
 
 def test_inputs_of_another_shape():
     with pytest.raises(
-        ValueError, match=r"an input of the data has shape \(2,\); one of x has shape \(3,\)"
+        ValueError, match=r"expected inputs of shape \(2,\), as in the data; got shape \(3,\)"
     ):
         bayes.predict(uninterrupted(), np.ones((4, 3)), key=jr.key(0))
 

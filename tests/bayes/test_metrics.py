@@ -82,7 +82,9 @@ def test_measure_of_classes_asks_a_prediction_for_its_probabilities():
 
 
 def test_nll_of_targets_that_would_broadcast_is_refused():
-    with pytest.raises(ValueError, match=r"y has shape \(5, 1\), and its log density \(5, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"y of shape \(5, 1\) and log densities of shape \(5, 5\)"
+    ):
         metrics.nll(dist.Normal(jnp.zeros(5), 1.0), jnp.zeros((5, 1)))
 
 

@@ -60,13 +60,15 @@ def test_crps_of_another_mixture_is_that_of_its_draws(getkey):
 
 def test_crps_of_another_mixture_asks_for_a_key():
     mixture = bayes.Mixture(dist.Poisson(jnp.ones((2, 1))))
-    with pytest.raises(ValueError, match="that of Poisson is computed from draws, so pass key="):
+    with pytest.raises(
+        ValueError, match="a mixture of Poisson is computed from draws: pass `key=`"
+    ):
         metrics.crps(jnp.ones(1), mixture)
 
 
 def test_crps_of_a_mixture_of_another_shape_is_refused():
     mixture = bayes.Mixture(dist.Normal(jnp.zeros((3, 5)), 1.0))
-    with pytest.raises(ValueError, match=r"shape of y; got \(5, 1\) and batch shape \(5,\)"):
+    with pytest.raises(ValueError, match=r"y of shape \(5, 1\) and batch shape \(5,\)"):
         metrics.crps(jnp.zeros((5, 1)), mixture)
 
 

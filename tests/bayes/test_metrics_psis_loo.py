@@ -98,7 +98,7 @@ def test_what_says_nothing_of_leaving_out_is_refused():
 def test_draws_of_an_ensemble_are_warned_of():
     generator = np.random.default_rng(0)
     found = generator.normal(size=(5, 6))[generator.integers(0, 5, 200)]
-    with pytest.warns(UserWarning, match="of 200 draws only 5 are different, as of an ensemble"):
+    with pytest.warns(UserWarning, match="only 5 of 200 draws are distinct, as for an ensemble"):
         metrics.psis_loo(found)
 
 

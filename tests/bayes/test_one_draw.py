@@ -39,9 +39,9 @@ USES = {
 
 def test_many_draws_in_place_of_one_are_named(target, many):
     message = (
-        r"the unknowns have shape \(3, 1, 1\) at model\.weight, where one draw has \(1, 1\)\. Of "
-        r"draws with a leading axis take one, `jax\.tree\.map\(lambda each: each\[0\], samples\)`, "
-        r"or all with `jax\.vmap`"
+        r"the unknowns of one draw, with shape \(1, 1\) at model\.weight; got shape \(3, 1, 1\)\. "
+        r"Select one of several draws by `jax\.tree\.map\(lambda each: each\[0\], samples\)`, "
+        r"or use `jax\.vmap` for all"
     )
     for use in USES.values():
         with pytest.raises(ValueError, match=message), jax.numpy_rank_promotion("allow"):
@@ -52,6 +52,6 @@ def test_unknown_beside_the_parameters_is_named(target, many):
     first = jax.tree.map(lambda each: each[0], many)
     for name in ("likelihood", "prior"):
         parts = {"likelihood": first.likelihood, "prior": first.prior} | {name: getattr(many, name)}
-        message = rf"have shape \(3,\) at {name}\['scale'\], where one draw has \(\)"
+        message = rf"with shape \(\) at {name}\['scale'\]; got shape \(3,\)"
         with pytest.raises(ValueError, match=message):
             target.log_density(bayes.Unknowns(first.model, **parts))

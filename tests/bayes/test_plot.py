@@ -82,7 +82,7 @@ def test_bands_of_other_shapes_are_refused(regression):
     x, prediction, y = regression
     with pytest.raises(ValueError, match=r"x \(30,\), prediction \(30,\), y \(29,\)"):
         plot.bands(x, prediction, y[1:])
-    with pytest.raises(ValueError, match=r"one shape \(N,\), got x \(30, 1\), prediction"):
+    with pytest.raises(ValueError, match=r"same shape \(N,\), got x \(30, 1\), prediction"):
         plot.bands(x[:, None], prediction)
     with pytest.raises(ValueError, match="at least one level"):
         plot.bands(x, prediction, levels=())
@@ -119,7 +119,7 @@ def test_band_of_coverage_is_that_of_binomial_counts(regression):
 
 def test_coverage_of_other_shapes_is_refused(regression):
     for shape in ((29,), (30, 1), ()):
-        with pytest.raises(ValueError, match=r"y of shape \(N,\) and a prediction of as many num"):
+        with pytest.raises(ValueError, match=r"y and prediction of the same shape \(N,\)"):
             plot.coverage(regression[1], jnp.zeros(shape))
 
 

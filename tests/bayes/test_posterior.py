@@ -258,16 +258,20 @@ def make(**changes):
 
 
 WRONG = {
-    "lengths": (make(data=(X, Y[:3])), ValueError, "must have one length; they have x 6, y 3"),
+    "lengths": (make(data=(X, Y[:3])), ValueError, "must have the same length; got x 6, y 3"),
     "texts": (
         make(data=(X, np.array(["a"] * len(X)))),
         *(TypeError, "data: y must be an array of numbers, got an array of dtype <U1"),
     ),
     "no pair": (make(data=X), TypeError, r"data must be a pair \(x, y\)"),
-    "empty": (make(data=(X[:0], Y[:0])), ValueError, "there is no example"),
+    "empty": (make(data=(X[:0], Y[:0])), ValueError, "there are no examples"),
     "scalar data": (make(data=(X, 1.0)), TypeError, "y must be an array with an axis of examples"),
     "nan": (make(data=(X, np.where(Y > 1, np.nan, Y))), ValueError, r"y\[0\] is nan; 1 of 6"),
-    "width": (make(data=(X, X)), ValueError, r"array of shape \(2,\), that of a target; it .*\(\)"),
+    "width": (
+        make(data=(X, X)),
+        ValueError,
+        r"array of shape \(2,\), the shape of a target; got shape \(\)",
+    ),
     "head": (
         make(likelihood=bayes.Gaussian("head")),
         ValueError,
@@ -287,7 +291,7 @@ WRONG = {
     "one-hot classes": (
         make(likelihood=bayes.Categorical(), model=network(2), data=(X, np.eye(2)[COUNTS])),
         ValueError,
-        r"one integer as .* got shape \(2,\) and dtype float64\. Write `y.argmax\(axis=-1\)`",
+        r"one integer as .* got shape \(2,\) and dtype float64\. Pass `y.argmax\(axis=-1\)`",
     ),
     "scales": (
         make(likelihood=bayes.Gaussian(np.ones(3)), model=network(2), data=(X, X)),
@@ -314,7 +318,7 @@ WRONG = {
     "shape of prior": (
         make(prior=dist.Normal(jnp.zeros(7), 1.0)),
         ValueError,
-        r"The prior of layers\[0\].weight does not fit: the parameter has shape \(3, 2\)",
+        r"The prior of layers\[0\].weight has an incompatible shape: .* shape \(3, 2\)",
     ),
     "improper": (
         make(prior=dist.ImproperUniform(dist.constraints.real, (), ())),
@@ -331,11 +335,15 @@ WRONG = {
         ValueError,
         r"'layer\[\*\]' matches no parameter .* The parameters are layers\[0\].weight",
     ),
-    "likelihood": (make(likelihood=dist.Normal()), TypeError, "likelihood must be one of"),
+    "likelihood": (
+        make(likelihood=dist.Normal()),
+        TypeError,
+        "likelihood must be a bayes.Likelihood",
+    ),
     "nothing to learn": (
         make(model=nn.freeze(network(), lambda model: model)),
         ValueError,
-        "no floating-point array that is trained",
+        "no floating-point array that is not frozen",
     ),
 }
 
@@ -348,7 +356,10 @@ def test_what_does_not_fit_is_named_before_anything_runs():
 
 def test_a_scale_is_positive():
     for build, text in [
-        (lambda: bayes.Gaussian(dist.Normal()), "scale is a scale, and must be .* Real"),
+        (
+            lambda: bayes.Gaussian(dist.Normal()),
+            "scale must be a distribution over positive numbers, .* Real",
+        ),
         (lambda: bayes.Gaussian(dist.Dirichlet(jnp.ones(2))), "scale is a scale, .* Simplex"),
         (lambda: bayes.Gaussian(-1.0), "Gaussian: scale must be positive and finite, got -1.0"),
         (lambda: bayes.StudentT(np.array([1.0, 0.0])), "scale must be positive and finite, got"),
@@ -356,7 +367,10 @@ def test_a_scale_is_positive():
         (lambda: bayes.StudentT(1.0, 0.0), "degrees_of_freedom must be positive"),
         (lambda: bayes.normal(0.0, -1.0), "normal: scale must be positive"),
         (lambda: bayes.normal(0.0, dist.Normal()), "over positive numbers"),
-        (lambda: bayes.normal(0.0, dist.Gamma(jnp.ones(2))), r"over one number, got shape \(2,\)"),
+        (
+            lambda: bayes.normal(0.0, dist.Gamma(jnp.ones(2))),
+            r"a distribution of shape \(\), got shape \(2,\)",
+        ),
         (lambda: bayes.normal(0.0, jnp.ones(2)), r"must have shape \(\), got shape \(2,\)"),
         (lambda: bayes.horseshoe(0.0), "horseshoe: scale must be positive"),
         (lambda: bayes.prior_by_path({}), "needs at least one pattern"),
@@ -378,7 +392,7 @@ class Twice(bayes.Likelihood):
 
 def test_likelihood_of_another_shape_than_the_targets():
     model = nn.Linear(2, "scalar", key=jr.key(0), dtype=jnp.float64)
-    message = r"a target has shape \(\), and the distribution of Twice for it has shape \(2,\)"
+    message = r"a target has shape \(\), but the distribution of Twice has shape \(2,\)"
     with pytest.raises(ValueError, match=message):
         bayes.Posterior(model, bayes.normal(), Twice(), (X, Y))
 
@@ -393,5 +407,5 @@ class WithNumber(bayes.Likelihood):
 
 def test_number_in_place_of_an_unknown():
     model = nn.Linear(2, "scalar", key=jr.key(0), dtype=jnp.float64)
-    with pytest.raises(TypeError, match=r"scale.* must be a distribution of `numpyro.dist"):
+    with pytest.raises(TypeError, match=r"scale.* must be a distribution from `numpyro.dist"):
         bayes.Posterior(model, bayes.normal(), WithNumber(), (X, Y))

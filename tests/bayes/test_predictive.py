@@ -44,13 +44,13 @@ def test_posterior_too_wide_for_held_out_data_warns_in_words():
         found = scores(run(laplace(1e4), held_out=HELD_OUT))
     assert found.held_out_posterior > found.held_out_point + 0.05
     text = (
-        f"Laplace: draws predict held-out data worse than one network does, that of the mode or "
-        f"mean: minus the log density is {found.held_out_posterior:.3g} nats an example for them, "
-        f"and {found.held_out_point:.3g} for it. `width=None`, by which leave-one-out chooses it, "
-        "or another structure may help."
+        f"Laplace: draws predict held-out data worse than the network at the mode or mean: the NLL "
+        f"is {found.held_out_posterior:.3g} nats per example for the draws, and "
+        f"{found.held_out_point:.3g} for that network. Use `width=None`, which chooses the width "
+        "by leave-one-out, or another structure."
     )
     assert [str(each.message) for each in caught] == [text]
-    text = "draws predict the training data worse .* Unless it overfits, of which `held_out=` tells"
+    text = "draws predict the training data worse .* Pass `held_out=` to test"
     with pytest.warns(bayes.InferenceWarning, match=text):
         run(laplace(1e4))
 
@@ -126,7 +126,7 @@ def test_simulations_are_not_compared():
 @pytest.mark.parametrize(
     ("held_out", "message"),
     [
-        ((X, Y[1:]), "infer: held_out: data: all arrays must have one length"),
+        ((X, Y[1:]), "infer: held_out: data: all arrays must have the same length"),
         ((X, np.full(40, np.nan)), "infer: held_out: data: y[0] is nan"),
         (X, "infer: held_out: data must be a pair (x, y)"),
     ],

@@ -156,9 +156,9 @@ def test_predictions_and_metrics_of_tokens_are_those_of_all_labels():
 
 def test_labels_of_another_shape_are_named():
     for labels, message in [
-        (np.eye(C)[LABELS], r"shape \(3, 4\) and dtype float64\. Write `y.argmax\(axis=-1\)`"),
-        (LABELS.astype(float), r"integers of shape \(3,\) .* float64\. Write `y.astype\(int\)`\."),
-        (LABELS[..., None], r"shape \(3, 1\) and dtype int64\. Write `y\[\.\.\., 0\]`\."),
+        (np.eye(C)[LABELS], r"shape \(3, 4\) and dtype float64\. Pass `y.argmax\(axis=-1\)`"),
+        (LABELS.astype(float), r"integers of shape \(3,\) .* float64\. Pass `y.astype\(int\)`\."),
+        (LABELS[..., None], r"shape \(3, 1\) and dtype int64\. Pass `y\[\.\.\., 0\]`\."),
         (LABELS[:, 0], r"integers of shape \(3,\) .*, the number of a class; got shape \(\) and"),
         (LABELS + 1, "expects targets of 0 to 3"),
     ]:

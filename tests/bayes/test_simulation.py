@@ -61,7 +61,9 @@ def test_runs_that_are_poor_are_told_at_once():
         bayes.simulation_ranks(
             target(bayes.Gaussian(0.5)), method, key=jr.key(0), num_simulations=3
         )
-    message = "simulation_ranks: 3 of 3 runs of MAP are poor. The first, run 0: the loss of 1 of 1"
+    message = (
+        "simulation_ranks: 3 of 3 runs of MAP have problems. The first, run 0: the loss of 1 of 1"
+    )
     assert [(each.category, str(each.message)[: len(message)]) for each in caught] == [
         (bayes.InferenceWarning, message)
     ]

@@ -42,7 +42,7 @@ def test_tokens_count_as_examples():
     flat = bayes.temperature_scaling(logits.reshape(-1, 4), labels.reshape(-1))
     np.testing.assert_array_equal(found.temperature, flat.temperature)
     assert found(jnp.asarray(logits)).shape == (20, 5, 4)
-    with pytest.raises(ValueError, match=r"Or flatten both, if all labels are exchangeable"):
+    with pytest.raises(ValueError, match=r"If all labels are exchangeable, flatten both"):
         bayes.conformal_sets(bayes.CategoricalMixture(logits[None]), labels)
 
 
@@ -72,13 +72,13 @@ def test_mixture_is_scaled_as_a_whole():
 
 def test_labels_that_are_all_predicted_leave_the_least_temperature():
     logits = jnp.eye(3)
-    with pytest.warns(UserWarning, match=r"until the temperature is 0, and it was held at 0\.01"):
+    with pytest.warns(UserWarning, match=r"reached its lower limit, 0\.01"):
         scaling = bayes.temperature_scaling(logits, jnp.arange(3))
     np.testing.assert_allclose(scaling.temperature, 0.01, rtol=1e-5)
 
 
 def test_logits_against_the_labels_leave_the_greatest_temperature():
-    with pytest.warns(UserWarning, match="is infinite, and it was held at 100: the logits say"):
+    with pytest.warns(UserWarning, match="reached its upper limit, 100: the logits"):
         scaling = bayes.temperature_scaling(-jnp.eye(3), jnp.arange(3))
     np.testing.assert_allclose(scaling.temperature, 100, rtol=1e-5)
 
@@ -89,7 +89,7 @@ def test_wrong_labels_are_refused():
         ((5, 2, 3), jnp.zeros(5, int), r"labels of shape \(N,\), got \(5, 2, 3\)"),
         ((3,), jnp.zeros((), int), r"labels of shape \(N,\), got \(3,\) and \(\)"),
         ((), jnp.zeros((), int), r"expects logits of shape \(N, C\), got shape \(\)"),
-        ((0, 3), jnp.zeros(0, int), "there is no example"),
+        ((0, 3), jnp.zeros(0, int), "there are no examples"),
         ((5, 3), jnp.zeros(5), "integer labels, got dtype float32"),
         ((5, 3), jnp.arange(1, 6), "labels from 0 to 2, got labels from 1 to 5"),
         ((5, 3), jnp.full(5, -1), "labels from 0 to 2, got labels from -1 to -1"),

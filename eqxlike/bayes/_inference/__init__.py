@@ -1,1 +1,1 @@
-"""Finding a posterior, whatever the method: what a method is, its run, and what is found."""
+"""Inference: the interface of a method, the loop that runs it, and the fitted posterior."""

@@ -1,7 +1,7 @@
-"""Whether chains found the posterior: how far they agree, and how many independent draws they hold.
+"""Convergence diagnostics of a run: R-hat, effective sample sizes, and warnings.
 
 Vehtari, Gelman, Simpson, Carpenter and Buerkner (2021), "Rank-Normalization, Folding, and
-Localization: An Improved R-hat for Assessing Convergence of MCMC". Chains have `c` members and `n`
+Localization: An Improved R-hat for Assessing Convergence of MCMC". There are `c` chains of `n`
 draws each.
 """
 
@@ -22,10 +22,10 @@ Draws = Float[np.ndarray, "c n *shape"]
 
 
 class Convergence(Module):
-    """How far chains agree on some numbers, each with an entry.
+    """R-hat and effective sample sizes, with one entry for each quantity that was drawn.
 
-    - `r_hat`: the spread of all chains over that within one, 1 where they agree; above 1.01 they
-      may not have met.
+    - `r_hat`: spread of all chains divided by the spread within chains. 1 means agreement; above
+      1.01 the chains may not have converged.
     - `ess_bulk`, `ess_tail`: effective sample sizes, for means and for 5% and 95% quantiles.
     """
 
@@ -34,12 +34,12 @@ class Convergence(Module):
     ess_tail: Float[np.ndarray, "*shape"]
 
 
-# Blocks stay in caches: 4,096 chains of 25 draws of 20 numbers take 0.8 s, and 1.3 s at once.
+# Blocks fit the CPU caches: 4,096 chains of 25 draws of 20 numbers take 0.8 s instead of 1.3 s.
 _BLOCK_SIZE = 2**16
 
 
 def convergence(draws: Draws) -> Convergence:
-    """Diagnostics of each number that chains drew."""
+    """R-hat and effective sample sizes of each quantity in `draws`."""
     draws = np.asarray(draws)
     columns = draws.reshape(*draws.shape[:2], math.prod(draws.shape[2:]))
     step = max(1, _BLOCK_SIZE // max(1, math.prod(draws.shape[:2])))
@@ -47,7 +47,7 @@ def convergence(draws: Draws) -> Convergence:
     def of_block(first: int) -> tuple[np.ndarray, ...]:
         return _convergence(columns[..., first : first + step].astype(np.float64, order="C"))
 
-    # NumPy sorts and transforms without the lock of the interpreter.
+    # NumPy releases the GIL while it sorts and transforms.
     with concurrent.futures.ThreadPoolExecutor() as pool:
         blocks = pool.map(of_block, range(0, max(1, columns.shape[-1]), step))
         parts = [np.concatenate(each) for each in zip(*blocks, strict=True)]
@@ -55,7 +55,7 @@ def convergence(draws: Draws) -> Convergence:
 
 
 def _convergence(draws: Float[np.ndarray, "c n b"]) -> tuple[np.ndarray, ...]:
-    # Each chain as two: a chain that drifts disagrees with itself.
+    # Split each chain in two: the halves of a chain that drifts disagree.
     half = draws.shape[1] // 2
     halves = np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])
     ranked = _rank_normalised(halves)
@@ -74,14 +74,14 @@ def _convergence(draws: Float[np.ndarray, "c n b"]) -> tuple[np.ndarray, ...]:
 
 # NumPy sorts 20 to 25 times faster than XLA on a CPU: 20 x 15,360 numbers in 8 and 190 ms.
 def _rank_normalised(draws: Draws) -> Draws:
-    """The normal quantiles of the ranks among all draws of a number; NaN where one of them is."""
+    """Replaces draws by the normal quantiles of their ranks; a NaN makes its whole column NaN."""
     columns = draws.reshape(draws.shape[0] * draws.shape[1], -1)
     size = len(columns)
     normal, ranked = _normal_quantiles(size), np.empty_like(columns)
     for index, column in enumerate(columns.T):
         order = np.argsort(column)
         ordered = column[order]
-        # Draws that are the same stand from `start` to `end`, and share the mean of their ranks.
+        # Equal draws, from `start` to `end`, share the mean of their ranks.
         start = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
         end = np.append(start[1:], size)
         ranked[order, index] = np.repeat(normal[start + end], end - start)
@@ -90,7 +90,7 @@ def _rank_normalised(draws: Draws) -> Draws:
     return ranked.reshape(draws.shape)
 
 
-# All numbers of a run have as many draws.
+# All quantities of a run have the same number of draws.
 @functools.lru_cache(maxsize=2)
 def _normal_quantiles(size: int) -> Float[np.ndarray, " n"]:
     """The normal quantile of each half rank, `(start + end + 1) / 2`, among `size` draws."""
@@ -101,7 +101,7 @@ def _normal_quantiles(size: int) -> Float[np.ndarray, " n"]:
 
 
 def energy_mixing(energies: Float[np.ndarray, "c n"]) -> Float[np.ndarray, " c"]:
-    """E-BFMI of each chain: below 0.3 its momenta are too small for its energies.
+    """E-BFMI of each chain. Below 0.3, resampled momenta change the energy too little.
 
     Betancourt (2016), "Diagnosing Suboptimal Cotangent Disintegrations in Hamiltonian Monte Carlo".
     """
@@ -110,16 +110,16 @@ def energy_mixing(energies: Float[np.ndarray, "c n"]) -> Float[np.ndarray, " c"]
 
 
 class PredictiveScores(Module):
-    """Mean negative log predictive densities, in nats an example: lower is better.
+    """Mean negative log predictive densities, in nats per example. Lower is better.
 
-    Each is of 512 examples at most, evenly spaced.
+    Each score uses at most 512 examples, evenly spaced.
 
-    - `posterior`: of the mixture of draws, on the training data.
-    - `point`: of one network on the same data, such as the network at the mode; `None` if the
-      method names no network.
+    - `posterior`: the mixture of draws, on the training data.
+    - `point`: one network, such as the network at the mode, on the same data; `None` if the method
+      has no such network.
     - `held_out_posterior`, `held_out_point`: the same on the `held_out` data of `infer`.
-    - `held_out_error`: the standard error of `held_out_posterior`, if held-out examples are
-      predicted like training examples.
+    - `held_out_error`: the standard error that `held_out_posterior` would have if held-out examples
+      were predicted as well as training examples.
     """
 
     posterior: float
@@ -130,35 +130,34 @@ class PredictiveScores(Module):
 
 
 class Diagnostics(Module):
-    """How a run went. What a method does not have is `None`.
+    """Diagnostics of a run. Diagnostics that do not apply to the method are `None`.
 
-    - `losses`: `(c, n)`, of each step of an optimiser.
-    - `outputs`: `Convergence` of what the networks return for some of the inputs, but for what is
-      the same in all draws. Parameters of networks have many equal modes, since hidden units can be
-      exchanged; outputs do not.
-    - `others`: `Convergence` of the unknowns of prior and likelihood, before their link.
+    - `losses`: loss at each step of an optimiser, `(c, n)`.
+    - `outputs`: `Convergence` of the network's outputs for some of the inputs, without outputs that
+      are the same in all draws. Outputs are used because the parameters of a network have many
+      equivalent modes: hidden units can be permuted.
+    - `others`: `Convergence` of the unknowns of prior and likelihood, in linked space.
     - `log_density`: `Convergence` of the log density.
-    - `divergences`: the number of draws of each chain whose trajectory diverged.
-    - `acceptance`: the mean acceptance rate of each chain.
+    - `divergences`: number of divergent trajectories in each chain.
+    - `acceptance`: mean acceptance rate of each chain.
     - `energy`: E-BFMI of each chain.
-    - `lost`: the number of draws of each chain that are not finite; with such, nothing is said of
-      how far chains agree.
-    - `broadening`: the factor by which gradient noise of minibatches widens the variance of draws,
-      in the directions of most noise.
-    - `pareto_k`: the shape of the tail of importance weights: above 0.7 a few of them decide.
-    - `rise`: by how many nats, for each unknown, ten steps of L-BFGS raise the log
-      density from where each run of an optimiser ended; for each example, where those are fewer
-      than unknowns. Of a normal posterior a draw lies half a nat for each unknown below the mode:
-      above 1 a run stopped well before it. Runs on batches of examples do not have it.
-    - `choice`: what a method chose itself, in words.
-    - `prior_change`: by how much the last tuning of a prior changed the log of a scale: mode and
-      scales agree where it is at most 0.05.
-    - `predictive`: `PredictiveScores`: how well the draws predict, and how well one network does,
-      such as the network at the mode. `bayes.MAP`, ensembles, chains on batches of examples, and
-      custom methods without a `point_estimate` name no network, and `bayes.Laplace` without a
-      width has compared the draws on examples that it left out: these methods have scores only
-      with `held_out=`.
-    - `warnings`: what is poor, in words.
+    - `lost`: number of draws in each chain that are not finite. If there are any, convergence is
+      not computed.
+    - `broadening`: factor by which the gradient noise of minibatches increases the variance of
+      draws, in the directions with the most noise.
+    - `pareto_k`: shape of the tail of the importance weights. Above 0.7, a few draws dominate.
+    - `rise`: increase of the log density, in nats per unknown, that ten steps of L-BFGS achieve
+      from the end of each optimiser run. If there are fewer examples than unknowns, it is in nats
+      per example. A draw from a normal posterior lies half a nat per unknown below the mode, so
+      above 1 a run stopped well before the mode. Not computed for runs on minibatches.
+    - `choice`: settings that the method chose, as text.
+    - `prior_change`: change of the log of a prior scale in the last tuning. Up to 0.05, mode and
+      scales agree.
+    - `predictive`: `PredictiveScores`, which compare the draws with one network, such as the
+      network at the mode. Without `held_out=`, these methods have no scores: `bayes.MAP`,
+      ensembles, chains on minibatches, custom methods without a `point_estimate`, and
+      `bayes.Laplace` with `width=None`, which already compares its draws on left-out examples.
+    - `warnings`: problems of the run, as text.
     """
 
     losses: np.ndarray | None = None
@@ -209,11 +208,11 @@ class Diagnostics(Module):
 
 
 def in_words(diagnostics: Diagnostics, remedy: str) -> Iterator[str]:
-    """What is poor about a run, and what helps.
+    """Warnings about a run, each with advice.
 
     **Arguments:**
 
-    - `remedy`: what helps where draws predict worse than one network.
+    - `remedy`: advice for draws that predict worse than one network.
     """
     losses, rise = diagnostics.losses, diagnostics.rise
     if losses is not None and losses.size and not np.isfinite(losses[:, -1]).all():
@@ -224,53 +223,53 @@ def in_words(diagnostics: Diagnostics, remedy: str) -> Iterator[str]:
         )
     if rise is not None and np.any(rise > 1):
         yield (
-            f"{int(np.count_nonzero(rise > 1))} of {rise.size} runs stopped before they came to a "
-            "mode: from where they ended, ten steps of L-BFGS raise the log density "
-            f"by up to {float(np.nanmax(rise)):.3g} nats for each unknown (or example, where those "
-            "are fewer), and the posterior is about half a nat for each wide. More steps, a larger "
-            "learning_rate, or optimiser=optax.lbfgs() help."
+            f"{int(np.count_nonzero(rise > 1))} of {rise.size} runs have not converged to a mode: "
+            f"ten more steps of L-BFGS raise the log density by up to {float(np.nanmax(rise)):.3g} "
+            "nats per unknown (or per example, if there are fewer examples), where 1 or less is "
+            "good. Increase `steps` or `learning_rate`, or use optimiser=optax.lbfgs()."
         )
     if diagnostics.prior_change is not None and not diagnostics.prior_change <= 0.05:
         yield (
             f"the last tuning changed a scale of the prior by {diagnostics.prior_change:.0%}, "
-            "where 5% or less is good: mode and scales do not agree yet. More steps, or "
-            "tune_prior=False, help."
+            "where 5% or less is good: mode and scales have not converged. Increase `steps`, or "
+            "use tune_prior=False."
         )
     if diagnostics.divergences is not None and diagnostics.divergences.any():
         yield (
-            f"{int(diagnostics.divergences.sum())} trajectories diverged: draws may leave out a "
-            "part of the posterior. A higher target_acceptance, or priors that keep scales away "
-            "from zero, help."
+            f"{int(diagnostics.divergences.sum())} trajectories diverged: draws may miss a "
+            "part of the posterior. Increase target_acceptance, or use priors that keep scales "
+            "away from zero."
         )
-    yield from _of_convergence("what the networks return", diagnostics.outputs)
+    yield from _of_convergence("the outputs of the networks", diagnostics.outputs)
     yield from _of_convergence("the unknowns of prior and likelihood", diagnostics.others)
     if diagnostics.energy is not None and np.any(diagnostics.energy < 0.3):
         yield (
             f"E-BFMI is {float(np.min(diagnostics.energy)):.2f}, where 0.3 or more is good: the "
-            "chains hardly move from one energy to another. A prior with lighter tails may help."
+            "energy of the chains changes slowly. A prior with lighter tails may help."
         )
     if diagnostics.lost is not None and diagnostics.lost.any():
         yield (
-            f"{int(np.count_nonzero(diagnostics.lost))} of {diagnostics.lost.size} chains left for "
-            "infinity: a smaller step_size helps. Predictions are NaN. A chain of `bayes.SGLD` may "
-            "leave from a mode that overfits; `descent_steps=0` begins elsewhere."
+            f"{int(np.count_nonzero(diagnostics.lost))} of {diagnostics.lost.size} chains diverged "
+            "to infinity, and predictions are NaN. Use a smaller step_size. A chain of "
+            "`bayes.SGLD` may diverge from a mode that overfits; `descent_steps=0` starts it "
+            "elsewhere."
         )
     if diagnostics.broadening is not None and diagnostics.broadening > 1.05:
         yield (
-            "gradient noise of minibatches widens the variance of draws, in the directions of most "
-            f"noise by a factor of about {diagnostics.broadening:.3g}: a smaller step_size or a "
-            "larger batch_size helps."
+            "gradient noise of minibatches increases the variance of draws by a factor of about "
+            f"{diagnostics.broadening:.3g} in the directions with the most noise. Use a smaller "
+            "step_size or a larger batch_size."
         )
     if diagnostics.pareto_k is not None and not diagnostics.pareto_k <= 0.7:
         yield (
             f"the Pareto k of the importance weights is {diagnostics.pareto_k:.2f}, where 0.7 or "
-            "less is good: a few draws have most of the weight, and the evidence is not to be "
-            "relied on. The posterior is far from the approximation; `bayes.NUTS` needs none."
+            "less is good: a few draws have most of the weight, and the evidence is unreliable. "
+            "The approximation is far from the posterior; `bayes.NUTS` needs no approximation."
         )
     yield from _of_predictive(diagnostics.predictive, remedy)
 
 
-# In nats an example: by how much one network may predict better, and training data be predicted.
+# Nats per example by which one network may beat the draws, and training data held-out data.
 _MAX_LOSS, _MAX_GAP = 0.05, 1.0
 
 
@@ -281,20 +280,20 @@ def _of_predictive(found: PredictiveScores | None, remedy: str) -> Iterator[str]
     if found.held_out_posterior is not None:
         data, posterior, point = "held-out data", found.held_out_posterior, found.held_out_point
     else:
-        remedy = f"Unless it overfits, of which `held_out=` tells: {remedy}"
-    # Where both give an example no density, neither is worse.
+        remedy = f"Pass `held_out=` to test whether that network overfits. Otherwise: {remedy}"
+    # If both are infinite, the difference is NaN, and there is no warning.
     if point is not None and posterior - point > _MAX_LOSS:
         yield (
-            f"draws predict {data} worse than one network does, that of the mode or mean: minus "
-            f"the log density is {posterior:.3g} nats an example for them, and {point:.3g} for "
-            f"it. {remedy}"
+            f"draws predict {data} worse than the network at the mode or mean: the NLL is "
+            f"{posterior:.3g} nats per example for the draws, and {point:.3g} for that network. "
+            f"{remedy}"
         )
-    # By chance a few examples may be far worse.
+    # The standard error allows for a few examples that are far worse by chance.
     if posterior - found.posterior > _MAX_GAP + 3 * (found.held_out_error or 0.0):
         yield (
-            f"held-out data are predicted far worse than the training data: minus the log density "
-            f"is {posterior:.3g} nats an example, and {found.posterior:.3g} on the training data. "
-            "The model overfits: a narrower prior, fewer unknowns or chains may help."
+            f"held-out data are predicted far worse than the training data: the NLL is "
+            f"{posterior:.3g} nats per example, and {found.posterior:.3g} on the training data. "
+            "The model overfits. Try a narrower prior, fewer unknowns, or Markov chains."
         )
 
 
@@ -308,4 +307,4 @@ def _of_convergence(name: str, found: Convergence | None) -> Iterator[str]:
             "Longer chains and a longer warm-up may help."
         )
     elif ess < 100:
-        yield f"the draws of {name} count for no more than {ess:.0f} independent ones: draw more."
+        yield f"the effective sample size of {name} is only {ess:.0f}: increase num_samples."

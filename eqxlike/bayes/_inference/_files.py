@@ -1,4 +1,4 @@
-"""Runs in files: a line that says what it is, and arrays. Nothing in them is run."""
+"""Files of runs: one line of JSON that identifies the run, then arrays. They contain no code."""
 
 import dataclasses
 import json
@@ -21,13 +21,14 @@ from ._method import Chains, Method, Problem
 
 _FORMAT = "eqxlike.bayes run 1"
 
-# What tells runs apart, but for settings, and how each differs where its value says little.
+# Header fields that must agree, without the settings. The text explains a difference if the value
+# of the field would not.
 _DIFFERENCES = {
     "method": "",
     "unknowns": "",
-    "target": " in its prior, its likelihood, or what of the model is not an unknown",
+    "target": " in its prior, its likelihood, or a part of the model that is not inferred",
     "data": " in a value or a shape",
-    "key": " from the one given",
+    "key": " from the key that was passed",
     "start": ": the model has other initial parameters",
 }
 
@@ -35,7 +36,7 @@ _DIFFERENCES = {
 def write_chains(
     path: pathlib.Path, problem: Problem, method: Method, chains: Chains, key: PRNGKeyArray
 ) -> None:
-    """Writes where a run stands to a file, which is replaced as a whole."""
+    """Writes the state of a run to a file, replacing the file atomically."""
     header = _header(problem, method, key) | {
         "step": chains.step,
         "kept": {name: list(each.shape) for name, each in chains.records.items()},
@@ -48,14 +49,14 @@ def write_chains(
 def read_chains(
     path: pathlib.Path, problem: Problem, method: Method, started: Chains, key: PRNGKeyArray | None
 ) -> Chains:
-    """Where a run stands, from a file.
+    """Reads the state of a run from a file.
 
     **Arguments:**
 
     - `started`: the run before its first step.
-    - `key`: that of the run; `None` if it does not matter.
+    - `key`: the key of the run; `None` to accept any key.
 
-    **Raises:** `ValueError` if the file is damaged, of another kind, or that of another run.
+    **Raises:** `ValueError` if the file is damaged, is not a run, or belongs to another run.
     """
     with open(path, "rb") as file:
         header = _read_header(path, file)
@@ -80,12 +81,12 @@ def read_key(path: pathlib.Path) -> PRNGKeyArray:
 
 
 def _header(problem: Problem, method: Method, key: PRNGKeyArray | None) -> dict[str, Any]:
-    """What tells a run from others.
+    """The fields that identify a run.
 
     **Arguments:**
 
-    - `key`: that of the run. Without it a run that has ended is meant, and it does not matter where
-      it began.
+    - `key`: the key of the run. Without a key, neither the key nor the initial parameters are
+      included.
     """
     target = problem.target
     leaves = jtu.tree_leaves_with_path(problem.unflatten(jnp.zeros(problem.size, problem.dtype)))
@@ -109,7 +110,7 @@ def _header(problem: Problem, method: Method, key: PRNGKeyArray | None) -> dict[
 
 
 def _settings(value: Any) -> Any:
-    """The fields of a method, as text tells them apart."""
+    """The fields of a method as JSON values."""
     if isinstance(value, Method):
         return {
             each.name: _settings(getattr(value, each.name)) for each in dataclasses.fields(value)
@@ -132,7 +133,9 @@ def _read_header(path: pathlib.Path, file: BinaryIO) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         is_ours, header = False, {}
     if not is_ours:
-        raise ValueError(f"{path} is not a run of `bayes.infer`, or one of another version.")
+        raise ValueError(
+            f"{path} is not a run of `bayes.infer`, or was written by an incompatible version."
+        )
     return header
 
 
@@ -142,19 +145,22 @@ def _check_header(path: pathlib.Path, found: dict[str, Any], wanted: dict[str, A
         if name in wanted and there != wanted[name]:
             detail = hint or f": {there}, not {wanted[name]}"
             raise ValueError(
-                f"{path} holds another run: its {name} differs{detail}. Give the target, method "
-                "and key that it began with, or another file."
+                f"{path} contains another run: its {name} differs{detail}. Pass the target, method "
+                "and key that the run began with, or another file."
             )
     there, here = found["settings"], wanted["settings"]
-    # A run with more draws begins as one with fewer does.
+    # num_samples may grow: the first steps of the run are the same.
     others = [name for name in here if name != "num_samples" and there.get(name) != here[name]]
     if others:
         listed = ", ".join(f"{name} {there.get(name)!r}, not {here[name]!r}" for name in others)
-        raise ValueError(f"{path} holds a run of {found['method']} with other settings: {listed}.")
+        raise ValueError(
+            f"{path} contains a run of {found['method']} with other settings: {listed}."
+        )
     if "num_samples" in here and there["num_samples"] > here["num_samples"]:
         many, few = there["num_samples"], here["num_samples"]
         raise ValueError(
-            f"{path} holds a run for {many} draws, more than num_samples = {few}. Give at least "
-            f"{many}, and the run goes on from there; `bayes.load` with num_samples = {many} reads "
-            f"it as it is, and its `samples({few}, key=key)` are fewer of its draws."
+            f"{path} contains a run with num_samples = {many}, and num_samples = {few} was "
+            f"requested. Pass at least {many} to continue the run. To use only {few} of its draws, "
+            f"read it by `bayes.load` with num_samples = {many}, and call "
+            f"`samples({few}, key=key)`."
         )

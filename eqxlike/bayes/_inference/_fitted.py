@@ -1,4 +1,4 @@
-"""What inference found: a posterior that one draws from."""
+"""The result of inference: a fitted posterior with draws, diagnostics and files."""
 
 import importlib
 import math
@@ -28,21 +28,21 @@ from ._diagnostics import (
 from ._files import write_chains
 from ._method import Chains, Method, Problem
 
-# The number of inputs whose outputs are followed through a chain.
+# Convergence is measured on the network's outputs for this many inputs.
 _MAX_INPUTS = 20
 _DEFAULT_DRAWS = 100
 
 
 class FittedPosterior(Module):
-    """The posterior of a target, as a method found it: what `bayes.infer` returns.
+    """The fitted posterior that `bayes.infer` returns.
 
-    - `problem`: the target, over a vector of unknowns in linked space.
-    - `method`: the method.
-    - `found`: what draws are made from, as the method has it.
-    - `chains`: where the run stood at its end.
-    - `key`: that of the run.
-    - `nlls`: the fields of `diagnostics.predictive` in their order, with NaN for `None`; empty
-      without a comparison.
+    - `problem`: the target as a density over a vector of unknowns in linked space.
+    - `method`: the method that fitted it.
+    - `found`: the result of `Method.finish`, from which draws are made.
+    - `chains`: the state of the run at its end.
+    - `key`: the key of the run.
+    - `nlls`: the fields of `diagnostics.predictive` in order, with NaN for `None`; empty if there
+      are no scores.
     """
 
     problem: Problem
@@ -54,12 +54,12 @@ class FittedPosterior(Module):
 
     @property
     def target(self) -> Posterior:
-        """The target whose posterior it is."""
+        """The `bayes.Posterior` that was fitted."""
         return self.problem.target
 
     @property
     def records(self) -> dict[str, np.ndarray]:
-        """What was kept of the steps, by name, with leading axes of chains and of records."""
+        """The records of the steps by name, with leading axes of chains and records."""
         return self.chains.records
 
     def samples(self, num: int | None = None, *, key: PRNGKeyArray) -> Unknowns:
@@ -67,8 +67,9 @@ class FittedPosterior(Module):
 
         **Arguments:**
 
-        - `num`: how many. By default all that the method kept, or 100 where it can always make
-          more. Of draws that were kept, each comes as often as the others, or once more.
+        - `num`: number of draws. By default all draws that the method kept, or 100 if the method
+          can make new ones. If more are requested than were kept, draws are repeated equally often,
+          up to one.
         - `key`: for the draws.
 
         **Raises:** `ValueError` if the run stopped before its first draw.
@@ -84,16 +85,16 @@ class FittedPosterior(Module):
 
         **Arguments:**
 
-        - `sample`: one draw. Of `samples`, `jax.tree.map(lambda each: each[0], samples)` is the
-          first; `jax.vmap` runs over all.
+        - `sample`: one draw, such as `jax.tree.map(lambda each: each[0], samples)`. Use `jax.vmap`
+          for all draws.
 
-        **Raises:** `ValueError` if `sample` has other shapes than the unknowns.
+        **Raises:** `ValueError` if the shapes of `sample` are not those of one draw.
         """
         return self.method.network(self.problem, sample)
 
     @property
     def diagnostics(self) -> Diagnostics:
-        """How the run went: what its chains agree on, and what is poor, in words."""
+        """Diagnostics of the run, with warnings about its problems."""
         records = self.records
         known: dict[str, Any] = {}
         if "loss" in records:
@@ -117,7 +118,7 @@ class FittedPosterior(Module):
         return Diagnostics(**known, warnings=(*self._no_draws(), *own, *words))
 
     def _no_draws(self) -> list[str]:
-        """The reason why there are no draws, in words; empty if there are draws."""
+        """A message if the run stopped before its first draw; otherwise empty."""
         draws = self.records.get("draw")
         if self.method.num_found(self.found) != 0 and (draws is None or draws.size):
             return []
@@ -141,7 +142,7 @@ class FittedPosterior(Module):
         followed = _outputs_along_chains(self.problem, jnp.asarray(draws))
         for name, each in zip(("outputs", "others"), map(np.asarray, followed), strict=True):
             if each.shape[-1]:
-                # An output that no unknown moves is the same in all draws.
+                # Leave out outputs that do not depend on the unknowns.
                 is_moving = np.ptp(each, axis=(0, 1)) > 0
                 known[name] = convergence(each[..., is_moving] if is_moving.any() else each)
         if "log_density" in self.records:
@@ -150,17 +151,19 @@ class FittedPosterior(Module):
 
     @property
     def convergence(self) -> Convergence:
-        """How far the chains agree on each unknown, as trees of the form of the unknowns.
+        """R-hat and effective sample sizes of each unknown, as trees like the unknowns.
 
-        **Raises:** `AttributeError` for a method without chains, or with fewer than 4 draws a
+        **Raises:** `AttributeError` for a method without chains, or with fewer than 4 draws per
         chain.
         """
         if "draw" not in self.records:
-            raise Missing(f"{method_name(self.method)} has no chains, and so no convergence.")
+            raise Missing(
+                f"{method_name(self.method)} has no Markov chains, and therefore no convergence."
+            )
         draws = self.records["draw"]
         if draws.shape[1] < 4:
             raise Missing(
-                f"{method_name(self.method)}: convergence needs at least 4 draws a chain, "
+                f"{method_name(self.method)}: convergence needs at least 4 draws per chain, "
                 f"got {draws.shape[1]} after step {self.chains.step} of {self.method.num_steps}."
             )
         found = convergence(draws)
@@ -172,34 +175,33 @@ class FittedPosterior(Module):
 
     @property
     def log_evidence(self) -> Float[Array, ""]:
-        """The log of the density of the data under the model, in nats.
+        """The log evidence: the log density of the data under the model, in nats.
 
         **Raises:** `AttributeError` if the method does not estimate it.
         """
         found = self.method.log_evidence(self.problem, self.found)
         if found is None:
             raise Missing(
-                f"{method_name(self.method)} has no estimate of the evidence; `bayes.Laplace` and "
-                "`bayes.Pathfinder` have."
+                f"{method_name(self.method)} does not estimate the evidence; use `bayes.Laplace` "
+                "or `bayes.Pathfinder`."
             )
         return found
 
     def to_arviz(self, num: int = 1000, *, key: PRNGKeyArray | None = None) -> Any:
-        """The draws as ArviZ holds them, with the log likelihood of each example.
+        """Converts the draws to ArviZ, with the log likelihood of each example.
 
-        Parameters have their paths as names, and the unknowns of likelihood and prior theirs, such
-        as `likelihood.scale`.
+        Variables are named by path, such as `layers[0].weight` and `likelihood.scale`.
 
         **Arguments:**
 
-        - `num`, `key`: how many draws of a method that has no chains, and their key. Of chains all
-          that were kept are there.
+        - `num`, `key`: number of draws and their key, for a method without Markov chains. For
+          Markov chains, all kept draws are converted.
 
         **Returns:** a `DataTree` with the groups `posterior`, `log_likelihood`, `observed_data`
-        and, of chains, `sample_stats`.
+        and, for Markov chains, `sample_stats`.
 
-        **Raises:** `ImportError` if ArviZ is not installed; `TypeError` without a key for a method
-        that needs one; `ValueError` if the run stopped before its first draw.
+        **Raises:** `ImportError` if ArviZ is not installed; `TypeError` if the method needs a key
+        and none is passed; `ValueError` if the run stopped before its first draw.
         """
         self._check_draws()
         try:
@@ -213,11 +215,11 @@ class FittedPosterior(Module):
             unknowns = _unknowns(self.problem, flat)
             statistics = {
                 theirs: self.records[ours]
-                for ours, theirs in _STATISTICS.items()
+                for ours, theirs in _ARVIZ_NAMES.items()
                 if ours in self.records
             }
         elif key is None:
-            raise TypeError(f"to_arviz: {method_name(self.method)} draws again, and needs a key.")
+            raise TypeError(f"to_arviz: {method_name(self.method)} makes new draws: pass `key=`.")
         else:
             unknowns = self.samples(num, key=key)
 
@@ -236,20 +238,20 @@ class FittedPosterior(Module):
         return arviz.from_dict(groups | ({"sample_stats": statistics} if statistics else {}))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the posterior to a file, for `bayes.load`: arrays and a line of JSON, no code."""
+        """Writes the posterior to a file for `bayes.load`: one line of JSON, then arrays."""
         write_chains(pathlib.Path(path), self.problem, self.method, self.chains, self.key)
 
 
 def fitted_from(
     problem: Problem, method: Method, chains: Chains, key: PRNGKeyArray
 ) -> FittedPosterior:
-    """The posterior that a run found."""
+    """The fitted posterior of a run that has ended."""
     found = _finish(method, problem, chains.states, chains.records, key)
     return FittedPosterior(problem, method, found, chains, key)
 
 
 def method_name(method: Method) -> str:
-    """The name of a method for messages."""
+    """The name of a method, for messages."""
     return type(method).__name__
 
 
@@ -276,7 +278,7 @@ def _unknowns(problem: Problem, vectors: Array) -> Unknowns:
 
 @filter_jit
 def _outputs_along_chains(problem: Problem, draws: Array) -> tuple[Array, Array]:
-    """Outputs for some inputs, and the unknowns that are not parameters, along chains."""
+    """For each draw, outputs for some inputs, and the unknowns of prior and likelihood."""
     x = jtu.tree_map(lambda each: each[:_MAX_INPUTS], problem.target.data[0])
 
     def of_one(vector: Array) -> tuple[Array, Array]:
@@ -291,32 +293,33 @@ def _outputs_along_chains(problem: Problem, draws: Array) -> tuple[Array, Array]
     return jax.lax.map(jax.vmap(of_one), draws)
 
 
-# --- How well draws predict, and one network ---
+# --- Predictive scores of the draws and of one network ---
 
 
-# The most examples of a kind; the most memory that draws may need; and how many examples go through
-# the networks of all draws at once, which with 100 of them is a batch of 400.
+# Limits on the number of examples and on the memory of the draws. Batches are small because each
+# example passes through the networks of all draws: 4 examples and 100 draws are a batch of 400.
 _MAX_COMPARED, _MAX_DRAW_BYTES, _EXAMPLES_AT_ONCE = 512, 2**28, 4
 
 
 def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) -> FittedPosterior:
-    """The posterior with what `diagnostics.predictive` says.
+    """Adds the scores of `diagnostics.predictive`.
 
-    `bayes.predict` with the key of the run, folded with 3, and 100 samples has the same draws.
+    The draws are the same as those of `bayes.predict` with 100 samples and `jax.random.fold_in(key,
+    3)`, for the key of the run.
 
     **Arguments:**
 
-    - `held_out`: examples of the form of the data.
+    - `held_out`: examples `(x, y)` with the structure of the data.
     """
     problem, method, found = posterior.problem, posterior.method, posterior.found
     kept = method.num_found(found)
-    # Before the data come to the host.
+    # Checked first, to avoid copying the data to the host.
     has_point = type(method).point_estimate is not Method.point_estimate
     if kept == 0 or (held_out is None and (method.leaves_out or not has_point)):
         return posterior
     draw_bytes = problem.size * jnp.dtype(problem.dtype).itemsize
     num_draws = min(kept or _DEFAULT_DRAWS, _DEFAULT_DRAWS, max(2, _MAX_DRAW_BYTES // draw_bytes))
-    parts = [_spaced(data) for data in (posterior.target.data, held_out) if data is not None]
+    parts = [_evenly_spaced(data) for data in (posterior.target.data, held_out) if data is not None]
     data = jtu.tree_map(
         lambda like, *leaves: np.concatenate([np.asarray(leaf, like.dtype) for leaf in leaves]),
         parts[0],
@@ -324,22 +327,22 @@ def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) ->
     )
     pair = _nlls(problem, method, found, data, num_draws, posterior.key, held_out is not None)
     num_trained_on = num_examples(parts[0], "infer")
-    # Draws that went to infinity, or a run that is not finished, are said elsewhere.
+    # Other warnings cover draws that are not finite and unfinished runs.
     if pair is None or np.isnan(pair[0][:num_trained_on]).any():
         return posterior
     nlls = np.stack([np.where(np.isnan(pair[0]), np.inf, pair[0]), pair[1]], axis=1)
     means = [np.mean(each, axis=0) for each in np.split(nlls, [num_trained_on]) if len(each)]
     if held_out is not None:
         num_held_out = len(nlls) - num_trained_on
-        with np.errstate(invalid="ignore"):  # infinities among the training data
+        with np.errstate(invalid="ignore"):  # NLLs of training data may be infinite
             means.append(np.std(nlls[:num_trained_on, :1], axis=0) / math.sqrt(num_held_out))
     return FittedPosterior(
         problem, method, found, posterior.chains, posterior.key, np.concatenate(means)
     )
 
 
-def _spaced(data: Data) -> Data:
-    """At most so many examples, evenly spaced."""
+def _evenly_spaced(data: Data) -> Data:
+    """At most `_MAX_COMPARED` examples, evenly spaced."""
     num = num_examples(data, "infer")
     places = np.linspace(0, num - 1, min(num, _MAX_COMPARED)).round().astype(int)
     return jtu.tree_map(lambda leaf: np.asarray(leaf)[places], data)
@@ -356,10 +359,10 @@ def _nlls(
     key: PRNGKeyArray,
     has_held_out: bool,
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]] | None:
-    """Minus the log density of each example under the mixture of draws, and under one network.
+    """The NLL of each example under the mixture of draws, and under one network.
 
-    If the method names no network, the second is NaN, and without held-out data the result is
-    `None`.
+    If the method has no point estimate, the second array is NaN; if there are no held-out data
+    either, the result is `None`.
     """
     target = problem.target
     place = method.point_estimate(problem, found)
@@ -392,11 +395,11 @@ def _nlls(
     return jtu.tree_map(lambda each: each.reshape(-1)[:size], jax.lax.map(of_batch, batches))
 
 
-# --- Draws as ArviZ holds them ---
+# --- Conversion to ArviZ ---
 
 
-# What ArviZ calls what chains record.
-_STATISTICS = {
+# ArviZ's names of the records.
+_ARVIZ_NAMES = {
     "log_density": "lp",
     "acceptance": "acceptance_rate",
     "is_divergent": "diverging",
@@ -409,14 +412,14 @@ def _by_name(unknowns: Unknowns) -> dict[str, Array]:
     """Arrays by their paths, such as `layers[0].weight` and `likelihood.scale`."""
     parts = {"": unknowns.model, "likelihood": unknowns.likelihood, "prior": unknowns.prior}
     return {
-        (part + "".join(map(_step, path))).removeprefix("."): leaf
+        (part + "".join(map(_entry_name, path))).removeprefix("."): leaf
         for part, tree in parts.items()
         for path, leaf in jtu.tree_leaves_with_path(tree)
     }
 
 
-def _step(entry: Any) -> str:
-    """One step of a path, that into a dict written as that to an attribute."""
+def _entry_name(entry: Any) -> str:
+    """One entry of a path, with dict keys written like attributes."""
     is_name = isinstance(entry, jtu.DictKey) and isinstance(entry.key, str)
     return f".{entry.key}" if is_name else jtu.keystr((entry,))
 

@@ -1,4 +1,4 @@
-"""The one way to find a posterior, whatever the method: `infer`, and the loop that runs it.
+"""`infer`, which fits a posterior by any method, and the loop that runs the steps.
 
 To add a method, see `Method` in `_method.py`.
 """
@@ -43,11 +43,11 @@ from ._method import (
 )
 
 ChainMethod = Literal["vectorized", "sequential", "parallel"]
-"""How chains run next to each other; NumPyro's words."""
+"""How chains run, in NumPyro's terms."""
 
 
 class InferenceWarning(UserWarning):
-    """What was found may not be the posterior."""
+    """Warns that the result may be far from the posterior."""
 
 
 def infer(
@@ -62,35 +62,35 @@ def infer(
     checkpoint_every_s: float = 60.0,
     held_out: Data | None = None,
 ) -> FittedPosterior:
-    """Finds the posterior of the unknowns of a target.
+    """Infers the posterior of the unknowns of a target.
 
     **Arguments:**
 
-    - `target`: the model with its priors, its likelihood and its data.
-    - `method`: how, for instance `bayes.NUTS()`.
-    - `key`: for everything that is random. The same key gives the same result.
-    - `mode`: how the log density is differentiated, a mode of `eqxlike.ad`; reverse by default.
-    - `progress`: whether a bar, or lines where there is no terminal, say how far a run is.
-    - `chain_method`: how the chains of a method run: `"vectorized"`, all in one batch;
-      `"sequential"`, one after another; or `"parallel"`, spread over the devices. By default
-      all run in one batch, except for ensembles on a CPU: `bayes.DeepEnsemble` describes when.
-      The draws are the same up to rounding.
-    - `checkpoint`: a file that the run is saved in now and then, and at Ctrl-C or SIGTERM. The same
-      call resumes it, and ends with the same numbers as a run that was not interrupted. A run with
-      more `num_samples` resumes one with fewer.
-    - `checkpoint_every_s`: seconds between two times that it is saved.
-    - `held_out`: `(x, y)` of examples that are not in the data of the target, for
-      `diagnostics.predictive`: whether draws predict them as well as one network does.
+    - `target`: the model with its priors, likelihood and data.
+    - `method`: the method of inference, such as `bayes.NUTS()`.
+    - `key`: for all random numbers. The same key gives the same result.
+    - `mode`: differentiation mode of the log density, from `eqxlike.ad`; reverse mode by default.
+    - `progress`: whether to show a progress bar, or lines of progress if there is no terminal.
+    - `chain_method`: how chains run: `"vectorized"`, all in one batch; `"sequential"`, one after
+      another; or `"parallel"`, distributed over the devices. The default is one batch, except for
+      some ensembles on a CPU: see `bayes.DeepEnsemble`. The draws are the same up to rounding.
+    - `checkpoint`: path of a file. The run is saved there at intervals, and at Ctrl-C or SIGTERM.
+      The same call resumes the run, with the same result as an uninterrupted run. A run with more
+      `num_samples` can resume a run with fewer.
+    - `checkpoint_every_s`: seconds between checkpoints.
+    - `held_out`: examples `(x, y)` that are not in the target's data. `diagnostics.predictive` then
+      also scores the draws on them.
 
     **Returns:** a `bayes.FittedPosterior`.
 
-    **Raises:** `TypeError` or `ValueError`, before anything runs, for a method that cannot serve
-    the target, held-out data of another form than its own, a log density that is not finite at the
-    parameters of the model and the medians of other priors, or a checkpoint of another run;
-    `FileNotFoundError` where the checkpoint has no directory. `KeyboardInterrupt` at Ctrl-C, and
-    `SystemExit` with status 143 at SIGTERM, once the call under way has ended.
+    **Raises:** `TypeError` or `ValueError`, before the run starts, if the method does not support
+    the target, the held-out data have another structure than the target's data, the log density is
+    not finite at the start (the parameters of the model, and 0 in linked space for other unknowns),
+    or the checkpoint is of another run; `FileNotFoundError` if the directory of the checkpoint does
+    not exist. At Ctrl-C `KeyboardInterrupt`, and at SIGTERM `SystemExit` with status 143, after the
+    current compiled call.
 
-    **Warns:** `bayes.InferenceWarning` that says in words what is poor.
+    **Warns:** `bayes.InferenceWarning` for each problem of the result.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import bayes, nn
@@ -130,11 +130,11 @@ def _inferred(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every_s: float = 60.0,
 ) -> FittedPosterior:
-    """What `infer` returns, before it is compared with one network.
+    """Runs inference without the predictive scores.
 
     **Arguments:** those of `infer`, and
 
-    - `on_doubt`: called with what the method doubts before it runs, in words.
+    - `on_doubt`: called with each warning that the method gives before it runs.
     """
     _check(target, method, chain_method, mode, key)
     checkpoint_every_s = positive_number(checkpoint_every_s, "checkpoint_every_s")
@@ -143,7 +143,8 @@ def _inferred(
     path = None if checkpoint is None else pathlib.Path(checkpoint)
     if path is not None and not path.parent.is_dir():
         raise FileNotFoundError(
-            f"infer: checkpoint is {str(path)!r}, and there is no directory {str(path.parent)!r}."
+            f"infer: checkpoint is {str(path)!r}, but the directory {str(path.parent)!r} does not "
+            "exist."
         )
     problem, method = Problem(target, mode), with_plain_numbers(method)
     method.check(problem)
@@ -164,10 +165,10 @@ def _inferred(
         for now, last in advance(method, problem, chains, key, chain_method):
             chains = now
             parts.append(chains.records)
-            on_step(chains.step, _described(last))
+            on_step(chains.step, _progress_text(last))
             if interrupt.is_requested:
                 save()
-                raise interrupt.exception(_stopped(path, chains.step, method.num_steps))
+                raise interrupt.exception(_interrupt_message(path, chains.step, method.num_steps))
             if time.monotonic() - saved_at > checkpoint_every_s:
                 save()
                 saved_at = time.monotonic()
@@ -177,7 +178,7 @@ def _inferred(
 
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Records of several calls as those of one."""
+    """Concatenates the records of several calls."""
     return {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
 
 
@@ -190,33 +191,33 @@ def _progress_bar(method: Method, shows_progress: bool) -> Iterator[OnStep]:
         yield lambda step, text: None
 
 
-# What a record may hold that says how a run goes, and how it is written.
-_SHOWN = {"loss": "loss", "acceptance": "acceptance", "is_divergent": "divergent"}
+# Records in the progress bar, and their labels.
+_PROGRESS_LABELS = {"loss": "loss", "acceptance": "acceptance", "is_divergent": "divergent"}
 
 
-def _described(last: dict[str, np.ndarray]) -> str:
+def _progress_text(last: dict[str, np.ndarray]) -> str:
     shown = (
         f"{name} {np.asarray(last[field]).mean():.4g}"
-        for field, name in _SHOWN.items()
+        for field, name in _PROGRESS_LABELS.items()
         if field in last
     )
     return ", ".join(shown) or "running"
 
 
-def _stopped(path: pathlib.Path | None, step: int, num_steps: int) -> str:
+def _interrupt_message(path: pathlib.Path | None, step: int, num_steps: int) -> str:
     if path is None:
-        where = "Nothing was saved: `checkpoint=PATH` keeps a run."
+        where = "Nothing was saved: pass `checkpoint=PATH` to save runs."
     else:
-        where = f"The run is saved in {path}; the same call goes on from there."
+        where = f"The run is saved in {path}; repeat the call to continue it."
     return f"bayes.infer: stopped after step {step} of {num_steps}. {where}"
 
 
-# --- The loop: many steps a call ---
+# --- The loop: each compiled call makes many steps ---
 
 
-# A call takes about so long: it is how long Ctrl-C waits, and how often a bar moves.
+# Target duration of a call: Ctrl-C waits this long, and the progress bar moves this often.
 _CALL_S = 0.5
-# What one call may return.
+# Limits on the records of one call.
 _MAX_BYTES = 64 * 2**20
 _MAX_STEPS = 256
 
@@ -230,7 +231,7 @@ def start(method: Method, problem: Problem, key: PRNGKeyArray) -> Chains:
 
 
 def _started(method: Method, problem: Problem, key: PRNGKeyArray) -> tuple[State, dict[str, Array]]:
-    """States, and records of no step."""
+    """Initial states, and empty records."""
     keys = jr.split(jr.fold_in(key, 0), method.num_chains)
 
     def init(key: PRNGKeyArray) -> State:
@@ -240,7 +241,7 @@ def _started(method: Method, problem: Problem, key: PRNGKeyArray) -> tuple[State
     states = jax.lax.map(init, keys) if method.is_descent else jax.vmap(init)(keys)
 
     one = filter_eval_shape(lambda: jtu.tree_map(lambda each: each[0], states))
-    # Its shapes alone are asked for, and its operations left out.
+    # Only the shapes are needed; the step is not computed.
     _, record = filter_eval_shape(one_step, method, problem, one, jnp.zeros((), jnp.int32), key)
     return states, jtu.tree_map(
         lambda each: jnp.zeros((method.num_chains, 0, *each.shape), each.dtype), record
@@ -258,12 +259,13 @@ def advance(
     key: PRNGKeyArray,
     chain_method: ChainMethod | None = None,
 ) -> Iterator[tuple[Chains, dict[str, np.ndarray]]]:
-    """Runs chains to their end, and yields where they stand after each call.
+    """Runs chains to their end, and yields their state after each compiled call.
 
-    Each step has a key by its number, so that it does not matter where a call ends.
+    The key of a step depends only on its number, so results do not depend on how steps are divided
+    into calls.
 
-    **Returns:** pairs of the chains, whose records are those of this call alone, and of the records
-    of its last step.
+    **Returns:** an iterator over pairs: the chains, with the records of this call only, and the
+    records of the last step.
     """
     chain_method = chain_method or ("sequential" if method.runs_apart(problem) else "vectorized")
     empty = {name: each[:, :0] for name, each in chains.records.items()}
@@ -284,7 +286,7 @@ def advance(
         step += count
         last = {name: each[:, -1] for name, each in records.items()}
         yield Chains(step, states, {name: each[:, is_kept] for name, each in records.items()}), last
-        # The first call also compiles.
+        # The first call includes compilation, so it says little about the time of a step.
         count = 2 * count if seconds < _CALL_S / 2 else max(1, int(count * _CALL_S / seconds))
 
 
@@ -301,7 +303,7 @@ def _advance(
     size: int,
     chain_method: ChainMethod,
 ) -> tuple[State, dict[str, Array]]:
-    """Makes `count` steps of all chains; the first `count` of the `size` records are theirs."""
+    """Makes `count` steps of all chains. Only the first `count` of the `size` records are valid."""
 
     def run(pairs: tuple[State, PRNGKeyArray]) -> tuple[State, dict[str, Array]]:
         states, keys = pairs
@@ -328,20 +330,20 @@ def _advance(
     return run_all(pairs)
 
 
-# --- A run that was saved ---
+# --- Saved runs ---
 
 
 def load(path: str | os.PathLike[str], target: Posterior, method: Method) -> FittedPosterior:
     """Reads a posterior that `FittedPosterior.save` wrote, or a checkpoint of `bayes.infer`.
 
-    A run that had not ended is read as far as it came. Its `diagnostics.predictive` is that of the
-    training data.
+    An unfinished run has the draws that were made before it stopped. `diagnostics.predictive` has
+    only the scores on the training data.
 
     **Arguments:**
 
-    - `target`, `method`: those that it was found with.
+    - `target`, `method`: the target and method of the run.
 
-    **Raises:** `ValueError` if the file is no such posterior, or one of another target or method.
+    **Raises:** `ValueError` if the file is not such a run, or belongs to another target or method.
     """
     path, method = pathlib.Path(path), with_plain_numbers(method)
     problem = Problem(target)
@@ -353,7 +355,7 @@ def load(path: str | os.PathLike[str], target: Posterior, method: Method) -> Fit
     return with_predictive(fitted_from(problem, method, chains, read_key(path)))
 
 
-# --- Simulation-based calibration: whether a method finds what is known ---
+# --- Simulation-based calibration ---
 
 
 def simulation_ranks(
@@ -364,28 +366,29 @@ def simulation_ranks(
     num_simulations: int = 100,
     num_draws: int = 99,
 ) -> Int[np.ndarray, "R d"]:
-    """The ranks of true unknowns among draws from the posteriors of data simulated with them.
+    """Simulation-based calibration: ranks of true unknowns among draws from their posterior.
 
-    They say whether a method finds the posterior of `d` unknowns, in `R` simulations of data whose
-    truth is known. If a method is exact, each rank is uniform on 0 to `num_draws`. A posterior that
-    is too narrow piles them up at both ends, one that is too wide in the middle, a biased one at
-    one end (Talts, Betancourt, Simpson, Vehtari and Gelman, 2018, "Validating Bayesian Inference
-    Algorithms with Simulation-Based Calibration"). `bayes.plot.sbc_ranks` draws them.
+    Each of `R` simulations draws `d` unknowns from the prior, simulates data from them, and infers
+    the posterior. If the method is exact, each rank is uniform on 0 to `num_draws`. Ranks pile up
+    at both ends if posteriors are too narrow, in the middle if they are too wide, and at one end if
+    they are biased (Talts, Betancourt, Simpson, Vehtari and Gelman, 2018, "Validating Bayesian
+    Inference Algorithms with Simulation-Based Calibration"). `bayes.plot.sbc_ranks` plots them.
 
     **Arguments:**
 
-    - `target`: the model, whose own targets do not matter: they are simulated for its inputs.
-    - `method`: what is tried.
-    - `key`: for truths, data and draws.
-    - `num_simulations`: how many data sets, R.
-    - `num_draws`: from each posterior. Draws of chains should be nearly independent: let the
-      method keep many more than this.
+    - `target`: the model and its data. New targets are simulated for the inputs; the targets in the
+      data are ignored.
+    - `method`: the method to test.
+    - `key`: for true values, data and draws.
+    - `num_simulations`: number of simulations, R.
+    - `num_draws`: number of draws from each posterior. They should be nearly independent: let a
+      Markov chain keep many more draws than this.
 
     **Returns:** the rank of each unknown, in linked space, in each simulation, shape `(R, d)`.
 
     **Raises:** what `bayes.infer` raises, and `ValueError` for a number that is not positive.
 
-    **Warns:** `bayes.InferenceWarning`, once for all runs in which something is poor.
+    **Warns:** one `bayes.InferenceWarning` for all runs that have problems.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import bayes, nn
@@ -416,8 +419,8 @@ def simulation_ranks(
     if poor:
         first = min(poor)
         warnings.warn(
-            f"simulation_ranks: {len(poor)} of {num_simulations} runs of {method_name(method)} are "
-            f"poor. The first, run {first}: {poor[first]}",
+            f"simulation_ranks: {len(poor)} of {num_simulations} runs of {method_name(method)} "
+            f"have problems. The first, run {first}: {poor[first]}",
             InferenceWarning,
             stacklevel=2,
         )
@@ -442,8 +445,8 @@ def _linked(problem: Problem, samples: Any) -> Array:
 def _check(target: Any, method: Any, chain_method: Any, mode: Any, key: Any) -> None:
     if not isinstance(target, Posterior):
         raise TypeError(
-            "infer: target must be a bayes.Posterior, as `bayes.Posterior(model, prior=..., "
-            f"likelihood=..., data=(x, y))` makes it; got one of type {type(target).__name__}."
+            "infer: target must be a bayes.Posterior, such as `bayes.Posterior(model, prior=..., "
+            f"likelihood=..., data=(x, y))`; got one of type {type(target).__name__}."
         )
     if isinstance(method, type) and issubclass(method, Method):
         raise TypeError(
@@ -451,7 +454,7 @@ def _check(target: Any, method: Any, chain_method: Any, mode: Any, key: Any) -> 
         )
     if not isinstance(method, Method):
         raise TypeError(
-            f"infer: method must be one of eqxlike.bayes, such as `bayes.NUTS()`; got {method!r}."
+            f"infer: method must be a bayes.Method, such as `bayes.NUTS()`; got {method!r}."
         )
     if chain_method not in (None, *get_args(ChainMethod)):
         raise ValueError(
@@ -460,29 +463,28 @@ def _check(target: Any, method: Any, chain_method: Any, mode: Any, key: Any) -> 
         )
     if mode is not None and not isinstance(mode, Mode):
         raise TypeError(
-            f"infer: mode must be one of eqxlike.ad, such as `ad.Forward()`; got {mode!r}."
+            f"infer: mode must be a mode of eqxlike.ad, such as `ad.Forward()`; got {mode!r}."
         )
     if mode is not None and not mode.has_batching:
         raise ValueError(
-            f"infer: chains run in a batch, for which {type(mode).__name__} has no rule; every "
-            "other mode of eqxlike.ad has."
+            f"infer: chains run in a batch, and {type(mode).__name__} does not support batching. "
+            "Every other mode of eqxlike.ad does."
         )
     for name, tree in (("target", target), ("key", key)):
         for path, leaf in jtu.tree_leaves_with_path(tree):
             if isinstance(leaf, Tracer):
                 raise TypeError(
-                    f"infer: {name}{jtu.keystr(path)} is traced, and infer is not a function to "
-                    "transform: it compiles its steps itself, shows how far they are and takes "
-                    "Ctrl-C. Call it outside of `jit`, `vmap` and `grad`."
+                    f"infer: {name}{jtu.keystr(path)} is traced. Call infer outside of `jit`, "
+                    "`vmap` and `grad`: it compiles its steps itself."
                 )
     shape, dtype = getattr(key, "shape", ()), getattr(key, "dtype", None)
     if not (shape == () if is_key(key) else dtype == jnp.uint32 and len(shape) == 1):
-        got = f"keys of shape {shape}: take one, as in `keys[0]`" if is_key(key) else repr(key)
+        got = f"keys of shape {shape}: pass one, such as `keys[0]`" if is_key(key) else repr(key)
         raise TypeError(f"infer: key must be one key, such as `jax.random.key(0)`; got {got}.")
 
 
 def _checked(held_out: Any, target: Posterior) -> Data | None:
-    """Held-out data as arrays of JAX, once they have passed the checks of the target's own."""
+    """Held-out data as JAX arrays, after the checks that the target's data also pass."""
     if held_out is None:
         return None
     try:
@@ -496,8 +498,8 @@ def _checked(held_out: Any, target: Posterior) -> Data | None:
     )
     if got != expected:
         raise ValueError(
-            "infer: held_out must have the form of the data of the target: an example (x, y) there "
-            f"has shapes {expected}, and one of held_out has {got}."
+            "infer: held_out must have the structure of the target's data, in which an example "
+            f"(x, y) has shapes {expected}; an example of held_out has {got}."
         )
     return data
 
@@ -507,8 +509,8 @@ def _check_start(problem: Problem) -> None:
     poor = [f"{name} is {value}" for name, value in parts.items() if not math.isfinite(value)]
     if poor:
         raise ValueError(
-            f"infer: {', '.join(poor)} at the parameters of the model. Scale the inputs and "
-            "targets, or take other initial parameters or priors."
+            f"infer: {', '.join(poor)} at the initial parameters of the model. Scale the inputs "
+            "and targets, or use other initial parameters or priors."
         )
 
 

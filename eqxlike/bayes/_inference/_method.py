@@ -1,4 +1,4 @@
-"""What a method of inference is, what it works on, and where its chains stand."""
+"""The interface of a method of inference, the problem it solves, and the state of a run."""
 
 import abc
 import math
@@ -16,18 +16,18 @@ from ... import Module, field, filter_jit
 from ...ad import Mode, differentiate_with
 from .._posterior import Data, Posterior, Unknowns
 
-# --- What a method works on: the unknowns of a posterior as one vector in linked space ---
+# --- The unknowns of a posterior as one vector in linked space ---
 
 
 Vector = Float[Array, " d"]
 
 
 class Problem(Module):
-    """A posterior over a vector of `d` numbers in linked space.
+    """A posterior over a vector of `d` unknowns in linked space.
 
-    - `target`: the posterior that is to be found.
-    - `mode`: how its density is differentiated; `None` for reverse mode.
-    - `kept`: for each array of the model, whether `initial` surely keeps it.
+    - `target`: the posterior to infer.
+    - `mode`: differentiation mode of its density; `None` for reverse mode.
+    - `kept`: for each array of the model, whether `initial` is known to keep it.
     """
 
     target: Posterior
@@ -46,12 +46,12 @@ class Problem(Module):
 
     @property
     def size(self) -> int:
-        """`d`."""
+        """The number of unknowns, `d`."""
         return sum(math.prod(each.shape) for each in self._structs)
 
     @property
     def dtype(self) -> Any:
-        """That of the vector."""
+        """The dtype of the vector."""
         with jax.numpy_dtype_promotion("standard"):
             return jnp.result_type(*(each.dtype for each in self._structs))
 
@@ -66,7 +66,7 @@ class Problem(Module):
     def unflatten(self, vector: Vector) -> Unknowns:
         """A vector as unknowns in linked space."""
         sizes = [math.prod(struct.shape) for struct in self._structs]
-        # The gradient of a split is a concatenation; that of slices adds up a vector for each.
+        # The gradient of a split is one concatenation; slices would add up one vector each.
         parts = jnp.split(vector, np.cumsum(sizes)[:-1])
         leaves = [
             part.reshape(struct.shape).astype(struct.dtype)
@@ -85,36 +85,36 @@ class Problem(Module):
         return self.batch_log_density(vector, None)
 
     def batch_log_density(self, vector: Vector, batch: Data | None) -> Float[Array, ""]:
-        """Its estimate from a batch, or its value where there is none."""
+        """An estimate of `log_density` from a batch, or its value if `batch` is `None`."""
         target, data = self.target, self.target.data if batch is None else batch
         return self.differentiable(
             lambda vector: target.minibatch_log_density(self.unflatten(vector), data, linked=True)
         )(vector)
 
     def differentiable(self, function: Any) -> Any:
-        """A function of a vector, that is differentiated by the mode."""
+        """The function, differentiated by the problem's mode."""
         return function if self.mode is None else differentiate_with(function, self.mode)
 
     def batch(self, key: PRNGKeyArray, size: int | None) -> Data | None:
-        """Examples drawn with replacement; `None` represents all of them."""
+        """`size` examples, drawn with replacement; `None` stands for all examples."""
         if size is None:
             return None
         chosen = jr.randint(key, (size,), 0, self.target.num_data)
         return jtu.tree_map(lambda array: array[chosen], self.target.data)
 
-    # --- where to begin ---
+    # --- initial values ---
 
     def initial(self, key: PRNGKeyArray) -> Vector:
-        """The parameters of the model as they are, and draws from the priors of the rest."""
+        """The parameters of the model, and draws from the priors of the other unknowns."""
         return self.flatten(self._initial(key))
 
     def _initial(self, key: PRNGKeyArray) -> Unknowns:
         return self.target.unconstrain(self.target.initial_keeping(self.kept, key))
 
     def redrawn(self, key: PRNGKeyArray) -> Vector:
-        """Other parameters that are as likely at the start of training: each array is shuffled.
+        """Other initial parameters: each array is shuffled.
 
-        The numbers of one array mostly come from one distribution, whichever it was.
+        This works for any initialisation that draws all entries of an array from one distribution.
         """
         initial_key, key = jr.split(key)
         linked = self._initial(initial_key)
@@ -126,17 +126,17 @@ class Problem(Module):
         return self.flatten(Unknowns(model, linked.likelihood, linked.prior))
 
     def spread(self, vector: Vector) -> Vector:
-        """For each number the standard deviation of the array that it is in; 1 where that is 0."""
+        """For each entry, the standard deviation of its array; 1 if that is 0."""
         linked = self.unflatten(vector)
         return self.flatten(
             jtu.tree_map(lambda leaf: jnp.broadcast_to(_spread(leaf), leaf.shape), linked)
         )
 
     def dispersed(self, key: PRNGKeyArray) -> Vector:
-        """Unknowns further apart than those of the posterior should be, for chains to begin with.
+        """Initial values for chains, more dispersed than the posterior should be.
 
-        Parameters of the model are shuffled and moved by as much as they differ among themselves;
-        the others lie between -2 and 2 in linked space, as Stan has them.
+        Parameters of the model are shuffled, and moved by up to two standard deviations of their
+        array. Other unknowns are uniform between -2 and 2 in linked space, as in Stan.
         """
         shuffle_key, key = jr.split(key)
         linked = self.unflatten(self.redrawn(shuffle_key))
@@ -154,13 +154,13 @@ class Problem(Module):
 
 
 def _spread(leaf: Array) -> Array:
-    """How far the numbers of an array differ; 1 where they do not."""
+    """The standard deviation of an array; 1 if that is 0."""
     spread = jnp.std(leaf)
     return jnp.where(spread > 0, spread, 1)
 
 
 def with_keys(function: Any, key: PRNGKeyArray, tree: Any, *others: Any) -> Any:
-    """Maps over the leaves of trees of one structure, with a key for each."""
+    """`jax.tree.map` over trees, with a key for each leaf as the first argument of `function`."""
     treedef = jtu.tree_structure(tree)
     if not treedef.num_leaves:
         return tree
@@ -169,73 +169,73 @@ def with_keys(function: Any, key: PRNGKeyArray, tree: Any, *others: Any) -> Any:
 
 
 State = Any
-"""What a step changes: a pytree of arrays."""
+"""The state of a chain: a pytree of arrays."""
 
 Record = Mapping[str, Shaped[Array, "..."]]
-"""What is kept of a step, by name."""
+"""The record of a step: arrays by name."""
 
 Step = tuple[State, Record]
-"""What a step returns."""
+"""The result of a step: the new state and the record."""
 
 Draws = Float[Array, "S d"]
 
 
 class Method(Module):
-    """How a posterior is found: pure functions over a state.
+    """A method of inference: pure functions over a state.
 
-    `bayes.infer` runs `init`, `num_steps` times `step`, and `finish`, for `num_chains` chains side
-    by side; `sample` then draws from what `finish` returned. All of them are traced, and work on
-    the vector of unknowns in linked space that a `Problem` has. `S` draws have `d` numbers each.
+    `bayes.infer` calls `init`, then `step` `num_steps` times, then `finish`, for `num_chains`
+    independent chains. `sample` draws from the result of `finish`. All of these are traced, and
+    work on the vector of `d` unknowns in linked space of a `Problem`.
 
-    A step may record whatever helps. Some names mean something to `bayes.FittedPosterior`: `draw`,
-    the place of a chain, gives R-hat, effective sample sizes and the draws of `to_arviz`;
-    `log_density`, `acceptance`, `is_divergent` and `energy` go into its diagnostics; `loss` is what
-    an optimiser makes smaller.
+    A step may record any arrays. `bayes.FittedPosterior` understands these names: `draw`, the
+    position of a Markov chain, gives R-hat, effective sample sizes and the draws of `to_arviz`;
+    `log_density`, `acceptance`, `is_divergent` and `energy` are used in diagnostics; `loss` is the
+    loss of an optimiser.
 
-    A method of your own derives from `Method` and has `num_steps`, `init`, `step` and `sample`,
-    and `finish` where the last state is not yet what was found. A state is the carry of a loop, so
-    no step may change its shapes or dtypes.
+    A custom method subclasses `Method` and defines `num_steps`, `init`, `step` and `sample`. Define
+    `finish` if draws need more than the last states. The state is the carry of a loop, so `step`
+    must keep its shapes and dtypes.
 
-    One of eqxlike's is a class in `bayes/_methods`. It derives from `MarkovChain`, and has `init`
-    and `step`, if its draws are the places that chains visit; from `Descent` if an optimiser makes
-    its steps. Export it in `bayes/__init__.py`, and add it to `METHODS` of
-    `tests/bayes/methods/cases.py`: every law runs.
+    To add a method to eqxlike, write a class in `bayes/_methods`: a subclass of `MarkovChain` if
+    its draws are the positions of chains, or of `Descent` if an optimiser makes its steps. Export
+    it in `bayes/__init__.py`, and add it to `METHODS` in `tests/bayes/methods/cases.py`, which runs
+    all laws on it.
     """
 
     @property
     def num_chains(self) -> int:
-        """How many independent runs there are, each with a state of its own."""
+        """Number of independent chains, each with its own state."""
         return 1
 
     @property
     @abc.abstractmethod
     def num_steps(self) -> int:
-        """The number of steps of a run."""
+        """Number of steps of a run."""
 
     @property
     def num_dropped(self) -> int:
-        """The number of steps at the beginning of which no record is kept."""
+        """Number of initial steps whose records are discarded."""
         return 0
 
     @property
     def thinning(self) -> int:
-        """Of how many steps after those one record is kept."""
+        """Keep every n-th record of the other steps."""
         return 1
 
     @property
     def is_descent(self) -> bool:
-        """Whether `init` only chooses a place, and an optimiser makes the steps of each chain."""
+        """Whether an optimiser makes the steps; `init` then only chooses initial parameters."""
         return False
 
     def runs_apart(self, problem: Problem) -> bool:
-        """Whether chains run one after another, unless `chain_method` is given."""
+        """Whether chains run one after another by default."""
         return False
 
     def check(self, problem: Problem) -> None:
-        """Raises `ValueError` or `TypeError` if the method cannot serve the target."""
+        """Raises `ValueError` or `TypeError` if the method does not support the target."""
 
     def doubts(self, problem: Problem) -> tuple[str, ...]:
-        """What may make a poor posterior of this target, in words: warnings before the run."""
+        """Warnings about this target, issued before the run."""
         return ()
 
     @abc.abstractmethod
@@ -249,7 +249,7 @@ class Method(Module):
         **Arguments:**
 
         - `index`: the number of the step, from 0.
-        - `key`: that of this step alone.
+        - `key`: a key for this step only.
         """
 
     def advance(
@@ -261,18 +261,20 @@ class Method(Module):
         count: Array | np.ndarray,
         buffers: dict[str, Array],
     ) -> tuple[State, dict[str, Array]]:
-        """Several steps of several chains; by default `step` in a loop, the chains in one batch.
+        """Makes several steps of all chains: by default a loop over `step`, with chains batched.
 
-        A method that overrides it also has `step`, which says what its records are.
+        A method that overrides `advance` must still define `step`, which determines the records.
 
         **Arguments:**
 
-        - `states`: with a leading axis of chains.
-        - `keys`: of the chains. Step `i` has the key `jax.random.fold_in(key, i)`.
-        - `first`, `count`: the number of the first step, and how many steps there are.
-        - `buffers`: records, with leading axes of chains and of at least `count` steps.
+        - `states`: states with a leading axis of chains.
+        - `keys`: one key per chain. Step `i` uses `jax.random.fold_in(key, i)`.
+        - `first`, `count`: the number of the first step, and the number of steps.
+        - `buffers`: arrays for the records, with leading axes of chains and of at least `count`
+          steps.
 
-        **Returns:** the last states, and the buffers, whose first `count` records are of the steps.
+        **Returns:** the last states, and the buffers with the records of the steps in their first
+        `count` rows.
         """
 
         def of_chain(
@@ -288,37 +290,37 @@ class Method(Module):
 
         if len(keys) > 1:
             return jax.vmap(of_chain)(states, keys, buffers)
-        # A batch of one would take both branches of each condition.
+        # Under vmap, even with one chain, `lax.cond` would compute both branches.
         one = jtu.tree_map(lambda each: each[0], (states, keys, buffers))
         return jtu.tree_map(lambda each: each[None], of_chain(*one))
 
     def finish(self, problem: Problem, states: State, records: Record, key: PRNGKeyArray) -> Any:
-        """What draws are made from; by default the last states.
+        """The result of a run, from which `sample` draws. By default the last states.
 
         **Arguments:**
 
-        - `states`: the last ones, with a leading axis of chains.
-        - `records`: what was kept, with leading axes of chains and of records.
+        - `states`: the last states, with a leading axis of chains.
+        - `records`: the kept records, with leading axes of chains and records.
         """
         return states
 
     @abc.abstractmethod
     def sample(self, problem: Problem, found: Any, num: int, key: PRNGKeyArray) -> Draws:
-        """Draws from the posterior, `S = num` of them.
+        """`S = num` draws from the posterior.
 
         **Arguments:**
 
-        - `found`: what `finish` returned.
+        - `found`: the result of `finish`.
         """
 
     def num_found(self, found: Any) -> int | None:
-        """How many draws there are; `None` where new ones can be made without end."""
+        """Number of draws in the result; `None` if the method can make any number."""
         return None
 
-    # --- what some methods have of their own ---
+    # --- optional ---
 
     def noise(self, num: int, key: PRNGKeyArray) -> Any:
-        """What each of `num` networks draws by itself, such as masks; `None` for nothing."""
+        """Randomness of `num` networks besides the unknowns, such as dropout masks, or `None`."""
         return None
 
     def network(self, problem: Problem, unknowns: Unknowns) -> Any:
@@ -328,7 +330,7 @@ class Method(Module):
     def outputs(
         self, problem: Problem, found: Any, draws: Unknowns, x: Any, key: PRNGKeyArray
     ) -> Shaped[Array, "S B ..."]:
-        """What the networks return for `B` inputs.
+        """The outputs of the networks for `B` inputs.
 
         **Arguments:**
 
@@ -342,31 +344,32 @@ class Method(Module):
         return jax.vmap(of_one)(draws)
 
     def log_evidence(self, problem: Problem, found: Any) -> Float[Array, ""] | None:
-        """The log of the density of the data, in nats; `None` where the method has none."""
+        """The log density of the data, in nats; `None` if the method does not estimate it."""
         return None
 
     def point_estimate(self, problem: Problem, found: Any) -> Vector | None:
-        """The unknowns of one network, such as the mode, with whose predictions those of draws are
-        compared; `None` for no comparison.
+        """Unknowns of one network, such as the mode, to compare with the predictions of the draws.
+
+        `None` for no comparison.
         """
         return None
 
     @property
     def remedy(self) -> str:
-        """What to try where draws predict worse than it, in words."""
+        """Advice for draws that predict worse than the point estimate."""
         return "Another method may help."
 
     @property
     def leaves_out(self) -> bool:
-        """Whether the method judged its draws by examples that it left out.
+        """Whether the method has already evaluated its draws on examples that it left out.
 
-        `infer` then does not compare the draws with the mode on the training data: there, an exact
-        posterior predicts worse too.
+        `infer` then does not compare the draws with the mode on the training data, on which even an
+        exact posterior predicts worse.
         """
         return False
 
     def diagnosed(self, problem: Problem, found: Any) -> dict[str, Any]:
-        """Fields of `bayes.Diagnostics` that what was found says itself, by name."""
+        """Fields of `bayes.Diagnostics`, by name, that the method computes from its result."""
         return {}
 
 
@@ -374,24 +377,24 @@ class Method(Module):
 def one_step(
     method: Method, problem: Problem, state: State, index: Array, key: PRNGKeyArray
 ) -> tuple[State, dict[str, Array]]:
-    """A step of one chain. Traced once: for its shapes, and in the loop."""
+    """A step of one chain. Jitted so that shapes and loop share one trace."""
     state, record = method.step(problem, state, index, key)
     return without_weak_types((state, dict(record)))
 
 
 def without_weak_types(tree: Any) -> Any:
-    """Arrays whose types a loop can carry: without the weakness of numbers of Python."""
+    """Arrays without weak types, as the carry of a loop must be."""
     return jtu.tree_map(
         lambda leaf: jax.lax.convert_element_type(leaf, jnp.result_type(leaf)), tree
     )
 
 
 class Chains(Module):
-    """Where a run stands.
+    """The state of a run.
 
-    - `step`: how many steps were made.
-    - `states`: of the chains, with a leading axis.
-    - `records`: what was kept, each with leading axes of chains and of records.
+    - `step`: number of completed steps.
+    - `states`: the states of the chains, with a leading axis of chains.
+    - `records`: the kept records, with leading axes of chains and records.
     """
 
     step: int
@@ -400,15 +403,12 @@ class Chains(Module):
 
 
 def with_plain_numbers(method: Method) -> Method:
-    """The method with Python numbers in place of NumPy's, which `jax.jit` would trace."""
+    """Converts NumPy scalars to Python numbers, which `jit` treats as static."""
     return jtu.tree_map(lambda leaf: leaf.item() if isinstance(leaf, np.generic) else leaf, method)
 
 
 def chosen(draws: Float[Array, "n d"], num: int, key: PRNGKeyArray) -> Float[Array, "S d"]:
-    """`S = num` of `n` draws, each as often as the others, or once more.
-
-    Those that come once more are picked at random.
-    """
+    """`S = num` of `n` draws, each equally often or, for a random subset, once more."""
     size = draws.shape[0]
     order = jr.permutation(key, size)
     indices = jnp.concatenate([jnp.tile(order, num // size), order[: num % size]])

@@ -1,4 +1,4 @@
-"""Methods whose steps an optimiser makes: their base, and MAP."""
+"""MAP, and the base class of methods that run an optimiser."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,14 +16,14 @@ from .._libraries import ONCE, as_libraries_compute
 
 
 class Optimised(NamedTuple):
-    """A place, or what else descends, and what the optimiser keeps."""
+    """Optimised parameters and the state of the optimiser."""
 
     place: Any
     optimiser: Any
 
 
 class Descent(Method):
-    """The base of methods whose steps an optimiser makes. The fields are those of `bayes.MAP`."""
+    """Base of methods that run an optimiser. It has the fields of `bayes.MAP`."""
 
     steps: int = 2000
     learning_rate: float = 0.01
@@ -49,10 +49,9 @@ class Descent(Method):
         if not names:
             return ()
         return (
-            f"the prior has unknowns of its own ({names}), and the density may have no highest "
-            "point: where a scale goes to zero with the parameters below it, it grows without end. "
-            "Fix the scale, or take a method that averages, such as `bayes.NUTS` or "
-            "`bayes.MeanField`.",
+            f"the prior has unknowns of its own ({names}), so the density may have no maximum: it "
+            "can grow without bound when a scale and the parameters with that scale go to zero. "
+            "Fix the scale, or use `bayes.NUTS` or `bayes.MeanField`.",
         )
 
     @property
@@ -68,7 +67,7 @@ class Descent(Method):
         return Optimised(place, self._optimiser().init(place))
 
     def first_place(self, problem: Problem, key: PRNGKeyArray) -> Float[Array, " d"]:
-        """Where descent begins."""
+        """The initial unknowns."""
         return problem.initial(key)
 
     def step(self, problem: Problem, state: Optimised, index: Array, key: PRNGKeyArray) -> Step:
@@ -76,7 +75,7 @@ class Descent(Method):
         return state, {"loss": value}
 
     def loss(self, problem: Problem, key: PRNGKeyArray) -> Callable[[Array], Array]:
-        """What a step makes smaller, a function of the place: minus the log density, by example."""
+        """The loss of a step: the negative log density divided by the number of examples."""
         batch = problem.batch(key, self.batch_size)
         return lambda place: -problem.batch_log_density(place, batch) / problem.target.num_data
 
@@ -89,8 +88,8 @@ class Descent(Method):
         return jnp.broadcast_to(found, (num, found.shape[-1]))
 
     def diagnosed_at(self, problem: Problem, places: Float[Array, "c d"]) -> dict[str, Any]:
-        """How far the log density rises from the places at which descent ended."""
-        # All data at once may be more than memory holds, where no step has them.
+        """`Diagnostics.rise` at the final unknowns of each run."""
+        # If steps use minibatches, the whole data set may not fit in memory.
         return {"rise": np.asarray(rise(problem, places))} if self.batch_size is None else {}
 
     def _optimiser(self) -> optax.GradientTransformationExtraArgs:
@@ -99,17 +98,16 @@ class Descent(Method):
 
 
 class MAP(Descent):
-    """The most probable unknowns, for a first look: what training with weight decay finds.
+    """Maximum a posteriori: the most probable unknowns, as from training with weight decay.
 
-    It costs one training, and its memory. Do not use it where uncertainty about the network
-    matters: its draws are all alike.
+    It costs as much time and memory as ordinary training. Do not use it if uncertainty about the
+    network matters: all its draws are the same. The density is maximised in linked space.
 
-    The density is that of unknowns in linked space.
-
-    - `steps`: of the optimiser.
-    - `learning_rate`: of Adam (Kingma and Ba, 2015), falling to zero along a cosine.
-    - `optimiser`: one of Optax in its place, such as `optax.lbfgs()`.
-    - `batch_size`: examples in a step, drawn with replacement; all of them by default.
+    - `steps`: number of optimiser steps.
+    - `learning_rate`: initial learning rate of Adam (Kingma and Ba, 2015), with cosine decay to
+      zero.
+    - `optimiser`: an Optax optimiser to use instead, such as `optax.lbfgs()`.
+    - `batch_size`: examples per step, drawn with replacement; all examples by default.
 
     >>> from eqxlike import bayes
     >>> method = bayes.MAP(steps=500, learning_rate=0.01)
@@ -125,7 +123,7 @@ class MAP(Descent):
 def descend(
     optimiser: optax.GradientTransformationExtraArgs, loss: Callable[[Any], Array], state: Optimised
 ) -> tuple[Optimised, Array]:
-    """One step of an optimiser: where it leads, and the loss before it."""
+    """One step of an optimiser: the new state, and the loss before the step."""
     value, gradient = jax.value_and_grad(loss)(state.place)
     updates, kept = optimiser.update(
         gradient, state.optimiser, state.place, value=value, grad=gradient, value_fn=loss
@@ -135,11 +133,11 @@ def descend(
 
 
 def check_batch_size(method: Method, size: int | None, problem: Problem | None = None) -> None:
-    """Raises `ValueError` unless `size`, a field of `method`, is `None` or a number of examples.
+    """Raises `ValueError` unless the batch size is `None` or a positive integer.
 
     **Arguments:**
 
-    - `problem`: whose data has to have as many.
+    - `problem`: if given, its data must have at least `size` examples.
     """
     if size is None:
         return
@@ -147,28 +145,28 @@ def check_batch_size(method: Method, size: int | None, problem: Problem | None =
     whole_number(size, name)
     if problem is not None and size > problem.target.num_data:
         raise ValueError(
-            f"{name} is {size}, and the data has {problem.target.num_data} examples: give a "
-            "smaller one, or None for all of them."
+            f"{name} is {size}, but the data has only {problem.target.num_data} examples: pass a "
+            "smaller batch size, or None to use all examples."
         )
 
 
-# --- How far below a mode an optimiser ended ---
+# --- Distance of an optimiser's result from a mode ---
 
 
 _NUM_CLIMBS = 10
-# So many halvings of a length leave nothing of it in float32.
-_MAX_TRIALS = 30
+# A step that was halved this often is below the resolution of float32.
+_MAX_BACKTRACKS = 30
 
 
 @as_libraries_compute()
 @filter_jit(compiler_options=ONCE)
 def rise(problem: Problem, places: Float[Array, "c d"]) -> Float[Array, " c"]:
-    """By how many nats ten steps of L-BFGS raise the log density, from each place.
+    """Increase of the log density by ten steps of L-BFGS, from each place.
 
-    They are counted for each unknown, or for each example where those are fewer: of a normal
-    posterior a draw lies half a nat for each unknown below the mode. There is at least as much
-    between the place and the mode: nothing where an optimiser came to it, and, since no learning
-    rate keeps these steps short, much where one stopped before it.
+    In nats per unknown, or per example if there are fewer examples: a draw from a normal posterior
+    lies half a nat per unknown below the mode. The increase is a lower bound of the distance to the
+    mode. It is near 0 if an optimiser converged, and large if it stopped early, because no learning
+    rate limits these steps.
     """
     num = min(problem.size, problem.target.num_data)
 
@@ -180,13 +178,13 @@ def rise(problem: Problem, places: Float[Array, "c d"]) -> Float[Array, " c"]:
 
 
 def climb(problem: Problem, place: Float[Array, " d"], num: int) -> Float[Array, " d"]:
-    """Where `num` steps of L-BFGS lead, towards a mode."""
+    """The result of `num` steps of L-BFGS towards a mode."""
     # With the default line search, compilation took 1.4 times as long.
-    search = optax.scale_by_backtracking_linesearch(_MAX_TRIALS)
+    search = optax.scale_by_backtracking_linesearch(_MAX_BACKTRACKS)
     optimiser = optax.lbfgs(linesearch=search)
 
     def loss(place: Array) -> Array:
-        # A density may have more digits than the place.
+        # The log density may have a wider dtype than `place`.
         return -problem.log_density(place).astype(place.dtype)
 
     def one(_: int, state: Optimised) -> Optimised:

@@ -1,4 +1,4 @@
-"""Ensembles: networks that are trained apart."""
+"""Ensembles of independently trained networks."""
 
 import math
 from collections.abc import Callable
@@ -18,15 +18,16 @@ from ._descent import MAP, Optimised, descend
 
 
 class DeepEnsemble(MAP):
-    """Networks trained from different initial parameters, for uncertainty at any size.
+    """Networks trained from different initial parameters, for models of any size.
 
-    It costs `members` trainings. Do not use it to widen the intervals of a small regression: each
-    member underestimates the noise as `bayes.MAP` does. `bayes.EarlyStoppedEnsemble` does not.
+    It costs as much as training `members` networks. Do not use it to widen the intervals of a small
+    regression: each member underestimates the noise as `bayes.MAP` does. Use
+    `bayes.EarlyStoppedEnsemble` there.
 
     The disagreement of the members is the epistemic uncertainty (Lakshminarayanan, Pritzel and
     Blundell, 2017, "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles").
-    Each member trains on all data, and begins with the parameters of the model shuffled within each
-    array.
+    Each member trains on all data. Its initial parameters are the parameters of the model, shuffled
+    within each array.
 
     Members train in one batch, except on a CPU where the activations of all members exceed its
     cache: there they train one after another. `chain_method` of `bayes.infer` overrides this.
@@ -62,20 +63,21 @@ class DeepEnsemble(MAP):
         return chosen(found, num, key)
 
 
-# --- Networks that stop early ---
+# --- Ensembles with early stopping ---
 
 
-# Of Adam in linked space, where the log of a scale is hardly 10 away.
+# Adam in linked space, in which the log of a scale has to move by at most about 10.
 _NOISE_RATE, _NOISE_STEPS = 0.05, 400
 
 
 class StoppedEarly(NamedTuple):
-    """A run that leaves out some examples, and where it predicted them best.
+    """Training with validation examples, and the best parameters so far.
 
     - `place`, `optimiser`: the fields of `Optimised`.
-    - `order`: the numbers of all `N` examples, shuffled. Of `n` that are left out, a step with all
-      data takes the mask `order < n`, one with a batch the first `n` in it.
-    - `best_place`, `best_score`: where their mean log likelihood was greatest, and that mean.
+    - `order`: a permutation of the `N` example indices. With `n` validation examples, they are
+      those with `order < n` if steps use all data, and `order[:n]` if steps use batches.
+    - `best_place`, `best_score`: the unknowns with the greatest mean log likelihood of the
+      validation examples, and that mean.
     """
 
     place: Float[Array, " d"]
@@ -86,17 +88,18 @@ class StoppedEarly(NamedTuple):
 
 
 class EarlyStoppedEnsemble(DeepEnsemble):
-    """A deep ensemble whose members stop early and measure the noise, the method to begin with.
+    """A deep ensemble with early stopping and a fitted noise scale. Start with this method.
 
-    It costs `members` trainings. Do not use it where few examples can be spared for validation.
+    It costs as much as training `members` networks. Do not use it if no examples can be spared for
+    validation.
 
-    Each member draws the examples that it leaves out, and stops where it predicts them best. The
-    likelihood's own unknowns, such as the scale of the noise, are then fitted to the examples that
-    were left out, of all members together: networks predict these less closely than the examples
-    that they were trained on. The members are no draws from the posterior.
+    Each member has its own random validation examples, and keeps the parameters that predict them
+    best. Then the likelihood's own unknowns, such as the scale of the noise, are fitted to the
+    validation examples of all members, because networks predict these less closely than their
+    training examples. The members are not draws from the posterior.
 
     - `members`: number of networks.
-    - `validation_fraction`: the part of the examples that each member leaves out.
+    - `validation_fraction`: fraction of the examples that each member uses for validation.
 
     The other fields are those of `bayes.MAP`.
 
@@ -116,8 +119,8 @@ class EarlyStoppedEnsemble(DeepEnsemble):
         super().check(problem)
         if problem.target.num_data < 2:
             raise ValueError(
-                "EarlyStoppedEnsemble needs at least 2 examples, one to leave out and one to train "
-                "on; the data has 1."
+                "EarlyStoppedEnsemble needs at least 2 examples, one for validation and one for "
+                "training; the data has 1."
             )
 
     def init(self, problem: Problem, key: PRNGKeyArray) -> StoppedEarly:
@@ -132,11 +135,11 @@ class EarlyStoppedEnsemble(DeepEnsemble):
         after, value = descend(self._optimiser(), loss, before)
         record = {"loss": value}
         if self.batch_size is None:
-            # The compiler takes the outputs from the forward pass of the loss.
+            # XLA reuses the outputs from the forward pass of the loss.
             score = self._score(problem, state)
             record["validation_loss"] = -score
         else:
-            # As often as it costs a batch a step, on average.
+            # On average, validation processes one batch per step.
             every = math.ceil(self._num_left_out(problem) / self.batch_size)
             score = jax.lax.cond(
                 index % every == 0,
@@ -154,7 +157,7 @@ class EarlyStoppedEnsemble(DeepEnsemble):
         return self._with_noise(problem, states.order, jax.lax.map(of_one, states))
 
     def diagnosed(self, problem: Problem, found: Array) -> dict[str, Any]:
-        # A run that stops early is not meant to come to a mode.
+        # A run with early stopping does not aim at a mode.
         return {}
 
     def _num_left_out(self, problem: Problem) -> int:
@@ -164,7 +167,7 @@ class EarlyStoppedEnsemble(DeepEnsemble):
     def _loss_of_rest(
         self, problem: Problem, order: Array, key: PRNGKeyArray
     ) -> Callable[[Array], Array]:
-        """Minus the log density for each example, estimated from the examples that are kept."""
+        """The negative log density per example, estimated from the training examples."""
         target, num = problem.target, self._num_left_out(problem)
         if self.batch_size is not None:
             rest = order[jr.randint(key, (self.batch_size,), num, target.num_data)]
@@ -180,7 +183,7 @@ class EarlyStoppedEnsemble(DeepEnsemble):
         return problem.differentiable(loss)
 
     def _score(self, problem: Problem, state: StoppedEarly) -> Float[Array, ""]:
-        """The mean log likelihood of the examples that are left out."""
+        """The mean log likelihood of the validation examples."""
         target, num = problem.target, self._num_left_out(problem)
         unknowns = problem.unknowns(state.place)
         if self.batch_size is None:
@@ -191,7 +194,7 @@ class EarlyStoppedEnsemble(DeepEnsemble):
                 example = jtu.tree_map(lambda array: array[index][None], target.data)
                 return target.log_likelihood(unknowns, example)[0]
 
-            # No more outputs at once than a step has.
+            # Use no larger batches than the training steps.
             size = min(self.batch_size, num)
             total = jnp.sum(jax.lax.map(of_one, state.order[:num], batch_size=size))
         return (total / num).astype(state.best_score.dtype)
@@ -199,9 +202,7 @@ class EarlyStoppedEnsemble(DeepEnsemble):
     def _with_noise(
         self, problem: Problem, orders: Int[Array, "c N"], places: Float[Array, "c d"]
     ) -> Float[Array, "c d"]:
-        """Fits the likelihood's own unknowns to the examples that were left out, and puts them into
-        all places. Networks predict these examples less closely than those they were trained on.
-        """
+        """Fits the likelihood's own unknowns to the validation examples of all members."""
         target, linked = problem.target, jax.vmap(problem.unflatten)(places)
         if not jtu.tree_leaves(linked.likelihood):
             return places
@@ -243,8 +244,8 @@ class EarlyStoppedEnsemble(DeepEnsemble):
 
 
 def _better(state: StoppedEarly, score: Array) -> tuple[Array, Array]:
-    """The better one of the best place and the last, whose score this is, and its score."""
-    # False for a score that is not a number.
+    """The best unknowns so far and their score, given the score of the current unknowns."""
+    # False if the score is NaN.
     is_better = score > state.best_score
     best_place = jnp.where(is_better, state.place, state.best_place)
     return best_place, jnp.where(is_better, score, state.best_score)

@@ -1,9 +1,9 @@
-"""Second derivatives of a log density at its mode, by likelihood and by prior.
+"""Second derivatives of a log density at its mode: Gauss-Newton matrix and prior Hessian.
 
-The generalised Gauss-Newton matrix of the likelihood is `sum_n J_n^T L_n J_n`, with `J_n` the
-Jacobian of the outputs for an example and `L_n` the Hessian of minus its log density in the
-outputs: the Hessian but for the curvature of the network (Schraudolph, 2002, "Fast Curvature
-Matrix-Vector Products for Second-Order Gradient Descent").
+The generalised Gauss-Newton matrix of the likelihood is `sum_n J_n^T L_n J_n`. `J_n` is the
+Jacobian of the outputs for example `n`, and `L_n` the Hessian of its negative log likelihood with
+respect to the outputs. It is the Hessian without the curvature of the network (Schraudolph, 2002,
+"Fast Curvature Matrix-Vector Products for Second-Order Gradient Descent").
 """
 
 import math
@@ -20,13 +20,14 @@ from ... import Module, ad, field
 from .._inference._method import Problem
 from .._posterior import output_of, struct_of_example
 
-# --- Where each array of unknowns stands in their vector ---
+# --- Positions of arrays in the vector of unknowns ---
 
 
 class Part(NamedTuple):
-    """One array of unknowns: its numbers stand together in the vector, from `start`.
+    """One array of unknowns, a contiguous part of the vector from `start` to `stop`.
 
-    - `layer`: the path of what holds it.
+    - `path`: the path of the array.
+    - `layer`: the path of the layer that contains it.
     """
 
     kind: Literal["model", "likelihood", "prior"]
@@ -45,7 +46,7 @@ class Part(NamedTuple):
 
 
 def parts_of(problem: Problem) -> tuple[Part, ...]:
-    """The arrays of a problem in the order of the vector: first those of the model."""
+    """The arrays of a problem in the order of the vector: model, likelihood, prior."""
     vector = jax.ShapeDtypeStruct((problem.size,), jnp.dtype(problem.dtype))
     linked = jax.eval_shape(problem.unflatten, vector)
     parts, start = [], 0
@@ -57,18 +58,19 @@ def parts_of(problem: Problem) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-# --- A posterior around its mode, as a function of those unknowns that are uncertain ---
+# --- A posterior around its mode, as a function of the varying unknowns ---
 
 
-# Bytes that a pass over the data may hold at once.
+# Memory limit for one block of a pass over the data.
 _BLOCK_BYTES = 64 * 2**20
 
 
 class AroundMode(Module):
-    """A posterior near its mode. `k` of its `d` unknowns vary, the others stay at the mode.
+    """A posterior near its mode. `k` of its `d` unknowns vary; the others stay at the mode.
 
-    - `mode`: where the density is greatest.
-    - `parts`: the arrays that vary, in the order of the vector: some of the model, and all others.
+    - `mode`: the mode, a vector of all unknowns.
+    - `parts`: the varying arrays in the order of the vector: some or all of the model, and all of
+      likelihood and prior.
     """
 
     problem: Problem
@@ -77,35 +79,35 @@ class AroundMode(Module):
 
     @property
     def indices(self) -> np.ndarray:
-        """The places in the vector of the `k` unknowns."""
+        """The indices of the varying unknowns in the vector."""
         return np.concatenate([np.arange(part.start, part.stop) for part in self.parts])
 
     @property
     def centre(self) -> Float[Array, " k"]:
-        """Their values at the mode."""
+        """The varying unknowns at the mode."""
         return self.mode[self.indices]
 
     def place(self, kind: str) -> slice:
-        """Where the unknowns of the model, the likelihood or the prior stand among the `k`."""
+        """The slice of the varying unknowns that belong to the model, likelihood or prior."""
         places = [self.place_of(part) for part in self.parts if part.kind == kind]
         return slice(places[0].start, places[-1].stop) if places else slice(0, 0)
 
     def place_of(self, part: Part) -> slice:
-        """Where those of one array stand among the `k`."""
+        """The slice of the varying unknowns that belong to one array."""
         start = sum(each.size for each in self.parts[: self.parts.index(part)])
         return slice(start, start + part.size)
 
     def vector(self, varying: Float[Array, " k"]) -> Float[Array, " d"]:
-        """The vector of all unknowns."""
+        """The vector of all unknowns, given the varying ones."""
         return self.mode.at[self.indices].set(varying)
 
     @property
     def output(self) -> jax.ShapeDtypeStruct:
-        """The shape and dtype of what the network returns for one input."""
+        """The shape and dtype of the network's output for one input."""
         target = self.problem.target
         return output_of(target.network, struct_of_example(target.data[0]))
 
-    # --- functions of what varies ---
+    # --- functions of the varying unknowns ---
 
     def outputs(self, varying: Float[Array, " k"], x: Any) -> Float[Array, " C"]:
         """The `C` outputs for one input."""
@@ -113,7 +115,7 @@ class AroundMode(Module):
         return network(x).reshape(-1).astype(self.mode.dtype)
 
     def jacobian(self, x: Any) -> tuple[Float[Array, "C k"], Float[Array, " C"]]:
-        """The derivatives of the outputs for one input, and the outputs, at the mode."""
+        """The Jacobian of the outputs for one input, and the outputs, at the mode."""
 
         def outputs(varying: Float[Array, " k"]) -> tuple[Array, Array]:
             output = self.outputs(varying, x)
@@ -124,23 +126,23 @@ class AroundMode(Module):
 
     @property
     def may_have_features(self) -> bool:
-        """Whether all arrays that vary have one row for each of many outputs, as a last layer."""
+        """Whether the varying arrays may be a last layer: one row for each of many outputs."""
         num = self.output.size
         kinds = {(part.kind, *part.shape[:1]) for part in self.parts}
         return num > SMALL and kinds == {("model", num)} and self.problem.mode is None
 
     @property
     def places_by_output(self) -> np.ndarray:
-        """The places among the `k` of the rows of each output, shape `(C, f)`."""
+        """Indices, among the varying unknowns, of the rows of each output, shape `(C, f)`."""
         places = [np.arange(self.centre.size)[self.place_of(part)] for part in self.parts]
         return np.concatenate([each.reshape(self.output.size, -1) for each in places], axis=1)
 
     def features(self, x: Any) -> tuple[Float[Array, " f"], Float[Array, " C"], Bool[Array, ""]]:
-        """The derivatives of each output by its own rows, `f = k / C` numbers, and the outputs.
+        """The derivatives of each output with respect to its own rows, `f = k / C` numbers.
 
-        **Returns:** features, outputs, and whether all derivatives are those: whether each output
-        has the same features and does not depend on the rows of others. One product with random
-        numbers tells: it misses a dependence with probability zero (Freivalds, 1977,
+        **Returns:** features, outputs, and whether the features are the whole Jacobian: all outputs
+        have the same features, and no output depends on the rows of another. One product with
+        random numbers tests this; it misses a dependence with probability zero (Freivalds, 1977,
         "Probabilistic Machines Can Use Less Running Time").
         """
         outputs, pull = jax.vjp(lambda varying: self.outputs(varying, x), self.centre)
@@ -150,13 +152,13 @@ class AroundMode(Module):
         return rows[0], outputs, jnp.all(jnp.abs(rows - rows[:1]) <= tolerance)
 
     def negative_log_prior(self, varying: Float[Array, " k"]) -> Float[Array, ""]:
-        """Minus the log prior of the unknowns, a density in linked space."""
+        """The negative log prior, as a density in linked space."""
         target = self.problem.target
         unknowns, log_det = target.constrain(self.problem.unflatten(self.vector(varying)))
         return -(target.log_prior(unknowns) + log_det)
 
     def log_likelihood(self) -> Float[Array, ""]:
-        """The log density of the data at the mode."""
+        """The log likelihood of the data at the mode."""
         target = self.problem.target
         unknowns = self.problem.unknowns(self.mode)
 
@@ -169,22 +171,22 @@ class AroundMode(Module):
 
 
 def block_size(num_bytes: int, num: int) -> int:
-    """How many of `num` things of `num_bytes` each are worked on at once."""
+    """Batch size for `num` items that need `num_bytes` each."""
     return max(1, min(num, _BLOCK_BYTES // max(1, num_bytes)))
 
 
 def sum_over_rows(
     around: AroundMode, of_rows: Callable[[Float[Array, "r k"]], Any]
 ) -> tuple[Any, Float[Array, "k m"]]:
-    """Sums over the data.
+    """Sums a function of the Gauss-Newton rows over the data.
 
     **Arguments:**
 
-    - `of_rows`: what is to be summed: a function of some rows `R_n J_n`, where `R_n^T R_n = L_n`.
-      The matrix is the sum of their outer products.
+    - `of_rows`: function of rows `R_n J_n` of several examples, where `R_n^T R_n = L_n`. The
+      Gauss-Newton matrix is the sum of the outer products of these rows.
 
-    **Returns:** the sum, and the `k x m` block of second derivatives of minus the log likelihood
-    between all unknowns and those of the likelihood.
+    **Returns:** the sum, and the `k x m` block of the Hessian of the negative log likelihood
+    between all varying unknowns and the unknowns of the likelihood.
     """
     place = around.place("likelihood")
     own = around.centre[place]
@@ -206,10 +208,10 @@ def sum_over_rows(
 
 
 def sum_over_features(around: AroundMode) -> tuple[Float[Array, "f f C C"], Float[Array, ""]]:
-    """Sums over the data for a last layer, whose matrix is a sum of Kronecker products.
+    """Sums over the data for a last layer: its matrix is a sum of Kronecker products.
 
-    **Returns:** the sum of `features x features x L_n`, and the number of examples
-    whose derivatives are not given by their features.
+    **Returns:** the sum of `features x features x L_n`, and the number of examples whose features
+    are not the whole Jacobian.
     """
 
     def of_example(x: Any, y: Any) -> tuple[Array, Array, Array]:
@@ -230,7 +232,7 @@ def _sum_over_data(
     of_example: Callable[[Any, Any], Any],
     of_block: Callable[[Any, Float[Array, " b"]], Any],
 ) -> Any:
-    """Sums in blocks, so that memory does not grow with the number of examples.
+    """Sums over the data in blocks, so that memory does not grow with the number of examples.
 
     **Arguments:**
 
@@ -263,7 +265,7 @@ def _sum_over_data(
 
 
 def _hessian(around: AroundMode, outputs_and_own: Array, y: Any) -> Float[Array, "c c"]:
-    """That of minus the log density of one example in outputs and unknowns of the likelihood."""
+    """Hessian of an example's NLL with respect to its outputs and the likelihood's unknowns."""
     target, place = around.problem.target, around.place("likelihood")
     struct = around.output
 
@@ -277,14 +279,15 @@ def _hessian(around: AroundMode, outputs_and_own: Array, y: Any) -> Float[Array,
 
 
 SMALL = 16
-"""Up to so many outputs, roots of matrices are taken by eigenvalues, for a batch of examples."""
+"""Up to this many outputs, examples are batched, and matrix roots are computed from eigenvalues."""
 
 
 def positive_root(matrix: Float[Array, "C C"]) -> Float[Array, "C C"]:
-    """`A` with `A A^T` a symmetric matrix without its negative eigenvalues.
+    """`A` such that `A A^T` is the symmetric matrix with negative eigenvalues set to 0.
 
-    Large matrices have Cholesky factors, up to rounding errors of their greatest eigenvalue:
-    eigenvalues of 500 x 500 take thirty times as long. Do not batch them, which would compute both.
+    For large matrices it is a Cholesky factor, accurate up to rounding errors of the greatest
+    eigenvalue: for 500 x 500, eigenvalues take thirty times as long. Do not use `vmap` for large
+    matrices, because it would compute both.
     """
     size = matrix.shape[0]
     if size == 1:
@@ -302,9 +305,10 @@ def positive_root(matrix: Float[Array, "C C"]) -> Float[Array, "C C"]:
 
 
 def _positive_part(matrix: Float[Array, "C C"]) -> Float[Array, "C C"]:
-    """A symmetric matrix without its negative eigenvalues.
+    """The symmetric matrix with negative eigenvalues set to 0.
 
-    A diagonally dominant matrix, such as the Hessian of a softmax, has none up to rounding.
+    A diagonally dominant matrix, such as the Hessian of a softmax, has none, and is returned
+    unchanged.
     """
 
     def by_root() -> Array:
@@ -317,11 +321,11 @@ def _positive_part(matrix: Float[Array, "C C"]) -> Float[Array, "C C"]:
     return jax.lax.cond(is_dominant, lambda: matrix, by_root)
 
 
-# --- Second derivatives of minus the log prior, that of the link included ---
+# --- Second derivatives of the negative log prior in linked space ---
 
 
 def prior_hessian(around: AroundMode, place: slice) -> Float[Array, "n n"]:
-    """The Hessian by the unknowns of one place among those that vary."""
+    """The block of the Hessian for a slice of the varying unknowns."""
     size = around.centre.shape[0]
 
     def column(index: Array) -> Array:
@@ -332,7 +336,7 @@ def prior_hessian(around: AroundMode, place: slice) -> Float[Array, "n n"]:
 
 
 def prior_diagonal(around: AroundMode, part: Part) -> Float[Array, " n"]:
-    """The diagonal of the Hessian by the unknowns of one array."""
+    """The diagonal of the Hessian for one array."""
     place = around.place_of(part)
     if not _is_elementwise(around, part):
         return jnp.diagonal(prior_hessian(around, place))
@@ -345,7 +349,7 @@ def _product(around: AroundMode, vector: Float[Array, " k"]) -> Float[Array, " k
 
 
 def _is_elementwise(around: AroundMode, part: Part) -> bool:
-    """Whether the prior takes the numbers of an array as independent: its block is diagonal."""
+    """Whether the prior of an array has independent entries, so that its block is diagonal."""
     if part.kind != "model":
         return part.size == 1
     priors = around.problem.target.parameter_priors(around.problem.unknowns(around.mode))

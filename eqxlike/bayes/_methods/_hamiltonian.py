@@ -1,4 +1,4 @@
-"""Hamiltonian Monte Carlo, and the warm-up that it shares with NUTS."""
+"""Hamiltonian Monte Carlo, and the warm-up that HMC and NUTS share."""
 
 from typing import Any, NamedTuple
 
@@ -15,12 +15,12 @@ from ._markov_chains import MarkovChain
 
 
 class HamiltonianState(NamedTuple):
-    """A chain and the results of its warm-up.
+    """The state of a chain and of its warm-up.
 
-    - `place`, `log_density`, `gradient`: where the chain is, and the density there.
-    - `step_size`, `inverse_mass_matrix`: with which it moves.
-    - `averaging`: the state of dual averaging, which finds the step size.
-    - `moments`: of the places in this window of the warm-up, for the mass matrix.
+    - `place`, `log_density`, `gradient`: position, and log density and gradient there.
+    - `step_size`, `inverse_mass_matrix`: of the leapfrog integrator.
+    - `averaging`: state of dual averaging, which adapts the step size.
+    - `moments`: moments of the positions in the current warm-up window, for the mass matrix.
     """
 
     place: Float[Array, " d"]
@@ -33,10 +33,10 @@ class HamiltonianState(NamedTuple):
 
 
 class Hamiltonian(MarkovChain):
-    """The base of HMC and NUTS. The fields are those of `bayes.NUTS`.
+    """Base of HMC and NUTS, with the fields of `bayes.NUTS`.
 
-    Warm-up adapts step size and mass matrix (Carpenter et al., 2017, "Stan: A Probabilistic
-    Programming Language", section 3).
+    Warm-up adapts step size and mass matrix as Stan does (Carpenter et al., 2017, "Stan: A
+    Probabilistic Programming Language", section 3).
     """
 
     target_acceptance: float = 0.8
@@ -61,10 +61,10 @@ class Hamiltonian(MarkovChain):
             self._moments()[0](matrix.shape),
         )
 
-    # --- the warm-up ---
+    # --- warm-up ---
 
     def _averaging(self, log_step_size: Array) -> Any:
-        """Dual averaging before its first step."""
+        """The initial state of dual averaging."""
         return hmc_util().dual_averaging()[0](log_step_size + jnp.log(10.0))
 
     def _moments(self) -> Any:
@@ -73,8 +73,8 @@ class Hamiltonian(MarkovChain):
     def gathered(
         self, state: HamiltonianState, index: Array, acceptance: Array
     ) -> tuple[HamiltonianState, Array]:
-        """Learns from a step of warm-up, and says whether a window ends that `closed` closes."""
-        # The first and the last window adapt the step size alone.
+        """Adapts to one step of warm-up; also returns whether a window ends and `closed` is due."""
+        # The first and the last window adapt only the step size.
         windows = hmc_util().build_adaptation_schedule(self.num_warmup)[1:-1]
         starts, ends = np.array(windows, int).reshape(-1, 2).T
         index = jnp.minimum(index, self.num_warmup - 1)
@@ -93,7 +93,7 @@ class Hamiltonian(MarkovChain):
         return state, jnp.any(index == ends)
 
     def closed(self, state: HamiltonianState) -> HamiltonianState:
-        """The end of a window: another mass matrix, and the step size is learnt again."""
+        """Ends a warm-up window: updates the mass matrix and restarts dual averaging."""
         start, _, covariance = self._moments()
         matrix, *_ = covariance(state.moments, regularize=True)
         average = state.averaging[1]
@@ -109,16 +109,16 @@ class Hamiltonian(MarkovChain):
 
 
 class HMC(Hamiltonian):
-    """Hamiltonian Monte Carlo, exact but for Monte Carlo error, at a cost known beforehand.
+    """Hamiltonian Monte Carlo: exact up to Monte Carlo error, with a cost known in advance.
 
-    A step costs half of `trajectory_steps` gradients of all examples on average, and a kept draw
-    the memory of the unknowns. Do not use it where you do not know the length: `bayes.NUTS` finds
-    it (Neal, 2011, "MCMC Using Hamiltonian Dynamics"; BlackJAX's implementation).
+    A step costs on average half of `trajectory_steps` gradients of all examples. A kept draw costs
+    the memory of the unknowns. If you do not know a good trajectory length, use `bayes.NUTS`, which
+    adapts it. (Neal, 2011, "MCMC Using Hamiltonian Dynamics"; BlackJAX's implementation.)
 
-    A trajectory has a number of steps drawn evenly from 1 to `trajectory_steps`: of one length it
-    could come back to where it began.
+    The number of leapfrog steps of a trajectory is uniform between 1 and `trajectory_steps`,
+    because trajectories of a fixed length may return to their start.
 
-    - `trajectory_steps`: the most gradients that a trajectory takes.
+    - `trajectory_steps`: maximum number of leapfrog steps in a trajectory.
 
     The other fields are those of `bayes.NUTS`, without `max_doublings`.
 

@@ -1,4 +1,4 @@
-"""Laplace's approximation: a normal distribution around the mode."""
+"""The Laplace approximation: a normal distribution around the mode."""
 
 import math
 from collections.abc import Callable
@@ -53,19 +53,19 @@ _CURVATURES: dict[
     "kronecker": (kronecker_curvature, kronecker_size),
     "diagonal": (diagonal_curvature, diagonal_size),
 }
-# Steps after those to the mode, as a part of them, and how often the scales are tuned in these.
-_REFITTED, _NUM_TUNINGS = 0.5, 5
+# Additional steps for tuning the prior, as a fraction of `steps`, and the number of tunings.
+_TUNING_FRACTION, _NUM_TUNINGS = 0.5, 5
 
 
 class LaplacePosterior(Module):
-    """What `bayes.Laplace` found: the `found` of a `bayes.FittedPosterior`.
+    """The result of `bayes.Laplace`, the `found` of a `bayes.FittedPosterior`.
 
-    - `mode`: the most probable vector of unknowns in linked space.
-    - `normal`: the distribution of the unknowns that vary, minus their mode.
-    - `log_evidence`: the log of the density of the data.
-    - `log_factors`: by how much the scales of the prior were tuned; `None` if they were not.
-    - `log_factor_change`: by how much the last tuning changed them.
-    - `width`: what the covariance is multiplied by, `normal` included, and the leave-one-out NLLs.
+    - `mode`: the most probable unknowns in linked space.
+    - `normal`: the distribution of the varying unknowns minus the mode.
+    - `log_evidence`: the log density of the data.
+    - `log_factors`: logs of the factors of the tuned prior scales; `None` without tuning.
+    - `log_factor_change`: change of `log_factors` in the last tuning.
+    - `width`: factor of the covariance, which `normal` already includes, and leave-one-out NLLs.
     """
 
     mode: Float[Array, " d"]
@@ -77,57 +77,60 @@ class LaplacePosterior(Module):
 
 
 class Laplace(Descent):
-    """A normal distribution around the mode, for the uncertainty of a network trained anyway.
+    """The Laplace approximation: a normal distribution around the mode of a trained network.
 
-    It costs about two trainings, and `"full"` the square of the unknowns in memory and their cube
-    in time. Do not use it where the exact posterior (`bayes.NUTS`) or several modes
-    (`bayes.DeepEnsemble`) matter.
+    It costs about as much as training twice. `"full"` needs memory for the square of the number of
+    unknowns, and cubic time. Do not use it if you need the exact posterior (use `bayes.NUTS`) or
+    several modes (use `bayes.DeepEnsemble`).
 
     References: MacKay (1992), "A Practical Bayesian Framework for Backpropagation Networks";
     Daxberger et al. (2021), "Laplace Redux".
 
-    - The precision is `P = sum_n J_n^T L_n J_n + P_0` (`_curvature`): `J_n` is the Jacobian of the
-      outputs for example `n` and of the unknowns of the likelihood, `L_n` the Hessian of minus its
-      log density in both, and `P_0` the Hessian of minus the log prior, all in linked space.
-    - The log evidence is `log p(data, mode) + (k log 2 pi - log det P) / 2`, for the `k` unknowns
-      that vary.
-    - The outputs for an input `x` have the distribution `N(f(x), width J P^-1 J^T)`, with `J` the
-      Jacobian at `x`.
+    - The precision is `P = sum_n J_n^T L_n J_n + P_0`, in linked space. `J_n` is the Jacobian of
+      the outputs for example `n` and of the likelihood's unknowns, `L_n` the Hessian of the
+      example's negative log likelihood with respect to both, and `P_0` the Hessian of the negative
+      log prior.
+    - The log evidence is `log p(data, mode) + (k log 2 pi - log det P) / 2`, for `k` varying
+      unknowns.
+    - The outputs for an input `x` have the distribution `N(f(x), width J P^-1 J^T)`, with the
+      Jacobian `J` at `x`.
 
     The fields:
 
-    - `structure`: how much of the precision is kept: `"full"`, the default up to 2,000 unknowns;
-      `"last_layer"`, beyond, all of it for the last layer and the unknowns of prior and likelihood,
-      while others stay at the mode; `"kronecker"`, a Kronecker product for each matrix or kernel,
-      and all of each other array; `"diagonal"`.
-    - `predictive`: what predictions are made from. `"linearised"`, the normal distribution of the
-      outputs of the linearised network, which fits the Gauss-Newton matrix (Immer, Korzepa and
-      Bauer, 2021, "Improving Predictions of Bayesian Neural Nets via Local Linearization"): for
-      one output the `S` draws of it are quantiles, with the exact mean and variance; for `C`
-      outputs the mean and covariance are exact if `S > C`. `"probit"`, for classes, logits at the
-      mode divided by `sqrt(1 + pi / 8 * variance)` (MacKay, 1992, "The Evidence Framework Applied
-      to Classification Networks"; Gibbs, 1997, "Bayesian Gaussian Processes for Regression and
-      Classification"); for `bayes.Gaussian` it is `"linearised"`. `"sampled"`, networks with drawn
-      parameters.
-    - `width`: what the covariance is multiplied by. 1 is the approximation of the posterior, and
-      the default unless a narrower one predicts examples that are left out better, by more than
-      chance allows; a warning then names both. A network that fits its data perfectly has a normal
-      distribution as wide as the prior. The examples, at most 512, are left out approximately.
-    - `tune_prior`: whether the scales of the prior are chosen to maximise the evidence, in half as
-      many steps again, in which mode and scales are fitted in turn (Immer et al., 2021, "Scalable
-      Marginal Likelihood Estimation for Model Selection in Deep Learning"). They are the numbers of
-      normal priors, one for each pattern of `bayes.prior_by_path`. It helps where the scale is a
-      guess; a scale that held-out data chose may predict better. `posterior.diagnostics.choice`
-      has the scales.
-    - `layer`: for `"last_layer"`, which parameters vary, a pattern of paths as for
-      `bayes.prior_by_path`. By default those of the layer of the last parameter.
+    - `structure`: structure of the precision. `"full"` is the default up to 2,000 unknowns.
+      `"last_layer"`, the default beyond, is dense for the last layer and the unknowns of prior and
+      likelihood, and keeps other parameters at the mode. `"kronecker"` has a Kronecker-factored
+      block for each matrix or kernel, and a dense block for each other array. `"diagonal"` has no
+      correlations.
+    - `predictive`: how predictions are made. `"linearised"` uses the normal distribution of the
+      linearised network's outputs, which is consistent with the Gauss-Newton matrix (Immer, Korzepa
+      and Bauer, 2021, "Improving Predictions of Bayesian Neural Nets via Local Linearization"). For
+      one output, its `S` draws are quantiles, with exact mean and variance; for `C` outputs, mean
+      and covariance are exact if `S > C`. `"probit"`, for classes, divides the logits at the mode
+      by `sqrt(1 + pi / 8 * variance)` (MacKay, 1992, "The Evidence Framework Applied to
+      Classification Networks"; Gibbs, 1997, "Bayesian Gaussian Processes for Regression and
+      Classification"); for `bayes.Gaussian` it equals `"linearised"`. `"sampled"` uses networks
+      with sampled parameters.
+    - `width`: factor of the covariance. 1 is the approximation of the posterior. By default
+      (`None`) it is 1, unless a smaller factor predicts left-out examples significantly better; a
+      warning then reports both. A smaller factor helps if a network fits its data perfectly,
+      because the approximation is then as wide as the prior. At most 512 examples are left out,
+      approximately.
+    - `tune_prior`: whether to choose the prior scales that maximise the evidence. Mode and scales
+      are then fitted in turn, for half as many steps again (Immer et al., 2021, "Scalable Marginal
+      Likelihood Estimation for Model Selection in Deep Learning"). All priors must be normal with a
+      fixed scale; each pattern of `bayes.prior_by_path` has its own scale. Use it if the scale is a
+      guess; a scale chosen on held-out data may predict better. `posterior.diagnostics.choice`
+      reports the scales.
+    - `layer`: with `"last_layer"`, the parameters that vary, as a pattern of paths like in
+      `bayes.prior_by_path`. By default the layer of the last parameter.
 
     The other fields are those of `bayes.MAP`. Train to convergence: the approximation is made where
     training ends. It is exact for a linear model with known noise.
 
-    `posterior.log_evidence` is the log density of the data, for a `width` of 1; with `"last_layer"`
-    that of the data and the parameters that stay at the mode, so that it compares only models in
-    which these are the same.
+    `posterior.log_evidence` is the log density of the data, for `width=1`. With `"last_layer"` it
+    is the log density of the data and of the parameters that stay at the mode, so it only compares
+    models in which these parameters are the same.
 
     >>> from eqxlike import bayes
     >>> method = bayes.Laplace(structure="kronecker", tune_prior=True)
@@ -143,7 +146,7 @@ class Laplace(Descent):
         if isinstance(self.steps, str):
             raise ValueError(
                 "Laplace: steps, the first argument, must be an integer of at least 1, got "
-                f"{self.steps!r}. Give the structure by its name: "
+                f"{self.steps!r}. Pass the structure by keyword: "
                 f'`bayes.Laplace(structure="last_layer")`.'
             )
         for name, words in (("structure", Structure), ("predictive", Predictive)):
@@ -160,12 +163,11 @@ class Laplace(Descent):
             raise TypeError(f"Laplace: tune_prior must be a bool, got {self.tune_prior!r}.")
         if self.layer is not None and self.structure != "last_layer":
             raise ValueError(
-                f'Laplace: layer is for structure="last_layer", and structure is '
-                f"{self.structure!r}."
+                f'Laplace: layer needs structure="last_layer", but structure is {self.structure!r}.'
             )
 
     def structure_for(self, problem: Problem) -> Structure:
-        """The structure that is kept of the precision for a problem."""
+        """The structure of the precision for a problem."""
         if self.structure is not None:
             return self.structure
         return "full" if problem.size <= MAX_FULL else "last_layer"
@@ -178,9 +180,9 @@ class Laplace(Descent):
             likelihood, Bernoulli | Categorical | Gaussian
         ):
             raise ValueError(
-                'Laplace: predictive="probit" is for classes, `bayes.Bernoulli` or '
+                'Laplace: predictive="probit" needs classes, `bayes.Bernoulli` or '
                 f"`bayes.Categorical`; the likelihood is {type(likelihood).__name__}. "
-                '"linearised" serves every likelihood.'
+                '"linearised" supports every likelihood.'
             )
         if self.tune_prior:
             fixed = [
@@ -190,9 +192,9 @@ class Laplace(Descent):
             ]
             if fixed:
                 raise ValueError(
-                    "Laplace: tune_prior=True chooses the scales of normal priors, "
-                    "`bayes.normal(loc, number)` or `dist.Normal(loc, number)`, and the prior of "
-                    f"{', '.join(fixed)} is another."
+                    "Laplace: tune_prior=True needs normal priors with a fixed scale, "
+                    "`bayes.normal(loc, number)` or `dist.Normal(loc, number)`; these parameters "
+                    f"have other priors: {', '.join(fixed)}."
                 )
 
     def _check_size(self, problem: Problem) -> None:
@@ -207,26 +209,26 @@ class Laplace(Descent):
             return
         others = [repr(each) for each, size in sizes.items() if size * item <= MAX_BYTES]
         raise ValueError(
-            f"Laplace: structure={chosen!r} would keep {sizes[chosen]:,} numbers, "
-            f"{sizes[chosen] * item / 2**30:.1f} GiB, for {problem.size:,} unknowns; at "
-            f"most {MAX_BYTES / 2**30:.0f} GiB are taken. Structures that do: "
-            f"{', '.join([*others, repr('last_layer')])}."
+            f"Laplace: structure={chosen!r} would need {sizes[chosen] * item / 2**30:.1f} GiB "
+            f"({sizes[chosen]:,} numbers) for {problem.size:,} unknowns; the limit is "
+            f"{MAX_BYTES / 2**30:.0f} GiB. Use structure="
+            f"{' or '.join([*others, repr('last_layer')])}."
         )
 
     @property
     def num_steps(self) -> int:
-        return self.steps + self.tune_prior * self._num_refitted
+        return self.steps + self.tune_prior * self._num_tuning_steps
 
     @property
-    def _num_refitted(self) -> int:
-        return math.ceil(_REFITTED * self.steps)
+    def _num_tuning_steps(self) -> int:
+        return math.ceil(_TUNING_FRACTION * self.steps)
 
     def _optimiser(self) -> optax.GradientTransformationExtraArgs:
         if self.optimiser is not None:
             return super()._optimiser()
         schedules = [
             optax.cosine_decay_schedule(self.learning_rate, num)
-            for num in (self.steps, self._num_refitted)
+            for num in (self.steps, self._num_tuning_steps)
         ]
         schedule = optax.join_schedules(schedules, [self.steps])
         return optax.with_extra_args_support(optax.adam(schedule))
@@ -240,7 +242,7 @@ class Laplace(Descent):
     def step(self, problem: Problem, state: Any, index: Array, key: PRNGKeyArray) -> Step:
         if not self.tune_prior:
             return super().step(problem, state, index, key)
-        every = max(1, self._num_refitted // _NUM_TUNINGS)
+        every = max(1, self._num_tuning_steps // _NUM_TUNINGS)
         state = jax.lax.cond(
             (index >= self.steps) & ((index - self.steps) % every == 0),
             lambda: retuned(problem, state),
@@ -272,7 +274,7 @@ class Laplace(Descent):
         )
 
     def _given(self, problem: Problem, found: LaplacePosterior) -> Problem:
-        """The problem with the scales that were tuned."""
+        """The problem with the tuned prior scales."""
         return problem if found.log_factors is None else with_factors(problem, found.log_factors)
 
     def sample(
@@ -290,7 +292,7 @@ class Laplace(Descent):
     def remedy(self) -> str:
         if self.width is None:
             return 'Another structure, a narrower prior, or predictive="linearised" may help.'
-        return "`width=None`, by which leave-one-out chooses it, or another structure may help."
+        return "Use `width=None`, which chooses the width by leave-one-out, or another structure."
 
     @property
     def leaves_out(self) -> bool:
@@ -306,11 +308,10 @@ class Laplace(Descent):
         known: dict[str, Any] = {}
         if self.width is None and value < 1:
             known["warnings"] = (
-                f"the covariance was multiplied by {value:.3g}, because width=1, the approximation "
-                f"of the posterior, predicts examples that are left out with {nll_of_one:.3g} nats "
-                f"each, and a narrower one with {least_nll:.3g}. The spread of draws is not the "
-                "posterior's. A narrower prior, tune_prior=True, or `bayes.NUTS` may need no such "
-                "correction.",
+                f"the covariance was multiplied by {value:.3g}, because this improves the NLL of "
+                f"left-out examples from {nll_of_one:.3g} (width=1, the approximation of the "
+                f"posterior) to {least_nll:.3g} nats. The draws are narrower than the posterior. A "
+                "narrower prior, tune_prior=True, or `bayes.NUTS` may need no such correction.",
             )
         if found.log_factor_change is not None:
             shown += [
@@ -337,7 +338,8 @@ class Laplace(Descent):
         )
         if struct.size == 1 and num < 2 and not is_probit:
             raise ValueError(
-                'Laplace: one sample has no variance; take at least 2, or predictive="sampled".'
+                "Laplace: a single draw has no variance; use num_samples of at least 2, or "
+                'predictive="sampled".'
             )
         noise = standard_noise(key, num, struct.size, found.mode.dtype)
 
@@ -361,7 +363,7 @@ class Laplace(Descent):
         return AroundMode(problem, mode, self._parts(problem, self.structure_for(problem)))
 
     def _parts(self, problem: Problem, structure: Structure) -> tuple[Part, ...]:
-        """The arrays of unknowns that vary."""
+        """The arrays of varying unknowns."""
         parts = parts_of(problem)
         if structure != "last_layer":
             return parts

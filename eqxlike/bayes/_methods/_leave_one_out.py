@@ -1,7 +1,7 @@
-"""How wide a normal posterior is: chosen by examples that are left out of it.
+"""The width of a Laplace approximation, chosen by leave-one-out cross-validation.
 
-A network that fits its data perfectly has hardly any curvature there, and a normal distribution
-around its mode is then about as wide as the prior. A narrower one may predict better.
+If a network fits its data perfectly, its log density has almost no curvature at the mode, and the
+normal approximation is about as wide as the prior. A narrower one may predict better.
 """
 
 import math
@@ -16,21 +16,21 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ._curvature import Normal, RotatedNormal, outputs_and_covariance
 from ._gauss_newton import SMALL, AroundMode, block_size, positive_root
 
-# What the covariance may be multiplied by.
+# Candidate factors of the covariance.
 _WIDTHS = (1 / 1024, 1 / 256, 1 / 64, 1 / 16, 1 / 4, 1.0)
 _MAX_HELD_OUT, _MIN_HELD_OUT, _NUM_DRAWS = 512, 64, 64
-# How many targets are drawn, for all examples together.
+# Number of simulated targets, over all examples.
 _NUM_TARGETS = 2048
 _MAX_LEVERAGE = 0.99
 
 
 class Width(NamedTuple):
-    """A width, and how well it predicts examples that are left out.
+    """A width and its leave-one-out scores.
 
-    - `value`: what the covariance is multiplied by.
-    - `nll`: minus the log density of an example that is left out, in nats, for this width.
-    - `least_nll`, `nll_of_one`: the same for the best of the widths that beat 1, and for 1. A width
-      that the user gives is compared with no other: both are `nll`.
+    - `value`: factor of the covariance.
+    - `nll`: NLL per left-out example, in nats, for this width.
+    - `least_nll`, `nll_of_one`: the same for the best width that passes the tests, and for width 1.
+      Both equal `nll` if the user chose the width.
     """
 
     value: Float[Array, ""]
@@ -40,19 +40,18 @@ class Width(NamedTuple):
 
 
 def width_for(around: AroundMode, normal: Normal, fixed: float | None, key: PRNGKeyArray) -> Width:
-    """Returns `fixed` with its score, or the width that leave-one-out prefers to 1.
+    """The user's width `fixed` with its score, or the width that leave-one-out chooses.
 
-    1 is the approximation of the posterior. A narrower width has to pass two tests:
+    Width 1 is the approximation of the posterior. A narrower width must pass two tests:
 
-    - It predicts better than 1 by more than two standard errors.
-    - The predictions of 1 do not expect that: its advantage is greater, by more than 2.5 standard
-      deviations, than the mean over targets that are drawn from them. The first test alone is often
-      passed by chance: a target far off, which refutes a narrow width, is rare in few examples.
+    - It predicts better than width 1 by more than two standard errors.
+    - Its advantage exceeds, by more than 2.5 standard deviations, the mean advantage on targets
+      simulated from the predictions of width 1. The first test alone is often passed by chance,
+      because outliers that refute a narrow width are rare in few examples.
 
-    If a width passes, 1 is given up for the narrowest width that is not worse than the best one of
-    those that pass by more than two standard errors: the Newton step is too pessimistic about
-    narrow ones where classes can be separated. Examples of high leverage depend on each other, and
-    count for `1 - leverage` each.
+    If any width passes, the result is the narrowest width that is at most two standard errors worse
+    than the best passing width: if classes are separable, the Newton step underestimates narrow
+    widths. Examples of high leverage depend on each other, and have weight `1 - leverage`.
     """
     if fixed is not None:
         width = jnp.asarray(fixed, around.mode.dtype)
@@ -74,24 +73,24 @@ def width_for(around: AroundMode, normal: Normal, fixed: float | None, key: PRNG
     best = jnp.argmin(jnp.where(passes, nlls, jnp.inf))
     losses = scores.nlls - scores.nlls[:, best, None]
     is_as_good = jnp.mean(losses, axis=0) <= 2 * error(losses)
-    # The first one: they ascend.
+    # The first index is the narrowest width.
     chosen = jnp.argmax(is_as_good & (jnp.any(passes[:-1]) | passes))
     return Width(widths[chosen], nlls[chosen], nlls[best], nlls[-1])
 
 
 def _num_held_out(around: AroundMode) -> int:
-    """The number of examples that are left out: fewer where each of them has many outputs."""
+    """The number of examples to leave out: fewer if each has many outputs."""
     most = max(_MAX_HELD_OUT * SMALL // max(around.output.size, SMALL), _MIN_HELD_OUT)
     return min(around.problem.target.num_data, most)
 
 
 class _Scores(NamedTuple):
-    """The scores of `n` examples, for `w` widths. Gains are relative to the last width.
+    """Leave-one-out scores of `n` examples for `w` widths, the last of which is 1.
 
-    - `nlls`: minus the log density of the target.
-    - `expected_gains`, `variances`: the mean and the variance of the NLL of width 1 less this NLL,
-      over targets from the predictions of width 1.
-    - `leverages`: the greatest leverage of the example's outputs.
+    - `nlls`: NLL of the target.
+    - `expected_gains`, `variances`: mean and variance, over targets simulated from width 1, of the
+      NLL of width 1 minus the NLL of this width.
+    - `leverages`: greatest leverage of the example's outputs.
     """
 
     nlls: Float[Array, "n w"]
@@ -107,18 +106,18 @@ def _leave_one_out(
     key: PRNGKeyArray,
     num_targets: int,
 ) -> _Scores:
-    """Scores some examples, each predicted without it.
+    """Approximate leave-one-out scores of at most 512 random examples.
 
-    With `V = J P^-1 J^T` of an example, `r` the gradient of its log density in the outputs and
-    `A A^T` minus its Hessian, a Newton step of the linearised network takes the example out: it
-    moves the outputs by `-W r`, for `W = V + V A (I - A^T V A)^-1 A^T V`, which is their covariance
-    then (Pregibon, 1981, "Logistic Regression Diagnostics"; Rad and Maleki, 2020, "A Scalable
-    Estimate of the Out-of-Sample Prediction Error via Approximate Leave-One-Out
-    Cross-Validation"). At most 512 examples, drawn at random, are taken out.
+    A Newton step of the linearised network removes an example. Let `V = J P^-1 J^T`, let `r` be the
+    gradient of the example's log likelihood with respect to its outputs, and `A A^T` its negative
+    Hessian. The step moves the outputs by `-W r`, with `W = V + V A (I - A^T V A)^-1 A^T V`, which
+    is also the new covariance of the outputs (Pregibon, 1981, "Logistic Regression Diagnostics";
+    Rad and Maleki, 2020, "A Scalable Estimate of the Out-of-Sample Prediction Error via Approximate
+    Leave-One-Out Cross-Validation").
 
     **Arguments:**
 
-    - `num_targets`: how many targets are drawn for an example. With 0 all gains are 0.
+    - `num_targets`: number of simulated targets per example. With 0, all gains are 0.
     """
     target, mode = around.problem.target, around.mode
     order_key, noise_key, target_key = jr.split(key, 3)
@@ -181,7 +180,7 @@ def _leave_one_out(
 
 
 def _greatest_eigenvalue(matrix: Float[Array, "C C"]) -> Float[Array, ""]:
-    """The greatest eigenvalue of a symmetric matrix without negative ones."""
+    """The greatest eigenvalue of a positive semidefinite matrix."""
     if matrix.shape[0] <= SMALL:
         return jnp.linalg.eigvalsh(matrix)[-1]
     first = matrix[jnp.argmax(jnp.diagonal(matrix))]
@@ -193,17 +192,17 @@ def _greatest_eigenvalue(matrix: Float[Array, "C C"]) -> Float[Array, ""]:
 
 
 def standard_noise(key: PRNGKeyArray, num: int, size: int, dtype: Any) -> Float[Array, "S C"]:
-    """Draws from the standard normal distribution, moved to have its mean and covariance.
+    """Standard normal draws, adjusted to have exact mean and covariance if `num > size`.
 
-    One number has quantiles in place of draws.
+    For `size=1` they are quantiles.
     """
     if size == 1:
         middles = (jnp.arange(num, dtype=dtype) + 0.5) / num
         points = jax.scipy.special.ndtri(middles)
         points = points - jnp.mean(points)
         return (points / jnp.sqrt(jnp.mean(points**2)))[:, None]
-    # All batches share this noise on purpose. Rebuilding the key from its data keeps
-    # `jax.debug_key_reuse` from objecting.
+    # All batches share this noise on purpose. Rebuilding the key from its data avoids the error of
+    # `jax.debug_key_reuse`.
     key = jr.wrap_key_data(jr.key_data(key), impl=jr.key_impl(key))
     noise = jr.normal(key, (num, size), dtype)
     if num <= size:

@@ -1,4 +1,4 @@
-"""Markov chains: MCLMC by the gradient of all data, SGLD and SGHMC by that of minibatches."""
+"""Markov chains: MCLMC with gradients of all data, SGLD and SGHMC with minibatch gradients."""
 
 import abc
 from typing import Any, NamedTuple
@@ -14,17 +14,17 @@ from .._inference._method import Draws, Method, Problem, Record, State, Step, ch
 from .._libraries import blackjax
 from ._descent import MAP, check_batch_size, climb
 
-# From a draw of a network of 3,760 unknowns, 60 steps of conjugate gradients led to what predicts
-# as the mode does. As many of L-BFGS lead higher.
+# From a draw for 3,760 unknowns, 60 steps of conjugate gradients reached parameters that predict
+# like the mode. The same number of L-BFGS steps reaches a higher density.
 _NUM_CLIMBS = 100
 
-# --- What the methods have in common whose draws are the places that a Markov chain visits ---
+# --- The base class ---
 
 
 class MarkovChain(Method):
-    """Several chains, each with `num_warmup` steps before its first draw.
+    """Base of methods whose draws are the positions of Markov chains.
 
-    A step returns its place as the record `draw`.
+    A step returns its position as the record `draw`.
     """
 
     num_samples: int = 1000
@@ -64,7 +64,7 @@ class MarkovChain(Method):
         return found.shape[0]
 
     def point_estimate(self, problem: Problem, found: Any) -> Float[Array, " d"] | None:
-        """Nearly the mode that is the nearest to the last draw."""
+        """Unknowns near the mode that L-BFGS finds from the last draw."""
         return climb(problem, jnp.asarray(found)[-1], _NUM_CLIMBS)
 
     @property
@@ -75,18 +75,18 @@ class MarkovChain(Method):
 # --- Microcanonical Langevin Monte Carlo ---
 
 
-# BlackJAX's three phases of tuning take a tenth of this number of steps each, and a third of such a
-# tenth more.
+# Each of BlackJAX's three tuning phases uses about a tenth of `num_steps`, so all of them use about
+# `num_warmup` if `num_steps` is three times that.
 _STEPS_OF_TUNING = 3
 
 
 class MicrocanonicalState(NamedTuple):
-    """A chain and what its tuning has found.
+    """The state of a chain, and its tuned parameters.
 
-    - `chain`: place, direction, log density and gradient, as BlackJAX has them.
-    - `length`: the distance after which the momentum has lost its direction.
-    - `step_size`: the distance that one step covers.
-    - `inverse_mass_matrix`: its diagonal.
+    - `chain`: BlackJAX's state: position, momentum, log density and gradient.
+    - `length`: distance over which the momentum decoheres.
+    - `step_size`: distance covered by one step.
+    - `inverse_mass_matrix`: diagonal of the inverse mass matrix.
     """
 
     chain: Any
@@ -96,22 +96,22 @@ class MicrocanonicalState(NamedTuple):
 
 
 class MCLMC(MarkovChain):
-    """Microcanonical Langevin Monte Carlo, at a constant speed, for networks of many unknowns.
+    """Microcanonical Langevin Monte Carlo, for networks with many unknowns.
 
-    A step costs two gradients of all examples, and a kept draw the memory of the unknowns. Do not
-    use it where draws must be exact: no step is refused, so that they have a small bias.
+    A step costs two gradients of all examples. A kept draw costs the memory of the unknowns. Do not
+    use it if draws must be exact: steps are never rejected, so draws have a small bias.
 
-    The step size bounds it: it is chosen for an error in energy whose variance, by unknown, is
-    `energy_variance` (Robnik, De Luca, Silverstein and Seljak, 2023, "Microcanonical Hamiltonian
-    Monte Carlo"; BlackJAX's implementation).
+    The step size limits the bias. It is chosen such that the variance of the energy error per
+    unknown is `energy_variance` (Robnik, De Luca, Silverstein and Seljak, 2023, "Microcanonical
+    Hamiltonian Monte Carlo"; BlackJAX's implementation).
 
-    - `num_samples`: draws that each chain keeps.
-    - `num_warmup`: steps before that, in which step size, length and a diagonal mass matrix are
-      tuned. They are made at once, before the bar moves.
-    - `chains`: how many there are.
-    - `thin`: of how many steps one is kept.
-    - `energy_variance`: in squared nats for each unknown. The smaller, the smaller the bias, and
-      the step.
+    - `num_samples`: number of draws that each chain keeps.
+    - `num_warmup`: number of warm-up steps, which tune the step size, the momentum decoherence
+      length and a diagonal mass matrix. They run in one call, before the progress bar moves.
+    - `chains`: number of chains.
+    - `thin`: keep every n-th draw.
+    - `energy_variance`: in squared nats per unknown. Smaller values mean less bias and smaller
+      steps.
 
     >>> from eqxlike import bayes
     >>> method = bayes.MCLMC(num_samples=500, thin=20)
@@ -125,8 +125,8 @@ class MCLMC(MarkovChain):
         positive_number(self.energy_variance, "MCLMC: energy_variance")
         if self.num_warmup < 100:
             raise ValueError(
-                f"MCLMC: num_warmup must be at least 100, got {self.num_warmup}: step size, length "
-                "and mass matrix are tuned by it."
+                f"MCLMC: num_warmup must be at least 100, got {self.num_warmup}: warm-up tunes "
+                "step size, length and mass matrix."
             )
 
     @property
@@ -140,8 +140,8 @@ class MCLMC(MarkovChain):
     def check(self, problem: Problem) -> None:
         if problem.size < 2:
             raise ValueError(
-                "MCLMC moves at a constant speed, for which it needs at least 2 unknowns; the "
-                "target has 1. `bayes.NUTS` serves it."
+                "MCLMC needs at least 2 unknowns, because it moves at a constant speed; the target "
+                "has 1. Use `bayes.NUTS`."
             )
 
     def init(self, problem: Problem, key: PRNGKeyArray) -> MicrocanonicalState:
@@ -177,16 +177,16 @@ class MCLMC(MarkovChain):
         return lambda place: problem.log_density(place).astype(place.dtype)
 
 
-# --- Chains that move by gradients of minibatches ---
+# --- Chains with minibatch gradients ---
 
 
 Place = Float[Array, " d"]
 
 
 class StochasticState(NamedTuple):
-    """A chain that moves by gradients of minibatches.
+    """The state of a chain with minibatch gradients.
 
-    - `noise`: a sample of the gradient noise in the last step; `None` for gradients of all data.
+    - `noise`: a sample of the gradient noise in the last step; `None` if gradients use all data.
     """
 
     place: Place
@@ -194,12 +194,12 @@ class StochasticState(NamedTuple):
 
 
 class StochasticGradient(MarkovChain):
-    """The base of SGLD and SGHMC. The fields are those of `bayes.SGLD`.
+    """Base of SGLD and SGHMC, with the fields of `bayes.SGLD`.
 
-    The gradient noise of minibatches would heat a chain. A minibatch has two halves: the mean of
-    their gradients is the gradient, and half their difference has the covariance of its noise, and
-    does not correlate with the noise. Along the difference, a step takes as much variance out of
-    its momentum as the noise adds.
+    Without a correction, the gradient noise of minibatches would increase the variance of the
+    draws. Each minibatch is split in two halves. The mean of their gradients is the gradient. Half
+    their difference has the covariance of the gradient noise, and is uncorrelated with it. Along
+    this difference, a step removes as much variance from its momentum as the gradient noise adds.
     """
 
     num_warmup: int = 5000
@@ -223,7 +223,7 @@ class StochasticGradient(MarkovChain):
         check_batch_size(self, self.batch_size, problem)
 
     def point_estimate(self, problem: Problem, found: Any) -> Place | None:
-        # All data at once may be more than memory holds, where no step has them.
+        # If steps use minibatches, the whole data set may not fit in memory.
         return super().point_estimate(problem, found) if self.batch_size is None else None
 
     def init(self, problem: Problem, key: PRNGKeyArray) -> StochasticState:
@@ -233,7 +233,7 @@ class StochasticGradient(MarkovChain):
         def one(index: Array, state: Any) -> Any:
             return descent.step(problem, state, index, jr.fold_in(key, index))[0]
 
-        # Shuffled parameters, as the members of an ensemble have them.
+        # Shuffled parameters, as for the members of an ensemble.
         first = descent.init(problem, place_key)._replace(place=problem.redrawn(place_key))
         place = jax.lax.fori_loop(0, self.descent_steps, one, first).place
         return StochasticState(place, None if self.batch_size is None else jnp.zeros_like(place))
@@ -251,11 +251,11 @@ class StochasticGradient(MarkovChain):
     def move(
         self, problem: Problem, state: StochasticState, rate: Array, key: PRNGKeyArray
     ) -> tuple[StochasticState, Float[Array, ""]]:
-        """One transition, and the factor by which gradient noise widens the variance.
+        """One transition; also returns the factor by which gradient noise increases the variance.
 
         **Arguments:**
 
-        - `rate`: the step size over the number of examples.
+        - `rate`: the step size divided by the number of examples.
         """
 
     def _gradient(
@@ -274,12 +274,12 @@ class StochasticGradient(MarkovChain):
 def _cooled(
     momentum: Place, noise: Place | None, last_noise: Place | None, share: Array
 ) -> tuple[Place, Array, Array]:
-    """Takes `share` times the covariance of the noise out of a momentum of covariance 1.
+    """Removes `share` times the covariance of the noise from a momentum with covariance 1.
 
-    No more variance than 1 can be taken out along a direction.
+    At most the whole variance 1 can be removed along a direction.
 
-    **Returns:** the momentum; and the variance that is taken out, and the one that is left, both
-    along the noise of another gradient.
+    **Returns:** the momentum; the variance that was removed and the noise variance that remains,
+    both along the noise of another gradient.
     """
     if noise is None or last_noise is None:
         return momentum, jnp.zeros(()), jnp.zeros(())
@@ -295,31 +295,33 @@ def _cooled(
 
 
 class SGLD(StochasticGradient):
-    """Stochastic gradient Langevin dynamics, descent with noise, for draws from minibatches.
+    """Stochastic gradient Langevin dynamics: gradient descent with noise, for minibatches.
 
-    A step costs one gradient of `batch_size` examples, and a kept draw the memory of the unknowns.
-    Do not use it where draws must be exact: it is biased, and more so with a larger step.
+    A step costs one gradient of `batch_size` examples. A kept draw costs the memory of the
+    unknowns. Do not use it if draws must be exact: it is biased, and larger steps increase the
+    bias.
 
-    A step adds `step_size` times the gradient of the log density over `N`, the number of examples,
-    and normal noise of variance `2 * step_size * temperature / N` (Welling and Teh, 2011,
-    "Bayesian Learning via Stochastic Gradient Langevin Dynamics"), less the gradient noise of the
-    minibatch (Ahn, Korattikara and Welling, 2012, "Bayesian Posterior Sampling via Stochastic
-    Gradient Fisher Scoring"), which a step estimates from the two halves of its minibatch. The
-    covariance of a normal posterior of precision `P` becomes `(P (I - step_size P / (2 N)))^-1`.
-    Where gradient noise exceeds the normal noise, the draws are too wide, and a warning says by
-    how much. Too large a step size leads to infinity, too small a one nowhere.
+    A step adds `step_size` times the gradient of the log density divided by the number of examples
+    `N`, and normal noise of variance `2 * step_size * temperature / N` (Welling and Teh, 2011,
+    "Bayesian Learning via Stochastic Gradient Langevin Dynamics"). The normal noise is reduced by
+    the gradient noise (Ahn, Korattikara and Welling, 2012, "Bayesian Posterior Sampling via
+    Stochastic Gradient Fisher Scoring"), which is estimated from the two halves of the minibatch.
+    For a normal posterior of precision `P`, the covariance of the draws is `(P (I - step_size P /
+    (2 N)))^-1`. If gradient noise exceeds the normal noise, the draws are too wide, and a warning
+    reports by how much. With too large a step size chains diverge to infinity; with too small a
+    step size they hardly move.
 
-    - `num_samples`: draws that each chain keeps.
-    - `num_warmup`: steps before that.
-    - `chains`: how many there are.
-    - `thin`: of how many steps one is kept.
-    - `step_size`: a learning rate, the same for more data of the same kind.
-    - `decay`: the step size of step `t` is `step_size * (1 + t / num_warmup)**-decay`; 0 for a
-      constant one. All draws count alike.
-    - `batch_size`: examples in a gradient, drawn with replacement; all of them by default. An odd
-      number counts as the next even one.
-    - `temperature`: the posterior is found to the power of `1 / temperature`.
-    - `descent_steps`: of Adam, from where the chain begins to a mode, before its first step.
+    - `num_samples`: number of draws that each chain keeps.
+    - `num_warmup`: number of steps before the first draw.
+    - `chains`: number of chains.
+    - `thin`: keep every n-th draw.
+    - `step_size`: a learning rate. It need not change with the number of examples.
+    - `decay`: step `t` has step size `step_size * (1 + t / num_warmup)**-decay`; 0 for a constant
+      step size. All draws have equal weight.
+    - `batch_size`: examples per gradient, drawn with replacement; all examples by default. Odd
+      numbers are rounded up.
+    - `temperature`: the draws are from the posterior density to the power `1 / temperature`.
+    - `descent_steps`: number of Adam steps towards a mode, before the first step of a chain.
 
     >>> from eqxlike import bayes
     >>> method = bayes.SGLD(step_size=1e-3, batch_size=64)
@@ -341,25 +343,25 @@ class SGLD(StochasticGradient):
 
 
 class SGHMC(StochasticGradient):
-    """Stochastic gradient Hamiltonian Monte Carlo, `bayes.SGLD` with momentum, which goes further.
+    """Stochastic gradient Hamiltonian Monte Carlo: `bayes.SGLD` with momentum, which moves further.
 
-    A step costs `trajectory_steps` gradients of `batch_size` examples, and a kept draw the memory
-    of the unknowns. Do not use it where draws must be exact: it is biased.
+    A step costs `trajectory_steps` gradients of `batch_size` examples. A kept draw costs the memory
+    of the unknowns. Do not use it if draws must be exact: it is biased.
 
-    Noise replaces the energy that friction takes (Chen, Fox and Guestrin, 2014, "Stochastic
-    Gradient Hamiltonian Monte Carlo"). Each gradient has its own minibatch, and a step takes the
-    energy of the gradient noise out of the momentum, not out of the normal noise. Along a direction
-    in which the posterior has precision `p`, the variance is too large by about 2% plus
-    `step_size * p / (N friction)`, where `N` is the number of examples; where that is 1, the chain
-    leaves for infinity. Where gradient noise exceeds the momentum, the draws are wider, and a
-    warning says by how much.
+    Normal noise replaces the energy that friction removes (Chen, Fox and Guestrin, 2014,
+    "Stochastic Gradient Hamiltonian Monte Carlo"). Each gradient has its own minibatch. A step
+    removes the energy of the gradient noise from the momentum, not from the normal noise. In a
+    direction where the posterior has precision `p`, the variance is too large by about 2% plus
+    `step_size * p / (N friction)`, where `N` is the number of examples; if this is 1, the chain
+    diverges to infinity. If gradient noise exceeds the momentum, the draws are wider still, and a
+    warning reports by how much.
 
-    - `friction`: the part of the momentum that a gradient loses: 1 less the momentum of an
+    - `friction`: fraction of the momentum that is lost at each gradient: 1 minus the momentum of an
       optimiser.
-    - `trajectory_steps`: gradients in a step, at whose beginning the momentum is drawn again.
+    - `trajectory_steps`: gradients per step. Each step starts with a new momentum.
 
-    The other fields are those of `bayes.SGLD`. The step size is a learning rate here too: what a
-    gradient adds to the momentum.
+    The other fields are those of `bayes.SGLD`. As there, the step size is a learning rate: the
+    factor with which a gradient enters the momentum.
 
     >>> from eqxlike import bayes
     >>> method = bayes.SGHMC(step_size=1e-4, batch_size=64)
@@ -379,8 +381,8 @@ class SGHMC(StochasticGradient):
     def move(
         self, problem: Problem, state: StochasticState, rate: Array, key: PRNGKeyArray
     ) -> tuple[StochasticState, Float[Array, ""]]:
-        # In units of time in which the mass is 1. Friction and noise of `2 friction` give momenta
-        # the variance `1 / (1 - friction / 2)`.
+        # Time is in units in which the mass is 1. Friction and noise of variance `2 friction` give
+        # the momentum the variance `1 / (1 - friction / 2)`.
         time, friction = jnp.sqrt(rate), self.friction
         share = rate * (1 - friction / 2) / self.temperature
         spread = jnp.sqrt(2 * friction * self.temperature).astype(time.dtype)

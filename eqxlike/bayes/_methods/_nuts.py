@@ -1,10 +1,11 @@
-"""The No-U-Turn Sampler, whose chains do not wait for each other.
+"""The No-U-Turn Sampler, vectorised so that chains do not wait for each other.
 
-A trajectory is doubled until it turns back: from one of its ends go as many steps as it has, a
-subtree. Were each trajectory a loop, a batch of chains would wait for its longest one. Here all
-chains make one step at a time, whichever draw or step of warm-up each of them is at. There are
-three loops: the inner one makes steps until a subtree of some chain ends, the next one ends those
-subtrees until some trajectory is over, the outer one ends those trajectories and begins the next
+A trajectory doubles until it makes a U-turn: a doubling adds a subtree, which extends one end by as
+many steps as the trajectory has. If each trajectory were its own loop, a batch of chains would wait
+for its longest trajectory. Here all chains take one leapfrog step at a time, even if they are at
+different draws. There are three nested loops. The inner loop makes leapfrog steps until the subtree
+of some chain ends. The middle loop merges finished subtrees into their trajectories, until some
+trajectory ends. The outer loop stores the draws of finished trajectories and starts the next ones
 (as in Dance, Glaser, Orbanz and Adams, 2025, "Efficiently Vectorized MCMC on Modern Accelerators").
 """
 
@@ -25,27 +26,27 @@ from ._hamiltonian import Hamiltonian, HamiltonianState
 
 
 class NUTS(Hamiltonian):
-    """The No-U-Turn Sampler, the reference: exact but for Monte Carlo error.
+    """The No-U-Turn Sampler: the reference method, exact up to Monte Carlo error.
 
-    A step costs up to `2**max_doublings - 1` gradients of all examples, and a kept draw the memory
-    of the unknowns. Do not use it for more than some thousand unknowns, or data too large for so
-    many gradients.
+    A step costs up to `2**max_doublings - 1` gradients of all examples. A kept draw costs the
+    memory of the unknowns. Do not use it for more than a few thousand unknowns, or for data too
+    large for this many gradients.
 
-    It is that of Hoffman and Gelman (2014), "The No-U-Turn Sampler", with the draws from a
-    trajectory of Betancourt (2017), "A Conceptual Introduction to Hamiltonian Monte Carlo", and the
-    warm-up of Stan. Chains in one batch do not wait for each other's trajectories.
+    The algorithm is by Hoffman and Gelman (2014), "The No-U-Turn Sampler". A draw is chosen from
+    its trajectory as in Betancourt (2017), "A Conceptual Introduction to Hamiltonian Monte Carlo".
+    Warm-up is the same as in Stan. Chains in one batch do not wait for each other's trajectories.
 
-    - `num_samples`: draws that each chain keeps.
-    - `num_warmup`: steps before that, in which step size and mass matrix are adapted.
-    - `chains`: how many there are.
-    - `thin`: of how many steps one is kept.
-    - `target_acceptance`: the acceptance rate that the step size is chosen for. The nearer to 1,
-      the smaller the steps.
-    - `dense_mass`: whether the mass matrix has correlations: slower steps, of which fewer are
+    - `num_samples`: number of draws that each chain keeps.
+    - `num_warmup`: number of warm-up steps, which adapt the step size and the mass matrix.
+    - `chains`: number of chains.
+    - `thin`: keep every n-th draw.
+    - `target_acceptance`: acceptance rate for which warm-up adapts the step size. A rate closer to
+      1 means smaller steps.
+    - `dense_mass`: whether the mass matrix has correlations. Steps are then slower, but fewer are
       needed.
-    - `step_size`: with which warm-up begins. With `num_warmup=0` nothing is adapted: it is that of
-      all steps, in the unit of unknowns in linked space, and the mass matrix is the identity;
-      choose it so that `diagnostics.acceptance` lies near `target_acceptance`.
+    - `step_size`: initial step size of the warm-up. With `num_warmup=0`, it is the step size of all
+      steps, in units of the unknowns in linked space, and the mass matrix is the identity; choose
+      it such that `diagnostics.acceptance` is near `target_acceptance`.
     - `max_doublings`: a trajectory has at most `2**max_doublings - 1` steps.
 
     >>> from eqxlike import bayes
@@ -81,26 +82,26 @@ class NUTS(Hamiltonian):
         return _Integrator(self, problem, keys, first, count, most).run(states)
 
 
-# --- The integrator. `C` chains have `d` unknowns, and arrays have a leading axis of chains ---
+# --- The integrator, for `C` chains of `d` unknowns: all arrays have a leading axis of chains ---
 
 
 class _Subtree(NamedTuple):
-    """The subtree that each chain is making, which begins at an end of its trajectory.
+    """The current subtree of each chain, which extends one end of its trajectory.
 
-    - `place`, `momentum`, `gradient`: at its last step.
-    - `momenta`: the sum of those of its steps.
-    - `step_size`: negative where it grows to the left; 0 once all draws are made.
-    - `log_weight`: of its steps together, relative to the beginning of the trajectory.
-    - `acceptance`: the sum over all steps of the trajectory of the probability that each alone is
-      accepted with.
-    - `size`: how many steps it has.
-    - `ended`, `stopped`, `diverged`: whether it ended now, because of a turn, because of an error
-      of the energy.
-    - `chances`: two random numbers, here so that no loop that uses them computes them again.
-    - `proposal`: one of its steps, each with the probability of its weight: place, gradient, log
-      density and energy.
-    - `turning_points`: for each size of subtrees in it the first step of the last one: velocity,
-      and half its momentum less the sum so far.
+    - `place`, `momentum`, `gradient`: state after its last step.
+    - `momenta`: sum of the momenta of its steps.
+    - `step_size`: negative if it grows to the left; 0 once the chain has made all draws.
+    - `log_weight`: log of the total weight of its steps, relative to the start of the trajectory.
+    - `acceptance`: sum of the acceptance probabilities of all steps of the trajectory.
+    - `size`: number of its steps.
+    - `ended`: whether the last step completed or stopped it.
+    - `stopped`: whether the last step stopped it, because of a U-turn or a divergence.
+    - `diverged`: whether the last step diverged.
+    - `random_bits`: two random words. They are stored so that the loops do not compute them twice.
+    - `proposal`: one of its steps, chosen with probability proportional to weight: position,
+      gradient, log density and energy.
+    - `turning_points`: for each level of smaller subtrees, data of the first step of the current
+      one: velocity, and half its momentum minus the sum of momenta so far.
     """
 
     place: Float[Array, "C d"]
@@ -114,21 +115,23 @@ class _Subtree(NamedTuple):
     ended: Bool[Array, " C"]
     stopped: Bool[Array, " C"]
     diverged: Bool[Array, " C"]
-    chances: UInt[Array, "C 2"]
+    random_bits: UInt[Array, "C 2"]
     proposal: Float[Array, "C 2*d+2"]
     turning_points: Float[Array, "C K 2 d"]
 
 
 class _Trajectory(NamedTuple):
-    """The trajectory of each chain.
+    """The current trajectory of each chain.
 
-    - `momenta`, `log_weight`, `size`, `sample`: as those of the subtree, of the whole.
-    - `energy`: at its beginning.
-    - `depth`: how often it was doubled.
-    - `is_right`: whether it grows to the right.
-    - `over`: whether it ended now.
-    - `ends`: place, momentum and gradient of its left and right end.
-    - `seed`: random numbers: two for those of its steps, one for the first side.
+    - `momenta`, `log_weight`, `size`: like the fields of the subtree, for the whole trajectory.
+    - `sample`: like the subtree's `proposal`, for the whole trajectory.
+    - `energy`: energy at its start.
+    - `depth`: number of doublings.
+    - `is_right`: whether the next doubling extends the right end.
+    - `over`: whether the last doubling ended it.
+    - `ends`: position, momentum and gradient of its left and right end.
+    - `seed`: random words: two seed the random numbers of its steps, and one chooses the side of
+      its first doubling.
     """
 
     momenta: Float[Array, "C d"]
@@ -144,12 +147,13 @@ class _Trajectory(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Where the integrator stands.
+    """The state of the integrator.
 
-    - `num`: how many draws each chain has made.
-    - `adapted`: what warm-up has learnt. The place of the chain is `trajectory.sample`.
-    - `scale`: by which normal numbers become momenta.
-    - `draws`, `statistics`: the records, with one more that is written in vain.
+    - `num`: number of draws that each chain has made.
+    - `adapted`: step size, mass matrix and warm-up state. The chain's position is in
+      `trajectory.sample`, not here.
+    - `scale`: transforms standard normal numbers to momenta.
+    - `draws`, `statistics`: the records, with one extra row for chains that are finished.
     """
 
     subtree: _Subtree
@@ -161,8 +165,8 @@ class _State(NamedTuple):
     statistics: Float[Array, "C n+1 5"]
 
 
-# A step that is so many nats less likely than the first one has left the trajectory.
-_MOST_ERROR = 1000.0
+# A step diverges if its energy error exceeds this many nats.
+_MAX_ENERGY_ERROR = 1000.0
 
 
 class _Integrator:
@@ -170,7 +174,7 @@ class _Integrator:
 
     **Arguments:**
 
-    - `keys`: of the chains.
+    - `keys`: one key per chain.
     - `first`: the number of the first draw.
     """
 
@@ -179,14 +183,14 @@ class _Integrator:
     ):
         self.method, self.first, self.count, self.most = method, first, count, most
         self.num_warmup = method.num_warmup
-        # The size of a subtree is a signed number of 32 bits.
+        # The size of a subtree is an int32.
         self.most_doublings = min(method.max_doublings, 30)
         self.num_chains, self.size = len(keys), problem.size
         self.value_and_gradient = jax.vmap(jax.value_and_grad(problem.log_density))
         self.seeds, self.normals = _random_numbers(keys, first + jnp.arange(most), problem)
 
     def run(self, states: HamiltonianState) -> tuple[HamiltonianState, dict[str, Array]]:
-        """States after the draws, and their records."""
+        """The states after the draws, and the records of the draws."""
         state = _repeated(
             self._with_draws, lambda state: jnp.any(state.num < self.count), self._begun(states)
         )
@@ -205,10 +209,10 @@ class _Integrator:
             "num_gradients": num_gradients.astype(jnp.int32),
         }
 
-    # --- the three loops, from the outer one ---
+    # --- bodies of the three loops, from the outermost ---
 
     def _with_draws(self, state: _State) -> _State:
-        """One more draw of the chains whose trajectories end first."""
+        """Runs until trajectories end, stores their draws, and starts the next trajectories."""
         state = _repeated(
             self._with_doublings, lambda state: ~jnp.any(state.trajectory.over), state
         )
@@ -217,7 +221,7 @@ class _Integrator:
         acceptance = subtree.acceptance / trajectory.size
         others = jnp.stack([acceptance, subtree.diverged, trajectory.size], axis=1)
         statistics = jnp.concatenate([sample[:, -2:], others], axis=1)
-        # A chain whose trajectory goes on writes a row that it writes again.
+        # A chain whose trajectory continues writes to a row that it overwrites later.
         row = jnp.arange(self.num_chains), num
         state = state._replace(
             draws=state.draws.at[row].set(sample[:, : self.size].astype(state.draws.dtype)),
@@ -235,16 +239,16 @@ class _Integrator:
         return self._with_trajectories(state)
 
     def _with_doublings(self, state: _State) -> _State:
-        """One more doubling of the chains whose subtrees end first."""
+        """Runs until subtrees end, and merges them into their trajectories."""
         state = _repeated(
             self._with_step,
             lambda state: ~jnp.any(state.subtree.ended),
             self._with_subtrees(state),
         )
         subtree, old = state.subtree, state.trajectory
-        # The new half is preferred to the old one: draws are further apart.
+        # Biased progressive sampling prefers the new half, so that draws are further apart.
         likely = jnp.exp(subtree.log_weight - old.log_weight)
-        is_taken = ~subtree.stopped & (_chance(subtree, likely.dtype) < likely)
+        is_taken = ~subtree.stopped & (_uniform(subtree, likely.dtype) < likely)
         both = jnp.logaddexp(subtree.log_weight, old.log_weight)
         end = jnp.stack([subtree.place, subtree.momentum, subtree.gradient], axis=1)[:, None]
         is_side = jnp.stack([~old.is_right, old.is_right], axis=1)
@@ -255,7 +259,7 @@ class _Integrator:
             log_weight=jnp.where(subtree.stopped, old.log_weight, both),
             size=old.size + subtree.size,
             depth=old.depth + 1,
-            is_right=subtree.chances[:, 1] & 1 == 1,
+            is_right=subtree.random_bits[:, 1] & 1 == 1,
             ends=_selected(is_side, end, old.ends),
             sample=_selected(is_taken, subtree.proposal, old.sample),
         )
@@ -267,7 +271,7 @@ class _Integrator:
         return state._replace(trajectory=trajectory)
 
     def _with_step(self, state: _State) -> _State:
-        """One more leapfrog step of all chains."""
+        """Makes one leapfrog step of all chains."""
         old, trajectory = state.subtree, state.trajectory
         step_size = old.step_size[:, None]
         momentum = old.momentum + 0.5 * step_size * old.gradient
@@ -280,14 +284,14 @@ class _Integrator:
         gain = trajectory.energy - energy
         gain = jnp.where(jnp.isnan(gain), -jnp.inf, jnp.minimum(gain, jnp.finfo(gain.dtype).max))
         log_weight = jnp.logaddexp(old.log_weight, gain)
-        is_taken = _chance(old, gain.dtype) < jnp.exp(gain - log_weight)
+        is_taken = _uniform(old, gain.dtype) < jnp.exp(gain - log_weight)
         parts = place, gradient, log_density[:, None], energy[:, None]
         here = jnp.concatenate([each.astype(old.proposal.dtype) for each in parts], axis=1)
         momenta = old.momenta + momentum
         is_turn, turning_points = self._turn(old, momentum, velocity, momenta)
 
         is_active = state.num < self.count
-        diverged = gain < -_MOST_ERROR
+        diverged = gain < -_MAX_ENERGY_ERROR
         stopped = (is_turn | diverged) & is_active
         size = old.size + 1
         subtree = _Subtree(
@@ -302,21 +306,22 @@ class _Integrator:
             ended=stopped | (size == 1 << trajectory.depth) & is_active,
             stopped=stopped,
             diverged=diverged,
-            chances=_chances(trajectory.seed, size, trajectory.depth),
+            random_bits=_random_bits(trajectory.seed, size, trajectory.depth),
             proposal=_selected(is_taken, here, old.proposal),
             turning_points=turning_points,
         )
         return state._replace(subtree=subtree)
 
-    # --- what they need ---
+    # --- helpers of the loops ---
 
     def _turn(
         self, subtree: _Subtree, momentum: Array, velocity: Array, momenta: Array
     ) -> tuple[Bool[Array, " C"], Float[Array, "C K 2 d"]]:
-        """Whether a subtree that ends with this step turns back, and the turning points after it.
+        """Whether a subtree that ends with this step makes a U-turn; also new turning points.
 
-        Step `n` begins subtrees if `n` is even, and ends one for each one at the end of the binary
-        number `n` if it is odd. The number of ones before is the index of its turning point.
+        If the step number `n` is even, the step begins subtrees. If `n` is odd, it ends one subtree
+        for each trailing 1 of the binary number `n`; the number of 1s to the left of that digit is
+        the index of the subtree's turning point.
         """
         number, levels = subtree.size, jnp.arange(subtree.turning_points.shape[1])
         top = jax.lax.population_count(number >> 1)[:, None]
@@ -333,7 +338,7 @@ class _Integrator:
         return jnp.any(is_turn & is_ended, axis=1), turning_points
 
     def _with_subtrees(self, state: _State) -> _State:
-        """The next subtree where one ended."""
+        """Starts the next subtree of the chains whose subtree ended."""
         trajectory, step_size = state.trajectory, state.adapted.step_size
         end = _selected(trajectory.is_right, trajectory.ends[:, 1], trajectory.ends[:, 0])
         step_size = jnp.where(trajectory.is_right, step_size, -step_size)
@@ -348,12 +353,12 @@ class _Integrator:
             step_size=jnp.where(state.num < self.count, step_size, 0),
             log_weight=-jnp.inf,
             size=0,
-            chances=_chances(trajectory.seed, none, trajectory.depth),
+            random_bits=_random_bits(trajectory.seed, none, trajectory.depth),
         )
         return state._replace(subtree=subtree._replace(ended=jnp.zeros_like(subtree.ended)))
 
     def _with_trajectories(self, state: _State) -> _State:
-        """The next trajectory where one was over."""
+        """Starts the next trajectory of the chains whose trajectory is over."""
         row = jnp.arange(self.num_chains), jnp.minimum(state.num, self.most - 1)
         seed, normal = self.seeds[row], self.normals[row]
         if self.method.dense_mass:
@@ -384,7 +389,7 @@ class _Integrator:
     def _learnt(
         self, state: _State, learns: Array, index: Array, acceptance: Array
     ) -> tuple[HamiltonianState, Array]:
-        """What the chains know that `learns` marks, after draw `index`."""
+        """Adapts the marked chains to draw `index`; returns the warm-up state and the scale."""
         old, place = state.adapted, state.trajectory.sample[:, : self.size]
         here = old._replace(place=place.astype(self.normals.dtype))
         gathered, is_end = jax.vmap(self.method.gathered)(here, index, acceptance)
@@ -410,9 +415,9 @@ class _Integrator:
         return jnp.expand_dims(matrix, range(1, momenta.ndim - 1)) * momenta
 
     def _begun(self, states: HamiltonianState) -> _State:
-        """The integrator before the first step of all chains."""
+        """The state of the integrator before the first step."""
         (num_chains, size), dtype = states.place.shape, states.place.dtype
-        # Sums of probabilities and random numbers need the digits.
+        # Weights and random numbers need at least float32.
         wide = jnp.result_type(dtype, states.log_density.dtype, jnp.float32)
         number, whole = jnp.zeros(num_chains, wide), jnp.zeros(num_chains, jnp.int32)
         vector, yes = jnp.zeros((num_chains, size), dtype), jnp.ones(num_chains, bool)
@@ -452,12 +457,12 @@ def _dots(a: Float[Array, "... d"], b: Float[Array, "... d"]) -> Float[Array, " 
 
 
 def _where(where: Array, old: Any, **new: Any) -> Any:
-    """A named tuple with new fields for the chains that `where` marks."""
+    """Replaces fields of a named tuple for the chains that `where` marks."""
     return old._replace(**_selected(where, new, {name: getattr(old, name) for name in new}))
 
 
 def _selected(where: Array, new: Any, old: Any) -> Any:
-    """Arrays that come from `new` where `where` says so, and from `old` elsewhere."""
+    """`jnp.where` over trees, with the leading axes of `where`, in the dtypes of `old`."""
 
     def of(new: Any, old: Array) -> Array:
         each = jnp.expand_dims(where, range(where.ndim, old.ndim))
@@ -469,10 +474,10 @@ def _selected(where: Array, new: Any, old: Any) -> Any:
 def _repeated(
     body: Callable[[_State], _State], goes_on: Callable[[_State], Array], state: _State
 ) -> _State:
-    """A loop that carries fields of one shape and dtype in one array.
+    """`jax.lax.while_loop` that packs fields of the same shape and dtype into one array.
 
-    XLA for CPUs distributes the operations of a loop over threads if there are many, which takes
-    longer than small ones do.
+    On CPUs, XLA runs the operations of a loop in several threads if there are many operations. For
+    small operations this takes longer than the operations themselves.
     """
     first, treedef = jtu.tree_flatten((state.subtree, state.trajectory))
     kinds: dict[Any, list[int]] = {}
@@ -499,15 +504,15 @@ def _repeated(
     return unpacked(loop)
 
 
-# --- Random numbers by counting: those of a draw do not depend on where a call begins ---
+# --- Counter-based random numbers: they depend only on the number of a draw, not on its call ---
 
 
 def _random_numbers(
     keys: PRNGKeyArray, numbers: Int[Array, " n"], problem: Problem
 ) -> tuple[UInt[Array, "C n 3"], Float[Array, "C n d"]]:
-    """For the draws of these numbers: seeds, and normal numbers.
+    """Seeds and standard normal numbers for the draws with these numbers.
 
-    `jax.random` would take several loops for them, which LLVM unrolls and compiles slowly.
+    `jax.random` would need several loops, which LLVM unrolls and compiles slowly.
     """
     words = jax.vmap(lambda key: jr.bits(key, (2,), jnp.uint32))(keys)[:, :, None]
     counts = numbers.astype(jnp.uint32)
@@ -515,7 +520,7 @@ def _random_numbers(
     third, _ = threefry(words[:, 0], words[:, 1], counts, jnp.ones_like(counts))
     places, most = jnp.arange(problem.size, dtype=jnp.uint32), np.uint32(2**32 - 1)
     high, low = threefry(first[..., None], second[..., None], places, jnp.full_like(places, most))
-    # The middles of 2**23 or 2**52 parts of the numbers between 0 and 1 are exact.
+    # Midpoints of 2**23 or 2**52 subintervals of (0, 1), which floats represent exactly.
     dtype = jnp.promote_types(problem.dtype, jnp.float32)
     if dtype == jnp.float64:
         parts = high.astype(dtype) * 2.0**20 + (low >> 12).astype(dtype)
@@ -526,13 +531,13 @@ def _random_numbers(
     return jnp.stack([first, second, third], axis=-1), normals.astype(problem.dtype)
 
 
-def _chances(
+def _random_bits(
     seed: UInt[Array, "C 3"], size: Int[Array, " C"], depth: Int[Array, " C"]
 ) -> UInt[Array, "C 2"]:
     counts = size.astype(np.uint32), depth.astype(np.uint32)
     return jnp.stack(threefry(seed[:, 0], seed[:, 1], *counts), axis=1)
 
 
-def _chance(subtree: _Subtree, dtype: Any) -> Float[Array, " C"]:
-    """Between 0 and 1."""
-    return (subtree.chances[:, 0] >> 8).astype(dtype) * 2.0**-24
+def _uniform(subtree: _Subtree, dtype: Any) -> Float[Array, " C"]:
+    """Uniform random numbers in [0, 1)."""
+    return (subtree.random_bits[:, 0] >> 8).astype(dtype) * 2.0**-24

@@ -1,4 +1,4 @@
-"""Pathfinder: normal distributions along the paths of an optimiser."""
+"""Pathfinder: normal approximations along the paths of L-BFGS."""
 
 import math
 from typing import Any, NamedTuple
@@ -12,16 +12,16 @@ from ..._check_numbers import whole_number
 from .._inference._method import Draws, Method, Problem, Record, Step
 from .._libraries import blackjax
 
-# A line search that needs more gradients than these has lost its way.
+# Maximum number of gradients of a line search.
 _MAX_GRADIENTS = 30
 
 
 class Path(NamedTuple):
-    """What a path gives.
+    """The result of one path.
 
-    - `draws`: from the best of its normal distributions.
-    - `log_ratios`: by how many nats the posterior is denser there than that.
-    - `end`: the last of its places.
+    - `draws`: draws from its best normal distribution.
+    - `log_ratios`: log posterior density minus log normal density of each draw, in nats.
+    - `end`: the last position of the path.
     """
 
     draws: Float[Array, "*n d"]
@@ -30,11 +30,12 @@ class Path(NamedTuple):
 
 
 class Resampled(NamedTuple):
-    """Draws, their probabilities, and how far to trust these.
+    """Draws of all paths with their importance weights.
 
-    - `end`: of the path that came to the highest log density.
-    - `log_evidence`: the log of the mean of the ratios.
-    - `pareto_k`: the shape of the tail of the ratios: above 0.7 a few of them decide.
+    - `end`: last position of the path with the highest log density.
+    - `probabilities`: normalised importance weights of the draws.
+    - `log_evidence`: log of the mean ratio of the densities.
+    - `pareto_k`: shape of the tail of the ratios. Above 0.7, a few draws dominate.
     """
 
     end: Float[Array, " d"]
@@ -45,24 +46,24 @@ class Resampled(NamedTuple):
 
 
 class Pathfinder(Method):
-    """Normals from the path of a quasi-Newton optimiser, for a quick look at a simple posterior.
+    """Pathfinder: normal approximations along the path of L-BFGS, for simple posteriors.
 
-    It costs `paths` runs of L-BFGS with `elbo_draws` log densities at each place, and memory for
-    `paths * draws` draws. Do not use it for networks, whose posterior is mostly far from normal:
-    few draws then have all the weight, and `diagnostics.pareto_k` says so.
+    It costs `paths` runs of L-BFGS, `elbo_draws` log densities at each position of a path, and
+    memory for `paths * draws` draws. Do not use it for networks: their posterior is usually far
+    from normal, so that a few draws have all the weight, which `diagnostics.pareto_k` shows.
 
-    Each place on the path of L-BFGS has a normal distribution with the inverse Hessian that the
-    optimiser knows there; the path gives draws from that of the largest ELBO. Draws of all paths
-    are weighed by the density of the posterior over that of the draw, with the largest weights
-    smoothed, and drawn by weight (Zhang, Carpenter, Gelman and Vehtari, 2022, "Pathfinder: Parallel
-    Quasi-Newton Variational Inference"; Vehtari et al., 2024, "Pareto Smoothed Importance
-    Sampling"; BlackJAX's implementation). The weights also estimate the evidence.
+    At each position of a path, the inverse Hessian estimate of L-BFGS defines a normal
+    distribution. A path returns draws from the distribution with the largest ELBO. The draws of all
+    paths are resampled by importance weights, with the largest weights smoothed (Zhang, Carpenter,
+    Gelman and Vehtari, 2022, "Pathfinder: Parallel Quasi-Newton Variational Inference"; Vehtari et
+    al., 2024, "Pareto Smoothed Importance Sampling"; BlackJAX's implementation). The weights also
+    estimate the evidence.
 
-    - `paths`: how many there are, from places further apart than the posterior.
-    - `path_steps`: the most steps of a path.
-    - `history`: how many of them the inverse Hessian is made of.
-    - `elbo_draws`: draws for the ELBO of each place.
-    - `draws`: that each path gives.
+    - `paths`: number of paths. Their initial values are more dispersed than the posterior.
+    - `path_steps`: maximum number of steps of a path.
+    - `history`: number of steps that the inverse Hessian estimate uses.
+    - `elbo_draws`: number of draws for the ELBO at each position.
+    - `draws`: number of draws that each path returns.
 
     >>> from eqxlike import bayes
     >>> method = bayes.Pathfinder(paths=4)
@@ -77,7 +78,7 @@ class Pathfinder(Method):
     def __check_init__(self):
         for name in ("paths", "path_steps", "history", "elbo_draws"):
             whole_number(getattr(self, name), f"Pathfinder: {name}")
-        # With fewer no tail can be fitted.
+        # PSIS cannot fit a tail to fewer draws.
         whole_number(self.draws, "Pathfinder: draws", least=25)
 
     @property
@@ -98,7 +99,7 @@ class Pathfinder(Method):
             log_posterior = jax.lax.map(density, draws, batch_size=self.elbo_draws)
             return draws, log_posterior - log_normal
 
-        # BlackJAX's own choice of the best is left alone: see `_centred`.
+        # BlackJAX's choice of the best distribution is not used: see `_centred`.
         place = problem.dispersed(place_key).astype(float)
         options = {"maxiter": self.path_steps, "maxcor": self.history, "maxls": _MAX_GRADIENTS}
         _, info = pathfinder.approximate(path_key, density, place, num_samples=1, **options)
@@ -107,9 +108,9 @@ class Pathfinder(Method):
             normal = _centred(normal, density)
             return jnp.mean(weighted(elbo_key, normal, self.elbo_draws)[1]), normal
 
-        # One place after another: all of them at once need much memory.
+        # `lax.map` instead of `vmap` saves memory.
         elbos, path = jax.lax.map(elbo, info.path)
-        # After its last step the path repeats its last place.
+        # After the last step, the rest of the path repeats the last position.
         moved = jnp.any(info.path.position[1:] != info.path.position[:-1], axis=1)
         is_place = jnp.concatenate([jnp.ones(1, bool), moved])
         best = jnp.argmax(jnp.where(is_place & jnp.isfinite(elbos), elbos, -jnp.inf))
@@ -139,7 +140,7 @@ class Pathfinder(Method):
 
     @property
     def remedy(self) -> str:
-        return "`bayes.Laplace`, or chains as of `bayes.NUTS`, may help."
+        return "Try `bayes.Laplace`, or Markov chains such as `bayes.NUTS`."
 
     def log_evidence(self, problem: Problem, found: Resampled) -> Float[Array, ""]:
         return found.log_evidence
@@ -149,10 +150,11 @@ class Pathfinder(Method):
 
 
 def _centred(normal: Any, log_density: Any) -> Any:
-    """A normal of a path with its mean where a Newton step leads from its place.
+    """A normal distribution of a path, with its mean moved by the correct Newton step.
 
-    BlackJAX 1.7.1 goes to the other side: it takes the gradient of minus the log density for that
-    of the log density. A gradient of zero keeps the mean where it is put here.
+    BlackJAX 1.7.1 moves it in the opposite direction: it uses the gradient of the negative log
+    density instead of the log density. The gradient is set to zero here, so that BlackJAX does not
+    move the mean again.
     """
     gradient = jax.grad(log_density)(normal.position)
     low_rank = normal.beta @ (normal.gamma @ (normal.beta.T @ gradient))

@@ -1,4 +1,4 @@
-"""The scales of normal priors, chosen by the evidence."""
+"""Scales of normal priors that maximise the evidence."""
 
 import math
 from collections.abc import Callable
@@ -26,19 +26,19 @@ from ._curvature import (
 from ._gauss_newton import AroundMode, Part, parts_of, prior_diagonal
 
 MAX_BYTES = 4 * 2**30
-"""The most memory that a curvature may take."""
+"""Memory limit of a curvature, in bytes."""
 
 MAX_FULL = 2000
-"""The most unknowns for which the whole precision is kept by default: its cost is cubic."""
+"""Maximum number of unknowns for a dense precision by default: its cost is cubic."""
 
-# By how many nats the evidence has to rise for other scales to be kept.
+# Increase of the log evidence, in nats, for which new scales are accepted.
 _LEAST_GAIN = 0.05
 _MAX_LOG_FACTOR = math.log(1e6)
 _NEWTON_STEPS = 40
 
 
 class Fit(NamedTuple):
-    """A mode, the logs of the factors of the prior's scales, and their log evidence."""
+    """A mode, log factors of the prior scales, and the log evidence for these scales."""
 
     place: Float[Array, " d"]
     log_factors: Float[Array, " g"]
@@ -46,12 +46,12 @@ class Fit(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """A descent during which the scales of the prior are tuned.
+    """State of an optimiser run that also tunes the prior scales.
 
-    - `place`, `optimiser`: the descent, for the scales of `log_factors`.
-    - `log_factors`: the logs of the factors that the scales are multiplied by.
+    - `place`, `optimiser`: unknowns and optimiser state, for the scales of `log_factors`.
+    - `log_factors`: logs of the factors of the scales.
     - `best`: the fit with the greatest evidence so far.
-    - `change`: by how much the last tuning changed a log factor; 0 if nothing better was found.
+    - `change`: largest change of a log factor in the last tuning; 0 if it found nothing better.
     """
 
     place: Float[Array, " d"]
@@ -69,10 +69,10 @@ def untuned(problem: Problem, place: Float[Array, " d"], optimiser: Any) -> Tune
 
 
 def retuned(problem: Problem, state: Tuned) -> Tuned:
-    """Keeps the scales if the evidence rose, and proposes better ones; else returns to the best.
+    """If the evidence increased, proposes new scales; otherwise returns to the best fit.
 
-    In a network of several layers one scale can grow while another one falls, and neither the
-    outputs nor the evidence change. Scales that do not raise the evidence are therefore given up.
+    In a network of several layers, one scale can grow while another shrinks, without any change of
+    the outputs or the evidence. Scales that do not increase the evidence are therefore rejected.
     """
     place, evidence, log_factors = _proposed(problem, state.place, state.log_factors)
     is_better = evidence > state.best.log_evidence + _LEAST_GAIN
@@ -88,18 +88,18 @@ def retuned(problem: Problem, state: Tuned) -> Tuned:
     )
 
 
-# --- The scales that a prior has ---
+# --- Reading and replacing the scales of a prior ---
 
 
 def scales(prior: Prior) -> dict[str, Any]:
-    """The scales that can be tuned, by the pattern or path of the parameters they are for."""
+    """The scales that can be tuned, by the pattern or path of their parameters."""
     found: dict[str, Any] = {}
     _map_scales(prior, lambda name, scale: found.setdefault(name, scale))
     return found
 
 
 def name_of(prior: Prior, part: Part, name: str = "**") -> str:
-    """The name that the prior of a parameter has among `scales`."""
+    """The key of a parameter's prior in `scales`."""
     leaf = jax.ShapeDtypeStruct(part.shape, jnp.float32)
     if isinstance(prior, PriorByPath):
         place = prior._place(part.path, leaf, {part.path: leaf})
@@ -108,7 +108,7 @@ def name_of(prior: Prior, part: Part, name: str = "**") -> str:
 
 
 def with_factors(problem: Problem, log_factors: Float[Array, " g"]) -> Problem:
-    """The problem with scales times `exp(log_factors)`, in the order of `scales`."""
+    """Multiplies the prior scales, in the order of `scales`, by `exp(log_factors)`."""
     factors = dict(zip(scales(problem.target.prior), jnp.exp(log_factors), strict=True))
     prior = _map_scales(
         problem.target.prior,
@@ -118,7 +118,7 @@ def with_factors(problem: Problem, log_factors: Float[Array, " g"]) -> Problem:
 
 
 def _map_scales(prior: Prior, function: Callable[[str, Any], Any], name: str = "**") -> Prior:
-    """The prior with `function` of name and scale in place of the scale of each normal prior."""
+    """The prior with the scale of each normal prior replaced by `function(name, scale)`."""
     if isinstance(prior, PriorByPath):
         names = map(pattern_name, prior.which, range(len(prior.which)))
         own = (
@@ -138,7 +138,7 @@ def _map_scales(prior: Prior, function: Callable[[str, Any], Any], name: str = "
     return prior
 
 
-# --- The scales that the linearised network prefers ---
+# --- Optimal scales for the linearised network ---
 
 
 def _proposed(
@@ -146,23 +146,23 @@ def _proposed(
 ) -> tuple[Float[Array, " d"], Float[Array, ""], Float[Array, " g"]]:
     """The scales that maximise the evidence of the network linearised at the mode.
 
-    The likelihood is a normal distribution around the mode then, and mode and covariance follow
-    from the scales (MacKay, 1992, "Bayesian Interpolation"). Up to 2,000 unknowns its precision is
-    the whole Gauss-Newton matrix; beyond, that of `"kronecker"`, or the diagonal where that needs
-    too much memory.
+    In the linearised network the likelihood is a normal density around the mode, and the scales
+    determine mode and covariance of the posterior (MacKay, 1992, "Bayesian Interpolation"). Up to
+    2,000 unknowns the precision is the whole Gauss-Newton matrix. Beyond, it is Kronecker-factored,
+    or diagonal if that needs too much memory.
 
     **Arguments:**
 
-    - `mode`: the most probable vector for the scales of `log_factors`.
+    - `mode`: the mode for the scales of `log_factors`.
 
-    **Returns:** where the mode is for the new scales, or `mode` if that is more probable; the log
-    evidence for `log_factors`; and the new log factors.
+    **Returns:** the mode for the new scales, or `mode` if it is more probable; the log evidence for
+    `log_factors`; and the new log factors.
     """
     parts, names = parts_of(problem), list(scales(problem.target.prior))
     given = AroundMode(with_factors(problem, log_factors), mode, parts)
     gradient = jax.grad(given.negative_log_prior)(given.centre)
-    # Each unknown has the precision of its prior, its distance from the prior's mean, and a column
-    # that is 1 for its scale. Those whose scale is not tuned have zeros.
+    # For each unknown: prior precision, distance from the prior mean, and a one-hot row that marks
+    # its scale. All are zero if its scale is not tuned.
     precisions, distances = jnp.zeros_like(mode), jnp.zeros_like(mode)
     member = jnp.zeros((mode.size, len(names)), mode.dtype)
     for part in parts:
@@ -191,7 +191,7 @@ def _proposed(
         is_small = kronecker_size(parts) * mode.dtype.itemsize <= MAX_BYTES
         curvature = kronecker_curvature(given, 1) if is_small else diagonal_curvature(given)
         log_det = curvature.normal().log_det_precision
-        # A prior of one scale is the same in all bases.
+        # A prior with one scale per block is the same in all bases.
         values = jnp.concatenate([block.values.reshape(-1) for block in curvature.blocks])
         of_data, pull = values - precisions, values * curvature.rotated(distances, back=False)
 
@@ -202,7 +202,7 @@ def _proposed(
             diagonal = jnp.diag(member.T @ crossed)
             return curvature.rotated(mean, back=True), variances, mean, diagonal
 
-    # The derivatives of the log evidence are by the logs of the precisions, not of the scales.
+    # Derivatives of the log evidence with respect to the log precisions, not the log scales.
     def derivatives(changes: Float[Array, " g"]) -> tuple[Array, Array]:
         own = precisions * (member @ jnp.exp(-2 * changes))
         _, variances, mean, crossed = posterior(own)

@@ -1,4 +1,4 @@
-"""Posteriors that one training makes: SWAG, and dropout that stays on in predictions."""
+"""Posteriors from a single training run: SWAG and Monte Carlo dropout."""
 
 import math
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from ._descent import Descent, Optimised, descend
 
 
 class Moments(NamedTuple):
-    """What is kept of `n` places, of which the last `k` are the columns of a matrix.
+    """Running moments of `n` positions, and the deviations of the last `k`.
 
     - `count`: `n`.
-    - `mean`: their mean.
-    - `squares`: the sum of the squares of their distances from it.
-    - `deviations`: each of the last ones less the mean of those until then.
+    - `mean`: mean of the positions.
+    - `squares`: sum of squared deviations from the mean.
+    - `deviations`: each of the last `k` positions minus the mean up to that position.
     """
 
     count: Array
@@ -36,7 +36,7 @@ class Moments(NamedTuple):
 
 
 class SWAGState(NamedTuple):
-    """A place, what the optimisers of the two phases keep, and the moments of places before."""
+    """Unknowns, the states of the optimisers of both phases, and the collected moments."""
 
     place: Float[Array, " d"]
     training: Any
@@ -45,26 +45,27 @@ class SWAGState(NamedTuple):
 
 
 class SWAG(Descent):
-    """Stochastic weight averaging, Gaussian, for networks that are too large for other methods.
+    """SWAG, stochastic weight averaging Gaussian, for networks too large for other methods.
 
-    It costs `steps + collect_steps` gradients of minibatches, and the memory of `rank` more copies
-    of the unknowns. Do not use it with all data in each step, where it has hardly any width.
+    It costs `steps + collect_steps` minibatch gradients, and memory for `rank` more copies of the
+    unknowns. Do not use it with all data in each step: the distribution then has almost no width.
 
-    After the steps of `bayes.MAP` come more at a learning rate that does not fall. Their mean, the
-    variance of each unknown, and the last deviations are a normal distribution, half of whose
-    covariance is diagonal and half of low rank (Maddox et al., 2019, "A Simple Baseline for
-    Bayesian Uncertainty in Deep Learning"). `collect_learning_rate` and `batch_size` decide its
-    width as much as the posterior.
+    After the training phase, which is as in `bayes.MAP`, a collection phase continues with a
+    constant learning rate. The mean, the variance of each unknown and the last deviations define a
+    normal distribution. Half of its covariance is diagonal, and half has low rank (Maddox et al.,
+    2019, "A Simple Baseline for Bayesian Uncertainty in Deep Learning"). Its width depends on
+    `collect_learning_rate` and `batch_size` as much as on the posterior.
 
-    - `steps`: of the optimiser before anything is collected.
-    - `learning_rate`: of Adam in those, falling to zero along a cosine.
-    - `optimiser`: one of Optax in its place.
-    - `batch_size`: examples in a step, drawn with replacement; `None` for all of them.
-    - `collect_steps`: the steps after those.
-    - `collect_every`: of how many of them the place is collected.
-    - `collect_learning_rate`: of Adam in them.
-    - `collect_optimiser`: one of Optax in its place, such as `optax.sgd(0.01)`.
-    - `rank`: how many deviations are kept.
+    - `steps`: number of optimiser steps of the training phase.
+    - `learning_rate`: initial learning rate of Adam in the training phase, with cosine decay to
+      zero.
+    - `optimiser`: an Optax optimiser to use instead.
+    - `batch_size`: examples per step, drawn with replacement; `None` for all examples.
+    - `collect_steps`: number of steps of the collection phase.
+    - `collect_every`: collect the unknowns at every n-th step.
+    - `collect_learning_rate`: learning rate of Adam in the collection phase.
+    - `collect_optimiser`: an Optax optimiser to use instead, such as `optax.sgd(0.01)`.
+    - `rank`: number of deviations to keep.
 
     >>> from eqxlike import bayes
     >>> method = bayes.SWAG(batch_size=16, rank=10)
@@ -85,7 +86,7 @@ class SWAG(Descent):
         if self.collect_steps < 2 * self.collect_every:
             raise ValueError(
                 f"SWAG: collect_steps must be at least twice collect_every, got "
-                f"{self.collect_steps} and {self.collect_every}: one place has no covariance."
+                f"{self.collect_steps} and {self.collect_every}: a covariance needs two samples."
             )
 
     @property
@@ -126,7 +127,7 @@ class SWAG(Descent):
         return jtu.tree_map(lambda each: each[0], states.moments)
 
     def num_found(self, found: Moments) -> int | None:
-        # A single point has no covariance.
+        # One collected position has no covariance.
         return None if found.count > 1 else 0
 
     def point_estimate(self, problem: Problem, found: Moments) -> Float[Array, " d"]:
@@ -150,7 +151,7 @@ class SWAG(Descent):
 
 
 def _welford_update(moments: Moments, place: Float[Array, " d"]) -> Moments:
-    """Moments with one more place (Welford's update, which loses no digits to large means)."""
+    """Moments with one more position: Welford's update, which is accurate for large means."""
     count = moments.count + 1
     before = place - moments.mean
     mean = moments.mean + before / count
@@ -159,20 +160,21 @@ def _welford_update(moments: Moments, place: Float[Array, " d"]) -> Moments:
     return Moments(count, mean, moments.squares + before * after, deviations)
 
 
-# --- Dropout in predictions too ---
+# --- Monte Carlo dropout ---
 
 
 class MCDropout(Descent):
-    """Dropout that stays on in predictions, for models that have dropout anyway.
+    """Monte Carlo dropout: dropout stays active in predictions, for models that have dropout.
 
-    It costs one training, of more steps than without dropout, and its memory. Do not use it where
-    data shall decide how wide the posterior is: the rate `p` does. Try some on held-out examples.
+    It costs as much as one training run, with more steps than without dropout. Do not use it if the
+    data should determine the width of the posterior: the dropout rate `p` determines it. Compare
+    several rates on held-out examples.
 
-    What the networks of different masks disagree on is the epistemic uncertainty (Gal and
+    The disagreement of networks with different masks is the epistemic uncertainty (Gal and
     Ghahramani, 2016, "Dropout as a Bayesian Approximation: Representing Model Uncertainty in Deep
-    Learning"). The model has `nn.Dropout` in it, and is called by `model(x, key=key)`. In training
-    each example has masks of its own. A draw is one network, and has the same masks for all inputs;
-    with `noise=None` it is the one without dropout.
+    Learning"). The model must contain `nn.Dropout`, and is called as `model(x, key=key)`. In
+    training, each example has its own masks. A draw is one network, with the same masks for all
+    inputs; with `noise=None` it is the network without dropout.
 
     The fields are those of `bayes.MAP`.
 
@@ -195,11 +197,11 @@ class MCDropout(Descent):
         if not any(not isinstance(p, int | float) or p > 0 for p in rates):
             raise ValueError(
                 f"MCDropout: {type(network).__name__} has no dropout. Add `nn.Dropout(p=0.1)`, for "
-                "instance before its last layer."
+                "example before its last layer."
             )
         if not takes_key(network):
             raise ValueError(
-                f"MCDropout calls the model by `model(x, key=key)`, and {type(network).__name__} "
+                f"MCDropout calls the model as `model(x, key=key)`, but {type(network).__name__} "
                 "takes no `key`. Write `def __call__(self, x, *, key=None)`, and pass the key to "
                 "`nn.Dropout`."
             )
@@ -237,7 +239,7 @@ class MCDropout(Descent):
 
     @property
     def remedy(self) -> str:
-        return "A lower rate of dropout, or more steps, may help."
+        return "A lower dropout rate, or more steps, may help."
 
     def noise(self, num: int, key: PRNGKeyArray) -> Array:
         return jr.bits(key, (num, 2), jnp.uint32)
@@ -246,7 +248,7 @@ class MCDropout(Descent):
         network = problem.target.model(unknowns)
         if unknowns.noise is None:
             return network
-        # A draw keeps its masks, whichever generator is the default by then.
+        # A fixed implementation keeps the masks of a draw if JAX's default generator changes.
         key = jr.wrap_key_data(unknowns.noise, impl="threefry2x32")
         network = inference_mode(network, False)
         return lambda x: network(x, key=key)

@@ -1,6 +1,4 @@
-"""Variational inference: the evidence lower bound, of layers that carry their posterior and of all
-unknowns of a target.
-"""
+"""Variational inference: the evidence lower bound for Bayesian layers, and mean field."""
 
 import functools
 import math
@@ -39,30 +37,31 @@ def negative_elbo(
     num_samples: int = 1,
     per_example: bool = False,
 ) -> Float[Array, ""]:
-    """An unbiased estimate of the negative evidence lower bound, from a minibatch.
+    """An unbiased estimate of the negative evidence lower bound from a minibatch.
 
-    For data of N examples, of which the batch holds B, and S draws for each example:
+    For N examples, a batch of B, and S draws per example:
 
         -ELBO ~ kl_weight * KL(q || p) - N / (B S) sum_{b, s} log p(y_b | x_b, w_bs),   w_bs ~ q
 
     Graves (2011), "Practical Variational Inference for Neural Networks"; Blundell, Cornebise,
-    Kavukcuoglu & Wierstra (2015), "Weight Uncertainty in Neural Networks". The factor N / B makes
-    the batch stand for the data set, so that the KL counts once for N examples. Examples get keys
-    of their own, so that their noise is independent and its average over the batch small (Kingma,
-    Salimans & Welling 2015). In each of the S draws they share what `nn.with_perturbation` says.
+    Kavukcuoglu & Wierstra (2015), "Weight Uncertainty in Neural Networks". The factor N / B scales
+    the batch to the whole data set, so that the KL counts once. Each example has its own key:
+    independent noise averages out over the batch (Kingma, Salimans & Welling 2015). In each of the
+    S draws, examples share the noise that `nn.with_perturbation` describes.
 
     **Arguments:**
 
-    - `model`: any pytree; the KL is that of the `nn.BayesianLayer`s in it.
-    - `log_likelihood`: `log_likelihood(model, example, key)`, the log density of one example, shape
-      `()`; `example` is the batch without its leading axis, `key` what `model(x, key=key)` needs.
+    - `model`: any pytree. The KL is summed over its `nn.BayesianLayer`s.
+    - `log_likelihood`: `log_likelihood(model, example, key)` returns the log density of one
+      example, shape `()`. `example` is the batch without its leading axis; pass `key` on to
+      `model(x, key=key)`.
     - `batch`: arrays with leading axis B.
     - `num_data`: N, the number of examples in the training data.
     - `key`: for the draws.
-    - `kl_weight`: below 1 for a tempered posterior or while warming up. Only 1 gives a bound on the
-      evidence.
+    - `kl_weight`: factor of the KL; below 1 for a tempered posterior or a warm-up. Only 1 gives a
+      bound on the evidence.
     - `num_samples`: S.
-    - `per_example`: divide by N, so that the size of the loss does not depend on that of the data.
+    - `per_example`: whether to divide by N, so that the loss does not grow with the data.
 
     **Returns:** shape `()`.
 
@@ -110,10 +109,10 @@ def negative_elbo(
 class Normals(NamedTuple):
     """Independent normal distributions of the unknowns in linked space.
 
-    They are vectors, and trees in a loss.
+    The fields are vectors; inside a loss they are `Unknowns`.
 
-    - `mean`: their means.
-    - `rho`: their standard deviations are `softplus(rho)`.
+    - `mean`: the means.
+    - `rho`: the standard deviations are `softplus(rho)`.
     """
 
     mean: Any
@@ -121,41 +120,43 @@ class Normals(NamedTuple):
 
     @property
     def scale(self) -> Float[Array, " d"]:
-        """Their standard deviations."""
+        """The standard deviations."""
         return jax.nn.softplus(self.rho)
 
 
 class MeanField(Descent):
-    """Variational inference with independent normals, for many examples in minibatches.
+    """Mean-field variational inference: independent normals, for large data in minibatches.
 
-    A step costs about 2 to 3 of `bayes.MAP`, and twice its memory. Do not use it with a wide prior,
-    under which it mostly predicts worse than `bayes.MAP`.
+    A step costs 2 to 3 times as much as a step of `bayes.MAP`, and twice the memory. Do not use it
+    with a wide prior, with which it usually predicts worse than `bayes.MAP`.
 
-    In linked space each unknown has a normal distribution of its own, and what descends is the
-    negative evidence lower bound, for data of `N` examples
+    Each unknown has its own normal distribution in linked space. The loss is the negative evidence
+    lower bound; for `N` examples
 
         KL(q || p) - sum_n E_q log p(y_n | x_n, unknowns)
 
     (Graves, 2011; Blundell, Cornebise, Kavukcuoglu and Wierstra, 2015, "Weight Uncertainty in
-    Neural Networks"). The posterior is too narrow where unknowns depend on each other. The KL of
-    parameters with normal priors is exact; else it is estimated from the draw of the step.
+    Neural Networks"). The approximation is too narrow if unknowns are correlated. The KL is exact
+    for parameters with normal priors; otherwise it is estimated from the draw of the step.
 
     - `steps`, `learning_rate`, `optimiser`, `batch_size`: as in `bayes.MAP`.
-    - `estimator`: how the layers `nn.Linear` and `nn.Conv` are drawn: `"local"`, the output of each
-      example (Kingma, Salimans and Welling, 2015, "Variational Dropout and the Local
-      Reparameterization Trick"), the least noisy; `"flipout"`, weights for all examples with random
-      signs for each (Wen, Vicol, Ba, Tran and Grosse, 2018); `"weights"`, weights for all examples.
-      The first two need a model that is called by `model(x, key=key)`. By default it is then
-      `"local"`, or, with a convolution in the model, `"flipout"`, and else `"weights"`: `"local"`
-      draws each place of a convolution as if it had its own kernel. A model that calls a layer more
-      than once for an example needs `"weights"`: neither of the others repeats its draw.
-    - `draws`: of all unknowns in a step, over which the bound is averaged.
-    - `kl_weight`: the factor of the KL; less than 1 for a tempered (cold) posterior, for which the
-      bound does not hold for the evidence (Wenzel et al., 2020, "How Good is the Bayes Posterior in
-      Deep Neural Networks Really?").
-    - `warm_up`: steps in which this weight rises from 0.
-    - `initial_scale`: standard deviations to begin with, as a part of how far the initial numbers
-      of an array differ; layers of `nn` whose weights are random begin with their own.
+    - `estimator`: how layers `nn.Linear` and `nn.Conv` are sampled. `"local"` samples the output
+      for each example and has the least noise (Kingma, Salimans and Welling, 2015, "Variational
+      Dropout and the Local Reparameterization Trick"). `"flipout"` samples weights once for all
+      examples, with random signs for each example (Wen, Vicol, Ba, Tran and Grosse, 2018).
+      `"weights"` samples weights once for all examples. `"local"` and `"flipout"` need a model that
+      is called as `model(x, key=key)`. The default for such a model is `"local"`, or `"flipout"` if
+      it has a convolution, because `"local"` samples each position of a convolution as if it had
+      its own kernel. For other models the default is `"weights"`. A model that calls a layer more
+      than once per example needs `"weights"`, because the other estimators sample again at each
+      call.
+    - `draws`: number of draws of the unknowns per step, over which the bound is averaged.
+    - `kl_weight`: factor of the KL; below 1 for a tempered (cold) posterior, for which the loss is
+      not a bound on the evidence (Wenzel et al., 2020, "How Good is the Bayes Posterior in Deep
+      Neural Networks Really?").
+    - `warm_up`: number of steps over which the KL weight rises from 0.
+    - `initial_scale`: initial standard deviations, as a fraction of the standard deviation of the
+      entries of each array. Bayesian layers of `nn` start with their own.
 
     >>> from eqxlike import bayes
     >>> method = bayes.MeanField(steps=3000, batch_size=128, estimator="flipout")
@@ -183,14 +184,14 @@ class MeanField(Descent):
         network = problem.target.network
         if self.estimator in ("local", "flipout") and not takes_key(network):
             raise ValueError(
-                f'MeanField: estimator "{self.estimator}" calls the model by `model(x, key=key)`, '
-                f"and {type(network).__name__} takes no `key`. Write `def __call__(self, x, *, "
-                'key=None)` and pass the key to its layers, or take estimator="weights".'
+                f'MeanField: estimator "{self.estimator}" calls the model as `model(x, key=key)`, '
+                f"but {type(network).__name__} takes no `key`. Write `def __call__(self, x, *, "
+                'key=None)` and pass the key to its layers, or use estimator="weights".'
             )
         if self.estimator in ("local", "flipout") and nodes_of(Shared, network):
             raise ValueError(
-                f'MeanField: estimator "{self.estimator}" draws each layer by itself, and '
-                f"{type(network).__name__} has some that share arrays by `nn.Shared`: take "
+                f'MeanField: estimator "{self.estimator}" samples each layer separately, but '
+                f"{type(network).__name__} has layers that share arrays by `nn.Shared`: use "
                 'estimator="weights".'
             )
 
@@ -223,7 +224,7 @@ class MeanField(Descent):
             def of_draw(key: PRNGKeyArray) -> Array:
                 return self._loss_of_draw(problem, place, batch, weight, key)
 
-            # A batch of one draw would cost what several do.
+            # Without vmap, a single draw is cheaper.
             return of_draw(keys[0]) if self.draws == 1 else jnp.mean(jax.vmap(of_draw)(keys))
 
         state, value = descend(self._optimiser(), problem.differentiable(loss), state)
@@ -232,7 +233,7 @@ class MeanField(Descent):
     def _loss_of_draw(
         self, problem: Problem, place: Normals, batch: Any, weight: Array, key: PRNGKeyArray
     ) -> Array:
-        """The negative bound by one draw, divided by the number of examples."""
+        """The negative bound per example, estimated from one draw."""
         draw_key, key = jr.split(key)
         linked = _drawn(place, draw_key)
         log_likelihood = jnp.mean(self._log_likelihood(problem, place, linked, batch, key))
@@ -242,7 +243,7 @@ class MeanField(Descent):
     def _log_likelihood(
         self, problem: Problem, place: Normals, linked: Unknowns, batch: Any, key: PRNGKeyArray
     ) -> Float[Array, " B"]:
-        """The log density of each example, under a draw or under draws of its own."""
+        """The log density of each example, under one draw or a draw for each example."""
         target = problem.target
         unknowns, _ = target.constrain(linked)
         estimator = self._estimator_of(target.network)
@@ -284,9 +285,9 @@ class MeanField(Descent):
 
 
 def _drawn(place: Normals, key: PRNGKeyArray) -> Unknowns:
-    """A draw, in linked space.
+    """A draw in linked space.
 
-    Each array has a key of its own: what nothing asks for is not drawn.
+    Each array has its own key, so that XLA removes the sampling of unused arrays.
     """
 
     def drawn(key: PRNGKeyArray, mean: Array, rho: Array) -> Array:
@@ -296,13 +297,14 @@ def _drawn(place: Normals, key: PRNGKeyArray) -> Unknowns:
 
 
 def _kl(problem: Problem, place: Normals, linked: Unknowns) -> Float[Array, ""]:
-    """KL(q || prior), exact for parameters with normal priors, by the draw for all else.
+    """KL(q || prior), exact for parameters with normal priors, otherwise estimated from the draw.
 
-    The expected log density of `Normal(m, p)` is that at the mean, less `s^2 / (2 p^2)`.
+    For a posterior `N(mean, s^2)`, the expected log density of the prior `N(m, p^2)` is its log
+    density at `mean`, minus `s^2 / (2 p^2)`.
     """
     target = problem.target
     priors = target.parameter_priors(target.constrain(linked)[0])
-    # As layers and draws do it too: XLA computes each of them once.
+    # Layers and draws compute the same expression, so XLA computes it only once.
     scales = jtu.tree_map(jax.nn.softplus, place.rho)
     leaves, treedef = jtu.tree_flatten(linked.model)
     excess = jnp.zeros((), problem.dtype)
@@ -328,7 +330,7 @@ def _kl(problem: Problem, place: Normals, linked: Unknowns) -> Float[Array, ""]:
 def _with_random_layers(
     problem: Problem, place: Normals, unknowns: Unknowns, estimator: Estimator
 ) -> Any:
-    """The network of a draw, but for the layers that draw themselves: they have the means."""
+    """The network of a draw, with Bayesian layers in place of `Linear` and `Conv` layers."""
     target = problem.target
     priors = target.parameter_priors(unknowns).values()
     means, rhos = (jtu.tree_leaves(each.model) for each in (place.mean, place.rho))
@@ -347,7 +349,7 @@ def _with_random_layers(
 
 
 def _with_own(problem: Problem, scale: Float[Array, " d"], own: PyTree) -> Float[Array, " d"]:
-    """Standard deviations, with those that layers have in their places."""
+    """Standard deviations, replaced by those of Bayesian layers if there are any."""
     linked, known = problem.unflatten(scale), by_path(own)
     leaves = [
         known.get(path, leaf).astype(leaf.dtype) for path, leaf in by_path(linked.model).items()

@@ -1,4 +1,4 @@
-"""Measures of predictions: how good they are, and whether their probabilities hold."""
+"""Metrics of predictions: accuracy, proper scores and calibration."""
 
 from ._classes import CalibrationBins as CalibrationBins
 from ._classes import accuracy as accuracy

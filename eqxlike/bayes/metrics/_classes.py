@@ -1,4 +1,4 @@
-"""Measures of predictions of classes: accuracy, the Brier score, and whether probabilities hold.
+"""Metrics of class predictions: accuracy, the Brier score, and calibration.
 
 `N` is the number of examples, `C` the number of classes, `M` the number of bins. With labels of
 shape `(*N)`, such as `(B, T)` for the tokens of texts, each label counts as an example.
@@ -17,7 +17,7 @@ from ._scores import check_array
 
 
 def accuracy(scores: Float[Array, "*N C"], labels: Int[Array, "*N"]) -> Float[Array, ""]:
-    """The fraction of examples whose greatest score is at the label.
+    """The fraction of examples whose label has the greatest score.
 
     **Arguments:**
 
@@ -27,7 +27,7 @@ def accuracy(scores: Float[Array, "*N C"], labels: Int[Array, "*N"]) -> Float[Ar
     **Returns:** shape `()`, between 0 and 1.
 
     **Raises:** `ValueError` for other shapes, or labels that are not integers; `TypeError` for a
-    prediction, which has `probabilities`.
+    mixture: pass its `probabilities`.
 
     >>> import jax.numpy as jnp
     >>> float(accuracy(jnp.array([[0.9, 0.1], [0.2, 0.8]]), jnp.array([0, 0])))
@@ -50,7 +50,7 @@ def brier(probabilities: Float[Array, "*N C"], labels: Int[Array, "*N"]) -> Floa
     **Returns:** the mean over the examples, shape `()`, between 0 and 2; lower is better.
 
     **Raises:** `ValueError` for other shapes, or labels that are not integers; `TypeError` for a
-    prediction, which has `probabilities`.
+    mixture: pass its `probabilities`.
 
     >>> import jax.numpy as jnp
     >>> float(brier(jnp.array([[0.5, 0.5], [1.0, 0.0]]), jnp.array([0, 0])))
@@ -68,12 +68,12 @@ Equal = Literal["width", "mass"]
 
 
 class CalibrationBins(NamedTuple):
-    """Predictions grouped by confidence, as a reliability diagram shows them.
+    """Predictions binned by confidence, for a reliability diagram.
 
-    - `edges`: of the `M` bins; bin m holds confidences in `(edges[m], edges[m + 1]]`, the first one
-      its lower edge as well.
-    - `count`: examples in each bin.
-    - `confidence`, `accuracy`: mean over each bin; NaN where it is empty.
+    - `edges`: edges of the `M` bins. Bin m contains confidences in `(edges[m], edges[m + 1]]`; the
+      first bin also contains its lower edge.
+    - `count`: number of examples in each bin.
+    - `confidence`, `accuracy`: mean over each bin; NaN for an empty bin.
     """
 
     edges: Float[Array, " M_plus_1"]
@@ -89,7 +89,7 @@ def calibration_bins(
     *,
     equal: Equal = "width",
 ) -> CalibrationBins:
-    """Groups examples by the probability of their predicted class, for a reliability diagram.
+    """Bins examples by the probability of their predicted class, for a reliability diagram.
 
     DeGroot & Fienberg (1983), "The Comparison and Evaluation of Forecasters".
 
@@ -98,13 +98,12 @@ def calibration_bins(
     - `probabilities`: shape `(*N, C)`.
     - `labels`: integers from 0 to C - 1, or booleans, shape `(*N)`.
     - `num_bins`: M.
-    - `equal`: what is equal for all bins: their `"width"`, or their `"mass"`, the number of
-      examples.
+    - `equal`: whether all bins have equal `"width"`, or equal `"mass"`, the number of examples.
 
     **Returns:** a `CalibrationBins`.
 
-    **Raises:** `ValueError` for other shapes, labels that are not integers, an M that is not a
-    positive integer, or another word.
+    **Raises:** `ValueError` for other shapes, labels that are not integers, a `num_bins` that is
+    not a positive integer, or another value of `equal`.
 
     >>> import jax.numpy as jnp
     >>> probabilities = jnp.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
@@ -116,12 +115,13 @@ def calibration_bins(
     return CalibrationBins(edges, count, *_means_of_bins(count, confidence, right))
 
 
-# Jitted, as what follows: outside jit each operation would be a program of its own to compile.
+# This function and the ones below are jitted, because outside jit each operation would be compiled
+# separately.
 @jax.jit
 def _means_of_bins(
     count: Int[Array, " M"], *sums: Float[Array, " M"]
 ) -> tuple[Float[Array, " M"], ...]:
-    # Empty bins are 0 / 0 = NaN; dividing by NaN instead says so without a numerical warning.
+    # Dividing by NaN makes empty bins NaN without the error of `jax_debug_nans` for 0 / 0.
     size = jnp.where(count > 0, count.astype(sums[0].dtype), jnp.nan)
     return tuple(each / size for each in sums)
 
@@ -135,9 +135,9 @@ def ece(
 ) -> Float[Array, ""]:
     """The expected calibration error: `sum_m n_m / N |accuracy_m - confidence_m|`.
 
-    With bins of equal width it is that of Guo, Pleiss, Sun & Weinberger (2017), "On Calibration of
-    Modern Neural Networks", equation 3; with bins of equal mass that of Nixon et al. (2019),
-    "Measuring Calibration in Deep Learning".
+    Bins of equal width follow Guo, Pleiss, Sun & Weinberger (2017), "On Calibration of Modern
+    Neural Networks", equation 3. Bins of equal mass follow Nixon et al. (2019), "Measuring
+    Calibration in Deep Learning".
 
     Arguments and errors are those of `calibration_bins`.
 
@@ -187,11 +187,7 @@ def _sums_of_bins(
 def _checked(
     scores: Float[Array, "*N C"], labels: Int[Array, "*N"], name: str
 ) -> tuple[Float[Array, "N C"], Int[Array, " N"]]:
-    """Scores and labels as arrays, with one axis of examples.
-
-    **Raises:** `ValueError` for other shapes, or labels that are not integers; `TypeError` for a
-    prediction.
-    """
+    """Checks scores and labels, and flattens them to one axis of examples."""
     check_array(scores, name, "prediction.probabilities")
     scores, labels = jnp.asarray(scores), as_classes(labels)
     if scores.ndim < 2 or labels.shape != scores.shape[:-1]:

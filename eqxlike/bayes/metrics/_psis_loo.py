@@ -1,4 +1,4 @@
-"""Leave-one-out cross-validation without fitting again. `N` is the number of examples."""
+"""Leave-one-out cross-validation without refitting. `N` is the number of examples."""
 
 import math
 import warnings
@@ -8,20 +8,20 @@ import numpy as np
 from jaxtyping import Array, Float
 
 _FEWEST_DRAWS = 100
-# Chains repeat draws where they refuse a step; the members of an ensemble are fewer.
+# Chains repeat a draw when they reject a step, but have more distinct draws than an ensemble.
 _FEWEST_DIFFERENT = 50
 
 
 class LeaveOneOut(NamedTuple):
     """The estimate of `psis_loo`, in nats.
 
-    - `elpd`: the expected log pointwise predictive density, summed over the examples; of two models
-      of the same data, the greater is better.
-    - `standard_error`: of `elpd`.
-    - `p_loo`: the effective number of parameters.
-    - `pointwise`: the part of each example in `elpd`, shape `(N,)`. The difference of two models
-      has the standard error `sqrt(N) * std(pointwise_1 - pointwise_2, ddof=1)`.
-    - `pareto_k`: the shape of the tail of each example's importance weights, shape `(N,)`.
+    - `elpd`: expected log pointwise predictive density, summed over the examples. Higher is better,
+      for models of the same data.
+    - `standard_error`: standard error of `elpd`.
+    - `p_loo`: effective number of parameters.
+    - `pointwise`: contribution of each example to `elpd`, shape `(N,)`. The difference between two
+      models has the standard error `sqrt(N) * std(pointwise_1 - pointwise_2, ddof=1)`.
+    - `pareto_k`: shape of the tail of each example's importance weights, shape `(N,)`.
     """
 
     elpd: float
@@ -32,41 +32,40 @@ class LeaveOneOut(NamedTuple):
 
 
 def psis_loo(log_likelihoods: Float[Array, "S N"] | Float[Array, "chains draws N"]) -> LeaveOneOut:
-    """How well a model predicts each example from all others, to choose between models.
+    """Pareto-smoothed importance sampling leave-one-out cross-validation, to compare models.
 
-    One posterior serves for all examples: its draws are weighted by `1 / p(y_n | draw)`, and the
-    tail of the weights is smoothed by a Pareto distribution (PSIS). Vehtari, Gelman and Gabry
-    (2017), "Practical Bayesian model evaluation using leave-one-out cross-validation and WAIC", as
-    ArviZ computes it.
+    It estimates how well a model predicts each example from all others, from draws of a single
+    posterior. Draws have the weights `1 / p(y_n | draw)`, with the tail smoothed by a Pareto
+    distribution (Vehtari, Gelman and Gabry, 2017, "Practical Bayesian model evaluation using
+    leave-one-out cross-validation and WAIC"; ArviZ's implementation).
 
-    Where an example's Pareto k is large, its weights hang on a few draws, and a warning says so.
-    The bound is `min(1 - 1 / log10(S), 0.7)`, of Vehtari, Simpson, Gelman, Yao and Gabry (2024),
-    "Pareto Smoothed Importance Sampling".
+    If the Pareto k of an example is large, a few draws dominate its weights, and there is a
+    warning. The limit is `min(1 - 1 / log10(S), 0.7)` (Vehtari, Simpson, Gelman, Yao and Gabry,
+    2024, "Pareto Smoothed Importance Sampling").
 
-    The weights hold for draws from the posterior, as Markov chains have them. Draws from an
-    approximation, such as `bayes.Laplace` or `bayes.MeanField`, are weighted as if it were the
-    posterior, and no Pareto k says how far off it is: the estimate judges the approximation, and
-    where that is too narrow it is too high. It would need the weights
-    `p(draw, data) / (q(draw) p(y_n | draw))`, with the density `q` of the approximation (Magnusson,
-    Andersen, Jonasson and Vehtari, 2019, "Bayesian leave-one-out cross-validation for large data").
-    Of a point, `bayes.MAP`, or of a few of them, `bayes.DeepEnsemble`, there is no estimate: hold
-    examples out, and compare `bayes.metrics.nll`.
+    The weights are correct for draws from the posterior, such as draws of Markov chains. For an
+    approximation, such as `bayes.Laplace` or `bayes.MeanField`, they evaluate the approximation
+    instead of the posterior, and Pareto k does not show the difference; the estimate is too high if
+    the approximation is too narrow. A correct estimate needs the weights `p(draw, data) / (q(draw)
+    p(y_n | draw))`, with the density `q` of the approximation (Magnusson, Andersen, Jonasson and
+    Vehtari, 2019, "Bayesian leave-one-out cross-validation for large data"). There is no estimate
+    for `bayes.MAP` or for ensembles: compare `bayes.metrics.nll` on held-out examples.
 
     **Arguments:**
 
-    - `log_likelihoods`: the log likelihood of each example under each draw, in nats; independent
-      draws with shape `(S, N)`, or those of Markov chains with shape `(chains, draws, N)`, whose
-      autocorrelation is then taken into account. A prediction of the examples that the posterior
-      was found from has them: `prediction.component_log_prob(y)`.
+    - `log_likelihoods`: log likelihood of each example under each draw, in nats, shape `(S, N)` for
+      independent draws, or `(chains, draws, N)` for Markov chains, whose autocorrelation is then
+      taken into account. For a prediction of the training examples, it is
+      `prediction.component_log_prob(y)`.
 
-    **Returns:** a `LeaveOneOut`, as NumPy holds it.
+    **Returns:** a `LeaveOneOut` of NumPy arrays.
 
     **Raises:** `ImportError` if ArviZ is not installed; `ValueError` for another number of axes,
-    numbers that are not finite, fewer than 2 examples, fewer than 100 draws, or draws that are all
-    alike.
+    values that are not finite, fewer than 2 examples, fewer than 100 draws, or draws that are all
+    the same.
 
-    **Warns:** that `elpd` may be far off, where Pareto k is large, or where fewer than 50 draws are
-    different.
+    **Warns:** if Pareto k is large or fewer than 50 draws are distinct, so that `elpd` is
+    unreliable.
 
     >>> import numpy as np
     >>> means = np.random.default_rng(0).normal(0, 0.1, (400, 1))  # draws from a posterior
@@ -81,7 +80,7 @@ def psis_loo(log_likelihoods: Float[Array, "S N"] | Float[Array, "chains draws N
     chains, draws, num_examples = values.shape
     efficiency = 1.0
     if np.ndim(log_likelihoods) == 3:
-        # Effective draws of the likelihoods over draws, the mean over the examples.
+        # Effective sample size of the likelihoods per draw, averaged over the examples.
         likelihoods = np.exp(values - values.max(axis=(0, 1)))
         effective = statistics.ess(likelihoods, chain_axis=0, draw_axis=1, method="mean")
         efficiency = float(np.mean(effective)) / (chains * draws)
@@ -100,7 +99,7 @@ def psis_loo(log_likelihoods: Float[Array, "S N"] | Float[Array, "chains draws N
 
 
 def _checked(log_likelihoods: Any) -> np.ndarray:
-    """With shape `(chains, draws, N)`: independent draws are one chain."""
+    """Log likelihoods of shape `(chains, draws, N)`; independent draws are one chain."""
     values = np.asarray(log_likelihoods, np.float64)
     if values.ndim not in (2, 3):
         raise ValueError(
@@ -113,8 +112,8 @@ def _checked(log_likelihoods: Any) -> np.ndarray:
         raise ValueError(f"psis_loo expects at least 2 examples, got {num_examples}.")
     if chains * draws < _FEWEST_DRAWS:
         raise ValueError(
-            f"psis_loo expects at least {_FEWEST_DRAWS} draws, got {chains * draws}: the tail of "
-            "fewer says nothing."
+            f"psis_loo expects at least {_FEWEST_DRAWS} draws, to fit the tail of their weights; "
+            f"got {chains * draws}."
         )
     if not np.isfinite(values).all():
         raise ValueError(
@@ -125,18 +124,14 @@ def _checked(log_likelihoods: Any) -> np.ndarray:
 
 
 def _num_different(values: np.ndarray) -> int:
-    """How many draws are different.
-
-    **Raises:** `ValueError` if they are all alike.
-    """
+    """The number of distinct draws. Raises `ValueError` if all are the same."""
     rows = values.reshape(-1, values.shape[-1])
     found = len({row.tobytes() for row in rows})
     if found == 1:
         raise ValueError(
-            f"psis_loo: all {len(rows)} draws give each example the same log likelihood, as those "
-            'of `bayes.MAP` or of `bayes.Laplace(predictive="probit")` do: without draws from a '
-            "posterior nothing says what leaving an example out would change. Take draws, such as "
-            "those of `bayes.NUTS`, or hold examples out and compare `bayes.metrics.nll`."
+            f"psis_loo: all {len(rows)} draws give each example the same log likelihood, as with "
+            '`bayes.MAP` or `bayes.Laplace(predictive="probit")`. Use draws from a posterior, such '
+            "as those of `bayes.NUTS`, or compare `bayes.metrics.nll` on held-out examples."
         )
     return found
 
@@ -153,15 +148,15 @@ def _of_example(
     statistics: Any, values: np.ndarray, efficiency: float
 ) -> tuple[float, float, float]:
     """`(elpd, Pareto k, p_loo)` of one example, from values of shape `(chains, draws)`."""
-    if np.ptp(values) == 0:  # all draws weigh the same
+    if np.ptp(values) == 0:  # all draws have the same weight
         return values[0, 0], -math.inf, 0.0
     try:
         with np.errstate(all="ignore"):
             found = statistics.loo(values, chain_axis=0, draw_axis=1, r_eff=efficiency)
-    except ValueError:  # ArviZ fits no tail of equal weights
+    except ValueError:  # ArviZ cannot fit a tail of equal weights
         found = (math.nan,) * 3
     if not np.isfinite(found).all():
-        # Without smoothing, and with a tail of which nothing is known.
+        # The estimate without smoothing, with infinite Pareto k.
         size = math.log(values.size)
         elpd = size - float(np.logaddexp.reduce(-values, axis=None))
         return elpd, math.inf, float(np.logaddexp.reduce(values, axis=None)) - size - elpd
@@ -170,13 +165,13 @@ def _of_example(
 
 
 def _doubt(num_different: int, pareto_k: np.ndarray, num_draws: int) -> str | None:
-    """Why the estimate may be far off, in words."""
+    """A warning if the estimate is unreliable."""
     if num_different < _FEWEST_DIFFERENT:
         return (
-            f"of {num_draws} draws only {num_different} are different, as of an ensemble or of "
-            "chains that hardly move: they are not draws from a posterior, and `elpd` may be far "
-            "off, whatever Pareto k is. Take draws, such as those of `bayes.NUTS`, or hold "
-            "examples out and compare `bayes.metrics.nll`."
+            f"only {num_different} of {num_draws} draws are distinct, as for an ensemble or for "
+            "chains that hardly move. They do not represent a posterior, so `elpd` is unreliable "
+            "even if Pareto k is small. Use draws such as those of `bayes.NUTS`, or compare "
+            "`bayes.metrics.nll` on held-out examples."
         )
     bound = min(1 - 1 / math.log10(num_draws), 0.7)
     is_bad = ~(pareto_k <= bound)  # NaN is bad too
@@ -185,7 +180,7 @@ def _doubt(num_different: int, pareto_k: np.ndarray, num_draws: int) -> str | No
     worst = int(np.argmax(np.where(np.isnan(pareto_k), np.inf, pareto_k)))
     return (
         f"{is_bad.sum()} of {len(pareto_k)} examples have a Pareto k above {bound:.2f}; the worst "
-        f"is example {worst}, {pareto_k[worst]:.2f}. Their importance weights hang on a few draws, "
-        "and `elpd` may be far off. Take more draws, leave those examples out and fit again, or "
-        "use K-fold cross-validation."
+        f"is example {worst}, {pareto_k[worst]:.2f}. A few draws dominate their importance "
+        "weights, so `elpd` is unreliable. Use more draws, refit without each of those examples, "
+        "or use K-fold cross-validation."
     )

@@ -1,8 +1,8 @@
-"""Pictures of predictions, of how far to believe them, and of how well chains have mixed.
+"""Plots of predictions, of their calibration, and of the mixing of chains.
 
-Each function draws in the matplotlib axes that are passed, or in those of a new figure, and returns
-them. pyplot does not manage a new figure: `axes.figure.savefig("file.png")` writes it, and a
-notebook shows `axes.figure`.
+Each function draws into the given matplotlib axes, or into a new figure, and returns the axes.
+pyplot does not manage a new figure: save it by `axes.figure.savefig("file.png")`, or show
+`axes.figure` in a notebook.
 """
 
 import typing as _typing

@@ -1,4 +1,4 @@
-"""Predictions of numbers over an input."""
+"""Plots of numeric predictions over an input, and helpers of all plots."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,24 +20,24 @@ def bands(
     ax: Any = None,
     legend: bool | str = True,
 ) -> Any:
-    """The predictive mean over x, within bands that hold given probabilities.
+    """Plots the predictive mean over x, with bands for central intervals.
 
     **Arguments:**
 
     - `x`: inputs, in any order, shape `(N,)`.
-    - `prediction`: at each of them.
-    - `y`: what was observed there, shape `(N,)`. Observations at other places are drawn in the axes
-      returned.
-    - `levels`: the probability that each band holds at each x, between 0 and 1.
-    - `truth`: the function that is to be found, at each x, shape `(N,)`.
-    - `ax`: axes of matplotlib; those of a new figure if there are none.
-    - `legend`: whether there is one, below the axes; or where in them, in matplotlib's words, such
-      as `"upper left"`.
+    - `prediction`: predictions for `x`.
+    - `y`: observations at `x`, shape `(N,)`. To show observations at other inputs, plot them into
+      the returned axes.
+    - `levels`: probability of each band, between 0 and 1.
+    - `truth`: values of the true function at `x`, shape `(N,)`.
+    - `ax`: matplotlib axes; a new figure by default.
+    - `legend`: whether to show a legend below the axes; or a location inside the axes, such as
+      `"upper left"`.
 
     **Returns:** the axes.
 
     **Raises:** `ImportError` if matplotlib is not installed; `TypeError` if `prediction` is not a
-    mixture; `ValueError` for other shapes, no level or one outside.
+    mixture; `ValueError` for other shapes, no level, or a level outside (0, 1).
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist
     >>> x = jnp.arange(20.0)
@@ -52,7 +52,7 @@ def bands(
     }
     if len(set(shapes.values())) != 1 or len(shapes["x"]) != 1:
         listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(f"bands expects numbers of one shape (N,), got {listed}.")
+        raise ValueError(f"bands expects arrays of the same shape (N,), got {listed}.")
     if not levels:
         raise ValueError("bands expects at least one level, got none.")
     axes = axes_for(ax, "plot.bands")
@@ -77,29 +77,30 @@ def bands(
     return axes
 
 
-# --- Axes to draw in, and colours that tell chains apart ---
+# --- Axes, colours and legends ---
 
 
-# Okabe and Ito (2008), "Color Universal Design", less yellow, which is faint on white.
+# Distinct colours of Okabe and Ito (2008), "Color Universal Design", without yellow, which is faint
+# on white.
 DISTINCT = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 
 
 def axes_for(ax: Any, caller: str, width: float = 6.0, height: float = 4.0) -> Any:
-    """`ax`, or if that is `None` the axes of a new figure, sized in inches."""
+    """`ax`, or the axes of a new figure if `ax` is `None`. Width and height are in inches."""
     return new_figure(width, height, caller).add_subplot() if ax is None else ax
 
 
 def tint(colour: str, strength: float) -> tuple[float, ...]:
-    """The colour in white, of which 1 leaves nothing."""
+    """Mixes a colour with white; `strength=1` is the pure colour."""
     parts = np.array([int(colour[place : place + 2], 16) for place in (1, 3, 5)]) / 255
     return tuple(1 - strength * (1 - parts))
 
 
 def add_legend(axes: Any, legend: bool | str) -> Any:
-    """A legend below the axes, or where a string says in matplotlib's words; `False` is for none.
+    """Adds a legend below the axes, or at a matplotlib location; `False` adds none.
 
-    Below the axes it hides neither data nor a title. A figure without a layout makes no room for it
-    there: then it is inside of them, where matplotlib finds most.
+    Below the axes, a legend hides neither data nor title. A figure without a layout engine has no
+    space there, so the legend is placed inside, at matplotlib's best location.
 
     **Returns:** the legend, or `None`.
     """
@@ -112,7 +113,7 @@ def add_legend(axes: Any, legend: bool | str) -> Any:
 
 
 def _legend_below(axes: Any) -> Any:
-    """A legend under the labels of the x-axis, in as many columns as are no wider than the axes."""
+    """A legend below the x-axis labels, with as many columns as fit the width of the axes."""
     from matplotlib.transforms import ScaledTranslation
 
     labels, figure = axes.xaxis.get_tightbbox(), axes.figure
@@ -127,26 +128,26 @@ def _legend_below(axes: Any) -> Any:
     return axes.get_legend()
 
 
-# --- Quantiles of the binomial distribution, between which counts of calibrated things lie ---
+# --- Quantiles of the binomial distribution ---
 
 
 def binomial_band(
     probability: float, num_trials: int, chances: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of the central interval that holds a count with this probability.
+    """Central intervals of binomial distributions.
 
     **Arguments:**
 
-    - `probability`: between 0 and 1.
-    - `num_trials`: how often.
-    - `chances`: of each trial, between 0 and 1, shape `(K,)`.
+    - `probability`: probability of the interval, between 0 and 1.
+    - `num_trials`: number of trials.
+    - `chances`: success probabilities of a trial, between 0 and 1, shape `(K,)`.
 
-    **Returns:** the lower and the upper ends, for each of the chances, of shape `(K,)`.
+    **Returns:** the lower and upper ends, each of shape `(K,)`.
     """
     counts = np.arange(num_trials + 1)
     log_factorials = np.concatenate([[0], np.cumsum(np.log(np.arange(1, num_trials + 1)))])
     ways = log_factorials[-1] - log_factorials - log_factorials[::-1]
-    # Of a chance of 0 or 1 the log is kept finite, so that 0 times it is 0.
+    # Logs of 0 are kept finite, so that 0 times the log is 0.
     log_chances = np.log(np.maximum(chances, 1e-300))[:, None]
     log_others = np.log(np.maximum(1 - chances, 1e-300))[:, None]
     masses = np.exp(ways + counts * log_chances + counts[::-1] * log_others)

@@ -1,4 +1,4 @@
-"""How far predictions can be trusted."""
+"""Plots of calibration: reliability diagrams and coverage of intervals."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from ..metrics import CalibrationBins, calibration_bins, ece
 from ..metrics._classes import Equal
 from ._bands import add_legend, axes_for, binomial_band, tint
 
-# --- Whether a prediction of a class is right as often as it claims ---
+# --- Reliability diagrams ---
 
 
 _FEW = 5
-"""Fewer predictions than this in a bin say little about it."""
+"""Bins with fewer predictions are drawn fainter."""
 
 
 def reliability(
@@ -27,18 +27,18 @@ def reliability(
     ax: Any = None,
     legend: bool | str = True,
 ) -> Any:
-    """The accuracy of predictions by their confidence, and their number in each bin.
+    """Plots a reliability diagram: accuracy by confidence, with the number of examples in each bin.
 
-    On the diagonal predictions are right as often as they claim, below it less often. A point has
-    the 90% interval of its accuracy, after Wilson (1927), "Probable Inference, the Law of
-    Succession, and Statistical Inference".
+    Calibrated predictions lie on the diagonal; below it, they are overconfident. Each point has a
+    90% interval of its accuracy (Wilson, 1927, "Probable Inference, the Law of Succession, and
+    Statistical Inference").
 
     **Arguments:**
 
-    - `probabilities`, `labels`, `num_bins`, `equal`: those of `metrics.calibration_bins`.
-    - `ax`: axes of matplotlib; those of a new figure if there are none.
-    - `legend`: whether there is one, below the axes; or where in them, in matplotlib's words, such
-      as `"upper left"`.
+    - `probabilities`, `labels`, `num_bins`, `equal`: as for `metrics.calibration_bins`.
+    - `ax`: matplotlib axes; a new figure by default.
+    - `legend`: whether to show a legend below the axes; or a location inside the axes, such as
+      `"upper left"`.
 
     **Returns:** the axes.
 
@@ -75,7 +75,7 @@ def _draw_bins(axes: Any, bins: CalibrationBins) -> None:
         for each in (edges[:-1], np.diff(edges), count, confidence, accuracy)
     )
     lower, upper = _wilson_interval(accuracy, count)
-    # A bar of a handful of predictions is fainter.
+    # Bars of few predictions are fainter.
     for place, height, size, number in zip(left, accuracy, width, count, strict=True):
         alpha = 0.35 if number >= _FEW else 0.12
         axes.bar(place, height, size, align="edge", color=BLUE, alpha=alpha, edgecolor="w")
@@ -90,7 +90,7 @@ def _draw_bins(axes: Any, bins: CalibrationBins) -> None:
 
 
 def _wilson_interval(fraction: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The 90% score interval of a fraction of `count`; sound at 0, at 1, for few."""
+    """Wilson's 90% score interval of a fraction; valid near 0 and 1 and for small counts."""
     z = 1.645
     middle = (fraction + z**2 / (2 * count)) / (1 + z**2 / count)
     spread = np.sqrt(fraction * (1 - fraction) / count + z**2 / (4 * count**2))
@@ -98,7 +98,7 @@ def _wilson_interval(fraction: np.ndarray, count: np.ndarray) -> tuple[np.ndarra
     return np.minimum(middle - half, fraction), np.maximum(middle + half, fraction)
 
 
-# --- Whether intervals hold what they say ---
+# --- Coverage of intervals ---
 
 
 _LEVELS = np.linspace(0, 1, 101)
@@ -108,19 +108,19 @@ _BAND = 0.9
 def coverage(
     prediction: Mixture, y: Float[Array, " N"], *, ax: Any = None, legend: bool | str = True
 ) -> Any:
-    """How many observations the central interval of each level holds.
+    """Plots the fraction of observations in the central interval of each level.
 
-    On the diagonal are intervals that hold as many as they say; below it they are too narrow, above
-    it too wide. The grey band holds 90% of what N observations give at each level if they hold as
-    many as they say.
+    Calibrated predictions lie on the diagonal. Below it intervals are too narrow; above it they are
+    too wide. For N observations, a calibrated prediction lies in the grey band with probability 90%
+    at each level.
 
     **Arguments:**
 
-    - `prediction`: of each observation.
-    - `y`: shape `(N,)`.
-    - `ax`: axes of matplotlib; those of a new figure if there are none.
-    - `legend`: whether there is one, below the axes; or where in them, in matplotlib's words, such
-      as `"upper left"`.
+    - `prediction`: a prediction for each observation.
+    - `y`: observations, shape `(N,)`.
+    - `ax`: matplotlib axes; a new figure by default.
+    - `legend`: whether to show a legend below the axes; or a location inside the axes, such as
+      `"upper left"`.
 
     **Returns:** the axes.
 
@@ -135,11 +135,11 @@ def coverage(
     check_mixture(prediction, Mixture, "plot.coverage")
     if np.ndim(y) != 1 or np.shape(y) != prediction.batch_shape or len(y) == 0:
         raise ValueError(
-            "coverage expects y of shape (N,) and a prediction of as many numbers, got "
+            "coverage expects y and prediction of the same shape (N,), with N at least 1; got "
             f"{np.shape(y)} and {prediction.batch_shape}."
         )
     axes = axes_for(ax, "plot.coverage", 4.8, 4.6)
-    # The level of the central interval at whose end each observation lies.
+    # For each observation, the level of the central interval that just contains it.
     reached = np.abs(2 * np.asarray(prediction.cdf(y)) - 1)
     observed = np.mean(reached[:, None] <= _LEVELS, axis=0)
     ends = [end / len(y) for end in binomial_band(_BAND, len(y), _LEVELS)]

@@ -1,4 +1,4 @@
-"""Ranks, which are uniform where all is well."""
+"""Rank plots of chains and of simulation-based calibration."""
 
 from typing import Any
 
@@ -19,19 +19,19 @@ def ranks(
     ax: Any = None,
     legend: bool | str = True,
 ) -> Any:
-    """The ranks of each chain's draws among those of all chains, a histogram a chain.
+    """Plots a histogram for each chain: the ranks of its draws among the draws of all chains.
 
-    Chains that have mixed have as many draws in each bin, the dashed line; one that is stuck has
-    most in a few. Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), "Rank-Normalization,
-    Folding, and Localization".
+    If chains have mixed, ranks are uniform, as the dashed line shows. A chain that is stuck has
+    most ranks in a few bins. Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021),
+    "Rank-Normalization, Folding, and Localization".
 
     **Arguments:**
 
-    - `draws`: of one unknown.
-    - `num_bins`: bins of each histogram.
-    - `ax`: axes of matplotlib; those of a new figure if there are none.
-    - `legend`: whether there is one, below the axes; or where in them, in matplotlib's words, such
-      as `"upper left"`.
+    - `draws`: draws of one unknown.
+    - `num_bins`: number of bins of each histogram.
+    - `ax`: matplotlib axes; a new figure by default.
+    - `legend`: whether to show a legend below the axes; or a location inside the axes, such as
+      `"upper left"`.
 
     **Returns:** the axes.
 
@@ -79,21 +79,21 @@ def sbc_ranks(
     ax: Any = None,
     legend: bool | str = True,
 ) -> Any:
-    """The ranks of simulation-based calibration: of true values among draws from their posterior.
+    """Plots the ranks of simulation-based calibration, as from `bayes.simulation_ranks`.
 
-    They are uniform if the posteriors are right; piled up at both ends if these are too narrow, in
-    the middle if too wide. The grey band holds 99% of the counts of each bin if they are uniform.
-    Talts, Betancourt, Simpson, Vehtari and Gelman (2018), "Validating Bayesian Inference
-    Algorithms with Simulation-Based Calibration".
+    Ranks are uniform if the posteriors are correct. They pile up at both ends if posteriors are too
+    narrow, and in the middle if they are too wide. The grey band contains the count of a bin with
+    probability 99% if ranks are uniform. Talts, Betancourt, Simpson, Vehtari and Gelman (2018),
+    "Validating Bayesian Inference Algorithms with Simulation-Based Calibration".
 
     **Arguments:**
 
-    - `ranks`: for each of N simulations, how many draws lie below the true value.
-    - `num_draws`: draws in each simulation, independent ones.
-    - `num_bins`: bins of the histogram; no more than `num_draws + 1` are drawn.
-    - `ax`: axes of matplotlib; those of a new figure if there are none.
-    - `legend`: whether there is one, below the axes; or where in them, in matplotlib's words, such
-      as `"upper left"`.
+    - `ranks`: for each of N simulations, the number of draws below the true value.
+    - `num_draws`: number of independent draws in each simulation.
+    - `num_bins`: number of bins, at most `num_draws + 1`.
+    - `ax`: matplotlib axes; a new figure by default.
+    - `legend`: whether to show a legend below the axes; or a location inside the axes, such as
+      `"upper left"`.
 
     **Returns:** the axes.
 
@@ -118,7 +118,7 @@ def sbc_ranks(
             f"{values.min()} to {values.max()}."
         )
     axes = axes_for(ax, "plot.sbc_ranks", 6.0, 3.4)
-    # Between the integers; where they do not divide evenly, some bins hold one more.
+    # Edges lie between integers. If ranks do not divide evenly, some bins are wider by one.
     edges = np.round(np.linspace(0, num_draws + 1, num_bins + 1)) - 0.5
     counts = np.histogram(values, edges)[0]
     chances = np.diff(edges) / (num_draws + 1)
@@ -141,7 +141,7 @@ def sbc_ranks(
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """From 1 on; equal values share the mean of their ranks."""
+    """Ranks from 1; equal values share the mean of their ranks."""
     _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
     means = np.cumsum(counts) - (counts - 1) / 2
     return means[index].reshape(values.shape)

@@ -1,4 +1,4 @@
-"""Layers whose weights are distributions."""
+"""Bayesian layers, whose weights have a posterior and a prior distribution."""
 
 from ._gaussian_layer import BayesianLayer as BayesianLayer
 from ._gaussian_layer import Estimator as Estimator

@@ -1,4 +1,4 @@
-"""What layers with independent Gaussian weights have in common: estimators, KL, draws, parts."""
+"""Base classes of Bayesian layers: estimators, KL divergence, draws, means and scales."""
 
 import abc
 import math
@@ -16,7 +16,7 @@ from ..._check_numbers import check_scale
 from ..._dtypes import at_least_float32, is_key, wider
 from .._inputs import check_instance, describe
 
-# --- Models with random weights: what their layers have in common, and the model as a whole ---
+# --- Bayesian layers, and functions of whole models ---
 
 
 Tree = TypeVar("Tree", bound=Any)
@@ -25,14 +25,13 @@ Tree = TypeVar("Tree", bound=Any)
 class BayesianLayer(Module):
     """Base of layers whose weights are random, with a posterior and a prior.
 
-    What `kl_divergence` and `sample_posterior` ask of a layer; a layer of your own that derives
-    from it is found in any model. It is a base, not only a form, so that a model which happens to
-    have a method `sample` is not taken for one.
+    `kl_divergence` and `sample_posterior` find subclasses in any model. A class must inherit from
+    it: a method `sample` alone does not make a layer Bayesian.
 
-    Methods that it may also have: `mean_layer()`, the plain layer that `posterior_mean` puts in
-    its place; `posterior_scales()` and `prior_scales()`, plain layers of the same structure whose
-    arrays are standard deviations, for inference that keeps means and scales apart; and
-    `with_perturbation(key)`, which is asked before each step.
+    Optional methods: `mean_layer()` returns the plain layer that `posterior_mean` inserts.
+    `posterior_scales()` and `prior_scales()` return plain layers of the same structure whose arrays
+    are standard deviations, for inference methods that store means and scales separately.
+    `with_perturbation(key)` is called before each step.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> class Shift(BayesianLayer):
@@ -57,7 +56,7 @@ class BayesianLayer(Module):
         """A layer with weights drawn from the posterior, the same for all inputs."""
 
     def with_perturbation(self, key: PRNGKeyArray) -> Self:
-        """The layer with what the examples of a batch share; itself if that is nothing."""
+        """The layer with the noise that examples share; unchanged if they share none."""
         del key
         return self
 
@@ -67,9 +66,9 @@ def _is_bayesian(node: Any) -> bool:
 
 
 def kl_divergence(model: PyTree) -> Float[Array, ""]:
-    """KL(posterior || prior) summed over every `BayesianLayer` in a pytree.
+    """KL(posterior || prior), summed over every `BayesianLayer` in a pytree.
 
-    **Returns:** shape `()`; zero if there is none.
+    **Returns:** shape `()`; zero if there is no such layer.
 
     **Raises:** `TypeError` for a class.
 
@@ -88,15 +87,14 @@ def kl_divergence(model: PyTree) -> Float[Array, ""]:
 
 
 def sample_posterior(model: PyTree, key: PRNGKeyArray) -> PyTree:
-    """Draws a network: every `BayesianLayer` in a pytree becomes a plain one, with weights drawn
-    from it.
+    """Draws a network: replaces every `BayesianLayer` by a plain layer with weights drawn from it.
 
     **Arguments:**
 
-    - `model`: any pytree; what is not a `BayesianLayer` stays.
+    - `model`: any pytree. Everything except `BayesianLayer`s is unchanged.
     - `key`: split into one key for each `BayesianLayer`.
 
-    **Returns:** a model that gives the same output whenever it gets the same input.
+    **Returns:** a deterministic model.
 
     **Raises:** `TypeError` for a class.
 
@@ -111,22 +109,22 @@ def sample_posterior(model: PyTree, key: PRNGKeyArray) -> PyTree:
 
 
 def with_perturbation(model: Tree, key: PRNGKeyArray) -> Tree:
-    """Draws what the examples of a batch share: the perturbation of layers with
-    `estimator="flipout"`, and the weights of those with `estimator="weights"`.
+    """Gives layers the noise that the examples of a batch share, once per step.
 
-    Call it once a step, in the loss, before `jax.vmap` over the examples. A layer is given a part
-    of the key, no noise: so there is nothing in the model that an optimiser could take for a
-    parameter, and the draw is made inside of `jax.vmap`, where it is made once, since the key of
-    the model has no batch axis.
+    This is the perturbation of layers with `estimator="flipout"`, and the weights of layers with
+    `estimator="weights"`. Call it in the loss, before `jax.vmap` over the examples. Layers store a
+    key, not the noise, so that the model contains nothing that an optimiser could mistake for a
+    parameter. The noise is drawn inside `jax.vmap`, but only once, because this key has no batch
+    axis.
 
     **Arguments:**
 
-    - `model`: any pytree. What is not a `BayesianLayer` stays, as does a layer with
-      `estimator="local"`, the default, whose examples share nothing.
-    - `key`: another one in each step; split into one key for each `BayesianLayer`.
+    - `model`: any pytree. Everything except `BayesianLayer`s is unchanged, and so are layers with
+      `estimator="local"`, the default, whose examples share no noise.
+    - `key`: use a new key for each step. It is split into one key for each `BayesianLayer`.
 
-    **Returns:** the model, whose layers draw alike for all examples until they are given another
-    key. `kl_divergence`, `sample_posterior` and `inference_mode` do with it what they do without.
+    **Returns:** the model. Its layers use the same shared noise for all examples. `kl_divergence`,
+    `sample_posterior` and `inference_mode` give the same results as for the original model.
 
     **Raises:** `TypeError` for a class.
 
@@ -160,10 +158,9 @@ Estimator = Literal["local", "flipout", "weights"]
 
 
 class SharedKey(Module):
-    """A key that several calls draw by, to draw alike.
+    """A key that several calls use on purpose, to draw the same numbers.
 
-    It is kept as the numbers that it is made of: JAX's check for keys that are used twice would
-    take what is meant here for a mistake.
+    It is stored as key data, so that JAX's check for key reuse does not raise an error.
     """
 
     data: Array
@@ -174,26 +171,26 @@ class SharedKey(Module):
         self.implementation = jr.key_impl(key) if is_key(key) else None
 
     def key(self) -> PRNGKeyArray:
-        """**Returns:** the key, of the kind that it was."""
+        """**Returns:** the key, in its original form (typed key or raw key data)."""
         if self.implementation is None:
             return self.data
         return jr.wrap_key_data(self.data, impl=self.implementation)
 
 
 class GaussianLayer(BayesianLayer):
-    """One plain layer for given weights, which are independent Gaussians.
+    """Base of layers that are linear in their weights, which are independent Gaussians.
 
-    Whatever the estimator, an entry of the output has the same distribution for one input. What
-    the outputs for several inputs have in common differs, and what they cost:
+    For a single input, each entry of the output has the same distribution with every estimator. The
+    estimators differ in cost, and in the correlations between outputs:
 
-    - `"local"` draws the output, entry by entry, each by itself (Kingma, Salimans & Welling 2015).
-    - `"flipout"` draws one perturbation of the weights for all examples of a batch, and for each
-      example random signs: with a perturbation `D` and the signs `r` and `s` of the example, the
-      output is `m @ x + r * (D @ (s * x))` (Wen, Vicol, Ba, Tran & Grosse 2018).
+    - `"local"` draws each entry of the output independently (Kingma, Salimans & Welling 2015).
+    - `"flipout"` draws one perturbation of the weights for all examples of a batch, and random
+      signs for each example. With the perturbation `D` and signs `r` and `s`, the output is `m @ x
+      + r * (D @ (s * x))` (Wen, Vicol, Ba, Tran & Grosse 2018).
     - `"weights"` draws all weights (Blundell, Cornebise, Kavukcuoglu & Wierstra 2015).
 
-    What examples share has a key of its own, `shared_key`, which `with_perturbation` puts in: it
-    has no batch axis, so that what is drawn by it under `jax.vmap` is drawn once.
+    `with_perturbation` sets `shared_key`, the key of the noise that examples share. It has no batch
+    axis, so that under `jax.vmap` this noise is drawn once.
     """
 
     weight_rho: AbstractVar[Array]
@@ -204,7 +201,7 @@ class GaussianLayer(BayesianLayer):
     weight_prior_scale: AbstractVar[Array]
     bias_prior_scale: AbstractVar[Array]
     _stacked: AbstractVar[tuple[int, ...]]
-    """The axes before those of one layer, where layers are stored stacked."""
+    """The leading axes of stacked layers; empty for a single layer."""
 
     @abc.abstractmethod
     def mean_layer(self) -> Any:
@@ -213,9 +210,11 @@ class GaussianLayer(BayesianLayer):
     def kl(self) -> Float[Array, ""]:
         """KL(posterior || prior), summed over weights and biases, in closed form.
 
-        A Gaussian N(m, s^2) against N(0, p^2) gives `log(p / s) + (s^2 + m^2) / (2 p^2) - 1/2`.
+        For a Gaussian N(m, s^2) and a prior N(0, p^2) it is `log(p / s) + (s^2 + m^2) / (2 p^2) -
+        1/2`.
 
-        **Returns:** shape `()`, at least float32: a sum over many weights loses digits in less.
+        **Returns:** shape `()`, in at least float32, because a sum over many weights loses
+        precision.
         """
         mean = self.mean_layer()
         kl = _gaussian_kl(mean.weight, self.weight_rho, self.weight_prior_scale)
@@ -244,12 +243,10 @@ class GaussianLayer(BayesianLayer):
         return with_arrays(mean, weight, bias)
 
     def with_perturbation(self, key: PRNGKeyArray) -> Self:
-        """**Returns:** the layer with the draw that the examples of a batch share; as it is if its
-        estimator is `"local"`, which shares none.
-        """
+        """**Returns:** the layer with a key for shared noise; unchanged for `"local"`."""
         if self.estimator == "local":
             return self
-        # Layers that are stored stacked have a key each.
+        # Each of several stacked layers has its own key.
         shared_key = SharedKey(jr.split(key, self._stacked) if self._stacked else key)
         return tree_at(
             lambda layer: layer.shared_key, self, shared_key, is_leaf=lambda node: node is None
@@ -261,7 +258,7 @@ class GaussianLayer(BayesianLayer):
         if key is None:
             raise RuntimeError(
                 f"{describe(self)} needs a key outside inference mode: write `layer(x, key=key)`, "
-                "use the posterior mean with `nn.inference_mode(model)`, or draw a network with "
+                "use the posterior mean by `nn.inference_mode(model)`, or draw a network by "
                 "`nn.sample_posterior(model, key)`."
             )
         if self.estimator == "weights":
@@ -276,16 +273,16 @@ class GaussianLayer(BayesianLayer):
     def _flipout_noise(self, x: Array, key: PRNGKeyArray) -> Array:
         if self.shared_key is None:
             raise RuntimeError(
-                f'{describe(self)} with estimator="flipout" needs the perturbation that the '
-                "examples of a batch share: in the loss, before `jax.vmap`, write `model = "
-                "nn.with_perturbation(model, key)`, with another key in each step."
+                f'{describe(self)} with estimator="flipout" needs a perturbation that the '
+                "examples of a batch share: in the loss, before `jax.vmap`, call `model = "
+                "nn.with_perturbation(model, key)`, with a new key in each step."
             )
         keys = iter(jr.split(self.shared_key.key()))
         perturbation = self._map_rho(
             lambda rho: _draw_gaussian(next(keys), jnp.zeros_like(rho), rho)
         )
         in_key, out_key = jr.split(key)
-        # The sign of a bias is that of its row: it is the weight of an input that is always 1.
+        # A bias is the weight of a constant input 1, so it gets only the sign of its output.
         y = perturbation(_random_signs(in_key, x) * x)
         return _random_signs(out_key, y) * y
 
@@ -295,22 +292,20 @@ class GaussianLayer(BayesianLayer):
 
 
 def with_arrays(layer: Any, weight: Any, bias: Any) -> Any:
-    """A plain layer with another weight, and another bias if it has one."""
+    """A plain layer with new weight, and new bias unless `bias` is `None`."""
     if bias is None:
         return tree_at(lambda layer: layer.weight, layer, weight)
     return tree_at(lambda layer: (layer.weight, layer.bias), layer, (weight, bias))
 
 
 def with_posterior_scales(layer: Any, scales: Any) -> Any:
-    """A `GaussianLayer` whose posterior has the standard deviations in the plain layer `scales`."""
+    """A `GaussianLayer` with posterior standard deviations from the plain layer `scales`."""
     bias = None if layer.bias_rho is None else rho_of(scales.bias)
     return with_rhos(layer, with_arrays(scales, rho_of(scales.weight), bias))
 
 
 def with_rhos(layer: Any, rhos: Any) -> Any:
-    """A `GaussianLayer` whose posterior has the standard deviations `softplus(rho)`, with `rho` in
-    the plain layer `rhos`.
-    """
+    """A `GaussianLayer` whose `rho` arrays come from the plain layer `rhos`."""
     if layer.bias_rho is None:
         return tree_at(lambda layer: layer.weight_rho, layer, rhos.weight)
     return tree_at(
@@ -319,7 +314,7 @@ def with_rhos(layer: Any, rhos: Any) -> Any:
 
 
 def check_parts(mean: Any, scales: Any, plain: type) -> None:
-    """Raises unless `mean` and `scales` are two layers of the type `plain`, of the same shapes."""
+    """Raises unless `mean` and `scales` are layers of type `plain` with the same shapes."""
     for name, layer in (("mean", mean), ("scales", scales)):
         check_instance(layer, f"from_parts: {name}")
         if not isinstance(layer, plain):
@@ -329,7 +324,7 @@ def check_parts(mean: Any, scales: Any, plain: type) -> None:
         if shapes[0] != shapes[1]:
             expected, got = ("None" if shape is None else f"shape {shape}" for shape in shapes)
             raise ValueError(
-                f"from_parts expected scales.{name} to be like mean.{name}, {expected}; got {got}."
+                f"from_parts expects scales.{name} to be like mean.{name}, {expected}; got {got}."
             )
 
 
@@ -339,10 +334,10 @@ def _broadcast(scale: Array, array: Array) -> Array:
 
 
 def _random_signs(key: PRNGKeyArray, x: Array) -> Array:
-    """Random signs that `x` can be multiplied by: one for each feature or channel."""
+    """Random signs to multiply `x` with: one for each feature or channel."""
     shape = x.shape[:1]
-    # 32 signs from each word: `jax.random.rademacher` takes a word for each, by which an ELBO step
-    # of an MLP of 784 inputs took 1.8 ms in place of 1.1.
+    # Each random word gives 32 signs. `jax.random.rademacher` uses a word per sign, which slows
+    # down an ELBO step of an MLP with 784 inputs from 1.1 to 1.8 ms.
     words = jr.bits(key, (math.prod(shape) // 32 + 1, 1), jnp.uint32)
     bits = jnp.ravel(words >> jnp.arange(32, dtype=jnp.uint32)[None] & 1)
     signs = 1 - 2 * bits[: math.prod(shape)].reshape(shape).astype(x.dtype)
@@ -358,15 +353,13 @@ def rho_for(scale: float, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Arr
 
 
 def rho_of(scale: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The `rho` of each of given standard deviations, small and large ones alike."""
+    """The inverse of `softplus` for an array of standard deviations, accurate for any size."""
     exact = scale.astype(at_least_float32(scale.dtype))
     return (exact + jnp.log(-jnp.expm1(-exact))).astype(scale.dtype)
 
 
 def scale_of_each(scale: Any, stacked: tuple[int, ...]) -> Any:
-    """A prior scale for each of layers that are stored stacked, so that an array of shape `()` is
-    one among theirs; a number is a constant of all.
-    """
+    """The prior scale, broadcast to stacked layers if it is an array; a number is unchanged."""
     return jnp.broadcast_to(scale, stacked) if is_array(scale) and stacked else scale
 
 
@@ -379,7 +372,7 @@ def _draw_gaussian(
 
 def _draw_noise(key: PRNGKeyArray, variance: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """One draw of N(0, variance), with a finite gradient where the variance is 0."""
-    # A layer without bias has variance 0 at x = 0, where the gradient of the root is infinite.
+    # Without a bias the variance is 0 at x = 0, where the gradient of the square root is infinite.
     is_positive = variance > 0
     scale = jnp.where(is_positive, jnp.sqrt(jnp.where(is_positive, variance, 1)), 0)
     return scale * jr.normal(key, scale.shape, scale.dtype)
@@ -390,17 +383,14 @@ def _gaussian_kl(
 ) -> Float[Array, ""]:
     """KL(N(mean, softplus(rho)^2) || N(0, prior_scale^2)), summed, in at least float32.
 
-    With `s = softplus(rho)` each entry gives `log(p / s) + (s^2 + m^2) / (2 p^2) - 1/2`. A sum over
-    many weights loses digits in less than float32. `prior_scale` is of shape `()`, or has the
-    leading axes of layers that are stored stacked.
+    `prior_scale` has shape `()`, or the leading axes of stacked layers.
     """
     dtype = at_least_float32(mean.dtype)
     mean, rho, prior = mean.astype(dtype), rho.astype(dtype), prior_scale.astype(dtype)
     prior = jnp.expand_dims(prior, range(prior.ndim, mean.ndim))
     scale = jax.nn.softplus(rho)
-    # Below -40 log(softplus(rho)) = rho - exp(rho) / 2 + ... is rho to the last digit of a float64,
-    # finite where the scale underflows to 0. The inner `where` keeps the 0 / 0 of an underflow out
-    # of the gradient.
+    # Below -40, log(softplus(rho)) = rho - exp(rho) / 2 + ... equals rho in float64, and stays
+    # finite if the scale underflows to 0. The inner `where` avoids 0 / 0 in the gradient.
     is_tiny = rho < -40
     log_scale = jnp.where(is_tiny, rho, jnp.log(jnp.where(is_tiny, 1, scale)))
     ratio = (scale / prior) ** 2 + (mean / prior) ** 2
@@ -410,9 +400,7 @@ def _gaussian_kl(
 def check_gaussian(
     layer_name: str, dtype: jnp.dtype, prior_scale: Any, posterior_scale: Any, estimator: Any
 ) -> None:
-    """Raises `TypeError` for a dtype that no Gaussian here has, and `ValueError` for a scale that
-    is not positive or an unknown estimator.
-    """
+    """Raises an error for a dtype that is not real floating, invalid scales or estimators."""
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"{layer_name} needs a real floating dtype, got {dtype}.")
     check_scale(prior_scale, "prior_scale")
@@ -421,7 +409,7 @@ def check_gaussian(
 
 
 def check_estimator(estimator: Any) -> None:
-    """Raises `ValueError` for a word that is no estimator."""
+    """Raises `ValueError` for an unknown estimator."""
     if estimator not in get_args(Estimator):
         names = ", ".join(map(repr, get_args(Estimator)))
         raise ValueError(f"estimator must be one of {names}, got {estimator!r}.")

@@ -1,4 +1,4 @@
-"""Layers whose weights are random: a Gaussian posterior next to a Gaussian prior."""
+"""Bayesian linear layers, convolutions and MLPs, with Gaussian posterior and prior."""
 
 import functools
 import itertools
@@ -42,31 +42,30 @@ from ._gaussian_layer import (
 
 
 class BayesianLinear(GaussianLayer):
-    """An affine map with independent Gaussian weights: a mean-field variational layer.
+    """A linear layer with independent Gaussian weights: a mean-field variational layer.
 
     Posterior: each weight is N(m, s^2) with `s = softplus(rho)`. Prior: weights N(0, prior_scale^2
-    / in_features), biases N(0, prior_scale^2). Dividing by the fan-in keeps the prior over
-    functions the same as the layer gets wider (Neal 1996, "Bayesian Learning for Neural Networks",
-    section 2.1): `prior_scale` is the prior standard deviation of an output, without bias, for an
-    input whose entries have unit mean square.
+    / in_features), biases N(0, prior_scale^2). Dividing by the fan-in makes the prior over
+    functions independent of the width (Neal 1996, "Bayesian Learning for Neural Networks", section
+    2.1). `prior_scale` is the prior standard deviation of an output, without bias, for an input
+    whose entries have unit mean square.
 
-    What is drawn in training is chosen by `estimator`:
+    `estimator` determines what is drawn in training:
 
-    - `"local"`, the local reparameterisation trick: the output, not the weights. For given `x` it
-      is Gaussian with mean `m @ x` and variance `s^2 @ x^2`, so that one draw per output unit is
-      enough and each example has its own (Kingma, Salimans & Welling 2015, "Variational Dropout and
-      the Local Reparameterization Trick"). Its gradient has the lowest variance.
-    - `"flipout"`: one perturbation of the weights for the batch, whose rows and columns get random
-      signs for each example, so that no two examples are correlated (Wen, Vicol, Ba, Tran & Grosse
-      2018, "Flipout: Efficient Pseudo-Independent Weight Perturbations on Mini-Batches"). The
-      perturbation comes from `with_perturbation`, once a step.
-    - `"weights"`: the weights (Blundell, Cornebise, Kavukcuoglu & Wierstra 2015, "Weight
+    - `"local"`, the local reparameterisation trick, draws the output instead of the weights. For
+      given `x` the output is Gaussian with mean `m @ x` and variance `s^2 @ x^2`, so each example
+      needs only one draw per output unit (Kingma, Salimans & Welling 2015, "Variational Dropout and
+      the Local Reparameterization Trick"). Its gradients have the lowest variance.
+    - `"flipout"` draws one perturbation of the weights for the batch. Random signs of its rows and
+      columns for each example make examples uncorrelated (Wen, Vicol, Ba, Tran & Grosse 2018,
+      "Flipout: Efficient Pseudo-Independent Weight Perturbations on Mini-Batches"). It requires
+      `with_perturbation` once per step.
+    - `"weights"` draws the weights (Blundell, Cornebise, Kavukcuoglu & Wierstra 2015, "Weight
       Uncertainty in Neural Networks"). The examples of a batch share a draw if they share the key,
-      or if the model went through `with_perturbation`; otherwise each has its own, which costs as
-      many draws of all weights.
+      or after `with_perturbation`; otherwise all weights are drawn for each example.
 
-    In inference mode the weights are their posterior means; `sample` draws a layer whose weights
-    are the same for all inputs, as predictions need.
+    In inference mode the weights are the posterior means. `sample` draws a layer with the same
+    weights for all inputs, for predictions.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> layer = BayesianLinear(3, 4, key=jax.random.key(0))
@@ -107,16 +106,16 @@ class BayesianLinear(GaussianLayer):
         - `in_features`: length of the input; `"scalar"` for an input of shape `()`.
         - `out_features`: length of the output; `"scalar"` for an output of shape `()`.
         - `use_bias`: whether to add a bias.
-        - `dtype`: of the four parameter arrays, real floating; JAX's default float if `None`.
-        - `prior_scale`: sets the prior's standard deviations, see above. A float is a constant; an
-          array of shape `()` is a leaf like the others, and an optimiser that sees it learns it.
-        - `posterior_scale`: sets the initial standard deviations the same way: `posterior_scale /
-          sqrt(in_features)` for weights, `posterior_scale` for biases. Small against the spread of
-          the initial means (0.58 in the same unit), so that training starts with signal above
-          noise.
+        - `dtype`: dtype of the parameters, real floating; JAX's default float if `None`.
+        - `prior_scale`: scale of the prior, see above. A float is constant. An array of shape `()`
+          is a parameter, which an optimiser can learn.
+        - `posterior_scale`: scale of the initial posterior: the standard deviations are
+          `posterior_scale / sqrt(in_features)` for weights, and `posterior_scale` for biases. The
+          default is small compared with the initial means, whose scale is 0.58 in the same unit, so
+          that noise does not dominate early training.
         - `inference`: whether calls use the posterior mean.
         - `estimator`: `"local"`, `"flipout"` or `"weights"`, see above.
-        - `key`: for the initial means, which are those of a `Linear` from the same key.
+        - `key`: for the initial means, which equal the weights of a `Linear` with the same key.
 
         **Raises:** `ValueError` for a wrong size, a scale that is not positive or an unknown
         estimator, `TypeError` for a dtype that is not real floating.
@@ -153,17 +152,18 @@ class BayesianLinear(GaussianLayer):
         inference: bool = False,
         estimator: Estimator = "local",
     ) -> "BayesianLinear":
-        """**Returns:** the layer whose means are the weights of `linear`; scales as above. If these
-        have leading axes, as those of layers that are stored stacked, each layer has a
-        `prior_scale` of its own where that is an array.
+        """**Returns:** a layer with the weights of `linear` as posterior means; scales as above.
+
+        If `linear` consists of stacked layers and `prior_scale` is an array, each layer gets its
+        own.
         """
         check_instance(linear, "BayesianLinear.around")
-        # The structure of a layer without its initial values, which would not be read.
+        # Only the structure is needed, not initial values.
         weight, bias = linear.weight, linear.bias
-        form = linear.in_features, linear.out_features, bias is not None, weight.dtype
+        sizes = linear.in_features, linear.out_features, bias is not None, weight.dtype
         scales = {"prior_scale": prior_scale, "posterior_scale": posterior_scale}
         options = {"inference": inference, "estimator": estimator, "key": jr.key(0)}
-        layer = filter_eval_shape(cls, *form, **scales, **options)
+        layer = filter_eval_shape(cls, *sizes, **scales, **options)
         limit = fan_in_limit(feature_count(linear.in_features))
         values = {
             "prior_scale": scale_of_each(prior_scale, weight.shape[:-2]),
@@ -181,19 +181,21 @@ class BayesianLinear(GaussianLayer):
     def from_parts(
         cls, mean: Linear, scales: Linear, *, estimator: Estimator = "local"
     ) -> "BayesianLinear":
-        """The layer of which `mean_layer` and `posterior_scales` are these; the inverse of both.
+        """Builds a layer from posterior means and standard deviations.
+
+        This is the inverse of `mean_layer` and `posterior_scales`.
 
         **Arguments:**
 
-        - `mean`: its arrays are the posterior means.
-        - `scales`: a `Linear` of the same shapes, its arrays the posterior standard deviations,
-          positive ones.
+        - `mean`: a `Linear` with the posterior means.
+        - `scales`: a `Linear` of the same shapes with the posterior standard deviations, which must
+          be positive.
         - `estimator`: see above.
 
-        **Returns:** the layer, with the prior of a new one.
+        **Returns:** the layer, with the default prior.
 
-        **Raises:** `TypeError` if one of them is not a `Linear`, or not of a real floating dtype;
-        `ValueError` if their shapes differ.
+        **Raises:** `TypeError` if an argument is not a `Linear` or not real floating; `ValueError`
+        if their shapes differ.
 
         >>> import jax
         >>> layer = BayesianLinear(3, 4, key=jax.random.key(0))
@@ -225,19 +227,19 @@ class BayesianLinear(GaussianLayer):
         """**Arguments:**
 
         - `x`: shape `(in_features,)`, or `()` if `in_features="scalar"`.
-        - `key`: for the noise; needed unless in inference mode. Give each example of a batch its
-          own.
+        - `key`: for the noise; required unless in inference mode. Use a different key for each
+          example of a batch.
 
         **Returns:** shape `(out_features,)`, or `()` if `out_features="scalar"`.
 
-        **Raises:** `ValueError` if `x` has another shape, `RuntimeError` if a key is needed and
-        none came.
+        **Raises:** `ValueError` if `x` has another shape, `RuntimeError` if a required key is
+        missing.
         """
         check_input(self, x, feature_shape(self.in_features))
         return self._output(x, key)
 
     def mean_layer(self) -> Linear:
-        """**Returns:** the `Linear` whose arrays are the posterior means."""
+        """**Returns:** a `Linear` with the posterior means."""
         shell = _linear_without_values(self.in_features, self.out_features, self.use_bias)
         linear = with_arrays(shell, self.weight_mean, self.bias_mean)
         if (mask := frozen_mask(self)) is None:
@@ -246,12 +248,12 @@ class BayesianLinear(GaussianLayer):
 
 
 @functools.lru_cache(typed=True)
-def _linear_without_values(*form: Any) -> Linear:
-    """The structure of a `Linear` without its initial values, which would not be read.
+def _linear_without_values(*sizes: Any) -> Linear:
+    """The structure of a `Linear`, without initial values.
 
-    To make it takes 0.4 ms, and a call outside of `jax.jit` needs it twice.
+    Cached, because it takes 0.4 ms and a call outside of `jax.jit` needs it twice.
     """
-    return filter_eval_shape(Linear, *form, key=jr.key(0))
+    return filter_eval_shape(Linear, *sizes, key=jr.key(0))
 
 
 class BayesianConv(GaussianLayer):
@@ -259,23 +261,22 @@ class BayesianConv(GaussianLayer):
 
     Posterior: each weight is N(m, s^2) with `s = softplus(rho)`. Prior: weights N(0, prior_scale^2
     / fan_in), biases N(0, prior_scale^2), with `fan_in = in_channels / groups * (points of the
-    kernel)`: the scales mean what they do for `BayesianLinear`.
+    kernel)`. The scales have the same meaning as in `BayesianLinear`.
 
-    What is drawn in training is chosen by `estimator`, as for `BayesianLinear`:
+    `estimator` determines what is drawn in training, as in `BayesianLinear`:
 
-    - `"local"`: the output. For given `x` each entry is Gaussian, with the convolution of `x` by
-      `m` as its mean and that of `x^2` by `s^2` as its variance (Kingma, Salimans & Welling 2015,
-      "Variational Dropout and the Local Reparameterization Trick"; for convolutions Shridhar,
-      Laumann & Liwicki 2019, "A Comprehensive guide to Bayesian Convolutional Neural Network with
-      Variational Inference"). Each entry has the distribution that random weights give it, and is
-      drawn by itself; under weights that are shared by all places, entries of one output would be
-      correlated.
-    - `"flipout"`: one perturbation of the weights for the batch, and for each example random signs
-      of the channels of input and output, shared by all places (Wen, Vicol, Ba, Tran & Grosse
-      2018). The perturbation comes from `with_perturbation`, once a step.
-    - `"weights"`: the weights (Blundell, Cornebise, Kavukcuoglu & Wierstra 2015).
+    - `"local"` draws the output. For given `x` each entry is Gaussian. Its mean is the convolution
+      of `x` with `m`, and its variance the convolution of `x^2` with `s^2` (Kingma, Salimans &
+      Welling 2015, "Variational Dropout and the Local Reparameterization Trick"; for convolutions
+      Shridhar, Laumann & Liwicki 2019, "A Comprehensive guide to Bayesian Convolutional Neural
+      Network with Variational Inference"). Each entry has the correct distribution, but entries are
+      drawn independently: with shared random weights, the entries of an output would be correlated.
+    - `"flipout"` draws one perturbation of the weights for the batch, and for each example random
+      signs of the input and output channels, which all positions share (Wen, Vicol, Ba, Tran &
+      Grosse 2018). It requires `with_perturbation` once per step.
+    - `"weights"` draws the weights (Blundell, Cornebise, Kavukcuoglu & Wierstra 2015).
 
-    `sample` draws weights that are the same for all inputs, as predictions need.
+    `sample` draws a layer with the same weights for all inputs, for predictions.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -305,11 +306,11 @@ class BayesianConv(GaussianLayer):
     ):
         """**Arguments:**
 
-        - `mean`: the convolution by the posterior means, of any number of spatial axes.
-        - `prior_scale`: sets the prior's standard deviations, see above. A float is a constant; an
-          array of shape `()` is a leaf like the others, and an optimiser that sees it learns it.
-        - `posterior_scale`: sets the initial standard deviations the same way: `posterior_scale /
-          sqrt(fan_in)` for weights, `posterior_scale` for biases.
+        - `mean`: convolution with the posterior means, with any number of spatial axes.
+        - `prior_scale`: scale of the prior, see above. A float is constant. An array of shape `()`
+          is a parameter, which an optimiser can learn.
+        - `posterior_scale`: scale of the initial posterior: the standard deviations are
+          `posterior_scale / sqrt(fan_in)` for weights, and `posterior_scale` for biases.
         - `inference`: whether calls use the posterior mean.
         - `estimator`: `"local"`, `"flipout"` or `"weights"`, see above.
 
@@ -335,9 +336,10 @@ class BayesianConv(GaussianLayer):
     def from_parts(
         cls, mean: Conv, scales: Conv, *, estimator: Estimator = "local"
     ) -> "BayesianConv":
-        """The layer of which `mean_layer` and `posterior_scales` are these; the inverse of both.
+        """Builds a layer from posterior means and standard deviations.
 
-        Arguments and errors are those of `BayesianLinear.from_parts`, with a `Conv` each.
+        This is the inverse of `mean_layer` and `posterior_scales`. Arguments and errors are those
+        of `BayesianLinear.from_parts`, with `Conv` instead of `Linear`.
 
         >>> import jax
         >>> from eqxlike import nn
@@ -369,19 +371,19 @@ class BayesianConv(GaussianLayer):
         """**Arguments:**
 
         - `x`: shape `(in_channels, dim_1, ..., dim_N)`, as for `Conv`.
-        - `key`: for the noise; needed unless in inference mode. Give each example of a batch its
-          own.
+        - `key`: for the noise; required unless in inference mode. Use a different key for each
+          example of a batch.
 
         **Returns:** shape `(out_channels, new_dim_1, ..., new_dim_N)`.
 
-        **Raises:** `ValueError` if `x` has another shape, `RuntimeError` if a key is needed and
-        none came.
+        **Raises:** `ValueError` if `x` has another shape, `RuntimeError` if a required key is
+        missing.
         """
         check_input(self, x, (self.mean.in_channels, *axis_names(self.mean.num_spatial_dims)))
         return self._output(x, key)
 
     def mean_layer(self) -> Conv:
-        """**Returns:** the convolution by the posterior means."""
+        """**Returns:** the convolution with the posterior means."""
         return self.mean
 
 
@@ -416,7 +418,8 @@ class BayesianMLP(Module):
         estimator: Estimator = "local",
         key: PRNGKeyArray,
     ):
-        """**Arguments:** sizes, `depth` and `activation` as for `MLP`, others as for a layer.
+        """**Arguments:** sizes, `depth` and `activation` as in `MLP`, others as in
+        `BayesianLinear`.
 
         **Raises:** `ValueError` for a negative or non-integer size or depth.
         """
@@ -440,7 +443,7 @@ class BayesianMLP(Module):
         self.activation = activation
 
     def __call__(self, x: Float[Array, " in_size"], *, key: PRNGKeyArray | None = None) -> Array:
-        """**Arguments:** `x` of shape `(in_size,)`, and a `key` as for a layer."""
+        """**Arguments:** `x` of shape `(in_size,)`, and a `key` as in `BayesianLinear`."""
         keys = [None] * len(self.layers) if key is None else jr.split(key, len(self.layers))
         for layer, layer_key in zip(self.layers[:-1], keys[:-1], strict=True):
             x = self.activation(layer(x, key=layer_key))

@@ -1,4 +1,4 @@
-"""Models with random weights split into means and scales, and made of these again."""
+"""Conversion between Bayesian models and their means and scales."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,18 +22,18 @@ from ._layers import BayesianConv, BayesianLinear
 
 
 def posterior_mean(model: PyTree) -> PyTree:
-    """The network at the posterior means: every `BayesianLayer` in a pytree becomes a plain one.
+    """Replaces every `BayesianLayer` in a pytree by a plain layer with the posterior means.
 
-    It computes what the model does in inference mode, and needs no key.
+    The result computes the same as the model in inference mode, and needs no key.
 
     **Arguments:**
 
-    - `model`: any pytree; what is not a `BayesianLayer` stays.
+    - `model`: any pytree. Everything except `BayesianLayer`s is unchanged.
 
-    **Returns:** the model with each `BayesianLinear` as a `Linear` and each `BayesianConv` as a
-    `Conv`. What was frozen still is.
+    **Returns:** the model with a `Linear` for each `BayesianLinear` and a `Conv` for each
+    `BayesianConv`. Frozen arrays stay frozen.
 
-    **Raises:** `TypeError` for a class, and for a `BayesianLayer` of your own that has no method
+    **Raises:** `TypeError` for a class, and for a custom `BayesianLayer` without a method
     `mean_layer`.
 
     >>> import jax
@@ -49,10 +49,10 @@ def posterior_mean(model: PyTree) -> PyTree:
 def posterior_scales(model: PyTree) -> PyTree:
     """The posterior standard deviations of a model.
 
-    **Returns:** a tree like `posterior_mean(model)`, with a standard deviation for each entry of
-    each array of a `BayesianLayer`, and `None` for all else.
+    **Returns:** a tree like `posterior_mean(model)`, with standard deviations for the arrays of
+    `BayesianLayer`s, and `None` for all other leaves.
 
-    **Raises:** `TypeError` for a class, and for a `BayesianLayer` that has no method
+    **Raises:** `TypeError` for a class, and for a `BayesianLayer` without a method
     `posterior_scales`.
 
     >>> import jax
@@ -67,7 +67,7 @@ def posterior_scales(model: PyTree) -> PyTree:
 
 
 def prior_scales(model: PyTree) -> PyTree:
-    """The prior standard deviations of a model, as `posterior_scales` gives those of the posterior.
+    """The prior standard deviations of a model, in the same form as `posterior_scales`.
 
     >>> import jax
     >>> from eqxlike import nn
@@ -80,7 +80,7 @@ def prior_scales(model: PyTree) -> PyTree:
 
 
 def _map_layers(model: PyTree, method: str, other: Callable[[Any], Any]) -> PyTree:
-    """Every `BayesianLayer` replaced by what its method returns, every leaf outside by `other`."""
+    """Replaces each `BayesianLayer` by the result of its method; maps `other` over the rest."""
 
     def change(path: jtu.KeyPath, node: Any) -> Any:
         if not isinstance(node, BayesianLayer):
@@ -88,8 +88,8 @@ def _map_layers(model: PyTree, method: str, other: Callable[[Any], Any]) -> PyTr
         if not hasattr(node, method):
             raise TypeError(
                 f"{type(node).__name__} at model{jtu.keystr(path)} has no method `{method}`, which "
-                "a BayesianLayer needs to be taken apart into means and scales. Give it one: see "
-                "`nn.BayesianLayer`."
+                "is needed to split it into means and scales. Define it as `nn.BayesianLayer` "
+                "describes."
             )
         return getattr(node, method)()
 
@@ -101,25 +101,24 @@ def _map_layers(model: PyTree, method: str, other: Callable[[Any], Any]) -> PyTr
 def bayesian_from_parts(
     network: PyTree, scales: PyTree, estimator: Estimator, *, are_rhos: bool = False
 ) -> PyTree:
-    """A network whose `Linear` and `Conv` layers have the posterior of given means and scales.
+    """Converts `Linear` and `Conv` layers to Bayesian layers with given means and scales.
 
     The inverse of `posterior_mean` and `posterior_scales`.
 
     **Arguments:**
 
-    - `network`: a Module, or any pytree; its arrays are the posterior means.
-    - `scales`: a tree like it, with posterior standard deviations in the places of arrays, and
-      `None`, or nothing, where there is none.
-    - `estimator`: of all layers.
-    - `are_rhos`: whether `scales` has what `softplus` makes standard deviations of, as the layers
-      keep them.
+    - `network`: a Module or any pytree, whose arrays are the posterior means.
+    - `scales`: a tree like `network`, with posterior standard deviations for arrays. Leaves may be
+      `None` or missing.
+    - `estimator`: estimator of all layers.
+    - `are_rhos`: whether `scales` contains `rho` instead of the standard deviation `softplus(rho)`.
 
     **Returns:** the network with a `BayesianLinear` for each `Linear` and a `BayesianConv` for each
-    `Conv` that has scales for all its arrays. Other arrays with scales, which
-    `layers_with_estimators` marks `False`, stay: draw them yourself.
+    `Conv` that has scales for all its arrays. Other arrays with scales are unchanged;
+    `layers_with_estimators` marks them `False`, and the caller must draw them.
 
-    **Raises:** `TypeError` for a class; `ValueError` for an unknown estimator, a scale of another
-    shape than its array, or one where `network` has no array.
+    **Raises:** `TypeError` for a class; `ValueError` for an unknown estimator, a scale whose shape
+    differs from its array, or a scale without an array in `network`.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -144,10 +143,10 @@ def bayesian_from_parts(
 
 
 def layers_with_estimators(network: PyTree, scales: PyTree) -> PyTree[bool]:
-    """Which arrays `bayesian_from_parts` puts into Bayesian layers.
+    """Which arrays `bayesian_from_parts` converts to parameters of Bayesian layers.
 
     **Returns:** a tree like `network`, with `True` for the arrays of `Linear` and `Conv` layers
-    that have scales for all of them, and `False` for every other leaf.
+    that have scales for all their arrays, and `False` for every other leaf.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -165,16 +164,14 @@ def layers_with_estimators(network: PyTree, scales: PyTree) -> PyTree[bool]:
 
 
 def linear_or_conv(node: Any) -> bool:
-    """Whether a node is a layer that can be converted; errors show the name of this function."""
-    # What counts is what a layer does when it is called, which a user's subclass may change.
+    """Whether a node is a layer that can be converted. Errors show the name of this function."""
+    # A subclass that overrides `__call__` may compute something else.
     return type(node).__call__ in (Linear.__call__, Conv.__call__)
 
 
 def _match_scales(network: PyTree, scales: PyTree) -> tuple[list[Any], Any, list[Any]]:
-    """The layers and leaves of `network`, its structure, and for each a layer of its scales, `None`
-    for what cannot be Bayesian.
-    """
-    # By path, so that marks of frozen arrays, which `scales` need not have, make no difference.
+    """The layers and leaves of `network`, its structure, and the scales of each, or `None`."""
+    # Matching by path ignores marks of frozen arrays, which `scales` need not have.
     by_path = {jtu.keystr(path): leaf for path, leaf in jtu.tree_leaves_with_path(scales)}
     _check_scales(network, by_path)
     nodes, treedef = jtu.tree_flatten_with_path(network, is_leaf=linear_or_conv)
@@ -186,18 +183,18 @@ def _check_scales(network: PyTree, by_path: dict[str, Any]) -> None:
     for path, scale in by_path.items():
         if not is_array(arrays.get(path)):
             raise ValueError(
-                f"There is a scale at scales{path}, and no array at network{path}: scales are in a "
-                "tree like the network, with `None` where there are none."
+                f"There is a scale at scales{path}, but no array at network{path}: scales must be "
+                "a tree like the network, with `None` for leaves without a scale."
             )
         if jnp.shape(scale) != arrays[path].shape:
             raise ValueError(
-                f"Expected scales{path} to be of the shape of network{path}, "
+                f"Expected scales{path} to have the shape of network{path}, "
                 f"{arrays[path].shape}; got {jnp.shape(scale)}."
             )
 
 
 def _scales_of(path: jtu.KeyPath, node: Any, by_path: dict[str, Any]) -> Any:
-    """A layer like `node` of its scales; `None` if one is missing or it has no Gaussian weights."""
+    """The scales of a layer, in a layer like `node`; `None` if it cannot become Bayesian."""
     if not linear_or_conv(node) or not jnp.issubdtype(node.weight.dtype, jnp.floating):
         return None
     inner, treedef = jtu.tree_flatten_with_path(node)

@@ -182,8 +182,8 @@ def test_flipout_without_a_perturbation_says_where_and_what_to_write(getkey):
     model = nn.BayesianMLP(3, 2, 4, 1, estimator="flipout", key=getkey())
     with pytest.raises(
         RuntimeError,
-        match=r"BayesianLinear at BayesianMLP\.layers\[0\] with estimator=\"flipout\" needs the "
-        r"perturbation .* write `model = nn\.with_perturbation\(model, key\)`",
+        match=r"BayesianLinear at BayesianMLP\.layers\[0\] with estimator=\"flipout\" needs a "
+        r"perturbation .* call `model = nn\.with_perturbation\(model, key\)`",
     ):
         model(jnp.ones(3), key=getkey())
 

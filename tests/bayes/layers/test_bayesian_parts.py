@@ -163,7 +163,8 @@ def test_complex_layers_stay_plain(getkey):
 def test_layer_of_a_user_without_the_method_is_named_with_its_path(getkey):
     model = {"a": [nn.BayesianLinear(2, 2, key=getkey()), Shift(jnp.array(1.0))]}
     with pytest.raises(
-        TypeError, match=r"^Shift at model\['a'\]\[1\] has no method `mean_layer`, which .*Give it"
+        TypeError,
+        match=r"^Shift at model\['a'\]\[1\] has no method `mean_layer`, which .*Define it",
     ):
         nn.posterior_mean(model)
 
@@ -182,7 +183,7 @@ def test_parts_that_do_not_fit_together_are_refused_with_their_paths(getkey):
     mean = nn.Linear(2, 3, key=getkey())
     scales = [eqx.tree_at(lambda layer: layer.weight, mean, jnp.ones((2, 3)))]
     message = (
-        r"^Expected scales\[0\]\.weight to be of the shape of network\[0\]\.weight, "
+        r"^Expected scales\[0\]\.weight to have the shape of network\[0\]\.weight, "
         r"\(3, 2\); got \(2, 3\)\.$"
     )
     with pytest.raises(ValueError, match=message):

@@ -165,7 +165,9 @@ def test_predictions_of_linear_regression_are_exact():
     wanted = stats.norm(mean, np.sqrt(variance)).ppf(0.95)
     np.testing.assert_allclose(prediction.quantile(0.95), wanted, rtol=1e-3)
     for predictive in ("linearised", "probit"):
-        with pytest.raises(ValueError, match="one sample has no variance; take at least 2"):
+        with pytest.raises(
+            ValueError, match="a single draw has no variance; use num_samples of at least 2"
+        ):
             bayes.predict(predicting(linear(), predictive), NEW, key=jr.key(0), num_samples=1)
 
 

@@ -152,7 +152,9 @@ def test_bayesian_layers_bring_their_prior_and_where_to_begin():
 
 def test_part_of_a_model_may_be_random():
     model = nn.to_bayesian(small_target().network, lambda model: model.layers[-1])
-    with pytest.raises(ValueError, match=r"layers\[0\].weight is in no layer with random weights"):
+    with pytest.raises(
+        ValueError, match=r"layers\[0\].weight has no prior, because it is in no Bayesian layer"
+    ):
         bayes.Posterior(model, None, bayes.Gaussian(1.0), (X, Y))
     frozen = nn.freeze(model, lambda model: model.layers[0])
     target = bayes.Posterior(frozen, None, bayes.Gaussian(1.0), (X, Y))
@@ -187,5 +189,5 @@ def test_model_without_a_key_is_drawn_by_its_weights():
 
 
 def test_model_without_a_prior():
-    with pytest.raises(TypeError, match=r"the model has no layer with a prior of its own"):
+    with pytest.raises(TypeError, match=r"the model has no layer with its own prior"):
         bayes.Posterior(small_target().network, None, bayes.Gaussian(1.0), (X, Y))
