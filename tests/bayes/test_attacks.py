@@ -232,7 +232,7 @@ def test_predictions_of_two_classes_take_booleans():
 
 
 def test_infer_under_jit_and_what_is_no_mode_or_no_key_are_refused():
-    with pytest.raises(TypeError, match=r"target\.network\.weight is traced, .* outside of `jit`"):
+    with pytest.raises(TypeError, match=r"target\.network\.weight is traced\. .* outside of `jit`"):
         eqx.filter_jit(run)(target())
     with pytest.raises(
         ValueError, match="chains run in a batch, and Enzyme does not support batching"

@@ -171,7 +171,7 @@ def test_labels_that_are_no_numbers_of_classes_say_how_to_get_them():
     for use in (metrics.accuracy, nll):
         with pytest.raises(TypeError, match=r"dtype <U1\. .* `np\.unique\(labels"):
             use(jnp.zeros((1, 2, 2)), np.array(["a", "b"]))
-    with pytest.raises(ValueError, match=r"got dtype float32\. Write `y\.astype\(int\)`"):
+    with pytest.raises(ValueError, match=r"got dtype float32\. Pass `y\.astype\(int\)`"):
         bayes.CategoricalMixture(jnp.zeros((1, 2, 2))).log_prob(jnp.zeros(2))
     with pytest.raises(TypeError, match=r"got a CategoricalMixture\. For classes use `brier"):
         metrics.crps(jnp.zeros(2), bayes.CategoricalMixture(jnp.zeros((1, 2, 2))))
@@ -191,7 +191,7 @@ def test_wrong_shapes_are_refused():
 
 
 def test_shapes_that_would_broadcast_are_refused():
-    with pytest.raises(ValueError, match=r"one shape, got y \(5,\), prediction \(5, 1\)"):
+    with pytest.raises(ValueError, match=r"same shape, got y \(5,\), prediction \(5, 1\)"):
         metrics.rmse(jnp.zeros(5), jnp.zeros((5, 1)))
 
 

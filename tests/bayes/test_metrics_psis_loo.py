@@ -86,7 +86,7 @@ def test_what_says_nothing_of_leaving_out_is_refused():
     for found, message in [
         (np.zeros(4000), r"\(S, N\) or \(chains, draws, N\), got shape"),
         (np.zeros((1, 2, 3, 4)), r"\(S, N\) or \(chains, draws, N\), got shape"),
-        (np.zeros((2, 10, 3)), "at least 100 draws, got 20"),
+        (np.zeros((2, 10, 3)), "at least 100 draws, .* got 20"),
         (np.zeros((200, 1)), "at least 2 examples, got 1"),
         (np.append(np.zeros(599), -np.inf).reshape(200, 3), "1 of 600 log likelihoods are not fin"),
         (np.zeros((200, 6)), "all 200 draws give each example the same log likelihood"),

@@ -60,7 +60,7 @@ def hierarchical():
 def test_mode_under_a_prior_with_an_unknown_scale_is_doubted(monkeypatch):
     # Before the first step.
     monkeypatch.setattr(_infer, "advance", lambda *args: iter(()))
-    with pytest.warns(bayes.InferenceWarning, match=r"unknowns of its own \(scale\), and the dens"):
+    with pytest.warns(bayes.InferenceWarning, match=r"unknowns of its own \(scale\), so the dens"):
         posterior = run(bayes.MAP(steps=2, batch_size=3), hierarchical())
     # Nothing else is said where steps are of minibatches.
     assert posterior.diagnostics.rise is None

@@ -281,7 +281,7 @@ WRONG = {
     "classes": (
         make(likelihood=bayes.Categorical(), model=network(2), data=(X, COUNTS + 1)),
         ValueError,
-        "expects targets of 0 to 1, .* they go from 1 to 2",
+        "expects targets of 0 to 1, .* got targets from 1 to 2",
     ),
     "one class": (
         make(likelihood=bayes.Categorical()),
@@ -307,12 +307,12 @@ WRONG = {
     "real classes": (
         make(likelihood=bayes.Bernoulli()),
         ValueError,
-        r"one integer as the target of an example, 0 or 1; got .* float64\. Write `y\.astype",
+        r"one integer as the target of an example, 0 or 1; got .* float64\. Pass `y\.astype",
     ),
     "negative counts": (
         make(likelihood=bayes.Poisson(), data=(X, COUNTS - 1)),
         ValueError,
-        "0 or more, counts; they go from -1 to 0",
+        "0 or more, counts; got targets from -1 to 0",
     ),
     "class of prior": (make(prior=dist.Normal), TypeError, "prior must be a distribution"),
     "shape of prior": (
@@ -333,7 +333,7 @@ WRONG = {
     "no leaf": (
         make(prior=bayes.prior_by_path({"layer[*]": dist.Normal(), "**": dist.Normal()})),
         ValueError,
-        r"'layer\[\*\]' matches no parameter .* The parameters are layers\[0\].weight",
+        r"'layer\[\*\]' matches no parameter, .* The parameters are layers\[0\].weight",
     ),
     "likelihood": (
         make(likelihood=dist.Normal()),
@@ -360,7 +360,10 @@ def test_a_scale_is_positive():
             lambda: bayes.Gaussian(dist.Normal()),
             "scale must be a distribution over positive numbers, .* Real",
         ),
-        (lambda: bayes.Gaussian(dist.Dirichlet(jnp.ones(2))), "scale is a scale, .* Simplex"),
+        (
+            lambda: bayes.Gaussian(dist.Dirichlet(jnp.ones(2))),
+            "scale must be a distribution over positive .* Simplex",
+        ),
         (lambda: bayes.Gaussian(-1.0), "Gaussian: scale must be positive and finite, got -1.0"),
         (lambda: bayes.StudentT(np.array([1.0, 0.0])), "scale must be positive and finite, got"),
         (lambda: bayes.Gaussian("heads"), 'a number, an array, a distribution or "head"'),

@@ -188,7 +188,7 @@ def test_parts_that_do_not_fit_together_are_refused_with_their_paths(getkey):
     )
     with pytest.raises(ValueError, match=message):
         bayesian_from_parts([mean], scales, "local")
-    with pytest.raises(ValueError, match=r"There is a scale at scales\['b'\], and no array"):
+    with pytest.raises(ValueError, match=r"There is a scale at scales\['b'\], but no array"):
         bayesian_from_parts({"a": mean}, {"b": jnp.ones(2)}, "local")
     message = r"scales\.bias to be like mean\.bias, shape \(3,\); got None\.$"
     with pytest.raises(ValueError, match=message):
