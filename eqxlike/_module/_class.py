@@ -65,7 +65,19 @@ class ClassRecord:
     converters: tuple[tuple[str, Callable[[Any], Any]], ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _carry(self)
+        if self.traits.flattening is not None:
+            raise pickle.PicklingError(
+                f"cannot pickle the class of a {self.cls.__name__} with frozen arrays; pickle an "
+                "instance of it."
+            )
+        own: Any = vars(self.cls)
+        state = {
+            **{name: getattr(self, name) for name in _KEPT},
+            "layout": self.codec.layout,
+            "fields": own["__dataclass_fields__"],
+            "abstract": own["__abstractmethods__"],
+        }
+        return CarriedClass, (), state
 
 
 def own_record(cls: type) -> ClassRecord | None:
@@ -138,20 +150,3 @@ class CarriedClass:
             for name in ("flatten", "flatten_with_keys", "unflatten")
         }
         record.codec = dataclasses.replace(codec, **functions)
-
-
-def _carry(record: ClassRecord) -> tuple[Any, ...]:
-    """The `__reduce__` of a record."""
-    if record.traits.flattening is not None:
-        raise pickle.PicklingError(
-            f"cannot pickle the class of a {record.cls.__name__} with frozen arrays; pickle an "
-            "instance of it."
-        )
-    own: Any = vars(record.cls)
-    state = {
-        **{name: getattr(record, name) for name in _KEPT},
-        "layout": record.codec.layout,
-        "fields": own["__dataclass_fields__"],
-        "abstract": own["__abstractmethods__"],
-    }
-    return CarriedClass, (), state

@@ -49,10 +49,7 @@ def tree_pformat(
             parts = {"func": node.func, "args": node.args, "keywords": node.keywords}
             return wl.bracketed(
                 begin=wl.TextDoc("Partial("),
-                docs=[
-                    wl.TextDoc(f"{name}=") + wl.pdoc(part, **options)
-                    for name, part in parts.items()
-                ],
+                docs=wl.named_objs(parts.items(), **options),
                 sep=wl.comma,
                 end=wl.TextDoc(")"),
                 indent=indent,
