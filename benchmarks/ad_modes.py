@@ -18,7 +18,7 @@ import jax
 from benchmarks import command, report
 from benchmarks.cases import find
 from benchmarks.modes import enzyme, tables
-from benchmarks.modes.beside import measure_beside
+from benchmarks.modes.others import measure_others
 from benchmarks.modes.peer_rows import peer_rows
 from benchmarks.modes.targets import targets
 from benchmarks.timing import installed_version
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     **Returns:** the exit status: 2 for a wrong argument, 130 after Ctrl-C.
     """
-    flags = {"peers": "time other libraries beside ours"}
+    flags = {"peers": "time other libraries next to ours"}
     options = command.parse(arguments, NAME, __doc__, ROUNDS, rows="models", flags=flags)
     result = report.new_report({"rounds": options.rounds})
     for name in tables.PEERS:
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         command.run(problems, result, options.json, one)
         if not options.models:
-            result["beside"] = measure_beside(options.rounds)
+            result["others"] = measure_others(options.rounds)
         if options.json is not None:
             report.write(result, options.json)
     except KeyboardInterrupt:

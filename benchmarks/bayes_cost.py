@@ -89,7 +89,7 @@ def render(result: Mapping[str, Any], *, markdown: bool) -> str:
         title = (
             f"{sampling.TABLE}: {sampling.CHAINS} chains, or as many as the row says, of so many "
             f"draws after as many steps, {method['runs']} seeds; ESS and R-hat of predictions at "
-            f"{sampling.INPUTS} inputs; gradients are those of draws, and steps of the warm-up "
+            f"{sampling.INPUTS} inputs; gradients count for draws alone, and steps of the warm-up "
             "count as draws do"
         )
         parts.append(f"{title}\n\n{draw(sampling.cells(chains))}")

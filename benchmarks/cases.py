@@ -2,7 +2,7 @@
 
 A case names its columns and builds each only on request, so that a peer that is not
 installed costs only a note. To add a row, write a function that returns a `Case` and
-name it in `CASES`; its columns may differ from those of its neighbours.
+name it in `CASES`; its columns may differ from the columns of its neighbours.
 """
 
 import dataclasses

@@ -50,7 +50,7 @@ def filtered(work: Work) -> Call:
 
 
 def watched(work: Work) -> Call:
-    """The same, with a callback for further traces, of which there are none here."""
+    """The same, with a callback for further traces. Nothing is traced again here."""
     function = work.library.filter_jit(work.function, on_retrace=_hear, max_traces=1_000_000)
     return bind(work, function, work.state)
 

@@ -35,7 +35,7 @@ def parse(
 
     **Arguments:**
 
-    - `arguments`: the arguments of the command; those of the process if None.
+    - `arguments`: the arguments of the command; by default `sys.argv[1:]`.
     - `name`: the name of the command's module.
     - `description`: what the command does.
     - `rounds`: the rounds of a row that it measures.
@@ -97,7 +97,7 @@ def measure_cases(
 
     **Arguments:**
 
-    - `arguments`: the arguments of the command; those of the process if None.
+    - `arguments`: the arguments of the command; by default `sys.argv[1:]`.
     - `name`: the name of the command's module.
     - `description`: what the command does.
     - `rounds`: the rounds of a row that it measures.

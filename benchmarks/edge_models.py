@@ -46,7 +46,7 @@ class Chain(eqxlike.Module):
 
 
 class Wide(eqxlike.Module):
-    """Many arrays, of which the call uses two: only dispatch."""
+    """Many arrays. The call uses two of them, so this measures dispatch alone."""
 
     layers: tuple[Layer, ...]
 

@@ -1,8 +1,7 @@
 """Calls not in the main table: large models, other arguments, exported programs, first calls; and
 memory.
 
-Every column of a row computes the same numbers, which is checked before anything is timed. The
-method is that of `benchmarks.timing`. A first call, from a new function to its result, cannot be
+Every column of a row computes the same numbers, which is checked before anything is timed. `benchmarks.timing` describes the method. A first call, from a new function to its result, cannot be
 repeated: it is timed as in `benchmarks.layer_timing`, without a compilation cache on disk. If
 all rows are measured, memory and asynchrony follow. Ctrl-C prints the rows that are finished.
 """
@@ -32,7 +31,7 @@ FIRST_ROUNDS = command.Rounds(default=15, quick=2)
 
 
 def all_rows() -> list[Row]:
-    """All rows; those of warm calls come first."""
+    """All rows; warm calls come first."""
     warm = [*edge_models.rows(), *edge_arguments.rows(), *edge_exported.rows()]
     return [*warm, *edge_first_calls.rows()]
 

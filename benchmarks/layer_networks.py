@@ -158,7 +158,7 @@ def check_gradients(network: Network, columns: Sequence[str]) -> None:
                 another,
                 rtol=0,
                 atol=TOLERANCE * float(np.max(np.abs(another))),
-                err_msg=f"the loss or gradient of {column!r} differs from that of {OURS!r}",
+                err_msg=f"the loss or gradient of {column!r} differs from {OURS!r}",
             )
 
 

@@ -51,7 +51,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The name to select the row by: that of the table, then that of the case."""
+        """The name to select the row by: the name of the table, then of the case."""
         return f"{self.table.title}; {self.case.name}"
 
 

@@ -1,4 +1,4 @@
-"""The costs of the layers of eqxlike.nn, compared with those of Equinox and NNX.
+"""The costs of the layers of eqxlike.nn, compared with Equinox and NNX.
 
 Four networks are constructed, called for the first time, called again and differentiated; deep
 models are constructed, and stacks of equal layers compiled. One attention and one convolution are
@@ -6,7 +6,7 @@ differentiated next to JAX's functions and PyTorch's. Before anything is timed, 
 compares the outputs and gradients that all libraries compute from the same weights. Only
 constructed models differ: each library draws its own initial values.
 
-The method is that of `benchmarks.timing`, and for first calls and compilations that of
+`benchmarks.timing` describes the method. First calls and compilations are timed by
 `benchmarks.layer_timing`, without a compilation cache on disk. Ctrl-C prints the rows that are
 finished.
 """

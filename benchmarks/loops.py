@@ -2,7 +2,7 @@
 
 All columns of a row compute the same numbers, which is checked before anything is timed. The
 notes of a row have the temporary memory of each column, by XLA's analysis, and the time to trace
-and compile it. The method is that of `benchmarks.timing`. Ctrl-C prints the rows that are finished.
+and compile it. `benchmarks.timing` describes the method. Ctrl-C prints the rows that are finished.
 """
 
 import functools

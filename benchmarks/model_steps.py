@@ -1,7 +1,7 @@
 """Training steps of whole networks: by hand, of Modules, of NNX, and of PyTorch.
 
 A step computes the cross-entropy of a batch and its gradient, and updates weights and running
-statistics with Adam; what it updates is donated. Importing this imports JAX and Optax, and no
+statistics with Adam; the updated arrays are donated. Importing this imports JAX and Optax, and no
 library that is compared: `time_first_step` is for fresh processes, and imports the one.
 """
 
@@ -465,7 +465,7 @@ def _normalised_cnn(sizes: CNNSizes, take: Iterator[jax.Array]) -> tuple[Any, An
     norms = [[next(take), next(take)] for _ in channels]
     flat = layer_models.flat_shape(sizes)
     kernel, bias = next(take), next(take)
-    # Channels come last in the features that this flattens, first in those of eqxlike.
+    # Channels come last in the features that this flattens, first in the features of eqxlike.
     kernel = jnp.moveaxis(kernel.reshape(-1, *flat), 1, -1).reshape(kernel.shape).T
     state = [[jnp.zeros(size), jnp.ones(size)] for size in channels]
     return [convs, norms, [kernel, bias]], state, apply

@@ -13,7 +13,7 @@ that reuse donated arguments.
 
 `--memory` adds by how much a fresh process grows for such steps, and `--first-steps` the first step
 of fresh processes, without a compilation cache: the clock starts before JAX is imported, and stops
-when the loss is there. The method is that of `benchmarks.timing`. Ctrl-C prints the rows that are
+when the loss is there. `benchmarks.timing` describes the method. Ctrl-C prints the rows that are
 finished.
 """
 
@@ -143,7 +143,7 @@ def case(network: Network) -> Any:
     makers[torch] = ("language_model", "resnet")
 
     def built(column: str) -> Any:
-        # Each step donates what it starts with.
+        # Each step donates its state.
         return COLUMNS[column](network, [jnp.copy(array) for array in arrays])
 
     builders = {

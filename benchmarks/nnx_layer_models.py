@@ -1,7 +1,7 @@
 """The networks of the layer benchmark for Flax NNX. Importing this needs flax.
 
 They take a batch, with channels last. `load` copies eqxlike's parameters
-into a network: `arrays` are those of `benchmarks.layer_models`, in tree order; NNX stores most
+into a network: `arrays` come from `benchmarks.layer_models`, in tree order; NNX stores most
 of them transposed.
 """
 
@@ -79,7 +79,7 @@ class CNN(nnx.Module):
         for norm in self.norms:
             load_norm(norm, arrays)
         weight = next(arrays)
-        # Channels come first in the features that eqxlike flattens, last in those of NNX.
+        # Channels come first in the features that eqxlike flattens, last in the features of NNX.
         channels_last = jnp.moveaxis(weight.reshape(len(weight), *self.flat_shape), 1, -1)
         load_linear(self.head, iter((channels_last.reshape(weight.shape), next(arrays))))
 

@@ -2,14 +2,14 @@
 
 An MLP is trained by Adam on the same batches, replicated (`train.data_parallel`) or sharded
 (`train.fsdp`). All columns compute the same losses, which is checked before anything is
-timed. The method is that of `benchmarks.timing`. Ctrl-C prints the rows that are finished.
+timed. `benchmarks.timing` describes the method. Ctrl-C prints the rows that are finished.
 
 The same is done for a stack of MLPs, with a hidden layer four times as wide. FSDP all-gathers its
 layers one at a time, in the loop over them; another row splits the axis of layers, so that they are
 all-gathered at once.
 
 Devices of a CPU share its cores, and the calls wait for each other. If one device already uses all
-cores, the ratio cannot be below 1; it shows the cost of communication. Memory is that of one
+cores, the ratio cannot be below 1; it shows the cost of communication. Memory is the memory of one
 device. With fewer than four devices, the columns for more are left out.
 """
 
@@ -54,8 +54,8 @@ class Training:
     """Training over some devices.
 
     - `call`: makes one more step and returns its loss.
-    - `memory`: bytes on one device: of the state between steps, of what a step needs in addition,
-      and of what it receives from the other devices.
+    - `memory`: bytes on one device: the state between steps, the additional memory of a step, and
+      the bytes that it receives from the other devices.
     """
 
     call: Call

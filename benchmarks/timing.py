@@ -74,7 +74,7 @@ class Samples:
 
     - `dispatch_us`: `R` times until a call returned.
     - `completion_us`: `R` times until the result of a call was ready.
-    - `calls`: the number of calls of which each of those times is the mean.
+    - `calls`: the number of calls in each of these means.
     """
 
     dispatch_us: tuple[float, ...]

@@ -347,7 +347,7 @@ def earlier() -> Iterator[dict[str, Any]]:
 
 
 def missing(points: Sequence[Point], known: Sequence[Point]) -> list[Point]:
-    """Those of `points` that are not known, the oldest first, each once."""
+    """The new ones among `points`, the oldest first, each once."""
     seen = {key(each) for each in known}
     found = {key(each): each for each in reversed(points) if key(each) not in seen}
     return sorted(found.values(), key=lambda each: each["machine"]["date"])
@@ -366,7 +366,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.trend", description=__doc__)
     parser.add_argument("--add", action="store_true", help="add the runs that have no point yet")
     parser.add_argument("--said", default="", metavar="TEXT", help="what changed before the runs")
-    parser.add_argument("--from-git", action="store_true", help="add also those of earlier commits")
+    parser.add_argument(
+        "--from-git", action="store_true", help="also add the figures of earlier commits"
+    )
     options = parser.parse_args(arguments)
     try:
         history()

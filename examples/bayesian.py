@@ -1,6 +1,6 @@
 """A Bayesian network, from its prior to calibrated intervals.
 
-Eighty points lie around a wave, with noise of which only a prior is known. The script first shows
+Eighty points lie around a wave, with noise whose scale has only a prior. The script first shows
 what the network's prior predicts, before it sees data. Then several methods find the posterior.
 Each is scored on held-out points: by its NLL, by how many points its 90% intervals contain, and by
 the noise that it found. NUTS, exact up to Monte Carlo error, is the reference.

@@ -5,7 +5,7 @@ parallelism (FSDP) also splits parameters, gradients and Adam's state, and all-g
 where it is needed. Each is one object, a `train.Sharding`, for the step and the batches; model and
 loss do not change.
 
-The script prints the losses next to those of one device, how many bytes each device holds between
+The script prints the losses next to one device's losses, how many bytes each device holds between
 steps, what the compiled step communicates, and how many held-out digits are right. With only one
 device, divide the processor into several:
 
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"  each device holds    {bytes_on(devices[0], result.state):,} bytes")
         print(f"  of a weight          {part} of {weight.shape}")
         print(f"  a step exchanges     {sent}")
-        print(f"  losses apart by      {apart:.0e} of those of one device")
+        print(f"  losses apart by      {apart:.0e} from one device")
         print(f"  held-out digits      {evaluate(result.state)['accuracy']:.1%} right")
 
 

@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         size = (folder / "digits.eqxport").stat().st_size
         weights = sum(leaf.nbytes for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
         print(f"{repr(exported).splitlines()[0]}")
-        print(f"A file of {size:,} bytes, of which {weights:,} are weights")
+        print(f"A file of {size:,} bytes; weights take {weights:,}")
 
         probabilities = in_another_process(folder, pixels)
         off = np.max(np.abs(probabilities - predict(pixels)))

@@ -5,7 +5,7 @@ The reward is 1 for each time step until the pole falls, for at most 200 steps. 
 action more likely if the reward that follows it is above the mean of all episodes at that time, and
 less likely if it is below (REINFORCE with a baseline; Williams 1992).
 
-The constants are those of Barto, Sutton and Anderson (1983), as in Gymnasium's CartPole-v1.
+The constants are from Barto, Sutton and Anderson (1983), as in Gymnasium's CartPole-v1.
 """
 
 import argparse

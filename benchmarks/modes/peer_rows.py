@@ -22,9 +22,9 @@ relative to the largest entry of each array.
 
 @dataclasses.dataclass
 class PeerRow:
-    """One peer on one problem. The fields are those of a row of `ad.Comparison`.
+    """One peer on one problem, with the fields of a row of `ad.Comparison`.
 
-    - `to_ours`: the ratio of `gradient_us` to that of `filter_value_and_grad`, the median over the
+    - `to_ours`: the ratio of `gradient_us` to the time of `filter_value_and_grad`, the median over the
       rounds.
     """
 

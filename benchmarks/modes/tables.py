@@ -32,8 +32,8 @@ def render(report: Mapping[str, Any], found: Sequence[Target], *, markdown: bool
     parts = [
         "Value and gradient, microseconds a call until the result is ready (ratio to the value "
         f"alone)\n\n{draw(cells(rows, 'modes', _time, ('unknowns', 'primal')))}",
-        "Largest relative error of the gradient: that of float32 to finite differences in float64, "
-        "and that of these to reverse mode\n\n"
+        "Largest relative error of the gradient: float32 to finite differences in float64, "
+        "and finite differences to reverse mode\n\n"
         f"{draw(cells(rows, 'modes', _error))}",
         f"Temporary memory, kB\n\n{draw(cells(rows, 'modes', _peak))}",
         f"Trace and compile, milliseconds\n\n{draw(cells(rows, 'modes', _first))}",

@@ -30,7 +30,7 @@ def targets(report: Mapping[str, Any]) -> list[Target]:
             _to_peer(bayesian, FLAT, NUMPYRO),
         ),
         *at_most("peak of Forward(64) / what 64 directions of Forward need", 1.5, _chunk(rows)),
-        *_of_beside(report.get("beside") or {}),
+        *_of_others(report.get("others") or {}),
     ]
 
 
@@ -82,7 +82,7 @@ def _of_auto(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _to_peer(rows: Sequence[Row], own: str, peer: str) -> dict[str, float]:
-    """The times of one peer, relative to those of another, where both were timed."""
+    """The times of one peer relative to another peer, where both were timed."""
     found = {}
     for row in rows:
         to_ours = {each["mode"]: each["to_ours"] for each in row["peers"]}
@@ -101,8 +101,8 @@ def _chunk(rows: Sequence[Row]) -> dict[str, float]:
     }
 
 
-def _of_beside(ratios: Mapping[str, float]) -> Iterator[Target]:
-    """The targets of the measurements in addition to the zoo, by the names of `beside`."""
+def _of_others(ratios: Mapping[str, float]) -> Iterator[Target]:
+    """The targets of the measurements in addition to the zoo, by the names of `others`."""
     if not ratios:
         return
     checkpointed = {"temporary memory": ratios["checkpointed"]}

@@ -57,7 +57,7 @@ class Split:
 
     @property
     def y_test_standard(self) -> np.ndarray:
-        """The targets of the test part, standardised like those of the training part."""
+        """The targets of the test part, standardised like the targets of the training part."""
         if not self.data.is_regression:
             return self.y_test
         return ((self.y_test - self.centre) / self.unit).astype(np.float32)

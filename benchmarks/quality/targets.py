@@ -51,7 +51,7 @@ def _recommends(rows: Sequence[Row]) -> Iterator[Target]:
         for data, (row, stopped) in pairs.items()
     )
     yield Target(
-        f"recommended call: NLL below that of the {STOPPED}, coverage within {LEAST} and {MOST}",
+        f"recommended call: NLL below the NLL of the {STOPPED}, coverage within {LEAST} and {MOST}",
         text,
         all(
             mean(row, "nll") < mean(stopped, "nll") and LEAST <= mean(row, "coverage") <= MOST
@@ -91,7 +91,7 @@ def _beats(name: str, rows: Sequence[Row], ours: Sequence[Row]) -> Iterator[Targ
         for data, row in best.items()
     )
     is_better = all(mean(row, "nll") < plain[data] for data, row in best.items())
-    yield Target(f"NLL of the best method below that of the {name} on all data", text, is_better)
+    yield Target(f"NLL of the best method below the NLL of the {name} on all data", text, is_better)
 
 
 def _covers(ours: Sequence[Row]) -> Iterator[Target]:

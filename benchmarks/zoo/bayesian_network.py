@@ -94,8 +94,8 @@ def parallel_network(width: int, branches: int) -> Problem:
 
 def name(width: int, branches: int = 1) -> str:
     """The name of the network whose hidden layer has this many branches."""
-    beside = f", {branches} parallel branches" if branches > 1 else ""
-    return f"Bayesian network{beside}, {4 * width + 1} unknowns"
+    extra = f", {branches} parallel branches" if branches > 1 else ""
+    return f"Bayesian network{extra}, {4 * width + 1} unknowns"
 
 
 def _with_weights(hidden: Any, arrays: list[np.ndarray]) -> BayesianNetwork:

@@ -1,7 +1,7 @@
 """Log densities of distributions, summed over all their arguments.
 
 Parameters are Python numbers or arrays, and one of them may be a scalar where another is not. No
-dtype is set, so everything is computed in that of the arrays.
+dtype is set, so everything is computed in the dtype of the arrays.
 """
 
 import math

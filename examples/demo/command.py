@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     **Arguments:**
 
-    - `arguments`: the command-line arguments; by default those of this process.
+    - `arguments`: the command-line arguments; by default `sys.argv[1:]`.
 
     **Returns:** the exit status: 0, 1 if a training diverged, or 130 after Ctrl-C.
 
@@ -96,7 +96,7 @@ def _run(options: argparse.Namespace, device: str) -> int:
     files = report.write(contents, options.out) + pictures.draw(contents["data"], options.out)
     print("\nwritten: " + ", ".join(map(str, files)), flush=True)
     if stopped == "interrupted":
-        print("interrupted: the results are those of what was reached", file=sys.stderr)
+        print("interrupted: the results cover what was finished", file=sys.stderr)
     return STATUSES[stopped]
 
 

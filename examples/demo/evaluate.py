@@ -153,7 +153,7 @@ def _fitted(data: Data, model: Any, penalties: dict[str, Sequence[float]], scori
 
 
 NUM_DRAWS = 200
-"""The number of networks of a prediction, except that of an ensemble."""
+"""The number of networks of a prediction; an ensemble uses its members."""
 
 DROPOUT = 0.1
 

@@ -117,7 +117,7 @@ def test_targets_name_what_is_worst():
     row = {"name": name, "space": "linked", "unknowns": 601, "modes": modes, "peers": peers}
     report = {
         "rows": [row],
-        "beside": {"checkpointed": 0.4, "parallel primal": 1.3, "parallel gradient": 1.3},
+        "others": {"checkpointed": 0.4, "parallel primal": 1.3, "parallel gradient": 1.3},
     }
     assert [(each.found, each.is_reached) for each in targets(report)] == [
         ("3 of 4, not Bayesian network, linked by Forward: wrong", False),

@@ -9,7 +9,7 @@ from benchmarks.zoo.problem import Problem
 from eqxlike import ad
 
 
-def measure_beside(rounds: int) -> dict[str, float]:
+def measure_others(rounds: int) -> dict[str, float]:
     """All ratios by name.
 
     - `checkpointed`: the temporary memory of `Checkpointed` relative to `Reverse`, for a gradient
