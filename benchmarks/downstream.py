@@ -1,7 +1,7 @@
 """The cost of libraries built on Equinox, on eqxlike and on Equinox itself.
 
-The programs come from `tests/downstream`, and use Lineax, Optimistix and Diffrax. Each runs in fresh
-processes that alternate between the two: first its first call, including all tracing and
+The programs come from `tests/downstream`, and use Lineax, Optimistix and Diffrax. Each runs in
+fresh processes that alternate between the two: first its first call, including all tracing and
 compilation, then calls that are compiled. Imports are timed in the same way. Nothing that JAX
 compiles is cached on disk. Each pair of processes checks that the two compute the same numbers.
 Ctrl-C prints the rows that are finished.

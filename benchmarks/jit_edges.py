@@ -1,9 +1,10 @@
 """Calls not in the main table: large models, other arguments, exported programs, first calls; and
 memory.
 
-Every column of a row computes the same numbers, which is checked before anything is timed. `benchmarks.timing` describes the method. A first call, from a new function to its result, cannot be
-repeated: it is timed as in `benchmarks.layer_timing`, without a compilation cache on disk. If
-all rows are measured, memory and asynchrony follow. Ctrl-C prints the rows that are finished.
+Every column of a row computes the same numbers, which is checked before anything is timed.
+`benchmarks.timing` describes the method. A first call, from a new function to its result, cannot be
+repeated: it is timed as in `benchmarks.layer_timing`, without a compilation cache on disk. If all
+rows are measured, memory and asynchrony follow. Ctrl-C prints the rows that are finished.
 """
 
 import sys

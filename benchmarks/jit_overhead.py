@@ -1,6 +1,7 @@
 """The cost of a call of a compiled function: filter_jit, raw `jax.jit`, Equinox and NNX.
 
-Every column of a row computes the same numbers, which is checked before anything is timed. `benchmarks.timing` describes the method. Ctrl-C prints the rows that are finished.
+Every column of a row computes the same numbers, which is checked before anything is timed.
+`benchmarks.timing` describes the method. Ctrl-C prints the rows that are finished.
 """
 
 import sys

@@ -24,8 +24,8 @@ relative to the largest entry of each array.
 class PeerRow:
     """One peer on one problem, with the fields of a row of `ad.Comparison`.
 
-    - `to_ours`: the ratio of `gradient_us` to the time of `filter_value_and_grad`, the median over the
-      rounds.
+    - `to_ours`: the ratio of `gradient_us` to the time of `filter_value_and_grad`, the median
+      over the rounds.
     """
 
     mode: str
