@@ -6,29 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Bool, PyTree
 
 from .._compat import register_exclusion
 from ..extend import split
+from ..loops import unvmap_any
 
 # The debugger skips the frames of this file, and opens in the caller of `breakpoint_if`.
 register_exclusion(__file__)
-
-
-@jax.custom_batching.custom_vmap
-def _any_of_all(pred: Array) -> Array:
-    """Whether any element of `pred` is true, in any batch member.
-
-    The result is not batched under `vmap`. A `cond` on it then stays a `cond`: JAX turns a batched
-    `cond` into a `select`, which runs both branches.
-    """
-    return jnp.any(pred)
-
-
-_any_of_all.def_vmap(lambda size, is_batched, pred: (_any_of_all(pred), False))
 
 
 def breakpoint_if(pred: Bool[Array, "..."], **kwargs: Any) -> None:
@@ -63,7 +50,8 @@ def breakpoint_if(pred: Bool[Array, "..."], **kwargs: Any) -> None:
             "depend on. Pass `ordered=True` to keep breakpoints in order."
         )
     enter = functools.partial(jax.debug.breakpoint, **kwargs)
-    jax.lax.cond(_any_of_all(jnp.asarray(pred)), enter, lambda: None)
+    # JAX turns a `cond` with a batched predicate into a `select`, which runs both branches.
+    jax.lax.cond(unvmap_any(pred), enter, lambda: None)
 
 
 # --- Reports of the transformations of a value ---
