@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ import jax.tree_util as jtu
 from jaxtyping import Array, PRNGKeyArray
 
 from ..._compat import Tracer
-from ..._module import Module, field, stored_fields
+from ..._module import field, stored_fields
 from ..._pytree import flag_frozen, is_array
 from .._attention import MultiheadAttention, project
 from .._inputs import check_instance
@@ -61,10 +62,13 @@ def fuse(model: Tree) -> Tree:
     check_instance(model, "fuse")
     counts = collections.Counter(map(id, filter(is_array, jtu.tree_leaves(model))))
 
-    def fused(node: Any) -> Any:
-        return _fuse_attention(node, counts) if type(node) is MultiheadAttention else node
+    def fused(attention: MultiheadAttention) -> MultiheadAttention:
+        projections = [getattr(attention, name) for name in PROJECTIONS]
+        places = _group_fusable(projections, counts)
+        layers = [_fuse_layers([projections[index] for index in each]) for each in places]
+        return FusedAttention(attention, layers, places) if places else attention
 
-    return _map_attention(model, fused)
+    return _map_attention(model, lambda node: type(node) is MultiheadAttention, fused)
 
 
 def unfuse(model: Tree) -> Tree:
@@ -78,54 +82,29 @@ def unfuse(model: Tree) -> Tree:
     """
     check_instance(model, "unfuse")
 
-    def unfused(node: Any) -> Any:
-        if not isinstance(node, FusedAttention):
-            return node
-        layers = {
-            PROJECTIONS[index]: layer
-            for fused, own in zip(node.fused, node.places, strict=True)
-            for index, layer in zip(own, _unfuse_layers(fused), strict=True)
-        }
-        return _copy(node, MultiheadAttention, layers)
+    def unfused(attention: FusedAttention) -> MultiheadAttention:
+        fields = dataclasses.fields(MultiheadAttention)
+        values = {each.name: getattr(attention, each.name) for each in fields}
+        for fused, places in zip(attention.fused, attention.places, strict=True):
+            names = [PROJECTIONS[index] for index in places]
+            values |= zip(names, _unfuse_layers(fused), strict=True)
+        new: MultiheadAttention = object.__new__(MultiheadAttention)
+        stored_fields(new).update(values)
+        return new
 
-    return _map_attention(model, unfused)
-
-
-def _map_attention(model: Any, function: Callable[[Any], Any]) -> Any:
-    """The model with `function` applied to each attention layer, inner layers first."""
-    made: dict[int, Any] = {}
-
-    def visit(node: Any) -> Any:
-        if isinstance(node, Shared):
-            return node
-        if id(node) not in made:
-            parts, treedef = jtu.tree_flatten(
-                node, is_leaf=lambda part: part is not node and isinstance(part, _VISITED)
-            )
-            new = [visit(part) if isinstance(part, _VISITED) else part for part in parts]
-            is_new = any(one is not other for one, other in zip(new, parts, strict=True))
-            made[id(node)] = function(treedef.unflatten(new) if is_new else node)
-        return made[id(node)]
-
-    return visit(model)
+    return _map_attention(model, lambda node: isinstance(node, FusedAttention), unfused)
 
 
-_VISITED = (MultiheadAttention, Shared)
-
-
-def _fuse_attention(attention: MultiheadAttention, counts: dict[int, int]) -> MultiheadAttention:
-    projections = [getattr(attention, name) for name in PROJECTIONS]
-    places = _group_fusable(projections, counts)
-    fused = [_fuse_layers([projections[index] for index in each]) for each in places]
-    return FusedAttention(attention, fused, places) if places else attention
-
-
-def _copy(module: Module, cls: type, fields: dict[str, Any]) -> Any:
-    """Converts a Module to its base class `cls`, with some fields replaced."""
-    new: Any = object.__new__(cls)
-    own = {each.name: getattr(module, each.name) for each in dataclasses.fields(cls)}  # pyright: ignore
-    stored_fields(new).update({**own, **fields})
-    return new
+def _map_attention(
+    model: Any, is_attention: Callable[[Any], bool], function: Callable[[Any], Any]
+) -> Any:
+    """Replaces attention layers outside of `Shared`. A layer that occurs twice stays shared."""
+    nodes, treedef = jtu.tree_flatten(
+        model, is_leaf=lambda node: is_attention(node) or isinstance(node, Shared)
+    )
+    made = {id(node): function(node) for node in nodes if is_attention(node)}
+    new = [made.get(id(node), node) for node in nodes]
+    return model if all(map(operator.is_, new, nodes)) else treedef.unflatten(new)
 
 
 def _group_fusable(layers: Sequence[Any], counts: dict[int, int]) -> list[tuple[int, ...]]:
