@@ -19,7 +19,7 @@ from ..._flops import cost_of
 from ..._module import Module, observe_calls
 from ..._pytree import flag_leaves, is_array, is_inexact_array, tree_pformat
 from ..._tables import align, grouped, rich_table
-from ..._transforms import filter_make_jaxpr
+from ..._transforms import filter_make_jaxpr, is_array_or_struct
 from .._inputs import check_instance
 from .._stateful import State
 
@@ -371,7 +371,7 @@ def _recording(records: list[_Record]) -> Callable[[tuple[Any, ...], Module], An
             inputs = jtu.tree_leaves(arguments)
 
             def returned(output: PyTree) -> None:
-                arrays = filter(_has_shape, jtu.tree_leaves(output))
+                arrays = filter(is_array_or_struct, jtu.tree_leaves(output))
                 call.does_nothing = set(map(id, arrays)) <= set(map(id, inputs))
                 call.output = jtu.tree_map(_shown, output)
                 calls.append(call)
@@ -389,12 +389,8 @@ def _recording(records: list[_Record]) -> Callable[[tuple[Any, ...], Module], An
     return add
 
 
-def _has_shape(leaf: Any) -> bool:
-    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
-
-
 def _shown(leaf: Any) -> Any:
-    if not _has_shape(leaf):
+    if not is_array_or_struct(leaf):
         return leaf
     is_weak = getattr(leaf, "weak_type", False)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=is_weak)
