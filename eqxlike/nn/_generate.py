@@ -154,15 +154,14 @@ def generate(
 
     **Raises:** `ValueError` or `TypeError` if an argument is invalid.
     """
-    what = "generate"
     prompt = jnp.asarray(prompt)
     if prompt.ndim not in (1, 2) or not prompt.size:
         raise ValueError(
-            f"{what} expected a prompt of shape (seq,) or (batch, seq) with at least one token, "
+            "generate expected a prompt of shape (seq,) or (batch, seq) with at least one token, "
             f"got shape {prompt.shape}."
         )
     if not jnp.issubdtype(prompt.dtype, jnp.integer):
-        raise TypeError(f"{what} expected a prompt of integers, got dtype {prompt.dtype}.")
+        raise TypeError(f"generate expected a prompt of integers, got dtype {prompt.dtype}.")
     max_new_tokens = whole_number(max_new_tokens, "max_new_tokens")
     sampler = Sampler() if sampler is None else sampler
     if key is None:
@@ -170,36 +169,36 @@ def generate(
         is_known = temperature is not None and not isinstance(temperature, Tracer)
         if not is_known or np.asarray(temperature).any():
             raise ValueError(
-                f"{what} needs a key to draw tokens: pass `key=jax.random.key(0)`, or "
+                "generate needs a key to draw tokens: pass `key=jax.random.key(0)`, or "
                 "`sampler=nn.Sampler(temperature=0)` for the most likely tokens."
             )
         key = jr.key(0)
     tokens = prompt[None] if prompt.ndim == 1 else prompt
     if lengths is not None:
-        lengths = _read_lengths(what, lengths, tokens.shape)
+        lengths = _read_lengths(lengths, tokens.shape)
     ends = jnp.zeros(0, jnp.int32) if eos is None else jnp.atleast_1d(jnp.asarray(eos))
     if ends.ndim != 1 or not jnp.issubdtype(ends.dtype, jnp.integer):
-        raise TypeError(f"{what} expected eos to be one or several integers, got {eos!r}.")
+        raise TypeError(f"generate expected eos to be one or several integers, got {eos!r}.")
     total = tokens.shape[1] + max_new_tokens
     if not isinstance(cache, KVCache | None):
-        raise TypeError(f"{what} expected cache to be an nn.KVCache, got {describe_node(cache)}.")
+        raise TypeError(f"generate expected cache to be an nn.KVCache, got {describe_node(cache)}.")
     if _takes_cache(model):
         cache = KVCache.for_model(model, total) if cache is None else cache
         if cache.start.shape or (not isinstance(cache.start, Tracer) and int(cache.start)):
             raise ValueError(
-                f"{what} expected an empty cache for one sequence, such as `KVCache.for_model` "
+                "generate expected an empty cache for one sequence, such as `KVCache.for_model` "
                 f"makes, got a cache with start={cache.start}. To continue a cache, write a loop: "
                 "`logits, cache = model(tokens, cache=cache)`."
             )
         if (room := cache.room()) is not None and room < total:
             raise ValueError(
-                f"{what} got a cache of length {room} for a prompt of {tokens.shape[1]} and "
+                f"generate got a cache of length {room} for a prompt of {tokens.shape[1]} and "
                 f"{max_new_tokens} new tokens: make it with `length={total}`."
             )
     elif cache is not None:
         raise ValueError(
-            f"{what} got a cache, but the model has no argument `cache`: write `def __call__(self, "
-            "tokens, cache=None)`."
+            "generate got a cache, but the model has no argument `cache`: write "
+            "`def __call__(self, tokens, cache=None)`."
         )
     found = _generate(
         model,
@@ -214,17 +213,19 @@ def generate(
     return found[0] if prompt.ndim == 1 else found
 
 
-def _read_lengths(what: str, lengths: Any, shape: tuple[int, ...]) -> Array:
+def _read_lengths(lengths: Any, shape: tuple[int, ...]) -> Array:
     lengths = jnp.asarray(lengths)
     if lengths.shape != shape[:1] or not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise ValueError(
-            f"{what} expected integer lengths of shape {shape[:1]}, one for each row of the "
+            f"generate expected integer lengths of shape {shape[:1]}, one for each row of the "
             f"prompt; got dtype {lengths.dtype} and shape {lengths.shape}."
         )
     if not isinstance(lengths, Tracer):
         known = np.asarray(lengths)
         if (known < 1).any() or (known > shape[1]).any():
-            raise ValueError(f"{what} expected lengths from 1 to {shape[1]}, got {known.tolist()}.")
+            raise ValueError(
+                f"generate expected lengths from 1 to {shape[1]}, got {known.tolist()}."
+            )
     return lengths.astype(jnp.int32)
 
 

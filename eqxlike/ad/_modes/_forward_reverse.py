@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from ..._check_numbers import whole_number
 from ..._module import field
@@ -278,16 +278,12 @@ def _parts(array: Array) -> int:
 def _unit_tangents(arrays: Arrays, index: Int[Array, ""]) -> Arrays:
     tangents, start = [], 0
     for array in arrays:
-        parts = []
+        parts, size = [], math.prod(array.shape)
         for _ in range(_parts(array)):
-            parts.append(_is_at(index - start, array.shape))
-            start += math.prod(array.shape)
+            parts.append((jnp.arange(size) == index - start).reshape(array.shape))
+            start += size
         tangent = parts[0].astype(array.dtype)
         if len(parts) == 2:
             tangent = tangent + parts[1].astype(array.dtype) * 1j
         tangents.append(tangent)
     return tangents
-
-
-def _is_at(place: Int[Array, ""], shape: tuple[int, ...]) -> Bool[Array, "..."]:
-    return (jnp.arange(math.prod(shape)) == place).reshape(shape)

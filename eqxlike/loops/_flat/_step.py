@@ -256,7 +256,7 @@ def clear_written(
     buffers = select(carry, is_buffer)
     cleared = linear_call(
         forward,
-        _identity_transpose if is_inside else transpose,
+        (lambda _, cotangents, __: list(cotangents)) if is_inside else transpose,
         residuals,
         buffers,
         like=buffers,
@@ -268,7 +268,3 @@ def clear_written(
 
 def _equal_or_nan(array: Array, other: Array) -> Array:
     return (array == other) | (jnp.isnan(array) & jnp.isnan(other))
-
-
-def _identity_transpose(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
-    return list(cotangents)
