@@ -139,7 +139,10 @@ class Context(NamedTuple):
 
     def inside(self, equation: Any) -> "Place":
         scopes = f"{self.scopes}/{equation.source_info.name_stack}"
-        return Context(scopes, _source_of(equation) or self.source, self.turns)
+        # A line in the user's program or in a layer.
+        frame = frame_of_user(equation.source_info, is_of_user_or_layer)
+        source = f"{frame.file_name}:{frame.line_num} in {frame.function_name}" if frame else ""
+        return Context(scopes, source or self.source, self.turns)
 
     def in_iteration(self, turn: int) -> "Place":
         return self._replace(turns=(*self.turns, turn))
@@ -346,13 +349,7 @@ def _first(origins: Sequence[Origin]) -> Origin | None:
     return min(origins, key=lambda origin: (origin.is_given, origin.number), default=None)
 
 
-# --- The source line of an operation, and the values of arrays ---
-
-
-def _source_of(equation: Any) -> str:
-    """The source line of an operation, in the user's program or in a layer; `""` if unknown."""
-    frame = frame_of_user(equation.source_info, is_of_user_or_layer)
-    return f"{frame.file_name}:{frame.line_num} in {frame.function_name}" if frame else ""
+# --- The values of arrays ---
 
 
 def nonfinite_kind(value: Any) -> str | None:

@@ -173,7 +173,7 @@ def generate(
                 "`sampler=nn.Sampler(temperature=0)` for the most likely tokens."
             )
         key = jr.key(0)
-    tokens = prompt[None] if prompt.ndim == 1 else prompt
+    tokens = jnp.atleast_2d(prompt.astype(jnp.int32))
     if lengths is not None:
         lengths = _read_lengths(lengths, tokens.shape)
     ends = jnp.zeros(0, jnp.int32) if eos is None else jnp.atleast_1d(jnp.asarray(eos))
@@ -200,16 +200,8 @@ def generate(
             "generate got a cache, but the model has no argument `cache`: write "
             "`def __call__(self, tokens, cache=None)`."
         )
-    found = _generate(
-        model,
-        tokens.astype(jnp.int32),
-        cache,
-        lengths,
-        sampler,
-        ends.astype(jnp.int32),
-        key,
-        max_new_tokens,
-    )
+    ends = ends.astype(jnp.int32)
+    found = _generate(model, tokens, cache, lengths, sampler, ends, key, max_new_tokens)
     return found[0] if prompt.ndim == 1 else found
 
 

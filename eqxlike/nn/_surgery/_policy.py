@@ -71,7 +71,9 @@ class Policy(Module):
     def __check_init__(self) -> None:
         for role in _ROLES.values():
             dtype = getattr(self, f"{role}_dtype")
-            if not _is_floating_dtype(dtype):
+            is_floating = isinstance(dtype, jnp.dtype) and jnp.issubdtype(dtype, jnp.floating)
+            # JAX has no floats of more than 64 bits; NumPy has.
+            if not is_floating or dtype.itemsize > 8:
                 shown = dtype.name if isinstance(dtype, jnp.dtype) else repr(dtype)
                 raise ValueError(
                     f"Policy expected {role}_dtype to be a floating-point dtype of JAX, such as "
@@ -153,12 +155,6 @@ def _widen(node: Any, dtype: Any) -> Any:
 
 def _is_floating(node: Any) -> bool:
     return is_array(node) and jnp.issubdtype(node.dtype, jnp.floating)
-
-
-def _is_floating_dtype(dtype: Any) -> bool:
-    # JAX has no floats of more than 64 bits; NumPy has.
-    is_floating = isinstance(dtype, jnp.dtype) and jnp.issubdtype(dtype, jnp.floating)
-    return is_floating and dtype.itemsize <= 8
 
 
 # --- Models in mixed precision ---

@@ -152,7 +152,8 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
             )
         trace = filter_make_jaxpr(lambda model, args, kwargs: model(*args, **kwargs))
         program, _, _ = trace(observed, example_args, kwargs)
-        cost = _cost_of(program.jaxpr)
+        needed, _ = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
+        cost = _cost_of(needed)
     leaves = jtu.tree_leaves(model)
     flags = flag_leaves(model, leaves, is_inexact_array)
     trainable = {id(leaf) for leaf, flag in zip(leaves, flags, strict=True) if flag}
@@ -235,18 +236,13 @@ _SCOPE = "eqxlike-call-"
 _IN_SCOPE = re.compile(rf"{_SCOPE}(\d+)")
 
 
-def _cost_of(program: Jaxpr) -> _Cost:
-    """The cost of a program after dead code elimination.
+def _cost_of(jaxpr: Jaxpr) -> _Cost:
+    """The cost of a program without dead code.
 
     Calls are identified by their name scopes. Each equation counts once for each iteration of a
     `scan`, and once in a `while_loop`, whose number of iterations is only known at run time. A
     `cond` counts as its most expensive branch.
     """
-    needed, _ = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
-    return _cost_of_needed(needed)
-
-
-def _cost_of_needed(jaxpr: Jaxpr) -> _Cost:
     cost, called = _Cost(), set()
     for equation in jaxpr.eqns:
         part = _cost_of_equation(equation)
@@ -265,7 +261,7 @@ def _cost_of_equation(equation: Any) -> _Cost:
     name, inner = equation.primitive.name, list(jaxprs_in_params(equation.params))
     cost = _Cost()
     if name == "cond":
-        branches = list(map(_cost_of_needed, inner))
+        branches = list(map(_cost_of, inner))
         for branch in branches:
             cost.add(branch)
         flops = [branch.flops for branch in branches]
@@ -277,7 +273,7 @@ def _cost_of_equation(equation: Any) -> _Cost:
             sizes, axes = equation.params["mesh"].shape, equation.params["newly_manual_axes"]
             turns = math.prod(sizes[axis] for axis in axes)
         for each in inner:
-            cost.add(_cost_of_needed(each), turns)
+            cost.add(_cost_of(each), turns)
     # Callbacks to Python, such as for errors, have no cost.
     elif not name.endswith("callback"):
         known = cost_of(equation)
