@@ -130,15 +130,12 @@ class FiniteDifference(Mode):
                 ]
             )
 
-        found: Arrays | None = None
-        for factor, weight in _WEIGHTS[self.order].items():
-            terms = [
-                (above - below) * weight
-                for above, below in zip(moved(factor * h), moved(-factor * h), strict=True)
-            ]
-            found = [a + b for a, b in zip(found, terms, strict=True)] if found else terms
-        assert found is not None
-        return [each / h.astype(each.dtype) for each in found]
+        terms = [
+            [(above - below) * w for above, below in zip(moved(k * h), moved(-k * h), strict=True)]
+            for k, w in _WEIGHTS[self.order].items()
+        ]
+        sums = [sum(each[1:], each[0]) for each in zip(*terms, strict=True)]
+        return [each / h.astype(each.dtype) for each in sums]
 
     def _steps(self, arrays: Arrays, outputs: Arrays) -> list[Float[Array, "..."]]:
         """The step for each number of each array, as a constant."""
