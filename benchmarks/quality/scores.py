@@ -38,7 +38,7 @@ def scores(prediction: Prediction, split: Split) -> Scores:
     y = jnp.asarray(split.y_test_standard)
     nll = float(bayes.metrics.nll(prediction, y))
     if isinstance(prediction, bayes.Mixture):
-        rmse = float(bayes.metrics.rmse(y, prediction.mean)) * split.unit
+        rmse = float(bayes.metrics.rmse(prediction.mean, y)) * split.unit
         covered = bayes.metrics.coverage(y, *prediction.interval(LEVEL))
         calibration_error = interval_calibration_error(prediction, y)
         return Scores(nll + math.log(split.unit), rmse, calibration_error, float(covered))

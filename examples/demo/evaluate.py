@@ -84,7 +84,7 @@ def _scored(
     mean = mixture.mean
     lower, upper = mixture.interval(LEVEL)
     found = {
-        "rmse": metrics.rmse(y, mean),
+        "rmse": metrics.rmse(mean, y),
         "nll": metrics.nll(mixture, y),
         "coverage": metrics.coverage(y, lower, upper),
         "width": metrics.sharpness(lower, upper),

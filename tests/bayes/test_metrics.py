@@ -48,7 +48,7 @@ def test_rmse_and_nll_of_one_component_are_those_of_sklearn_and_scipy():
     @jax.jit
     def both(y, mean, scale):
         mixture = bayes.Mixture(dist.Normal(mean[None], scale[None]))
-        return metrics.rmse(y, mean), metrics.nll(mixture, y)
+        return metrics.rmse(mean, y), metrics.nll(mixture, y)
 
     rmse, nll = both(y, mean, scale)
     np.testing.assert_allclose(rmse, sklearn.metrics.root_mean_squared_error(y, mean), rtol=1e-5)
@@ -65,8 +65,8 @@ def test_measure_that_is_called_otherwise_says_how_to_call_it():
     for call, way_out in [
         (lambda: metrics.nll(y, mixture), "nll(prediction, y)"),
         (lambda: metrics.crps(mixture, y), "crps(y, prediction)"),
-        (lambda: metrics.rmse(y, mixture), "rmse(y, prediction.mean)"),
-        (lambda: metrics.rmse(mixture, y), "rmse(y, prediction.mean)"),
+        (lambda: metrics.rmse(y, mixture), "rmse(prediction.mean, y)"),
+        (lambda: metrics.rmse(mixture, y), "rmse(prediction.mean, y)"),
         (lambda: metrics.coverage(y, mixture, y), "*prediction.interval(0.9))"),
         (lambda: metrics.sharpness(mixture, y), "*prediction.interval(0.9))"),
     ]:

@@ -167,12 +167,12 @@ def _draws(components: Any, key: PRNGKeyArray | None, num_draws: int) -> Float[A
 # --- Metrics of numeric predictions, for `N` examples ---
 
 
-def rmse(y: Float[Array, "*N"], prediction: Float[Array, "*N"]) -> Float[Array, ""]:
-    """The root mean squared error, `sqrt(mean((y - prediction)^2))`.
+def rmse(prediction: Float[Array, "*N"], y: Float[Array, "*N"]) -> Float[Array, ""]:
+    """The root mean squared error, `sqrt(mean((prediction - y)^2))`.
 
     **Arguments:**
 
-    - `y`, `prediction`: arrays of the same shape and unit.
+    - `prediction`, `y`: arrays of the same shape and unit.
 
     **Returns:** shape `()`, in the unit of `y`.
 
@@ -182,12 +182,12 @@ def rmse(y: Float[Array, "*N"], prediction: Float[Array, "*N"]) -> Float[Array, 
     >>> float(rmse(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])))
     2.0
     """
-    return _rmse(*_of_one_shape("rmse(y, prediction.mean)", y=y, prediction=prediction))
+    return _rmse(*_of_one_shape("rmse(prediction.mean, y)", prediction=prediction, y=y))
 
 
 # Jitted, because outside jit each operation would be compiled separately.
 @jax.jit
-def _rmse(y: Float[Array, "*N"], prediction: Float[Array, "*N"]) -> Float[Array, ""]:
+def _rmse(prediction: Float[Array, "*N"], y: Float[Array, "*N"]) -> Float[Array, ""]:
     return jnp.sqrt(jnp.mean((y - prediction) ** 2))
 
 
