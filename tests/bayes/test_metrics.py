@@ -65,8 +65,8 @@ def test_measure_that_is_called_otherwise_says_how_to_call_it():
     for call, way_out in [
         (lambda: metrics.nll(y, mixture), "nll(prediction, y)"),
         (lambda: metrics.crps(mixture, y), "crps(y, prediction)"),
-        (lambda: metrics.rmse(y, mixture), "rmse(prediction.mean, y)"),
         (lambda: metrics.rmse(mixture, y), "rmse(prediction.mean, y)"),
+        (lambda: metrics.rmse(y, mixture), "rmse(prediction.mean, y)"),
         (lambda: metrics.coverage(y, mixture, y), "*prediction.interval(0.9))"),
         (lambda: metrics.sharpness(mixture, y), "*prediction.interval(0.9))"),
     ]:
@@ -191,7 +191,7 @@ def test_wrong_shapes_are_refused():
 
 
 def test_shapes_that_would_broadcast_are_refused():
-    with pytest.raises(ValueError, match=r"same shape, got y \(5,\), prediction \(5, 1\)"):
+    with pytest.raises(ValueError, match=r"same shape, got prediction \(5,\), y \(5, 1\)"):
         metrics.rmse(jnp.zeros(5), jnp.zeros((5, 1)))
 
 
