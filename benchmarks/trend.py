@@ -318,7 +318,7 @@ def _point(number: int, line: str) -> Point:
             raise ValueError("its machine lacks date")
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{HISTORY.name}, line {number} is no point of a run: {error}. Lines are added and "
+            f"{HISTORY.name}, line {number} is not a point of a run: {error}. Lines are added and "
             "never changed: take the file as it was committed."
         ) from error
     return found

@@ -118,7 +118,7 @@ def read_csv(path: pathlib.Path) -> DataSet:
 
     A first line of names is skipped.
 
-    **Raises:** `ValueError` if there is no number, or there are less than two columns or twenty
+    **Raises:** `ValueError` for a value that is not a number, fewer than two columns or twenty
     rows, or rows of different lengths; `OSError` if there is no such file.
     """
     lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -142,7 +142,9 @@ def read_csv(path: pathlib.Path) -> DataSet:
         )
     for number, row in enumerate(rows, start=1):
         if not _are_numbers(row):
-            raise ValueError(f"{path}: row {number} of the data has what is not a number: {row}.")
+            raise ValueError(
+                f"{path}: row {number} of the data contains a value that is not a number: {row}."
+            )
     table = np.asarray(rows, np.float64)
     return DataSet(path.stem, table[:, :-1], table[:, -1], None)
 

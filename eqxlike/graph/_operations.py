@@ -261,9 +261,9 @@ class _Walker:
 
     def _scan(self, params: Any, inputs: list[Origin], place: _Place) -> list[Origin]:
         length, (num_consts, _) = params["length"], scan_counts(params)
-        inside = place.inside(f"scan, {length} turns", times=place.times * length)
-        turn = place.passed_on(inputs[num_consts:], "scan")
-        outputs = self.run(params["jaxpr"], [*inputs[:num_consts], *turn], inside)
+        inside = place.inside(f"scan, {length} iterations", times=place.times * length)
+        carry = place.passed_on(inputs[num_consts:], "scan")
+        outputs = self.run(params["jaxpr"], [*inputs[:num_consts], *carry], inside)
         return place.passed_on(outputs, "scan")
 
     def _while(self, params: Any, inputs: list[Origin], place: _Place) -> list[Origin]:
@@ -272,9 +272,9 @@ class _Walker:
         consts = num_cond + params["body_nconsts"]
         # A loop without iterations returns its initial carry.
         self._program.decisions += inputs[consts:]
-        turn = place.passed_on(inputs[consts:], "while")
-        self.run(params["cond_jaxpr"], [*inputs[:num_cond], *turn], inside)
-        outputs = self.run(params["body_jaxpr"], [*inputs[num_cond:consts], *turn], inside)
+        carry = place.passed_on(inputs[consts:], "while")
+        self.run(params["cond_jaxpr"], [*inputs[:num_cond], *carry], inside)
+        outputs = self.run(params["body_jaxpr"], [*inputs[num_cond:consts], *carry], inside)
         return place.passed_on(outputs, "while")
 
     def _cond(self, params: Any, inputs: list[Origin], place: _Place) -> list[Origin]:

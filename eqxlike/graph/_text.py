@@ -183,8 +183,8 @@ def page_of(report: Any) -> str:
 
 def _line(text: str) -> str:
     name, colon, rest = text.partition(": ")
-    name, said = (name, rest) if colon else ("", text)
-    return f"<dt>{html.escape(name)}</dt><dd>{html.escape(said)}</dd>"
+    name, value = (name, rest) if colon else ("", text)
+    return f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>"
 
 
 def _section(table: Table) -> str:

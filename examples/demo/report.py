@@ -155,8 +155,8 @@ def number(value: float | None, form: str) -> str:
 
 
 _NOT_FINISHED = {
-    "interrupted": "The run was interrupted. What is shown is what was reached.",
-    "diverged": "A training diverged. What is shown is its last good state.",
+    "interrupted": "The run was interrupted. The page has the results up to then.",
+    "diverged": "A training diverged. The page has the results of its last good state.",
 }
 
 

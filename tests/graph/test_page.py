@@ -61,7 +61,7 @@ def test_graph_nests_operations_in_layers_and_loops(text):
     drawn = graphs_in(text)["Function"]
     around = drawn["root"]["parts"][0]
     loop = around["parts"][0]
-    assert (around["name"], loop["name"]) == ("model", "scan, 4 turns")
+    assert (around["name"], loop["name"]) == ("model", "scan, 4 iterations")
     assert loop["parts"][0]["name"] == ".layers"
     assert [each[0] for each in drawn["operations"]] == ["dot_general", "add"]
     # Edges lead from what is read to the reader.

@@ -84,7 +84,10 @@ def test_csv_is_read(tmp_path, separator, has_names):
         (["1,2"] * 19, "got 19 rows of 2"),
         (["1"] * 20, "got 20 rows of 1"),
         (["1,2"] * 20 + ["1,2,3"], r"rows have different lengths, \[2, 3\]"),
-        (["1,2"] * 20 + ["1,nan"], r"row 21 of the data has what is not a number: \['1', 'nan'\]"),
+        (
+            ["1,2"] * 20 + ["1,nan"],
+            r"row 21 of the data contains a value that is not a number: \['1', 'nan'\]",
+        ),
     ],
 )
 def test_csv_that_is_no_regression_is_refused(tmp_path, lines, message):

@@ -53,11 +53,11 @@ def test_damaged_line_is_named_and_nothing_is_added(empty_history, capsys, line)
     trend.add([_point("2026-01-01T00:00:00", 1.0)])
     damaged = empty_history.read_text() + line + "\n"
     empty_history.write_text(damaged)
-    with pytest.raises(ValueError, match=r"history\.jsonl, line 2 is no point of a run: "):
+    with pytest.raises(ValueError, match=r"history\.jsonl, line 2 is not a point of a run: "):
         trend.history()
     with pytest.raises(SystemExit):
         trend.main(["--add"])
-    assert "line 2 is no point" in capsys.readouterr().err
+    assert "line 2 is not a point" in capsys.readouterr().err
     assert empty_history.read_text() == damaged
 
 

@@ -221,7 +221,7 @@ def test_interrupt_ends_cleanly_with_what_was_reached(tmp_path, capsys, monkeypa
     arguments = ["--data", "diabetes", "--quick", "--device", "cpu", "--out", str(tmp_path)]
     assert main(arguments) == 130
     out, err = capsys.readouterr()
-    assert err.splitlines()[-1] == "interrupted: the results are those of what was reached"
+    assert err.splitlines()[-1] == "interrupted: the results cover what was finished"
     assert "device: cpu\n" in out
     results = json.loads((tmp_path / "results.json").read_text())
     data = results["data"]["diabetes"]
