@@ -568,7 +568,7 @@ class _Blocks:
         return part.reshape(heads, part.shape[1], -1)
 
     def add_to(self, array: Array, scores: Array, tile: _Tile) -> Array:
-        """Adds the cotangents of a block's scores to those of a padded bias."""
+        """Adds the cotangents of a block's scores to the cotangents of a padded bias."""
         starts, sizes = self._part(array, tile)
         part = scores.reshape(self.heads, tile.span, self.groups, self.size)
         part = part.transpose(0, 2, 3, 1).reshape(-1, self.size, tile.span)

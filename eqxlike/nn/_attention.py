@@ -280,11 +280,6 @@ class MultiheadAttention(Module):
                 f"{key_.shape}: a softmax over no keys is undefined. To ignore rows, set `mask` to "
                 "False for them."
             )
-        if mask is not None and not isinstance(mask, str):
-            lengths = (query.shape[0], key_.shape[0])
-            heads = 1 if jnp.shape(mask)[:1] == (1,) else self.num_heads
-            expected = (heads, *lengths) if jnp.ndim(mask) == 3 else lengths
-            check_input(self, mask, expected, "mask")
 
         keys = (None,) * 4
         if key is not None:
@@ -296,14 +291,13 @@ class MultiheadAttention(Module):
             (self.num_kv_heads, self.vo_size),
         )
         projected = self._project((query, key_, value), keys)
-        heads: Any = tuple(
+        heads: Any = [
             each.reshape(each.shape[0], *shape)
             for each, shape in zip(projected, shapes, strict=True)
-        )
-        for norm, place in ((self.query_norm, 0), (self.key_norm, 1)):
+        ]
+        for index, norm in enumerate((self.query_norm, self.key_norm)):
             if norm is not None:
-                normalised = jax.vmap(jax.vmap(norm))(heads[place])
-                heads = (*heads[:place], normalised, *heads[place + 1 :])
+                heads[index] = jax.vmap(jax.vmap(norm))(heads[index])
         rotary_positions: Any = positions
         has_cache = isinstance(cache, KVCache)
         if not has_cache and cache is not None and cache is not NO_CACHE:
@@ -330,7 +324,7 @@ class MultiheadAttention(Module):
             query_offset = cache.start
             rotary_positions = (cache.start, cache.start)
         if self.rotary is not None:
-            heads = (*self._rotate(heads[0], heads[1], rotary_positions, query_offset), heads[2])
+            heads[:2] = self._rotate(heads[0], heads[1], rotary_positions, query_offset)
         elif positions is not None:
             raise ValueError(
                 f"{describe(self)} got positions but has no rotary embedding: construct the layer "
@@ -358,7 +352,7 @@ class MultiheadAttention(Module):
             key_heads, value_heads, options, cache = cache.extend(heads[1], heads[2], self.window)
             heads = (heads[0], key_heads, value_heads)
         attention = read_attention(describe(self), heads, **options)
-        dropout = self._weight_dropout(key, inference) if self._uses_dropout(inference) else None
+        dropout = self._weight_dropout(key, inference)
         attended = attend_with(self.implementation, *attention, dropout)
         attended = attended.reshape(query.shape[0], self.num_heads * self.vo_size)
         output = project(self.output_proj, attended, keys[3])
@@ -402,8 +396,13 @@ class MultiheadAttention(Module):
         projections = (self.query_proj, self.key_proj, self.value_proj)
         return tuple(map(project, projections, inputs, keys))
 
-    def _weight_dropout(self, key: PRNGKeyArray | None, inference: bool | None) -> WeightDropout:
+    def _weight_dropout(
+        self, key: PRNGKeyArray | None, inference: bool | None
+    ) -> WeightDropout | None:
         layer, p = functools.partial(self.dropout, inference=inference), self.dropout.p
+        inference = self.dropout.inference if inference is None else inference
+        if inference or (isinstance(p, int | float) and p == 0):
+            return None
         if key is None:
             return WeightDropout(layer, p, None)
         # One key for each head, as in Equinox, so that the same key drops the same weights.
@@ -421,11 +420,6 @@ class MultiheadAttention(Module):
             and jnp.result_type(float) == jnp.float32
         )
         return WeightDropout(drop, p, keys if is_reproducible else None)
-
-    def _uses_dropout(self, inference: bool | None) -> bool:
-        inference = self.dropout.inference if inference is None else inference
-        p = self.dropout.p
-        return not (inference or (isinstance(p, int | float) and p == 0))
 
 
 def project(projection: Linear, x: Array, key: PRNGKeyArray | None) -> Array:

@@ -35,7 +35,7 @@ class BatchNorm(StatefulLayer):
     the layer removes it before use (bias correction, as in Adam). With `mode="ema"`, training and
     inference both use the running averages, which start at the statistics of the first batch.
 
-    `set_statistics` sets the running averages, for example to those of a pretrained network.
+    `set_statistics` sets the running averages, for example from a pretrained network.
     Inference uses them unchanged, and training continues from them. Before the first training step
     `state.set(norm.batch_state_index, (mean, variance))` does the same.
 

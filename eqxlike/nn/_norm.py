@@ -1,5 +1,6 @@
 """Normalisation of single examples: `LayerNorm`, `RMSNorm`, `GroupNorm`."""
 
+import abc
 import functools
 import warnings
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,52 @@ from ._parameters import Initializer, draw_affine
 from ._stateful import NO_STATE
 
 
-class LayerNorm(Module):
+class _Norm(Module):
+    """The base of `LayerNorm` and `RMSNorm`."""
+
+    # `nn.Policy` does not cast the layer's parameters.
+    keeps_precision: ClassVar[bool] = True
+    shape: tuple[int, ...] = field(static=True)
+    eps: float = field(static=True)
+    use_weight: bool = field(static=True)
+    use_bias: bool = field(static=True)
+    weight: Float[Array, "*shape"] | None
+    bias: Float[Array, "*shape"] | None
+
+    @overload
+    def __call__(
+        self, x: Float[Array, "*shape"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "*shape"]: ...
+    @overload
+    def __call__(
+        self, x: Float[Array, "*shape"], state: Any, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Float[Array, "*shape"], Any]: ...
+    def __call__(
+        self, x: Float[Array, "*shape"], state: Any = NO_STATE, *, key: PRNGKeyArray | None = None
+    ) -> Any:
+        """**Arguments:**
+
+        - `x`: shape `self.shape`.
+        - `state`: returned unchanged, so that the layer can replace a `BatchNorm`.
+        - `key`: ignored; layers share one signature.
+
+        **Returns:** an array with the shape and dtype of `x`; `(array, state)` if `state` is
+        passed.
+
+        **Raises:** `ValueError` if `x` has another shape.
+        """
+        del key
+        check_input(self, x, self.shape)
+        check_not_stacked(self, self.weight, len(self.shape))
+        normalised = self._normalise(x.astype(at_least_float32(x.dtype)))
+        out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
+        return out if state is NO_STATE else (out, state)
+
+    @abc.abstractmethod
+    def _normalise(self, x: Array) -> Array: ...
+
+
+class LayerNorm(_Norm):
     """Normalises one example to mean 0 and variance 1, then scales and shifts each entry.
 
         (x - mean) / sqrt(variance + eps) * weight + bias
@@ -30,15 +76,6 @@ class LayerNorm(Module):
     >>> print(LayerNorm(4)(jnp.array([1.0, 1.0, 3.0, 3.0])).round(2))
     [-1. -1.  1.  1.]
     """
-
-    # `nn.Policy` does not cast the layer's parameters.
-    keeps_precision: ClassVar[bool] = True
-    shape: tuple[int, ...] = field(static=True)
-    eps: float = field(static=True)
-    use_weight: bool = field(static=True)
-    use_bias: bool = field(static=True)
-    weight: Float[Array, "*shape"] | None
-    bias: Float[Array, "*shape"] | None
 
     def __init__(
         self,
@@ -82,37 +119,11 @@ class LayerNorm(Module):
             self.shape, parameter_dtype(dtype), use_weight, use_bias, weight_init, bias_init, key
         )
 
-    @overload
-    def __call__(
-        self, x: Float[Array, "*shape"], *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "*shape"]: ...
-    @overload
-    def __call__(
-        self, x: Float[Array, "*shape"], state: Any, *, key: PRNGKeyArray | None = None
-    ) -> tuple[Float[Array, "*shape"], Any]: ...
-    def __call__(
-        self, x: Float[Array, "*shape"], state: Any = NO_STATE, *, key: PRNGKeyArray | None = None
-    ) -> Any:
-        """**Arguments:**
-
-        - `x`: shape `self.shape`.
-        - `state`: returned unchanged, so that the layer can replace a `BatchNorm`.
-        - `key`: ignored; layers share one signature.
-
-        **Returns:** an array with the shape and dtype of `x`; `(array, state)` if `state` is
-        passed.
-
-        **Raises:** `ValueError` if `x` has another shape.
-        """
-        del key
-        check_input(self, x, self.shape)
-        check_not_stacked(self, self.weight, len(self.shape))
-        normalised = _standardise(x.astype(at_least_float32(x.dtype)), self.eps)
-        out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
-        return out if state is NO_STATE else (out, state)
+    def _normalise(self, x: Array) -> Array:
+        return _standardise(x, self.eps)
 
 
-class RMSNorm(Module):
+class RMSNorm(_Norm):
     """Scales one example to a mean square of 1, then scales and shifts each entry.
 
         x / sqrt(mean(x**2) + eps) * weight + bias
@@ -124,14 +135,6 @@ class RMSNorm(Module):
     >>> print(RMSNorm(2)(jnp.array([3.0, 3.0])).round(2))
     [1. 1.]
     """
-
-    keeps_precision: ClassVar[bool] = True
-    shape: tuple[int, ...] = field(static=True)
-    eps: float = field(static=True)
-    use_weight: bool = field(static=True)
-    use_bias: bool = field(static=True)
-    weight: Float[Array, "*shape"] | None
-    bias: Float[Array, "*shape"] | None
 
     def __init__(
         self,
@@ -154,25 +157,8 @@ class RMSNorm(Module):
             self.shape, parameter_dtype(dtype), use_weight, use_bias, weight_init, bias_init, key
         )
 
-    @overload
-    def __call__(
-        self, x: Float[Array, "*shape"], *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "*shape"]: ...
-    @overload
-    def __call__(
-        self, x: Float[Array, "*shape"], state: Any, *, key: PRNGKeyArray | None = None
-    ) -> tuple[Float[Array, "*shape"], Any]: ...
-    def __call__(
-        self, x: Float[Array, "*shape"], state: Any = NO_STATE, *, key: PRNGKeyArray | None = None
-    ) -> Any:
-        """Arguments, output and errors as for `LayerNorm`."""
-        del key
-        check_input(self, x, self.shape)
-        check_not_stacked(self, self.weight, len(self.shape))
-        wide = x.astype(at_least_float32(x.dtype))
-        normalised = wide * jax.lax.rsqrt(jnp.mean(wide**2) + self.eps)
-        out = _affine(normalised, self.weight, self.bias).astype(x.dtype)
-        return out if state is NO_STATE else (out, state)
+    def _normalise(self, x: Array) -> Array:
+        return x * jax.lax.rsqrt(jnp.mean(x**2) + self.eps)
 
 
 class GroupNorm(Module):

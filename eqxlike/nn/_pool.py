@@ -447,7 +447,15 @@ def _overlapping(operation: Callable, x: Array, axis: int, target: int) -> Array
     return jnp.stack(entries, axis)
 
 
-class AdaptiveAvgPool1d(AdaptivePool):
+class _AdaptiveAvgPool(OverAxes, AdaptivePool):
+    """The base of `AdaptiveAvgPool1d`, `AdaptiveAvgPool2d` and `AdaptiveAvgPool3d`."""
+
+    def __init__(self, target_shape: int | Sequence[int], *, overlap: bool = False):
+        """**Arguments:** as for `AdaptivePool`, without `num_spatial_dims` and `operation`."""
+        super().__init__(target_shape, self._num_axes, jnp.mean, overlap=overlap)
+
+
+class AdaptiveAvgPool1d(_AdaptiveAvgPool, num_axes=1, init=False):
     """Adaptive average pooling over one spatial axis.
 
     >>> import jax.numpy as jnp
@@ -455,12 +463,8 @@ class AdaptiveAvgPool1d(AdaptivePool):
     (4, 3)
     """
 
-    def __init__(self, target_shape: int | Sequence[int], *, overlap: bool = False):
-        """**Arguments:** as for `AdaptivePool`, with `num_spatial_dims=1`."""
-        super().__init__(target_shape, 1, jnp.mean, overlap=overlap)
 
-
-class AdaptiveAvgPool2d(AdaptivePool):
+class AdaptiveAvgPool2d(_AdaptiveAvgPool, num_axes=2, init=False):
     """Adaptive average pooling over two spatial axes.
 
     >>> import jax.numpy as jnp
@@ -468,12 +472,8 @@ class AdaptiveAvgPool2d(AdaptivePool):
     (4, 2, 2)
     """
 
-    def __init__(self, target_shape: int | Sequence[int], *, overlap: bool = False):
-        """**Arguments:** as for `AdaptivePool`, with `num_spatial_dims=2`."""
-        super().__init__(target_shape, 2, jnp.mean, overlap=overlap)
 
-
-class AdaptiveAvgPool3d(AdaptivePool):
+class AdaptiveAvgPool3d(_AdaptiveAvgPool, num_axes=3, init=False):
     """Adaptive average pooling over three spatial axes.
 
     >>> import jax.numpy as jnp
@@ -481,12 +481,16 @@ class AdaptiveAvgPool3d(AdaptivePool):
     (4, 2, 2, 2)
     """
 
+
+class _AdaptiveMaxPool(OverAxes, AdaptivePool):
+    """The base of `AdaptiveMaxPool1d`, `AdaptiveMaxPool2d` and `AdaptiveMaxPool3d`."""
+
     def __init__(self, target_shape: int | Sequence[int], *, overlap: bool = False):
-        """**Arguments:** as for `AdaptivePool`, with `num_spatial_dims=3`."""
-        super().__init__(target_shape, 3, jnp.mean, overlap=overlap)
+        """**Arguments:** as for `AdaptivePool`, without `num_spatial_dims` and `operation`."""
+        super().__init__(target_shape, self._num_axes, jnp.max, overlap=overlap)
 
 
-class AdaptiveMaxPool1d(AdaptivePool):
+class AdaptiveMaxPool1d(_AdaptiveMaxPool, num_axes=1, init=False):
     """Adaptive max pooling over one spatial axis.
 
     >>> import jax.numpy as jnp
@@ -494,12 +498,8 @@ class AdaptiveMaxPool1d(AdaptivePool):
     (4, 3)
     """
 
-    def __init__(self, target_shape: int | Sequence[int], *, overlap: bool = False):
-        """**Arguments:** as for `AdaptivePool`, with `num_spatial_dims=1`."""
-        super().__init__(target_shape, 1, jnp.max, overlap=overlap)
 
-
-class AdaptiveMaxPool2d(AdaptivePool):
+class AdaptiveMaxPool2d(_AdaptiveMaxPool, num_axes=2, init=False):
     """Adaptive max pooling over two spatial axes.
 
     >>> import jax.numpy as jnp
@@ -507,19 +507,11 @@ class AdaptiveMaxPool2d(AdaptivePool):
     (4, 2, 2)
     """
 
-    def __init__(self, target_shape: int | Sequence[int], *, overlap: bool = False):
-        """**Arguments:** as for `AdaptivePool`, with `num_spatial_dims=2`."""
-        super().__init__(target_shape, 2, jnp.max, overlap=overlap)
 
-
-class AdaptiveMaxPool3d(AdaptivePool):
+class AdaptiveMaxPool3d(_AdaptiveMaxPool, num_axes=3, init=False):
     """Adaptive max pooling over three spatial axes.
 
     >>> import jax.numpy as jnp
     >>> AdaptiveMaxPool3d(2)(jnp.ones((4, 8, 8, 8))).shape
     (4, 2, 2, 2)
     """
-
-    def __init__(self, target_shape: int | Sequence[int], *, overlap: bool = False):
-        """**Arguments:** as for `AdaptivePool`, with `num_spatial_dims=3`."""
-        super().__init__(target_shape, 3, jnp.max, overlap=overlap)

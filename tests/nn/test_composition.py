@@ -37,7 +37,7 @@ def test_indexes_slices_iterates_and_measures_like_a_tuple():
     assert len(model) == 3
     with pytest.raises(IndexError):
         model[3]
-    with pytest.raises(TypeError, match="an integer or a slice, got str"):
+    with pytest.raises(TypeError, match="integers or slices, not str"):
         model["a"]
 
 
