@@ -281,11 +281,8 @@ def _by_outputs(x: Array, weight: Array, **params: Any) -> Array:
         jnp.transpose(weight, order),
         _accumulation_dtype(x.dtype),
     )
-    (batch, channels), outputs, sizes = (
-        x.shape[:2],
-        weight.shape[1],
-        _output_sizes(x, weight, params),
-    )
+    (batch, channels), outputs = x.shape[:2], weight.shape[1]
+    sizes = _output_sizes(x, weight, params)
     columns = channels * math.prod(sizes) * math.prod(weight.shape[2:])
     part = max(
         n for n in range(1, batch + 1) if batch % n == 0 and n * columns <= max(_PART, columns)

@@ -265,10 +265,7 @@ class GroupNorm(Module):
         values = jnp.moveaxis(x.astype(at_least_float32(x.dtype)), 0, -1)
         centred = values - self._mean(values)
         normalised = centred * jax.lax.rsqrt(self._mean(centred**2) + self.eps)
-        affine = [
-            p if p is None else jnp.broadcast_to(p, values.shape) for p in (self.weight, self.bias)
-        ]
-        out = jnp.moveaxis(_affine(normalised, *affine), -1, 0).astype(x.dtype)
+        out = jnp.moveaxis(_affine(normalised, self.weight, self.bias), -1, 0).astype(x.dtype)
         return out if state is NO_STATE else (out, state)
 
     def _mean(self, x: Array) -> Array:
@@ -299,8 +296,9 @@ def _standardise(x: Array, eps: float) -> Array:
 
 
 def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
+    """`x * weight + bias`, broadcast over leading axes of `x`."""
     if weight is not None:
-        x = x * weight.astype(x.dtype)
+        x = x * jnp.broadcast_to(weight.astype(x.dtype), x.shape)
     if bias is not None:
-        x = x + bias.astype(x.dtype)
+        x = x + jnp.broadcast_to(bias.astype(x.dtype), x.shape)
     return x

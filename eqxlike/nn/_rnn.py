@@ -130,14 +130,11 @@ class GRUCell(Module):
         check_input(self, input, (self.input_size,), "input")
         check_not_stacked(self, self.weight_ih, 2)
         check_input(self, hidden, (self.hidden_size,), "hidden")
-        of_input, of_hidden = (
-            apply_weight(self.weight_ih, input),
-            apply_weight(self.weight_hh, hidden),
-        )
+        from_input = apply_weight(self.weight_ih, input)
         if self.bias is not None:
-            of_input = of_input + self.bias
-        r_input, z_input, n_input = jnp.split(of_input, 3)
-        r_hidden, z_hidden, n_hidden = jnp.split(of_hidden, 3)
+            from_input = from_input + self.bias
+        r_input, z_input, n_input = jnp.split(from_input, 3)
+        r_hidden, z_hidden, n_hidden = jnp.split(apply_weight(self.weight_hh, hidden), 3)
         if self.bias_n is not None:
             n_hidden = n_hidden + self.bias_n
         reset = jax.nn.sigmoid(r_input + r_hidden)
