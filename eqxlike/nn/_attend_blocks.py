@@ -101,8 +101,7 @@ class Pattern:
             parts.append(columns < inputs.key_length)
         if inputs.query_segments is not None and inputs.key_segments is not None:
             parts.append(
-                _take_clipped(inputs.query_segments, rows)
-                == _take_clipped(inputs.key_segments, columns)
+                _clipped(inputs.query_segments, rows) == _clipped(inputs.key_segments, columns)
             )
         return functools.reduce(jnp.logical_and, parts) if parts else None
 
@@ -177,11 +176,7 @@ def attend(plan: Plan, inputs: Inputs) -> list[Array]:
 def _differentiate(plan: Plan, primals: Any, tangents: Any) -> tuple[Any, Any]:
     (inputs,), (input_dots,) = primals, tangents
     outputs = attend(plan, inputs)
-    moving = [
-        name
-        for name in Inputs._fields[:4]
-        if getattr(input_dots, name) is not None and has_tangent(getattr(input_dots, name))
-    ]
+    moving = [i for i in range(4) if input_dots[i] is not None and has_tangent(input_dots[i])]
     arrays, treedef = jax.tree_util.tree_flatten((inputs, outputs))
 
     def forward(residuals: list[Array], tangents: list[Array]) -> list[Array]:
@@ -194,13 +189,13 @@ def _differentiate(plan: Plan, primals: Any, tangents: Any) -> tuple[Any, Any]:
     ) -> list[Array]:
         del is_shared
         inputs, outputs = treedef.unflatten(residuals)
-        if "bias" in moving:
+        if Inputs._fields.index("bias") in moving:
             results = _run_cotangents(plan, True, inputs, outputs, cotangents)
         else:
             results = _cotangents(plan, inputs, outputs, cotangents)
-        return [results[name] for name in moving]
+        return [results[i] for i in moving]
 
-    directions = [instantiate(getattr(input_dots, name)) for name in moving]
+    directions = [instantiate(input_dots[i]) for i in moving]
     return outputs, linear_call(forward, transpose, arrays, directions, outputs)
 
 
@@ -208,15 +203,10 @@ def _differentiate(plan: Plan, primals: Any, tangents: Any) -> tuple[Any, Any]:
 @batch_first
 def _cotangents(
     plan: Plan, inputs: Inputs, outputs: list[Array], cotangents: list[Array]
-) -> dict[str, Array]:
+) -> list[Array]:
     """The cotangents of query, key and value."""
-
-    def in_blocks(*args: Any) -> list[Array]:
-        results = _cotangents_in_blocks(plan, *args)
-        return [results[name] for name in Inputs._fields[:3]]
-
-    results = plan.run("cotangents", in_blocks, inputs, outputs, cotangents)
-    return dict(zip(Inputs._fields, results, strict=False))
+    in_blocks = functools.partial(_cotangents_in_blocks, plan)
+    return plan.run("cotangents", in_blocks, inputs, outputs, cotangents)
 
 
 @_cotangents.defjvp
@@ -228,7 +218,7 @@ def _differentiate_cotangents(plan: Plan, primals: Any, tangents: Any) -> tuple[
 
 def _cotangents_in_blocks(
     plan: Plan, inputs: Inputs, outputs: list[Array], cotangents: list[Array]
-) -> dict[str, Array]:
+) -> list[Array]:
     outputs = _outputs_in_blocks(plan, inputs, outputs)
     return _run_cotangents(plan, False, inputs, outputs, cotangents)
 
@@ -263,19 +253,20 @@ def _run_output(plan: Plan, inputs: Inputs) -> list[Array]:
         log_sums = jnp.where(attends, highest + jnp.log(sums), blocks.most)
         return carry, (output, log_sums)
 
-    rows, columns = [blocks.cut(inputs.query)], [_keys_first(inputs.key), _keys_last(inputs.value)]
+    rows, columns = [blocks.cut(inputs.query)], [_to_hcd(inputs.key), _to_hdc(inputs.value)]
     _, (output, log_sums) = blocks.run(visit, None, rows, columns)
     return [blocks.join(output).astype(inputs.value.dtype), blocks.join_rows(log_sums)]
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _run_tangents(
-    plan: Plan, inputs: Inputs, outputs: list[Array], input_dots: dict[str, Array]
+    plan: Plan, inputs: Inputs, outputs: list[Array], input_dots: dict[int, Array]
 ) -> list[Array]:
     blocks, pattern = _Blocks(plan, inputs), plan.pattern
     output, log_sums = outputs
-    query_dot, key_dot, value_dot, bias_dot = map(input_dots.get, Inputs._fields[:4])
+    query_dot, key_dot, value_dot, bias_dot = map(input_dots.get, range(4))
     bias_dot = blocks.padded(bias_dot)
+    mean_dot: Any = None if value_dot is None else blocks.mean_of(value_dot)
 
     def visit(carry: None, tile: Any, rows: Any, columns: Any) -> Any:
         query, query_dot, output, log_sums = rows
@@ -295,9 +286,7 @@ def _run_tangents(
         if value_dot is not None:
             output_dot += _dot("hvc,hcr->hvr", value_dot, blocks.dropped(tile, weights))
             attends = log_sums < blocks.most
-            output_dot = jnp.where(
-                attends[:, None], output_dot, blocks.mean_of(input_dots["value"])
-            )
+            output_dot = jnp.where(attends[:, None], output_dot, mean_dot)
         return carry, (output_dot, log_sums_dot)
 
     rows = [
@@ -306,12 +295,7 @@ def _run_tangents(
         blocks.cut(output),
         blocks.cut_rows(log_sums),
     ]
-    columns = [
-        _keys_first(inputs.key),
-        _keys_last(inputs.value),
-        _keys_first(key_dot),
-        _keys_last(value_dot),
-    ]
+    columns = [_to_hcd(inputs.key), _to_hdc(inputs.value), _to_hcd(key_dot), _to_hdc(value_dot)]
     _, (output_dot, log_sums_dot) = blocks.run(visit, None, rows, columns)
     return [blocks.join(output_dot).astype(output.dtype), blocks.join_rows(log_sums_dot)]
 
@@ -319,7 +303,7 @@ def _run_tangents(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _run_cotangents(
     plan: Plan, with_bias: bool, inputs: Inputs, outputs: list[Array], cotangents: list[Array]
-) -> dict[str, Array]:
+) -> list[Array]:
     blocks, pattern = _Blocks(plan, inputs), plan.pattern
     (output, log_sums), (output_bar, log_sums_bar) = outputs, cotangents
     products = output_bar.astype(blocks.dtype) * output.astype(blocks.dtype)
@@ -346,7 +330,7 @@ def _run_cotangents(
         blocks.cut_rows(shift),
         blocks.cut_rows(log_sums),
     ]
-    columns = [_keys_first(inputs.key), _keys_first(inputs.value), _keys_last(inputs.key)]
+    columns = [_to_hcd(inputs.key), _to_hcd(inputs.value), _to_hdc(inputs.key)]
     start = (
         blocks.zeros(columns[0][0]),
         blocks.zeros(columns[1][0]),
@@ -357,14 +341,15 @@ def _run_cotangents(
     has_no_key = (log_sums == blocks.most).T[..., None]
     mean_bar = jnp.where(has_no_key, output_bar.astype(blocks.dtype), 0).sum(0) / len(inputs.value)
     value_bar += mean_bar.reshape(blocks.heads, blocks.groups, -1).sum(1)[:, None]
-    results = {
-        "query": blocks.join(query_bar) * pattern.scale,
-        "key": key_bar.swapaxes(0, 1) * pattern.scale,
-        "value": value_bar.swapaxes(0, 1),
-    }
+    results = [
+        (blocks.join(query_bar) * pattern.scale).astype(inputs.query.dtype),
+        (key_bar.swapaxes(0, 1) * pattern.scale).astype(inputs.key.dtype),
+        value_bar.swapaxes(0, 1).astype(inputs.value.dtype),
+    ]
     if inputs.bias is not None and with_bias:
-        results["bias"] = bias_bar[tuple(map(slice, inputs.bias.shape))]
-    return {name: each.astype(getattr(inputs, name).dtype) for name, each in results.items()}
+        unpadded = bias_bar[tuple(map(slice, inputs.bias.shape))]
+        results.append(unpadded.astype(inputs.bias.dtype))
+    return results
 
 
 # --- Blocks of queries and their spans of keys ---
@@ -587,17 +572,17 @@ class _Blocks:
         )
 
 
-def _keys_first(array: Any) -> Any:
+def _to_hcd(array: Any) -> Any:
     """Moves axes `kv_seq heads size` to `h c size`; returns the array and its axis of keys."""
     return None if array is None else (array.swapaxes(0, 1), 1)
 
 
-def _keys_last(array: Any) -> Any:
+def _to_hdc(array: Any) -> Any:
     """Moves axes `kv_seq heads size` to `h size c`; returns the array and its axis of keys."""
     return None if array is None else (array.transpose(1, 2, 0), 2)
 
 
-def _take_clipped(array: Array, indices: Any) -> Array:
+def _clipped(array: Array, indices: Any) -> Array:
     """The elements at `indices`, clipped to the last element."""
     return array.at[indices].get(mode="clip")
 
