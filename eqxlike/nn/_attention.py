@@ -269,8 +269,7 @@ class MultiheadAttention(Module):
         `TypeError` for a complex mask; `RuntimeError` if dropout needs a key and `key` is `None`.
         """
         if deterministic is not None:
-            warn_deterministic("MultiheadAttention")
-            inference = deterministic
+            inference = warn_deterministic("MultiheadAttention", deterministic)
         check_input(self, query, ("q_seq", self.query_size), "query")
         check_input(self, key_, ("kv_seq", self.key_size), "key_")
         check_input(self, value, (key_.shape[0], self.value_size), "value")

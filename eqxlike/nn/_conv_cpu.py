@@ -155,12 +155,12 @@ _MOST_SLICES = 64
 _MOST_COLUMNS = 1 << 24
 
 
-def _accumulation_dtype(dtype: Any) -> Any:
+def _sum_dtype(dtype: Any) -> Any:
     """The dtype in which products are accumulated."""
     return jnp.float32 if dtype in (jnp.float16, jnp.bfloat16) else dtype
 
 
-def _pad_and_dilate(x: Array, params: Any) -> Array:
+def _padded(x: Array, params: Any) -> Array:
     """Pads and dilates `x`, whose spatial axes start at the third axis."""
     spatial = zip(params["padding"], params["lhs_dilation"], strict=True)
     edges = [(0, 0, 0), (0, 0, 0), *((*pads, step - 1) for pads, step in spatial)]
@@ -171,23 +171,21 @@ def _output_sizes(x: Array, weight: Array, params: Any) -> list[int]:
     axes = zip(
         x.shape[2:], weight.shape[2:], params["rhs_dilation"], params["window_strides"], strict=True
     )
-    return [
-        len(range((points - 1) * dilation, size, step)) for size, points, dilation, step in axes
-    ]
+    return [len(range((points - 1) * rate, size, step)) for size, points, rate, step in axes]
 
 
-def _slices(x: Array, counts: Any, steps: Any, points: Any, dilations: Any) -> list[Array]:
+def _slices(x: Array, counts: Any, steps: Any, points: Any, rates: Any) -> list[Array]:
     """Strided slices of a padded `x`.
 
     Along each axis there are `counts` slices, whose starts are `steps` apart. Each slice has
-    `points` entries that are `dilations` apart.
+    `points` entries that are `rates` apart.
     """
     axes = zip(counts, steps, strict=True)
     starts = itertools.product(*(range(0, count * step, step) for count, step in axes))
-    spans = [(size - 1) * dilation + 1 for size, dilation in zip(points, dilations, strict=True)]
+    spans = [(size - 1) * rate + 1 for size, rate in zip(points, rates, strict=True)]
     return [
         jax.lax.slice(
-            x, (0, 0, *start), (*x.shape[:2], *map(operator.add, start, spans)), (1, 1, *dilations)
+            x, (0, 0, *start), (*x.shape[:2], *map(operator.add, start, spans)), (1, 1, *rates)
         )
         for start in starts
     ]
@@ -211,7 +209,7 @@ def _channels_last(x: Array, weight: Array, **params: Any) -> Array:
 def _im2col(x: Array, weight: Array, **params: Any) -> Array:
     """One matrix product of `weight` and the windows of `x` (im2col)."""
     numbers, precision = params["dimension_numbers"], params["precision"]
-    x = _pad_and_dilate(jnp.transpose(x, numbers.lhs_spec), params)
+    x = _padded(jnp.transpose(x, numbers.lhs_spec), params)
     weight = jnp.transpose(weight, numbers.rhs_spec)
     sizes, points = _output_sizes(x, weight, params), weight.shape[2:]
     windows = _slices(x, points, params["rhs_dilation"], sizes, params["window_strides"])
@@ -232,14 +230,11 @@ def _one_output(x: Array, weight: Array, **params: Any) -> Array:
     It is a sum over the batch, `y = sum(x[b] @ weight[b].T)`.
     """
     numbers, dtype = params["dimension_numbers"], x.dtype
-    options = {
-        "precision": params["precision"],
-        "preferred_element_type": _accumulation_dtype(dtype),
-    }
+    options = {"precision": params["precision"], "preferred_element_type": _sum_dtype(dtype)}
     weight = jnp.transpose(weight, numbers.rhs_spec)
-    x = _pad_and_dilate(jnp.transpose(x, numbers.lhs_spec), params)
-    dilations = params["rhs_dilation"]
-    (window,) = _slices(x, (1,) * len(dilations), dilations, weight.shape[2:], dilations)
+    x = _padded(jnp.transpose(x, numbers.lhs_spec), params)
+    rates = params["rhs_dilation"]
+    (window,) = _slices(x, (1,) * len(rates), rates, weight.shape[2:], rates)
     flat, weight = (each.reshape(*each.shape[:2], -1) for each in (window, weight))
     # The first einsum needs no transpose, but has one product for each example of the batch.
     if len(flat) * len(weight) <= (len(flat) + len(weight)) * flat.shape[2]:
@@ -258,7 +253,7 @@ def _in_parts(x: Array, weight: Array, **params: Any) -> Array:
     if num_parts == 1:
         return _channels_last(x, weight, **params)
     size = math.ceil(batch / num_parts)
-    params_of_part = {**params, "preferred_element_type": jnp.dtype(_accumulation_dtype(x.dtype))}
+    params_of_part = {**params, "preferred_element_type": jnp.dtype(_sum_dtype(x.dtype))}
     terms = [
         _channels_last(
             jax.lax.slice_in_dim(x, start, min(start + size, batch)),
@@ -276,11 +271,7 @@ def _by_outputs(x: Array, weight: Array, **params: Any) -> Array:
     # Makes the batch, which is summed over, axis 0 of both arrays.
     x = jnp.transpose(x, (numbers.lhs_spec[1], numbers.lhs_spec[0], *numbers.lhs_spec[2:]))
     order = (numbers.rhs_spec[1], numbers.rhs_spec[0], *numbers.rhs_spec[2:])
-    x, weight, dtype = (
-        _pad_and_dilate(x, params),
-        jnp.transpose(weight, order),
-        _accumulation_dtype(x.dtype),
-    )
+    x, weight, dtype = _padded(x, params), jnp.transpose(weight, order), _sum_dtype(x.dtype)
     (batch, channels), outputs = x.shape[:2], weight.shape[1]
     sizes = _output_sizes(x, weight, params)
     columns = channels * math.prod(sizes) * math.prod(weight.shape[2:])

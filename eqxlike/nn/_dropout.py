@@ -16,13 +16,14 @@ from .._traceback import stacklevel_of_user
 from ._inputs import describe
 
 
-def warn_deterministic(layer_name: str) -> None:
-    """Warns that `deterministic` is deprecated, at the line in the user's code."""
+def warn_deterministic(layer_name: str, deterministic: bool) -> bool:
+    """Warns at the user's line that `deterministic` is deprecated; returns it as `inference`."""
     warnings.warn(
         f"{layer_name}'s `deterministic=` is deprecated: use `inference=`.",
         DeprecationWarning,
         stacklevel=stacklevel_of_user(),
     )
+    return deterministic
 
 
 def _check_probability(p: Any) -> None:
@@ -70,8 +71,7 @@ class Dropout(Module):
         **Raises:** `ValueError` if `p` is outside [0, 1]; `TypeError` if `p` is not a number.
         """
         if deterministic is not None:
-            warn_deterministic("Dropout")
-            inference = deterministic
+            inference = warn_deterministic("Dropout", deterministic)
         _check_probability(p)
         self.p = p
         self.inference = inference
@@ -96,8 +96,7 @@ class Dropout(Module):
         **Raises:** `RuntimeError` if a key is required and missing.
         """
         if deterministic is not None:
-            warn_deterministic("Dropout")
-            inference = deterministic
+            inference = warn_deterministic("Dropout", deterministic)
         if inference is None:
             inference = self.inference
         p = self.p

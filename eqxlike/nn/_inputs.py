@@ -41,12 +41,16 @@ def check_layer(layer: Any, what: str) -> None:
         )
 
 
-def check_layer_list(what: str, layers: Any) -> None:
-    """Raises `TypeError` if `layers` is a single layer instead of a list."""
-    is_iterable = hasattr(layers, "__iter__") or hasattr(layers, "__getitem__")
-    if callable(layers) and not is_iterable:
-        name = type(layers).__name__
-        raise TypeError(f"{what} expected a list of layers, `nn.{what}([a, b])`; got {name}.")
+def as_layers(layers: Sequence[Any], what: str, name: str) -> tuple[Any, ...]:
+    """`layers` as a tuple; raises `TypeError` for a single layer or for what is not a layer."""
+    is_sequence = hasattr(layers, "__iter__") or hasattr(layers, "__getitem__")
+    if not is_sequence and callable(layers):
+        raise TypeError(
+            f"{what} expected a list of layers, `nn.{what}([a, b])`; got {type(layers).__name__}."
+        )
+    for index, layer in enumerate(layers := tuple(layers)):
+        check_layer(layer, f"{what}: {name}[{index}]")
+    return layers
 
 
 def check_input(layer: Module, x: Any, expected: Shape, name: str = "x") -> None:

@@ -15,9 +15,9 @@ from .._pytree import combine, is_array, partition
 from .._transforms import filter_vmap
 from ._inputs import (
     as_data,
+    as_layers,
     check_input,
     check_layer,
-    check_layer_list,
     describe,
     key_for,
     layer_at,
@@ -310,10 +310,7 @@ class Sequential(StatefulLayer):
         **Raises:** `TypeError` if `layers` is a single layer, or contains something that is not a
         layer.
         """
-        check_layer_list("Sequential", layers)
-        self.layers = tuple(layers)
-        for index, layer in enumerate(self.layers):
-            check_layer(layer, f"Sequential: layers[{index}]")
+        self.layers = as_layers(layers, "Sequential", "layers")
 
     def is_stateful(self) -> bool:
         """**Returns:** whether one of the layers is stateful."""

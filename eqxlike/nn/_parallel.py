@@ -10,7 +10,7 @@ import jax.random as jr
 from jaxtyping import PRNGKeyArray
 
 from .._module import Module
-from ._inputs import check_instance, check_layer, check_layer_list, describe, key_for
+from ._inputs import as_layers, check_instance, describe, key_for
 from ._stateful import NO_STATE, State, StatefulLayer, is_stateful
 
 
@@ -54,12 +54,9 @@ class Parallel(StatefulLayer):
         **Raises:** `ValueError` for an empty list of branches or an unknown `join`; `TypeError` for
         a branch that cannot be called.
         """
-        check_layer_list("Parallel", branches)
-        self.branches = tuple(branches)
+        self.branches = as_layers(branches, "Parallel", "branches")
         if not self.branches:
             raise ValueError("Parallel needs at least one branch.")
-        for index, branch in enumerate(self.branches):
-            check_layer(branch, f"Parallel: branches[{index}]")
         if isinstance(join, type) and issubclass(join, Module):
             check_instance(join, "Parallel: join")
         words = {"sum": _sum, "concatenate": _concatenate}

@@ -34,7 +34,7 @@ from .._transforms import (
     is_array_or_struct,
     keep_all_but_gathered,
 )
-from ._inputs import as_data, check_layer, describe, key_for, layer_at, stack_layers
+from ._inputs import as_data, as_layers, describe, key_for, layer_at, stack_layers
 from ._stateful import NO_STATE, State, StatefulLayer, is_stateful, with_array_states
 from ._threefry import place_of, split_key
 
@@ -130,10 +130,9 @@ class ScanStack(StatefulLayer, Stacked):
         **Raises:** `ValueError` with the path of any other difference, such as the activation; if a
         layer contains a `jax.Ref`; or if `layers` is empty.
         """
+        layers = as_layers(layers, "ScanStack.stack", "layers")
         if not layers:
             raise ValueError("ScanStack.stack needs at least one layer.")
-        for index, layer in enumerate(layers):
-            check_layer(layer, f"ScanStack.stack: layers[{index}]")
         layers = [with_array_states(layer, layers[0]) for layer in layers]
         first, *others = map(_unfrozen, layers)
         for index, layer in enumerate([first, *others]):

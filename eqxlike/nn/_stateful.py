@@ -83,11 +83,6 @@ def is_index(node: Any) -> bool:
     return isinstance(node, StateIndex)
 
 
-def is_named(index: StateIndex) -> bool:
-    """Whether the marker of an index is a path, or was given by the user."""
-    return not isinstance(index.marker, _Marker)
-
-
 def find_indices(model: PyTree) -> list[tuple[Any, StateIndex]]:
     """The indices in a pytree, with their paths."""
     nodes = jtu.tree_leaves_with_path(model, is_leaf=is_index)
@@ -111,7 +106,8 @@ def with_array_states(layer: Model, like: PyTree = None) -> Model:
     markers = {jtu.keystr(path): index.marker for path, index in find_indices(like)}
 
     def visit(path: str, index: StateIndex) -> StateIndex:
-        marker = index.marker if is_named(index) else markers.get(path, index.marker)
+        is_unnamed = isinstance(index.marker, _Marker)
+        marker = markers.get(path, index.marker) if is_unnamed else index.marker
         return StateIndex(jtu.tree_map(as_array, index.init), marker=marker)
 
     def as_array(leaf: Any) -> Any:
