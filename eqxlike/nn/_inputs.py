@@ -48,7 +48,8 @@ def as_layers(layers: Sequence[Any], what: str, name: str) -> tuple[Any, ...]:
         raise TypeError(
             f"{what} expected a list of layers, `nn.{what}([a, b])`; got {type(layers).__name__}."
         )
-    for index, layer in enumerate(layers := tuple(layers)):
+    layers = tuple(layers)
+    for index, layer in enumerate(layers):
         check_layer(layer, f"{what}: {name}[{index}]")
     return layers
 
@@ -82,6 +83,14 @@ def check_not_stacked(layer: Module, weight: Any, num_axes: int) -> None:
             "`eqx.filter_vmap(lambda model, x: model(x), in_axes=(eqx.if_array(0), None))(model, "
             "x)`."
         )
+
+
+def missing_state(model: Module, name: str, layer: Any) -> TypeError:
+    """The error of a model that is called without the state that its `layer` needs."""
+    return TypeError(
+        f"{describe(model)} needs the state, since {name}, of type {type(layer).__name__}, is "
+        "stateful: write `x, state = model(x, state)`."
+    )
 
 
 def _fits(shape: tuple[int, ...], expected: Shape) -> bool:

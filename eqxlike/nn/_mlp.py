@@ -18,9 +18,9 @@ from ._inputs import (
     as_layers,
     check_input,
     check_layer,
-    describe,
     key_for,
     layer_at,
+    missing_state,
     number_of_features,
 )
 from ._linear import Linear
@@ -339,10 +339,7 @@ class Sequential(StatefulLayer):
             if not is_stateful(layer):
                 x = layer(x, **key_for(layer, layer_key))
             elif state is NO_STATE:
-                raise TypeError(
-                    f"{describe(self)} needs the state, since layers[{index}], of type "
-                    f"{type(layer).__name__}, is stateful: write `x, state = model(x, state)`."
-                )
+                raise missing_state(self, f"layers[{index}]", layer)
             else:
                 x, state = layer(x, state=state, **key_for(layer, layer_key))
         return x if state is NO_STATE else (x, state)

@@ -10,7 +10,7 @@ import jax.random as jr
 from jaxtyping import PRNGKeyArray
 
 from .._module import Module
-from ._inputs import as_layers, check_instance, describe, key_for
+from ._inputs import as_layers, check_instance, describe, key_for, missing_state
 from ._stateful import NO_STATE, State, StatefulLayer, is_stateful
 
 
@@ -101,10 +101,7 @@ class Parallel(StatefulLayer):
                 output, state = branch(x, *args, state=state, **options)
                 outputs.append(output)
             else:
-                raise TypeError(
-                    f"{describe(self)} needs the state, since branches[{index}], of type "
-                    f"{type(branch).__name__}, is stateful: write `y, state = model(x, state)`."
-                )
+                raise missing_state(self, f"branches[{index}]", branch)
         try:
             joined = self.join(tuple(outputs))
         except Exception as error:

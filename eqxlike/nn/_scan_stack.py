@@ -34,7 +34,7 @@ from .._transforms import (
     is_array_or_struct,
     keep_all_but_gathered,
 )
-from ._inputs import as_data, as_layers, describe, key_for, layer_at, stack_layers
+from ._inputs import as_data, as_layers, describe, key_for, layer_at, missing_state, stack_layers
 from ._stateful import NO_STATE, State, StatefulLayer, is_stateful, with_array_states
 from ._threefry import place_of, split_key
 
@@ -229,10 +229,7 @@ class ScanStack(StatefulLayer, Stacked):
         if has_state and state is NO_STATE and args:
             state, args = args[0], args[1:]
         if has_state and not isinstance(state, State):
-            raise TypeError(
-                f"{describe(self)} needs the state, since its layers, of type "
-                f"{type(self[0]).__name__}, are stateful: write `x, state = stack(x, state)`."
-            )
+            raise missing_state(self, "each of its layers", self[0])
         keys = None if key is None else jr.split(key, self.depth)
         num_seen: collections.Counter[Any] = collections.Counter()
         for run, places in self.runs():
