@@ -137,14 +137,14 @@ class Context(NamedTuple):
     source: str = ""
     turns: tuple[int, ...] = ()
 
-    def inside(self, equation: Any) -> "Place":
+    def inside(self, equation: Any) -> "Context":
         scopes = f"{self.scopes}/{equation.source_info.name_stack}"
         # A line in the user's program or in a layer.
         frame = frame_of_user(equation.source_info, is_of_user_or_layer)
         source = f"{frame.file_name}:{frame.line_num} in {frame.function_name}" if frame else ""
         return Context(scopes, source or self.source, self.turns)
 
-    def in_iteration(self, turn: int) -> "Place":
+    def in_iteration(self, turn: int) -> "Context":
         return self._replace(turns=(*self.turns, turn))
 
 

@@ -134,7 +134,7 @@ class FiniteDifference(Mode):
             [(above - below) * w for above, below in zip(moved(k * h), moved(-k * h), strict=True)]
             for k, w in _WEIGHTS[self.order].items()
         ]
-        sums = [sum(each[1:], each[0]) for each in zip(*terms, strict=True)]
+        sums = [sum(others, first) for first, *others in zip(*terms, strict=True)]
         return [each / h.astype(each.dtype) for each in sums]
 
     def _steps(self, arrays: Arrays, outputs: Arrays) -> list[Float[Array, "..."]]:
