@@ -1,5 +1,7 @@
 """Central finite differences."""
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -134,7 +136,7 @@ class FiniteDifference(Mode):
             [(above - below) * w for above, below in zip(moved(k * h), moved(-k * h), strict=True)]
             for k, w in _WEIGHTS[self.order].items()
         ]
-        sums = [sum(others, first) for first, *others in zip(*terms, strict=True)]
+        sums = [functools.reduce(operator.add, each) for each in zip(*terms, strict=True)]
         return [each / h.astype(each.dtype) for each in sums]
 
     def _steps(self, arrays: Arrays, outputs: Arrays) -> list[Float[Array, "..."]]:
