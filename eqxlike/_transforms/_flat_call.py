@@ -1,6 +1,5 @@
 """`filter_eval_shape`, `filter_make_jaxpr`, `filter_checkpoint`, and the `FlatCall` they use."""
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, overload
@@ -13,7 +12,7 @@ from jaxtyping import PyTree
 from .._module import field
 from .._partition import UNTRACED, Rest, split
 from .._pytree import MISSING, is_array, is_traced_reference
-from ._signatures import Output, Params, TransformedFunction, check_callable
+from ._signatures import Output, Params, TransformedFunction, check_callable, optional_function
 
 
 def filter_eval_shape(
@@ -108,6 +107,7 @@ def filter_checkpoint(
     prevent_cse: bool = True,
     policy: Callable[..., bool] | None = None,
 ) -> Callable[Params, Output]: ...
+@optional_function
 def filter_checkpoint(
     fun: Callable[..., Any] = MISSING,
     *,
@@ -138,9 +138,6 @@ def filter_checkpoint(
         >>> print(eqx.filter_grad(layer)(jnp.array(0.0), jnp.sin))
         1.0
     """
-    if fun is MISSING:
-        return functools.partial(filter_checkpoint, prevent_cse=prevent_cse, policy=policy)
-    check_callable(fun, "filter_checkpoint")
     return _CheckpointFunction(fun, prevent_cse, policy)
 
 

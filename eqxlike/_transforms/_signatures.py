@@ -5,6 +5,7 @@ the same parameters. In a class body, type checkers treat functions as methods, 
 methods. They do not treat objects this way.
 """
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypedDict, TypeVar
@@ -13,7 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from .._module import Wrapper
-from .._pytree import describe_node, is_array_like
+from .._pytree import MISSING, describe_node, is_array_like
 
 Params = ParamSpec("Params")
 Output = TypeVar("Output")
@@ -98,6 +99,19 @@ class AnyArguments(Protocol[Output_co]):
 
 
 # --- The common parts of transformed functions ---
+
+
+def optional_function(transform: Function) -> Function:
+    """Makes a transformation return a decorator if it is called without a function."""
+
+    @functools.wraps(transform)
+    def transform_or_decorator(fun: Any = MISSING, **options: Any) -> Any:
+        if fun is MISSING:
+            return functools.partial(transform_or_decorator, **options)
+        check_callable(fun, transform.__name__)
+        return transform(fun, **options)
+
+    return transform_or_decorator  # pyright: ignore[reportReturnType]
 
 
 class TransformedFunction(Wrapper):

@@ -46,6 +46,7 @@ from .._signatures import (
     JitOptions,
     Method,
     Output,
+    optional_function,
 )
 from ._arguments import ArgumentOrder, deleted_arguments, explain_error
 from ._callables import Options, Unbound, attached, describe, unbind
@@ -72,6 +73,7 @@ def filter_jit(
 def filter_jit(fun: Method, **options: Unpack[_Options]) -> Method: ...
 @overload
 def filter_jit(fun: Function, **options: Unpack[_Options]) -> Lowerable[Function]: ...
+@optional_function
 def filter_jit(
     fun: Callable[..., Any] = MISSING,
     *,
@@ -121,12 +123,6 @@ def filter_jit(
         >>> print(scale(jnp.array(3.0), "double"))
         6.0
     """
-    if fun is MISSING:
-        return functools.partial(
-            filter_jit, donate=donate, on_retrace=on_retrace, max_traces=max_traces, **jitkwargs
-        )
-    if not callable(fun):
-        raise TypeError(f"{fun!r} is not a callable object: `filter_jit` expects a function.")
     for name, instead in _REFUSED.items():
         if name in jitkwargs:
             raise ValueError(f"`filter_jit` does not take `{name}`: {instead}.")

@@ -1,6 +1,5 @@
 """`filter_pmap`: `jax.pmap` for functions of any arguments."""
 
-import functools
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, Literal, Unpack, overload
 
@@ -13,7 +12,7 @@ from ..._module import Module, Wrapper, field
 from ..._partition import split
 from ..._pytree import MISSING, is_array
 from .._jit import CompilingDecorator, Lowerable, Lowered, Options, Trace, filter_jit
-from .._signatures import AnyArguments, Function, Method, Output, PmapOptions, check_callable
+from .._signatures import AnyArguments, Function, Method, Output, PmapOptions, optional_function
 from ._axes import IF_ARRAY, AxisSpec, MappedOutput, axes_of_arguments, size_of_axes, take_apart
 
 _DONATE = ("all", "warn", "none")
@@ -144,6 +143,7 @@ def filter_pmap(
 def filter_pmap(fun: Method, **options: Unpack[PmapOptions]) -> Method: ...
 @overload
 def filter_pmap(fun: Function, **options: Unpack[PmapOptions]) -> Lowerable[Function]: ...
+@optional_function
 def filter_pmap(
     fun: Callable[..., Any] = MISSING,
     *,
@@ -186,16 +186,6 @@ def filter_pmap(
         >>> print(round(float(shares.sum())), label)
         1 of the sum
     """
-    options = {
-        "in_axes": in_axes,
-        "out_axes": out_axes,
-        "axis_name": axis_name,
-        "axis_size": axis_size,
-        "donate": donate,
-    }
-    if fun is MISSING:
-        return functools.partial(filter_pmap, **options, **pmapkwargs)
-    check_callable(fun, "filter_pmap")
     if donate not in _DONATE:
         words = ", ".join(map(repr, _DONATE))
         raise ValueError(

@@ -1,6 +1,5 @@
 """`filter_shard_map`: runs a function on each device of a mesh, with its shards of the arrays."""
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Hashable, Iterator
@@ -18,7 +17,7 @@ from .._checks import mesh_of
 from .._flat_call import FlatCall
 from .._jit import filter_jit
 from .._sharding import shardings_of_arrays
-from .._signatures import Output, Params, check_callable
+from .._signatures import Output, Params, optional_function
 from ._pmap import CompiledMapping
 
 Specs = PyTree[PartitionSpec | None]
@@ -190,6 +189,7 @@ def filter_shard_map(
 def filter_shard_map(
     fun: Callable[Params, Output], **options: Unpack[_Options]
 ) -> Callable[Params, Output]: ...
+@optional_function
 def filter_shard_map(
     fun: Callable[..., Any] = MISSING,
     *,
@@ -236,15 +236,5 @@ def filter_shard_map(
         >>> print(*mean(jnp.arange(8.0), label="average"))
         3.5 average
     """
-    options = {
-        "mesh": mesh,
-        "in_specs": in_specs,
-        "out_specs": out_specs,
-        "axis_names": axis_names,
-        "check_vma": check_vma,
-    }
-    if fun is MISSING:
-        return functools.partial(filter_shard_map, **options)
-    check_callable(fun, "filter_shard_map")
-    sharded = _Sharded(fun, **{**options, "axis_names": frozenset(axis_names)})
+    sharded = _Sharded(fun, mesh, in_specs, out_specs, frozenset(axis_names), check_vma)
     return CompiledMapping(filter_jit(sharded.shard_map))

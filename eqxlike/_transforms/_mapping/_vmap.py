@@ -1,6 +1,5 @@
 """`filter_vmap`: `jax.vmap` for functions of any arguments."""
 
-import functools
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, Unpack, overload
 
@@ -11,7 +10,7 @@ from jaxtyping import PyTree
 from ..._module import field
 from ..._partition import split_leaves
 from ..._pytree import MISSING
-from .._signatures import Output, Params, TransformedFunction, VmapOptions, check_callable
+from .._signatures import Output, Params, TransformedFunction, VmapOptions, optional_function
 from ._axes import IF_ARRAY, AxisSpec, MappedOutput, axes_of_arguments, size_of_axes, take_apart
 
 
@@ -95,6 +94,7 @@ def filter_vmap(
 def filter_vmap(
     fun: Callable[Params, Output], **options: Unpack[VmapOptions]
 ) -> Callable[Params, Output]: ...
+@optional_function
 def filter_vmap(
     fun: Callable[..., Any] = MISSING,
     *,
@@ -135,15 +135,6 @@ def filter_vmap(
         >>> print(*eqx.filter_vmap(scale, in_axes=(0, None, None))(jnp.arange(3), 2, "doubled"))
         [0 2 4] doubled
     """
-    options = {
-        "in_axes": in_axes,
-        "out_axes": out_axes,
-        "axis_name": axis_name,
-        "axis_size": axis_size,
-    }
-    if fun is MISSING:
-        return functools.partial(filter_vmap, **options, **vmapkwargs)
-    check_callable(fun, "filter_vmap")
     return _VmapFunction(
         fun, in_axes, out_axes, axis_name, axis_size, tuple(sorted(vmapkwargs.items()))
     )
