@@ -31,8 +31,12 @@ class _Parallel(Module):
     axis_size: int | None = field(static=True)
     pmap_options: Options = field(static=True)
 
-    def pmap(self, /, *args: Any) -> Any:
+    def pmap(self, /, *args: Any, **kwargs: Any) -> Any:
         """Flattens the arguments and calls `jax.pmap`; runs only while it is traced."""
+        if kwargs:
+            raise RuntimeError(
+                "keyword arguments cannot be used with functions wrapped with `filter_pmap`"
+            )
         arrays, rest = split((self.function, args))
         axes = axes_of_arguments(self.function, self.in_axes, args)
         pairs = zip(jtu.tree_leaves(args), axes, strict=True)
@@ -115,22 +119,6 @@ class _PmapFunction(CompiledMapping):
 
     maps_arguments: ClassVar[bool] = True
     """Tells `filter_jit` not to fill in omitted defaults, since they would be mapped."""
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        _check_no_keywords(kwargs)
-        return self._jitted(*args)
-
-    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
-        """Traces and lowers the function for these arguments, as `filter_jit(...).lower` does."""
-        _check_no_keywords(kwargs)
-        return self._jitted.lower(*args)
-
-
-def _check_no_keywords(kwargs: dict[str, Any]) -> None:
-    if kwargs:
-        raise RuntimeError(
-            "keyword arguments cannot be used with functions wrapped with `filter_pmap`"
-        )
 
 
 @overload
