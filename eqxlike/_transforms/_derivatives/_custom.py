@@ -62,14 +62,19 @@ class CustomFunction:
         """The name of the function in messages."""
         return getattr(self, "__name__", repr(self.__wrapped__))
 
-    def _explain(self, error: jax.errors.UnexpectedTracerError) -> None:
-        """Adds a note to JAX's error about an unexpected tracer in a call."""
-        error.add_note(
-            f"This was while {self._label} was called, which has a custom derivative. This "
-            "function, or a function among its arguments, may close over an array that is being "
-            "differentiated. A custom derivative does not see such an array: pass the array as an "
-            "argument, or convert the closure with `eqxlike.filter_closure_convert`."
-        )
+    def _call(self, of_arrays: Callable[..., Any], *arrays: list[Any]) -> Any:
+        """Calls `of_arrays`; adds a note to JAX's error about an unexpected tracer."""
+        try:
+            return of_arrays(*arrays)
+        except jax.errors.UnexpectedTracerError as error:
+            error.add_note(
+                f"This was while {self._label} was called, which has a custom derivative. This "
+                "function, or a function among its arguments, may close over an array that is "
+                "being differentiated. A custom derivative does not see such an array: pass the "
+                "array as an argument, or convert the closure with "
+                "`eqxlike.filter_closure_convert`."
+            )
+            raise
 
 
 # --- Functions with a custom forward-mode derivative ---
@@ -147,11 +152,7 @@ class filter_custom_jvp(CustomFunction):
         arrays, call.rest = split(Call(args, kwargs))
         of_arrays = jax.custom_jvp(batch_first(call.value))
         of_arrays.defjvp(batch_first(call.value_and_tangent), symbolic_zeros=True)
-        try:
-            numbers = of_arrays(arrays)
-        except jax.errors.UnexpectedTracerError as error:
-            self._explain(error)
-            raise
+        numbers = self._call(of_arrays, arrays)
         return call.value_rest.merge(numbers)
 
 
@@ -336,11 +337,7 @@ class filter_custom_vjp(CustomFunction):
         if jax.sharding.get_abstract_mesh().manual_axes:
             # `jax.shard_map` outside `jax.jit` rejects `symbolic_zeros` (jax 0.10.2 to 0.12.0.1).
             of_arrays = jax.jit(of_arrays)
-        try:
-            value_arrays = of_arrays(arrays, others)
-        except jax.errors.UnexpectedTracerError as error:
-            self._explain(error)
-            raise
+        value_arrays = self._call(of_arrays, arrays, others)
         return call.value_rest.merge(value_arrays)
 
 

@@ -16,6 +16,7 @@ from ..._module import Module, field
 from ..._partition import UNTRACED, Rest, split, split_leaves
 from ..._pytree import is_array_or_traced_reference, is_inexact_array, is_inexact_array_like
 from .._signatures import Aux, Output, Params, check_callable, value_and_aux
+from ._linear_call import is_inexact
 from ._tangents import tangents_of
 
 # --- Forward-mode derivatives of functions of any arguments ---
@@ -140,7 +141,7 @@ class Pullback(Module):
     _types: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
 
     def __call__(self, cotangent: PyTree, /) -> tuple[PyTree, ...]:
-        differentiable = (each if _is_inexact(each) else None for each in self._types)
+        differentiable = (each if is_inexact(each) else None for each in self._types)
         types = self._output.leaves_into(None, differentiable)
         found = tangents_of(types, self._output.treedef, cotangent, "cotangent", "output")
         cotangents = [
@@ -151,13 +152,9 @@ class Pullback(Module):
         return self._primals.merge_into(None, gradients)
 
 
-def _is_inexact(struct: jax.ShapeDtypeStruct) -> bool:
-    return jnp.issubdtype(struct.dtype, jnp.inexact)
-
-
 def _zero(struct: jax.ShapeDtypeStruct) -> Any:
     """The zero cotangent that JAX expects."""
-    if _is_inexact(struct):
+    if is_inexact(struct):
         return vary(jnp.zeros(struct.shape, struct.dtype), varying_axes(struct))
     return np.zeros(struct.shape, jax.dtypes.float0)
 
