@@ -99,7 +99,7 @@ class _Sharded(Module):
     ) -> Iterator[tuple[str, Any, Specs]]:
         """The name, the value and the specs of each argument, in the order of their leaves."""
         specs, parameters = self.in_specs, bound.signature.parameters
-        is_by_name, is_by_place = isinstance(specs, dict), isinstance(specs, tuple | list)
+        is_by_name = isinstance(specs, dict)
         arguments: list[tuple[str, Any]] = []
         for name, value in bound.arguments.items():
             kind = parameters[name].kind
@@ -113,18 +113,18 @@ class _Sharded(Module):
         unknown: list[Any] = []
         if is_by_name:
             unknown = [name for name in specs if name not in names]
-        elif is_by_place:
+        elif isinstance(specs, tuple | list):
             unknown = list(specs[len(names) :])
             specs = dict(zip(names, specs, strict=False))
+        else:
+            specs = dict.fromkeys(names, specs)
         if unknown:
             raise ValueError(
                 f"`in_specs` of `filter_shard_map` has {listed(list(map(repr, unknown)))}, which "
                 f"belongs to no argument: the arguments are {', '.join(names) or 'none'}."
             )
         for name, value in arguments:
-            if not (is_by_name or is_by_place):
-                yield name, value, specs
-            elif name in specs:
+            if name in specs:
                 yield name, value, specs[name]
             elif any(map(is_array, jtu.tree_leaves(value))):
                 raise ValueError(
