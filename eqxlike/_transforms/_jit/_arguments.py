@@ -53,13 +53,10 @@ WRAPPER = "_eqxlike_wrapper"
 """The name of the first parameter of a function that is called with one of our wrappers."""
 
 
-class _Placeholder:
+class _Placeholder(str):
     """A placeholder for an argument of a call: code that takes it from `args` or `kwargs`."""
 
-    __slots__ = ("source",)
-
-    def __init__(self, source: str):
-        self.source = source
+    __slots__ = ()
 
 
 def _is_constant(default: Any) -> bool:
@@ -134,7 +131,7 @@ class ArgumentOrder:
         for value in values:
             if type(value) is not _Placeholder:
                 namespace[default := f"default{len(parts)}"] = value
-            parts.append(value.source if type(value) is _Placeholder else default)
+            parts.append(value if type(value) is _Placeholder else default)
         lines = ["def arrange(args, kwargs):", f"    return {tuple_of(parts)}"]
         return compile_function(lines, namespace, f"call of {self.function_name}"), names
 
@@ -203,21 +200,15 @@ class ArgumentOrder:
 
         - `names`, `num_args`: the names and the number of arguments of the ordered call.
         """
-        parameter = next(each for each in self.parameters if each.name == name)
+        kind = next(each.kind for each in self.parameters if each.name == name)
+        if kind not in _VARIADIC:
+            labels = self.labels(num_args, names)
+            return (labels.index(name),) if name in labels else ()
         first_named = num_args - len(names)
-        if parameter.kind in _BY_PLACE:
-            place = self.parameters.index(parameter)
-            if name in names:
-                return (first_named + names.index(name),)
-            return (place,) if place < first_named else ()
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+        if kind is inspect.Parameter.VAR_POSITIONAL:
             return tuple(range(self.num_by_place, first_named))
-        is_extra = parameter.kind is inspect.Parameter.VAR_KEYWORD
-        return tuple(
-            first_named + index
-            for index, each in enumerate(names)
-            if each == name or (is_extra and each not in self.keyword_only)
-        )
+        extra = (place for place, each in enumerate(names) if each not in self.keyword_only)
+        return tuple(first_named + place for place in extra)
 
 
 # --- The shardings of arguments: `filter_jit(in_shardings=...)` ---
