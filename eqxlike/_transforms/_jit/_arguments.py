@@ -88,9 +88,7 @@ class ArgumentOrder:
         self.parameters = [] if signature is None else list(signature.parameters.values())
         self.num_by_place = sum(parameter.kind in _BY_PLACE for parameter in self.parameters)
         self.keyword_only = tuple(
-            parameter.name
-            for parameter in self.parameters
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+            each.name for each in self.parameters if each.kind is inspect.Parameter.KEYWORD_ONLY
         )
         self.must_be_arranged = (
             signature is None

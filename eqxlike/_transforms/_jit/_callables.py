@@ -1,5 +1,6 @@
 """Splits callables into functions and bound arguments; attaches caches to functions."""
 
+import dataclasses
 import functools
 import inspect
 import types
@@ -120,6 +121,7 @@ def describe(unbound: Unbound) -> Description:
     return description._replace(signature=signature.replace(parameters=parameters))
 
 
+@dataclasses.dataclass(slots=True, unsafe_hash=True)
 class Options:
     """Hashable options of a compiled function; their values may be dicts or lists, but never
     change.
@@ -128,19 +130,8 @@ class Options:
     - `policy`: the reaction to a retrace, or `None`.
     """
 
-    __slots__ = ("policy", "values")
-
-    def __init__(self, values: dict[str, Any], policy: Policy | None = None):
-        self.values = values
-        self.policy = policy
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            type(other) is Options and self.values == other.values and self.policy == other.policy
-        )
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self.values))
+    values: dict[str, Any] = dataclasses.field(hash=False)
+    policy: Policy | None = None
 
 
 # --- Caches in the `__dict__` of a function, which may refer to the function ---

@@ -322,6 +322,7 @@ class CompiledFunction:
 
     - `dispatcher`: the dispatcher of the function to compile; held weakly.
     - `ordered`: the arguments of an ordered call, as an example.
+    - `history`: records the traces; by default, the history of the dispatcher.
     """
 
     def __init__(
@@ -329,6 +330,7 @@ class CompiledFunction:
         dispatcher: Dispatcher,
         key: tuple[tuple[str, ...], tuple[Structure, ...]],
         ordered: tuple[Any, ...],
+        history: History | None = None,
     ):
         self.key = key
         pairs = list(zip(ordered, key[1], strict=True))
@@ -341,7 +343,7 @@ class CompiledFunction:
         self._shown_fast_path: FastPath | None = None
         self._program = _Program()
         options = self._jit_options(dispatcher, ordered)
-        flat = self._make_flat_function(dispatcher, options)
+        flat = self._make_flat_function(dispatcher, options, history or dispatcher.history)
         if not isinstance(options.get("out_shardings"), jax.sharding.Sharding | None):
             del options["out_shardings"]
             self._program.jit = functools.partial(jax.jit, flat, **options)
@@ -366,7 +368,7 @@ class CompiledFunction:
         return options
 
     def _make_flat_function(
-        self, dispatcher: Dispatcher, options: dict[str, Any]
+        self, dispatcher: Dispatcher, options: dict[str, Any], history: History
     ) -> Callable[..., Any]:
         """The function that JAX traces: flat arrays in, flat arrays out."""
         names, num_by_place = self.key[0], len(self.structures) - len(self.key[0])
@@ -378,7 +380,7 @@ class CompiledFunction:
             if (found := weak_dispatcher()) is not None:
                 found.drop(self)
 
-        observer = Observer(dispatcher.history, labels, self.key[1], drop)
+        observer = Observer(history, labels, self.key[1], drop)
         starts = _starts(self.structures)
         parts = [
             (structure.rebuilder(cache=False), start, stop)

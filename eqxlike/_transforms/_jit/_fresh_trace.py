@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 from ..._compat import PjitFunction
 from ..._traceback import hide_our_frames
 from .._flat_call import is_array_or_struct
-from ._dispatch import CompiledFunction, Dispatcher
+from ._dispatch import CompiledFunction
 from ._filter_jit import JitFunction, filter_jit
 
 
@@ -28,17 +28,6 @@ class FreshTrace(NamedTuple):
     paths: tuple[str, ...]
     trace_s: float
     lower_s: float
-
-
-class _WithoutHistory:
-    """A dispatcher with a separate history, so that its traces are not recorded."""
-
-    def __init__(self, dispatcher: Dispatcher):
-        self._dispatcher = dispatcher
-        self.history = dispatcher.history.emptied()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._dispatcher, name)
 
 
 def fresh_trace(
@@ -63,8 +52,8 @@ def fresh_trace(
     dispatcher, bound, bound_kwargs = wrapper._eqxlike_dispatch
     ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
     arrays, cached = dispatcher.find(ordered, names, with_abstract=True)
-    unrecorded: Any = _WithoutHistory(dispatcher)
-    compiled = CompiledFunction(unrecorded, cached.key, ordered)
+    unrecorded = dispatcher.history.emptied()
+    compiled = CompiledFunction(dispatcher, cached.key, ordered, unrecorded)
     try:
         with compiled.donation_warnings or contextlib.nullcontext():
             found = _timed(lambda: compiled.traced_jit(arrays).trace(*arrays), is_lowered)

@@ -6,7 +6,6 @@ are replaced by functions that measure time. Other calls have no overhead.
 
 import contextlib
 import dataclasses
-import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -52,7 +51,6 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _being_timed = threading.Lock()
-_JITTED = "jitted"
 
 
 @contextlib.contextmanager
@@ -129,7 +127,7 @@ class _Clocks:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._restore: list[Callable[[], None]] = []
+        self._namespaces: list[dict[str, Any]] = []
         self._is_over = False
 
     def put_into(self, dispatcher: Dispatcher) -> None:
@@ -140,29 +138,28 @@ class _Clocks:
         with self._lock:
             for compiled in () if self._is_over else dispatcher.compiled_functions():
                 names = getattr(compiled.own_fast_path, "__globals__", None)
-                if names is not None and not isinstance(names[_JITTED], _TimedJit):
-                    jitted = names[_JITTED]
-                    names[_JITTED] = _TimedJit(jitted)
-                    self._restore.append(functools.partial(names.__setitem__, _JITTED, jitted))
+                if names is not None and not isinstance(names["jitted"], _TimedJit):
+                    names["jitted"] = _TimedJit(names["jitted"])
+                    self._namespaces.append(names)
 
     def take_out(self) -> None:
         with self._lock:
             self._is_over = True
-            for each in self._restore:
-                each()
+            for names in self._namespaces:
+                names["jitted"] = names["jitted"].jitted
 
 
 class _TimedJit:
     """The function of `jax.jit`, with a clock."""
 
-    __slots__ = ("_jitted",)
+    __slots__ = ("jitted",)
 
     def __init__(self, jitted: Callable[..., Any]):
-        self._jitted = jitted
+        self.jitted = jitted
 
     def __call__(self, *arrays: Any) -> Any:
         start_s = time.perf_counter()
-        result = self._jitted(*arrays)
+        result = self.jitted(*arrays)
         call = _thread.call
         if call is not None:
             call.jax_s = time.perf_counter() - start_s
