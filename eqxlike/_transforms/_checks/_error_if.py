@@ -203,7 +203,12 @@ def _checked(
             "`x` are used. Pass the arrays that the next step of the computation needs."
         )
     pred = _array_of(pred, "pred", "a boolean or an array of booleans")
-    index = None if index is None else _index_of(index)
+    if index is not None:
+        expected = "an integer or an array of integers"
+        index = _array_of(index, "index", expected)
+        if not jnp.issubdtype(index.dtype, jnp.integer):
+            raise TypeError(f"`index` is of dtype {index.dtype}; expected is {expected}.")
+        index = jnp.max(index)
     if on_error != "off":
         arrays = _HANDLERS[on_error](arrays, _any(pred), index, report)
     return rest.merge(arrays)
@@ -225,14 +230,6 @@ def _any(pred: Array) -> Array:
     """Whether any element of `pred` is true. Inside `jax.jit` it is traced, even for a constant."""
     is_one_boolean = isinstance(pred, Tracer) and pred.shape == () and pred.dtype == jnp.bool_
     return pred if is_one_boolean else jnp.any(pred)
-
-
-def _index_of(index: Any) -> Array:
-    expected = "an integer or an array of integers"
-    array = _array_of(index, "index", expected)
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"`index` is of dtype {array.dtype}; expected is {expected}.")
-    return jnp.max(array)
 
 
 def _or_raise(

@@ -66,8 +66,12 @@ def value_and_grad_by(
     - `name`: the name of the function in messages.
     """
     is_holomorphic = bool(options.get("holomorphic", False))
-    if is_holomorphic:
-        _check_complex(arrays, rest, name)
+    for place, array in enumerate(arrays if is_holomorphic else ()):
+        if not jnp.iscomplexobj(array):
+            raise TypeError(
+                f"With `holomorphic=True`, every differentiated array of {name} must be complex; "
+                f"{path_of_taken(rest, place)} is {describe_node(array)}."
+            )
 
     def of_real_value(arrays: Arrays) -> tuple[Array, Arrays]:
         value, aux = function(arrays)
@@ -104,15 +108,6 @@ def path_of_taken(rest: Rest, place: int) -> str:
     """The path in the first argument of the differentiated array at `place`."""
     places = rest.take(range(rest.treedef.num_leaves))
     return f"args[0]{jtu.keystr(path_of(places[place], rest.treedef))}"
-
-
-def _check_complex(arrays: Arrays, rest: Rest, name: str) -> None:
-    for place, array in enumerate(arrays):
-        if not jnp.iscomplexobj(array):
-            raise TypeError(
-                f"With `holomorphic=True`, every differentiated array of {name} must be complex; "
-                f"{path_of_taken(rest, place)} is {describe_node(array)}."
-            )
 
 
 def checked_value(value: Any, is_holomorphic: bool, name: str) -> Array:

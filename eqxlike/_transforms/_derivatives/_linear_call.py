@@ -66,13 +66,9 @@ def _run(*args: Array, forward: Linear, num_residuals: int, **_: Any) -> list[Ar
     return forward(list(args[:num_residuals]), list(args[num_residuals:]))
 
 
-def _impl(*args: Array, **params: Any) -> list[Array]:
-    return jax.jit(lambda *args: _run(*args, **params))(*args)
-
-
 _linear = Primitive("linear_call_with_transpose")
 _linear.multiple_results = True
-_linear.def_impl(_impl)
+_linear.def_impl(lambda *args, **params: jax.jit(functools.partial(_run, **params))(*args))
 _linear.def_abstract_eval(lambda *args, avals, **_: avals)
 mlir.register_lowering(_linear, mlir.lower_fun(_run, multiple_results=True))
 

@@ -11,7 +11,7 @@ from ..._compat import PjitFunction
 from ..._traceback import hide_our_frames
 from .._flat_call import is_array_or_struct
 from ._dispatch import CompiledFunction
-from ._filter_jit import JitFunction, filter_jit
+from ._filter_jit import JitFunction, filter_jit, find_dispatcher
 
 
 class FreshTrace(NamedTuple):
@@ -45,11 +45,7 @@ def fresh_trace(
     if isinstance(function, PjitFunction):
         return _timed(lambda: function.trace(*args, **kwargs), is_lowered)
     wrapper: Any = function if isinstance(function, JitFunction) else filter_jit(function)
-    if not hasattr(wrapper, "_eqxlike_dispatch"):
-        # The wrapper was unpickled, or passed through a transformation.
-        options = wrapper._jit_options.values
-        wrapper = filter_jit(wrapper.__wrapped__, donate=wrapper._donate, **options)
-    dispatcher, bound, bound_kwargs = wrapper._eqxlike_dispatch
+    dispatcher, bound, bound_kwargs = find_dispatcher(wrapper)
     ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
     arrays, cached = dispatcher.find(ordered, names, with_abstract=True)
     unrecorded = dispatcher.history.emptied()
