@@ -37,12 +37,8 @@ class EnumerationMeta(_Meta):
 
     def __getitem__(cls, item: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The message of `item`; for a traced item it is `"traced"`."""
-        if not isinstance(item, cls):
-            name = class_name(cls)
-            raise ValueError(
-                f"{name}[...] expects an item of {name} and returns its message; it got "
-                f"{origin(item)}.{promotion_hint(cls, item)}"
-            )
+        name = class_name(cls)
+        expect_item(f"{name}[...] expects an item of {name} and returns its message", cls, item)
         if item.is_traced():
             return "traced"
         # `filter`, `jax.eval_shape` and others replace the index by something else.
@@ -180,12 +176,8 @@ class Enumeration(metaclass=EnumerationMeta):
             )
         items: Any = (a, b)
         for item in items:
-            if not isinstance(item, cls):
-                name = class_name(cls)
-                raise ValueError(
-                    f"{name}.where(...) selects one of two items of {name}; it got "
-                    f"{origin(item)}.{promotion_hint(cls, item)}"
-                )
+            name = class_name(cls)
+            expect_item(f"{name}.where(...) selects one of two items of {name}", cls, item)
         index, other_index = (item._value for item in items)
         if index is other_index:
             return a
@@ -257,12 +249,10 @@ class EnumerationItem(Module):
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def _comparable(self, other: Any) -> "EnumerationItem":
-        if isinstance(other, EnumerationItem) and other._enumeration is self._enumeration:
-            return other
-        raise ValueError(
-            f"An item of {class_name(self._enumeration)} can only be compared with another item of "
-            f"it; it was compared with {origin(other)}.{promotion_hint(self._enumeration, other)}"
-        )
+        name = class_name(self._enumeration)
+        expectation = f"An item of {name} can only be compared with an item of {name}"
+        expect_item(expectation, self._enumeration, other)
+        return other
 
     def __repr__(self) -> str:
         return f"{class_name(self._enumeration)}<{self._enumeration[self]}>"
@@ -315,6 +305,12 @@ def describe(value: Any) -> str:
     if is_array(value):
         return f"an array of shape {value.shape} and dtype {value.dtype}"
     return f"{value!r} of type {type(value).__name__}"
+
+
+def expect_item(expectation: str, cls: Any, value: Any) -> None:
+    """Raises `ValueError`, with a hint to use `promote`, unless `value` is an item of `cls`."""
+    if not isinstance(value, cls):
+        raise ValueError(f"{expectation}; it got {origin(value)}.{promotion_hint(cls, value)}")
 
 
 def promotion_hint(wanted: type, value: Any) -> str:

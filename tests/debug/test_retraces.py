@@ -342,7 +342,7 @@ def test_nothing_that_differs_is_said_so():
     function(ones(2))
     jax.clear_caches()
     function(ones(2))
-    assert "Arguments and settings are equal to those of trace 1" in str(function.traces[-1])
+    assert "Arguments and settings are the same as in trace 1" in str(function.traces[-1])
 
 
 def test_named_and_variadic_arguments_have_their_names():

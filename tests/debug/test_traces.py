@@ -194,7 +194,7 @@ def test_the_error_compares_with_the_most_similar_trace_and_the_latest_of_those(
     message = error_of(double, (1,), (1,), (2,), max_traces=2)
     assert "What differs from trace 2:" in message
     message = error_of(double, (1,), (1,))
-    assert "are equal to those of trace 1, so something else has changed" in message
+    assert "are the same as in trace 1, so something else has changed" in message
 
 
 def test_the_error_shows_a_bounded_number_of_changes():

@@ -113,7 +113,7 @@ def path_of_taken(rest: Rest, place: int) -> str:
 def checked_value(value: Any, is_holomorphic: bool, name: str) -> Array:
     """The value as an array; raises `TypeError` unless it is a scalar that has a gradient."""
     if not is_array_like(value):
-        what, hint = describe_node(value), "return the scalar alone, or pass `has_aux=True`"
+        what, hint = describe_node(value), "return only the scalar, or pass `has_aux=True`"
     else:
         shape, dtype = jnp.shape(value), jnp.result_type(value)
         what = f"an array of shape {shape} and dtype {dtype}"

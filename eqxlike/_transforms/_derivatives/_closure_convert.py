@@ -85,7 +85,7 @@ def filter_closure_convert(
     - `*args`, `**kwargs`: example arguments; a `jax.ShapeDtypeStruct` may replace an array. The
       values of arrays do not matter.
 
-    **Returns:** a Module to be called with arguments like those of the example: arrays of the same
+    **Returns:** a Module to be called with arguments like the example: arrays of the same
     shapes and dtypes, and everything else equal. Its field `consts` is the list of arrays that `fn`
     closes over, and its field `jaxpr` the program of `fn`. `in_struct` is `(args, kwargs)` of the
     example, and `out_struct` the output of `fn`, with a `jax.ShapeDtypeStruct` for each array.

@@ -305,7 +305,7 @@ def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
 def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
     """The Jacobian of a function for the arrays of its first argument, by reverse mode.
 
-    It takes one pass for each element of the outputs. Arguments and output are those of
+    It takes one pass for each element of the outputs. Arguments and output are as in
     `filter_jacfwd`.
 
     **Raises:** when called, `TypeError` if the first argument is passed by keyword, or an array of
@@ -324,7 +324,7 @@ def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
 def filter_hessian(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
     """The second derivatives of a function for the arrays of its first argument.
 
-    It uses forward mode over reverse mode. Arguments and errors are those of `filter_jacfwd`.
+    It uses forward mode over reverse mode. Arguments and errors are as in `filter_jacfwd`.
 
     **Returns:** a function of the same arguments that returns the Hessian, or `(hessian, aux)`. The
     Hessian is the Jacobian with each array replaced by another tree with the structure of the first

@@ -241,14 +241,11 @@ def shardings_of_arguments(
 
     **Raises:** `ValueError` if `in_shardings` is not a prefix, or has too few or too many entries.
     """
-    num_by_place = len(ordered) - len(names)
-    by_place, by_name = (
-        ordered[:num_by_place],
-        dict(zip(names, ordered[num_by_place:], strict=True)),
-    )
     if isinstance(in_shardings, Mapping):
+        num_by_place = len(ordered) - len(names)
+        by_name = dict(zip(names, ordered[num_by_place:], strict=True))
         shardings = []
-        for name, argument in order.named(by_place, by_name):
+        for name, argument in order.named(ordered[:num_by_place], by_name):
             label = f"in_shardings[{name!r}]"
             shardings += shardings_of_arrays(label, in_shardings.get(name), argument)
         return shardings

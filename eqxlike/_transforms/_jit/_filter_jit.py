@@ -304,7 +304,7 @@ _OF_FUNCTION = "__eqxlike_dispatchers__"
 _dispatchers_of: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
     weakref.WeakKeyDictionary()
 )
-"""The dispatchers of callables that are not functions; those of a function are in its `__dict__`.
+"""The dispatchers of callables that are not functions. A function keeps its own in its `__dict__`.
 
 They live as long as the callable, so `filter_jit(f)` in a loop does not compile each time.
 """

@@ -252,13 +252,16 @@ def test_an_enumeration_is_not_called():
 # --- messages -----------------------------------------------------------------------------------
 
 MESSAGES = [
-    (lambda e: e.Base.a == 0, "An item of {}Base can only be compared with another item of it"),
-    (lambda e: e.Other.a == e.Base.a, "it was compared with an item of {}Base."),
+    (
+        lambda e: e.Base.a == 0,
+        "An item of {}Base can only be compared with an item of {}Base; it got 0 of",
+    ),
+    (lambda e: e.Other.a == e.Base.a, "it got an item of {}Base."),
     (
         lambda e: e.Base.a != e.Derived.a,
         "`Derived.promote(...)` turns items of {}Base into items o",
     ),
-    (lambda e: e.Derived.a != e.Base.a, "compared with an item of {}Base. `Derived.promote(...)`"),
+    (lambda e: e.Derived.a != e.Base.a, "got an item of {}Base. `Derived.promote(...)`"),
     (lambda e: e.Base[jnp.array(0)], "message; it got an array of shape () and dtype int32."),
     (lambda e: e.Derived[e.Base.a], "got an item of {}Base. `Derived.promote(...)` turns"),
     (lambda e: e.Base.where(np.array([True]), 2, 3), "dtype bool. For a batch, use `jax.vmap`."),

@@ -122,7 +122,7 @@ class Trace:
             return "The earlier traces are no longer known."
         if not self.differences:
             return (
-                f"Arguments and settings are equal to those of trace {self.compared_with}, so "
+                f"Arguments and settings are the same as in trace {self.compared_with}, so "
                 "something else has changed: the caches were cleared, or the function is mapped "
                 "over axes with other names, transformed differently, or jitted again for each "
                 "call."
@@ -385,11 +385,10 @@ def place_of(function: Any) -> tuple[Place, types.CodeType | None]:
         unwrapped = function
     if isinstance(getattr(unwrapped, "__self__", None), Module):
         unwrapped = unwrapped.__func__
-    code = getattr(unwrapped, "__code__", None)
-    if not isinstance(unwrapped, types.FunctionType) or code is None:
+    if not isinstance(unwrapped, types.FunctionType):
         name = getattr(function, "__qualname__", type(function).__name__)
         return Place(name, None, None), None
-    name = unwrapped.__qualname__.rpartition("<locals>.")[2]
+    code, name = unwrapped.__code__, unwrapped.__qualname__.rpartition("<locals>.")[2]
     file = show_place(code.co_filename, code.co_firstlineno).rpartition(":")[0]
     return Place(name, file, code.co_firstlineno), code
 
