@@ -1,11 +1,11 @@
 """The slow path of a call, from its arguments to `jax.jit` and back, in order of execution.
 
 Each function, with its options, has a `Dispatcher`. The dispatcher makes one `CompiledFunction` for
-each combination of Structures of the arguments. It holds one `jax.jit` of a function of flat
-arrays, `flat`. A Structure holds no shapes: a call with other shapes finds the same
+each combination of Structures of the arguments. A `CompiledFunction` holds one `jax.jit` of `flat`,
+a function of flat arrays. A Structure holds no shapes: a call with other shapes finds the same
 `CompiledFunction`, and JAX traces and compiles again. Each trace runs `flat`, which records the
-trace in `Observer.begin`. Later calls try the `FastPath` first, a function that is generated for
-these Structures.
+trace in `Observer.begin`. Later calls first try a `FastPath`, a function that is generated for
+their Structures.
 """
 
 import contextlib
