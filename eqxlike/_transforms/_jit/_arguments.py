@@ -7,6 +7,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import Parameter
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -25,8 +26,8 @@ from .._signatures import DonateWord
 OrderedArguments = tuple[tuple[Any, ...], tuple[str, ...]]
 """`(args, names)`: the last `len(names)` of `args` have these names, the rest are positional."""
 
-_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_BY_PLACE = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
@@ -88,7 +89,7 @@ class ArgumentOrder:
         self.parameters = [] if signature is None else list(signature.parameters.values())
         self.num_by_place = sum(parameter.kind in _BY_PLACE for parameter in self.parameters)
         self.keyword_only = tuple(
-            each.name for each in self.parameters if each.kind is inspect.Parameter.KEYWORD_ONLY
+            each.name for each in self.parameters if each.kind is Parameter.KEYWORD_ONLY
         )
         self.must_be_arranged = (
             signature is None
@@ -142,9 +143,7 @@ class ArgumentOrder:
             if name in given:
                 bound.arguments[name] = given[name]
                 continue
-            can_be_given = (
-                parameter.kind is not inspect.Parameter.POSITIONAL_ONLY or not is_any_left_out
-            )
+            can_be_given = parameter.kind is not Parameter.POSITIONAL_ONLY or not is_any_left_out
             if self.fills_defaults and can_be_given and _is_constant(default):
                 bound.arguments[name] = default
             elif parameter.kind in _BY_PLACE:
@@ -175,9 +174,7 @@ class ArgumentOrder:
         """Names for messages of `num_args` ordered arguments; the last ones have `names`."""
         num_by_place = num_args - len(names)
         declared = [each.name for each in self.parameters if each.kind in _BY_PLACE]
-        more = (
-            each.name for each in self.parameters if each.kind is inspect.Parameter.VAR_POSITIONAL
-        )
+        more = (each.name for each in self.parameters if each.kind is Parameter.VAR_POSITIONAL)
         variadic = next(more, "args")
         rest = [f"{variadic}[{index}]" for index in range(num_by_place - len(declared))]
         return [*declared[:num_by_place], *rest, *names]
@@ -203,7 +200,7 @@ class ArgumentOrder:
             labels = self.labels(num_args, names)
             return (labels.index(name),) if name in labels else ()
         first_named = num_args - len(names)
-        if kind is inspect.Parameter.VAR_POSITIONAL:
+        if kind is Parameter.VAR_POSITIONAL:
             return tuple(range(self.num_by_place, first_named))
         extra = (place for place, each in enumerate(names) if each not in self.keyword_only)
         return tuple(first_named + place for place in extra)
@@ -273,9 +270,9 @@ def shardings_of_arguments(
     return unplaced + shardings_of_arrays("in_shardings", in_shardings, args)
 
 
-def _is_default(argument: Any, parameter: inspect.Parameter | None) -> bool:
+def _is_default(argument: Any, parameter: Parameter | None) -> bool:
     """Whether `argument` has the Structure of the default: the call may have left it out."""
-    if parameter is None or parameter.default is inspect.Parameter.empty:
+    if parameter is None or parameter.default is Parameter.empty:
         return False
     _, default = flatten(parameter.default, is_output=True)
     return flatten(argument, is_output=True, with_abstract=True)[1] is default

@@ -87,8 +87,7 @@ def filter_jit(
     **Arguments:**
 
     - `fun`: any callable: a function, a method, a Module, a `functools.partial`. Arrays in its
-      bound arguments are traced like those of its arguments. Without `fun`, a decorator is
-      returned.
+      bound arguments are traced too. Without `fun`, a decorator is returned.
     - `donate`: the arguments whose buffers may be reused for the output: `"all"`,
       `"all-except-first"`; `"warn"` or `"warn-except-first"`, which also warn if a buffer could not
       be reused; `"none"`; or names of parameters, such as `("model", "opt_state")`. JAX raises

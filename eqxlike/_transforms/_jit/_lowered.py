@@ -34,7 +34,7 @@ class Lowered:
 
 
 class Compiled:
-    """A compiled function, as `jax.stages.Compiled`, for arguments like those of `lower`."""
+    """A compiled function, as `jax.stages.Compiled`; call it with arguments like in `lower`."""
 
     def __init__(self, executable: jax.stages.Compiled, call: _Call):
         self._executable = executable
