@@ -385,17 +385,14 @@ def _memory(stats: Any) -> Memory | None:
 
 def _aliased(hlo: str, paths: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
     """The outputs that reuse the buffer of an argument, with the argument's path."""
+    # JAX drops unused arguments, so only the name of a parameter identifies its argument.
+    path_of = {f"arrays[{index}]": path for index, path in enumerate(paths)}
     parameters = parameters_in(hlo)
-
-    def path_of_parameter(number: int) -> str:
-        # JAX drops unused arguments, so the number alone does not identify the argument.
-        name = parameters.get(number, "")
-        index = name.removeprefix("arrays[").removesuffix("]")
-        if name.startswith("arrays[") and index.isdigit() and int(index) < len(paths):
-            return paths[int(index)]
-        return name or f"parameter {number}"
-
-    return tuple((output, path_of_parameter(number)) for output, number in aliases_in(hlo))
+    found = []
+    for output, number in aliases_in(hlo):
+        name = parameters.get(number) or f"parameter {number}"
+        found.append((output, path_of.get(name, name)))
+    return tuple(found)
 
 
 def _constants(program: Program) -> tuple[Constant, ...]:

@@ -199,11 +199,6 @@ def left_broadcast_to(arr: ArrayLike, shape: tuple[int, ...]) -> Array:
      [1 1 1]]
     """
     arr = jnp.asarray(arr)
-    if arr.ndim > len(shape):
-        raise ValueError(
-            f"left_broadcast_to expects a shape of at least {arr.ndim} axes for an array of shape "
-            f"{arr.shape}; got {shape}."
-        )
     return jnp.broadcast_to(arr.reshape(arr.shape + (1,) * (len(shape) - arr.ndim)), shape)
 
 
