@@ -60,13 +60,9 @@ def branch_not_taken(step: Step) -> Rewrite | None:
     def build(*arrays: Array) -> Array:
         known = dict(zip(given, arrays, strict=True))
         is_chosen = known[condition]
-        results = [
-            region.value_of(branch, known, chosen)
-            for region, branch, chosen in zip(
-                regions, branches, (~is_chosen, is_chosen), strict=True
-            )
-        ]
-        return jnp.where(is_chosen, results[1], results[0])
+        other = regions[0].value_of(branches[0], known, ~is_chosen)
+        chosen = regions[1].value_of(branches[1], known, is_chosen)
+        return jnp.where(is_chosen, chosen, other)
 
     return Rewrite(tuple(given), build, within=tuple(computed))
 
@@ -98,7 +94,7 @@ class _Region:
 
         for value in self.computed:
             inputs = [read(each) for each in _sources(value)]
-            if value.rewrite is not None and value.rewrite.build is not None:
+            if value.rewrite is not None:
                 known[value] = value.rewrite.computed(inputs, value)
             else:
                 known[value] = value.step.eqn.primitive.bind(*inputs, **value.step.params)

@@ -185,7 +185,7 @@ class StableProgram:
             if step not in self._effects and self._needed.isdisjoint(step.outputs):
                 continue
             rewrite = _rewrite_of(step)
-            if rewrite is not None and rewrite.build is not None:
+            if rewrite is not None:
                 operands = [_array(each, known) for each in rewrite.operands]
                 rule = next(match.rule for match in self.matches if match.rewrite is rewrite)
                 with jax.named_scope(SCOPE), _noting_rule(rule, step):
