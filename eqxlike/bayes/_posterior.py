@@ -298,9 +298,10 @@ class Posterior(Module):
         )
 
     def initial_keeping(self, kept: tuple[bool, ...], key: PRNGKeyArray | None) -> Unknowns:
-        """`initial`, given the result of `kept_arrays`, so that the arrays may be traced.
+        """Like `initial`, but takes the result of `kept_arrays`, so that the arrays may be traced.
 
-        Without a key, values at 0 in linked space replace draws, which compile much more slowly.
+        Without a key, unknowns start at 0 in linked space instead of at a draw from the prior,
+        because draws take much longer to compile.
         """
         return self._drawn(key, kept)
 

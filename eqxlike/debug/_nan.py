@@ -83,8 +83,9 @@ def backward_nan(x: PyTree, name: Any = None, terminate: bool = True) -> PyTree:
 Cotangents = list[Array | None]
 Check = Callable[[list[Array], Cotangents], Cotangents]
 
-# The identity of tangents, `operands[num_primals:]`. Its transpose returns `check(primals,
-# cotangents)`. Unlike with `jax.custom_vjp`, forward mode works too.
+# The operands are primals and then tangents. The primitive returns the tangents unchanged. Its
+# transpose returns `check(primals, cotangents)`. Unlike `jax.custom_vjp`, it also supports forward
+# mode.
 _check_p = Primitive("backward_nan")
 _check_p.multiple_results = True
 

@@ -186,7 +186,10 @@ class Redundant(NamedTuple):
 
 
 def redundant_in(program: Program) -> Redundant:
-    """Counts redundant operations; each counts once, in the order of the fields."""
+    """Counts redundant operations by kind.
+
+    An operation of several kinds counts only for the first field of `Redundant` that fits.
+    """
     seen: dict[Hashable, int] = {}
     first: dict[int, int] = {}
     constant: set[int] = set()

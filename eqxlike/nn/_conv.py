@@ -347,8 +347,8 @@ class ConvTranspose(Module):
             )
         pads = pads_for(self.padding, sizes, extents, self.stride)
         is_folded = self.padding_mode != "ZEROS" and any(map(any, pads))
-        # The transpose first computes the padded input of the convolution. Zero padding is then
-        # removed, which is done here by not computing it.
+        # The transpose maps the output to the padded input of the convolution. The entries of zero
+        # padding are not needed, so they are not computed.
         one = (1,) * self.num_spatial_dims
         cut = ((0, 0),) * self.num_spatial_dims if is_folded else pads
         axes = zip(cut, pads, sizes, spans, extents, strict=True)

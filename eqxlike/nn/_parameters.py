@@ -176,7 +176,10 @@ _num_draws: collections.Counter[tuple[Parameter | None, ...]] = collections.Coun
 
 
 def _draws_on_host(parameters: tuple[Parameter | None, ...]) -> bool:
-    """Whether NumPy draws these parameters; also counts layers with equal parameters."""
+    """Returns whether NumPy draws these parameters.
+
+    Each call also counts one more layer with parameters of these shapes.
+    """
     if not jax.sharding.get_abstract_mesh().empty:
         return False
     _num_draws[parameters] += 1

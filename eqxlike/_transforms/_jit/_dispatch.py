@@ -490,7 +490,7 @@ class CompiledFunction:
         return self.traced_jit(arrays)(*arrays)
 
     def _needs_trace(self) -> bool:
-        """Whether this thread has to make the first trace, or wait for the one that does."""
+        """Whether there is no trace yet, so that this thread must make it or wait for it."""
         program = self._program
         is_traced = program.is_done or (program.is_part_of_call and program.output is not None)
         if program.jitted is not None and (is_traced or _tracing.depth > 0):

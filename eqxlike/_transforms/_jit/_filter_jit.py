@@ -98,15 +98,15 @@ def filter_jit(
       lists the differences from the most similar earlier trace.
     - `max_traces`: the maximum number of traces; a further trace is an error.
     - `**jitkwargs`: passed to `jax.jit`. Options that name static or donated arguments are refused.
-      `in_shardings` has one entry for each argument, in the order of the signature even for
-      arguments passed by keyword, or is a dictionary by parameter name; each entry is a prefix of
-      its argument.
+      `in_shardings` is a sequence with one entry for each parameter, in the order of the signature,
+      or a dictionary from the names of parameters to entries. Each entry is a prefix pytree of its
+      argument.
 
     **Returns:** a callable with the signature of `fun`. It is asynchronous like `jax.jit`. It
     traces once for each structure of its arguments and each shape and dtype of their arrays,
     whether arguments are passed by position or by keyword. Leaves of the output that are not arrays
-    come from the trace. It also has `.lower`, and `.traces`, the latest traces as a tuple of
-    `eqxlike.debug.Trace`.
+    are computed once, by the trace, and every later call returns them. It also has
+    `.lower`, and `.traces`, the latest traces as a tuple of `eqxlike.debug.Trace`.
 
     **Raises:** `TypeError` if `fun` is not callable; `ValueError` for an invalid
     `donate`, `in_shardings`, `on_retrace` or `max_traces`; when called, `ValueError` if there are

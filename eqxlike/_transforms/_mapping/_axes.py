@@ -217,7 +217,7 @@ class MappedOutput:
         return jnp.moveaxis(array, 0, axis)
 
     def paths_of_single(self) -> list[str]:
-        """The paths of the arrays without axis."""
+        """The paths of the arrays that are not mapped over an axis."""
         return [
             self.path(place)
             for place, (static, axis) in enumerate(zip(self._static, self._axes, strict=True))

@@ -49,8 +49,9 @@ class _Sharded(Module):
         context = mesh_of(filter(is_array, jtu.tree_leaves((self.function, args, kwargs))))
         kinds = () if context is None else context.axis_types
         if isinstance(mesh, Mesh) and all(kind == AxisType.Auto for kind in kinds):
-            # JAX cannot differentiate a program with explicit axes that is compiled for one device.
-            # Automatic axes also match the arrays that an earlier call returned.
+            # JAX cannot differentiate a program with explicit axes that is compiled for one device,
+            # so the axes are automatic. Arrays that an earlier call returned have automatic axes
+            # too, so they can be passed again.
             automatic = (AxisType.Auto,) * len(mesh.axis_names)
             mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=automatic)
         try:

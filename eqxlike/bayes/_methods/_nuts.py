@@ -510,7 +510,7 @@ def _repeated(
 def _random_numbers(
     keys: PRNGKeyArray, numbers: Int[Array, " n"], problem: Problem
 ) -> tuple[UInt[Array, "C n 3"], Float[Array, "C n d"]]:
-    """Seeds and standard normal numbers for the draws with these numbers.
+    """Seeds and standard normal samples for the draws with these indices.
 
     `jax.random` would need several loops, which LLVM unrolls and compiles slowly.
     """

@@ -97,8 +97,8 @@ def calibration_bins(
 
     - `probabilities`: shape `(*N, C)`.
     - `labels`: integers from 0 to C - 1, or booleans, shape `(*N)`.
-    - `num_bins`: M.
-    - `equal`: whether all bins have equal `"width"`, or equal `"mass"`, the number of examples.
+    - `num_bins`: the number M of bins.
+    - `equal`: `"width"` for bins of equal width, `"mass"` for bins with equal numbers of examples.
 
     **Returns:** a `CalibrationBins`.
 

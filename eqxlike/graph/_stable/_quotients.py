@@ -287,7 +287,10 @@ g is zero at zero, and f is close to `y ** order / order` near zero.
 
 
 def quotient_at_zero(step: Step) -> Rewrite | None:
-    """Matches f(x) / x, x / f(x) and f(x) / x² with f(0) = 0, whose gradients cancel near zero."""
+    """Matches f(x) / x, x / f(x) and f(x) / x², where f(0) = 0.
+
+    Near zero, their gradients lose digits by cancellation.
+    """
     product, shape = factors_of(step.output), step.output.shape
     found = (_over_power_of(part, product, shape) for part in product.parts)
     return next((rewrite for rewrite in found if rewrite is not None), None)

@@ -18,15 +18,15 @@ class EarlyStopping(Callback):
     **Arguments:**
 
     - `metric`: name of a metric that `evaluate` returns.
-    - `patience`: number of evaluations in a row without an improvement that ends the run.
+    - `patience`: training ends after this many evaluations in a row without an improvement.
     - `mode`: `"min"` if the smallest metric is the best, `"max"` if the largest is.
     - `min_delta`: improvements of at most `min_delta` do not count.
     - `restore_best`: whether `fit` returns the best state instead of the last. This keeps a copy
       of the state.
 
     NaN counts as no improvement, with a warning if the first metric is NaN. Checkpoints save the
-    best state too. A resumed run ends at the same step as an uninterrupted run; at once, if it had
-    already ended.
+    best state too. A resumed run ends at the same step as an uninterrupted run. If
+    early stopping had already ended the run, it ends at once.
 
     **Raises:** `ValueError` for another mode, a `patience` that is not a positive integer, or a
     negative `min_delta`. When training starts, `ValueError` if `fit` has no evaluations; `KeyError`

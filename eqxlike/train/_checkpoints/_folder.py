@@ -120,17 +120,18 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
       several checkpoints, the newest is read.
     - `like`: a state with the structure that was saved, such as a new state. It may have
       `jax.ShapeDtypeStruct`s in place of arrays, from `filter_eval_shape`, and then takes no
-      memory. Each array gets the committed sharding of the array in `like`, if it has one,
-      regardless of its sharding when saved, and is a NumPy array if the one in `like` is. Other
-      leaves, such as functions, strings and Python numbers, come from `like`; so do copies of
-      frozen arrays if the checkpoint was saved with `with_frozen=False`. For a checkpoint of a
+      memory. If an array in `like` is committed to a sharding, the restored array gets this
+      sharding, whatever its sharding was when it was saved. If it is a NumPy array, the restored
+      array is one too. Other leaves, such as functions, strings and Python numbers, come from
+      `like`. If the checkpoint was saved with `with_frozen=False`, frozen arrays are copied from
+      `like`. For a checkpoint of a
       `TrainState`, `like` may also be a model: then only the model is restored.
     - `only`: name of the part to restore, or several names: `"model"`, `("model", "model_state")`.
       All other parts come from `like`, and may have another structure, for example for another
       optimiser.
 
     **Returns:** a `Restored`, a pair of `state` and `data`. Its `left_out` names the parts that
-    were not restored. A warning reports if the model is restored without its saved `model_state`,
+    were not restored. `restore` warns if it restores the model without its saved `model_state`,
     such as the statistics of `nn.BatchNorm`.
 
     **Raises:** `CheckpointError` if the checkpoint is damaged, with the file and the leaf. A plain

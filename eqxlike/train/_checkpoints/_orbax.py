@@ -207,6 +207,6 @@ def _with_path_in_errors(path: pathlib.Path | str) -> Iterator[None]:
         number = int(hidden[1]) if hidden else getattr(error, "errno", None)
         if number is None:
             raise
-        # `OSError` chooses its subclass by the number.
+        # `OSError(errno, ...)` creates the subclass for this `errno`, such as `PermissionError`.
         reason = f"{os.strerror(number)}, while writing a checkpoint"
         raise OSError(number, reason, str(path)) from error

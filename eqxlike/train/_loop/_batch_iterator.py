@@ -129,8 +129,9 @@ def _is_one_array(batches: Any) -> bool:
 def _is_data(batches: Any) -> bool:
     """Whether a tuple or list holds the arrays of one data set, such as inputs and targets.
 
-    Arrays of a data set share their leading length, but usually differ in other axes. Batches
-    usually have equal shapes; in a list their lengths may differ, but not their number of axes.
+    The arrays of one data set have the same length, and usually differ in their other axes. A
+    sequence of batches is different: batches usually have equal shapes. The last batch of a list
+    may be shorter, but it has as many axes as the others.
     """
     if not isinstance(batches, tuple | list) or len(batches) < 2:
         return False

@@ -301,9 +301,10 @@ class _CallSize:
 
 
 class _MeasuredCallSize(_CallSize):
-    """The faster of one step and `CHOICE` steps per call, timed in this order at the start.
+    """Makes one step per call or `CHOICE` steps, whichever is faster.
 
-    Calls that compile, and the time to make batches, are not measured.
+    Both are timed when training starts, first one step per call. Calls that compile are not timed,
+    and the time to make batches does not count.
     """
 
     def __init__(self) -> None:

@@ -447,7 +447,8 @@ class Observer:
         found = functools.partial(
             _describe, self._labels, self._structures, types, _read_settings()
         )
-        # A passed object may change, and a Structure must not outlive its short-lived function.
+        # Describe the arguments now if an object among them may change later, or if keeping a
+        # Structure would keep a temporary function alive.
         may_wait = all(each.is_exact and each.anchor is None for each in self._structures)
         try:
             trace = self._history.begin(found if may_wait else found(), self._serial)
