@@ -16,12 +16,12 @@ from ..extend import is_hashable
 
 Origin = tuple[str, Any]
 """Where a value comes from: `("argument", i)`, `("constant", i)`, `("literal", value)`,
-`("operation", (i, j))` for output `j` of operation `i`, or `("passed", passing)`.
+`("operation", (i, j))` for output `j` of operation `i`, or `("passed", passed_value)`.
 """
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Passing:
+class PassedValue:
     """A value that enters a loop iteration, or leaves a loop or `cond`; equal only to itself.
 
     - `layer`: path of the enclosing layer.
@@ -82,7 +82,7 @@ class Operation:
 
 
 @dataclasses.dataclass
-class Step:
+class PlacedOperation:
     """An operation with its position in the program and its inputs.
 
     - `scopes`: enclosing scopes, outermost first.
@@ -114,14 +114,14 @@ class Program:
     - `constants`: the arrays that the program captured.
     """
 
-    steps: list[Step] = dataclasses.field(default_factory=list)
+    steps: list[PlacedOperation] = dataclasses.field(default_factory=list)
     outputs: tuple[Origin, ...] = ()
     decisions: list[Origin] = dataclasses.field(default_factory=list)
     constants: list[Any] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
+class _Position:
     """The position of an inner program."""
 
     scopes: tuple[str, ...] = ()
@@ -132,22 +132,22 @@ class _Place:
     is_inner: bool = False
     repeated: tuple[str, ...] = ()
 
-    def inside(self, group: str, **changes: Any) -> "_Place":
+    def inside(self, group: str, **changes: Any) -> "_Position":
         """The position inside a loop or branch."""
         return dataclasses.replace(self, groups=(*self.groups, group), is_inner=True, **changes)
 
     def passed_on(self, origins: Iterable[Origin], kind: str) -> list[Origin]:
         """Origins of the values that a loop or `cond` derives from these origins."""
         layer = path_of(self.scopes)
-        return [("passed", Passing(layer, kind, each)) for each in origins]
+        return [("passed", PassedValue(layer, kind, each)) for each in origins]
 
 
 def program_of(closed: Any) -> Program:
     """Flattens a closed jaxpr."""
     program = Program()
-    walker = _Walker(program)
+    flattener = _Flattener(program)
     inputs = [("argument", index) for index in range(len(closed.jaxpr.invars))]
-    program.outputs = tuple(walker.run(closed, inputs, _Place()))
+    program.outputs = tuple(flattener.run(closed, inputs, _Position()))
     _complete_scopes(program)
     needed = _needed(program)
     for index, step in enumerate(program.steps):
@@ -197,12 +197,12 @@ def _is_inner(scopes: tuple[str, ...]) -> bool:
     return scopes[0][0] in ".["
 
 
-class _Walker:
+class _Flattener:
     def __init__(self, program: Program):
         self._program = program
         self._constants: dict[int, int] = {}
 
-    def run(self, closed: Any, inputs: Sequence[Origin], place: _Place) -> list[Origin]:
+    def run(self, closed: Any, inputs: Sequence[Origin], position: _Position) -> list[Origin]:
         """Records the operations of an inner program and returns the origins of its outputs."""
         jaxpr = getattr(closed, "jaxpr", closed)
         consts = map(self._constant, getattr(closed, "consts", None) or ())
@@ -217,7 +217,7 @@ class _Walker:
 
         for equation in jaxpr.eqns:
             inputs = [origin(each) for each in equation.invars]
-            outputs = self._equation(equation, inputs, place)
+            outputs = self._equation(equation, inputs, position)
             known.update(zip(equation.outvars, outputs, strict=False))
         return [origin(each) for each in jaxpr.outvars]
 
@@ -227,17 +227,17 @@ class _Walker:
             self._program.constants.append(array)
         return "constant", index
 
-    def _equation(self, equation: Any, inputs: list[Origin], place: _Place) -> list[Origin]:
+    def _equation(self, equation: Any, inputs: list[Origin], position: _Position) -> list[Origin]:
         stack = str(equation.source_info.name_stack)
         scopes = scopes_in(stack)
-        if place.repeated and scopes[: len(place.repeated)] == place.repeated:
-            scopes = scopes[len(place.repeated) :]
-        backward = place.is_backward or "transpose(" in stack
+        if position.repeated and scopes[: len(position.repeated)] == position.repeated:
+            scopes = scopes[len(position.repeated) :]
+        backward = position.is_backward or "transpose(" in stack
         name, params = equation.primitive.name, equation.params
         here = dataclasses.replace(
-            place,
-            scopes=place.scopes + scopes,
-            groups=place.groups + (("backward",) * (backward > place.is_backward)) + scopes,
+            position,
+            scopes=position.scopes + scopes,
+            groups=position.groups + (("backward",) * (backward > position.is_backward)) + scopes,
             is_backward=backward,
             # An inner program's name stack starts empty, but jax 0.12.0.1 repeats the outer scopes
             # inside custom derivative rules.
@@ -259,47 +259,47 @@ class _Walker:
             return self.run(inner[0], inputs, here)[: len(equation.outvars)]
         return self._operation(equation, inputs, here)
 
-    def _scan(self, params: Any, inputs: list[Origin], place: _Place) -> list[Origin]:
+    def _scan(self, params: Any, inputs: list[Origin], position: _Position) -> list[Origin]:
         length, (num_consts, _) = params["length"], scan_counts(params)
-        inside = place.inside(f"scan, {length} iterations", times=place.times * length)
-        carry = place.passed_on(inputs[num_consts:], "scan")
+        inside = position.inside(f"scan, {length} iterations", times=position.times * length)
+        carry = position.passed_on(inputs[num_consts:], "scan")
         outputs = self.run(params["jaxpr"], [*inputs[:num_consts], *carry], inside)
-        return place.passed_on(outputs, "scan")
+        return position.passed_on(outputs, "scan")
 
-    def _while(self, params: Any, inputs: list[Origin], place: _Place) -> list[Origin]:
-        inside = place.inside("while", is_in_while=True)
+    def _while(self, params: Any, inputs: list[Origin], position: _Position) -> list[Origin]:
+        inside = position.inside("while", is_in_while=True)
         num_cond = params["cond_nconsts"]
         consts = num_cond + params["body_nconsts"]
         # A loop without iterations returns its initial carry.
         self._program.decisions += inputs[consts:]
-        carry = place.passed_on(inputs[consts:], "while")
+        carry = position.passed_on(inputs[consts:], "while")
         self.run(params["cond_jaxpr"], [*inputs[:num_cond], *carry], inside)
         outputs = self.run(params["body_jaxpr"], [*inputs[num_cond:consts], *carry], inside)
-        return place.passed_on(outputs, "while")
+        return position.passed_on(outputs, "while")
 
-    def _cond(self, params: Any, inputs: list[Origin], place: _Place) -> list[Origin]:
+    def _cond(self, params: Any, inputs: list[Origin], position: _Position) -> list[Origin]:
         steps, spans, outputs = self._program.steps, [], []
         for number, branch in enumerate(params["branches"]):
             start = len(steps)
-            outputs.append(self.run(branch, inputs[1:], place.inside(f"branch {number}")))
+            outputs.append(self.run(branch, inputs[1:], position.inside(f"branch {number}")))
             spans.append(steps[start:])
         costs = [sum(step.operation.work for step in span) for span in spans]
         costliest = costs.index(max(costs))
         for step in (step for span in spans if span is not spans[costliest] for step in span):
             step.operation = dataclasses.replace(step.operation, times=0)
         self._program.decisions += [inputs[0], *(each for branch in outputs for each in branch)]
-        return place.passed_on(outputs[costliest], "cond")
+        return position.passed_on(outputs[costliest], "cond")
 
-    def _operation(self, equation: Any, inputs: list[Origin], place: _Place) -> list[Origin]:
+    def _operation(self, equation: Any, inputs: list[Origin], position: _Position) -> list[Origin]:
         outputs = [each.aval for each in equation.outvars]
         moved = [*outputs, *(each.aval for each in equation.invars)]
         flops, transcendentals = cost_of(equation) or (None, None)
         operation = Operation(
-            layer=path_of(place.scopes),
+            layer=path_of(position.scopes),
             kind=equation.primitive.name,
-            is_backward=place.is_backward,
-            times=place.times,
-            is_in_while=place.is_in_while,
+            is_backward=position.is_backward,
+            times=position.times,
+            is_in_while=position.is_in_while,
             flops=flops,
             transcendentals=transcendentals,
             num_bytes=sum(map(num_bytes_of, moved)),
@@ -309,14 +309,14 @@ class _Walker:
         params = tuple(equation.params.items())
         index = len(self._program.steps)
         self._program.steps.append(
-            Step(
+            PlacedOperation(
                 operation,
-                place.scopes,
-                place.groups,
+                position.scopes,
+                position.groups,
                 tuple(inputs),
                 params if is_hashable(params) else object(),
                 bool(equation.effects),
-                place.is_inner,
+                position.is_inner,
             )
         )
         return [("operation", (index, output)) for output in range(len(outputs))]

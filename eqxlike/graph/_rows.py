@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from ._hlo import Instruction
-from ._operations import Operation, Origin, Program, Step, path_of, scopes_in, source_of
+from ._operations import Operation, Origin, PlacedOperation, Program, path_of, scopes_in, source_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,16 +42,16 @@ def rows_by_layer(program: Program, instructions: Sequence[Instruction]) -> tupl
 
 def rows_by_kind(program: Program) -> tuple[Row, ...]:
     """A row for each kind of operation, those that compute most first."""
-    groups: dict[str, list[Step]] = {}
+    groups: dict[str, list[PlacedOperation]] = {}
     for step in program.steps:
         groups.setdefault(step.operation.kind, []).append(step)
     rows = [_row(name, steps) for name, steps in groups.items()]
     return tuple(sorted(rows, key=lambda row: (-row.flops - row.transcendentals, -row.num_bytes)))
 
 
-def steps_by_layer(program: Program) -> dict[str, list[Step]]:
+def steps_by_layer(program: Program) -> dict[str, list[PlacedOperation]]:
     """The operations of each layer, including the layers inside it, by path."""
-    groups: dict[str, list[Step]] = {"": []}
+    groups: dict[str, list[PlacedOperation]] = {"": []}
     for step in program.steps:
         for path in paths_around(step.scopes):
             groups.setdefault(path, []).append(step)
@@ -64,7 +64,7 @@ def paths_around(scopes: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(path_of(scopes[:depth]) for depth in range(len(scopes) + 1)))
 
 
-def _row(name: str, steps: Sequence[Step], compiled: int | None = None) -> Row:
+def _row(name: str, steps: Sequence[PlacedOperation], compiled: int | None = None) -> Row:
     operations = [step.operation for step in steps]
 
     def total(number: Callable[[Operation], int | None]) -> int:

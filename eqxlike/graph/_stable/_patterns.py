@@ -36,7 +36,7 @@ from ._expressions import (
 
 Formula = Callable[..., Array]
 Holes = dict[Value, Part]
-Match = tuple[float, Holes]
+Binding = tuple[float, Holes]
 
 
 class Found(NamedTuple):
@@ -70,7 +70,7 @@ def _traced(formula: Formula) -> tuple[Value, list[Value]]:
     return seen_through(output), holes
 
 
-def _match(pattern: Value, value: Value, axes: Axes, holes: Holes) -> Iterator[Match]:
+def _match(pattern: Value, value: Value, axes: Axes, holes: Holes) -> Iterator[Binding]:
     value, inner = unbroadcast(value)
     axes = tuple(axes[i] if i >= 0 else -1 for i in inner)
     total, product = terms_of(pattern), factors_of(pattern)
@@ -94,7 +94,7 @@ def _match(pattern: Value, value: Value, axes: Axes, holes: Holes) -> Iterator[M
         )
 
 
-def _match_sum(pattern: Parts, total: Parts, holes: Holes) -> Iterator[Match]:
+def _match_sum(pattern: Parts, total: Parts, holes: Holes) -> Iterator[Binding]:
     if bool(pattern.constant) != bool(total.constant) or len(pattern.parts) != len(total.parts):
         return
     factor = total.constant / pattern.constant if pattern.constant else None
@@ -102,7 +102,7 @@ def _match_sum(pattern: Parts, total: Parts, holes: Holes) -> Iterator[Match]:
         yield from _match_terms(list(zip(pattern.parts, order, strict=True)), factor, holes)
 
 
-def _match_terms(pairs: list[Any], factor: float | None, holes: Holes) -> Iterator[Match]:
+def _match_terms(pairs: list[Any], factor: float | None, holes: Holes) -> Iterator[Binding]:
     if not pairs:
         assert factor is not None
         yield factor, holes
@@ -119,7 +119,7 @@ def _match_terms(pairs: list[Any], factor: float | None, holes: Holes) -> Iterat
             yield from _match_terms(rest, own * number, found)
 
 
-def _match_product(pattern: Parts, product: Parts, axes: Axes, holes: Holes) -> Iterator[Match]:
+def _match_product(pattern: Parts, product: Parts, axes: Axes, holes: Holes) -> Iterator[Binding]:
     if len(pattern.parts) != len(product.parts):
         return
     for order in itertools.permutations(placed(product.parts, axes)):
@@ -136,7 +136,7 @@ def _match_product(pattern: Parts, product: Parts, axes: Axes, holes: Holes) -> 
         yield from matches
 
 
-def _bind(pattern: Value, part: Part, holes: Holes) -> Iterator[Match]:
+def _bind(pattern: Value, part: Part, holes: Holes) -> Iterator[Binding]:
     """Binds the hole of a pattern, which is a number times a hole, to the part."""
     (own,) = terms_of(pattern).parts
     part = Part(part.number / own.number, part.value, part.axes)
