@@ -83,13 +83,8 @@ def filter_primitive_jvp(rule: Callable[[Any, Any], tuple[PyTree, PyTree]]) -> C
         along = [None if _is_zero(tangent) else tangent for tangent in tangents]
         value, tangent = rule(inputs.merge(map(_as_array, primals)), inputs.merge_into(None, along))
         values = output.take(value)
-        return values, list(
-            map(
-                _filled_tangent,
-                values,
-                _leaves_at_arrays(output.rest, tangent, "tangent", "output"),
-            )
-        )
+        found = _leaves_at_arrays(output.rest, tangent, "tangent", "output")
+        return values, list(map(_filled_tangent, values, found))
 
     return of_arrays
 
@@ -117,11 +112,10 @@ def filter_primitive_transpose(
             cotangents = map(ad.instantiate_zeros, cotangents)
         along = [None if type(each) is ad.Zero else each for each in cotangents]
         found = rule(inputs.merge(map(_as_array, arrays)), output.rest.merge_into(None, along))
+        found = _leaves_at_arrays(inputs, found, "cotangents", "inputs")
         return [
             each if ad.is_undefined_primal(array) else None
-            for each, array in zip(
-                _leaves_at_arrays(inputs, found, "cotangents", "inputs"), arrays, strict=True
-            )
+            for each, array in zip(found, arrays, strict=True)
         ]
 
     return of_arrays
