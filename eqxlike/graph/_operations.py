@@ -110,7 +110,7 @@ class Program:
 
     - `steps`: all operations in order; the operations of inner programs replace the call.
     - `outputs`: origins of the outputs.
-    - `decisions`: origins of branch indices, of branch outputs and of initial loop carries.
+    - `decisions`: origins of branch indices, of branch outputs and of initial carries of `while`.
     - `constants`: the arrays that the program captured.
     """
 
