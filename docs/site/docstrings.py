@@ -47,26 +47,46 @@ class Docstrings(griffe.Extension):
                 parameter.default = None
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Adds the signature of `__init__` to a class whose source does not show one."""
-        if "__init__" in cls.members or cls.name.startswith("_") or not cls.docstring:
+        """Adds `__init__`, and the `__call__` of a private base, if the source does not show it."""
+        if cls.name.startswith("_") or not cls.docstring:
             return
         value = importlib.import_module(cls.module.path)
         for name in cls.path.removeprefix(f"{cls.module.path}.").split("."):
             value = getattr(value, name, None)
         if not inspect.isclass(value) or issubclass(value, BaseException):
             return
-        try:
-            signature = inspect.signature(value)
-        except (TypeError, ValueError):
-            return
-        parameters = [griffe.Parameter("self", kind=KINDS[inspect.Parameter.POSITIONAL_ONLY])]
-        for each in signature.parameters.values():
-            if each.name.startswith("_"):
-                continue
-            default = None if each.default is each.empty else shown_default(each.default)
-            parameters.append(griffe.Parameter(each.name, kind=KINDS[each.kind], default=default))
-        function = griffe.Function("__init__", parameters=griffe.Parameters(*parameters))
-        cls.set_member("__init__", function)
+        if "__init__" not in cls.members:
+            try:
+                signature = inspect.signature(value)
+            except (TypeError, ValueError):
+                return
+            # Not the docstring of `object.__init__`.
+            docstring = value.__init__.__doc__ if inspect.isfunction(value.__init__) else None
+            cls.set_member("__init__", shown_function("__init__", signature, docstring))
+        if "__call__" not in cls.members:
+            owner = next((base for base in value.__mro__ if "__call__" in vars(base)), None)
+            if owner is not None and owner.__name__.startswith("_") and owner.__call__.__doc__:
+                signature = inspect.signature(owner.__call__)
+                signature = signature.replace(parameters=[*signature.parameters.values()][1:])
+                function = shown_function("__call__", signature, owner.__call__.__doc__)
+                cls.set_member("__call__", function)
+
+
+def shown_function(
+    name: str, signature: inspect.Signature, docstring: str | None
+) -> griffe.Function:
+    """A method with the parameters of `signature`, which has no `self`."""
+    parameters = [griffe.Parameter("self", kind=KINDS[inspect.Parameter.POSITIONAL_ONLY])]
+    for each in signature.parameters.values():
+        if each.name.startswith("_"):
+            continue
+        default = None if each.default is each.empty else shown_default(each.default)
+        parameters.append(griffe.Parameter(each.name, kind=KINDS[each.kind], default=default))
+    function = griffe.Function(name, parameters=griffe.Parameters(*parameters))
+    if docstring:
+        text = as_markdown(inspect.cleandoc(docstring))
+        function.docstring = griffe.Docstring(text, parent=function)
+    return function
 
 
 def shown_default(value: Any) -> str:

@@ -241,7 +241,7 @@ class _AvgPool(OverAxes, Pool):
         *,
         count_include_pad: bool = True,
     ):
-        """**Arguments:** as for `Pool`, without the first three, and
+        """**Arguments:** as for `Pool`, without `init`, `operation` and `num_spatial_dims`, and
 
         - `count_include_pad`: whether the average includes the padding. If not, the sum of a window
           is divided by its number of entries that are not padding.
@@ -317,7 +317,7 @@ class _MaxPool(OverAxes, Pool):
     def __init__(
         self, kernel_size: Sizes, stride: Sizes = 1, padding: Padding = 0, use_ceil: bool = False
     ):
-        """**Arguments:** as for `Pool`, without the first three."""
+        """**Arguments:** as for `Pool`, without `init`, `operation` and `num_spatial_dims`."""
         window = kernel_size, stride, padding, use_ceil
         super().__init__(-math.inf, jax.lax.max, self._num_axes, *window)
 
