@@ -178,14 +178,10 @@ class BatchNorm(StatefulLayer):
         >>> norm(jnp.array([[1.0, 2.0]]), state, inference=True)[0].tolist()
         [[0.0, 0.0]]
         """
-        if self.mode == "ema":
-            statistics, start, marker = self.ema_state_index, self.ema_first_time_index, False
-        else:
-            statistics, start, marker = self.batch_state_index, self.batch_counter, _SET_BY_USER
-        assert statistics is not None
-        assert start is not None
-        state = state.set(statistics, (mean, variance))
-        return state.set(start, jnp.full_like(state.get(start), marker))
+        averages, progress = self._indices
+        state = state.set(averages, (mean, variance))
+        marker = False if self.mode == "ema" else _SET_BY_USER
+        return state.set(progress, jnp.full_like(state.get(progress), marker))
 
     def __call__(
         self,
@@ -236,31 +232,28 @@ class BatchNorm(StatefulLayer):
         return jnp.moveaxis(out, -1, self._channel_axis).astype(x.dtype), state
 
     def _ema_statistics(self, x: Array, state: State, inference: bool) -> tuple[Statistics, State]:
-        assert self.ema_first_time_index is not None
-        assert self.ema_state_index is not None
-        running = state.get(self.ema_state_index)
+        averages, first_time = self._indices
+        running = state.get(averages)
         if inference:
             return running, state
         batch, updated = self._update(running, self._batch_moments(x), self._correction(x))
-        is_first = state.get(self.ema_first_time_index) & _is_initial(running, 0)
+        is_first = state.get(first_time) & _is_initial(running, 0)
         mean, variance = (jnp.where(is_first, *pair) for pair in zip(batch, updated, strict=True))
-        state = state.set(self.ema_first_time_index, jnp.zeros_like(is_first))
-        return (mean, variance), state.set(self.ema_state_index, (mean, variance))
+        state = state.set(first_time, jnp.zeros_like(is_first))
+        return (mean, variance), state.set(averages, (mean, variance))
 
     def _batch_statistics(
         self, x: Array, state: State, inference: bool
     ) -> tuple[Statistics, State]:
-        assert self.batch_counter is not None
-        assert self.batch_state_index is not None
-        count = state.get(self.batch_counter)
-        running = state.get(self.batch_state_index)
+        averages, counter = self._indices
+        count, running = state.get(counter), state.get(averages)
         if inference:
             return self._debiased(running, count), state
         measured = self._batch_moments(x)
         _, updated = self._update(running, measured, self._correction(x))
         is_set_by_user = (count < 0) | ((count == 0) & ~_is_initial(running, 1))
-        state = state.set(self.batch_counter, jnp.where(is_set_by_user, _SET_BY_USER, count + 1))
-        return measured, state.set(self.batch_state_index, updated)
+        state = state.set(counter, jnp.where(is_set_by_user, _SET_BY_USER, count + 1))
+        return measured, state.set(averages, updated)
 
     def _debiased(self, running: Statistics, count: Array) -> Statistics:
         """Removes the initial mean 0 and variance 1 from the running averages.
@@ -324,6 +317,13 @@ class BatchNorm(StatefulLayer):
                 f"in_axes=(0, None), out_axes=(0, None), axis_name={self.axis_name!r})(x, state)`, "
                 "or construct the layer with `batched=True` to call it on a whole batch."
             ) from None
+
+    @property
+    def _indices(self) -> tuple[Any, Any]:
+        """The indices of the running averages, and of the flag or counter of updates."""
+        if self.mode == "ema":
+            return self.ema_state_index, self.ema_first_time_index
+        return self.batch_state_index, self.batch_counter
 
     @property
     def _channel_axis(self) -> int:
