@@ -18,6 +18,7 @@ from ._inputs import (
     as_layers,
     check_input,
     check_layer,
+    feature_shape,
     key_for,
     layer_at,
     missing_state,
@@ -146,11 +147,7 @@ class MLP(Module):
         check_layer(activation, "MLP: activation")
         check_layer(final_activation, "MLP: final_activation")
         self.activation = _one_per_unit(activation, (depth, width_size))
-        self.final_activation = (
-            final_activation
-            if out_size == "scalar"
-            else _one_per_unit(final_activation, (out_size,))
-        )
+        self.final_activation = _one_per_unit(final_activation, feature_shape(out_size))
         self.use_bias = use_bias
         self.use_final_bias = use_final_bias
         self.in_size = in_size
