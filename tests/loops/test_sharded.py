@@ -85,7 +85,7 @@ def test_shared_array_needs_to_vary_if_the_numbers_of_steps_do():
         return jax.lax.psum(jnp.sum(x), "b")
 
     gradient = jax.shard_map(jax.grad(value), mesh=mesh, in_specs=(P(), P("b")), out_specs=P())
-    with pytest.raises(ValueError, match=r"float32\[2\].*varies along the axes \['b'\].*pcast"):
+    with pytest.raises(ValueError, match=r"float32\[2\].*vary along the axes \['b'\].*pcast"):
         jax.eval_shape(gradient, WEIGHT, ROWS)
 
 
@@ -131,7 +131,7 @@ def test_loop_that_is_not_linear_has_no_transpose(condition, body):
         )[1]
 
     for function in (loop, lambda x: jax.vmap(loop)(jnp.stack([x, x]))[0]):
-        with pytest.raises(ValueError, match=r"steps are linear in its input"):
+        with pytest.raises(ValueError, match=r"steps are linear in the input"):
             jax.linear_transpose(function, 1.0)(1.0)
 
 

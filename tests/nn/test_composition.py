@@ -168,7 +168,7 @@ def test_several_nodes_and_what_is_computed_from_one():
             lambda t: t[1],
             r"where\(pytree\) is .* shape \(3,\) .*, and get\(pytree\) is .* shape \(2,\)",
         ),
-        ((jnp.ones(3), 1), lambda t: t[0], lambda t: t[0], "a node that `where` takes out"),
+        ((jnp.ones(3), 1), lambda t: t[0], lambda t: t[0], "a node that `where` removes"),
     ],
 )
 def test_nodes_that_cannot_be_shared_are_refused(tree, where, get, message):
