@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, PyTree
@@ -57,9 +58,12 @@ def backward_nan(x: PyTree, name: Any = None, terminate: bool = True) -> PyTree:
 
     def push_forward(primals: Any, tangents: Any) -> tuple[list[Array], list[Any]]:
         ((arrays,), (tangents,)) = primals, tangents
-        tangents = list(tangents)
+        # Primals and tangents may be Python numbers.
+        tangents = [
+            each if isinstance(each, SymbolicZero) else jnp.asarray(each) for each in tangents
+        ]
         differentiated = [n for n, tangent in enumerate(tangents) if has_tangent(tangent)]
-        shown = [without_key_dtype(array) for array in arrays]
+        shown = [without_key_dtype(jnp.asarray(array)) for array in arrays]
         cotangent_check = _CotangentCheck(
             name, called_at, terminate, rest, len(arrays), differentiated
         )

@@ -149,6 +149,8 @@ def test_forward_mode_passes_and_prints_nothing(capsys):
     for transform in (lambda f: f, jax.jit, jax.vmap):
         value, tangent = transform(derivative)(X)
         assert (value.tolist(), tangent.tolist()) == ([1, 4], [2, 8])
+    assert jax.jvp(backward_nan, (2.0,), (1.0,)) == (2, 1)
+    assert jax.jacfwd(jax.jacfwd(lambda x: backward_nan(x) ** 3))(2.0) == 12
     assert capsys.readouterr().out == ""
     with jax.checking_leaks():
         hessian = jax.jit(jax.hessian(lambda x: (backward_nan(x) ** 3).sum()))(X)
