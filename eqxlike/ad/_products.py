@@ -68,10 +68,7 @@ def hvp(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., PyTr
             return split(found, is_inexact_array)[0], aux_arrays
 
         found = full_tangents(arrays, rest, vector, "vector", "x")
-        if arrays:
-            _, products, aux_arrays = jax.jvp(of_arrays, (arrays,), (found,), has_aux=True)
-        else:
-            products, aux_arrays = of_arrays([])
+        _, products, aux_arrays = jax.jvp(of_arrays, (arrays,), (found,), has_aux=True)
         result = rest.merge_into(None, products)
         return (result, aux_rest.merge(aux_arrays)) if has_aux else result
 

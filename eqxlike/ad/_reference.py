@@ -56,14 +56,11 @@ class GradientProblem:
         return filter_value_and_grad(self.function, mode=mode)
 
     def gradients_in(self, gradient: PyTree) -> list[Any]:
-        """The leaves of `gradient` in place of `arrays`.
-
-        **Raises:** `ValueError` or `TypeError` if `gradient` has another structure.
-        """
+        """The nodes of `gradient` in place of `arrays`."""
         return self.rest.take(self.rest.treedef.flatten_up_to(gradient))
 
     def path_of(self, index: int) -> str:
-        """The path of `arrays[place]`."""
+        """The path of `arrays[index]`."""
         return path_of_taken(self.rest, index)
 
     def equations(self) -> list[Any]:
