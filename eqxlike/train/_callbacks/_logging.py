@@ -5,12 +5,9 @@ import json
 import math
 import os
 import pathlib
-import socket
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import ModuleType
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 import jax
 
@@ -23,7 +20,7 @@ from ._callback import Callback
 class _WithFile(Callback):
     """A callback that writes to a file; only the first process opens one."""
 
-    _file: IO[Any] | None = None
+    _file: Any = None
 
     def close(self) -> None:
         """Closes the file."""
@@ -333,9 +330,8 @@ class TensorBoard(_WithFile, _WithRate):
         self.folder.mkdir(parents=True, exist_ok=True)
         # Files are read in the order of their names; two may be created in the same second.
         count = len(list(self.folder.glob("events.out.tfevents.*")))
-        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{count:04d}"
-        self._file = (self.folder / name).open("xb")
-        self._write(file_version="brain.Event:2")
+        # Not `SummaryWriter`: its thread hangs if the disk is full.
+        self._file = _tensorboardx()[0](str(self.folder / "events"), f".{count:04d}")
         self._write(step=run.steps + 1, session_log={"status": "START"})
 
     def on_log(self, run: Run) -> None:
@@ -359,24 +355,18 @@ class TensorBoard(_WithFile, _WithRate):
     def _write(self, **what: Any) -> None:
         if self._file is None:
             return
-        event_pb2, record_writer = _tensorboardx()
-        event = event_pb2.Event(wall_time=time.time(), **what).SerializeToString()
-        length = struct.pack("<Q", len(event))
-        checksums = [
-            struct.pack("<I", record_writer.masked_crc32c(part)) for part in (length, event)
-        ]
-        # One write and a flush for each record, so that a killed run leaves whole records.
-        self._file.write(length + checksums[0] + event + checksums[1])
+        self._file.write_event(_tensorboardx()[1](wall_time=time.time(), **what))
+        # Flush each record, so that a killed run keeps it.
         self._file.flush()
 
 
-def _tensorboardx() -> tuple[ModuleType, ModuleType]:
-    """The modules that build records and their checksums. Raises `ImportError` if missing."""
+def _tensorboardx() -> tuple[Any, Any]:
+    """The classes of a writer and of an event. Raises `ImportError` if they are missing."""
     try:
-        from tensorboardX import record_writer
-        from tensorboardX.proto import event_pb2
+        from tensorboardX import event_file_writer
+        from tensorboardX.proto.event_pb2 import Event
     except ImportError as error:
         raise ImportError(
             "train.TensorBoard needs tensorboardX: `pip install 'eqxlike[tensorboard]'`."
         ) from error
-    return event_pb2, record_writer
+    return event_file_writer.EventsWriter, Event
