@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.tree_util as jtu
@@ -222,37 +222,23 @@ def specs_by_rules(
 LAYERS = jtu.GetAttrKey("layers")
 
 
-class Stack(NamedTuple):
-    """A `Stacked` that contains an array.
-
-    - `keys`: its path in the model.
-    - `depth`: number of layers.
-    - `num_at_once`: number of layers in use at the same time.
-    """
-
-    keys: Keys
-    depth: int
-    num_at_once: int
-
-
-def stacks_by_keys(model: PyTree) -> dict[Keys, Stack]:
-    """The outermost stack of each array whose leading axis is the axis of layers.
+def stacks_by_keys(model: PyTree) -> dict[Keys, Keys]:
+    """The path of the outermost `Stacked` of each array whose leading axis is the axis of layers.
 
     Arrays of a stack that was itself mapped over, as in an ensemble, are not included.
     """
-    stacks: dict[Keys, Stack] = {}
+    stacks: dict[Keys, Keys] = {}
     for keys, node in jtu.tree_leaves_with_path(model, is_leaf=_is_stacked):
         if _is_stacked(node):
-            stack = Stack(keys, node.depth, min(node.depth, node.unroll))
             for inner, leaf in arrays_by_keys(node.layers).items():
                 if leaf.shape[:1] == (node.depth,):
-                    stacks[*keys, LAYERS, *inner] = stack
+                    stacks[*keys, LAYERS, *inner] = keys
     return stacks
 
 
-def gathered_by_layer(model: PyTree, split: PyTree, together: PyTree) -> dict[Keys, Stack]:
-    """The stack of each array that is all-gathered one layer at a time: arrays that are split, but
-    not along the axis of layers.
+def gathered_by_layer(model: PyTree, split: PyTree, together: PyTree) -> dict[Keys, Keys]:
+    """The path of the stack of each array that is all-gathered one layer at a time: arrays that are
+    split, but not along the axis of layers.
     """
     before, after = (dict(jtu.tree_leaves_with_path(each)) for each in (split, together))
     return {
@@ -262,9 +248,10 @@ def gathered_by_layer(model: PyTree, split: PyTree, together: PyTree) -> dict[Ke
     }
 
 
-def gathering(model: PyTree, split: PyTree, together: PyTree) -> PyTree:
-    """The model whose stacks all-gather their layers."""
-    stacks = gathered_by_layer(model, split, together)
+def gathering(
+    model: PyTree, stacks: Mapping[Keys, Keys], split: PyTree, together: PyTree
+) -> PyTree:
+    """The model whose stacks all-gather their layers, by the `stacks` of `gathered_by_layer`."""
     shapes = arrays_by_keys(model)
     before, after = (dict(jtu.tree_leaves_with_path(each)) for each in (split, together))
 
@@ -277,7 +264,7 @@ def gathering(model: PyTree, split: PyTree, together: PyTree) -> PyTree:
                 *(sharding_of(where[each].mesh, where[each].spec[1:]) for where in (before, after)),
             )
             for each, stack in stacks.items()
-            if stack.keys == keys
+            if stack == keys
         }
         return node.gathering(gatherings) if gatherings else node
 

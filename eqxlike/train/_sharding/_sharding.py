@@ -437,4 +437,4 @@ def _all_gathered(model: Model, sharding: Sharding) -> Model:
     split, together = sharding.of_model(model), sharding.of_gathered(model)
     later = gathered_by_layer(model, split, together)
     at_once = jtu.tree_map_with_path(lambda keys, where: None if keys in later else where, together)
-    return gathering(place(place(model, split), at_once), split, together)
+    return gathering(place(place(model, split), at_once), later, split, together)
