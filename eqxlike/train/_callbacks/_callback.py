@@ -1,7 +1,6 @@
 """`Callback`, the base class of callbacks, and the state that checkpoints save for them."""
 
 import collections
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -122,7 +121,7 @@ def metric_of(run: Run, metric: str, taker: str) -> float:
 def save_callbacks(callbacks: Sequence[Callback]) -> tuple[dict[str, Any], dict[str, PyTree]]:
     """The state of callbacks as JSON values, and their arrays, both by name."""
     data, arrays = {}, {}
-    for name, callback in _named(callbacks).items():
+    for name, callback in callbacks_by_name(callbacks).items():
         state, own = callback.save_state(), callback.save_arrays()
         if own is not None:
             arrays[name] = own
@@ -131,30 +130,7 @@ def save_callbacks(callbacks: Sequence[Callback]) -> tuple[dict[str, Any], dict[
     return data, arrays
 
 
-def load_callbacks(
-    callbacks: Sequence[Callback],
-    run: Run,
-    data: dict[str, Any],
-    read: Callable[[str, PyTree], PyTree],
-) -> None:
-    """Restores the state of callbacks by name.
-
-    **Arguments:**
-
-    - `data`: JSON values from `save_callbacks`.
-    - `read`: `read(name, like)` returns the arrays of a callback.
-    """
-    for name, callback in _named(callbacks).items():
-        saved = data.get(name)
-        if saved is None:
-            continue
-        if saved["state"] is not None:
-            callback.load_state(run, saved["state"])
-        if saved["has_arrays"]:
-            callback.load_arrays(run, functools.partial(read, name))
-
-
-def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+def callbacks_by_name(callbacks: Sequence[Callback]) -> dict[str, Callback]:
     """The callbacks by name. The second one of a name gets the suffix ` #2`, and so on."""
     named: dict[str, Callback] = {}
     counts: collections.Counter[str] = collections.Counter()

@@ -13,7 +13,7 @@ from .._checkpoints import CheckpointError, CheckpointFolder, Saving
 from .._checks import check_folder
 from .._run import Run
 from .._state import TrainState
-from ._callback import Callback, load_callbacks, metric_of, save_callbacks
+from ._callback import Callback, callbacks_by_name, metric_of, save_callbacks
 
 
 class Checkpoint(Callback):
@@ -173,9 +173,16 @@ class Resumed(NamedTuple):
     folder: CheckpointFolder
 
     def load_callbacks(self, callbacks: Sequence[Callback], run: Run) -> None:
-        """Restores the states of callbacks."""
-        read = functools.partial(self.folder.restore_beside, self.steps)
-        load_callbacks(callbacks, run, self.callback_states, read)
+        """Restores the states of callbacks by name."""
+        for name, callback in callbacks_by_name(callbacks).items():
+            saved = self.callback_states.get(name)
+            if saved is None:
+                continue
+            if saved["state"] is not None:
+                callback.load_state(run, saved["state"])
+            if saved["has_arrays"]:
+                read = functools.partial(self.folder.restore_beside, self.steps, name)
+                callback.load_arrays(run, read)
 
 
 def newest_in(folder: str | os.PathLike[str], like: TrainState) -> Resumed | None:
