@@ -123,7 +123,7 @@ def fit(
         whole_number(log_every, "log_every"),
         None if evaluate_every is None else whole_number(evaluate_every, "evaluate_every"),
     )
-    call_size = _call_size(steps_per_call)
+    call_size = _CallSize(steps_per_call)
     iterator = BatchIterator(
         batches, is_raw=steps_per_call == 1 and not isinstance(step, JitFunction)
     )
@@ -142,7 +142,6 @@ def fit(
     del state
     run.evaluate_every = schedule.evaluate_every
     run.callbacks = checked
-    run.on_checkpoint = functools.partial(schedule.call_hook, "on_checkpoint")
     loop = _Loop(run, step, iterator, call_size, schedule, check_every, resumed)
     with delayed_interrupt() as interrupt, contextlib.ExitStack() as closing:
         for callback in checked:
@@ -287,37 +286,35 @@ CALLS = {1: 20, CHOICE: 3}
 
 
 class _CallSize:
-    """The number of steps in the next call; constant."""
-
-    message = ""
-    """The measurement in words."""
-
-    def __init__(self, steps_per_call: int) -> None:
-        self.steps_per_call = steps_per_call
-
-    def run(self, advance: Callable[[], Any], num_steps: int) -> None:
-        """Calls `advance`, which makes `num_steps` steps and returns arrays of the last one."""
-        advance()
-
-
-class _MeasuredCallSize(_CallSize):
-    """Makes one step per call or `CHOICE` steps, whichever is faster.
+    """The number of steps in the next call: fixed, or for `"auto"` the faster of 1 and `CHOICE`.
 
     Both are timed when training starts, first one step per call. Calls that compile are not timed,
-    and the time to make batches does not count.
+    and the time to make batches does not count. `message` has the measurement in words.
     """
 
-    def __init__(self) -> None:
-        super().__init__(1)
-        self._is_settled = False
-        self.message = (
-            f"The run was too short to measure whether {CHOICE} steps per call are faster than one."
-        )
+    def __init__(self, steps_per_call: StepsPerCall) -> None:
+        self.message = ""
+        self._is_settled = steps_per_call != "auto"
+        if steps_per_call == "auto":
+            self.steps_per_call = 1
+            self.message = (
+                f"The run was too short to measure whether {CHOICE} steps per call are faster than "
+                "one."
+            )
+        elif isinstance(steps_per_call, str):
+            raise ValueError(
+                'steps_per_call must be an integer of at least 1, or "auto", got '
+                f"{steps_per_call!r}."
+            )
+        else:
+            self.steps_per_call = whole_number(steps_per_call, "steps_per_call")
         self._per_step_us: dict[int, float] = {}
         self._calls: list[tuple[int, float]] = []
 
     def run(self, advance: Callable[[], Any], num_steps: int) -> None:
-        """Calls `advance`, and times it until the number is chosen."""
+        """Calls `advance`, which makes `num_steps` steps and returns arrays of the last one, and
+        times it until the number is chosen.
+        """
         if self._is_settled:
             advance()
             return
@@ -343,14 +340,3 @@ class _MeasuredCallSize(_CallSize):
             f"Chose steps_per_call={self.steps_per_call}: a step took {singly:.1f} us in calls of "
             f"one, and {many:.1f} us in calls of {CHOICE}."
         )
-
-
-def _call_size(steps_per_call: StepsPerCall) -> _CallSize:
-    """**Raises:** `ValueError` unless `steps_per_call` is a positive integer or `"auto"`."""
-    if steps_per_call == "auto":
-        return _MeasuredCallSize()
-    if isinstance(steps_per_call, str):
-        raise ValueError(
-            f'steps_per_call must be an integer of at least 1, or "auto", got {steps_per_call!r}.'
-        )
-    return _CallSize(whole_number(steps_per_call, "steps_per_call"))

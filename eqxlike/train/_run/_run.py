@@ -4,7 +4,7 @@ import collections
 import itertools
 import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic
 
 import jax
@@ -57,7 +57,6 @@ class Run(Generic[Model]):
         self.position: Any = None
         self.callbacks: Sequence[Any] = ()
         self.result: TrainState[Model] | None = None
-        self.on_checkpoint: Callable[[Run[Model]], None] = lambda run: None
         self.divergence: str | None = None
         self.end: str | None = None
         self.notes: list[str] = []
@@ -99,7 +98,8 @@ class Run(Generic[Model]):
     def tell_checkpoint(self, folder: pathlib.Path) -> None:
         """Reports a completed checkpoint to all callbacks."""
         self.checkpoint = folder
-        self.on_checkpoint(self)
+        for callback in self.callbacks:
+            callback.on_checkpoint(self)
 
     # --- for the loop ---
 
