@@ -19,7 +19,7 @@ from jaxtyping import PyTree
 from ..._check_numbers import whole_number
 from ..._dtypes import is_key, without_key_dtype
 from ..._traceback import stacklevel_of_user
-from ...extend import committed_sharding, flag_frozen
+from ...extend import committed_sharding, flag_frozen, is_array_or_struct
 from .._checks import check_folder, check_not_deleted
 from ._manifest import (
     MANIFEST,
@@ -29,7 +29,6 @@ from ._manifest import (
     Saved,
     check_files,
     describe,
-    is_stored,
     read_manifest,
 )
 from ._orbax import Saving, join_all, open_manager, read_arrays, write
@@ -383,7 +382,7 @@ def _take(tree: PyTree, name: str, arrays: dict[str, Any], with_frozen: bool) ->
     described = []
     for path, text, value in describe(tree)[0]:
         stored = impl = None
-        is_array = value is not NODE and is_stored(value)
+        is_array = value is not NODE and is_array_or_struct(value)
         is_frozen = value is not NODE and next(are_frozen) and not is_key(value)
         if is_array and is_key(value):
             impl, value = str(jax.random.key_impl(value)), jax.random.key_data(value)
@@ -558,7 +557,7 @@ def _read(folder: pathlib.Path, stored: list[Saved], wanted: list[Entry]) -> Ite
             yield _placed(arrays.pop(each.name), like, each.key_impl)
         elif like is NODE:
             continue
-        elif not is_stored(like):
+        elif not is_array_or_struct(like):
             yield like
         elif not like.size:
             data = jax.eval_shape(without_key_dtype, jax.ShapeDtypeStruct(like.shape, like.dtype))

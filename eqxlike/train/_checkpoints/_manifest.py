@@ -12,16 +12,14 @@ import os
 import pathlib
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from ... import is_array
 from ..._compat import Tracer
 from ..._dtypes import is_key
-from ...extend import is_reference
+from ...extend import is_array_or_struct, is_reference
 
 ARRAYS, MANIFEST = "arrays", "manifest"
 """The folders of a checkpoint: Orbax's arrays, and `manifest.json`."""
@@ -152,14 +150,9 @@ def describe(pytree: PyTree) -> tuple[list[Entry], Any]:
     return entries, jtu.tree_flatten_with_path(pytree, note, is_leaf_takes_path=True)[1]
 
 
-def is_stored(leaf: Any) -> bool:
-    """Whether a leaf is an array or represents one."""
-    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
-
-
 def _describe_leaf(path: str, leaf: Any) -> str:
     is_refused = isinstance(leaf, Tracer | np.ma.MaskedArray) or is_reference(leaf)
-    if not is_refused and not is_stored(leaf):
+    if not is_refused and not is_array_or_struct(leaf):
         return _stable_text(leaf) or "no array"
     # Arrays are written in native byte order.
     dtype = leaf.dtype if is_key(leaf) else np.dtype(leaf.dtype).newbyteorder("=")

@@ -10,8 +10,7 @@ import jax.tree_util as jtu
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from ... import is_array
-from ...extend import Gathering, Stacked, Which, path_matches
+from ...extend import Gathering, Stacked, Which, is_array_or_struct, path_matches
 
 # --- A PartitionSpec, checked against an array and a mesh ---
 
@@ -104,11 +103,6 @@ def sharding_of(mesh: AnyMesh, entries: Iterable[Any]) -> NamedSharding:
 
 
 Keys = tuple[Any, ...]
-
-
-def is_array_or_struct(leaf: Any) -> bool:
-    """Whether a leaf is an array or a `jax.ShapeDtypeStruct`."""
-    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def arrays_by_keys(tree: PyTree) -> dict[Keys, jax.ShapeDtypeStruct]:

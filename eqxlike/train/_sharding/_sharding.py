@@ -15,7 +15,7 @@ from ... import is_array
 from ..._check_numbers import whole_number
 from ..._compat import Tracer
 from ..._dtypes import is_key
-from ...extend import Which, note_check
+from ...extend import Which, is_array_or_struct, note_check
 from .._checks import check_not_deleted
 from .._state import Evaluate, Evaluation, Model, TrainState, check_state, copy_arrays
 from ._rules import (
@@ -29,7 +29,6 @@ from ._rules import (
     fitting_sharding,
     gathered_by_layer,
     gathering,
-    is_array_or_struct,
     name_of,
     num_devices_along,
     parameters_of_state,
