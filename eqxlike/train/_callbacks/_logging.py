@@ -190,13 +190,12 @@ class Progress(_WithRate):
     """Shows the step, the loss, the learning rate, metrics, and steps per second.
 
     On a terminal it shows a progress bar with the remaining time, if `rich` is installed; otherwise
-    it prints lines of text. It updates at each log: see `log_every` of `fit`.
+    it prints up to ten lines of text. It updates at each log: see `log_every` of `fit`.
 
     **Arguments:**
 
     - `label`: name of the run.
     - `stream`: output stream, standard error by default.
-    - `num_lines`: maximum number of lines of text, spread evenly over the steps.
     - `per_step`: amounts that a step processes, such as `{"tokens": 16_384, "flops": 2.4e12}`,
       shown per second. A step of a language model takes about six `"flops"` for each parameter and
       token; `graph.report(step, state, batch).flops` counts them.
@@ -213,11 +212,10 @@ class Progress(_WithRate):
         label: str = "training",
         *,
         stream: TextIO | None = None,
-        num_lines: int = 10,
         per_step: Mapping[str, float] | None = None,
         peak_flops: float | None = None,
     ) -> None:
-        self.label, self.stream, self.num_lines = label, stream, num_lines
+        self.label, self.stream = label, stream
         self._set_amounts(per_step, peak_flops)
         self._shown = contextlib.ExitStack()
         self._on_step: OnStep | None = None
@@ -227,7 +225,7 @@ class Progress(_WithRate):
         """Opens the display."""
         self._evaluation_shown = -1
         self._on_step = self._shown.enter_context(
-            run_progress(run.num_steps, self.label, stream=self.stream, num_lines=self.num_lines)
+            run_progress(run.num_steps, self.label, stream=self.stream)
         )
         super().on_start(run)
 
