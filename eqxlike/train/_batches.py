@@ -188,8 +188,8 @@ def _check_lengths(named: list[tuple[str, np.ndarray]]) -> int:
                 f"minibatches expects arrays with a leading axis of examples; {name} has shape ()."
             )
     if len({len(array) for _, array in named}) != 1:
-        listed = ", ".join(f"{name} {len(array)}" for name, array in named)
-        raise ValueError(f"minibatches expects arrays of one length, got {listed}.")
+        lengths = listed([f"{name} {len(array)}" for name, array in named])
+        raise ValueError(f"minibatches expects arrays of one length, got {lengths}.")
     return len(named[0][1])
 
 
