@@ -7,6 +7,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any, TextIO
 
 import jax
@@ -329,7 +330,8 @@ class TensorBoard(_WithFile, _WithRate):
         # Files are read in the order of their names; two may be created in the same second.
         count = len(list(self.folder.glob("events.out.tfevents.*")))
         # Not `SummaryWriter`: its thread hangs if the disk is full.
-        self._file = _tensorboardx()[0](str(self.folder / "events"), f".{count:04d}")
+        prefix = str(self.folder / "events")
+        self._file = _tensorboardx()[0].EventsWriter(prefix, f".{count:04d}")
         self._write(step=run.steps + 1, session_log={"status": "START"})
 
     def on_log(self, run: Run) -> None:
@@ -353,18 +355,18 @@ class TensorBoard(_WithFile, _WithRate):
     def _write(self, **what: Any) -> None:
         if self._file is None:
             return
-        self._file.write_event(_tensorboardx()[1](wall_time=time.time(), **what))
+        self._file.write_event(_tensorboardx()[1].Event(wall_time=time.time(), **what))
         # Flush each record, so that a killed run keeps it.
         self._file.flush()
 
 
-def _tensorboardx() -> tuple[Any, Any]:
-    """The classes of a writer and of an event. Raises `ImportError` if they are missing."""
+def _tensorboardx() -> tuple[ModuleType, ModuleType]:
+    """The modules that write files and define events. Raises `ImportError` if they are missing."""
     try:
         from tensorboardX import event_file_writer
-        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto import event_pb2
     except ImportError as error:
         raise ImportError(
             "train.TensorBoard needs tensorboardX: `pip install 'eqxlike[tensorboard]'`."
         ) from error
-    return event_file_writer.EventsWriter, Event
+    return event_file_writer, event_pb2
