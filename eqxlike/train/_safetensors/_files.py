@@ -202,7 +202,6 @@ def _write(file: Any, arrays: Mapping[str, Writing], metadata: Mapping[str, str]
 def _safetensors() -> ModuleType:
     try:
         import safetensors
-        import safetensors.numpy
     except ImportError as error:
         raise ImportError(
             "Reading safetensors files needs safetensors: `pip install 'eqxlike[train]'`."

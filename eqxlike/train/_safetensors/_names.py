@@ -79,22 +79,23 @@ class Stored:
         """
         if not names or not all(isinstance(name, str) for name in names):
             raise ValueError(f"Stored expected names in the file as strings, got {names}.")
-        start, stop, num = _bounds(part) if part is None or len(part) in (2, 3) else (0, 0, 0)
-        if not 0 <= start < stop <= num:
-            raise ValueError(
-                "Stored expected `part` to be (k, n) with 0 <= k < n, or (start, stop, n) with "
-                f"0 <= start < stop <= n; got {part}."
-            )
         transpose = transpose if isinstance(transpose, bool) else tuple(transpose)
         part, shape = part and tuple(part), shape and tuple(shape)
         groups = whole_number(groups, "groups")
         values = (names, transpose, part, axis, groups, shape, load, save)
         vars(self).update(zip(self.__dataclass_fields__, values, strict=True))
+        start, stop, num = self.bounds if part is None or len(part) in (2, 3) else (0, 0, 0)
+        if not 0 <= start < stop <= num:
+            raise ValueError(
+                "Stored expected `part` to be (k, n) with 0 <= k < n, or (start, stop, n) with "
+                f"0 <= start < stop <= n; got {part}."
+            )
 
     @property
     def bounds(self) -> tuple[int, int, int]:
         """The first part, the end (exclusive), and the number of parts of the stored array."""
-        return _bounds(self.part)
+        first, *others, num = self.part or (0, 1)
+        return first, (others[0] if others else first + 1), num
 
     def view(self, array: np.ndarray) -> np.ndarray:
         """The part of a stored array that `load` gets, transposed. Does not read the numbers.
@@ -254,9 +255,3 @@ def _as_stored(ours: str, value: Any) -> Stored:
         "A value in `names` must be the name in the file, a pair of the name and a function, a "
         f"`train.Stored`, or None; for {ours} it is {value!r}."
     )
-
-
-def _bounds(part: Sequence[int] | None) -> tuple[int, int, int]:
-    """The start, the stop and the number of parts; one part by default."""
-    first, *others, num = part or (0, 1)
-    return first, (others[0] if others else first + 1), num
