@@ -24,7 +24,8 @@ class DynamicLossScale(Module):
     that it stays as large as possible (Micikevicius et al., 2018, "Mixed Precision Training").
 
     - `scale`: shape `()`, float32. Scaling is exact for powers of two.
-    - `counter`: shape `()`, int32: number of steps since the scale last changed or reached a bound.
+    - `counter`: shape `()`, int32: number of steps since the scale last changed or was held at a
+      bound.
 
     With `make_step`, pass it to `TrainState.create(..., loss_scale=DynamicLossScale())`. bfloat16
     has the range of float32 and does not need it.

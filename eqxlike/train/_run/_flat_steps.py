@@ -15,7 +15,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
-from jaxtyping import Array, Bool, Float, Int32, PyTree
+from jaxtyping import Array, Bool, Int32, PyTree
 
 from ... import combine, filter_jit, is_array, is_array_like, partition, tree_pformat
 from ..._dtypes import is_key
@@ -105,10 +105,7 @@ def single_step(
 @functools.lru_cache(maxsize=8)
 def many_steps(
     step: Structure, state_structure: StateStructure, donates: bool, steps_per_call: int
-) -> Callable[
-    [Leaves, Leaves, Stack],
-    tuple[Leaves, Float[Array, " steps_per_call"], Bool[Array, " steps_per_call"], Aux],
-]:
+) -> Callable[[Leaves, Leaves, Stack], tuple[Leaves, Array, Array, Aux]]:
     """Compiles a loop that makes a step on each of up to `steps_per_call` compatible batches.
 
     **Arguments:**
@@ -116,9 +113,10 @@ def many_steps(
     - `step`, `state_structure`, `donates`: see `single_step`.
 
     **Returns:** a function of the step's arrays, the state's arrays, and batches. It returns the
-    new arrays of the state, the losses, whether each update was refused or skipped, and the aux;
-    ignore entries beyond the number of batches. It raises `StateChanged` if the structure of the
-    state changes, and `TypeError` if shapes or dtypes change.
+    new arrays of the state, the losses, whether each update was refused or skipped, and the aux,
+    all three as arrays of shape `(steps_per_call,)`; ignore entries beyond the number of batches.
+    It raises `StateChanged` if the structure of the state changes, and `TypeError` if shapes or
+    dtypes change.
     """
 
     def many(
