@@ -61,7 +61,7 @@ class BayesianLayer(Module):
         return self
 
 
-def _is_bayesian(node: Any) -> bool:
+def is_bayesian(node: Any) -> bool:
     return isinstance(node, BayesianLayer)
 
 
@@ -78,9 +78,9 @@ def kl_divergence(model: PyTree) -> Float[Array, ""]:
     0.0
     """
     check_instance(model, "kl_divergence")
-    nodes = jtu.tree_leaves(model, is_leaf=_is_bayesian)
+    nodes = jtu.tree_leaves(model, is_leaf=is_bayesian)
     total = jnp.zeros((), jnp.float32)
-    for term in (node.kl() for node in nodes if _is_bayesian(node)):
+    for term in (node.kl() for node in nodes if is_bayesian(node)):
         dtype = wider(total.dtype, term.dtype)
         total = total.astype(dtype) + term.astype(dtype)
     return total
@@ -147,10 +147,10 @@ def with_perturbation(model: Tree, key: PRNGKeyArray) -> Tree:
 def _map_with_keys(
     function: Callable[[BayesianLayer, PRNGKeyArray], Any], model: Any, key: PRNGKeyArray
 ) -> Any:
-    nodes, treedef = jtu.tree_flatten(model, is_leaf=_is_bayesian)
-    keys = iter(jr.split(key, max(1, sum(map(_is_bayesian, nodes)))))
+    nodes, treedef = jtu.tree_flatten(model, is_leaf=is_bayesian)
+    keys = iter(jr.split(key, max(1, sum(map(is_bayesian, nodes)))))
     return treedef.unflatten(
-        [function(node, next(keys)) if _is_bayesian(node) else node for node in nodes]
+        [function(node, next(keys)) if is_bayesian(node) else node for node in nodes]
     )
 
 
@@ -199,9 +199,14 @@ class GaussianLayer(BayesianLayer):
     estimator: AbstractVar[Estimator]
     shared_key: AbstractVar[SharedKey | None]
     weight_prior_scale: AbstractVar[Array]
-    bias_prior_scale: AbstractVar[Array]
+    prior_scale: AbstractVar[float | Array]
     _stacked: AbstractVar[tuple[int, ...]]
     """The leading axes of stacked layers; empty for a single layer."""
+
+    @property
+    def bias_prior_scale(self) -> Float[Array, "*stacked"]:
+        """Prior standard deviation of each bias, in the dtype of the weights."""
+        return jnp.asarray(self.prior_scale, self.weight_rho.dtype)
 
     @abc.abstractmethod
     def mean_layer(self) -> Any:

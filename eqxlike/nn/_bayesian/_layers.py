@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -213,13 +212,7 @@ class BayesianLinear(GaussianLayer):
     @property
     def weight_prior_scale(self) -> Float[Array, ""]:
         """Prior standard deviation of each weight, in the dtype of the weights."""
-        in_size = feature_count(self.in_features)
-        return jnp.asarray(self.prior_scale, self.weight_mean.dtype) * fan_in_limit(in_size)
-
-    @property
-    def bias_prior_scale(self) -> Float[Array, ""]:
-        """Prior standard deviation of each bias, in the dtype of the weights."""
-        return jnp.asarray(self.prior_scale, self.weight_mean.dtype)
+        return self.bias_prior_scale * fan_in_limit(feature_count(self.in_features))
 
     def __call__(
         self, x: Float[Array, " in_features"], *, key: PRNGKeyArray | None = None
@@ -359,11 +352,6 @@ class BayesianConv(GaussianLayer):
     def weight_prior_scale(self) -> Float[Array, ""]:
         """Prior standard deviation of each weight, in the dtype of the weights."""
         return self.bias_prior_scale * _weight_limit(self.mean)
-
-    @property
-    def bias_prior_scale(self) -> Float[Array, ""]:
-        """Prior standard deviation of each bias, in the dtype of the weights."""
-        return jnp.asarray(self.prior_scale, self.mean.weight.dtype)
 
     def __call__(
         self, x: Float[Array, "in_channels *sizes"], *, key: PRNGKeyArray | None = None

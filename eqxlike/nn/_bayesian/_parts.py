@@ -12,9 +12,9 @@ from .._conv import Conv
 from .._inputs import check_instance
 from .._linear import Linear
 from ._gaussian_layer import (
-    BayesianLayer,
     Estimator,
     check_estimator,
+    is_bayesian,
     with_posterior_scales,
     with_rhos,
 )
@@ -83,7 +83,7 @@ def _map_layers(model: PyTree, method: str, other: Callable[[Any], Any]) -> PyTr
     """Replaces each `BayesianLayer` by the result of its method; maps `other` over the rest."""
 
     def change(path: jtu.KeyPath, node: Any) -> Any:
-        if not isinstance(node, BayesianLayer):
+        if not is_bayesian(node):
             return other(node)
         if not hasattr(node, method):
             raise TypeError(
@@ -93,9 +93,7 @@ def _map_layers(model: PyTree, method: str, other: Callable[[Any], Any]) -> PyTr
             )
         return getattr(node, method)()
 
-    return jtu.tree_map_with_path(
-        change, model, is_leaf=lambda node: isinstance(node, BayesianLayer)
-    )
+    return jtu.tree_map_with_path(change, model, is_leaf=is_bayesian)
 
 
 def bayesian_from_parts(
