@@ -297,17 +297,9 @@ class Posterior(Module):
             for array, prior in zip(self._arrays()[0], priors, strict=True)
         )
 
-    def initial_keeping(self, kept: tuple[bool, ...], key: PRNGKeyArray | None) -> Unknowns:
-        """Like `initial`, but takes the result of `kept_arrays`, so that the arrays may be traced.
-
-        Without a key, unknowns start at 0 in linked space instead of at a draw from the prior,
-        because draws take much longer to compile.
-        """
-        return self._drawn(key, kept)
-
     def sample_prior(self, *, key: PRNGKeyArray) -> Unknowns:
         """A draw of all unknowns from the prior, in standard space."""
-        return self._drawn(key, None)
+        return self.initial_keeping(None, key)
 
     def simulate(self, unknowns: Unknowns, *, key: PRNGKeyArray) -> PyTree[Array]:
         """Simulates targets for the inputs of the data, given unknowns in standard space.
@@ -326,7 +318,12 @@ class Posterior(Module):
         drawn = jax.vmap(of_one)(x, jr.split(key, self.num_data))
         return jtu.tree_map(lambda drawn, like: drawn.astype(like.dtype), drawn, y)
 
-    def _drawn(self, key: PRNGKeyArray | None, kept: tuple[bool, ...] | None) -> Unknowns:
+    def initial_keeping(self, kept: tuple[bool, ...] | None, key: PRNGKeyArray | None) -> Unknowns:
+        """Like `initial`, but takes the result of `kept_arrays`, so that the arrays may be traced.
+
+        If `kept` is `None`, all unknowns are drawn. Without a key, unknowns start at 0 in linked
+        space instead of at a draw from the prior, because draws take much longer to compile.
+        """
         arrays, rest = self._arrays()
         outer = self._hyperpriors()
         size = len(arrays) + len(jtu.tree_leaves(outer, is_leaf=is_distribution))
