@@ -114,11 +114,12 @@ def _mixture(likelihood: Likelihood, outputs: Array, unknowns: Any) -> Mixture |
         likelihood.distribution, outputs[0, 0], jtu.tree_map(lambda each: each[0], unknowns)
     )
     kinds = distributions()
-    if isinstance(of_one, kinds.CategoricalLogits | kinds.CategoricalProbs):
-        return CategoricalMixture(_of_each(likelihood, outputs, unknowns, _logits))
-    if isinstance(of_one, kinds.BernoulliLogits | kinds.BernoulliProbs):
-        logits = _of_each(likelihood, outputs, unknowns, _logits)
-        return CategoricalMixture(jnp.stack([jnp.zeros_like(logits), logits], axis=-1))
+    is_binary = isinstance(of_one, kinds.BernoulliLogits | kinds.BernoulliProbs)
+    if is_binary or isinstance(of_one, kinds.CategoricalLogits | kinds.CategoricalProbs):
+        logits = _of_each(likelihood, outputs, unknowns, lambda each: each.logits)
+        if is_binary:
+            logits = jnp.stack([jnp.zeros_like(logits), logits], axis=-1)
+        return CategoricalMixture(logits)
     components = _of_each(likelihood, outputs, unknowns, lambda each: each)
     return Mixture(_with_leading_axes(components, outputs.shape[:2]))
 
@@ -129,10 +130,6 @@ def _of_each(likelihood: Likelihood, outputs: Array, unknowns: Any, take: Any) -
 
     with as_libraries_compute():
         return jax.vmap(of_draw)(outputs, unknowns)
-
-
-def _logits(distribution: Any) -> Array:
-    return distribution.logits
 
 
 def _with_leading_axes(distribution: Any, leading: tuple[int, ...]) -> Any:
