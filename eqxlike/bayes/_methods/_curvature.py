@@ -1,5 +1,6 @@
 """The curvature of a log density at its mode: dense, diagonal, or Kronecker-factored."""
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import jax
@@ -201,20 +202,15 @@ class RotatedNormal(Module):
         As in the precision itself, only the diagonal in the bases of the blocks is used.
         """
         squares = self._by_blocks(rows, lambda block, own: block.rotated(own, back=False) ** 2)
-        sums, blocks, start = jnp.sum(squares, axis=0), [], 0
-        for block in self.blocks:
-            own = sums[start : start + block.values.size].reshape(block.values.shape)
-            values = jnp.maximum(block.values - own, 1e-6 * block.values)
-            blocks.append(Block(values, block.bases))
-            start += block.values.size
+        blocks = []
+        for block, own in _split(self.blocks, jnp.sum(squares, axis=0)):
+            values = block.values - own.reshape(block.values.shape)
+            blocks.append(Block(jnp.maximum(values, 1e-6 * block.values), block.bases))
         return RotatedNormal(tuple(blocks))
 
     def _by_blocks(self, numbers: Float[Array, "r k"], of_one) -> Float[Array, "r k"]:
-        results, start = [], 0
-        for block in self.blocks:
-            stop = start + block.values.size
-            results.append(of_one(block, numbers[:, start:stop]).reshape(-1, block.values.size))
-            start = stop
+        split = _split(self.blocks, numbers)
+        results = [of_one(block, own).reshape(-1, block.values.size) for block, own in split]
         return jnp.concatenate(results, axis=1)
 
 
@@ -230,11 +226,16 @@ class RotatedCurvature(Module):
 
     def rotated(self, numbers: Float[Array, " k"], *, back: bool) -> Float[Array, " k"]:
         """Transforms the vector to the eigenbases; `back` is the inverse."""
-        stops = np.cumsum([block.values.size for block in self.blocks])[:-1]
-        own = zip(self.blocks, jnp.split(numbers, stops), strict=True)
+        split = _split(self.blocks, numbers)
         return jnp.concatenate(
-            [block.rotated(each[None], back=back).reshape(-1) for block, each in own]
+            [block.rotated(own[None], back=back).reshape(-1) for block, own in split]
         )
+
+
+def _split(blocks: tuple[Block, ...], numbers: Float[Array, "*r k"]) -> Iterator[tuple[Block, Any]]:
+    """Each block with its part of the last axis."""
+    stops = np.cumsum([block.values.size for block in blocks])[:-1]
+    return zip(blocks, jnp.split(numbers, stops, axis=-1), strict=True)
 
 
 # --- Diagonal curvature ---
