@@ -25,7 +25,7 @@ from ..._check_numbers import positive_number, whole_number
 from ..._compat import Tracer
 from ..._dtypes import is_key
 from ..._interrupt import delayed_interrupt
-from ..._progress import OnStep, run_progress
+from ..._progress import run_progress
 from ..._traceback import stacklevel_of_user
 from ...ad import Mode
 from .._libraries import ONCE_AND_BRIEFLY, as_libraries_compute
@@ -157,11 +157,15 @@ def _inferred(
     parts, saved_at = [chains.records], time.monotonic()
 
     def save() -> None:
-        parts[:] = [_joined(parts)]
+        names = parts[0]
+        parts[:] = [{name: np.concatenate([part[name] for part in parts], 1) for name in names}]
         if path is not None:
             write_chains(path, problem, method, Chains(chains.step, chains.states, parts[0]), key)
 
-    with delayed_interrupt() as interrupt, _progress_bar(method, progress) as on_step:
+    bar: Any = contextlib.nullcontext(lambda step, text: None)
+    if progress and method.num_steps:
+        bar = run_progress(method.num_steps, method_name(method))
+    with delayed_interrupt() as interrupt, bar as on_step:
         for now, last in advance(method, problem, chains, key, chain_method):
             chains = now
             parts.append(chains.records)
@@ -175,20 +179,6 @@ def _inferred(
     save()
     # `fitted_from` calls `method.finish`.
     return fitted_from(problem, method, Chains(chains.step, chains.states, parts[0]), key)
-
-
-def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Concatenates the records of several calls."""
-    return {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
-
-
-@contextlib.contextmanager
-def _progress_bar(method: Method, shows_progress: bool) -> Iterator[OnStep]:
-    if shows_progress and method.num_steps:
-        with run_progress(method.num_steps, method_name(method)) as on_step:
-            yield on_step
-    else:
-        yield lambda step, text: None
 
 
 # Records in the progress bar, and their labels.
