@@ -3,7 +3,7 @@
 import abc
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -202,6 +202,11 @@ class Method(Module):
     all laws on it.
     """
 
+    is_descent: ClassVar[bool] = False
+    """Whether an optimiser makes the steps; `init` then only chooses initial parameters."""
+    remedy: ClassVar[str] = "Another method may help."
+    """Advice for draws that predict worse than the point estimate."""
+
     @property
     def num_chains(self) -> int:
         """Number of independent chains, each with its own state."""
@@ -221,11 +226,6 @@ class Method(Module):
     def thinning(self) -> int:
         """Keep every n-th record of the other steps."""
         return 1
-
-    @property
-    def is_descent(self) -> bool:
-        """Whether an optimiser makes the steps; `init` then only chooses initial parameters."""
-        return False
 
     def runs_apart(self, problem: Problem) -> bool:
         """Whether chains run one after another by default."""
@@ -353,11 +353,6 @@ class Method(Module):
         `None` for no comparison.
         """
         return None
-
-    @property
-    def remedy(self) -> str:
-        """Advice for draws that predict worse than the point estimate."""
-        return "Another method may help."
 
     @property
     def leaves_out(self) -> bool:

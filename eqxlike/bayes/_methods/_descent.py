@@ -25,6 +25,8 @@ class Optimised(NamedTuple):
 class Descent(Method):
     """Base of methods that run an optimiser. It has the fields of `bayes.MAP`."""
 
+    is_descent = True
+
     steps: int = 2000
     learning_rate: float = 0.01
     optimiser: optax.GradientTransformation | None = None
@@ -57,10 +59,6 @@ class Descent(Method):
     @property
     def num_steps(self) -> int:
         return self.steps
-
-    @property
-    def is_descent(self) -> bool:
-        return True
 
     def init(self, problem: Problem, key: PRNGKeyArray) -> Optimised:
         place = self.first_place(problem, key)

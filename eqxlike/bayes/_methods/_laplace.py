@@ -273,10 +273,6 @@ class Laplace(Descent):
             mode, normal.times(width.value), log_joint + log_volume / 2, log_factors, change, width
         )
 
-    def _given(self, problem: Problem, found: LaplacePosterior) -> Problem:
-        """The problem with the tuned prior scales."""
-        return problem if found.log_factors is None else with_factors(problem, found.log_factors)
-
     def sample(
         self, problem: Problem, found: LaplacePosterior, num: int, key: PRNGKeyArray
     ) -> Draws:
@@ -299,7 +295,8 @@ class Laplace(Descent):
         return self.width is None
 
     def diagnosed(self, problem: Problem, found: LaplacePosterior) -> dict[str, Any]:
-        given = self._given(problem, found)
+        if found.log_factors is not None:
+            problem = with_factors(problem, found.log_factors)
         value, nll, least_nll, nll_of_one = map(float, found.width)
         shown = [
             f"structure {self.structure_for(problem)}",
@@ -316,11 +313,11 @@ class Laplace(Descent):
         if found.log_factor_change is not None:
             shown += [
                 f"prior scale of {name} {np.mean(scale):.3g}"
-                for name, scale in scales(given.target.prior).items()
+                for name, scale in scales(problem.target.prior).items()
             ]
             known["prior_change"] = float(found.log_factor_change)
         known["choice"] = "; ".join(shown)
-        return known | self.diagnosed_at(given, found.mode[None])
+        return known | self.diagnosed_at(problem, found.mode[None])
 
     def log_evidence(self, problem: Problem, found: LaplacePosterior) -> Float[Array, ""]:
         return found.log_evidence

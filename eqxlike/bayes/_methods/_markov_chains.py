@@ -27,6 +27,8 @@ class MarkovChain(Method):
     A step returns its position as the record `draw`.
     """
 
+    remedy = "Longer chains, or a narrower prior, may help."
+
     num_samples: int = 1000
     num_warmup: int = 1000
     chains: int = 4
@@ -66,10 +68,6 @@ class MarkovChain(Method):
     def point_estimate(self, problem: Problem, found: Any) -> Float[Array, " d"] | None:
         """Unknowns near the mode that L-BFGS finds from the last draw."""
         return climb(problem, jnp.asarray(found)[-1], _NUM_CLIMBS)
-
-    @property
-    def remedy(self) -> str:
-        return "Longer chains, or a narrower prior, may help."
 
 
 # --- Microcanonical Langevin Monte Carlo ---

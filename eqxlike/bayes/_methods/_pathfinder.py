@@ -69,6 +69,8 @@ class Pathfinder(Method):
     >>> method = bayes.Pathfinder(paths=4)
     """
 
+    remedy = "Try `bayes.Laplace`, or Markov chains such as `bayes.NUTS`."
+
     paths: int = 8
     path_steps: int = 100
     history: int = 10
@@ -137,10 +139,6 @@ class Pathfinder(Method):
 
     def point_estimate(self, problem: Problem, found: Resampled) -> Float[Array, " d"]:
         return found.end
-
-    @property
-    def remedy(self) -> str:
-        return "Try `bayes.Laplace`, or Markov chains such as `bayes.NUTS`."
 
     def log_evidence(self, problem: Problem, found: Resampled) -> Float[Array, ""]:
         return found.log_evidence

@@ -71,6 +71,8 @@ class SWAG(Descent):
     >>> method = bayes.SWAG(batch_size=16, rank=10)
     """
 
+    remedy = "A smaller collect_learning_rate, or a larger batch_size, may help."
+
     batch_size: int | None = 32
     collect_steps: int = 2000
     collect_every: int = 20
@@ -133,10 +135,6 @@ class SWAG(Descent):
     def point_estimate(self, problem: Problem, found: Moments) -> Float[Array, " d"]:
         return found.mean
 
-    @property
-    def remedy(self) -> str:
-        return "A smaller collect_learning_rate, or a larger batch_size, may help."
-
     def sample(self, problem: Problem, found: Moments, num: int, key: PRNGKeyArray) -> Draws:
         diagonal_key, key = jr.split(key)
         rank, size = found.deviations.shape
@@ -190,6 +188,8 @@ class MCDropout(Descent):
     >>> model, method = nn.Sequential(layers), bayes.MCDropout(steps=3000)
     """
 
+    remedy = "A lower dropout rate, or more steps, may help."
+
     def check(self, problem: Problem) -> None:
         super().check(problem)
         network = problem.target.network
@@ -236,10 +236,6 @@ class MCDropout(Descent):
 
     def point_estimate(self, problem: Problem, found: Float[Array, "1 d"]) -> Float[Array, " d"]:
         return found[0]
-
-    @property
-    def remedy(self) -> str:
-        return "A lower dropout rate, or more steps, may help."
 
     def noise(self, num: int, key: PRNGKeyArray) -> Array:
         return jr.bits(key, (num, 2), jnp.uint32)

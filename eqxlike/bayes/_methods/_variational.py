@@ -162,6 +162,8 @@ class MeanField(Descent):
     >>> method = bayes.MeanField(steps=3000, batch_size=128, estimator="flipout")
     """
 
+    remedy = 'More steps, a narrower prior, or estimator="local" may help.'
+
     estimator: Estimator | None = None
     draws: int = 1
     kl_weight: float = 1.0
@@ -274,10 +276,6 @@ class MeanField(Descent):
 
     def point_estimate(self, problem: Problem, found: Normals) -> Float[Array, " d"]:
         return found.mean
-
-    @property
-    def remedy(self) -> str:
-        return 'More steps, a narrower prior, or estimator="local" may help.'
 
     def sample(self, problem: Problem, found: Normals, num: int, key: PRNGKeyArray) -> Draws:
         noise = jr.normal(key, (num, problem.size), found.mean.dtype)

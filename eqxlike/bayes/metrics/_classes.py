@@ -121,7 +121,7 @@ def calibration_bins(
 def _means_of_bins(
     count: Int[Array, " M"], *sums: Float[Array, " M"]
 ) -> tuple[Float[Array, " M"], ...]:
-    # Dividing by NaN makes empty bins NaN without the error of `jax_debug_nans` for 0 / 0.
+    # Empty bins are NaN. Division by NaN, instead of 0 / 0, avoids a floating-point warning.
     size = jnp.where(count > 0, count.astype(sums[0].dtype), jnp.nan)
     return tuple(each / size for each in sums)
 
