@@ -1,7 +1,7 @@
 """The curvature of a log density at its mode: dense, diagonal, or Kronecker-factored."""
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,36 +20,11 @@ from ._gauss_newton import (
     sum_over_rows,
 )
 
-
-class Normal(Protocol):
-    """A normal distribution of `k` numbers with mean zero and precision `P`.
-
-    - `draw`: transforms standard normal noise into draws.
-    - `covariance_of`: `J P^-1 J^T`, the covariance of `J` times a draw, for the rows of `J`.
-    - `times`: the distribution with its covariance multiplied by a number.
-    """
-
-    @property
-    def log_det_precision(self) -> Float[Array, ""]: ...
-    def draw(self, noise: Float[Array, "S k"]) -> Float[Array, "S k"]: ...
-    def covariance_of(self, rows: Float[Array, "r k"]) -> Float[Array, "r r"]: ...
-    def times(self, width: Float[Array, ""]) -> "Normal": ...
-
-
-class Curvature(Protocol):
-    """The Hessian of the negative log density, including the prior. It may be indefinite.
-
-    - `normal`: the normal distribution whose precision is the Hessian, made positive definite.
-    """
-
-    def normal(self) -> Normal: ...
-
-
 # --- Dense curvature, with all correlations ---
 
 
 class DenseNormal(Module):
-    """A normal distribution, stored as a root of its covariance.
+    """A normal distribution of `k` numbers with mean zero, stored as a root of its covariance.
 
     - `root`: triangular matrix `R`, with covariance `R^T R`. `R` is the inverse of the Cholesky
       factor of the precision: products with it are faster than triangular solves.
@@ -62,28 +37,21 @@ class DenseNormal(Module):
         return -2 * jnp.sum(jnp.log(jnp.diagonal(self.root)))
 
     def draw(self, noise: Float[Array, "S k"]) -> Float[Array, "S k"]:
+        """Transforms standard normal noise into draws."""
         return noise @ self.root
 
     def covariance_of(self, rows: Float[Array, "r k"]) -> Float[Array, "r r"]:
+        """`J P^-1 J^T`, the covariance of `J` times a draw, for the rows of `J`."""
         columns = self.root @ rows.T
         return columns.T @ columns
 
     def times(self, width: Float[Array, ""]) -> "DenseNormal":
+        """The distribution with its covariance multiplied by `width`."""
         return DenseNormal(self.root * jnp.sqrt(width))
 
 
-class DenseCurvature(Module):
-    """The whole Hessian."""
-
-    matrix: Float[Array, "k k"]
-
-    def normal(self) -> DenseNormal:
-        identity = jnp.eye(self.matrix.shape[0], dtype=self.matrix.dtype)
-        return DenseNormal(solve_triangular(positive_cholesky(self.matrix), identity, lower=True))
-
-
-def dense_curvature(around: AroundMode) -> DenseCurvature:
-    """The dense curvature of all varying unknowns.
+def dense_curvature(around: AroundMode) -> Float[Array, "k k"]:
+    """The Hessian of the negative log density in all varying unknowns. It may be indefinite.
 
     It is the exact Hessian for the unknowns of prior and likelihood, and for networks that are
     linear in their parameters. Otherwise it uses the Gauss-Newton approximation.
@@ -105,31 +73,14 @@ def dense_curvature(around: AroundMode) -> DenseCurvature:
         matrix = jax.lax.cond(num_others == 0, of_features, of_rows)
     else:
         matrix = of_rows()
-    return DenseCurvature(matrix + prior_hessian(around, slice(0, matrix.shape[0])))
+    return matrix + prior_hessian(around, slice(0, matrix.shape[0]))
 
 
-def outputs_and_covariance(
-    around: AroundMode, normal: Normal, x: Any
-) -> tuple[Float[Array, " C"], Float[Array, "C C"]]:
-    """The outputs of the linearised network for one input: mean and covariance."""
-    if not (isinstance(normal, DenseNormal) and around.may_have_features):
-        jacobian, outputs = around.jacobian(x)
-        return outputs, normal.covariance_of(jacobian)
-    features, outputs, is_whole = around.features(x)
-
-    def of_features() -> Float[Array, "C C"]:
-        own = jnp.split(features, np.cumsum([part.size // outputs.size for part in around.parts]))
-        columns = [
-            normal.root[:, around.place_of(part)].reshape(-1, outputs.size, each.size) @ each
-            for part, each in zip(around.parts, own, strict=False)
-        ]
-        total = jnp.sum(jnp.stack(columns), axis=0)
-        return total.T @ total
-
-    def of_rows() -> Float[Array, "C C"]:
-        return normal.covariance_of(around.jacobian(x)[0])
-
-    return outputs, jax.lax.cond(is_whole, of_features, of_rows)
+def dense_normal(around: AroundMode) -> DenseNormal:
+    """The normal distribution whose precision is the Hessian, made positive definite."""
+    matrix = dense_curvature(around)
+    identity = jnp.eye(matrix.shape[0], dtype=matrix.dtype)
+    return DenseNormal(solve_triangular(positive_cholesky(matrix), identity, lower=True))
 
 
 def dense_size(parts: tuple[Part, ...]) -> int:
@@ -175,7 +126,7 @@ class Block(Module):
 
 
 class RotatedNormal(Module):
-    """A normal distribution in which the arrays are independent."""
+    """A normal distribution in which arrays are independent, with the methods of `DenseNormal`."""
 
     blocks: tuple[Block, ...]
 
@@ -214,12 +165,40 @@ class RotatedNormal(Module):
         return jnp.concatenate(results, axis=1)
 
 
+Normal = DenseNormal | RotatedNormal
+
+
+def outputs_and_covariance(
+    around: AroundMode, normal: Normal, x: Any
+) -> tuple[Float[Array, " C"], Float[Array, "C C"]]:
+    """The outputs of the linearised network for one input: mean and covariance."""
+    if not (isinstance(normal, DenseNormal) and around.may_have_features):
+        jacobian, outputs = around.jacobian(x)
+        return outputs, normal.covariance_of(jacobian)
+    features, outputs, is_whole = around.features(x)
+
+    def of_features() -> Float[Array, "C C"]:
+        own = jnp.split(features, np.cumsum([part.size // outputs.size for part in around.parts]))
+        columns = [
+            normal.root[:, around.place_of(part)].reshape(-1, outputs.size, each.size) @ each
+            for part, each in zip(around.parts, own, strict=False)
+        ]
+        total = jnp.sum(jnp.stack(columns), axis=0)
+        return total.T @ total
+
+    def of_rows() -> Float[Array, "C C"]:
+        return normal.covariance_of(around.jacobian(x)[0])
+
+    return outputs, jax.lax.cond(is_whole, of_features, of_rows)
+
+
 class RotatedCurvature(Module):
     """The blocks of the Hessian, in the order of the vector. Eigenvalues may be negative."""
 
     blocks: tuple[Block, ...]
 
     def normal(self) -> RotatedNormal:
+        """The normal distribution whose precision is the Hessian, made positive definite."""
         return RotatedNormal(
             tuple(Block(positive(each.values), each.bases) for each in self.blocks)
         )

@@ -19,9 +19,8 @@ from .._inference._method import Draws, Problem, Record, Step
 from .._likelihoods import Bernoulli, Categorical, Gaussian
 from .._posterior import Unknowns
 from ._curvature import (
-    Curvature,
     Normal,
-    dense_curvature,
+    dense_normal,
     dense_size,
     diagonal_curvature,
     diagonal_size,
@@ -46,12 +45,12 @@ Structure = Literal["full", "diagonal", "kronecker", "last_layer"]
 Predictive = Literal["linearised", "probit", "sampled"]
 
 _CURVATURES: dict[
-    Structure, tuple[Callable[[AroundMode], Curvature], Callable[[tuple[Part, ...]], int]]
+    Structure, tuple[Callable[[AroundMode], Normal], Callable[[tuple[Part, ...]], int]]
 ] = {
-    "full": (dense_curvature, dense_size),
-    "last_layer": (dense_curvature, dense_size),
-    "kronecker": (kronecker_curvature, kronecker_size),
-    "diagonal": (diagonal_curvature, diagonal_size),
+    "full": (dense_normal, dense_size),
+    "last_layer": (dense_normal, dense_size),
+    "kronecker": (lambda around: kronecker_curvature(around).normal(), kronecker_size),
+    "diagonal": (lambda around: diagonal_curvature(around).normal(), diagonal_size),
 }
 # Additional steps for tuning the prior, as a fraction of `steps`, and the number of tunings.
 _TUNING_FRACTION, _NUM_TUNINGS = 0.5, 5
@@ -149,12 +148,11 @@ class Laplace(Descent):
                 f"{self.steps!r}. Pass the structure by keyword: "
                 f'`bayes.Laplace(structure="last_layer")`.'
             )
-        for name, words in (("structure", Structure), ("predictive", Predictive)):
-            if name == "structure" and self.structure is None:
-                continue
-            if getattr(self, name) not in get_args(words):
+        structures, predictives = (*get_args(Structure), None), get_args(Predictive)
+        for name, words in (("structure", structures), ("predictive", predictives)):
+            if getattr(self, name) not in words:
                 raise ValueError(
-                    f"Laplace: {name} must be one of {', '.join(map(repr, get_args(words)))}, got "
+                    f"Laplace: {name} must be one of {', '.join(map(repr, words))}, got "
                     f"{getattr(self, name)!r}."
                 )
         if self.width is not None:
@@ -265,7 +263,7 @@ class Laplace(Descent):
             (mode, log_factors, _), change = state.best, state.change
             problem = with_factors(problem, log_factors)
         around = self._around(problem, mode)
-        normal = _CURVATURES[self.structure_for(problem)][0](around).normal()
+        normal = _CURVATURES[self.structure_for(problem)][0](around)
         log_joint = around.log_likelihood() - around.negative_log_prior(around.centre)
         log_volume = around.centre.size * math.log(2 * math.pi) - normal.log_det_precision
         width = width_for(around, normal, self.width, key)

@@ -175,7 +175,7 @@ def _proposed(
             member = member.at[place, names.index(name)].set(1)
 
     if mode.size <= MAX_FULL:
-        matrix = dense_curvature(given).matrix
+        matrix = dense_curvature(given)
         factor = positive_cholesky(matrix)
         log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(factor)))
         of_data, pull = matrix - jnp.diag(precisions), matrix @ distances

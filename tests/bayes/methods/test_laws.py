@@ -307,7 +307,7 @@ WRONG_SETTINGS = [
     (
         bayes.Laplace,
         {"structure": "block"},
-        "structure must be one of 'full', 'diagonal', 'kronecker', 'last_layer', got 'block'",
+        "structure must be one of 'full', 'diagonal', 'kronecker', 'last_layer', None, got ",
     ),
     (
         bayes.Laplace,
