@@ -3,7 +3,6 @@
 `S` is the number of draws, `B` the number of inputs.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, Concatenate, TypeVar
 
@@ -16,7 +15,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree, Shaped
 from .. import filter_eval_shape, filter_jit
 from .._check_numbers import whole_number
 from ..nn import sample_posterior
-from ._inference._fitted import FittedPosterior
+from ._inference._fitted import FittedPosterior, map_batches
 from ._libraries import as_libraries_compute, distributions, is_distribution
 from ._likelihoods import Likelihood
 from ._mixtures import CategoricalMixture, Mixture
@@ -90,23 +89,13 @@ def _outputs(
     posterior: FittedPosterior, draws: Unknowns, x: Any, key: PRNGKeyArray, batch_size: int
 ) -> tuple[Array, Any]:
     """The outputs of all draws for all inputs, and the unknowns of the likelihood."""
-    num = num_examples(x, "predict")
-    batch_size = min(batch_size, num)
-    num_batches = math.ceil(num / batch_size)
-
-    def padded(leaf: Array) -> Array:
-        index = jnp.minimum(jnp.arange(num_batches * batch_size), num - 1)
-        return leaf[index].reshape(num_batches, batch_size, *leaf.shape[1:])
 
     def of_batch(batch: Any) -> Array:
-        return posterior.method.outputs(posterior.problem, posterior.found, draws, batch, key)
+        method, problem = posterior.method, posterior.problem
+        return jnp.moveaxis(method.outputs(problem, posterior.found, draws, batch, key), 0, 1)
 
-    outputs = jax.lax.map(of_batch, jtu.tree_map(padded, x))
-    # (batches, S, B, ...) to (S, batches * B, ...).
-    outputs = jnp.moveaxis(outputs, 0, 1)
-    size = outputs.shape[0]
-    outputs = outputs.reshape(size, num_batches * batch_size, *outputs.shape[3:])[:, :num]
-    return outputs, draws.likelihood
+    outputs = map_batches(of_batch, x, min(batch_size, num_examples(x, "predict")))
+    return jnp.moveaxis(outputs, 0, 1), draws.likelihood
 
 
 def _mixture(likelihood: Likelihood, outputs: Array, unknowns: Any) -> Mixture | CategoricalMixture:

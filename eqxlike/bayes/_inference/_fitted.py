@@ -4,6 +4,7 @@ import importlib
 import math
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -68,8 +69,7 @@ class FittedPosterior(Module):
         **Arguments:**
 
         - `num`: number of draws. By default all draws that the method kept, or 100 if the method
-          can make new ones. If more are requested than were kept, draws are repeated equally often,
-          up to one.
+          can make new ones. Kept draws are repeated if necessary, as equally often as possible.
         - `key`: for the draws.
 
         **Raises:** `ValueError` if the run stopped before its first draw.
@@ -387,12 +387,18 @@ def _nlls(
             return mixed, jnp.full_like(mixed, jnp.nan)
         return mixed, -target.log_likelihood(point, batch)
 
-    size = num_examples(data, "infer")
-    index = jnp.minimum(jnp.arange(-(-size // _EXAMPLES_AT_ONCE) * _EXAMPLES_AT_ONCE), size - 1)
+    return map_batches(of_batch, data, _EXAMPLES_AT_ONCE)
+
+
+def map_batches(function: Callable[[Any], Any], examples: Any, batch_size: int) -> Any:
+    """Maps a function of a batch over examples, one batch after another. Pads the last batch."""
+    size = num_examples(examples, "infer")
+    index = jnp.minimum(jnp.arange(-(-size // batch_size) * batch_size), size - 1)
     batches = jtu.tree_map(
-        lambda leaf: leaf[index].reshape(-1, _EXAMPLES_AT_ONCE, *leaf.shape[1:]), data
+        lambda leaf: leaf[index].reshape(-1, batch_size, *leaf.shape[1:]), examples
     )
-    return jtu.tree_map(lambda each: each.reshape(-1)[:size], jax.lax.map(of_batch, batches))
+    results = jax.lax.map(function, batches)
+    return jtu.tree_map(lambda each: each.reshape(-1, *each.shape[2:])[:size], results)
 
 
 # --- Conversion to ArviZ ---
