@@ -306,14 +306,8 @@ def _kl(problem: Problem, place: Normals, linked: Unknowns) -> Float[Array, ""]:
     scales = jtu.tree_map(jax.nn.softplus, place.rho)
     leaves, treedef = jtu.tree_flatten(linked.model)
     excess = jnp.zeros((), problem.dtype)
-    for index, (prior, mean, scale) in enumerate(
-        zip(
-            priors.values(),
-            jtu.tree_leaves(place.mean.model),
-            jtu.tree_leaves(scales.model),
-            strict=True,
-        )
-    ):
+    parts = priors.values(), jtu.tree_leaves(place.mean.model), jtu.tree_leaves(scales.model)
+    for index, (prior, mean, scale) in enumerate(zip(*parts, strict=True)):
         if is_normal(prior):
             leaves[index] = mean
             excess += jnp.sum(scale**2 / prior.variance) / 2

@@ -101,12 +101,8 @@ def crps(
                 f"{y.shape} and batch shape {prediction.batch_shape}."
             )
         if is_normal(components):
-            with as_libraries_compute():
-                mean, variance = (
-                    jnp.broadcast_to(moment, components.batch_shape)
-                    for moment in (components.mean, components.variance)
-                )
-            return jnp.mean(_of_normals(y, mean, variance))
+            moments = prediction._moment("mean"), prediction._moment("variance")
+            return jnp.mean(_of_normals(y, *moments))
         draws = _draws(components, key, num_draws)
     elif _has_log_prob(prediction):
         raise TypeError(
