@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import jax
 import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
@@ -154,27 +153,17 @@ def _choose_rows(where: Where, nodes: list[Any], treedef: Any) -> list[np.ndarra
 Model = TypeVar("Model")
 
 
-def _has_flag(node: Any) -> bool:
-    # Do not change leaves that have the attribute, such as a class or an object of another library.
-    return hasattr(node, "inference") and not jax.tree_util.all_leaves([node])
-
-
-def _flagged(pytree: PyTree, *, below: bool = False) -> list[Any]:
-    """The outermost nodes with a flag; if `below`, the outermost ones inside `pytree`."""
-
-    def is_leaf(node: Any) -> bool:
-        return _has_flag(node) and not (below and node is pytree)
-
-    return list(filter(_has_flag, jax.tree_util.tree_leaves(pytree, is_leaf=is_leaf)))
-
-
 def _flags(pytree: PyTree) -> list[Any]:
     """Every `inference` attribute in the tree."""
-    flags, nodes = [], _flagged(pytree)
-    while nodes:
-        node = nodes.pop()
-        flags.append(node.inference)
-        nodes += _flagged(node, below=True)
+    flags = []
+
+    def visit(node: Any) -> bool:
+        # Leaves may have the attribute too, such as a class or an object of another library.
+        if hasattr(node, "inference") and not jtu.all_leaves([node]):
+            flags.append(node.inference)
+        return False
+
+    jtu.tree_leaves(pytree, is_leaf=visit)
     return flags
 
 
