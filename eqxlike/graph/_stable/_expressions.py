@@ -153,7 +153,7 @@ def steps_of(
 def transparent_program(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The program of a transparent call: one without custom derivative, donation or sharding."""
     params = eqn.params
-    if eqn.primitive.name in ("jit", "pjit"):
+    if eqn.primitive.name == "jit":
         shardings = (*params["in_shardings"], *params["out_shardings"])
         is_plain = all(str(each) == "UnspecifiedValue" for each in shardings)
         return params["jaxpr"] if is_plain and not any(params["donated_invars"]) else None
@@ -168,7 +168,7 @@ def all_steps(steps: Iterable[Step]) -> Iterator[Step]:
 
 
 PICKS = (
-    *("slice", "dynamic_slice", "gather", "squeeze", "reshape", "expand_dims", "transpose", "rev"),
+    *("slice", "dynamic_slice", "gather", "squeeze", "reshape", "transpose", "rev"),
     *("broadcast_in_dim", "reduce_max", "reduce_min", "copy", "stop_gradient"),
 )
 """Operations that select or reorder elements of their first input.
@@ -176,7 +176,7 @@ PICKS = (
 They commute with any increasing elementwise function.
 """
 
-SAME_NUMBERS = ("copy", "copy_p", "optimization_barrier", "pvary")
+SAME_NUMBERS = ("copy", "optimization_barrier", "pvary")
 
 
 def seen_through(value: Value, casts: bool = True) -> Value:
@@ -260,9 +260,6 @@ def unbroadcast(value: Value) -> tuple[Value, Axes]:
             case "broadcast_in_dim":
                 places = value.step.params["broadcast_dimensions"]
                 axes = tuple(axes[place] for place in places)
-            case "expand_dims":
-                added = value.step.params["dimensions"]
-                axes = tuple(each for i, each in enumerate(axes) if i not in added)
             case "squeeze" | "reshape" if (places := _kept_axes(value)) is not None:
                 axes = tuple(-1 if place is None else axes[place] for place in places)
             case "transpose":

@@ -294,7 +294,7 @@ def _inner_programs(
     step: Step, rules: Sequence[Rule]
 ) -> Iterator[tuple[str, int | None, StableProgram]]:
     """Programs in a step's parameters in which rules match; none for transparent calls."""
-    if step.inner or step.kind in ("shard_map", "xla_pmap") or called_function(step.eqn).is_of_jax:
+    if step.inner or step.kind == "shard_map" or called_function(step.eqn).is_of_jax:
         return
     if step.kind.startswith("custom_"):
         rules = [rule for rule in rules if not rule.is_of_gradient]
