@@ -295,5 +295,5 @@ def test_report_prints_its_targets(capsys, monkeypatch):
     monkeypatch.setattr(bayes_cost, "all_rows", lambda: rows)
     assert bayes_cost.main(["--rows", "a model"]) == 0
     printed = capsys.readouterr().out
-    expected = "- reached: effective samples a second, to NumPyro's: at least 1: 2.00 (a model)"
+    expected = "- reached: effective samples a second, to NumPyro's: at least 1.2: 2.00 (a model)"
     assert expected in printed.splitlines()
