@@ -1,4 +1,4 @@
-"""`filter_pure_callback`: calls a Python function of any arguments from compiled code."""
+"""`filter_pure_callback`: a compiled program calls a Python function of any arguments."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,12 +30,13 @@ def filter_pure_callback(
 
     **Arguments:**
 
-    - `callback`: a pure function, called with `*args` and `**kwargs`, any number of times. It
-      receives arrays as JAX arrays, typed keys as their data, and everything else unchanged.
+    - `callback`: a pure function. It is called with `*args` and `**kwargs`, any number of times. It
+      receives arrays as JAX arrays, and typed PRNG keys as arrays of integers (their key data).
+      Everything else is passed unchanged.
     - `*args`, `**kwargs`: any pytrees.
-    - `result_shape_dtypes`: the expected result: a pytree with a `jax.ShapeDtypeStruct`, or an
-      array of the same shape and dtype, for each array. The callback must return equal values for
-      all other leaves.
+    - `result_shape_dtypes`: the expected result, as a pytree. In it, a `jax.ShapeDtypeStruct`, or
+      an array of the same shape and dtype, represents each array of the result. For all other
+      leaves, the callback must return equal values.
     - `sharding`: the device on which the callback is called, as in `jax.pure_callback`.
     - `vmap_method`: the behaviour under `jax.vmap`, as in `jax.pure_callback`: `"sequential"` calls
       the callback once for each index; `"expand_dims"` and `"broadcast_all"` call it with batches,
@@ -43,13 +44,13 @@ def filter_pure_callback(
     - `vectorized`: the older form of `vmap_method`: `True` for `"legacy_vectorized"`, `False` for
       `"sequential"`.
 
-    **Returns:** the result: a pytree like `result_shape_dtypes`, with its arrays.
+    **Returns:** the result of the callback, a pytree with the structure of `result_shape_dtypes`.
 
-    **Raises:** `ValueError` if both `vmap_method` and `vectorized` are passed, for an unknown
-    `vmap_method`, and when differentiated: wrap the call in `jax.custom_jvp` or
-    `filter_custom_vjp`. At run time, `jax.errors.JaxRuntimeError` with the callback's
-    traceback, or with the path at which the result has an unexpected structure, shape, dtype or
-    static value.
+    **Raises:** `ValueError` if both `vmap_method` and `vectorized` are passed, or if `vmap_method`
+    is unknown. `ValueError` when the call is differentiated: to give it a derivative, wrap it in
+    `jax.custom_jvp` or `filter_custom_vjp`. At run time, `jax.errors.JaxRuntimeError` with the
+    traceback of an exception that the callback raises. The same error if the result has an
+    unexpected structure, shape, dtype or static value; the message has the path in the result.
 
     !!! example
 
@@ -72,8 +73,8 @@ def filter_pure_callback(
             )
         vmap_method = "legacy_vectorized" if vectorized else "sequential"
     arrays, call_rest = split((args, kwargs))
-    # `jax.vmap` adds axes to operands. So arrays inside the callback become operands only if they
-    # are tracers.
+    # `jax.vmap` adds axes to operands. So arrays that the callback holds become operands only if
+    # they are tracers.
     traced, callback_rest = split(callback, lambda leaf: isinstance(leaf, Tracer))
     operands = [without_key_dtype(array) for array in (*traced, *arrays)]
     ranks = [operand.ndim for operand in operands]
@@ -128,7 +129,7 @@ def _checked(returned: PyTree, expected: PyTree, mapped: tuple[int, ...]) -> lis
 
 
 def _is_like(leaf: Any, struct: jax.ShapeDtypeStruct) -> bool:
-    """Whether JAX accepts `leaf` as an array like `struct`; JAX converts `float64` to `float32`."""
+    """Whether `leaf` has the shape and, once converted by JAX, the dtype of `struct`."""
     if not is_array(leaf) and not isinstance(leaf, bool | int | float | complex):
         return False
     array = np.asarray(leaf)

@@ -16,8 +16,8 @@ from .._pytree import is_array
 from ._checks import branched_error_if
 
 if TYPE_CHECKING:
-    # Type checkers see a Python enumeration, whose items are its instances: `E.name` has type `E`,
-    # not `str` as in the body.
+    # Type checkers see a Python enumeration. Its items are its instances, so `E.name` has type `E`,
+    # although the body assigns a `str` to `name`.
     from enum import EnumMeta as _Meta
 else:
     _Meta = type
@@ -32,16 +32,17 @@ class EnumerationMeta(_Meta):
         return len(cls._eqxlike_messages)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        # Items of base enumerations are no instances: their indices differ.
+        # An item of a base enumeration is not an instance: here, its index means another item.
         return isinstance(instance, EnumerationItem) and instance._enumeration is cls
 
     def __getitem__(cls, item: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The message of `item`; for a traced item it is `"traced"`."""
+        """The message of `item`, or `"traced"` if the item is traced."""
         name = class_name(cls)
         expect_item(f"{name}[...] expects an item of {name} and returns its message", cls, item)
         if item.is_traced():
             return "traced"
-        # `filter`, `jax.eval_shape` and others replace the index by something else.
+        # `eqxlike.filter`, `jax.eval_shape` and other functions may replace the index by something
+        # that is not an integer array.
         if not is_array(item._value) or not jnp.issubdtype(item._value.dtype, np.integer):
             return "unknown"
         indices = np.asarray(item._value)
@@ -53,15 +54,17 @@ class EnumerationMeta(_Meta):
 class Enumeration(metaclass=EnumerationMeta):
     """Base class of enumerations: the possible results of a program, with a message for each.
 
-    The body of a subclass gives each item a name and a message. `E.name` is the item, a pytree
-    of one integer array; `E[item]` its message; `len(E)` the number of items. Items of one
-    enumeration are compared with `==`, which returns a boolean array, and selected by `E.where`.
+    The body of a subclass `E` gives each item a name and a message. `E.name` is an item, which is a
+    pytree with one integer array. `E[item]` is the message of the item, and `len(E)` is the number
+    of items. `==` compares two items of one enumeration and returns a boolean array. `E.where`
+    selects one of two items.
 
     A subclass of an enumeration has the items of its base, followed by its own items. `promote`
     converts items of the base into items of the subclass.
 
-    **Raises:** at the definition of a subclass, `TypeError` for a message that is not a `str`,
-    `ValueError` for an item named like a method. Warns if a name has two different messages.
+    **Raises:** when a subclass is defined, `TypeError` if a message is not a `str`, and
+    `ValueError` if an item has the name of a method. The definition warns if a name has two
+    different messages.
 
     !!! example
 
@@ -118,7 +121,7 @@ class Enumeration(metaclass=EnumerationMeta):
 
         **Returns:** the item of this enumeration that has the same name.
 
-        **Raises:** `ValueError` if `item` is anything else.
+        **Raises:** `ValueError` if `item` is not an item of a base.
 
         !!! example
 
@@ -147,7 +150,7 @@ class Enumeration(metaclass=EnumerationMeta):
 
     @classmethod
     def where(cls, pred: bool | np.bool_ | Bool[Array, ""], a: Self, b: Self) -> Self:
-        """`a` where `pred` is true and `b` where it is not, like `jax.numpy.where`.
+        """Returns item `a` if `pred` is true, and item `b` otherwise.
 
         **Arguments:**
 
@@ -156,7 +159,8 @@ class Enumeration(metaclass=EnumerationMeta):
 
         **Returns:** an item of this enumeration.
 
-        **Raises:** `ValueError` if an argument is of another type.
+        **Raises:** `ValueError` if `pred` is not a boolean scalar, or if `a` or `b` is not an item
+        of this enumeration.
 
         !!! example
 
@@ -229,8 +233,8 @@ def _describe_items(messages: dict[str, str]) -> str:
 class EnumerationItem(Module):
     """An item of an `Enumeration`, or an array of items.
 
-    An item can be computed wherever an array can, for example in `jax.jit`, `jax.lax.scan` or
-    `jax.vmap`.
+    A program can compute an item in the same places as an array, for example in `jax.jit`,
+    `jax.lax.scan` or `jax.vmap`.
     """
 
     _value: Int[Array, "..."] | Int[np.ndarray, "..."]
@@ -245,7 +249,7 @@ class EnumerationItem(Module):
         with jax.ensure_compile_time_eval():
             return jnp.asarray(self._value != self._comparable(other)._value)
 
-    # `==` returns an array, which may be traced: a dict cannot use it.
+    # Items are not hashable: `==` returns an array, so a dict could not compare items.
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def _comparable(self, other: Any) -> "EnumerationItem":
@@ -275,14 +279,14 @@ class EnumerationItem(Module):
         return isinstance(self._value, Tracer)
 
     def error_if(self, token: PyTree, pred: bool | Bool[Array, "..."]) -> PyTree:
-        """Raises an error at run time, with the message of this item.
+        """Raises an error with this item's message if `pred` is true, also in compiled code.
 
         **Arguments:**
 
         - `token`: any pytree with an array in it.
         - `pred`: a boolean or a boolean array; raises if any element is true.
 
-        **Returns:** `token`. The program raises where it uses the returned `token`.
+        **Returns:** `token`, unchanged. The check runs where the program uses the returned `token`.
 
         **Raises:** the errors of `error_if`.
         """

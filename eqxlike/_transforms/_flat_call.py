@@ -1,4 +1,4 @@
-"""`filter_eval_shape`, `filter_make_jaxpr`, `filter_checkpoint`, and the `FlatCall` they use."""
+"""`filter_eval_shape`, `filter_make_jaxpr`, `filter_checkpoint`, and `FlatCall`, which they use."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -20,7 +20,8 @@ def filter_eval_shape(
 ) -> PyTree[jax.ShapeDtypeStruct | Any]:
     """The output of `fun(*args, **kwargs)`, with a `jax.ShapeDtypeStruct` for each array.
 
-    Nothing is computed. Arguments that are not arrays are passed unchanged.
+    The function is traced, but no array is computed. Arguments that are not arrays are passed
+    unchanged.
 
     **Arguments:**
 
@@ -44,7 +45,7 @@ class _JaxprFunction(TransformedFunction):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> tuple[Any, PyTree, PyTree]:
         def function(*args: Any, **kwargs: Any) -> Any:
-            return self._function(*args, **kwargs)  # Arrays of `fun` become constants.
+            return self._function(*args, **kwargs)  # Arrays that `fun` holds become constants.
 
         call = FlatCall(function, args, kwargs, "the function", is_array_or_struct)
         jaxpr, structs = jax.make_jaxpr(call.of_arrays, return_shape=True)(call.arrays)
@@ -62,9 +63,10 @@ def filter_make_jaxpr(
     - `fun`: any callable. Arrays that it holds are constants of the jaxpr.
 
     **Returns:** a function of the same arguments that returns `(jaxpr, structs, static)`. A
-    `jax.ShapeDtypeStruct` may replace an array. The inputs and outputs of `jaxpr` are only the
-    arrays, in tree order. `structs` is the output of `fun` with a `jax.ShapeDtypeStruct` for each
-    array and `None` for everything else; `static` is the output with `None` for each array.
+    `jax.ShapeDtypeStruct` may replace an array among the arguments. The inputs of `jaxpr` are the
+    arrays among the arguments, in tree order, and its outputs are the arrays in the output.
+    `structs` is the output of `fun` with a `jax.ShapeDtypeStruct` for each array and `None` for
+    everything else; `static` is the output with `None` for each array.
 
     **Raises:** `TypeError` if `fun` is not callable.
 
@@ -116,16 +118,17 @@ def filter_checkpoint(
 ) -> Any:
     """Makes the backward pass of a function recompute its intermediate values.
 
-    This saves memory and costs time. This is `jax.checkpoint` for functions of any arguments:
-    arrays are traced, everything else is passed unchanged.
+    Recomputing saves memory and costs time. This is `jax.checkpoint` for functions of any
+    arguments: arrays are traced, and everything else is passed unchanged.
 
     **Arguments:**
 
     - `fun`: a function of any arguments that returns any pytree. Without it, a decorator is
       returned.
     - `prevent_cse`: whether to prevent the compiler from merging the recomputation with the
-      original computation, which would save no memory. Not needed inside `jax.lax.scan`.
-    - `policy`: which values to keep: one of `jax.checkpoint_policies`.
+      original computation. If the compiler merged them, no memory would be saved. Not needed inside
+      `jax.lax.scan`.
+    - `policy`: which values to save instead of recomputing them: one of `jax.checkpoint_policies`.
 
     **Returns:** a function of the same arguments with the same output.
 
@@ -145,10 +148,10 @@ def filter_checkpoint(
 
 
 class FlatCall:
-    """A call as a function of arrays only, so that JAX's transformations apply to it.
+    """One call, as a function of arrays only, so that JAX's transformations apply to it.
 
     - `arrays`: the arrays of the arguments, and of the function if it is a pytree.
-    - `rest`: the output without its arrays; set when the function is called.
+    - `rest`: the output without its arrays. It is set when the function is called.
     """
 
     def __init__(
@@ -161,8 +164,8 @@ class FlatCall:
     ) -> None:
         """**Arguments:**
 
-        - `what`: the name of the function, for the error if it returns a reference.
-        - `is_dynamic`: which leaves count as arrays.
+        - `what`: the name of the function in the error that is raised if it returns a reference.
+        - `is_dynamic`: function that returns `True` for each leaf that counts as an array.
         """
         self.arrays, self._call = split((function, args, kwargs), is_dynamic)
         self.rest: Rest = UNTRACED

@@ -1,8 +1,9 @@
-"""Names for the arrays of a model, as files for other libraries use them.
+"""Names for the arrays of a model, for files that other libraries read or write.
 
-A name is the path of an array, joined with dots: `layers.0.weight`. The layers of a `Stacked` are
-numbered like the elements of a list, so each name refers to one row of a stacked array. The arrays
-of a state are named after the layer that reads and writes them.
+A name is the path of an array, with dots between the parts: `layers.0.weight`. The layers of a
+`Stacked` are numbered like the elements of a list. So a stacked array has one name for each of its
+layers, and each name refers to one index of the leading axis. The arrays of a state are named after
+the layer that reads and writes them.
 """
 
 import dataclasses
@@ -21,29 +22,29 @@ from ._sharding import Stacked
 Path = tuple[Any, ...]
 
 Parts = tuple[str | tuple[int, ...], ...]
-"""The parts of a name. A tuple represents an axis of layers: it has the number of each layer."""
+"""The parts of a name. A tuple represents an axis of stacked layers: the number of each layer."""
 
 
 class StatePlace(Module):
-    """Base of `nn.StateIndex`."""
+    """Base class of `nn.StateIndex`; `marker` identifies the value that the index refers to."""
 
     marker: AbstractVar[Any]
 
 
 class StateValues(Module):
-    """Base of `nn.State`."""
+    """Base class of `nn.State`."""
 
     def _values_by_marker(self) -> dict[Any, Any]:
-        """The current value of each `StateIndex`, by its marker."""
+        """The current value for each `StateIndex`; the keys are the markers of the indices."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class NamedLeaf:
-    """A leaf of a model with its path.
+    """A leaf of a model, with its path and its names.
 
-    `rows` maps each name to an index into the leading axes of the array; `()` is the whole array.
-    It is empty if the leaf is not an array.
+    `rows` maps each name to the part of the array that has this name, as an index into the leading
+    axes. The index `()` is the whole array. `rows` is empty if the leaf is not an array.
     """
 
     leaf: Any
@@ -52,9 +53,10 @@ class NamedLeaf:
 
 
 def named_leaves(model: PyTree) -> list[NamedLeaf]:
-    """Each leaf of `model`, in the order of `jax.tree.leaves`.
+    """The leaves of `model` with their names, in the order of `jax.tree.leaves`.
 
-    **Raises:** `ValueError` if an array in a `Stacked` lacks the axis of layers.
+    **Raises:** `ValueError` if an array in a `Stacked` lacks the leading axis, which has one index
+    for each layer.
     """
     nodes = list(_nodes(model, (), ()))
     owners: dict[Any, tuple[Parts, Sequence[str] | None]] = {}
@@ -77,8 +79,9 @@ def _nodes(
 ) -> Iterator[tuple[Path, Parts, Sequence[str] | None, Any]]:
     """Yields `(path, parts, names, node)` for each leaf, state index and state in a tree.
 
-    - `names`: the names that a layer gives to the arrays of the state at this index.
-    - `start`: the number of the first layer in a `Stacked`.
+    - `names`: if `node` is a state index, the names that its layer gives to the arrays of this
+      state.
+    - `start`: if `node` is a `Stacked`, the number of its first layer.
     """
     if jtu.all_leaves([node]) or isinstance(node, StateValues):
         yield path, parts, None, node
@@ -101,8 +104,8 @@ def _nodes(
 def _joined(before: Parts, parts: Parts) -> Parts:
     """Merges the parts of two names of the same state value.
 
-    If two runs of one stack share the value, the result has the layers of both. If two copies of a
-    model share it, the first copy owns it.
+    If two consecutive `Stacked` of one stack share the value, the result has the layer numbers of
+    both. If two copies of a model share the value, the result is the name in the first copy.
     """
 
     def words(parts: Parts) -> list[str | None]:
@@ -119,7 +122,7 @@ def _joined(before: Parts, parts: Parts) -> Parts:
 def _state_leaves(
     state: StateValues, owners: dict[Any, tuple[Parts, Sequence[str] | None]]
 ) -> Iterator[tuple[Path, Parts, Any]]:
-    """Yields `(path in the state, parts of the name, leaf)`, named after the value's owner."""
+    """Yields `(path in the state, parts of the name, leaf)` for each array of the state."""
     paths = [path for path, _ in jtu.tree_leaves_with_path(state)]
     for marker, value in state._values_by_marker().items():
         parts, names = owners.get(marker, ((str(marker),), None))
@@ -134,7 +137,7 @@ def _state_leaves(
 
 
 def _named(leaf: Any, path: Path, parts: Parts) -> NamedLeaf:
-    """The leaf, with a name for each row."""
+    """The leaf with its names: one for each layer if it is stacked."""
     if not is_array_or_struct(leaf):
         return NamedLeaf(leaf, path, {})
     axes = [part for part in parts if isinstance(part, tuple)]

@@ -21,20 +21,21 @@ Tree = TypeVar("Tree")
 def filter_shard(x: Tree, device_or_shardings: PyTree[Any]) -> Tree:
     """Places the arrays of a tree on devices.
 
-    Inside compiled code this constrains XLA's layout, as
-    `jax.lax.with_sharding_constraint` does; outside it moves the arrays, as `jax.device_put` does.
+    In a compiled program, it constrains the sharding that XLA chooses, as
+    `jax.lax.with_sharding_constraint` does. Outside a compiled program, it moves the arrays, as
+    `jax.device_put` does.
 
     **Arguments:**
 
     - `x`: any pytree. Leaves other than arrays are unchanged; a NumPy array becomes a JAX array.
-    - `device_or_shardings`: a device or a sharding for all arrays, or a prefix of `x` whose leaves
-      are devices, shardings, or `None` to leave arrays unchanged. A `jax.sharding.PartitionSpec`
-      refers to the mesh of `jax.set_mesh`.
+    - `device_or_shardings`: a device or a sharding for all arrays, or a prefix of `x` with devices
+      and shardings as leaves. `None` leaves arrays unchanged. A `jax.sharding.PartitionSpec` refers
+      to the mesh of `jax.set_mesh`.
 
-    **Returns:** a tree like `x`, with its arrays placed accordingly.
+    **Returns:** a copy of `x` with its arrays on these devices.
 
-    **Raises:** `ValueError` if `device_or_shardings` is not a prefix of `x`; JAX's own error for a
-    sharding that does not fit its array, with a note that names the path.
+    **Raises:** `ValueError` if `device_or_shardings` is not a prefix of `x`. If a sharding does not
+    fit its array, JAX's own error, with a note that names the path of the array.
 
     !!! example
 
@@ -81,12 +82,12 @@ def _is_traced(leaf: Any) -> bool:
 def shardings_of_arrays(
     name: str, prefix: PyTree, tree: PyTree, is_placed: Callable[[Any], bool] = _is_traced
 ) -> list[Any]:
-    """Broadcasts a prefix of shardings: returns a sharding or `None` for each array in `tree`.
+    """Broadcasts a prefix of shardings. Returns a sharding, or `None`, for each array in `tree`.
 
     **Arguments:**
 
-    - `name`: the name of `prefix` in messages.
-    - `is_placed`: whether a leaf is an array.
+    - `name`: the name of `prefix` in error messages.
+    - `is_placed`: function that returns `True` for each leaf that counts as an array.
 
     **Raises:** `ValueError` if `prefix` is not a prefix of `tree`.
     """
@@ -106,10 +107,11 @@ def shardings_of_arrays(
 
 
 class Gathering(NamedTuple):
-    """The shardings of an array of a layer, which has `num_axes` axes.
+    """The shardings of one array of a layer.
 
-    - `split`: before the all-gather.
-    - `together`: after the all-gather.
+    - `num_axes`: the number of axes of the array in one layer, without the axis of layers.
+    - `split`: the sharding before the all-gather.
+    - `together`: the sharding after the all-gather.
     """
 
     num_axes: int
@@ -118,10 +120,10 @@ class Gathering(NamedTuple):
 
 
 class Stacked(Module):
-    """Base of Modules that store `layers` stacked, and use them one at a time.
+    """Base class of Modules that stack equal layers, and call them one at a time.
 
-    The arrays of `layers` have a leading axis of length `depth`. `unroll` layers are in use at
-    once.
+    Each array of `layers` has a leading axis of length `depth`, one index for each layer. `unroll`
+    is the number of layers that are in use at the same time.
     """
 
     layers: AbstractVar[Any]
@@ -145,7 +147,7 @@ class Stacked(Module):
     def gather(self, layer: Any) -> Any:
         """All-gathers one layer.
 
-        Inside `jax.shard_map` the layer is unchanged, since a replicated model is already gathered.
+        Inside `jax.shard_map` the layer is returned unchanged: the model is replicated there.
         """
         if not self._gatherings or jax.sharding.get_abstract_mesh().manual_axes:
             return layer
@@ -165,14 +167,14 @@ def _gather(leaf: Any, gathering: Gathering) -> Any:
         # is summed and split over the devices before the gradient of the next layer is computed.
         leaf = jax.lax.with_sharding_constraint(leaf, split)
     elif not together.is_fully_replicated:
-        # The stack is mapped over, so `together` does not match its axes.
+        # `jax.vmap` maps over the stack, so `together` does not match the axes of the array.
         return leaf
     return jax.lax.with_sharding_constraint(leaf, together)
 
 
 def keep_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Policy for `filter_checkpoint` that saves everything except all-gathered arrays.
+    """Policy for `filter_checkpoint` that saves all intermediate values except all-gathered arrays.
 
-    Saving them for the backward pass would keep all gathered layers in memory at once.
+    If the backward pass saved these arrays, all gathered layers would be in memory at once.
     """
     return primitive.name != "sharding_constraint"

@@ -1,8 +1,8 @@
 """Types and helpers for the signatures of transformations.
 
-A transformation returns an object, but declares to type checkers that it returns a function with
-the same parameters. In a class body, type checkers treat functions as methods, which may override
-methods. They do not treat objects this way.
+A transformation returns an object, but is annotated as if it returned a function with the same
+parameters. The reason is methods: in a class body, type checkers accept a function as a method, and
+allow it to override a method of a base class. They do not accept an object in this way.
 """
 
 import functools

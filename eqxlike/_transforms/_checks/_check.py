@@ -1,9 +1,10 @@
-"""A check in a compiled program: a callback, and a `cond` that calls it only on failure.
+"""A check in a compiled program: a callback, inside a `cond` that calls it only on failure.
 
-During tracing a check is one primitive; lowering replaces it by the `cond` and the callback. Under
-`jax.vmap` the predicate is reduced over each mapped axis, so there is still one `cond`. The
-callback receives the whole predicate, and can report where in the batch it is true. The checked
-arrays do not pass through the `cond`: `needing` selects them by the output of the check.
+During tracing, a check is one primitive. Lowering replaces the primitive by the `cond` and the
+callback. Under `jax.vmap`, the predicate is reduced over each mapped axis, so there is still one
+`cond`. The callback receives the whole predicate, so it can report the batch indices at which the
+predicate is true. The checked arrays do not pass through the `cond`. Instead, `needing` makes them
+depend on the output of the check.
 """
 
 import dataclasses
@@ -39,7 +40,7 @@ _has_any_been_traced = False
 
 
 def note_check() -> None:
-    """Records that the program being traced in this thread contains a check."""
+    """Records that the program that this thread traces contains a check."""
     global _has_any_been_traced
     _has_any_been_traced = True
     _traced.num_checks += 1
@@ -51,7 +52,7 @@ def has_any_check_been_traced() -> bool:
 
 
 def is_for_several_devices() -> bool:
-    """Whether the program being traced in this thread is known to run on several devices."""
+    """Whether the program that this thread traces is known to run on several devices."""
     return any(program.is_for_several_devices for program in _traced.programs)
 
 
@@ -60,8 +61,8 @@ class TracedProgram:
     """Context manager around the trace of a `filter_jit` function.
 
     - `arrays`: the tracers of the arguments.
-    - `shardings`: a tree with the shardings that the function is compiled for.
-    - `holds_check`: whether the program contains a check; set at the end of the trace.
+    - `shardings`: a tree with the `in_shardings` and `out_shardings` of the function.
+    - `holds_check`: whether the program contains a check. It is set at the end of the trace.
     """
 
     arrays: Sequence[Any]
@@ -79,7 +80,7 @@ class TracedProgram:
 
     @functools.cached_property
     def is_for_several_devices(self) -> bool:
-        """Whether the program is known to run on several devices; computed only for a check."""
+        """Whether the program is known to run on several devices. Only checks read this."""
         return mesh_of(self.arrays) is not None or any(
             isinstance(leaf, jax.sharding.Sharding) and leaf.num_devices > 1
             for leaf in jtu.tree_leaves(self.shardings)
@@ -89,7 +90,8 @@ class TracedProgram:
 class _Order(threading.local):
     """The output of the latest check in each trace of this thread.
 
-    Outputs are held weakly, so that none outlives its trace; the checked arrays keep them alive.
+    The references are weak, so that no output outlives its trace. During the trace, the checked
+    arrays keep the outputs alive.
     """
 
     def __init__(self) -> None:
@@ -116,9 +118,10 @@ class Check:
 
     **Arguments:**
 
-    - `report`: the text of a failure.
-    - `does_raise`: whether a failure raises; if not, it is printed and the program continues.
-    - `mesh`: the devices that run the program, if they are known; each calls back.
+    - `report`: makes the text of a failure.
+    - `does_raise`: whether a failure raises. If not, the text is printed and the program continues.
+    - `mesh`: the mesh of devices that run the program, if it is known. The callback runs on each
+      device.
     - `is_for_several_devices`: whether the program is known to run on several devices.
     """
 
@@ -128,15 +131,16 @@ class Check:
     is_for_several_devices: bool = dataclasses.field(default_factory=is_for_several_devices)
 
     def passes(self, failed: Any, index: Any) -> Any:
-        """Inserts the check; returns whether it passes for all members of all batches.
+        """Inserts the check. Returns whether it passes for all members of the batch.
 
-        If several checks fail, the first one in the program raises, in whatever order the compiler
-        runs them.
+        If several checks fail, the first one in the program raises. The order in which the compiler
+        runs the checks does not matter.
 
         **Arguments:**
 
         - `failed`: the predicate, a boolean array with one axis for each `jax.vmap`.
-        - `index`: the index of the message, an array of the same shape; or `None`.
+        - `index`: the index of the message for each member, an array with the shape of `failed`; or
+          `None`.
         """
         if not isinstance(failed, Tracer) and not np.asarray(failed).any():
             return True
@@ -155,7 +159,7 @@ class Check:
         return output
 
     def evaluate(self, failed: Any, *index: Any) -> bool:
-        """Runs the check on concrete values; returns whether it passes."""
+        """Runs the check on concrete values. Returns `True` if it passes."""
         if not np.asarray(failed).any():
             return True
         text = self._text(failed, *index)
@@ -165,16 +169,17 @@ class Check:
         return False
 
     def staged(self, failed: Any, *index: Any) -> Array:
-        """The check as a `cond` and a callback."""
+        """Inserts the `cond` and the callback, which replace the primitive."""
         if failed.shape == ():
-            # The callback knows that `failed` is true. XLA would compute it separately to pass it.
+            # A scalar `failed` is true whenever the callback runs, so it is not passed. XLA would
+            # compute it a second time to pass it.
             return jax.lax.cond(failed, self._call_back, _pass, None, *index)
         return jax.lax.cond(jnp.any(failed), self._call_back, _pass, failed, *index)
 
     def _call_back(self, *operands: Any) -> Array:
-        """Calls back from each device, if there are several.
+        """Runs the callback on each device, if there are several.
 
-        By default JAX calls back from the first device only. If the callback raises there, the
+        By default JAX runs a callback on the first device only. If the callback raises there, the
         other devices wait for its output until XLA ends the process.
         """
         mesh = self.mesh
@@ -183,7 +188,8 @@ class Check:
         if mesh is None or not (axes := set(mesh.axis_names) - set(mesh.manual_axes)):
             return self._call_back_once(*operands)
         whole = PartitionSpec()
-        # JAX removes an axis of the mesh that is mapped over from the current mesh.
+        # JAX removes an axis from the current mesh if `jax.vmap` maps over it. So set the whole
+        # mesh.
         with jax.sharding.use_abstract_mesh(mesh):
             if AxisType.Explicit in mesh.axis_types:
                 operands = jax.sharding.reshard(operands, whole)
@@ -201,9 +207,10 @@ class Check:
         return jax.pure_callback(self._on_failure, output, *operands)
 
     def _call_back_from_parts(self, failed: Any, *index: Any) -> Array:
-        """Calls back from unknown devices, each with its shard of the operands.
+        """Runs the callback on each of several devices, if the mesh is not known yet.
 
-        Only scalars are passed, which have no shards, so the indices in the batch are unknown.
+        Each callback would get one shard of an operand. So only scalars are passed, and the report
+        has no batch indices.
         """
         if failed is not None and index:
             lowest = jnp.iinfo(index[0].dtype).min
@@ -220,12 +227,13 @@ class Check:
     def _raise(self, *operands: Any) -> None:
         text = self._text(*operands)
         if self.mesh is not None and AxisType.Manual in self.mesh.axis_types:
-            # If other devices wait for this one, the error does not reach the caller.
+            # Print the text, because the error does not reach the caller if other devices wait for
+            # this one.
             print(text, file=sys.stderr, flush=True)
         raise_in_callback(text)
 
     def _text(self, failed: Any, index: Any = None) -> str:
-        """The text of a failure; `failed=None` means a check that is not mapped."""
+        """The text of a failure. `failed=None` is the predicate of a check outside `jax.vmap`."""
         failed = np.asarray(True if failed is None else failed)
         return self.report.text(failed, None if index is None else np.asarray(index))
 
@@ -235,7 +243,7 @@ def _pass(*operands: Any) -> Array:
 
 
 def mesh_of(arrays: Iterable[Any]) -> AbstractMesh | None:
-    """The first mesh with several devices: of one of the arrays, or the current mesh."""
+    """The first mesh with several devices: the mesh of an array, or else the current mesh."""
     meshes = (jax.typeof(array).sharding.mesh for array in arrays)
     for mesh in (*meshes, jax.sharding.get_abstract_mesh()):
         if not mesh.empty and mesh.size > 1:
@@ -244,14 +252,15 @@ def mesh_of(arrays: Iterable[Any]) -> AbstractMesh | None:
 
 
 def holds_check(jaxpr: Jaxpr) -> bool:
-    """Whether `jaxpr` contains a check, also in functions that JAX has traced before."""
+    """Whether `jaxpr`, or a jaxpr that it calls, contains a check."""
     return has_any_check_been_traced() and _holds_check(jaxpr, set())
 
 
 def run_and_look_for_checks(function: Callable[..., list[Any]], arrays: Iterable[Any]) -> list[Any]:
-    """Calls `function` with tracers; also records checks in functions that JAX has traced before.
+    """Calls `function` on tracers, and records all checks in it.
 
-    JAX does not call such functions again: their checks are only in the jaxpr.
+    If `function` calls a function of `jax.jit` that JAX has traced before, JAX does not trace it
+    again. The checks of such a function are found in the jaxpr.
     """
     inlined = jax.jit(function, inline=True)
     if holds_check(inlined.trace(*arrays).jaxpr.jaxpr):

@@ -1,4 +1,4 @@
-"""`error_if`: errors that depend on the values of arrays, also in compiled programs."""
+"""`error_if`: raises errors that depend on the values of arrays, also in compiled programs."""
 
 import functools
 import os
@@ -29,7 +29,7 @@ _WORDS = tuple(word for word in get_args(OnError) if word != "default")
 
 
 def _setting(name: str, default: str) -> tuple[str, str]:
-    """The name and the value of the environment variable `EQXLIKE_*`, or else of `EQX_*`."""
+    """The name and value of the environment variable `EQXLIKE_<name>`, or else `EQX_<name>`."""
     names = (f"EQXLIKE_{name}", f"EQX_{name}")
     name = next((name for name in names if name in os.environ), names[0])
     return name, os.environ.get(name, default)
@@ -56,7 +56,7 @@ def resolve_on_error(on_error: str) -> str:
 
 
 def num_breakpoint_frames() -> int:
-    """The number of frames that the debugger shows; the innermost frame contains the check.
+    """The number of frames that the debugger shows, counted outwards from the check.
 
     **Raises:** `ValueError` if the environment variable is not a positive integer.
     """
@@ -80,18 +80,18 @@ def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default
     The check runs where the program uses the returned `x`. A check that passes costs next to
     nothing: `x` is neither copied nor sent to the host. Gradients are unchanged.
 
-    A program on several devices fails on all of them. Inside `jax.shard_map` each device runs the
-    check for itself, and prints its message before it raises. If only one device fails, the others
-    may wait for it forever in a later collective operation: give all devices the same `pred`, for
-    example with `jax.lax.pmax`.
+    If a program runs on several devices, it fails on all of them. Inside `jax.shard_map`, each
+    device runs its own check, and prints the message before it raises. If the check fails on one
+    device only, the other devices may wait for it forever in a later collective operation. So give
+    all devices the same `pred`, for example with `jax.lax.pmax`.
 
     **Arguments:**
 
     - `x`: any pytree with at least one array.
     - `pred`: a boolean, or a boolean array; the check fails if any element is true. Under
-      `jax.vmap` the check fails if it fails for any member of the batch; the message has their
-      indices.
-    - `msg`: the message of the error. The place of the check is added to it.
+      `jax.vmap`, the check fails if it fails for any member of the batch; the message has the
+      indices of these members.
+    - `msg`: the message of the error. The file and line of the check are added to it.
     - `on_error`: what happens on failure:
         - `"raise"`: an exception. A function wrapped in `filter_jit` waits for its result and
           raises before it returns; one wrapped in `jax.jit` raises JAX's own exception, whose text
@@ -106,9 +106,9 @@ def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default
           `EQX_ON_ERROR`; `"raise"` without them. `EQXLIKE_ON_ERROR_BREAKPOINT_FRAMES`, or else
           `EQX_ON_ERROR_BREAKPOINT_FRAMES`, sets how many frames the debugger shows.
 
-    **Returns:** `x`, which must be used. A compiled program leaves out a check whose `x` is unused,
-    like any unused value, unless a later check in the same function is used. If several checks
-    fail, the first one raises.
+    **Returns:** `x`. Use this returned value instead of the argument. If a compiled program does
+    not use the returned value, the compiler removes the check, unless the returned value of a later
+    check in the same function is used. If several checks fail, the first one raises.
 
     **Raises:** `EqxlikeRuntimeError` if the check fails; `EqxlikeTracetimeError` if it fails and
     `pred` is a Python number; `ValueError` if `x` has no array; `TypeError` if `pred` is not
@@ -149,10 +149,10 @@ def branched_error_if(
 
     - `x`, `pred`, `on_error`: as for `error_if`.
     - `index`: the index of the message: an integer, or an array of integers, whose maximum is used.
-      Under `jax.vmap`, the maximum over the members of the batch that fail.
+      Under `jax.vmap`, the maximum over those members of the batch that fail.
     - `msgs`: the messages.
 
-    **Returns:** `x`, which must be used: see `error_if`.
+    **Returns:** `x`. Use this returned value, as with `error_if`.
 
     **Raises:** the errors of `error_if`; `ValueError` if `msgs` is empty, and `TypeError` if
     `index` is not an integer.
@@ -227,7 +227,7 @@ def _array_of(value: Any, name: str, expected: str) -> Array:
 
 
 def _any(pred: Array) -> Array:
-    """Whether any element of `pred` is true. Inside `jax.jit` it is traced, even for a constant."""
+    """Whether any element of `pred` is true. Under `jax.jit`, always a tracer."""
     is_one_boolean = isinstance(pred, Tracer) and pred.shape == () and pred.dtype == jnp.bool_
     return pred if is_one_boolean else jnp.any(pred)
 

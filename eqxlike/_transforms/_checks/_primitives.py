@@ -1,6 +1,7 @@
 """The primitives of a check: `check_p`, and `needing_p` for the arrays that depend on it.
 
-Tracing a primitive is faster than tracing its implementation, which happens only at lowering.
+Tracing a primitive is faster than tracing its implementation. The implementation is traced only at
+lowering.
 """
 
 from typing import Any
@@ -23,7 +24,7 @@ check_p.def_abstract_eval(lambda *operands, check: ShapedArray((), np.dtype(bool
 
 
 def stage(*operands: Any, check: Any) -> Array:
-    """Lowers the check to JAX's primitives."""
+    """Replaces the primitive by operations of JAX, when it is lowered."""
     return check.staged(*operands)
 
 
@@ -33,7 +34,7 @@ def _differentiate_check(primals: Any, tangents: Any, *, check: Any) -> tuple[An
 
 
 def _batch_check(axis: Any, operands: Any, axes: Any, *, check: Any) -> tuple[Any, None]:
-    """Inserts the same check with one more batch axis."""
+    """The batching rule: inserts the same check with one more batch axis."""
     spread = (
         batching.bdim_at_front(operand, at, axis.size)
         for operand, at in zip(operands, axes, strict=True)
@@ -48,7 +49,7 @@ set_batching_rule(check_p, _batch_check)
 
 
 def needing(passes: Any, arrays: list[Array]) -> list[Array]:
-    """Makes the arrays and their derivatives depend on the check."""
+    """Returns the arrays, with a data dependency of them and their derivatives on the check."""
     return needing_p.bind(passes, *arrays) if arrays else []
 
 
@@ -59,7 +60,8 @@ needing_p.multiple_results = True
 
 @needing_p.def_impl
 def _select(passes: Any, *arrays: Any) -> list[Array]:
-    # The zeros are never selected. The compiler fuses this with what computes or uses the array.
+    # The zeros are never used: if the check fails, the program raises. The compiler fuses the
+    # selection with the operation that computes or uses the array.
     return [jax.lax.select(passes, array, jnp.zeros_like(array)) for array in arrays]
 
 
@@ -83,7 +85,8 @@ def _select_nonzero(passes: Any, tangents: Any) -> list[Any]:
 def _batch(axis: Any, operands: Any, axes: Any) -> tuple[list[Any], list[Any]]:
     if axes[0] is None:
         return needing_p.bind(*operands), list(axes[1:])
-    # The output of a check is not mapped, but the output of a branch with a check may be.
+    # The output of a check has no batch axis. But if a check is in a branch of a `cond`, the output
+    # of the branch may have one.
     return jax.vmap(_select, axes)(*operands), [0] * len(axes[1:])
 
 

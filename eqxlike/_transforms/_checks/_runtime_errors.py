@@ -1,8 +1,9 @@
 """The exceptions of `error_if`, and how they leave a compiled program.
 
-A callback raises in the middle of the program. Where the caller waits for the result, JAX raises a
-different exception, with pages of text. This text contains a number that identifies the failure. It
-finds the original message, even if several threads fail at the same time.
+A failed check raises in a callback, in the middle of the program. When the caller waits for the
+result, JAX raises a different exception, with pages of text. This text contains a number that
+identifies the failure. With this number, the original message is found even if several threads fail
+at the same time.
 """
 
 import collections
@@ -22,7 +23,8 @@ ERRORS_OF_JAX = (jax.errors.JaxRuntimeError, ValueError)
 """JAX's exceptions for a callback that raises: `ValueError` if the call ran without Python."""
 
 _MAX_RECENT = 1000
-"""At most this many unclaimed failures are kept: failures under `jax.jit` are never claimed."""
+"""Maximum number of unclaimed failures. Failures under raw `jax.jit` are never claimed.
+"""
 
 
 class EqxlikeRuntimeError(RuntimeError):
@@ -32,10 +34,10 @@ class EqxlikeRuntimeError(RuntimeError):
 
 
 class EqxlikeTracetimeError(RuntimeError):
-    """A check of `error_if` or `branched_error_if` fails whatever the values of the arrays are.
+    """A check of `error_if` or `branched_error_if` fails regardless of the values of arrays.
 
-    This happens if the predicate is a Python `bool`, `int` or `float`: the call of the check raises
-    the error, before the program runs.
+    This happens if the predicate is a Python `bool`, `int` or `float`. Then `error_if` itself
+    raises the error, before the program runs.
     """
 
     __module__ = "eqxlike"
@@ -61,13 +63,13 @@ def raise_in_callback(message: str) -> None:
 
 
 def claim_failure(error: BaseException) -> EqxlikeRuntimeError | None:
-    """The `EqxlikeRuntimeError` of a failed check that caused JAX's `error`; `None` for others.
+    """The `EqxlikeRuntimeError` of the failed check that caused `error`; `None` if no check did.
 
-    The caller must raise it: JAX will not report the failure again.
+    The caller must raise the returned error, because JAX will not report the failure again.
     """
     if not isinstance(error, ERRORS_OF_JAX):
         return None
-    # The last number counts: a message may quote another failure.
+    # The message of the user may quote an earlier failure, so the last number is the right one.
     found = re.findall(r"\[eqxlike failure (\d+)\]", str(error))
     message = _recent.get(int(found[-1])) if found else None
     if message is None:
@@ -77,7 +79,7 @@ def claim_failure(error: BaseException) -> EqxlikeRuntimeError | None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a log record says more than the exception that reaches the user."""
+    """Returns `False` for a log record that only repeats the exception of a failed check."""
     return record.exc_info is None or not isinstance(record.exc_info[1], EqxlikeRuntimeError)
 
 
@@ -114,8 +116,10 @@ class FailureReport:
 
         **Arguments:**
 
-        - `failed`: where the predicate is true; one axis for each `jax.vmap`.
-        - `index`: the index of the message, an array of the same shape; `None` for message 0.
+        - `failed`: boolean array with the predicate of each member; it has one axis for each
+          `jax.vmap`.
+        - `index`: the index of the message for each member, an array with the shape of `failed`.
+          `None` selects message 0.
         """
         chosen = 0
         if index is not None:
@@ -133,7 +137,7 @@ class FailureReport:
 
 
 def _describe_batch(failed: np.ndarray) -> str:
-    """The indices at which a check failed, or only the first of them if there are many."""
+    """Text with the batch indices at which a check failed, or the first few if there are many."""
     if failed.ndim == 0:
         return ""
     places = np.flatnonzero(failed)

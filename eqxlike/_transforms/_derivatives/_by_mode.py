@@ -16,7 +16,7 @@ OfArrays = Callable[[Arrays], tuple[Any, Arrays]]
 
 
 class DifferentiationMode(Protocol):
-    """The method of a mode that `filter_grad` calls; see `eqxlike.ad.Mode`."""
+    """The method that `filter_grad` needs of a mode. See `eqxlike.ad.Mode`."""
 
     def value_and_grad(
         self, function: OfArrays, arrays: Arrays, /
@@ -26,8 +26,8 @@ class DifferentiationMode(Protocol):
 class CannotDifferentiate(ValueError):
     """Raised by a mode that cannot differentiate with respect to the array at `place`.
 
-    `why` is the predicate of the message. A caller that knows the path of the array raises
-    `at(path)` instead.
+    `place` is the index of the array, and `why` ends the sentence "The array ..." of the message. A
+    caller that knows the path of the array raises `at(path)` instead.
     """
 
     def __init__(self, place: int, why: str):
@@ -36,7 +36,7 @@ class CannotDifferentiate(ValueError):
         self.why = why
 
     def at(self, path: str) -> ValueError:
-        """The error with the path of the array."""
+        """The same error, with the path of the array instead of its index."""
         return ValueError(f"The array at {path} {self.why}")
 
 
@@ -58,12 +58,12 @@ def value_and_grad_by(
     options: Mapping[str, Any],
     name: str,
 ) -> tuple[tuple[Any, Arrays], Arrays]:
-    """Like `jax.value_and_grad(function, has_aux=True, **options)(arrays)`, by `mode`.
+    """Computes `jax.value_and_grad(function, has_aux=True, **options)(arrays)` by `mode`.
 
     **Arguments:**
 
-    - `rest`: the tree from which `arrays` were split, for the paths in messages.
-    - `name`: the name of the function in messages.
+    - `rest`: the tree from which `arrays` were split. It gives the paths in error messages.
+    - `name`: the name of the function in error messages.
     """
     is_holomorphic = bool(options.get("holomorphic", False))
     for place, array in enumerate(arrays if is_holomorphic else ()):
@@ -105,13 +105,13 @@ def value_and_grad_by(
 
 
 def path_of_taken(rest: Rest, place: int) -> str:
-    """The path in the first argument of the differentiated array at `place`."""
+    """The path, in the first argument, of the differentiated array number `place`."""
     places = rest.take(range(rest.treedef.num_leaves))
     return f"args[0]{jtu.keystr(path_of(places[place], rest.treedef))}"
 
 
 def checked_value(value: Any, is_holomorphic: bool, name: str) -> Array:
-    """The value as an array; raises `TypeError` unless it is a scalar that has a gradient."""
+    """Returns `value` as an array. Raises `TypeError` unless it is a scalar that has a gradient."""
     if not is_array_like(value):
         what, hint = describe_node(value), "return only the scalar, or pass `has_aux=True`"
     else:

@@ -20,10 +20,10 @@ from ._tangents import match_leaves, path_of
 class ClosureConverted(Module, Generic[Params, Output]):
     """The function that `filter_closure_convert` returns.
 
-    - `jaxpr`: the program of the function. It is a leaf, as in Equinox: libraries that compare two
-      converted functions replace it by one that they consider equal. `filter_jit` and similar
-      transformations treat it as static; for raw `jax.jit`, separate `consts` from the rest of the
-      function.
+    - `jaxpr`: the program of the function. It is a leaf of the pytree, as in Equinox, because some
+      libraries compare converted functions, and replace the `jaxpr` of one by an equal `jaxpr`.
+      `filter_jit` and similar transformations treat it as static. For raw `jax.jit`, separate
+      `consts` from the rest of the function.
     - `consts`: the arrays that the function closes over.
     """
 
@@ -35,7 +35,7 @@ class ClosureConverted(Module, Generic[Params, Output]):
 
     @property
     def in_struct(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """`(args, kwargs)` of the example, with a `jax.ShapeDtypeStruct` for each array."""
+        """The `(args, kwargs)` of the example, with a `jax.ShapeDtypeStruct` for each array."""
         args, kwargs = self._example.merge(self._types)
         return args, kwargs
 
@@ -74,23 +74,26 @@ def _matches(leaf: Any, expected: Any) -> bool:
 def filter_closure_convert(
     fn: Callable[Params, Output], *args: Any, **kwargs: Any
 ) -> ClosureConverted[Params, Output]:
-    """The function `fn` as a pytree whose leaves are the arrays that it closes over.
+    """Converts a function to a pytree whose array leaves are the arrays that it closes over.
 
     Use it to pass closed-over tracers explicitly to a custom derivative or a transformation. This
     is `jax.closure_convert` for functions of any arguments, and for all arrays.
 
     **Arguments:**
 
-    - `fn`: a function of any arguments that returns any pytree. It is traced once, here.
+    - `fn`: a function of any arguments that returns any pytree. `filter_closure_convert` traces it
+      once.
     - `*args`, `**kwargs`: example arguments; a `jax.ShapeDtypeStruct` may replace an array. The
       values of arrays do not matter.
 
-    **Returns:** a Module to be called with arguments like the example: arrays of the same
-    shapes and dtypes, and everything else equal. Its field `consts` is the list of arrays that `fn`
-    closes over, and its field `jaxpr` the program of `fn`. `in_struct` is `(args, kwargs)` of the
-    example, and `out_struct` the output of `fn`, with a `jax.ShapeDtypeStruct` for each array.
+    **Returns:** a Module to be called with arguments like the example: arrays must have the same
+    shapes and dtypes, and everything else must be equal. Its field `consts` is the list of arrays
+    that `fn` closes over, and its field `jaxpr` is the program of `fn`. Its property `in_struct` is
+    the `(args, kwargs)` of the example, and `out_struct` is the output of `fn`; both have a
+    `jax.ShapeDtypeStruct` for each array.
 
-    **Raises:** when called, `ValueError` with the path of an argument that is not like the example.
+    **Raises:** when called, `ValueError` if an argument is not like the example; the message names
+    the path.
 
     !!! example
 

@@ -37,8 +37,8 @@ from ._tangents import (
 class CustomFunction:
     """Base class of functions with a custom derivative.
 
-    It is not a Module, since the derivative is set after construction. It is copied and pickled by
-    name, as functions are.
+    This is not a Module, because its derivative is set after construction. Copying and pickling
+    store its name only, as for Python functions.
     """
 
     __name__: str
@@ -93,15 +93,15 @@ class filter_custom_jvp(CustomFunction):
 
     - `fn`: a function of any arguments that returns any pytree.
 
-    **Returns:** a function of the same arguments, with a method `def_jvp` that takes the rule:
-    `rule(primals, tangents, **kwargs)` returns `(value, tangent)`. `primals` is the tuple of
-    positional arguments. `tangents` has their structure, with `None` for leaves that are not
-    differentiable or not being differentiated. The returned tangent has the structure of the value,
-    with `None` for a zero, and for leaves that are not differentiable.
+    **Returns:** a function of the same arguments. Its method `def_jvp` sets the rule, a function
+    `rule(primals, tangents, **kwargs)` that returns `(value, tangent)`. `primals` is the tuple of
+    positional arguments. `tangents` has the structure of `primals`, with `None` for leaves that are
+    not differentiable or not being differentiated. The returned tangent has the structure of the
+    value, with `None` for zeros and for leaves that are not differentiable.
 
     **Raises:** when called, `AttributeError` if there is no rule. When differentiated, `ValueError`
-    if a keyword argument is differentiated; with the path, `ValueError` if the output of the rule
-    has the wrong structure or shape, and `TypeError` for a wrong dtype.
+    if a keyword argument is differentiated, or if the output of the rule has a wrong structure or
+    shape, and `TypeError` if it has a wrong dtype. The messages name the path.
 
     !!! example
 
@@ -128,9 +128,9 @@ class filter_custom_jvp(CustomFunction):
         return fn_jvp
 
     def defjvp(self, fn_jvp: _Rule) -> _Rule:
-        """Sets a rule that gets zeros instead of `None`. Deprecated: use `def_jvp`.
+        """Sets a rule that gets zeros instead of `None` as tangents. Deprecated: use `def_jvp`.
 
-        The zeros are the tangents of differentiable arrays that are not being differentiated.
+        These are the tangents of arrays that are differentiable, but not being differentiated.
         """
         warnings.warn(
             "`filter_custom_jvp.defjvp` is deprecated: use `def_jvp`. Its rule gets `None`, "
@@ -200,7 +200,8 @@ class _FlatJvp:
         types = self.value_rest.leaves_into(None, differentiable)
         found = tangents_of(types, self.value_rest.treedef, tangent, "tangent", "value")
         found = self.value_rest.take(found)
-        # Inside `jax.shard_map` JAX rejects a value and a tangent if only one of them varies.
+        # Inside `jax.shard_map`, JAX raises if only one of value and tangent varies along a mesh
+        # axis.
         axes = [
             varying_axes(leaf) | varying_axes(each)
             for leaf, each in zip(numbers, found, strict=True)
@@ -222,7 +223,7 @@ class _FlatJvp:
 
 
 def _is_array_or_number(leaf: Any) -> bool:
-    # An `int` or a `bool` has no tangent, and is more useful unchanged.
+    # An `int` or a `bool` has no tangent, so the function gets it unchanged, not as an array.
     return is_array_or_traced_reference(leaf) or isinstance(leaf, float | complex)
 
 
@@ -236,8 +237,8 @@ _Backward = Callable[..., Any]
 class filter_custom_vjp(CustomFunction):
     """Gives a function of any arguments a custom reverse-mode derivative.
 
-    This is `jax.custom_vjp` with a simpler interface: only the first argument is differentiated,
-    and the backward pass also gets all arguments.
+    This is `jax.custom_vjp` with a simpler interface. Only the first argument is differentiated.
+    The backward pass gets the arguments, next to the residuals.
 
     **Arguments:**
 
@@ -249,14 +250,15 @@ class filter_custom_vjp(CustomFunction):
       `(value, residuals)`. `perturbed` has the structure of `vjp_arg`, with `True` for each leaf
       that is differentiated and `False` for all others. `residuals` may be any pytree.
     - `def_bwd` takes `backward(residuals, cotangent, perturbed, vjp_arg, *args, **kwargs)`, which
-      returns the gradient for `vjp_arg`. `cotangent` has the structure of the value, with `None`
-      for zero, and for leaves that are not differentiable. The gradient has the structure of
-      `vjp_arg`, with `None` for zero; its values for leaves that are not perturbed are ignored.
+      returns the gradient with respect to `vjp_arg`. `cotangent` has the structure of the value,
+      with `None` for zeros and for leaves that are not differentiable. The gradient has the
+      structure of `vjp_arg`, with `None` for zeros. At leaves that are not perturbed, the gradient
+      is ignored.
 
     **Raises:** when called, `RuntimeError` if the derivative was not set. When differentiated,
-    `RuntimeError` if an argument other than the first is differentiated; with the path,
-    `ValueError` if the gradient has the wrong structure or shape, and `TypeError` for a wrong
-    dtype.
+    `RuntimeError` if an argument other than the first is differentiated, `ValueError` if the
+    gradient has a wrong structure or shape, and `TypeError` if it has a wrong dtype. The messages
+    name the path.
 
     !!! example
 
@@ -295,7 +297,7 @@ class filter_custom_vjp(CustomFunction):
     def defvjp(self, fn_fwd: _Forward, fn_bwd: _Backward) -> None:
         """Sets both passes, without `perturbed`. Deprecated: use `def_fwd` and `def_bwd`.
 
-        The backward pass gets zeros instead of `None` for differentiable arrays.
+        The backward pass gets zeros instead of `None` as the cotangents of differentiable arrays.
         """
         warnings.warn(
             "`filter_custom_vjp.defvjp` is deprecated: use `def_fwd` and `def_bwd`. Their "
@@ -344,7 +346,8 @@ class filter_custom_vjp(CustomFunction):
 class _Residuals(Module):
     """The residuals that the forward pass leaves for the backward pass.
 
-    - `arrays`, `rest`: the tree `(residuals, vjp_arg, args, kwargs)`, split.
+    - `arrays`, `rest`: the tree `(residuals, vjp_arg, args, kwargs)`, split into its arrays and the
+      rest.
     """
 
     arrays: list[Any]
@@ -403,7 +406,7 @@ class _FlatVjp:
             leaf if is_wanted else None
             for leaf, is_wanted in zip(jtu.tree_leaves(vjp_arg), wanted, strict=True)
         ]
-        # The gradients for all other leaves are ignored, and may be anything.
+        # The gradients at all other leaves are ignored, so they are not checked.
         found = [leaf if is_wanted else None for leaf, is_wanted in zip(found, wanted, strict=True)]
         gradients = checked_tangents(found, types, treedef, "gradient", "vjp_arg")
         gradients = [
@@ -435,7 +438,7 @@ class _FlatVjp:
 
 
 def _value(primal: CustomVJPPrimal) -> Any:
-    """The value as an array. For an array made from a Python number, JAX returns the number."""
+    """The value as an array: JAX may pass the Python number from which an array was made."""
     return primal.value if is_array(primal.value) else jnp.asarray(primal.value)
 
 

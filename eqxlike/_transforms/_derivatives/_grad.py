@@ -133,25 +133,25 @@ def filter_value_and_grad(
 ) -> Any:
     """The value of a function and its gradient for the floating-point arrays of its first argument.
 
-    Complex arrays are differentiated too; arrays that `nn.freeze` marked are not. If the argument
-    has no such arrays, the gradient is `None` at every leaf.
+    Complex arrays are differentiated too. Arrays that `nn.freeze` has frozen are not. If there is
+    no array to differentiate, the gradient is `None` at every leaf.
 
     **Arguments:**
 
-    - `fun`: a function from any arguments to a floating-point scalar. Without it, a decorator is
-      returned.
+    - `fun`: a function of any arguments that returns a floating-point scalar. Without it, a
+      decorator is returned.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree.
-    - `mode`: a mode of `eqxlike.ad`, such as `ad.Forward()`; `None` is JAX's reverse mode.
+    - `mode`: a mode of `eqxlike.ad`, such as `ad.Forward()`. `None` selects JAX's reverse mode.
     - `**gradkwargs`: `holomorphic`, `allow_int` as in `jax.value_and_grad`.
 
     **Returns:** a function of the same arguments that returns `(value, gradient)`, or
     `((value, aux), gradient)`. The gradient has the structure of the first argument, with `None`
     for every leaf that is not differentiated.
 
-    **Raises:** `ValueError` if `argnums` is passed, and `TypeError` if `mode` is not a mode; when
-    called, `TypeError` if the first argument is passed by keyword or the value is not a
-    floating-point scalar. If a mode cannot differentiate an operation, a note on JAX's error names
-    a mode that can.
+    **Raises:** `ValueError` if `argnums` is passed, and `TypeError` if `mode` is not a mode. When
+    called, `TypeError` if the first argument is passed by keyword, or if the value is not a
+    floating-point scalar. If the mode cannot differentiate an operation, JAX's own error, with a
+    note that names a mode that can.
 
     !!! example
 
@@ -205,7 +205,8 @@ def filter_grad(
 ) -> Any:
     """The gradient of a function for the floating-point arrays of its first argument.
 
-    Arguments, errors and differentiated arrays are the same as for `filter_value_and_grad`.
+    The arguments, the errors and the arrays that are differentiated are the same as for
+    `filter_value_and_grad`.
 
     **Returns:** a function of the same arguments that returns the gradient, or `(gradient, aux)`.
 
@@ -224,7 +225,7 @@ def filter_grad(
 class JacobianFunction(TransformedFunction):
     """The function that `filter_jacfwd` and similar transformations return.
 
-    - `_modes`: the transformations to apply, such as `jax.jacfwd`, the innermost first.
+    - `_modes`: the transformations to apply, such as `jax.jacfwd`, with the innermost one first.
     """
 
     _has_aux: bool = field(static=True)
@@ -247,7 +248,7 @@ class JacobianFunction(TransformedFunction):
             return value_arrays, aux_arrays
 
         def tree_of(rows: list[Any], depth: int) -> PyTree:
-            """The nested trees for these nested lists, one level for each mode."""
+            """Converts nested lists of arrays to nested trees, with one level for each mode."""
             subtrees = [tree_of(row, depth - 1) for row in rows] if depth else rows
             return rest.merge_into(None, subtrees)
 
@@ -272,7 +273,8 @@ class JacobianFunction(TransformedFunction):
 def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
     """The Jacobian of a function for the arrays of its first argument, by forward mode.
 
-    It takes one pass for each element of the inputs: use it for more outputs than inputs.
+    It makes one forward pass for each element of the input arrays. Use it if the outputs have more
+    elements than the inputs.
 
     **Arguments:**
 
@@ -281,13 +283,14 @@ def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
       differentiated.
 
     **Returns:** a function of the same arguments that returns the Jacobian, or `(jacobian, aux)`.
-    In the Jacobian, each array of the value, of shape `(*out)`, is replaced by a tree with the
-    structure of the first argument. In this tree, each floating-point array, of shape `(*in)`, is
-    replaced by an array of shape `(*out, *in)`, and everything else by `None`. Leaves of the value
-    that are neither arrays nor numbers are replaced by `None`.
+    The Jacobian has the structure of the value. In place of each array of the value, of shape
+    `(*out)`, it has a tree with the structure of the first argument. In place of each
+    floating-point array of the argument, of shape `(*in)`, this tree has an array of shape `(*out,
+    *in)`. Its other leaves are `None`. In place of leaves of the value that are neither arrays nor
+    numbers, the Jacobian has `None`.
 
-    **Raises:** when called, `TypeError` if the first argument is passed by keyword, or an array in
-    it is complex.
+    **Raises:** when called, `TypeError` if the first argument is passed by keyword, or if it
+    contains a complex array.
 
     !!! example
 
@@ -305,11 +308,11 @@ def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
 def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
     """The Jacobian of a function for the arrays of its first argument, by reverse mode.
 
-    It takes one pass for each element of the outputs. Arguments and output are as in
+    It makes one backward pass for each element of the outputs. Arguments and output are as in
     `filter_jacfwd`.
 
-    **Raises:** when called, `TypeError` if the first argument is passed by keyword, or an array of
-    the value is not real.
+    **Raises:** when called, `TypeError` if the first argument is passed by keyword, or if the value
+    contains an array that is not real.
 
     !!! example
 
@@ -324,11 +327,12 @@ def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
 def filter_hessian(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
     """The second derivatives of a function for the arrays of its first argument.
 
-    It uses forward mode over reverse mode. Arguments and errors are as in `filter_jacfwd`.
+    It applies forward mode to reverse mode. Arguments and errors are as in `filter_jacfwd`.
 
     **Returns:** a function of the same arguments that returns the Hessian, or `(hessian, aux)`. The
-    Hessian is the Jacobian with each array replaced by another tree with the structure of the first
-    argument; its arrays have shape `(*out, *in, *in)`.
+    Hessian is the Jacobian of the Jacobian: in place of each array of the Jacobian, it has another
+    tree with the structure of the first argument. The arrays of this tree have shape `(*out, *in,
+    *in)`.
 
     !!! example
 
@@ -403,13 +407,14 @@ _HINTS = (
 
 @contextlib.contextmanager
 def advised(mode: Any, name: str | None) -> Iterator[None]:
-    """Context manager that adds a note to JAX's error: what a mode cannot do, and which mode can.
+    """Context manager that adds a note to JAX's error if a mode cannot differentiate an operation.
 
-    An error gets at most one such note.
+    The note names a mode that can. An error gets at most one such note.
 
     **Arguments:**
 
-    - `name`: the name of the function; `None` if a caller adds the note.
+    - `name`: the name of the function in the note. With `None`, no note is added here, because a
+      caller adds it.
     """
     try:
         yield

@@ -1,7 +1,8 @@
 """`linear_call`: a linear function with a custom transpose, for all transformations.
 
-`jax.custom_vjp` removes a function's forward mode. A `jax.custom_jvp` whose tangents are
-a `linear_call` keeps it: forward mode runs `forward`, and reverse mode `transpose`.
+A function with a `jax.custom_vjp` has no forward mode. A `jax.custom_jvp` whose rule computes the
+tangents by `linear_call` has both modes: forward mode runs `forward`, and reverse mode runs
+`transpose`.
 """
 
 import functools
@@ -31,22 +32,25 @@ def linear_call(
     transpose_beside_tangents: Transpose | None = None,
     is_of_members: bool = False,
 ) -> list[Array]:
-    """Returns `forward(residuals, tangents)`, with `transpose` as its transpose.
+    """Returns `forward(residuals, tangents)`. Reverse mode differentiates the call by `transpose`.
 
     **Arguments:**
 
-    - `forward`: linear in its second argument, and differentiable in both.
-    - `transpose`: `transpose(residuals, cotangents, is_shared)` takes the cotangents of the output
-      of `forward`, and returns the cotangents of the tangents.
-    - `like`: arrays of the shapes and dtypes of the output of `forward`.
-    - `num_summed`: the number of leading tangents for which `is_shared` says whether the members of
-      a batch share the tangent. For a shared tangent, `transpose` returns the sum of the cotangents
-      over the batch: the weights of a batch of networks then have one cotangent, not one for each
-      member.
-    - `transpose_beside_tangents`: replaces `transpose` in the primal call of a JVP, which also has
-      a call for the tangents. Needed if `transpose` is incomplete.
-    - `is_of_members`: whether `transpose` differs among the members of a batch even if
-        `forward` does not.
+    - `forward`: function of two lists of arrays that returns a list of arrays. It must be linear in
+      the second argument, and differentiable in both.
+    - `transpose`: function called as `transpose(residuals, cotangents, is_shared)`. It takes the
+      cotangents of the output of `forward`, and returns the cotangents of `tangents`.
+    - `like`: arrays with the shapes and dtypes of the output of `forward`.
+    - `num_summed`: the number of tangents, counted from the first, that `transpose` can sum. For
+      each of them, `is_shared` has `True` if all members of a batch share the tangent. Then
+      `transpose` returns the sum of the cotangents over the batch, not one cotangent for each
+      member. For example, the weights of a network that is mapped over a batch of inputs have one
+      cotangent.
+    - `transpose_beside_tangents`: a JVP of this call makes two calls: one for the primal output,
+      and one for the tangents. This function replaces `transpose` in the former. Needed if
+      `transpose` is incomplete.
+    - `is_of_members`: whether `transpose` returns different cotangents for the members of a batch
+      even if `forward` returns the same output for all of them.
     """
     return _linear.bind(
         *residuals,
@@ -138,7 +142,8 @@ def _batch(
         def batched_transpose(
             residuals: list[Array], cotangents: list[Array], _: tuple[bool, ...]
         ) -> list[Array]:
-            # A shared output counts once: only the first member gets its cotangent.
+            # If the members share an output, its cotangent counts once. So the first member gets
+            # the cotangent, and all others get zero.
             cotangents = [
                 each
                 if is_one
@@ -147,7 +152,7 @@ def _batch(
             ]
 
             def by_members(is_summed: tuple[bool, ...]) -> Linear:
-                """`transpose` over the batch: sums these cotangents inside, all others here."""
+                """`transpose` over the batch. It sums the cotangents in `is_summed` itself."""
                 out_axes = [None if summed else 0 for summed in is_summed]
                 out_axes += [0] * (len(of_tangents) - num_summed)
 
@@ -164,8 +169,8 @@ def _batch(
 
                 return run
 
-            # A collective operation over a named axis needs the whole axis, so nothing is summed
-            # inside.
+            # A collective operation over a named axis needs one value for each member, so
+            # `transpose` must not sum over a named axis.
             is_summed = none_shared if name else is_shared[:num_summed]
             summed_inside = jax.custom_jvp(batch_first(by_members(is_summed)))
 
@@ -192,7 +197,7 @@ def _batch(
         ),
         is_of_members=is_of_members,
         num_residuals=num_residuals,
-        # For a batch of batches, the outer batch is summed here.
+        # If this batch is mapped again, the outer batch is summed here, not by `transpose`.
         num_summed=0,
         avals=tuple(
             _with_batch(axis, each, args) if is_one else each
@@ -203,7 +208,7 @@ def _batch(
 
 
 def _with_batch(axis: Any, aval: Any, args: Sequence[Any]) -> Any:
-    """The type of a batch of arrays, with the explicit sharding of the batch axis in `args`."""
+    """The type of a batch of arrays. An explicit sharding of the batch axis is as in `args`."""
     meshes = [jax.typeof(each).sharding.mesh for each in args]
     mesh = next((each for each in meshes if not each.empty), aval.sharding.mesh)
     spec = jax.sharding.PartitionSpec(axis.explicit_mesh_axis, *aval.sharding.spec)
@@ -212,7 +217,7 @@ def _with_batch(axis: Any, aval: Any, args: Sequence[Any]) -> Any:
 
 
 def flag_batched(forward: Linear, mapped: Any, axes: Any, args: Sequence[Array]) -> list[bool]:
-    """For each output array of `forward`, whether it differs among the members of a batch."""
+    """Flags the output arrays of `forward` that differ among the members of the batch."""
     found = []
 
     @custom_vmap
@@ -226,7 +231,7 @@ def flag_batched(forward: Linear, mapped: Any, axes: Any, args: Sequence[Array])
 
     def run(residuals: list[Array], tangents: list[Array]) -> list[Array]:
         output = forward(residuals, tangents)
-        # The default: no output is batched.
+        # JAX does not call `_note` if no output is batched.
         found[:] = [False] * len(output)
         return noted(output)
 
@@ -244,16 +249,17 @@ batching.fancy_primitive_batchers[_linear] = _batch
 
 
 def to_front(array: Any, axis: int) -> Any:
-    """Moves `axis` to the front. Unlike `jnp.moveaxis`, traces nothing if it is there already."""
+    """Moves `axis` to the front. If it is in front already, nothing is traced."""
     return array if axis == 0 else jnp.moveaxis(array, axis, 0)
 
 
 def batch_first(function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes `jax.vmap` of `function` return arrays with the batch axis in front.
 
-    `jax.custom_jvp` and `jax.custom_vjp` need this for a function and its rule. To differentiate
-    `jax.jit(jax.vmap(function))`, JAX calls the rule, but takes the positions of the batch axes
-    from the function (jax 0.10.2 to 0.12.0.1). If the positions differ, the numbers are wrong.
+    Apply this to a function with a `jax.custom_jvp` or `jax.custom_vjp`, and to its rule. To
+    differentiate `jax.jit(jax.vmap(function))`, JAX calls the rule, but assumes that the output of
+    the rule has its batch axes where the output of the function has them (jax 0.10.2 to 0.12.0.1).
+    If the positions differ, the derivative is wrong.
     """
 
     @functools.wraps(function)
@@ -285,13 +291,13 @@ def is_inexact(array: Any) -> bool:
 
 
 def has_tangent(tangent: Any) -> bool:
-    """Whether a tangent is not a symbolic zero, and not of dtype `float0`."""
+    """Returns `True` unless the tangent is a symbolic zero or has dtype `float0`."""
     is_zero = isinstance(tangent, SymbolicZero | ad.Zero)
     return not is_zero and tangent.dtype != jax.dtypes.float0
 
 
 def instantiate(tangent: Any) -> Array:
-    """The tangent, with zeros for a `SymbolicZero`."""
+    """Returns the tangent; a `SymbolicZero` becomes an array of zeros."""
     if type(tangent) is not SymbolicZero:
         return tangent
     return ad.instantiate_zeros(ad.Zero(tangent.aval))
@@ -305,7 +311,7 @@ def zero_tangent(array: Array) -> Any:
 def jvp_of_moving(
     function: Callable[[list[Array]], Any], primals: Sequence[Array], tangents: Sequence[Any]
 ) -> Any:
-    """`jax.jvp` of a function of a list of arrays; arrays without a tangent are constant."""
+    """Calls `jax.jvp` for a function of a list of arrays. Arrays without a tangent are constant."""
     moving = [place for place, tangent in enumerate(tangents) if has_tangent(tangent)]
 
     def of_moving(*values: Array) -> Any:

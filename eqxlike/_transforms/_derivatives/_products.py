@@ -25,22 +25,25 @@ from ._tangents import tangents_of
 def filter_jvp(
     fn: Callable[..., Output], primals: Sequence[PyTree], tangents: Sequence[PyTree], **kwargs: Any
 ) -> tuple[Output, PyTree]:
-    """The value of a function and its Jacobian-vector product, for arguments of any type.
+    """Computes the value of a function and a Jacobian-vector product, for arguments of any type.
 
     **Arguments:**
 
     - `fn`: a function of any arguments that returns any pytree.
     - `primals`: a tuple or list of the positional arguments.
-    - `tangents`: a tuple or list with the structure of `primals`. For each floating-point or
-      complex array, or Python number, it has an array of the same shape and dtype, or `None` for
-      zero; for all other leaves `None`. `None` may also represent a whole subtree of zeros.
-    - `**kwargs`: passed to `fn`, and not differentiated.
+    - `tangents`: a tuple or list with the structure of `primals`. The tangent of a floating-point
+      or complex array, or of a Python `float` or `complex`, is an array of the same shape and
+      dtype, or `None` for zero. The tangent of any other leaf is `None`. `None` may also replace a
+      whole subtree of zeros.
+    - `**kwargs`: keyword arguments of `fn`. They are not differentiated.
 
-    **Returns:** `(fn(*primals, **kwargs), tangent)`. The tangent has the structure of the value,
-    with `None` for leaves that are not differentiable, or do not depend on an input with a tangent.
+    **Returns:** `(fn(*primals, **kwargs), tangent)`. The tangent has the structure of the value. It
+    is `None` at leaves that are not differentiable, and at leaves that do not depend on an input
+    with a tangent.
 
-    **Raises:** with the path: `ValueError` if a structure or shape differs; `TypeError` if a dtype
-    differs, or a leaf that is not differentiable has a tangent.
+    **Raises:** `ValueError` if the structures or shapes of `primals` and `tangents` differ.
+    `TypeError` if their dtypes differ, or if a leaf that is not differentiable has a tangent. The
+    messages name the path.
 
     !!! example
 
@@ -73,7 +76,7 @@ def filter_jvp(
     def of_perturbed(perturbed: list[Any]) -> tuple[list[Any], list[Any]]:
         nonlocal output_rest, is_zero
         returned = fn(*rest.merge(perturbed), **kwargs)
-        # A leaf that is not a tracer depends on no input.
+        # An output that is not a tracer does not depend on any input.
         traced, output_rest = split(returned, lambda leaf: isinstance(leaf, Tracer))
         is_zero = _find_zeros(perturbed, traced)
         zero, not_zero = (
@@ -94,17 +97,17 @@ def filter_jvp(
 
 
 def _as_array(leaf: Any) -> Any:
-    # JAX would first convert a Python number to a subclass of `float`.
+    # Convert a Python number here, because JAX would make it an instance of a subclass of `float`.
     return leaf if is_inexact_array(leaf) else jnp.asarray(leaf)
 
 
 def _find_zeros(perturbed: list[Any], traced: list[Any]) -> list[bool]:
-    """For each of `traced`, whether its tangent is a symbolic zero.
+    """Returns, for each array in `traced`, whether its tangent is a symbolic zero.
 
-    Such an array does not depend on `perturbed`. Only the JVP rule of a primitive sees symbolic
-    zeros, and JAX calls the rule only if an operand has a tangent. So `perturbed[0]`, which has
-    one, is an operand too. A `jax.custom_jvp` would do the same, but takes 90 us a call instead of
-    7.
+    An array with a symbolic zero does not depend on `perturbed`. Only the JVP rule of a primitive
+    sees symbolic zeros, so this function calls a primitive on the arrays. JAX calls the rule only
+    if an operand has a tangent. `perturbed[0]` has one, so it is an operand too. A `jax.custom_jvp`
+    instead of the primitive would take 90 us a call, not 7.
     """
     tangents: list[Any] = []
     _report_p.bind(perturbed[0], *traced, report=tangents.extend)
@@ -130,7 +133,7 @@ ad.primitive_jvps[_report_p] = _report_tangents
 
 
 class Pullback(Module):
-    """The function that `filter_vjp` returns: takes a cotangent of the output, returns gradients.
+    """The function that `filter_vjp` returns. It maps a cotangent of the output to gradients.
 
     It is a pytree whose leaves are the residuals of the forward pass.
     """
@@ -153,7 +156,7 @@ class Pullback(Module):
 
 
 def _zero(struct: jax.ShapeDtypeStruct) -> Any:
-    """The zero cotangent that JAX expects."""
+    """The zero cotangent that JAX expects for an output of this shape and dtype."""
     if is_inexact(struct):
         return vary(jnp.zeros(struct.shape, struct.dtype), varying_axes(struct))
     return np.zeros(struct.shape, jax.dtypes.float0)
@@ -172,25 +175,26 @@ def filter_vjp(
     fun: Callable[..., tuple[Output, Aux]], *primals: PyTree, has_aux: Literal[True]
 ) -> tuple[Output, Pullback, Aux]: ...
 def filter_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False) -> Any:
-    """The value of a function and its vector-Jacobian product, for arguments of any type.
+    """Computes the value of a function, and a function for vector-Jacobian products.
 
     **Arguments:**
 
     - `fun`: a function of any arguments that returns any pytree.
-    - `*primals`: its arguments; their floating-point and complex arrays are differentiated.
-    - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree that is not
+    - `*primals`: the arguments of `fun`. Floating-point and complex arrays in them are
+      differentiated.
+    - `has_aux`: whether `fun` returns `(value, aux)`. `aux` is any pytree, and is not
       differentiated.
 
-    **Returns:** `(value, pullback)`, or `(value, pullback, aux)`. `pullback` takes a cotangent, a
-    tree with the structure of the value. For each floating-point or complex array it has an array
-    of the same shape and dtype, or `None` for zero; for all other leaves `None`. `pullback` returns
-    a tuple with the gradient of each argument, with `None` for every leaf that is not a
-    floating-point or complex array. `pullback` is a pytree, and may be passed into and out of
-    transformations.
+    **Returns:** `(value, pullback)`, or `(value, pullback, aux)`. `pullback` takes a cotangent with
+    the structure of the value. The cotangent of a floating-point or complex array is an array of
+    the same shape and dtype, or `None` for zero. The cotangent of any other leaf is `None`.
+    `pullback` returns a tuple with one gradient for each argument. A gradient has `None` at each
+    leaf that is not a floating-point or complex array. `pullback` is a pytree, so it may be an
+    argument or an output of a transformed function.
 
-    **Raises:** `TypeError` if `has_aux` is true and `fun` does not return a pair. `pullback`
-    raises, with the path: `ValueError` if the structure or a shape differs; `TypeError` if a dtype
-    differs, or a leaf that is not differentiable has a cotangent.
+    **Raises:** `TypeError` if `has_aux` is true and `fun` does not return a pair. `pullback` raises
+    `ValueError` if the structure or a shape of the cotangent is wrong, and `TypeError` if a dtype
+    is wrong or a leaf that is not differentiable has a cotangent. The messages name the path.
 
     !!! example
 
@@ -218,7 +222,7 @@ def filter_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False)
 
     value_arrays, vjp, aux_arrays = jax.vjp(of_arrays, arrays, has_aux=True)
     types = tuple(
-        # A NumPy array may have a dtype that JAX lacks.
+        # A NumPy array may have a dtype that JAX does not support.
         jax.ShapeDtypeStruct(
             each.shape, jnp.result_type(each), manual_axis_type=manual_axis_type(each)
         )

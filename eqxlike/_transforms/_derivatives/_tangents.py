@@ -1,6 +1,6 @@
 """Tangents, cotangents and gradients: trees with the structure of another tree.
 
-They have `None` for zero, at a leaf or instead of a whole subtree.
+In them, `None` means zero. It may replace a leaf or a whole subtree.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ def tangents_of(types: list[Any], treedef: Any, tangents: PyTree, name: str, of:
 
     **Arguments:**
 
-    - `types`: for each leaf an object with its shape and dtype (such as the leaf itself), or `None`
-      if it is not differentiable.
+    - `types`: for each leaf, an object with the shape and dtype of the leaf (such as the leaf
+      itself), or `None` if the leaf is not differentiable.
     - `treedef`: the structure of the tree.
-    - `name`, `of`: the names of `tangents` and of the tree in messages.
+    - `name`, `of`: the names of `tangents` and of the tree in error messages.
 
-    **Raises:** with the path: `ValueError` if the structures or the shapes differ; `TypeError` if
-    the dtypes differ, or a leaf that is not differentiable has a tangent.
+    **Raises:** `ValueError` if the structures or the shapes differ. `TypeError` if the dtypes
+    differ, or if a leaf that is not differentiable has a tangent. The messages name the path.
     """
     found = match_leaves(treedef, tangents, name, of)
     return checked_tangents(found, types, treedef, name, of)
@@ -40,7 +40,7 @@ def full_tangents(
 
     **Arguments:**
 
-    - `arrays`, `rest`: the parts of the tree to which `tangents` belong.
+    - `arrays`, `rest`: the tree of primals, split into its arrays and the rest.
     - `name`, `of`: as in `tangents_of`.
 
     **Raises:** the errors of `tangents_of`.
@@ -54,15 +54,15 @@ def full_tangents(
 
 
 def match_leaves(treedef: Any, tree: PyTree, name: str, of: str) -> list[Any]:
-    """The subtree of `tree` for each leaf of `treedef`; a `None` represents all leaves below it.
+    """The subtree of `tree` at each leaf of `treedef`. `None` in `tree` may replace a subtree.
 
-    **Raises:** `ValueError` with the path at which the structures differ.
+    **Raises:** `ValueError` if the structures differ; the message names the path.
     """
     try:
         return treedef.flatten_up_to(tree)
     except (TypeError, ValueError):
-        # Either `None` represents a whole subtree, which JAX does not support, or there is an
-        # error.
+        # Either the structures differ, or `None` replaces a subtree. JAX does not support the
+        # latter.
         found: list[Any] = []
 
         def take(whole: PyTree, part: PyTree) -> bool | None:
@@ -95,7 +95,7 @@ _LEAF = object()
 def checked_tangents(
     tangents: list[Any], types: list[Any], treedef: Any, name: str, of: str
 ) -> list[Any]:
-    """`tangents` as arrays that JAX accepts, or `None`. The arguments are as in `tangents_of`."""
+    """Checks each tangent, and converts it to an array. See `tangents_of` for the arguments."""
     return [
         None if tangent is None else _checked(tangent, struct, place, treedef, name, of)
         for place, (tangent, struct) in enumerate(zip(tangents, types, strict=True))
@@ -122,7 +122,7 @@ def _checked(tangent: Any, struct: Any, place: int, treedef: Any, name: str, of:
     if isinstance(tangent, float) or (
         isinstance(tangent, complex) and jnp.issubdtype(expected_dtype, jnp.complexfloating)
     ):
-        # A Python number is weakly typed.
+        # A Python number has no dtype of its own, so it takes the expected dtype.
         tangent = jnp.asarray(tangent, expected_dtype)
     if not is_array_like(tangent):
         raise TypeError(
@@ -143,10 +143,10 @@ def _checked(tangent: Any, struct: Any, place: int, treedef: Any, name: str, of:
 
 
 def varying_like(cotangent: Any, array: Any) -> Any:
-    """Inside `jax.shard_map`, makes a cotangent vary along the same mesh axes as its array.
+    """Makes a cotangent vary along the same mesh axes as its array, inside `jax.shard_map`.
 
-    If the array is replicated, its cotangent is the sum over the devices. Reverse mode returns this
-    sum; forward mode and custom rules return the cotangent of each device.
+    The cotangent of a replicated array is a sum over the devices. Reverse mode returns this sum.
+    Forward mode and custom rules return one cotangent for each device, so this function sums them.
     """
     axes = varying_axes(cotangent) - varying_axes(array)
     cotangent = jax.lax.psum(cotangent, tuple(sorted(axes, key=str))) if axes else cotangent

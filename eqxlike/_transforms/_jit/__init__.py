@@ -1,6 +1,7 @@
 """`filter_jit`: finds or compiles a function of flat arrays for each call.
 
-In reading order; docs/design.md gives an overview of the fast and the slow path of a call:
+The modules in reading order (docs/design.md gives an overview of the fast and the slow path of a
+call):
 
 - `_filter_jit`: the public function, the callable that it returns, and its dispatcher.
 - `_dispatch`: the slow path of a call, from its arguments to `jax.jit` and back.

@@ -1,5 +1,5 @@
-"""The arguments of a call: their canonical order, shardings and donation; arrays in static
-objects; and notes that name arguments in errors.
+"""The arguments of a call: their order, shardings and donation, and their names in errors. Also
+finds changed arrays in the attributes of static arguments.
 """
 
 import contextlib
@@ -24,7 +24,9 @@ from .._sharding import shardings_of_arrays
 from .._signatures import DonateWord
 
 OrderedArguments = tuple[tuple[Any, ...], tuple[str, ...]]
-"""`(args, names)`: the last `len(names)` of `args` have these names, the rest are positional."""
+"""`(args, names)`. The last `len(names)` elements of `args` have these names. The rest are
+positional.
+"""
 
 _BY_PLACE = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
@@ -33,9 +35,10 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
     """The signature of `function` itself, or `None` if it is unknown.
 
-    The signature of its `__wrapped__`, which `functools.wraps` sets, is ignored: a decorator may
-    take other arguments and have other defaults. For functions of `jax.jit` the result is `None`:
-    to them, an omitted default differs from a default that is passed.
+    The signature of `function.__wrapped__`, an attribute that `functools.wraps` sets, is ignored,
+    because the decorated function may take other arguments and have other defaults. For functions
+    of `jax.jit` the result is `None`, because they treat an omitted default differently from a
+    default that is passed.
     """
     if isinstance(function, PjitFunction | jax.custom_jvp | jax.custom_vjp):
         return None
@@ -46,37 +49,38 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 _Plan = tuple[Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]], tuple[str, ...]]
-"""A function from `args` and `kwargs` to the ordered arguments, and the names of the last ones."""
+"""A function from `args` and `kwargs` to the ordered arguments; and the names of the last ones."""
 
 _MAX_PLANS = 1024
 
 WRAPPER = "_eqxlike_wrapper"
-"""The name of the first parameter of a function that is called with one of our wrappers."""
+"""The name of the first parameter of a `__call__`, if this parameter is a wrapper of eqxlike."""
 
 
 class _Placeholder(str):
-    """A placeholder for an argument of a call: code that takes it from `args` or `kwargs`."""
+    """Placeholder for an argument: code that takes the argument from `args` or `kwargs`."""
 
     __slots__ = ()
 
 
 def _is_constant(default: Any) -> bool:
-    """Whether passing a default is the same as omitting it: an array would be traced."""
+    """Whether passing this default has the same effect as omitting it. False for arrays."""
     if type(default) is tuple:
         return all(map(_is_constant, default))
     return type(default) in ATOMS
 
 
 class ArgumentOrder:
-    """The canonical order of the arguments of one function, however a call passes them.
+    """Arranges the arguments of one function in the same order, however a call passes them.
 
-    Arguments are in the order of the signature, with keyword-only arguments last. Constant defaults
-    are filled in: numbers, strings and the like, and tuples of these.
+    Arguments are in the order of the signature, with keyword-only arguments last. Defaults are
+    filled in if they are constants: numbers, strings and similar values, and tuples of these.
 
     **Arguments:**
 
     - `name`: the name of the function, for messages.
-    - `signature`: its signature. With `None`, arguments stay in the order of the call.
+    - `signature`: the signature of the function. With `None`, arguments stay in the order of the
+      call.
     - `fills_defaults`: whether to fill in omitted defaults.
     """
 
@@ -96,12 +100,12 @@ class ArgumentOrder:
             or bool(self.keyword_only)
             or any(parameter.kind in _VARIADIC for parameter in self.parameters)
         )
-        # A plan for each pattern of positional and keyword arguments: binding by `inspect` takes
-        # longer than the call itself.
+        # One plan for each pattern of positional and keyword arguments. The plans are stored,
+        # because binding by `inspect` takes longer than the call itself.
         self._plans: dict[tuple[int, tuple[str, ...]], _Plan] = {}
 
     def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OrderedArguments:
-        """The ordered arguments of a call; raises `TypeError` if they do not fit the signature."""
+        """Orders the arguments of a call. Raises `TypeError` if they do not fit the signature."""
         if not kwargs and len(args) == self.num_by_place and not self.must_be_arranged:
             return args, ()
         pattern = (len(args), tuple(kwargs))
@@ -113,7 +117,7 @@ class ArgumentOrder:
         return plan[0](args, kwargs), plan[1]
 
     def _plan(self, num_args: int, given_names: tuple[str, ...]) -> _Plan:
-        """The plan for calls with `num_args` positional arguments, and keywords `given_names`."""
+        """Makes the plan for calls with this number of arguments and these keywords."""
         args = [_Placeholder(f"args[{place}]") for place in range(num_args)]
         kwargs = {name: _Placeholder(f"kwargs[{name!r}]") for name in given_names}
         if self.signature is None:
@@ -164,14 +168,14 @@ class ArgumentOrder:
             raise TypeError(f"{self.function_name}() {error}{hint}") from None
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-        """The arguments of a call with the names of their parameters, for messages."""
+        """Pairs of name and argument, with the parameter names that messages show."""
         with contextlib.suppress(TypeError):
             if self.signature is not None:
                 return list(self.signature.bind(*args, **kwargs).arguments.items())
         return [(f"args[{place}]", each) for place, each in enumerate(args)] + list(kwargs.items())
 
     def labels(self, num_args: int, names: tuple[str, ...]) -> list[str]:
-        """Names for messages of `num_args` ordered arguments; the last ones have `names`."""
+        """The names, in messages, of `num_args` ordered arguments. The last ones are `names`."""
         num_by_place = num_args - len(names)
         declared = [each.name for each in self.parameters if each.kind in _BY_PLACE]
         more = (each.name for each in self.parameters if each.kind is Parameter.VAR_POSITIONAL)
@@ -180,7 +184,7 @@ class ArgumentOrder:
         return [*declared[:num_by_place], *rest, *names]
 
     def unknown_among(self, names: Iterable[str]) -> str:
-        """A sentence about the first of `names` that is not a parameter; empty if all are."""
+        """A sentence about the first of `names` that is not a parameter, or `""`."""
         known = [each.name for each in self.parameters if each.name != WRAPPER]
         has = f"it has {', '.join(map(repr, known)) or 'none'}."
         for name in names:
@@ -189,7 +193,7 @@ class ArgumentOrder:
         return ""
 
     def places(self, name: str, names: tuple[str, ...], num_args: int) -> tuple[int, ...]:
-        """The places in an ordered call that belong to the parameter `name`.
+        """The indices, in an ordered call, of the arguments of the parameter `name`.
 
         **Arguments:**
 
@@ -231,10 +235,10 @@ def shardings_of_arguments(
     **Arguments:**
 
     - `in_shardings`: a prefix of the tuple of arguments; or a dictionary from names of parameters
-      to prefixes of their arguments. All other arguments stay where they are.
+      to prefixes of their arguments. Arguments that are not in the dictionary stay where they are.
     - `num_bound`, `bound_names`: the number of bound positional arguments, and the names of bound
       keyword arguments.
-    - `ordered`, `names`: the call.
+    - `ordered`, `names`: the arguments of the ordered call, and the names of the last ones.
 
     **Raises:** `ValueError` if `in_shardings` is not a prefix, or has too few or too many entries.
     """
@@ -271,7 +275,7 @@ def shardings_of_arguments(
 
 
 def _is_default(argument: Any, parameter: Parameter | None) -> bool:
-    """Whether `argument` has the Structure of the default: the call may have left it out."""
+    """Whether `argument` has the Structure of the default, so that it may be the default."""
     if parameter is None or parameter.default is Parameter.empty:
         return False
     _, default = flatten(parameter.default, is_output=True)
@@ -280,7 +284,8 @@ def _is_default(argument: Any, parameter: Parameter | None) -> bool:
 
 # --- Donated arguments: one of five words, or names of parameters ---
 #
-# JAX finds arguments that share a buffer; `explain_error` adds their paths to its error.
+# If arguments share a donated buffer, JAX raises. `explain_error` adds the paths of these
+# arguments.
 
 
 Donate = DonateWord | str | tuple[str, ...]
@@ -307,11 +312,11 @@ def check_donate(donate: Donate | Iterable[str], order: ArgumentOrder) -> Donate
 def donated_places(
     donate: Donate, order: ArgumentOrder, num_bound: int, names: tuple[str, ...], num_args: int
 ) -> tuple[int, ...]:
-    """The places in an ordered call whose arrays are donated.
+    """The indices, in an ordered call, of the arguments whose arrays are donated.
 
     **Arguments:**
 
-    - `donate`: any but "none".
+    - `donate`: any value except `"none"`.
     - `num_bound`: the number of bound positional arguments, such as a Module that is called. As in
       Equinox, "first" means the first argument after these.
     - `names`, `num_args`: the names and the number of arguments of the ordered call.
@@ -326,7 +331,7 @@ def donated_places(
 
 
 class _Watched(NamedTuple):
-    """An attribute that held an array."""
+    """An attribute of a static argument that held an array at the time of the trace."""
 
     holder: Any
     attributes: dict[str, Any]
@@ -341,13 +346,13 @@ class WatchedArrays:
     """The arrays in attributes of static arguments, at the time of the trace.
 
     A static object is compared by identity, as in `jax.jit`, and its arrays become constants of the
-    compiled function. If an attribute later holds another array, the next call warns, once: the
-    compiled function still uses the old array.
+    compiled function. If an attribute later holds another array, the compiled function still uses
+    the old array. So the next call warns, once.
 
     **Arguments:**
 
     - `name`: the name of the function that is traced.
-    - `static`: its static arguments.
+    - `static`: the static arguments of this function.
     """
 
     def __init__(self, name: str, static: Iterable[Any]):
@@ -365,15 +370,15 @@ class WatchedArrays:
         return bool(self._watched)
 
     def are_current(self) -> bool:
-        """Whether all attributes still hold these arrays."""
-        # This runs in each call: a loop takes half the time of `all`.
+        """Returns `True` if all attributes still hold the same arrays."""
+        # This runs in each call, and a loop takes half the time of `all`.
         for _, attributes, name, array in self._watched:  # noqa: SIM110
             if attributes.get(name) is not array:
                 return False
         return True
 
     def warn_of_changes(self) -> None:
-        """Warns of each attribute that no longer holds its array, once."""
+        """Warns once for each attribute that no longer holds the same array."""
         changed = [each for each in self._watched if not each.is_current()]
         if changed:
             self._watched = [each for each in self._watched if each.is_current()]
@@ -404,13 +409,13 @@ def explain_error(
         name_tracers(error, args, kwargs)
     if isinstance(error, jax.errors.ConcretizationTypeError):
         paths = [path for path, leaf in _leaves(arguments) if is_array(leaf)]
-        # JAX numbers the arrays of all arguments together.
+        # JAX's message has the index of an array among the arrays of all arguments.
         counted = dict.fromkeys(map(int, re.findall(r"\barrays\[(\d+)\]", text)))
         known = [f"arrays[{each}] is {paths[each]}" for each in counted if each < len(paths)]
-        # An inner call may already have added a note, with its own names.
+        # An inner call may already have added a note, with the names of its own arguments.
         if known and not any(map(_NAMED.match, getattr(error, "__notes__", ()))):
             error.add_note(f"Of {order.function_name}, {', '.join(known)}.")
-    # JAX's error has at most the shape of the first deleted array.
+    # JAX's error names no path. It has at most the shape of the first deleted array.
     if "deleted" in text and (paths := deleted_arguments(order, args, kwargs)):
         error.add_note(
             f"{among} are deleted, since they were donated to a call: {listed(paths)}. Use the "
@@ -451,7 +456,7 @@ def deleted_arguments(
 
 
 def _equal_paths(key: Any, is_wanted: Any, arguments: Iterable[tuple[str, Any]]) -> Iterable[str]:
-    """The paths of all wanted leaves; paths of leaves with equal keys are joined by ` = `."""
+    """The paths of all wanted leaves. Paths of leaves with equal keys are joined by ` = `."""
     found: dict[Any, list[str]] = {}
     for path, leaf in filter(lambda each: is_wanted(each[1]), _leaves(arguments)):
         found.setdefault(key(leaf), []).append(path)
@@ -459,7 +464,7 @@ def _equal_paths(key: Any, is_wanted: Any, arguments: Iterable[tuple[str, Any]])
 
 
 def _buffer(array: Any) -> int:
-    """The address of an array's first buffer, or else the `id` of the array."""
+    """The address of an array's first buffer; if there is none, the `id` of the array."""
     try:
         return array.addressable_shards[0].data.unsafe_buffer_pointer()
     except Exception:

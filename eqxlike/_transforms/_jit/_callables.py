@@ -21,8 +21,8 @@ class Unbound(NamedTuple):
 
     - `function`: the innermost function. Calls must fit its signature.
     - `args`, `kwargs`: the bound positional and keyword arguments.
-    - `is_call`: whether `function` is the `__call__` of a class, which may be replaced later. If
-      so, `args[0]` is called instead.
+    - `is_call`: whether `function` is the `__call__` of a class. If so, `args[0]` is called
+      instead, because `__call__` may be replaced later.
     """
 
     function: Callable[..., Any]
@@ -39,7 +39,8 @@ _FUNCTIONS = (
     jax.custom_jvp,
     jax.custom_vjp,
 )
-"""Callables of these types are not split. They are compared by identity, and not changed in place.
+"""Callables of these types are not split into a function and arguments. They are compared by
+identity, and do not change in place.
 """
 
 
@@ -66,13 +67,14 @@ def unbind(callable_: Any) -> Unbound:
 
 
 def _call_of(cls: Any) -> Any:
-    """The function that a call of an instance of `cls` calls, with the instance in front."""
+    """The function that runs when an instance of `cls` is called. It takes the instance first."""
     found = inspect.getattr_static(cls, "__call__", None)
     if isinstance(found, LayerCall):
         return found.function
     if isinstance(found, types.FunctionType | Module):
         return found
-    # Python resolves any other descriptor, since the result may depend on the instance.
+    # `__call__` is another descriptor, whose value may depend on the instance. So `call_it` calls
+    # the instance, and Python resolves the descriptor.
     return call_it
 
 
@@ -83,13 +85,12 @@ def call_it(callable_: Any, /, *args: Any, **kwargs: Any) -> Any:
 class Description(NamedTuple):
     """A function to compile, as a user sees it.
 
-    - `anchor`: the function that the user knows; for one of our wrappers, the function that it
-      wraps.
+    - `anchor`: the function that the user knows. If the callable is a wrapper of eqxlike, this is
+      the wrapped function.
     - `name`: the name of the anchor.
     - `signature`: the signature of the function; `None` if it is unknown.
-    - `path`: the steps from the function to the anchor: the function called in each, with the
-      number and the names of its bound arguments. The signature depends only on the anchor and the
-      path.
+    - `path`: one entry for each wrapper around the anchor: its function, and the number and the
+      names of its bound arguments. The signature depends only on the anchor and the path.
     """
 
     anchor: Callable[..., Any]
@@ -105,7 +106,8 @@ def describe(unbound: Unbound) -> Description:
     if not (bound and isinstance(bound[0], Wrapper) and function is type(bound[0]).__call__):
         anchor = type(bound[0]) if function is call_it else function
         name = getattr(anchor, "__name__", type(anchor).__name__)
-        # The path omits the anchor: caches that live with the anchor must not hold it.
+        # The path does not contain the anchor, because a cache that lives with the anchor must not
+        # hold it.
         path = ((function is call_it, *counts),)
         return Description(anchor, name, signature_of(function), path)
     inner = unbind(bound[0].__wrapped__)
@@ -123,10 +125,9 @@ def describe(unbound: Unbound) -> Description:
 
 @dataclasses.dataclass(slots=True, unsafe_hash=True)
 class Options:
-    """Hashable options of a compiled function; their values may be dicts or lists, but never
-    change.
+    """Options of a compiled function. They are hashable even if a value is a dict or a list.
 
-    - `values`: keyword arguments of `jax.jit` or `jax.pmap`.
+    - `values`: keyword arguments of `jax.jit` or `jax.pmap`. They are never changed.
     - `policy`: the reaction to a retrace, or `None`.
     """
 
@@ -140,8 +141,9 @@ class Options:
 class _Attachment:
     """A value in the `__dict__` of a function, with a weak reference to this function.
 
-    `functools.wraps` copies the `__dict__`, and so do tools that pickle functions by value. The
-    reference shows that a copy does not belong to the other function. A pickled copy has no owner.
+    `functools.wraps` copies the `__dict__` of a function, and so do tools that pickle functions by
+    value. The weak reference shows that the copied value belongs to the original function, not to
+    the copy. A pickled value has no owner.
     """
 
     __slots__ = ("owner", "value")
@@ -155,10 +157,11 @@ class _Attachment:
 
 
 def attached(function: types.FunctionType, name: str, make: Callable[[], Any]) -> Any:
-    """The value attached to `function` under `name`; the first call makes it with `make`.
+    """The value that is attached to `function` under `name`. The first call makes it with `make`.
 
-    A `WeakKeyDictionary` of functions would leak: a value that refers to its key keeps both alive.
-    A cycle of a function and its own `__dict__` is garbage-collected.
+    A `WeakKeyDictionary` with functions as keys would leak, because a value that refers to its key
+    would keep both alive. A value in the `__dict__` of the function may refer to the function:
+    Python collects this cycle.
     """
     found = vars(function).get(name)
     if found is None or found.owner is None or found.owner() is not function:

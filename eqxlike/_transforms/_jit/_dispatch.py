@@ -1,11 +1,11 @@
 """The slow path of a call, from its arguments to `jax.jit` and back, in order of execution.
 
 Each function, with its options, has a `Dispatcher`. The dispatcher makes one `CompiledFunction` for
-each combination of Structures of the arguments. A `CompiledFunction` holds one `jax.jit` of `flat`,
-a function of flat arrays. A Structure holds no shapes: a call with other shapes finds the same
-`CompiledFunction`, and JAX traces and compiles again. Each trace runs `flat`, which records the
-trace in `Observer.begin`. Later calls first try a `FastPath`, a function that is generated for
-their Structures.
+each combination of Structures of the arguments. A `CompiledFunction` holds `jax.jit(flat)`, where
+`flat` is a function of flat arrays. A Structure does not contain shapes. So a call with other
+shapes finds the same `CompiledFunction`, and JAX traces and compiles `flat` again. Each trace runs
+`flat`, which calls `Observer.begin` to record the trace. Later calls first try a `FastPath`, a
+function that is generated for the Structures of their arguments.
 """
 
 import contextlib
@@ -65,11 +65,11 @@ from ._fast_path import (
 from ._traces import History, Observer
 
 _MAX_CACHED = 4096
-"""At most this many compiled functions are in one table; the oldest are dropped first."""
+"""A table has at most this many compiled functions. The oldest are dropped first."""
 
 _MAX_RECENT = 16
-"""At most this many fast paths are tried before the slow path. They serve functions that are called
-with different static values in turn.
+"""At most this many fast paths are tried before the slow path. Several are needed for functions
+that are called with different static values in turn.
 """
 
 _Table = OrderedDict[Hashable, "CompiledFunction"]
@@ -77,16 +77,16 @@ _OF_CLOSURE = "__eqxlike_compiled__"
 
 
 class Dispatcher:
-    """Finds, for each call of one function, the compiled function and the fast path to it.
+    """Finds the compiled function, or a fast path to it, for each call of one function.
 
     **Arguments:**
 
     - `unbound`: the function to compile and its bound arguments. The function is held weakly if
       possible; the caller keeps it alive.
-    - `order`: the order of its arguments.
+    - `order`: the order of the function's arguments.
     - `donate`: see `check_donate`.
-    - `jit_options`: other keyword arguments of `jax.jit`.
-    - `history`: the traces of the function; empty at first.
+    - `jit_options`: keyword arguments of `jax.jit`, except those for donation.
+    - `history`: records the traces of the function. It is empty at first.
     - `full_name`: the name of the function, with its module.
     """
 
@@ -99,7 +99,7 @@ class Dispatcher:
         history: History,
         full_name: str,
     ):
-        # The `__call__` of a class may be replaced later: call the instance instead.
+        # The `__call__` of a class may be replaced later, so call the instance.
         self.get_unbound_function = _reference(unbound.function)
         self.get_function = _reference(call_it if unbound.is_call else unbound.function)
         self.num_bound = len(unbound.args)
@@ -111,11 +111,12 @@ class Dispatcher:
         self.history = history
         self.full_name = full_name
         self.lock = threading.RLock()
-        # The compiled functions by key, and the short-lived functions with tables of their own.
+        # A table of compiled functions, and the short-lived functions that have tables of their
+        # own.
         self._lasting: _Table = OrderedDict()
         self._closures: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
-        # The latest fast path for calls without keyword arguments; and the latest few fast paths,
-        # with the names of their keyword arguments.
+        # `fast_path` is the latest one for calls without keyword arguments. `recent` has the latest
+        # few fast paths, with the names of the keyword arguments of their calls.
         self.fast_path: FastPath = always_miss
         self.recent: tuple[tuple[tuple[str, ...], FastPath], ...] = ()
         _dispatchers.add(self)
@@ -140,15 +141,15 @@ class Dispatcher:
             if fast_path is not None:
                 self._remember(fast_path, names)
                 if is_checking():
-                    # Checking was switched on during this call, after the fast paths had been
-                    # cleared.
+                    # Checking was switched on during this call. That cleared the fast paths, so
+                    # clear this later one too.
                     self.forget_fast_paths()
         return output
 
     def find(
         self, ordered: tuple[Any, ...], names: tuple[str, ...], *, with_abstract: bool = False
     ) -> tuple[list[Any], "CompiledFunction"]:
-        """Flattens an ordered call; returns its arrays and the compiled function for it."""
+        """Flattens an ordered call. Returns its arrays and the compiled function for it."""
         arrays: list[Any] = []
         structures: list[Structure] = []
         for index, arg in enumerate(ordered):
@@ -177,9 +178,10 @@ class Dispatcher:
     def _table(self, structures: Sequence[Structure]) -> _Table:
         """The table of compiled functions for arguments with these Structures.
 
-        A key holds the static leaves of the arguments. If one of them is a short-lived function,
-        the table is in its `__dict__`, so that both are freed together. The lasting table would
-        keep the function alive until thousands of newer entries.
+        A key of a table holds the static leaves of the arguments. If one of these leaves is a
+        short-lived function, the table is in the `__dict__` of this function, so that both are
+        freed together. `_lasting` would keep the function alive until thousands of newer entries
+        replace it.
         """
         closure = next((each.anchor for each in structures if each.anchor is not None), None)
         if closure is None:
@@ -233,7 +235,7 @@ _dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 
 
 def clear_caches() -> None:
-    """Forgets everything that filtered functions have compiled; the next calls trace again.
+    """Forgets everything that filtered functions have compiled. The next calls trace again.
 
     `jax.clear_caches` does the same for JAX's own caches.
     """
@@ -253,9 +255,9 @@ when_switched_on(_forget_all_fast_paths)
 
 
 class _Tracing(threading.local):
-    """Context manager around a first trace.
+    """Context manager around the first trace of a `CompiledFunction`.
 
-    - `depth`: the number of first traces that this thread is in.
+    - `depth`: the number of nested first traces that run in this thread.
     """
 
     depth: int = 0
@@ -274,16 +276,18 @@ _tracing = _Tracing()
 class _Program:
     """The jitted function of a `CompiledFunction`, and the state of its first trace.
 
-    - `jitted`: the function of flat arrays with `jax.jit`; `None` until `jit` has made it.
-    - `jit`: used only if `out_shardings` is a tree: a `jax.jit` that gets the shardings of the flat
-      outputs after a trace has shown the output. The tree is a prefix of the output.
-    - `out_shardings`: the shardings of the flat outputs, for `jit`.
+    - `jitted`: `jax.jit` of the function of flat arrays. `None` until `jit` has made it.
+    - `jit`: makes `jitted` if `out_shardings` is a tree, that is, a prefix of the output. A first
+      trace finds the output, and then `jit` gets one sharding for each flat output. Otherwise
+      `None`.
+    - `out_shardings`: the shardings of the flat outputs, which `jit` gets.
     - `lock`: held by the thread that makes the first trace.
     - `is_done`: whether the first trace has ended.
-    - `is_part_of_call`: whether the first trace is part of a run, without a search for checks
-      before the run.
-    - `output`: the Structure of the output; `None` before the first trace.
-    - `may_hold_check`: whether the program may contain a check that its result does not flag.
+    - `is_part_of_call`: whether the first trace is part of the first run. If so, the program is not
+      searched for checks before it runs.
+    - `output`: the Structure of the output. `None` before the first trace.
+    - `may_hold_check`: whether the program may contain a check although its result has no flag for
+      it.
     """
 
     jitted: Any = None
@@ -297,12 +301,14 @@ class _Program:
 
 
 class CompiledFunction:
-    """One compiled function, for one combination of Structures of the arguments.
+    """The compiled function for one combination of Structures of the arguments.
 
-    - `key`: the names of the last arguments of an ordered call, and the Structures of all
-      arguments: the key in the table of the dispatcher.
-    - `structures`: the Structures of the objects passed in the first call, which are compiled.
-    - `watched`: the arrays in attributes of static arguments, if there are such arguments.
+    - `key`: the key in the table of the dispatcher. It has the names of the last arguments of an
+      ordered call, and the Structures of all arguments.
+    - `structures`: the Structures of the very objects that the first call passed. The function is
+      compiled for these.
+    - `watched`: the arrays in attributes of static arguments. `None` if there are no static
+      arguments.
     - `donation_warnings`: hides JAX's warnings, if `donate` is a value without warnings.
 
     The state in `_Program` decides how a call handles the first trace:
@@ -314,15 +320,15 @@ class CompiledFunction:
     | that run has traced | yes | known | no | runs |
     | traced | | known | yes | runs |
 
-    A trace before a run searches the program for checks. A trace that is part of a run does not: it
-    happens only as long as no check has been traced at all, so the program contains no check of a
-    function that was traced before.
+    A trace before a run searches the program for checks. A trace that is part of a run does not
+    need to search. Such a trace happens only as long as no check has been traced at all, so the
+    program cannot contain a function that was traced before and has a check.
 
     **Arguments:**
 
     - `dispatcher`: the dispatcher of the function to compile; held weakly.
-    - `ordered`: the arguments of an ordered call, as an example.
-    - `history`: records the traces; by default, the history of the dispatcher.
+    - `ordered`: the arguments of an ordered call that needs this function.
+    - `history`: records the traces. By default, the history of the dispatcher.
     """
 
     def __init__(
@@ -370,7 +376,7 @@ class CompiledFunction:
     def _make_flat_function(
         self, dispatcher: Dispatcher, options: dict[str, Any], history: History
     ) -> Callable[..., Any]:
-        """The function that JAX traces: flat arrays in, flat arrays out."""
+        """Makes the function that JAX traces. It takes flat arrays and returns flat arrays."""
         names, num_by_place = self.key[0], len(self.structures) - len(self.key[0])
         labels = dispatcher.order.labels(len(self.structures), names)
         get_function, num_bound = dispatcher.get_function, dispatcher.num_bound
@@ -418,7 +424,8 @@ class CompiledFunction:
                     if is_later and has_any_check_been_traced():
                         output_arrays = run_and_look_for_checks(run, arrays)
                     else:
-                        # No check was traced before, or `_trace_first` searches the jaxpr.
+                        # No search is needed here: no check was traced before, or `_trace_first`
+                        # searches the jaxpr.
                         output_arrays = run(*arrays)
                 packed = self._pack(output_arrays, structures[0], traced.holds_check)
             except BaseException:
@@ -434,7 +441,7 @@ class CompiledFunction:
     def _pack(self, arrays: list[Any], structure: Structure, holds_check: bool) -> Any:
         program = self._program
         if program.jit is not None:
-            # `out_shardings` need plain arrays, not a node.
+            # `out_shardings` apply to plain arrays, not to a `_TracedOutput`.
             program.may_hold_check |= holds_check
             holds_check = False
         if self.donation_warnings is not None:
@@ -442,8 +449,8 @@ class CompiledFunction:
         with program.lock:
             if program.output is None:
                 program.output = structure
-        # A plain tuple, or a bare array, means that the output has the first Structure: JAX builds
-        # these without Python, which a registered node needs.
+        # Return a plain tuple, or a single array, if the output has the same Structure as in the
+        # first trace. JAX makes these without running Python code, unlike a registered node.
         if structure is not program.output or holds_check:
             return _TracedOutput((structure, holds_check), tuple(arrays))
         return arrays[0] if structure is ARRAY else tuple(arrays)
@@ -454,17 +461,17 @@ class CompiledFunction:
             return self.finish(self._run(arrays))
 
     def finish(self, result: Any) -> Any:
-        """The output of the user's function, from what the jitted function returned."""
+        """Converts the result of the jitted function to the output of the user's function."""
         if type(result) is _TracedOutput:
             structure, arrays, holds_check = result.structure, result.arrays, result.holds_check
         else:
-            # Plain arrays: see `_pack`.
+            # The result is plain arrays: see `_pack`.
             structure, holds_check = self._program.output, self._program.may_hold_check
             assert structure is not None
             arrays = (result,) if structure is ARRAY else result
         if holds_check:
             if any(isinstance(array, Tracer) for array in arrays):
-                # The outer program, which is being traced, has this check too.
+                # An outer program is being traced. It contains this check too.
                 note_check()
             else:
                 jax.block_until_ready(arrays)
@@ -474,14 +481,14 @@ class CompiledFunction:
 
     def _run(self, arrays: list[Any]) -> Any:
         """The result of the jitted function."""
-        # Tracing before the run makes JAX process each array twice: with 5,000 arrays, this is a
-        # fourth of the first call.
+        # If the first trace is part of the first run, JAX processes each array once, not twice.
+        # With 5,000 arrays, this saves a fourth of the first call.
         program = self._program
         if program.jitted is not None and not has_any_check_been_traced() and self._needs_trace():
             with program.lock:
                 if self._needs_trace():
-                    # Traces, compiles and runs: no check was traced before that the trace could
-                    # miss.
+                    # This call traces, compiles and runs. The trace cannot miss a check, because no
+                    # check was traced before.
                     program.is_part_of_call = True
                     with _tracing:
                         result = program.jitted(*arrays)
@@ -490,7 +497,7 @@ class CompiledFunction:
         return self.traced_jit(arrays)(*arrays)
 
     def _needs_trace(self) -> bool:
-        """Whether there is no trace yet, so that this thread must make it or wait for it."""
+        """Returns `True` if this thread must make the first trace, or wait for it."""
         program = self._program
         is_traced = program.is_done or (program.is_part_of_call and program.output is not None)
         if program.jitted is not None and (is_traced or _tracing.depth > 0):
@@ -498,17 +505,18 @@ class CompiledFunction:
         return not jax.config.jax_disable_jit  # pyright: ignore
 
     def traced_jit(self, arrays: list[Any]) -> Any:
-        """The function of flat arrays with `jax.jit`, traced at least once.
+        """The jitted function of flat arrays, after its first trace.
 
-        If several threads call it for the first time, only one traces: JAX by itself would trace in
-        each thread. A thread that is tracing never waits for another one, which prevents deadlocks.
+        If several threads call it for the first time, only one of them traces. Without this, JAX
+        would trace in each thread. A thread that is tracing never waits for another thread, to
+        prevent deadlocks.
         """
         program = self._program
         if self._needs_trace():
             with program.lock:
                 if program.jitted is None or not program.is_done:
                     self._trace_first(arrays)
-        # With `jax.disable_jit`, there is no first trace.
+        # With `jax.disable_jit`, there is no first trace, so `jitted` may be missing.
         return program.jit() if program.jitted is None else program.jitted
 
     def _trace_first(self, arrays: list[Any]) -> None:
@@ -521,16 +529,17 @@ class CompiledFunction:
                 program.jitted = program.jit(out_shardings=program.out_shardings)
         output = traced.out_info
         if type(output) is not _TracedOutput or not output.holds_check:
-            # The trace does not see checks in functions that JAX has traced before.
+            # JAX does not trace inner functions again that it has traced before. Search the jaxpr
+            # for their checks.
             program.may_hold_check |= holds_check(traced.jaxpr.jaxpr)
         program.is_done = True
 
     def is_current(self) -> bool:
-        """Whether the static objects that were passed are unchanged."""
+        """Returns `True` if the static objects of the first call are unchanged."""
         return all(structure.is_current() for structure in self.structures)
 
     def fast_path(self, arrays: list[Any]) -> FastPath | None:
-        """The fast path to this function; `None` while it has not been traced.
+        """The fast path to this function. `None` if the function has not been traced yet.
 
         **Arguments:**
 
@@ -554,24 +563,24 @@ class CompiledFunction:
 
 
 def _as_passed(arg: Any, structure: Structure) -> Structure:
-    """The Structure of the passed object itself, if `structure` may be of an equal object."""
+    """The Structure of `arg` itself. `structure` may come from another object that is equal."""
     if structure.is_exact:
         return structure
     return flatten(arg, with_abstract=True, by_identity=True, is_private=True)[1]
 
 
 def _starts(structures: Sequence[Structure]) -> list[int]:
-    """The index of the first array of each argument, and at the end the number of all arrays."""
+    """The index of each argument's first array among all arrays, and then the number of arrays."""
     return [0, *itertools.accumulate(each.num_arrays for each in structures)]
 
 
 class _TracedOutput:
-    """The output that a traced function returns to JAX if plain arrays are not enough.
+    """The output that a traced function returns to JAX, if plain arrays are not enough.
 
-    This is so if the output has another Structure than in the first trace, or if the program
-    contains a check of `error_if`, for which the call waits. JAX's fast path needs a node that
-    unflattens to plain arrays and can be flattened again. So this node holds arrays, and the user's
-    output is built outside.
+    Plain arrays are not enough in two cases: the output has another Structure than in the first
+    trace, or the program contains a check of `error_if`, so that the call must wait. JAX's fast
+    path needs a node that unflattens to plain arrays and can be flattened again. So this node holds
+    arrays, and `CompiledFunction.finish` makes the user's output of them.
     """
 
     __slots__ = ("arrays", "holds_check", "structure")

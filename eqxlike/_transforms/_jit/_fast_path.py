@@ -1,7 +1,7 @@
 """The fast path of a compiled function: a generated function that later calls try first.
 
-It checks that the arguments have the Structures that the function is compiled for, and passes their
-arrays to JAX. It does no lookups, hashing or allocations that the call does not need.
+It checks that the arguments have the Structures for which the function is compiled, and passes
+their arrays to JAX. It makes no lookups, hashes or allocations that a call does not need.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from ._arguments import WatchedArrays
 FastPath = Callable[[tuple[Any, ...]], Any]
 
 MISS = object()
-"""A fast path returns this for arguments that it was not made for."""
+"""A fast path returns `MISS` if it was not made for the arguments."""
 
 
 def always_miss(args: tuple[Any, ...]) -> Any:
@@ -41,13 +41,15 @@ def make_fast_path(
 
     **Arguments:**
 
-    - `output`: the Structure of the output if `jitted` returns plain arrays.
+    - `output`: the Structure of the output in the case that `jitted` returns plain arrays.
     - `arrays`: the arrays of a call, as examples of their types.
     - `jitted`: the function of flat arrays.
     - `finish`: converts any result of `jitted` to the user's output.
     - `always_finishes`: whether `finish` is needed even for plain arrays.
-    - `watched`: the arrays in attributes of static arguments, which must be unchanged.
-    - `donation_warnings`: restores the warnings that a trace may have hidden.
+    - `watched`: the arrays in attributes of static arguments. The fast path misses if one of them
+      has changed.
+    - `donation_warnings`: restores the warnings at the end of a call in which a trace has hidden
+      them.
     """
     writer = GuardWriter(flatten, arrays, MISS)
     writer.write_all(structures, "args")
@@ -69,8 +71,9 @@ def make_fast_path(
         lines.append("        if to_restore: restore_warnings()")
         namespace["to_restore"] = donation_warnings.to_restore
         namespace["restore_warnings"] = donation_warnings.restore
-    # Plain arrays are the output, unless the call must wait for a check. Inside another
-    # transformation, concrete arguments may give tracers, which `finish` handles.
+    # If the result is plain arrays, return them at once, unless the call must wait for a check.
+    # Inside another transformation, the result may contain tracers even if the arguments do not.
+    # `finish` handles these.
     if always_finishes:
         pass
     elif output is ARRAY:
@@ -85,7 +88,7 @@ def make_fast_path(
 
 
 def weak_fast_path(compiled: Any) -> FastPath:
-    """A fast path with a weak reference to `compiled`, which lives with a short-lived function."""
+    """A fast path that does not keep `compiled`, and a short-lived function in it, alive."""
     weak_compiled = weakref.ref(compiled)
 
     def call(args: tuple[Any, ...]) -> Any:
@@ -100,16 +103,17 @@ def weak_fast_path(compiled: Any) -> FastPath:
 
 
 _UNUSED = "(?:Some donated buffers were not usable)"
-"""The beginning of JAX's warning. The group makes this filter differ from an equal filter of the
-user, which `warnings` would otherwise move and remove.
+"""The beginning of JAX's warning, as a regular expression. The group `(?:...)` makes it differ from
+a filter that the user may have set for the same warning. `warnings` would otherwise treat the two
+filters as one, and remove the user's filter.
 """
 
 
 class _Filter:
-    """A filter that hides JAX's warning about unusable donated buffers while it has users.
+    """Hides JAX's warning about unusable donated buffers, while at least one call asks for it.
 
-    All threads share one filter. With `warnings.catch_warnings`, blocks that overlap in two threads
-    would leave a filter behind forever.
+    All threads share one filter. `warnings.catch_warnings` would not work: if its blocks overlap in
+    two threads, a filter remains forever.
     """
 
     def __init__(self) -> None:
@@ -135,16 +139,16 @@ _filter = _Filter()
 
 
 HIDES_WARNINGS = frozenset({"all", "all-except-first"})
-"""The values of `donate` without warnings."""
+"""The values of `donate` for which JAX's warnings are hidden."""
 
 
 class DonationWarnings:
     """Context manager that hides JAX's warnings about unusable donated buffers of one function.
 
-    JAX warns when it lowers: after a trace, which calls `silence`, and before the end of the call,
-    which calls `restore`.
+    JAX warns when it lowers the function. This happens after the trace and before the end of the
+    call. So the end of a trace calls `silence`, and the end of the call calls `restore`.
 
-    - `to_restore`: functions to call, last one first, when the call returns or raises.
+    - `to_restore`: functions to call when the call returns or raises, from the last to the first.
     """
 
     def __init__(self) -> None:
@@ -163,7 +167,7 @@ class DonationWarnings:
     def restore(self) -> None:
         """Shows these warnings again."""
         if self.to_restore:
-            # Another thread may take the last function.
+            # Another thread may pop the last function first.
             with contextlib.suppress(IndexError):
                 while True:
                     self.to_restore.pop()()

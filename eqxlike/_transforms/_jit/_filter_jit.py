@@ -1,6 +1,6 @@
 """`filter_jit`: `jax.jit` in which every array is traced and everything else is static.
 
-In short; the comments name the class or method that implements each part:
+A sketch of the implementation, in which comments name the class or method behind each part:
 
     def filter_jit(fun):
         compiled_functions = {}                         # Dispatcher
@@ -20,7 +20,7 @@ In short; the comments name the class or method that implements each part:
             return outputs[0].rebuild(arrays)           # CompiledFunction.finish
         return call
 
-The rest of this folder makes this fast and thread-safe, and its errors clear.
+The rest of this folder makes the sketch fast and thread-safe, and makes its errors clear.
 """
 
 import contextlib
@@ -88,30 +88,33 @@ def filter_jit(
 
     - `fun`: any callable: a function, a method, a Module, a `functools.partial`. Arrays in its
       bound arguments are traced too. Without `fun`, a decorator is returned.
-    - `donate`: the arguments whose buffers may be reused for the output: `"all"`,
-      `"all-except-first"`; `"warn"` or `"warn-except-first"`, which also warn if a buffer could not
-      be reused; `"none"`; or names of parameters, such as `("model", "opt_state")`. JAX raises
-      `JaxRuntimeError` or `ValueError` if a donated buffer occurs twice in a call. A buffer that is
-      shared with NumPy or DLPack is copied, and not reused.
-    - `on_retrace`: the reaction when the function is traced, and so compiled, again: `"warn"`,
-      `"error"`, or a function that is called with an `eqxlike.debug.Trace`. The `str` of the trace
+    - `donate`: the arguments whose buffers may be reused for the output. One of `"all"`,
+      `"all-except-first"` and `"none"`; or `"warn"` or `"warn-except-first"`, which donate like the
+      first two and also warn if a buffer could not be reused; or a collection of parameter names,
+      such as `("model", "opt_state")`. JAX raises `JaxRuntimeError` or `ValueError` if a donated
+      buffer occurs twice in a call. A buffer that is shared with NumPy or DLPack is copied instead
+      of reused.
+    - `on_retrace`: the reaction if the function is traced, and so compiled, more than once:
+      `"warn"`, `"error"`, or a function that is called with an `eqxlike.debug.Trace`. `str(trace)`
       lists the differences from the most similar earlier trace.
-    - `max_traces`: the maximum number of traces; a further trace is an error.
-    - `**jitkwargs`: passed to `jax.jit`. Options that name static or donated arguments are refused.
-      `in_shardings` is a sequence with one entry for each parameter, in the order of the signature,
-      or a dictionary from the names of parameters to entries. Each entry is a prefix pytree of its
-      argument.
+    - `max_traces`: the maximum number of traces. A further trace raises an error.
+    - `**jitkwargs`: passed to `jax.jit`. The options for static and donated arguments, such as
+      `static_argnums`, are refused. `in_shardings` is a sequence with one entry for each parameter,
+      in the order of the signature, or a dictionary from parameter names to entries. Each entry is
+      a sharding, or a prefix of its argument with shardings as leaves.
 
-    **Returns:** a callable with the signature of `fun`. It is asynchronous like `jax.jit`. It
-    traces once for each structure of its arguments and each shape and dtype of their arrays,
-    whether arguments are passed by position or by keyword. Leaves of the output that are not arrays
-    are computed once, by the trace, and every later call returns them. It also has
-    `.lower`, and `.traces`, the latest traces as a tuple of `eqxlike.debug.Trace`.
+    **Returns:** a callable with the signature of `fun`. Like a function of `jax.jit`, it returns
+    before the result is ready. It traces `fun` once for each combination of the structure of the
+    arguments and the shapes and dtypes of their arrays. Passing an argument by position or by
+    keyword makes no difference. The trace computes the leaves of the output that are not arrays,
+    and later calls return the same leaves. The callable has a method `lower`, and a property
+    `traces` with the latest traces as a tuple of `eqxlike.debug.Trace`.
 
-    **Raises:** `TypeError` if `fun` is not callable; `ValueError` for an invalid
-    `donate`, `in_shardings`, `on_retrace` or `max_traces`; when called, `ValueError` if there are
-    fewer `in_shardings` than arguments, `TypeError` naming the path of a static leaf that is not
-    hashable, and `eqxlike.debug.RetraceError` for a trace that is refused.
+    **Raises:** `TypeError` if `fun` is not callable. `ValueError` if `donate`, `in_shardings`,
+    `on_retrace` or `max_traces` is invalid. When called, `ValueError` if `in_shardings` has fewer
+    entries than the call has arguments; `TypeError` if a static leaf is not hashable (the message
+    names its path); and `eqxlike.debug.RetraceError` if `on_retrace` or `max_traces` forbids a
+    trace.
 
     !!! example
 
@@ -134,7 +137,8 @@ def filter_jit(
             )
     donate = donate if isinstance(donate, str) else tuple(donate)
     if type(fun) is functools.partial:
-        # `jtu.Partial` is also a pytree: the arrays bound to it become leaves of the wrapper.
+        # `jtu.Partial` is also a pytree, so the arrays that are bound to it become leaves of the
+        # wrapper.
         fun = jtu.Partial(fun.func, *fun.args, **fun.keywords)
     is_limited = on_retrace is not None or max_traces is not None
     policy = Policy(on_retrace, max_traces) if is_limited else None
@@ -160,12 +164,12 @@ _JIT_KEYWORDS = frozenset(inspect.signature(jax.jit).parameters) - {"fun", *_REF
 
 
 def _show(fields: dict[str, Any]) -> None:
-    """Copies the metadata of a wrapper's function into the `__dict__` of the wrapper."""
+    """Copies metadata of the wrapped function, such as its name, into the wrapper's `__dict__`."""
     fields.update(shown_by(fields["_function"]))
 
 
 class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
-    """A compiled function, as `filter_jit` returns it: a pytree with the arrays of the function."""
+    """The compiled function that `filter_jit` returns: a pytree like the function itself."""
 
     __slots__ = ("_eqxlike_dispatch",)
 
@@ -173,8 +177,8 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
     _donate: Any = field(static=True)
     _jit_options: Options = field(static=True)
 
-    # `Wrapper.__getattribute__` would slow down every call: the metadata of the function is in the
-    # `__dict__` instead.
+    # `Wrapper.__getattribute__` would slow down every call. It is not needed here, because the
+    # `__dict__` has the metadata of the function.
     __getattribute__ = object.__getattribute__  # pyright: ignore[reportAssignmentType]
 
     @property
@@ -204,7 +208,7 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
                 explain_error(error, dispatcher.order, args, kwargs)
                 hide_our_frames(error)
                 raise
-        # Outside of the handler, so that JAX's long error does not become the context of this one.
+        # Raise outside of the `except` block, so that JAX's long error is not shown as the context.
         if paths := deleted_arguments(dispatcher.order, args, kwargs):
             failure.add_note(
                 f"These arrays were donated to the failed call, and are deleted: {listed(paths)}."
@@ -216,19 +220,20 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the metadata of the function: not all annotations can be pickled.
+        # Leave out the metadata of the function, because some annotations cannot be pickled.
         shown = shown_by(self._function)
         kept = {
             name: value
             for name, value in stored_fields(self).items()
             if name not in METADATA or value is not shown.get(name)
         }
-        # The class `Options` has no public name, so its attributes are pickled.
+        # Pickle the attributes of `Options`, not the object, because its class is private and may
+        # move.
         return {**kept, "_jit_options": (self._jit_options.values, self._jit_options.policy)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         options = state["_jit_options"]
-        # Older pickles have the `Options` object.
+        # Older pickles contain the `Options` object itself.
         options = options if isinstance(options, Options) else Options(*options)
         fields = {**shown_by(state["_function"]), **state, "_jit_options": options}
         stored_fields(self).update(fields)
@@ -262,7 +267,8 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
 def _not_finite(error: Exception, dispatcher: Dispatcher) -> FloatingPointError | None:
     """The error to raise if JAX fails to find the operation that made a NaN.
 
-    For `jax.debug_nans` JAX runs the program again, which fails if its arguments were donated.
+    For `jax.debug_nans`, JAX runs the program a second time. This run fails if the first run
+    donated its arguments.
     """
     is_rerun = type(error.__context__).__name__ == "InternalFloatingPointError"
     if not is_rerun or "deleted" not in str(error):
@@ -281,7 +287,7 @@ def _not_finite(error: Exception, dispatcher: Dispatcher) -> FloatingPointError 
 
 
 def find_dispatcher(wrapper: JitFunction) -> tuple[Dispatcher, tuple[Any, ...], dict[str, Any]]:
-    """Finds the dispatcher of a wrapper; stores it, with the bound arguments, in the slot."""
+    """Finds the dispatcher and the bound arguments of a wrapper, and stores them in the wrapper."""
     unbound = unbind(wrapper._function)
     dispatcher = _dispatcher_for(unbound, wrapper._donate, wrapper._jit_options)
     dispatch = (dispatcher, unbound.args, unbound.kwargs)
@@ -293,7 +299,7 @@ _set_dispatch = JitFunction.__dict__["_eqxlike_dispatch"].__set__
 
 
 def _current_dispatcher(wrapper: JitFunction, dispatcher: Dispatcher) -> Dispatcher:
-    """`dispatcher`, or a new one if the `__call__` of a class has been replaced."""
+    """Returns `dispatcher`, or a new one if the `__call__` of the class has been replaced."""
     if unbind(wrapper._function).function is dispatcher.get_unbound_function():
         return dispatcher
     return find_dispatcher(wrapper)[0]
@@ -303,16 +309,16 @@ _OF_FUNCTION = "__eqxlike_dispatchers__"
 _dispatchers_of: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
     weakref.WeakKeyDictionary()
 )
-"""The dispatchers of callables that are not functions. A function keeps its own in its `__dict__`.
+"""The dispatchers of callables that are not functions. A function has them in its `__dict__`.
 
-They live as long as the callable, so `filter_jit(f)` in a loop does not compile each time.
+They live as long as the callable. So `filter_jit(f)` in a loop does not compile each time.
 """
 
 
 def _dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatcher:
-    """The dispatcher of a callable, shared by all its wrappers with equal options.
+    """The dispatcher of a callable. All wrappers of the callable with equal options share it.
 
-    A callable that calls the function differently gets another dispatcher.
+    Two callables that bind different parameters of the same function have different dispatchers.
     """
     description = describe(unbound)
     anchor = description.anchor
@@ -320,7 +326,8 @@ def _dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatch
     key = (description.path, wrapper_types, donate, options)
 
     def make() -> Dispatcher:
-        # An omitted default is not mapped, but a default that is filled in would be.
+        # `filter_vmap` and `filter_pmap` map a default that is filled in, but not an omitted
+        # default.
         is_mapping = any(getattr(type(each), "maps_arguments", False) for each in unbound.args[:1])
         name, signature = description.name, description.signature
         order = ArgumentOrder(name, signature, fills_defaults=not is_mapping)
@@ -333,8 +340,8 @@ def _dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatch
         else:
             of_function = _dispatchers_of.setdefault(anchor, {})
     except TypeError:
-        # Some callables, such as the `__call__` of a C class, have no weak references: each wrapper
-        # has its own dispatcher.
+        # Some callables, such as the `__call__` of a C class, do not support weak references. For
+        # these, each wrapper has its own dispatcher.
         return make()
     found = of_function.get(key)
     return of_function.setdefault(key, make()) if found is None else found

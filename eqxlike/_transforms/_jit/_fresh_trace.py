@@ -17,7 +17,7 @@ from ._filter_jit import JitFunction, filter_jit, find_dispatcher
 class FreshTrace(NamedTuple):
     """The result of `fresh_trace`.
 
-    - `traced`: the trace, a `jax.stages.Traced`.
+    - `traced`: the traced function, a `jax.stages.Traced`.
     - `lowered`: the lowered function, a `jax.stages.Lowered`, or `None`.
     - `paths`: the path of each array in the arguments.
     - `trace_s`, `lower_s`: the seconds for tracing and lowering.
@@ -33,7 +33,7 @@ class FreshTrace(NamedTuple):
 def fresh_trace(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_lowered: bool = True
 ) -> FreshTrace:
-    """Traces and lowers `function(*args, **kwargs)` as `filter_jit` does, without a record.
+    """Traces and lowers `function(*args, **kwargs)` as `filter_jit` does, but records no trace.
 
     **Arguments:**
 
@@ -79,6 +79,6 @@ def _timed(trace: Callable[[], Any], is_lowered: bool) -> FreshTrace:
 
 
 def _one_each(paths: Sequence[str], num_arrays: int) -> tuple[str, ...]:
-    """The paths, if there is one for each array; otherwise numbers."""
+    """Returns the paths if there is one for each array, and otherwise a number for each array."""
     is_known = len(paths) == num_arrays
     return tuple(paths) if is_known else tuple(f"array {i}" for i in range(num_arrays))

@@ -11,7 +11,7 @@ from ._dispatch import CompiledFunction, Dispatcher
 from ._traces import Trace
 
 _Call = tuple[Dispatcher, CompiledFunction, tuple[Any, ...], dict[str, Any]]
-"""The dispatcher of a function, the compiled function for the arguments of `lower`, and the bound
+"""The dispatcher of a function, the `CompiledFunction` for the arguments of `lower`, and the bound
 positional and keyword arguments.
 """
 
@@ -34,7 +34,7 @@ class Lowered:
 
 
 class Compiled:
-    """A compiled function, as `jax.stages.Compiled`; call it with arguments like in `lower`."""
+    """A compiled function, as `jax.stages.Compiled`. Call it with arguments as for `lower`."""
 
     def __init__(self, executable: jax.stages.Compiled, call: _Call):
         self._executable = executable
@@ -44,7 +44,7 @@ class Compiled:
         dispatcher, compiled, bound, bound_kwargs = self._call
         ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
         arrays, found = dispatcher.find(ordered, names)
-        # Compares keys, since the compiled function itself may have been dropped.
+        # Compare the keys, because the compiled function itself may no longer be in the table.
         if found.key != compiled.key:
             raise TypeError(
                 f"{dispatcher.order.function_name} was compiled for arguments of another "
@@ -74,7 +74,7 @@ class Compiled:
 class Lowerable(Protocol[Function]):
     """A compiled function."""
 
-    # A method with a `ParamSpec` would keep only one signature of an overloaded function.
+    # An annotation with a `ParamSpec` would keep only one signature of an overloaded function.
     __call__: Function
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:

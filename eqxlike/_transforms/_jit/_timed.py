@@ -1,4 +1,4 @@
-"""Times of the calls of all `filter_jit` functions.
+"""Measures the time of each call of a `filter_jit` function.
 
 In the context of `timing_calls`, `JitFunction.__call__` and the jitted function of each fast path
 are replaced by functions that measure time. Other calls have no overhead.
@@ -30,9 +30,10 @@ class CallTimes:
     - `num_traces`: the number of traces of the function.
     - `compiling_s`: the time in which JAX traced, lowered and compiled.
     - `dispatch_s`: the time until the call returned.
-    - `jax_s`: the part of `dispatch_s` in the function of `jax.jit`; `None` for a call that did not
-      take the fast path, such as the first call.
-    - `ready_s`: the time until the result was ready; `None` without waiting.
+    - `jax_s`: the part of `dispatch_s` that the function of `jax.jit` took. `None` for a call that
+      did not use the fast path, such as the first call.
+    - `ready_s`: the time until the result was ready. `None` if `timing_calls` does not wait for
+      results.
     """
 
     dispatcher: Dispatcher
@@ -57,12 +58,12 @@ _being_timed = threading.Lock()
 def timing_calls(report: Callable[[CallTimes], None], wait: bool) -> Iterator[None]:
     """Context manager that passes the times of each call of a `filter_jit` function to `report`.
 
-    A call inside the trace of another call is part of that call. A call inside a JAX transformation
-    is not reported.
+    A call inside the trace of another call is not reported: its time belongs to the outer call. A
+    call inside a JAX transformation is not reported either.
 
     **Arguments:**
 
-    - `report`: a function of `CallTimes`; may be called in several threads.
+    - `report`: a function of one `CallTimes`. It may be called in several threads at once.
     - `wait`: whether to wait for the result of each call.
 
     **Raises:** `RuntimeError` if calls are already being timed.
@@ -123,7 +124,7 @@ def _listen(event: str, duration_secs: float, **details: Any) -> None:
 
 
 class _Clocks:
-    """Clocks in the fast paths of functions, which measure the time that JAX takes."""
+    """Puts clocks into fast paths, to measure the time that the functions of `jax.jit` take."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -133,7 +134,7 @@ class _Clocks:
     def put_into(self, dispatcher: Dispatcher) -> None:
         """Puts clocks into the fast paths of a function.
 
-        Does nothing after the end of the context, which calls in other threads may outlast.
+        Does nothing after the end of the context, because a call in another thread may end later.
         """
         with self._lock:
             for compiled in () if self._is_over else dispatcher.compiled_functions():
@@ -150,7 +151,7 @@ class _Clocks:
 
 
 class _TimedJit:
-    """The function of `jax.jit`, with a clock."""
+    """A function of `jax.jit` that measures the time of each call."""
 
     __slots__ = ("jitted",)
 

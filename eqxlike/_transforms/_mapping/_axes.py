@@ -1,4 +1,4 @@
-"""Resolves `in_axes` and `out_axes`: prefixes of axes, or of functions from a leaf to an axis."""
+"""Converts the prefixes `in_axes` and `out_axes` to an axis for each leaf."""
 
 import dataclasses
 import inspect
@@ -20,7 +20,7 @@ from ..._pytree import (
 AxisSpec = int | None | Callable[[Any], int | None]
 
 _MAX_SHOWN = 3
-"""A message names at most this many arrays of one size."""
+"""An error message lists at most this many arrays of the same size."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ def axes_of_arguments(
     """
     if not isinstance(in_axes, dict):
         return axis_of_each_leaf("in_axes", in_axes, args)
-    # `bind` makes one tuple of the values for `*args`: the leaves keep their order.
+    # `bind` collects the values for `*args` in one tuple, so the leaves keep their order.
     arguments = inspect.signature(function).bind(*args).arguments
     unknown = tuple(name for name in in_axes if name not in arguments)
     if unknown:
@@ -98,7 +98,7 @@ def axis_of_each_leaf(name: str, spec: PyTree[AxisSpec], tree: PyTree) -> list[i
     for spec, subtree in specs_and_subtrees:
         for leaf in jtu.tree_leaves(subtree):
             axis = spec(leaf) if callable(spec) else spec
-            # Not `isinstance`: `True` is an instance of `int`, but a mistake here.
+            # `isinstance` would accept `True`, which is a mistake here.
             if axis is not None and type(axis) is not int:
                 raise ValueError(
                     "`in_axes` and `out_axes` must consist of None, ints, and callables only; "
@@ -119,8 +119,8 @@ def size_of_axes(
     - `axes`: the axis of each leaf of `args`.
     - `axis_size`: the expected size of the axes, if the user passed one.
 
-    **Raises:** with the paths, `ValueError` if the sizes differ or an axis is out of bounds, and
-    `TypeError` if a leaf that is not an array has an axis.
+    **Raises:** `ValueError` if the sizes differ or an axis is out of bounds, and `TypeError` if a
+    leaf that is not an array has an axis. The messages name the paths.
     """
     sizes: dict[int, list[tuple[int, int]]] = {} if axis_size is None else {axis_size: []}
     for place, (leaf, axis) in enumerate(zip(jtu.tree_leaves(args), axes, strict=True)):
@@ -183,8 +183,9 @@ _array = object()
 class MappedOutput:
     """The output of a mapped function, without its arrays.
 
-    JAX needs the axes before the function runs, but they are known only afterwards. So all leaves
-    with an axis are stacked along axis 0, and this axis is moved later.
+    JAX needs the output axes before the function runs, but they are known only after it has run. So
+    all output leaves with an axis are first stacked along axis 0. Afterwards, `tree` moves axis 0
+    to the axis that the user asked for.
     """
 
     def __init__(self, treedef: Any, axes: list[int | None], static: list[Any]):

@@ -32,7 +32,7 @@ class _Parallel(Module):
     pmap_options: Options = field(static=True)
 
     def pmap(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Flattens the arguments and calls `jax.pmap`; runs only while it is traced."""
+        """Flattens the arguments and calls `jax.pmap`. `filter_jit` traces this method."""
         if kwargs:
             raise RuntimeError(
                 "keyword arguments cannot be used with functions wrapped with `filter_pmap`"
@@ -40,17 +40,18 @@ class _Parallel(Module):
         arrays, rest = split((self.function, args))
         axes = axes_of_arguments(self.function, self.in_axes, args)
         pairs = zip(jtu.tree_leaves(args), axes, strict=True)
-        # A leaf that is not an array is equal on all devices, whatever its axis.
+        # A leaf that is not an array is passed unchanged to all devices, even if it has an axis.
         axes = [axis if is_array(leaf) else None for leaf, axis in pairs]
         size = self._check_size(size_of_axes("filter_pmap", args, axes, self.axis_size))
-        # The arrays of the function are replicated.
+        # Arrays that the function holds are replicated.
         axes_of_function = [None] * len(jtu.tree_leaves(self.function))
         array_axes = [
             # `jax.pmap` mistakes a negative axis for axis 0.
             axis if axis is None else axis % array.ndim
             for array, axis in zip(arrays, rest.take(axes_of_function + axes), strict=True)
         ]
-        # JAX keeps the mapped function alive, so it must not hold a tracer, as `self` may.
+        # JAX keeps the mapped function alive, so `of_arrays` must not hold a tracer. It does not
+        # refer to `self`, because `self` may hold tracers.
         out_axes = self.out_axes
         output_of_trace: list[MappedOutput] = []
 
@@ -142,7 +143,7 @@ def filter_pmap(
     donate: Literal["all", "warn", "none"] = "none",
     **pmapkwargs: Any,
 ) -> Any:
-    """Runs a function on several devices at once, each with its index of the mapped axes.
+    """Runs a function on several devices at once, with one index of the mapped axes on each device.
 
     This is `jax.pmap` for any arguments. JAX recommends `jax.jit` with sharded arguments instead:
     see `filter_shard`. The function is compiled as by `filter_jit`: arrays are traced, everything
@@ -150,19 +151,20 @@ def filter_pmap(
 
     **Arguments:**
 
-    - `fun`, `in_axes`, `out_axes`, `axis_name`: as in `filter_vmap`, with two differences: a leaf
-      that is not an array is passed unchanged, whatever its axis; and an output without an axis is
+    - `fun`, `in_axes`, `out_axes`, `axis_name`: as in `filter_vmap`, with two differences. A leaf
+      that is not an array is passed unchanged, even if it has an axis. An output without an axis is
       taken from the first device.
     - `axis_size`: the number of devices; required if no argument is mapped.
-    - `donate`: whether the buffers of the arrays may be reused for the output: `"all"`; `"warn"`,
-      which also shows JAX's warnings about buffers that could not be reused; or `"none"`.
+    - `donate`: whether the buffers of the arguments may be reused for the output. `"all"` allows
+      it; `"warn"` allows it and shows JAX's warnings about buffers that could not be reused;
+      `"none"` forbids it.
     - `**pmapkwargs`: passed to `jax.pmap`, such as `devices`.
 
     **Returns:** a function of the same arguments. It also has `.lower`, as with `filter_jit`.
 
-    **Raises:** `TypeError` if `fun` is not callable; `ValueError` for an unknown `donate`, and
-    for `static_broadcasted_argnums` and `donate_argnums`; when called, the errors of `filter_vmap`,
-    and `ValueError` if the size exceeds the number of devices.
+    **Raises:** `TypeError` if `fun` is not callable. `ValueError` if `donate` is unknown, or if
+    `static_broadcasted_argnums` or `donate_argnums` is passed. When called, the errors of
+    `filter_vmap`, and `ValueError` if the size of the mapped axes exceeds the number of devices.
 
     !!! example
 

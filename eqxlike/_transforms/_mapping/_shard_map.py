@@ -39,7 +39,7 @@ class _Sharded(Module):
     check_vma: bool = field(static=True)
 
     def shard_map(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Flattens the arguments and calls `jax.shard_map`; runs only while it is traced."""
+        """Flattens the arguments and calls `jax.shard_map`. `filter_jit` traces this method."""
         mesh = self.mesh if self.mesh is not None else jax.sharding.get_abstract_mesh()
         if mesh.empty:
             raise ValueError(
@@ -49,9 +49,9 @@ class _Sharded(Module):
         context = mesh_of(filter(is_array, jtu.tree_leaves((self.function, args, kwargs))))
         kinds = () if context is None else context.axis_types
         if isinstance(mesh, Mesh) and all(kind == AxisType.Auto for kind in kinds):
-            # JAX cannot differentiate a program with explicit axes that is compiled for one device,
-            # so the axes are automatic. Arrays that an earlier call returned have automatic axes
-            # too, so they can be passed again.
+            # JAX cannot differentiate a program that has explicit mesh axes and is compiled for one
+            # device. So all axes of the mesh become automatic here. Arrays that an earlier call
+            # returned also have automatic axes, so they can be passed to the next call.
             automatic = (AxisType.Auto,) * len(mesh.axis_names)
             mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=automatic)
         try:
@@ -60,7 +60,7 @@ class _Sharded(Module):
             signature = _ANY
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        # The arrays of the function are replicated.
+        # Arrays that the function holds are replicated.
         in_specs = [PartitionSpec() for leaf in jtu.tree_leaves(self.function) if is_array(leaf)]
         for name, argument, specs in self._specs_of_arguments(bound):
             in_specs += self._specs_of_arrays("in_specs", name, argument, specs, mesh)
@@ -69,7 +69,7 @@ class _Sharded(Module):
             given = inspect.BoundArguments(signature, dict(arguments))  # pyright: ignore
             return function(*given.args, **given.kwargs)
 
-        # A list, since the keys of a dictionary would be sorted.
+        # This must be a list, since JAX would sort the keys of a dictionary.
         arguments = list(bound.arguments.items())
         name = "a function of `filter_shard_map`"
         call = FlatCall(function, (self.function, arguments), {}, name)
@@ -90,7 +90,7 @@ class _Sharded(Module):
         )
         arrays = call.arrays
         if AxisType.Explicit in mesh.axis_types:
-            # JAX does not reshard along explicit axes by itself.
+            # JAX does not reshard along explicit axes by itself, so reshard here.
             shardings = [NamedSharding(mesh, spec) for spec in in_specs]
             arrays = jax.sharding.reshard(arrays, shardings)
         return call.output(jtu.tree_leaves(sharded(arrays)))
@@ -136,7 +136,7 @@ class _Sharded(Module):
     def _specs_of_arrays(
         self, which: str, name: str, tree: PyTree, specs: Specs, mesh: Mesh | AbstractMesh
     ) -> list[PartitionSpec]:
-        """The spec of each array in a tree; raises `ValueError` if one does not fit its array."""
+        """The spec of each array in a tree; raises `ValueError` if it does not fit its array."""
         found = shardings_of_arrays(f"{which}` for `{name}", specs, tree, is_array)
         arrays = [each for each in jtu.tree_leaves_with_path(tree) if is_array(each[1])]
         for (path, array), spec in zip(arrays, found, strict=True):
@@ -150,7 +150,7 @@ class _Sharded(Module):
     def _spec_error(
         self, shape: tuple[int, ...], spec: Any, mesh: Mesh | AbstractMesh, is_split: bool
     ) -> str:
-        """The reason why a spec does not fit an array, or `""`."""
+        """The reason why a spec does not fit an array, as text; `""` if it fits."""
         if not isinstance(spec, PartitionSpec):
             return "expected a `jax.sharding.PartitionSpec`, or `None` to replicate the array"
         if len(spec) > len(shape):
@@ -210,21 +210,22 @@ def filter_shard_map(
     - `fun`: a function of any arguments that returns any pytree. Without it, a decorator is
       returned. Arrays of `fun` itself, such as the weights of a Module, are replicated.
     - `mesh`: the devices. By default, the mesh of `jax.set_mesh`.
-    - `in_specs`: a `jax.sharding.PartitionSpec` for all arrays; or a tuple with one for each
-      argument, in the order of the parameters; or a dictionary from parameter names to specs.
-      Each may be a prefix of its argument. `None` replicates an array. An argument without arrays
-      needs no spec.
-    - `out_specs`: the specs of the output, or a prefix of it. `None` replicates an array.
-    - `axis_names`: the axes of the mesh that the function may name. By default, all.
+    - `in_specs`: a `jax.sharding.PartitionSpec` for all arrays; or a tuple with one entry for each
+      argument, in the order of the parameters; or a dictionary from parameter names to entries.
+      Each entry is a `PartitionSpec`, or a prefix of its argument with a `PartitionSpec` at each
+      leaf. `None` replicates an array. An argument without arrays needs no spec.
+    - `out_specs`: a prefix of the output with a spec at each leaf. `None` replicates an array.
+    - `axis_names`: the axes of the mesh that the specs, and collective operations in the function,
+      may name. By default, all axes.
     - `check_vma`: whether JAX checks that replicated outputs are equal on all devices, and sums the
       gradients of replicated inputs over the devices.
 
     **Returns:** a function of the same arguments. It also has `.lower`, as with `filter_jit`.
 
     **Raises:** `TypeError` if `fun` is not callable. When called, `ValueError` if there is no mesh,
-    if an argument with arrays has no spec, if a spec belongs to no argument, or if it does not fit
-    its array: the message has the path and the shape. JAX's `ValueError` if `out_specs` replicates
-    an output that may differ between devices.
+    if an argument with arrays has no spec, if a spec belongs to no argument, or if a spec does not
+    fit its array. The message has the path and the shape of the array. JAX's own `ValueError` if
+    `out_specs` replicates an output that may differ between devices.
 
     !!! example
 

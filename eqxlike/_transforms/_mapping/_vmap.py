@@ -71,11 +71,11 @@ class _VmapFunction(TransformedFunction):
 def _name_batched(error: ValueError, paths: list[str]) -> ValueError:
     """Names the path in JAX's error about a batched output whose axis is `None`.
 
-    JAX's error has only the index of the array among the flat outputs.
+    JAX's own error has only an index: the position of the array among the flat outputs.
 
     **Arguments:**
 
-    - `paths`: the paths of all arrays whose axis in `out_axes` is `None`.
+    - `paths`: the paths of all output arrays with axis `None` in `out_axes`.
     """
     named = [path for place, path in enumerate(paths) if f"[1][{place}]," in str(error)]
     return ValueError(
@@ -108,24 +108,26 @@ def filter_vmap(
 
     **Arguments:**
 
-    - `fun`: a function whose positional arguments are pytrees. Without it, a decorator is returned.
-      The arrays of `fun` itself are not mapped.
+    - `fun`: a function of positional arguments, which are pytrees. Without it, a decorator is
+      returned. Arrays that `fun` itself holds are not mapped.
     - `in_axes`: a prefix of the tuple of arguments, or a dictionary from parameter names to
-      prefixes of the arguments. Each leaf is an axis, `None` for "not mapped", or a function
-      from a leaf to one of these. By default, axis 0 of each array is mapped.
+      prefixes of the arguments. Each leaf of a prefix is an axis, or `None` for "not mapped", or a
+      function that takes a leaf of the argument and returns one of these. By default, axis 0 of
+      each array is mapped.
     - `out_axes`: a prefix of the output, with leaves as in `in_axes`. Outputs with an axis are
-      stacked; a Python number becomes an array first. Arrays whose axis is `None` must not depend
-      on mapped arrays.
+      stacked along this axis. A Python number with an axis becomes an array first. An array whose
+      axis is `None` must not depend on mapped arrays.
     - `axis_name`: a name for collective operations over the axis.
     - `axis_size`: the size of the axis; required if no argument is mapped.
     - `**vmapkwargs`: passed to `jax.vmap`.
 
     **Returns:** a function of the same arguments.
 
-    **Raises:** when called: `RuntimeError` for keyword arguments; `ValueError` if an axis has the
-    wrong type or is out of bounds, a name in `in_axes` belongs to no argument, sizes differ, the
-    size is unknown, or an array whose axis in `out_axes` is `None` depends on mapped arrays;
-    `TypeError` if a leaf that is not an array has an axis.
+    **Raises:** when called, `RuntimeError` for keyword arguments. `ValueError` if an axis has the
+    wrong type or is out of bounds, if a name in `in_axes` belongs to no argument, if the sizes of
+    the mapped axes differ, if no argument is mapped and `axis_size` is missing, or if an array
+    whose axis in `out_axes` is `None` depends on mapped arrays. `TypeError` if a leaf that is not
+    an array has an axis.
 
     !!! example
 

@@ -1,8 +1,8 @@
 """Records of traces, and explanations of retraces.
 
-`_statics` describes the static values in the arguments. `_differences` compares two traces by these
-descriptions, by the types of their arrays, and by JAX's settings. `_history` keeps the traces of
-one function, and reacts to retraces.
+`_statics` describes the static values in the arguments. `_differences` compares the static values,
+the types of the arrays and JAX's settings of two traces. `_history` keeps the traces of one
+function, and reacts to retraces.
 """
 
 from ._differences import TraceDifference as TraceDifference

@@ -10,13 +10,13 @@ from ...._partition import ArrayForm, Node, Tree, differing
 class TraceDifference(NamedTuple):
     """One thing that differs between two traces.
 
-    - `path`: the name of the argument and the path in it, `"model.layers[0].weight"`; or the name
-      of a setting of JAX.
-    - `what`: `"shape"`, `"dtype"`, `"weak type"`, `"sharding"` or `"type"` of an array, `"static
-      value"`, `"structure"`, `"setting"`, or `"function"` for another function defined at the same
-      lines.
-    - `before`, `after`: the old and the new value: a tuple for a shape, a boolean for a weak type,
-      otherwise a string.
+    - `path`: the name of the argument and the path in it, such as `"model.layers[0].weight"`; or
+      the name of a setting of JAX.
+    - `what`: what differs. For an array, `"shape"`, `"dtype"`, `"weak type"`, `"sharding"` or
+      `"type"`. Otherwise `"static value"`, `"structure"`, `"setting"`, or `"function"` if another
+      function is defined at the same lines.
+    - `before`, `after`: the old and the new value. A shape is a tuple, a weak type is a boolean,
+      and any other value is a string.
     - `advice`: how to avoid the difference, in a sentence or two.
     """
 
@@ -34,7 +34,7 @@ class TraceDifference(NamedTuple):
 
 
 Settings = tuple[tuple[str, str], ...]
-"""Names and values of JAX's settings, as text: a value may be a device."""
+"""Names and values of JAX's settings. All values are text, because a value may be any object."""
 
 
 class Arguments(NamedTuple):
@@ -45,7 +45,7 @@ class Arguments(NamedTuple):
 
 
 def find_differences(before: Arguments, after: Arguments) -> Iterator[TraceDifference]:
-    """The differences between two traces, settings first."""
+    """Finds the differences between two traces. Differences of settings come first."""
     if before.settings is not after.settings:
         old = dict(before.settings)
         for name, value in after.settings:
@@ -86,7 +86,7 @@ def _between_statics(path: str, before: Node, after: Node) -> Iterator[TraceDiff
     if text == before.text:
         text = f"another {text.removeprefix('a ').removeprefix('the ')}"
     elif advice == "function":
-        advice = "value"  # These are two functions, not one that is defined repeatedly.
+        advice = "value"  # These are two different functions.
     yield _difference(path, "static value", before.text, text, advice=advice)
 
 
@@ -104,7 +104,7 @@ def _between_types(path: str, before: Tree, after: Tree) -> TraceDifference:
 
 
 def _describe(tree: Tree | None) -> str:
-    """A part of the arguments in a message, compared with a part of another kind."""
+    """Describes a part of the arguments, if the other trace has a part of another kind there."""
     if tree is None:
         return "absent"
     node = tree.node
@@ -204,7 +204,7 @@ _ADVICE = {
 
 @functools.lru_cache(4096)
 def form_of_type(aval: Any) -> ArrayForm:
-    """The `ArrayForm` of arrays with this type, as returned by `jax.typeof`."""
+    """The `ArrayForm` of the arrays with this type. `jax.typeof` returns such types."""
     sharding: Any = getattr(aval, "sharding", None)
     mesh, text = getattr(sharding, "mesh", None), "no mesh"
     if mesh is not None and not mesh.empty:

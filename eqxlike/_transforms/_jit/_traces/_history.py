@@ -1,4 +1,4 @@
-"""The traces of one function: each is compared with earlier ones, and reported to listeners."""
+"""Keeps the traces of a function, compares each with earlier ones, and reports it."""
 
 import collections
 import contextlib
@@ -31,14 +31,14 @@ from ._differences import (
 from ._statics import describe_static, show_place
 
 _MAX_LISTED = 20
-"""At most this many differences are in a message."""
+"""A message lists at most this many differences."""
 
 _MAX_SHOWN = 4
-"""At most this many arguments are in the `repr` of a trace."""
+"""The `repr` of a trace shows at most this many arguments."""
 
 
 class Place(NamedTuple):
-    """The name of a function, and the file and line where it is defined, if it is known."""
+    """The name of a function, and the file and line of its definition, if they are known."""
 
     name: str
     file: str | None
@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 
 class Clock:
-    """The start and the duration of one trace; shared by all copies of its `Trace`."""
+    """The start and the duration of one trace. All copies of a `Trace` share one clock."""
 
     def __init__(self) -> None:
         self.started_at = time.time()
@@ -64,16 +64,17 @@ class Clock:
 class Trace:
     """One trace of a compiled function. Its `str` lists the differences from an earlier trace.
 
-    It holds only text: no arrays, and no other arguments of the call.
+    It holds descriptions of the arguments as text, but no arrays or other arguments.
 
-    - `function`, `file`, `line`: the name of the function, and where it is defined; `file` and
-      `line` are `None` if it is not written in Python.
+    - `function`, `file`, `line`: the name of the function, and the place of its definition. `file`
+      and `line` are `None` if the function is not written in Python.
     - `number`: the number of the trace, from 1.
-    - `compared_with`: the number of the most similar earlier trace; `None` for the first trace.
-    - `differences`: the differences from that trace, each a `TraceDifference`; at most 100.
-    - `started_at`: the time of its start, in seconds as in `time.time()`.
-    - `took_s`: the duration in seconds, including inner functions, without lowering and compiling.
-      `None` during the trace, and if it was refused.
+    - `compared_with`: the number of the most similar earlier trace. `None` for the first trace.
+    - `differences`: the differences from trace `compared_with`, as a tuple of at most 100
+      `TraceDifference`.
+    - `started_at`: the time at which the trace started, in seconds, as from `time.time()`.
+    - `took_s`: the duration of the trace in seconds. It includes the traces of inner functions, but
+      not lowering and compiling. `None` during the trace, and if the trace was refused.
     """
 
     function: str
@@ -92,7 +93,7 @@ class Trace:
 
     @property
     def known(self) -> Arguments:
-        """The description of the arguments; made on first use if possible, see `History`."""
+        """The description of the arguments. It is often made on first use: see `History`."""
         known = self._known
         if not isinstance(known, Arguments):
             self._known = known = known()
@@ -108,12 +109,12 @@ class Trace:
 
     @property
     def arguments(self) -> dict[str, str]:
-        """A text for each array and each static value, as in `{"x[0]": "float32[8, 3]"}`."""
+        """A text for each array and static value, such as `{"x[0]": "float32[8, 3]"}`."""
         return {path: str(leaf) for path, leaf in self.known.tree.leaves()}
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings of JAX that affect a trace, as text by name."""
+        """The settings of JAX that affect a trace: a dictionary from names to values as text."""
         return dict(self.known.settings)
 
     def explain(self) -> str:
@@ -158,7 +159,7 @@ class RetraceWarning(UserWarning):
 
 
 class RetraceError(RuntimeError):
-    """A compiled function may not be traced again, by `on_retrace="error"` or `max_traces`.
+    """A compiled function may not be traced again, because of `on_retrace` or `max_traces`.
 
     - `trace`: the trace that was refused.
     """
@@ -172,12 +173,12 @@ class RetraceError(RuntimeError):
 class Policy:
     """The options `on_retrace` and `max_traces` of a compiled function.
 
-    It is its own deep copy, so that a copy of a function calls the same callable.
+    A deep copy of a policy is the policy itself, so that a copied function calls the same callable.
 
-    **Raises:** `ValueError` for other values.
+    **Raises:** `ValueError` if `on_retrace` or `max_traces` is invalid.
     """
 
-    # Not hashed, since the callable need not be hashable.
+    # This is not hashed, because a callable need not be hashable.
     on_retrace: OnRetrace | None = dataclasses.field(hash=False)
     max_traces: int | None
 
@@ -206,7 +207,7 @@ def check_on_retrace(on_retrace: Any, function: str) -> None:
 
 
 def react_to_trace(on_retrace: OnRetrace | None, trace: Trace) -> None:
-    """Warns, raises, or calls the function, for a trace after the first."""
+    """Warns, raises, or calls the user's function, because a function is traced again."""
     if on_retrace == "warn":
         warnings.warn(str(trace), RetraceWarning, stacklevel=stacklevel_of_user())
     elif on_retrace == "error":
@@ -216,7 +217,8 @@ def react_to_trace(on_retrace: OnRetrace | None, trace: Trace) -> None:
             trace,
         )
     elif on_retrace is not None:
-        # The computations of the function are not part of the traced program.
+        # Operations in the user's function must not become part of the program that is being
+        # traced.
         with jax.ensure_compile_time_eval():
             on_retrace(trace)
 
@@ -225,10 +227,10 @@ def react_to_trace(on_retrace: OnRetrace | None, trace: Trace) -> None:
 
 
 _MAX_TRACES = 32
-"""At most this many traces are kept, the latest."""
+"""Maximum number of traces that are kept. Older ones are forgotten."""
 
 _MAX_DIFFERENCES = 100
-"""At most this many differences are kept for a trace."""
+"""Maximum number of differences that a trace keeps."""
 
 _WEIGHTS = {"structure": 3, "static value": 2, "setting": 2}
 """The weights of differences in `_distance`; all other differences have weight 1."""
@@ -239,17 +241,18 @@ _serial = itertools.count()
 class History:
     """The traces of one function with one set of options.
 
-    The arguments of a trace are described only when another trace or a user needs the description;
-    at once, if they could change before.
+    The arguments of a trace are described only when another trace or a user needs the description.
+    But if the arguments could change until then, they are described at once.
 
     **Arguments:**
 
-    - `place`: where the function is defined.
-    - `code`: its code, if it is written in Python.
+    - `place`: the name of the function and the place of its definition.
+    - `code`: the code object of the function, if it is written in Python.
     - `policy`: the reaction to a retrace.
-    - `definition`: equal for functions with the same code that are wrapped in the same way.
+    - `definition`: a value that is equal for functions that are wrapped in the same way. The
+      attribute `definition` combines it with `code`.
 
-    The attribute `serial` is a number that identifies the function, with its options.
+    The attribute `serial` is a number that identifies the function together with its options.
     """
 
     def __init__(
@@ -266,7 +269,8 @@ class History:
         self.policy = policy
         self._num_traces = 0
         self._kept: collections.deque[Trace] = collections.deque(maxlen=_MAX_TRACES)
-        # Reentrant: garbage collection may run code that traces in the thread that holds the lock.
+        # The lock is reentrant because garbage collection, in a thread that holds the lock, may run
+        # code that traces.
         self._lock = threading.RLock()
 
     @property
@@ -274,16 +278,16 @@ class History:
         with self._lock:
             found = tuple(self._kept)
         for trace in found:
-            _ = trace.known  # A trace that is passed to a user holds only text.
+            _ = trace.known  # Describe the arguments now: a user gets only text.
         return found
 
     def begin(self, known: Arguments | Callable[[], Arguments], owner: int) -> Trace:
-        """Adds a trace and reports it; an exception of a listener refuses the trace.
+        """Adds a trace and reports it. If a listener raises, the trace is removed again.
 
         **Arguments:**
 
         - `known`: a description of the arguments, or a function that makes it.
-        - `owner`: a number that identifies the compiled function of the trace.
+        - `owner`: a number that identifies the `CompiledFunction` of the trace.
 
         **Raises:** `RetraceError` if there are too many traces, or `on_retrace` is `"error"`.
         """
@@ -317,7 +321,7 @@ class History:
         return trace
 
     def forget(self, owner: int, num_traces: int) -> None:
-        """Removes the `num_traces` traces of a compiled function that was dropped."""
+        """Removes the traces of a dropped `CompiledFunction`, `num_traces` in all."""
         with self._lock:
             self._num_traces -= num_traces
             for trace in [each for each in self._kept if each.owner == owner]:
@@ -331,7 +335,7 @@ class History:
 
 
 def compare_traces(trace: Trace, earlier: Iterable[Trace]) -> None:
-    """Compares `trace` with the most similar of `earlier` traces, the latest one if several are."""
+    """Compares `trace` with the most similar of the `earlier` traces; if tied, with the latest."""
     found = [
         (tuple(itertools.islice(find_differences(each.known, trace.known), _MAX_DIFFERENCES)), each)
         for each in reversed(tuple(earlier))
@@ -342,8 +346,8 @@ def compare_traces(trace: Trace, earlier: Iterable[Trace]) -> None:
 
 
 def _distance(differences: Iterable[TraceDifference], before: Trace, after: Trace) -> int:
-    """The distance of two traces. A part with another structure counts with everything in it:
-    otherwise a call with another model would be closer than a call with other shapes.
+    """The distance of two traces. If a part has another structure, all arguments in it count.
+    Otherwise a call with another model would be closer than a call with other shapes.
     """
     total, parts = 0, ()
     for each in differences:
@@ -357,8 +361,9 @@ def _distance(differences: Iterable[TraceDifference], before: Trace, after: Trac
 
 
 def traces_compared_with(trace: Trace, earlier: Sequence[Trace], *, number: int) -> Trace:
-    """A copy of `trace` with another number, compared with `earlier` traces of functions defined at
-    the same lines. If `earlier` is empty, the difference is the function itself.
+    """A copy of `trace` with another number, compared with the traces of other functions. `earlier`
+    are traces of functions defined at the same lines. If `earlier` is empty, the difference is the
+    function itself.
     """
     again = dataclasses.replace(trace, number=number, compared_with=number - 1)
     if earlier:
@@ -369,7 +374,7 @@ def traces_compared_with(trace: Trace, earlier: Sequence[Trace], *, number: int)
 
 
 def trace_of(function: Any, arguments: Mapping[str, Any], number: int) -> Trace:
-    """A trace of `function` for arguments by name, which belongs to no history."""
+    """A `Trace` of `function` for a dictionary of arguments. It belongs to no history."""
     flat = [flatten(value, by_identity=True) for value in arguments.values()]
     types = [jax.typeof(array) for arrays, _ in flat for array in arrays]
     structures = [structure for _, structure in flat]
@@ -378,10 +383,10 @@ def trace_of(function: Any, arguments: Mapping[str, Any], number: int) -> Trace:
 
 
 def place_of(function: Any) -> tuple[Place, types.CodeType | None]:
-    """Where a callable is defined, and its code, or `None` if it is not a Python function."""
+    """The place of a callable's definition, and its code object if it is written in Python."""
     try:
         unwrapped = inspect.unwrap(function)
-    except ValueError:  # `__wrapped__` is a cycle.
+    except ValueError:  # The `__wrapped__` attributes form a cycle.
         unwrapped = function
     if isinstance(getattr(unwrapped, "__self__", None), Module):
         unwrapped = unwrapped.__func__
@@ -397,14 +402,14 @@ def place_of(function: Any) -> tuple[Place, types.CodeType | None]:
 
 
 Listener = Callable[[Trace, History], None]
-"""A function that is called with each trace, and the history of the traced function."""
+"""A function that is called with each trace and with the history of the traced function."""
 
 _listeners: list[Listener] = []
 
 
 @contextlib.contextmanager
 def listen_to_traces(listener: Listener) -> Iterator[None]:
-    """Context manager that calls `listener` with every trace of any thread."""
+    """Context manager that calls `listener` with every trace in any thread."""
     _listeners.append(listener)
     try:
         yield
@@ -413,7 +418,7 @@ def listen_to_traces(listener: Listener) -> Iterator[None]:
 
 
 class Observer:
-    """Records the traces of one compiled function; it runs only during a trace.
+    """Records the traces of one `CompiledFunction`. It is used only during a trace.
 
     **Arguments:**
 
@@ -437,7 +442,7 @@ class Observer:
         self._num_traces = 0
 
     def begin(self, arrays: Sequence[Any]) -> Trace | None:
-        """Records the start of a trace; `None` if JAX runs the function without tracing it.
+        """Records the start of a trace. Returns `None` if JAX runs the function without tracing it.
 
         **Raises:** `RetraceError` if the trace is refused, and the exceptions of listeners.
         """
@@ -453,8 +458,8 @@ class Observer:
         try:
             trace = self._history.begin(found if may_wait else found(), self._serial)
         except BaseException:
-            # Earlier programs of the function remain. For these arguments, JAX will trace again,
-            # and the trace will be refused again.
+            # If there are earlier traces, keep the function with its compiled programs. A later
+            # call with these arguments traces again, and is refused again.
             if self._num_traces == 0:
                 self._drop()
             raise
@@ -463,7 +468,8 @@ class Observer:
 
     def fail(self) -> None:
         """Drops the compiled function and its traces after a failed trace."""
-        # After a failed trace, JAX would always take its slow path.
+        # Drop the function, because JAX always takes its slow path for a function whose trace has
+        # failed.
         self._drop()
         self._history.forget(self._serial, self._num_traces)
         self._num_traces = 0
@@ -476,7 +482,7 @@ def _describe(
 
     **Arguments:**
 
-    - `types`: the types of their arrays.
+    - `types`: the types of the arrays in the arguments.
     """
     root = root_node(labels, (describe(each, describe_static) for each in structures))
     return Arguments(Tree(root, tuple(map(form_of_type, types))), settings)
@@ -502,7 +508,7 @@ _SETTINGS = (
 
 
 def _read_settings() -> Settings:
-    """The current settings of this thread, and its mesh."""
+    """The current settings of JAX in this thread, and its mesh."""
     config = jax.config
     known = [(name, str(getattr(config, name))) for name in _SETTINGS if hasattr(config, name)]
     mesh: Any = jax.sharding.get_abstract_mesh()
@@ -511,5 +517,5 @@ def _read_settings() -> Settings:
 
 @functools.lru_cache(maxsize=8)
 def _shared(settings: Settings) -> Settings:
-    """Returns the same object for equal settings, which most traces share."""
+    """Returns the same object for equal settings, to save memory."""
     return settings

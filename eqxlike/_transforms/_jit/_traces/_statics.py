@@ -1,4 +1,4 @@
-"""Descriptions of static values, with fingerprints that differ for different values."""
+"""Describes static values in text, with fingerprints that differ for different values."""
 
 import contextlib
 import functools
@@ -13,10 +13,12 @@ from ...._partition import PLAIN_TYPES, Node, StaticKey, identity_of
 from ...._pytree import elements, is_array
 
 _MAX_ELEMENTS = 64
-"""The elements of larger static containers are not described; each level allows a fourth."""
+"""Elements of larger static containers are not described. For a nested container, the limit is a
+quarter for each level of nesting.
+"""
 
 _MAX_DEPTH = 3
-"""The elements of a static container inside this many others are not described."""
+"""Elements of a static container are not described if it is nested this deeply."""
 
 
 def describe_static(
@@ -26,16 +28,16 @@ def describe_static(
 
     **Arguments:**
 
-    - `static`: its key, if it is known.
-    - `of_node`: whether it is in the static part of a node, where it need not be hashable.
-    - `depth`: the number of containers around it.
+    - `static`: the key of the value, if it is known.
+    - `of_node`: whether the value is in the static part of a node. There it need not be hashable.
+    - `depth`: the number of containers around the value.
     """
     kind = "field" if of_node else "static"
     is_number = type(value) in (int, float, complex) and depth == 0
     advice = "field" if of_node else "number" if is_number else "value"
     if type(value) in PLAIN_TYPES:
-        # There may be thousands of these. Text distinguishes numbers with equal hashes: -1 and -2,
-        # 0.0 and -0.0.
+        # There may be thousands of these values, so this is fast. Hash the text, because -1 and -2
+        # have equal hashes, and so have 0.0 and -0.0.
         text = repr(value)
         fingerprint = type(value).__name__, hash(text)
         text = text if len(text) <= _MAX_CHARACTERS else text_of_static(value)
@@ -70,9 +72,7 @@ def describe_static(
 
 
 def _hash_of(key: Hashable) -> int:
-    """The hash of the key of a static value. It differs for different numbers: Python's own hash is
-    equal for -1 and -2.
-    """
+    """The hash of the key of a static value. Python's own hash is equal for -1 and -2."""
     if isinstance(key, tuple | frozenset):
         return hash(type(key)(map(_hash_of, key)))
     return hash(repr(key) if type(key) in (int, float, complex) else key)
@@ -82,10 +82,10 @@ def _hash_of(key: Hashable) -> int:
 
 
 _MAX_CHARACTERS = 200
-"""At most this many characters of a value are kept."""
+"""At most this many characters of the text of a value are kept."""
 
 _MAX_WRAPPERS = 8
-"""At most this many wrappers around a function are removed: `jax.nn.relu` has two."""
+"""At most this many wrappers around a function are removed. For example, `jax.nn.relu` has two."""
 
 
 def text_of_static(value: Any) -> str:
@@ -108,7 +108,7 @@ def _describe(value: Any) -> str:
         return value.__qualname__
     if isinstance(value, functools.partial):
         return f"a partial of {text_of_static(value.func)}"
-    # The `repr` would wait for the arrays that it shows.
+    # The `repr` would show the arrays, and so wait until they are computed.
     attributes = getattr(value, "__dict__", None)
     if type(attributes) is dict and any(map(is_array, attributes.values())):
         return f"a {type(value).__name__}"
@@ -116,7 +116,7 @@ def _describe(value: Any) -> str:
 
 
 def _function_of(value: Any) -> types.FunctionType | None:
-    """The Python function that a value is or wraps, such as the function inside `jax.jit`."""
+    """The Python function that `value` is, or wraps (as `jax.jit` does); otherwise `None`."""
     with contextlib.suppress(Exception):
         for _ in range(_MAX_WRAPPERS):
             if isinstance(value, types.MethodType):
