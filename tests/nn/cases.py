@@ -83,6 +83,19 @@ def spectral_norm(key, dtype):
     return nn.SpectralNorm(nn.Linear(3, 4, key=linear_key, dtype=dtype), "weight", key=norm_key)
 
 
+class Counter(nn.StatefulLayer):
+    """Adds how often it was called, counted from `start`."""
+
+    index: nn.StateIndex
+
+    def __init__(self, start=0):
+        self.index = nn.StateIndex(jnp.array(start))
+
+    def __call__(self, x, state, *, key=None):
+        count = state.get(self.index) + 1
+        return x + count, state.set(self.index, count)
+
+
 CASES = {
     "Linear": Case(lambda **options: nn.Linear("scalar", "scalar", **options), ((),), ()),
     "Identity": Case(without_options(nn.Identity), ((3,),), (3,)),

@@ -11,6 +11,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import Module, nn
+from tests.nn.cases import Counter
 
 
 class Add(Module):
@@ -48,22 +49,9 @@ def test_every_layer_gets_a_key_of_its_own(getkey):
     assert model(()) == (None, None)
 
 
-class Count(nn.StatefulLayer):
-    """Adds how often it was called, and shows which key it got."""
-
-    index: nn.StateIndex
-
-    def __init__(self):
-        self.index = nn.StateIndex(jnp.array(0))
-
-    def __call__(self, x, state, *, key=None):
-        count = state.get(self.index) + 1
-        return x + count, state.set(self.index, count)
-
-
 def make_counting():
-    inner = nn.Sequential([Count(), Add(100)])
-    return nn.make_with_state(lambda: nn.Sequential([Count(), Add(10), inner]))()
+    inner = nn.Sequential([Counter(), Add(100)])
+    return nn.make_with_state(lambda: nn.Sequential([Counter(), Add(10), inner]))()
 
 
 def test_state_passes_through_the_layers_that_have_one():
@@ -85,7 +73,7 @@ def test_sequential_without_stateful_layers_returns_the_state_that_it_got():
 
 
 def test_layer_can_say_that_it_is_not_stateful():
-    class Sometimes(Count):
+    class Sometimes(Counter):
         def is_stateful(self):
             return False
 
@@ -97,7 +85,7 @@ def test_layer_can_say_that_it_is_not_stateful():
 
 def test_missing_state_is_an_error_that_names_the_layer():
     model, _ = make_counting()
-    with pytest.raises(TypeError, match=r"Sequential needs the state, since layers\[0\].* Count"):
+    with pytest.raises(TypeError, match=r"Sequential needs the state, since layers\[0\].* Counter"):
         model(0)
     outer = nn.Sequential([nn.Lambda(model[1:])])
     with pytest.raises(TypeError, match=r"Sequential at .*layers\[0\].fn needs .* layers\[1\]"):

@@ -72,13 +72,16 @@ def test_fields_outputs_and_what_a_key_draws_are_those_of_equinox(getkey):
     assert_as_in_equinox(LAYERS, drawn, (5, 6, 4), getkey)
 
 
-def test_jaxpr_is_one_convolution_and_the_bias_also_for_an_empty_batch(getkey):
-    layer = nn.Conv2d(2, 4, 3, 2, padding="SAME", key=getkey())
+@pytest.mark.parametrize(
+    ("cls", "out_shape"), [(nn.Conv2d, (3, 3)), (nn.ConvTranspose2d, (12, 10))]
+)
+def test_jaxpr_is_one_convolution_and_the_bias_also_for_an_empty_batch(cls, out_shape, getkey):
+    layer = cls(2, 4, 3, 2, padding="SAME", key=getkey())
     jaxpr = jax.make_jaxpr(lambda layer, x: layer(x))(layer, jnp.ones((2, 6, 6)))
     names = [equation.primitive.name for equation in jaxpr.eqns]
     # The first and the third add and take away a batch axis of length one.
     assert names == ["broadcast_in_dim", "conv_general_dilated", "squeeze", "add"]
-    assert jax.vmap(layer)(jnp.ones((0, 2, 6, 5))).shape == (0, 4, 3, 3)
+    assert jax.vmap(layer)(jnp.ones((0, 2, 6, 5))).shape == (0, 4, *out_shape)
 
 
 def test_no_channels_give_the_bias(getkey):

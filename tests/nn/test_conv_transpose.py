@@ -74,15 +74,6 @@ def test_it_is_the_transpose_of_a_convolution_in_every_padding_mode(mode, paddin
     np.testing.assert_allclose(*found_and_expected(there), rtol=1e-5, atol=1e-5)
 
 
-def test_jaxpr_is_one_convolution_and_the_bias_also_for_an_empty_batch(getkey):
-    layer = nn.ConvTranspose2d(2, 4, 3, 2, padding="SAME", key=getkey())
-    jaxpr = jax.make_jaxpr(lambda layer, x: layer(x))(layer, jnp.ones((2, 6, 6)))
-    names = [equation.primitive.name for equation in jaxpr.eqns]
-    # The first and the third add and take away a batch axis of length one.
-    assert names == ["broadcast_in_dim", "conv_general_dilated", "squeeze", "add"]
-    assert jax.vmap(layer)(jnp.ones((0, 2, 6, 5))).shape == (0, 4, 12, 10)
-
-
 def test_wrong_shape_and_padding_that_leaves_no_output_are_named(getkey):
     layer = nn.ConvTranspose1d(2, 4, 3, padding=4, key=getkey())
     with pytest.raises(ValueError, match=r"ConvTranspose1d expected x of shape \(2, length\), got"):

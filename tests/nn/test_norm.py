@@ -56,13 +56,12 @@ def test_squares_past_the_range_of_float16_are_no_trouble(name, getkey):
     np.testing.assert_allclose(np.asarray(out, np.float32), expected, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [*LAYERS, "BatchNorm"])
 def test_initializers_draw_weight_and_bias(name, getkey):
-    arguments, _ = LAYERS[name]
-    initializers = jax.nn.initializers
-    layer = getattr(nn, name)(
-        *arguments, weight_init=initializers.normal(), bias_init=initializers.ones, key=getkey()
-    )
+    arguments, _ = LAYERS.get(name, ((8, "batch"), None))
+    initializers, mode = jax.nn.initializers, {"mode": "batch"} if name == "BatchNorm" else {}
+    options = {"weight_init": initializers.normal(), "bias_init": initializers.ones, **mode}
+    layer = getattr(nn, name)(*arguments, **options, key=getkey())
     assert len(np.unique(layer.weight)) == layer.weight.size
     assert np.all(np.asarray(layer.bias) == 1)
 

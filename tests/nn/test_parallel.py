@@ -11,6 +11,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
+from tests.nn.cases import Counter
 
 X = jnp.array([0.5, -1.0, 2.0])
 
@@ -80,32 +81,17 @@ def test_module_as_the_join_is_trained(getkey):
     assert_close(gradient.join[1].weight[0], first(X) + second(X))
 
 
-class Counter(nn.StatefulLayer):
-    """Adds `start` and how often it was called."""
-
-    start: int
-    index: nn.StateIndex
-
-    def __init__(self, start, init=0):
-        self.start = start
-        self.index = nn.StateIndex(jnp.array(init))
-
-    def __call__(self, x, state, *, key=None):
-        count = state.get(self.index) + 1
-        return x + self.start + count, state.set(self.index, count)
-
-
 def test_stateful_branches_keep_values_of_their_own():
     @nn.make_with_state
     def make():
-        return nn.Parallel([Counter(0, init=5), nn.Lambda(jnp.negative), Counter(1, 7)], tuple)
+        return nn.Parallel([Counter(5), nn.Lambda(jnp.negative), Counter(7)], tuple)
 
     model, state = make()
     assert model.is_stateful()
     outputs, state = model(jnp.array(1), state)
-    assert [*map(int, outputs)] == [7, -1, 10]
+    assert [*map(int, outputs)] == [7, -1, 9]
     outputs, state = model(jnp.array(1), state=state)
-    assert [*map(int, outputs)] == [8, -1, 11]
+    assert [*map(int, outputs)] == [8, -1, 10]
     assert (state.get(model[0].index), state.get(model[2].index)) == (7, 9)
 
 
@@ -128,7 +114,7 @@ REFUSED = {
         re.escape("Parallel: branches[1] expected a layer, or a function"),
     ),
     "state": (
-        lambda: nn.Sequential([nn.Parallel([nn.Identity(), Counter(0)])]).layers[0](0),
+        lambda: nn.Sequential([nn.Parallel([nn.Identity(), Counter()])]).layers[0](0),
         TypeError,
         r"Parallel needs the state, since branches\[1\], of type Counter, is stateful",
     ),
