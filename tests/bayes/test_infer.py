@@ -20,7 +20,10 @@ from eqxlike.bayes._inference import _infer
 from eqxlike.bayes._libraries import as_libraries_compute
 from tests.bayes.methods.cases import X, Y
 
-pytestmark = pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning")
+pytestmark = [
+    pytest.mark.usefixtures("double_precision"),
+    pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning"),
+]
 
 MAP = bayes.MAP(steps=3)
 ENSEMBLE = bayes.DeepEnsemble(steps=3, members=3)
@@ -33,12 +36,6 @@ def sgld(**settings):
 
 
 SHORT = sgld()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 @functools.cache

@@ -15,14 +15,10 @@ from eqxlike import bayes, nn
 from eqxlike.bayes._inference import _infer
 from tests.bayes.methods.cases import LinearModel, X, Y, as_vectors
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 LINEAR = LinearModel()
 STAYS = optax.set_to_zero()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def run(method, target=None, **kwargs):

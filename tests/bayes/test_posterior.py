@@ -13,15 +13,9 @@ from scipy import stats
 
 import eqxlike as eqx
 from eqxlike import bayes, nn
+from tests.bayes.methods.cases import X, Y
 
-X = np.linspace(-1.0, 1.0, 12).reshape(6, 2)
-Y = X[:, 0] ** 2 - X[:, 1]
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 @functools.cache

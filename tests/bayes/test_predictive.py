@@ -4,7 +4,6 @@ import re
 import warnings
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -13,15 +12,11 @@ import pytest
 from eqxlike import bayes, nn
 from tests.bayes.methods.cases import DESCENT
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 X = np.linspace(-1.0, 1.0, 40)[:, None]
 Y = 2 * X[:, 0] + np.random.default_rng(0).normal(0.0, 0.1, 40)
 HELD_OUT = X[::4] + 0.01, Y[::4]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def run(method, **kwargs):

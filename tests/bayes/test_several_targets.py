@@ -16,12 +16,7 @@ import eqxlike as eqx
 from eqxlike import bayes, nn
 from tests.bayes.methods.cases import DESCENT
 
-
-@pytest.fixture(autouse=True, scope="module")
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 1))

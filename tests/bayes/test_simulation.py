@@ -10,15 +10,12 @@ import pytest
 
 from eqxlike import bayes, nn
 
-pytestmark = pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning")
+pytestmark = [
+    pytest.mark.usefixtures("double_precision"),
+    pytest.mark.filterwarnings("ignore::eqxlike.bayes.InferenceWarning"),
+]
 
 X = np.linspace(-1.0, 1.0, 8)[:, None]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def double_precision():
-    with jax.enable_x64(True):
-        yield
 
 
 def target(likelihood, y=X[:, 0]):

@@ -187,20 +187,11 @@ def test_the_error_names_what_a_partial_binds_and_what_is_not_hashable():
     )
 
 
-def test_the_error_compares_with_the_most_similar_trace_and_the_latest_of_those():
+def test_the_error_compares_with_the_most_similar_trace():
     calls = [(jnp.ones(2), 2), (jnp.ones(3), 3), (jnp.ones(2), 4)]
     message = error_of(double, *calls, max_traces=2)
     assert "What differs from trace 1:\n  factor: static value 2 -> 4\n" in message
-    message = error_of(double, (1,), (1,), (2,), max_traces=2)
-    assert "What differs from trace 2:" in message
-    message = error_of(double, (1,), (1,))
-    assert "are the same as in trace 1, so something else has changed" in message
-
-
-def test_the_error_shows_a_bounded_number_of_changes():
-    message = error_of(double, (list(range(30)),), (list(range(1, 31)),))
-    assert message.count(" -> ") == 20
-    assert "\n  and 10 more\n" in message
+    assert "are the same as in trace 1, so something" in error_of(double, (1,), (1,))
 
 
 def test_only_the_latest_traces_are_remembered():

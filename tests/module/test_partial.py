@@ -10,11 +10,7 @@ import itertools
 import pytest
 
 from eqxlike import Partial
-
-
-def everything(*args, **kwargs):
-    return args, kwargs
-
+from tests.module.programs.registry import affine, everything
 
 ARGS = [(), (1,), (1, 2)]
 KWARGS = [{}, {"a": 3}, {"a": 4, "b": 5}, {"self": 6, "func": 7, "args": 8}]
@@ -27,10 +23,6 @@ def test_calls_as_functools_partial_does():
         ours = Partial(everything, *args, **kwargs)
         assert ours(*more_args, **more_kwargs) == theirs(*more_args, **more_kwargs)
         assert (ours.func, ours.args, ours.keywords) == (theirs.func, theirs.args, theirs.keywords)
-
-
-def affine(scale, x, *, shift=0):
-    return scale * x + shift
 
 
 def test_signature_is_that_of_functools_partial():

@@ -12,10 +12,19 @@ from tests.nn.arrays import filled
 BATCH = np.ones((4, 2), np.float32)
 
 
-def make_step(optimiser: Any) -> Any:
-    return train.make_step(lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2), optimiser)
+def mean_square(model: Any, x: Any, key: Any) -> Any:
+    return jnp.mean(jax.vmap(model)(x) ** 2)
 
 
-def make_state(optimiser: Any) -> Any:
+def squared_error(model: Any, batch: Any, key: Any) -> Any:
+    x, y = batch
+    return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+
+
+def make_step(optimiser: Any, **options: Any) -> Any:
+    return train.make_step(mean_square, optimiser, **options)
+
+
+def make_state(optimiser: Any, **options: Any) -> Any:
     model = filled(nn.Linear, 2, 1, key=jax.random.key(0))
-    return train.TrainState.create(model, optimiser, key=jax.random.key(1))
+    return train.TrainState.create(model, optimiser, key=jax.random.key(1), **options)

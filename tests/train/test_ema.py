@@ -42,8 +42,7 @@ def mean_of(weights, first, *, debias):
 
 def trained(optimiser, batches, *, check_finite: Any = True, **options):
     state = make_state(optimiser)
-    loss = lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2)
-    step = train.make_step(loss, optimiser, check_finite=check_finite)
+    step = make_step(optimiser, check_finite=check_finite)
     recorded = Recorded()
     result = train.fit(
         state, step, batches, num_steps=len(batches), callbacks=[recorded], **options
@@ -64,9 +63,7 @@ def test_it_is_the_mean_of_the_parameters_after_each_update_that_was_made(debias
     np.testing.assert_allclose(weights_of(ema.averaged(state)), expected, rtol=1e-5)
     assert not np.allclose(expected, weights[-1], rtol=1e-2)
     # Many steps a call, which no callback interrupts, and compiled.
-    step = train.make_step(
-        lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2), optimiser, check_finite="skip"
-    )
+    step = make_step(optimiser, check_finite="skip")
     many = train.fit(make_state(optimiser), step, batches, num_steps=5, steps_per_call=4).state
     averaged = eqx.filter_jit(ema.averaged)(many)
     np.testing.assert_allclose(weights_of(averaged), expected, rtol=1e-5)
@@ -117,9 +114,8 @@ def test_it_is_sharded_as_the_parameters_are(getkey):
     optimiser = optax.chain(optax.adam(0.1), ema)
     model = nn.Linear(2, 4 * jax.device_count(), key=getkey())
     start = train.TrainState.create(model, optimiser, key=getkey())
-    state, alone = train.shard(start, sharding), make_step(optimiser)(start, np.ones((4, 2), "f"))
-    loss = lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2)
-    state, _ = train.make_step(loss, optimiser, sharding=sharding)(state, np.ones((4, 2), "f"))
+    state, alone = train.shard(start, sharding), make_step(optimiser)(start, BATCH)
+    state, _ = make_step(optimiser, sharding=sharding)(state, BATCH)
     assert jax.device_count() > 1
     average = state.optimiser_state[1].average
     assert average.weight.sharding == state.model.weight.sharding

@@ -26,25 +26,21 @@ from eqxlike.train import (
 )
 from eqxlike.train._run import Run
 from eqxlike.train._state import copy_arrays
+from tests.train.linear import BATCH as GOOD
+from tests.train.linear import make_state, mean_square
 
 OPTIMISER = optax.sgd(0.1, momentum=0.9)
-GOOD = np.ones((4, 2), np.float32)
 
 
 @pytest.fixture(scope="module")
 def step():
     """The loss is the mean square of the output, NaN or infinite where the batch is."""
-    return make_step(lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2), OPTIMISER)
-
-
-def make_state(**options):
-    model = nn.Linear(2, 1, key=jax.random.key(0))
-    return TrainState.create(model, OPTIMISER, key=jax.random.key(1), **options)
+    return make_step(mean_square, OPTIMISER)
 
 
 @pytest.fixture
 def state():
-    return make_state()
+    return make_state(OPTIMISER)
 
 
 def batches(*, bad_at=None, value=np.nan):
@@ -149,7 +145,7 @@ def test_array_that_is_not_finite_is_a_divergence_and_a_skipped_step_is_none(sta
         "step 4, at a loss of 0; the state is the one after step 3."
     )
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(result.state.model))
-    scaled = make_state(loss_scale=DynamicLossScale())
+    scaled = make_state(OPTIMISER, loss_scale=DynamicLossScale())
     for bad_at in (4, 8):
         data = batches(bad_at=bad_at, value=0.0)
         result = fit(scaled, step, data, num_steps=8, check_every=3)
@@ -213,8 +209,7 @@ def test_a_bad_model_state_is_found_though_the_next_step_writes_it_again(steps_p
         bad = jnp.where(x[0, 0] > 2, jnp.inf, 0.0)
         return jnp.mean(model.weight @ x[0]), kept.at[5000].set(bad)
 
-    model = nn.Linear(2, 1, key=jax.random.key(0))
-    state = TrainState.create(model, OPTIMISER, key=jax.random.key(1), model_state=jnp.zeros(8192))
+    state = make_state(OPTIMISER, model_state=jnp.zeros(8192))
     data = [jnp.full((1, 2), 3.0 if index == 2 else 1.0) for index in range(6)]
     step = make_step(loss, OPTIMISER)
     result = fit(state, step, data, num_steps=6, steps_per_call=steps_per_call)
@@ -223,9 +218,7 @@ def test_a_bad_model_state_is_found_though_the_next_step_writes_it_again(steps_p
 
 @pytest.fixture(scope="module")
 def skipping_step():
-    return make_step(
-        lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2), OPTIMISER, check_finite="skip"
-    )
+    return make_step(mean_square, OPTIMISER, check_finite="skip")
 
 
 class Means(Callback):
@@ -279,15 +272,9 @@ def test_skipped_steps_are_told_and_count_in_no_mean(
 @pytest.mark.parametrize("steps_per_call", [1, 2])
 def test_steps_that_the_optimiser_skips_go_on_until_it_gives_up(check_finite, steps_per_call):
     optimiser = optax.apply_if_finite(OPTIMISER, 2)
-    step = make_step(
-        lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2),
-        optimiser,
-        check_finite=check_finite,
-    )
-    model = nn.Linear(2, 1, key=jax.random.key(0))
-    start = TrainState.create(model, optimiser, key=jax.random.key(1))
+    step = make_step(mean_square, optimiser, check_finite=check_finite)
     bad = np.full_like(GOOD, np.nan)
-    run = functools.partial(fit, start, step, steps_per_call=steps_per_call)
+    run = functools.partial(fit, make_state(optimiser), step, steps_per_call=steps_per_call)
     result = run([GOOD, bad, bad, GOOD], num_steps=4)
     assert (result.stopped, result.num_skipped) == ("finished", 2)
     assert np.isfinite(result.history[3])
@@ -329,8 +316,7 @@ def test_loss_is_not_asked_of_a_state_that_is_bad():
         model = error_if(model, jnp.isnan(model.weight).any(), "a bad state")
         return jnp.sum(model.weight @ x[0])
 
-    model = nn.Linear(2, 1, key=jax.random.key(0))
-    state = TrainState.create(model, broken_in(3), key=jax.random.key(1))
+    state = make_state(broken_in(3))
     step = make_step(loss, broken_in(3), check_finite="state")
     result = fit(state, step, batches(), num_steps=8)
     assert (result.stopped, len(result.history)) == ("diverged", 2)
@@ -537,8 +523,7 @@ def test_somebody_elses_handler_is_left_alone(state, step):
 
 
 def test_state_that_was_donated_is_refused_with_the_paths(step):
-    model = nn.Linear(2, 1, key=jax.random.key(0))
-    state = TrainState.create(model, optax.adam(0.1), key=jax.random.key(1))
+    state = make_state(optax.adam(0.1))
     for leaf in jax.tree.leaves(state):
         leaf.delete()
     expected = (
@@ -632,7 +617,7 @@ def test_a_step_that_returns_something_else_is_refused(state):
 
 
 def test_no_state_stays_alive_once_the_result_is_gone(step):
-    state = make_state()
+    state = make_state(OPTIMISER)
     gc.disable()
     try:
         result = fit(state, step, batches(), num_steps=3)
@@ -657,8 +642,7 @@ def test_fit_and_its_check_hold_one_state(donate):
             found.append(sum(each.nbytes for each in jax.live_arrays() if not each.is_deleted()))
             yield np.ones((4, 512), np.float32)
 
-    loss = lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2)
-    step, before = make_step(loss, optimiser), sum(each.nbytes for each in jax.live_arrays())
+    step, before = make_step(mean_square, optimiser), sum(each.nbytes for each in jax.live_arrays())
     kept = make()
     if donate:
         fit(kept, step, watched(), num_steps=6, check_every=2, donate=True)
@@ -675,7 +659,7 @@ def test_fit_and_its_check_hold_one_state(donate):
 
 
 def test_an_array_at_two_places_of_a_state_may_be_given_away(step):
-    state = make_state()
+    state = make_state(OPTIMISER)
     state = tree_at(lambda state: state.optimiser_state[0].trace.weight, state, state.model.weight)
     expected = fit(state, step, batches(), num_steps=2)
     assert tree_equal(fit(state, step, batches(), num_steps=2, donate=True).state, expected.state)

@@ -22,14 +22,10 @@ from eqxlike.train import (
     make_step,
 )
 from eqxlike.train._state import copy_arrays
+from tests.train.linear import squared_error
 
 SGD, ADAM = optax.sgd(0.1), optax.adam(0.1)
 FLOAT16 = "params=float32,compute=float16,output=float32"
-
-
-def squared_error(model, batch, key):
-    x, y = batch
-    return jnp.mean((jax.vmap(model)(x) - y) ** 2)
 
 
 def root_of_squares(model, batch, key):

@@ -12,11 +12,7 @@ import eqxlike as eqx
 from eqxlike import nn, train
 from eqxlike.train._loop import _fit
 from tests.nn.arrays import filled
-
-
-def squared_error(model, batch, key):
-    x, y = batch
-    return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+from tests.train.linear import squared_error
 
 
 def with_state_dropout_and_a_frozen_layer(key):

@@ -98,6 +98,16 @@ class LinearModel:
 
 LINEAR = LinearModel()
 
+
+class Rate(eqx.Module):
+    """The same rate for all inputs."""
+
+    rate: jax.Array
+
+    def __call__(self, x):
+        return jnp.log(self.rate)
+
+
 # The line search is smaller than L-BFGS, and asks for the loss, its value and its gradient too.
 DESCENT = optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(10))
 

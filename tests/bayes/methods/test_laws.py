@@ -20,6 +20,7 @@ from tests.bayes.methods.cases import (
     DROPOUT_RATE,
     LINEAR,
     METHODS,
+    Rate,
     X,
     Y,
     as_vectors,
@@ -331,15 +332,6 @@ def test_settings_that_cannot_serve_are_errors():
     assert bayes.SGLD(decay=1.0).decay == 1
     assert bayes.SGHMC(friction=1.0).friction == 1
     assert bayes.SWAG(collect_steps=40, collect_every=20, rank=2).rank == 2
-
-
-class Rate(eqx.Module):
-    """The same rate for all inputs."""
-
-    rate: jax.Array
-
-    def __call__(self, x):
-        return jnp.log(self.rate)
 
 
 class WithoutKey(eqx.Module):

@@ -17,7 +17,7 @@ from eqxlike.bayes._inference._fitted import fitted_from
 from eqxlike.bayes._inference._method import Chains
 from eqxlike.bayes._methods._descent import Optimised
 from eqxlike.bayes._methods._markov_chains import StochasticState
-from tests.bayes.methods.cases import LINEAR, X, Y, check_moments
+from tests.bayes.methods.cases import LINEAR, Rate, X, Y, check_moments
 
 pytestmark = pytest.mark.usefixtures("as_methods_run")
 
@@ -28,15 +28,6 @@ def run(method, target=None, **kwargs):
 
 
 # --- linked space -------------------------------------------------------------------------------
-
-
-class Rate(eqx.Module):
-    """The same rate for all inputs."""
-
-    rate: jax.Array
-
-    def __call__(self, x):
-        return jnp.log(self.rate)
 
 
 def test_density_of_a_linked_rate_is_that_of_its_gamma_posterior():

@@ -11,6 +11,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn, train
+from tests.train.linear import mean_square
 
 
 def make_state(seed, optimiser, **options):
@@ -153,7 +154,7 @@ def test_frozen_arrays_that_do_not_fit_are_refused(adapted, tmp_path):
 def test_a_run_without_frozen_arrays_in_its_checkpoints_goes_on(adapted, tmp_path):
     state, _ = adapted
     optimiser = optax.adam(0.1)
-    step = train.make_step(lambda model, x, key: jnp.mean(jax.vmap(model)(x) ** 2), optimiser)
+    step = train.make_step(mean_square, optimiser)
     batches = [np.ones((4, 2), np.float32)] * 6
     whole = train.fit(state, step, batches, num_steps=6)
     callbacks = [train.Checkpoint(tmp_path, every=4, with_frozen=False)]

@@ -15,6 +15,7 @@ from eqxlike import nn, train
 from eqxlike._programs import collectives
 from eqxlike.train._sharding import place_batch
 from tests.nn.arrays import filled
+from tests.train.linear import mean_square
 from tests.train.sharding import trainings
 
 OPTIMISER = optax.sgd(0.01, momentum=0.9)
@@ -39,10 +40,6 @@ def test_losses_are_those_of_one_device_in_one_program():
     assert trained.state.loss_scale.scale == 2.0**17
 
 
-def squares(model, batch, key):
-    return jnp.mean(jax.vmap(model)(batch) ** 2)
-
-
 def linear():
     return filled(nn.Linear, 4, 4, key=jax.random.key(0))
 
@@ -53,7 +50,7 @@ def make_state(model):
 
 def make_step(model, sharding):
     """A state and a step, of a model that maps four features."""
-    state, step = make_state(model), train.make_step(squares, OPTIMISER, sharding=sharding)
+    state, step = make_state(model), train.make_step(mean_square, OPTIMISER, sharding=sharding)
     return (state if sharding is None else train.shard(state, sharding)), step
 
 
@@ -102,7 +99,7 @@ def test_many_steps_are_one_program_over_devices_too():
 
     def loss(*arguments):
         traces.append(None)
-        return squares(*arguments)
+        return mean_square(*arguments)
 
     state = make_state(linear())
     step = train.make_step(loss, OPTIMISER, sharding=FSDP)
@@ -117,7 +114,9 @@ def test_many_steps_are_one_program_over_devices_too():
         assert len(traces) == 1
         assert result.state.model.weight.sharding.spec == P("data")
         histories.append(result.history)
-    expected = train.fit(state, train.make_step(squares, OPTIMISER), [batch_of(4)] * 4, num_steps=4)
+    expected = train.fit(
+        state, train.make_step(mean_square, OPTIMISER), [batch_of(4)] * 4, num_steps=4
+    )
     np.testing.assert_allclose(histories, [expected.history] * 2, rtol=1e-5)
 
 

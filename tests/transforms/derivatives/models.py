@@ -1,6 +1,9 @@
-"""Functions with a derivative of their own, in one call."""
+"""Functions with a derivative of their own, in one call, and trees of tangents."""
+
+import jax.tree_util as jtu
 
 import eqxlike
+from eqxlike._transforms._derivatives._tangents import match_leaves, tangents_of
 
 
 def custom_jvp(function, rule):
@@ -17,3 +20,12 @@ def custom_vjp(function, forward=None, backward=None, eqx=eqxlike):
     )
     custom.def_bwd(backward or (lambda residuals, cotangent, *args, **kwargs: cotangent))
     return custom
+
+
+def beside(tree, tangents):
+    return match_leaves(jtu.tree_structure(tree), tangents, "tangents", "primals")
+
+
+def checked(leaf, tangent):
+    treedef = jtu.tree_structure({"a": 0})
+    return tangents_of([leaf], treedef, {"a": tangent}, "tangents", "primals")[0]

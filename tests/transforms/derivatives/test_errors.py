@@ -10,8 +10,8 @@ import pytest
 
 import eqxlike
 from eqxlike import filter_custom_jvp, filter_custom_vjp, filter_grad, filter_jvp, filter_vjp
-from eqxlike._transforms._derivatives._tangents import check_structure, match_leaves, tangents_of
-from tests.transforms.derivatives.models import custom_jvp, custom_vjp
+from eqxlike._transforms._derivatives._tangents import check_structure
+from tests.transforms.derivatives.models import beside, checked, custom_jvp, custom_vjp
 from tests.transforms.models import Node
 
 ONE, TWO = jnp.float32(1), jnp.float32(2)
@@ -63,15 +63,6 @@ def test_value_that_has_no_gradient_is_explained():
 
 
 # --- trees of tangents and cotangents -----------------------------------------------------------
-
-
-def beside(tree, tangents):
-    return match_leaves(jtu.tree_structure(tree), tangents, "tangents", "primals")
-
-
-def checked(leaf, tangent):
-    treedef = jtu.tree_structure({"a": 0})
-    return tangents_of([leaf], treedef, {"a": tangent}, "tangents", "primals")[0]
 
 
 def cotangent(tree):

@@ -11,22 +11,13 @@ import pytest
 
 import eqxlike
 from eqxlike import filter_jvp, filter_vjp
-from eqxlike._transforms._derivatives._tangents import match_leaves, tangents_of
+from tests.transforms.derivatives.models import beside, checked
 from tests.transforms.models import Node
 
 ONE, TWO, THREE = jnp.float32(1), jnp.float32(2), jnp.float32(3)
 
 
 # --- tangents of any tree -----------------------------------------------------------------------
-
-
-def beside(tree, tangents):
-    return match_leaves(jtu.tree_structure(tree), tangents, "tangents", "primals")
-
-
-def checked(leaf, tangent):
-    treedef = jtu.tree_structure({"a": 0})
-    return tangents_of([leaf], treedef, {"a": tangent}, "tangents", "primals")[0]
 
 
 def test_none_stands_for_all_that_is_below():

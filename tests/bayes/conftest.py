@@ -1,0 +1,10 @@
+"""What tests of inference share."""
+
+import jax
+import pytest
+
+
+@pytest.fixture(scope="module")
+def double_precision():
+    with jax.enable_x64(True):
+        yield
