@@ -157,11 +157,10 @@ class Reference:
         mode = FiniteDifference(step=None if is_double else step)
         for side in (-2, 2):
             shifted = [each + side * step * np.maximum(1, np.abs(each)) for each in arrays]
-            for uncertainty, differences in zip(
-                uncertainties, self._differences(mode, shifted), strict=True
-            ):
+            others = self._differences(mode, shifted)
+            for total, each in zip(uncertainties, others, strict=True):
                 # Rounding errors are random: an error of one derivative may occur in each of them.
-                uncertainty += 3 * (differences + np.median(differences)) if differences.size else 0
+                total += 3 * (each + np.median(each)) if each.size else 0
         return uncertainties
 
     def errors(
@@ -193,11 +192,9 @@ class Reference:
             flushed = float(jnp.finfo(jnp.float32).tiny)
             lost = max(min(float(x.tiny), max(float(x.smallest_subnormal), flushed)) for x in infos)
             difference = np.where(difference <= lost, 0.0, difference)
-            certain = (
-                difference
-                if uncertainties is None
-                else np.maximum(difference - uncertainties[index], 0)
-            )
+            certain = difference
+            if uncertainties is not None:
+                certain = np.maximum(difference - uncertainties[index], 0)
             errors = _largest(difference) / scale, _largest(certain) / scale
             found.append(LeafError(index, *errors, tolerance or default_tolerance(*dtypes)))
         return found

@@ -69,7 +69,7 @@ class Body:
     - `step`: the body as a function of lists of arrays.
     - `reading_step`: `step` without its writes to buffers; `None` if the carry has no buffers.
     - `carry`: the arrays of the initial carry, in the dtypes that the body returns.
-    - `carry_spec`: the structure of the carry, with arrays in place of buffers.
+    - `spec`: the structure of the carry, with arrays in place of buffers.
     - `y_spec`: the structure of the output of a step.
     - `is_buffer`: for each array of the carry, whether it is a buffer.
     - `is_outer_buffer`: for each array of the carry, whether it is a buffer of this loop and of an
@@ -81,7 +81,7 @@ class Body:
     step: Step
     reading_step: Step | None
     carry: list[Array]
-    carry_spec: TreeSpec
+    spec: TreeSpec
     y_spec: TreeSpec
     is_buffer: tuple[bool, ...]
     is_outer_buffer: tuple[bool, ...]
@@ -97,7 +97,7 @@ class Body:
 
     def unflatten(self, arrays: Arrays) -> PyTree:
         """Rebuilds the carry as the user sees it outside of the loop."""
-        leaves, treedef = jtu.tree_flatten(self.carry_spec.unflatten(arrays))
+        leaves, treedef = jtu.tree_flatten(self.spec.unflatten(arrays))
         return treedef.unflatten(
             self.outer[index].holding(leaf) if index in self.outer else leaf
             for index, leaf in enumerate(leaves)
@@ -131,8 +131,8 @@ def trace_body(
     leaves, treedef = jtu.tree_flatten(init, is_leaf=_is_buffer)
     outer = {index: leaf for index, leaf in enumerate(leaves) if _is_buffer(leaf)}
     init = treedef.unflatten(leaf.array if _is_buffer(leaf) else leaf for leaf in leaves)
-    carry_spec, carry = TreeSpec(init), take_arrays(init)
-    flat = _FlatBody(name, body, carry_spec, x_spec, buffer_indices, outer)
+    spec, carry = TreeSpec(init), take_arrays(init)
+    flat = _FlatBody(name, body, spec, x_spec, buffer_indices, outer)
     carry, is_active = [vary(array, axes) for array in carry], vary(jnp.asarray(True), axes)
     closed = jax.make_jaxpr(flat)(carry, list(x), is_active)
     # Each retrace casts at least one array to its final dtype or mesh axes.
@@ -155,9 +155,7 @@ def trace_body(
     arrays = [index for index, leaf in enumerate(jtu.tree_leaves(init)) if is_array_like(leaf)]
     is_buffer = tuple(index in buffer_indices for index in arrays)
     is_outer_buffer = tuple(index in buffer_indices and index in outer for index in arrays)
-    return Body(
-        consts, step, reading_step, carry, carry_spec, y_spec, is_buffer, is_outer_buffer, outer
-    )
+    return Body(consts, step, reading_step, carry, spec, y_spec, is_buffer, is_outer_buffer, outer)
 
 
 def _find_buffers(init: PyTree, buffers: Buffers | None) -> set[int]:
@@ -209,7 +207,7 @@ class _FlatBody:
 
     name: str
     body: Callable[[PyTree, PyTree], Any]
-    carry_spec: TreeSpec
+    spec: TreeSpec
     x_spec: TreeSpec
     buffers: set[int]
     outer: dict[int, Buffer]
@@ -218,7 +216,7 @@ class _FlatBody:
     casts: list[tuple[Any, frozenset[Any]]] = dataclasses.field(init=False)
 
     def __call__(self, carry: Arrays, x: Arrays, is_active: Any) -> tuple[list[Array], list[Array]]:
-        old = self.carry_spec.unflatten(carry)
+        old = self.spec.unflatten(carry)
         leaves, treedef = jtu.tree_flatten(old)
         user_carry = treedef.unflatten(
             self._user_leaf(index, leaf, is_active) for index, leaf in enumerate(leaves)
