@@ -1,5 +1,6 @@
 """Files of runs: one line of JSON that identifies the run, then arrays. They contain no code."""
 
+import contextlib
 import dataclasses
 import json
 import numbers
@@ -127,16 +128,13 @@ def _settings(value: Any) -> Any:
 
 
 def _read_header(path: pathlib.Path, file: BinaryIO) -> dict[str, Any]:
-    try:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         header = json.loads(file.readline())
-        is_ours = header["format"] == _FORMAT
-    except (ValueError, KeyError, TypeError):
-        is_ours, header = False, {}
-    if not is_ours:
-        raise ValueError(
-            f"{path} is not a run of `bayes.infer`, or was written by an incompatible version."
-        )
-    return header
+        if header["format"] == _FORMAT:
+            return header
+    raise ValueError(
+        f"{path} is not a run of `bayes.infer`, or was written by an incompatible version."
+    )
 
 
 def _check_header(path: pathlib.Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:

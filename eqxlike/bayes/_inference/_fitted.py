@@ -130,7 +130,7 @@ class FittedPosterior(Module):
 
     def _check_draws(self) -> None:
         for text in self._no_draws():
-            raise ValueError(f"{method_name(self.method)}: {text}")
+            raise ValueError(f"{type(self.method).__name__}: {text}")
 
     def _convergence_of(self, draws: np.ndarray) -> dict[str, Any]:
         lost = np.sum(~np.isfinite(draws).all(axis=2), axis=1)
@@ -158,12 +158,12 @@ class FittedPosterior(Module):
         """
         if "draw" not in self.records:
             raise Missing(
-                f"{method_name(self.method)} has no Markov chains, and therefore no convergence."
+                f"{type(self.method).__name__} has no Markov chains, and therefore no convergence."
             )
         draws = self.records["draw"]
         if draws.shape[1] < 4:
             raise Missing(
-                f"{method_name(self.method)}: convergence needs at least 4 draws per chain, "
+                f"{type(self.method).__name__}: convergence needs at least 4 draws per chain, "
                 f"got {draws.shape[1]} after step {self.chains.step} of {self.method.num_steps}."
             )
         found = convergence(draws)
@@ -182,7 +182,7 @@ class FittedPosterior(Module):
         found = self.method.log_evidence(self.problem, self.found)
         if found is None:
             raise Missing(
-                f"{method_name(self.method)} does not estimate the evidence; use `bayes.Laplace` "
+                f"{type(self.method).__name__} does not estimate the evidence; use `bayes.Laplace` "
                 "or `bayes.Pathfinder`."
             )
         return found
@@ -219,7 +219,7 @@ class FittedPosterior(Module):
                 if ours in self.records
             }
         elif key is None:
-            raise TypeError(f"to_arviz: {method_name(self.method)} makes new draws: pass `key=`.")
+            raise TypeError(f"to_arviz: {type(self.method).__name__} makes new draws: pass `key=`.")
         else:
             unknowns = self.samples(num, key=key)
 
@@ -248,11 +248,6 @@ def fitted_from(
     """The fitted posterior of a run that has ended."""
     found = _finish(method, problem, chains.states, chains.records, key)
     return FittedPosterior(problem, method, found, chains, key)
-
-
-def method_name(method: Method) -> str:
-    """The name of a method, for messages."""
-    return type(method).__name__
 
 
 @as_libraries_compute()

@@ -31,7 +31,7 @@ from ...ad import Mode
 from .._libraries import ONCE_AND_BRIEFLY, as_libraries_compute
 from .._posterior import Data, Posterior, struct_of_example
 from ._files import read_chains, read_key, write_chains
-from ._fitted import FittedPosterior, fitted_from, method_name, with_predictive
+from ._fitted import FittedPosterior, fitted_from, with_predictive
 from ._method import (
     Chains,
     Method,
@@ -106,7 +106,7 @@ def infer(
 
     def warn(text: str) -> None:
         level = stacklevel_of_user()
-        warnings.warn(f"{method_name(method)}: {text}", InferenceWarning, stacklevel=level)
+        warnings.warn(f"{type(method).__name__}: {text}", InferenceWarning, stacklevel=level)
 
     if isinstance(target, Posterior):
         held_out = _checked(held_out, target)
@@ -164,7 +164,7 @@ def _inferred(
 
     bar: Any = contextlib.nullcontext(lambda step, text: None)
     if progress and method.num_steps:
-        bar = run_progress(method.num_steps, method_name(method))
+        bar = run_progress(method.num_steps, type(method).__name__)
     with delayed_interrupt() as interrupt, bar as on_step:
         for now, last in advance(method, problem, chains, key, chain_method):
             chains = now
@@ -409,7 +409,7 @@ def simulation_ranks(
     if poor:
         first = min(poor)
         warnings.warn(
-            f"simulation_ranks: {len(poor)} of {num_simulations} runs of {method_name(method)} "
+            f"simulation_ranks: {len(poor)} of {num_simulations} runs of {type(method).__name__} "
             f"have problems. The first, run {first}: {poor[first]}",
             InferenceWarning,
             stacklevel=2,
