@@ -140,7 +140,12 @@ class Mixture(Module):
             y = jnp.floor(y)
         with as_libraries_compute(), self._named(method):
             found = getattr(self.components, method)(jnp.asarray(y)[None])
-        return self._past_the_ends(found, y) if method == "cdf" else found
+        if method != "cdf":
+            return found
+        # NumPyro's CDF may be NaN outside the support, where it is 0 or 1.
+        mean = self._moment_if_any("mean")
+        is_outside = jnp.isnan(found) & jnp.isfinite(mean)
+        return jnp.where(is_outside, (jnp.asarray(y)[None] > mean).astype(found.dtype), found)
 
     @contextlib.contextmanager
     def _named(self, what: str) -> Iterator[None]:
@@ -155,12 +160,6 @@ class Mixture(Module):
                 "its first two axes. `bayes.metrics.crps(y, mixture, key=key)` also needs only "
                 "draws."
             ) from error
-
-    def _past_the_ends(self, cdf: Float[Array, "S *B"], y: Array) -> Float[Array, "S *B"]:
-        """The CDF, with NumPyro's NaN outside the support replaced by 0 and 1."""
-        mean = self._moment_if_any("mean")
-        is_past = jnp.isnan(cdf) & jnp.isfinite(mean)
-        return jnp.where(is_past, (jnp.asarray(y)[None] > mean).astype(cdf.dtype), cdf)
 
 
 # Jitted, so that calls outside jit do not compile the loops again. The functions below are jitted
