@@ -107,6 +107,10 @@ class AroundMode(Module):
         target = self.problem.target
         return output_of(target.network, struct_of_example(target.data[0]))
 
+    def batch_size(self, num_bytes: int, num: int) -> int | None:
+        """Batch size for `num` examples; `None` for many outputs, for which see `positive_root`."""
+        return None if self.output.size > SMALL else block_size(num_bytes, num)
+
     # --- functions of the varying unknowns ---
 
     def outputs(self, varying: Float[Array, " k"], x: Any) -> Float[Array, " C"]:

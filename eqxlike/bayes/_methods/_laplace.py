@@ -29,7 +29,7 @@ from ._curvature import (
     outputs_and_covariance,
 )
 from ._descent import Descent, Optimised
-from ._gauss_newton import SMALL, AroundMode, Part, block_size, parts_of, positive_root
+from ._gauss_newton import AroundMode, Part, parts_of, positive_root
 from ._leave_one_out import Width, standard_noise, width_for
 from ._prior_scales import (
     MAX_BYTES,
@@ -303,8 +303,8 @@ class Laplace(Descent):
         known: dict[str, Any] = {}
         if self.width is None and value < 1:
             known["warnings"] = (
-                f"the covariance was multiplied by {value:.3g}, because this improves the NLL of "
-                f"left-out examples from {nll_of_one:.3g} (width=1, the approximation of the "
+                f"the covariance was multiplied by {value:.3g}, because narrower ones improve the "
+                f"NLL of left-out examples from {nll_of_one:.3g} (width=1, which approximates the "
                 f"posterior) to {least_nll:.3g} nats. The draws are narrower than the posterior. A "
                 "narrower prior, tune_prior=True, or `bayes.NUTS` may need no such correction.",
             )
@@ -345,13 +345,9 @@ class Laplace(Descent):
                 return jnp.broadcast_to((mean / scale)[None], noise.shape)
             return mean[None] + noise @ positive_root(covariance).T
 
-        if struct.size > SMALL:
-            outputs = jax.lax.map(of_input, x)
-        else:
-            bytes_of_one = 3 * struct.size * around.centre.nbytes + 2 * noise.nbytes
-            size = block_size(bytes_of_one, jtu.tree_leaves(x)[0].shape[0])
-            outputs = jax.lax.map(of_input, x, batch_size=size)
-        outputs = jnp.moveaxis(outputs, 1, 0)
+        bytes_of_one = 3 * struct.size * around.centre.nbytes + 2 * noise.nbytes
+        size = around.batch_size(bytes_of_one, jtu.tree_leaves(x)[0].shape[0])
+        outputs = jnp.moveaxis(jax.lax.map(of_input, x, batch_size=size), 1, 0)
         return outputs.reshape(*outputs.shape[:2], *struct.shape).astype(struct.dtype)
 
     def _around(self, problem: Problem, mode: Float[Array, " d"]) -> AroundMode:

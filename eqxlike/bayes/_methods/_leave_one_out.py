@@ -14,7 +14,7 @@ import jax.tree_util as jtu
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ._curvature import Normal, RotatedNormal, outputs_and_covariance
-from ._gauss_newton import SMALL, AroundMode, block_size, positive_root
+from ._gauss_newton import SMALL, AroundMode, positive_root
 
 # Candidate factors of the covariance.
 _WIDTHS = (1 / 1024, 1 / 256, 1 / 64, 1 / 16, 1 / 4, 1.0)
@@ -173,9 +173,7 @@ def _leave_one_out(
         return _Scores(nlls, jnp.mean(gains, axis=0), jnp.var(gains, axis=0), leverage)
 
     pairs = order, jr.split(target_key, len(order))
-    if struct.size > SMALL:
-        return jax.lax.map(of_example, pairs)
-    size = block_size(3 * struct.size * around.centre.nbytes, len(order))
+    size = around.batch_size(3 * struct.size * around.centre.nbytes, len(order))
     return jax.lax.map(of_example, pairs, batch_size=size)
 
 
