@@ -101,11 +101,14 @@ def make_step(
       model_state, batch, key)` returns `(loss, model_state)`, or `(loss, (model_state, aux))`.
     - `optimiser`: the optimiser passed to `TrainState.create`. It sees the model's floating-point
       and complex arrays. For complex arrays it gets the conjugates of JAX's gradients, the
-      directions for descent. It also gets the extra arguments of Optax that it accepts: `value`
-      is the loss, `grad` is JAX's gradients, `value_fn` (also as `obj_fn`) maps the arrays to the
-      loss of this batch with the same key and `model_state`, and `grad_fn` maps them to the
-      gradients. The functions are traced only if the optimiser calls them. With `optax.lookahead`
-      the model has the fast parameters, and `state.optimiser_state.slow` the slow ones.
+      directions for descent. With `optax.lookahead` the model has the fast parameters, and
+      `state.optimiser_state.slow` the slow ones. The step also passes the extra arguments of Optax
+      that the optimiser accepts:
+        - `value`: the loss.
+        - `grad`: JAX's gradients.
+        - `value_fn` and `obj_fn`: a function from the arrays to the loss, with the same batch, key
+          and `model_state`. It is traced only if the optimiser calls it.
+        - `grad_fn`: likewise, a function from the arrays to the gradients.
     - `has_aux`: whether the loss returns an `aux` too. If `aux` is a dict, the logs of `fit` show
       the means of its real numbers of shape `()`: see `Run.aux`.
     - `check_finite`: how the step reacts to NaN and infinity.

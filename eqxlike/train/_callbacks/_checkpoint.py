@@ -41,8 +41,9 @@ class Checkpoint(Callback):
       checkpoints stay.
 
     **Raises:** `ValueError` if an argument is out of range, or `keep_best` has no `metric`. When
-    training starts, `ValueError` if `keep_best` is set and no saved step would be evaluated, or if
-    the folder has a checkpoint of a later step than the first of the run.
+    training starts, `ValueError` if `keep_best` is set and no saved step would be evaluated;
+    `ValueError` if the folder has a checkpoint of a later step than the step at which the run
+    starts.
 
     >>> import tempfile
     >>> from eqxlike import train

@@ -25,8 +25,8 @@ class EarlyStopping(Callback):
       of the state.
 
     NaN counts as no improvement, with a warning if the first metric is NaN. Checkpoints save the
-    best state too. A resumed run ends at the same step as an uninterrupted run. If
-    early stopping had already ended the run, it ends at once.
+    best state too. A resumed run ends at the same step as an uninterrupted run. If early stopping
+    had already ended the run, the resumed run ends at once.
 
     **Raises:** `ValueError` for another mode, a `patience` that is not a positive integer, or a
     negative `min_delta`. When training starts, `ValueError` if `fit` has no evaluations; `KeyError`

@@ -162,9 +162,12 @@ class FitResult(NamedTuple, Generic[Model]):
     - `state`: the state after the last good step; training can continue from it.
     - `history`: the loss of each step that this call of `fit` made, as Python floats. Empty if a
       resumed run was already finished.
-    - `stopped`: the reason: all steps were made (`"finished"`), the batches ended first
-      (`"exhausted"`), a callback stopped the run (`"stopped"`), Ctrl-C or SIGTERM
-      (`"interrupted"`), or a loss or state was not finite (`"diverged"`).
+    - `stopped`: why the run ended.
+        - `"finished"`: all steps were made.
+        - `"exhausted"`: the batches ended first.
+        - `"stopped"`: a callback stopped the run.
+        - `"interrupted"`: by Ctrl-C or SIGTERM.
+        - `"diverged"`: a loss or state was not finite.
     - `message`: the reason in words, with the step and, after a divergence, the loss.
     - `evaluations`: step and metrics of each evaluation in this call of `fit`.
     - `steps_per_call`: number of steps in one call, as passed or as chosen by `"auto"`.

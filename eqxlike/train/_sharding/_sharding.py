@@ -74,10 +74,10 @@ class Sharding:
           `of_state`.
         - `rules`: a mapping from patterns to `jax.sharding.PartitionSpec`s, or a sequence of pairs.
           The first matching pattern is used; arrays without a match are replicated. A pattern is a
-          path such as `layers[0].weight`, in which `*` matches a name or an index and `**` matches
-          anything, or a function of path and `jax.ShapeDtypeStruct` that returns a bool. A value
-          may also be a function of path and leaf that returns a `PartitionSpec`. A single
-          `PartitionSpec` or function applies to all arrays.
+          path such as `layers[0].weight`. In a path, `*` matches a name or an index and `**`
+          matches anything. A pattern may also be a function of path and `jax.ShapeDtypeStruct` that
+          returns a bool. A value may also be a function of path and leaf that returns a
+          `PartitionSpec`. A single `PartitionSpec` or function applies to all arrays.
         - `batch_axes`: the axes of the mesh over which the examples of a batch are split; the first
           axis by default. A parameter that is split over these axes is all-gathered within the
           step, as in FSDP; a parameter that is split over other axes stays split.
