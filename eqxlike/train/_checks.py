@@ -1,10 +1,11 @@
 """Checks of the arguments of training functions, with errors that name a remedy."""
 
+import contextlib
 import inspect
 import os
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -115,6 +116,15 @@ def check_takes(function: Callable[..., Any], call: str, taker: str, hint: str =
         raise TypeError(
             f"{taker} calls `{call}`, but {name} does not accept these arguments: {error}.{hint}"
         ) from None
+
+
+@contextlib.contextmanager
+def importing(purpose: str, extra: str) -> Iterator[None]:
+    """Context manager for imports of an extra: an `ImportError` tells how to install it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{purpose}: `pip install 'eqxlike[{extra}]'`.") from error
 
 
 def check_folder(folder: Any, name: str) -> None:

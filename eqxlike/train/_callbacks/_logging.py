@@ -14,6 +14,7 @@ import jax
 
 from ..._check_numbers import positive_number
 from ..._progress import OnStep, run_progress
+from .._checks import importing
 from .._run import Run
 from ._callback import Callback
 
@@ -362,11 +363,7 @@ class TensorBoard(_WithFile, _WithRate):
 
 def _tensorboardx() -> tuple[ModuleType, ModuleType]:
     """The modules that write files and define events. Raises `ImportError` if they are missing."""
-    try:
+    with importing("train.TensorBoard needs tensorboardX", "tensorboard"):
         from tensorboardX import event_file_writer
         from tensorboardX.proto import event_pb2
-    except ImportError as error:
-        raise ImportError(
-            "train.TensorBoard needs tensorboardX: `pip install 'eqxlike[tensorboard]'`."
-        ) from error
     return event_file_writer, event_pb2

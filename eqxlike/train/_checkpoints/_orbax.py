@@ -16,16 +16,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from .._checks import importing
 from ._manifest import ARRAYS, MANIFEST, CheckpointError, seal
 
 
 def orbax() -> ModuleType:
     """Imports Orbax. Raises `ImportError` if it is missing."""
-    try:
+    with importing("Checkpoints need Orbax", "train"):
         import orbax.checkpoint
-    except ImportError as error:
-        message = "Checkpoints need Orbax: `pip install 'eqxlike[train]'`."
-        raise ImportError(message) from error
     return orbax.checkpoint
 
 

@@ -6,13 +6,13 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from ...extend import listed, open_to_replace
+from .._checks import importing
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -102,7 +102,8 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
 
 def _read_header(path: pathlib.Path) -> dict[str, Entry]:
     """The arrays of one file by name."""
-    safetensors = _safetensors()
+    with importing("Reading safetensors files needs safetensors", "train"):
+        import safetensors
     with open(path, "rb") as file:
         try:
             # Checks the header and the length of the file.
@@ -197,13 +198,3 @@ def _write(file: Any, arrays: Mapping[str, Writing], metadata: Mapping[str, str]
         numbers = array.make()
         numbers = np.ascontiguousarray(numbers, numbers.dtype.newbyteorder("<"))
         file.write(numbers.reshape(-1).view(np.uint8))
-
-
-def _safetensors() -> ModuleType:
-    try:
-        import safetensors
-    except ImportError as error:
-        raise ImportError(
-            "Reading safetensors files needs safetensors: `pip install 'eqxlike[train]'`."
-        ) from error
-    return safetensors
