@@ -7,7 +7,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, Never, TypeVar
+from typing import Any, Never, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ Arrays = TypeVar("Arrays")
 Batch = TypeVar("Batch")
 
 
-class Minibatches(Generic[Arrays]):
+class Minibatches(Iterator[Arrays]):
     """An endless iterator of shuffled minibatches with a `position`; made by `minibatches`.
 
     It is not thread-safe: several threads need a lock around `next`.
@@ -94,9 +94,6 @@ class Minibatches(Generic[Arrays]):
             ) from error
         self._begin_epoch(epoch)
         self._index = index
-
-    def __iter__(self) -> "Minibatches[Arrays]":
-        return self
 
     def __next__(self) -> Arrays:
         start = self._index * self._batch_size
@@ -287,7 +284,7 @@ class _PrefetchState:
         return _moved(batch, put, (np.ndarray, jax.Array))
 
 
-class Prefetch(Generic[Batch]):
+class Prefetch(Iterator[Batch]):
     """An iterator whose batches are prepared in a thread; made by `prefetch`.
 
     The thread ends when the batches end, at `close`, at the end of a `with` block, or when the
@@ -345,9 +342,6 @@ class Prefetch(Generic[Batch]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __iter__(self) -> "Prefetch[Batch]":
-        return self
 
     def __next__(self) -> Batch:
         with self._lock:

@@ -22,7 +22,7 @@ from ._checks import check_callable
 Source = Iterable[Any] | Callable[[], Iterable[Any]]
 
 
-class LoadedBatches:
+class LoadedBatches(Iterator[Any]):
     """An iterator of batches converted to arrays, with a `position`; made by `batches_from`.
 
     It is not thread-safe: several threads need a lock around `next`.
@@ -110,9 +110,6 @@ class LoadedBatches:
                     f"The position is after {target} batches, but the source ended after "
                     f"{self._num_drawn}."
                 ) from None
-
-    def __iter__(self) -> "LoadedBatches":
-        return self
 
     def __next__(self) -> Any:
         batch = self._draw()

@@ -3,7 +3,7 @@
 import contextlib
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -12,20 +12,17 @@ from ..._traceback import stacklevel_of_user
 from .._as_arrays import as_arrays, is_foreign
 from .._run import Stack
 
-Batch = TypeVar("Batch")
-
-
 MAX_STATICS = 4
 """`fit` warns after so many values of a static leaf, because the step is compiled for each."""
 
 
-class BatchIterator(Generic[Batch]):
+class BatchIterator:
     """Takes batches from an iterable, several compatible ones at a time.
 
     - `is_raw`: do not convert batches to arrays; for a step that is not compiled.
     """
 
-    def __init__(self, batches: Iterable[Batch], *, is_raw: bool = False) -> None:
+    def __init__(self, batches: Iterable[Any], *, is_raw: bool = False) -> None:
         self._source: Any = batches
         self._is_raw = is_raw
         self._statics: dict[str, set[Any]] = {}
