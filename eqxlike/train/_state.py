@@ -98,17 +98,10 @@ class TrainState(Module, Generic[Model]):
         model = copy_arrays(model)
         optimiser_state = copy_arrays(initial_state(optimiser, filter(model, is_inexact_array)))
         step, is_halted = map(jax.device_put, (np.zeros((), np.int32), np.zeros((), bool)))
+        key, loss_scale, model_state = copy_arrays((key, loss_scale, model_state))
         # A type checker takes `cls` for a TrainState of another model type.
         of_model: Any = cls
-        return of_model(
-            model,
-            optimiser_state,
-            step,
-            copy_arrays(key),
-            is_halted,
-            copy_arrays(loss_scale),
-            copy_arrays(model_state),
-        )
+        return of_model(model, optimiser_state, step, key, is_halted, loss_scale, model_state)
 
 
 MAX_SIZE_BY_NUMPY = 2**16
