@@ -98,9 +98,8 @@ class Sharding:
                 raise ValueError(
                     f"Sharding: batch_axes has {name!r}, but the mesh has {described(mesh.shape)}."
                 )
-        object.__setattr__(self, "mesh", _with_auto_axes(mesh))
-        object.__setattr__(self, "rules", as_rules(rules))
-        object.__setattr__(self, "batch_axes", batch_axes)
+        mesh = _with_auto_axes(mesh)
+        vars(self).update(mesh=mesh, rules=as_rules(rules), batch_axes=batch_axes)
 
     @property
     def whole(self) -> NamedSharding:
