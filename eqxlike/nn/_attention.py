@@ -183,7 +183,7 @@ class MultiheadAttention(Module):
         self.rotary = rotary
         self.query_norm = RMSNorm(qk_size, use_bias=False, dtype=dtype) if normalize_qk else None
         self.key_norm = RMSNorm(qk_size, use_bias=False, dtype=dtype) if normalize_qk else None
-        self.window = read_window("MultiheadAttention", window)
+        self.window = read_window(lambda: "MultiheadAttention", window)
         self.implementation = implementation
 
     @overload
@@ -350,7 +350,7 @@ class MultiheadAttention(Module):
         if has_cache:
             key_heads, value_heads, options, cache = cache.extend(heads[1], heads[2], self.window)
             heads = (heads[0], key_heads, value_heads)
-        attention = read_attention(describe(self), heads, **options)
+        attention = read_attention(lambda: describe(self), heads, **options)
         dropout = self._weight_dropout(key, inference)
         attended = attend_with(self.implementation, *attention, dropout)
         attended = attended.reshape(query.shape[0], self.num_heads * self.vo_size)

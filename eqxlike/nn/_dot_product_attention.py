@@ -128,7 +128,7 @@ def dot_product_attention(
     return attend_with(
         implementation,
         *read_attention(
-            what,
+            lambda: what,
             (query, key, value),
             mask,
             bias=bias,
@@ -251,7 +251,7 @@ def _attend_plainly(
 
 
 def read_attention(
-    what: str,
+    what: Callable[[], str],
     heads: tuple[Array, Array, Array],
     mask: Any = None,
     *,
@@ -263,14 +263,14 @@ def read_attention(
     query_offset: Any = 0,
     scale: float | Array | None = None,
 ) -> tuple[Pattern, Inputs]:
-    """Checks the arguments of an attention; `what` names the caller in errors."""
+    """Checks the arguments of an attention. `what` returns the name of the caller for errors."""
     query, key, value = heads
     for name, each in {"query": query, "key": key, "value": value}.items():
         if not jnp.issubdtype(each.dtype, jnp.floating):
-            raise TypeError(f"{what} expected {name} of floats, got dtype {each.dtype}.")
+            raise TypeError(f"{what()} expected {name} of floats, got dtype {each.dtype}.")
     if isinstance(mask, str):
         if mask != "causal":
-            raise ValueError(f'{what} expected mask to be an array or "causal", got {mask!r}.')
+            raise ValueError(f'{what()} expected mask to be an array or "causal", got {mask!r}.')
         mask, is_causal = None, True
     shape = (query.shape[1], query.shape[0], key.shape[0])
     mask, bias = _read_mask(what, mask, shape), _read_bias(what, bias, shape)
@@ -298,53 +298,53 @@ def read_attention(
     )
 
 
-def read_window(what: str, window: Any) -> tuple[int | None, int | None]:
+def read_window(what: Callable[[], str], window: Any) -> tuple[int | None, int | None]:
     """The number of keys in the window before and after a query; `None` for all keys."""
     if window is None:
         return None, None
     pair = window if isinstance(window, tuple | list) else (window, window)
     if len(pair) != 2:
-        raise ValueError(f"{what} expected window to be an integer or a pair, got {window!r}.")
+        raise ValueError(f"{what()} expected window to be an integer or a pair, got {window!r}.")
     before, after = (
         None if each is None else whole_number(each, "window", least=0) for each in pair
     )
     return before, after
 
 
-def _read_mask(what: str, mask: Any, shape: tuple[int, int, int]) -> Array | None:
+def _read_mask(what: Callable[[], str], mask: Any, shape: tuple[int, int, int]) -> Array | None:
     if mask is None:
         return None
     mask = jnp.asarray(mask)
     if mask.shape not in (shape, (1, *shape[1:]), shape[1:]):
         raise ValueError(
-            f"{what} expected mask of shape {shape[1:]}, {(1, *shape[1:])} or {shape} (heads, "
+            f"{what()} expected mask of shape {shape[1:]}, {(1, *shape[1:])} or {shape} (heads, "
             f"queries, keys), got shape {mask.shape}."
         )
     if jnp.issubdtype(mask.dtype, jnp.complexfloating):
         raise TypeError(
-            f"{what} expected a mask of booleans, integers or floats, got an array of dtype "
+            f"{what()} expected a mask of booleans, integers or floats, got an array of dtype "
             f"{mask.dtype}."
         )
     return mask.reshape(-1, *shape[1:])
 
 
-def _read_bias(what: str, bias: Any, shape: tuple[int, int, int]) -> Array | None:
+def _read_bias(what: Callable[[], str], bias: Any, shape: tuple[int, int, int]) -> Array | None:
     if bias is None:
         return None
     bias = jnp.asarray(bias)
     sizes = (1, *bias.shape) if bias.ndim == 2 else bias.shape
     if len(sizes) != 3 or any(got not in (1, size) for got, size in zip(sizes, shape, strict=True)):
         raise ValueError(
-            f"{what} expected bias of shape {shape} (heads, queries, keys), where each size may be "
+            f"{what()} expected bias of shape {shape} (heads, queries, keys), where each size may be "
             f"1, got shape {bias.shape}."
         )
     if not jnp.issubdtype(bias.dtype, jnp.floating):
-        raise TypeError(f"{what} expected a bias of floats, got dtype {bias.dtype}.")
+        raise TypeError(f"{what()} expected a bias of floats, got dtype {bias.dtype}.")
     return bias.reshape(sizes)
 
 
 def _read_segments(
-    what: str, segment_ids: Any, lengths: tuple[int, ...]
+    what: Callable[[], str], segment_ids: Any, lengths: tuple[int, ...]
 ) -> tuple[Array | None, Array | None]:
     if segment_ids is None:
         return None, None
@@ -353,18 +353,18 @@ def _read_segments(
     for each, length in zip((query_segments, key_segments), lengths, strict=True):
         if each.shape != (length,) or not jnp.issubdtype(each.dtype, jnp.integer):
             raise ValueError(
-                f"{what} expected segment_ids of integers and shape ({length},), got dtype "
+                f"{what()} expected segment_ids of integers and shape ({length},), got dtype "
                 f"{each.dtype} and shape {each.shape}. If there are {lengths[0]} queries and "
                 f"{lengths[1]} keys, pass a pair of arrays."
             )
     return query_segments, key_segments
 
 
-def _integer(what: str, name: str, number: Any) -> Array:
+def _integer(what: Callable[[], str], name: str, number: Any) -> Array:
     number = jnp.asarray(number)
     if number.shape != () or not jnp.issubdtype(number.dtype, jnp.integer):
         raise ValueError(
-            f"{what} expected {name} to be an integer or an integer array of shape (), got dtype "
+            f"{what()} expected {name} to be an integer or an integer array of shape (), got dtype "
             f"{number.dtype} and shape {number.shape}."
         )
     return number.astype(jnp.int32)
