@@ -59,7 +59,8 @@ class Pattern:
     - `is_causal`: whether keys after `i + offset` are masked for query `i`.
     - `window`: number of keys before and after `i + offset` that query `i` attends to; `None` for
       all.
-    - `offset`: position of the first query among the keys; `None` if it is `Inputs.offset`.
+    - `offset`: position of the first query among the keys; `None` if it is the array
+      `Inputs.offset`.
     - `dropout_p`: probability of dropping a weight; unused if `Inputs.dropout_keys` is `None`.
     """
 
@@ -70,9 +71,10 @@ class Pattern:
     dropout_p: float = 0.0
 
     def bounds(self) -> tuple[int | None, int | None]:
-        """The first and last key that query 0 attends to; its position is `offset`, or 0 if `None`.
+        """The first and last key that query 0 attends to; `None` where nothing limits the keys.
 
-        Both are clipped to [-2**30, 2**30], so that sums with indices do not overflow.
+        Query 0 has the position `offset`, or 0 if `offset` is `None`. Both results are clipped to
+        [-2**30, 2**30], so that sums with indices do not overflow.
         """
         before, after = self.window
         if self.is_causal:
@@ -124,7 +126,7 @@ class Inputs(NamedTuple):
 class Kernel(NamedTuple):
     """A kernel that replaces two of the passes on one platform.
 
-    - `platform`: the platform; `None` for all.
+    - `platform`: the platform; `None` for all platforms.
     - `output`: `output(pattern, inputs)` returns the output, axes `q_seq heads value_size`, and the
       log-sum-exp of each query's scores, axes `heads q_seq`, as `attend` does.
     - `cotangents`: `cotangents(pattern, inputs, outputs, cotangents)` returns the cotangents of
@@ -224,9 +226,9 @@ def _cotangents_in_blocks(
 
 
 def _outputs_in_blocks(plan: Plan, inputs: Inputs, outputs: list[Array]) -> list[Array]:
-    """`outputs`, computed again in blocks if they may come from a kernel.
+    """Computes `outputs` again in blocks if a kernel may have computed them.
 
-    Further derivatives need this, since a kernel ignores the cotangents of the log-sum-exp.
+    Second derivatives need this, because a kernel ignores the cotangents of the log-sum-exp.
     """
     return outputs if plan.kernel is None else attend(plan._replace(kernel=None), inputs)
 
@@ -414,7 +416,8 @@ class _Blocks:
 
         - `visit`: `visit(carry, tile, rows, columns)` returns a carry and the arrays of a block.
         - `rows`: arrays with a leading axis of blocks; `visit` gets the slice of one block.
-        - `columns`: pairs of an array and its axis of keys; `visit` gets the slice of one span.
+        - `columns`: pairs of an array and the index of its axis of keys; `visit` gets the slice of
+          each array for one span of keys.
         """
         stacked = []
         for first, last, span, start in self._spans():
@@ -462,16 +465,19 @@ class _Blocks:
                 yield block, end, max(1, min(end * self.size + last, num_keys)), None
 
     def zeros(self, like: Array) -> Array:
-        """Zeros, sharded and batched by `vmap` as `like`, that vary over the inputs' mesh axes."""
+        """Returns zeros with the shape, the sharding and the `vmap` axes of `like`. They vary over
+        the mesh axes of all inputs.
+        """
         axes = [varying_axes(each) for each in self.inputs if each is not None]
         zeros = (jnp.isnan(like) & False).astype(self.dtype)
         return vary(zeros, frozenset().union(*axes))
 
     def cut(self, array: Any) -> Any:
-        """From axes `q_seq heads size` to `n h r size`."""
+        """Cuts an array of axes `q_seq heads size` into blocks, axes `n h r size`."""
         if array is None:
             return None
-        # One axis at a time: JAX supports no other reshape of explicitly sharded arrays.
+        # Reshapes one axis at a time, because JAX supports no other reshape of explicitly sharded
+        # arrays.
         blocks = self._padded_rows(array)
         blocks = blocks.reshape(self.count, self.size, *blocks.shape[1:])
         blocks = blocks.reshape(*blocks.shape[:2], self.heads, self.groups, blocks.shape[-1])
@@ -479,11 +485,11 @@ class _Blocks:
         return blocks.reshape(*blocks.shape[:2], self.groups * self.size, blocks.shape[-1])
 
     def cut_rows(self, array: Array) -> Array:
-        """From axes `heads q_seq` to `n h r`."""
+        """Cuts an array of axes `heads q_seq` into blocks, axes `n h r`."""
         return self.cut(array.T[..., None])[..., 0]
 
     def join(self, blocks: Array) -> Array:
-        """From axes `n h size r` to `q_seq heads size`."""
+        """Joins blocks of axes `n h size r` to an array of axes `q_seq heads size`."""
         split = blocks.reshape(*blocks.shape[:3], self.groups, self.size)
         split = split.transpose(0, 4, 1, 3, 2)
         joined = split.reshape(self.count * self.size, *split.shape[2:])
@@ -491,7 +497,7 @@ class _Blocks:
         return joined[: self.length]
 
     def join_rows(self, blocks: Array) -> Array:
-        """From axes `n h r` to `heads q_seq`."""
+        """Joins blocks of axes `n h r` to an array of axes `heads q_seq`."""
         return self.join(blocks[:, :, None])[..., 0].T
 
     def _padded_rows(self, array: Array) -> Array:
@@ -508,12 +514,12 @@ class _Blocks:
         if self.bias is not None:
             biased = scores + self.select(self.bias, tile).astype(scores.dtype)
             scores = jnp.where(biased <= self.least, self.least, biased)
-        # Not `np.arange`: the mask of each block would become a constant of the program.
+        # `np.arange` would make the mask of each block a constant of the program.
         columns = (tile.column + jnp.arange(tile.span, dtype=jnp.int32))[:, None]
         rows = (tile.row + jnp.arange(self.size, dtype=jnp.int32))[None]
         may_attend = self.pattern.allowed(self.inputs, rows, columns)
         if may_attend is not None:
-            # The same for all heads: axes are `c` and the queries of one head.
+            # All heads share this mask. Its axes are `c` and the queries of one head.
             may_attend = jnp.broadcast_to(may_attend, (tile.span, self.size))
             scores = jnp.where(jnp.tile(may_attend, (1, self.groups)), scores, self.least)
         if self.mask is not None:
@@ -583,12 +589,12 @@ def _to_hdc(array: Any) -> Any:
 
 
 def _clipped(array: Array, indices: Any) -> Array:
-    """The elements at `indices`, clipped to the last element."""
+    """The elements at `indices`; an index past the end gives the last element."""
     return array.at[indices].get(mode="clip")
 
 
 def _dot(equation: str, array: Array, other: Array) -> Array:
-    """An einsum in the lower of two precisions, accumulated in at least float32."""
+    """An einsum in the lower precision of the two arrays, accumulated in at least float32."""
     low, high = sorted((array.dtype, other.dtype), key=lambda dtype: jnp.finfo(dtype).bits)
     return jnp.einsum(
         equation,

@@ -13,21 +13,21 @@ from ._attend_blocks import Inputs, Kernel, Pattern
 
 
 def find_unsupported(pattern: Pattern, inputs: Inputs) -> str | None:
-    """Why cuDNN cannot compute this attention, or `None` if it can.
+    """Returns the reason why cuDNN cannot compute this attention, or `None` if it can.
 
-    It also cannot if cuDNN is not installed on the machine that traces the program.
+    One possible reason is that cuDNN is not installed on the machine that traces the program.
     """
     query, key, value = inputs[:3]
     dtypes = sorted({str(each.dtype) for each in (query, key, value)})
     before, after = pattern.window
     if dtypes not in (["bfloat16"], ["float16"]):
-        return f"it needs float16 or bfloat16, and query, key and value have {', '.join(dtypes)}"
+        return f"cuDNN needs float16 or bfloat16, but query, key and value have {', '.join(dtypes)}"
     if value.shape[-1] != query.shape[-1]:
-        return f"keys have {query.shape[-1]} features and values {value.shape[-1]}"
+        return f"keys have {query.shape[-1]} features, but values have {value.shape[-1]}"
     if inputs.dropout_keys is not None:
-        return "it drops weights"
+        return "it has dropout of attention weights"
     if inputs.bias is not None and inputs.bias.dtype != query.dtype:
-        return f"its bias or float mask has dtype {inputs.bias.dtype}, and query {query.dtype}"
+        return f"its bias or float mask has dtype {inputs.bias.dtype}, but query has {query.dtype}"
     if pattern.offset != 0:
         return f"the query offset is {'an array' if pattern.offset is None else pattern.offset}"
     if (before, after) != (None, None) and not pattern.is_causal:
@@ -85,8 +85,8 @@ Static = tuple[float, bool, int | None]
 
 
 def _prepare(pattern: Pattern, inputs: Inputs) -> tuple[Static, list[Any], Array | None]:
-    """The static arguments, the array arguments, and which queries (axes `heads q_seq`) have no
-    key.
+    """Returns the static arguments, the array arguments, and a mask of the queries without any key
+    (axes `heads q_seq`; `None` if every query has a key).
     """
     before = pattern.window[0]
     mask, bias, length = inputs.mask, inputs.bias, inputs.key_length
@@ -160,8 +160,8 @@ def _backward(static: Static) -> Callable[..., list[Array]]:
     ) -> list[Array]:
         recomputed, pull = jax.vjp(_attention(static, bias, mask, length), query, key, value)
         leaves, treedef = jax.tree_util.tree_flatten(pull)
-        # Replaces the residuals by the saved output and log-sum-exp. Nothing then depends on the
-        # second forward pass, and XLA removes it.
+        # Replaces residuals by the saved output and log-sum-exp. Nothing then depends on the second
+        # forward pass, so XLA removes it.
         leaves = [
             output if each is recomputed else log_sums if _is_log_sums(each, query) else each
             for each in leaves

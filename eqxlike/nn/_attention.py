@@ -31,13 +31,14 @@ from ._threefry import THREEFRY, split_in_program, split_key
 Heads = Float[Array, "seq_length num_heads size"]
 
 _PROJECTIONS = 2**32 - 1
-"""Folded into the key to get the key of the projections. Small numbers are not safe:
-`jax.random.split(key, n)` may equal `fold_in(key, i)` for `i < n`, and the heads use those keys.
+"""The number that is folded into the key of a call to get the key of the projections. The heads use
+the keys of `jax.random.split(key, n)`. A small number is not safe, because `fold_in(key, i)` may
+equal one of these keys if `i < n`.
 """
 
 
 NO_CACHE: Any = object()
-"""Default of a parameter `cache`: the layer returns only its output, not a pair."""
+"""Default of a parameter `cache`, with which the layer returns only its output, not a pair."""
 
 
 class MultiheadAttention(Module):
@@ -118,19 +119,19 @@ class MultiheadAttention(Module):
         - `dropout_p`: probability of dropping an attention weight.
         - `inference`: whether to disable dropout.
         - `dtype`: dtype of all weights and biases; JAX's default float if `None`.
-        - `num_kv_heads`: number of key and value heads; `num_heads` if `None`. Each of them is
-          shared by `num_heads // num_kv_heads` successive query heads (grouped-query attention; 1
-          is multi-query attention).
+        - `num_kv_heads`: number of key and value heads; `num_heads` if `None`. Successive groups of
+          `num_heads // num_kv_heads` query heads share one key and value head (grouped-query
+          attention). `num_kv_heads=1` is multi-query attention.
         - `rotary`: rotary position embedding of queries and keys. If its `embedding_size` is
           smaller than `qk_size`, it rotates only the first features of each head.
         - `window`, `implementation`: as for `nn.dot_product_attention`.
         - `normalize_qk`: whether to apply an `RMSNorm` to each head's queries and keys, before
           `rotary`.
         - `weight_init`, `bias_init`: initializers of the four projections, as for `Linear`.
-        - `key`: draws the initial weights.
+        - `key`: random key for the initial weights.
 
-        **Raises:** `ValueError` for a size that is not a non-negative integer, if `num_heads` is
-        not a positive multiple of `num_kv_heads`, or if `qk_size` is 0.
+        **Raises:** `ValueError` if a size is not an integer of at least 0, if `num_heads` is not a
+        positive multiple of `num_kv_heads`, or if `qk_size` is 0.
         """
         num_heads = whole_number(num_heads, "num_heads")
         if num_kv_heads is None:
@@ -250,22 +251,25 @@ class MultiheadAttention(Module):
         - `bias`, `is_causal`, `segment_ids`, `key_length`, `query_offset`: as for
           `nn.dot_product_attention`.
         - `positions`: positions for `rotary`, shape `(seq,)`, or a pair of arrays for queries and
-          keys. By default keys count from 0 and queries from `query_offset`.
-        - `key`: for dropout, split into one key for each head; required unless `dropout_p` is 0 or
-          in inference mode. Projections get separate keys for each row, which `Linear` ignores.
+          keys. By default the first key has position 0, and the first query has position
+          `query_offset`.
+        - `key`: random key for dropout, split into one key for each head. It is required unless
+          `dropout_p` is 0 or the layer is in inference mode. The projections get other keys, one
+          for each row; a `Linear` ignores them.
         - `inference`: overrides `self.dropout.inference` for this call.
         - `deterministic`: deprecated name of `inference`.
-        - `process_heads`: a function of the projected query, key and value, each of shape `(seq,
-          num_heads, size)`, that returns three arrays of the same shapes. It is called after
+        - `process_heads`: a function that takes the projected query, key and value, each of shape
+          `(seq, num_heads, size)`, and returns three arrays of the same shapes. It is called after
           `rotary`.
-        - `cache`: an `nn.KVCache` with the keys and values of earlier calls, to which this call
-          adds its own. Attention is then causal self-attention, without any other mask, bias,
-          segments, lengths or positions. With `None` the layer returns `(output, None)`.
+        - `cache`: an `nn.KVCache` with the keys and values of earlier calls. This call adds its
+          keys and values to the cache, and computes causal self-attention. It then accepts no other
+          mask, no bias, and no segments, lengths or positions. With `cache=None` the layer returns
+          `(output, None)`.
 
         **Returns:** an array of shape `(q_seq, output_size)`; `(array, new cache)` if `cache` is
         passed.
 
-        **Raises:** `ValueError` if an argument has the wrong shape, or there is no key;
+        **Raises:** `ValueError` if an argument has the wrong shape, or `key_` has no rows;
         `TypeError` for a complex mask; `RuntimeError` if dropout needs a key and `key` is `None`.
         """
         if deterministic is not None:
@@ -404,7 +408,7 @@ class MultiheadAttention(Module):
             return None
         if key is None:
             return WeightDropout(layer, p, None)
-        # One key for each head, as in Equinox, so that the same key drops the same weights.
+        # One key for each head, so that the same key drops the same weights as in Equinox.
         keys = jr.split(key, self.num_heads)
 
         def drop(weights: Array) -> Array:
@@ -422,7 +426,7 @@ class MultiheadAttention(Module):
 
 
 def project(projection: Linear, x: Array, key: PRNGKeyArray | None) -> Array:
-    """Applies the layer to each row of `x`, each with its own key."""
+    """Applies `projection` to each row of `x`, with a separate key for each row."""
     if key is None:
         return jax.vmap(projection)(x)
     keys = jr.split(key, x.shape[0])

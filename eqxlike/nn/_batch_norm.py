@@ -31,16 +31,18 @@ class BatchNorm(StatefulLayer):
 
     With `mode="batch"`, training uses the statistics of the current batch, as in PyTorch. Inference
     uses running averages, `running = momentum * running + (1 - momentum) * batch`. They start at
-    mean 0 and variance 1. This initial value has the weight `momentum**n` after `n` batches, and
-    the layer removes it before use (bias correction, as in Adam). With `mode="ema"`, training and
-    inference both use the running averages, which start at the statistics of the first batch.
+    mean 0 and variance 1. After `n` batches these initial values still have the weight
+    `momentum**n`. The layer removes their contribution before it uses the averages (bias
+    correction, as in Adam). With `mode="ema"`, training and inference both use the running
+    averages, which start at the statistics of the first batch.
 
-    `set_statistics` sets the running averages, for example from a pretrained network.
-    Inference uses them unchanged, and training continues from them. Before the first training step
-    `state.set(norm.batch_state_index, (mean, variance))` does the same.
+    `set_statistics` sets the running averages, for example from a pretrained network. Inference
+    uses them unchanged, and training continues from them. With `mode="batch"`,
+    `state.set(norm.batch_state_index, (mean, variance))` does the same before the first training
+    step.
 
-    All variances are biased, divided by `n`. With `unbiased=True` the running variance is divided
-    by `n - 1`, as in PyTorch.
+    All variances are biased, that is, divided by `n`. With `unbiased=True` the running variance is
+    divided by `n - 1`, as in PyTorch.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -98,9 +100,9 @@ class BatchNorm(StatefulLayer):
           of names, for example to include the devices of a `pmap`.
         - `eps`: added to the variance to avoid division by zero.
         - `channelwise_affine`: whether to scale and shift each channel.
-        - `momentum`: weight of the old running averages. PyTorch's `momentum` is 1 minus this: its
-          0.1 is 0.9 here.
-        - `inference`: whether to normalise with the running averages and not to update them.
+        - `momentum`: weight of the old running averages. PyTorch's `momentum` is the weight of the
+          new batch, so 0.1 in PyTorch is 0.9 here.
+        - `inference`: if `True`, calls normalise with the running averages and do not update them.
         - `dtype`: dtype of weight and bias; JAX's default float if `None`. The running averages
           have the same dtype, but at least float32.
         - `mode`: `"batch"` or `"ema"`; `"legacy"` is `"ema"` with a warning.
@@ -111,11 +113,11 @@ class BatchNorm(StatefulLayer):
           by `n - 1` for `n` values in a channel, as in PyTorch.
         - `weight_init`, `bias_init`: initializers, such as `jax.nn.initializers`; ones and zeros by
           default.
-        - `key`: passed to random initializers.
+        - `key`: random key for `weight_init` and `bias_init`.
 
-        **Raises:** `ValueError` for an unknown mode, a size that is not a non-negative integer, or
-        if both `axis_name` and `batched=True` are missing; `TypeError` for an `eps` or `momentum`
-        that is not a number.
+        **Raises:** `ValueError` if `mode` is unknown, if `input_size` is not an integer of at least
+        0, or if both `axis_name` and `batched=True` are missing; `TypeError` if `eps` or `momentum`
+        is not a number.
         """
         if mode not in ("ema", "batch", "legacy"):
             raise ValueError(f"mode must be 'batch' or 'ema', got {mode!r}.")
@@ -169,7 +171,7 @@ class BatchNorm(StatefulLayer):
 
         **Returns:** the new state.
 
-        **Raises:** `ValueError` for another shape or dtype.
+        **Raises:** `ValueError` if `mean` or `variance` has another shape or dtype.
 
         >>> import jax.numpy as jnp
         >>> from eqxlike import nn
@@ -193,10 +195,10 @@ class BatchNorm(StatefulLayer):
     ) -> tuple[Float[Array, "..."], State]:
         """**Arguments:**
 
-        - `x`: shape `(input_size, ...)`, inside a `vmap` with `axis_name` unless in inference mode;
-          or shape `(batch, input_size, ...)` with `batched=True`.
+        - `x`: shape `(input_size, ...)`; or shape `(batch, input_size, ...)` with `batched=True`.
+          If `axis_name` is set, calls in training must be inside a `vmap` with this axis name.
         - `state`: the `State` with the running averages.
-        - `key`: ignored; layers share one signature.
+        - `key`: ignored; accepted so that all layers have the same signature.
         - `inference`: overrides `self.inference` for this call.
 
         **Returns:** an array with the shape and dtype of `x`, and the new state.
@@ -209,8 +211,8 @@ class BatchNorm(StatefulLayer):
         check_input(self, x, ("batch", *channels) if self.batched else channels)
         check_not_stacked(self, self.weight, 1)
         inference = self.inference if inference is None else inference
-        # Channels last, which is the layout of convolutions on a CPU: XLA then inserts no
-        # transposes between two convolutions.
+        # On a CPU, convolutions use the layout with channels last. With the same layout here, XLA
+        # inserts no transposes between two convolutions.
         values = jnp.moveaxis(x.astype(at_least_float32(x.dtype)), self._channel_axis, -1)
         if self.mode == "ema":
             statistics, state = self._ema_statistics(values, state, inference)
@@ -220,9 +222,9 @@ class BatchNorm(StatefulLayer):
         scale = jax.lax.rsqrt(variance + self.eps)
         if self.weight is not None:
             scale = scale * self.weight.astype(scale.dtype)
-        # `centre` cancels, in the value and in derivatives of every order. Because it is constant,
-        # the backward pass needs no further sum over the batch for `mean`: the sum for the bias
-        # serves both.
+        # `centre` cancels in the value and in derivatives of every order. Because `centre` is
+        # constant, the gradient with respect to `mean` needs no sum over the batch of its own: it
+        # uses the sum for the bias.
         centre = jax.lax.stop_gradient(mean)
         shift = (centre - mean) * scale
         if self.bias is not None:
@@ -272,7 +274,7 @@ class BatchNorm(StatefulLayer):
     def _update(
         self, running: Statistics, batch: Statistics, correction: float
     ) -> tuple[Statistics, Statistics]:
-        """The statistics of a batch in the dtype of the running averages, and the new averages."""
+        """Returns batch statistics in the dtype of the averages, and the new running averages."""
         mean, variance = (each.astype(running[0].dtype) for each in batch)
         variance = variance * correction
         new_mean, new_variance = (
@@ -285,8 +287,8 @@ class BatchNorm(StatefulLayer):
         axes = tuple(range(x.ndim - 1))
         mean = self._over_batch(jnp.mean(x, axes))
         # Two passes, because `mean(x**2) - mean**2` loses all digits if the mean is large. The
-        # constant `centre` saves sums in the backward pass, as in `__call__`. `(mean - centre)**2`
-        # is 0, but its derivatives make `centre` cancel.
+        # constant `centre` saves sums in the backward pass, as in `__call__`. The term `(mean -
+        # centre)**2` is 0, but its derivatives make `centre` cancel.
         centre = jax.lax.stop_gradient(mean)
         squares = self._over_batch(jnp.mean((x - _broadcast_channels(centre, x)) ** 2, axes))
         return mean, squares - (mean - centre) ** 2
@@ -331,11 +333,11 @@ class BatchNorm(StatefulLayer):
 
 
 _SET_BY_USER = -1
-"""Value of `batch_counter` after the user set the statistics: no bias correction."""
+"""Value of `batch_counter` after the user set the statistics. It disables the bias correction."""
 
 
 def _is_initial(running: Statistics, variance: float) -> Array:
-    """Whether `running` still has its initial values, so that the user has not set it."""
+    """Whether `running` still has its initial values, that is, the user has not set it."""
     return jnp.all(running[0] == 0) & jnp.all(running[1] == variance)
 
 

@@ -97,13 +97,14 @@ class Conv(Module):
         - `dtype`: dtype of weight and bias, floating or complex; JAX's default float if `None`.
         - `weight_init`, `bias_init`: initializers that replace the uniform distribution, from
           `jax.nn.initializers` or any function `init(key, shape, dtype)`. `weight_init` is called
-          with the shape `(*kernel_size, in_channels // groups, out_channels)`, from which JAX's
-          initializers compute the fan-in.
-        - `key`: draws the initial weight and bias.
+          with the shape `(*kernel_size, in_channels // groups, out_channels)`, because JAX's
+          initializers compute the fan-in from this shape.
+        - `key`: random key for the initial weight and bias.
 
-        **Raises:** `ValueError`, naming the argument, for a size that is not a positive integer, a
-        sequence whose length is not `num_spatial_dims`, `groups` that do not divide both numbers
-        of channels, or an unknown word; `TypeError` for an integer dtype.
+        **Raises:** `ValueError` with the name of the argument, if a size is not a positive integer,
+        a sequence does not have the length `num_spatial_dims`, `groups` does not divide both
+        numbers of channels, or `padding` or `padding_mode` is an unknown string; `TypeError` if
+        `dtype` is an integer dtype.
         """
         num_spatial_dims = whole_number(num_spatial_dims, "num_spatial_dims")
         self.num_spatial_dims = num_spatial_dims
@@ -125,7 +126,7 @@ class Conv(Module):
         """**Arguments:**
 
         - `x`: shape `(in_channels, dim_1, ..., dim_N)` with `N = num_spatial_dims`.
-        - `key`: ignored; layers share one signature.
+        - `key`: ignored; accepted so that all layers have the same signature.
 
         **Returns:** shape `(out_channels, new_dim_1, ..., new_dim_N)`.
 
@@ -210,9 +211,9 @@ class ConvTranspose(Module):
     """A transposed convolution over any number of spatial axes, also called a deconvolution.
 
     It maps the output shape of a `Conv` back to its input shape. To reverse the shapes of a `Conv`,
-    swap `in_channels` and `out_channels` and keep the other arguments. With `stride > 1`, inputs of
-    several sizes give a `Conv` the same output size; `output_padding` chooses one of them. Dumoulin
-    & Visin (2016), "A guide to convolution arithmetic for deep learning".
+    swap `in_channels` and `out_channels` and keep the other arguments. With `stride > 1`, a `Conv`
+    maps inputs of several sizes to the same output size; `output_padding` chooses one of these
+    input sizes. Dumoulin & Visin (2016), "A guide to convolution arithmetic for deep learning".
 
     The layer convolves `x`, dilated by `stride`, with a kernel in the layout of `Conv`,
     `(out_channels, in_channels // groups, *kernel_size)`. For `groups=1`, the exact transpose of
@@ -270,10 +271,10 @@ class ConvTranspose(Module):
         - `num_spatial_dims`: number of spatial axes, 2 for images.
         - `in_channels`, `out_channels`: sizes of the first axis of input and output.
         - `kernel_size`: size of the kernel along each spatial axis.
-        - `stride`: stride of the convolution that is transposed: the distance in the output between
-          two neighbouring entries of the input.
-        - `padding`: padding of the convolution that is transposed, as for `Conv`; it makes the
-          output smaller. With `"SAME"` and `"SAME_LOWER"` the output has `size * stride -
+        - `stride`: stride of the convolution that is transposed. It is the distance in the output
+          between two neighbouring entries of the input.
+        - `padding`: padding of the convolution that is transposed, as for `Conv`. More padding
+          makes the output smaller. With `"SAME"` and `"SAME_LOWER"` the output has `size * stride -
           output_padding` entries.
         - `output_padding`: number of additional entries at the end of each spatial axis of the
           output; less than `stride`. With `"SAME"` and `"SAME_LOWER"` it is the number of entries
@@ -288,14 +289,15 @@ class ConvTranspose(Module):
         - `dtype`: dtype of weight and bias, floating or complex; JAX's default float if `None`.
         - `weight_init`, `bias_init`: initializers that replace the uniform distribution, from
           `jax.nn.initializers` or any function `init(key, shape, dtype)`. `weight_init` is called
-          with the shape `(*kernel_size, in_channels // groups, out_channels)`, from which JAX's
-          initializers compute the fan-in.
-        - `key`: draws the initial weight and bias, from the same distribution as for `Conv`.
+          with the shape `(*kernel_size, in_channels // groups, out_channels)`, because JAX's
+          initializers compute the fan-in from this shape.
+        - `key`: random key for the initial weight and bias, which have the same distribution as for
+          `Conv`.
 
-        **Raises:** `ValueError`, naming the argument, for a size that is not a positive integer, a
-        sequence whose length is not `num_spatial_dims`, `groups` that do not divide both numbers
-        of channels, an unknown word, or an `output_padding` that is not less than `stride`;
-        `TypeError` for an integer dtype.
+        **Raises:** `ValueError` with the name of the argument, if a size is not a positive integer,
+        a sequence does not have the length `num_spatial_dims`, `groups` does not divide both
+        numbers of channels, `padding` or `padding_mode` is an unknown string, or `output_padding`
+        is not less than `stride`; `TypeError` if `dtype` is an integer dtype.
         """
         num_spatial_dims = whole_number(num_spatial_dims, "num_spatial_dims")
         self.num_spatial_dims = num_spatial_dims
@@ -325,7 +327,7 @@ class ConvTranspose(Module):
         """**Arguments:**
 
         - `x`: shape `(in_channels, dim_1, ..., dim_N)` with `N = num_spatial_dims`.
-        - `key`: ignored; layers share one signature.
+        - `key`: ignored; accepted so that all layers have the same signature.
 
         **Returns:** shape `(out_channels, new_dim_1, ..., new_dim_N)`.
 
@@ -336,7 +338,7 @@ class ConvTranspose(Module):
         check_input(self, x, (self.in_channels, *axis_names(self.num_spatial_dims)))
         check_not_stacked(self, self.weight, 2 + self.num_spatial_dims)
         extents = _window_extents(self.kernel_size, self.dilation)
-        # Sizes of x, dilated by the stride, minus 1.
+        # The spatial sizes of `x` after dilation by the stride, minus 1.
         spans = [(size - 1) * step for size, step in zip(x.shape[1:], self.stride, strict=True)]
         sizes = self._output_sizes(spans, extents)
         if min(sizes) < 1:
@@ -347,8 +349,8 @@ class ConvTranspose(Module):
             )
         pads = pads_for(self.padding, sizes, extents, self.stride)
         is_folded = self.padding_mode != "ZEROS" and any(map(any, pads))
-        # The transpose maps the output to the padded input of the convolution. The entries of zero
-        # padding are not needed, so they are not computed.
+        # The transpose of a convolution returns an array like the padded input of the convolution.
+        # The entries for zero padding are not needed, so they are not computed.
         one = (1,) * self.num_spatial_dims
         cut = ((0, 0),) * self.num_spatial_dims if is_folded else pads
         axes = zip(cut, pads, sizes, spans, extents, strict=True)
@@ -362,7 +364,7 @@ class ConvTranspose(Module):
         return y if self.bias is None else y + self.bias
 
     def _output_sizes(self, spans: list[int], extents: tuple[int, ...]) -> tuple[int, ...]:
-        """The output sizes: the input sizes of the convolution that is transposed."""
+        """The output sizes, which are the input sizes of the convolution that is transposed."""
         if self.padding in ("SAME", "SAME_LOWER"):
             return tuple(
                 span + step - less
@@ -444,7 +446,7 @@ class ConvTranspose3d(_ConvTransposeNd, num_axes=3, init=False):
 
 
 def _check_groups(groups: Any, in_channels: int, out_channels: int) -> int:
-    """`groups` as an `int`; raises `ValueError` unless it divides both numbers of channels."""
+    """Converts `groups` to `int`. Raises `ValueError` unless it divides the numbers of channels."""
     groups = whole_number(groups, "groups")
     for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
         if channels % groups:
@@ -464,7 +466,7 @@ _PADDING_MODES = {
 
 
 def _check_padding_mode(mode: Any, padding: str | Pads) -> str:
-    """`mode` in capitals.
+    """Returns `mode` in capitals.
 
     Raises `ValueError` for an unknown mode, or for negative padding in a mode other than zeros.
     """
@@ -486,8 +488,8 @@ def _draw_kernel(
     weight_init: Initializer | None,
     bias_init: Initializer | None,
 ) -> tuple[Array, Array | None]:
-    """A weight of shape `(out_channels, in_channels // groups, *kernel_size)`, and a bias of shape
-    `(out_channels, 1, ..., 1)`.
+    """Draws a weight of shape `(out_channels, in_channels // groups, *kernel_size)`, and a bias of
+    shape `(out_channels, 1, ..., 1)`.
     """
     dtype = parameter_dtype(dtype)
     limit = fan_in_limit(math.prod(shape[1:]))
@@ -500,7 +502,7 @@ def _draw_kernel(
 
 
 def _window_extents(kernel_size: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
-    """The sizes of a dilated window."""
+    """The sizes of a window after dilation."""
     return tuple(d * (k - 1) + 1 for k, d in zip(kernel_size, dilation, strict=True))
 
 

@@ -1,8 +1,8 @@
 """`jax.lax.conv_general_dilated` with a faster lowering for CPUs.
 
-XLA is slow at some convolutions on a CPU, and `_lower` lowers these to other operations. This needs
-a primitive of its own, with the name, parameters, type and derivatives of JAX's primitive. Other
-platforms use JAX's lowering.
+XLA is slow at some convolutions on a CPU, so `_lower` lowers these to other operations. A separate
+primitive makes this possible. It has the same name, parameters, type and derivatives as JAX's
+primitive. On other platforms it uses JAX's lowering.
 """
 
 import functools
@@ -70,7 +70,8 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Array, Any]:
         for each, tangent in (((tangents[0], weight), tangents[0]), ((x, tangents[1]), tangents[1]))
         if type(tangent) is not ad.Zero
     ]
-    # JAX's primitive on other platforms, because policies of `jax.checkpoint` look for it.
+    # On other platforms this binds JAX's primitive, because policies of `jax.checkpoint` look for
+    # it.
     primitive = conv_p if jax.default_backend() == "cpu" else _jax_conv
     return primitive.bind(x, weight, **params), functools.reduce(ad.add_jaxvals, terms)
 
@@ -110,14 +111,16 @@ def _lower(context: Any, x: Any, weight: Any, **params: Any) -> Any:
 
     With channels last, XLA calls Eigen, which is as fast as a matrix product. XLA moves the
     channels itself, but not inside loops and branches, where a convolution with channels first
-    takes 10 to 50 times as long. The lowered program therefore moves them. Other slow cases:
+    takes 10 to 50 times as long. The lowered program therefore moves the channels. Other slow
+    cases:
 
     - A kernel of size 1. A matrix product needs no change of layout.
-    - A kernel that is larger than `x` along an axis. XLA has a slow loop for it.
-    - The gradient with respect to the weight. It is a convolution whose channels are the batch, and
-      whose window is a whole image. XLA moves the batch to the last axis of its operands, which
-      takes most of the time unless they fit into the cache.
-    - The same gradient with groups, or of a transposed convolution. XLA has slow loops for both.
+    - A kernel that is larger than `x` along an axis. XLA computes it in a slow loop.
+    - The gradient with respect to the weight. It is a convolution in which the batch takes the
+      place of the channels, and the window is a whole image. XLA moves the batch to the last axis
+      of both operands. This takes most of the time unless the operands fit into the cache.
+    - The same gradient with groups, or of a transposed convolution. XLA computes both in slow
+      loops.
     """
     (x_aval, weight_aval), (y_aval,) = context.avals_in, context.avals_out
     if not _have_static_shapes(x_aval, weight_aval, y_aval):
@@ -215,7 +218,7 @@ def _im2col(x: Array, weight: Array, **params: Any) -> Array:
     windows = _slices(x, points, params["rhs_dilation"], sizes, params["window_strides"])
     flat = jnp.stack(windows, 2).reshape(x.shape[0], -1, math.prod(sizes))
     weight = weight.reshape(weight.shape[0], -1)
-    # The first einsum needs no transpose, but copies the weight for each example of the batch.
+    # The first einsum needs no transpose, but makes one copy of the weight for each example.
     if weight.size <= sum(weight.shape) * flat.shape[2]:
         weight = jnp.broadcast_to(weight, (x.shape[0], *weight.shape))
         y = jnp.einsum("boi,bip->bop", weight, flat, precision=precision)
@@ -268,7 +271,7 @@ def _in_parts(x: Array, weight: Array, **params: Any) -> Array:
 def _by_outputs(x: Array, weight: Array, **params: Any) -> Array:
     """One matrix product for all output entries, in a loop over parts of the batch."""
     numbers, groups = params["dimension_numbers"], params["batch_group_count"]
-    # Makes the batch, which is summed over, axis 0 of both arrays.
+    # Moves the batch axis, over which the products are summed, to axis 0 of both arrays.
     x = jnp.transpose(x, (numbers.lhs_spec[1], numbers.lhs_spec[0], *numbers.lhs_spec[2:]))
     order = (numbers.rhs_spec[1], numbers.rhs_spec[0], *numbers.rhs_spec[2:])
     x, weight, dtype = _padded(x, params), jnp.transpose(weight, order), _sum_dtype(x.dtype)

@@ -1,8 +1,9 @@
 """Cross-entropy over a large vocabulary, without storing the logits of all tokens.
 
-A loop computes the logits of one chunk of tokens at a time. `B` is the number of tokens, `C` of
-tokens in a chunk, `D` of features, and `V` of classes. The features `x` have shape (B, D), the
-weight `w` of the readout (V, D), and the logits of a chunk (C, V).
+A loop computes the logits of one chunk of tokens at a time. `B` is the number of tokens, `C` the
+number of tokens in a chunk, `D` the number of features, and `V` the number of classes. The features
+`x` have shape (B, D), the weight `w` of the readout has shape (V, D), and the logits of a chunk
+have shape (C, V).
 """
 
 import functools
@@ -28,7 +29,7 @@ _CHUNKS, _SMALL, _LARGE = 8, 2**21, 2**26
 """Number of chunks, and the smallest and largest number of logits in a chunk.
 
 There are 8 chunks, unless a chunk would have less than 2**21 or more than 2**26 logits. Each chunk
-reads and writes the gradient of the weight, which makes small chunks slow.
+reads and writes the gradient of the weight, so small chunks are slow.
 """
 
 
@@ -43,10 +44,11 @@ def cross_entropy(
 ) -> Float[Array, ""]:
     """Mean cross-entropy of a linear readout, in nats, without storing all logits.
 
-    The logits are `features @ weight.T + bias`. In a language model they are the largest array of a
-    training step. This function only stores the logits of one chunk of tokens, in the forward and
-    the backward pass. Each chunk computes its gradient together with its losses (Hsu et al. (2024),
-    "Liger Kernel"), so that a training step has the usual three matrix products with the readout.
+    The logits are `features @ weight.T + bias`. In a language model the logits are the largest
+    array of a training step. This function only stores the logits of one chunk of tokens, in the
+    forward and the backward pass. Each chunk computes its gradient together with its losses (Hsu et
+    al. (2024), "Liger Kernel"), so that a training step has the usual three matrix products with
+    the readout.
 
     Call it once for a whole batch. Under `jax.vmap` the examples share the chunks, but the backward
     pass computes the logits again.
@@ -57,19 +59,20 @@ def cross_entropy(
     - `readout`: a `Linear` from D to V features; an `Embedding` of V rows, for tied weights; an
       array of shape `(V, D)`; or any layer with a `weight` and optionally a `bias`.
     - `labels`: integers from 0 to V - 1, shape `(...)`. Any other label makes the loss NaN.
-    - `ignore_index`: tokens with this label are ignored, for example padding. Any integer.
-    - `label_smoothing`: share of the target that is distributed evenly over all V classes, in [0,
-      1], as in PyTorch. Szegedy, Vanhoucke, Ioffe, Shlens & Wojna (2016), "Rethinking the Inception
-      Architecture for Computer Vision".
-    - `z_loss`: adds `z_loss * logsumexp(logits)**2` to each loss, which keeps logits small.
-      Chowdhery et al. (2022), "PaLM".
+    - `ignore_index`: any integer. Tokens with this label are ignored, for example padding.
+    - `label_smoothing`: share of the target, in [0, 1], that is distributed evenly over all V
+      classes, as in PyTorch. Szegedy, Vanhoucke, Ioffe, Shlens & Wojna (2016), "Rethinking the
+      Inception Architecture for Computer Vision".
+    - `z_loss`: factor of a penalty. `z_loss * logsumexp(logits)**2` is added to the loss of each
+      token, to keep the logits small. Chowdhery et al. (2022), "PaLM".
 
-    **Returns:** the mean over the tokens that are not ignored, in at least float32; 0 if all are
-    ignored. To combine the means of several calls, weight them by `(labels !=
+    **Returns:** the mean over the tokens that are not ignored, in at least float32; 0 if all tokens
+    are ignored. To combine the means of several calls, weight them by `(labels !=
     ignore_index).sum()`.
 
-    **Raises:** `ValueError` for wrong shapes, or a `label_smoothing` outside [0, 1]; `TypeError`
-    for labels that are not integers, or a readout without a `weight` of two axes.
+    **Raises:** `ValueError` if the shapes of the arguments do not match, or `label_smoothing` is
+    outside [0, 1]; `TypeError` if `labels` are not integers, or `readout` has no `weight` with two
+    axes.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> readout = eqx.nn.Linear(8, 1000, key=jax.random.key(0))
@@ -98,7 +101,7 @@ def cross_entropy(
     # A narrower dtype may be unable to represent all classes.
     labels = labels.ravel().astype(jnp.int64 if labels.dtype.itemsize == 8 else jnp.int32)
     is_class = (labels >= 0) & (labels < num_classes)
-    # A label that is not a class is a mistake, so its factor is NaN.
+    # A label that is not a class is a mistake, so it makes the loss NaN.
     factors = jnp.where(counts, jnp.where(is_class, 1.0, jnp.nan), 0.0)
     factors = factors.astype(at_least_float32(jnp.result_type(features, *weights)))
     arrays = (features.reshape(-1, size), labels, factors, *weights)
@@ -108,7 +111,7 @@ def cross_entropy(
 
 
 def _is_counted(labels: Array, ignore_index: Any) -> Array:
-    """Whether each token counts, because its label is not `ignore_index`."""
+    """Returns `True` for each token whose label is not `ignore_index`."""
     number = integer(ignore_index)
     if number is not None:
         range_ = jnp.iinfo(labels.dtype)
@@ -144,7 +147,9 @@ def _logits(x: Array, weight: Array, *bias: Array) -> Array:
 
 
 def _product(a: Array, b: Array, axes: tuple[int, int], like: Array | None = None) -> Array:
-    """`a` and `b`, contracted over one axis each, in at least float32, sharded as `like`."""
+    """Contracts one axis of `a` with one axis of `b`. The result has at least float32 and the
+    explicit sharding of `like`.
+    """
     dtype = jnp.result_type(a, b)
     return jax.lax.dot_general(
         a.astype(dtype),
@@ -162,7 +167,7 @@ def _explicit_sharding(array: Array) -> Any:
 
 
 def _losses(logits: Array, labels: Array, *, smoothing: float, z_loss: float) -> Array:
-    # Compares instead of indexing, so that the vocabulary may be sharded.
+    # A comparison instead of an index, so that the axis of the vocabulary may be sharded.
     is_label = jnp.arange(logits.shape[1], dtype=labels.dtype)[None] == labels[:, None]
     log_total = jax.nn.logsumexp(logits, axis=1)
     target = jnp.where(is_label, logits, 0).sum(1)
@@ -183,7 +188,7 @@ def _split_chunks(num_classes: int, *arrays: Array) -> list[Array]:
     """
     num_tokens = arrays[0].shape[0]
     number = 1
-    if isinstance(num_tokens, int):  # Not a symbol of `jax.export`.
+    if isinstance(num_tokens, int):  # Otherwise a symbolic size of `jax.export`.
         size = max(num_tokens * num_classes, 1)
         target_size = min(max(size / _CHUNKS, _SMALL), _LARGE)
         number = 2 ** max(0, math.ceil(math.log2(size / target_size)))
@@ -210,7 +215,7 @@ def _sums(
 ) -> Array:
     """The sum of losses times factors in each group of tokens, shape (number of groups,).
 
-    Differentiated by JAX, it computes the logits of each chunk again.
+    If JAX differentiates this function, the backward pass computes the logits of each chunk again.
     """
     # The cotangents of all chunks are accumulated in this dtype.
     wide = [each.astype(factors.dtype) for each in weights]
@@ -234,9 +239,10 @@ def _weighted_sums(losses: Array, factors: Array, num_groups: int) -> Array:
 def _sum_and_gradients(
     x: Array, labels: Array, factors: Array, *weights: Array, moving: Any, **options: float
 ) -> tuple[Array, list[Array]]:
-    """The sum of losses times factors, shape (1,), and its gradients; differentiable.
+    """Returns the sum of losses times factors, shape (1,), and its gradients. Both are
+    differentiable.
 
-    `moving` says for `x` and each of the weights whether its gradient is computed.
+    `moving` has a boolean for `x` and for each weight: whether to compute the gradient.
     """
     needs_x, *needs_weights = moving
 
@@ -267,7 +273,7 @@ def _sum_and_gradients(
 
 # --- The primitive ---
 
-# Not `jax.custom_jvp`, for which `vmap` would make one gradient of `w` for each example.
+# `jax.custom_jvp` would not do: under `vmap` it would make one gradient of `w` for each example.
 
 
 def _bind(arrays: Sequence[Array], **params: Any) -> Array:
@@ -283,8 +289,8 @@ def _jvp(primals: Any, tangents: Any, *, num_groups: int, jaxpr: Any, **options:
     moving = tuple(map(has_tangent, (tangents[0], *tangents[3:])))
     value, gradients = _sum_and_gradients(*primals, moving=moving, **options)
     directions = [each for each in tangents if has_tangent(each)]
-    # In the wider dtype, because these values are not scaled by the cotangent yet, which may be
-    # as small as 1e-4.
+    # The products are in the wider dtype, because the cotangent has not scaled these values yet. It
+    # may be as small as 1e-4.
     products = (
         jnp.sum(gradient.astype(value.dtype) * direction.astype(value.dtype))
         for gradient, direction in zip(gradients, directions, strict=True)

@@ -20,17 +20,19 @@ from ._attend_fused import find_unsupported, fused
 Implementation = Literal["auto", "plain", "blocks", "cudnn"]
 
 _LEAST_SCORES = 128 * 128
-"""`"auto"` uses blocks on a CPU from this number of scores, where they are as fast as plain."""
+"""On a CPU, `"auto"` uses blocks for at least this number of scores. For fewer, plain is faster."""
 
 _LEAST_SCORES_ELSEWHERE = 2048 * 2048
-"""On other platforms each block launches several kernels, which only pays off for long sequences.
+"""The same number on other platforms. There each block launches several kernels, so blocks are
+faster only for long sequences.
 """
 
 _ROWS, _ROWS_ELSEWHERE = 128, 256
 """Queries in a block, on a CPU and on other platforms.
 
 On a CPU, 64 queries are faster for short sequences with a causal mask or a window, because the
-blocks skip more keys. From a length of 512, 128 queries are faster, and use both of two cores.
+blocks skip more keys. From a length of 512, 128 queries are faster, and keep both cores of a
+two-core CPU busy.
 """
 
 
@@ -57,8 +59,8 @@ def dot_product_attention(
     the forward and the backward pass. All modes and orders of differentiation are supported. Scores
     and sums are computed in at least float32.
 
-    A query whose keys are all masked returns the mean of all values; the query itself has a zero
-    gradient.
+    If all keys of a query are masked, its output is the mean of all values, and the gradient with
+    respect to this query is zero.
 
     >>> import jax.numpy as jnp
     >>> from eqxlike import nn
@@ -78,12 +80,13 @@ def dot_product_attention(
     - `bias`: floats that are added to the scores, shape `(heads, q_seq, kv_seq)`; each axis may
       have size 1.
     - `is_causal`: whether to mask the keys after each query's own position.
-    - `window`: `(before, after)`, the number of keys before and after its own position that a query
-      attends to; `None` means all, and an integer sets both. With `is_causal`, `after` is 0.
-      Mistral's sliding window of 4,096 keys is `is_causal=True, window=4095`.
-    - `segment_ids`: integers, shape `(seq,)`; a query attends only to keys with its own segment id.
-      For several sequences that are packed into one. Pass a pair of arrays if queries and keys
-      differ.
+    - `window`: a pair `(before, after)`. Each query attends to this number of keys before and after
+      its own position. `None` means all keys, and a single integer sets both numbers. With
+      `is_causal`, `after` is 0. Mistral's sliding window of 4,096 keys is `is_causal=True,
+      window=4095`.
+    - `segment_ids`: integers, shape `(seq,)`; a query attends only to keys with the segment id of
+      the query. This is for several sequences that are packed into one. Pass a pair of arrays if
+      queries and keys have different segment ids.
     - `key_length`: number of keys before the padding; later keys are masked.
     - `query_offset`: position of the first query among the keys, for `is_causal` and `window`.
     - `scale`: factor of the scores; `1 / sqrt(size)` if `None`.
@@ -162,7 +165,7 @@ def attend_with(
     elif sizes[0] == 0:  # There are no scores.
         implementation = "plain"
     # Inside `shard_map`, inputs may vary over fewer mesh axes than the output. The transpose of
-    # this cast sums their cotangents.
+    # this cast sums the cotangents of the inputs.
     axes = frozenset().union(*(varying_axes(each) for each in inputs if each is not None))
     inputs = jax.tree_util.tree_map(lambda each: vary(each, axes), inputs)
     if dropout is not None and dropout.keys is None:
@@ -203,8 +206,8 @@ class WeightDropout(NamedTuple):
 
     - `drop`: applies dropout to the matrix of all weights, axes `heads q_seq kv_seq`.
     - `p`: the probability of dropping a weight.
-    - `keys`: one Threefry key for each head, from which blocks reproduce `drop`; `None` if they
-      cannot.
+    - `keys`: one Threefry key for each head, from which blocks reproduce the result of `drop`.
+      `None` if blocks cannot reproduce it.
     """
 
     drop: Callable[[Array], Array]
@@ -224,15 +227,15 @@ def _attend_plainly(
     query, key, value, bias = inputs[:4]
     dtype = at_least_float32(query.dtype)
     (num_queries, heads, size), (num_keys, kv_heads, _) = query.shape, key.shape
-    # One product for each key head, with all query heads that share it.
+    # One matrix product for each key head, for all query heads that share this key head.
     query = query.reshape(num_queries, kv_heads, heads // kv_heads, size)
     scores = jnp.einsum("qhgd,khd->hgqk", query, key, preferred_element_type=dtype)
     scores = scores.reshape(heads, num_queries, num_keys) * pattern.scale
     least = jnp.finfo(dtype).min
     if bias is not None:
         biased = scores + bias.astype(dtype)
-        # If all scores of a query are `-inf`, its weights are equal, as for a boolean mask, and not
-        # NaN.
+        # If all scores of a query are `-inf`, this makes its weights equal, as for a boolean mask.
+        # Otherwise they would be NaN.
         scores = jnp.where(biased <= least, least, biased)
     allowed = pattern.allowed(inputs)
     for mask in (allowed if allowed is None else allowed[None], inputs.mask):
@@ -335,8 +338,8 @@ def _read_bias(what: Callable[[], str], bias: Any, shape: tuple[int, int, int]) 
     sizes = (1, *bias.shape) if bias.ndim == 2 else bias.shape
     if len(sizes) != 3 or any(got not in (1, size) for got, size in zip(sizes, shape, strict=True)):
         raise ValueError(
-            f"{what()} expected bias of shape {shape} (heads, queries, keys), where each size may be "
-            f"1, got shape {bias.shape}."
+            f"{what()} expected bias of shape {shape} (heads, queries, keys), where each size may "
+            f"be 1, got shape {bias.shape}."
         )
     if not jnp.issubdtype(bias.dtype, jnp.floating):
         raise TypeError(f"{what()} expected a bias of floats, got dtype {bias.dtype}.")

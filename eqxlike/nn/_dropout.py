@@ -17,7 +17,7 @@ from ._inputs import describe
 
 
 def warn_deterministic(layer_name: str, deterministic: bool) -> bool:
-    """Warns at the user's line that `deterministic` is deprecated; returns it as `inference`."""
+    """Returns `deterministic`, for use as `inference`, and warns that it is deprecated."""
     warnings.warn(
         f"{layer_name}'s `deterministic=` is deprecated: use `inference=`.",
         DeprecationWarning,
@@ -34,7 +34,7 @@ def _check_probability(p: Any) -> None:
             "Dropout expects a probability p in [0, 1], as a number or a floating-point array; got "
             f"{p!r}, of type {type(p).__name__}."
         )
-    # A JAX array may be traced, or on another device.
+    # A JAX array is not checked, because it may be traced or on another device.
     if isinstance(p, (int, float, np.floating)) and not 0 <= p <= 1:
         raise ValueError(f"Dropout expects a probability p in [0, 1], got {p!r}.")
 
@@ -87,13 +87,15 @@ class Dropout(Module):
         """**Arguments:**
 
         - `x`: any shape.
-        - `key`: chooses the dropped entries; required unless in inference mode or `p == 0`.
+        - `key`: random key that determines the dropped entries; required unless in inference mode
+          or `p == 0`.
         - `inference`: overrides `self.inference` for this call.
         - `deterministic`: deprecated name of `inference`.
 
-        **Returns:** an array with the shape of `x`, and its dtype if that is floating or complex.
+        **Returns:** an array with the shape of `x`. It has the dtype of `x` if this dtype is
+        floating or complex.
 
-        **Raises:** `RuntimeError` if a key is required and missing.
+        **Raises:** `RuntimeError` if a key is required and `key` is `None`.
         """
         if deterministic is not None:
             inference = warn_deterministic("Dropout", deterministic)
@@ -109,7 +111,7 @@ class Dropout(Module):
             )
         if isinstance(p, (int, float)):
             if p == 1:
-                # x / (1 - p) below would be a division by zero, whose gradient is NaN.
+                # `x / (1 - p)` below would divide by zero, and its gradient would be NaN.
                 return jnp.zeros_like(x)
             keep = 1 - p
         else:

@@ -46,10 +46,10 @@ class Embedding(Module):
           are then optional.
         - `dtype`: dtype of a new table; JAX's default float if `None`.
         - `weight_init`: initializer of a new table; standard normal by default, as in PyTorch.
-        - `key`: draws a new table.
+        - `key`: random key for a new table.
 
-        **Raises:** `ValueError` for a size that is not a non-negative integer, if there is no
-        `weight` and a size or `key` is missing, or if `weight` does not match the sizes.
+        **Raises:** `ValueError` if a size is not an integer of at least 0, if there is no `weight`
+        and a size or `key` is missing, or if `weight` does not match the sizes.
         """
         if num_embeddings is not None:
             num_embeddings = whole_number(num_embeddings, "num_embeddings", least=0)
@@ -85,7 +85,7 @@ class Embedding(Module):
 
         - `x`: index of a row. Negative indices count from the end. As in all JAX indexing, an index
           out of bounds is clamped.
-        - `key`: ignored; layers share one signature.
+        - `key`: ignored; accepted so that all layers have the same signature.
 
         **Returns:** shape `(embedding_size,)`.
 
@@ -138,7 +138,7 @@ def _scaling(scaling: Any) -> tuple[tuple[str, Any], ...] | None:
             "scaling must be a mapping, such as {'rope_type': 'linear', 'factor': 2.0}; got "
             f"{scaling!r}."
         ) from None
-    # Older config files use "type", and some contain both.
+    # Older config files use "type" instead of "rope_type", and some files contain both.
     kind = given.pop("type", None)
     kind = given.pop("rope_type", kind)
     if kind not in _SCALINGS:
@@ -179,17 +179,18 @@ class RotaryPositionalEmbedding(Module):
     >>> jax.jit(rope)(heads, positions=100).shape  # Positions 100 to 104.
     (5, 2, 8)
 
-    `scaling` is for longer sequences than in training. It is the `rope_scaling` of a model's
-    `config.json`, with the same results as Hugging Face's transformers:
+    `scaling` adapts the rotation to sequences that are longer than in training. Its value is the
+    `rope_scaling` of a model's `config.json`, with the same results as Hugging Face's transformers:
 
     - `"linear"`: divides all angles by `factor`. Chen, Wong, Chen & Tian (2023), "Extending Context
       Window of Large Language Models via Positional Interpolation".
     - `"dynamic"`: increases `theta` with the length, once the length exceeds
       `original_max_position_embeddings`. The length is the largest position of the call, plus 1.
       During decoding the length grows from call to call, while cached keys keep their angles.
-    - `"llama3"`: divides low frequencies by `factor`: those with fewer than `low_freq_factor`
-      rotations in the original length. Frequencies with up to `high_freq_factor` rotations are
-      interpolated. Llama Team (2024), "The Llama 3 Herd of Models".
+    - `"llama3"`: divides low frequencies by `factor`. A frequency is low if it has fewer than
+      `low_freq_factor` rotations in the original length. Frequencies with up to `high_freq_factor`
+      rotations are divided by a number between 1 and `factor`. Llama Team (2024), "The Llama 3 Herd
+      of Models".
     - `"yarn"`: divides low frequencies by `factor`, and interpolates linearly in `j` between
       `beta_fast` and `beta_slow` rotations. The result is multiplied by `attention_factor`, by
       default `0.1 * log(factor) + 1`. Peng, Quesnelle, Fan & Shippole (2023), "YaRN: Efficient
@@ -237,7 +238,7 @@ class RotaryPositionalEmbedding(Module):
           `positions` is passed.
         - `positions`: position of each row, shape `(seq_length,)`; or the position of the first
           row, shape `()`. 0 by default.
-        - `key`: ignored; layers share one signature.
+        - `key`: ignored; accepted so that all layers have the same signature.
 
         **Returns:** an array with the shape and dtype of `x`. Angles are computed in `self.dtype`.
 
@@ -274,7 +275,9 @@ class RotaryPositionalEmbedding(Module):
         return rotated.astype(x.dtype)
 
     def _frequencies(self, positions: Array) -> tuple[Array, float]:
-        """The angle of each pair at position 1, and the factor of the result."""
+        """The angle of each pair at position 1, and the number by which the layer multiplies its
+        result.
+        """
         half, theta = self.embedding_size // 2, self.theta
         exponents = jnp.arange(half, dtype=self.dtype) / half
         if self.scaling is None:

@@ -42,7 +42,7 @@ def check_layer(layer: Any, what: str) -> None:
 
 
 def as_layers(layers: Sequence[Any], what: str, name: str) -> tuple[Any, ...]:
-    """`layers` as a tuple; raises `TypeError` for a single layer or for what is not a layer."""
+    """Returns `layers` as a tuple. Raises `TypeError` unless it is a sequence of layers."""
     is_sequence = hasattr(layers, "__iter__") or hasattr(layers, "__getitem__")
     if not is_sequence and callable(layers):
         raise TypeError(
@@ -86,7 +86,7 @@ def check_not_stacked(layer: Module, weight: Any, num_axes: int) -> None:
 
 
 def missing_state(model: Module, name: str, layer: Any) -> TypeError:
-    """The error of a model that is called without the state that its `layer` needs."""
+    """The error for a model that was called without the state that its `layer` needs."""
     return TypeError(
         f"{describe(model)} needs the state, since {name}, of type {type(layer).__name__}, is "
         "stateful: write `x, state = model(x, state)`."
@@ -115,7 +115,7 @@ def _show(expected: Shape) -> str:
 def describe(layer: Module) -> str:
     """The type of a layer that is being called, and its path in the outermost calling Module.
 
-    Only called for errors: it searches the first arguments of all frames on the stack.
+    Call it only for errors, because it searches the first arguments of all frames on the stack.
     """
     name = type(layer).__name__
     outermost, path = None, ""
@@ -133,7 +133,8 @@ def _callers() -> Iterator[Module]:
     while frame is not None:
         names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
         first = frame.f_locals.get(names[0]) if names else None
-        # A `BoundMethod` is skipped: the frame of its method has the Module as first argument.
+        # Skips a `BoundMethod`, because the frame of its method also has the Module as first
+        # argument.
         if isinstance(first, Module) and not isinstance(first, BoundMethod):
             yield first
         frame = frame.f_back
@@ -159,7 +160,7 @@ Features = int | Literal["scalar"]
 
 
 def number_of_features(value: Any, name: str) -> Features:
-    """`value` as an `int` of at least 0, or `"scalar"`; raises `ValueError` for anything else."""
+    """Returns `value` as an `int` of at least 0, or `"scalar"`. Raises `ValueError` for others."""
     if isinstance(value, str) and value == "scalar":
         return "scalar"
     number = integer(value)
@@ -197,7 +198,7 @@ def stack_layers(
 
 
 class Rows:
-    """Stands for a stacked array, or one row of it, and supports only indexing.
+    """Stand-in for a stacked array, or for one row of it, that supports only indexing.
 
     `numbers` are the indices of the rows. Indexing a single row raises `IndexError`.
     """
@@ -242,12 +243,12 @@ def _with_shape(struct: jax.ShapeDtypeStruct, shape: tuple[int, ...]) -> jax.Sha
 
 
 def key_for(layer: Callable[..., Any], key: PRNGKeyArray | None) -> dict[str, Any]:
-    """`{"key": key}`, or nothing if `key` is `None` and the layer takes no key."""
+    """Returns `{"key": key}`; returns `{}` if `key` is `None` and the layer takes no key."""
     return {"key": key} if key is not None or takes_key(layer) else {}
 
 
 def takes_key(layer: Callable[..., Any]) -> bool:
-    """Whether `layer` accepts `key=`; true if Python cannot find its signature."""
+    """Returns `True` if `layer` accepts `key=`, or if Python cannot find its signature."""
     try:
         parameters = inspect.signature(layer).parameters
     except (TypeError, ValueError):
@@ -256,9 +257,10 @@ def takes_key(layer: Callable[..., Any]) -> bool:
 
 
 def as_data(keys: PRNGKeyArray | None) -> tuple[Any, Callable[[Any], Any]]:
-    """The raw data of keys, for the inputs of a `scan`, and a function that restores keys.
+    """Returns the raw data of keys, as an input of a `scan`, and a function that restores the keys.
 
-    If a `vmap` moves the axis of keys, JAX's key reuse checker counts this as a use of the keys.
+    Raw data, because JAX's key reuse checker counts it as a use of the keys if a `vmap` moves their
+    axis.
     """
     if keys is None or not is_key(keys):
         return keys, lambda data: data

@@ -62,10 +62,11 @@ class Linear(Module):
         - `dtype`: dtype of weight and bias, floating or complex; JAX's default float if `None`.
         - `weight_init`, `bias_init`: initializers that replace the uniform distribution, from
           `jax.nn.initializers` or any function `init(key, shape, dtype)`. `weight_init` is called
-          with the shape `(in_size, out_size)`, from which JAX's initializers compute the fan-in.
-        - `key`: draws the initial weight and bias.
+          with the shape `(in_size, out_size)`, because JAX's initializers compute the fan-in from
+          this shape.
+        - `key`: random key for the initial weight and bias.
 
-        **Raises:** `ValueError` for a negative or non-integer size, `TypeError` for an integer
+        **Raises:** `ValueError` for a negative or non-integer size; `TypeError` for an integer
         dtype.
         """
         in_features = number_of_features(in_features, "in_features")
@@ -88,7 +89,7 @@ class Linear(Module):
         """**Arguments:**
 
         - `x`: shape `(in_features,)`, or `()` if `in_features="scalar"`.
-        - `key`: ignored; layers share one signature.
+        - `key`: ignored; accepted so that all layers have the same signature.
 
         **Returns:** shape `(out_features,)`, or `()` if `out_features="scalar"`.
 
@@ -108,14 +109,14 @@ class Linear(Module):
 def apply_weight(weight: Array, x: Array) -> Array:
     """`weight @ x`, written so that under `vmap` the features of an example are contiguous.
 
-    Batched, `weight @ x` makes the examples contiguous, and XLA transposes the result and its
-    gradient. This made the training step of a transformer (6 blocks of 256 features) and an LSTM
-    loop (batch of 16, 64 hidden units) 1.2 times as slow.
+    Under `vmap`, a plain `weight @ x` makes the examples contiguous, and XLA transposes the result
+    and its gradient. These transposes made the training step of a transformer (6 blocks of 256
+    features) and an LSTM loop (batch of 16, 64 hidden units) 1.2 times as slow.
     """
-    # Sparse and quantised matrices are not arrays and define their own `@`. With a single output
-    # feature, contiguity does not matter. If the weights are batched too, as in Markov chains, XLA
-    # would then read a transposed result in each operation: a logistic regression took twice the
-    # time.
+    # Sparse and quantised matrices are not arrays and define their own `@`. For a single output
+    # feature, contiguity does not matter, and `tensordot` can be slower: if the weights are batched
+    # too, as in Markov chains, XLA reads a transposed result in each operation. A logistic
+    # regression then took twice the time.
     is_plain = isinstance(weight, jax.Array | np.ndarray) and weight.shape[0] > 1
     return jnp.tensordot(x, weight, axes=(0, 1)) if is_plain else weight @ x
 
@@ -146,7 +147,7 @@ class FusedLinear(Module):
         """**Arguments:**
 
         - `layers`: `Linear` layers with the same `in_features` and dtype, all with a bias or all
-          without. The arrays of stacked layers must have the same leading axes.
+          without a bias. The arrays of stacked layers must have the same leading axes.
 
         **Raises:** `ValueError` if `layers` is empty, or a layer does not match the first one;
         `TypeError` for a layer that is not a `Linear`.
@@ -241,7 +242,7 @@ class Identity(Module):
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
-        """Accepts and ignores any arguments, so that it can replace any layer."""
+        """Accepts and ignores any arguments, so that `Identity` can replace any layer."""
         del args, kwargs
 
     def __call__(self, x: T, *, key: PRNGKeyArray | None = None) -> T:

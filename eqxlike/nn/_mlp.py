@@ -47,7 +47,7 @@ def _call_on_unit(name: str, activation: Callable, value: Shaped[Array, ""]) -> 
     try:
         return activation(value)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
-        raise  # The activation needs concrete values; this error does not come from the shape.
+        raise  # The activation needs concrete values: the shape is not the cause of this error.
     except (IndexError, TypeError, ValueError) as error:
         raise ValueError(
             f"MLP: {name} is called on one unit at a time, on an array of shape (), and failed: "
@@ -65,10 +65,11 @@ def _apply_per_unit(
 class MLP(Module):
     """A multi-layer perceptron, also called a feed-forward network.
 
-    Activations are called on one unit at a time, on an array of shape `()`. Apply functions of all
-    units to the output instead: a softmax as activation raises an error, and `lambda x: x /
-    x.sum()` returns ones. If the activation is a Module with arrays, each unit of each layer has
-    its own copy of them: one learnt slope becomes `depth * width_size` slopes.
+    Activations are called on one unit at a time, on an array of shape `()`. A function of all
+    units, such as a softmax, does not work as an activation: apply it to the output instead. A
+    softmax as activation raises an error, and `lambda x: x / x.sum()` returns ones. If the
+    activation is a Module with arrays, each unit of each layer has its own copy of them: one learnt
+    slope becomes `depth * width_size` slopes.
 
     >>> import jax, jax.numpy as jnp
     >>> model = MLP(in_size=2, out_size="scalar", width_size=8, depth=2, key=jax.random.key(0))
@@ -121,7 +122,7 @@ class MLP(Module):
           `Linear` whose arrays have a leading axis, and to apply them with `jax.lax.scan`. Compile
           time then does not grow with depth.
         - `weight_init`, `bias_init`: initializers of each layer, as for `Linear`.
-        - `key`: draws the initial weights, which do not depend on `scan`.
+        - `key`: random key for the initial weights. The weights do not depend on `scan`.
 
         **Raises:** `ValueError` for a negative or non-integer size or depth; `TypeError` for an
         activation that is not a function.
@@ -244,7 +245,7 @@ class GatedMLP(Module):
         - `use_bias`: whether the three layers have biases.
         - `dtype`: dtype of all weights and biases; JAX's default float if `None`.
         - `weight_init`, `bias_init`: initializers of each layer, as for `Linear`.
-        - `key`: draws the initial weights.
+        - `key`: random key for the initial weights.
 
         **Raises:** `ValueError` for a negative or non-integer size; `TypeError` for an activation
         that is not a function.
@@ -323,8 +324,8 @@ class Sequential(StatefulLayer):
         """**Arguments:**
 
         - `x`: the input of the first layer.
-        - `state`: passed to every stateful layer; required if there is one.
-        - `key`: split into one key for each layer. If it is `None`, layers that take a key get
+        - `state`: passed to every stateful layer; required if a layer is stateful.
+        - `key`: split into one key for each layer. If `key` is `None`, layers that take a key get
           `None`.
 
         **Returns:** the output of the last layer; `(output, state)` if `state` is passed.
@@ -363,7 +364,7 @@ class Sequential(StatefulLayer):
 class Lambda(Module):
     """Wraps a function as a layer: `Lambda(fn)(x, key=key)` returns `fn(x)`.
 
-    `fn` is part of the model's tree: if it is a Module, its arrays are trained.
+    `fn` is part of the model's tree, so if `fn` is a Module, its arrays are trained.
 
     >>> Lambda(abs)(-3, key=None)
     3
@@ -415,9 +416,10 @@ class PReLU(Module):
         """**Arguments:**
 
         - `x`: shape `(..., *negative_slope.shape)`.
-        - `key`: ignored; layers share one signature.
+        - `key`: ignored; accepted so that all layers have the same signature.
 
-        **Returns:** an array with the shape and dtype of `x`; floats for integers.
+        **Returns:** an array with the shape and dtype of `x`; if `x` has integers, an array of
+        floats.
 
         **Raises:** `ValueError` if `x` has another shape.
         """

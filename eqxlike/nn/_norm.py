@@ -46,7 +46,7 @@ class _Norm(Module):
 
         - `x`: shape `self.shape`.
         - `state`: returned unchanged, so that the layer can replace a `BatchNorm`.
-        - `key`: ignored; layers share one signature.
+        - `key`: ignored; accepted so that all layers have the same signature.
 
         **Returns:** an array with the shape and dtype of `x`; `(array, state)` if `state` is
         passed.
@@ -100,9 +100,9 @@ class LayerNorm(_Norm):
         - `elementwise_affine`: deprecated; sets both `use_weight` and `use_bias`.
         - `weight_init`, `bias_init`: initializers, such as `jax.nn.initializers`; ones and zeros by
           default.
-        - `key`: passed to random initializers.
+        - `key`: random key for `weight_init` and `bias_init`.
 
-        **Raises:** `ValueError` for a size that is not a non-negative integer.
+        **Raises:** `ValueError` if a size in `shape` is not an integer of at least 0.
         """
         if elementwise_affine is not None:
             warnings.warn(
@@ -148,7 +148,7 @@ class RMSNorm(_Norm):
         bias_init: Initializer | None = None,
         key: PRNGKeyArray | None = None,
     ):
-        """Arguments and errors as for `LayerNorm`."""
+        """The arguments and errors are as for `LayerNorm`."""
         self.shape = _sizes(shape)
         self.eps = real_number(eps, "eps")
         self.use_weight = use_weight
@@ -165,7 +165,7 @@ class GroupNorm(Module):
     """Normalises each group of channels separately, then scales and shifts each channel.
 
     `groups=channels` is instance normalisation; `groups=1` is layer normalisation with one scale
-    for each channel. Computed in at least float32. Wu & He (2018), "Group Normalization".
+    for each channel. The layer computes in at least float32. Wu & He (2018), "Group Normalization".
 
     >>> import jax.numpy as jnp
     >>> layer = GroupNorm(groups=2, channels=4)
@@ -203,9 +203,10 @@ class GroupNorm(Module):
         - `dtype`: dtype of weight and bias; JAX's default float if `None`.
         - `weight_init`, `bias_init`: initializers, such as `jax.nn.initializers`; ones and zeros by
           default.
-        - `key`: passed to random initializers.
+        - `key`: random key for `weight_init` and `bias_init`.
 
-        **Raises:** `ValueError` if `channels` is missing, or `groups` does not divide it.
+        **Raises:** `ValueError` if `channels` is missing, or if `groups` does not divide
+        `channels`.
         """
         groups = whole_number(groups, "groups")
         channels = None if channels is None else whole_number(channels, "channels", least=0)
@@ -244,13 +245,13 @@ class GroupNorm(Module):
 
         - `x`: shape `(channels, ...)`.
         - `state`: returned unchanged, so that the layer can replace a `BatchNorm`.
-        - `key`: ignored; layers share one signature.
+        - `key`: ignored; accepted so that all layers have the same signature.
 
         **Returns:** an array with the shape and dtype of `x`; `(array, state)` if `state` is
         passed.
 
-        **Raises:** `ValueError` if `x` has the wrong number of channels, or a number that is not
-        divisible by `groups`.
+        **Raises:** `ValueError` if `x` does not have `channels` channels, or if its number of
+        channels is not divisible by `groups`.
         """
         del key
         check_input(self, x, ("channels" if self.channels is None else self.channels, "..."))
@@ -260,8 +261,8 @@ class GroupNorm(Module):
                 "GroupNorm expected x with a number of channels that is divisible by "
                 f"groups={self.groups}, got shape {x.shape}."
             )
-        # Channels last, which is the layout of convolutions on a CPU: XLA then inserts no
-        # transposes between two convolutions.
+        # On a CPU, convolutions use the layout with channels last. With the same layout here, XLA
+        # inserts no transposes between two convolutions.
         values = jnp.moveaxis(x.astype(at_least_float32(x.dtype)), 0, -1)
         centred = values - self._mean(values)
         normalised = centred * jax.lax.rsqrt(self._mean(centred**2) + self.eps)
@@ -269,7 +270,7 @@ class GroupNorm(Module):
         return out if state is NO_STATE else (out, state)
 
     def _mean(self, x: Array) -> Array:
-        """The mean of each channel's group; channels are the last axis."""
+        """For each channel, the mean of its group; channels are the last axis."""
         of_channels = jnp.mean(x, tuple(range(x.ndim - 1)), keepdims=True)
         of_groups = jnp.mean(of_channels.reshape(self.groups, -1), 1)
         return jnp.repeat(of_groups, x.shape[-1] // self.groups).reshape(of_channels.shape)
@@ -286,10 +287,10 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 def _standardise(x: Array, eps: float) -> Array:
     """`x` with mean 0 and variance 1 over all axes.
 
-    `jax.jit` makes the backward pass add the two parts of the gradient, through `centred` and
-    through its mean, before it adds the gradient of a residual connection. In another order XLA
-    recomputes all earlier sums wherever the result is read: the training step of 12 transformer
-    blocks (24 norms) took twice as long to compile.
+    The gradient with respect to `x` has two parts: one through `x` itself and one through its mean.
+    Because of `jax.jit`, the backward pass adds these two parts first, and then the gradient of a
+    residual connection. In another order, XLA recomputes all earlier sums wherever the result is
+    read. The training step of 12 transformer blocks (24 norms) then took twice as long to compile.
     """
     centred = x - jnp.mean(x)
     return centred * jax.lax.rsqrt(jnp.mean(centred**2) + eps)

@@ -18,10 +18,10 @@ class Parallel(StatefulLayer):
     """Applies several branches to the same input and joins their outputs. Supports indexing and
     `len`.
 
-    Examples are residual blocks, where one branch is an `Identity`, and the blocks of Szegedy et
-    al. (2015), "Going Deeper with Convolutions". The branches are called one after another. To
-    batch branches of equal structure, use `filter_vmap` over stacked layers; to batch `Linear`
-    branches, use `FusedLinear`.
+    One example is a residual block, in which one branch is an `Identity`. Another example is the
+    block of Szegedy et al. (2015), "Going Deeper with Convolutions". The branches are called one
+    after another. To batch branches of equal structure, use `filter_vmap` over stacked layers; to
+    batch `Linear` branches, use `FusedLinear`.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -48,8 +48,8 @@ class Parallel(StatefulLayer):
           state=state, key=key)`. Wrap plain functions in `Lambda` if the `Parallel` is called with
           a key.
         - `join`: `"sum"`, `"concatenate"` (along the first axis: features of vectors, channels of
-          images), or a function of the tuple of outputs. The words join outputs that are pytrees
-          leaf by leaf. If `join` is a Module, it is trained.
+          images), or a function of the tuple of outputs. If outputs are pytrees, `"sum"` and
+          `"concatenate"` join them leaf by leaf. If `join` is a Module, it is trained.
 
         **Raises:** `ValueError` for an empty list of branches or an unknown `join`; `TypeError` for
         a branch that cannot be called.
@@ -79,10 +79,10 @@ class Parallel(StatefulLayer):
 
         - `x`: the input of every branch.
         - `*args`: passed to every branch, such as a mask.
-        - `state`: passed to every stateful branch; required if there is one. May also be the first
-          of `args`.
-        - `key`: split into one key for each branch. If it is `None`, branches that take a key get
-          `None`.
+        - `state`: passed to every stateful branch; required if a branch is stateful. It may also be
+          passed as the first of `args`.
+        - `key`: split into one key for each branch. If `key` is `None`, branches that take a key
+          get `None`.
 
         **Returns:** the joined outputs; `(outputs, state)` if `state` is passed.
 

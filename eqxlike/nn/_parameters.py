@@ -22,7 +22,7 @@ Initializer = Callable[[PRNGKeyArray, tuple[int, ...], Any], Array]
 class Parameter(NamedTuple):
     """The shape, dtype and distribution of one initial parameter.
 
-    The first of these that is given determines the values:
+    The first of these fields that is not `None` determines the values:
 
     - `initializer`: an initializer from the user.
     - `fill`: a constant.
@@ -43,16 +43,16 @@ class Parameter(NamedTuple):
 
 def fan_in_limit(fan_in: int) -> float:
     """`1 / sqrt(fan_in)`, or 1 if `fan_in` is 0."""
-    # Equal to Equinox's value in all bits; `fan_in**-0.5` may differ in the last one.
+    # Equal to Equinox's value in all bits; `fan_in**-0.5` may differ in the last bit.
     return 1.0 if fan_in == 0 else 1 / math.sqrt(fan_in)
 
 
 def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, ...]:
-    """Draws the parameters of a layer, each with its own part of `key`; `None` stays `None`.
+    """Draws the parameters of a layer, each with its own part of `key`; returns `None` for `None`.
 
     Without initializers, one compiled function draws all parameters, so that a layer costs one
-    dispatch. Small parameters are drawn by NumPy for the first 64 layers with equal parameters,
-    which avoids most compilation when a model is built. `key` may be `None` if each parameter has a
+    dispatch. For the first 64 layers with equal parameters, NumPy draws small parameters. This
+    avoids most compilation when a model is built. `key` may be `None` if each parameter has a
     `fill`; initializers then get `jax.random.key(0)`.
 
     Raises `TypeError` for a dtype that is neither floating nor complex, and `ValueError` if an
@@ -86,7 +86,9 @@ def draw_affine(
     bias_init: Initializer | None = None,
     key: PRNGKeyArray | None = None,
 ) -> tuple[Any, Any]:
-    """A scale of ones and a shift of zeros, unless initializers are given; `None` if unused."""
+    """A scale of ones and a shift of zeros, unless initializers are given; `None` for an unused
+    one.
+    """
     weight = Parameter(shape, dtype, initializer=weight_init, fill=1)
     bias = Parameter(shape, dtype, initializer=bias_init, fill=0)
     return draw(key, weight if use_weight else None, bias if use_bias else None)
@@ -96,14 +98,14 @@ def draw_affine(
 def _draw_at_once(
     key: PRNGKeyArray | None, parameters: tuple[Parameter | None, ...], is_eager: bool
 ) -> tuple[Any, ...]:
-    """`draw` without initializers; `is_eager` is false if it is part of a larger program."""
+    """`draw` without initializers. `is_eager` is `False` for a call inside a larger program."""
     keys = [None] * len(parameters) if key is None else jr.split(key, len(parameters))
     drawn: list[Any] = []
     for key, parameter in zip(keys, parameters, strict=True):
         if is_eager and drawn and key is not None:
             # Draws the arrays one after another. Otherwise XLA draws them on several threads of a
-            # CPU, whose synchronisation on jax 0.12 costs more than drawing a small array: shapes
-            # (64, 64) and (64,) took 2.3 times as long.
+            # CPU. On jax 0.12 the synchronisation of the threads costs more than drawing a small
+            # array: shapes (64, 64) and (64,) took 2.3 times as long.
             drawn[-1], key = jax.lax.optimization_barrier((drawn[-1], key))
             # The key reuse checker counts the barrier as a use of the key.
             key = jr.clone(key)
@@ -118,10 +120,10 @@ def _draw_one(key: Any, parameter: Parameter | None, is_eager: bool = False) -> 
     if initializer is None and fill is not None:
         return jnp.full(shape, fill, dtype)
     if initializer is None:
-        # Threefry's counter is the flat index of an entry. Computed from several axes, it makes
-        # XLA's program for shape (64, 64, 3, 3) take 2.7 times as long to compile and 3 times as
-        # long to run. In a larger program the array may be sharded along any axis, so it must keep
-        # its shape.
+        # Threefry's counter is the flat index of an entry, so this draws a flat array and reshapes
+        # it. If XLA computes the flat index from several axes, the program for shape (64, 64, 3, 3)
+        # takes 2.7 times as long to compile and 3 times as long to run. In a larger program the
+        # array may be sharded along any axis, so it is drawn in its own shape.
         if is_eager and jr.key_impl(key) == THREEFRY:
             return uniform(key, (math.prod(shape),), dtype, limit).reshape(shape)
         return uniform(key, shape, dtype, limit)
@@ -168,8 +170,8 @@ _MAX_SIZE = 2**16
 """The largest number of entries that NumPy draws."""
 
 _MAX_HOST_DRAWS = 64
-"""After this many layers with equal parameters, a compiled program draws them. It is faster, but
-compiling it takes about as long as drawing this many layers with NumPy.
+"""After this many layers with equal parameters, a compiled program draws them. The program is
+faster, but compiling it takes about as long as drawing this many layers with NumPy.
 """
 
 _num_draws: collections.Counter[tuple[Parameter | None, ...]] = collections.Counter()
@@ -178,7 +180,7 @@ _num_draws: collections.Counter[tuple[Parameter | None, ...]] = collections.Coun
 def _draws_on_host(parameters: tuple[Parameter | None, ...]) -> bool:
     """Returns whether NumPy draws these parameters.
 
-    Each call also counts one more layer with parameters of these shapes.
+    Each call also counts one more layer with these parameters.
     """
     if not jax.sharding.get_abstract_mesh().empty:
         return False
@@ -193,7 +195,7 @@ def _draw_on_host(data: Any, parameter: Parameter | None, place: Any) -> Array |
     if parameter is None:
         return None
     shape, dtype, size = parameter.shape, parameter.dtype, math.prod(parameter.shape)
-    # A user's transfer guard is meant for the user's own transfers.
+    # A user's transfer guard is meant for the user's own transfers, not for this one.
     with jax.transfer_guard("allow"):
         if parameter.fill is not None:
             return jax.device_put(np.broadcast_to(np.asarray(parameter.fill, dtype), shape), place)
@@ -215,12 +217,13 @@ def _draw_by(
 ) -> np.ndarray:
     """Applies `program` to draws from U(0, 1), of a real dtype.
 
-    `program` is the last step of `jax.random`. XLA compiles it, because only XLA knows whether it
-    rounds a product and a sum once or twice. All sizes share one compiled program.
+    `program` is the last step of `jax.random`. XLA runs it, not NumPy, because XLA decides whether
+    a product and a sum are rounded once or twice. All sizes share one compiled program.
     """
     padded = np.zeros(_MAX_SIZE, dtype)
     padded[:size] = uniform_on_host(data, size, dtype)
-    # A copy, because JAX may adopt NumPy's memory, and a view would keep the whole padded array.
+    # Returns a copy, because JAX may adopt NumPy's memory, and a view would keep the whole padded
+    # array alive.
     return jax.device_get(program(*jax.device_put((padded, *numbers), place)))[:size].copy()
 
 

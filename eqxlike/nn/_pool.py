@@ -61,20 +61,20 @@ class Pool(Module):
         - `init`: initial value of the reduction of each window, and value of the padding. It should
           be the identity of `operation`, `operation(init, x) == x`, such as 0 for a sum.
         - `operation`: an elementwise function of two arrays of the same shape: the reduction so far
-          and the next entries. It must be differentiable for the layer to be.
+          and the next entries. The layer is differentiable only if `operation` is.
         - `num_spatial_dims`: number of spatial axes, 2 for images.
         - `kernel_size`: size of the window along each spatial axis.
-        - `stride`: step of the window along each spatial axis; 1 by default, not `kernel_size` as
-          in PyTorch.
+        - `stride`: step of the window along each spatial axis; 1 by default. (In PyTorch the
+          default is `kernel_size`.)
         - `padding`: number of entries added at both ends of each spatial axis; or one pair
           `(before, after)` for each axis. `"VALID"` adds none. `"SAME"` gives an output of
           `ceil(size / stride)` entries; if the total padding is odd, the additional entry is at the
           end, or at the beginning with `"SAME_LOWER"`.
-        - `use_ceil`: whether to round the output size up: a last window may reach beyond the
-          padding. As in PyTorch, no window starts in the padding at the end.
+        - `use_ceil`: whether to round the output size up, so that the last window may reach beyond
+          the padding. As in PyTorch, no window starts in the padding at the end.
 
-        **Raises:** `ValueError`, naming the argument, for a size that is not a positive integer, a
-        sequence whose length is not `num_spatial_dims`, or an unknown word.
+        **Raises:** `ValueError` with the name of the argument, if a size is not a positive integer,
+        a sequence does not have the length `num_spatial_dims`, or `padding` is an unknown string.
         """
         self.init = init
         self.operation = operation
@@ -91,7 +91,7 @@ class Pool(Module):
         """**Arguments:**
 
         - `x`: shape `(channels, dim_1, ..., dim_N)` with `N = num_spatial_dims`.
-        - `key`: ignored; layers share one signature.
+        - `key`: ignored; accepted so that all layers have the same signature.
 
         **Returns:** shape `(channels, new_dim_1, ..., new_dim_N)`.
 
@@ -123,7 +123,7 @@ class Pool(Module):
 def _pad_for_last_window(
     pad: tuple[int, int], size: int, extent: int, step: int
 ) -> tuple[int, int]:
-    """`pad`, enlarged at the end if the last entries do not fill a window."""
+    """Returns `pad`, enlarged at the end if the last entries do not fill a window."""
     before, after = pad
     room = before + size + after - extent
     left_over = room % step
@@ -135,11 +135,12 @@ _DIFFERENTIABLE = {jax.lax.add: 0, jax.lax.max: -math.inf, jax.lax.min: math.inf
 """Reductions that JAX can differentiate, with the initial value that each one requires."""
 
 _LONGEST_SLICED = 3
-"""Windows up to this size are reduced entry by entry.
+"""Windows up to this size are reduced entry by entry, larger windows by `reduce_window`.
 
-`reduce_window` is slower on a CPU, and its gradient is much slower: for a maximum it is a scatter.
-Time compared with `reduce_window`, with gradient, between two convolutions: 0.1 for a maximum of 2
-x 2, 0.5 for 3 x 3 with stride 2, and 2 for a window of eight entries.
+For small windows `reduce_window` is slower on a CPU. Its gradient is much slower, because for a
+maximum it is a scatter. Between two convolutions and with the gradient, a reduction entry by entry
+took 0.1 times the time of `reduce_window` for a maximum over 2 x 2 entries, 0.5 times for 3 x 3
+entries with stride 2, and 2 times for a window of eight entries.
 """
 
 
@@ -161,8 +162,8 @@ def _reduce_windows(
     if isinstance(init, (int, float)) and any(
         operation is known and init == identity for known, identity in _DIFFERENTIABLE.items()
     ):
-        # Channels last, which is the layout of convolutions on a CPU: XLA then inserts no
-        # transposes between two convolutions.
+        # On a CPU, convolutions use the layout with channels last. With the same layout here, XLA
+        # inserts no transposes between two convolutions.
         x = jnp.moveaxis(x, 0, -1)
         # Some 8-bit floats have no infinity.
         has_infinity = jnp.issubdtype(x.dtype, jnp.floating) and np.isinf(np.array(np.inf, x.dtype))
@@ -244,7 +245,7 @@ class _AvgPool(OverAxes, Pool):
         """**Arguments:** as for `Pool`, without `init`, `operation` and `num_spatial_dims`, and
 
         - `count_include_pad`: whether the average includes the padding. If not, the sum of a window
-          is divided by its number of entries that are not padding.
+          is divided by the number of its entries that are not padding.
         """
         window = kernel_size, stride, padding, use_ceil
         super().__init__(0, jax.lax.add, self._num_axes, *window)
@@ -256,10 +257,11 @@ class _AvgPool(OverAxes, Pool):
         """**Arguments:**
 
         - `x`: shape `(channels, dim_1, ..., dim_N)` with `N = num_spatial_dims`.
-        - `key`: ignored; layers share one signature.
+        - `key`: ignored; accepted so that all layers have the same signature.
 
         **Returns:** shape `(channels, new_dim_1, ..., new_dim_N)`; the dtype of `x` if it is
-        floating or complex, otherwise of `jnp.mean(x)`. Sums are computed in at least float32.
+        floating or complex, otherwise the dtype of `jnp.mean(x)`. Sums are computed in at least
+        float32.
 
         **Raises:** `ValueError` if `x` has the wrong number of axes or is smaller than a window;
         `RuntimeError` if the padding is larger than a window.
@@ -277,7 +279,7 @@ class _AvgPool(OverAxes, Pool):
 
 
 def _num_not_padding(pad: tuple[int, int], size: int, extent: int, step: int) -> np.ndarray:
-    """The number of entries of each window along one axis that are not padding."""
+    """For each window along one axis, the number of entries that are not padding."""
     starts = np.arange(-pad[0], size + pad[1] - extent + 1, step)
     count = np.clip(starts + extent, 0, size) - np.clip(starts, 0, size)
     # The average of a window that is all padding is 0, not 0 / 0.
@@ -357,7 +359,7 @@ class AdaptivePool(Module):
 
     The spatial axes are reduced one after another. An axis of `n` entries is divided into `target`
     windows, and each window is reduced to one entry. If `n` is not divisible by `target`, the first
-    `n % target` windows have one entry more; with `overlap=True`, window `i` instead has the
+    `n % target` windows have one entry more. With `overlap=True`, window `i` instead has the
     entries from `floor(i n / target)` to `ceil((i + 1) n / target) - 1`, as in PyTorch.
 
     >>> import jax.numpy as jnp
@@ -388,8 +390,8 @@ class AdaptivePool(Module):
           of shape `()`.
         - `overlap`: whether windows overlap if an axis is not divisible by its target.
 
-        **Raises:** `ValueError` for a size that is not a positive integer, or a sequence whose
-        length is not `num_spatial_dims`.
+        **Raises:** `ValueError` if a size is not a positive integer, or if a sequence does not have
+        the length `num_spatial_dims`.
         """
         num_spatial_dims = whole_number(num_spatial_dims, "num_spatial_dims")
         self.target_shape = sizes_by_axis(target_shape, num_spatial_dims, "target_shape")
@@ -402,7 +404,7 @@ class AdaptivePool(Module):
         """**Arguments:**
 
         - `x`: shape `(channels, dim_1, ..., dim_N)` with `N = num_spatial_dims`.
-        - `key`: ignored; layers share one signature.
+        - `key`: ignored; accepted so that all layers have the same signature.
 
         **Returns:** shape `(channels, *target_shape)`.
 

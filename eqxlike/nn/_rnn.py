@@ -29,8 +29,8 @@ def _parameters(
     weight_init: Initializer | None,
     bias_init: Initializer | None,
 ) -> tuple[Parameter | None, ...]:
-    """Input weight, hidden weight and bias with the gates along the first axis, and a bias of shape
-    `(hidden_size,)`.
+    """The input weight, the hidden weight and the bias of all gates, with the gates along the first
+    axis, and a second bias, of shape `(hidden_size,)`.
     """
     rows = num_gates * hidden_size
     dtype, limit = parameter_dtype(dtype), fan_in_limit(hidden_size)
@@ -95,9 +95,9 @@ class GRUCell(Module):
         - `weight_init`, `bias_init`: initializers that replace the uniform distribution, from
           `jax.nn.initializers` or any function `init(key, shape, dtype)`. `weight_init` is called
           with the shapes `(input_size, 3 * hidden_size)` and `(hidden_size, 3 * hidden_size)`.
-        - `key`: draws the initial parameters.
+        - `key`: random key for the initial parameters.
 
-        **Raises:** `ValueError` for a size that is not a non-negative integer.
+        **Raises:** `ValueError` if a size is not an integer of at least 0.
         """
         input_size = whole_number(input_size, "input_size", least=0)
         hidden_size = whole_number(hidden_size, "hidden_size", least=0)
@@ -120,7 +120,7 @@ class GRUCell(Module):
 
         - `input`: shape `(input_size,)`.
         - `hidden`: shape `(hidden_size,)`.
-        - `key`: ignored; layers share one signature.
+        - `key`: ignored; accepted so that all layers have the same signature.
 
         **Returns:** the next hidden state, shape `(hidden_size,)`.
 
@@ -194,9 +194,9 @@ class LSTMCell(Module):
         - `weight_init`, `bias_init`: initializers that replace the uniform distribution, from
           `jax.nn.initializers` or any function `init(key, shape, dtype)`. `weight_init` is called
           with the shapes `(input_size, 4 * hidden_size)` and `(hidden_size, 4 * hidden_size)`.
-        - `key`: draws the initial parameters.
+        - `key`: random key for the initial parameters.
 
-        **Raises:** `ValueError` for a size that is not a non-negative integer.
+        **Raises:** `ValueError` if a size is not an integer of at least 0.
         """
         input_size = whole_number(input_size, "input_size", least=0)
         hidden_size = whole_number(hidden_size, "hidden_size", least=0)
@@ -219,11 +219,12 @@ class LSTMCell(Module):
 
         - `input`: shape `(input_size,)`.
         - `hidden`: the pair (hidden state, memory), both of shape `(hidden_size,)`.
-        - `key`: ignored; layers share one signature.
+        - `key`: ignored; accepted so that all layers have the same signature.
 
         **Returns:** the next pair, of the same shapes.
 
-        **Raises:** `ValueError` if an array has another shape, or `hidden` is not a pair.
+        **Raises:** `ValueError` if `input` or an array in `hidden` has another shape, or `hidden`
+        is not a pair.
         """
         del key
         try:
@@ -251,8 +252,8 @@ class LSTMCell(Module):
 class RNN(Module):
     """A recurrent layer: applies a cell to each input of a sequence with `jax.lax.scan`.
 
-    The output of each step is the new state; if the state is a tuple, as for an `LSTMCell`, it is
-    the first element. For a batch write `jax.vmap(rnn)(xs)`.
+    The output of each step is the new state. If the state is a tuple, as for an `LSTMCell`, the
+    output is its first element. For a batch write `jax.vmap(rnn)(xs)`.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -279,8 +280,8 @@ class RNN(Module):
         """**Arguments:**
 
         - `cell`: an `LSTMCell`, a `GRUCell`, or any function `cell(x, state)` that returns the next
-          state, a pytree of arrays with the same shapes and dtypes. A cell that takes a `key` gets
-          a new one in each step.
+          state. The state is a pytree of arrays whose shapes and dtypes stay the same. A cell that
+          takes a `key` gets a new key in each step.
         - `reverse`: whether to process the sequence from the last input to the first. Output `i`
           still belongs to input `i`.
 
@@ -308,8 +309,8 @@ class RNN(Module):
 
         **Returns:** the outputs of all steps, stacked along the first axis, and the final state.
 
-        **Raises:** `ValueError` for inputs or a length of another shape; `TypeError` for a length
-        that is not an integer, or if the state of a custom cell is missing.
+        **Raises:** `ValueError` if `xs` or `length` has another shape; `TypeError` if `length` is
+        not an integer, or if `cell` is a custom cell and `state` is missing.
         """
         cell = self.cell
         is_own = isinstance(cell, GRUCell | LSTMCell)

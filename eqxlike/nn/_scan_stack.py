@@ -42,7 +42,7 @@ Remat = bool | Literal["cheap", "nothing"]
 
 
 class ScanStack(StatefulLayer, Stacked):
-    """Applies `depth` layers of equal structure with `jax.lax.scan`, so that only one is compiled.
+    """Applies `depth` layers of equal structure with `jax.lax.scan`; only one layer is compiled.
 
     Each array of `layers` has a leading axis of length `depth`. Compile time does not grow with
     depth. Each layer must return the same structure, shapes and dtypes as its input.
@@ -50,20 +50,20 @@ class ScanStack(StatefulLayer, Stacked):
     Compared with a list of layers on a CPU (`python -m benchmarks.models --first-steps`), a process
     with 12 transformer blocks of 64 features finished its first training step in 0.68 of the time.
     Later steps took 1.16 of the time for 4 such blocks, and 0.88 of the time and 0.7 of the memory
-    for 6 blocks of 256 features. On an H100 they took 1.1 of the time.
+    for 6 blocks of 256 features. On an H100, later steps took 1.1 of the time.
 
     `nn.freeze(stack, lambda stack: stack[:2])` freezes some of the layers. `layers` is then a tuple
-    of stacks, one for each run of successive layers with the same frozen arrays, and each run is a
+    of stacks. Successive layers with the same frozen arrays form one stack, and each stack is a
     separate loop. Outputs, gradients and `unstack()` stay the same.
 
-    Layers may be stateful. Their values in the `State` of the model are stacked as well; the value
-    of one layer is `jax.tree.map(lambda value: value[index], state.substate(stack.layers))`.
+    Layers may be stateful. The `State` of the model then contains stacked values. The values of one
+    layer are `jax.tree.map(lambda value: value[index], state.substate(stack.layers))`.
 
     In a step made with `train.fsdp`, each layer is all-gathered when the loop reaches it, and again
-    in the backward pass, so that only the layers of one `unroll` are unsharded at a time.
+    in the backward pass. Only `unroll` layers are therefore unsharded at a time.
 
-    Layers with side effects, such as printing, save all results, so that the backward pass does not
-    repeat the effects; `remat=True` repeats them.
+    If layers have side effects, such as printing, all results are saved, so that the backward pass
+    does not repeat the effects. With `remat=True` it repeats them.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -94,8 +94,8 @@ class ScanStack(StatefulLayer, Stacked):
         - `depth`: number of layers.
         - `remat`: what the backward pass recomputes. `False` or `"cheap"` recompute elementwise
           operations, such as sums, ReLU and tanh, and save the results of matrix products.
-          `"nothing"` saves all results, which costs memory, and time to write and read them. `True`
-          saves only the input of each layer, and recomputes the rest.
+          `"nothing"` saves all results; this costs memory, and time to write and read the results.
+          `True` saves only the input of each layer, and recomputes the rest.
         - `unroll`: number of layers to compile into one iteration of the loop.
         - `key`: split into one key for each layer. The layers equal `[make_layer(key) for key in
           jax.random.split(key, depth)]`.
@@ -127,8 +127,9 @@ class ScanStack(StatefulLayer, Stacked):
 
         Layers may differ only in the values of their arrays and in which arrays are frozen.
 
-        **Raises:** `ValueError` with the path of any other difference, such as the activation; if a
-        layer contains a `jax.Ref`; or if `layers` is empty.
+        **Raises:** `ValueError` if the layers differ in anything else, such as the activation, if a
+        layer contains a `jax.Ref`, or if `layers` is empty. The message contains the path of the
+        difference.
         """
         layers = as_layers(layers, "ScanStack.stack", "layers")
         if not layers:
@@ -152,7 +153,7 @@ class ScanStack(StatefulLayer, Stacked):
         return cls(lambda key: no_layer, 1, **options).with_layers(layers)
 
     def with_layers(self, layers: Sequence[Any]) -> Self:
-        """**Returns:** a stack of other layers with the options of this one.
+        """**Returns:** a stack of `layers` with the options of this stack.
 
         The layers may differ only in the values of their arrays and in which arrays are frozen.
         """
@@ -166,7 +167,9 @@ class ScanStack(StatefulLayer, Stacked):
         return new
 
     def runs(self) -> list[tuple["ScanStack", slice]]:
-        """**Returns:** stacks of successive layers with equal frozen arrays, and their slices."""
+        """**Returns:** pairs of a stack of successive layers with equal frozen arrays, and the
+        slice of the whole stack that contains these layers.
+        """
         is_split = isinstance(self.layers, tuple) and isinstance(self.layers[0], ScanStack)
         stacks = self.layers if is_split else (self,)
         stops = itertools.accumulate(stack.depth for stack in stacks)
@@ -216,8 +219,9 @@ class ScanStack(StatefulLayer, Stacked):
 
         - `x`: the input of the first layer, an array or a pytree of arrays.
         - `*args`: passed to every layer, such as a mask.
-        - `state`: required if the layers are stateful; may also be the first of `args`.
-        - `key`: split into one key for each layer. If it is `None`, layers that take a key get
+        - `state`: required if the layers are stateful. It may also be passed as the first of
+          `args`.
+        - `key`: split into one key for each layer. If `key` is `None`, layers that take a key get
           `None`.
 
         **Returns:** the output of the last layer; `(output, state)` if `state` is passed.
@@ -237,7 +241,8 @@ class ScanStack(StatefulLayer, Stacked):
             if not has_state:
                 x, _ = run._scan(x, args, None, own_keys)
                 continue
-            # Runs of layers that were frozen after the state was made share one stacked value.
+            # If layers were frozen after the state was made, several stacks share one stacked
+            # value.
             values = state.substate(run.layers)
             kind = jtu.tree_structure(values)
             own = slice(num_seen[kind], num_seen[kind] + run.depth)
@@ -275,8 +280,8 @@ class ScanStack(StatefulLayer, Stacked):
 
         x = jtu.tree_map(jnp.asarray, x)
         xs = arrays, state, key_data
-        # Inside a loop XLA cannot merge the recomputation with the forward pass, so that
-        # `prevent_cse` is not needed.
+        # Inside a loop XLA cannot merge the recomputation with the forward pass, so `prevent_cse`
+        # is not needed.
         if self.remat is True:
             apply = filter_checkpoint(apply, prevent_cse=False)
         elif not _has_effects(apply, x, xs):
@@ -297,8 +302,8 @@ def _stacked_layers(
     """Stacks `make_layer(key)` for each part of `key`.
 
     A few small layers are made one by one, drawn by NumPy and stacked on the host. A `vmap` over
-    all keys must be compiled first: building a language model of 12 blocks of 64 features then took
-    8.5 seconds of CPU time instead of 1.
+    all keys must be compiled first. With `vmap`, building a language model of 12 blocks of 64
+    features took 8.5 seconds of CPU time instead of 1.
     """
 
     def make(key: PRNGKeyArray, like: Any = None) -> Any:
@@ -311,16 +316,16 @@ def _stacked_layers(
         is_small = sum(leaf.nbytes for leaf in leaves) <= _MAX_BYTES
         if is_small and all(map(_is_stacked_on_host, leaves)):
             layers = [first, *(make(other, first) for other in others)]
-            # Layers may differ in static values, such as a new lambda in each; a `vmap` calls
-            # `make_layer` only once.
+            # Layers may differ in static values, such as a new lambda in each layer. Such layers
+            # are made by `vmap`, which calls `make_layer` only once.
             if not any(_explain_difference(first, layer, 0) for layer in layers):
                 return stack_layers(layers, _stack_on_host)
-    # `clone`, because the key reuse checker may have seen the key used for a first layer above.
+    # `clone`, because the code above may have used the key, and the key reuse checker counts this.
     return filter_vmap(make)(jr.split(jr.clone(key), depth))
 
 
 _MAX_SEPARATE, _MAX_BYTES = 32, 2**22
-"""The largest number of layers, and bytes of a layer, for which layers are made one by one."""
+"""Layers are made one by one up to this number of layers and this number of bytes in a layer."""
 
 
 def _is_stacked_on_host(leaf: Any) -> bool:
@@ -331,7 +336,7 @@ def _is_stacked_on_host(leaf: Any) -> bool:
 
 
 def _stack_on_host(*leaves: jax.Array) -> jax.Array:
-    # A user's transfer guard is meant for the user's own transfers.
+    # A user's transfer guard is meant for the user's own transfers, not for this one.
     with jax.transfer_guard("allow"):
         return jax.device_put(np.stack(jax.device_get(leaves)), place_of(leaves[0]))
 
@@ -365,7 +370,7 @@ _POLICIES = {"cheap": _save_expensive, "nothing": keep_all_but_gathered}
 
 
 def _explain_difference(first: Any, layer: Any, index: int) -> str | None:
-    """Explains where `layer`, at `index`, differs from `first`; `None` if they can be stacked."""
+    """Explains where `layer`, at `index`, differs from `first`; `None` if both can be stacked."""
     difference = find_static_difference(layer, first) or find_difference(
         layer, first, same_shape_and_dtype
     )

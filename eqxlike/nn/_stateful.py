@@ -101,7 +101,8 @@ def map_indices(function: Callable[[str, StateIndex], StateIndex], model: PyTree
 def with_array_states(layer: Model, like: PyTree = None) -> Model:
     """Converts the initial values of a layer's states to arrays, so that layers can be stacked.
 
-    An index without a name gets the marker of the index at the same path in `like`, if any.
+    An index without a name gets the marker of the index at the same path in `like`, if there is
+    such an index.
     """
     markers = {jtu.keystr(path): index.marker for path, index in find_indices(like)}
 
@@ -156,7 +157,7 @@ _OUT_OF_DATE = (
 class State(StateValues, _traits=Traits(is_immutable=False)):
     """The values of all `StateIndex`es of a model, such as the running statistics of `BatchNorm`.
 
-    Made by `make_with_state`. A stateful layer takes the State as an argument and returns the new
+    `make_with_state` makes it. A stateful layer takes the State as an argument and returns the new
     State. A State is a pytree of arrays, in the order of the indices in the model, and works with
     transformations, loops and serialisation.
 
@@ -221,11 +222,12 @@ class State(StateValues, _traits=Traits(is_immutable=False)):
 
         - `item`: a `StateIndex` of the model.
         - `value`: the new value, with the structure, shapes and dtypes of the current one. Python
-          numbers and weakly typed arrays are converted to the current dtype.
+          numbers and weakly typed arrays are converted to the dtype of the current value.
 
         **Returns:** a new State. This State is then out of date.
 
-        **Raises:** `ValueError` for another structure, shape or dtype; and the errors of `get`.
+        **Raises:** `ValueError` if `value` has another structure, shape or dtype; also the errors
+        of `get`.
         """
         position = self._position(item)
         new = _convert(self._values[position], value, item.marker)
@@ -265,7 +267,7 @@ class State(StateValues, _traits=Traits(is_immutable=False)):
         if unknown:
             raise ValueError(
                 f"State.update expected a substate of this State, which has {_names(self)}; "
-                f"got one that also has {', '.join(map(str, unknown))}."
+                f"got a State that also has {', '.join(map(str, unknown))}."
             )
         values = tuple(
             _convert(value, changed[marker], marker) if marker in changed else value
@@ -291,7 +293,8 @@ class State(StateValues, _traits=Traits(is_immutable=False)):
             ) from None
 
     def _replaced_by(self, new: "State") -> "State":
-        # Every later access to a field, also by flattening, goes to `__getattr__`, which raises.
+        # After this, every access to a field, also by flattening, goes to `__getattr__`, which
+        # raises.
         stored_fields(self).clear()
         return new
 
@@ -337,8 +340,8 @@ def _initial(where: str, leaf: Any) -> Array:
 
 
 def _without_weak_type(array: Array) -> Array:
-    # A state that changes from weak to strong type would be retraced, and could not be the carry
-    # of a loop.
+    # If a state changed from weak to strong type, JAX would retrace functions of it, and it could
+    # not be the carry of a loop.
     is_weak = getattr(jax.typeof(array), "weak_type", False)
     return jax.lax.convert_element_type(array, array.dtype) if is_weak else array
 
@@ -358,7 +361,7 @@ def _is_convertible(old: Any, new: Any) -> bool | None:
 
 
 def _convert_leaf(old: Any, new: Any) -> Array | None:
-    """`new` as an array of the shape and dtype of `old`, or `None` if it cannot be."""
+    """`new` as an array of the shape and dtype of `old`, or `None` if it cannot be converted."""
     if not is_array_like(new):
         return None
     array = jnp.asarray(new)
@@ -382,9 +385,9 @@ def make_with_state(make_model: Callable[Params, Model]) -> Callable[Params, tup
     - `make_model`: a class, or a function that returns any pytree.
 
     **Returns:** a function with the arguments of `make_model` that returns `(model, state)`: the
-    model without initial values, and the State with them. Each index is named after its path in the
-    model, so that models of equal structure share compiled functions. A layer that occurs at
-    several paths has a separate value at each path.
+    model without initial values, and the State that has these values. Each index is named after its
+    path in the model, so that models of equal structure share compiled functions. A layer that
+    occurs at several paths has a separate value at each path.
 
     **Raises:** the errors of `State`.
 
@@ -423,7 +426,7 @@ class StatefulLayer(Module):
     def is_stateful(self) -> bool:
         """Whether the layer takes and returns the state; `True` unless a subclass overrides it.
 
-        If it is `False`, `Sequential` calls the layer as `x = layer(x, key=key)`.
+        If the result is `False`, `Sequential` calls the layer as `x = layer(x, key=key)`.
         """
         return True
 

@@ -18,7 +18,9 @@ from .._dtypes import is_key
 
 
 def split_key(key: PRNGKeyArray, num: int) -> tuple[PRNGKeyArray, ...]:
-    """`jax.random.split` as a tuple of keys; indexing an array of keys costs one dispatch each."""
+    """`jax.random.split` as a tuple of keys. Indexing an array of keys would cost one dispatch
+    each.
+    """
     data = data_on_host(key)
     if data is None:
         return split_in_program(key, num)
@@ -48,14 +50,14 @@ def data_on_host(key: Any) -> np.ndarray | None:
     if jr.key_impl(key) != THREEFRY or len(key.devices()) > 1:
         return None
     data = jr.key_data(key)
-    # In a trace, a closed-over key is an array, but `key_data` of it is a tracer.
+    # In a trace, a closed-over key is an array, but its `key_data` is a tracer.
     is_one = not isinstance(data, Tracer) and data.shape == (2,)
     if not is_one or not jax.sharding.get_abstract_mesh().empty:
         return None
     if jax.config.jax_debug_key_reuse:  # pyright: ignore
-        # JAX's key reuse checker only sees operations of JAX.
+        # JAX's key reuse checker only sees operations of JAX, so this marks the key as used.
         jr.split(key)
-    # A transfer guard of the user is meant for the user's own transfers.
+    # A user's transfer guard is meant for the user's own transfers, not for this one.
     with jax.transfer_guard("allow"):
         return jax.device_get(data)
 

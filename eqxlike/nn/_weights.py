@@ -24,9 +24,9 @@ Layer = TypeVar("Layer", bound=Callable[..., Any])
 class WeightNorm(Module, Generic[Layer]):
     """Weight normalisation: replaces a weight `v` of a layer by `g v / |v|`.
 
-    Length `g` and direction `v` of the weights of each output are trained separately. Initially
-    `g = |v|`, which does not change the outputs of the layer. Norms are computed in at least
-    float32. Salimans & Kingma (2016), "Weight Normalization: A Simple Reparameterization to
+    For each output, the length `g` and the direction `v` of its weights are trained separately.
+    Initially `g = |v|`, which does not change the outputs of the layer. Norms are computed in at
+    least float32. Salimans & Kingma (2016), "Weight Normalization: A Simple Reparameterization to
     Accelerate Training of Deep Neural Networks".
 
     >>> import jax, jax.numpy as jnp
@@ -49,7 +49,7 @@ class WeightNorm(Module, Generic[Layer]):
 
         - `layer`: the layer to wrap, called as `layer(x)`.
         - `weight_name`: the name of the attribute of `layer` to normalise, an array.
-        - `axis`: norms are over all axes except this one; over all axes if `None`.
+        - `axis`: norms are computed over all axes except this axis; over all axes if `None`.
 
         **Raises:** `AttributeError` if `layer` has no such attribute; `ValueError` if the attribute
         is not an array, or has no such axis.
@@ -76,7 +76,7 @@ class WeightNorm(Module, Generic[Layer]):
         """**Arguments:**
 
         - `x`: the input of the layer.
-        - `key`: ignored; layers share one signature.
+        - `key`: ignored; accepted so that all layers have the same signature.
 
         **Returns:** the output of the layer with the weight normalised.
         """
@@ -106,9 +106,9 @@ class SpectralNorm(StatefulLayer, Generic[Layer]):
 
     The weight becomes `W / (u^T W v)`, with `W` reshaped to a matrix of shape `(W.shape[0], -1)`.
     The state holds `u` and `v`, which approximate the singular vectors. Each call in training
-    updates them by power iterations, `u <- W v / |W v|` and `v <- W^T u / |W^T u|`. Gradients treat
-    them as constants. Computed in at least float32. Miyato, Kataoka, Koyama & Yoshida (2018),
-    "Spectral Normalization for Generative Adversarial Networks".
+    updates `u` and `v` by power iterations, `u <- W v / |W v|` and `v <- W^T u / |W^T u|`.
+    Gradients treat `u` and `v` as constants. All this is computed in at least float32. Miyato,
+    Kataoka, Koyama & Yoshida (2018), "Spectral Normalization for Generative Adversarial Networks".
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -185,8 +185,8 @@ class SpectralNorm(StatefulLayer, Generic[Layer]):
 
         - `x`: the input of the layer.
         - `state`: holds the vectors of the power iteration.
-        - `key`: ignored; layers share one signature.
-        - `inference`: overrides the layer's own flag for this call.
+        - `key`: ignored; accepted so that all layers have the same signature.
+        - `inference`: overrides `self.inference` for this call.
 
         **Returns:** the output of the layer with the weight normalised, and the new state.
         """
@@ -234,9 +234,9 @@ class _Placeholder(enum.Enum):
 class Shared(Module):
     """Shares nodes of a pytree, such as tied weights.
 
-    A Module is a tree. A layer in two places of a model is trained as two layers, which are only
-    equal at first. `Shared` keeps one node, and inserts it in the other places at each call. The
-    gradients of all uses are then summed.
+    A Module is a tree. A layer in two places of a model is trained as two layers, so the two are
+    only equal at first. `Shared` keeps one node, and inserts it in the other places at each call.
+    The gradients of all uses are then summed.
 
     Press & Wolf (2017), "Using the Output Embedding to Improve Language Models", share the weights
     of the first layer with the last:
@@ -266,8 +266,9 @@ class Shared(Module):
         - `pytree`: the tree with the nodes to share.
         - `where`: a function from the tree to a node, or to a sequence of nodes, as in `tree_at`.
           These nodes are removed from the tree.
-        - `get`: a function from the tree to the value for each removed node: another node, or a
-          value computed from one, such as a transpose. It returns a sequence if `where` does.
+        - `get`: a function from the tree to the value for each removed node. The value is another
+          node, or is computed from another node, such as a transpose. It returns a sequence if
+          `where` does.
 
         **Raises:** `ValueError` if the results of `get` and `where` differ in structure, shape or
         dtype, or if `get` returns a removed node; any exception of `tree_at` for `where`.

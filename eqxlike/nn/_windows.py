@@ -16,7 +16,7 @@ Sizes = int | Sequence[int]
 """One size for all spatial axes, or one for each axis."""
 
 Pads = tuple[tuple[int, int], ...]
-"""Number of entries to add before and after each spatial axis; negative numbers remove entries."""
+"""For each axis, the number of entries to add before and after; negative numbers remove entries."""
 
 Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
 """One number for all sides, one number or pair for each axis, or one of `PADDING_WORDS`."""
@@ -25,7 +25,7 @@ PADDING_WORDS = ("VALID", "SAME", "SAME_LOWER")
 
 
 class OverAxes:
-    """Base of layers whose number of spatial axes is given in the class header.
+    """Base of layers whose class header sets the number of spatial axes.
 
     In `class Conv2d(_ConvNd, num_axes=2, init=False)`, `init=False` makes type checkers use the
     `__init__` of `_ConvNd`. At run time `Conv2d` gets a copy of that function, named
@@ -64,9 +64,10 @@ class OverAxes:
 
 
 def sizes_by_axis(value: Any, num_axes: int, name: str, least: int = 1) -> tuple[int, ...]:
-    """`value` as a tuple with one size for each spatial axis.
+    """Returns `value` as a tuple with one size for each spatial axis.
 
-    Raises `ValueError` unless `value` is an integer of at least `least`, or `num_axes` of them.
+    Raises `ValueError` unless `value` is an integer of at least `least`, or a sequence of
+    `num_axes` such integers.
     """
     numbers = [integer(each) for each in _per_axis(value, num_axes)]
     sizes = tuple(number for number in numbers if number is not None and number >= least)

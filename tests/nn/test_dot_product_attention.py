@@ -216,7 +216,7 @@ def test_auto_uses_cudnn_where_it_can_and_an_explicit_choice_says_why_not(cudnn)
     ):
         with pytest.raises(ValueError, match=f"does not support this attention: .*{reason}"):
             both(implementation="cudnn", **options)
-    with pytest.raises(ValueError, match="keys have 8 features and values 6"):
+    with pytest.raises(ValueError, match="keys have 8 features, but values have 6"):
         nn.dot_product_attention(query, key, value, implementation="cudnn")
 
 

@@ -175,7 +175,7 @@ ERRORS = {
     "update with another state": (
         lambda state: state.update(nn.State(OTHER)),
         ValueError,
-        "which has mean; got one that also has sum",
+        "which has mean; got a State that also has sum",
     ),
     "update with no state": (lambda state: state.update(3), ValueError, "a State, .* got int"),
     "initial values taken out": (
