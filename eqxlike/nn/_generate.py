@@ -23,8 +23,8 @@ from ._kv_cache import KVCache
 class Sampler(Module):
     """Draws a token from the logits of a language model.
 
-    The filters apply in the order of the arguments, as in the library transformers. All settings
-    are arrays, so changing a value does not recompile the program.
+    The filters apply in the order of the arguments, as in Hugging Face's transformers. All settings
+    are arrays, so a new value does not recompile the program.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -50,12 +50,13 @@ class Sampler(Module):
         - `temperature`: the divisor of the logits. 0 chooses the most likely token.
         - `top_k`: keeps the `top_k` most likely tokens. Fan, Lewis & Dauphin (2018), "Hierarchical
           Neural Story Generation".
-        - `top_p`: keeps the smallest set of most likely tokens with at least this probability.
-          Holtzman, Buys, Du, Forbes & Choi (2020), "The Curious Case of Neural Text Degeneration".
-        - `min_p`: keeps tokens with at least this fraction of the largest probability. Nguyen et
-          al. (2024), "Turning Up the Heat: Min-p Sampling".
+        - `top_p`: keeps the smallest set of most likely tokens whose total probability is at least
+          `top_p`. Holtzman, Buys, Du, Forbes & Choi (2020), "The Curious Case of Neural Text
+          Degeneration".
+        - `min_p`: keeps tokens whose probability is at least `min_p` times the largest probability.
+          Nguyen et al. (2024), "Turning Up the Heat: Min-p Sampling".
 
-        **Raises:** `ValueError` if a number is out of range.
+        **Raises:** `ValueError` if an argument is out of range.
         """
         _check_range("temperature", temperature, 0, np.inf)
         if top_k is not None and not isinstance(top_k, Tracer):
@@ -91,7 +92,8 @@ class Sampler(Module):
             if self.top_p is not None:
                 kept = jax.nn.softmax(jnp.where(is_kept, ordered, -jnp.inf), axis=-1)
                 likelier = jnp.cumsum(kept, axis=-1) - kept
-                # The most likely token is always kept. Rounded sums reach 1 before the last token.
+                # The most likely token is always kept. With `top_p=1` all tokens are kept, although
+                # rounded sums reach 1 before the last token.
                 is_kept &= (likelier < self.top_p) | (ranks == 0) | (self.top_p >= 1)
             least = jnp.min(jnp.where(is_kept, ordered, jnp.inf), axis=-1, keepdims=True)
         if self.min_p is not None:
@@ -125,7 +127,7 @@ def generate(
 
     The model gets the tokens of one sequence, of shape `(seq,)`, and returns logits of shape `(seq,
     vocabulary)`. A model with an argument `cache` is called as `logits, cache = model(tokens,
-    cache=cache)`, and reads each token once. Any other model is called as `logits = model(tokens)`,
+    cache=cache)`, and reads each token once. Any other model is called as `logits = model(tokens)`
     and reads the whole sequence again for each new token.
 
     >>> import jax, jax.numpy as jnp
@@ -141,8 +143,8 @@ def generate(
     - `prompt`: integers of shape `(seq,)`, or `(batch, seq)` for a batch. Each length compiles its
       own program. To avoid this, pad prompts to a few lengths and pass `lengths`.
     - `max_new_tokens`: number of tokens to generate.
-    - `cache`: an empty cache for one sequence, for example with another dtype. By default it is
-      made by `KVCache.for_model`.
+    - `cache`: an empty cache for one sequence, for example with another dtype. By default
+      `KVCache.for_model` makes the cache.
     - `lengths`: number of tokens of each prompt without padding, shape `(batch,)`. Padding is on
       the right.
     - `sampler`: chooses each token; `nn.Sampler()` if `None`.
@@ -193,7 +195,7 @@ def generate(
         if (room := cache.room()) is not None and room < total:
             raise ValueError(
                 f"generate got a cache of length {room} for a prompt of {tokens.shape[1]} and "
-                f"{max_new_tokens} new tokens: make it with `length={total}`."
+                f"{max_new_tokens} new tokens: make the cache with `length={total}`."
             )
     elif cache is not None:
         raise ValueError(
@@ -271,7 +273,7 @@ def _generate(
     new = jnp.broadcast_to(token[:, None], (batch, max_new_tokens))
     start = (jnp.ones((), jnp.int32), token, is_end(token), memory, new)
     index, token, _, _, new = lax.while_loop(goes_on, step, start)
-    # Fill the positions after the last step, which still hold the first token.
+    # Fill the positions after the last step. They still hold the first token.
     is_done = jnp.arange(max_new_tokens, dtype=jnp.int32)[None] < index
     return jnp.where(is_done, new, token[:, None])
 
@@ -282,9 +284,10 @@ def _with_cache(
     """Reads the prompt.
 
     **Returns:** the logits after the prompt, the function `advance(memory, token, index)` that
-    reads one more token, and its first memory.
+    reads one more token, and the first `memory`.
     """
-    # Rows of equal length share their start, so that a token is written to the same slot in all.
+    # Without `lengths`, all rows have the same start, so that a token is written to the same slot
+    # in all rows.
     axis = None if lengths is None else 0
 
     def call(tokens: Array, memory: Any, *, is_prefill: bool) -> tuple[Array, Any]:

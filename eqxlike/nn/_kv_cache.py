@@ -20,9 +20,10 @@ _NO_LIMIT = 2**31 - 1
 class KVCache(Module):
     """Key-value cache: the keys and values of earlier tokens, for all attention layers of a model.
 
-    It is for one sequence; use `jax.vmap` for a batch. The model passes the cache from layer to
-    layer: each `MultiheadAttention` that gets a cache returns a pair of its output and the new
-    cache. The layers use it in the order of their calls. The last layer advances `start`.
+    A cache is for one sequence; use `jax.vmap` for a batch. The model passes the cache from layer
+    to layer: each `MultiheadAttention` that gets a cache returns a pair of its output and the new
+    cache. The layers use their parts of the cache in the order of the calls. The last layer
+    advances `start`.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -64,13 +65,13 @@ class KVCache(Module):
         """**Arguments:**
 
         - `num_layers`: number of attention layers.
-        - `length`: the largest number of tokens, including the prompt. The outputs of calls beyond
-          it are NaN.
+        - `length`: the largest number of tokens, including the prompt. Calls beyond this length
+          return NaN.
         - `num_heads`: number of heads of keys and values.
         - `size`, `value_size`: number of features of each key and value. `value_size` is `size` if
           `None`.
-        - `window`: number of earlier tokens that the layers attend to, if it is limited. The cache
-          then stores `window + 1` tokens, and overwrites the oldest.
+        - `window`: number of earlier tokens that the layers attend to; `None` if it is not limited.
+          With a window, the cache stores `window + 1` tokens, and overwrites the oldest token.
         - `stacked`: whether the layers are in a `ScanStack`. The cache is then one array for all
           layers.
         - `dtype`: dtype of the stored keys and values; JAX's default float if `None`.
@@ -148,7 +149,7 @@ class KVCache(Module):
         return min((keys.shape[1] for window, keys in layers if window is None), default=None)
 
     def prefill(self, num_tokens: int | Int[Array, ""] | None = None) -> Self:
-        """The empty cache for a call with a whole prompt, which attends only to the prompt.
+        """The empty cache for a call with a whole prompt. The call attends only to the prompt.
 
         **Arguments:**
 
@@ -191,7 +192,7 @@ class KVCache(Module):
         if ring is None:
             if num > slots:
                 raise ValueError(f"KVCache has room for {slots} tokens, got {num}.")
-            # Tokens beyond the end would silently overwrite others.
+            # Tokens beyond the end would silently overwrite others, so they get NaN.
             value = jnp.where(self.start + num > slots, jnp.nan, value)
         end = jnp.minimum(self.start + num, self.limit)
         keys, values = (
@@ -247,7 +248,9 @@ class KVCache(Module):
         return (*stack[: self.layer], new, *stack[self.layer + 1 :])
 
     def _mask(self, num: int, slots: int) -> Array:
-        """The attention mask of new tokens, of shape `(num, slots + num)`: stored, then new."""
+        """The attention mask of new tokens, shape `(num, slots + num)`. Stored keys precede new
+        keys.
+        """
         queries = self.positions(num)
         keys = jnp.concatenate([_newest(slots, self.start), queries])
         distance = queries[:, None] - keys[None]
@@ -266,9 +269,10 @@ class KVCache(Module):
 
 
 def _newest(slots: int, end: Array) -> Array:
-    """The position of the token in each slot of a window that stores the tokens before `end`.
+    """For each slot of a window, the position of its token after all tokens before `end` were
+    stored.
 
-    It is negative for an empty slot.
+    The position is negative for an empty slot.
     """
     return end - 1 - (end - 1 - jnp.arange(slots, dtype=jnp.int32)) % slots
 
