@@ -25,8 +25,8 @@ Tree = TypeVar("Tree", bound=Any)
 class BayesianLayer(Module):
     """Base of layers whose weights are random, with a posterior and a prior.
 
-    `kl_divergence` and `sample_posterior` find subclasses in any model. A class must inherit from
-    it: a method `sample` alone does not make a layer Bayesian.
+    `kl_divergence` and `sample_posterior` find the instances of subclasses in any model. A layer is
+    Bayesian only if its class inherits from this class; a method `sample` is not enough.
 
     Optional methods: `mean_layer()` returns the plain layer that `posterior_mean` inserts.
     `posterior_scales()` and `prior_scales()` return plain layers of the same structure whose arrays
@@ -56,7 +56,7 @@ class BayesianLayer(Module):
         """A layer with weights drawn from the posterior, the same for all inputs."""
 
     def with_perturbation(self, key: PRNGKeyArray) -> Self:
-        """The layer with the noise that examples share; unchanged if they share none."""
+        """Returns the layer with the noise that examples share, or unchanged if they share none."""
         del key
         return self
 
@@ -70,7 +70,7 @@ def kl_divergence(model: PyTree) -> Float[Array, ""]:
 
     **Returns:** shape `()`; zero if there is no such layer.
 
-    **Raises:** `TypeError` for a class.
+    **Raises:** `TypeError` if `model` is a class.
 
     >>> import jax
     >>> from eqxlike import nn
@@ -87,7 +87,8 @@ def kl_divergence(model: PyTree) -> Float[Array, ""]:
 
 
 def sample_posterior(model: PyTree, key: PRNGKeyArray) -> PyTree:
-    """Draws a network: replaces every `BayesianLayer` by a plain layer with weights drawn from it.
+    """Draws a network: replaces every `BayesianLayer` by a plain layer with weights from its
+    posterior.
 
     **Arguments:**
 
@@ -96,7 +97,7 @@ def sample_posterior(model: PyTree, key: PRNGKeyArray) -> PyTree:
 
     **Returns:** a deterministic model.
 
-    **Raises:** `TypeError` for a class.
+    **Raises:** `TypeError` if `model` is a class.
 
     >>> import jax
     >>> from eqxlike import nn
@@ -109,24 +110,25 @@ def sample_posterior(model: PyTree, key: PRNGKeyArray) -> PyTree:
 
 
 def with_perturbation(model: Tree, key: PRNGKeyArray) -> Tree:
-    """Gives layers the noise that the examples of a batch share, once per step.
+    """Gives Bayesian layers the noise that the examples of a batch share. Call it once per step.
 
-    This is the perturbation of layers with `estimator="flipout"`, and the weights of layers with
-    `estimator="weights"`. Call it in the loss, before `jax.vmap` over the examples. Layers store a
-    key, not the noise, so that the model contains nothing that an optimiser could mistake for a
-    parameter. The noise is drawn inside `jax.vmap`, but only once, because this key has no batch
-    axis.
+    This noise is the perturbation of layers with `estimator="flipout"`, and the weights of layers
+    with `estimator="weights"`. Call this function in the loss, before `jax.vmap` over the examples.
+    Each layer stores a key instead of the noise, so that an optimiser cannot mistake the noise for
+    a parameter. The layer draws the noise inside `jax.vmap`, but only once, because the key has no
+    batch axis.
 
     **Arguments:**
 
-    - `model`: any pytree. Everything except `BayesianLayer`s is unchanged, and so are layers with
-      `estimator="local"`, the default, whose examples share no noise.
+    - `model`: any pytree. Everything except `BayesianLayer`s is unchanged. Layers with
+      `estimator="local"`, the default, are unchanged too, because their examples share no noise.
     - `key`: use a new key for each step. It is split into one key for each `BayesianLayer`.
 
-    **Returns:** the model. Its layers use the same shared noise for all examples. `kl_divergence`,
-    `sample_posterior` and `inference_mode` give the same results as for the original model.
+    **Returns:** a copy of the model whose layers use the same noise for all examples.
+    `kl_divergence`, `sample_posterior` and `inference_mode` give the same results as for the
+    original model.
 
-    **Raises:** `TypeError` for a class.
+    **Raises:** `TypeError` if `model` is a class.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -158,7 +160,7 @@ Estimator = Literal["local", "flipout", "weights"]
 
 
 class SharedKey(Module):
-    """A key that several calls use on purpose, to draw the same numbers.
+    """A key that several calls use on purpose, because they must draw the same numbers.
 
     It is stored as key data, so that JAX's check for key reuse does not raise an error.
     """
@@ -178,7 +180,7 @@ class SharedKey(Module):
 
 
 class GaussianLayer(BayesianLayer):
-    """Base of layers that are linear in their weights, which are independent Gaussians.
+    """Base of layers that are linear in their weights, where the weights are independent Gaussians.
 
     For a single input, each entry of the output has the same distribution with every estimator. The
     estimators differ in cost, and in the correlations between outputs:
@@ -189,8 +191,8 @@ class GaussianLayer(BayesianLayer):
       + r * (D @ (s * x))` (Wen, Vicol, Ba, Tran & Grosse 2018).
     - `"weights"` draws all weights (Blundell, Cornebise, Kavukcuoglu & Wierstra 2015).
 
-    `with_perturbation` sets `shared_key`, the key of the noise that examples share. It has no batch
-    axis, so that under `jax.vmap` this noise is drawn once.
+    `with_perturbation` sets `shared_key`, the key of the noise that examples share. The key has no
+    batch axis, so that under `jax.vmap` the noise is drawn once.
     """
 
     weight_rho: AbstractVar[Array]
@@ -218,8 +220,8 @@ class GaussianLayer(BayesianLayer):
         For a Gaussian N(m, s^2) and a prior N(0, p^2) it is `log(p / s) + (s^2 + m^2) / (2 p^2) -
         1/2`.
 
-        **Returns:** shape `()`, in at least float32, because a sum over many weights loses
-        precision.
+        **Returns:** shape `()`, in at least float32, because a sum over many weights would lose
+        precision in a narrower dtype.
         """
         mean = self.mean_layer()
         kl = _gaussian_kl(mean.weight, self.weight_rho, self.weight_prior_scale)
@@ -297,7 +299,7 @@ class GaussianLayer(BayesianLayer):
 
 
 def with_arrays(layer: Any, weight: Any, bias: Any) -> Any:
-    """A plain layer with new weight, and new bias unless `bias` is `None`."""
+    """Returns a plain layer with a new weight, and with a new bias unless `bias` is `None`."""
     if bias is None:
         return tree_at(lambda layer: layer.weight, layer, weight)
     return tree_at(lambda layer: (layer.weight, layer.bias), layer, (weight, bias))
@@ -339,7 +341,7 @@ def _broadcast(scale: Array, array: Array) -> Array:
 
 
 def _random_signs(key: PRNGKeyArray, x: Array) -> Array:
-    """Random signs to multiply `x` with: one for each feature or channel."""
+    """Random signs by which to multiply `x`: one sign for each feature or channel."""
     shape = x.shape[:1]
     # Each random word gives 32 signs. `jax.random.rademacher` uses a word per sign, which slows
     # down an ELBO step of an MLP with 784 inputs from 1.1 to 1.8 ms.
@@ -358,7 +360,7 @@ def rho_for(scale: float, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Arr
 
 
 def rho_of(scale: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The inverse of `softplus` for an array of standard deviations, accurate for any size."""
+    """The inverse of `softplus` for an array of standard deviations, accurate for any magnitude."""
     exact = scale.astype(at_least_float32(scale.dtype))
     return (exact + jnp.log(-jnp.expm1(-exact))).astype(scale.dtype)
 

@@ -54,11 +54,11 @@ class BayesianLinear(GaussianLayer):
     - `"local"`, the local reparameterisation trick, draws the output instead of the weights. For
       given `x` the output is Gaussian with mean `m @ x` and variance `s^2 @ x^2`, so each example
       needs only one draw per output unit (Kingma, Salimans & Welling 2015, "Variational Dropout and
-      the Local Reparameterization Trick"). Its gradients have the lowest variance.
-    - `"flipout"` draws one perturbation of the weights for the batch. Random signs of its rows and
-      columns for each example make examples uncorrelated (Wen, Vicol, Ba, Tran & Grosse 2018,
-      "Flipout: Efficient Pseudo-Independent Weight Perturbations on Mini-Batches"). It requires
-      `with_perturbation` once per step.
+      the Local Reparameterization Trick"). The gradients have the lowest variance of the three.
+    - `"flipout"` draws one perturbation of the weights for the batch. For each example, random
+      signs of the rows and columns of the perturbation make the examples uncorrelated (Wen, Vicol,
+      Ba, Tran & Grosse 2018, "Flipout: Efficient Pseudo-Independent Weight Perturbations on
+      Mini-Batches"). It requires `with_perturbation` once per step.
     - `"weights"` draws the weights (Blundell, Cornebise, Kavukcuoglu & Wierstra 2015, "Weight
       Uncertainty in Neural Networks"). The examples of a batch share a draw if they share the key,
       or after `with_perturbation`; otherwise all weights are drawn for each example.
@@ -106,18 +106,19 @@ class BayesianLinear(GaussianLayer):
         - `out_features`: length of the output; `"scalar"` for an output of shape `()`.
         - `use_bias`: whether to add a bias.
         - `dtype`: dtype of the parameters, real floating; JAX's default float if `None`.
-        - `prior_scale`: scale of the prior, see above. A float is constant. An array of shape `()`
-          is a parameter, which an optimiser can learn.
+        - `prior_scale`: scale of the prior, see the class. A float is a constant. An array of shape
+          `()` is a parameter, so an optimiser can learn it.
         - `posterior_scale`: scale of the initial posterior: the standard deviations are
           `posterior_scale / sqrt(in_features)` for weights, and `posterior_scale` for biases. The
           default is small compared with the initial means, whose scale is 0.58 in the same unit, so
           that noise does not dominate early training.
         - `inference`: whether calls use the posterior mean.
-        - `estimator`: `"local"`, `"flipout"` or `"weights"`, see above.
-        - `key`: for the initial means, which equal the weights of a `Linear` with the same key.
+        - `estimator`: `"local"`, `"flipout"` or `"weights"`, see the class.
+        - `key`: random key for the initial means. They equal the weights of a `Linear` with the
+          same key.
 
-        **Raises:** `ValueError` for a wrong size, a scale that is not positive or an unknown
-        estimator, `TypeError` for a dtype that is not real floating.
+        **Raises:** `ValueError` for an invalid size, a scale that is not positive or an unknown
+        estimator; `TypeError` for a dtype that is not real floating.
         """
         in_features = number_of_features(in_features, "in_features")
         out_features = number_of_features(out_features, "out_features")
@@ -151,10 +152,11 @@ class BayesianLinear(GaussianLayer):
         inference: bool = False,
         estimator: Estimator = "local",
     ) -> "BayesianLinear":
-        """**Returns:** a layer with the weights of `linear` as posterior means; scales as above.
+        """**Returns:** a layer with the weights of `linear` as posterior means. The scales are as
+        in the constructor.
 
         If `linear` consists of stacked layers and `prior_scale` is an array, each layer gets its
-        own.
+        own copy of `prior_scale`.
         """
         check_instance(linear, "BayesianLinear.around")
         # Only the structure is needed, not initial values.
@@ -189,12 +191,12 @@ class BayesianLinear(GaussianLayer):
         - `mean`: a `Linear` with the posterior means.
         - `scales`: a `Linear` of the same shapes with the posterior standard deviations, which must
           be positive.
-        - `estimator`: see above.
+        - `estimator`: see the class.
 
         **Returns:** the layer, with the default prior.
 
         **Raises:** `TypeError` if an argument is not a `Linear` or not real floating; `ValueError`
-        if their shapes differ.
+        if the shapes of `mean` and `scales` differ.
 
         >>> import jax
         >>> layer = BayesianLinear(3, 4, key=jax.random.key(0))
@@ -220,8 +222,8 @@ class BayesianLinear(GaussianLayer):
         """**Arguments:**
 
         - `x`: shape `(in_features,)`, or `()` if `in_features="scalar"`.
-        - `key`: for the noise; required unless in inference mode. Use a different key for each
-          example of a batch.
+        - `key`: random key for the noise; required unless the layer is in inference mode. Use a
+          different key for each example of a batch.
 
         **Returns:** shape `(out_features,)`, or `()` if `out_features="scalar"`.
 
@@ -244,7 +246,8 @@ class BayesianLinear(GaussianLayer):
 def _linear_without_values(*sizes: Any) -> Linear:
     """The structure of a `Linear`, without initial values.
 
-    Cached, because it takes 0.4 ms and a call outside of `jax.jit` needs it twice.
+    The result is cached, because making it takes 0.4 ms and a call outside of `jax.jit` needs it
+    twice.
     """
     return filter_eval_shape(Linear, *sizes, key=jr.key(0))
 
@@ -253,20 +256,21 @@ class BayesianConv(GaussianLayer):
     """A convolution with independent Gaussian weights: a mean-field variational layer.
 
     Posterior: each weight is N(m, s^2) with `s = softplus(rho)`. Prior: weights N(0, prior_scale^2
-    / fan_in), biases N(0, prior_scale^2), with `fan_in = in_channels / groups * (points of the
-    kernel)`. The scales have the same meaning as in `BayesianLinear`.
+    / fan_in), biases N(0, prior_scale^2), with `fan_in = in_channels / groups * prod(kernel_size)`.
+    The scales have the same meaning as in `BayesianLinear`.
 
     `estimator` determines what is drawn in training, as in `BayesianLinear`:
 
-    - `"local"` draws the output. For given `x` each entry is Gaussian. Its mean is the convolution
-      of `x` with `m`, and its variance the convolution of `x^2` with `s^2` (Kingma, Salimans &
-      Welling 2015, "Variational Dropout and the Local Reparameterization Trick"; for convolutions
-      Shridhar, Laumann & Liwicki 2019, "A Comprehensive guide to Bayesian Convolutional Neural
-      Network with Variational Inference"). Each entry has the correct distribution, but entries are
-      drawn independently: with shared random weights, the entries of an output would be correlated.
+    - `"local"` draws the output. For given `x` each entry is Gaussian. The mean of the entry is the
+      convolution of `x` with `m`, and its variance is the convolution of `x^2` with `s^2` (Kingma,
+      Salimans & Welling 2015, "Variational Dropout and the Local Reparameterization Trick"; for
+      convolutions Shridhar, Laumann & Liwicki 2019, "A Comprehensive guide to Bayesian
+      Convolutional Neural Network with Variational Inference"). Each entry has the correct
+      distribution. However, the entries are drawn independently, although with shared random
+      weights the entries of an output would be correlated.
     - `"flipout"` draws one perturbation of the weights for the batch, and for each example random
-      signs of the input and output channels, which all positions share (Wen, Vicol, Ba, Tran &
-      Grosse 2018). It requires `with_perturbation` once per step.
+      signs of the input and output channels. All positions share these signs (Wen, Vicol, Ba, Tran
+      & Grosse 2018). It requires `with_perturbation` once per step.
     - `"weights"` draws the weights (Blundell, Cornebise, Kavukcuoglu & Wierstra 2015).
 
     `sample` draws a layer with the same weights for all inputs, for predictions.
@@ -300,12 +304,12 @@ class BayesianConv(GaussianLayer):
         """**Arguments:**
 
         - `mean`: convolution with the posterior means, with any number of spatial axes.
-        - `prior_scale`: scale of the prior, see above. A float is constant. An array of shape `()`
-          is a parameter, which an optimiser can learn.
+        - `prior_scale`: scale of the prior, see the class. A float is a constant. An array of shape
+          `()` is a parameter, so an optimiser can learn it.
         - `posterior_scale`: scale of the initial posterior: the standard deviations are
           `posterior_scale / sqrt(fan_in)` for weights, and `posterior_scale` for biases.
         - `inference`: whether calls use the posterior mean.
-        - `estimator`: `"local"`, `"flipout"` or `"weights"`, see above.
+        - `estimator`: `"local"`, `"flipout"` or `"weights"`, see the class.
 
         **Raises:** `TypeError` if `mean` is not a `Conv` or not of a real floating dtype,
         `ValueError` for a scale that is not positive or an unknown estimator.
@@ -331,8 +335,8 @@ class BayesianConv(GaussianLayer):
     ) -> "BayesianConv":
         """Builds a layer from posterior means and standard deviations.
 
-        This is the inverse of `mean_layer` and `posterior_scales`. Arguments and errors are those
-        of `BayesianLinear.from_parts`, with `Conv` instead of `Linear`.
+        This is the inverse of `mean_layer` and `posterior_scales`. Arguments and errors are the
+        same as for `BayesianLinear.from_parts`, with `Conv` instead of `Linear`.
 
         >>> import jax
         >>> from eqxlike import nn
@@ -359,8 +363,8 @@ class BayesianConv(GaussianLayer):
         """**Arguments:**
 
         - `x`: shape `(in_channels, dim_1, ..., dim_N)`, as for `Conv`.
-        - `key`: for the noise; required unless in inference mode. Use a different key for each
-          example of a batch.
+        - `key`: random key for the noise; required unless the layer is in inference mode. Use a
+          different key for each example of a batch.
 
         **Returns:** shape `(out_channels, new_dim_1, ..., new_dim_N)`.
 

@@ -24,7 +24,7 @@ from ._layers import BayesianConv, BayesianLinear
 def posterior_mean(model: PyTree) -> PyTree:
     """Replaces every `BayesianLayer` in a pytree by a plain layer with the posterior means.
 
-    The result computes the same as the model in inference mode, and needs no key.
+    The result returns the same outputs as the model in inference mode, and needs no key.
 
     **Arguments:**
 
@@ -33,7 +33,7 @@ def posterior_mean(model: PyTree) -> PyTree:
     **Returns:** the model with a `Linear` for each `BayesianLinear` and a `Conv` for each
     `BayesianConv`. Frozen arrays stay frozen.
 
-    **Raises:** `TypeError` for a class, and for a custom `BayesianLayer` without a method
+    **Raises:** `TypeError` if `model` is a class, or has a custom `BayesianLayer` without a method
     `mean_layer`.
 
     >>> import jax
@@ -52,7 +52,7 @@ def posterior_scales(model: PyTree) -> PyTree:
     **Returns:** a tree like `posterior_mean(model)`, with standard deviations for the arrays of
     `BayesianLayer`s, and `None` for all other leaves.
 
-    **Raises:** `TypeError` for a class, and for a `BayesianLayer` without a method
+    **Raises:** `TypeError` if `model` is a class, or has a `BayesianLayer` without a method
     `posterior_scales`.
 
     >>> import jax
@@ -67,7 +67,7 @@ def posterior_scales(model: PyTree) -> PyTree:
 
 
 def prior_scales(model: PyTree) -> PyTree:
-    """The prior standard deviations of a model, in the same form as `posterior_scales`.
+    """The prior standard deviations of a model, in a tree like the result of `posterior_scales`.
 
     >>> import jax
     >>> from eqxlike import nn
@@ -80,7 +80,7 @@ def prior_scales(model: PyTree) -> PyTree:
 
 
 def _map_layers(model: PyTree, method: str, other: Callable[[Any], Any]) -> PyTree:
-    """Replaces each `BayesianLayer` by the result of its method; maps `other` over the rest."""
+    """Replaces `BayesianLayer`s by the results of `method`, and other leaves by `other(leaf)`."""
 
     def change(path: jtu.KeyPath, node: Any) -> Any:
         if not is_bayesian(node):
@@ -101,22 +101,22 @@ def bayesian_from_parts(
 ) -> PyTree:
     """Converts `Linear` and `Conv` layers to Bayesian layers with given means and scales.
 
-    The inverse of `posterior_mean` and `posterior_scales`.
+    This is the inverse of `posterior_mean` and `posterior_scales`.
 
     **Arguments:**
 
-    - `network`: a Module or any pytree, whose arrays are the posterior means.
+    - `network`: a Module or any pytree. Its arrays are the posterior means.
     - `scales`: a tree like `network`, with posterior standard deviations for arrays. Leaves may be
       `None` or missing.
     - `estimator`: estimator of all layers.
     - `are_rhos`: whether `scales` contains `rho` instead of the standard deviation `softplus(rho)`.
 
     **Returns:** the network with a `BayesianLinear` for each `Linear` and a `BayesianConv` for each
-    `Conv` that has scales for all its arrays. Other arrays with scales are unchanged;
-    `layers_with_estimators` marks them `False`, and the caller must draw them.
+    `Conv` that has scales for all its arrays. Other arrays with scales are unchanged, so the caller
+    must draw them. `layers_with_estimators` returns `False` for these arrays.
 
-    **Raises:** `TypeError` for a class; `ValueError` for an unknown estimator, a scale whose shape
-    differs from its array, or a scale without an array in `network`.
+    **Raises:** `TypeError` if `network` is a class; `ValueError` for an unknown estimator, a scale
+    whose shape differs from the shape of its array, or a scale without an array in `network`.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -141,7 +141,7 @@ def bayesian_from_parts(
 
 
 def layers_with_estimators(network: PyTree, scales: PyTree) -> PyTree[bool]:
-    """Which arrays `bayesian_from_parts` converts to parameters of Bayesian layers.
+    """Returns which arrays `bayesian_from_parts` converts to parameters of Bayesian layers.
 
     **Returns:** a tree like `network`, with `True` for the arrays of `Linear` and `Conv` layers
     that have scales for all their arrays, and `False` for every other leaf.
@@ -168,8 +168,8 @@ def linear_or_conv(node: Any) -> bool:
 
 
 def _match_scales(network: PyTree, scales: PyTree) -> tuple[list[Any], Any, list[Any]]:
-    """The layers and leaves of `network`, its structure, and the scales of each, or `None`."""
-    # Matching by path ignores marks of frozen arrays, which `scales` need not have.
+    """The layers and leaves of `network`, its structure, and the scales of each (or `None`)."""
+    # Matching by path ignores which arrays are frozen, because `scales` need not be frozen.
     by_path = {jtu.keystr(path): leaf for path, leaf in jtu.tree_leaves_with_path(scales)}
     _check_scales(network, by_path)
     nodes, treedef = jtu.tree_flatten_with_path(network, is_leaf=linear_or_conv)

@@ -25,10 +25,11 @@ def freeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = No
       integers, such as `is_inexact_array`. An optimiser then has no moments for them.
     - `apply_updates` does not change them.
 
-    In all other respects they are ordinary arrays: `is_array` is true, `filter_jit` traces them,
-    methods use them, files contain them. `jax.grad` of the whole model and `optax.apply_updates` do
-    not know about freezing. Freezing changes the structure of the tree: the class of a frozen
-    Module is a subclass of its class with the same name.
+    In all other respects frozen arrays are ordinary arrays: `is_array` returns `True` for them,
+    `filter_jit` traces them, methods use them, and files contain them. `jax.grad` of the whole
+    model and `optax.apply_updates` do not know about freezing. Freezing changes the structure of
+    the tree: a Module with frozen arrays gets a new class, which is a subclass of its original
+    class and has the same name.
 
     **Arguments:**
 
@@ -38,7 +39,8 @@ def freeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = No
       of an `nn.ScanStack`, such as `model.blocks[:2]`. This splits the stacked arrays, so load a
       file of the whole stack before you freeze a part of it.
 
-    **Returns:** a copy of the model with these arrays frozen. Frozen arrays stay frozen.
+    **Returns:** a copy of the model with these arrays frozen. Arrays that are already frozen stay
+    frozen.
 
     **Raises:** `TypeError` if `model` is a class; `ValueError` if the nodes have no array, or an
     array that is not in a Module; any exception of `tree_at` for `where`.
@@ -123,7 +125,7 @@ def _is_stack(node: Any) -> bool:
 
 
 def _choose_rows(where: Where, nodes: list[Any], treedef: Any) -> list[np.ndarray] | None:
-    """The arrays that `where` chooses, as a boolean table for each node.
+    """Returns a boolean table for each node, which is `True` for the arrays that `where` chooses.
 
     A node is a leaf or a `ScanStack`. Its table has one row for each leaf and one column for each
     layer. `where` is called on a tree with a number for each leaf and layer, so that it can choose
@@ -158,7 +160,8 @@ def _flags(pytree: PyTree) -> list[Any]:
     flags = []
 
     def visit(node: Any) -> bool:
-        # Leaves may have the attribute too, such as a class or an object of another library.
+        # Skips leaves that have such an attribute, for example a class or an object of another
+        # library.
         if hasattr(node, "inference") and not jtu.all_leaves([node]):
             flags.append(node.inference)
         return False
@@ -168,7 +171,7 @@ def _flags(pytree: PyTree) -> list[Any]:
 
 
 def inference_mode(pytree: Model, value: bool = True) -> Model:
-    """Sets every `inference` attribute in a pytree, including those of your own Modules.
+    """Sets every `inference` attribute in a pytree, including the attributes of your own Modules.
 
     **Arguments:**
 

@@ -28,13 +28,14 @@ def fuse(model: Tree) -> Tree:
 
     It fuses the query, key and value projections of each `MultiheadAttention`, which becomes a
     `FusedAttention`. (`GRUCell` and `LSTMCell` already compute all gates in one product.) Use
-    `FusedLinear` in your own layers. The outputs are equal up to rounding. Gradients are those of
-    the stacked weights.
+    `FusedLinear` in your own layers. The outputs are equal up to rounding. Gradients are with
+    respect to the stacked weights.
 
     Layers are fused if they have the same number of inputs, dtype and devices, if all or none have
-    a bias, and if all or none are frozen. These layers are not fused: subclasses and replacements
-    of `Linear`, such as `LoRALinear`, `BayesianLinear` or a layer in a `WeightNorm`; layers whose
-    arrays occur several times in the model; layers inside a `Shared`, which finds nodes by path.
+    a bias, and if all or none are frozen. The following layers are not fused: subclasses and
+    replacements of `Linear`, such as `LoRALinear`, `BayesianLinear` or a layer in a `WeightNorm`;
+    layers whose arrays occur several times in the model; and layers inside a `Shared`, because
+    `Shared` finds nodes by their paths.
 
     Fusing changes the structure of the model. Call `fuse` before you create the optimiser state,
     and `unfuse` before you save a file for other programs.
@@ -98,7 +99,9 @@ def unfuse(model: Tree) -> Tree:
 def _map_attention(
     model: Any, is_attention: Callable[[Any], bool], function: Callable[[Any], Any]
 ) -> Any:
-    """Replaces attention layers outside of `Shared`. A layer that occurs twice stays shared."""
+    """Replaces attention layers outside of `Shared`. A layer that occurs twice in the model stays
+    shared.
+    """
     nodes, treedef = jtu.tree_flatten(
         model, is_leaf=lambda node: is_attention(node) or isinstance(node, Shared)
     )
@@ -108,7 +111,7 @@ def _map_attention(
 
 
 def _group_fusable(layers: Sequence[Any], counts: dict[int, int]) -> list[tuple[int, ...]]:
-    """The indices of the layers of each product."""
+    """For each fused product, the indices of its layers."""
     groups: dict[Any, list[int]] = {}
     for index, layer in enumerate(layers):
         key = _fusion_key(layer, counts)
@@ -156,14 +159,15 @@ PROJECTIONS = ("query_proj", "key_proj", "value_proj")
 
 
 class FusedAttention(MultiheadAttention):
-    """A `MultiheadAttention` with fused projections; made by `nn.fuse`.
+    """A `MultiheadAttention` with fused projections. `nn.fuse` makes it.
 
     If query, key and value are the same array, `attention(x, x, x)`, they are projected by one
     matrix product. If only key and value are the same array, they share a product. Different arrays
     are projected separately. Inside `jax.vmap(attention)(x, x, x)` the inputs are three different
     arrays; write `jax.vmap(lambda x: attention(x, x, x))(x)`.
 
-    - `fused`: the fused layers. The attributes of the projections that they replace are `None`.
+    - `fused`: the fused layers. The attributes of the replaced projections, such as `query_proj`,
+      are `None`.
     - `places`: for each fused layer, the inputs that it projects: query (0), key (1) or value (2).
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp

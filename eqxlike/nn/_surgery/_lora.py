@@ -24,12 +24,12 @@ class LoRALinear(Module):
         y = W x + b + (alpha / rank) B A x
 
     `A`, of shape `(rank, in_size)`, is initialised randomly. `B`, of shape `(out_size, rank)`, is
-    initialised to zero, so initially the outputs are those of the `Linear`. Use `nn.replace_layers`
-    to adapt the `Linear` layers of a model.
+    initialised to zero, so initially the outputs equal the outputs of the `Linear`. Use
+    `nn.replace_layers` to adapt the `Linear` layers of a model.
 
-    The `Linear` is frozen with `nn.freeze`: it has no gradient, no optimiser moments and no weight
-    decay. Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang & Chen (2021), "LoRA: Low-Rank Adaptation of
-    Large Language Models".
+    The `Linear` is frozen with `nn.freeze`, so it has no gradient, no optimiser moments and no
+    weight decay. Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang & Chen (2021), "LoRA: Low-Rank
+    Adaptation of Large Language Models".
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -65,7 +65,7 @@ class LoRALinear(Module):
           `nn.ScanStack` or an ensemble, the arrays of the correction have them too.
         - `rank`: rank of the correction.
         - `alpha`: the correction is scaled by `alpha / rank`, so that the learning rate does not
-          depend on the rank. `None` scales by 1.
+          depend on the rank. `None` means no scaling.
         - `train_base`: whether to train `linear` too.
         - `dtype`: dtype of `A` and `B`; the dtype of the weight if `None`. Small updates need
           float32, even if the weight is in bfloat16. The layer computes in the dtype of the weight.
@@ -141,15 +141,16 @@ class LoRALinear(Module):
         return linear(x, key=key) + correction
 
     def merge(self, *, keep_parts: bool = False) -> Linear:
-        """Adds the correction to the weight, so that a call costs as much as that of a `Linear`.
+        """Adds the correction to the weight, so that a call costs no more than a call of a
+        `Linear`.
 
         **Arguments:**
 
         - `keep_parts`: whether to keep the original weight and the correction, so that
-          `MergedLinear.unmerge` restores them bit for bit. It doubles the memory.
+          `MergedLinear.unmerge` restores them bit for bit. This doubles the memory.
 
         **Returns:** a `Linear` with the outputs of this layer, up to rounding; a `MergedLinear` if
-        `keep_parts`.
+        `keep_parts=True`.
         """
         if keep_parts:
             return MergedLinear(self)

@@ -21,7 +21,7 @@ _SHORT = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float6
 
 
 def _as_dtype(dtype: Any) -> Any:
-    """The dtype; an invalid value is returned unchanged, so that `Policy` raises the error."""
+    """Converts a dtype. Returns an invalid value unchanged, so that `Policy` raises the error."""
     if isinstance(dtype, str):
         dtype = _SHORT.get(dtype, dtype)
     try:
@@ -45,12 +45,12 @@ class Policy(Module):
     are not cast either:
 
     - nodes whose class defines `keeps_precision: ClassVar[bool] = True`, such as norm layers. You
-      can define it in your own layers and states;
+      can define this attribute in your own layers and states;
     - nodes that `keep` chooses: a type, a tuple of types, or a function from a node of the tree to
-      `bool`, which is called from the root down.
+      `bool`. The function is called from the root down.
 
     Micikevicius et al. (2018), "Mixed Precision Training", store and update parameters in float32
-    and compute in 16 bits. bfloat16 has the range of float32 and needs nothing else. In float16
+    and compute in 16 bits. bfloat16 has the range of float32, so it needs nothing else. In float16,
     gradients underflow unless the loss is scaled; see `train.DynamicLossScale`.
 
     !!! example
@@ -72,7 +72,7 @@ class Policy(Module):
         for role in _ROLES.values():
             dtype = getattr(self, f"{role}_dtype")
             is_floating = isinstance(dtype, jnp.dtype) and jnp.issubdtype(dtype, jnp.floating)
-            # JAX has no floats of more than 64 bits; NumPy has.
+            # NumPy has floats of more than 64 bits, but JAX has none.
             if not is_floating or dtype.itemsize > 8:
                 shown = dtype.name if isinstance(dtype, jnp.dtype) else repr(dtype)
                 raise ValueError(
@@ -82,7 +82,8 @@ class Policy(Module):
 
     @classmethod
     def parse(cls, text: str) -> "Policy":
-        """Parses a policy from a string, for example of a configuration file, as DeepMind's jmp.
+        """Parses a policy from a string, for example from a configuration file, like DeepMind's
+        jmp.
 
         **Arguments:**
 
@@ -114,7 +115,7 @@ class Policy(Module):
         return cls(parameter, compute, found.get("output", compute))
 
     def cast_to_parameter(self, tree: PyTree, *, keep: Match = ()) -> PyTree:
-        """`tree` with its floating-point arrays in `parameter_dtype`.
+        """Casts the floating-point arrays in `tree` to `parameter_dtype`.
 
         In nodes that keep their precision, narrower arrays are widened to `parameter_dtype`, and
         wider arrays are not changed. Nodes with their own policy are not changed.
@@ -126,16 +127,16 @@ class Policy(Module):
         )
 
     def cast_to_compute(self, tree: PyTree, *, keep: Match = ()) -> PyTree:
-        """`tree` with its floating-point arrays in `compute_dtype`."""
+        """Casts the floating-point arrays in `tree` to `compute_dtype`."""
         return _cast(tree, self.compute_dtype, keep)
 
     def cast_to_output(self, tree: PyTree, *, keep: Match = ()) -> PyTree:
-        """`tree` with its floating-point arrays in `output_dtype`."""
+        """Casts the floating-point arrays in `tree` to `output_dtype`."""
         return _cast(tree, self.output_dtype, keep)
 
 
 def _cast(tree: PyTree, dtype: Any, keep: Match) -> PyTree:
-    """`tree` with its floating-point arrays in `dtype`, except for nodes that keep precision."""
+    """Casts the floating-point arrays in `tree` to `dtype`, except in nodes that keep precision."""
     is_chosen = node_predicate(keep, "keep")
 
     def keeps_precision(node: Any) -> bool:
@@ -164,23 +165,23 @@ class MixedPrecision(StatefulLayer):
     """Wraps a model so that it stores its parameters in one dtype and computes in another.
 
     It is called like the model. Each call casts the floating-point arrays of the model and of the
-    arguments to `policy.compute_dtype`, and the outputs to `policy.output_dtype`. Gradients have
-    the dtypes of the parameters, and so has the state of an optimiser. Files are identical to files
-    of the wrapped model, `model`. Use `call` for methods other than `__call__`.
+    arguments to `policy.compute_dtype`, and the outputs to `policy.output_dtype`. Gradients and the
+    state of an optimiser have the dtypes of the parameters. Files are identical to files of the
+    wrapped model, `model`. Use `call` for methods other than `__call__`.
 
     **Norms and softmax stay in float32.** Nodes that keep their precision (see `Policy`) are not
-    cast, also in arguments and outputs, such as a state. Norm layers keep their precision: with
-    float32 parameters they accept an input of any dtype, compute in at least float32, and return
-    the dtype of the input. Write your own layers that keep their precision in the same way. If you
-    cannot change a layer, wrap it in its own `MixedPrecision` that computes in float32 and returns
-    the compute dtype of the model: **the policy of an inner layer takes precedence.** Attention
-    layers always compute their softmax in at least float32. For other softmax functions, write
-    `jax.nn.softmax(x.astype(jnp.float32))`. The loss outside of the model is computed in
-    `policy.output_dtype`.
+    cast. This also holds for such nodes in arguments and outputs, for example a state. Norm layers
+    keep their precision: with float32 parameters they accept an input of any dtype, compute in at
+    least float32, and return the dtype of the input. Write your own layers that keep their
+    precision in the same way. If you cannot change a layer, wrap it in its own `MixedPrecision`
+    that computes in float32 and returns the compute dtype of the model: **the policy of an inner
+    layer takes precedence.** Attention layers always compute their softmax in at least float32. For
+    other softmax functions, write `jax.nn.softmax(x.astype(jnp.float32))`. The loss outside of the
+    model is computed in `policy.output_dtype`.
 
     `kl_divergence` and `sample_posterior` use the stored parameters, so the KL divergence is
-    computed in their dtype. A `BayesianLinear` squares its inputs: use bfloat16, because in float16
-    squares overflow for inputs of 256 or more.
+    computed in the dtype of these parameters. A `BayesianLinear` squares its inputs: use bfloat16,
+    because in float16 squares overflow for inputs of 256 or more.
 
     !!! example
 

@@ -32,22 +32,22 @@ def reinitialise(
 ) -> PyTree:
     """Draws new values for arrays of a model.
 
-    Arrays with two or more axes are treated as weights of shape `(outputs, inputs, *window)`. Their
-    initializer is called with the shape `(*window, inputs, outputs)`, from which the initializers
-    of JAX compute the fan-in. For stacked layers, such as `nn.ScanStack` or an ensemble, call this
-    function under `filter_vmap`, so that it sees the arrays of one layer.
+    Arrays with two or more axes are treated as weights of shape `(outputs, inputs, *window)`. The
+    initializer of a weight is called with the shape `(*window, inputs, outputs)`, because JAX's
+    initializers compute the fan-in from this shape. For stacked layers, such as `nn.ScanStack` or
+    an ensemble, call this function under `filter_vmap`, so that it sees the arrays of one layer.
 
     **Arguments:**
 
     - `model`: a Module, or any pytree.
     - `rule`: called as `rule(path, array)` for each floating-point or complex array, with a path
-      such as `".layers[0].weight"`. It returns an initializer `init(key, shape, dtype)`, such as
-      those of `jax.nn.initializers`, or `None` to keep the array.
+      such as `".layers[0].weight"`. It returns an initializer `init(key, shape, dtype)`, for
+      example from `jax.nn.initializers`, or `None` to keep the array.
     - `key`: random key. The key of each array depends only on `key` and the path of the array, so
-      other layers do not change its values.
+      adding or removing other layers does not change the new values.
 
     **Returns:** a copy of the model with new arrays of the same shapes and dtypes. An array that
-    occurs in two places gets different values for each path.
+    occurs in two places gets different values in each place.
 
     **Raises:** `TypeError` if `rule` returns neither a function nor `None`, or if `model` is a
     class; `ValueError` if an initializer returns the wrong shape or dtype.
@@ -108,8 +108,8 @@ def to_bayesian(
     with `kl_divergence`, `sample_posterior` and `bayes.negative_elbo`.
 
     Outside of inference mode a Bayesian layer needs a key. `Sequential`, `MLP` and
-    `MultiheadAttention` pass their `key` on to their layers. For a model that does not, draw the
-    weights first: `sample_posterior(model, key)(x)`.
+    `MultiheadAttention` pass their `key` on to their layers. If a model does not pass keys on, draw
+    the weights first: `sample_posterior(model, key)(x)`.
 
     **Arguments:**
 
@@ -117,8 +117,9 @@ def to_bayesian(
     - `where`: a function from the model to a node, or to a tuple or list of nodes, as in `tree_at`.
       All layers in these nodes are replaced; by default all layers of `model`.
     - `prior_scale`: the prior scale of every layer, relative to its fan-in; see `BayesianLinear`.
-      An array is trained, separately for each layer, also for stacked layers as in `ScanStack`.
-    - `posterior_scale`: the initial posterior scale, in the same unit.
+      If it is an array, it is a trained parameter, with a separate copy for each layer. Each of
+      several stacked layers, as in `ScanStack`, also has its own copy.
+    - `posterior_scale`: the initial posterior scale, also relative to the fan-in.
     - `estimator`: what a layer samples in a call: `"local"` samples the outputs, `"flipout"` and
       `"weights"` sample the weights; see `BayesianLinear` and `with_perturbation`.
 
@@ -219,15 +220,15 @@ def decay_mask(
     """A weight decay mask for Optax: weights of linear, convolutional and recurrent layers.
 
     Biases, norms, scales and embeddings do not decay. The mask depends on the type of the layer. It
-    is therefore also right for stacked arrays, such as `nn.ScanStack` or an ensemble, where
-    `array.ndim >= 2` would also select biases and norms.
+    is therefore also right for stacked layers, such as `nn.ScanStack` or an ensemble. For these
+    layers, the criterion `array.ndim >= 2` would also select biases and norms.
 
     **Arguments:**
 
     - `params`: a model, or its parameters, `eqxlike.filter(model, eqxlike.is_inexact_array)`. Optax
       calls a mask with the parameters or with gradients, which have the same structure.
-    - `also`: a class of layers, or a tuple of classes, such as `nn.Embedding`, whose arrays also
-      decay, except for arrays whose name starts with `bias`. With Optax:
+    - `also`: a class of layers, such as `nn.Embedding`, or a tuple of classes. The arrays of these
+      layers also decay, except for arrays whose name starts with `bias`. With Optax:
       `mask=functools.partial(nn.decay_mask, also=nn.Embedding)`.
     - `skip`: classes of layers and path patterns, such as `"**.head"`, whose arrays do not decay. A
       pattern selects arrays or subtrees; see `where` of `replace_layers`.
@@ -235,7 +236,7 @@ def decay_mask(
     **Returns:** a tree like `params` with `True` for each array that decays and `False` for all
     other leaves. Frozen arrays do not decay.
 
-    **Raises:** `TypeError` if `skip` contains something else.
+    **Raises:** `TypeError` if `skip` contains anything but classes and path patterns.
 
     !!! example
 
@@ -293,17 +294,18 @@ def replace_layers(
 ) -> PyTree:
     """Replaces every layer of a type, or every node that a function selects.
 
-    A stacked layer, such as in `nn.ScanStack` or an ensemble made by `filter_vmap`, is one node,
-    whose arrays have a leading axis.
+    Stacked layers, as in `nn.ScanStack` or in an ensemble made by `filter_vmap`, are one node. The
+    arrays of this node have a leading axis.
 
     **Arguments:**
 
-    - `model`: a Module, or any pytree. Layers in lists, tuples and dicts are found; layers in
-      static fields are not, because they are not nodes of the tree.
-    - `match`: a type, a tuple of types, or a function from a node of the tree to `bool`. It is
-      called from the root down, and not inside of nodes that match.
-    - `make`: called as `make(node)`, returns the replacement. A node that occurs several times is
-      replaced by the same object everywhere, so it stays shared.
+    - `model`: a Module, or any pytree. Layers in lists, tuples and dicts are found. Layers in
+      static fields are not found, because they are not nodes of the tree.
+    - `match`: a type, a tuple of types, or a function from a node of the tree to `bool`. The
+      function is called from the root down, and not inside of nodes that match.
+    - `make`: a function that is called as `make(node)` and returns the replacement. If a node
+      occurs several times, all occurrences are replaced by the same object, so the node stays
+      shared.
     - `where`: a path pattern, such as `"**.query_proj"` or `"layers.*"`; only nodes at these paths
       are replaced. `*` stands for one name or index, `**` for any number of them.
     - `key`: if given, `make` is called as `make(node, key=node_key)`. Each `node_key` depends only

@@ -38,7 +38,7 @@ class LayerSummary:
     - `num_trainable`: the number of these entries that are not frozen.
     - `num_bytes`: the bytes of all arrays.
     - `flops`: the floating-point operations of all calls, for the whole batch of a `vmap`; see
-      `summary`. `None` if there is no call, or an operation of unknown cost.
+      `summary`. `None` if the layer is not called, or has an operation of unknown cost.
     """
 
     path: str
@@ -107,11 +107,11 @@ HEADER = ("Path", "Type", "Calls", "Output", "Parameters", "Bytes", "FLOPs", "Tr
 def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
     """Lists the layers of a model with their paths, types, outputs, sizes and FLOPs.
 
-    `model(*example_args, **kwargs)` is traced with shapes, and not executed. FLOPs are counted in
-    the traced program, for each row and in total. All iterations of a `scan` count, such as the
-    layers of `ScanStack`, and all examples of a `vmap`. A gradient that a layer computes counts for
-    this layer. A `cond` counts as its most expensive branch, and a `while_loop` as one iteration.
-    The costs of operations are closed formulas, as in `graph.report`.
+    `model(*example_args, **kwargs)` is traced with shapes; it is not executed. FLOPs are counted in
+    the traced program, for each row and in total. The count includes all iterations of a `scan`,
+    such as the layers of a `ScanStack`, and all examples of a `vmap`. A gradient that a layer
+    computes counts for this layer. A `cond` counts as its most expensive branch, and a `while_loop`
+    as one iteration. The costs of operations are closed formulas, as in `graph.report`.
 
     For layers that need a batch, wrap the model: `summary(eqxlike.filter_vmap(model, in_axes=(0,
     None), out_axes=(0, None), axis_name="batch"), xs, state)`.
@@ -159,7 +159,8 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
     trainable = {id(leaf) for leaf, flag in zip(leaves, flags, strict=True) if flag}
     layers = (each for each in records if _is_layer(each.module))
     rows = tuple(_row(each, trainable, cost or _Cost()) for each in layers)
-    # JAX may cache the observed Modules, which refer to `records`: do not keep the arrays alive.
+    # JAX may cache the observed Modules, and these refer to `records`. Without this line, the cache
+    # would keep the arrays alive.
     records.clear()
     return Summary(rows, *_sizes(model, trainable), None if cost is None else _known(cost.flops))
 
@@ -184,7 +185,7 @@ def _sizes(node: PyTree, trainable: set[int]) -> tuple[int, int, int]:
 
 
 class _StatePlaceholder:
-    """Placeholder for a `State` in an output: it is the state of the whole model."""
+    """Placeholder for a `State` in an output, because it is the state of the whole model."""
 
     def __repr__(self) -> str:
         return "State"
@@ -240,14 +241,15 @@ def _cost_of(jaxpr: Jaxpr) -> _Cost:
     """The cost of a program without dead code.
 
     Calls are identified by their name scopes. Each equation counts once for each iteration of a
-    `scan`, and once in a `while_loop`, whose number of iterations is only known at run time. A
-    `cond` counts as its most expensive branch.
+    `scan`, and once in a `while_loop`, because the number of iterations is only known at run time.
+    A `cond` counts as its most expensive branch.
     """
     cost, called = _Cost(), set()
     for equation in jaxpr.eqns:
         part = _cost_of_equation(equation)
         cost.add(part)
-        # The scopes of a nested program start anew, so no call counts twice.
+        # The name scopes in a nested program leave out the scopes around it, so no call counts
+        # twice.
         calls = set(map(int, _IN_SCOPE.findall(str(equation.source_info.name_stack))))
         for call in calls:
             cost.flops_of[call] += part.flops
@@ -274,7 +276,7 @@ def _cost_of_equation(equation: Any) -> _Cost:
             turns = math.prod(sizes[axis] for axis in axes)
         for each in inner:
             cost.add(_cost_of(each), turns)
-    # Callbacks to Python, such as for errors, have no cost.
+    # Callbacks to Python, for example to raise an error, have no cost.
     elif not name.endswith("callback"):
         known = cost_of(equation)
         cost.flops = math.nan if known is None else known.flops
@@ -300,7 +302,7 @@ class _Call:
     """One traced call of a Module.
 
     - `number`: the number of its name scope in the program.
-    - `around`: the call that contains it.
+    - `around`: the call that contains this call, or `None`.
     - `output`: its output, with shapes in place of arrays.
     - `does_nothing`: whether all arrays of the output are inputs.
     """
@@ -326,7 +328,7 @@ class _Record:
     calls: list[_Call] = dataclasses.field(default_factory=list)
 
     def flops_in(self, cost: _Cost) -> float | None:
-        """The FLOPs of all calls; `None` without calls. A call inside another is not added."""
+        """The FLOPs of the outermost calls of `module`; `None` without calls."""
         own = {call.number for call in self.calls}
         outermost = [call for call in self.calls if not any(map(own.__contains__, _outside(call)))]
         flops = [cost.flops_of.get(call.number, 0.0) for call in outermost if call.times_in(cost)]
