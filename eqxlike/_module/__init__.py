@@ -1,9 +1,9 @@
 """Modules: frozen dataclasses that are pytrees.
 
-The files in the order of reading. First, how a class and its instances are made:
+The files, in the order in which to read them. First, how a class and its instances are made:
 
-- `_module`: `Module`, how its classes and instances are made, and its methods.
-- `_class`: the record that each class has; classes that are pickled by value.
+- `_module`: `Module`, its metaclass, its bound methods, and `Partial`.
+- `_class`: the record that the metaclass keeps for each class, and how it is pickled by value.
 - `_field`: `field`, and the values that a static field may have.
 - `_dataclass`: making a class a dataclass, with a faster `__init__`.
 - `_cached`: the storage of an instance: frozen fields, and the cached partition.
@@ -15,7 +15,7 @@ Then parts that a first reading can skip:
 - `_wrapper`: Modules that show the name and documentation of the callable that they wrap.
 - `_strict`: the rules of classes with `strict=True`.
 - `_naming`: the names of layers in a traced program.
-- `_derived`: generated subclasses, which freeze arrays or report calls.
+- `_derived`: generated subclasses for frozen arrays, and for Modules that report their calls.
 """
 
 from ._abstract import AbstractClassVar as AbstractClassVar

@@ -11,7 +11,7 @@ from ._class import own_record
 _T = TypeVar("_T")
 
 if TYPE_CHECKING:
-    # To a type checker, these are an attribute of that type and a class variable.
+    # A type checker sees an ordinary attribute and an ordinary class variable.
     from typing import ClassVar as AbstractClassVar
 
     AbstractVar = Annotated[_T, "AbstractVar"]
@@ -21,11 +21,11 @@ else:
         """Marks an attribute that subclasses must have: `size: AbstractVar[int]`.
 
         A subclass overrides it with a field, a property, a class variable or a method. An abstract
-        attribute is not a field itself, so `__init__` has no argument for it. A class that has not
-        overridden all of them is abstract: it can be subclassed but not instantiated, as with
-        abstract methods.
+        attribute is not a field itself, so `__init__` has no argument for it. A class is abstract
+        until all its abstract attributes are overridden: like a class with abstract methods, it can
+        be subclassed but not instantiated.
 
-        **Raises:** `TypeError` at the class statement if the marker has no subscript or the
+        **Raises:** `TypeError` at the class statement if `AbstractVar` has no subscript or the
         attribute has a value; `TypeError` when an abstract class is instantiated.
 
         !!! example
@@ -74,14 +74,15 @@ _VARS = "__abstractvars__"
 _CLASS_VARS = "__abstractclassvars__"
 
 _FORCED = "force_abstact"
-"""The option that declares a class abstract; the spelling is Equinox's."""
+"""The option of `StrictConfig` that declares a class abstract, with Equinox's spelling."""
 
 
 def take_abstract(cls: type) -> dict[str, Any] | None:
     """Records the abstract attributes of `cls`, and returns its other annotations.
 
-    Returns `None` if no annotation in the body of `cls` is abstract. The names that neither `cls`
-    nor a base class overrides are recorded in `__abstractvars__` and `__abstractclassvars__`.
+    It returns `None` if no annotation in the body of `cls` is abstract. It records, in
+    `__abstractvars__` and `__abstractclassvars__`, the abstract attributes of `cls` and its base
+    classes that none of these classes overrides.
     """
     annotations = inspect.get_annotations(cls)
     own = abstract_in(cls)
@@ -100,7 +101,7 @@ def take_abstract(cls: type) -> dict[str, Any] | None:
 
 
 def abstract_names(cls: Any) -> frozenset[str]:
-    """The names that make `cls` abstract, apart from its abstract methods."""
+    """The names of everything that makes `cls` abstract, except its abstract methods."""
     own = vars(cls)
     attributes = own.get(_VARS, frozenset()) | own.get(_CLASS_VARS, frozenset())
     record = own_record(cls)
@@ -108,7 +109,7 @@ def abstract_names(cls: Any) -> frozenset[str]:
 
 
 def explain_abstract(cls: Any) -> str:
-    """The message on why `cls` is abstract, for other reasons than methods alone."""
+    """The error message that says why `cls` is abstract, if not only because of its methods."""
     names = {
         "attributes": vars(cls)[_VARS],
         "class attributes": vars(cls)[_CLASS_VARS],
@@ -128,7 +129,7 @@ def explain_abstract(cls: Any) -> str:
 
 
 def abstract_in(cls: type) -> dict[str, Any]:
-    """The abstract attributes declared in the body of `cls`, each with its marker."""
+    """Maps each abstract attribute in the body of `cls` to `AbstractVar` or `AbstractClassVar`."""
     found = {}
     for name, annotation in inspect.get_annotations(cls).items():
         head, is_subscripted = _head(cls, annotation)
@@ -143,22 +144,25 @@ def abstract_in(cls: type) -> dict[str, Any]:
 
 
 def _marker_of(cls: type, name: str) -> Any:
-    """The marker of `name` in `cls`; `None` if `cls` or a base class overrides the attribute."""
+    """`AbstractVar` or `AbstractClassVar`, if the attribute `name` is still abstract in `cls`.
+
+    `None` if `cls` or a base class overrides the attribute.
+    """
     found = None
     is_promised = False
     for base in cls.__mro__:
         marker = abstract_in(base).get(name)
         annotations = inspect.get_annotations(base)
         if marker is AbstractClassVar:
-            # An `AbstractVar` in a nearer class does not override an `AbstractClassVar`.
+            # An `AbstractVar` in a subclass of `base` does not override this `AbstractClassVar`.
             return None if is_promised and found is None else marker
         if marker is AbstractVar:
             found = marker
         elif name in vars(base) and type(vars(base)[name]) is not LazyAttribute:
             break
         elif name in annotations:
-            # A `ClassVar` without a value overrides an `AbstractClassVar`, since the class may get
-            # the value later. It does not override an `AbstractVar`.
+            # A `ClassVar` without a value overrides an `AbstractClassVar`, since its value may be
+            # assigned later. It does not override an `AbstractVar`.
             is_promised = _head(base, annotations[name])[0] is ClassVar
             if not is_promised:
                 break
@@ -166,11 +170,11 @@ def _marker_of(cls: type, name: str) -> Any:
 
 
 _WRITTEN = re.compile(r"\s*([\w.]+)\s*(\[?)")
-"""Matches the dotted name of an annotation such as `eqx.AbstractVar[int]`, and its bracket."""
+"""Matches the start of an annotation such as `eqx.AbstractVar[int]`, up to the bracket."""
 
 
 def _head(cls: type, annotation: Any) -> tuple[Any, bool]:
-    """An annotation in the body of `cls` without its subscript, and whether it has one."""
+    """An annotation in the body of `cls` without its subscript, and whether it has a subscript."""
     if not isinstance(annotation, str):
         origin = get_origin(annotation)
         return (annotation, False) if origin is None else (origin, True)
@@ -187,5 +191,6 @@ def _look_up(cls: type, dotted: str) -> Any:
             found = getattr(found, each)
         return found
     except (KeyError, AttributeError):
-        # The name is local to the function that defines the class: compare its spelling.
+        # The name may be local to the function that defines the class. Then it cannot be looked up,
+        # so its last part is compared with the names of the markers.
         return _MARKERS.get([first, *rest][-1])

@@ -1,15 +1,18 @@
 """The storage of Modules: frozen fields, and a slot that caches the partition.
 
 The slot is outside of `__dict__`, so that `vars`, `copy`, `pickle` and the dataclass functions do
-not see it. It is empty, or holds `INITIALISING` while `__init__` runs and may assign fields, or
-holds a `CachedPartition`. A `CachedPartition` is replaced as a whole, so that other threads see the
-old one or the new one.
+not see it. The slot has one of three states:
+
+- it is empty;
+- it holds `INITIALISING` while `__init__` runs and may assign fields;
+- it holds a `CachedPartition`. To change the partition, a new object is put into the slot, so that
+  another thread sees either the old or the new partition.
 
 A Module that a filtered function returns may be *lazy*: it has its partition, but no fields yet.
 The first read of a field builds all fields from the partition and stores them. A training loop
 reads no fields: it passes the partition to the next call, and so avoids building some hundred
-objects. A Module is lazy if and only if it has a `LazyPartition`. An empty `__dict__` does not
-show it, since `object.__setattr__` can write to `__dict__` unchecked.
+objects. A Module is lazy if and only if its slot holds a `LazyPartition`. An empty `__dict__` would
+be no proof, since `object.__setattr__` can write to the `__dict__` of a lazy Module.
 """
 
 import dataclasses
@@ -39,13 +42,13 @@ class _Storage:
     __slots__ = ("__dict__", "__weakref__", "_eqxlike_cached")
 
 
-# Methods of the descriptors of the slots. They bypass the frozen `__setattr__` and a user's
-# `__getattr__`.
+# These functions read and write the slots directly. They bypass the `__setattr__` of a frozen
+# Module and a `__getattr__` that a user defines.
 _slot: Any = _Storage.__dict__["_eqxlike_cached"]
 set_cached = _slot.__set__
 drop_cached = _slot.__delete__
 stored_fields = _Storage.__dict__["__dict__"].__get__
-"""The `__dict__` of a Module as it is stored; empty if the Module is lazy."""
+"""Returns the stored `__dict__` of a Module, which is empty if the Module is lazy."""
 
 
 class _Initialising:
@@ -62,7 +65,7 @@ INITIALISING = _Initialising()
 
 
 def get_cached(module: "FrozenStorage") -> Any:
-    """The value in the slot, or `None` if it is empty."""
+    """The value in the slot `_eqxlike_cached`, or `None` if the slot is empty."""
     try:
         return _slot.__get__(module)
     except AttributeError:
@@ -73,13 +76,13 @@ _reading = threading.Lock()
 
 
 def read_fields(module: "FrozenStorage") -> dict[str, Any]:
-    """The `__dict__` of a Module; if the Module is lazy, its fields are built first."""
+    """Returns the `__dict__` of a Module. If the Module is lazy, its fields are built first."""
     fields = stored_fields(module)
     cached = get_cached(module)
     if type(cached) is LazyPartition:
         built = cached.structure.fields(cached.arrays)
         with _reading:
-            # If two threads build the fields at once, both get the fields of the first.
+            # If two threads build the fields at once, both return those of the first thread.
             if get_cached(module) is cached:
                 for name, value in built.items():
                     fields.setdefault(name, value)
@@ -88,11 +91,11 @@ def read_fields(module: "FrozenStorage") -> dict[str, Any]:
 
 
 class LazyAttribute:
-    """Descriptor for a field of a Module class, which builds the fields of a lazy instance.
+    """Descriptor for a field of a Module class. It builds the fields of a lazy instance.
 
-    It is not a data descriptor, so Python calls it only if the instance does not have the field: if
-    the instance is lazy, or in its `__init__`. Accessed on the class, it returns the default, as in
-    any dataclass.
+    It is not a data descriptor, so Python calls it only if the field is missing in the instance's
+    `__dict__`. That is so if the instance is lazy, or while its `__init__` runs. Read on the
+    class, it returns the default of the field, as in any dataclass.
     """
 
     __slots__ = ("default", "name")
@@ -102,7 +105,7 @@ class LazyAttribute:
         self.default = default
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Unpickling would make a new object of `MISSING`.
+        # `MISSING` is not pickled, since unpickling would make another object.
         has_default = self.default is not dataclasses.MISSING
         return LazyAttribute, (self.name, *([self.default] if has_default else []))
 

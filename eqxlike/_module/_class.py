@@ -21,14 +21,15 @@ class Traits:
     A class statement sets them: `class State(Module, _traits=Traits(is_immutable=False))`.
     Subclasses inherit all but `flattening` and `frozen_fields`.
 
-    - `is_immutable`: whether instances never change. The partition of a mutable one is not cached.
-    - `complete`: a function that is called with the `__dict__` of an unflattened instance and adds
-      values that are derived from the fields.
-    - `flattening`: a function from the codec of the class to an object with the functions by which
-      JAX flattens instances.
-    - `frozen_fields`: the fields in which arrays are frozen.
-    - `unfrozen`: the class without frozen arrays, if this class has frozen arrays.
-    - `is_layer`: whether a call gets a name in a traced program; false for wrappers.
+    - `is_immutable`: `True` if instances never change. The partition of a mutable instance is not
+      cached.
+    - `complete`: a function that is called with the `__dict__` of each unflattened instance, and
+      adds values that are derived from the fields.
+    - `flattening`: a function that takes the codec of the class and returns an object with the
+      methods by which JAX flattens instances.
+    - `frozen_fields`: the names of the fields in which arrays are frozen.
+    - `unfrozen`: the same class without frozen arrays, if this class has frozen arrays.
+    - `is_layer`: `True` if a call gets a name in a traced program; `False` for wrappers.
     """
 
     is_immutable: bool = True
@@ -44,14 +45,14 @@ class ClassRecord:
     """The metaclass's record of one class; complete once the class is a dataclass.
 
     - `cls`: the class.
-    - `makes_init`: whether its `__init__` is generated.
-    - `is_forced`: whether the class statement declares it abstract.
-    - `is_strict`: whether it follows the rules of strict classes.
+    - `makes_init`: whether the `__init__` of the class is generated.
+    - `is_forced`: whether the class statement declares the class abstract.
+    - `is_strict`: whether the class must follow the rules of strict classes.
     - `traits`: its options, if it is one of our own classes.
     - `derived`: the subclasses generated from it, which freeze arrays or report calls.
     - `codec`: the functions that flatten and unflatten instances.
-    - `defaults`: the fields with a default, and the defaults.
-    - `converters`: the fields with a converter, and the converters.
+    - `defaults`: pairs of a field name and its default, for each field that has one.
+    - `converters`: pairs of a field name and its converter, for each field that has one.
     """
 
     cls: type
@@ -86,10 +87,11 @@ def own_record(cls: type) -> ClassRecord | None:
 
 
 class StoredFunction:
-    """The base of descriptors for a function of a Module class.
+    """Base class of descriptors for a function of a Module class.
 
-    It is callable, and an instance of `types.FunctionType` to `isinstance`: class decorators such
-    as `beartype` and `typeguard` look for functions in `vars(cls)` and replace them.
+    A descriptor is callable, and `isinstance` takes it for a `types.FunctionType`. Class decorators
+    such as `beartype` and `typeguard` need this: they look for functions in `vars(cls)` and replace
+    them.
     """
 
     __class__ = property(lambda self: types.FunctionType)  # pyright: ignore
@@ -97,7 +99,7 @@ class StoredFunction:
     def __init__(self, function: Callable[..., Any]):
         wrapper: Any = self
         functools.update_wrapper(wrapper, function)
-        # A plain function has no `__wrapped__`.
+        # The descriptor should look like a plain function, which has no `__wrapped__`.
         del wrapper.__wrapped__
         self.function = function
 
@@ -105,7 +107,8 @@ class StoredFunction:
         return self.function(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # For example `__code__` and `__defaults__`. During a copy the instance is still empty.
+        # Called for `__code__`, `__defaults__` and so on. While an instance is being copied, it is
+        # still empty.
         if "function" not in vars(self):
             raise AttributeError(name)
         return getattr(self.function, name)
@@ -115,12 +118,13 @@ class StoredFunction:
 #
 # Unpickling first makes an empty class with the same name and bases, and then sets its attributes.
 # The empty class has no fields, but the metaclass has already generated code for it and registered
-# the code with JAX. So a record is pickled as a `CarriedClass`. When unpickling sets it as an
-# attribute of the class, the metaclass calls its `restore` instead, which completes the class.
+# the code with JAX. So the record of a class is pickled as a `CarriedClass`. When unpickling sets
+# this `CarriedClass` as an attribute of the empty class, the metaclass calls its `restore` instead,
+# which completes the class.
 
 
 _KEPT = ("makes_init", "is_forced", "is_strict", "traits", "defaults", "converters")
-"""The attributes of a record that are pickled unchanged."""
+"""The attributes of a `ClassRecord` that are pickled unchanged."""
 
 
 class CarriedClass:
@@ -131,20 +135,21 @@ class CarriedClass:
     abstract: frozenset[str]
 
     def restore(self, cls: Any) -> None:
-        """Completes an empty class by the pickled fields, codec and record."""
+        """Gives an empty class the fields, codec and record of the pickled class."""
         for each in self.fields.values():
             for name in ("default", "default_factory"):
-                # Unpickling makes a new object of `MISSING`.
+                # Unpickling has made a new object of the type of `MISSING`.
                 if isinstance(getattr(each, name), type(dataclasses.MISSING)):
                     setattr(each, name, dataclasses.MISSING)
-        # The setter of the metaclass would add the inherited fields and abstract names.
+        # `type.__setattr__` bypasses the `__setattr__` of the metaclass, which would add the fields
+        # and abstract names of the empty class.
         type.__setattr__(cls, "__dataclass_fields__", self.fields)
         type.__setattr__(cls, "__abstractmethods__", self.abstract)
         record: ClassRecord = cls._eqxlike_class
         for name in _KEPT:
             setattr(record, name, getattr(self, name))
         codec = generate_codec(cls, self.layout, record.traits.complete)
-        # JAX keeps the functions with which a class was registered, so their code is replaced.
+        # JAX keeps the functions with which the class was registered, so new code is put into them.
         functions = {
             name: replace_body(getattr(record.codec, name), getattr(codec, name))
             for name in ("flatten", "flatten_with_keys", "unflatten")

@@ -1,8 +1,8 @@
 """Generated code that flattens and unflattens the instances of a Module class.
 
 `jax.jit` calls these functions for every argument of every call. They are generated so that they
-read the fields by name, without a loop. They read `__dict__`, since reading attributes is slow in a
-class with a `__getattr__`.
+can read each field by name, without a loop. They read the fields from `__dict__`, since reading
+attributes is slow in a class with a `__getattr__`.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ class Layout(NamedTuple):
 
     - `dynamic_names`: the names of the fields that are children.
     - `static_names`: the names of the static fields.
-    - `stored_or_nothing`: the names of fields that count only if they are in the `__dict__` of an
-      instance, since the class has a property of the same name.
-    - `asks_for_metadata`: whether instances may have their own metadata.
+    - `stored_or_nothing`: the names of the fields for which the class has a property that can be
+      set. Such a field counts as missing if it is not in the `__dict__` of an instance.
+    - `asks_for_metadata`: whether the code must check if an instance has its own metadata.
     """
 
     dynamic_names: tuple[str, ...]
@@ -38,8 +38,8 @@ class Layout(NamedTuple):
 class Codec:
     """The functions by which JAX flattens and unflattens the instances of a class.
 
-    `flatten` returns `(children, statics)`, two tuples in the order of the names. `unflatten` needs
-    nothing else.
+    `flatten` returns `(children, statics)`, the values of the dynamic fields and of the static
+    fields. They are in the order of the names in `layout`. `unflatten` needs only these two tuples.
     """
 
     layout: Layout
@@ -49,27 +49,30 @@ class Codec:
 
 
 METADATA_KEY = "_eqxlike_metadata"
-"""The key in the `__dict__` of an instance for its own metadata, which `_wrapper` describes."""
+"""The key of the metadata of an instance in its `__dict__`; the file `_wrapper` describes it."""
 
 
 def has_metadata(fields: dict[str, Any]) -> bool:
-    """Whether an instance has its own metadata, if `fields` is its `__dict__`."""
+    """Whether an instance has its own metadata; `fields` is the `__dict__` of the instance."""
     return METADATA_KEY in fields
 
 
 def carries_metadata(cls: Any) -> bool:
-    """Whether instances of `cls` may have their own metadata, which flattening preserves."""
+    """Whether instances of `cls` may have their own metadata. Flattening preserves the metadata."""
     return isinstance(getattr(cls, "__wrapped__", None), property)
 
 
 class _Incomplete(tuple):
-    """The static part of an instance that lacks fields, as during `__init__`, or has metadata."""
+    """The static part of an instance that has metadata, or that lacks fields during `__init__`.
+
+    Only `unflatten` can rebuild an instance from it.
+    """
 
     __slots__ = ()
 
 
 def is_incomplete(statics: tuple[Any, ...]) -> bool:
-    """Whether `statics` holds more than the values of static fields, and needs `unflatten`."""
+    """Whether `statics` holds more than the values of the static fields; see `_Incomplete`."""
     return type(statics) is _Incomplete
 
 
@@ -85,13 +88,13 @@ def layout_of(cls: type) -> Layout:
     return Layout(
         dynamic_names=dynamic,
         static_names=static,
-        # A property does not return the value of the field; it may return another field's.
+        # The property must not be read instead of the field, since it may return something else.
         stored_or_nothing=frozenset(
             name
             for name in (*dynamic, *static)
             if hasattr(type(found_in_class(cls, name)), "__set__")
         ),
-        # Most classes' instances have no metadata, so the codec does not look for it.
+        # Instances of most classes have no metadata, and then the codec does not look for it.
         asks_for_metadata=carries_metadata(cls),
     )
 
@@ -99,9 +102,10 @@ def layout_of(cls: type) -> Layout:
 def generate_codec(
     cls: type, layout: Layout, complete: Callable[[dict[str, Any]], None] | None
 ) -> Codec:
-    """The codec of a class with this layout; `Traits` describes `complete`.
+    """Generates the codec of a class with this layout; `Traits` describes `complete`.
 
-    The fields of `cls` are not used: a class that is being unpickled has none yet.
+    It uses `layout` and not the fields of `cls`, because a class that is being unpickled has no
+    fields yet.
     """
     dynamic, static = layout.dynamic_names, layout.static_names
     namespace: dict[str, Any] = {
@@ -159,18 +163,19 @@ def generate_codec(
 
 
 def _is_property(cls: type, name: str) -> bool:
-    """Whether a read-only property overrides a field, so that no value is stored.
+    """Whether a read-only property overrides the field `name`, so that no value is stored for it.
 
-    A property that can be set may store the value, under its own name.
+    A property that can be set does not count, since it may store the value under the field's name.
     """
     found = found_in_class(cls, name)
     return isinstance(found, property) and found.fset is None
 
 
 def _make_flatten_by_name(layout: Layout):
-    """The function that flattens an instance with metadata, or with fields not in its `__dict__`.
+    """Makes the function that flattens an instance that has metadata or lacks fields in `__dict__`.
 
-    Such an instance is lazy, has class attributes instead of fields, or is in its `__init__`.
+    An instance lacks fields in its `__dict__` if it is lazy, if class attributes replace fields, or
+    while its `__init__` runs.
     """
     dynamic, static, stored_or_nothing, _ = layout
 

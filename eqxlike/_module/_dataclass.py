@@ -16,8 +16,8 @@ from ._field import converter_of, found_in_class
 def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
     """Makes `cls` a dataclass, with an `__init__` if `makes_init`, and returns its fields.
 
-    Instances are frozen by the `__setattr__` of Modules, and not by `frozen=True`, with which
-    `dataclasses` would reject a user's `@dataclass` decorator on the class.
+    `frozen=True` is not used, since `dataclasses` would then reject a user's `@dataclass` decorator
+    on the class. Instead, the `__setattr__` of Modules freezes the instances.
     """
     annotations = inspect.get_annotations(cls)
     concrete = take_abstract(cls)
@@ -26,26 +26,26 @@ def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
     dataclasses.dataclass(init=makes_init, repr=False, eq=False)(cls)
     if concrete is not None:
         cls.__annotations__ = annotations
-    # If a user wrote a `__setattr__`, every assignment must call it.
+    # The faster `__init__` does not call `__setattr__`, so it is not used if a user wrote one.
     if makes_init and cls.__setattr__ is FrozenStorage.__setattr__:
         cls.__init__ = make_init(cls, cls.__init__)
     fields = dataclasses.fields(cls)
     for each in fields:
-        # A method or property of the same name in a base class stays, as for any dataclass.
+        # If a base class has a method or property of this name, it stays, as in any dataclass.
         found = found_in_class(cls, each.name)
         is_default = each.name in vars(cls) and not hasattr(type(found), "__set__")
         if found is None or is_default or type(found) is LazyAttribute:
             type.__setattr__(cls, each.name, LazyAttribute(each.name, each.default))
-    # The fields, which are now attributes of the class, override abstract attributes of its bases.
+    # The fields are attributes of the class now, so they override abstract attributes of its bases.
     abc.update_abstractmethods(cls)
     return fields
 
 
 def can_stay_lazy(cls: type) -> bool:
-    """Whether reading any field of a lazy instance of `cls` reaches its `LazyAttribute`.
+    """Whether instances of `cls` can be lazy: whether reading any field calls a `LazyAttribute`.
 
-    It does not if a base class has a method or a property of the same name, or if instances carry
-    metadata, which is stored with the fields.
+    They cannot be lazy if `cls` has a method or a property with the name of a field. They also
+    cannot if they may have metadata, since metadata is stored with the fields.
     """
     if carries_metadata(cls):
         return False
@@ -56,13 +56,14 @@ def can_stay_lazy(cls: type) -> bool:
 def amend(cls: Any, name: str, value: Any) -> Any:
     """Completes the `value` that `abc` or `dataclasses` sets as the attribute `name` of a class.
 
-    They set it when the class is made, and may set it again when a decorator is applied.
+    They set it when the class is made, and set it again if the user decorates the class with
+    `@dataclass`.
     """
     if name == "__abstractmethods__":
-        # With these names Python itself refuses to make instances.
+        # If this set is not empty, Python itself refuses to make instances.
         return value | abstract_names(cls)
     if name == "__dataclass_fields__":
-        # The second time, the arguments of `field` are no longer available.
+        # The first fields are kept: the second time, the arguments of `field` are not available.
         return {**value, **vars(cls).get(name, {})}
     return value
 
@@ -70,13 +71,15 @@ def amend(cls: Any, name: str, value: Any) -> Any:
 # The generated `__init__` of a Module class.
 #
 # The `__init__` of `dataclasses` calls `__setattr__` for each field. The `__setattr__` of Modules
-# would check each time whether the instance is in its `__init__`. Here this is checked once.
+# would check for each field whether the `__init__` of the instance is running. The `__init__`
+# generated here checks this once.
 
 
 def make_init(cls: type, generated: Callable[..., None]) -> Callable[..., None]:
-    """A version of the `__init__` that `dataclasses` has `generated` which assigns directly.
+    """Makes an `__init__` that does the same as `generated`, without calling `__setattr__`.
 
-    The parameter of a field with a converter has the converter's annotation.
+    `generated` is the `__init__` of `dataclasses`. If a field has a converter, the annotation of
+    the parameter comes from the converter.
     """
     code = generated.__code__
     num_named = code.co_argcount + code.co_kwonlyargcount
@@ -114,7 +117,7 @@ def make_init(cls: type, generated: Callable[..., None]) -> Callable[..., None]:
         if each.init and converter is not None:
             annotations[each.name] = _input_annotation(converter)
     if hasattr(cls, "__post_init__"):
-        # `__post_init__` takes the parameters that are not fields, in the order of declaration.
+        # `__post_init__` takes the values of the `InitVar`s, in the order of declaration.
         declared: Any = vars(cls)["__dataclass_fields__"]
         variables = {*parameters} - {each.name for each in fields}
         passed = ", ".join(name for name in declared if name in variables)

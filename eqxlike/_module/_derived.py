@@ -1,4 +1,4 @@
-"""Generated subclasses of Module classes, with the name of the original class."""
+"""Generated subclasses of Module classes. A generated subclass has the name of its base class."""
 
 import copyreg
 import dataclasses
@@ -20,7 +20,7 @@ from ._module import Module, ModuleMeta, Wrapper
 
 
 class _Quiet:
-    """A first base class that keeps Python from calling `__init_subclass__` of other bases."""
+    """The first base of a generated class. It hides any `__init_subclass__` of the other bases."""
 
     __slots__ = ()
 
@@ -32,7 +32,7 @@ _lock = threading.RLock()
 
 
 def derived_class(cls: Any, key: Hashable, make: Callable[[], type]) -> type:
-    """The subclass of `cls` for this `key`. `make` makes it the first time."""
+    """The subclass of `cls` for this `key`. The first time, `make` is called to make it."""
     derived = cls._eqxlike_class.derived
     with _lock:
         if key not in derived:
@@ -41,7 +41,7 @@ def derived_class(cls: Any, key: Hashable, make: Callable[[], type]) -> type:
 
 
 def derive(cls: Any, body: dict[str, Any], traits: Traits) -> Any:
-    """A subclass of `cls` with its name and docstring, and with this `body` and `traits`."""
+    """Makes a subclass of `cls` with the name and docstring of `cls`, `body` and `traits`."""
     namespace = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
@@ -49,23 +49,23 @@ def derive(cls: Any, body: dict[str, Any], traits: Traits) -> Any:
         **body,
     }
     bases = (cls,) if issubclass(cls, _Quiet) else (_Quiet, cls)
-    # The class keeps a metaclass that extends ours. Its `__new__` is not called, since it may take
-    # other arguments.
+    # If the metaclass of `cls` extends ours, the subclass gets it too. But its `__new__` is not
+    # called, since it may take other arguments.
     metaclass: Any = type(cls)
     return ModuleMeta.__new__(metaclass, cls.__name__, bases, namespace, _traits=traits)
 
 
 # Modules with frozen arrays.
 #
-# The class of a Module records which of its arrays are frozen. A frozen Module is an instance of a
-# generated subclass, which wraps each frozen array in a `Frozen` node when it is flattened, and
-# unwraps it when it is unflattened. So methods find plain arrays in the fields, and `jax.jit` sees
-# arrays, but filters and gradients see which arrays are frozen.
+# The class of a Module records which of its arrays are frozen. A Module with frozen arrays is an
+# instance of a generated subclass. When JAX flattens the instance, each frozen array is wrapped in
+# a `Frozen` node; when JAX unflattens it, the array is unwrapped. So methods find plain arrays in
+# the fields, and `jax.jit` sees arrays, but filters and gradients see which arrays are frozen.
 
 
 FrozenFlags = tuple[tuple[str, tuple[bool, ...]], ...]
-"""The names of fields with frozen leaves, each with a flag for every leaf. Here a Module inside a
-field is one leaf, and `None` is a leaf.
+"""The name of each field with frozen leaves, and a flag for each leaf of this field. A Module in a
+field counts as one leaf, and `None` as a leaf.
 """
 
 
@@ -74,9 +74,9 @@ def _is_part(node: Any) -> bool:
 
 
 def freeze_where(tree: Any, mask: Any) -> Any:
-    """Freezes the arrays of `tree` where `mask`, of the same structure, is `True`.
+    """Freezes the arrays of `tree` where `mask` is `True`, and unfreezes them where it is `False`.
 
-    Where `mask` is `False`, arrays are unfrozen.
+    `mask` has the structure of `tree`.
     """
     if isinstance(tree, Module):
         return _freeze_module(tree, mask)
@@ -107,14 +107,14 @@ def _freeze_module(module: Module, mask: Module) -> Module:
 
 
 def _frozen_class(cls: Any, frozen_flags: FrozenFlags) -> type:
-    """The subclass of `cls` with these leaves frozen; the same one each time."""
+    """The subclass of `cls` with these leaves frozen. It is made once and then reused."""
     if not frozen_flags:
         return cls
     return derived_class(cls, frozen_flags, lambda: _make_frozen_class(cls, frozen_flags))
 
 
 def frozen_fields(cls: Any) -> tuple[str, ...]:
-    """The fields of a Module class in which arrays are frozen."""
+    """The names of the fields of a Module class in which arrays are frozen."""
     return cls._eqxlike_class.traits.frozen_fields
 
 
@@ -160,7 +160,7 @@ class _Flattening:
         return self.codec.unflatten(statics, tuple(self._unwrap(*each) for each in named))
 
     def _names(self, statics: Any) -> tuple[str, ...]:
-        # During `__init__` some fields are missing.
+        # While `__init__` runs, some fields may be missing; `statics` then lists the others.
         return statics[0] if is_incomplete(statics) else self.codec.layout.dynamic_names
 
     def _wrap(self, name: str, child: Any) -> Any:
@@ -169,7 +169,7 @@ class _Flattening:
             return child
         parts, treedef = jtu.tree_flatten(child, is_leaf=_is_part)
         if len(parts) != len(flags):
-            # The field has another structure now, for example if a map has returned trees.
+            # The structure of the field has changed, for example by a map that returned trees.
             return child
         return treedef.unflatten(
             [Frozen(part) if flag else part for flag, part in zip(flags, parts, strict=True)]
@@ -188,25 +188,26 @@ class _Flattening:
 # Modules that report their calls.
 #
 # `observe_calls` copies a tree. In the copy, each callable Module is an instance of a generated
-# subclass with the same fields and methods, whose `__call__` reports when it begins and returns. A
-# static field holds the `Report`, so that it survives flattening, loops and transformations.
+# subclass with the same fields and methods. The `__call__` of this subclass reports when a call
+# begins and returns. The `Report` is in a static field, so that flattening, loops and
+# transformations preserve it.
 
 
 Report = Callable[
     [Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[Callable[[Any], None]]
 ]
-"""A function `report(module, args, kwargs)` that is called before a call and returns a context
-manager in which the call runs. The context manager yields a function, which is called with the
-output. The call may donate its arguments, so they must be read before.
+"""A function that is called as `report(module, args, kwargs)` before each call of a Module. It
+returns a context manager in which the call runs. The context manager yields a function, which is
+called with the output. The call may donate its arguments, so the report must read them before.
 """
 
 
 def observe_calls(tree: Any, reporter: Callable[[tuple[Any, ...], Module], Report]) -> Any:
     """A copy of `tree` in which every Module reports its calls.
 
-    `reporter(path, module)` is called once for each Module, outer ones first, and returns its
-    `Report`. A Module in several places is observed under its first path. A wrapper is not
-    observed, but the Module inside it is, under the path of the wrapper.
+    `reporter(path, module)` is called once for each Module, outer Modules first, and returns the
+    `Report` of this Module. If a Module occurs in several places, `path` is its first path. A
+    wrapper is not observed. The Module that it wraps is observed, under the path of the wrapper.
     """
     observed: dict[int, Any] = {}
 
@@ -233,7 +234,7 @@ def observe_calls(tree: Any, reporter: Callable[[tuple[Any, ...], Module], Repor
 
 
 def _map_modules(function: Callable[[tuple[Any, ...], Module], Any], node: Any) -> Any:
-    """Replaces each outermost Module inside `node` by `function(path, module)`."""
+    """Replaces each outermost Module inside `node` by the result of `function(path, module)`."""
     parts, treedef = jtu.tree_flatten_with_path(
         node, is_leaf=lambda part: isinstance(part, Module) and part is not node
     )
@@ -246,14 +247,14 @@ _REPORT = "_eqxlike_report"
 
 
 def _observed_class(cls: Any) -> Any:
-    """The subclass of `cls` that reports its calls; the same one each time."""
+    """The subclass of `cls` that reports its calls. It is made once and then reused."""
     return derived_class(cls, "observed", lambda: _make_observed_class(cls))
 
 
 def _make_observed_class(cls: Any) -> type:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         report = getattr(self, _REPORT)
-        # An instance that the model itself makes during a call has no report.
+        # If the model itself makes an instance of this class during a call, it has no report.
         if report is None:
             return super(observed, self).__call__(*args, **kwargs)
         with report(self, args, kwargs) as returned:
@@ -261,7 +262,7 @@ def _make_observed_class(cls: Any) -> type:
             returned(output)
             return output
 
-    # Containers look at the signature to check whether a layer takes a key.
+    # A container such as `nn.Sequential` reads the signature of a layer to see if it takes a key.
     __call__.__signature__ = inspect.signature(cls.__call__)  # pyright: ignore
     body = {
         "__annotations__": {_REPORT: Any},
@@ -270,7 +271,7 @@ def _make_observed_class(cls: Any) -> type:
     }
     traits = cls._eqxlike_class.traits
     if traits.unfrozen is not None:
-        # A Module that the model freezes or unfreezes during a call is still observed.
+        # So a Module is still observed if the model freezes or unfreezes it during a call.
         traits = dataclasses.replace(traits, unfrozen=_observed_class(traits.unfrozen))
     observed = derive(cls, body, traits)
     return observed

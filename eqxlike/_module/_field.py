@@ -13,21 +13,21 @@ from .._pytree import is_array
 
 _STATIC = "static"
 _CONVERTER = "converter"
-"""The keys in the metadata of a field. Equinox has the same, and other libraries use them."""
+"""The keys in the metadata of a field. They are Equinox's keys, since other libraries use them."""
 
 
 def field(
     *, converter: Callable[[Any], Any] | None = None, static: bool = False, **kwargs: Any
 ) -> Any:
-    """A field of a Module; `dataclasses.field` with two more arguments.
+    """Declares a field of a Module. This is `dataclasses.field` with two more arguments.
 
     **Arguments:**
 
     - `converter`: a function applied to the field's value once, after `__init__`.
-    - `static`: whether the field is part of the tree's structure, not a leaf or subtree. A static
-      value must not contain arrays, and each new value causes a new trace. It should be hashable:
-      in each call, `filter_jit` compares lists, dicts and mutable dataclasses by their elements,
-      and `jax.jit` itself does not notice if they are changed in place.
+    - `static`: if `True`, the field is part of the tree's structure, not a leaf or subtree. A
+      static value must not contain arrays, and each new value causes a new trace. The value should
+      be hashable. If it is a list, a dict or a mutable dataclass, `filter_jit` compares its
+      elements in each call, and `jax.jit` does not notice if it is changed in place.
     - `**kwargs`: passed to `dataclasses.field`.
 
     **Returns:** the field, as `dataclasses.field` returns it.
@@ -80,13 +80,13 @@ def is_field(cls: Any, name: str) -> bool:
 
 
 def found_in_class(cls: type, name: str) -> Any:
-    """The attribute `name` as stored in a class or a base, without calling descriptors."""
+    """The attribute `name` as a class or its base class stores it, without calling a descriptor."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
 
 def check_static(owner: type, name: str, value: Any) -> None:
     """Raises `TypeError` if the static field `name` of `owner` cannot hold `value`."""
-    # Most values return here, which keeps construction fast.
+    # For most values the check ends here, which keeps construction fast.
     if error_of_hash(value) is None and not is_array(value):
         return
     found = _find_array_or_opaque(value, "", set())
@@ -113,11 +113,12 @@ def check_static(owner: type, name: str, value: Any) -> None:
 def _find_array_or_opaque(
     value: Any, path: str, inside: set[int]
 ) -> tuple[str, Any, Exception | None] | None:
-    """The first part of `value` that is an array, or can be neither hashed nor compared by parts.
+    """Finds a part of `value` that is an array, or can be neither hashed nor compared by parts.
 
-    **Returns:** its path, the part itself and the error; `None` if there is no such part.
+    **Returns:** the path of the first such part, the part, and the error that `hash` raised (`None`
+    for an array); or `None` if there is no such part.
     """
-    # A NumPy scalar is as immutable and hashable as a Python number.
+    # A NumPy scalar is an array to `is_array`, but immutable and hashable like a Python number.
     if error_of_hash(value) is None and (not is_array(value) or isinstance(value, np.generic)):
         return None
     if is_array(value):

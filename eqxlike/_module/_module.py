@@ -1,9 +1,10 @@
 """The Module: a frozen dataclass that is a pytree.
 
 The metaclass `ModuleMeta` comes first: its `__new__` makes a class, and its `__call__` makes an
-instance. Their helpers follow in this order, then `Module` itself, bound methods, and `Partial`.
+instance. The helpers of `__new__` and then of `__call__` follow, then `Module` itself, bound
+methods, and `Partial`.
 
-In short, a `class Affine(Module)` with a field `scale` and a static field `axis` is:
+In short, for a `class Affine(Module)` with a field `scale` and a static field `axis`, it does this:
 
     Affine = dataclasses.dataclass(eq=False, repr=False)(Affine)    # make_dataclass
     jtu.register_pytree_with_keys(                                  # _register, generate_codec
@@ -60,8 +61,8 @@ class ModuleMeta(abc.ABCMeta):
     """Makes each subclass of `Module` a frozen dataclass and registers it as a pytree."""
 
     _eqxlike_class: ClassRecord
-    # The classes of the objects that `filter_jit` and other transformations return. They have no
-    # public names, so `pickle` finds them here.
+    # The classes of the objects that `filter_jit` and other transformations return. These classes
+    # have no public names, so `pickle` finds them in this namespace.
     eqxlike_wrappers = types.SimpleNamespace()
 
     def __new__(
@@ -77,7 +78,8 @@ class ModuleMeta(abc.ABCMeta):
         **kwargs: Any,
     ):
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
-        # Not `namespace`, since `__init_subclass__` and `__set_name__` may have changed the class.
+        # `namespace` may be out of date: `__init_subclass__` or `__set_name__` may change the
+        # class.
         own = dict(vars(cls))
         # A subclass inherits an `__init__` that a user wrote. If the `__init__` was generated, it
         # is generated again, with the fields that the subclass adds.
@@ -99,19 +101,20 @@ class ModuleMeta(abc.ABCMeta):
             warnings.warn(
                 f"{cls.__module__}.{cls.__qualname__} has both an `__init__` method and a "
                 "`__post_init__` method. Only the `__init__` that a dataclass generates calls "
-                "`__post_init__`: this one will not be called.",
+                "`__post_init__`, so this `__post_init__` will not be called.",
                 stacklevel=2,
             )
         if strictness is not None:
             check_strict(cls, strictness, own, None if record.makes_init else owner)
         _register(cls, record, fields)
         if cls.__module__.startswith(f"{_PACKAGE}._") and not record.traits.is_layer:
-            # A subclass with frozen arrays has the same name, and is made later.
+            # `setdefault`, because a generated subclass has the same name and is made later.
             vars(ModuleMeta.eqxlike_wrappers).setdefault(cls.__qualname__.lstrip("_"), cls)
         return cls
 
-    # Hidden from type checkers, which would otherwise infer the type of instances from `__call__`,
-    # and allow assigning to any name of a class.
+    # These methods are hidden from type checkers. With `__call__`, a type checker would infer the
+    # type of instances from it; with `__setattr__`, it would allow assigning to any name of a
+    # class.
     if not TYPE_CHECKING:
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -156,7 +159,7 @@ class ModuleMeta(abc.ABCMeta):
                 value = LayerCall(value) if cls._eqxlike_class.traits.is_layer else value
             is_for_field = type(found_in_class(cls, name)) is LazyAttribute
             if is_for_field and not hasattr(type(value), "__set__"):
-                # A value set under a field's name must not hide the fields of lazy instances.
+                # The value is a new default. It must not hide the field of a lazy instance.
                 value = value if type(value) is LazyAttribute else LazyAttribute(name, value)
             super().__setattr__(name, amend(cls, name, value))
 
@@ -167,7 +170,7 @@ class ModuleMeta(abc.ABCMeta):
             elif found.default is dataclasses.MISSING:
                 raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
             else:
-                # The default is removed, and the descriptor stays: lazy instances need it.
+                # Only the default is removed. The descriptor stays, since lazy instances need it.
                 super().__setattr__(name, LazyAttribute(name))
 
     def register(cls, subclass: type) -> NoReturn:
@@ -188,9 +191,10 @@ class ModuleMeta(abc.ABCMeta):
 
 
 def _by_public_name(cls: type) -> Any:
-    """The `__reduce__` of a class.
+    """The `__reduce__` of a Module class.
 
-    A class of ours is pickled by its public name, so that pickles stay valid if its file changes.
+    A class of this package is pickled by its public name, so that pickles stay valid if the class
+    moves to another file.
     """
     home, is_private, _ = cls.__module__.partition("._")
     is_ours = bool(is_private) and home.partition(".")[0] == _PACKAGE
@@ -206,17 +210,17 @@ copyreg.pickle(ModuleMeta, _by_public_name)  # pyright: ignore[reportArgumentTyp
 
 
 def _inherited_traits(cls: type) -> Traits:
-    """The traits of the base class, without those for frozen arrays."""
+    """The traits of the base class, without the traits for frozen arrays."""
     above = (own_record(base) for base in cls.__mro__[1:])
     traits = next((record.traits for record in above if record is not None), Traits())
     return dataclasses.replace(traits, flattening=None, frozen_fields=())
 
 
 def _store_methods(cls: Any, own: dict[str, Any]) -> None:
-    """Stores descriptors in `cls` for its functions, and for functions of plain base classes."""
+    """Stores descriptors in `cls` for its own functions and those of bases that are not Modules."""
     for key, value in own.items():
         if key == "__call__" or _is_method(key, value):
-            # The setter of the metaclass makes the descriptor.
+            # `ModuleMeta.__setattr__` replaces the function by a descriptor.
             setattr(cls, key, value)
     for base in cls.__mro__[1:]:
         if isinstance(base, ModuleMeta) or base in FrozenStorage.__mro__:
@@ -240,10 +244,10 @@ class Method(StoredFunction):
 
 
 class MixinMethod:
-    """Descriptor in a Module class for a function of a plain base class.
+    """Descriptor in the Module class `cls` for a function of a base class that is not a Module.
 
-    Each access looks the function up in the `__mro__` of the instance's class, behind the Module
-    class: with multiple inheritance, another class may come in between.
+    Each access looks for the function in the classes after `cls` in the `__mro__` of the instance's
+    class. In a subclass of `cls` with several bases, another class may come before this base class.
     """
 
     def __init__(self, cls: type, name: str):
@@ -301,7 +305,7 @@ def _check_all_set(module: Any) -> None:
 
 
 def _check_values(module: Any) -> None:
-    """Raises if a field has an invalid value; warns if a field hides arrays."""
+    """Raises an error if a field has an invalid value; warns if a field hides arrays."""
     cls = type(module)
     layout = cls._eqxlike_class.codec.layout
     for name in layout.static_names:
@@ -346,7 +350,7 @@ def _hides_arrays(value: Any) -> bool:
 
 
 def _explain_init(cls: type, error: Exception, args: Any, kwargs: Any) -> None:
-    """Raises a clearer error if an `__init__` raised `error` because of its argument `key`."""
+    """Raises a clearer error if the argument `key` is why an `__init__` raised `error`."""
     if not any(words in str(error) for words in ("PRNG key", "a single key")):
         return
     bound = inspect.signature(cls).bind(*args, **kwargs)
@@ -365,15 +369,16 @@ class Module(FrozenStorage, metaclass=ModuleMeta):
     declaration. Fields marked `field(static=True)` are not children, but part of the structure.
 
     `__init__` is generated, as for any dataclass, unless the class or a base class defines it. A
-    custom `__init__` assigns each field. Then the `__check_init__` of each class in the hierarchy
-    that defines one is called; it may raise. A method accessed on an instance is a pytree.
+    custom `__init__` must assign each field. After `__init__`, the method `__check_init__` of the
+    class and of each base class is called, if it exists; it may raise an error. A method that is
+    read from an instance is a pytree.
 
     `abc.abstractmethod`, `AbstractVar` and `AbstractClassVar` declare what subclasses must define.
     With `class Model(eqxlike.Module, strict=True)`, a class must be either abstract or final;
     `StrictConfig` lists the rules.
 
-    `==` compares two Modules by `tree_equal`. The hash is computed from the leaves, so a Module
-    with arrays is not hashable.
+    `==` compares two Modules by `tree_equal`. The hash of a Module is computed from its leaves, so
+    a Module with arrays is not hashable.
 
     **Raises:** `TypeError` at construction if a field is not set, or if the value of a static field
     contains an array or can be neither hashed nor compared by parts;
@@ -403,14 +408,15 @@ class Module(FrozenStorage, metaclass=ModuleMeta):
         except TypeError:
             raise TypeError(_explain_hash(self)) from None
 
-    # A field may hold a method of `self`, whose `repr` contains the `repr` of `self`.
+    # A field may hold a method of `self`. The `repr` of the method contains the `repr` of `self`,
+    # so the recursion would not end.
     @reprlib.recursive_repr("<recursive>")
     def __repr__(self) -> str:
         return tree_pformat(self)
 
 
 def _explain_hash(module: Any) -> str:
-    """The message that says why a Module has no hash."""
+    """The error message that says why a Module has no hash."""
     is_method = isinstance(module, BoundMethod)
     name = type(module.__self__ if is_method else module).__name__.lstrip("_")
     leaves = jtu.tree_leaves_with_path(module)
@@ -433,10 +439,11 @@ METADATA = frozenset({"__name__", "__qualname__", "__doc__", "__module__", "__an
 
 
 class Wrapper(Module, _traits=Traits(is_layer=False)):
-    """Base class of Modules that wrap a callable, their `__wrapped__`, and show its metadata.
+    """Base class of Modules that wrap a callable. `__wrapped__` returns the callable.
 
-    The metadata is read from the callable and not stored. So it is not part of the tree, unless
-    `module_update_wrapper` has stored other metadata.
+    A wrapper shows the name and documentation of the callable. They are read from the callable and
+    not stored. So they are not part of the tree, unless `module_update_wrapper` has stored other
+    metadata in the wrapper.
     """
 
     @property
@@ -444,7 +451,7 @@ class Wrapper(Module, _traits=Traits(is_layer=False)):
         raise AttributeError("__wrapped__")
 
     def __getattribute__(self, name: str) -> Any:
-        # These cannot be properties, since a class stores its own metadata under the same names.
+        # They cannot be properties, since the class stores its own metadata under the same names.
         if name in METADATA:
             # `module_update_wrapper` may have stored other metadata in the instance.
             if name in (fields := stored_fields(self)):
@@ -457,8 +464,8 @@ class Wrapper(Module, _traits=Traits(is_layer=False)):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A decorated function is pickled by name, like any function. Pickling its parts would fail,
-        # since the name of the wrapped function refers to the wrapper. The two need only be equal,
-        # since a map over a tree makes a new wrapper.
+        # because the name of the wrapped function now refers to the wrapper. The object that is
+        # found by name may be another, equal wrapper, since a map over a tree makes a new wrapper.
         found = _found_by_name(self)
         if type(found) is type(self) and (found is self or found == self):
             return pkgutil.resolve_name, (f"{self.__module__}:{self.__qualname__}",)
@@ -466,9 +473,9 @@ class Wrapper(Module, _traits=Traits(is_layer=False)):
 
 
 def _found_by_name(described: Any) -> Any:
-    """The object with the `__module__` and `__qualname__` of `described`, or `None`.
+    """The object that has the `__module__` and `__qualname__` of `described`, or `None`.
 
-    `None` for the module `__main__`, which is a different one in another process.
+    The result is `None` for the module `__main__`, which is another module in another process.
     """
     module = getattr(described, "__module__", None)
     found = None if module == "__main__" else sys.modules.get(module or "")
@@ -478,9 +485,9 @@ def _found_by_name(described: Any) -> Any:
 
 
 class BoundMethod(Wrapper):
-    """A method bound to a Module, as `module.method` returns it: a pytree around the instance.
+    """A method bound to a Module; `module.method` returns one. It is a pytree around the instance.
 
-    A transformation that gets a bound method, as its function or as an argument, sees the arrays of
+    If a transformation gets a bound method as its function or as an argument, it sees the arrays of
     the instance. Two bound methods are equal if their functions and instances are equal.
     """
 
@@ -495,7 +502,7 @@ class BoundMethod(Wrapper):
             raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        # `help` recognises a method by its `__get__`.
+        # This method does nothing, but `help` recognises a method by its `__get__`.
         return self
 
     def __repr__(self) -> str:
@@ -511,7 +518,10 @@ class BoundMethod(Wrapper):
 
 
 class BoundWrapper(BoundMethod):
-    """A bound method whose function is a Module, as from `filter_jit`, and so also a child."""
+    """A bound method whose function is a Module, such as a result of `filter_jit`.
+
+    The function is then a child too, next to the instance.
+    """
 
     __func__: Callable[..., Any] = field()
 
@@ -528,9 +538,9 @@ def bind(function: Any, instance: Any) -> Any:
 
 
 def _bind_static(function: Any, instance: Any) -> Any:
-    """`bind`, unless both are Modules."""
+    """Does the same as `bind` if `function` is not a Module."""
     if isinstance(instance, Module):
-        # This skips the checks of the metaclass, which are for user code.
+        # `unflatten` is faster than a call of the class: it skips the checks of the metaclass.
         return BoundMethod._eqxlike_class.codec.unflatten((function,), (instance,))
     return types.MethodType(function, instance)
 
@@ -542,17 +552,17 @@ _Return = TypeVar("_Return")
 
 
 class Partial(Module, Generic[_Return]):
-    """A `functools.partial` that is a pytree: function and arguments are its children.
+    """A `functools.partial` that is a pytree. The function and the arguments are its children.
 
-    A transformation with a `Partial` as an argument sees the arrays among its arguments and, if
-    `func` is a Module, the arrays of `func`. In `jax.tree_util.Partial`, only the arguments are
-    children, and the arrays of `func` are hidden.
+    A transformation of a `Partial` sees the arrays among the arguments of the `Partial`. If `func`
+    is a Module, it also sees the arrays of `func`. In `jax.tree_util.Partial`, only the arguments
+    are children, and the arrays of `func` are hidden.
 
     **Arguments:**
 
     - `func`: any callable.
-    - `*args`, `**kwargs`: passed to `func` before the arguments of each call. A keyword argument of
-      a call overrides one given here.
+    - `*args`, `**kwargs`: passed to `func` in each call, before the arguments of the call. A
+      keyword argument of the call overrides a keyword argument given here.
 
     Its fields are `func`, `args` (a tuple) and `keywords` (a dict).
 

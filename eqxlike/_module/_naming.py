@@ -3,8 +3,8 @@
 While a filtered function is traced, each call of a Module runs in a `jax.named_scope` with the path
 of the Module. The path of an outermost call begins at the argument, such as `model.encoder`. The
 path of an inner call is relative to the enclosing call, such as `.layers[0]`. JAX keeps the scopes
-through transformations, and XLA keeps them in compiled programs. At other times, a call runs as it
-is.
+through transformations, and XLA keeps them in compiled programs. Outside of a trace, a call of a
+Module is not changed.
 """
 
 import contextlib
@@ -26,15 +26,15 @@ _current: contextvars.ContextVar["_Names | None"] = contextvars.ContextVar(
     "eqxlike_names_of_layers", default=None
 )
 
-# In a printed name stack these separate scopes and enclose transformed ones.
+# Not allowed in the name of a scope: JAX prints them between scopes and around transformations.
 _SEPARATORS = re.compile(r"[/()]")
 
 
 class LayerCall(StoredFunction):
-    """Descriptor for the `__call__` of a Module class. It adds a name while layers are named."""
+    """Descriptor for the `__call__` of a Module class. It names the call during a trace."""
 
-    # Not in `__dict__`, so that classes can be pickled by value: the function in `_named` refers to
-    # `_current`, which cannot be pickled.
+    # `_named` is not in `__dict__`, so that a class can be pickled by value: the function in
+    # `_named` refers to `_current`, which cannot be pickled.
     __slots__ = ("_named",)
 
     def __init__(self, function: Callable[..., Any]):
@@ -55,7 +55,7 @@ class LayerCall(StoredFunction):
 
 
 def _with_name(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `function` so that its calls get names while layers are being named."""
+    """Wraps `function` so that its calls get names inside `naming_layers`."""
 
     @functools.wraps(function)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +65,7 @@ def _with_name(function: Callable[..., Any]) -> Callable[..., Any]:
         with names.scope_of_call(self):
             return function(self, *args, **kwargs)
 
-    # Some tools that read a signature do not follow `__wrapped__`.
+    # The signature is copied, because some tools that read it do not follow `__wrapped__`.
     with contextlib.suppress(TypeError, ValueError):
         vars(call)["__signature__"] = inspect.signature(function)
     return call
@@ -73,13 +73,13 @@ def _with_name(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def naming_layers(args: Sequence[Any], labels: Sequence[str], num_bound: int = 0) -> Iterator[None]:
-    """Context manager in which calls of the Modules in the arguments of a function get names.
+    """Context manager that gives names to the calls of all Modules in the arguments of a function.
 
     **Arguments:**
 
-    - `args`, `labels`: the arguments and their names.
-    - `num_bound`: the number of leading arguments that users do not pass, such as the Module that
-      is called. They are named after their classes.
+    - `args`, `labels`: the arguments of the function, and the name of each argument.
+    - `num_bound`: the number of leading arguments that the user does not pass, such as the Module
+      whose method is called. They are named after their classes.
     """
     names = [_class_name(arg, label) for arg, label in zip(args[:num_bound], labels, strict=False)]
     token = _current.set(_Names([*zip([*names, *labels[num_bound:]], args, strict=True)]))
@@ -90,7 +90,7 @@ def naming_layers(args: Sequence[Any], labels: Sequence[str], num_bound: int = 0
 
 
 def names_in(tree: Any) -> tuple[str | None, ...] | None:
-    """The paths of the Modules in a tree, for `name_again`; `None` if no layers are being named."""
+    """The paths of the Modules in a tree, for `name_again`; `None` outside of `naming_layers`."""
     names = _current.get()
     if names is None:
         return None
@@ -107,9 +107,9 @@ def name_again(tree: Any, paths: tuple[str | None, ...] | None) -> None:
 
 
 def modules_in(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The Modules in a tree with their paths, outer ones first.
+    """The Modules in a tree with their paths, outer Modules first.
 
-    The Module inside a wrapper has the path of the wrapper.
+    A wrapper itself is left out. The Module inside it has the path of the wrapper.
     """
     if _is_layer(tree):
         yield path, tree
@@ -120,7 +120,7 @@ def modules_in(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of(tree: Any) -> list[tuple[Any, Any]]:
-    """The outermost Modules inside a tree, and its other leaves, with their paths."""
+    """The outermost Modules inside a tree and the leaves outside of Modules, with their paths."""
     inside: list[Any] = []
 
     def is_inside(part: Any) -> bool:
@@ -131,12 +131,13 @@ def _parts_of(tree: Any) -> list[tuple[Any, Any]]:
 
     try:
         if not _is_module(tree):
-            # Paths double the time, and most of these arguments contain no Modules.
+            # First look for Modules without making paths: most arguments that are not a Module
+            # contain none, and paths double the time.
             jtu.tree_leaves(tree, is_leaf=is_inside)
             if not inside:
                 return []
         return jtu.tree_flatten_with_path(tree, is_leaf=is_inside)[0]
-    # A foreign node may raise if it is flattened with tracers, which JAX itself does not do.
+    # Another library's node may raise if it is flattened while its leaves are tracers.
     except Exception:
         return []
 
@@ -168,12 +169,12 @@ class _Names:
 
     @functools.cached_property
     def _roots(self) -> list[tuple[str, Any]]:
-        """The Modules in the arguments, which are collected when one is first called."""
+        """The Modules in the arguments, collected when a Module is called for the first time."""
         return [found for name, arg in self._arguments for found in modules_in(arg, name)]
 
     @functools.cached_property
     def _paths(self) -> dict[int, tuple[weakref.ref[Any], str]]:
-        """Paths by the `id` of a Module. The weak reference shows whether the `id` is valid."""
+        """Maps the `id` of a Module to its path. The weak reference shows if the `id` is valid."""
         paths: dict[int, tuple[weakref.ref[Any], str]] = {}
         for path, module in self._roots:
             paths.setdefault(id(module), (weakref.ref(module), path))
@@ -184,15 +185,15 @@ class _Names:
             self._paths[id(module)] = weakref.ref(module), path
 
     def path_of(self, module: Any) -> str | None:
-        """The path of this very Module; `None` if it is not known."""
+        """The path of this Module object; `None` if it is not known."""
         reference, path = self._paths.get(id(module), (None, None))
         return path if reference is not None and reference() is module else None
 
     @contextlib.contextmanager
     def scope_of_call(self, module: Any) -> Iterator[None]:
-        """Context manager in which a call of a Module is traced."""
+        """Context manager that puts a call of a Module into a `jax.named_scope`."""
         enclosing = self._running[-1] if self._running else None
-        # `super().__call__` is part of the same call.
+        # `super().__call__` is part of the same call, and gets no other name.
         if enclosing is not None and enclosing.module is module:
             yield
             return
@@ -211,9 +212,11 @@ class _Names:
             self._running.pop()
 
     def _infer_path(self, module: Any, enclosing: "_Call | None") -> str:
-        """The path of the only Module of the same structure; otherwise the name of the class.
+        """Infers the path of a Module that is not known by its `id`.
 
-        Transformations rebuild their arguments, so a Module may be a copy of a known one.
+        Transformations rebuild their arguments, so the Module may be a copy of a known Module. If
+        exactly one known Module has the same structure, its path is returned. Otherwise the name of
+        the class is returned.
         """
         name = type(module).__name__
         # Hashing or comparing a user's static fields may raise.
@@ -231,7 +234,7 @@ class _Names:
 
 
 class _Call:
-    """A call that is being traced."""
+    """A call of a Module that is being traced."""
 
     def __init__(self, module: Any, path: str):
         self.module = module
@@ -239,14 +242,15 @@ class _Call:
 
     @functools.cached_property
     def by_structure(self) -> dict[Any, str | None]:
-        """The Modules inside the Module that is called."""
+        """Maps each structure to the path of the Module inside the called Module that has it."""
         return _by_structure(list(modules_in(self.module, self.path))[1:])
 
 
 def _by_structure(modules: Sequence[tuple[str, Any]]) -> dict[Any, str | None]:
-    """The path of the shallowest Module of each structure; `None` if several are as shallow.
+    """Maps each structure to the path of the shallowest Module that has it.
 
     For example, an optimiser state contains Modules of the same structure as the model, but deeper.
+    If several Modules are equally shallow, the path is `None`.
     """
     paths: dict[Any, list[str]] = {}
     for path, module in modules:

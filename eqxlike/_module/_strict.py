@@ -1,8 +1,8 @@
 """The rules of strict classes, `class Model(eqxlike.Module, strict=True)`: abstract or final.
 
-A class is either abstract, and cannot be instantiated, or final, and cannot be subclassed. So a
-reader of a method knows that no subclass overrides it, and a reader of `__init__` knows that it
-sets all fields.
+A class is either abstract, so that it cannot be instantiated, or final, so that it cannot be
+subclassed. So who reads a method knows that no subclass overrides it, and who reads an `__init__`
+knows that it sets all fields.
 
 The pattern is described in https://docs.kidger.site/equinox/pattern/.
 """
@@ -31,12 +31,12 @@ def StrictConfig(force_abstact: bool = False, **kwargs: Any) -> Any:
 
     **Arguments:**
 
-    - `force_abstact`: whether the class is abstract even without an abstract method or attribute.
-      The spelling is Equinox's; `force_abstract` is accepted too.
-    - `allow_abstract_name`: whether the name of a final class may start with `Abstract`.
-    - `allow_method_override`: whether the class may override methods that are not abstract.
+    - `force_abstact`: if `True`, the class is abstract even without an abstract method or
+      attribute. This is Equinox's spelling; `force_abstract` is accepted too.
+    - `allow_abstract_name`: if `True`, the name of a final class may start with `Abstract`.
+    - `allow_method_override`: if `True`, the class may override methods that are not abstract.
 
-    **Returns:** a value for `strict=`, which lifts some of the rules of `strict=True`. These are:
+    **Returns:** a value for `strict=` that lifts some of the rules of `strict=True`. The rules are:
 
     - A class is either abstract, with an abstract method or attribute, or final: no strict class
       subclasses it.
@@ -45,8 +45,8 @@ def StrictConfig(force_abstact: bool = False, **kwargs: Any) -> Any:
     - A method that is not abstract is not overridden.
     - If a class defines `__init__`, the same class declares all fields.
 
-    **Raises:** `TypeError` for an unknown option; at the class statement, `TypeError` for a class
-    that breaks a rule.
+    **Raises:** `TypeError` if an option is unknown. A class statement raises `TypeError` if the
+    class breaks a rule.
 
     !!! example
 
@@ -86,8 +86,8 @@ def check_strict(
 
     **Arguments:**
 
-    - `own`: the names in the body of the class, without generated ones.
-    - `written_init`: the class that defines the `__init__`; `None` if it is generated.
+    - `own`: the names in the body of the class, without the names of generated methods.
+    - `written_init`: the class that defines the `__init__`; `None` if the `__init__` is generated.
     """
     if not _are_checked:
         return

@@ -1,7 +1,8 @@
 """The metadata of Modules that wrap a callable: `functools.update_wrapper` for Modules.
 
-Most wrappers show the metadata of their `__wrapped__`. `module_update_wrapper` stores metadata in
-an instance: in its `__dict__`, and in the static part of its tree, under `METADATA_KEY`.
+Most wrappers read the metadata from the callable that their `__wrapped__` returns. But
+`module_update_wrapper` stores the metadata in the instance: in its `__dict__` under `METADATA_KEY`,
+and when the instance is flattened, in its static part.
 """
 
 import copy
@@ -21,7 +22,7 @@ _T = TypeVar("_T")
 def module_update_wrapper(
     wrapper: Module, wrapped: Callable[_P, _T] | None = None
 ) -> Callable[_P, _T]:
-    """A copy of a Module that shows the name and documentation of the callable that it wraps.
+    """Returns a copy of a Module that shows the name and documentation of the callable it wraps.
 
     **Arguments:**
 
@@ -29,8 +30,8 @@ def module_update_wrapper(
     - `wrapped`: the callable whose metadata to show; by default `wrapper.__wrapped__`.
 
     **Returns:** a copy of `wrapper` with the `__module__`, `__name__`, `__qualname__`, `__doc__`
-    and `__annotations__` of `wrapped`, as far as it has them. They are not leaves; maps over the
-    copy, and transformations, preserve them.
+    and `__annotations__` of `wrapped`, if it has them. These attributes are not leaves of the copy.
+    `jax.tree.map` and transformations preserve them.
 
     **Raises:** `ValueError` if the class of `wrapper` has no property `__wrapped__`.
 
@@ -62,7 +63,7 @@ def module_update_wrapper(
         )
     described: Any = wrapper.__wrapped__ if wrapped is None else wrapped  # pyright: ignore
     copied: Any = copy.copy(wrapper)
-    # A property of the class takes precedence over a stored value, and would hide it.
+    # A property of the class would hide a stored value of the same name, so it is left out.
     shown = {
         name: value
         for name, value in shown_by(described).items()
@@ -81,7 +82,7 @@ _ANNOTATIONS = "__annotations__"
 
 
 def make_metadata(shown: dict[str, Any]) -> "Metadata":
-    """Makes the metadata `shown` hashable, so that it can be part of a structure."""
+    """Converts the metadata `shown` to a hashable object, which can be part of a structure."""
     annotations = shown.get(_ANNOTATIONS)
     if annotations is not None:
         annotations = tuple((name, _hashable(value)) for name, value in annotations.items())
@@ -93,8 +94,8 @@ def make_metadata(shown: dict[str, Any]) -> "Metadata":
 class Metadata:
     """The metadata that `module_update_wrapper` gave to an instance.
 
-    It is part of the structure of the tree, so it must be hashable: annotations are stored as
-    pairs, and an unhashable value is compared by identity.
+    It is part of the structure of the tree, so it must be hashable. Therefore annotations are
+    stored as pairs, and an unhashable value is compared by identity.
     """
 
     named: tuple[tuple[str, Any], ...]

@@ -1,15 +1,17 @@
 """The partition of trees into arrays and an interned Structure, cached on Modules.
 
-The files in the order of reading; docs/design.md gives an overview:
+The files, in the order in which to read them. docs/design.md gives an overview.
 
 - `_flatten`: the walk from a tree to its arrays and its Structure, and the checking mode.
 - `_structure`: `Structure`, its subclass for each type of node, such as a tuple or a Module, and
   the table that makes Structures unique.
 - `_writers`: generated code that rebuilds a tree, and generated code that checks a tree in a warm
   call.
-- `_static_key`: whether two static values may share a trace, and generated code that checks it.
+- `_static_key`: keys that decide if two static values may share a trace, and generated code that
+  compares them.
 - `_described`: descriptions of trees as text, made from Structures, for messages and files.
-- `_split`: dynamic and static leaves, for transformations that cache nothing between calls.
+- `_split`: splitting a tree into dynamic and static leaves, for transformations that cache nothing
+  between calls.
 """
 
 from ._described import ArrayForm as ArrayForm

@@ -1,9 +1,9 @@
 """Descriptions of trees as text: the Structure of a tree, and the types of its arrays.
 
-A Structure holds static values themselves, for example closures with arrays. A description holds
-texts only, so it can be kept without the tree, or written to a file. Each Structure has a single
-description, which consists of the descriptions of its children. So common parts of two trees share
-memory, and are compared by identity.
+A Structure holds the static values themselves, for example closures with arrays. A description
+holds only texts, so it can be kept without the tree, or written to a file. Each Structure has a
+single description, which contains the descriptions of its children. So the descriptions of two
+trees share their common parts. This saves memory, and common parts are compared by identity.
 """
 
 import ast
@@ -32,20 +32,20 @@ from ._structure import (
 Kind = Literal["array", "static", "field", "tuple", "list", "dict", "namedtuple", "record"]
 
 _MAX_SHOWN = 4
-"""A Module with more arrays than this is shown as their number only."""
+"""If a Module has more arrays than this, a text shows only their number."""
 
 _OF_WRAPPER = "_function"
 """The field of a transformed function that holds the user's function."""
 
 
 class ArrayForm(NamedTuple):
-    """The type of an array, without its values. Arrays of the same type share a trace.
+    """The type of an array, without the values. Arrays of the same type share a trace.
 
-    - `shape`: the shape; a symbolic size of an export is a string.
+    - `shape`: the shape. The symbolic sizes of an exported program are strings.
     - `dtype`: the name of the dtype, such as `"float32"` or `"key<fry>"`.
     - `weak_type`: whether the dtype is weak, as for a Python number.
-    - `sharding`: the sharding over the axes of a mesh, as far as the trace depends on it.
-    - `text`: JAX's text for the type, which has everything else, such as a memory space.
+    - `sharding`: the part of the sharding over the axes of a mesh on which the trace depends.
+    - `text`: JAX's text for the type. It shows everything else, such as a memory space.
     """
 
     shape: tuple[int | str, ...]
@@ -56,7 +56,7 @@ class ArrayForm(NamedTuple):
 
     @staticmethod
     def of(array: Any) -> "ArrayForm":
-        """Takes shape and dtype of an array or a `jax.ShapeDtypeStruct`."""
+        """Makes the type from the shape and dtype of an array or a `jax.ShapeDtypeStruct`."""
         sizes = getattr(array, "shape", ())
         shape = tuple(size if type(size) is int else str(size) for size in sizes)
         return ArrayForm(shape, str(getattr(array, "dtype", array)))
@@ -71,18 +71,20 @@ class ArrayForm(NamedTuple):
 class Node:
     """The description of a tree without its arrays.
 
-    - `kind`: `array`; `static` for a static leaf; `field` for a static part of a node, such as a
-      static field of a Module; or the type of a node. A node that is not a container of Python is a
-      `record` of named children.
-    - `text`: the text of a static value; the name of the class of a node.
+    - `kind`: `array` for an array, `static` for a static leaf, and `field` for a static part of a
+      node, such as a static field of a Module. For a node it is the kind of container: `tuple`,
+      `list`, `dict`, `namedtuple`, or `record` for any other node with named children.
+    - `text`: the text of a static value, or the name of the class of a node.
     - `names`: the names of the children in a path, such as `.weight` or `['a']`; `None` for a
       sequence.
-    - `children`: the children of a node, then its static parts; the elements of a static value.
-    - `value`: a tuple of the static value, if it is a bool, a number, a string or `None`.
-    - `frozen`: the names of the fields in which arrays are frozen, which are part of the class.
-    - `fingerprint`: different for different static values, and for nodes of different classes. For
-      a value that is compared by identity, it is unique.
-    - `advice`: the kind of the static value, by which `_differences` chooses its advice.
+    - `children`: the children of a node, followed by its static parts; or the elements of a static
+      value.
+    - `value`: a tuple that contains the static value, if this is a bool, a number, a string or
+      `None`; otherwise an empty tuple.
+    - `frozen`: the names of the fields in which arrays are frozen. They are part of the class.
+    - `fingerprint`: a hashable value. Different static values have different fingerprints, and so
+      have nodes of different classes. A static value that is compared by identity has a unique one.
+    - `advice`: the kind of static value, from which `_differences` chooses its advice.
     """
 
     kind: Kind
@@ -113,20 +115,20 @@ class Node:
 
 
 class Tree(NamedTuple):
-    """A described tree: the root node, and all arrays in order, or their types."""
+    """A described tree: its root node, and all its arrays (or their types) in tree order."""
 
     node: Node
     arrays: tuple[Any, ...]
 
     def parts(self) -> Iterator[tuple[str, "Tree"]]:
-        """The children by name, each with its own arrays."""
+        """The children, each with its name and its own arrays."""
         start = 0
         for name, child in zip(self.node.child_names(), self.node.children, strict=True):
             yield name, Tree(child, self.arrays[start : start + child.num_arrays])
             start += child.num_arrays
 
     def leaves(self) -> Iterator[tuple[str, "Tree"]]:
-        """Each array and each static value, by path."""
+        """The arrays and static values, each with its path."""
         # Not recursive, since a tree may be as deep as `flatten` allows.
         stack = [("", self)]
         while stack:
@@ -137,9 +139,9 @@ class Tree(NamedTuple):
                 yield path, tree
 
     def __str__(self) -> str:
-        """A text of one line, such as `(float32[batch, 64], {'scale': float32[]})`.
+        """Describes the tree in one line, such as `(float32[batch, 64], {'scale': float32[]})`.
 
-        A Module with many arrays is shown as their number only.
+        If a Module has many arrays, only their number is shown.
         """
         node = self.node
         if not node.is_node:
@@ -178,14 +180,15 @@ def differing(first: Tree, second: Tree) -> Iterator[tuple[str, Tree | None, Tre
         if is_one_type and one.is_node and (has_names or len(one.children) == len(other.children)):
             parts, others = dict(old.parts()), dict(new.parts())
             pairs = [(path + name, parts.get(name), others.get(name)) for name in parts | others]
-            # In a large tree, most parts are usually the same.
+            # Equal pairs are dropped at once, since most parts of a large tree are usually the
+            # same.
             stack += [pair for pair in pairs[::-1] if pair[1] != pair[2]]
         elif not is_one_type or one.is_node or old.arrays != new.arrays:
             yield path, old, new
 
 
 def key_of(name: str) -> Any:
-    """Parses a name in a path: the name of a field, or the key of a dictionary or sequence.
+    """Parses a name in a path to the name of a field, or to the key of a dictionary or sequence.
 
     Returns `None` for a key that is not a Python literal.
     """
@@ -203,18 +206,19 @@ def key_of(name: str) -> Any:
 _ARRAY = Node("array", "array")
 
 DescribeStatic = Callable[..., Node]
-"""A function that describes a static value. For a static part of a node, whose kind is `field`, it
-is called with `of_node=True`; for a static leaf, with its `StaticKey` as a second argument.
+"""A function that describes a static value. If the value is a static part of a node, so that its
+kind is `field`, the function is called with `of_node=True`. If the value is a static leaf, the
+function is called with the `StaticKey` of the leaf as a second argument.
 """
 
 
 def root_node(names: Iterable[str], arguments: Iterable[Node]) -> Node:
-    """The description of several trees under these names, such as the arguments of a call."""
+    """The description of several trees with these names, such as the arguments of a call."""
     return Node("record", "arguments", tuple(names), tuple(arguments))
 
 
 def describe(structure: Structure, of_static: DescribeStatic) -> Node:
-    """The description of a Structure, made on first use."""
+    """The description of a Structure. It is made on first use and then reused."""
     # Not recursive, since a tree may be as deep as `flatten` allows.
     stack = [structure]
     while stack:
@@ -225,7 +229,7 @@ def describe(structure: Structure, of_static: DescribeStatic) -> Node:
         else:
             stack.pop()
             if of_static not in top.generated:
-                # If two threads describe it at once, both use the first description.
+                # If two threads describe a Structure at once, both use the first description.
                 top.generated.setdefault(of_static, _describe_one(top, of_static))
     return structure.generated[of_static]
 
@@ -255,13 +259,15 @@ def _describe_one(structure: Structure, of_static: DescribeStatic) -> Node:
 
 
 def identity_of(value: Any) -> Hashable:
-    """A hashable value that no other object ever has, unlike an `id`, which Python reuses."""
+    """A hashable value that identifies an object. Python may reuse an `id`, but not this value."""
     try:
         reference = weakref.ref(value)
     except TypeError:
-        # The compiled function keeps the value alive, so that its `id` is rarely reused.
+        # Here only the `id` is available. It is rarely reused, since the compiled function keeps
+        # the value alive.
         return id(value)
-    # Each object has a single reference, which is returned too so that its `id` is not reused.
+    # Python makes a single weak reference for each object. It is part of the result, so that it
+    # stays alive and its own `id` is not reused.
     return id(reference), reference
 
 
@@ -287,9 +293,9 @@ def _open(
 
 
 def _foreign_names(treedef: Any, num_children: int) -> Iterable[str]:
-    """The names of the children in a path, if the class defines them; otherwise indices."""
+    """The names of the children in a path. If the class defines no names, they are indices."""
     names: dict[str, None] = {}
-    with contextlib.suppress(Exception):  # The class may reject these children.
+    with contextlib.suppress(Exception):  # The class may reject integers as children.
         children = children_with_keys(treedef.unflatten(range(num_children)))
         names = {jtu.keystr((key,)): None for key, _ in children}
     are_names = len(names) == num_children and not any("<flat index" in name for name in names)
@@ -300,7 +306,7 @@ def _foreign_names(treedef: Any, num_children: int) -> Iterable[str]:
 
 
 def described(tree: Any) -> Tree:
-    """Describes a tree by text that is the same in every process.
+    """Describes a tree by texts that are the same in every process.
 
     Each `jax.ShapeDtypeStruct` counts as an array.
     """
@@ -309,7 +315,7 @@ def described(tree: Any) -> Tree:
 
 
 def describe_by_text(value: Any, _: Any = None, *, of_node: bool = False) -> Node:
-    """Describes a static value by text that is the same in every process."""
+    """Describes a static value by a text that is the same in every process."""
     kept = (value,) if type(value) in (bool, int, float, str, type(None)) else ()
     return Node("field" if of_node else "static", stable_text(value), value=kept)
 
@@ -326,8 +332,8 @@ def to_plain(tree: Tree) -> Any:
 def from_plain(plain: Any) -> Tree:
     """Converts the JSON data of `to_plain` to a tree, with the types of its arrays.
 
-    Raises some exception if the data are invalid. `differing` can compare such trees across
-    processes: classes by name, and values by text.
+    It raises an exception of any type if the data are invalid. `differing` can compare trees from
+    different processes: it compares their classes by name, and their values by text.
     """
 
     def node_from(kind: Any, text: str, names: Any, children: Any, value: Any) -> Node:

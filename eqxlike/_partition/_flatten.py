@@ -1,7 +1,8 @@
 """Flattening a tree into its arrays and its Structure, and caching the result on Modules.
 
-The walk comes first, then the functions that open each type of node, then rows of leaves. The last
-part is the checking mode, which compares every cached partition with a fresh one.
+`flatten` comes first, which walks over the tree. Then come the functions that flatten each type of
+node by one level, then `Row`s of many leaves. The last part is the checking mode, which compares
+every cached partition with a fresh one.
 """
 
 import contextlib
@@ -41,7 +42,9 @@ from ._structure import (
 from ._writers import as_tuple, concrete_array_types, flatten_one_level
 
 _MAX_DEPTH = 20_000
-"""Deeper trees, and cycles, raise `RecursionError`. The walk itself is not recursive."""
+"""Maximum depth of a tree. A deeper tree, or a cycle, raises `RecursionError`. The walk itself is
+not recursive.
+"""
 
 
 def flatten(
@@ -55,38 +58,40 @@ def flatten(
 ) -> tuple[list[Any], Structure]:
     """The arrays of `tree`, in tree order, and its Structure.
 
-    The outermost Modules with nothing mutable among their children, such as a list or a dict
-    (`Structure.is_cacheable`), cache their partition for the next call. It is valid while the lists
-    and dicts in their static fields do not change.
+    A Module can cache its partition if there is no mutable node, such as a list or a dict, among
+    its descendants (`Structure.is_cacheable`). `flatten` caches the partition of the outermost such
+    Modules for the next call. A cached partition is valid as long as the lists and dicts in the
+    static fields do not change.
 
     **Arguments:**
 
     - `tree`: any pytree.
-    - `with_abstract`: count each `jax.ShapeDtypeStruct` as an array, for ahead-of-time lowering.
-      Nothing is cached then.
-    - `is_output`: accept static leaves that cannot be hashed or compared, since the output of a
-      function is not part of a cache key.
-    - `by_identity`: accept static leaves that cannot be hashed or compared, and compare them by
-      identity.
-    - `is_private`: make a Structure with these very objects, even if there is one with equal
-      objects, so that a rebuilt tree has these objects. Nothing is cached then.
+    - `with_abstract`: if `True`, each `jax.ShapeDtypeStruct` counts as an array, for ahead-of-time
+      lowering. Nothing is cached then.
+    - `is_output`: if `True`, static leaves need not be hashable or comparable, since the output of
+      a function is not part of a cache key.
+    - `by_identity`: if `True`, static leaves that cannot be hashed or compared are accepted, and
+      compared by identity.
+    - `is_private`: if `True`, the Structure holds the static objects of `tree` itself, even if a
+      Structure with equal objects exists. So a rebuilt tree has the objects of `tree`. Nothing is
+      cached then.
     - `root`: a function that returns the name of the tree in a message.
 
     **Returns:** `(arrays, structure)`.
 
-    **Raises:** `TypeError`, with its path, for a static leaf that cannot be hashed or compared;
-    `RecursionError` if the tree is too deep or has a cycle; `PartitionError` under
-    `checking_partitions`, if a Module was changed.
+    **Raises:** `TypeError` with the path of the leaf if a static leaf cannot be hashed or compared;
+    `RecursionError` if the tree is too deep or has a cycle; `PartitionError` if a Module was
+    changed and `checking_partitions` is active.
     """
     arrays: list[Any] = []
-    # Modules that may cache their partition, each with the range of its arrays. Only the outermost
-    # ones will cache it.
+    # Modules that may cache their partition, each with the range of its arrays. At the end, only
+    # the outermost Modules are left in this list.
     candidates: list[_Candidate] = []
     containers: list[Container] = []
     frames: list[_Frame] = []
     frame = _Frame(None, _Opened(TupleNode, _no_meta, None, (tree,), lambda index: root()), 0, 0, 0)
     make_unhashable = opaque_leaf if is_output else identity_leaf if by_identity else None
-    # A rebuilt output must have its own objects, not equal ones.
+    # A rebuilt output must have the static objects that the function returned, not equal objects.
     make = make_private if is_private or is_output else intern
     caches = not with_abstract and not is_private
     checks = caches and is_checking()
@@ -102,7 +107,7 @@ def flatten(
                 cached = _current(get_cached(value)) if caches else None
                 if not checks and cached is not None and cached is not INITIALISING:
                     structure = cached.structure.interned
-                    # An output keeps its own objects; the interned Structure may have equal ones.
+                    # The interned Structure may hold equal objects, but an output keeps its own.
                     if structure.is_exact or not is_output:
                         arrays += cached.arrays
                         structures.append(structure)
@@ -160,13 +165,13 @@ def flatten(
 
 
 class _Opened(NamedTuple):
-    """A node flattened by one level. To intern it, only the Structures of its children are needed.
+    """A node flattened by one level: all that interning needs, except the children's Structures.
 
     - `structure_type`: the subclass of `Structure`.
-    - `make_meta`: a function that makes the `meta` of a new Structure.
+    - `make_meta`: a function without arguments that returns the `meta` of a new Structure.
     - `static`: the static part of the node itself.
     - `children`: the children, which are flattened next.
-    - `name_child`: a function from the index of a child to its name in a path.
+    - `name_child`: a function that takes the index of a child and returns its name in a path.
     """
 
     structure_type: type[Structure]
@@ -180,8 +185,8 @@ class _Opened(NamedTuple):
 class _Frame:
     """A node whose children are being walked.
 
-    - `cached`: the content of a Module's slot when the walk reached the Module.
-    - `structures`: the Structures of the children walked so far.
+    - `cached`: for a Module, the content of its slot when the walk reached it.
+    - `structures`: the Structures of the children that the walk has left.
     - `children`: an iterator over the remaining children.
     """
 
@@ -205,18 +210,23 @@ class _Frame:
 
 
 _Candidate = tuple[Module, slice, slice, Structure]
-"""A Module with the ranges of its arrays and containers, and its Structure."""
+"""A Module, the range of its arrays, the range of its containers, and its Structure."""
 
 
 class _OfOwnContainers(NamedTuple):
-    """A Structure for a Module whose static containers are equal to its own, but other objects."""
+    """Takes the place of a Structure in the cache of a Module that has static containers of its
+    own.
+
+    The containers of the Module are equal to the containers of the interned Structure, but are
+    other objects.
+    """
 
     interned: Structure
     snapshot: Snapshot | None
 
 
 def _current(cached: Any) -> Any:
-    """`cached`, or `None` if a static container of the Module or of its Structure has changed."""
+    """Returns `cached`, or `None` if a static container in it has changed."""
     if cached is None or cached is INITIALISING:
         return cached
     if (snapshot := cached.structure.snapshot) is not None:
@@ -273,11 +283,11 @@ def _explain(
     )
 
 
-# --- Opening each type of node ---
+# --- Flattening each type of node by one level ---
 
 
 def _open(value: Any) -> _Opened | None:
-    """Flattens `value` by one level; returns `None` for a leaf. Here `None` itself is a leaf."""
+    """Flattens `value` by one level; returns `None` for a leaf. `None` counts as a leaf."""
     node_type = type(value)
     open_as = _OF_PYTHON.get(node_type)
     if open_as is not None:
@@ -290,7 +300,7 @@ def _open(value: Any) -> _Opened | None:
     if flattened is None:
         return None
     children, data = flattened
-    # For an unregistered namedtuple, JAX returns its class as the data.
+    # If a namedtuple is not registered with JAX, JAX returns its class as the data.
     if data is node_type and isinstance(value, tuple):
         children, names = as_tuple(value, slice(None)), node_type._fields
         return _Opened(NamedTupleNode, _no_meta, None, children, lambda i: f".{names[i]}")
@@ -298,7 +308,7 @@ def _open(value: Any) -> _Opened | None:
 
 
 def _no_meta() -> None:
-    """The meta of a node that needs none."""
+    """The `make_meta` of a node that needs no `meta`."""
 
 
 def _open_sequence(value: tuple[Any, ...] | list[Any]) -> _Opened:
@@ -324,7 +334,7 @@ _OF_PYTHON = {tuple: _open_sequence, list: _open_sequence, dict: _open_dict}
 def _open_module(value: Module) -> _Opened:
     codec = type(value)._eqxlike_class.codec
     children, statics = codec.flatten(value)
-    # During `__init__` some fields are missing.
+    # While `__init__` runs, some fields may be missing. Then `statics` is an `_Incomplete`.
     is_complete = type(statics) is tuple
     names = codec.layout.dynamic_names if is_complete else statics[0]
     static = (is_complete, *statics)
@@ -332,9 +342,9 @@ def _open_module(value: Module) -> _Opened:
 
 
 def is_array_of_jax(value: Any) -> bool:
-    """Whether `value` is a JAX array, a tracer, a traced reference or a NumPy scalar.
+    """Returns `True` if `value` is a JAX array, a tracer, a traced reference or a NumPy scalar.
 
-    Unless it is a tracer, its type is added to `concrete_array_types`.
+    It also adds the type of a JAX array or NumPy scalar to `concrete_array_types`.
     """
     if isinstance(value, Tracer):
         return isinstance(value, jax.Array) or is_traced_reference(value)
@@ -345,7 +355,10 @@ def is_array_of_jax(value: Any) -> bool:
 
 
 def are_concrete_arrays(values: Iterable[Any]) -> bool:
-    """Whether all of `values` are arrays and not tracers. Adds types like `is_array_of_jax`."""
+    """Returns `True` if all of `values` are arrays and not tracers.
+
+    It also adds types to `concrete_array_types`, as `is_array_of_jax` does.
+    """
     return all(
         type(value) in concrete_array_types
         or (is_array_of_jax(value) and type(value) in concrete_array_types)
@@ -353,17 +366,20 @@ def are_concrete_arrays(values: Iterable[Any]) -> bool:
     )
 
 
-# --- Rows: many leaves of one node, without a Structure and generated code for each leaf ---
+# --- Rows: a node with many leaves needs no Structure and no generated code for each leaf ---
 
 
 _MIN_ROW = 64
-"""With fewer leaves than this, separate Structures and code for each leaf are faster."""
+"""With fewer leaves than this, a Structure and generated code for each leaf are faster."""
 
 
 def _make_row(
     children: Sequence[Any], *, with_abstract: bool
 ) -> tuple[Row, tuple[Any, ...]] | None:
-    """The `Row` of these children and its arrays; `None` unless all are leaves of known types."""
+    """The `Row` of these children, and its arrays; `None` unless all children are leaves.
+
+    The leaves must be arrays or have one of the `PLAIN_TYPES`.
+    """
     types = [*map(type, children)]
     known = {*types}
     arrays = known & concrete_array_types
@@ -414,7 +430,7 @@ def is_checking() -> bool:
 
 
 def when_switched_on(listener: Callable[[], None]) -> None:
-    """Registers a function to be called, without arguments, each time the mode is switched on."""
+    """Registers a function without arguments, which is called each time the mode is switched on."""
     _listeners.append(listener)
 
 
@@ -422,8 +438,8 @@ def when_switched_on(listener: Callable[[], None]) -> None:
 def checking_partitions() -> Iterator[None]:
     """Context manager that compares every cached partition with a fresh one.
 
-    Inside it, no filtered call takes its fast path. Each Module is flattened again and compared,
-    leaf by leaf and by identity, with its cached partition. The environment variable
+    Inside it, filtered calls do not take their fast path. Each Module is flattened again, and each
+    leaf must be the same object as in the cached partition. The environment variable
     `EQXLIKE_CHECK_PARTITIONS=1` switches this mode on for a whole program.
 
     The mode applies to all threads of the process. It makes filtered calls many times slower; use
@@ -452,7 +468,10 @@ def checking_partitions() -> Iterator[None]:
 def _check(
     module: Module, cached: CachedPartition, arrays: list[Any], structure: Structure
 ) -> None:
-    """Compares the cached partition of `module` with its fields now, by identity."""
+    """Raises `PartitionError` if the cached partition of `module` is not its partition now.
+
+    `arrays` and `structure` are its partition now. Arrays are compared by identity.
+    """
     if structure is not cached.structure.interned or [*map(id, arrays)] != [
         *map(id, cached.arrays)
     ]:

@@ -1,4 +1,4 @@
-"""The dynamic/static split for transformations that cache nothing between calls."""
+"""Splits a tree into dynamic and static leaves, for transformations that cache nothing."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,9 +13,10 @@ from ._static_key import StaticKey, is_hashable
 
 
 class Rest:
-    """A tree without its dynamic leaves. `merge` puts other leaves in their place.
+    """A tree without its dynamic leaves. `merge` puts new leaves in their place.
 
-    Two are equal if the same leaves were taken out, and may share a trace.
+    Two `Rest`s are equal if they may share a trace: they have the same treedef, the same leaves
+    were taken out, and the static leaves are the same.
 
     - `treedef`: the treedef of the whole tree.
     """
@@ -41,11 +42,11 @@ class Rest:
         )
 
     def __hash__(self) -> int:
-        # Not all leaves are hashable.
+        # The leaves are left out, since some of them may not be hashable.
         return hash((self.treedef, tuple(self._is_dynamic)))
 
     def leaves(self, dynamic: Iterable[Any]) -> list[Any]:
-        """All leaves, with the values of `dynamic`, in order, for the leaves taken out."""
+        """All leaves of the tree. The values of `dynamic`, in order, replace those taken out."""
         dynamic = iter(dynamic)
         return [
             next(dynamic) if taken else leaf
@@ -53,26 +54,26 @@ class Rest:
         ]
 
     def leaves_into(self, other: Any, dynamic: Iterable[Any]) -> list[Any]:
-        """All leaves, as in `leaves`, but with `other` for every static leaf."""
+        """The same as `leaves`, but every static leaf is replaced by `other`."""
         dynamic = iter(dynamic)
         return [next(dynamic) if taken else other for taken in self._is_dynamic]
 
     def merge(self, dynamic: Iterable[Any]) -> PyTree:
-        """The tree with the values of `dynamic`, in order, for the leaves taken out."""
+        """The whole tree. The values of `dynamic`, in order, replace the leaves taken out."""
         tree = self.treedef.unflatten(self.leaves(dynamic))
         if self._paths is not None:
             name_again(tree, self._paths)
         return tree
 
     def merge_into(self, other: Any, dynamic: Iterable[Any]) -> PyTree:
-        """The tree, as in `merge`, but with `other` for every static leaf.
+        """The same as `merge`, but every static leaf is replaced by `other`.
 
-        With `None`, it has the structure of a gradient.
+        If `other` is `None`, the result has the structure of a gradient.
         """
         return self.treedef.unflatten(self.leaves_into(other, dynamic))
 
     def take(self, leaves: Iterable[Any]) -> list[Any]:
-        """Given one value for each leaf, the values for the leaves taken out."""
+        """Selects the values of the leaves taken out, from one value for each leaf of the tree."""
         return [leaf for taken, leaf in zip(self._is_dynamic, leaves, strict=True) if taken]
 
 
@@ -83,11 +84,11 @@ UNTRACED: Any = None
 def split(tree: PyTree, is_dynamic: Callable[[Any], bool] = is_array) -> tuple[list[Any], Rest]:
     """Takes the leaves for which `is_dynamic` is true out of `tree`.
 
-    **Returns:** `(dynamic, rest)`; `rest.merge(dynamic)` is the tree again.
+    **Returns:** `(dynamic, rest)`. `rest.merge(dynamic)` returns the tree again.
     """
     leaves, treedef = jtu.tree_flatten(tree)
     dynamic, rest = split_leaves(leaves, treedef, flag_leaves(tree, leaves, is_dynamic))
-    # Layers in merged trees get the names of the layers in `tree`.
+    # So the layers in a merged tree get the names of the layers in `tree`.
     rest._paths = names_in(tree)
     return dynamic, rest
 
@@ -103,10 +104,10 @@ def split_leaves(leaves: list[Any], treedef: Any, is_dynamic: list[bool]) -> tup
 
 
 def is_same_static(first: Any, second: Any) -> bool:
-    """Whether two static leaves are interchangeable in a trace at this moment.
+    """Returns `True` if two static leaves are interchangeable in a trace at this moment.
 
-    As in `filter_jit`, they are compared by type and value; functions and unhashable leaves are
-    compared by identity.
+    As in `filter_jit`, leaves are compared by type and value, but functions and unhashable leaves
+    are compared by identity.
 
     >>> import jax
     >>> is_same_static(1, 1), is_same_static(1, True), is_same_static(1, 1.0)
@@ -116,7 +117,8 @@ def is_same_static(first: Any, second: Any) -> bool:
     """
     if first is second:
         return True
-    # Both are kept alive while their keys are compared: keys name objects by their `id`.
+    # Both keys must be alive during the comparison: they keep the objects alive whose `id` they
+    # contain.
     keys = [StaticKey(each, by_identity=not is_hashable(each)) for each in (first, second)]
     return keys[0].key == keys[1].key
 
@@ -124,7 +126,7 @@ def is_same_static(first: Any, second: Any) -> bool:
 def find_static_difference(first: PyTree, second: PyTree) -> Difference | None:
     """The first difference between two trees, ignoring their arrays; `None` if they share a trace.
 
-    It is a static leaf, or a node that differs in its type, its children or its static fields.
+    The difference is a static leaf, or a node whose type, children or static fields differ.
 
     >>> import jax
     >>> from jax.tree_util import keystr

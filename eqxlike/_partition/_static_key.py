@@ -1,14 +1,14 @@
 """Keys for static values: two values share a trace only if no program could distinguish them.
 
-Python's `==` is not enough: `1 == 1.0 == True` and `0.0 == -0.0`, with equal hashes, and `nan` does
-not equal itself. The rules are:
+Python's `==` is not enough. `1 == 1.0 == True` and `0.0 == -0.0` hold, with equal hashes, and `nan`
+does not equal itself. The rules are:
 
-- values that hash by identity are compared by identity, as in `jax.jit`, whatever they contain;
+- values that hash by identity are compared by identity, whatever they contain, as in `jax.jit`;
 - numbers, strings and tuples are compared by value and type, and dataclasses by their fields;
 - partial functions and methods are compared by their parts. If the instance of a method is not
-  hashable, it is compared by identity;
-- values with their own `__hash__` are compared by `__hash__`, by `==`, and by the types of the
-  numbers among their attributes;
+  hashable, the instance is compared by identity;
+- values with their own `__hash__` are compared by `__hash__` and `==`. If an attribute is a number,
+  its type must be equal too;
 - in a static field, lists, dicts and other containers are compared by their elements, and other
   unhashable values by their attributes.
 """
@@ -40,10 +40,10 @@ from .._pytree import is_array
 
 _BY_VALUE = frozenset(
     {bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented), np.dtype}
-    # Two C methods are equal only if they are bound to the same object.
+    # A method written in C is of this type. Two are equal only if bound to the same object.
     | {types.BuiltinFunctionType}
 )
-"""Values of these types are immutable, and equal ones of one type are interchangeable."""
+"""Values of these types are immutable. Equal values of the same type are interchangeable."""
 
 _BY_IDENTITY = (
     type,
@@ -63,18 +63,18 @@ _TRUSTED_PACKAGES = frozenset(
 """Hashable values of classes from these packages never change."""
 
 ATOMS = _BY_VALUE | {float, complex, types.FunctionType, PjitFunction}
-"""Every instance of these types is immutable, and a leaf of any pytree (or `None`)."""
+"""Every instance of these types is immutable. In a pytree, it is a leaf or `None`."""
 
 
 PLAIN_TYPES = frozenset({type(None), bool, int, str, bytes, float})
-"""Many values of these types get a single key from `plain_key`, which is fast."""
+"""Many values of these types together get a single key from `plain_key`, which is fast."""
 
 _MIN_PLAIN = 32
-"""Tuples of at least this many values of `PLAIN_TYPES` get their key from `plain_key`."""
+"""A tuple of at least this many values of `PLAIN_TYPES` gets its key from `plain_key`."""
 
 
 def plain_key(values: tuple[Any, ...]) -> Hashable:
-    """A single key for these values, whose types are all in `PLAIN_TYPES`."""
+    """A single key for all these values. Their types must be in `PLAIN_TYPES`."""
     types = (*map(type, values),)
     if float not in types:
         return types, values
@@ -86,18 +86,23 @@ def plain_key(values: tuple[Any, ...]) -> Hashable:
 class StaticKey:
     """The key of one static value, and its properties.
 
-    - `key`: hashable; values with equal keys are interchangeable in a trace at this moment.
-    - `is_immutable`: whether the key stays valid. If not, it must be computed again each time.
-    - `is_fixed`: whether the key stays valid while the `containers` do not change.
+    - `key`: a hashable object. Values with equal keys are interchangeable in a trace at this
+      moment.
+    - `is_immutable`: `True` if the key stays valid. Otherwise it must be computed again each time.
+    - `is_fixed`: `True` if the key stays valid as long as the `containers` do not change.
     - `containers`: the lists, dicts, sets and plain objects in the value, for a `Snapshot`.
-    - `is_exact`: whether values with this key are interchangeable in every respect, not only in the
-      parts that their `==` compares.
-    - `held`: objects to which `key` refers by their `id`. A `StaticKey` keeps them alive; `key`
-      alone, as in a table, does not.
+    - `is_exact`: `True` if values with this key are interchangeable in every respect, not only in
+      the parts that their `==` compares.
+    - `held`: the objects whose `id` is part of `key`. The `StaticKey` keeps them alive; `key` alone
+      does not.
 
-    With `by_identity`, an unhashable value is compared by identity. With `by_elements`, the value
-    is an unhashable field of a hashable dataclass, and is compared by its elements. With `of_node`,
-    the value is the static part of a node, and everything unhashable in it is compared by value.
+    **Arguments:**
+
+    - `by_identity`: if `True`, the value is compared by identity.
+    - `by_elements`: if `True`, the value is an unhashable field of a hashable dataclass, and is
+      compared by its elements.
+    - `of_node`: if `True`, the value is the static part of a node, and every unhashable object in
+      it is compared by value.
 
     **Raises:** `TypeError` if the value must be hashable and is not.
     """
@@ -158,10 +163,10 @@ class StaticKey:
             if isinstance(value, base):
                 return cls, distinguish(value), self._of_attributes(value)
         if cls is types.MethodType:
-            # Each access to the attribute makes a new method.
+            # Each access to a method makes a new object, so methods are compared by their parts.
             return cls, self._of_bound(value.__func__), self._of_bound(value.__self__)
         if cls is functools.partial:
-            # Its dict of keywords may change.
+            # The dict of keywords of a partial may change.
             self.is_immutable = False
             keywords = tuple(value.keywords.items())
             parts = tuple(map(self._of_part, (value.func, value.args, keywords)))
@@ -179,13 +184,14 @@ class StaticKey:
             return cls, tuple(map(self._of, fields))
         hash(value)  # Raises if the value is not hashable.
         if fields is not None:
-            # A custom `__hash__` may skip fields that are not hashable.
+            # Fields may be unhashable, since a custom `__hash__` may leave them out.
             self.is_immutable = self.is_immutable and is_frozen_by_class(cls)
             return cls, tuple(map(self._of_elements, fields))
         if cls.__module__.partition(".")[0] in _TRUSTED_PACKAGES:
             return cls, value
         self.is_immutable = False
-        # The hash shows a change in place, which `==` cannot, since any object equals itself.
+        # The hash is part of the key because it shows if `value` was changed in place. `==` does
+        # not show it, since any object equals itself.
         return cls, value, hash(value), types_of_numbers(value)
 
     def _of_unhashable(self, value: Any) -> Hashable:
@@ -222,7 +228,10 @@ class StaticKey:
         return "is", id(value)
 
     def _of_attributes(self, value: Any) -> Hashable:
-        """The key of the attributes of a `tuple`, `float` or the like: its `==` ignores them."""
+        """The key of the attributes of a value whose `==` ignores them.
+
+        An example is an instance of a subclass of `tuple` or `float`.
+        """
         is_known = type(value) in _WITHOUT_ATTRIBUTES or id(value) in self._inside
         if is_known or not has_attributes(value):
             return None
@@ -233,19 +242,19 @@ class StaticKey:
         return key
 
     def _of_bound(self, value: Any) -> Hashable:
-        """The key of a part of an immutable value; by identity if the part is not hashable."""
+        """The key of a part of an immutable value. An unhashable part is compared by identity."""
         return self._of(value) if is_hashable(value) else self._identity(value)
 
     def _of_part(self, value: Any) -> Hashable:
-        """The key of a part of a partial, which need not be hashable."""
+        """The key of a part of a partial function. The part need not be hashable."""
         cls = type(value)
         if cls is tuple:
             return cls, tuple(map(self._of_part, value))
         if not is_array(value) and is_hashable(value):
             return self._of(value)
         base = next((base for base in _ELEMENTS if isinstance(value, base)), None)
-        # A container is also compared by identity: another container with the same elements may
-        # have different elements later.
+        # An unhashable container is compared by identity and by elements, since another container
+        # with the same elements may have different elements later.
         identity = self._identity(value)
         if base is None:
             return identity
@@ -260,8 +269,8 @@ class StaticKey:
     def _of_elements(self, value: Any) -> Hashable:
         """The key of an unhashable field of a dataclass, by its elements.
 
-        The elements are compared by type and `==`, and not by their own keys, for speed:
-        `nnx.GraphDef` describes a whole model in two lists.
+        The elements have no keys of their own; they are compared by type and `==`. This is faster,
+        which matters for `nnx.GraphDef`: it describes a whole model in two lists.
         """
         base = next((base for base in _ELEMENTS if isinstance(value, base)), None)
         if base is None:
@@ -277,15 +286,16 @@ class StaticKey:
 
 
 Container = tuple[Any, Any, tuple[Any, ...]]
-"""A container, a live view of some of its parts, and a copy of these parts."""
+"""A container, a view of some of its parts that shows changes, and a copy of these parts."""
 
 
 class Snapshot:
     """The contents of some containers when their keys were made.
 
-    Each part is immutable, compared by identity, or itself a container in the snapshot. So a
-    container is unchanged if its parts are the same objects, which is a fast comparison. Equal
-    snapshots are the same object, so that a call can skip a snapshot that it has already checked.
+    Each part of a container is immutable, is compared by identity, or is itself a container in the
+    snapshot. So a container is unchanged if its parts are the same objects. This can be checked
+    fast. Equal snapshots are the same object, so that a call can skip a snapshot that it has
+    already checked.
     """
 
     __slots__ = ("__weakref__", "_lengths", "_live", "_saved", "containers")
@@ -312,12 +322,12 @@ _snapshots: weakref.WeakValueDictionary[Any, Snapshot] = weakref.WeakValueDictio
 def snapshot_of(containers: Iterable[Container]) -> Snapshot | None:
     """The snapshot of these containers; `None` if there are none."""
     unique = {(id(each[0]), type(each[1]), *map(id, each[2])): each for each in containers}
-    # The snapshot keeps the objects alive, so each `id` is valid.
+    # The snapshot keeps the objects alive, so that no other object gets their `id`.
     return _snapshots.setdefault((*unique,), Snapshot([*unique.values()])) if unique else None
 
 
 class _Attributes:
-    """A view of the class and the `__dict__` of a plain object; both can be reassigned."""
+    """A view of the class and the `__dict__` of a plain object. It shows if one was reassigned."""
 
     __slots__ = ("of",)
 
@@ -332,7 +342,7 @@ class _Attributes:
 
 
 def _live_parts(value: Any, base: type | None) -> tuple[Any, ...]:
-    """Live views of all parts of a container; empty if views cannot show all parts."""
+    """Views that show all parts of a container as they change; empty if there are no such views."""
     cls = type(value)
     if cls in (list, set):
         return (value,)
@@ -345,7 +355,7 @@ def _live_parts(value: Any, base: type | None) -> tuple[Any, ...]:
 
 
 class _Elements(tuple):
-    """A tuple that is hashable whatever it contains."""
+    """A tuple that is hashable even if its elements are not."""
 
     __slots__ = ()
 
@@ -361,7 +371,7 @@ _ELEMENTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     bytearray: lambda b: (bytes(b),),
     array.array: lambda a: (a.typecode, a.tobytes()),
 }
-"""Functions that return the elements of unhashable containers; also for subclasses."""
+"""Functions that return the elements of unhashable containers. They also apply to subclasses."""
 
 _DISTINGUISHED_BY: dict[type, Callable[[Any], Hashable]] = {
     np.generic: lambda scalar: (str(scalar.dtype), _bits(scalar)),
@@ -370,16 +380,16 @@ _DISTINGUISHED_BY: dict[type, Callable[[Any], Hashable]] = {
     decimal.Decimal: decimal.Decimal.as_tuple,
     datetime.datetime: lambda time: (time.isoformat(), time.fold, _zone(time)),
     datetime.time: lambda time: (time.isoformat(), time.fold, _zone(time)),
-    # Only subclasses of these three get here; their `==` ignores their attributes.
+    # These three entries are for subclasses, whose `==` ignores their attributes.
     int: int.__index__,
     str: str.__str__,
     bytes: lambda text: bytes.__getitem__(text, slice(None)),
-    # To the `==` of a treedef, `1` and `True` are equal, but its text distinguishes them. The text
-    # also has memory addresses, which do not matter.
+    # Two treedefs that differ only in `1` and `True` are equal, but their texts differ. The memory
+    # addresses in a text are removed, since they do not matter.
     jtu.PyTreeDef: lambda treedef: (treedef, _ADDRESS.sub("", str(treedef))),
 }
-"""Functions that return the data by which two values of one type differ. They also apply to
-subclasses, which inherit `==`.
+"""For each type, a function that returns all data by which two values of this type can differ. It
+also applies to subclasses, which inherit `==`.
 """
 
 
@@ -399,13 +409,13 @@ def is_by_identity(value: Any) -> bool:
 
 
 def is_by_own_equality(value: Any) -> bool:
-    """Whether `value`, which may change in place, is compared by its own `==` and hash alone."""
+    """Whether a mutable `value` is compared by its own `==` and hash, and not by its parts."""
     others = (tuple, frozenset, *_DISTINGUISHED_BY, *_RANGES, functools.partial, types.MethodType)
     return not isinstance(value, others) and fields_compared(value) is None
 
 
 def is_hashable(value: Any) -> bool:
-    # The class does not show it: a frozen dataclass is hashable only if its fields are.
+    # The class alone does not decide: a frozen dataclass is hashable only if its fields are.
     try:
         hash(value)
     except TypeError:
@@ -431,8 +441,8 @@ _WITHOUT_ATTRIBUTES = frozenset(
 def fields_compared(value: Any) -> list[str] | None:
     """The fields by which `==` compares `value` with others of its class; `None` if unknown.
 
-    They are known for a Module, and for a class that has or inherits an `__eq__` that `dataclass`
-    generated, for which `C(1) == C(1.0)`.
+    They are known for a Module, and for a class whose `__eq__` was generated by `dataclass`, in the
+    class or in a base class. With such an `__eq__`, `C(1) == C(1.0)`.
     """
     if not isinstance(type(value), ModuleMeta) and _dataclass_parameters(type(value)) is None:
         return None
@@ -440,19 +450,19 @@ def fields_compared(value: Any) -> list[str] | None:
 
 
 def is_frozen_by_class(cls: type) -> bool:
-    """Whether `cls`, whose compared fields are known, prevents assignment to them."""
+    """Whether `cls` prevents assignment to the fields that `fields_compared` returns."""
     parameters = _dataclass_parameters(cls)
     return issubclass(cls, Module) or (parameters is not None and parameters.frozen)
 
 
 def _dataclass_parameters(cls: type) -> Any:
-    """The parameters of the dataclass whose generated `__eq__` `cls` has; `None` for others."""
+    """The parameters of the dataclass that generated the `__eq__` of `cls`; `None` if none did."""
     owner = next(base for base in cls.__mro__ if "__eq__" in vars(base))
     return vars(owner).get("__dataclass_params__") if _is_generated(owner.__eq__) else None
 
 
 def _is_generated(method: Any) -> bool:
-    """Whether `dataclass` generated the method. A class keeps a method that its body defines."""
+    """Whether `dataclass` generated the method. It does not replace a method in the class body."""
     code = getattr(method, "__code__", None)
     return code is not None and code.co_qualname.startswith("__create_fn__.")
 
@@ -464,7 +474,7 @@ _NUMBERS = frozenset({bool, int, float, complex})
 
 
 def types_of_numbers(value: Any) -> Hashable:
-    """The types of the attributes of `value` that are numbers, or tuples that hold some."""
+    """The types of those attributes of `value` that are numbers, or tuples that contain numbers."""
     return tuple(
         (name, types)
         for name, each in attributes_of(value)
@@ -481,7 +491,7 @@ def _number_types(value: Any) -> Hashable:
 
 def has_attributes(value: Any) -> bool:
     has_some = hasattr(value, "__dict__") or any(map(_slots, type(value).__mro__))
-    # A dataclass with slots may have no field.
+    # A dataclass with slots but without fields counts too.
     return has_some or dataclasses.is_dataclass(value)
 
 
@@ -506,25 +516,29 @@ def _slots(base: type) -> list[str]:
 
 # --- Generated code that checks whether a value has the key of a static value ---
 #
-# Most static values are compared inline; for the others, the key is computed again. If a static
-# value may change in place, and the argument is another, equal object, both are checked, since the
-# compiled function holds the static value.
+# A guard is the code that checks if the value in an argument may replace the static value of a
+# trace. For most types, the guard compares the two directly. For the others, it computes the key of
+# the argument's value again.
+#
+# The compiled function holds the static value of the trace. If this value may change in place, and
+# the argument has another, equal object, the guard checks both objects.
 
 
 _COMPARED = (int, str, bytes)
 
 _MAX_UNPACKED = 31
-"""For longer tuples, the key is computed again."""
+"""A longer tuple is not compared element by element: its key is computed again."""
 
 
 def write_static_guard(writer: Any, name: str, value: Any, *, of_node: bool) -> None:
-    """Writes the guard that checks whether `name` could replace `value` in a trace.
+    """Writes the guard that checks if the variable `name` may replace `value` in a trace.
 
     **Arguments:**
 
-    - `of_node`: whether `value` is in the static part of a node. An unhashable static leaf is
-      compared by identity, an unhashable static part of a node by value. The guard of the node
-      checks that the containers in `value` are unchanged.
+    - `of_node`: `True` if `value` is in the static part of a node, `False` if it is a static leaf.
+      An unhashable static leaf is compared by identity, an unhashable static part of a node by
+      value. This guard does not check if the containers in `value` are unchanged; the guard of the
+      node does.
     """
     cls = type(value)
     if value is None or value is True or value is False:
@@ -542,7 +556,7 @@ def write_static_guard(writer: Any, name: str, value: Any, *, of_node: bool) -> 
     elif is_by_identity(value) or not _has_key(value, of_node):
         writer.miss_if(f"{name} is not {writer.constant(value)}")
     elif cls is types.MethodType:
-        # Each access to the attribute makes a new method.
+        # Each access to a method makes a new object, so methods are compared by their parts.
         _is_of_type(writer, name, types.MethodType)
         write_static_guard(writer, writer.assign(f"{name}.__func__"), value.__func__, of_node=False)
         write_static_guard(writer, writer.assign(f"{name}.__self__"), value.__self__, of_node=False)
@@ -570,8 +584,9 @@ def _is_same_float(writer: Any, name: str, value: float) -> None:
 def _is_unchanged(writer: Any, name: str, value: Any) -> None:
     """Writes the guard of a `value` that may change in place.
 
-    The value of `name` must have the key that `value` had at the trace. If it is another object,
-    `value` must still have this key too, because the compiled function holds `value`.
+    The variable `name` must have the key that `value` had at the trace. If the variable is another
+    object than `value`, `value` itself must still have this key too, because the compiled function
+    holds `value`.
     """
     same = writer.constant(value)
     _is_of_type(writer, name, type(value))
@@ -638,7 +653,7 @@ def _has_hash(writer: Any, name: str, value: Any) -> None:
 
 
 def _stays_but_for_keywords(partial: functools.partial) -> bool:
-    """Whether only the dict of keywords can change in a partial, and its parts are immutable."""
+    """Whether all parts of a partial are immutable, so that only its keywords can change."""
     parts = (partial.func, *partial.args, *partial.keywords.values())
     return not vars(partial) and all(
         is_array(part) or (is_hashable(part) and StaticKey(part).is_immutable) for part in parts
@@ -646,7 +661,7 @@ def _stays_but_for_keywords(partial: functools.partial) -> bool:
 
 
 def _has_key(value: Any, of_node: bool) -> bool:
-    """Whether `value` has a key; a value without one is compared by identity."""
+    """Whether a `StaticKey` can be made for `value`. If not, `value` is compared by identity."""
     try:
         StaticKey(value, of_node=of_node)
     except Exception:  # A `__hash__` may raise anything.

@@ -1,8 +1,8 @@
 """Structures: trees without their arrays.
 
-A `Structure` is interned: while it is alive, an equal one is the same object, so that a warm call
-compares structures by identity. It consists of the Structures of its children, down to arrays and
-static leaves. There is a subclass for each type of node.
+A `Structure` is interned: while it is alive, any equal Structure is the same object. So a warm call
+compares Structures by identity. The Structure of a node contains the Structures of its children,
+down to arrays and static leaves. There is a subclass of `Structure` for each type of node.
 """
 
 import itertools
@@ -20,29 +20,34 @@ from . import _writers as writers
 from ._static_key import Snapshot, StaticKey, snapshot_of
 
 MIN_RUN = 16
-"""Fewer adjacent nodes are handled one by one, since code without a loop is then faster."""
+"""If fewer than this many children have the same Structure, code without a loop is faster."""
 
 
 class Structure:
-    """Base class of the types of node. `intern` and `make_private` make the instances, which are
-    compared by identity.
+    """Base class of the Structures of all types of node. Instances are compared by identity.
+
+    `intern` and `make_private` make the instances.
 
     - `node_type`: the type of the node.
-    - `meta`: everything else needed to rebuild the node; the value, for a static leaf.
+    - `meta`: everything else that is needed to rebuild the node. For a static leaf, it is the
+      value.
     - `static`: the key of everything static in the node itself.
-    - `children`: the Structures of the children; or one `Row`, for many leaves.
+    - `children`: the Structures of the children. If the node has many leaves, it is a single `Row`.
     - `num_arrays`: the number of arrays in the subtree.
-    - `is_cacheable`: whether nothing inside is mutable, except for the static containers in
-      `snapshot`: there is no list, dict or foreign node among the descendants.
+    - `is_cacheable`: `True` if there is no list, dict or foreign node in the subtree, so that only
+      the static containers in `snapshot` can change.
     - `snapshot`: the contents of the lists, dicts and other containers in static fields, or `None`.
-    - `interned`: the Structure with this key in the table, which may hold other, equal objects.
-    - `is_exact`: whether two trees of this Structure with the same arrays are interchangeable in
+    - `interned`: the Structure with this key in the table. Its static objects may be other objects
+      that are equal.
+    - `is_exact`: `True` if two trees of this Structure with the same arrays are interchangeable in
       every respect, not only in the parts that their `==` compares.
-    - `anchor`: a nested function or a lambda among the static values, which may be short-lived.
-    - `has_row`: whether the children are the leaves of one `Row`.
-    - `has_run`: whether the children are many nodes of one Structure, for which a loop is written.
-    - `has_sequence`: whether the children are taken as one sequence.
-    - `generated`: functions generated for this Structure, on first use.
+    - `anchor`: a nested function or a lambda among the static values, or `None`. It may have a
+      short life.
+    - `has_row`: `True` if the children are a single `Row`.
+    - `has_run`: `True` if there are many children and all have the same Structure. Then the
+      generated code has a loop.
+    - `has_sequence`: `True` if the generated code handles all children as one sequence.
+    - `generated`: functions that are generated for this Structure on first use.
     """
 
     __slots__ = (
@@ -64,10 +69,10 @@ class Structure:
     )
 
     is_immutable: bool = True
-    """Whether nodes of this type are immutable themselves."""
+    """Whether a node of this type is immutable, apart from its children."""
 
     takes_sequence: bool = False
-    """Whether the children of a node of this type may be taken as one sequence."""
+    """Whether generated code may handle the children of a node of this type as one sequence."""
 
     is_leaf: bool = False
     is_row: bool = False
@@ -76,13 +81,13 @@ class Structure:
     """Whether a Module of this Structure caches its partition."""
 
     can_stay_lazy: bool = False
-    """Whether a Module of this Structure may be built without its fields."""
+    """Whether a Module of this Structure can be lazy: built without its fields."""
 
     write_build: Callable[["Structure", writers.RebuildWriter, list[str]], str]
-    """Writes how to build a node of this type."""
+    """Writes the code that builds a node of this type."""
 
     write_guard: Callable[["Structure", writers.GuardWriter, str], Sequence[str]]
-    """Writes the guard that checks whether a value is such a node."""
+    """Writes the guard that checks if a value is a node with this Structure."""
 
     def __init__(
         self,
@@ -121,18 +126,18 @@ class Structure:
         return self._interned or self
 
     def is_current(self) -> bool:
-        """Whether the static objects in it are unchanged."""
+        """Whether the static objects in this Structure are unchanged."""
         if self.is_exact:
             return True
         return self.static.is_current() and all(child.is_current() for child in self.children)
 
     def rebuilder(self, *, cache: bool) -> Callable[[tuple[Any, ...]], Any]:
-        """The function from a tuple of `num_arrays` arrays to a tree of this Structure.
+        """Returns a function that takes a tuple of `num_arrays` arrays and builds the tree.
 
         **Arguments:**
 
-        - `cache`: whether the outermost Modules built cache their partition, and stay lazy if they
-          can. The arrays must be concrete then: a tracer must not be cached.
+        - `cache`: if `True`, the outermost Modules that it builds cache their partition, and stay
+          lazy if they can. Then the arrays must be concrete, since a tracer must not be cached.
         """
         rebuild = self.generated.get(cache)
         if rebuild is None:
@@ -150,7 +155,7 @@ def _is_short_lived(value: Any) -> bool:
 
 
 class ArrayLeaf(Structure):
-    """An array, which is traced."""
+    """An array. Arrays are traced."""
 
     __slots__ = ()
 
@@ -182,9 +187,9 @@ class TupleNode(Structure):
 class ListNode(Structure):
     """A list, which may change between two calls.
 
-    So a Module that contains a list does not cache its partition: `is_immutable` makes
-    `Structure.is_cacheable` false, which `flatten` reads. The generated guard reads the type, the
-    length and the elements in each call.
+    So a Module that contains a list does not cache its partition: `is_immutable` is `False`, so
+    `Structure.is_cacheable` is `False` too, and `flatten` reads it. The generated guard reads the
+    type, the length and the elements of the list in each call.
     """
 
     __slots__ = ()
@@ -216,14 +221,14 @@ class DictNode(Structure):
 
 
 class DictKeys(NamedTuple):
-    """The keys as JAX sorts them, and in the insertion order of the first dict."""
+    """The keys of a dict, as JAX sorts them and in the insertion order of the first dict."""
 
     keys: tuple[Any, ...]
     as_inserted: tuple[Any, ...]
 
 
 class ForeignNode(Structure):
-    """A node of any other type registered with JAX. Its `meta` is a `ForeignMeta`."""
+    """A node of any other type that is registered with JAX. Its `meta` is a `ForeignMeta`."""
 
     __slots__ = ()
 
@@ -234,14 +239,14 @@ class ForeignNode(Structure):
 
 
 class ForeignMeta:
-    """The treedef that rebuilds a node, and the `data` that its flattening function returned."""
+    """The treedef that rebuilds a node, and the data that its flattening function returned."""
 
     __slots__ = ("data", "treedef")
 
     def __init__(self, value: Any, data: Any):
         self.data = data
-        # JAX calls `is_leaf` for the node itself first. A comparison with the node by identity
-        # would not do, since the node may contain itself.
+        # JAX calls `is_leaf` for the node itself first, and then for its children. `is_leaf` counts
+        # its calls: a comparison with the node would be wrong for a node that contains itself.
         is_child = itertools.chain((False,), itertools.repeat(True))
         self.treedef = jtu.tree_structure(value, is_leaf=lambda _: next(is_child))
 
@@ -249,8 +254,8 @@ class ForeignMeta:
 class ModuleNode(Structure):
     """A Module. Its `meta` holds the values of its static fields.
 
-    - `is_incomplete`: whether it lacks fields, as during `__init__`, or has metadata: then the
-      `meta` is more than a tuple of these values.
+    - `is_incomplete`: `True` if the Module lacks fields, because its `__init__` is running, or has
+      metadata. Then `meta` holds more than these values.
     """
 
     __slots__ = ("is_cacheable_module", "is_incomplete")
@@ -261,7 +266,8 @@ class ModuleNode(Structure):
     def __init__(self, node_type: Any, meta: Any, *parts: Any):
         super().__init__(node_type, meta, *parts)
         self.is_incomplete = type(meta) is not tuple
-        # Each access makes a new bound method, so its cache would be lost. Its instance has one.
+        # Each access makes a new bound method, so its cache would be lost. Its instance caches the
+        # partition instead.
         is_method = issubclass(node_type, BoundMethod)
         self.is_cacheable_module = self.is_cacheable and not is_method
 
@@ -274,11 +280,11 @@ class ModuleNode(Structure):
         return self.is_cacheable and can_stay_lazy(self.node_type)
 
     def fields(self, dynamic: tuple[Any, ...]) -> dict[str, Any]:
-        """The fields of an instance with these arrays, by name."""
+        """Builds the fields of an instance with these arrays; returns them by name."""
         return stored_fields(self.rebuilder(cache=False)(dynamic))
 
     def cache(self, module: Any) -> CachedPartition | None:
-        """Caches the partition of an instance that has none yet, such as a user's new one.
+        """Caches the partition of an instance that has no cache yet, such as a new instance.
 
         **Returns:** the partition, or `None` if the instance is not of this Structure.
         """
@@ -293,7 +299,7 @@ class ModuleNode(Structure):
         return partition
 
     def _make_take(self) -> Callable[[Any], tuple[Any, ...] | None]:
-        """A function from a Module of this Structure to its arrays, from others to `None`."""
+        """Makes a function that returns the arrays of a Module, or `None` for another Structure."""
         writer = writers.GuardWriter(None, None, None, reads_fields=True)
         writer.write(self, "module")
         lines = [*writer.function("take(module)"), f"    return {tuple_of(writer.arrays)}"]
@@ -301,7 +307,7 @@ class ModuleNode(Structure):
 
 
 class Row(Structure):
-    """The only child of a node with many leaves, which have no Structures of their own.
+    """Stands for all children of a node with many leaves, so that a leaf needs no Structure.
 
     Its `meta` is a `RowLeaves`.
     """
@@ -329,7 +335,7 @@ class RowLeaves(NamedTuple):
 
 
 class _Interned(weakref.ref[Structure]):
-    """A weak reference to a Structure in the table. It equals the key of this Structure only."""
+    """A weak reference to a Structure in the table. It equals only the key of this Structure."""
 
     __slots__ = ("hash", "key")
 
@@ -344,9 +350,10 @@ class _Interned(weakref.ref[Structure]):
 
 
 def _forget(interned: _Interned) -> None:
-    # Garbage collection calls this at any moment. A `WeakValueDictionary` would call the `__eq__`
-    # of users' objects here. If that calls JAX while jaxlib 0.10.2 takes a traceback (Python 3.11),
-    # jaxlib releases code objects twice, and the process crashes later.
+    # Garbage collection may call this function at any moment. A `WeakValueDictionary` would call
+    # the `__eq__` of users' objects here, and an `__eq__` may call JAX. If this happens while
+    # jaxlib 0.10.2 takes a traceback (Python 3.11), jaxlib releases code objects twice, and the
+    # process crashes later.
     _table.pop(interned, None)
 
 
@@ -356,7 +363,8 @@ def _find(key: Hashable) -> Structure | None:
 
 
 _table: dict[Hashable, _Interned] = {}
-# Reentrant, since garbage collection may run code that takes the lock in the thread that holds it.
+# Reentrant: while a thread holds the lock, garbage collection may run code in this thread that
+# takes the lock again.
 _lock = threading.RLock()
 
 
@@ -367,19 +375,20 @@ def intern(
     static: StaticKey,
     children: tuple[Structure, ...],
 ) -> Structure:
-    """The unique Structure with these parts; `static` determines its meta."""
-    # The key has the `id`s of the class and the children, which the Structure itself keeps alive. A
-    # key that held them could keep the Structure alive, through a closure with a compiled function.
+    """The unique Structure with these parts. `static` determines the result of `make_meta`."""
+    # The key has only the `id`s of the class and the children; the Structure keeps these objects
+    # alive. If the key held the objects, it could keep the Structure alive: a closure among them
+    # may refer to a compiled function, and this function to the Structure.
     key = (structure_type, id(node_type), static.key, tuple(map(id, children)))
     found = _find(key)
     if found is None or not (found.is_exact or found.static.is_current()):
         made = structure_type(node_type, make_meta(), static, children)
         with _lock:
             found = _find(key)
-            # A Structure whose meta has changed in place is replaced.
+            # If the `meta` of a Structure was changed in place, the Structure is replaced.
             if found is None or not found.static.is_current():
-                # Assigning to an existing item would keep its old key, but `_Interned.__eq__`
-                # compares with the new one.
+                # Assigning to an existing item of a dict keeps its old key object, but
+                # `_Interned.__eq__` compares with the new one. So the item is removed first.
                 _table.pop(key, None)
                 entry = _Interned(made, _forget)
                 entry.key, entry.hash = key, hash(key)
@@ -394,7 +403,10 @@ Intern = Callable[[*Parts], Structure]
 
 
 def make_private(*parts: *Parts) -> Structure:
-    """A new Structure with these very objects; the interned one if it is exact."""
+    """A new Structure that holds these objects themselves, not equal objects.
+
+    If the Structure is exact, it is the interned one.
+    """
     structure_type, node_type, make_meta, static, children = parts
     if static.is_exact and all(child.is_exact for child in children):
         return intern(*parts)
@@ -404,7 +416,7 @@ def make_private(*parts: *Parts) -> Structure:
 
 
 def num_interned() -> int:
-    """The number of Structures alive."""
+    """The number of Structures that are alive."""
     return len(_table)
 
 
@@ -419,7 +431,7 @@ ARRAY.num_arrays = 1
 
 
 def static_leaf(value: Any, make: Intern = intern) -> Structure:
-    """The Structure of a static leaf. Raises `TypeError` if `value` is not hashable."""
+    """The Structure of a static leaf. It raises `TypeError` if `value` is not hashable."""
     return make(StaticLeaf, type(value), lambda: value, StaticKey(value), ())
 
 

@@ -1,8 +1,9 @@
-"""Generated code for the trees of one Structure: one function builds a tree from its arrays, and
-one checks whether a tree has the Structure and takes its arrays.
+"""Generates two functions for a Structure.
 
-Both are written by a walk over the Structure. Each walk is followed by the functions that it calls
-to write the lines of a node. `_structure` assigns these functions to the types of node.
+The first function builds a tree with this Structure from its arrays. The second function checks if
+a tree has this Structure, and takes its arrays. The class that writes a function walks over the
+Structure. In this file, it is followed by the functions that it calls to write the lines for one
+node. `_structure` assigns these functions to the types of node.
 """
 
 import contextlib
@@ -27,14 +28,14 @@ from .._traceback import compile_function, tuple_of
 from ._static_key import Container, StaticKey, plain_key, snapshot_of, write_static_guard
 
 concrete_array_types: set[type] = {np.ndarray, jax.Ref}
-"""Instances of these types are arrays and not tracers. Types are added when first seen."""
+"""Instances of these types are arrays and not tracers. A type is added when it is first seen."""
 
 
 class SourceWriter:
-    """Writes lines of source, with names for what they assign and for the values they refer to.
+    """Writes lines of Python source, and chooses the names of variables and constants in them.
 
     - `lines`: the lines written so far.
-    - `namespace`: the values that the lines refer to, by name.
+    - `namespace`: maps each name in the lines that is not a variable to its value.
     """
 
     def __init__(self, namespace: dict[str, Any]):
@@ -49,25 +50,25 @@ class SourceWriter:
 
     @contextlib.contextmanager
     def block(self, header: str) -> Iterator[None]:
-        """Puts the lines written inside it below `header`."""
+        """Context manager: lines written inside it form an indented block below `header`."""
         self.line(header)
         self._depth += 1
         yield
         self._depth -= 1
 
     def name(self, stem: str) -> str:
-        """A new name."""
+        """Returns a new name that begins with `stem`."""
         self._num_names += 1
         return f"{stem}{self._num_names}"
 
     def assign(self, source: str) -> str:
-        """A name for the value of `source`."""
+        """Writes an assignment of `source` to a new variable, and returns the variable's name."""
         name = self.name("x")
         self.line(f"{name} = {source}")
         return name
 
     def constant(self, value: Any) -> str:
-        """An expression for `value`: a name, unless it is a constant of the language."""
+        """Returns an expression for `value`: `None`, `True`, `False`, or a name in `namespace`."""
         if value is None or value is True or value is False:
             return repr(value)
         name = self._constants.get(id(value))
@@ -81,11 +82,12 @@ class SourceWriter:
 
 
 class RebuildWriter(SourceWriter):
-    """Writes the function that builds a tree from its arrays, a line for each node, children first.
+    """Writes the function that builds a tree from its arrays.
 
-    `treedef.unflatten` would call a Python function for each Module.
+    It writes a line for each node, after the lines of its children. The function is faster than
+    `treedef.unflatten`, which calls a Python function for each Module.
 
-    - `cache`: whether the outermost Modules built cache their partition.
+    - `cache`: whether the outermost Modules that the function builds cache their partition.
     """
 
     def __init__(self, cache: bool):
@@ -103,8 +105,9 @@ class RebuildWriter(SourceWriter):
         self.num_arrays = 0
 
     def write(self, root: Any) -> Callable[[tuple[Any, ...]], Any]:
-        # An explicit stack: deep trees need no deep recursion. A frame is
-        # (structure, expressions of the children so far, first array, is inside a cached Module).
+        # An explicit stack is used, so that deep trees need no deep recursion. A frame is
+        # (Structure, expressions of the children written so far, index of the first array, whether
+        # the node is inside a Module that caches its partition).
         frames: list[tuple[Any, list[str], int, bool]] = [(root, [], 0, False)]
         while True:
             structure, parts, first_array, is_inside = frames[-1]
@@ -122,7 +125,7 @@ class RebuildWriter(SourceWriter):
             else:
                 expression = structure.write_build(self, parts)
             if is_cached and not is_inside:
-                # A slice of a whole tuple is that tuple: no copy if there is one Module.
+                # If the tree is a single Module, the slice is the tuple itself, and not a copy.
                 made = "LazyPartition" if structure.can_stay_lazy else "CachedPartition"
                 taken = f"arrays[{first_array}:{self.num_arrays}]"
                 partition = f"{made}({taken}, {self.constant(structure)})"
@@ -133,7 +136,7 @@ class RebuildWriter(SourceWriter):
             frames[-1][1].append(expression)
 
     def _run(self, nodes: tuple[Any, ...], cache: bool) -> str:
-        """The expression for a list of nodes of one Structure."""
+        """The expression for a list of adjacent nodes that all have the same Structure."""
         count, each = len(nodes), nodes[0].num_arrays
         build = self.constant(nodes[0].rebuilder(cache=cache))
         if not each:
@@ -159,9 +162,9 @@ class RebuildWriter(SourceWriter):
         return f"arrays[{self.num_arrays - count}:{self.num_arrays}]"
 
 
-# Functions that write the lines that build a node, one for each type. `parts` are the expressions
-# of its children, or a single expression for the sequence of all. Each returns the expression of
-# the node.
+# For each type of node, a function that writes the lines that build the node, and returns the
+# expression for the node. `parts` has an expression for each child, or a single expression for the
+# sequence of all children.
 
 
 def build_array(node: Any, writer: RebuildWriter, parts: list[str]) -> str:
@@ -188,7 +191,7 @@ def build_named_tuple(node: Any, writer: RebuildWriter, parts: list[str]) -> str
 
 
 def _is_built_as_generated(cls: Any) -> bool:
-    """Whether a call of the class, as JAX makes it, only creates the tuple."""
+    """Whether calling a namedtuple class, as JAX does, runs no code of the user."""
     new, init = cls.__new__, cls.__init__
     module = getattr(new, "__module__", "")
     is_generated = any(module == f"namedtuple_{base.__name__}" for base in cls.__mro__)
@@ -245,28 +248,29 @@ def _merger(meta: Any) -> Callable[[Sequence[Any]], list[Any]]:
     return merge
 
 
-# --- Checking whether a tree has a Structure, in a warm call ---
+# --- Checking in a warm call if a tree has a Structure ---
 
 
 _MAX_GUARDS = 4_000
-"""After this many lines, further nodes are flattened by the general walk in each call: compiling a
-longer function would take longer than many such walks.
+"""Maximum number of lines. All further nodes are flattened by `flatten` in each call, because
+compiling a longer function takes longer than many calls of `flatten`.
 """
 
 
 class GuardWriter(SourceWriter):
-    """Writes the guards of trees: lines that return `MISS` for any other tree.
+    """Writes guards: lines that return `MISS` if a tree does not have the given Structure.
 
-    - `arrays`: the expressions of the arrays of the trees, to be put between brackets.
+    Each node is a `Structure`. This class is not imported, since `_structure` imports this file.
 
-    Each node is a `Structure`, which is defined in a file above this one.
+    - `arrays`: the expressions of the arrays of the trees. The caller puts them between brackets.
 
     **Arguments:**
 
-    - `flatten`: the general walk.
+    - `flatten`: the function `flatten`, for values that need it in each call.
     - `arrays`: the arrays of an example, in order. The guards try the types of these arrays first.
-    - `miss`: the value to return for other trees.
-    - `reads_fields`: whether to read the fields of Modules that may cache their partition.
+    - `miss`: the value that the guards return for a tree with another Structure.
+    - `reads_fields`: if `True`, the guards read the fields of a Module and not its cached
+      partition.
     """
 
     def __init__(
@@ -280,13 +284,13 @@ class GuardWriter(SourceWriter):
         self._num_arrays = 0
 
     def write_all(self, roots: Sequence[Any], name: str) -> None:
-        """Writes the guards of the trees in a sequence, the value of `name`."""
+        """Writes the guards of several trees. The variable `name` holds a sequence of them."""
         for root, each in zip(roots, self.unpack(name, len(roots)), strict=True):
             self.write(root, each)
 
     def write(self, root: Any, name: str) -> None:
-        """Writes the guards of one tree, the value of `name`."""
-        # An explicit stack: deep trees need no deep recursion.
+        """Writes the guards of one tree. The variable `name` holds it."""
+        # An explicit stack is used, so that deep trees need no deep recursion.
         nodes: list[tuple[Any, str]] = [(root, name)]
         while nodes:
             node, name = nodes.pop()
@@ -300,7 +304,7 @@ class GuardWriter(SourceWriter):
             nodes += zip(reversed(node.children[: len(names)]), reversed(names), strict=True)
 
     def _write_run(self, child: Any, sequence: str, count: int) -> None:
-        """Writes the guard of `count` nodes of one Structure, in a loop."""
+        """Writes the guard of `count` nodes that have the same Structure, as a loop."""
         arrays, element = self.name("arrays"), self.name("x")
         before, self.arrays = self.arrays, []
         num_before = self._num_arrays
@@ -314,56 +318,64 @@ class GuardWriter(SourceWriter):
         self.take_all(arrays, count * child.num_arrays)
 
     def compare_by_walk(self, structure: Any, name: str) -> None:
-        """Writes the guard of a value that is flattened in each call."""
+        """Writes a guard that calls `flatten` for the value of `name` in each call."""
         dynamic, found = self.name("dynamic"), self.name("structure")
         self.line(f"{dynamic}, {found} = flatten({name})")
         self.miss_if(f"{found} is not {self.constant(structure.interned)}")
         self.take_all(dynamic, structure.num_arrays)
 
     def take(self, name: str) -> Any:
-        """Takes the value `name` as the next array; returns the example's array, or `None`."""
+        """Takes the variable `name` as the next array.
+
+        It returns this array in the example, or `None` if there is no example.
+        """
         self.arrays.append(name)
         self._num_arrays += 1
         return None if self._examples is None else self._examples[self._num_arrays - 1]
 
     def take_all(self, name: str, num_arrays: int) -> None:
-        """Takes the values of the sequence `name` as the next arrays."""
+        """Takes the elements of the sequence in the variable `name` as the next arrays."""
         if num_arrays:
             self.arrays.append(f"*{name}")
             self._num_arrays += num_arrays
 
     def function(self, signature: str) -> list[str]:
-        """The lines of a function that begins with the guards."""
+        """The first lines of a function with this signature: its header and the guards."""
         lines = self.lines
         if (snapshot := snapshot_of(self._containers)) is not None:
-            # A single call for all containers: a call costs more than comparing ten more objects.
+            # One call checks all containers, since a call costs more than comparing ten objects.
             is_current = self.constant(snapshot.is_current)
             lines = [f"if not {is_current}(): return MISS", *lines]
         return [
             f"def {signature}:",
             "    try:",
             *(f"        {line}" for line in lines),
-            # A value of another type may lack an attribute or item that the guards read.
+            # The guards may raise, since another value may lack an attribute or item that they
+            # read.
             "    except Exception:",
             "        return MISS",
         ]
 
     def check(self, containers: Iterable[Container]) -> None:
-        """Checks, before everything else, that these containers are unchanged."""
+        """Makes the function check first that these containers are unchanged."""
         self._containers += containers
 
     def miss_if(self, condition: str) -> None:
         self.line(f"if {condition}: return MISS")
 
     def unpack(self, source: str, count: int) -> list[str]:
-        """Names for the `count` values of `source`; the line raises if there are more or fewer."""
+        """Writes a line that unpacks `source` to `count` new variables, and returns their names.
+
+        The line raises an error if `source` has more or fewer elements.
+        """
         names = [self.name("x") for _ in range(count)]
         self.line(f"[{', '.join(names)}] = {source}")
         return names
 
 
-# Functions that write the lines that check whether the value `name` is a node of a type, apart from
-# its children. Each returns the names of the children, or a single name for the sequence of all.
+# For each type of node, a function that writes the lines that check if the variable `name` holds
+# such a node. The lines do not check the children. The function returns the name of a variable for
+# each child, or a single name for the sequence of all children.
 
 
 def guard_array(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
@@ -381,7 +393,7 @@ def guard_static_leaf(node: Any, writer: GuardWriter, name: str) -> Sequence[str
 
 
 def guard_sequence(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
-    """For a plain tuple or list."""
+    """Writes the guard of a plain tuple or list."""
     writer.miss_if(f"type({name}) is not {writer.constant(node.node_type)}")
     if node.has_sequence:
         return [name]
@@ -389,7 +401,7 @@ def guard_sequence(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
 
 
 as_tuple = tuple.__getitem__
-"""With a slice, it returns the children as JAX sees them, even if `__iter__` is overridden."""
+"""With a slice, it returns the elements that JAX sees, even if a class overrides `__iter__`."""
 
 
 def guard_named_tuple(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
@@ -403,7 +415,7 @@ def guard_dict(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
     writer.miss_if(f"type({name}) is not dict")
     keys = node.meta.keys
     if all(type(key) is str for key in keys):
-        # A missing key raises when its value is taken.
+        # The names of the keys need no check: the lines below raise an error if a key is missing.
         differ = f"{{*map(type, {name})}} != {writer.constant({str})}"
     else:
         key = writer.constant(node.static.key)
@@ -413,14 +425,15 @@ def guard_dict(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
         return [writer.assign(f"{writer.constant(operator.itemgetter(*keys))}({name})")]
     found = writer.unpack(name, len(keys))
     if keys:
-        # Usually the keys are the same objects as in the first dict, in the same order.
+        # Compares by identity first: usually the keys are the same objects as in the first dict, in
+        # the same order.
         pairs = zip(found, map(writer.constant, node.meta.as_inserted), strict=True)
         writer.miss_if(f"({' or '.join(f'{x} is not {c}' for x, c in pairs)}) and {differ}")
     return [writer.assign(f"{name}[{writer.constant(key)}]") for key in keys]
 
 
 def _have_key(value: dict[Any, Any], key: Any) -> bool:
-    """Whether the keys of a dict, including their types, have this `StaticKey.key`."""
+    """Whether the sorted keys of a dict have this `StaticKey.key`, which also compares types."""
     return StaticKey(tuple(sorted(value))).key == key
 
 
@@ -457,11 +470,12 @@ def _guard_cached(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
 
 
 def _guard_fields(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
-    """For a Module that caches no partition, for example because it contains a list."""
+    """Writes the guard of a Module that caches no partition, such as one that contains a list."""
     layout = node.node_type._eqxlike_class.codec.layout
     writer.miss_if(f"type({name}) is not {writer.constant(node.node_type)}")
-    # The guard reads fields where flattening and rebuilding do, bypassing a user's properties and
-    # `__getattribute__`. A missing field raises, and the general walk handles it.
+    # The guard reads the fields from the `__dict__`, as flattening does, and so bypasses a user's
+    # properties and `__getattribute__`. If a field is missing, the guard raises an error, and
+    # `flatten` handles the Module.
     fields = writer.assign(f"{writer.constant(stored_fields)}({name})")
     if carries_metadata(node.node_type):
         writer.miss_if(f"{writer.constant(has_metadata)}({fields})")
@@ -470,7 +484,8 @@ def _guard_fields(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
     for field, value in zip(layout.static_names, node.meta, strict=True):
         stored = writer.assign(f"{fields}[{field!r}]")
         if writer.reads_fields and StaticKey(value, of_node=True).containers:
-            # The snapshot of the cached partition is valid for these very objects only.
+            # Equal containers are not enough: the snapshot of the cached partition is valid only
+            # for the same container objects.
             writer.miss_if(f"{stored} is not {writer.constant(value)}")
         else:
             write_static_guard(writer, stored, value, of_node=True)

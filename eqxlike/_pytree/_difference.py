@@ -15,7 +15,9 @@ from .._compat import Tracer
 from ._predicates import is_array, is_on_cpu
 
 Fits = Callable[[Any, Any], bool | None]
-"""A function of two nodes: whether their whole subtrees match; `None` to compare the children."""
+"""A function of two nodes. `True` or `False` says whether their whole subtrees match; `None` says
+that `find_difference` must compare the children.
+"""
 
 
 class Difference(NamedTuple):
@@ -26,7 +28,7 @@ class Difference(NamedTuple):
     second: PyTree
 
     def explain(self, first_name: str, second_name: str) -> str:
-        """Describes the difference by a clause, for use in a message.
+        """Returns a clause that describes the difference, for use in a message.
 
         **Arguments:**
 
@@ -49,9 +51,10 @@ def find_difference(
 
     **Arguments:**
 
-    - `fits`: called as `fits(first, second)` for each pair of nodes, from the roots down. A bool
-      decides whether the two subtrees match. If it returns `None`, two nodes match if they have
-      the same type, keys and metadata, and their children match; two leaves match in any case.
+    - `fits`: a function that is called as `fits(first, second)` for each pair of nodes, from the
+      roots down. If it returns a bool, the bool decides whether the two subtrees match. If it
+      returns `None`, two nodes match if they have the same type, keys and metadata, and their
+      children match; two leaves always match.
 
     >>> find_difference({"a": (1, 2)}, {"a": (1, [2])}).explain("one", "other")
     "one['a'][1] is a leaf of type int, and other['a'][1] is a list of length 1"
@@ -62,8 +65,8 @@ def find_difference(
     children, treedef = flatten_one_level_with_keys(first)
     others, other_treedef = flatten_one_level_with_keys(second)
     has_same_treedef = treedef == other_treedef
-    # If two nodes differ only in their metadata, a difference in their children says more, such as
-    # another shape of an array, or a frozen array.
+    # If two nodes have the same type and keys, but different metadata, report a difference in their
+    # children if there is one: it is more useful, such as arrays of different shapes.
     if has_same_treedef or _are_alike(first, second, children, others):
         for (key, child), (_, other) in zip(children, others, strict=True):
             if found := find_difference(child, other, fits):
@@ -118,7 +121,7 @@ def _describe_against(node: Any, other: Any) -> str:
 
 
 def _differing_statics(node: Any, other: Any) -> list[tuple[str, Any]]:
-    """Names and values of the static fields of `node` that differ in `other`, of the same type."""
+    """Names and values of those static fields of `node` whose value in `other` is different."""
     if not dataclasses.is_dataclass(node):
         return []
     names = [field.name for field in dataclasses.fields(node) if field.metadata.get("static")]
@@ -127,7 +130,7 @@ def _differing_statics(node: Any, other: Any) -> list[tuple[str, Any]]:
 
 
 def _differ(value: Any, other: Any) -> bool:
-    # `1 == True`, but they do not share a trace.
+    # `1 == True`, but JAX traces again if one replaces the other.
     return type(value) is not type(other) or bool(value != other)
 
 
@@ -169,8 +172,8 @@ def flatten_one_level_with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
 
     A leaf has no children. A node may be its own child.
     """
-    # Not JAX's function of this name: in jax 0.10.2, it returns the same key for all fields of a
-    # namedtuple.
+    # JAX has a function of the same name, but in jax 0.10.2 it returns the same key for all fields
+    # of a namedtuple.
     paths_and_children, treedef = jtu.tree_flatten_with_path(node, is_leaf=_is_below_root())
     return [(path[0], child) for path, child in paths_and_children if path], treedef
 
@@ -181,10 +184,10 @@ def children_with_keys(node: Any) -> list[tuple[Any, Any]]:
 
 
 def _is_below_root() -> Callable[[Any], bool]:
-    """An `is_leaf` that stops below the root. JAX calls it for the root first, then the children.
+    """Makes an `is_leaf` that returns `False` for the root and `True` for each of its children.
 
-    It works for one flattening. A comparison with the root by identity would not terminate for a
-    list that contains itself.
+    It counts its calls, because JAX calls it for the root first; so it can be used only once.
+    `lambda node: node is not root` would never end for a list that contains itself.
     """
     calls = itertools.count()
     return lambda _: next(calls) > 0
@@ -198,11 +201,11 @@ def walk(pytree: PyTree, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any
 
 
 def contains_itself(node: Any, name: str, above: tuple[Any, ...], below: tuple[Any, ...]) -> str:
-    """The message for a `node` at the path `above` that occurs again, inside itself, at `below`."""
+    """The error message for a `node` at the path `above` that occurs in itself, at path `below`."""
     return (
         f"A pytree must not contain itself: the {type(node).__name__} at {name}"
         f"{jtu.keystr(above)} is at {name}{jtu.keystr(below)} too, so that a walk over the tree "
-        "would never end. Replace one of the two by a copy, or by something else."
+        "would never end. Replace the inner one by a copy, or by something else."
     )
 
 
@@ -218,12 +221,12 @@ def map_prefix(
 ) -> PyTree:
     """`jax.tree_util.tree_map`, with an error that names the trees.
 
-    JAX's error calls each of them `tree_map tree`.
+    JAX's own error calls every tree `tree_map tree`.
 
     **Arguments:**
 
-    - `names`: the user's names of the trees.
-    - `hint`: a sentence on what to do, at the end of the message.
+    - `names`: the names of `pytrees` in the message.
+    - `hint`: a sentence at the end of the message that says what to do.
     """
 
     def fits(prefix: Any, _: Any) -> bool | None:
@@ -256,7 +259,7 @@ def tree_check(pytree: PyTree) -> None:
 
     - `pytree`: any pytree.
 
-    **Raises:** `ValueError` that names both places.
+    **Raises:** `ValueError` that gives both paths.
 
     >>> weights = [1.0, 2.0]
     >>> tree_check({"first": weights, "second": list(weights)})
@@ -276,8 +279,9 @@ def _check(
 ) -> None:
     """Checks the subtree of `node`.
 
-    `above` has the paths of its ancestors, `finished` the nodes already visited, both by `id`.
-    `finished` keeps the nodes alive: a flattening may make new children, and an `id` is reused.
+    `above` maps the `id` of each ancestor to its path. `finished` maps the `id` of each node that
+    was already visited to its path and the node itself. So `finished` keeps these nodes alive.
+    Otherwise a later node could get the same `id`, since flattening may make new children.
     """
     children = children_with_keys(node)
     if not children:
@@ -308,7 +312,7 @@ def tree_equal(
     rtol: float | np.ndarray | np.number | Array = 0.0,
     atol: float | np.ndarray | np.number | Array = 0.0,
 ) -> bool | Bool[Array, ""]:
-    """Whether all `pytrees` have the same structure and equal leaves.
+    """Returns `True` if all `pytrees` have the same structure and equal leaves.
 
     **Arguments:**
 
@@ -318,9 +322,10 @@ def tree_equal(
     - `rtol`, `atol`: scalars; if either is set, floating-point and complex arrays need only be
       close: `|x - y| <= atol + rtol * |y|`.
 
-    Arrays are equal if shape, dtype and all elements are; an array never equals anything else.
+    Two arrays are equal if their shapes, dtypes and elements are equal. An array never equals a
+    leaf that is not an array.
 
-    **Returns:** a `bool`, or a traced boolean scalar if it depends on traced values.
+    **Returns:** a `bool`, or a traced boolean scalar if the result depends on traced values.
 
     >>> tree_equal((1, np.ones(2)), (1, np.ones(2)))
     True
@@ -336,7 +341,7 @@ def tree_equal(
         if treedef != first_treedef:
             return False
         for x, y in zip(first_leaves, leaves, strict=True):
-            # A tracer counts as a JAX array.
+            # A tracer and a JAX array have different classes, but count as the same type.
             are_of_jax = typematch and isinstance(x, jax.Array) and isinstance(y, jax.Array)
             if typematch and not are_of_jax and type(x) is not type(y):
                 return False
@@ -355,7 +360,7 @@ def _leaves_equal(x: Any, y: Any, rtol: Any, atol: Any) -> Any:
         return False
     is_exact = all(isinstance(each, float | int) and each == 0 for each in (rtol, atol))
     if is_exact or not jnp.issubdtype(x.dtype, jnp.inexact):
-        # By NumPy if possible, since JAX would compile two programs for each shape.
+        # Compares with NumPy if possible, since JAX would compile two programs for each shape.
         same = np.array_equal(x, y) if is_on_cpu(x) and is_on_cpu(y) else jnp.all(x == y)
     else:
         are_of_jax = isinstance(x, jax.Array) or isinstance(y, jax.Array)

@@ -16,7 +16,7 @@ Tree = TypeVar("Tree", bound=Any)
 FilterSpec = bool | Callable[[Any], bool]
 
 _OF_ARRAYS = {"jax", "jaxlib", "numpy", "jaxtyping", __name__.partition(".")[0]}
-"""Packages whose classes are dtypes, arrays or layers, and so no predicates."""
+"""Packages whose classes are dtypes, arrays or layers, and so cannot be predicates."""
 
 
 def flag_leaves(
@@ -25,14 +25,18 @@ def flag_leaves(
     predicate: Callable[[Any], Any],
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> list[bool]:
-    """The results of `predicate` for the `leaves` of `tree`; see `filter` for frozen arrays."""
+    """The result of `predicate` for each of the `leaves` of `tree`.
+
+    `filter` documents the rule for frozen arrays.
+    """
     return _flag(leaves, flag_frozen(tree, is_leaf), predicate)
 
 
 def _flag(leaves: list[Any], frozen: list[Any], predicate: Callable[[Any], Any]) -> list[bool]:
-    """The results of `predicate` for `leaves`.
+    """The result of `predicate` for each of the `leaves`.
 
-    Where `frozen` is `True`, a floating-point array is selected only if an integer array is too.
+    `frozen` has a flag for each leaf. A frozen floating-point array is selected only if `predicate`
+    also accepts an array of integers in its place.
     """
     flags = [bool(predicate(leaf)) for leaf in leaves]
     asked = [
@@ -48,27 +52,27 @@ def _flag(leaves: list[Any], frozen: list[Any], predicate: Callable[[Any], Any])
 
 
 def _ask_of_integers(predicate: Callable[[Any], Any], arrays: list[Any]) -> list[bool]:
-    """The results of `predicate` for integer arrays of the same types and shapes as `arrays`."""
+    """The result of `predicate` for an integer array in place of each of the `arrays`."""
     answers: list[bool] = []
 
     def ask(*traced: Any) -> tuple[()]:
         for array, integers in zip(arrays, traced, strict=True):
             if not isinstance(array, jax.Array):
-                # A broadcast number takes no memory.
+                # Broadcasting a number makes an array of any shape without using memory.
                 integers = np.broadcast_to(np.int32(0), array.shape)
                 integers = integers if isinstance(array, np.ndarray) else integers[()]
             answers.append(bool(predicate(integers)))
         return ()
 
-    # Tracers count as JAX arrays, and nothing is computed.
+    # `eval_shape` passes tracers, which count as JAX arrays, and computes nothing.
     structs = [jax.ShapeDtypeStruct(array.shape, np.int32) for array in arrays]
     try:
         jax.eval_shape(ask, *structs)
     except Exception as error:
         error.add_note(
-            "`filter_spec` is called with an array of integers in place of a frozen array, to find "
-            "out whether it selects trained arrays only. It may use the type, shape and dtype of "
-            "an array, but not its values."
+            "`filter_spec` was called with an array of integers instead of a frozen array, to find "
+            "out whether `filter_spec` selects only trained arrays. It may use the type, shape and "
+            "dtype of an array, but not its values."
         )
         raise
     return answers
@@ -201,9 +205,9 @@ Model = TypeVar("Model")
 
 
 def apply_updates(model: Model, updates: PyTree) -> Model:
-    """Adds `updates` to `model`, leaf by leaf. A leaf whose update is `None` stays as it is.
+    """Adds `updates` to `model`, leaf by leaf. A leaf whose update is `None` does not change.
 
-    Arrays that were frozen by `nn.freeze` stay too, whatever their update is.
+    Arrays that were frozen by `nn.freeze` do not change either, whatever their update is.
 
     **Arguments:**
 

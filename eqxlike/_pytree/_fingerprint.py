@@ -1,4 +1,4 @@
-"""A hash and a text that identify a value, and are the same in every process."""
+"""A hash and a text that identify a value and are the same in every process."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ def fingerprint(value: Any) -> str:
     """A hash of arrays, numbers, Modules, distributions, functions and other objects.
 
     Functions are hashed by name and closure, not by their code. Objects are hashed by their
-    attributes, or by their `repr` if their class defines one. Memory addresses do not count.
+    attributes, or by their `repr` if their class defines one. Memory addresses are left out.
     """
     digest = hashlib.sha256()
     for each in _bytes_of(value, ()):
@@ -70,9 +70,9 @@ def _has_full_repr(value: Any) -> bool:
 
 
 def elements(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:
-    """The names in a path, and the elements, of a container. Both are empty for other values.
+    """The elements of a container, after the text of each element's path key, such as `[0]`.
 
-    The names are `None` for a sequence.
+    The path keys are `None` for a list or tuple. Both results are empty for other values.
     """
     if isinstance(value, functools.partial):
         return (".func", ".args", ".keywords"), (value.func, value.args, value.keywords)
@@ -92,12 +92,14 @@ def _bytes_of(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
 
     **Arguments:**
 
-    - `above`: the values that contain it, since a closure may contain itself.
+    - `above`: the objects that contain the value. They are needed because a closure may contain
+      itself.
     """
     if value is None or isinstance(value, str | bytes | bool):
         yield repr(value).encode()
     elif isinstance(value, int | float | np.integer | np.floating):
-        # Equal numbers of Python and NumPy have the same bytes. Some larger integers are no floats.
+        # Equal numbers of Python and NumPy give the same bytes. Integers from 2**53 are not
+        # converted, since a float cannot represent all of them.
         yield repr(float(value) if abs(value) < 2**53 else value).encode()
     elif isinstance(value, jax.ShapeDtypeStruct):
         yield f"{value.shape} {value.dtype}".encode()
@@ -117,7 +119,7 @@ def _bytes_of(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """The parts of an object, with their names if they have names."""
+    """The parts of an object. If they have names, each name comes before its part."""
     if inspect.ismethod(value):
         return value.__self__, value.__func__
     if inspect.isfunction(value):
@@ -126,7 +128,7 @@ def _parts(value: Any) -> Iterable[Any]:
         return ()
     names, parts = elements(value)
     if parts:
-        # Sorted, since the keys of a dictionary may be in another order.
+        # Sorted by name, since equal dictionaries may have their keys in a different order.
         return parts if names is None else _in_order(dict(zip(names, parts, strict=True)))
     if isinstance(value, set | frozenset):
         return sorted(map(fingerprint, value))

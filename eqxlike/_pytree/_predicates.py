@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from .._compat import Tracer
 
 ARRAY_TYPES = (jax.Array, np.ndarray, np.generic)
-"""The types for which `is_array` is true, for loops in which its calls would take longer."""
+"""The types for which `is_array` is true. In a fast loop, `isinstance` with them avoids a call."""
 
 
 def is_array(element: Any) -> bool:
@@ -28,7 +28,10 @@ def is_array(element: Any) -> bool:
 
 
 def is_on_cpu(array: Any) -> bool:
-    """Whether NumPy can read an array in place: a NumPy array, or a JAX array on one CPU."""
+    """Returns `True` if NumPy can read the array without a copy.
+
+    That is so for a NumPy array, and for a JAX array on one CPU device.
+    """
     if isinstance(array, Tracer) or not isinstance(array.dtype, np.dtype):
         return False
     if not isinstance(array, jax.Array):
@@ -72,7 +75,7 @@ def is_inexact_array_like(element: Any) -> bool:
     return is_inexact_array(element) or isinstance(element, float | complex)
 
 
-# --- Frozen arrays, which are not trained: filters and gradients see a node around each ---
+# --- Frozen arrays are not trained: filters and gradients see each one inside a node ---
 
 
 class Frozen:
@@ -98,12 +101,12 @@ def is_frozen(node: Any) -> bool:
 
 
 def past_marks(is_leaf: Callable[[Any], bool] | None) -> Callable[[Any], bool] | None:
-    """`is_leaf`, but never called on a `Frozen`, which is not a node of the user's tree."""
+    """Wraps `is_leaf` so that it is never called with a `Frozen`: users do not know this node."""
     return None if is_leaf is None else lambda node: not is_frozen(node) and is_leaf(node)
 
 
 def flag_frozen(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> list[bool]:
-    """A flag for each leaf of `tree`: whether it is frozen."""
+    """A list with one flag for each leaf of `tree`: `True` if the leaf is frozen."""
 
     def is_end(node: Any) -> bool:
         return is_frozen(node) or (is_leaf is not None and is_leaf(node))
@@ -129,7 +132,7 @@ def frozen_mask(tree: PyTree) -> PyTree[bool] | None:
 
 def is_traced_reference(element: Any) -> bool:
     """`True` for a `jax.Ref` inside a traced function."""
-    # The check for a `jax.Ref` comes last, because it takes a microsecond.
+    # The check for a `jax.Ref` comes last, because it takes the longest: a microsecond.
     return isinstance(element, Tracer) and not is_array(element) and isinstance(element, jax.Ref)
 
 
@@ -156,7 +159,7 @@ _MAX_PATHS = 8
 
 
 def deleted_paths(tree: PyTree, name: str = "") -> list[str]:
-    """The paths of the deleted arrays in `tree`, whose name in a message is `name`."""
+    """The paths of the deleted arrays in `tree`, each starting with `name`."""
     return [
         f"{name}{jtu.keystr(path)}"
         for path, leaf in jtu.tree_leaves_with_path(tree)
@@ -169,13 +172,13 @@ def paths_without_numbers(tree: PyTree, name: str = "") -> list[str]:
     return [
         f"{name}{jtu.keystr(path)} ({leaf.dtype})"
         for path, leaf in jtu.tree_leaves_with_path(tree)
-        # JAX's own float types are of kind "V".
+        # Kind "V" is not in this list, because JAX's own float types, such as bfloat16, have it.
         if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "OSUMm"
     ]
 
 
 def listed(paths: list[str]) -> str:
-    """The first few of `paths`, and the number of further ones, as one text."""
+    """Joins the first few of `paths` into one text, with the number of paths left out."""
     more = f" and {len(paths) - _MAX_PATHS} more" if len(paths) > _MAX_PATHS else ""
     return ", ".join(paths[:_MAX_PATHS]) + more
 
@@ -188,10 +191,10 @@ Which = str | Callable[[str, jax.ShapeDtypeStruct], bool]
 
 
 def path_matches(which: Which, path: str, leaf: jax.ShapeDtypeStruct) -> bool:
-    """Whether a pattern matches the array at a path.
+    """Returns `True` if a pattern matches the array at a path.
 
     `*` matches one name or index, `**` matches anything, and `**.` matches zero or more names and
-    indices. An index or a key may be written with a dot: `layers.0.weight` for `layers[0].weight`.
+    indices. An index or a key may be written after a dot: `layers.0.weight` for `layers[0].weight`.
     """
     if callable(which):
         return bool(which(path, leaf))

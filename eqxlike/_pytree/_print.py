@@ -23,12 +23,12 @@ def tree_pformat(
     **Arguments:**
 
     - `pytree`: any object.
-    - `width`: maximum number of columns, if possible.
+    - `width`: maximum number of columns. A longer line appears only if it cannot be broken.
     - `indent`: number of spaces for each level.
     - `short_arrays`: print arrays as `f32[3,4]` instead of their values.
     - `struct_as_array`: with `short_arrays`, print a `jax.ShapeDtypeStruct` like an array.
-    - `truncate_leaf`: a function from node to `bool`; if it returns `True`, only the type's name
-      is printed, as in `MLP(...)`.
+    - `truncate_leaf`: a function that takes a node. If it returns `True`, only the name of the
+      node's type is printed, as in `MLP(...)`.
 
     >>> import jax.numpy as jnp
     >>> tree_pformat({"weight": jnp.ones((2, 3)), "size": 3})
@@ -43,7 +43,7 @@ def tree_pformat(
             weak = "weak_" if getattr(node, "weak_type", False) else ""
             return wl.array_summary(node.shape, f"{weak}{node.dtype}", kind=None)
         if isinstance(node, jax.custom_jvp | jax.custom_vjp):
-            # Its own `repr` shows only a memory address.
+            # The function's own `repr` contains a memory address.
             return wl.pdoc(node.__wrapped__, **options)
         if isinstance(node, jtu.Partial):
             parts = {"func": node.func, "args": node.args, "keywords": node.keywords}

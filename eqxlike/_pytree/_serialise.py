@@ -21,11 +21,13 @@ from ._difference import map_prefix
 
 # The file format: each leaf is a record in NumPy's `.npy` format, without pickles.
 #
-# A record has the shape and dtype of a number or an array. The Python type of a number, and the
-# implementation of a PRNG key, are not written: reading takes them from `like`. This is Equinox's
-# format, so each of the two libraries can read the files of the other. For a dtype that a package
-# has registered with NumPy, such as int4, NumPy writes only the number of bytes. Two bytes mean
-# bfloat16. For other such dtypes, the record is an array with one field, named after the dtype.
+# A record holds one number or array, with its shape and dtype. The Python type of a number and the
+# implementation of a PRNG key are not written; the reader takes them from `like`. This is Equinox's
+# format, so eqxlike can read Equinox's files and Equinox can read ours.
+#
+# Some dtypes, such as int4, are registered with NumPy by another package. For these, NumPy writes
+# only the number of bytes. A record with such a dtype of two bytes is bfloat16. For the others, we
+# write an array with one field, whose name is the name of the dtype.
 
 
 class Writable(Protocol):
@@ -43,20 +45,20 @@ class Readable(Protocol):
 def default_serialise_filter_spec(f: Writable, x: Any) -> None:
     """Writes one leaf: a JAX or NumPy array, a PRNG key, a NumPy scalar or a Python number.
 
-    Leaves of other types are skipped, such as functions and strings. A `jax.Ref` is skipped too,
-    since its value is not part of the tree.
+    Leaves of other types, such as functions and strings, are not written. A `jax.Ref` is not
+    written either, since its value is not part of the tree.
 
     **Arguments:**
 
     - `f`: a file open for writing in binary mode.
     - `x`: the leaf, of any type.
 
-    **Raises:** `ValueError` for a Python number of more than 64 bits and for an array of Python
-    objects, which NumPy could only pickle.
+    **Raises:** `ValueError` if `x` is a Python number of more than 64 bits, or an array of Python
+    objects: NumPy would have to pickle it.
 
     !!! example
 
-        Wrap it to treat some leaves differently, here to skip JAX arrays.
+        A function that wraps it can treat some leaves differently. This one skips JAX arrays.
 
         >>> import eqxlike as eqx, io, jax, jax.numpy as jnp
         >>> def spec(file, leaf):
@@ -86,20 +88,21 @@ def default_deserialise_filter_spec(f: Readable, x: Any) -> Any:
     **Arguments:**
 
     - `f`: a file open for reading in binary mode.
-    - `x`: a leaf of the type to return. A `jax.ShapeDtypeStruct` may replace a JAX array. Leaves of
-      types that are not written are returned unchanged.
+    - `x`: a leaf of the type to return. A `jax.ShapeDtypeStruct` may replace a JAX array. If
+      `default_serialise_filter_spec` does not write leaves of this type, `x` is returned.
 
     **Returns:** the leaf. An array has the shape and dtype in the file, even if they differ from
     `x`. A JAX array is put on the device of `x` if `x` was explicitly put there.
 
-    **Raises:** `EOFError` if the file has no further record; `ValueError` if the next bytes are not
-    a record, are cut off, hold pickled objects, or have numbers that do not fit the type of `x`,
-    such as 64 bits for a JAX array unless `jax_enable_x64` is set; `TypeError` if the file is
-    not open in binary mode.
+    **Raises:** `EOFError` if the file has no further record; `TypeError` if the file is not open in
+    binary mode; `ValueError` if the next bytes are not a complete record, if they hold pickled
+    objects, or if the numbers do not fit the type of `x`. For example, a JAX array cannot hold
+    64-bit numbers unless `jax_enable_x64` is set.
 
     !!! example
 
-        Wrap it to treat some leaves differently, here to read a model of another precision.
+        A function that wraps it can treat some leaves differently. This one casts each array
+        after reading it, to load a model that was saved with another precision.
 
         >>> import eqxlike as eqx, io, jax.numpy as jnp
         >>> def spec(file, leaf):
@@ -135,22 +138,22 @@ def tree_serialise_leaves(
 ) -> None:
     """Writes the leaves of a pytree to a file, one after another.
 
-    If a path is given, the file is replaced atomically at the end. Its old content remains if an
-    exception is raised or the process is killed before.
+    If a path is given, the file is replaced atomically at the end. If an exception is raised or the
+    process is killed before that, the file keeps its old content.
 
     **Arguments:**
 
-    - `path_or_file`: a path, to which `.eqx` is added if it has no suffix, or a file open for
-      writing in binary mode, which is written from its current position.
+    - `path_or_file`: a path, or a file open for writing in binary mode. `.eqx` is added to a path
+      without a suffix. Writing to an open file starts at its current position.
     - `pytree`: any pytree.
-    - `filter_spec`: a function of the file and a leaf that writes the leaf or skips it, or a
-      prefix of `pytree` with such functions as leaves. By default arrays and numbers are written;
-      see `default_serialise_filter_spec`.
+    - `filter_spec`: a function that is called with the file and a leaf, and writes the leaf or
+      skips it. It may also be a prefix of `pytree` with such functions as leaves. The default
+      writes arrays and numbers; see `default_serialise_filter_spec`.
     - `is_leaf`: as in `jax.tree_util.tree_flatten`, for `pytree`.
 
-    **Raises:** `RuntimeError`, naming the path of the leaf, if `filter_spec` raises; `OSError` if
-    the file cannot be opened; `TypeError` if an argument has another type; `ValueError` if
-    `filter_spec` is not a prefix of `pytree`.
+    **Raises:** `RuntimeError` with the path of the leaf if `filter_spec` raises an exception;
+    `OSError` if the file cannot be opened; `TypeError` if `path_or_file` or a leaf of `filter_spec`
+    has a wrong type; `ValueError` if `filter_spec` is not a prefix of `pytree`.
 
     !!! example
 
@@ -179,26 +182,28 @@ def tree_deserialise_leaves(
 
     **Arguments:**
 
-    - `path_or_file`: a path, to which `.eqx` is added if it has no suffix, or a file open for
-      reading in binary mode. An open file is read from its current position to the end of the last
-      leaf, so several trees that were written one after another can be read in turn.
-    - `like`: a pytree of the structure that was written, with leaves of the same types, shapes and
-      dtypes, for example the result of `filter_eval_shape`.
-    - `filter_spec`: a function of the file and a leaf of `like`, or a prefix of `like` with such
-      functions as leaves. The function reads and returns the leaf; to skip a leaf, it returns its
-      argument. By default arrays and numbers are read; see `default_deserialise_filter_spec`.
+    - `path_or_file`: a path, or a file open for reading in binary mode. `.eqx` is added to a path
+      without a suffix. An open file is read from its current position to the end of the last leaf,
+      so several trees that were written one after another can be read one after another.
+    - `like`: a pytree with the structure of the tree that was written, and leaves of the same
+      types, shapes and dtypes. It may be the result of `filter_eval_shape`.
+    - `filter_spec`: a function that is called with the file and a leaf of `like`. It reads and
+      returns the new leaf; to skip a leaf, it returns the leaf of `like`. `filter_spec` may also be
+      a prefix of `like` with such functions as leaves. The default reads arrays and numbers; see
+      `default_deserialise_filter_spec`.
     - `is_leaf`: as in `jax.tree_util.tree_flatten`, for `like`.
 
     **Returns:** a pytree of the structure of `like`, with the leaves that were read.
 
-    **Raises:** `RuntimeError`, naming the path of the leaf, if a leaf cannot be read, or differs in
-    type, shape or dtype from the leaf of `like`; `RuntimeError` if a path is given and the file
-    continues after the last leaf; `OSError` if the file cannot be opened; `TypeError` if an
-    argument has another type; `ValueError` if `filter_spec` is not a prefix of `like`.
+    **Raises:** `RuntimeError` with the path of the leaf if a leaf cannot be read, or if its type,
+    shape or dtype differs from the leaf of `like`; `RuntimeError` if a path is given and the file
+    continues after the last leaf; `OSError` if the file cannot be opened; `TypeError` if
+    `path_or_file` or a leaf of `filter_spec` has a wrong type; `ValueError` if `filter_spec` is not
+    a prefix of `like`.
 
     !!! example
 
-        Here `like` has structs instead of arrays, and so takes no memory.
+        Here `like` takes no memory, because it has a `jax.ShapeDtypeStruct` instead of each array.
 
         >>> import eqxlike as eqx, io, jax
         >>> make = lambda key: eqx.nn.Linear(2, 3, key=key)
@@ -236,14 +241,14 @@ class _Leaf:
 def _with_functions(
     filter_spec: PyTree, pytree: PyTree, name: str, is_leaf: Callable[[Any], bool] | None
 ) -> tuple[list[tuple[str, _Leaf]], Any]:
-    """The leaves of `pytree`, each with its path and its function of `filter_spec`; the treedef."""
+    """The leaves of `pytree`, each with its path and its function in `filter_spec`; the treedef."""
 
     def spread(function: Any, subtree: PyTree) -> PyTree[_Leaf]:
         if not callable(function):
             places = jtu.tree_leaves_with_path(filter_spec)
             path = next(path for path, leaf in places if leaf is function)
             raise TypeError(
-                "`filter_spec` must consist of functions of a file and a leaf; it has "
+                "`filter_spec` must consist of functions that take a file and a leaf; it has "
                 f"{function!r} of type {type(function).__name__} at filter_spec{jtu.keystr(path)}."
             )
         return jtu.tree_map(lambda leaf: _Leaf(function, leaf), subtree, is_leaf=is_leaf)
@@ -263,7 +268,7 @@ def _is_path(path_or_file: Any) -> bool:
 
 @contextlib.contextmanager
 def _opened(path_or_file: Any, method: str) -> Iterator[Any]:
-    """The file at a path, opened to `read` or `write`, or the given open file."""
+    """Opens the file at a path to `read` or `write`; an open file is yielded as it is."""
     if _is_path(path_or_file):
         path = pathlib.Path(path_or_file)
         if not path.suffix and path.name:
@@ -304,7 +309,7 @@ def _check_alike(path: str, like: Any, value: Any) -> None:
 
 
 def _expected(like: Any) -> str:
-    # A struct, as from `filter_eval_shape`, stands for an array.
+    # A `jax.ShapeDtypeStruct`, as returned by `filter_eval_shape`, stands for a JAX array.
     return _describe(like, "JAX array" if isinstance(like, jax.ShapeDtypeStruct) else None)
 
 
@@ -325,7 +330,7 @@ _ADDED_TO_NUMPY = 2
 
 
 def _with_named_dtype(record: np.ndarray) -> np.ndarray:
-    """`record` with a dtype that NumPy can describe in a file."""
+    """Views `record` with a dtype whose name NumPy can write to a file."""
     dtype = record.dtype
     if dtype.isbuiltin != _ADDED_TO_NUMPY or dtype == jnp.bfloat16:
         return record
@@ -354,7 +359,7 @@ class _Resumed:
 
 
 def _as_key(record: np.ndarray, like: Any) -> jax.Array:
-    # Not from a `jax.ShapeDtypeStruct` directly: only arrays have an implementation.
+    # `like` may be a `jax.ShapeDtypeStruct`, and `key_impl` needs an array: trace to get one.
     implementations = []
     jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), like)
     data = _as_jax_array(record, np.dtype(np.uint32))
@@ -377,7 +382,7 @@ def _as_jax_array(record: np.ndarray, dtype: np.dtype) -> jax.Array:
 
 
 def _with_added_dtype(record: np.ndarray, like: np.dtype) -> np.ndarray:
-    """The inverse of `_with_named_dtype`. If the file does not name the dtype, it is `like`."""
+    """The inverse of `_with_named_dtype`. If the file does not name the dtype, `like` is used."""
     dtype = record.dtype
     if dtype.kind != "V" or dtype == like:
         return record
@@ -402,7 +407,7 @@ def _added_dtype(name: str) -> np.dtype | None:
 
 
 def committed_sharding(like: Any) -> jax.sharding.Sharding | None:
-    """The sharding of `like` if it was explicitly put there; otherwise `None`."""
+    """The sharding of `like` if its device was chosen explicitly; otherwise `None`."""
     if isinstance(like, jax.ShapeDtypeStruct):
         return like.sharding
     is_committed = isinstance(like, jax.Array) and not isinstance(like, Tracer) and like.committed
@@ -415,7 +420,7 @@ _PYTHON_NUMBERS: dict[type, str] = {
     float: "efd",
     complex: "FD",
 }
-"""NumPy's type codes of the dtypes whose values convert exactly to these Python numbers."""
+"""For each Python type, the codes of the NumPy dtypes whose values convert to it exactly."""
 
 
 def _as_python_number(record: np.ndarray, number_type: type, codes: str) -> Any:
@@ -427,23 +432,23 @@ def _as_python_number(record: np.ndarray, number_type: type, codes: str) -> Any:
     return number_type(record.item())
 
 
-# --- Atomic replacement of files: readers find the old content or the new, never a part ---
+# --- Atomic replacement of files: a reader finds the old or the new content, never a mixture ---
 
 
 @contextlib.contextmanager
 def open_to_replace(path: pathlib.Path) -> Iterator[BinaryIO]:
     """Context manager like `open(path, "wb")` that replaces the file atomically at the end.
 
-    The file keeps its old content until the `with` block ends, and also if the block raises an
-    exception or the process is killed. As with `open`, symbolic links are followed, an existing
-    file keeps its permissions, and a new file gets the default ones. Anything but a regular file
-    (a pipe, a device) is written directly.
+    The file keeps its old content until the `with` block ends. It also keeps its old content if the
+    block raises an exception or the process is killed. As with `open`, symbolic links are followed,
+    an existing file keeps its permissions, and a new file gets the default permissions. A path that
+    is not a regular file, such as a pipe or a device, is written directly.
 
     **Arguments:**
 
     - `path`: the file. Its directory must be writable.
 
-    **Raises:** `OSError` as `open` does.
+    **Raises:** `OSError` if the file cannot be written, as with `open`.
     """
     target = pathlib.Path(os.path.realpath(path))
     try:
@@ -451,11 +456,11 @@ def open_to_replace(path: pathlib.Path) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         mode = None
     if mode is not None and (not stat.S_ISREG(mode) or not os.access(target, os.W_OK)):
-        # For a directory, or a file that is not writable, `open` raises the error.
+        # If the path is a directory or not writable, `open` raises the usual error.
         with open(path, "wb") as file:
             yield file
         return
-    # File systems limit the length of names.
+    # The name is shortened, since file systems limit the length of names.
     temporary = target.with_name(f".{target.name[:50]}.{secrets.token_hex(8)}.tmp")
     file = _create(temporary, named=path)
     try:
@@ -475,6 +480,7 @@ def _create(temporary: pathlib.Path, named: pathlib.Path) -> BinaryIO:
     try:
         return open(temporary, "xb")
     except OSError as error:
-        # The error names the user's file. `OSError` chooses its subclass by `errno`.
+        # The error names the user's file, not the temporary one. `OSError` chooses its subclass by
+        # `errno`.
         reason = f"{error.strerror} (for a temporary file next to it)"
         raise OSError(error.errno, reason, str(named)) from None

@@ -38,29 +38,32 @@ def tree_at(
 
     **Arguments:**
 
-    - `where`: a function from a pytree to the node to replace, or to a tuple or list of nodes. It
-      is called on a copy of the tree in which each leaf is a unique placeholder: it may use indices
-      and attributes, but may not compute with leaves or change the tree.
+    - `where`: a function that takes the pytree and returns the node to replace, or a tuple or list
+      of nodes. It is called on a copy of the tree in which each leaf is a unique placeholder. So it
+      may use indices and attributes, but may not compute with leaves or change the tree.
     - `pytree`: any pytree.
     - `replace`: the new node, or a sequence of new nodes if `where` returns a tuple or list. If
       `where` returns a node twice, its last replacement is used.
-    - `replace_fn`: a function from the old node to the new one, instead of `replace`.
+    - `replace_fn`: a function that takes the old node and returns the new one. Pass it instead of
+      `replace`.
     - `is_leaf`: as in `jax.tree_util.tree_flatten`. To replace one of several `None`s, pass
       `is_leaf=lambda node: node is None`.
 
     **Returns:** a pytree with the replacements; everything else is shared with `pytree`.
 
-    **Raises:** `ValueError` if a result of `where` is not a node that occurs once, if `where`
-    changes the tree or depends on its leaves, if the lengths differ, or unless exactly one of
-    `replace` and `replace_fn` is given; `TypeError` if `where` is not a function, or returns an
-    object that is not part of the tree, such as the value of a static field.
+    **Raises:** `ValueError` if a node that `where` returns occurs more than once in the tree, is
+    inside another returned node, or is a new container of nodes; `ValueError` if `where` changes
+    the tree or depends on its leaves, if `replace` and the result of `where` have different
+    lengths, or if not exactly one of `replace` and `replace_fn` is given; `TypeError` if `where` is
+    not a function, or returns an object that is not part of the tree, such as the value of a static
+    field.
 
     >>> tree_at(lambda tree: tree["a"][0], {"a": [1, 2], "b": 3}, 10)
     {'a': [10, 2], 'b': 3}
     >>> tree_at(lambda tree: (tree["a"], tree["b"]), {"a": 1, "b": 3}, replace_fn=str)
     {'a': '1', 'b': '3'}
     """
-    # If `pytree` is a function and `where` is not, the two were swapped.
+    # If `pytree` is a function and `where` is not, the user has swapped the two arguments.
     is_swapped = isinstance(pytree, types.FunctionType) and not isinstance(
         where, types.FunctionType
     )
@@ -92,7 +95,7 @@ def tree_at(
             raise _not_one_node(tree, chosen, node, occurrences[id(node)])
 
     old = [jtu.tree_map(_value, node, is_leaf=is_leaf_or_empty) for node in nodes]
-    # This is a copy too: changes to it do not reach the user's tree.
+    # `where` is called a second time on this copy, so that it cannot change the user's tree.
     copy = treedef.unflatten([leaf for _, leaf in paths_and_leaves])
     _check_independent(where, copy, old, is_single)
 
@@ -108,7 +111,7 @@ def tree_at(
 
 
 class _Placeholder:
-    """Stands for one leaf in the tree on which `where` is called. Each one is a unique object."""
+    """Stands for one leaf in the tree on which `where` is called. Each placeholder is unique."""
 
     __slots__ = ("path", "value")
 
@@ -127,7 +130,7 @@ class _Placeholder:
 
 
 class _EmptyPlaceholder(tuple):
-    """Stands for one `()`, since Python has a single empty tuple."""
+    """Stands for one `()` in the tree. All `()` are one object, but placeholders are distinct."""
 
     value = ()
 
@@ -149,7 +152,7 @@ def _is_empty(node: Any) -> bool:
 
 
 def _choose(where: Callable[[PyTree], Any], tree: PyTree) -> Any:
-    """`where(tree)`, for a tree of placeholders."""
+    """Calls `where` on a tree of placeholders, and checks that it does not change the tree."""
     before = _identity(tree)
     try:
         chosen = where(tree)
@@ -163,7 +166,7 @@ def _choose(where: Callable[[PyTree], Any], tree: PyTree) -> Any:
         raise
     if _identity(tree) != before:
         raise ValueError(
-            "`where` must not change the pytree on which it is called, but did: it should only "
+            "`where` must not change the pytree on which it is called, but it did. It should only "
             "return the node to replace, or a tuple or list of nodes. Pass the new node as "
             "`replace`."
         )
@@ -177,7 +180,10 @@ def _identity(tree: PyTree) -> tuple[int, list[int]]:
 
 
 def _count_occurrences(tree: PyTree, nodes: list[Any]) -> dict[int, int]:
-    """How often each of `nodes` occurs in `tree`, by `id`; not counted inside another of them."""
+    """Counts the occurrences of each of `nodes` in `tree`; the keys of the result are `id`s.
+
+    Occurrences inside another one of `nodes` are not counted.
+    """
     counts = {id(node): 0 for node in nodes}
     for leaf in jtu.tree_leaves(tree, is_leaf=lambda node: id(node) in counts):
         if id(leaf) in counts:
@@ -186,7 +192,7 @@ def _count_occurrences(tree: PyTree, nodes: list[Any]) -> dict[int, int]:
 
 
 def _not_one_node(tree: PyTree, chosen: Any, node: Any, count: int) -> Exception:
-    """The error if a `node` that `where` returned does not occur exactly once in `tree`."""
+    """The error for a `node` that `where` returned, but that does not occur once in `tree`."""
     paths = [jtu.keystr(path) for path, each in walk(tree) if each is node]
     if count > 1:
         argument = "is_leaf=lambda node: node is None" if node is None else "is_leaf"
@@ -198,7 +204,7 @@ def _not_one_node(tree: PyTree, chosen: Any, node: Any, count: int) -> Exception
     if paths:
         return ValueError(
             "`where` does not specify an element or elements of `pytree`: the node at "
-            f"tree{paths[0]} is inside another node that it returned."
+            f"tree{paths[0]} is inside another node that `where` returned."
         )
     for value in (chosen, node):
         if owner := _owner_of_static(tree, value):
@@ -207,7 +213,7 @@ def _not_one_node(tree: PyTree, chosen: Any, node: Any, count: int) -> Exception
                 "tree's structure, not a node, so `tree_at` cannot replace it; use "
                 "`dataclasses.replace`."
             )
-    # A leaf is not flattened: JAX warns about leaves that are iterators.
+    # If `node` is a leaf, it is not flattened, because JAX warns about leaves that are iterators.
     leaves = [] if jtu.all_leaves([node]) else jtu.tree_leaves(node)
     if leaves and all(map(is_placeholder, leaves)):
         return ValueError(
@@ -236,7 +242,7 @@ def _owner_of_static(tree: PyTree, value: Any) -> str | None:
 def _check_independent(
     where: Callable[[PyTree], Any], pytree: PyTree, old: list[Any], is_single: bool
 ) -> None:
-    """Raises if `where` selects other nodes in a tree of leaves than in a tree of placeholders."""
+    """Raises an error if `where` does not return the nodes `old` when called on the real leaves."""
     try:
         chosen = where(pytree)
     except Exception as error:
@@ -245,14 +251,14 @@ def _check_independent(
             "does not depend on their values. The first call, on placeholders, raised no error."
         )
         raise
-    # A tuple of nodes in one call and a list in the other are the same selection.
+    # It makes no difference if one call returns a tuple of nodes and the other call a list.
     chosen = [chosen] if is_single else list(chosen) if isinstance(chosen, tuple) else chosen
     leaves, treedef = jtu.tree_flatten(old)
     leaves_by_value, treedef_by_value = jtu.tree_flatten(chosen)
     if treedef != treedef_by_value or [*map(id, leaves)] != [*map(id, leaves_by_value)]:
         raise ValueError(
             "`where` must not depend on the leaves of the pytree, neither on their values nor on "
-            "their types. It returned other nodes when called on the leaves themselves."
+            "their types. It returned different nodes when called on the leaves themselves."
         )
 
 
