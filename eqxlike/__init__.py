@@ -79,7 +79,8 @@ if _typing.TYPE_CHECKING:
     from ._standing_in import install_as_equinox as install_as_equinox
     from .nn import tree_inference as tree_inference
 else:
-    # Many programs use none of these, and they would take a third of the import time.
+    # These names are imported on first use: many programs need none of them, and importing them
+    # would take a third of the import time.
     __getattr__, __dir__, __all__ = _on_first_use(
         __name__,
         "ad",

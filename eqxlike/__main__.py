@@ -20,7 +20,7 @@ from ._check_numbers import whole_number_in
 from ._version import __version__
 
 INTERRUPTED = 130
-"""The exit status of a process ended by Ctrl-C: 128 + SIGINT."""
+"""The exit status of a process that Ctrl-C has ended: 128 + SIGINT."""
 
 WRONG_USE = 2
 
@@ -32,11 +32,11 @@ class CommandError(Exception):
 
 
 def run() -> None:
-    """Runs the command of this process, and exits with its status if it fails."""
+    """Runs the command in `sys.argv`. If the command fails, the process exits with its status."""
     status = main()
     if status != 0:
-        # If Ctrl-C interrupts a compilation, JAX 0.10.2 crashes Python during its normal exit. All
-        # output is written by now, so skip the normal exit.
+        # If Ctrl-C interrupts a compilation, JAX 0.10.2 crashes Python during its normal exit. So
+        # the normal exit is skipped; all output has been written.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 CALLS = 100
 TRACED_CALLS = 10
-"""Maximum number of calls in XLA's trace, which grows quickly."""
+"""Maximum number of calls in XLA's trace, because the trace grows quickly."""
 
 
 def _add_profile(subparsers: Any) -> None:
@@ -161,7 +161,7 @@ def _run_profile(options: argparse.Namespace) -> int:
 def _writable_folder(path: pathlib.Path) -> pathlib.Path:
     """Creates a folder if necessary, and checks that files can be written there.
 
-    **Raises:** `CommandError` if not.
+    **Raises:** `CommandError` if files cannot be written there.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ def _writable_folder(path: pathlib.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _calling(target: str) -> Iterator[None]:
-    """Context manager that prints the traceback of an exception and raises `CommandError`."""
+    """Context manager that replaces any exception by `CommandError`, and prints its traceback."""
     try:
         yield
     except (Exception, SystemExit) as error:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 
 def integer(value: Any) -> int | None:
-    """Converts an integer of any library to an `int`; `None` if `value` is not an integer."""
-    # In Python a bool is an int, but nobody means `True` as a size.
+    """Converts an integer of any library to an `int`; returns `None` for any other value."""
+    # A bool is rejected: in Python it is an `int`, but nobody means `True` as a size.
     if isinstance(value, bool):
         return None
     try:
@@ -32,7 +32,7 @@ def whole_number(value: Any, name: str, least: int = 1) -> int:
 
 
 def whole_number_in(text: str, least: int = 1) -> int:
-    """Parses an integer; for the `type=` of an `argparse` argument.
+    """Parses an integer. It is meant for the `type=` of an `argparse` argument.
 
     **Raises:** `argparse.ArgumentTypeError` unless it is an integer of at least `least`.
     """

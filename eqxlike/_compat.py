@@ -1,6 +1,6 @@
-"""The only file that depends on the version of JAX, or uses names that are not public in JAX.
+"""The only file that depends on the version of JAX or uses private names of JAX.
 
-A comment above each name says which JAX versions need it.
+A comment above each name says for which versions of JAX it is needed.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,8 @@ Tracer = jax.core.Tracer
 PjitFunction = type(jax.jit(lambda: None))
 
 # jax 0.10.2 to 0.12.0.1: `register_exclusion` has no public name. `jax.debug.breakpoint` skips the
-# frames of JAX and of the files registered here, so that it stops in the user's frame, not in ours.
+# frames of JAX and of all files that were registered with it. With our files registered, it stops
+# in the user's frame.
 try:
     from jax._src.traceback_util import register_exclusion as register_exclusion
 except ImportError:
@@ -28,12 +29,13 @@ except ImportError:
         """Does nothing: this version of JAX has no such function."""
 
 
-# jax 0.10.2 to 0.12.0.1: the loggers to which JAX writes the traceback of a callback that raises.
-# If a version uses other loggers, a failed `error_if` is logged as well as raised.
+# jax 0.10.2 to 0.12.0.1: if a callback raises an error, JAX writes its traceback to these loggers.
+# If a version of JAX uses other loggers, a failed `error_if` is not only raised, but also logged.
 CALLBACK_LOGGERS = ("jax._src.callback", "jax._src.debugging")
 
-# jax 0.10.2: after a run has failed, each call of `jax.effects_barrier` raises its error again, and
-# Python prints it, with pages of text, at exit. jax 0.12.0.1 raises the error only once.
+# jax 0.10.2: after a compiled program has failed, each call of `jax.effects_barrier` raises its
+# error again. At exit, Python prints the error with pages of text. jax 0.12.0.1 raises it only
+# once.
 try:
     from jax._src.dispatch import runtime_tokens as _runtime_tokens
 except ImportError:
@@ -41,7 +43,7 @@ except ImportError:
 
 
 def forget_failed_run() -> None:
-    """Stops JAX from raising the error of a failed run again."""
+    """Stops JAX from raising the error of a failed program again."""
     try:
         jax.effects_barrier()
     except (jax.errors.JaxRuntimeError, ValueError):
@@ -49,9 +51,9 @@ def forget_failed_run() -> None:
             _runtime_tokens.clear()
 
 
-# jax 0.12.0.1: `batching.primitive_batchers` and `axis_primitive_batchers` are shims that JAX plans
-# to delete. They write to `fancy_primitive_batchers`, which jax 0.10.2 has too. JAX calls the rules
-# in it even if no array is batched.
+# jax 0.12.0.1: JAX plans to delete `batching.primitive_batchers` and `axis_primitive_batchers`.
+# They only write to `fancy_primitive_batchers`, which jax 0.10.2 also has. JAX calls the rules in
+# `fancy_primitive_batchers` even if no array is batched.
 def set_batching_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
     """Registers the batching rule of a primitive: `rule(axis, arrays, axes, **params)`.
 
@@ -68,42 +70,42 @@ def set_batching_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
 
 
 # jax 0.10.2 on a CPU: XLA removes the barriers of `jax.checkpoint` before it merges common
-# subexpressions, and so keeps values that should be recomputed. jax 0.12.0.1 does not.
+# subexpressions. So it keeps values that should be recomputed. jax 0.12.0.1 recomputes them.
 def cpu_merges_recomputation() -> bool:
     """Whether `jax.checkpoint` saves no memory on the default backend."""
     return jax.__version_info__ < (0, 12) and jax.default_backend() == "cpu"
 
 
-# jax 0.10.2: with its old emitters, XLA compiles faster for CPUs, and most programs run slower. The
-# option does not exist in jax 0.12.0.1.
+# jax 0.10.2: with its old emitters, XLA compiles programs for CPUs faster, but most of them run
+# slower. This option does not exist in jax 0.12.0.1.
 OLD_EMITTERS: dict[str, Any] = (
     {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
 )
 
 
-# jax 0.10.2 stores these counts as two numbers, jax 0.12.0.1 as trees.
+# jax 0.10.2 stores these counts as two numbers; in jax 0.12.0.1, they are the lengths of two trees.
 def scan_counts(params: Any) -> tuple[int, int]:
-    """The numbers of constants and of carried values among the operands of a `scan`."""
+    """The number of constants and the number of carried values among the operands of a `scan`."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = map(list, params["ft_in"].unpack())
     return len(consts), len(carry)
 
 
-# jax 0.10.2 to 0.12.0.1: the type of an array has the mesh axes along which it varies, in an
-# undocumented attribute.
+# jax 0.10.2 to 0.12.0.1: an undocumented attribute of an array's type has the mesh axes along which
+# the array varies.
 def varying_axes(array: Any) -> frozenset[Any]:
     """The axes of `jax.shard_map` along which the devices may hold different values."""
     return getattr(manual_axis_type(array), "varying", frozenset())
 
 
 def manual_axis_type(array: Any) -> Any:
-    """The `manual_axis_type` of an array, as `jax.ShapeDtypeStruct` takes it, or `None`."""
+    """The argument `manual_axis_type` of `jax.ShapeDtypeStruct` for an array, or `None`."""
     return getattr(getattr(array, "aval", array), "manual_axis_type", None)
 
 
 def vary(array: Any, axes: frozenset[Any]) -> Any:
-    """Casts an array so that JAX takes it to vary along these axes of `jax.shard_map` too."""
+    """Casts an array so that for JAX it also varies along these axes of `jax.shard_map`."""
     missing = tuple(sorted(axes - varying_axes(array), key=str))
     return jax.lax.pcast(array, missing, to="varying") if missing else array
 
@@ -133,7 +135,7 @@ def _batch_mean(axis: Any, arrays: Any, axes: Any, *, name: Any) -> tuple[Any, A
 
 
 _mean_over_mapped = Primitive("mean_over_mapped")
-_mean_over_mapped.def_impl(lambda array, name: array)  # Not mapped: all members are equal.
+_mean_over_mapped.def_impl(lambda array, name: array)  # Without `vmap`, all members are equal.
 _mean_over_mapped.def_abstract_eval(lambda array, name: array)
 mlir.register_lowering(_mean_over_mapped, lambda context, array, name: [array])
 ad.deflinear2(
@@ -142,8 +144,8 @@ ad.deflinear2(
 set_batching_rule(_mean_over_mapped, _batch_mean)
 
 
-# jax 0.10.2 to 0.12.0.1: the context of a lowering rule has the number of devices, in undocumented
-# attributes.
+# jax 0.10.2 to 0.12.0.1: undocumented attributes of the context of a lowering rule have the number
+# of devices.
 def is_partitioned(context: Any) -> bool:
     """Whether XLA partitions the program that is being lowered over several devices."""
     axes = context.module_context.axis_context

@@ -10,26 +10,29 @@ _FLOAT32, _FLOAT64 = jnp.dtype(jnp.float32), jnp.dtype(jnp.float64)
 
 
 def parameter_dtype(dtype: Any) -> jnp.dtype:
-    """`dtype`, or JAX's default if it is `None`: float64 in 64-bit mode, otherwise float32."""
+    """Returns `dtype`, or JAX's default if `dtype` is `None`.
+
+    The default is float64 in 64-bit mode, otherwise float32.
+    """
     if dtype is not None:
         return jnp.dtype(dtype)
-    # Called for each layer that is built; ten times faster than `jnp.result_type(float)`.
+    # Ten times faster than `jnp.result_type(float)`, since this is called for each new layer.
     return _FLOAT64 if jax.config.jax_enable_x64 else _FLOAT32  # pyright: ignore
 
 
 def is_key(x: Any) -> bool:
-    """Whether `x` is an array, tracer or struct of typed keys, as from `jax.random.key`."""
+    """Whether `x` is an array, tracer or struct of typed keys, such as `jax.random.key(0)`."""
     dtype = getattr(x, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def without_key_dtype(array: Any) -> Any:
-    """Converts typed keys to key data, as a callback receives them; other arrays are unchanged."""
+    """Converts typed keys to the key data that a callback receives; returns other arrays."""
     return jax.random.key_data(array) if is_key(array) else array
 
 
 def explain_key(error: Exception, key: Any, taker: str) -> None:
-    """Raises a clearer error if JAX raised `error` for a number, or several keys, as the key."""
+    """Raises a clearer error if JAX raised `error` because `key` is not a single key."""
     shape = getattr(key, "shape", ())
     if "PRNG key" in str(error) and shape == () and not is_key(key):
         raise TypeError(
@@ -50,5 +53,5 @@ def wider(one: jnp.dtype, other: jnp.dtype) -> jnp.dtype:
 
 
 def at_least_float32(dtype: jnp.dtype) -> jnp.dtype:
-    """`dtype`, or float32 if that is wider: for sums, norms and softmax in half precision."""
+    """Returns `dtype`, or float32 if it is wider. Sums, norms and softmax are computed in it."""
     return wider(dtype, _FLOAT32)

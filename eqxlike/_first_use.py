@@ -11,15 +11,16 @@ from ._moved import former_names
 def on_first_use(
     package: str, *modules: str, **homes: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """The `__getattr__`, `__dir__` and `__all__` (PEP 562) of a package with lazy imports.
+    """Makes the `__getattr__`, `__dir__` and `__all__` of a package with lazy imports (PEP 562).
 
-    Type checkers cannot follow them, so the package also imports the names under `TYPE_CHECKING`.
+    A type checker does not understand lazy imports, so the package must also import the names under
+    `TYPE_CHECKING`.
 
     **Arguments:**
 
-    - `package`: the `__name__` of the package, which has already imported its other names.
+    - `package`: the `__name__` of the package. It must have imported its other names before.
     - `modules`: names of submodules.
-    - `homes`: further names, each with the submodule that defines it.
+    - `homes`: maps further names to the submodules that define them.
     """
     homes |= {name: name for name in modules}
     namespace = vars(sys.modules[package])
@@ -29,7 +30,8 @@ def on_first_use(
         if name not in homes:
             return former_name(name)
         module = importlib.import_module(f"{package}.{homes[name]}")
-        # From now on Python finds the name in the namespace and does not call `get`.
+        # From now on, Python finds the name in the namespace of the package, and does not call
+        # `get`.
         namespace[name] = module if name in modules else getattr(module, name)
         return namespace[name]
 

@@ -1,4 +1,4 @@
-"""The number of floating-point operations of one equation of a jaxpr, by closed formulas."""
+"""Formulas for the number of floating-point operations of one equation of a jaxpr."""
 
 import math
 from typing import Any, NamedTuple
@@ -51,14 +51,18 @@ class Cost(NamedTuple):
 
 
 def cost_of(equation: Any) -> Cost | None:
-    """The number of operations of an equation; `None` if it is unknown, or in an inner jaxpr.
+    """The number of operations of an equation.
 
-    - A product of an `m` by `k` and a `k` by `n` matrix takes `2 m k n`.
-    - A convolution takes two for each pair of a weight and an input; padding does not count.
-    - Elementwise arithmetic, and a comparison, takes one for each element.
-    - A reduction takes one for each element of the input, less one for each element of the output.
-    - Complex arithmetic counts as the real operations that it takes.
-    - Integer arithmetic and data movement count nothing.
+    It is `None` if the number is unknown, or if the operations are in an inner jaxpr.
+
+    - A product of an `m` by `k` matrix and a `k` by `n` matrix takes `2 m k n` operations.
+    - A convolution takes two operations for each pair of a weight and an input. Padding is not
+      counted.
+    - Elementwise arithmetic or a comparison takes one operation for each element.
+    - A reduction takes one operation for each element of the input, minus one for each element of
+      the output.
+    - Complex arithmetic is counted as the real operations that it takes.
+    - Integer arithmetic and data movement take no operations.
     """
     name = equation.primitive.name
     if name in _OPAQUE:
@@ -104,7 +108,7 @@ def _is_inexact(aval: Any) -> bool:
 
 
 def _products_of_groups(equation: Any) -> int:
-    """The number of multiplications in a matrix product whose rows, or summands, are grouped."""
+    """The number of multiplications in a matrix product whose rows or summands form groups."""
     numbers = equation.params["ragged_dot_dimension_numbers"]
     (_, contracting), (_, batch) = numbers.dot_dimension_numbers
     left, right = (each.aval.shape for each in equation.invars[:2])
@@ -117,10 +121,11 @@ def _products_of_convolution(equation: Any) -> int:
     numbers = params["dimension_numbers"]
     left, right = (each.aval.shape for each in equation.invars[:2])
     output = equation.outvars[0].aval.shape
-    # The kernel has the input features of one group only.
+    # If the features are grouped, each output depends on the input features of one group. This axis
+    # of the kernel has the size of a group.
     features = right[numbers.rhs_spec[1]]
     batch_and_channels = math.prod(output[axis] for axis in numbers.out_spec[:2])
-    # The number of pairs of a weight and an input is a product over the axes.
+    # The number of pairs of a weight and an input is the product of the numbers for each axis.
     pairs = 1
     for lhs, rhs, out, stride, (padding, _), lhs_dilation, rhs_dilation in zip(
         numbers.lhs_spec[2:],
@@ -136,7 +141,9 @@ def _products_of_convolution(equation: Any) -> int:
 
 
 def _pairs_along_axis(starts: np.ndarray, taps: np.ndarray, length: int, dilation: int) -> int:
-    """The number of pairs of a weight and an entry of the input along one axis, without padding.
+    """The number of pairs of a weight and an entry of the input along one axis.
+
+    Pairs with an entry of the padding are not counted.
 
     **Arguments:**
 
@@ -144,7 +151,7 @@ def _pairs_along_axis(starts: np.ndarray, taps: np.ndarray, length: int, dilatio
     - `taps`: the positions of the weights, relative to the start.
     - `length`, `dilation`: length and dilation of the input.
     """
-    # Loops over the shorter of the two: in a gradient, a window is as long as an input.
+    # Loops over the shorter array: in a gradient, `taps` may be as long as the input.
     shorter, longer = sorted((starts, taps), key=len)
     pairs = 0
     for place in shorter:
@@ -155,7 +162,7 @@ def _pairs_along_axis(starts: np.ndarray, taps: np.ndarray, length: int, dilatio
 
 
 def _products_of_power(exponent: int) -> int:
-    """The number of multiplications by repeated squaring, plus a division if it is negative."""
+    """The number of multiplications of repeated squaring. A negative exponent adds a division."""
     magnitude = abs(exponent)
     if magnitude == 0:
         return 0

@@ -12,14 +12,14 @@ TERMINATED = 128 + signal.SIGTERM
 
 
 class Interrupt:
-    """Records Ctrl-C, and SIGTERM, which schedulers and containers send before they kill."""
+    """Records Ctrl-C and SIGTERM. A scheduler sends SIGTERM before it kills a process."""
 
     def __init__(self) -> None:
         self.is_requested = False
         self.is_termination = False
 
     def handle(self, signal_number: int, frame: FrameType | None) -> None:
-        """Records the first signal. The second one raises at once, as without this handler."""
+        """Records the first signal. A second signal raises an exception at once."""
         is_second, self.is_requested = self.is_requested, True
         self.is_termination |= signal_number == signal.SIGTERM
         if is_second and signal_number == signal.SIGTERM:
@@ -28,7 +28,7 @@ class Interrupt:
             signal.default_int_handler(signal_number, frame)
 
     def exception(self, message: str) -> KeyboardInterrupt | SystemExit:
-        """The exception to raise when it is safe to stop. After SIGTERM, prints `message`."""
+        """Makes the exception to raise when it is safe to stop. After SIGTERM, prints `message`."""
         if not self.is_termination:
             return KeyboardInterrupt(message)
         print(message, file=sys.stderr)
@@ -39,9 +39,10 @@ class Interrupt:
 def delayed_interrupt() -> Iterator[Interrupt]:
     """Context manager that records the first Ctrl-C or SIGTERM instead of raising an exception.
 
-    So no exception can be raised after a call has donated its arguments and before its result is
-    stored. Handlers that other code has installed stay. Outside of the main thread, where Python
-    delivers no signals, the context does nothing.
+    After a call has donated its arguments, an exception before the result is stored would lose the
+    data; inside this context, no signal raises one. If other code has installed a handler for a
+    signal, this handler stays. In a thread other than the main thread, the context does nothing,
+    because Python delivers no signals there.
     """
     interrupt = Interrupt()
     is_main_thread = threading.current_thread() is threading.main_thread()

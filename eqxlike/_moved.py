@@ -1,4 +1,4 @@
-"""Public names of earlier versions: their new names, or their replacements."""
+"""Public names of earlier versions that were renamed or removed, and what replaces them."""
 
 import importlib
 import warnings
@@ -11,7 +11,7 @@ _RULES = """RULES Part Parts Rewrite Rule Step Value argument_of constant_of fac
 RENAMED: dict[str, str] = {
     f"eqxlike.graph.{name}": f"eqxlike.graph.rules.{name}" for name in _RULES.split()
 }
-"""New full names by old full names. Access to an old name warns and returns the new object."""
+"""Maps old full names to new ones. Access to an old name warns and returns the new object."""
 
 _PLAN = "`sharding.of_state` splits shapes on any mesh: see examples/plan_training.py."
 _COLLECTIVES = "`graph.report(step, state, batch).collectives` lists them."
@@ -34,7 +34,7 @@ REMOVED: dict[str, str] = {
     ),
     "eqxlike.cache_compilations": _CACHE,
 }
-"""Full names, each with a sentence on what to use instead."""
+"""Maps the full name of each removed object to a sentence that says what to use instead."""
 
 
 def former_names(package: str) -> Callable[[str], Any]:

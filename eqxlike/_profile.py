@@ -45,15 +45,15 @@ def profile(
 
     **Arguments:**
 
-    - `wait`: whether to wait for the result of each call. Waiting slows down a loop that otherwise
-      runs ahead of the device; without it, the time until the result is ready is unknown.
-    - `sample`: whether to sample the Python stack with pyinstrument. This slows down all Python
+    - `wait`: if `True`, each call waits for its result. Waiting slows down a loop that otherwise
+      runs ahead of the device. Without waiting, the time until a result is ready is unknown.
+    - `sample`: if `True`, pyinstrument samples the Python stack. Sampling slows down all Python
       calls, so measure times without it.
     - `interval_s`: minimum time between two samples, in seconds.
     - `trace`: folder for XLA's trace, written by `jax.profiler.trace`. Open its
       `perfetto_trace.json.gz` in https://ui.perfetto.dev.
 
-    **Returns:** a context manager for a `Profile`, which is filled at the end of the block.
+    **Returns:** a context manager that yields a `Profile`. The results are in it after the block.
 
     **Raises:** `ImportError` if `sample` is set and pyinstrument is not installed; `RuntimeError`
     if another profile is active; `TypeError` or `ValueError` if `interval_s` is not a positive
@@ -105,11 +105,12 @@ def profile(
 
 @dataclasses.dataclass(repr=False)
 class Profile:
-    """The results of `profile`, available at the end of its block; `str` returns a table.
+    """The results of `profile`, available after its block. `str` formats them as a table.
 
-    - `functions`: times of each called function of `filter_jit`, longest first.
+    - `functions`: the times of each function wrapped by `filter_jit` that was called. The function
+      with the longest time comes first.
     - `elapsed_s`: duration of the block in seconds.
-    - `session`: the samples, as a pyinstrument session; `None` without `sample`.
+    - `session`: the samples, as a pyinstrument session; `None` if `sample` was not set.
     """
 
     functions: "tuple[FunctionTimes, ...]" = ()
@@ -130,7 +131,7 @@ class Profile:
 
     @property
     def totals(self) -> str:
-        """The last line of the table: total time, and the share of the timed calls."""
+        """The last line of the table: total time, and the percentage of it in the timed calls."""
         in_calls_s = sum(each.total_s for each in self.functions)
         share = in_calls_s / self.elapsed_s if self.elapsed_s else 0.0
         return f"{self.elapsed_s:.3f} s, {share:.0%} of them in these calls"
@@ -139,18 +140,18 @@ class Profile:
     def tree(self) -> str:
         """The tree of Python calls as text, with all frames.
 
-        **Raises:** `ValueError` without samples.
+        **Raises:** `ValueError` if the profile has no samples.
         """
         from pyinstrument.renderers import ConsoleRenderer
 
-        # By default pyinstrument hides most of this package's frames.
+        # `show_all`, because pyinstrument hides most frames of this package by default.
         return ConsoleRenderer(show_all=True, unicode=True).render(self._sampled())
 
     @property
     def page(self) -> str:
         """The tree of Python calls as an HTML page, with a timeline.
 
-        **Raises:** `ValueError` without samples.
+        **Raises:** `ValueError` if the profile has no samples.
         """
         from pyinstrument.renderers import HTMLRenderer
 
@@ -163,9 +164,9 @@ class Profile:
 
         - `path`: path of the files without suffix; `.txt`, `.html` and `.pyisession` are added.
 
-        **Returns:** the files written.
+        **Returns:** the paths of the files written.
 
-        **Raises:** `ValueError` without samples.
+        **Raises:** `ValueError` if the profile has no samples.
         """
         session, path = self._sampled(), pathlib.Path(path)
         text, page, raw = (
@@ -196,7 +197,7 @@ _STAGES = (
 
 
 class Stages:
-    """Times that JAX took to trace, lower and compile all programs while listening."""
+    """The times that JAX takes to trace, lower and compile programs inside `listening`."""
 
     def __init__(self):
         # For each stage, pairs of start and end times in seconds.
@@ -214,7 +215,7 @@ class Stages:
         if event in self._times:
             end_s = time.perf_counter()
             start_s, times = end_s - duration_secs, self._times[event]
-            # Drop events inside this one, such as traces of inner functions.
+            # Drop events that happened during this event, such as traces of inner functions.
             while times and times[-1][0] >= start_s:
                 times.pop()
             times.append((start_s, end_s))
@@ -236,11 +237,11 @@ class Stages:
 class Split:
     """The time of one call in three parts, in microseconds.
 
-    - `ours_us`: overhead of `filter_jit` until the call returns.
-    - `jax_us`: time until the function of `jax.jit` returns: C++ dispatch, plus execution if the
-      runtime runs a cheap program on the calling thread.
-    - `rest_us`: time from the return of the call until the result is ready. It is near 0, of either
-      sign, if execution was part of dispatch.
+    - `ours_us`: time that `filter_jit` adds until the call returns.
+    - `jax_us`: time in the function that `jax.jit` made. It contains the C++ dispatch. It also
+      contains the execution if the runtime runs a cheap program on the calling thread.
+    - `rest_us`: time from the return of the call until the result is ready. If `jax_us` contains
+      the execution, it is near 0 and may be negative.
     """
 
     ours_us: float
@@ -263,16 +264,16 @@ _HEADER = (
 class FunctionTimes:
     """The calls of one function wrapped by `filter_jit`.
 
-    Times of one call are medians in microseconds over the calls on the fast path. If no call was on
-    the fast path, they are medians over the calls that did not compile, or `None` without such
-    calls.
+    The times of one call are medians in microseconds over the calls that took the fast path. If no
+    call took the fast path, they are medians over the calls that did not compile. If all calls
+    compiled, they are `None`.
 
     - `name`: name of the function.
     - `num_calls`, `num_traces`: number of calls, and of traces.
     - `compiling_s`: seconds that JAX took to trace, lower and compile.
     - `dispatch_us`: time until a call returned.
-    - `completion_us`: time until the result was ready; `None` without `wait`.
-    - `split`: these times in parts; `None` if no call was on the fast path.
+    - `completion_us`: time until the result was ready; `None` if `wait` was not set.
+    - `split`: these times in three parts; `None` if no call took the fast path.
     - `total_s`: seconds of all calls, including the waits for their results.
     """
 
@@ -287,7 +288,7 @@ class FunctionTimes:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The function's row of the table."""
+        """The row of this function in the table."""
         ours_us = None if self.split is None else self.split.ours_us
         jax_us = None if self.split is None else self.split.jax_us
         times_us = (self.dispatch_us, ours_us, jax_us, self.completion_us)
@@ -305,8 +306,9 @@ class _Record:
         self._name = name
         self._num_calls = self._num_traces = 0
         self._compiling_s = self._total_s = 0.0
-        # Seconds of dispatch, in JAX and until ready, without and with the time in JAX: the first
-        # call of a profile has none. Packed arrays, because there may be millions of calls.
+        # For each call three times in seconds: until it returned, in JAX, and until its result was
+        # ready. The time in JAX is unknown for some calls, such as the first of a profile, which
+        # are kept separately. Packed arrays save memory, since there may be millions of calls.
         self._without_jax, self._with_jax = ([array.array("d") for _ in range(3)] for _ in range(2))
 
     def add(self, call: CallTimes) -> None:
@@ -322,7 +324,7 @@ class _Record:
                     each.append(time_s)
 
     def times(self) -> FunctionTimes:
-        # All medians are over the same calls, so that the parts add up.
+        # All medians are taken over the same calls, so that the parts add up to the total.
         kept = self._with_jax if self._with_jax[0] else self._without_jax
         dispatch_us, jax_us, completion_us = (
             1e6 * statistics.median(times_s) if times_s else None for times_s in kept
@@ -408,14 +410,14 @@ def _owner(file: str) -> str:
         return OURS
     for name, folders in _PACKAGES.items():
         if any(pathlib.Path(file).is_relative_to(folder) for folder in folders):
-            # The loop in this module that calls and waits is not profiled.
+            # This module calls the profiled function and waits; its frames do not count as ours.
             return OTHER if file == __file__ else OURS if name == OURS else JAX
     return OTHER
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Frame:
-    """A function on a stack."""
+    """A function in a sampled stack."""
 
     file: str
     line: int
@@ -428,10 +430,10 @@ class Frame:
 
 
 def self_times(session: Session) -> dict[Frame, float]:
-    """Seconds spent in each function of eqxlike and JAX, and in other functions outside both.
+    """Seconds spent in each function, without the functions of eqxlike and JAX that it calls.
 
-    The time of a function includes C code that it calls, such as compiled programs, and Python code
-    of other libraries, but no other functions of eqxlike or JAX.
+    The time of a function of eqxlike or JAX includes the C code that it calls, such as compiled
+    programs, and the Python code of other libraries that it calls.
     """
     times: dict[Frame, float] = collections.defaultdict(float)
     for stack, seconds in session.frame_records:
@@ -442,7 +444,7 @@ def self_times(session: Session) -> dict[Frame, float]:
 
 
 def innermost(stack: Iterable[str]) -> Frame | None:
-    """The innermost frame of eqxlike or JAX, or the innermost Python frame if there is none.
+    """The innermost frame of eqxlike or JAX. If there is none, the innermost Python frame.
 
     **Arguments:**
 
@@ -450,10 +452,11 @@ def innermost(stack: Iterable[str]) -> Frame | None:
     """
     found = None
     for text in stack:
-        # Function, file and line separated by \x00, then other attributes after \x01.
+        # A frame is the function, file and line, separated by \x00. Other attributes follow \x01.
         function, file, line = text.partition("\x01")[0].split("\x00")
         is_owned = found is not None and found.owner != OTHER
-        # A frame of this module resets the search: frames around the profiling loop do not count.
+        # At a frame of this module, the search starts again: frames outside of it call the
+        # profiler.
         if file == __file__ or (
             file not in _NOT_PYTHON and not (is_owned and _owner(file) == OTHER)
         ):
@@ -462,7 +465,7 @@ def innermost(stack: Iterable[str]) -> Frame | None:
 
 
 def shares(times: Mapping[Frame, float]) -> dict[str, float]:
-    """The share of the time in each owner's functions."""
+    """The fraction of the time in the functions of each owner."""
     total = sum(times.values()) or 1.0
     parts: dict[str, float] = {OURS: 0.0, JAX: 0.0, OTHER: 0.0}
     for frame, seconds in times.items():
@@ -471,7 +474,7 @@ def shares(times: Mapping[Frame, float]) -> dict[str, float]:
 
 
 def hot_frames(times: Mapping[Frame, float], count: int = 6) -> list[str]:
-    """One line for each of the functions of eqxlike and JAX with the most time."""
+    """Describes the `count` functions of eqxlike and JAX with the most time, one in each line."""
     total = sum(times.values()) or 1.0
     found = [item for item in times.items() if item[0].owner != OTHER]
     return [
@@ -481,7 +484,7 @@ def hot_frames(times: Mapping[Frame, float], count: int = 6) -> list[str]:
 
 
 def _short(file: str) -> str:
-    """The end of a path, starting with the package."""
+    """The end of a path, which starts with the name of the package."""
     parts = pathlib.Path(file).parts
     for package in _PACKAGES:
         if package in parts:

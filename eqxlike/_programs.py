@@ -1,4 +1,4 @@
-"""The equations of a traced program, its calls of the host, and collectives of a compiled one."""
+"""The equations and host callbacks of a traced program; collectives of a compiled program."""
 
 import math
 import re
@@ -11,14 +11,14 @@ from ._traceback import frame_of_user
 
 
 def equations_in(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """All equations of a jaxpr; an equation comes before the equations of its inner jaxprs."""
+    """All equations of a jaxpr. An equation comes before the equations of its inner jaxprs."""
     for equation in jaxpr.eqns:
         yield equation
         for inner in jaxprs_in_params(equation.params):
             yield from equations_in(inner)
 
 
-# --- Calls of the host in a traced program ---
+# --- Host callbacks in a traced program ---
 
 
 _CALLS = {
@@ -30,13 +30,13 @@ _CALLS = {
     "outfeed": "outfeed",
     "pure_callback": "pure_callback",
 }
-"""Primitives that call the host, each with the public function that binds it."""
+"""Maps each primitive that calls Python on the host to the public function that binds it."""
 
 
 def departures(jaxpr: Any) -> Iterator[str]:
-    """The calls of the host in a jaxpr, including inner jaxprs.
+    """Descriptions of the host callbacks in a jaxpr and its inner jaxprs.
 
-    Each is the name of a public function, with file and line if JAX knows them.
+    A description is the name of a public function, with file and line if JAX knows them.
     """
     for equation in equations_in(jaxpr):
         what = _CALLS.get(equation.primitive.name)
@@ -66,8 +66,8 @@ class Collective(NamedTuple):
 
     - `kind`: `all-gather`, `all-reduce`, `reduce-scatter`, `all-to-all`, `collective-permute` or
       `collective-broadcast`.
-    - `shapes`: the shapes of its results on one device.
-    - `num_bytes`: the total size of these results.
+    - `shapes`: the shapes of the resulting arrays on one device.
+    - `num_bytes`: the total size of these arrays in bytes.
     """
 
     kind: str
@@ -82,8 +82,8 @@ def collectives(compiled: Any) -> tuple[Collective, ...]:
 
     **Arguments:**
 
-    - `compiled`: a compiled program, as `filter_jit(...).lower(...).compile()` or
-      `jax.jit(...).lower(...).compile()` returns it.
+    - `compiled`: a compiled program: the result of `filter_jit(...).lower(...).compile()` or
+      `jax.jit(...).lower(...).compile()`.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -109,7 +109,7 @@ def collectives(compiled: Any) -> tuple[Collective, ...]:
 def _collective(match: re.Match[str]) -> Collective:
     arrays = list(_ARRAY.finditer(match["type"]))
     if match["start"] and match["kind"] != "all-reduce":
-        # The type lists the operands before the results.
+        # An instruction that starts a collective has a type that lists operands before results.
         arrays = arrays[len(arrays) // 2 :]
     shapes = tuple(tuple(map(int, filter(None, array["shape"].split(",")))) for array in arrays)
     num_bytes = sum(

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, TextIO
 
 OnStep = Callable[..., Any]
-"""A function `on_step(step, text, is_last=False)` of the number of finished steps and a text about
-the latest step. It returns whether it displayed them.
+"""A function that is called as `on_step(step, text, is_last=False)` with the number of finished
+steps and a text about the latest step. It returns `True` if it has displayed them.
 """
 
 
@@ -22,9 +22,9 @@ def run_progress(
 
     - `num_steps`: number of steps of the run.
     - `label`: name of the run.
-    - `stream`: file to write to, by default standard error. On a terminal, a bar is drawn if `rich`
-      is installed. Otherwise lines of text are written.
-    - `num_lines`: maximum number of lines, which are spread evenly over the steps.
+    - `stream`: file to write to, by default standard error. If it is a terminal and `rich` is
+      installed, a bar is drawn. Otherwise lines of text are written.
+    - `num_lines`: maximum number of lines. The lines are spread evenly over the steps.
     """
     output: TextIO = sys.stderr if stream is None else stream
     if output.isatty() and is_installed("rich"):
@@ -61,7 +61,7 @@ class Lines:
         self._stream = stream
 
     def show(self, done: int, line: str) -> None:
-        """Displays that `done` steps are finished. `line` is a text that says the same."""
+        """Displays that `done` steps are finished. `line` is a line of text that says the same."""
         print(line, file=self._stream, flush=True)
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class _Tqdm(Lines):
     def __init__(self, total: int | None, description: str, stream: TextIO):
         import tqdm
 
-        # Callers limit how often the bar is drawn, so tqdm need not.
+        # `mininterval=0`, because the caller already limits how often the bar is drawn.
         self._bar = tqdm.tqdm(total=total, desc=description or None, file=stream, mininterval=0)
 
     def show(self, done: int, line: str) -> None:
@@ -125,7 +125,7 @@ def is_installed(name: str) -> bool:
 
 
 def _rich_bars(stream: TextIO, text: str | None = None, **options: Any) -> Any:
-    """A `rich.progress.Progress` whose bars show the column `text`, or the elapsed time."""
+    """Makes a `rich.progress.Progress`. Its bars show the column `text`, or the elapsed time."""
     from rich import progress as rich
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""eqxlike under the name `equinox`, for libraries that are built on Equinox."""
+"""Lets libraries that are built on Equinox import eqxlike under the name `equinox`."""
 
 import importlib
 import importlib.abc
@@ -41,7 +41,7 @@ _MODULES = {
     "_linear _misc _mlp _normalisation _pool _rnn _sequential _shared _spectral_norm _stateful "
     "_weight_norm",
 }
-"""Private modules of Equinox, by public module. Each of them has the public names of eqxlike."""
+"""Maps each public module of Equinox to its private modules. All public names exist in them too."""
 
 _PRIVATE = {f"{part}.{name}" for part, names in _MODULES.items() for name in names.split()}
 
@@ -63,14 +63,14 @@ _NAMES = {
     f"{EQUINOX}.nn._misc.default_init": "nn._parameters.uniform",
     f"{EQUINOX}.nn._misc.named_scope": "_standing_in.named_scope",
 }
-"""Private names of that version of Equinox which libraries use, each with its name in eqxlike."""
+"""Maps private names of `EQUINOX_VERSION` that libraries use to their names in eqxlike."""
 
 _HINTS = {
     "MISSING": "a field without a value is not in `vars(module)`",
     "_nan_like": "use `jax.numpy.full_like(x, jax.numpy.nan)`",
     "wrap_method": "a method is bound as `equinox._module._prebuilt.BoundMethod`",
 }
-"""Hints for private names of other versions of Equinox, which eqxlike does not have."""
+"""Hints for private names of other versions of Equinox. eqxlike does not have these names."""
 
 _MISSING = f"eqxlike stands in for Equinox {EQUINOX_VERSION} in this process, and has no `{{}}`"
 
@@ -92,17 +92,19 @@ def install_as_equinox() -> dict[str, str]:
       `eqxlike` and its submodules. They are imported on first use.
     - `equinox.__version__` and `importlib.metadata.version("equinox")` return the version of
       Equinox whose interface eqxlike provides.
-    - The private names of that version which libraries use exist at their paths. The private
-      modules also have the public names. Any other private name raises an error that says so.
-    - `strict=True` checks nothing in this process, as in that version.
+    - The private names of this version that libraries use exist at their paths in Equinox.
+      Equinox's private modules exist too, with all public names. Any other private name raises an
+      error that says so.
+    - `strict=True` checks nothing in this process, as in this version of Equinox.
 
-    Equinox need not be installed; if it is, it is not imported. A second call changes nothing.
+    Equinox need not be installed. If it is installed, it is not imported. A second call changes
+    nothing.
 
-    **Returns:** the modules of Equinox, each with the module that replaces it:
+    **Returns:** a dictionary that maps each module of Equinox to the module that replaces it:
     `{"equinox": "eqxlike", "equinox.nn": "eqxlike.nn", ...}`.
 
-    **Raises:** `RuntimeError` if Equinox has already been imported, since classes of Equinox and
-    of eqxlike would be mixed.
+    **Raises:** `RuntimeError` if Equinox has already been imported, since the program would then
+    mix classes of Equinox and eqxlike.
     """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         if imported := sys.modules.get(EQUINOX):
@@ -128,7 +130,7 @@ def _part_of(name: str) -> str:
 
 
 def _missing_message(name: str) -> str:
-    """The message for a missing name, with a hint on its replacement if one is known."""
+    """The error message for a missing name, with a hint if a replacement is known."""
     last = name.rpartition(".")[2]
     found = [path for path in (*_PRIVATE, *_NAMES) if path.rpartition(".")[2] == last]
     hint = f"in Equinox {EQUINOX_VERSION} it is `{min(found)}`" if found else _HINTS.get(last)
@@ -136,7 +138,7 @@ def _missing_message(name: str) -> str:
 
 
 class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
-    """Import hook that finds and makes the modules of `equinox`, and gives their version."""
+    """Import hook that makes the modules of `equinox` and provides their version."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -145,11 +147,12 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
             return None
         is_absent = "._" in fullname or importlib.util.find_spec(_replacement_of(fullname)) is None
         if fullname not in _PRIVATE and is_absent:
-            # `importlib.util.find_spec` returns None for a missing module. An import raises.
+            # If `importlib.util.find_spec` is the caller, it must return `None` for a missing
+            # module. An import must raise an error.
             if sys._getframe(2).f_globals.get("__name__") == importlib.util.__name__:
                 return None
-            # The error has the name of our module: Python would replace an error with the name of
-            # the module that it imports.
+            # The error gets the name of the module of eqxlike. If it had the name of the module
+            # that is being imported, Python would replace it by its own error.
             raise ModuleNotFoundError(_missing_message(fullname), name=_replacement_of(fullname))
         return importlib.machinery.ModuleSpec(fullname, self, origin=EQXLIKE, is_package=True)
 
@@ -171,7 +174,7 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
 
 
 class _Part(types.ModuleType):
-    """A module of `equinox` that takes its names from eqxlike."""
+    """A module of `equinox`. Its names are names of eqxlike."""
 
     def __getattr__(self, name: str) -> Any:
         theirs, path = self.__name__, f"{self.__name__}.{name}"
@@ -235,4 +238,4 @@ has_dataclass_init = _HasDataclassInit()
 currently_initialising = types.SimpleNamespace(
     add=lambda module: set_cached(module, INITIALISING), remove=drop_cached
 )
-"""Allows assigning the fields of a Module between `add(module)` and `remove(module)`."""
+"""Makes it possible to assign fields of a Module between `add(module)` and `remove(module)`."""

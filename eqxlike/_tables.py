@@ -37,7 +37,7 @@ def rich_table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: st
         justify = "right" if right else "left"
         table.add_column(name, justify=justify, overflow="fold")
     for row in rows:
-        # As `Text`: in a string, rich would parse the brackets of a path as markup.
+        # If the cells were strings, rich would parse the brackets in a path as markup.
         table.add_row(*map(Text, row))
     return table
 
@@ -51,18 +51,18 @@ def _is_numeric(cells: Sequence[str]) -> bool:
     return bool(numbers) and all(number.removeprefix("-")[:1].isdigit() for number in numbers)
 
 
-# --- HTML pages, which load nothing from elsewhere ---
+# --- HTML pages. They load nothing from other places ---
 
 
 def page_from(template: pathlib.Path, parts: Mapping[str, str]) -> str:
-    """The template, with each `@@name@@` replaced by the part of that name."""
-    # In one pass, since a part may contain `@@`.
+    """Returns the template, in which each `@@name@@` is replaced by the part with this name."""
+    # All names are replaced in one pass, since a part may contain `@@` itself.
     pieces = template.read_text(encoding="utf-8").split("@@")
     return "".join(parts.get(piece, piece) for piece in pieces)
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as HTML. The cells of columns that are not numeric have the class `name`."""
+    """A table as HTML. In columns that are not numeric, the cells have the CSS class `name`."""
     to_the_right = _numeric_columns(header, rows)
 
     def row(cells: Iterable[str], tag: str) -> str:
@@ -80,12 +80,12 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def html_warnings(texts: Iterable[str]) -> str:
-    """A paragraph for each text."""
+    """An HTML paragraph for each text."""
     return "".join(f'<p class="warning">{html.escape(text)}</p>' for text in texts)
 
 
 def script_of(value: Any) -> str:
-    """JSON for use inside a `<script>` element, where a `</` or `<!--` would break the page."""
+    """JSON for a `<script>` element. It contains no `</` or `<!--`, which would break the page."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
@@ -98,7 +98,7 @@ BLUE, ORANGE, GREY, INK = "#2b6cb0", "#dd8a2b", "#777777", "#333333"
 def new_figure(width: float, height: float, caller: str) -> Any:
     """A matplotlib figure, sized in inches, that is not registered with pyplot.
 
-    **Raises:** `ImportError`, which names `caller`, if matplotlib is not installed.
+    **Raises:** `ImportError` if matplotlib is not installed. The message names `caller`.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

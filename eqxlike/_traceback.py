@@ -1,4 +1,4 @@
-"""Tracebacks: the source of generated functions, and hiding our own frames."""
+"""Tracebacks: they show the source of generated functions, and hide frames of this package."""
 
 import collections
 import contextlib
@@ -18,21 +18,21 @@ from ._compat import Tracer, register_exclusion
 
 _serial = itertools.count()
 _collected: collections.deque[str] = collections.deque()
-"""File names of generated functions that were garbage-collected; `forget_sources` removes them.
+"""File names of generated functions that were garbage-collected. `forget_sources` removes them.
 
-Garbage collection may happen while `linecache` iterates over its cache. Removing an entry at that
-moment would raise a `KeyError` there.
+They are not removed from `linecache` at once, since garbage collection may happen while `linecache`
+iterates over its cache. Removing an entry at that moment would raise a `KeyError` in `linecache`.
 """
 
 
 def tuple_of(parts: Iterable[str]) -> str:
-    """The source of a tuple of these expressions."""
+    """The Python source of a tuple of these expressions."""
     return "(" + "".join(f"{part}, " for part in parts) + ")"
 
 
 def forget_sources() -> None:
     """Removes the sources of garbage-collected functions from `linecache`."""
-    # `while _collected` would be a race: another thread may take the last name.
+    # `while _collected` alone is not enough, since another thread may take the last name.
     with contextlib.suppress(IndexError):
         while True:
             linecache.cache.pop(_collected.popleft(), None)
@@ -44,10 +44,11 @@ def compile_function(lines: Iterable[str], namespace: dict[str, Any], origin: st
     **Arguments:**
 
     - `lines`: the source, without line ends; the first line is the `def`.
-    - `namespace`: the globals of the function; copied.
+    - `namespace`: the globals of the function. They are copied.
     - `origin`: the purpose of the function, shown as the file name `<eqxlike ORIGIN>`.
 
-    The source stays in `linecache` until the function is garbage-collected and another is compiled.
+    The source stays in `linecache` until the function is garbage-collected and another function is
+    compiled.
     """
     forget_sources()
     source = "\n".join(lines) + "\n"
@@ -62,14 +63,17 @@ def compile_function(lines: Iterable[str], namespace: dict[str, Any], origin: st
 
 
 def replace_body(function: Any, by: Any) -> Any:
-    """Gives `function` the code of `by` and returns it; both come from `compile_function`."""
+    """Gives `function` the code of `by`, and returns `function`.
+
+    Both functions must come from `compile_function`.
+    """
     function.__globals__.update(by.__globals__)
     function.__code__ = by.__code__
     vars(function)["source"] = by  # Keeps the source of the new code in `linecache`.
     return function
 
 
-# --- Our frames, in tracebacks and warnings ---
+# --- Frames of this package in tracebacks and warnings ---
 
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
@@ -84,7 +88,7 @@ _NOT_OF_USER = (
     os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), ""),
 )
 
-# `jax.debug.breakpoint` opens in the innermost frame of the user.
+# So `jax.debug.breakpoint` stops in the innermost frame of the user.
 for _path in _OURS:
     register_exclusion(_path)
 
@@ -92,7 +96,7 @@ for _path in _OURS:
 def hide_our_frames(error: BaseException) -> None:
     """Removes the frames of dispatch and generated code from the traceback of `error`.
 
-    Like JAX's own frames, they stay if `jax_traceback_filtering` is `"off"`.
+    If `jax_traceback_filtering` is `"off"`, they are not removed, just like JAX's own frames.
     """
     if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
         return
@@ -109,20 +113,20 @@ def hide_our_frames(error: BaseException) -> None:
 
 
 def is_of_user(file_name: str) -> bool:
-    """Whether a file is the user's: neither ours nor JAX's."""
+    """Whether a file belongs to neither this package nor JAX."""
     return not file_name.startswith(_NOT_OF_USER)
 
 
 def is_of_user_or_layer(file_name: str) -> bool:
-    """Whether a file is the user's, or belongs to `eqxlike.nn`."""
+    """Whether a file belongs to neither this package nor JAX, or belongs to `eqxlike.nn`."""
     return is_of_user(file_name) or file_name.startswith(os.path.join(_PACKAGE, "nn", ""))
 
 
 def frame_of_user(source: Any, is_wanted: Callable[[str], bool] = is_of_user) -> Any:
-    """The innermost frame of a wanted file, in JAX's `source_info` of an operation.
+    """The innermost frame in JAX's `source_info` of an operation whose file `is_wanted` accepts.
 
-    `None` if there is no such frame, as inside functions whose trace JAX caches, for example in
-    `jax.numpy`.
+    It is `None` if there is no such frame. Operations in `jax.numpy` may have none, since JAX
+    caches the traces of its functions.
     """
     traceback = getattr(source, "traceback", None)
     frames = () if traceback is None else traceback.frames
@@ -130,7 +134,7 @@ def frame_of_user(source: Any, is_wanted: Callable[[str], bool] = is_of_user) ->
 
 
 def stacklevel_of_user() -> int:
-    """The `stacklevel` with which a warning of the caller points to the user's line."""
+    """The `stacklevel` that the caller must pass to `warnings.warn` to show the user's line."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_OF_USER):
         level, frame = level + 1, frame.f_back
@@ -138,7 +142,7 @@ def stacklevel_of_user() -> int:
 
 
 def name_tracers(error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Adds the paths of tracers among the arguments to JAX's `error` about a leaked tracer."""
+    """Adds a note to JAX's `error` about a leaked tracer: the paths of tracers in the arguments."""
     paths = [
         f"args{jtu.keystr(path)}"
         for path, leaf in jtu.tree_leaves_with_path((*args, kwargs) if kwargs else args)

@@ -20,18 +20,19 @@ def transfers(mode: Mode) -> Iterator[None]:
     """Context manager that allows or forbids implicit copies between the host and the devices.
 
     It is `jax.transfer_guard` with error messages that show where a copy happens. It applies to the
-    current thread. Contexts may be nested; the innermost one applies.
+    current thread. If contexts are nested, the innermost one applies.
 
     **Arguments:**
 
     - `mode`: `"transparent"` allows every copy, as JAX does by default. `"explicit"` allows only
-      `jax.device_put` and `jax.device_get`. Implicit copies raise an error: passing a NumPy array
-      to a compiled function, combining a Python number with an array outside of a compiled
-      function, or printing a value. On a CPU, values may be read, since this needs no copy.
+      copies by `jax.device_put` and `jax.device_get`, and raises an error for an implicit copy.
+      Examples of implicit copies are passing a NumPy array to a compiled function, combining a
+      Python number with an array outside of a compiled function, and printing a value. On a CPU,
+      values may be printed and read, since this needs no copy.
 
-    **Raises:** `ValueError` for another mode. Inside the context, an implicit copy raises JAX's
-    error, a `RuntimeError`, with a note of file and line. If a filtered function was called, the
-    error also has the paths of the arguments.
+    **Raises:** `ValueError` if `mode` is another value. Inside the context, an implicit copy raises
+    JAX's error, which is a `RuntimeError`. A note in the error shows file and line. If a filtered
+    function was called, the error also shows the paths of the arguments.
 
     !!! example
 
@@ -60,7 +61,7 @@ def transfers(mode: Mode) -> Iterator[None]:
             yield
     except jax.errors.JaxRuntimeError as error:
         where = _line_of_user(error.__traceback__)
-        # If contexts are nested, only the innermost one adds a note.
+        # If contexts are nested, only the innermost context adds a note.
         is_noted = any(note.startswith(where) for note in getattr(error, "__notes__", ()))
         if "Disallowed" in str(error) and where and not is_noted:
             error.add_note(
@@ -71,7 +72,7 @@ def transfers(mode: Mode) -> Iterator[None]:
 
 
 def _line_of_user(entry: types.TracebackType | None) -> str:
-    """File and line of the innermost frame that is neither ours nor JAX's."""
+    """File and line of the innermost frame that belongs to neither this package nor JAX."""
     where = ""
     for frame, line in traceback.walk_tb(entry):
         file_name = frame.f_code.co_filename

@@ -1,8 +1,8 @@
-"""Names for authors of libraries, next to the public ones.
+"""Names for authors of libraries. They are not in the main namespace.
 
-eqxlike's own satellites (`train`, `bayes`, `graph`, `debug`, export and the profiler) are written
-with the public names and these. As in `jax.extend`, a name may change in a minor release; the
-changelog says so. Each name has a docstring.
+The packages of eqxlike that build on its core (`train`, `bayes`, `graph`, `debug`, export and the
+profiler) are written with the public names and these names. As in `jax.extend`, a name may change
+in a minor release; the changelog says so. Each name has a docstring.
 
 - Partitions: `flatten` splits a tree into its arrays and an interned, hashable `Structure`.
   `split` splits a tree for a transformation that caches nothing between calls.

@@ -1,7 +1,7 @@
-"""Descriptions of a program's inputs and outputs: comparison with arguments, and rebuilding.
+"""Descriptions of a program's inputs and outputs: compares arguments with them, rebuilds outputs.
 
-A description contains no classes, so that a process without their source can read it. A custom
-node, such as a Module, is described as a record of named children.
+A description contains no classes, so that a process without the source of the classes can read it.
+In a description, a custom node, such as a Module, is a record of named children.
 """
 
 import collections
@@ -16,7 +16,7 @@ from ..extend import ArrayForm, Node, Tree, describe, describe_by_text, flatten,
 
 
 def check_keys(node: Node, path: str) -> None:
-    """Raises `TypeError`, with the path, for dictionary keys that cannot be written to a file."""
+    """Raises `TypeError` with the path if a dictionary key cannot be written to a file."""
     for name, child in zip(node.child_names(), node.children, strict=True):
         if key_of(name) is None:
             raise TypeError(
@@ -27,7 +27,7 @@ def check_keys(node: Node, path: str) -> None:
 
 
 def given_tree(tree: Any) -> Tree:
-    """Describes an argument of a call; NumPy and Python numbers in it count as plain values."""
+    """Describes an argument of a call. Numbers of NumPy and Python in it count as plain values."""
     arrays, structure = flatten(tree, by_identity=True)
     return Tree(describe(structure, _describe_given), tuple(arrays))
 
@@ -42,19 +42,19 @@ def _describe_given(value: Any, _: Any = None, *, of_node: bool = False) -> Node
 def arrays_in(expected: Tree, given: Tree, path: str) -> Iterator[tuple[ArrayForm, Any, str]]:
     """Compares an argument with its description and yields its arrays.
 
-    A record may be replaced by a node with the same field names, or by a dictionary of the fields;
-    the dictionary may omit fields without arrays. The caller checks the arrays, which may also be
-    plain values or a `Tree`.
+    A node with the same field names, or a dictionary of the fields, may replace a record. The
+    dictionary may omit fields without arrays. This function does not check the arrays it yields.
+    The caller must check them, since they may also be plain values or a `Tree`.
 
     **Arguments:**
 
     - `expected`: the description.
-    - `given`: the argument as a `given_tree`.
+    - `given`: the argument, as `given_tree` describes it.
     - `path`: path of the argument.
 
-    **Returns:** an iterator over the expected type, the array, and the path of each array.
+    **Returns:** an iterator over tuples of the expected type of an array, the array, and its path.
 
-    **Raises:** `TypeError`, with the path, if the structure differs; `ValueError` if a static value
+    **Raises:** `TypeError` with the path if the structure differs; `ValueError` if a static value
     differs.
     """
     node, given_node = expected.node, given.node
@@ -78,7 +78,7 @@ def arrays_in(expected: Tree, given: Tree, path: str) -> Iterator[tuple[ArrayFor
         }
     elif given_node.kind not in (node.kind, "dict" if node.kind == "record" else ""):
         raise TypeError(f"{path} must be {expected}; it is {describe_other(given)}.")
-    # Static fields come first: if one differs, the other differences follow from it.
+    # Static fields are compared first: if a static field differs, other differences may follow.
     for name, part in sorted(parts, key=lambda each: each[1].node.kind != "field"):
         _, other = others.pop(key_of(name), (None, None))
         if other is not None:
@@ -91,20 +91,20 @@ def arrays_in(expected: Tree, given: Tree, path: str) -> Iterator[tuple[ArrayFor
 
 
 def _leaf_of(tree: Tree) -> Any:
-    """The array or plain value if the tree is a single leaf, otherwise the tree."""
+    """Returns the array or plain value if the tree is a single leaf, otherwise the tree."""
     if tree.node.kind == "array":
         return tree.arrays[0]
     return tree.node.value[0] if tree.node.value else tree
 
 
 def build(node: Node, arrays: Iterator[Any]) -> Any:
-    """Rebuilds a tree from its description and arrays; records become dictionaries."""
+    """Rebuilds a tree from its description and its arrays. Records become dictionaries."""
     if node.kind == "array":
         return next(arrays)
     if node.is_static:
         return node.value[0]
     named = zip(node.child_names(), node.children, strict=True)
-    # Static values that are not plain, such as activation functions, are not in the output.
+    # Static values that are not plain, such as activation functions, are omitted.
     kept = [
         (key_of(name), build(child, arrays))
         for name, child in named
@@ -122,7 +122,7 @@ def build(node: Node, arrays: Iterator[Any]) -> Any:
 
 
 def lost_in(node: Node, path: str, *, is_in_record: bool = False) -> Iterator[str]:
-    """Paths of static leaves that `build` can neither return nor omit."""
+    """The paths of static leaves that `build` can neither return nor omit."""
     if node.kind == "static" and not node.value and not is_in_record:
         yield path
     for name, child in zip(node.child_names(), node.children, strict=True):
@@ -130,7 +130,7 @@ def lost_in(node: Node, path: str, *, is_in_record: bool = False) -> Iterator[st
 
 
 def describe_arguments(inputs: Tree) -> str:
-    """The arguments of a program, such as `x: float32[batch, 64], scale: float32[]`."""
+    """Formats the arguments of a program, such as `x: float32[batch, 64], scale: float32[]`."""
     return ", ".join(f"{name}: {part}" for name, part in inputs.parts())
 
 
@@ -145,6 +145,6 @@ def describe_other(leaf: Any) -> str:
 
 @functools.lru_cache(256)
 def _named_tuple(name: str, fields: tuple[str, ...]) -> type:
-    # `rename=True` accepts field names such as `_0`, which a named tuple has if it was made with
-    # `rename=True` itself.
+    # The original class may have been made with `rename=True`, and so have field names such as
+    # `_0`. Only `rename=True` accepts these names.
     return collections.namedtuple(name, fields, rename=True)

@@ -46,10 +46,11 @@ def dynamic_shapes(
 
     - `paths`: the path of each array.
     - `arrays`: arrays, or `jax.ShapeDtypeStruct`s whose shapes may contain names.
-    - `are_weights`: whether each array is part of a Module. Weights have no batch axis.
+    - `are_weights`: for each array, whether it is part of a Module. Weights have no batch axis.
     - `dynamic`: see `export`.
 
-    **Raises:** `ValueError`, with the path, for an axis or an argument that does not exist.
+    **Raises:** `ValueError` with the path if `dynamic` names an axis or an argument that does not
+    exist.
     """
     shapes = [list(array.shape) for array in arrays]
     sizes: dict[str, tuple[int, str]] = {}
@@ -89,11 +90,12 @@ def _by_axis(axes: Any) -> dict[int, Any]:
 def _name_axes(
     shape: list[Any], axes: dict[int, Any], path: str, sizes: dict[str, tuple[int, str]]
 ) -> None:
-    """Replaces sizes in `shape` by names.
+    """Replaces sizes in `shape` by the names in `axes`.
 
     **Arguments:**
 
-    - `sizes`: the size of each name, and the path where it was first used; extended in place.
+    - `sizes`: the size of each name, and the path where the name was first used. New names are
+      added in place.
     """
     for axis, name in axes.items():
         if not isinstance(name, str):
@@ -138,7 +140,9 @@ def export(
     platforms: Sequence[str] = ("cpu", "cuda"),
     vjp_order: int = 0,
 ) -> Exported:
-    """Exports a function as a program that runs without its source; `.save` writes it to a file.
+    """Exports a function as a program that runs without the source of the function.
+
+    The method `save` of the result writes the program to a file.
 
     Arrays that the function holds, such as the weights of a Module, become part of the program.
     Arrays in `*args` are arguments of each call. Everything that is not an array is static, as in
@@ -146,26 +150,26 @@ def export(
 
     **Arguments:**
 
-    - `function`: any callable, such as a Module, a filtered function or a method. It must be pure:
-      the program contains no Python.
-    - `*args`: its arguments. A `jax.ShapeDtypeStruct` may replace an array. Its shape may contain
-      names of axes, as in `jax.ShapeDtypeStruct(("batch", 64), jnp.float32)`.
-    - `dynamic`: the axes that may have any size of at least 1. Axes of the same name have the same
-      size.
-        - A sequence of names, such as `("batch", "time")`, names the leading axes of every array,
-          except weights of Modules. It is ignored if shapes in `*args` contain names.
+    - `function`: any callable, such as a Module, a filtered function or a method. It must be pure,
+      because the program contains no Python.
+    - `*args`: the arguments of the function. A `jax.ShapeDtypeStruct` may replace an array, and its
+      shape may contain names of axes, as in `jax.ShapeDtypeStruct(("batch", 64), jnp.float32)`.
+    - `dynamic`: the axes that may have any size of at least 1. Axes with the same name must have
+      the same size.
+        - A sequence of names, such as `("batch", "time")`, names the leading axes of every array
+          that is not a weight of a Module. It is ignored if shapes in `*args` contain names.
         - A dictionary names axes by argument, or by the path of an array, as in
           `{"x": {0: "batch"}, "y['mask']": ("batch", None, "time")}`. All other axes are fixed.
         - `()` fixes all axes.
-    - `platforms`: platforms on which it can run, out of `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`. They
-      need not be available here.
+    - `platforms`: platforms on which the program can run: any of `"cpu"`, `"cuda"`, `"rocm"` and
+      `"tpu"`. They need not be available when the function is exported.
     - `vjp_order`: how many times the program can be differentiated in reverse mode.
 
     **Returns:** an `Exported`, with `.call`, `.save` and `.stablehlo`.
 
-    **Raises:** `ValueError`, with file and line, if the function calls back to Python; `ValueError`
-    for an axis or a platform that does not exist; `TypeError`, with the path, for an output that is
-    neither an array nor a plain value; any error from tracing the function; `ImportError` if
+    **Raises:** `ValueError` with file and line if the function calls back to Python; `ValueError`
+    if an axis in `dynamic` or a platform does not exist; `TypeError` with the path if an output is
+    neither an array nor a plain value; any error that tracing the function raises; `ImportError` if
     flatbuffers is not installed.
 
     !!! example
@@ -216,7 +220,7 @@ def export(
         exported = jax.export.export(jitted, platforms=platforms)(*structs)
         program = bytes(exported.serialize(vjp_order=vjp_order))
     except NotImplementedError as error:
-        # Operations of other libraries may call back too, under names that we do not know.
+        # Other libraries may have callbacks with names that we do not know: look at the error.
         _refuse_calls(name, [str(error)] if "callback" in str(error) else [])
         raise
     header = Header(
@@ -238,7 +242,7 @@ def export(
 def _structs(
     root: Node, arrays: list[Any], args: tuple[Any, ...], dynamic: Dynamic
 ) -> list[jax.ShapeDtypeStruct]:
-    """Converts arrays to `jax.ShapeDtypeStruct`s with symbolic shapes."""
+    """Converts arrays to `jax.ShapeDtypeStruct`s whose shapes have symbolic sizes."""
     leaves = Tree(root, tuple(arrays)).leaves()
     paths = [path for path, leaf in leaves if leaf.arrays]
     are_weights = [
@@ -270,7 +274,7 @@ def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
 
 
 def _parameters(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, ...]:
-    """Names of the arguments, from the signature if there is one, otherwise `args[0]` and so on."""
+    """Names of the arguments. Without a signature, they are `args[0]`, `args[1]` and so on."""
     try:
         bound = inspect.signature(function).bind(*args)
     except ValueError:
@@ -291,13 +295,13 @@ def _name_of(function: Any) -> str:
 def _refuse_calls(name: str, calls: list[str]) -> None:
     if calls:
         raise ValueError(
-            f"{name} cannot be exported, because it calls back to Python, which a program does not "
-            f"contain: {listed(calls)}. Remove the callback from the exported function."
+            f"{name} cannot be exported, because it calls back to Python, and an exported program "
+            f"contains no Python: {listed(calls)}. Remove the callback from the exported function."
         )
 
 
 def _note_shapes(error: Exception, call: str) -> None:
-    """Adds the traced shapes to an error from tracing."""
+    """Adds a note with the traced shapes to an error that tracing has raised."""
     error.add_note(
         f"While exporting {call}. Named axes may have any size; `dynamic=()` fixes all sizes, and "
         "`dynamic={'x': {0: 'batch'}}` names single axes."

@@ -19,12 +19,12 @@ from ._run import Runner, arranged
 
 
 class Exported:
-    """A program with its weights and the structure of its inputs and outputs, made by `export`.
+    """A program that `export` made, with its weights and the structure of its inputs and outputs.
 
     - `name`: name of the function.
-    - `platforms`: platforms on which it runs, such as `("cpu", "cuda")`.
-    - `vjp_order`: how many times it can be differentiated.
-    - `versions`: versions of the libraries that exported it, by name.
+    - `platforms`: platforms on which the program runs, such as `("cpu", "cuda")`.
+    - `vjp_order`: how many times the program can be differentiated.
+    - `versions`: maps the names of the libraries that exported the program to their versions.
     """
 
     def __init__(self, header: Header, program: bytes, read_as: jax.export.Exported):
@@ -48,21 +48,21 @@ class Exported:
 
         **Arguments:**
 
-        - `*args`, `**kwargs`: arguments by position or by name, with the structure for which the
-          function was exported: the same tuples, lists, dictionaries and named tuples of arrays. A
-          node with the same fields, or a dictionary of these fields, may replace a Module or other
-          custom node; fields without arrays may be omitted. Leaves that are not arrays are part of
-          the program and must be the same.
+        - `*args`, `**kwargs`: arguments by position or by name. They must have the structure for
+          which the function was exported, that is, the same tuples, lists, dictionaries and named
+          tuples of arrays. A Module or other custom node may be replaced by a node with the same
+          fields, or by a dictionary of these fields; the dictionary may omit fields without arrays.
+          Leaves that are not arrays are part of the program and must be the same.
 
         **Returns:** the output, with dictionaries in place of Modules and other custom nodes.
 
-        **Raises:** `TypeError` or `ValueError`, with the path, for an argument of another
-        structure, shape or dtype; `ValueError` on a platform for which it was not exported, or if
-        it is differentiated more than `vjp_order` times.
+        **Raises:** `TypeError` or `ValueError` with the path if an argument has another structure,
+        shape or dtype; `ValueError` if the program was not exported for this platform, or is
+        differentiated more than `vjp_order` times.
         """
         runner = self._runner
         if runner is None:
-            # All calls share one Runner, because JAX compiles again for each new function.
+            # All calls share one Runner: a second one would make JAX compile the program again.
             with self._lock:
                 runner = self._runner = self._runner or Runner(self._header, self._call_flat())
         try:
@@ -104,7 +104,10 @@ class Exported:
         return from_parts, (self._header, self._program, self.name)
 
     def _call_flat(self) -> Callable[..., Any]:
-        """The program as a function of flat arrays that raises if it has no gradient."""
+        """Makes a function of flat arrays that runs the program.
+
+        If the program has no gradient, differentiating the function raises an error.
+        """
         call = self._read_as.call
         if self.vjp_order:
             return call
@@ -120,9 +123,9 @@ class Exported:
 
 
 def load_exported(path: str | os.PathLike[str]) -> Exported:
-    """Reads a program written by `Exported.save`. The source of its function is not needed.
+    """Reads a program that `Exported.save` wrote. The source of the function is not needed.
 
-    The file contains JSON and StableHLO; reading it executes no code.
+    The file contains JSON and StableHLO. Reading it executes no code.
 
     **Arguments:**
 
@@ -130,9 +133,9 @@ def load_exported(path: str | os.PathLike[str]) -> Exported:
 
     **Returns:** the program; see `Exported`.
 
-    **Raises:** `OSError` if the file cannot be read; `ValueError`, with the path, if it is
-    truncated, damaged, of another kind, or written by a newer eqxlike or jax that this one cannot
-    read; `ImportError` if flatbuffers is not installed.
+    **Raises:** `OSError` if the file cannot be read; `ValueError` with the path if the file is cut
+    off, is damaged, is no exported program, or was written by a version of eqxlike or jax that is
+    too new for the installed version; `ImportError` if flatbuffers is not installed.
 
     !!! example
 
@@ -155,7 +158,7 @@ def from_parts(header: Header, program: bytes, where: str) -> Exported:
 
     **Arguments:**
 
-    - `where`: the path or name to use in errors.
+    - `where`: the path or name of the program in error messages.
 
     **Raises:** `ValueError` if this version of jax cannot read the program.
     """
@@ -175,9 +178,10 @@ def from_parts(header: Header, program: bytes, where: str) -> Exported:
     try:
         read_as = jax.export.deserialize(bytearray(program))
         if is_newer:
-            # Find unknown operations now rather than in the first call.
+            # If the program has operations that this jax does not know, raise an error now and not
+            # in the first call.
             read_as.mlir_module()
-    except Exception as error:  # JAX raises many types.
+    except Exception as error:  # JAX raises errors of many types.
         first_line = str(error).partition("\n")[0]
         raise ValueError(
             f"{where} was exported by jax {made_by}, and jax {jax.__version__} cannot read it "
@@ -191,7 +195,7 @@ def from_parts(header: Header, program: bytes, where: str) -> Exported:
 
 
 def need_flatbuffers(caller: str) -> None:
-    """Raises `ImportError`, naming `caller`, if flatbuffers is missing."""
+    """Raises `ImportError` if flatbuffers is not installed. The message names `caller`."""
     if importlib.util.find_spec("flatbuffers") is None:
         raise ImportError(f"{caller} needs flatbuffers: `pip install 'eqxlike[export]'`.")
 

@@ -1,7 +1,8 @@
 """The file format of exported programs: two lines, then the program serialised by `jax.export`.
 
-The first line has a magic string and the SHA-256 of everything after it. The second line is JSON:
-the format number, and the inputs and outputs of the program. Reading a file executes no code.
+The first line has a magic string and the SHA-256 of everything after this line. The second line is
+JSON. It has the format number, and a description of the inputs and outputs of the program. Reading
+a file executes no code.
 """
 
 import dataclasses
@@ -22,12 +23,12 @@ class Header:
     """The description of a program.
 
     - `name`: name of the function.
-    - `inputs`, `outputs`: structure and array types of the inputs, with a child for each argument,
-      and of the outputs.
-    - `platforms`: platforms on which it runs.
-    - `vjp_order`: how many times it can be differentiated.
+    - `inputs`: structure and array types of the inputs. The root has a child for each argument.
+    - `outputs`: structure and array types of the outputs.
+    - `platforms`: platforms on which the program runs.
+    - `vjp_order`: how many times the program can be differentiated.
     - `calling_convention_version`: version of `jax.export`'s calling convention.
-    - `versions`: versions of the libraries that exported it, by name.
+    - `versions`: maps the names of the libraries that exported the program to their versions.
     """
 
     name: str
@@ -58,8 +59,8 @@ def write(path: pathlib.Path, header: Header, program: bytes) -> None:
 def read(path: pathlib.Path) -> tuple[Header, bytes]:
     """Reads a program from `path`.
 
-    **Raises:** `OSError` if the file cannot be read; `ValueError` if it is another kind of file,
-    damaged, or of a newer format.
+    **Raises:** `OSError` if the file cannot be read; `ValueError` if the file is no exported
+    program, is damaged, or has a newer format.
     """
     first, _, content = path.read_bytes().partition(b"\n")
     if not first.startswith(_MAGIC):
@@ -86,7 +87,7 @@ def _checksum(content: bytes) -> bytes:
 
 
 def _header_from(plain: dict[str, Any]) -> Header:
-    """Builds the header from JSON data; raises an error of any type if the data are invalid."""
+    """Builds the header from JSON data. Raises an error of any type if the data are invalid."""
     read: dict[str, Any] = {name: from_plain(plain[name]) for name in ("inputs", "outputs")}
     read |= {name: int(plain[name]) for name in ("vjp_order", "calling_convention_version")}
     read["platforms"] = tuple(map(str, plain["platforms"]))
@@ -97,6 +98,6 @@ def _header_from(plain: dict[str, Any]) -> Header:
     if len(set(header.parameters)) != len(header.inputs.node.children):
         raise ValueError(header.parameters)
     if b"\0" in header.name.encode():
-        # JAX uses it as the name of the program, which may not contain a null byte.
+        # JAX names the program after the function, and this name may not contain a null byte.
         raise ValueError(header.name)
     return header

@@ -1,4 +1,4 @@
-"""Calls of a program with pytrees, and checks of the arguments."""
+"""Calls a program with pytrees, and checks the arguments."""
 
 import collections
 import inspect
@@ -15,33 +15,32 @@ from ._descriptions import arrays_in, build, describe_arguments, describe_other,
 from ._file import Header
 
 _MAX_PROGRAMS = 4
-"""Maximum number of compiled variants of static leaves and node types for the same array shapes.
-
-Calls with further variants flatten their arguments first, and share one compiled program.
+"""Maximum number of compiled programs for the same array shapes, whose arguments differ in static
+leaves or types of nodes. Further calls that differ flatten their arguments first, and share one
+compiled program.
 """
 
 _NUM_FLAT_CALLS = 100
-"""After a call that needed flattened arguments, this many calls flatten theirs without trying.
-
-A failed attempt to trace unflattened arguments takes milliseconds.
+"""If tracing a call without flattening its arguments has failed, this many following calls flatten
+their arguments at once. They save the failed attempt, which takes milliseconds.
 """
 
 _NUMBERS = {bool, int, float, complex, np.float64, np.complex128}
-"""Types of Python numbers, and NumPy types that inherit from them."""
+"""The types of Python numbers, and the NumPy types that inherit from them."""
 
 
 class Runner:
     """Runs a program on pytrees.
 
-    Arguments are checked while `filter_jit` traces, so a warm call costs as much as a call of
-    `filter_jit`. But `filter_jit` compiles again for each Python number, which here may replace an
-    array, and for each function, of which here only the name matters. In these cases the arguments
-    are flattened before the call.
+    Arguments are checked while `filter_jit` traces, so a warm call takes as long as a call of a
+    function of `filter_jit`. But `filter_jit` compiles again for each new Python number and each
+    new function. Here a Python number may replace an array, and of a function only the name
+    matters. So arguments with numbers or functions are flattened before the call.
 
     **Arguments:**
 
     - `header`: the inputs and outputs of the program.
-    - `call`: the program, from flat arrays to flat arrays.
+    - `call`: a function that runs the program. It takes and returns flat arrays.
     """
 
     def __init__(self, header: Header, call: Callable[..., Sequence[Any]]):
@@ -61,8 +60,8 @@ class Runner:
 
         for function in (on_arrays, on_trees):
             function.__name__ = function.__qualname__ = header.name
-            # With these attributes, retrace reports distinguish programs, and profiles omit this
-            # module.
+            # `__wrapped__` lets retrace reports distinguish programs. Without a `__module__`,
+            # profiles do not show this module.
             vars(function)["__wrapped__"] = call
             setattr(function, "__module__", None)  # noqa: B010
         if all(map(str.isidentifier, header.parameters)):
@@ -71,7 +70,7 @@ class Runner:
             vars(on_trees)["__signature__"] = inspect.Signature(parameters)
         self._call_arrays = filter_jit(on_arrays)
         self._call_trees = filter_jit(on_trees)
-        # Index, name and type of each argument that is a single array.
+        # The index, name and array type of each argument that is a single array.
         self._arrays = [
             (place, name, part.arrays[0])
             for place, (name, part) in enumerate(header.inputs.parts())
@@ -84,12 +83,13 @@ class Runner:
         """Runs the program; see `Exported.call` for errors."""
         if self._num_flat_calls == 0:
             try:
-                # Most calls have no numbers. This test is faster than a loop over the arguments.
+                # Most calls have no numbers, and this test is faster than a loop over the
+                # arguments.
                 has_numbers = not _NUMBERS.isdisjoint(map(type, args))
                 return self._call_trees(*(self._with_arrays(args) if has_numbers else args))
             except (TypeError, ValueError, _FlattenFirstError):
-                # The call with flat arrays below either works, for example with values that cannot
-                # be hashed, or raises the right error for these arguments.
+                # The call with flat arrays below works if only `filter_jit` rejected the arguments,
+                # for example because they cannot be hashed. Otherwise it raises a better error.
                 pass
         else:
             self._num_flat_calls -= 1
@@ -99,10 +99,10 @@ class Runner:
         except ValueError as error:
             if "polymorphic shape" not in str(error):
                 raise
-            # JAX's message has neither the arguments nor their paths.
+            # JAX's message shows neither the arguments nor their paths.
             raise ValueError(
                 f"The sizes do not match: {listed(self._sizes_of(args))}. A named axis may have "
-                "any size of at least 1, which must be the same for all axes of this name."
+                "any size of at least 1, which must be the same for all axes with this name."
             ) from error
 
     def _with_arrays(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -118,7 +118,7 @@ class Runner:
     def _flat_arrays(self, args: tuple[Any, ...], *, is_traced: bool = False) -> list[Any]:
         """Checks and flattens the arguments.
 
-        **Raises:** `_FlattenFirstError` for a number in place of an array while tracing.
+        **Raises:** `_FlattenFirstError` if `is_traced` is set and a number replaces an array.
         """
         header = self._header
         if len(args) != len(header.parameters):
@@ -156,7 +156,7 @@ class _FlattenFirstError(Exception):
 def arranged(header: Header, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Orders the arguments of a call, including those passed by name.
 
-    **Raises:** `TypeError` for a name that is unknown, missing, or passed twice.
+    **Raises:** `TypeError` if the name of an argument is unknown, is missing, or is passed twice.
     """
     by_place = header.parameters[: len(args)]
     by_name = header.parameters[len(args) :]
@@ -177,10 +177,10 @@ def as_given(expected: ArrayForm, array: Any, path: str, sizes: dict[str, Any]) 
     **Arguments:**
 
     - `expected`: the expected dtype and shape.
-    - `sizes`: the sizes of named axes so far; extended in place.
+    - `sizes`: the sizes of the named axes of earlier arrays. New names are added in place.
 
-    **Raises:** `TypeError`, with the path, for another dtype or a value that is not an array;
-    `ValueError` for another shape.
+    **Raises:** `TypeError` with the path if `array` is not an array or has another dtype;
+    `ValueError` with the path if it has another shape.
     """
     if is_number(array):
         array = _as_scalar(array, expected)
@@ -215,7 +215,7 @@ def is_number(leaf: Any) -> bool:
 
 
 def _as_scalar(number: bool | int | float | complex, expected: ArrayForm) -> Any:
-    """Converts a Python number to this dtype, or returns it if the dtype cannot hold it."""
+    """Converts a Python number to the expected dtype; returns it if the dtype cannot hold it."""
     kinds = {bool: np.bool_, int: np.number, float: np.inexact, complex: np.complexfloating}
     if expected.dtype.startswith("key<"):
         return number

@@ -1,4 +1,4 @@
-"""`closure_to_pytree`: functions as Modules whose children are the values they close over."""
+"""`closure_to_pytree`: converts functions to Modules whose children are the closed-over values."""
 
 import types
 from typing import Any
@@ -10,7 +10,7 @@ from .. import Module
 
 
 class _Code:
-    """A function without its closure; equal if code, defaults and globals are the same."""
+    """A function without its closure. Two are equal if code, defaults and globals are the same."""
 
     def __init__(self, function: types.FunctionType):
         self._function = function
@@ -37,7 +37,7 @@ class _Code:
         return repr(self._function)
 
     def with_closure(self, contents: tuple[Any, ...]) -> types.FunctionType:
-        """The function with `contents` as its closure."""
+        """Returns the function with `contents` as its closure."""
         function = self._function
         cells = tuple(map(types.CellType, contents))
         rebuilt = types.FunctionType(
@@ -60,15 +60,15 @@ class _Closure(Module):
 def closure_to_pytree(tree: PyTree) -> PyTree:
     """Replaces each function in a tree by a Module whose children are the values it closes over.
 
-    JAX then sees the arrays in closures. Functions made by calling the same function twice, such as
-    Optax's, have equal tree structures. Global variables are not included.
+    JAX then sees the arrays in closures. If a function that returns a function is called twice, the
+    two results have equal tree structures; Optax's optimisers are made in this way. Global
+    variables do not become children.
 
     **Arguments:**
 
-    - `tree`: any pytree; a function is one.
+    - `tree`: any pytree, or a function.
 
-    **Raises:** `ValueError` for a function that closes over itself, or over a variable without a
-    value.
+    **Raises:** `ValueError` if a function closes over itself, or over a variable that has no value.
 
     !!! example
 

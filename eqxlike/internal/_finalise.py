@@ -1,4 +1,4 @@
-"""Finalisation: replaces this package's primitives in a program by the operations that they run."""
+"""Finalisation: replaces primitives of this package in a program by operations of JAX."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -34,11 +34,11 @@ unvmap_max_p = _batched._max
 
 
 primitive_finalisations: dict[Primitive, Callable[..., Any]] = {}
-"""For each primitive, the function to call with its arrays and parameters instead of binding it."""
+"""Maps each primitive to the function that replaces it. It takes the arrays and the parameters."""
 
 
 def register_impl_finalisation(prim: Primitive) -> None:
-    """Makes finalised programs run the implementation of `prim` instead of binding it."""
+    """Makes finalised programs call the implementation of `prim` instead of binding `prim`."""
     primitive_finalisations[prim] = lambda *arrays, **params: prim.impl(*arrays, **params)
 
 
@@ -66,7 +66,7 @@ for _primitive in (
     _transposes._untransposed,
 ):
     register_impl_finalisation(_primitive)
-# Their implementations call functions of the user, which are finalised too.
+# The implementations of these primitives call functions of the user, which are finalised too.
 for _primitive in (vmapped_p, _linear_call._linear, _transposes._transposed):
     primitive_finalisations[_primitive] = functools.partial(_run_finalised, _primitive)
 primitive_finalisations[_conv_cpu.conv_p] = jax.lax.conv_general_dilated_p.bind
@@ -77,7 +77,7 @@ _BY_NAME: dict[str, Callable[..., Any]] = {
     "custom_vmap_call": lambda *arrays, call, **_: _call(*arrays, call_jaxpr=call),
     "stop_gradient": lambda x: x,
 }
-"""Finalisations of JAX primitives that are not exported, by name."""
+"""Maps names of JAX primitives to functions. JAX does not export these primitives themselves."""
 
 
 def _finalisation_of(primitive: Primitive) -> Callable[..., Any] | None:
@@ -85,7 +85,7 @@ def _finalisation_of(primitive: Primitive) -> Callable[..., Any] | None:
 
 
 def finalise_eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
-    """`jax.core.eval_jaxpr`, with finalised primitives."""
+    """Does the same as `jax.core.eval_jaxpr`, with finalised primitives."""
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
     def read(atom: Any) -> Any:
@@ -128,7 +128,7 @@ def _has_any(jaxpr: Jaxpr) -> bool:
 
 
 def finalise_jaxpr(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """Finalises the primitives of a jaxpr."""
+    """Returns the jaxpr with finalised primitives."""
     structs = [
         jax.ShapeDtypeStruct(each.shape, each.dtype, weak_type=each.weak_type)
         for each in jaxpr.in_avals
@@ -137,7 +137,7 @@ def finalise_jaxpr(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def finalise_jaxpr_as_fn(jaxpr: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """`jax.extend.core.jaxpr_as_fun`, with finalised primitives."""
+    """Does the same as `jax.extend.core.jaxpr_as_fun`, with finalised primitives."""
     return functools.partial(finalise_eval_jaxpr, jaxpr.jaxpr, jaxpr.consts)
 
 
@@ -146,7 +146,7 @@ def finalise_fn(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     **Arguments:**
 
-    - `fn`: a function from pytrees of arrays to a pytree of arrays.
+    - `fn`: a function that takes pytrees of arrays and returns a pytree of arrays.
     """
 
     @functools.wraps(fn)
@@ -161,5 +161,5 @@ def finalise_fn(fn: Callable[..., Any]) -> Callable[..., Any]:
 def finalise_make_jaxpr(
     fn: Callable[..., Any], *, return_shape: bool = False
 ) -> Callable[..., Any]:
-    """`jax.make_jaxpr`, with finalised primitives."""
+    """Does the same as `jax.make_jaxpr`, with finalised primitives."""
     return jax.make_jaxpr(finalise_fn(fn), return_shape=return_shape)

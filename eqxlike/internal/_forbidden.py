@@ -1,7 +1,8 @@
-"""Identity functions that raise under a transformation, and helpers for compiled functions.
+"""Identity functions that raise an error if they are transformed; helpers for compiled functions.
 
-The identities are primitives rather than `jax.custom_jvp` or `jax.custom_batching.custom_vmap`,
-which would trace the identity at each use: libraries apply one to most values that they compute.
+The identity functions are primitives. `jax.custom_jvp` and `jax.custom_batching.custom_vmap` would
+trace the identity at each use. This would take long, since libraries apply an identity to most
+values that they compute.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,8 +27,8 @@ def _identity_primitive(
 
     **Arguments:**
 
-    - `jvp`: its differentiation rule, if any.
-    - `batch`: its batching rule; by default it is applied to the batch.
+    - `jvp`: the forward-mode rule of the primitive, if it has one.
+    - `batch`: the batching rule. The default rule applies the primitive to the whole batch.
     """
 
     def batch_as_one(_: Any, arrays: Any, axes: Any, **params: Any) -> tuple[Any, Any]:
@@ -65,14 +66,14 @@ nontraceable_p = _identity_primitive(
 
 
 def nontraceable(x: Tree, *, name: str = "nontraceable operation") -> Tree:
-    """Returns `x`; raises if it is differentiated or batched.
+    """Returns `x`, and raises an error if it is differentiated or batched.
 
     **Arguments:**
 
     - `x`: any pytree. Leaves that are not arrays are passed through.
     - `name`: name of the operation in the message.
 
-    **Raises:** `RuntimeError` when it is transformed.
+    **Raises:** `RuntimeError` when `x` is differentiated or batched.
 
     >>> jax.vmap(nontraceable)(jnp.ones(2))
     Traceback (most recent call last):
@@ -88,7 +89,7 @@ nondifferentiable_p = _identity_primitive(
 
 
 def nondifferentiable(x: Tree, *, name: str | None = None, msg: str | None = None) -> Tree:
-    """Returns `x`; raises if it is differentiated in forward or reverse mode.
+    """Returns `x`, and raises an error if it is differentiated in forward or reverse mode.
 
     **Arguments:**
 
@@ -96,7 +97,7 @@ def nondifferentiable(x: Tree, *, name: str | None = None, msg: str | None = Non
     - `name`: name of the operation in the message.
     - `msg`: replaces the message.
 
-    **Raises:** `RuntimeError` when it is differentiated.
+    **Raises:** `RuntimeError` when `x` is differentiated.
 
     >>> jax.grad(lambda x: nondifferentiable(x, name="x"))(1.0)
     Traceback (most recent call last):
@@ -130,18 +131,18 @@ ad.primitive_transposes[nondifferentiable_backward_p] = _pull_back
 def nondifferentiable_backward(
     x: Tree, name: str | None = None, msg: str | None = None, symbolic: bool = True
 ) -> Tree:
-    """Returns `x`; raises if it is differentiated in reverse mode.
+    """Returns `x`, and raises an error if it is differentiated in reverse mode.
 
     **Arguments:**
 
     - `x`: any pytree. Leaves that are not arrays are passed through.
     - `name`: name of the operation in the message.
     - `msg`: replaces the message.
-    - `symbolic`: whether to raise for any cotangent, while tracing. Otherwise the program raises
-      when it runs, if the cotangent is not zero.
+    - `symbolic`: if `True`, any cotangent raises an error during tracing. If `False`, the compiled
+      program raises an error when it runs and the cotangent is not zero.
 
-    **Raises:** `RuntimeError` when it is differentiated, or `EqxlikeRuntimeError` when the program
-    runs.
+    **Raises:** `RuntimeError` when `x` is differentiated, or if `symbolic` is `False`,
+    `EqxlikeRuntimeError` when the program runs.
 
     >>> jax.grad(lambda x: nondifferentiable_backward(x, name="x"))(1.0)
     Traceback (most recent call last):
@@ -180,18 +181,18 @@ def nonbatchable(
     msg: str | None = None,
     allow_constant_across_batch: bool = False,
 ) -> Tree:
-    """Returns `x`; raises if it is batched. It cannot be differentiated.
+    """Returns `x`, and raises an error if it is batched. `x` cannot be differentiated either.
 
     **Arguments:**
 
     - `x`: any pytree. Leaves that are not arrays are passed through.
     - `name`: name of the operation in the message.
     - `msg`: replaces the message.
-    - `allow_constant_across_batch`: whether to accept a batch whose members are all equal. The
-      result is then one member, without a batch axis.
+    - `allow_constant_across_batch`: if `True`, a batch whose members are all equal is accepted. The
+      result is then a single member, without a batch axis.
 
-    **Raises:** `ValueError` when it is batched, or `EqxlikeRuntimeError` when the program runs and
-    the members of a batch differ.
+    **Raises:** `ValueError` when `x` is batched, or if `allow_constant_across_batch` is set,
+    `EqxlikeRuntimeError` when the program runs and the members of a batch differ.
 
     >>> jax.vmap(lambda x: nonbatchable(x, name="x"))(jnp.ones(2))
     Traceback (most recent call last):
@@ -207,7 +208,7 @@ def nonbatchable(
     )
 
 
-# --- A check that nothing depends on an array ---
+# --- A check that a program does not use an array ---
 
 
 def assert_dce(
@@ -218,8 +219,8 @@ def assert_dce(
 ) -> Tree:
     """Returns `x`, and asserts that dead code elimination removes the result.
 
-    A compiled program that uses the result fails when it runs. Outside `jit` nothing is checked,
-    because nothing is eliminated.
+    A compiled program that uses the result raises an error when it runs. Outside `jit`, nothing is
+    checked, because no code is eliminated there.
 
     **Arguments:**
 
@@ -229,7 +230,8 @@ def assert_dce(
 
     **Raises:** `EqxlikeRuntimeError` when the compiled program runs.
     """
-    # Operations on constants return tracers only inside `jit`.
+    # Inside `jit`, this is a tracer, because JAX traces operations on constants too. Outside `jit`,
+    # it is an array.
     is_used: Any = jnp.ones((), bool)
     return error_if(x, is_used, msg, on_error=on_error) if isinstance(is_used, Tracer) else x
 
@@ -248,7 +250,7 @@ def noinline(
 
     - `fn`: any callable. If it is a pytree, its arrays are inputs of the call.
     - `abstract_fn`: has no effect. In Equinox, functions with the same `abstract_fn` can replace
-      each other in a compiled program; here the program is compiled again.
+      each other in a compiled program. In eqxlike, another function compiles the program again.
 
     !!! example
 
@@ -280,8 +282,8 @@ def scan_trick(
 
     **Arguments:**
 
-    - `fn`, `intermediates`: functions from a carry to a carry of the same structure, shapes and
-      dtypes.
+    - `fn`, `intermediates`: functions that take a carry and return a carry of the same structure,
+      shapes and dtypes.
     - `init`: the initial carry, a pytree of arrays.
 
     !!! example
@@ -292,7 +294,7 @@ def scan_trick(
     branches = [*intermediates, lambda carry: carry]
 
     def step(carry: Carry, place: Any) -> tuple[Carry, None]:
-        # With a batched index, `switch` would run all branches.
+        # `nonbatchable`, because `switch` would run all branches if its index were batched.
         return jax.lax.switch(nonbatchable(place), branches, fn(carry)), None
 
     init = jtu.tree_map(jnp.asarray, init)

@@ -32,7 +32,7 @@ class Static(Module, Generic[Value]):
 
     **Arguments:**
 
-    - `value`: any value without arrays, compared by equality like all static fields.
+    - `value`: any value without arrays. It is compared by equality, like all static fields.
 
     !!! example
 
@@ -49,7 +49,9 @@ class Static(Module, Generic[Value]):
 
 
 class ContainerMeta(type):
-    """A metaclass that numbers class attributes; indexing the class returns the value of a number.
+    """A metaclass that replaces the values of class attributes by numbers.
+
+    Indexing the class with a number returns the value.
 
     !!! example
 
@@ -90,8 +92,9 @@ def hashable_partition(
 ) -> tuple[tuple[Any, ...], Hashable]:
     """Splits a tree into the leaves for which `filter_fn` is true, and the rest.
 
-    **Returns:** `(dynamic_leaves, static)`: a tuple of the leaves, with `None` for the others, and
-    an object with the other leaves and the tree structure, which is hashable if these leaves are.
+    **Returns:** `(dynamic_leaves, static)`. `dynamic_leaves` is a tuple of the leaves for which
+    `filter_fn` is true, with `None` for the other leaves. `static` has the other leaves and the
+    tree structure. It is hashable if the other leaves are hashable.
 
     >>> dynamic_leaves, static = hashable_partition({"a": 1, "b": "x"}, lambda leaf: leaf == 1)
     >>> dynamic_leaves, hashable_combine(dynamic_leaves, static)
@@ -115,13 +118,13 @@ def hashable_combine(dynamic_leaves: Sequence[Any], static: Any) -> PyTree:
 # --- Random keys for tests ---
 
 
-# `eq=True` would remove the hash, and libraries pass it to cached functions.
+# `eq=True` would remove the hash, but libraries pass instances to cached functions.
 @dataclasses.dataclass(init=False, eq=False)
 class GetKey:
     """Returns a new random key at each call, for tests.
 
-    The seed is the environment variable `EQX_GETKEY_SEED` if set, otherwise random. The text of
-    this object shows the seed, so that pytest prints it for a failing test.
+    If the environment variable `EQX_GETKEY_SEED` is set, it is the seed. Otherwise the seed is
+    random. The `repr` of this object shows the seed, so that pytest prints it if a test fails.
 
     **Arguments:**
 
@@ -137,7 +140,7 @@ class GetKey:
 
     def __init__(self, seed: int | None = None):
         if seed is None:
-            # A test may have seeded the global state of `random`.
+            # The global state of `random` is not used, since a test may have seeded it.
             drawn = random.SystemRandom().randrange(2**31)
             seed = int(os.environ.get("EQX_GETKEY_SEED", drawn))
         self.seed = seed
@@ -153,7 +156,7 @@ class GetKey:
 
 
 def str2jax(msg: str) -> Any:
-    """Creates a sentinel for pytrees: an object without leaves whose text is `msg`.
+    """Creates a sentinel for pytrees: an object without leaves whose `repr` is `msg`.
 
     Each call creates a new class, so no two sentinels are equal.
 
@@ -173,16 +176,16 @@ def str2jax(msg: str) -> Any:
     return metaclass(msg, (Module,), namespace)()
 
 
-# Equinox's hints for its documentation generator. They have no effect here.
+# Equinox has these two functions for its documentation generator. Here they have no effect.
 
 
 def doc_repr(obj: Value, string: str) -> Value:
-    """Returns `obj`. In Equinox's documentation, `string` replaces it."""
+    """Returns `obj`. In Equinox, the documentation shows `string` instead of `obj`."""
     return obj
 
 
 def doc_remove_args(*args: str) -> Callable[[Value], Value]:
-    """A decorator without effect. Equinox's documentation omits the parameters `args`."""
+    """Makes a decorator without effect. In Equinox, it hides the parameters `args` in the docs."""
     return lambda fn: fn
 
 
@@ -192,7 +195,8 @@ def doc_remove_args(*args: str) -> Callable[[Value], Value]:
 def left_broadcast_to(arr: ArrayLike, shape: tuple[int, ...]) -> Array:
     """Appends axes of length one to `arr`, and broadcasts it to `shape`.
 
-    **Raises:** `ValueError` if `shape` has fewer axes than `arr`, or other leading axes.
+    **Raises:** `ValueError` if `shape` has fewer axes than `arr`, or if the leading axes of `shape`
+    do not fit the shape of `arr`.
 
     >>> print(left_broadcast_to(jnp.arange(2), (2, 3)))
     [[0 0 0]
@@ -206,7 +210,9 @@ def left_broadcast_to(arr: ArrayLike, shape: tuple[int, ...]) -> Array:
 
 
 def eval_zero(fn: Callable[..., Any], *inputs: PyTree) -> PyTree:
-    """Zeros with the shapes and dtypes of the output of `fn(*inputs)`, which is traced but not run.
+    """Makes zeros with the shapes and dtypes of the output of `fn(*inputs)`.
+
+    `fn` is traced, but not run.
 
     Leaves of the output that are not arrays are returned unchanged.
 
@@ -217,7 +223,7 @@ def eval_zero(fn: Callable[..., Any], *inputs: PyTree) -> PyTree:
 
 
 def eval_empty(fn: Callable[..., Any], *inputs: PyTree) -> PyTree:
-    """`eval_zero` with `jnp.empty` instead of `jnp.zeros`."""
+    """Does the same as `eval_zero`, but with `jnp.empty` instead of `jnp.zeros`."""
     return _filled(jnp.empty, fn, inputs)
 
 
@@ -232,16 +238,16 @@ def _filled(make: Callable[..., Any], fn: Callable[..., Any], inputs: tuple[PyTr
 
 
 def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> Any:
-    """Returns the tangent, or an array of zeros if it is `None`.
+    """Returns the tangent, or an array of zeros if the tangent is `None`.
 
     **Arguments:**
 
-    - `primal`: an array or a number. For any other value, the result is `None`.
+    - `primal`: an array or a number. If it is any other value, the result is `None`.
     - `tangent`: an array, or `None` for zero.
-    - `allow_struct`: whether `primal` may be a `jax.ShapeDtypeStruct`.
+    - `allow_struct`: if `True`, `primal` may also be a `jax.ShapeDtypeStruct`.
 
-    **Returns:** an array with the shape of the primal and the dtype of its tangents, which is JAX's
-    `float0` for integers.
+    **Returns:** an array with the shape of the primal and the dtype of its tangents. The tangents
+    of integers have JAX's dtype `float0`.
 
     >>> import jax.numpy as jnp
     >>> materialise_zeros(jnp.ones(2), None)
@@ -262,7 +268,7 @@ def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> 
 
 
 class MaybeBuffer:
-    """`MaybeBuffer[T]` is the type of a `T`, or of a loop's buffer in its place.
+    """`MaybeBuffer[T]` is the type of a `T`, or of the buffer that replaces it in a loop.
 
     >>> isinstance(3, MaybeBuffer[int])
     True
@@ -277,9 +283,9 @@ class MaybeBuffer:
 
 @jax.custom_jvp
 def nextafter(x: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
-    """The next floating-point number after `x`, with the derivative of the identity.
+    """The next floating-point number after `x`. The derivative is 1, as for the identity.
 
-    After zero, and after subnormal numbers that XLA treats as zero, it is the smallest normal
+    If `x` is zero, or a subnormal number that XLA treats as zero, the result is the smallest normal
     number.
 
     >>> print(nextafter(jnp.array(1.0)) - 1)
@@ -290,9 +296,9 @@ def nextafter(x: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
 
 @jax.custom_jvp
 def prevbefore(x: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
-    """The floating-point number before `x`, with the derivative of the identity.
+    """The floating-point number before `x`. The derivative is 1, as for the identity.
 
-    Before zero, and before subnormal numbers that XLA treats as zero, it is minus the smallest
+    If `x` is zero, or a subnormal number that XLA treats as zero, the result is minus the smallest
     normal number.
 
     >>> print(prevbefore(jnp.array(1.0)) - 1)
@@ -302,7 +308,7 @@ def prevbefore(x: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
 
 
 def _adjacent(x: Array, sign: int) -> Array:
-    """The adjacent number. Solvers call this often, and `jax.lax` traces faster than `jnp`."""
+    """The adjacent number. It uses `jax.lax`, which traces faster: solvers call this often."""
     dtype = jnp.result_type(x)
     x = jnp.asarray(x, dtype)
     tiny = jax.lax.full_like(x, sign * jnp.finfo(dtype).tiny)
@@ -319,10 +325,11 @@ prevbefore.defjvp(lambda primals, tangents: (prevbefore(*primals), *tangents))
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TreeWLCustom:
-    """The argument `custom` of `wadler_lindig` that formats arrays like `tree_pformat`.
+    """A function for the argument `custom` of `wadler_lindig`. It formats arrays like
+    `tree_pformat`.
 
-    - `truncate_leaf`: for nodes for which it returns `True`, only the type is shown, such as
-      `MLP(...)`.
+    - `truncate_leaf`: a function that takes a node. If it returns `True`, only the type of the node
+      is shown, such as `MLP(...)`.
     - `short_arrays`: whether to show arrays as `f32[3,4]` instead of their values.
     - `struct_as_array`: whether `short_arrays` also applies to `jax.ShapeDtypeStruct`.
 
@@ -336,7 +343,7 @@ class TreeWLCustom:
     struct_as_array: bool
 
     def __call__(self, obj: Any) -> wl.AbstractDoc | None:
-        """The document of a node, or `None` for wadler_lindig's default."""
+        """The document of a node, or `None` to use wadler_lindig's default."""
         if self.truncate_leaf(obj):
             return wl.TextDoc(f"{type(obj).__name__}(...)")
         is_struct = isinstance(obj, jax.ShapeDtypeStruct) and self.struct_as_array
@@ -349,18 +356,20 @@ class TreeWLCustom:
 
 
 _MAX_CACHED = 256
-"""Maximum number of cached functions with their static arguments; the oldest are dropped first."""
+"""Maximum number of cache entries. An entry is a function with its static arguments. The oldest
+entry is dropped first.
+"""
 
 
 class _Output(Module):
-    """The output of a function; the static part travels in the tree structure."""
+    """The output of a function. Its static part is in the tree structure."""
 
     arrays: list[Any]
     rest: Rest = field(static=True)
 
 
 class _Traced:
-    """A call as a function of its arrays, whose traces JAX caches.
+    """A call, converted to a function of its arrays. JAX caches the traces of this function.
 
     - `structure`: the static part of the call.
     """
@@ -381,10 +390,10 @@ _cache: _Table = collections.OrderedDict()
 
 
 def cached_filter_eval_shape(fn: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> PyTree:
-    """`filter_eval_shape` with a cache: traces `fn` once for arguments of the same shapes.
+    """Does the same as `filter_eval_shape`, but traces `fn` once for arguments of the same shapes.
 
-    As in `filter_jit`, everything that is not an array is part of the cache key. If it is not
-    hashable, `fn` is traced at each call.
+    As in `filter_jit`, everything that is not an array is part of the cache key. If an argument
+    cannot be part of a key because it is not hashable, `fn` is traced at each call.
 
     >>> import jax.numpy as jnp
     >>> cached_filter_eval_shape(jnp.sum, jnp.ones(2))
@@ -397,11 +406,12 @@ def cached_filter_eval_shape(fn: Callable[..., Any], *args: PyTree, **kwargs: Py
         return filter_eval_shape(fn, *args, **kwargs)
     table = _cache
     if structure.anchor is not None:
-        # The global cache must not keep a function alive that was defined inside another one.
+        # A function that was defined inside another function may be short-lived, and the global
+        # cache must not keep it alive. So its entries are attached to the function.
         table = attached(structure.anchor, "__eqxlike_shapes__", collections.OrderedDict)
     traced = table.get(structure)
     if traced is None or not traced.structure.is_current():
-        # A private Structure holds these very objects, because some are compared by identity.
+        # A private Structure holds the objects of this call, since some are compared by identity.
         traced = _Traced(flatten(call, with_abstract=True, is_private=True)[1])
         table[structure] = traced
         if len(table) > _MAX_CACHED:

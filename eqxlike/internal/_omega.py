@@ -1,4 +1,4 @@
-"""Arithmetic on pytrees: `(a**ω + b**ω).ω` adds the leaves of `a` and `b`."""
+"""Arithmetic on pytrees: `(a**ω + b**ω).ω` adds the leaves of `b` to the leaves of `a`."""
 
 import functools
 import operator
@@ -14,13 +14,13 @@ from .._compat import Tracer
 from ..extend import describe_node, find_difference
 
 _NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
-"""Types of operands that are combined with every leaf."""
+"""The types of operands that are not trees, and are combined with every leaf of a tree."""
 
 
 class _Meta(type):
     """The metaclass of `ω`, which makes `tree**ω` the same as `ω(tree)`."""
 
-    # Otherwise NumPy would apply `array**ω` to each element, and return an array of objects.
+    # Without this, NumPy would apply `array**ω` to each element, and return an array of objects.
     __array_ufunc__ = None
 
     def __rpow__(cls, value: Any) -> "ω":
@@ -28,20 +28,20 @@ class _Meta(type):
 
 
 class ω(metaclass=_Meta):
-    """A tree that supports arithmetic, applied to each leaf. The attribute `ω` is the tree.
+    """A wrapper of a tree that applies arithmetic to each leaf. The attribute `ω` is the tree.
 
-    All operators of Python's numbers and all comparisons work, between two `ω` whose trees have the
-    same structure, or between an `ω` and a number or array, which is combined with every leaf.
-    `ω(x)[i]` indexes each leaf. `ω(x).at[i].set(value)` updates each leaf, as do `add`,
-    `multiply`, `divide`, `power`, `min` and `max`.
+    All operators of Python's numbers and all comparisons work. The operands may be two `ω` whose
+    trees have the same structure. They may also be an `ω` and a number or array, which is then
+    combined with every leaf. `ω(x)[i]` indexes each leaf. `ω(x).at[i].set(value)` updates each
+    leaf; `add`, `multiply`, `divide`, `power`, `min` and `max` also exist.
 
     **Arguments:**
 
     - `value`: any pytree. `value**ω` is the same as `ω(value)`.
-    - `is_leaf`: see `jax.tree.map`. Either both operands of an operator have it, or neither.
+    - `is_leaf`: see `jax.tree.map`. It must be given for both operands of an operator, or for none.
 
-    **Raises:** operators raise `ValueError`, with the path, if two trees differ in structure, or if
-    only one operand has `is_leaf`; `TypeError` for an operand of another type.
+    **Raises:** operators raise `ValueError` with the path if the structures of two trees differ,
+    `ValueError` if only one operand has `is_leaf`, and `TypeError` if an operand has another type.
 
     !!! example
 
@@ -71,19 +71,19 @@ class ω(metaclass=_Meta):
 
     @property
     def at(self) -> "_At":
-        """Updates each leaf, as in `.at[item].set(value)`."""
+        """Returns an object that updates each leaf, as in `.at[item].set(value)`."""
         return _At(self)
 
     def __iter__(self) -> Any:
-        # Otherwise Python would iterate by `__getitem__` with 0, 1, 2 and so on.
+        # Without this method, Python would iterate by calling `__getitem__` with 0, 1, 2 and so on.
         raise TypeError("ω is not iterable: iterate over its tree, `.ω`.")
 
-    # `==` is elementwise and returns no bool, so the hash is by identity.
+    # `==` compares each leaf and returns no bool. So instances are hashed by identity.
     __hash__ = object.__hash__
 
 
 class _At:
-    """`ω(x).at`."""
+    """The result of `ω(x).at`."""
 
     __slots__ = ("_tree",)
 
@@ -95,7 +95,7 @@ class _At:
 
 
 class _Place:
-    """`ω(x).at[item]`."""
+    """The result of `ω(x).at[item]`."""
 
     __slots__ = ("_item", "_tree")
 
@@ -160,15 +160,16 @@ def _unary(operation: Callable[[Any], Any]) -> Callable[[ω], ω]:
     return lambda self: self.call(operation)
 
 
-# --- Operators on leaves, faster while tracing ---
+# --- Operators on leaves that are faster while tracing ---
 
 
 def _with_shortcut(
     general: Callable[[Any, Any], Any], of_lax: Callable[[Any, Any], Any]
 ) -> Callable[[Any, Any], Any]:
-    """`general`, or `of_lax` if a tracer and its operand need no promotion.
+    """Makes an operation that calls `of_lax` if a tracer and its operand need no promotion.
 
-    To trace an operation, `jax.numpy` takes 30 us, and `jax.lax` 10 us.
+    Otherwise the operation calls `general`. `jax.numpy` takes 30 us to trace an operation,
+    `jax.lax` takes 10 us.
     """
 
     def operation(one: Any, other: Any) -> Any:
@@ -185,12 +186,13 @@ def _with_shortcut(
 
 
 def _as_lax_operand(value: Any, tracer: Any) -> Any:
-    """`value` as an operand for `jax.lax` with `tracer`; `None` if promotion is needed."""
+    """Converts `value` to an operand of `jax.lax`, or returns `None` if promotion is needed."""
     dtype = tracer.dtype
     if not _is_inexact(dtype):
         return None
     if type(value) is float or type(value) is int:
-        # A weakly typed tracer stays weakly typed with a number: leave that to jax.numpy.
+        # A weakly typed tracer and a number have a weakly typed result. `jax.numpy` handles this
+        # case.
         return None if tracer.weak_type else dtype.type(value)
     if getattr(value, "dtype", None) != dtype:
         return None

@@ -1,4 +1,4 @@
-"""Custom primitives whose rules are functions of pytrees."""
+"""Custom primitives whose rules take and return pytrees."""
 
 import dataclasses
 import functools
@@ -17,14 +17,16 @@ from .._compat import set_batching_rule
 from .._partition import UNTRACED
 from ..extend import Rest, split
 
-# JAX binds only the arrays of the arguments; the static rest is the parameter `inputs`.
+# JAX binds only the arrays in the arguments. The static rest of the arguments is the parameter
+# `inputs`.
 #
-# Likewise a primitive returns only arrays. Its rule stores the static rest of the output in the
-# parameter `output`, which `filter_primitive_bind` creates, and reads after binding.
+# A primitive also returns only arrays. `filter_primitive_bind` creates an `_Output` and passes it
+# as the parameter `output`. The rule stores the static rest of its output there, and
+# `filter_primitive_bind` reads it after binding.
 
 
 class _Output:
-    """The static part of a primitive's output; JAX compares this parameter by identity."""
+    """Holds the static part of a primitive's output. JAX compares this parameter by identity."""
 
     __slots__ = ("rest",)
 
@@ -32,25 +34,25 @@ class _Output:
         self.rest: Rest = UNTRACED
 
     def take(self, tree: PyTree) -> list[Any]:
-        """Stores the static part of `tree`; returns its arrays or abstract values."""
+        """Stores the static part of `tree`, and returns its arrays or abstract values."""
         arrays, self.rest = split(tree, lambda x: is_array(x) or isinstance(x, AbstractValue))
         return arrays
 
 
 def _as_array(value: Any) -> Any:
-    """Converts Python numbers, which JAX may pass to rules instead of arrays."""
+    """Converts a Python number to an array: JAX may pass numbers to rules instead of arrays."""
     return jnp.asarray(value) if isinstance(value, bool | int | float | complex) else value
 
 
 def filter_primitive_bind(prim: Primitive, *args: PyTree) -> PyTree:
-    """Calls a primitive whose rules are wrapped by the other functions of this file.
+    """Calls a primitive whose rules were made by `filter_primitive_def` and the functions below.
 
     **Arguments:**
 
-    - `prim`: a primitive with `multiple_results`.
+    - `prim`: a primitive whose attribute `multiple_results` is `True`.
     - `*args`: any pytrees. Leaves that are not arrays, including Python numbers, are static.
 
-    **Returns:** the output of the primitive's rules, which may be any pytree.
+    **Returns:** the output of the rule, which may be any pytree.
     """
     arrays, inputs = split(args)
     output = _Output()
@@ -59,9 +61,10 @@ def filter_primitive_bind(prim: Primitive, *args: PyTree) -> PyTree:
 
 
 def filter_primitive_def(rule: Callable[..., PyTree]) -> Callable[..., list[Any]]:
-    """Wraps a rule of pytrees for `def_impl` or `def_abstract_eval`.
+    """Converts a function of pytrees to a rule for `def_impl` or `def_abstract_eval`.
 
-    For `def_abstract_eval`, the rule receives and returns a `jax.core.ShapedArray` for each array.
+    For `def_abstract_eval`, the function takes and returns a `jax.core.ShapedArray` instead of each
+    array.
     """
 
     @functools.wraps(rule)
@@ -72,10 +75,11 @@ def filter_primitive_def(rule: Callable[..., PyTree]) -> Callable[..., list[Any]
 
 
 def filter_primitive_jvp(rule: Callable[[Any, Any], tuple[PyTree, PyTree]]) -> Callable[..., Any]:
-    """Wraps a forward-mode rule: from primals and tangents to the output and its tangents.
+    """Converts a function of pytrees to a forward-mode rule.
 
-    The tangents of inputs and output have the structure of the primals, with `None` for zero and
-    for leaves that are not arrays.
+    The function takes the primals and their tangents, and returns the output and its tangents. The
+    tangents have the structure of the primals or of the output. A tangent is `None` if it is zero
+    or if the leaf is not an array.
     """
 
     @functools.wraps(rule)
@@ -92,16 +96,19 @@ def filter_primitive_jvp(rule: Callable[[Any, Any], tuple[PyTree, PyTree]]) -> C
 def filter_primitive_transpose(
     rule: Any = None, *, materialise_zeros: bool = False
 ) -> Callable[..., Any]:
-    """Wraps a transpose rule: from inputs and cotangents of the output to cotangents of the inputs.
+    """Converts a function of pytrees to a transpose rule.
 
-    Linear inputs are `jax.interpreters.ad.UndefinedPrimal`. Cotangents of the output have its
-    structure, with `None` for zero and for leaves that are not arrays. The returned cotangents have
-    the structure of the inputs, with `None` for leaves that are not linear.
+    The function takes the inputs and the cotangents of the output, and returns the cotangents of
+    the inputs. In the inputs, a `jax.interpreters.ad.UndefinedPrimal` replaces each linear array.
+    The cotangents of the output have the structure of the output. A cotangent is `None` if it is
+    zero or if the leaf is not an array. The returned cotangents must have the structure of the
+    inputs, with `None` for leaves that are not linear.
 
     **Arguments:**
 
-    - `rule`: `rule(inputs, cotangents)`. Without it, a decorator is returned.
-    - `materialise_zeros`: whether the rule receives arrays of zeros instead of `None`.
+    - `rule`: the function, called as `rule(inputs, cotangents)`. If it is not given, a decorator is
+      returned.
+    - `materialise_zeros`: if `True`, a cotangent that is zero is an array of zeros, not `None`.
     """
     if rule is None:
         return functools.partial(filter_primitive_transpose, materialise_zeros=materialise_zeros)
@@ -124,10 +131,11 @@ def filter_primitive_transpose(
 def filter_primitive_batching(
     rule: Callable[[Any, Any], tuple[PyTree, PyTree]],
 ) -> Callable[..., Any]:
-    """Wraps a batching rule: from inputs and their batch axes to the output and its batch axes.
+    """Converts a function of pytrees to a batching rule.
 
-    Batch axes have the structure of the inputs and of the output, with `None` for leaves that are
-    not batched or not arrays.
+    The function takes the inputs and their batch axes, and returns the output and its batch axes.
+    Batch axes have the structure of the inputs or of the output. A batch axis is `None` if the leaf
+    is not batched or not an array.
     """
 
     @functools.wraps(rule)
@@ -140,7 +148,7 @@ def filter_primitive_batching(
 
 
 def _leaves_at_arrays(rest: Rest, tree: PyTree, what: str, of: str) -> list[Any]:
-    """The leaves of `tree`, including `None`, in the positions of the arrays of `rest`."""
+    """The leaves of `tree` at the positions of the arrays of `rest`. `None` counts as a leaf."""
     try:
         return rest.take(rest.treedef.flatten_up_to(tree))
     except ValueError as error:
@@ -172,11 +180,13 @@ def create_vprim(
     **Arguments:**
 
     - `name`: name of the primitive.
-    - `impl`: from arrays to a list of arrays. It must be traceable, and is also used for lowering.
-    - `abstract_eval`: from `jax.core.ShapedArray`s to a list of them.
-    - `jvp`, `transpose`: as in `jax.interpreters.ad.primitive_jvps` and `primitive_transposes`.
+    - `impl`: a function that takes arrays and returns a list of arrays. It must be traceable, since
+      it is also used for lowering.
+    - `abstract_eval`: a function that takes `jax.core.ShapedArray`s and returns a list of them.
+    - `jvp`: a rule for `jax.interpreters.ad.primitive_jvps`.
+    - `transpose`: a rule for `jax.interpreters.ad.primitive_transposes`.
 
-    All rules receive the parameters of the primitive as keywords. `filter_primitive_def`,
+    All rules receive the parameters of the primitive as keyword arguments. `filter_primitive_def`,
     `filter_primitive_jvp` and `filter_primitive_transpose` make rules from functions of pytrees.
     """
     primitive = Primitive(name)
@@ -197,7 +207,7 @@ def create_vprim(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Rules:
-    """The rules of a primitive with its parameters filled in."""
+    """The rules of a primitive for given parameters."""
 
     impl: Rule
     abstract_eval: Rule
@@ -205,7 +215,8 @@ class _Rules:
     transpose: Rule
 
 
-# A primitive under at least one `vmap`. Its parameter `rules` has the mapped rules.
+# Replaces a primitive inside at least one `vmap`. The parameter `rules` has the rules for the
+# batch.
 vmapped_p = Primitive("vprim")
 vmapped_p.multiple_results = True
 
@@ -213,7 +224,7 @@ vmapped_p.multiple_results = True
 def _batch(
     make_rules: Callable[..., _Rules], axis: Any, arrays: Any, axes: Any, /, **params: Any
 ) -> tuple[list[Any], list[int]]:
-    """The batching rule: binds `vmapped_p` with the other rules mapped."""
+    """The batching rule of all these primitives: binds `vmapped_p` with rules for the batch."""
     mapped = _Mapped(make_rules(**params), axis, tuple(axes))
     of_batch = _Rules(mapped.impl, mapped.abstract_eval, mapped.jvp, mapped.transpose)
     outputs = vmapped_p.bind(*arrays, rules=of_batch)
@@ -222,7 +233,7 @@ def _batch(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Mapped:
-    """The rules for a batch, from the rules for one member. Outputs are batched along axis 0."""
+    """Makes the rules for a batch from the rules for one member. The batch axis of outputs is 0."""
 
     member: _Rules
     axis: Any
@@ -299,7 +310,7 @@ def _select(flags: list[bool], values: Any) -> list[Any]:
 
 
 def _fill(flags: list[bool], selected: Any, others: Any) -> list[Any]:
-    """The inverse of `_select`, with `others` where the flag is false."""
+    """The inverse of `_select`. Where a flag is false, it takes the value from `others`."""
     selected = iter(selected)
     return [next(selected) if taken else other for taken, other in zip(flags, others, strict=True)]
 

@@ -28,19 +28,19 @@ class AbstractProgressMeter(Module, Generic[State]):
 
     @abc.abstractmethod
     def step(self, state: State, progress: Float[Array, ""] | float) -> State:
-        """Called at each step of the solve.
+        """Shows the progress. The solver calls it at each step.
 
         **Arguments:**
 
-        - `state`: from the previous step.
-        - `progress`: fraction of the solve that is done, from 0 to 1.
+        - `state`: the state that `init` or the previous step returned.
+        - `progress`: the fraction of the solve that is done, from 0 to 1.
 
         **Returns:** the next state.
         """
 
     @abc.abstractmethod
     def close(self, state: State) -> None:
-        """Called at the end of the solve, with the last state."""
+        """Closes the meter. The solver calls it at the end, with the last state."""
 
 
 class NoProgressMeter(AbstractProgressMeter[None]):
@@ -66,7 +66,8 @@ class TextProgressMeter(AbstractProgressMeter[_TextState]):
 
     **Arguments:**
 
-    - `minimum_increase`: minimum increase of the progress between two lines, from 0 to 1.
+    - `minimum_increase`: the next line is printed when the progress has increased by this much. It
+      is a number from 0 to 1.
     """
 
     minimum_increase: float | Array = 0.02
@@ -90,7 +91,7 @@ def _print_text() -> Callable[[float], None]:
     def show(progress: float) -> None:
         nonlocal last
         text = f"{100 * progress:.2f}%"
-        # The last step may already have shown the end.
+        # The last step may already have printed `100.00%`.
         if text != last:
             print(text)
             last = text
@@ -152,7 +153,7 @@ def _open_bar() -> Callable[[float], None]:
     return show
 
 
-# --- Open meters, by number: a compiled program can only carry numbers ---
+# --- Open meters have numbers, since a compiled program can only carry numbers ---
 
 
 _open_meters: dict[int, Callable[[float], None]] = {}
@@ -161,7 +162,7 @@ _NUMBER = jax.ShapeDtypeStruct((), np.dtype(np.int32))
 
 
 def _open(start: Callable[[], Callable[[float], None]]) -> Int[Array, ""]:
-    """Calls `start` when the program runs; returns the number of the meter that it returned."""
+    """Calls `start` when the program runs, which opens a meter. Returns the number of the meter."""
 
     def opened() -> np.ndarray:
         number = next(_numbers)
@@ -174,7 +175,7 @@ def _open(start: Callable[[], Callable[[float], None]]) -> Int[Array, ""]:
 def _show_if(
     is_due: Bool[Array, ""], number: Int[Array, ""], progress: Float[Array, ""]
 ) -> Int[Array, ""]:
-    """Shows the progress if due.
+    """Shows the progress if `is_due` is true.
 
     Returns `number` with a data dependency on the callback, so that later operations run after it.
     """
@@ -183,8 +184,8 @@ def _show_if(
         _open_meters[int(number)](float(progress))
         return np.asarray(number, np.int32)
 
-    # `cond` under `vmap` does not allow effects, so this is a pure callback. It runs because its
-    # output is used.
+    # The callback is pure, because `cond` inside `vmap` does not allow effects. It is not
+    # eliminated, because its output is used.
     call = functools.partial(jax.pure_callback, show, _NUMBER, vmap_method="sequential")
     return jax.lax.cond(is_due, call, lambda number, _: number, number, progress)
 
