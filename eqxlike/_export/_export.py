@@ -295,8 +295,8 @@ def _name_of(function: Any) -> str:
 def _refuse_calls(name: str, calls: list[str]) -> None:
     if calls:
         raise ValueError(
-            f"{name} cannot be exported, because it calls back to Python, and an exported program "
-            f"contains no Python: {listed(calls)}. Remove the callback from the exported function."
+            f"{name} cannot be exported, because it calls back to Python, which a program does not "
+            f"contain: {listed(calls)}. Remove the callback from the exported function."
         )
 
 

@@ -125,7 +125,7 @@ class LazyAttribute:
 
 
 class FrozenStorage(_Storage):
-    """The base of `Module`: the slot, and the rule that only `__init__` assigns fields."""
+    """Base class of `Module`. It has the slot, and allows only `__init__` to assign fields."""
 
     __slots__ = ()
 

@@ -242,12 +242,12 @@ class _Call:
 
     @functools.cached_property
     def by_structure(self) -> dict[Any, str | None]:
-        """Maps each structure to the path of the Module inside the called Module that has it."""
+        """Maps the structure of each Module inside the called Module to the path of this Module."""
         return _by_structure(list(modules_in(self.module, self.path))[1:])
 
 
 def _by_structure(modules: Sequence[tuple[str, Any]]) -> dict[Any, str | None]:
-    """Maps each structure to the path of the shallowest Module that has it.
+    """Maps the structure of each of `modules` to a path: the path of the shallowest Module with it.
 
     For example, an optimiser state contains Modules of the same structure as the model, but deeper.
     If several Modules are equally shallow, the path is `None`.

@@ -1,8 +1,8 @@
 """Flattening a tree into its arrays and its Structure, and caching the result on Modules.
 
-`flatten` comes first, which walks over the tree. Then come the functions that flatten each type of
-node by one level, then `Row`s of many leaves. The last part is the checking mode, which compares
-every cached partition with a fresh one.
+The file begins with `flatten`, which walks over the tree. The functions that flatten one type of
+node by one level follow, then the code for `Row`s of many leaves. The last part is the checking
+mode, in which every cached partition is compared with a fresh one.
 """
 
 import contextlib

@@ -79,7 +79,7 @@ def is_inexact_array_like(element: Any) -> bool:
 
 
 class Frozen:
-    """A pytree node around a frozen array, which is its only child."""
+    """A pytree node whose only child is a frozen array."""
 
     __slots__ = ("value",)
 
