@@ -16,7 +16,7 @@ def parameter_dtype(dtype: Any) -> jnp.dtype:
     """
     if dtype is not None:
         return jnp.dtype(dtype)
-    # Ten times faster than `jnp.result_type(float)`, since this is called for each new layer.
+    # This is ten times faster than `jnp.result_type(float)`, and is called for each new layer.
     return _FLOAT64 if jax.config.jax_enable_x64 else _FLOAT32  # pyright: ignore
 
 
@@ -53,5 +53,5 @@ def wider(one: jnp.dtype, other: jnp.dtype) -> jnp.dtype:
 
 
 def at_least_float32(dtype: jnp.dtype) -> jnp.dtype:
-    """Returns `dtype`, or float32 if it is wider. Sums, norms and softmax are computed in it."""
+    """The wider of `dtype` and float32. Sums, norms and softmax are computed in this dtype."""
     return wider(dtype, _FLOAT32)

@@ -39,10 +39,10 @@ class Interrupt:
 def delayed_interrupt() -> Iterator[Interrupt]:
     """Context manager that records the first Ctrl-C or SIGTERM instead of raising an exception.
 
-    After a call has donated its arguments, an exception before the result is stored would lose the
-    data; inside this context, no signal raises one. If other code has installed a handler for a
-    signal, this handler stays. In a thread other than the main thread, the context does nothing,
-    because Python delivers no signals there.
+    A call that donates its arguments deletes them. Without this context, a signal could raise an
+    exception before the result of the call is stored, and both would be lost. If other code has
+    installed a handler for a signal, this handler stays. In a thread other than the main thread,
+    the context does nothing, because Python delivers no signals there.
     """
     interrupt = Interrupt()
     is_main_thread = threading.current_thread() is threading.main_thread()

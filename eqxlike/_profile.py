@@ -474,7 +474,7 @@ def shares(times: Mapping[Frame, float]) -> dict[str, float]:
 
 
 def hot_frames(times: Mapping[Frame, float], count: int = 6) -> list[str]:
-    """Describes the `count` functions of eqxlike and JAX with the most time, one in each line."""
+    """Describes the `count` functions of eqxlike and JAX with the most time, one per line."""
     total = sum(times.values()) or 1.0
     found = [item for item in times.items() if item[0].owner != OTHER]
     return [

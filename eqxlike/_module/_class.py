@@ -16,7 +16,7 @@ RECORD = "_eqxlike_class"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Traits:
-    """Options of our own Module classes, which users' classes do not have.
+    """Options that only Module classes of this package have.
 
     A class statement sets them: `class State(Module, _traits=Traits(is_immutable=False))`.
     Subclasses inherit all but `flattening` and `frozen_fields`.

@@ -4,7 +4,7 @@ The metaclass `ModuleMeta` comes first: its `__new__` makes a class, and its `__
 instance. The helpers of `__new__` and then of `__call__` follow, then `Module` itself, bound
 methods, and `Partial`.
 
-In short, for a `class Affine(Module)` with a field `scale` and a static field `axis`, it does this:
+In short, for a class `Affine` with a field `scale` and a static field `axis`, `__new__` does this:
 
     Affine = dataclasses.dataclass(eq=False, repr=False)(Affine)    # make_dataclass
     jtu.register_pytree_with_keys(                                  # _register, generate_codec
@@ -350,7 +350,7 @@ def _hides_arrays(value: Any) -> bool:
 
 
 def _explain_init(cls: type, error: Exception, args: Any, kwargs: Any) -> None:
-    """Raises a clearer error if the argument `key` is why an `__init__` raised `error`."""
+    """Raises a clearer error if the argument `key` caused the `error` of an `__init__`."""
     if not any(words in str(error) for words in ("PRNG key", "a single key")):
         return
     bound = inspect.signature(cls).bind(*args, **kwargs)

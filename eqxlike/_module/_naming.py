@@ -247,7 +247,7 @@ class _Call:
 
 
 def _by_structure(modules: Sequence[tuple[str, Any]]) -> dict[Any, str | None]:
-    """Maps the structure of each of `modules` to a path: the path of the shallowest Module with it.
+    """Maps the structure of each Module to the path of the shallowest Module with this structure.
 
     For example, an optimiser state contains Modules of the same structure as the model, but deeper.
     If several Modules are equally shallow, the path is `None`.

@@ -1,7 +1,7 @@
 """The rules of strict classes, `class Model(eqxlike.Module, strict=True)`: abstract or final.
 
 A class is either abstract, so that it cannot be instantiated, or final, so that it cannot be
-subclassed. So who reads a method knows that no subclass overrides it, and who reads an `__init__`
+subclassed. So a reader of a method knows that no subclass overrides it, and a reader of `__init__`
 knows that it sets all fields.
 
 The pattern is described in https://docs.kidger.site/equinox/pattern/.

@@ -186,7 +186,7 @@ class _Frame:
     """A node whose children are being walked.
 
     - `cached`: for a Module, the content of its slot when the walk reached it.
-    - `structures`: the Structures of the children that the walk has left.
+    - `structures`: the Structures of the children walked so far.
     - `children`: an iterator over the remaining children.
     """
 
@@ -214,11 +214,9 @@ _Candidate = tuple[Module, slice, slice, Structure]
 
 
 class _OfOwnContainers(NamedTuple):
-    """Takes the place of a Structure in the cache of a Module that has static containers of its
-    own.
+    """Replaces the Structure in the cached partition of a Module with its own static containers.
 
-    The containers of the Module are equal to the containers of the interned Structure, but are
-    other objects.
+    These containers are equal to the containers in the interned Structure, but are other objects.
     """
 
     interned: Structure

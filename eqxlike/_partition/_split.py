@@ -73,7 +73,7 @@ class Rest:
         return self.treedef.unflatten(self.leaves_into(other, dynamic))
 
     def take(self, leaves: Iterable[Any]) -> list[Any]:
-        """Selects the values of the leaves taken out, from one value for each leaf of the tree."""
+        """Given a value for each leaf of the tree, selects the values of the leaves taken out."""
         return [leaf for taken, leaf in zip(self._is_dynamic, leaves, strict=True) if taken]
 
 

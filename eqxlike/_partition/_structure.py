@@ -187,8 +187,8 @@ class TupleNode(Structure):
 class ListNode(Structure):
     """A list, which may change between two calls.
 
-    So a Module that contains a list does not cache its partition: `is_immutable` is `False`, so
-    `Structure.is_cacheable` is `False` too, and `flatten` reads it. The generated guard reads the
+    So a Module that contains a list does not cache its partition: `is_immutable` is `False` for the
+    list, which makes `Structure.is_cacheable` `False` for the Module. The generated guard reads the
     type, the length and the elements of the list in each call.
     """
 
@@ -299,7 +299,7 @@ class ModuleNode(Structure):
         return partition
 
     def _make_take(self) -> Callable[[Any], tuple[Any, ...] | None]:
-        """Makes a function that returns the arrays of a Module, or `None` for another Structure."""
+        """Makes a function that returns the arrays of a Module, or `None` if its Structure differs."""
         writer = writers.GuardWriter(None, None, None, reads_fields=True)
         writer.write(self, "module")
         lines = [*writer.function("take(module)"), f"    return {tuple_of(writer.arrays)}"]

@@ -186,7 +186,7 @@ def children_with_keys(node: Any) -> list[tuple[Any, Any]]:
 def _is_below_root() -> Callable[[Any], bool]:
     """Makes an `is_leaf` that returns `False` for the root and `True` for each of its children.
 
-    It counts its calls, because JAX calls it for the root first; so it can be used only once.
+    JAX calls it for the root first, so it counts its calls. It can be used for only one flattening.
     `lambda node: node is not root` would never end for a list that contains itself.
     """
     calls = itertools.count()

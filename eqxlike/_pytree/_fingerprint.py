@@ -70,9 +70,9 @@ def _has_full_repr(value: Any) -> bool:
 
 
 def elements(value: Any) -> tuple[tuple[str, ...] | None, Sequence[Any]]:
-    """The elements of a container, after the text of each element's path key, such as `[0]`.
+    """Returns the path keys of the elements of a container, such as `['a']`, and the elements.
 
-    The path keys are `None` for a list or tuple. Both results are empty for other values.
+    The path keys are `None` for a list or tuple. For other values, both results are empty.
     """
     if isinstance(value, functools.partial):
         return (".func", ".args", ".keywords"), (value.func, value.args, value.keywords)
