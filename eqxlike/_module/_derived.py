@@ -41,7 +41,7 @@ def derived_class(cls: Any, key: Hashable, make: Callable[[], type]) -> type:
 
 
 def derive(cls: Any, body: dict[str, Any], traits: Traits) -> Any:
-    """Makes a subclass of `cls` from `body` and `traits`. It keeps the name and docstring of `cls`."""
+    """Makes a subclass of `cls` from `body` and `traits`, with the name and docstring of `cls`."""
     namespace = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,

@@ -299,7 +299,7 @@ class ModuleNode(Structure):
         return partition
 
     def _make_take(self) -> Callable[[Any], tuple[Any, ...] | None]:
-        """Makes a function that returns the arrays of a Module, or `None` if its Structure differs."""
+        """Makes a function that returns the arrays of a Module, or `None` for another Structure."""
         writer = writers.GuardWriter(None, None, None, reads_fields=True)
         writer.write(self, "module")
         lines = [*writer.function("take(module)"), f"    return {tuple_of(writer.arrays)}"]
