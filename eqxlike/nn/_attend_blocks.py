@@ -19,8 +19,8 @@ Letters in the names of axes:
 
 `x_dot` is the tangent of `x`, and `x_bar` is its cotangent.
 
-Scores have the axes `h c r`. With keys before queries, no product needs to transpose the scores; on
-a CPU the transpose takes longer than the product.
+Scores have the axes `h c r`. Because keys precede queries, no product needs to transpose the
+scores. On a CPU the transpose takes longer than the product.
 """
 
 import dataclasses
@@ -57,8 +57,8 @@ class Pattern:
 
     - `scale`: factor of the scores.
     - `is_causal`: whether keys after `i + offset` are masked for query `i`.
-    - `window`: number of keys before and after `i + offset` that query `i` attends to; `None` for
-      all.
+    - `window`: numbers of keys before and after `i + offset` that query `i` attends to; `None` for
+      all keys.
     - `offset`: position of the first query among the keys; `None` if it is the array
       `Inputs.offset`.
     - `dropout_p`: probability of dropping a weight; unused if `Inputs.dropout_keys` is `None`.
@@ -142,7 +142,8 @@ class Plan(NamedTuple):
     """How to compute an attention.
 
     - `rows`: number of queries in a block.
-    - `kernel`: replaces the blocks on its platform, unless the bias is differentiated.
+    - `kernel`: a kernel that replaces the computation in blocks on its platform. It is not used if
+      the bias is differentiated.
     """
 
     pattern: Pattern
@@ -527,7 +528,9 @@ class _Blocks:
         return scores
 
     def dropped(self, tile: _Tile, weights: Array) -> Array:
-        """Applies dropout to weights of a block, axes `h c r`, like `jax.random.bernoulli`."""
+        """Applies dropout to the weights of a block, axes `h c r`. Draws as `jax.random.bernoulli`
+        does.
+        """
         keys, p = self.inputs.dropout_keys, self.pattern.dropout_p
         if keys is None:
             return weights

@@ -133,7 +133,7 @@ def _attention(
 
 @functools.cache
 def _forward(static: Static) -> Callable[..., list[Array]]:
-    """A function of batched arrays that returns the output and the log-sum-exp."""
+    """Returns a function from batched arrays to the output and the log-sum-exp."""
 
     def forward(query: Array, key: Array, value: Array, *others: Any) -> list[Array]:
         output, pull = jax.vjp(_attention(static, *others), query, key, value)
@@ -145,7 +145,7 @@ def _forward(static: Static) -> Callable[..., list[Array]]:
 
 @functools.cache
 def _backward(static: Static) -> Callable[..., list[Array]]:
-    """A function of batched arrays that returns the cotangents of query, key and value."""
+    """Returns a function from batched arrays to the cotangents of query, key and value."""
 
     def backward(
         query: Array,

@@ -26,7 +26,7 @@ conv_p = Primitive("conv_general_dilated")
 
 
 def conv(x: Array, weight: Array, **options: Any) -> Array:
-    """`jax.lax.conv_general_dilated(x, weight, **options)`."""
+    """Computes `jax.lax.conv_general_dilated(x, weight, **options)`."""
     axes = varying_axes(x) | varying_axes(weight)
     run = functools.partial(jax.lax.conv_general_dilated, **options)
     return _with_conv(run, vary(x, axes), vary(weight, axes))

@@ -217,7 +217,7 @@ def _sums(
 
     If JAX differentiates this function, the backward pass computes the logits of each chunk again.
     """
-    # The cotangents of all chunks are accumulated in this dtype.
+    # The cotangents of the weights are accumulated over all chunks in the dtype of these copies.
     wide = [each.astype(factors.dtype) for each in weights]
 
     @jax.checkpoint

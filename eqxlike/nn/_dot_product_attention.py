@@ -204,7 +204,7 @@ def attend_with(
 class WeightDropout(NamedTuple):
     """Dropout of attention weights.
 
-    - `drop`: applies dropout to the matrix of all weights, axes `heads q_seq kv_seq`.
+    - `drop`: function that applies dropout to the matrix of all weights, axes `heads q_seq kv_seq`.
     - `p`: the probability of dropping a weight.
     - `keys`: one Threefry key for each head, from which blocks reproduce the result of `drop`.
       `None` if blocks cannot reproduce it.

@@ -147,7 +147,7 @@ def generate(
       `KVCache.for_model` makes the cache.
     - `lengths`: number of tokens of each prompt without padding, shape `(batch,)`. Padding is on
       the right.
-    - `sampler`: chooses each token; `nn.Sampler()` if `None`.
+    - `sampler`: function that chooses each token; `nn.Sampler()` if `None`.
     - `eos`: token that ends a sequence, or several such tokens. Generation stops when all sequences
       have ended.
     - `key`: random key for the sampler. Optional if `sampler.temperature` is 0.

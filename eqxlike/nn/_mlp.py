@@ -113,8 +113,8 @@ class MLP(Module):
         - `out_size`: length of the output; `"scalar"` for an output of shape `()`.
         - `width_size`: units in each hidden layer.
         - `depth`: number of hidden layers; 0 leaves one `Linear(in_size, out_size)`.
-        - `activation`: applied to each unit after each hidden layer.
-        - `final_activation`: applied to each unit after the last layer.
+        - `activation`: function that is applied to each unit after each hidden layer.
+        - `final_activation`: function that is applied to each unit after the last layer.
         - `use_bias`: whether the hidden layers add a bias.
         - `use_final_bias`: whether the last layer adds a bias.
         - `dtype`: dtype of all weights and biases; JAX's default float if `None`.
@@ -163,8 +163,8 @@ class MLP(Module):
         """**Arguments:**
 
         - `x`: shape `(in_size,)`, or `()` if `in_size="scalar"`.
-        - `key`: split into one key for each layer. `Linear` ignores it, but a layer that replaces
-          a `Linear`, for example by `to_bayesian`, may need it.
+        - `key`: random key, split into one key for each layer. `Linear` ignores it, but a layer
+          that replaces a `Linear`, for example by `to_bayesian`, may need it.
 
         **Returns:** shape `(out_size,)`, or `()` if `out_size="scalar"`.
 
@@ -241,7 +241,7 @@ class GatedMLP(Module):
         - `in_size`: length of the input.
         - `hidden_size`: number of hidden units.
         - `out_size`: length of the output; `in_size` if `None`.
-        - `activation`: applied to the gate, an array of shape `(hidden_size,)`.
+        - `activation`: function that is applied to the gate, an array of shape `(hidden_size,)`.
         - `use_bias`: whether the three layers have biases.
         - `dtype`: dtype of all weights and biases; JAX's default float if `None`.
         - `weight_init`, `bias_init`: initializers of each layer, as for `Linear`.
@@ -267,7 +267,7 @@ class GatedMLP(Module):
         """**Arguments:**
 
         - `x`: shape `(in_size,)`.
-        - `key`: split into one key for each of the three layers; `Linear` ignores it.
+        - `key`: random key, split into one key for each of the three layers; `Linear` ignores it.
 
         **Returns:** shape `(out_size,)`.
 
@@ -324,9 +324,10 @@ class Sequential(StatefulLayer):
         """**Arguments:**
 
         - `x`: the input of the first layer.
-        - `state`: passed to every stateful layer; required if a layer is stateful.
-        - `key`: split into one key for each layer. If `key` is `None`, layers that take a key get
-          `None`.
+        - `state`: the `State` of the model, which is passed to every stateful layer. It is required
+          if a layer is stateful.
+        - `key`: random key, split into one key for each layer. If `key` is `None`, layers that take
+          a key get `None`.
 
         **Returns:** the output of the last layer; `(output, state)` if `state` is passed.
 

@@ -78,11 +78,11 @@ class Parallel(StatefulLayer):
         """**Arguments:**
 
         - `x`: the input of every branch.
-        - `*args`: passed to every branch, such as a mask.
-        - `state`: passed to every stateful branch; required if a branch is stateful. It may also be
-          passed as the first of `args`.
-        - `key`: split into one key for each branch. If `key` is `None`, branches that take a key
-          get `None`.
+        - `*args`: further arguments for every branch, such as a mask.
+        - `state`: the `State` of the model, which is passed to every stateful branch. It is
+          required if a branch is stateful. It may also be passed as the first of `args`.
+        - `key`: random key, split into one key for each branch. If `key` is `None`, branches that
+          take a key get `None`.
 
         **Returns:** the joined outputs; `(outputs, state)` if `state` is passed.
 

@@ -210,7 +210,7 @@ def _reduce_by_axis(
 
 
 def _entries_of_windows(x: Array, axis: int, extent: int, step: int) -> list[Array]:
-    """The i-th entries of all windows along an axis, for each `i < extent`."""
+    """A list with the i-th entries of all windows along an axis, for each `i < extent`."""
     room = x.shape[axis] - extent
     if extent != step:
         starts = range(extent)
@@ -279,7 +279,7 @@ class _AvgPool(OverAxes, Pool):
 
 
 def _num_not_padding(pad: tuple[int, int], size: int, extent: int, step: int) -> np.ndarray:
-    """For each window along one axis, the number of entries that are not padding."""
+    """For each window along one axis, the number of its entries that are not padding."""
     starts = np.arange(-pad[0], size + pad[1] - extent + 1, step)
     count = np.clip(starts + extent, 0, size) - np.clip(starts, 0, size)
     # The average of a window that is all padding is 0, not 0 / 0.
@@ -386,8 +386,8 @@ class AdaptivePool(Module):
 
         - `target_shape`: sizes of the output's spatial axes, or one integer for all axes.
         - `num_spatial_dims`: number of spatial axes, 2 for images.
-        - `operation`: reduces the entries of a window along one axis, shape `(size,)`, to an array
-          of shape `()`.
+        - `operation`: function that reduces the entries of a window along one axis, shape
+          `(size,)`, to an array of shape `()`.
         - `overlap`: whether windows overlap if an axis is not divisible by its target.
 
         **Raises:** `ValueError` if a size is not a positive integer, or if a sequence does not have

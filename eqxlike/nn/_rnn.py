@@ -304,8 +304,8 @@ class RNN(Module):
         - `xs`: the inputs, shape `(sequence, input_size)`; for a custom cell `(sequence, ...)`.
         - `state`: initial state; zeros if `None`. Required for a custom cell.
         - `length`: number of inputs before the padding. The padding leaves the state unchanged, and
-          its outputs are zero. With `reverse` the first input is `xs[length - 1]`.
-        - `key`: split into one key for each step.
+          the outputs for the padding are zero. With `reverse` the first input is `xs[length - 1]`.
+        - `key`: random key, split into one key for each step.
 
         **Returns:** the outputs of all steps, stacked along the first axis, and the final state.
 

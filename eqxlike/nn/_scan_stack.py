@@ -97,8 +97,8 @@ class ScanStack(StatefulLayer, Stacked):
           `"nothing"` saves all results; this costs memory, and time to write and read the results.
           `True` saves only the input of each layer, and recomputes the rest.
         - `unroll`: number of layers to compile into one iteration of the loop.
-        - `key`: split into one key for each layer. The layers equal `[make_layer(key) for key in
-          jax.random.split(key, depth)]`.
+        - `key`: random key, split into one key for each layer. The layers equal `[make_layer(key)
+          for key in jax.random.split(key, depth)]`.
 
         **Raises:** `ValueError` if `depth` or `unroll` is not a positive integer, or `remat` is
         unknown; `TypeError` if `make_layer` is a layer, or cannot be called.
@@ -218,11 +218,11 @@ class ScanStack(StatefulLayer, Stacked):
         """**Arguments:**
 
         - `x`: the input of the first layer, an array or a pytree of arrays.
-        - `*args`: passed to every layer, such as a mask.
-        - `state`: required if the layers are stateful. It may also be passed as the first of
-          `args`.
-        - `key`: split into one key for each layer. If `key` is `None`, layers that take a key get
-          `None`.
+        - `*args`: further arguments for every layer, such as a mask.
+        - `state`: the `State` of the model. It is required if the layers are stateful. It may also
+          be passed as the first of `args`.
+        - `key`: random key, split into one key for each layer. If `key` is `None`, layers that take
+          a key get `None`.
 
         **Returns:** the output of the last layer; `(output, state)` if `state` is passed.
 

@@ -157,9 +157,9 @@ _OUT_OF_DATE = (
 class State(StateValues, _traits=Traits(is_immutable=False)):
     """The values of all `StateIndex`es of a model, such as the running statistics of `BatchNorm`.
 
-    `make_with_state` makes it. A stateful layer takes the State as an argument and returns the new
-    State. A State is a pytree of arrays, in the order of the indices in the model, and works with
-    transformations, loops and serialisation.
+    `make_with_state` returns a model and its State. A stateful layer takes the State as an argument
+    and returns the new State. A State is a pytree of arrays, in the order of the indices in the
+    model, and works with transformations, loops and serialisation.
 
     `set` and `update` return a new State and invalidate the old one, so that an old State cannot be
     used by mistake.

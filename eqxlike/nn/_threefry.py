@@ -73,7 +73,7 @@ def split_data(data: np.ndarray, num: int) -> np.ndarray:
 
 
 def uniform_on_host(data: np.ndarray, size: int, dtype: Any) -> np.ndarray:
-    """`jax.random.uniform(key, (size,), dtype)` for a real dtype."""
+    """Computes `jax.random.uniform(key, (size,), dtype)` with NumPy, for a real dtype."""
     info, one = jnp.finfo(dtype), np.ones((), dtype)
     unsigned = np.dtype(f"uint{info.bits}")
     # As in JAX, dtypes with fewer than 8 mantissa bits are drawn from bytes.

@@ -25,8 +25,8 @@ class WeightNorm(Module, Generic[Layer]):
     """Weight normalisation: replaces a weight `v` of a layer by `g v / |v|`.
 
     For each output, the length `g` and the direction `v` of its weights are trained separately.
-    Initially `g = |v|`, which does not change the outputs of the layer. Norms are computed in at
-    least float32. Salimans & Kingma (2016), "Weight Normalization: A Simple Reparameterization to
+    Initially `g = |v|`, so the outputs of the layer do not change. Norms are computed in at least
+    float32. Salimans & Kingma (2016), "Weight Normalization: A Simple Reparameterization to
     Accelerate Training of Deep Neural Networks".
 
     >>> import jax, jax.numpy as jnp

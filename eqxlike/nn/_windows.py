@@ -86,7 +86,7 @@ def _per_axis(value: Any, num_axes: int) -> list[Any]:
 
 
 def padding_by_axis(padding: Padding, num_axes: int) -> str | Pads:
-    """`padding` as one pair for each spatial axis, or one of `PADDING_WORDS` in capitals."""
+    """Converts `padding` to one pair for each spatial axis, or to one of `PADDING_WORDS`."""
     if isinstance(padding, str) and padding.upper() in PADDING_WORDS:
         return padding.upper()
     entries = _per_axis(padding, num_axes)

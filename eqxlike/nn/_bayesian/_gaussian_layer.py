@@ -30,8 +30,8 @@ class BayesianLayer(Module):
 
     Optional methods: `mean_layer()` returns the plain layer that `posterior_mean` inserts.
     `posterior_scales()` and `prior_scales()` return plain layers of the same structure whose arrays
-    are standard deviations, for inference methods that store means and scales separately.
-    `with_perturbation(key)` is called before each step.
+    are standard deviations. Methods of Bayesian inference that store means and scales separately
+    need them. The function `with_perturbation` calls `with_perturbation(key)`.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> class Shift(BayesianLayer):
@@ -49,7 +49,7 @@ class BayesianLayer(Module):
 
     @abc.abstractmethod
     def kl(self) -> Float[Array, ""]:
-        """KL(posterior || prior), shape `()`."""
+        """The KL divergence KL(posterior || prior), shape `()`."""
 
     @abc.abstractmethod
     def sample(self, key: PRNGKeyArray) -> Any:
@@ -93,7 +93,7 @@ def sample_posterior(model: PyTree, key: PRNGKeyArray) -> PyTree:
     **Arguments:**
 
     - `model`: any pytree. Everything except `BayesianLayer`s is unchanged.
-    - `key`: split into one key for each `BayesianLayer`.
+    - `key`: random key, split into one key for each `BayesianLayer`.
 
     **Returns:** a deterministic model.
 
@@ -122,7 +122,8 @@ def with_perturbation(model: Tree, key: PRNGKeyArray) -> Tree:
 
     - `model`: any pytree. Everything except `BayesianLayer`s is unchanged. Layers with
       `estimator="local"`, the default, are unchanged too, because their examples share no noise.
-    - `key`: use a new key for each step. It is split into one key for each `BayesianLayer`.
+    - `key`: random key; use a new key for each step. It is split into one key for each
+      `BayesianLayer`.
 
     **Returns:** a copy of the model whose layers use the same noise for all examples.
     `kl_divergence`, `sample_posterior` and `inference_mode` give the same results as for the
@@ -160,9 +161,9 @@ Estimator = Literal["local", "flipout", "weights"]
 
 
 class SharedKey(Module):
-    """A key that several calls use on purpose, because they must draw the same numbers.
+    """A key that several calls use, so that they draw the same numbers on purpose.
 
-    It is stored as key data, so that JAX's check for key reuse does not raise an error.
+    The key is stored as key data, so that JAX's check for key reuse does not raise an error.
     """
 
     data: Array

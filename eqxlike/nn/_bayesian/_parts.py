@@ -192,7 +192,7 @@ def _check_scales(network: PyTree, by_path: dict[str, Any]) -> None:
 
 
 def _scales_of(path: jtu.KeyPath, node: Any, by_path: dict[str, Any]) -> Any:
-    """The scales of a layer, in a layer like `node`; `None` if it cannot become Bayesian."""
+    """A layer like `node` that contains its scales; `None` if `node` cannot become Bayesian."""
     if not linear_or_conv(node) or not jnp.issubdtype(node.weight.dtype, jnp.floating):
         return None
     inner, treedef = jtu.tree_flatten_with_path(node)

@@ -246,7 +246,7 @@ class MixedPrecision(StatefulLayer):
         return self.call(lambda model, *args, **kwargs: model(*args, **kwargs), *args, **kwargs)
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """`function(model, *args, **kwargs)` under the policy.
+        """Calls `function(model, *args, **kwargs)` under the policy.
 
         **Arguments:**
 

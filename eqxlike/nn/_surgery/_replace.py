@@ -40,9 +40,10 @@ def reinitialise(
     **Arguments:**
 
     - `model`: a Module, or any pytree.
-    - `rule`: called as `rule(path, array)` for each floating-point or complex array, with a path
-      such as `".layers[0].weight"`. It returns an initializer `init(key, shape, dtype)`, for
-      example from `jax.nn.initializers`, or `None` to keep the array.
+    - `rule`: function that is called as `rule(path, array)` for each floating-point or complex
+      array, with a path such as `".layers[0].weight"`. The function returns an initializer
+      `init(key, shape, dtype)`, for example from `jax.nn.initializers`, or `None` to keep the
+      array.
     - `key`: random key. The key of each array depends only on `key` and the path of the array, so
       adding or removing other layers does not change the new values.
 
@@ -171,8 +172,8 @@ def key_at(key: PRNGKeyArray, path: str) -> PRNGKeyArray:
     Adding a layer to a model does not change the keys of other layers. The key is the same in each
     process, unlike Python's `hash` of a string.
     """
-    # 64 bits: with the 32 bits of one `fold_in`, one in a hundred models of ten thousand arrays
-    # would have two arrays with the same key.
+    # Folds in 64 bits. With the 32 bits of one `fold_in`, one in a hundred models of ten thousand
+    # arrays would have two arrays with the same key.
     digest = hashlib.blake2b(path.encode(), digest_size=8).digest()
     return _fold_in(key, np.frombuffer(digest, "<u4"))
 
