@@ -528,8 +528,8 @@ class _Blocks:
         return scores
 
     def dropped(self, tile: _Tile, weights: Array) -> Array:
-        """Applies dropout to the weights of a block, axes `h c r`. Draws as `jax.random.bernoulli`
-        does.
+        """Applies dropout to the weights of a block, axes `h c r`. The random numbers are the same
+        as in `jax.random.bernoulli`.
         """
         keys, p = self.inputs.dropout_keys, self.pattern.dropout_p
         if keys is None:

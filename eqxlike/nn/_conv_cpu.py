@@ -110,9 +110,9 @@ def _lower(context: Any, x: Any, weight: Any, **params: Any) -> Any:
     """Lowers the convolution to the operations that XLA runs fastest on a CPU.
 
     With channels last, XLA calls Eigen, which is as fast as a matrix product. XLA moves the
-    channels itself, but not inside loops and branches, where a convolution with channels first
-    takes 10 to 50 times as long. The lowered program therefore moves the channels. Other slow
-    cases:
+    channels to the last axis itself, but not inside loops and branches. There a convolution with
+    channels first takes 10 to 50 times as long, so the lowered program moves the channels. Other
+    slow cases:
 
     - A kernel of size 1. A matrix product needs no change of layout.
     - A kernel that is larger than `x` along an axis. XLA computes it in a slow loop.

@@ -277,7 +277,7 @@ class GroupNorm(Module):
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
-    """`shape` as a tuple; an integer, or an integer array of shape `()`, is one size."""
+    """Converts `shape` to a tuple. An integer, or an integer array of shape `()`, is one size."""
     is_one = integer(shape) is not None or not isinstance(shape, Iterable)
     sizes = (shape,) if is_one else tuple(shape)
     return tuple(whole_number(size, "each size of shape", least=0) for size in sizes)

@@ -202,7 +202,7 @@ def _reduce_by_axis(
         return jnp.where((one == operation(one, other)) | jnp.isnan(one), one, other)
 
     combine = operation if operation is jax.lax.add else first_extreme
-    # Starts at the last axis, so that the first of equal entries is the first in row-major order.
+    # Starts at the last axis, so that among equal entries the first in row-major order wins.
     for axis in reversed(range(len(kernel_size))):
         entries = _entries_of_windows(x, axis, kernel_size[axis], stride[axis])
         x = functools.reduce(combine, entries)
