@@ -13,10 +13,9 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
 from .. import Module, filter_eval_shape, filter_jit, is_array_like, is_inexact_array
 from .._compat import Tracer
-from .._dtypes import wider
 from ..extend import Rest, describe_node, paths_without_numbers, split
 from ..nn import BayesianLayer, StateIndex, inference_mode, posterior_mean
-from ..nn._bayesian import posterior_scales, prior_scales
+from ..nn._bayesian import posterior_scales, prior_scales, sum_in_widest
 from ..nn._inputs import check_instance
 from ._libraries import (
     as_libraries_compute,
@@ -246,7 +245,7 @@ class Posterior(Module):
     ) -> Float[Array, ""]:
         """An unbiased estimate of `log_density` from `B` examples, whose weight is `N / B`.
 
-        **Arguments:** those of `log_density`, and
+        **Arguments:** the arguments of `log_density`, and
 
         - `batch`: `(x, y)`, drawn from the data.
         """
@@ -258,7 +257,7 @@ class Posterior(Module):
         # reproducible to the last digit.
         log_prior = self.log_prior(unknowns)
         log_likelihood = jnp.sum(self.log_likelihood(unknowns, batch)) * weight
-        return _sum([log_prior, log_likelihood, log_det])
+        return sum_in_widest([log_prior, log_likelihood, log_det])
 
     # --- spaces ---
 
@@ -402,15 +401,7 @@ def _raveled(
 
 
 def _total(terms: Unknowns) -> Float[Array, ""]:
-    return _sum(jtu.tree_leaves((terms.prior, terms.likelihood, terms.model)))
-
-
-def _sum(terms: list[Array]) -> Float[Array, ""]:
-    total = terms[0]
-    for term in terms[1:]:
-        dtype = wider(total.dtype, term.dtype)
-        total = total.astype(dtype) + term.astype(dtype)
-    return total
+    return sum_in_widest(jtu.tree_leaves((terms.prior, terms.likelihood, terms.model)))
 
 
 # --- Checks of the shapes of model, likelihood and targets ---

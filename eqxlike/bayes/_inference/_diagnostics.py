@@ -269,7 +269,8 @@ def in_words(diagnostics: Diagnostics, remedy: str) -> Iterator[str]:
     yield from _of_predictive(diagnostics.predictive, remedy)
 
 
-# Nats per example by which one network may beat the draws, and training data held-out data.
+# Thresholds in nats per example: by how much one network may beat the draws, and by how much
+# held-out data may be predicted worse than training data.
 _MAX_LOSS, _MAX_GAP = 0.05, 1.0
 
 

@@ -122,7 +122,7 @@ def infer(
 def _inferred(
     target: Posterior,
     method: Method,
-    on_doubt: Callable[[str], None],
+    on_warning: Callable[[str], None],
     key: PRNGKeyArray,
     mode: Mode | None = None,
     progress: bool = False,
@@ -134,7 +134,7 @@ def _inferred(
 
     **Arguments:** those of `infer`, and
 
-    - `on_doubt`: called with each warning that the method gives before it runs.
+    - `on_warning`: called with each warning that the method gives before it runs.
     """
     _check(target, method, chain_method, mode, key)
     checkpoint_every_s = positive_number(checkpoint_every_s, "checkpoint_every_s")
@@ -149,7 +149,7 @@ def _inferred(
     problem, method = Problem(target, mode), with_plain_numbers(method)
     method.check(problem)
     for text in method.doubts(problem):
-        on_doubt(text)
+        on_warning(text)
     _check_start(problem)
     chains = start(method, problem, key)
     if path is not None and path.exists():
@@ -399,13 +399,13 @@ def simulation_ranks(
         simulation_key, infer_key, draw_key = jr.split(each, 3)
         truth, y = _simulated(target, simulation_key)
         simulated = tree_at(lambda target: target.data[1], target, y)
-        doubts: list[str] = []
-        posterior = _inferred(simulated, method, doubts.append, infer_key)
-        doubts += posterior.diagnostics.warnings
+        messages: list[str] = []
+        posterior = _inferred(simulated, method, messages.append, infer_key)
+        messages += posterior.diagnostics.warnings
         draws = _linked(posterior.problem, posterior.samples(num_draws, key=draw_key))
         ranks.append(np.sum(np.asarray(draws) < np.asarray(truth)[None], axis=0))
-        if doubts:
-            poor[index] = " ".join(doubts)
+        if messages:
+            poor[index] = " ".join(messages)
     if poor:
         first = min(poor)
         warnings.warn(

@@ -128,7 +128,7 @@ class MeanField(Descent):
     """Mean-field variational inference: independent normals, for large data in minibatches.
 
     A step costs 2 to 3 times as much as a step of `bayes.MAP`, and twice the memory. Do not use it
-    with a wide prior, with which it usually predicts worse than `bayes.MAP`.
+    with a wide prior: it then usually predicts worse than `bayes.MAP`.
 
     Each unknown has its own normal distribution in linked space. The loss is the negative evidence
     lower bound; for `N` examples
@@ -341,7 +341,7 @@ def _with_random_layers(
 
 
 def _with_own(problem: Problem, scale: Float[Array, " d"], own: PyTree) -> Float[Array, " d"]:
-    """Standard deviations, replaced by those of Bayesian layers if there are any."""
+    """Standard deviations, with the ones of Bayesian layers in their places."""
     linked, known = problem.unflatten(scale), by_path(own)
     leaves = [
         known.get(path, leaf).astype(leaf.dtype) for path, leaf in by_path(linked.model).items()

@@ -87,8 +87,8 @@ def psis_loo(log_likelihoods: Float[Array, "S N"] | Float[Array, "chains draws N
     pointwise, pareto_k, p_loo = np.transpose(
         [_of_example(statistics, each, efficiency) for each in np.moveaxis(values, -1, 0)]
     )
-    if doubt := _doubt(num_different, pareto_k, chains * draws):
-        warnings.warn(f"psis_loo: {doubt}", stacklevel=2)
+    if text := _warning(num_different, pareto_k, chains * draws):
+        warnings.warn(f"psis_loo: {text}", stacklevel=2)
     return LeaveOneOut(
         elpd=float(np.sum(pointwise)),
         standard_error=float(math.sqrt(num_examples) * np.std(pointwise, ddof=1)),
@@ -164,7 +164,7 @@ def _of_example(
     return elpd, pareto_k, p_loo
 
 
-def _doubt(num_different: int, pareto_k: np.ndarray, num_draws: int) -> str | None:
+def _warning(num_different: int, pareto_k: np.ndarray, num_draws: int) -> str | None:
     """A warning if the estimate is unreliable."""
     if num_different < _FEWEST_DIFFERENT:
         return (

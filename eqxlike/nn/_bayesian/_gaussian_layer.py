@@ -79,8 +79,14 @@ def kl_divergence(model: PyTree) -> Float[Array, ""]:
     """
     check_instance(model, "kl_divergence")
     nodes = jtu.tree_leaves(model, is_leaf=is_bayesian)
-    total = jnp.zeros((), jnp.float32)
-    for term in (node.kl() for node in nodes if is_bayesian(node)):
+    terms = [node.kl() for node in nodes if is_bayesian(node)]
+    return sum_in_widest([jnp.zeros((), jnp.float32), *terms])
+
+
+def sum_in_widest(terms: list[Array]) -> Float[Array, ""]:
+    """Adds numbers in order, in their widest dtype, also in strict promotion mode."""
+    total = terms[0]
+    for term in terms[1:]:
         dtype = wider(total.dtype, term.dtype)
         total = total.astype(dtype) + term.astype(dtype)
     return total
