@@ -19,7 +19,7 @@ _STABLEHLO = re.compile(r'(?:= |^\s+)"?(?:stablehlo|chlo)\.(\w+)', re.MULTILINE)
 BOOKKEEPING = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "call", "after-all"}
 )
-"""HLO instructions that compute nothing."""
+"""Kinds of HLO instructions that compute nothing."""
 
 _NO_OPERATIONS = frozenset({"constant", "return"})
 
@@ -74,7 +74,7 @@ def _unescaped(text: str) -> str:
 
 
 def kinds_of(instructions: Iterable[Instruction]) -> Kinds:
-    """Number of instructions of each kind, in descending order, without the fusions themselves."""
+    """Number of instructions of each kind, in descending order. Fusions do not count."""
     kinds = collections.Counter(each.kind for each in instructions if each.kind != "fusion")
     return dict(kinds.most_common())
 

@@ -22,7 +22,9 @@ Origin = tuple[str, Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PassedValue:
-    """A value that enters a loop iteration, or leaves a loop or `cond`; equal only to itself.
+    """A value that enters an iteration of a loop, or leaves a loop or `cond`.
+
+    Two such values are equal only if they are the same Python object.
 
     - `layer`: path of the enclosing layer.
     - `kind`: name of the JAX primitive.
@@ -42,7 +44,7 @@ def root_of(origin: Origin) -> Origin:
 
 
 def source_of(origin: Origin) -> int | None:
-    """Index of the operation that computes a value; for a loop carry, of its initial value."""
+    """Index of the operation that computes a value, or the initial value of a loop carry."""
     kind, where = root_of(origin)
     return where[0] if kind == "operation" else None
 
@@ -54,14 +56,14 @@ class Operation:
     - `layer`: path of the layer; `""` outside all layers.
     - `kind`: name of the JAX primitive.
     - `is_backward`: whether it belongs to the backward pass of reverse mode.
-    - `times`: number of executions. The body of a `while_loop` counts once; only the most
-      expensive branch of a `cond` counts; unused operations count 0.
-    - `is_in_while`: whether it is in a `while_loop`, so that `times` is a lower bound.
+    - `times`: number of executions. The body of a `while_loop` counts once. Only the most
+      expensive branch of a `cond` counts. Unused operations count 0.
+    - `is_in_while`: whether it is in a `while_loop`. If so, `times` is a lower bound.
     - `flops`, `transcendentals`: cost of one execution; `None` if unknown.
-    - `num_bytes`: bytes that one execution reads and writes without fusion.
+    - `num_bytes`: bytes that one execution would read and write if XLA fused no operations.
     - `output`: type of its first output, such as `f32[5,3]`.
-    - `source`: the line that created it, in the user's code or in a layer of `eqxlike.nn`, such as
-      `file.py:3:4 (function)`; the column is left out if JAX does not record it.
+    - `source`: the line of the user's code, or of a layer of `eqxlike.nn`, that created the
+      operation, such as `file.py:3:4 (function)`. The column is left out if JAX does not record it.
     """
 
     layer: str
@@ -85,10 +87,10 @@ class Operation:
 class PlacedOperation:
     """An operation with its position in the program and its inputs.
 
-    - `scopes`: enclosing scopes, outermost first.
-    - `groups`: enclosing scopes, loops and branches, outermost first.
+    - `scopes`: the name scopes around it, outermost first.
+    - `groups`: the name scopes, loops and branches around it, outermost first.
     - `inputs`: origins of its inputs.
-    - `params`: the equation's parameters if hashable, otherwise a unique object.
+    - `params`: the equation's parameters if they are hashable, otherwise a unique object.
     - `has_effect`: whether it has a side effect.
     - `is_inner`: whether it is in a loop or branch.
     - `is_needed`: whether an output or a side effect depends on it.
@@ -108,9 +110,10 @@ class PlacedOperation:
 class Program:
     """A traced program as a flat list of operations.
 
-    - `steps`: all operations in order; the operations of inner programs replace the call.
+    - `steps`: all operations in order. A call is replaced by the operations of the called program.
     - `outputs`: origins of the outputs.
-    - `decisions`: origins of branch indices, of branch outputs and of initial carries of `while`.
+    - `decisions`: origins of the branch indices and branch outputs of each `cond`, and of the
+      initial carries of each `while_loop`.
     - `constants`: the arrays that the program captured.
     """
 
@@ -122,7 +125,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class _Position:
-    """The position of an inner program."""
+    """The scopes, loops and branches around an inner program, and how often it runs."""
 
     scopes: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
@@ -137,13 +140,13 @@ class _Position:
         return dataclasses.replace(self, groups=(*self.groups, group), is_inner=True, **changes)
 
     def passed_on(self, origins: Iterable[Origin], kind: str) -> list[Origin]:
-        """Origins of the values that a loop or `cond` derives from these origins."""
+        """Wraps the origins of values that enter a loop iteration, or leave a loop or `cond`."""
         layer = path_of(self.scopes)
         return [("passed", PassedValue(layer, kind, each)) for each in origins]
 
 
 def program_of(closed: Any) -> Program:
-    """Flattens a closed jaxpr."""
+    """Flattens a closed jaxpr to a `Program`."""
     program = Program()
     flattener = _Flattener(program)
     inputs = [("argument", index) for index in range(len(closed.jaxpr.invars))]
@@ -160,7 +163,8 @@ def program_of(closed: Any) -> Program:
 def _needed(program: Program) -> set[int]:
     """Indices of the operations on which outputs and side effects depend.
 
-    Every operation in a loop counts: the next iteration may depend on it.
+    Every operation in a loop or branch counts as needed, because the next iteration may depend on
+    it.
     """
     steps = program.steps
     needed = {index for index, step in enumerate(steps) if step.has_effect or step.is_inner}
@@ -177,7 +181,8 @@ def _needed(program: Program) -> set[int]:
 def _complete_scopes(program: Program) -> None:
     """Restores the outer scopes of operations that JAX moved out of a loop.
 
-    JAX drops the names of the scopes around the loop. They are restored if exactly one layer fits.
+    When JAX moves an operation, it drops the names of the scopes around the loop. They are restored
+    if exactly one full path in the program ends with the remaining scopes.
     """
     whole = {step.scopes for step in program.steps if step.scopes and not _is_inner(step.scopes)}
     for step in program.steps:
@@ -193,7 +198,7 @@ def _complete_scopes(program: Program) -> None:
 
 
 def _is_inner(scopes: tuple[str, ...]) -> bool:
-    """Whether the scopes start inside a layer, such as `.layers[0]`."""
+    """Returns True if the first scope is an attribute or item, so that outer scopes are missing."""
     return scopes[0][0] in ".["
 
 
@@ -239,8 +244,8 @@ class _Flattener:
             scopes=position.scopes + scopes,
             groups=position.groups + (("backward",) * (backward > position.is_backward)) + scopes,
             is_backward=backward,
-            # An inner program's name stack starts empty, but jax 0.12.0.1 repeats the outer scopes
-            # inside custom derivative rules.
+            # The name stack of an inner program starts empty. But in custom derivative rules,
+            # jax 0.12.0.1 repeats the outer scopes, so they are removed there.
             repeated=scopes if name.startswith("custom_") else (),
         )
         inner = _inner_programs(params)
@@ -270,7 +275,7 @@ class _Flattener:
         inside = position.inside("while", is_in_while=True)
         num_cond = params["cond_nconsts"]
         consts = num_cond + params["body_nconsts"]
-        # A loop without iterations returns its initial carry.
+        # The initial carry is needed, because a loop without iterations returns it.
         self._program.decisions += inputs[consts:]
         carry = position.passed_on(inputs[consts:], "while")
         self.run(params["cond_jaxpr"], [*inputs[:num_cond], *carry], inside)
@@ -323,7 +328,7 @@ class _Flattener:
 
 
 def _inner_programs(params: dict[str, Any]) -> list[Any]:
-    """The closed jaxprs among an equation's parameters, or its open jaxprs if none is closed."""
+    """The closed jaxprs among an equation's parameters. If there are none, the open jaxprs."""
     closed = [
         each for each in params.values() if hasattr(each, "jaxpr") and hasattr(each, "consts")
     ]
@@ -331,7 +336,7 @@ def _inner_programs(params: dict[str, Any]) -> list[Any]:
 
 
 def _has_shapes(program: Any, inputs: Any) -> bool:
-    """Whether a program takes inputs of these shapes, as the program of a jitted function does."""
+    """Whether the inputs of a program have the shapes of `inputs`, as in a call of `jax.jit`."""
     own = getattr(program, "jaxpr", program).invars
     shapes = [[getattr(each.aval, "shape", None) for each in each_of] for each_of in (own, inputs)]
     return shapes[0] == shapes[1]
@@ -340,7 +345,8 @@ def _has_shapes(program: Any, inputs: Any) -> bool:
 def line_of(source: Any) -> str:
     """The source line of an operation, from JAX's `source_info`."""
     line = source_info_util.summarize(source)
-    # Lines of this package, such as the implementation of a callback, do not help: find the caller.
+    # A line inside this package, such as the implementation of a callback, does not help the user.
+    # Find the line that called it.
     frame = None if is_of_user_or_layer(line) else frame_of_user(source, is_of_user_or_layer)
     return f"{frame.file_name}:{frame.line_num} ({frame.function_name})" if frame else line
 
@@ -376,7 +382,7 @@ _EINSUM_SUBSCRIPTS = re.compile(r"[\w.,]*->[\w.]*")
 
 
 def scopes_in(stack: str) -> tuple[str, ...]:
-    """The scopes in a name stack, without the names of transformations.
+    """The name scopes in JAX's name stack, outermost first, without names of transformations.
 
     >>> scopes_in("transpose(jvp(model))/vmap(.layers[0])")
     ('model', '.layers[0]')
@@ -389,7 +395,9 @@ def scopes_in(stack: str) -> tuple[str, ...]:
 
 
 def path_of(scopes: tuple[str, ...]) -> str:
-    """Joins scopes to the path of a layer; attributes and items follow without a slash.
+    """Joins name scopes to the path of a layer.
+
+    Attributes and items are joined without a separator, other scopes with a slash.
 
     >>> path_of(("model", ".layers[0]", "mask"))
     'model.layers[0]/mask'

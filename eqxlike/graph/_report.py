@@ -1,4 +1,4 @@
-"""`report`: a function traced and compiled, with its operations, costs, memory and gradient."""
+"""`report`: traces and compiles a function; reports its operations, costs, memory and gradient."""
 
 import collections
 import dataclasses
@@ -37,7 +37,10 @@ LARGE_CONSTANT_BYTES = 2**20
 """`Report.warnings` lists constants of this many bytes or more."""
 
 _EFFECTS = ("device_put", "infeed", "outfeed", "copy_to_host_async", "debug_print", "check")
-"""Primitives that leave the device, besides callbacks. `error_if` binds `check`."""
+"""Primitives, other than callbacks, that communicate with the host or with another device.
+
+`error_if` binds the primitive `check`.
+"""
 
 
 def report(
@@ -45,27 +48,29 @@ def report(
 ) -> "Report":
     """Compiles `function(*args, **kwargs)` and reports its operations, costs and memory.
 
-    The function is not run.
+    The compiled function is not executed.
 
-    Each operation belongs to a layer. The path of a layer starts at the argument, such as
-    `model.layers[0]`, or at the class if `function` is a Module. If a function rebuilds a layer and
-    hides its origin, as `jax.grad` does with several layers of the same structure, the layer has
-    the name of its class. Scopes of `jax.named_scope` count as layers.
+    Each operation belongs to a layer. The path of a layer starts with the name of the argument that
+    contains the layer, such as `model.layers[0]`. If `function` is a Module, the path starts with
+    the name of its class. Sometimes the argument cannot be found: for example, `jax.grad` rebuilds
+    the layers, and several of them may have the same structure. Such a layer has the name of its
+    class as its path. Scopes of `jax.named_scope` count as layers.
 
     **Arguments:**
 
-    - `function`: any callable: a function, a Module, the output of `filter_jit` or `jax.jit`, whose
-      options are kept, or a step of `train.make_step`.
+    - `function`: any callable, such as a function, a Module, the output of `filter_jit` or
+      `jax.jit`, or a step of `train.make_step`. Options of `filter_jit` and `jax.jit` are kept.
     - `*args`, `**kwargs`: its arguments. A `jax.ShapeDtypeStruct` may replace an array.
-    - `gradient`: whether to report on the gradient too. All floating-point outputs are
-      differentiated, with cotangents of ones, with respect to the arrays of `function` if it is a
-      Module, otherwise of the first argument.
+    - `gradient`: whether to report on the gradient too. The gradient is of all floating-point
+      outputs, with cotangents of ones. If `function` is a Module, the gradient is with respect to
+      its arrays, otherwise with respect to the arrays of the first argument.
 
     **Returns:** a `Report`.
 
-    **Raises:** `TypeError` if `function` is not callable; `ValueError`, in one line, if it cannot
-    be traced for these arguments; `ValueError` with `gradient=True` if there is no floating-point
-    output, or no floating-point array to differentiate with respect to.
+    **Raises:** `TypeError` if `function` is not callable; `ValueError`, with a message of one line,
+    if `function` cannot be traced for these arguments; `ValueError` with `gradient=True` if
+    `function` returns no floating-point array, or if there is no floating-point array to
+    differentiate with respect to.
 
     !!! example
 
@@ -103,7 +108,7 @@ def report(
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """The program before and after XLA's optimisations, as numbers of operations by kind.
+    """Number of operations of each kind, before and after XLA's optimisations.
 
     - `stablehlo`: operations in the StableHLO program, the input of XLA.
     - `before`: HLO instructions before optimisation.
@@ -120,7 +125,7 @@ class Compiled:
 
     @property
     def changes(self) -> tuple[tuple[str, int, int], ...]:
-        """Each kind of instruction with its numbers before and after optimisation."""
+        """For each kind of HLO instruction: its name, its number before optimisation, and after."""
         kinds = dict.fromkeys([*self.before, *self.after])
         return tuple((kind, self.before.get(kind, 0), self.after.get(kind, 0)) for kind in kinds)
 
@@ -129,10 +134,11 @@ class Compiled:
 class Memory:
     """XLA's estimate of the memory that one execution needs, in bytes.
 
-    - `arguments`, `outputs`: size of these arrays.
-    - `aliased`: size of the outputs that reuse the buffers of arguments.
-    - `temporaries`: size of intermediate buffers.
-    - `peak`: total size, counting aliased outputs once.
+    - `arguments`, `outputs`: total size of the arguments and of the outputs.
+    - `aliased`: total size of the outputs that reuse the buffers of arguments.
+    - `temporaries`: total size of the buffers for intermediate results.
+    - `peak`: total size of arguments, outputs and temporaries, where a buffer that an argument and
+      an output share counts once.
     """
 
     arguments: int
@@ -147,7 +153,8 @@ class Constant:
     """An array that the program captured.
 
     - `type`: dtype and shape.
-    - `layer`, `source`: layer and source line of the first operation that reads it.
+    - `num_bytes`: size in bytes.
+    - `layer`, `source`: layer and source line of the first operation that reads the array.
     """
 
     type: str
@@ -162,7 +169,7 @@ class Effect:
 
     - `kind`: name of the JAX primitive, such as `pure_callback`; `error_if` binds `check`.
     - `times`: number of executions.
-    - `source`: the source line that created it.
+    - `source`: the source line that created the callback or the copy.
     """
 
     kind: str
@@ -173,16 +180,16 @@ class Effect:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Report:
-    """The output of `report`; `str` returns it as text, and `rich.print` prints tables.
+    """The output of `report`. `str` returns the report as text; `rich.print` prints tables.
 
     - `name`: name of the function.
     - `operations`: operations of the traced program in order, including those of inner functions.
     - `layers`: sums over the operations of each layer; the first row is the whole program.
     - `kinds`: sums over the operations of each kind.
-    - `redundant`: numbers of operations that a compiler can remove.
-    - `compiled`: the program before and after XLA's optimisations.
-    - `xla_flops`, `xla_bytes`: XLA's estimate of FLOPs and of bytes moved; the body of a loop
-      counts once. `None` if XLA gives no estimate.
+    - `redundant`: number of operations that a compiler can remove.
+    - `compiled`: number of operations before and after XLA's optimisations.
+    - `xla_flops`, `xla_bytes`: XLA's estimate of the FLOPs, and of the bytes read and written. XLA
+      counts the body of a loop once. `None` if XLA gives no estimate.
     - `memory`: XLA's estimate of the memory used; `None` if XLA gives no estimate.
     - `donated`: paths of donated arguments.
     - `aliased`: for each output that reuses the buffer of an argument, the number of the output and
@@ -190,11 +197,12 @@ class Report:
     - `constants`: arrays that the program captured, largest first.
     - `effects`: callbacks to the host and copies between devices.
     - `collectives`: communication between devices.
-    - `trace_s`, `lower_s`, `compile_s`: seconds to trace, lower and compile. Inner functions that
-      JAX has already traced, and programs in its compilation cache, are not processed again.
-    - `sides`: costs of function and gradient by layer; empty without `gradient=True`.
+    - `trace_s`, `lower_s`, `compile_s`: seconds to trace, lower and compile. These are smaller if
+      JAX has already traced inner functions, or has the program in its compilation cache.
+    - `sides`: for each layer, costs of the function and of its gradient; empty without
+      `gradient=True`.
     - `stored`: arrays stored for the backward pass; empty without `gradient=True`.
-    - `gradient`: report on the program that computes value and gradient; `None` without
+    - `gradient`: report on the program that computes the value and the gradient; `None` without
       `gradient=True`.
     - `unstable`: formulas that lose digits; see `graph.unstable`.
     - `jaxpr`, `stablehlo`, `hlo`: the traced program, the input of XLA, and the optimised program.
@@ -233,7 +241,7 @@ class Report:
 
     @property
     def intensity(self) -> float | None:
-        """Arithmetic intensity: XLA's FLOPs per byte moved; `None` if XLA gives no estimate."""
+        """Arithmetic intensity: `xla_flops / xla_bytes`. `None` if XLA gives no estimate."""
         return self.xla_flops / self.xla_bytes if self.xla_flops and self.xla_bytes else None
 
     @property
@@ -265,8 +273,8 @@ class Report:
     def by_enzyme(self) -> tuple[Kinds, float]:
         """Optimises the StableHLO program with Enzyme.
 
-        **Returns:** the number of remaining operations of each kind, to compare with
-        `compiled.stablehlo`, and the duration of Enzyme's passes in seconds.
+        **Returns:** the number of operations of each kind in the optimised program, and the
+        duration of Enzyme's passes in seconds. Compare the numbers with `compiled.stablehlo`.
 
         **Raises:** `ImportError` if Enzyme is not installed.
         """
@@ -285,11 +293,11 @@ class Report:
 
 
 _NOT_IN_JSON = frozenset({"jaxpr", "stablehlo", "hlo", "program"})
-"""The programs: large, and not JSON."""
+"""Fields that hold programs. They are left out because they are large or not JSON."""
 
 
 def _to_json_value(value: Any) -> Any:
-    """Converts records to dictionaries, and tuples to lists."""
+    """Converts dataclasses and named tuples to dictionaries, and tuples to lists."""
     names = getattr(value, "_fields", None) or getattr(value, "__dataclass_fields__", None)
     if names is None:
         return list(map(_to_json_value, value)) if isinstance(value, tuple) else value
@@ -348,7 +356,8 @@ def _report_on(name: str, trace: FreshTrace) -> Report:
 def _compile(lowered: Any) -> Any:
     """Compiles, with metadata in the key of JAX's compilation cache.
 
-    Otherwise the cache may return an equal program whose operations have other names.
+    Without metadata in the key, the cache may return an equal program whose operations have other
+    names.
     """
     name = "jax_compilation_cache_include_metadata_in_key"
     before = getattr(jax.config, name)
@@ -362,18 +371,18 @@ def _compile(lowered: Any) -> Any:
 def _text_before(lowered: Any) -> str:
     try:
         return lowered.as_text("hlo")
-    # HLO cannot express everything, for example symbolic shapes.
+    # Some programs have no HLO text, for example those with symbolic shapes.
     except jax.errors.JaxRuntimeError:
         return ""
 
 
 def _known(cost: float | None) -> float | None:
-    """Returns `None` for the negative numbers by which XLA marks unknown costs."""
+    """Returns `None` for a negative cost, because XLA gives unknown costs as negative numbers."""
     return cost if cost is not None and cost >= 0 else None
 
 
 def _memory(stats: Any) -> Memory | None:
-    # Some platforms have no memory analysis.
+    # XLA gives no memory analysis on some platforms.
     if stats is None:
         return None
     arguments, outputs = stats.argument_size_in_bytes, stats.output_size_in_bytes
@@ -384,8 +393,9 @@ def _memory(stats: Any) -> Memory | None:
 
 
 def _aliased(hlo: str, paths: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
-    """The outputs that reuse the buffer of an argument, with the argument's path."""
-    # JAX drops unused arguments, so only the name of a parameter identifies its argument.
+    """Number of each output that reuses the buffer of an argument, and the argument's path."""
+    # JAX drops unused arguments, so the number of a parameter does not identify its argument, but
+    # the name of the parameter does.
     path_of = {f"arrays[{index}]": path for index, path in enumerate(paths)}
     parameters = parameters_in(hlo)
     found = []
@@ -396,7 +406,8 @@ def _aliased(hlo: str, paths: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
 
 
 def _constants(program: Program) -> tuple[Constant, ...]:
-    # Constants to the first operation that reads them: later entries win, hence `reversed`.
+    # Maps each constant to the first operation that reads it. In a dict comprehension, later
+    # entries replace earlier ones, hence `reversed`.
     readers = {
         where: step.operation
         for step in reversed(program.steps)
@@ -444,13 +455,13 @@ def _name_of(function: Any) -> str:
 
 
 def _gradient_of(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
-    """Builds the functions that compute the gradient, and the arrays stored for the backward pass.
+    """Builds two functions that compute the gradient and the arrays for the backward pass.
 
     A Module is differentiated with respect to its arrays, any other function with respect to its
     first argument. Each floating-point output has a cotangent of ones.
 
-    **Returns:** a function that computes outputs and gradient, a function that computes what the
-    forward pass stores for the backward pass, and the arguments of both.
+    **Returns:** a function that computes the outputs and the gradient, a function that computes the
+    arrays stored for the backward pass, and the arguments to call either function with.
     """
     if isinstance(function, JitFunction):
         function = function.__wrapped__
@@ -508,12 +519,15 @@ def _is_inexact(leaf: Any) -> bool:
 
 
 def _with_signature_of(function: Any, new: Callable[..., Any], is_model: bool) -> Any:
-    """Gives `new` the name and parameters of `function`; a model is the first parameter itself."""
+    """Gives `new` the name and parameters of `function`.
+
+    If `function` is a model, it also becomes the first parameter.
+    """
     name = _name_of(function)
     new.__name__ = new.__qualname__ = name
     try:
-        # filter_jit passes on simple defaults of omitted arguments, which not every function
-        # accepts. It does not pass on this sentinel.
+        # If an argument is omitted, filter_jit passes its default explicitly if the default is
+        # simple. Not every function accepts that. filter_jit does not pass this sentinel.
         parameters = [
             each if each.default is inspect.Parameter.empty else each.replace(default=_LEFT_OUT)
             for each in inspect.signature(function).parameters.values()
@@ -521,7 +535,7 @@ def _with_signature_of(function: Any, new: Callable[..., Any], is_model: bool) -
         if is_model:
             parameters.insert(0, inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY))
         signature = inspect.Signature(parameters)
-    # Some functions have no signature, and not every name is a valid parameter name.
+    # Some functions have no signature, and `name` may not be a valid name of a parameter.
     except (TypeError, ValueError):
         return new
     vars(new)["__signature__"] = signature

@@ -11,16 +11,16 @@ from ._operations import Operation, Origin, PlacedOperation, Program, path_of, s
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The operations of one layer, including the layers inside it, or of one kind.
+    """Sums over the operations of one layer, including the layers inside it, or of one kind.
 
-    - `name`: path of the layer, `""` for the whole program; or the kind.
+    - `name`: path of the layer, or name of the kind; `""` for the whole program.
     - `operations`: number of operations in the traced program.
-    - `runs`: number of executions, with all iterations of each `scan`.
+    - `runs`: number of executions; each iteration of a `scan` counts.
     - `flops`, `transcendentals`: cost of all executions.
-    - `num_bytes`: bytes read and written by all executions without fusion.
-    - `is_least`: whether the costs are lower bounds: there is a `while_loop`, whose body counts
-      once, or an operation of unknown cost.
-    - `compiled`: number of instructions after XLA's optimisations; `None` for a kind.
+    - `num_bytes`: bytes that all executions would read and write if XLA fused no operations.
+    - `is_least`: whether the costs are lower bounds, because the body of a `while_loop` counts
+      only once, or because the cost of an operation is unknown.
+    - `compiled`: number of instructions after XLA's optimisations; `None` in a row for a kind.
     """
 
     name: str
@@ -41,7 +41,7 @@ def rows_by_layer(program: Program, instructions: Sequence[Instruction]) -> tupl
 
 
 def rows_by_kind(program: Program) -> tuple[Row, ...]:
-    """A row for each kind of operation, those that compute most first."""
+    """A row for each kind of operation, in descending order of FLOPs plus transcendentals."""
     groups: dict[str, list[PlacedOperation]] = {}
     for step in program.steps:
         groups.setdefault(step.operation.kind, []).append(step)
@@ -50,12 +50,12 @@ def rows_by_kind(program: Program) -> tuple[Row, ...]:
 
 
 def steps_by_layer(program: Program) -> dict[str, list[PlacedOperation]]:
-    """The operations of each layer, including the layers inside it, by path."""
+    """Maps the path of each layer to its operations, including those of the layers inside it."""
     groups: dict[str, list[PlacedOperation]] = {"": []}
     for step in program.steps:
         for path in paths_around(step.scopes):
             groups.setdefault(path, []).append(step)
-    # Layers come in the order of first calls, outer layers before inner ones.
+    # The layers are in the order of their first calls, with outer layers before inner ones.
     return groups
 
 
@@ -88,7 +88,7 @@ def _instructions_by_layer(
     known = {scope for step in program.steps for scope in step.scopes}
     found: collections.Counter[str] = collections.Counter()
     for each in instructions:
-        # The last name is the operation's.
+        # The last name in the stack is the operation, not a scope.
         stack = each.op_name.rpartition("/")[0]
         scopes = tuple(scope for scope in scopes_in(stack) if scope in known)
         found.update(paths_around(scopes))
@@ -99,7 +99,9 @@ def _instructions_by_layer(
 class Stored:
     """An array that the forward pass stores for the backward pass.
 
-    - `kind`: the operation that computes the array.
+    - `layer`: path of the layer that computes the array.
+    - `kind`: name of the JAX primitive that computes the array.
+    - `type`: dtype and shape.
     """
 
     layer: str
@@ -115,7 +117,7 @@ class Side:
     - `name`: path of the layer, `""` for the whole program.
     - `operations`, `flops`: costs of the function.
     - `gradient_operations`, `gradient_flops`: costs of computing the value and the gradient.
-    - `backward_flops`: the part of `gradient_flops` in the backward pass.
+    - `backward_flops`: the FLOPs of the backward pass, which are part of `gradient_flops`.
     - `stored_bytes`: bytes that the forward pass stores for the backward pass. Arguments do not
       count, because they exist anyway.
     """
@@ -132,17 +134,18 @@ class Side:
 def stored_in(program: Program, outputs: Sequence[tuple[str, int]]) -> tuple[Stored, ...]:
     """The arrays that a program returns for the backward pass.
 
-    An array that is returned twice counts once; arguments and constants do not count.
+    An array that is returned twice is listed once. Arguments and constants are not listed.
 
     **Arguments:**
 
-    - `program`: the forward pass.
-    - `outputs`: type and bytes of each output.
+    - `program`: the forward pass, whose outputs are the arrays for the backward pass.
+    - `outputs`: for each output, its type and its size in bytes.
     """
     found: dict[Origin, Stored] = {}
     for origin, (type_, num_bytes) in zip(program.outputs, outputs, strict=True):
         source = source_of(origin)
-        # A loop stacks what its iterations return in a new array, even if that is an argument.
+        # A loop stacks the values of its iterations in a new array, even if the values are an
+        # argument. The loop is then the operation that makes the array.
         maker = origin[1] if origin[0] == "passed" else None
         if source is not None:
             maker = program.steps[source].operation
@@ -173,11 +176,11 @@ def sides(function: Program, gradient: Program, stored: Iterable[Stored]) -> tup
 
 
 class Redundant(NamedTuple):
-    """Numbers of operations in the traced program that a compiler can remove.
+    """Number of operations in the traced program that a compiler can remove, by reason.
 
     - `unused`: operations on which no output or side effect depends.
-    - `common`: operations that repeat an earlier one on the same inputs.
-    - `constant`: operations on constants only.
+    - `common`: operations that repeat an earlier operation on the same inputs.
+    - `constant`: operations whose inputs are all constants.
     """
 
     unused: int
@@ -186,9 +189,9 @@ class Redundant(NamedTuple):
 
 
 def redundant_in(program: Program) -> Redundant:
-    """Counts redundant operations by kind.
+    """Counts redundant operations by reason.
 
-    An operation of several kinds counts only for the first field of `Redundant` that fits.
+    An operation that is redundant for several reasons counts only once.
     """
     seen: dict[Hashable, int] = {}
     first: dict[int, int] = {}

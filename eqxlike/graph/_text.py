@@ -37,7 +37,7 @@ def as_text(report: Any) -> str:
 
 
 def as_rich(report: Any) -> Any:
-    """Renders a report with tables of rich; only rich calls this, so it is installed."""
+    """Renders a report with tables of rich. Only rich calls this function, so rich is installed."""
     from rich.console import Group
     from rich.text import Text
 
@@ -199,7 +199,8 @@ def _graph(program: Program) -> dict[str, Any]:
         "operations": [
             [each.kind, each.output, each.work, each.times, each.source] for each in operations
         ],
-        # From producer to consumer.
+        # Each edge is a pair of indices: the operation that computes a value, and one that reads
+        # it.
         "edges": [
             (source, index)
             for index, step in enumerate(program.steps)
@@ -213,7 +214,8 @@ def _graph(program: Program) -> dict[str, Any]:
 def _nested(program: Program) -> dict[str, Any]:
     """The program as nested groups: layers, loops and branches.
 
-    Each group has the index of its first operation, the index after its last, and its parts. A
+    Each group has three entries besides its name. `start` is the index of its first operation,
+    `stop` is the index after its last operation, and `parts` has its operations and inner groups. A
     layer that is called twice becomes two groups.
     """
     root = {"name": "", "start": 0, "stop": len(program.steps), "parts": []}

@@ -1,7 +1,8 @@
 """Rule for `where(c, f(x), other)`, whose gradient may be NaN where f(x) is not chosen.
 
-The gradient multiplies the derivative of the branch that is not chosen by zero, and 0 * inf is NaN.
-The rule replaces the operand of f by a harmless number wherever f(x) is not chosen.
+Where f(x) is not chosen, the gradient multiplies the derivative of f(x) by zero. If the derivative
+is infinite, the result is 0 * inf, which is NaN. The rule replaces the operand of f by a harmless
+number wherever f(x) is not chosen.
 """
 
 import dataclasses
@@ -24,7 +25,9 @@ HARMLESS = {
     "pow": (0, 1.0),
     "integer_pow": (0, 1.0),
 }
-"""Operations whose derivative may be infinite: index of the critical input, and a safe value."""
+"""Maps each operation whose derivative may be infinite to the index of the input that decides
+this, and a safe value for that input.
+"""
 
 THROUGH = frozenset(
     (
@@ -34,7 +37,7 @@ THROUGH = frozenset(
         *("erf", "erfc", "erf_inv", "lgamma", "digamma", "convert_element_type"),
     )
 )
-"""Elementwise operations."""
+"""Elementwise operations that may be computed again with harmless numbers."""
 
 
 def branch_not_taken(step: Step) -> Rewrite | None:
@@ -43,10 +46,11 @@ def branch_not_taken(step: Step) -> Rewrite | None:
     if len(branches) != 2 or condition.dtype != bool or condition.shape != step.output.shape:
         return None
     if any(math.isinf(constant_of(each) or 0) for each in branches):
-        return None  # The derivative of an infinite result does not matter.
+        return None  # The result may be infinite. Then its derivative does not matter.
     branches = [_copied(branch) for branch in branches]
     sources = ancestors_of(condition)
-    # A condition on integers only, such as a mask made from labels, does not guard the operand.
+    # If the condition depends only on integers, such as a mask made from labels, it does not keep
+    # the operand in a safe range.
     inputs = (each for each in sources if each.step is INPUT)
     if not any(jnp.issubdtype(each.dtype, jnp.floating) for each in inputs):
         return None
@@ -75,8 +79,9 @@ def _copied(value: Value) -> Value:
 class _Region:
     """The part of a branch to compute again with harmless numbers.
 
-    - `computed`: the values from the operations that may fail up to the branch, in order.
-    - `harmless`: a safe number for each operand of these operations.
+    - `computed`: the results of the operations that may fail, and all values on the way from these
+      results to the result of the branch, in order.
+    - `harmless`: a safe number for each operand of the operations that may fail.
     """
 
     computed: tuple[Value, ...]
@@ -110,7 +115,10 @@ MAX_DEPTH = 100
 
 
 def _region(branch: Value, sources: set[Value]) -> _Region:
-    """The region of a branch: operations that may fail, and share inputs with the condition."""
+    """Finds the region of a branch.
+
+    The operations that may fail are those whose operand shares inputs with the condition.
+    """
     order: dict[Value, bool] = {}
     harmless: dict[Value, float] = {}
 
@@ -137,7 +145,7 @@ def _region(branch: Value, sources: set[Value]) -> _Region:
 
 
 def _is_elementwise(value: Value) -> bool:
-    """Whether the rewrite of a value is elementwise."""
+    """Returns True if the rewrite of a value contains only elementwise operations."""
     structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in value.rewrite.operands]
     text = str(jax.make_jaxpr(lambda *arrays: value.rewrite.computed(arrays, value))(*structs))
     return not any(f" {kind}" in text for kind in MIXING)
@@ -167,7 +175,7 @@ def _may_fail(step: Step) -> bool:
 
 
 def _is_guarded(value: Value, depth: int = 0) -> bool:
-    """Whether a value is computed only from outputs of `where`, `max`, `min` or `clamp`."""
+    """Returns True if a value depends on inputs only through `where`, `max`, `min` or `clamp`."""
     step = _copied(value).step
     if depth > 8:
         return False
@@ -182,7 +190,10 @@ def _is_guarded(value: Value, depth: int = 0) -> bool:
 
 
 def ancestors_of(value: Value, limit: int = 200) -> set[Value]:
-    """Up to `limit` values on which a value depends, including itself, without constants."""
+    """Up to `limit` values on which a value depends.
+
+    The value itself is included. Constants are not.
+    """
     found: set[Value] = set()
     waiting = [value]
     while waiting and len(found) < limit:

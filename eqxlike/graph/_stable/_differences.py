@@ -70,7 +70,7 @@ FROM_ONE: tuple[tuple[Formula, Formula], ...] = (
     (lambda y: 1 - lax.tanh(y), lambda y: 2 * stable.sigmoid(-2 * y)),
     (lambda y: 1 + lax.tanh(y), lambda y: 2 * stable.sigmoid(2 * y)),
 )
-"""Differences from one, each with a function that keeps its digits."""
+"""Pairs of a difference from one, and a function that computes it without cancellation."""
 
 
 def _difference_of_root(part: Part, c: float, shape: tuple[int, ...]) -> Rewrite | None:
@@ -122,7 +122,10 @@ def difference_of_squares(step: Step) -> Rewrite | None:
 
 
 def _square_of_difference(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
-    """Rewrites a² ± 2ab + b²; only reports |a|² - 2 a·b + |b|², as in pairwise distances."""
+    """Rewrites a² ± 2ab + b² as (a ± b)².
+
+    Reports |a|² - 2 a·b + |b|², as in pairwise distances, but does not rewrite it.
+    """
     products = [_lifted(factors_of(part.value), part.number, part.axes) for part in total.parts]
     squares = [each for each in products if [part.number for part in each.parts] == [2]]
     mixed = [each for each in products if [part.number for part in each.parts] == [1, 1]]
@@ -153,7 +156,7 @@ def _square_of_difference(total: Parts, shape: tuple[int, ...]) -> Rewrite | Non
 
 
 def _square_of_shifted(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
-    """Rewrites n x² + m x + c if it is the square n (x + m / 2n)²."""
+    """Rewrites n x² + m x + c as n (x + m / 2n)² if they are equal."""
     squares = [part for part in total.parts if square_root_of(part.value) is not None]
     if len(squares) != 1:
         return None
@@ -166,9 +169,10 @@ def _square_of_shifted(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
 
 
 def _variance(first: Part, second: Part):
-    """Matches E[x²] and -E[x]².
+    """Matches a variance E[x²] - E[x]², where `first` is E[x²] and `second` is -E[x]².
 
-    **Returns:** x, the axes of the mean, and the `Axes` of the mean in the difference.
+    **Returns:** x, the axes over which the mean is taken, and the `Axes` of the mean in the
+    difference.
     """
     squares = argument_of(first.value, "reduce_sum")
     if squares is None or (x := square_root_of(seen_through(squares))) is None:
@@ -191,11 +195,12 @@ def _variance(first: Part, second: Part):
 def excess_of_exponential(step: Step) -> Rewrite | None:
     """Matches t - 1 - log(t) plus other terms, as in the KL divergence of normal distributions.
 
-    t and log(t) may be written as exp(y) and y, or as a ratio of variances and the difference of
-    their logarithms. t may also be a term of a quotient, such as s² / r² in (s² + m²) / r².
+    For example, t may be exp(y) and log(t) may be y. Or t may be a ratio of variances, and log(t)
+    the difference of the logarithms of the variances. t may also be a part of a quotient, as s² /
+    r² is a part of (s² + m²) / r².
     """
     if any(_excess_in(terms_of(each)) for each in step.inputs):
-        return None  # Only the smallest sum with these terms is rewritten.
+        return None  # An input already contains the formula, so the input is rewritten instead.
     excess = _excess_in(terms_of(step.output))
     if excess is None:
         return None
@@ -214,8 +219,8 @@ def excess_of_exponential(step: Step) -> Rewrite | None:
 class _Excess(NamedTuple):
     """A sum `number * (t - 1 - log(t)) + others`.
 
-    - `product`: t as a product.
-    - `is_of_size`: whether the logarithm is log|t|.
+    - `product`: t, expanded to a product.
+    - `is_of_size`: whether the sum contains log|t| instead of log(t).
     """
 
     number: float
@@ -247,7 +252,7 @@ def _excess_in(total: Parts) -> _Excess | None:
                     continue
                 constant += total.constant + sum(x.constant for x in others if not x.parts)
                 expected = -n * (1 + math.log(each.constant / n) + own_constant)
-                # JAX may have rounded logarithms of constants to float32.
+                # The tolerance allows for logarithms of constants that JAX rounded to float32.
                 tolerance = 1e-12 if expected == -n else 1e-6
                 if math.isclose(constant, expected, rel_tol=tolerance):
                     others += [terms[k] for k in range(len(terms)) if k != i and k not in used]
@@ -269,7 +274,10 @@ def _lifted(product: Parts, number: float, axes: Axes) -> Parts:
 
 
 def _distributed(product: Parts) -> Iterator[list[Parts]]:
-    """Expands a product by each of its factors that is a sum."""
+    """Distributes a product over a factor that is a sum.
+
+    Yields a list of products, whose sum is `product`, for each factor that is a sum.
+    """
     for i, part in enumerate(product.parts):
         inner = terms_of(part.value)
         if part.number != 1 or len(inner.parts) + (inner.constant != 0) < 2:
@@ -283,7 +291,10 @@ def _distributed(product: Parts) -> Iterator[list[Parts]]:
 
 
 def _logs_in(part: Part) -> Iterator[tuple[Any, float]]:
-    """Expands the logarithm of a product to terms of key and number; a constant has key None."""
+    """Expands a term that may be the logarithm of a product, to pairs of a key and a coefficient.
+
+    The key identifies the value that the coefficient multiplies. The key of a constant is None.
+    """
     x = argument_of(part.value, "log")
     if x is None:
         yield (key_of(part.value), part.axes), part.number
@@ -292,7 +303,7 @@ def _logs_in(part: Part) -> Iterator[tuple[Any, float]]:
 
 
 def _logs_of(product: Parts, number: float) -> Iterator[tuple[Any, float]]:
-    """Expands `number * log(product)` to terms of key and number."""
+    """Expands `number * log(product)` to pairs of a key and a coefficient, as in `_logs_in`."""
     yield None, number * math.log(product.constant)
     for part in product.parts:
         power = number * part.number
@@ -307,7 +318,10 @@ def _logs_of(product: Parts, number: float) -> Iterator[tuple[Any, float]]:
 
 
 def _counted(terms: Iterable[tuple[Any, float]]) -> tuple[dict[Any, float], float]:
-    """Adds up the numbers of each key; returns those that are not zero, and the constant."""
+    """Adds up the coefficients of each key.
+
+    **Returns:** the sums that are not zero by key, and the sum of the constants.
+    """
     numbers: dict[Any, float] = {}
     for key, number in terms:
         numbers[key] = numbers.get(key, 0.0) + number

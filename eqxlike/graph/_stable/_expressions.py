@@ -1,12 +1,14 @@
 """A traced program as expressions.
 
-`Value` is one value of the program, and `Step` the equation that computes it. Rules inspect values
-with three functions, which look through calls and broadcasts and do not depend on the spelling of
-the formula:
+A `Value` is one value of the program. A `Step` is the equation that computes it. Rules inspect
+values with three functions:
 
-- `constant_of`: the number to which all elements are equal;
-- `factors_of`: the value as a product of powers;
-- `terms_of`: the value as a sum.
+- `constant_of` returns the number to which all elements are equal.
+- `factors_of` expands the value to a product of powers.
+- `terms_of` expands the value to a sum.
+
+The functions look through calls and broadcasts. The result is the same for different ways to write
+a formula.
 """
 
 import dataclasses
@@ -28,7 +30,7 @@ from .._operations import is_of_user_or_layer, line_of, scopes_in
 Found = TypeVar("Found")
 
 Axes = tuple[int, ...]
-"""For each axis of a value, the corresponding axis of a result."""
+"""For each axis of a value, the corresponding axis of a larger expression, or -1 if none."""
 
 
 @dataclasses.dataclass(eq=False, repr=False, slots=True)
@@ -36,12 +38,12 @@ class Value:
     """One value of a program.
 
     - `aval`: its abstract value.
-    - `step`: the step that computes it; `INPUT` for an input or a constant.
-    - `index`: its index among the outputs of the step.
-    - `constant`: its array if it is a constant, otherwise None.
+    - `step`: the step that computes the value; `INPUT` for an input or a constant.
+    - `index`: index of the value among the outputs of the step.
+    - `constant`: the array if the value is a constant, otherwise None.
     - `inside`: for the output of a transparent call, the same value inside the called program.
-    - `rewrite`: the `Rewrite` that replaces it, or None.
-    - `memo`: cached results of `constant_of`, `factors_of` and others.
+    - `rewrite`: the `Rewrite` that replaces the value, or None.
+    - `memo`: cached results of functions such as `constant_of` and `factors_of`.
     """
 
     aval: Any
@@ -65,8 +67,9 @@ class Value:
 class Step:
     """One equation of a program.
 
-    - `kind`, `params`: name of its primitive, and its parameters.
-    - `inputs`, `outputs`: the values that it reads and computes.
+    - `kind`, `params`: name and parameters of its primitive.
+    - `inputs`: the values that it reads.
+    - `outputs`: the values that it computes.
     - `inner`: for a transparent call, the steps of the called program.
     - `caller`: the transparent call whose program contains this step, or None.
     - `scopes`: the name scopes around it, outermost first.
@@ -84,12 +87,12 @@ class Step:
 
     @property
     def output(self) -> Value:
-        """The first output; most steps have one."""
+        """The first output. Most steps have only one."""
         return self.outputs[0]
 
     @property
     def source(self) -> str:
-        """The line of the user's code; for a step inside a JAX function, the line of the call."""
+        """The line of the user's code that created the step, perhaps by calling a JAX function."""
         step = self
         while not (line := line_of(step.eqn.source_info)) and step.caller is not None:
             step = step.caller
@@ -97,13 +100,17 @@ class Step:
 
     @property
     def is_of_user(self) -> bool:
-        """Whether the user wrote the formula: its steps do not all come from one call of JAX."""
+        """Returns True if the user wrote the formula, not one of JAX's functions.
+
+        If a JAX function contains the formula, a single call in the user's code created the step
+        and the steps that compute its inputs.
+        """
         steps = [step for each in self.inputs if (step := seen_through(each).step) is not INPUT]
         return not steps or any(step.instruction != self.instruction for step in steps)
 
     @property
     def instruction(self) -> tuple[Any, int] | None:
-        """The bytecode position, in the user's code or in a layer, that created the step."""
+        """The code object and bytecode position, in user code or a layer, that created the step."""
         step: Step | None = self
         while step is not None:
             if (traceback := step.eqn.source_info.traceback) is not None:
@@ -115,7 +122,7 @@ class Step:
 
 
 INPUT = Step("input", {})
-"""The `step` of inputs and constants."""
+"""The `step` attribute of inputs and constants."""
 
 
 def steps_of(
@@ -124,7 +131,7 @@ def steps_of(
     scopes: tuple[str, ...] = (),
     caller: Step | None = None,
 ) -> tuple[tuple[Step, ...], list[Value]]:
-    """Builds the steps and outputs of a program called with `inputs`."""
+    """Builds the steps and the outputs of a program that is called with `inputs`."""
     jaxpr = closed.jaxpr
     values = dict(zip(jaxpr.invars, inputs, strict=True))
     for variable, constant in zip(jaxpr.constvars, closed.consts, strict=True):
@@ -151,7 +158,10 @@ def steps_of(
 
 
 def transparent_program(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """The program of a transparent call: one without custom derivative, donation or sharding."""
+    """The called program if `eqn` is a transparent call, otherwise None.
+
+    A call is transparent if it has no custom derivative, no donated arguments and no sharding.
+    """
     params = eqn.params
     if eqn.primitive.name == "jit":
         shardings = (*params["in_shardings"], *params["out_shardings"])
@@ -161,7 +171,7 @@ def transparent_program(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def all_steps(steps: Iterable[Step]) -> Iterator[Step]:
-    """The steps, each preceded by the steps of the program that it calls."""
+    """Iterates over the steps. Before each step come the steps of the program that it calls."""
     for step in steps:
         yield from all_steps(step.inner)
         yield step
@@ -173,14 +183,18 @@ PICKS = (
 )
 """Operations that select or reorder elements of their first input.
 
-They commute with any increasing elementwise function.
+An increasing elementwise function may be applied before or after them, with the same result.
 """
 
 SAME_NUMBERS = ("copy", "optimization_barrier", "pvary")
 
 
 def seen_through(value: Value, casts: bool = True) -> Value:
-    """Follows copies to their source: outputs of calls, exact casts, selections by a constant."""
+    """Follows a value to the value that it is a copy of.
+
+    Copies include outputs of transparent calls, exact casts, and `select_n` with a constant
+    condition. If `casts` is False, only casts to the same dtype are copies.
+    """
     while True:
         if value.inside is not None and not is_determinant(value.step):
             value = value.inside
@@ -198,7 +212,10 @@ def seen_through(value: Value, casts: bool = True) -> Value:
 
 
 def _is_exact_cast(before: Value, after: Value) -> bool:
-    """Whether a cast loses no digits, or only extra digits of a sum that JAX adds in float32."""
+    """Returns True if a cast loses no digits, or undoes JAX's cast of a sum to a wider dtype.
+
+    JAX computes sums of 16-bit arrays in float32 and casts the result back.
+    """
     if before.dtype == after.dtype:
         return True
     if not all(jnp.issubdtype(each.dtype, jnp.floating) for each in (before, after)):
@@ -207,7 +224,7 @@ def _is_exact_cast(before: Value, after: Value) -> bool:
 
 
 def wider(first: Any, second: Any) -> Any:
-    """The floating-point dtype that represents the numbers of both."""
+    """The floating-point dtype that represents all numbers of both dtypes."""
     both = [jnp.finfo(each) for each in (first, second)]
     for wide, narrow in (both, both[::-1]):
         if wide.nmant >= narrow.nmant and wide.maxexp >= narrow.maxexp:
@@ -228,7 +245,7 @@ def _is_wide_sum(value: Value) -> bool:
 
 
 def is_determinant(step: Step) -> bool:
-    """Whether a step calls `jnp.linalg.det`, which counts as one operation."""
+    """Returns True if a step is a call of `jnp.linalg.det`, which is treated as one operation."""
     return step.params.get("name") == "det" and called_function(step.eqn) == ("det", True)
 
 
@@ -237,21 +254,22 @@ def argument_of(value: Value, *kinds: str) -> Value | None:
 
     **Arguments:**
 
-    - `value`: a value of the program. Calls and copies are looked through.
+    - `value`: a value of the program. The function looks through calls and copies.
     - `*kinds`: names of primitives, such as `"exp"`.
 
-    **Returns:** the input, or None for another primitive.
+    **Returns:** the first input, or None if the primitive is not one of `kinds`.
     """
     value = seen_through(value)
     return value.step.inputs[0] if value.step.kind in kinds else None
 
 
 def unbroadcast(value: Value) -> tuple[Value, Axes]:
-    """Follows broadcasts and transpositions to their source.
+    """Undoes broadcasts and transpositions.
 
     Adding and removing axes of length one counts as a broadcast.
 
-    **Returns:** the source, and for each of its axes the corresponding axis of `value`.
+    **Returns:** the value before these operations. For each of its axes, also the corresponding
+    axis of `value`, or -1 if there is none.
     """
     axes = all_axes(value)
     while True:
@@ -271,9 +289,10 @@ def unbroadcast(value: Value) -> tuple[Value, Axes]:
 
 
 def _kept_axes(value: Value) -> list[int | None] | None:
-    """For each axis before a reshape, the axis that it becomes, or None for length one.
+    """For each axis before a reshape, the corresponding axis after it.
 
-    None if the reshape does more than add or remove axes of length one.
+    An axis of length one has None. Returns None instead of a list if the reshape does more than add
+    or remove axes of length one.
     """
     before, after = value.step.inputs[0].shape, value.shape
     long = [i for i, size in enumerate(after) if size != 1]
@@ -288,10 +307,10 @@ def all_axes(value: Value) -> Axes:
 
 
 def broadcast(array: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array:
-    """The inverse of `unbroadcast`: places the axes of `array` at `axes` of `shape`."""
+    """The inverse of `unbroadcast`: axis `i` of `array` becomes axis `axes[i]` of `shape`."""
     if axes == tuple(range(len(shape))) and array.shape == shape:
         return array
-    # Axes of length one may have no corresponding axis.
+    # Axes of length one are dropped here if they have no corresponding axis.
     kept = [i for i, axis in enumerate(axes) if axis >= 0 and array.shape[i] == shape[axis]]
     order = sorted(kept, key=lambda i: axes[i])
     array = jax.lax.squeeze(array, [i for i in range(array.ndim) if i not in kept])
@@ -300,7 +319,7 @@ def broadcast(array: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array
 
 
 def once(function: Callable[[Value], Found]) -> Callable[[Value], Found]:
-    """Caches the results of a function on each value, which formulas may share."""
+    """Caches the results of a function in each value, because formulas may share values."""
 
     @functools.wraps(function)
     def remembered(value: Value) -> Found:
@@ -319,7 +338,7 @@ def constant_of(value: Value) -> float | None:
 
     - `value`: a value of the program. Calls, broadcasts and arithmetic on constants are evaluated.
 
-    **Returns:** the number, or None if elements differ or depend on an input.
+    **Returns:** the number, or None if the elements differ or depend on an input.
     """
     value, _ = unbroadcast(value)
     if value.constant is not None:
@@ -376,8 +395,8 @@ ARITHMETIC = {
 class Part:
     """A factor `value ** number` of a product, or a term `number * value` of a sum.
 
-    - `axes`: for each axis of `value`, the corresponding axis of the product or sum; -1 for an axis
-      of length one without one.
+    - `axes`: for each axis of `value`, the corresponding axis of the product or sum. An axis of
+      length one may have no corresponding axis; then the entry is -1.
     """
 
     number: float
@@ -397,7 +416,10 @@ class Parts:
 
 
 MAX_PARTS = 100
-"""Larger products and sums are not expanded: doubling x by x + x forty times gives 2⁴⁰ terms."""
+"""Products and sums with more parts are not expanded.
+
+Expanding may take exponential time: if `x = x + x` is repeated forty times, the sum has 2⁴⁰ terms.
+"""
 
 
 @once
@@ -406,20 +428,23 @@ def factors_of(value: Value) -> Parts:
 
     **Arguments:**
 
-    - `value`: a value of the program. Calls and broadcasts are looked through.
+    - `value`: a value of the program. The function looks through calls and broadcasts.
 
-    **Returns:** the constant and the factors, each once. A value that is not a product is its own
-    only factor.
+    **Returns:** the constant and the factors. Equal factors are merged. If the value is not a
+    product, the value itself is the only factor.
     """
     return _collected(value, 1.0, _open_factor)
 
 
 Pending = tuple[Value, float, Axes]
-"""A value to expand, its power or coefficient, and its `Axes` in the whole."""
+"""A value to expand, its power or coefficient, and its `Axes` in the whole product or sum."""
 
 
 def _collected(whole: Value, neutral: float, opened: Callable[..., Any]) -> Parts:
-    """The parts of a product or sum, which `opened` expands by one operation at a time."""
+    """Expands a product or sum to its parts.
+
+    `opened` expands one operation. `neutral` is the constant of a product or sum without parts.
+    """
     constant, parts, num_seen = neutral, [], 0
     rest: list[Pending] = [(whole, 1.0, all_axes(whole))]
     while rest:
@@ -438,7 +463,7 @@ def _collected(whole: Value, neutral: float, opened: Callable[..., Any]) -> Part
 
 
 Opened = tuple[float, Sequence[Pending], Sequence[Part]]
-"""The constant so far, values to expand further, and final parts."""
+"""The constant so far, values that are still to be expanded, and parts that are final."""
 
 
 def _open_factor(constant: float, value: Value, power: float, axes: Axes) -> Opened | None:
@@ -446,7 +471,7 @@ def _open_factor(constant: float, value: Value, power: float, axes: Axes) -> Ope
     if (number := constant_of(value)) is not None and (number > 0 or is_whole):
         try:
             constant *= number**power
-        except ArithmeticError:  # It overflows.
+        except ArithmeticError:  # The power overflows.
             return None
         return (constant, (), ()) if constant else None
     if kind == "mul":
@@ -459,7 +484,7 @@ def _open_factor(constant: float, value: Value, power: float, axes: Axes) -> Ope
         return constant, [(inputs[0], own * power, axes)], ()
     if kind in ("sqrt", "rsqrt", "pow") and (found := _root_of(value)) is not None:
         factor, part = found
-        # Otherwise (√x)², which is NaN for x < 0, would become x.
+        # Do not expand (√x)² to x, because (√x)² is NaN for x < 0.
         if _is_whole(part.number) or not _is_whole(power * part.number):
             own = dataclasses.replace(part, number=power * part.number)
             return constant * factor**power, (), placed((own,), axes)
@@ -467,7 +492,10 @@ def _open_factor(constant: float, value: Value, power: float, axes: Axes) -> Ope
 
 
 def _root_of(value: Value) -> tuple[float, Part] | None:
-    """A power of one factor as a number times a power; None for (x²) ** 0.5, which is |x|."""
+    """Rewrites a root or power, such as (4 x) ** 0.5, as a number times a power of one factor.
+
+    Returns None if that is not possible, for example because (x²) ** 0.5 is |x| and not x.
+    """
     kind, inputs = value.step.kind, value.step.inputs
     power = {"sqrt": 0.5, "rsqrt": -0.5}.get(kind) or constant_of(inputs[-1])
     inner = factors_of(inputs[0])
@@ -475,7 +503,7 @@ def _root_of(value: Value) -> tuple[float, Part] | None:
         return None
     (part,) = inner.parts
     if not _is_whole(power) and (part.number % 2 == 0 or _is_whole(power * part.number)):
-        return None  # It is |x|, or NaN where x is negative.
+        return None  # The result is |x|, or is NaN where x is negative.
     return inner.constant**power, dataclasses.replace(part, number=power * part.number)
 
 
@@ -489,10 +517,10 @@ def terms_of(value: Value) -> Parts:
 
     **Arguments:**
 
-    - `value`: a value of the program. Calls and broadcasts are looked through.
+    - `value`: a value of the program. The function looks through calls and broadcasts.
 
-    **Returns:** the constant and the terms, each once. A value that is not a sum is its own only
-    term.
+    **Returns:** the constant and the terms. Equal terms are merged. If the value is not a sum, the
+    value itself is the only term.
     """
     return _collected(value, 0.0, _open_term)
 
@@ -517,7 +545,10 @@ def _open_term(constant: float, value: Value, sign: float, axes: Axes) -> Opened
 
 
 def placed(parts: Iterable[Part], axes: Axes) -> tuple[Part, ...]:
-    """Moves parts of a value to a result in which the value's axes are `axes`."""
+    """Converts the axes of the parts of a value to axes of a larger expression.
+
+    `axes` are the `Axes` of the value in the larger expression.
+    """
     return tuple(
         dataclasses.replace(part, axes=tuple(axes[i] if i >= 0 else -1 for i in part.axes))
         for part in parts
@@ -525,7 +556,7 @@ def placed(parts: Iterable[Part], axes: Axes) -> tuple[Part, ...]:
 
 
 def merged(parts: Sequence[Part]) -> Iterator[Part]:
-    """Adds up the numbers of equal values, and drops parts whose number is zero."""
+    """Merges parts with equal values by adding their numbers. Drops parts whose number is zero."""
     if len(parts) == 1:
         return (part for part in parts if part.number)
     found = {}
@@ -537,7 +568,11 @@ def merged(parts: Sequence[Part]) -> Iterator[Part]:
 
 
 def key_of(value: Value, depth: int = 5) -> Any:
-    """A hashable key, equal for values that the same operations compute from the same values."""
+    """A hashable key of a value.
+
+    Two values have equal keys if the same operations compute them from the same values. Operations
+    more than `depth` steps back are not compared.
+    """
     value = seen_through(value)
     step = value.step
     is_wide = len(step.inputs) > 8
@@ -554,18 +589,22 @@ def _leaf_key(value: Value) -> Any:
 
 
 def is_same(first: Value, second: Value) -> bool:
-    """Whether the same operations compute both values from the same inputs.
+    """Returns True if the same operations compute both values from the same inputs.
+
+    For example, two separate calls `exp(x)` give the same value.
 
     **Arguments:**
 
-    - `first`, `second`: values of the program. Calls and copies are looked through, and `exp(x)`
-      written twice is the same.
+    - `first`, `second`: values of the program. The function looks through calls and copies.
     """
     return key_of(first) == key_of(second)
 
 
 class CalledFunction(NamedTuple):
-    """The Python function that a call was traced from; unknown for loops and branches."""
+    """The Python function that was traced to make the called program.
+
+    The name is empty for loops and branches.
+    """
 
     name: str
     is_of_jax: bool

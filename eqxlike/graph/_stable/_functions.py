@@ -1,4 +1,4 @@
-"""Recognises exponentials, squares and bounds in expressions, and builds rewrites from them."""
+"""Recognises exponentials, squares and bounded values, and builds rewrites from them."""
 
 import dataclasses
 import functools
@@ -30,11 +30,11 @@ from ._replacements import finite, scaled
 from ._rewrite import Rewrite
 
 GUARDS = ("select_n", "max", "min", "clamp")
-"""Operations that keep a number in the range where a function is safe."""
+"""Operations that can limit a number to a range in which a function is accurate."""
 
 
 def square_root_of(value: Value) -> Value | None:
-    """`x` if `value` is x², otherwise None."""
+    """Returns `x` if `value` is x², otherwise None."""
     step = value.step
     if step.kind == "square" or (step.kind == "integer_pow" and step.params["y"] == 2):
         return step.inputs[0]
@@ -44,7 +44,7 @@ def square_root_of(value: Value) -> Value | None:
 
 
 def summed_squares_of(total: Value) -> Value | None:
-    """`x` if `total` is sum(x²), otherwise None."""
+    """Returns `x` if `total` is sum(x²), otherwise None."""
     if (squares := argument_of(total, "reduce_sum")) is not None:
         return square_root_of(seen_through(squares))
     step = seen_through(total).step
@@ -53,7 +53,7 @@ def summed_squares_of(total: Value) -> Value | None:
 
 
 def applied(function: Callable[..., Any], *inputs: Value | Rewrite) -> Rewrite:
-    """A rewrite that calls `function` on values and on the results of other rewrites."""
+    """A rewrite that calls `function` with the arrays of values and the results of rewrites."""
     counts = [1 if isinstance(each, Value) else len(each.operands) for each in inputs]
 
     def build(*arrays: Array) -> Any:
@@ -69,12 +69,12 @@ def applied(function: Callable[..., Any], *inputs: Value | Rewrite) -> Rewrite:
 
 
 def lifted(part: Part, shape: tuple[int, ...]) -> Rewrite:
-    """Computes the value of a part, broadcast to `shape`."""
+    """A rewrite that broadcasts the value of a part to `shape`."""
     return applied(lambda x: broadcast(x, part.axes, shape), part.value)
 
 
 def product_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
-    """Computes a product of powers; None without parts."""
+    """A rewrite that computes the product of factors. Without factors its result is None."""
 
     def product(*arrays: Array) -> Array | None:
         powers = map(power_of, arrays, (part.number for part in parts))
@@ -84,7 +84,7 @@ def product_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
 
 
 def sum_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
-    """Computes a sum of terms; None without parts."""
+    """A rewrite that computes the sum of terms. Without terms its result is None."""
 
     def total(*arrays: Array) -> Array | None:
         terms = map(scaled, (part.number for part in parts), arrays)
@@ -94,7 +94,7 @@ def sum_of(parts: Sequence[Part], shape: tuple[int, ...]) -> Rewrite:
 
 
 def rewritten(found: Found, function: Callable[..., Any], shape: tuple[int, ...]) -> Rewrite:
-    """Computes `factor * function(*holes)` for the holes that a pattern found."""
+    """A rewrite that computes `factor * function(*holes)` for the holes of a match."""
     holes = (sum_of((hole,), shape) for hole in found.holes)
     return applied(lambda *holes: scaled(found.factor, function(*holes)), *holes)
 
@@ -120,9 +120,10 @@ def power_of(x: Array, number: float) -> Array:
 class Exponential:
     """The product `number * weights * exp(exponents)`.
 
-    - `exponents`: terms of the exponent; empty for zero.
+    - `exponents`: terms of the exponent. If there are none, the exponent is zero.
     - `weights`: factors of any sign.
-    - `masks`: conditions, each with the value for which the product is not zero.
+    - `masks`: pairs of a Boolean condition and a value, True or False. The product is zero wherever
+      a condition does not have its value.
     """
 
     number: float
@@ -132,7 +133,7 @@ class Exponential:
 
     @property
     def may_underflow(self) -> bool:
-        """Whether it is an exponential whose exponent is not shifted by a maximum."""
+        """Returns True if there is an exponent, and no maximum is subtracted from it."""
         return bool(self.exponents) and not any(shifted_by_maximum(x.value) for x in self.exponents)
 
     @property
@@ -141,7 +142,10 @@ class Exponential:
         return self.may_underflow and not is_bounded
 
     def split(self, shape: tuple[int, ...]) -> Rewrite:
-        """Computes the exponent (None for zero) and the weight (None for one)."""
+        """A rewrite that computes the exponent and the weight.
+
+        The exponent is None if it is zero, and the weight is None if it is one.
+        """
 
         def masked(y: Array, w: Array | None, *conditions: Array) -> tuple[Array, Array | None]:
             for condition, (_, is_kept) in zip(conditions, self.masks, strict=True):
@@ -157,10 +161,13 @@ class Exponential:
 
 @dataclasses.dataclass(frozen=True)
 class SumOfExponentials:
-    """`number * sum(term, reduced)` as a term of another sum: the exponential of its logarithm.
+    """A sum `number * sum(term, reduced)` that is itself a term of an outer sum.
+
+    It is treated as one exponential, whose exponent is the logarithm of the inner sum.
 
     - `inner`: shape of `term`.
-    - `axes`: `Axes` of the reduced sum in the outer sum.
+    - `reduced`: the axes that are summed.
+    - `axes`: `Axes` of the inner sum in the outer sum.
     """
 
     number: float
@@ -175,7 +182,8 @@ class SumOfExponentials:
         def log_of_sum(split: tuple[Array, None]) -> tuple[Array, None]:
             large, terms = shifted_along(*split, self.reduced)
             total = jnp.sum(terms, axis=self.reduced)
-            is_zero = total == 0  # All exponents are -inf: avoid NaN in the gradient.
+            # If all exponents are -inf, the total is zero. Avoid NaN in the gradient.
+            is_zero = total == 0
             small = jnp.where(is_zero, -jnp.inf, jnp.log(jnp.where(is_zero, 1, total)))
             log = lax.squeeze(large, self.reduced) + small + math.log(self.term.number)
             return broadcast(log, self.axes, shape), None
@@ -184,7 +192,7 @@ class SumOfExponentials:
 
 
 def exponential_of(product: Parts) -> Exponential:
-    """Collects the factors exp(y), weights and masks of a product."""
+    """Sorts the factors of a product into exponentials exp(y), weights and masks."""
     constant, exponents, weights, masks = product.constant, [], [], []
     weights_of_masks = []
     rest = list(product.parts[::-1])
@@ -209,7 +217,7 @@ def exponential_of(product: Parts) -> Exponential:
 
 
 def _condition_of(value: Value) -> Part | None:
-    """The condition if `value` is a Boolean cast to a number."""
+    """Returns the condition if `value` is a Boolean array cast to numbers, otherwise None."""
     condition = argument_of(value, "convert_element_type")
     if condition is None or condition.dtype != bool:
         return None
@@ -219,7 +227,8 @@ def _condition_of(value: Value) -> Part | None:
 def _masked_exponential(value: Value) -> tuple[Parts, Part, bool] | None:
     """Matches where(mask, exp(y), 0) or where(mask, 0, exp(y)).
 
-    **Returns:** the product with exp(y), the mask, and the value of the mask that selects it.
+    **Returns:** the product that contains exp(y), the mask, and the value of the mask, True or
+    False, for which the product is selected.
     """
     step = seen_through(value).step
     if step.kind != "select_n" or step.inputs[0].dtype != bool:
@@ -236,7 +245,10 @@ def _masked_exponential(value: Value) -> tuple[Parts, Part, bool] | None:
 
 
 def exponent_of(value: Value) -> tuple[Value, float] | None:
-    """`(y, scale)` if `value` is `exp(scale * y)`, for any base."""
+    """Returns `(y, scale)` if `value` is `exp(scale * y)`, otherwise None.
+
+    Powers of any constant base are matched.
+    """
     if (y := argument_of(value, "exp")) is not None:
         return y, 1.0
     if (y := argument_of(value, "exp2")) is not None:
@@ -273,7 +285,10 @@ def _sum_in(product: Parts) -> SumOfExponentials | None:
 
 
 def shifted(ys: Sequence[Array], ws: Sequence[Array | float | None]) -> tuple[Array, list[Array]]:
-    """The logarithm of the largest |w| exp(y), and each `w * exp(y - largest)`."""
+    """Divides terms w exp(y) by the largest |w| exp(y), without overflow.
+
+    **Returns:** the logarithm of the largest |w| exp(y), and for each term the quotient.
+    """
     sizes = [_log_size(y, w) for y, w in zip(ys, ws, strict=True)]
     large = finite(lax.stop_gradient(functools.reduce(jnp.maximum, sizes)))
     return large, [weighted_exp(y - large, w) for y, w in zip(ys, ws, strict=True)]
@@ -282,7 +297,7 @@ def shifted(ys: Sequence[Array], ws: Sequence[Array | float | None]) -> tuple[Ar
 def shifted_terms(
     terms: Sequence[Exponential | SumOfExponentials], shape: tuple[int, ...]
 ) -> Rewrite:
-    """Computes `shifted` for terms, at least one of which has an exponent."""
+    """A rewrite that computes `shifted` for terms. At least one term must have an exponent."""
 
     def shift(*pairs: tuple[Array | None, Array | None]) -> tuple[Array, list[Array]]:
         zero = jnp.zeros_like(next(y for y, _ in pairs if y is not None))
@@ -296,16 +311,21 @@ def shifted_terms(
 
 
 def shifted_along(y: Array, w: Array | None, axes: Sequence[int]) -> tuple[Array, Array]:
-    """`shifted` along axes of one array, which are kept with length one."""
+    """Computes `shifted` for the terms along `axes` of one array.
+
+    The returned logarithm keeps these axes with length one.
+    """
     large = largest_along(y, w, axes)
     return large, weighted_exp(y - large, w)
 
 
 def shifted_in_quotient(y: Array, w: Array | None, axes: Sequence[int]) -> Array:
-    """Subtracts the largest exponent, for a quotient whose value no shift changes.
+    """Subtracts the largest exponent from all exponents of a quotient, such as a softmax.
 
-    Without weights, the largest exponent is differentiated, so that the largest term is constant.
-    Where a softmax rounds to one, its gradient is then a sum over the other terms, not `1 - p`.
+    The subtraction does not change the value of the quotient. Without weights, the gradient flows
+    through the subtracted maximum too, so the largest term is the constant one. Then the gradient
+    of a softmax that rounds to one is a sum over the other terms, and does not contain `1 - p`,
+    which would round to zero.
     """
     if w is not None:
         return y - largest_along(y, w, axes)
@@ -326,18 +346,19 @@ def _log_size(y: Array, w: Array | float | None) -> Array:
 def weighted_exp(y: Array, w: Array | float | None) -> Array:
     if not isinstance(w, Array):
         return jnp.exp(y) if w is None else w * jnp.exp(y)
-    # With a large weight, the product may be nonzero where the exponential alone underflows.
+    # If the exponential alone underflows, its product with a large weight may still be nonzero. So
+    # multiply the weight by the root of the exponential twice.
     root = jnp.exp(finite_where_zero(y, w) / 2)
     return (w * root) * root
 
 
 def finite_where_zero(y: Array, w: Array) -> Array:
-    """Limits exponents where the weight is zero, so that no derivative is NaN."""
+    """Limits the exponent `y` where the weight `w` is zero, so that no derivative is NaN."""
     return jnp.where(w == 0, jnp.minimum(y, math.log(float(jnp.finfo(y.dtype).max)) / 2), y)
 
 
 def shifted_by_maximum(y: Value) -> bool:
-    """Whether `y` has a term subtracted that is its maximum, along axes or with other values."""
+    """Returns True if a maximum is subtracted in `y`, as in `x - max(x)` or `x - maximum(x, z)`."""
     terms = terms_of(y).parts
     for part in terms:
         if part.number < 0 and _is_maximum(part.value):
@@ -366,7 +387,7 @@ def _is_maximum(value: Value, depth: int = 4) -> bool:
 
 
 def is_at_most_zero(y: Value) -> bool:
-    """Whether `y` is never positive, such as -|x| - x², so that exp(y) cannot overflow."""
+    """Returns True if `y` is never positive, such as -|x| - x². Then exp(y) cannot overflow."""
     total = terms_of(y)
     sizes = ("abs", "square", "exp", "sqrt", "reduce_max")
     return total.constant <= 0 and all(
@@ -381,7 +402,10 @@ def _is_size(value: Value, kinds: tuple[str, ...]) -> bool:
 
 
 def is_positive(y: Value) -> bool:
-    """Whether `y` is a positive constant plus terms that are never negative, such as 1 + exp(x)."""
+    """Returns True if `y` is a positive constant plus terms that are never negative.
+
+    An example is 1 + exp(x).
+    """
     total = terms_of(y)
     sizes = ("abs", "square", "exp", "cosh", "logistic", "sqrt")
     return total.constant > 0 and all(

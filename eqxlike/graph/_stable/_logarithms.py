@@ -1,9 +1,9 @@
 """Rules for logarithms of expressions that overflow, underflow or cancel.
 
-The logarithm of a product is computed as a sum of logarithms. Each logarithm is a sum of two
-arrays, `large` and `small`, where `small` holds the low digits. All large parts are added first, so
-that equal ones cancel exactly, as in the logarithm of a softmax. If a value may be negative, its
-logarithm is log|x| with a third array, the sign of x.
+The logarithm of a product is computed as a sum of logarithms. Each logarithm is represented by two
+arrays, `large` and `small`, whose sum is the logarithm; `small` holds the low digits. All large
+parts are added first, so that equal large parts cancel exactly, as in the logarithm of a softmax.
+If a value x may be negative, the two arrays represent log|x|, and a third array is the sign of x.
 """
 
 import dataclasses
@@ -56,12 +56,12 @@ from ._rewrite import Rewrite
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """The logarithm of a value.
+    """The stable logarithm of a value x.
 
     - `parts`: computes the large and the small part of log|x|, and the sign of x. The sign may be
       omitted if `is_positive`.
-    - `is_positive`: whether the value is never negative.
-    - `is_near_one`: whether it is more accurate than `log` only near one.
+    - `is_positive`: whether x is never negative.
+    - `is_near_one`: whether this logarithm is more accurate than `log` only for x near one.
     """
 
     parts: Rewrite
@@ -79,7 +79,7 @@ def log_rule(step: Step) -> Rewrite | None:
         log = log_of_sum(dataclasses.replace(total, constant=total.constant + 1), x.shape)
     elif (log := _log_of_product(x)) is None:
         return Rewrite() if _is_product_of_matrices(x) else None
-    # Newer JAX has a primitive `log2`.
+    # Newer versions of JAX have a primitive `log2`.
     scale = 1 / math.log(2) if step.kind == "log2" else 1
     return log and applied(lambda parts: scaled(scale, _whole(*parts)), log.parts)
 
@@ -90,21 +90,24 @@ def _whole(large: Array, small: Array, *sign: Array) -> Array:
 
 
 def _is_product_of_matrices(value: Value) -> bool:
-    """Whether a value is matrix @ exp(y), where each element needs another shift."""
+    """Returns True if a value is matrix @ exp(y).
+
+    It has no stable logarithm here, because each element would need its own shift of y.
+    """
     step = unbroadcast(value)[0].step
     inputs = step.inputs if step.kind == "dot_general" else ()
     return any(exponential_of(factors_of(each)).may_underflow for each in inputs)
 
 
 def _is_guarded(total: Parts) -> bool:
-    """Whether `where`, `max`, `min` or `clamp` limits all exponents."""
+    """Returns True if each term is exp(y), where `where`, `max`, `min` or `clamp` computes y."""
     arguments = [argument_of(part.value, "exp") for part in total.parts]
     return all(y is not None and seen_through(y).step.kind in GUARDS for y in arguments)
 
 
 def _log_of_product(value: Value) -> Log | None:
     product, shape = factors_of(value), value.shape
-    # For these functions, the logarithms of the factors would cancel.
+    # These functions have logarithms of their own. The logarithms of their factors would cancel.
     if sigmoid_of(value) or erfc_of(value) or match(lax.cosh, value):
         return log_of(value)
     if not 0 < product.constant < math.inf:
@@ -129,7 +132,7 @@ def _log_of_product(value: Value) -> Log | None:
         for (log, part), parts in zip(factors, logs, strict=True):
             large, small, *sign = (broadcast(each, part.axes, shape) for each in parts)
             if part.number % 2 and not log.is_positive:
-                # A root of a negative number is NaN; an odd power keeps the sign.
+                # A root of a negative number is NaN. An odd power has the sign of its base.
                 is_root = part.number != int(part.number)
                 small = jnp.where(sign[0] < 0, jnp.nan, small) if is_root else small
                 signs += sign
@@ -174,7 +177,7 @@ LOGARITHMS: tuple[tuple[Formula, Callable[..., Sequence[Array]], bool], ...] = (
     (lambda y, z: lax.exp(y) - lax.exp(z), _of_exponentials, False),
     (lambda y, z: lax.logistic(y) - lax.logistic(z), _of_sigmoids, False),
 )
-"""Rows of a formula, its logarithm, and whether the formula is never negative."""
+"""Each row has a formula, its logarithm, and True if the formula is never negative."""
 
 
 def _log_by_table(value: Value | Parts, shape: tuple[int, ...]) -> Log | None:
@@ -205,7 +208,7 @@ EXTREMES = ("reduce_max", "reduce_min")
 
 @once
 def log_of(value: Value) -> Log | None:
-    """The logarithm of a value, if it can be computed without computing the value."""
+    """The logarithm of a value if it can be computed without computing the value, else None."""
     value = seen_through(value)
     step, kind = value.step, value.step.kind
     if not jnp.issubdtype(value.dtype, jnp.floating):
@@ -237,7 +240,7 @@ def log_of(value: Value) -> Log | None:
         return None
     if kind == "abs":
         if not log.is_positive and argument_of(step.inputs[0], *EXTREMES) is not None:
-            return None  # Logarithms of `EXTREMES` have no sign.
+            return None  # The logarithm of a maximum or minimum has lost the sign.
         return Log(applied(lambda parts: parts[:2], log.parts))
     if kind == "cumsum" and log.is_positive:
         params = {"axis": step.params["axis"], "reverse": step.params["reverse"]}
@@ -247,13 +250,13 @@ def log_of(value: Value) -> Log | None:
 
 
 def _log_of_picks(step: Step, log: Log) -> Log | None:
-    """The logarithm of selected elements: selects elements of the logarithm."""
+    """The logarithm of the elements that `step` selects, computed by selecting logarithms."""
     fill = step.params.get("fill_value")
-    if fill is not None and fill == fill:  # Not NaN.
+    if fill is not None and fill == fill:  # The fill value is not NaN.
         return None
 
     def picked(parts: Sequence[Array], *indices: Array) -> list[Array]:
-        if step.kind in EXTREMES:  # The maximum of the sum of the parts.
+        if step.kind in EXTREMES:  # Compare the sums of the parts, not the parts.
             parts = digits(whole := _whole(*parts), jnp.ones_like(whole))
         parts = [jnp.broadcast_to(part, step.inputs[0].shape) for part in parts]
         # `stop_gradient` of a Python number returns a Python number.
@@ -268,7 +271,8 @@ def _log_of_choice(step: Step) -> Log | None:
     condition, *branches = step.inputs
     if condition.dtype != bool or condition.shape != step.output.shape:
         return None
-    # The derivatives of other logarithms may be infinite where the branch is not chosen.
+    # The logarithm of a value that may be negative may have an infinite derivative where the branch
+    # is not chosen, so use the plain logarithm for it.
     logs = [log if (log := log_of(each)) and log.is_positive else None for each in branches]
     if not any(logs):
         return None
@@ -288,20 +292,22 @@ def _log_of_choice(step: Step) -> Log | None:
 
 
 def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
-    """The logarithm of a sum such as 1 - exp(y), 1 - tanh² y or n w exp(y) + m exp(z)."""
+    """The stable logarithm of a sum, or None. It handles sums such as 1 - exp(y), 1 - tanh² y and
+    n w exp(y) + m exp(z).
+    """
     if (log := _log_by_table(total, shape)) is not None:
         return log
     return _log_of_exponentials(total, shape)
 
 
 def is_probability(value: Value) -> bool:
-    """Whether one minus the value has a stable logarithm."""
+    """Returns True if one minus the value has a stable logarithm, as for a sigmoid or a cdf."""
     complement = Parts(1.0, (Part(-1.0, value, all_axes(value)),))
     return erfc_of(value) is not None or _log_by_table(complement, value.shape) is not None
 
 
 def _log_near_one(value: Value) -> Log | None:
-    """The logarithm of 1 + x or 1 - x."""
+    """The logarithm of 1 + x or 1 - x, computed with log1p."""
     step = value.step
     numbers = [constant_of(each) for each in step.inputs]
     if numbers[0] == 1:
@@ -314,7 +320,7 @@ def _log_near_one(value: Value) -> Log | None:
 
     def near_one(x: Array) -> tuple[Array, ...]:
         x = scaled(one, x)
-        size = jnp.where(x < -1, -2 - x, x)  # |1 + x| - 1
+        size = jnp.where(x < -1, -2 - x, x)  # This is |1 + x| - 1.
         return digits(stable.log1p(size), jnp.sign(1 + x))
 
     log = Log(applied(near_one, lifted(part, value.shape)), is_positive=False, is_near_one=True)
@@ -322,7 +328,7 @@ def _log_near_one(value: Value) -> Log | None:
 
 
 def _is_integer(value: Value) -> bool:
-    """Whether a value is made of integers by sums and products, such as a count or an index."""
+    """Returns True if a value is computed from integers by sums and products, as a count is."""
     step = seen_through(value).step
     if step.kind == "convert_element_type":
         return jnp.issubdtype(step.inputs[0].dtype, jnp.integer)
@@ -354,7 +360,7 @@ def _log_of_exponentials(total: Parts, shape: tuple[int, ...]) -> Log | None:
         others = _sum(parts[:-1])
         small, sign = log_size(others + parts[-1])
         if total.constant == 1:
-            # The last term is the constant one: use log1p.
+            # The last term is the constant one, so use log1p of the other terms.
             near = jnp.where(large == 0, others, 0)
             near = stable.log1p(jnp.where(near < -1, -2 - near, near))
             small = jnp.where(large == 0, near, small)
@@ -390,7 +396,7 @@ def _is_shifted(part: Part) -> bool:
 
 
 def _log_of_reduced_sum(step: Step) -> Log | None:
-    """The logarithm of sum(w exp(y))."""
+    """The logarithm of sum(w exp(y)), or None if the sum has another form."""
     (x,), axes = step.inputs, step.params["axes"]
     term = exponential_of(factors_of(x))
     if not term.exponents or not term.number > 0 or not (term.may_underflow or term.weights):
@@ -405,7 +411,7 @@ def _log_of_reduced_sum(step: Step) -> Log | None:
 
 
 def _log_of_dot(step: Step) -> Log | None:
-    """The logarithm of w @ exp(y), where w is a vector, or a batch of vectors."""
+    """The logarithm of w @ exp(y), where w is a vector or a batch of vectors."""
     for place in (0, 1):
         (contracted, batch), (other_contracted, other_batch) = (
             [each[i] for each in step.params["dimension_numbers"]] for i in (place, 1 - place)
@@ -419,7 +425,7 @@ def _log_of_dot(step: Step) -> Log | None:
         return None
     free = [i for i in range(len(x.shape)) if i not in contracted and i not in batch]
     order = [sorted((*batch, *free)).index(axis) for axis in (*batch, *free)]
-    # For each axis of the weights, the axis of the exponentials.
+    # `axes` maps each axis of the weights to the corresponding axis of the exponentials.
     axes = dict(zip(own, (*batch, *contracted), strict=True))
     places = tuple(axes[i] for i in range(len(weights.shape)))
 

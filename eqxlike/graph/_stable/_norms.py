@@ -1,4 +1,4 @@
-"""Rules for norms and other formulas without a value or derivative at zero."""
+"""Rules for norms and other formulas whose value or derivative is NaN at zero."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ from ._rewrite import Rewrite
 
 
 def norm_at_zero(step: Step) -> Rewrite | None:
-    """Matches the root of a sum of squares, and gives it the gradient zero at zero."""
+    """Matches the root of a sum of squares. In the rewrite, the gradient at zero is zero."""
     total = _radicand(step)
     if total is None or (constant_of(total) is not None):
         return None
@@ -41,7 +41,7 @@ def norm_at_zero(step: Step) -> Rewrite | None:
 
 
 def _radicand(step: Step) -> Value | None:
-    """The argument of a square root, or None for another power."""
+    """The argument of a square root, or None if `step` is not a square root."""
     is_root = step.kind == "sqrt" or constant_of(step.inputs[-1]) == 0.5
     return seen_through(step.inputs[0]) if is_root else None
 
@@ -72,11 +72,11 @@ def hypotenuse(step: Step) -> Rewrite | None:
 
 
 EPSILON = 1e-3
-"""Constants below this only keep the gradient of a square root finite at zero."""
+"""Smaller constants are assumed only to keep the gradient of a square root finite at zero."""
 
 
 def direction_of_zero(step: Step) -> Rewrite | None:
-    """Rewrites x / |x| and x·y / (|x| |y|) to be zero at zero."""
+    """Rewrites x / |x| and x·y / (|x| |y|), so that they are zero if a norm is zero."""
     product, shape = factors_of(step.output), step.output.shape
     above = [part for part in product.parts if part.number > 0]
     norms, others = [], []
@@ -97,7 +97,7 @@ def direction_of_zero(step: Step) -> Rewrite | None:
 
 
 def _vanishes_with(value: Value, x: Value, depth: int = 4) -> bool:
-    """Whether a value is a product with x, or a sum of such products."""
+    """Returns True if a value is a product of which x is a factor, or a sum of such products."""
     if is_same(value, x):
         return True
     step = seen_through(value).step
@@ -107,7 +107,7 @@ def _vanishes_with(value: Value, x: Value, depth: int = 4) -> bool:
 
 
 def _log_factor(value: Value) -> tuple[Part, Value, list[Part]] | None:
-    """For a product with one logarithm: the logarithm, its argument, and the other factors."""
+    """If one factor of a product is a logarithm: that factor, its argument, the other factors."""
     parts = factors_of(value).parts
     logs = [part for part in parts if argument_of(part.value, "log") is not None]
     if len(logs) != 1 or logs[0].number != 1 or logs[0].axes != all_axes(value):
@@ -117,7 +117,7 @@ def _log_factor(value: Value) -> tuple[Part, Value, list[Part]] | None:
 
 
 def product_with_own_log(step: Step) -> Rewrite | None:
-    """Rewrites x log(x) to be zero at zero."""
+    """Rewrites x log(x), so that it is zero at zero."""
     if (found := _log_factor(step.output)) is None:
         return None
     log, x, others = found
@@ -140,7 +140,7 @@ def product_with_own_log(step: Step) -> Rewrite | None:
 
 
 def quotient_of_itself(step: Step) -> Rewrite | None:
-    """Rewrites x / x to be one at zero."""
+    """Rewrites x / x, so that it is one at zero."""
     x, y = step.inputs
     if constant_of(x) is not None or x.shape != y.shape or not is_same(x, y):
         return None
@@ -148,7 +148,7 @@ def quotient_of_itself(step: Step) -> Rewrite | None:
 
 
 def power_by_logarithm(step: Step) -> Rewrite | None:
-    """Rewrites exp(y log(x)), which loses digits of large powers, as x ** y."""
+    """Rewrites exp(y log(x)) as x ** y, because exp(y log(x)) loses digits if it is large."""
     (product,) = step.inputs
     if (found := _log_factor(product)) is None:
         return None

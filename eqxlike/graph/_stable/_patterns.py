@@ -1,7 +1,9 @@
-"""Patterns: matches a value with a multiple of a formula.
+"""Pattern matching: tests whether a value is a multiple of a formula.
 
-A pattern is a Python function of one or two numbers. It is traced once. Pattern and value are
-compared as sums, products and functions, so the spelling does not matter.
+A formula is a Python function of one or two numbers. It is traced once; the traced value is called
+the pattern, and its inputs are called holes. Matching finds the values that fill the holes. Pattern
+and value are compared as sums, products and functions, so a formula may be written in different
+ways.
 """
 
 import dataclasses
@@ -40,14 +42,17 @@ Binding = tuple[float, Holes]
 
 
 class Found(NamedTuple):
-    """A match: the value is `factor * formula(*holes)`; each hole is a number times a value."""
+    """A match: the value is `factor * formula(*holes)`.
+
+    Each hole is filled with a number times a value of the program.
+    """
 
     factor: float
     holes: tuple[Part, ...]
 
 
 def match(formula: Formula, value: Value | Parts) -> Found | None:
-    """Matches a value, or a sum, with a multiple of a formula."""
+    """Matches a multiple of a formula. The value to match may be given as a sum (`Parts`)."""
     pattern, names = _traced(formula)
     if pattern.step.kind in SPELLINGS:
         return spelled(pattern.step.kind, value)
@@ -137,7 +142,7 @@ def _match_product(pattern: Parts, product: Parts, axes: Axes, holes: Holes) -> 
 
 
 def _bind(pattern: Value, part: Part, holes: Holes) -> Iterator[Binding]:
-    """Binds the hole of a pattern, which is a number times a hole, to the part."""
+    """Fills the hole of a pattern with `part`. The pattern is a number times the hole."""
     (own,) = terms_of(pattern).parts
     part = Part(part.number / own.number, part.value, part.axes)
     if own.value not in holes or _linear(holes[own.value]) == _linear(part):
@@ -166,11 +171,11 @@ SPELLINGS: dict[str, tuple[Formula, ...]] = {
     "cosh": (lambda y: 0.5 * lax.exp(y) + 0.5 * lax.exp(-y),),
     "sinh": (lambda y: 0.5 * lax.exp(y) - 0.5 * lax.exp(-y),),
 }
-"""Formulas for a function, besides calling it."""
+"""For each primitive, other formulas that compute the same function."""
 
 
 def spelled(kind: str, value: Value | Parts) -> Found | None:
-    """Matches a value with a multiple of the function `kind`, in any spelling."""
+    """Matches a multiple of the function `kind`, which may be written as any of its `SPELLINGS`."""
     if isinstance(value, Value):
         value, total = seen_through(value), terms_of(value)
         if not total.constant and len(total.parts) == 1 and total.parts[0].value is not value:
@@ -188,7 +193,10 @@ def spelled(kind: str, value: Value | Parts) -> Found | None:
 
 
 def _cdf_of_jax(value: Value) -> Found | None:
-    """Matches JAX's `norm.cdf`: 1 + erf(y) near zero, erfc(|y|) or 2 - erfc(|y|) elsewhere."""
+    """Matches the `where` in JAX's `norm.cdf`.
+
+    It computes 1 + erf(y) near zero, and erfc(|y|) or 2 - erfc(|y|) elsewhere.
+    """
     near, far = sorted(map(seen_through, value.step.inputs[1:]), key=lambda x: x.step.kind)[:2]
     found = spelled("erfc", near) if near.step.kind == "add" else None
     if found is None or far.step.kind != "select_n":
@@ -201,7 +209,7 @@ def _cdf_of_jax(value: Value) -> Found | None:
 
 @once
 def sigmoid_of(value: Value) -> tuple[Value, float] | None:
-    """`(y, scale)` if `value` is `sigmoid(scale * y)`, in any spelling."""
+    """Returns `(y, scale)` if `value` is `sigmoid(scale * y)` in any spelling, otherwise None."""
     found = spelled("logistic", value)
     if found is None or found.factor != 1 or found.holes[0].axes != all_axes(value):
         return None
@@ -209,9 +217,10 @@ def sigmoid_of(value: Value) -> tuple[Value, float] | None:
 
 
 def erfc_of(value: Value | Parts) -> tuple[Part, float, float] | None:
-    """`(y, rate, factor)` if `value` is `factor * erfc(sqrt(rate) * y)`, in any spelling.
+    """Returns `(y, rate, factor)` if `value` is `factor * erfc(sqrt(rate) * y)` in any spelling.
 
-    The rate is 1/2 for the normal cdf, so that `y` is not multiplied by a rounded sqrt(1/2).
+    Otherwise returns None. For a normal cdf the rate is 1/2. So the rounded number sqrt(1/2) is not
+    used, and `y` keeps its digits.
     """
     found = spelled("erfc", value)
     if found is None or found.factor <= 0:

@@ -46,7 +46,7 @@ from ._replacements import scaled, single
 from ._rewrite import Rewrite
 
 Split = tuple[Any, Any]
-"""Exponent and weight of an `Exponential`; None for zero and one."""
+"""Exponent and weight of an `Exponential`. The exponent zero and the weight one are None."""
 
 
 def quotient_of_exponentials(step: Step) -> Rewrite | None:
@@ -103,7 +103,7 @@ def _multiplied_sigmoid(value: Value, above: Parts, below: Part) -> Rewrite | No
 
 
 def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
-    """Matches w exp(y) / sum(w exp(y)), and subtracts the largest exponent."""
+    """Matches w exp(y) / sum(w exp(y)). The rewrite subtracts the largest exponent."""
     total = _reduced(below.value)
     kept = [axis for axis in range(len(value.shape)) if total and axis not in total.axes]
     if total is None or total.shape != value.shape or [i for i in below.axes if i >= 0] != kept:
@@ -122,9 +122,11 @@ def _softmax(value: Value, above: Parts, below: Part) -> Rewrite | None:
 
 
 class _Reduced(NamedTuple):
-    """A sum of exponentials along axes, without a subtracted maximum.
+    """A sum of exponentials along axes, where no maximum is subtracted from the exponents.
 
+    - `term`: the exponentials that are summed.
     - `shape`: shape of `term`.
+    - `axes`: the axes that are summed.
     """
 
     term: Exponential
@@ -143,7 +145,7 @@ def _reduced(value: Value) -> _Reduced | None:
 
 
 def _alike(term: Exponential) -> tuple[set[Any], set[Any]]:
-    """A key, equal for terms with the same exponents and masks."""
+    """A key of a term. Terms with the same exponents and masks have equal keys."""
     masks = {(key_of(mask.value), mask.axes, is_kept) for mask, is_kept in term.masks}
     return _keys(term.exponents), masks
 
@@ -153,7 +155,10 @@ def _keys(parts: Sequence[Part]) -> set[Any]:
 
 
 def _weighted_mean(value: Value, above: Parts, below: Part) -> Rewrite | None:
-    """Matches sum(v w exp(y)) / sum(w exp(y)), also as a matrix product, as in attention."""
+    """Matches sum(v w exp(y)) / sum(w exp(y)).
+
+    The numerator may also be a matrix product, as in attention.
+    """
     total = _reduced(below.value)
     if total is None:
         return None
@@ -182,7 +187,11 @@ def _weighted_mean(value: Value, above: Parts, below: Part) -> Rewrite | None:
 
 
 def _place_of_terms(part: Part, below: Part, total: _Reduced) -> int | None:
-    """The input of a sum or matrix product that is v w exp(y), summed over the axes of `total`."""
+    """Finds v w exp(y) in the numerator of a weighted mean.
+
+    `part` is a sum or matrix product. Returns the index of its input that is v w exp(y) and is
+    summed over the axes of `total`, or None if there is no such input.
+    """
     step = seen_through(part.value).step
     if part.number != 1 or step.kind not in ("reduce_sum", "dot_general"):
         return None
@@ -202,7 +211,7 @@ def _place_of_terms(part: Part, below: Part, total: _Reduced) -> int | None:
 
 
 def _rows_of_dot(x: Value, other: Value, place: int, contracted: Any, batch: Any) -> list[int]:
-    """For each axis of `x` that is not contracted, the axis of the matrix product."""
+    """For each axis of `x` that is not contracted, the corresponding axis of the matrix product."""
     own, others = contracted[place], contracted[1 - place]
     num_batch, num_free = len(batch[0]), len(other.shape) - len(others) - len(batch[0])
     first_free = num_batch + (num_free if place else 0)
@@ -228,7 +237,7 @@ def _hyperbolic_secant(value: Value, above: Parts, below: Part) -> Rewrite | Non
 
 
 def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None:
-    """Matches a exp(x) / (n exp(y) + m exp(z)) ** k, and subtracts the largest exponent."""
+    """Matches a exp(x) / (n exp(y) + m exp(z)) ** k. The rewrite subtracts the largest exponent."""
     power = -below.number
     top, shape, inner = exponential_of(above), value.shape, below.value.shape
     if (total := _reduced(below.value)) is not None:
@@ -264,7 +273,7 @@ def _shifted_quotient(value: Value, above: Parts, below: Part) -> Rewrite | None
 
 
 QUOTIENTS = (_multiplied_sigmoid, _softmax, _weighted_mean, _hyperbolic_secant, _shifted_quotient)
-"""The first three need a divisor of power one; the last two allow any power."""
+"""Functions that match quotients. The first three match only divisors to the power one."""
 
 AT_ZERO: tuple[tuple[Formula, Formula, int, float], ...] = (
     (lax.expm1, stable.expm1, 1, 1.0),
@@ -280,16 +289,16 @@ AT_ZERO: tuple[tuple[Formula, Formula, int, float], ...] = (
     (lambda y: lax.cosh(y) - 1, lambda y: 2 * jnp.square(jnp.sinh(y / 2)), 2, 0.5),
     (lambda y: lax.exp(y) - 1 - y, stable.excess_of_exp, 2, 0.5),
 )
-"""Rows `(g, f, order, number)` with `g(y) = order * number * f(y)`.
+"""Each row is `(g, f, order, number)` with `g(y) = order * number * f(y)`.
 
-g is zero at zero, and f is close to `y ** order / order` near zero.
+The function g is zero at zero. Near zero, f(y) is close to `y ** order / order`.
 """
 
 
 def quotient_at_zero(step: Step) -> Rewrite | None:
     """Matches f(x) / x, x / f(x) and f(x) / x², where f(0) = 0.
 
-    Near zero, their gradients lose digits by cancellation.
+    The gradients of these quotients lose digits near zero, because their terms cancel.
     """
     product, shape = factors_of(step.output), step.output.shape
     found = (_over_power_of(part, product, shape) for part in product.parts)

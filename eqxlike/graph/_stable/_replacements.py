@@ -11,7 +11,7 @@ from jax import Array, lax
 
 
 def with_slope(slope: Callable[[Array], Array], function: Callable[[Array], Array]):
-    """Replaces the derivative of a function of one array by `slope`."""
+    """Returns `function`, a function of one array, with `slope` as its derivative."""
     stable = jax.custom_jvp(function)
     stable.defjvps(lambda tangent, _, y: tangent * slope(y))
     return stable
@@ -29,7 +29,7 @@ one_minus_tanh_squared = with_slope(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def times_sigmoid(x: Array, y: Array, ratio: float = 1.0) -> Array:
-    """Computes x / (1 + ratio exp(-y)), without underflow if x is large and the sigmoid tiny."""
+    """Computes x / (1 + ratio exp(-y)), without underflow if x is large and the quotient tiny."""
     root = jnp.exp(-jnp.abs(y) / 2)
     below = scaled(ratio, root * root)
     if ratio == 1:
@@ -47,7 +47,10 @@ def _(ratio, primals, tangents):
 
 @functools.partial(with_slope, lambda x: 1 / (1 + x))
 def log1p(x: Array) -> Array:
-    """`lax.log1p` near zero, otherwise log(1 + x): jax 0.10 on CPU loses two digits at -0.4."""
+    """Computes `lax.log1p(x)` near zero, otherwise log(1 + x).
+
+    Elsewhere `lax.log1p` may lose digits: in jax 0.10 on CPU, it loses two digits at -0.4.
+    """
     is_near = jnp.abs(x) < 0.29
     near, far = jnp.where(is_near, x, 0), jnp.where(is_near, 0, x)
     return jnp.where(is_near, lax.log1p(near), jnp.log(1 + far))
@@ -55,7 +58,7 @@ def log1p(x: Array) -> Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def times_sech(x: Array, y: Array, power: float) -> Array:
-    """Computes x / cosh(y) ** power, without overflow of the power of cosh."""
+    """Computes x / cosh(y) ** power. It is accurate even if cosh(y) ** power overflows."""
     root = jnp.exp(-power / 2 * jnp.abs(y))
     return (x * root) * root * (2 / (1 + jnp.exp(-2 * jnp.abs(y)))) ** power
 
@@ -69,7 +72,10 @@ def _(power, primals, tangents):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def logaddexp(x: Array, y: Array, ratio: float = 1.0) -> Array:
-    """Computes log(exp(x) + ratio exp(y)); the derivatives are sigmoids, accurate in both tails."""
+    """Computes log(exp(x) + ratio exp(y)).
+
+    The derivatives are sigmoids. They are accurate in both tails.
+    """
     return jnp.logaddexp(x, y if ratio == 1 else y + math.log(ratio))
 
 
@@ -110,11 +116,11 @@ def _slope_of(function: Function) -> Function:
 
 
 def _smooth_over_power(function: Function, y: Array, order: int) -> Array:
-    """Computes order * f(y) / y ** order; near zero all derivatives keep their digits.
+    """Computes order * f(y) / y ** order. All its derivatives are accurate near zero.
 
-    Near zero it uses the integral form of Taylor's remainder: the integral over t from 0 to 1 of
-    order * (1 - t) ** (order - 1) times the derivative of f, of this order, at t * y. No difference
-    cancels. Gauss-Legendre quadrature computes the integral.
+    Near zero it computes the integral form of Taylor's remainder, so no difference cancels. With
+    n = order, this is the integral over t from 0 to 1 of n (1 - t) ** (n - 1) g(t y), where g is
+    the n-th derivative of f. The integral is computed by Gauss-Legendre quadrature.
     """
     is_near = jnp.abs(y) < 0.75
     near, far = jnp.where(is_near, y, 0), jnp.where(is_near, 1, y)
@@ -138,7 +144,7 @@ def excess_of_exp(y: Array) -> Array:
     near = jnp.where(is_near, y, 0)
     total, num_terms = jnp.zeros_like(y), 20 if y.dtype == jnp.float64 else 12
     for n in range(num_terms, 1, -1):
-        total = (total * near + 1) / n  # Taylor series without the first two terms.
+        total = (total * near + 1) / n  # Taylor series of exp without its first two terms.
     far = jnp.where(is_near, 1, y)
     return jnp.where(is_near, jnp.square(near) * total, lax.expm1(far) - far)
 
@@ -149,7 +155,7 @@ def excess_of_size(t: Array) -> Array:
     u = t - 1
     is_near = jnp.abs(u) < 0.5
     near = jnp.where(is_near, u, 0)
-    # The series of log(1 + u) = 2 artanh(s).
+    # Use the series of log(1 + u) = 2 artanh(s).
     s = near / (2 + near)
     total, num_terms = jnp.zeros_like(t), 17 if t.dtype == jnp.float64 else 8
     for n in range(num_terms, 0, -1):
@@ -182,7 +188,7 @@ def _scaled_erfc(z: Array) -> Array:
 def gaussian(y: Array, rate: float) -> Array:
     """Computes exp(-rate y²) without the rounding error of a large y²."""
     y = jnp.clip(y, -200, 200)
-    head = jnp.round(16 * y) / 16  # At most 12 bits, so that its square is exact.
+    head = jnp.round(16 * y) / 16  # `head` has at most 12 bits, so its square is exact.
     return jnp.exp(-rate * head * head) * jnp.exp(-rate * (y - head) * (y + head))
 
 
@@ -194,7 +200,10 @@ def _(rate, primals, tangents):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def erfc(y: Array, rate: float = 1.0) -> Array:
-    """Computes erfc of sqrt(rate) y; with rate 1/2, twice the upper tail of the normal."""
+    """Computes the complementary error function of sqrt(rate) y.
+
+    With rate 1/2, this is twice the upper tail probability of the standard normal distribution.
+    """
     z = y * math.sqrt(rate)
     is_far = z > 0.25
     far = jnp.where(is_far, z, 1)
@@ -243,14 +252,14 @@ def _log_erfc_and_slope(y: Array, rate: float, number: float) -> tuple[Array, Ar
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def squared_deviations(x: Array, axes: tuple[int, ...]) -> Array:
-    """Computes the sum of (x - mean(x))² along axes."""
+    """Computes the sum of (x - mean(x))² along `axes`."""
     return jnp.sum(jnp.square(x - jnp.mean(x, axis=axes, keepdims=True)), axis=axes)
 
 
 @squared_deviations.defjvp
 def _(axes, primals, tangents):
     (x,), (tangent,) = primals, tangents
-    # The deviations add up to zero, so the derivative of the mean cancels.
+    # The deviations add up to zero, so the derivative of the mean contributes nothing.
     slope = 2 * (x - jnp.mean(x, axis=axes, keepdims=True))
     return squared_deviations(x, axes), jnp.sum(slope * tangent, axis=axes)
 
@@ -268,7 +277,7 @@ def length(roots: list[Array]) -> Array:
         squares = [jnp.square(root.astype(jnp.float32)) for root in roots]
         return safe_sqrt(functools.reduce(jnp.add, squares)).astype(dtype)
     largest = functools.reduce(jnp.maximum, map(jnp.abs, roots))
-    # Scaling by powers of two is exact.
+    # Scale by powers of two, because that is exact.
     half = jnp.finfo(dtype).maxexp // 2
     is_large, is_small = largest > 2.0 ** (half - 4), largest < 2.0 ** (14 - half)
 
@@ -281,22 +290,22 @@ def length(roots: list[Array]) -> Array:
 
 
 def scaled(number: float, array: Array) -> Array:
-    """Multiplies, without an operation if the number is one."""
+    """Multiplies an array by a number. If the number is one, no operation is traced."""
     return array if number == 1 else -array if number == -1 else number * array
 
 
 def single(array: Array) -> Array:
-    """Casts 16-bit arrays to float32."""
+    """Casts an array of a 16-bit dtype to float32, and returns other arrays unchanged."""
     return array.astype(jnp.float32) if array.dtype.itemsize < 4 else array
 
 
 def finite(large: Array) -> Array:
-    """Replaces infinities and NaN by zero, so that subtracting the result gives no NaN."""
+    """Replaces infinities and NaN by zero, because inf - inf would be NaN."""
     return jnp.where(jnp.isfinite(large), large, 0)
 
 
 def digits(small: Array, *sign: Array) -> tuple[Array, ...]:
-    """The parts of a logarithm (see `_logarithms`) whose large part is zero."""
+    """The parts of a logarithm (see `_logarithms`), where the large part is zero."""
     return jnp.zeros_like(small), small, *sign
 
 
@@ -335,10 +344,10 @@ def log_size_of_sinh(y: Array) -> tuple[Array, Array, Array]:
 
 
 def log_size_of_expm1(y: Array) -> tuple[Array, Array, Array]:
-    """Computes the parts of log|exp(y) - 1|, which is zero at log(2), and the sign of y.
+    """Computes the large and small part of log|exp(y) - 1|, and the sign of y.
 
-    Away from zero the small part is log(1 - exp(-|y|)) (Mächler 2012, "Accurately computing
-    log(1 - exp(-|a|))").
+    Away from zero, the small part is log(1 - exp(-|y|)), as in Mächler 2012, "Accurately computing
+    log(1 - exp(-|a|))".
     """
     is_near = (y > -math.log(2)) & (y < 2)
     near, far = jnp.where(is_near, y, 1), jnp.where(is_near, 2, y)
@@ -350,7 +359,8 @@ def log_size_of_det(x: Array) -> tuple[Array, Array, Array]:
     if x.shape[-1] not in (1, 2):
         sign, log = jnp.linalg.slogdet(x)
         return jnp.zeros_like(log), log, sign
-    # JAX multiplies the entries of small matrices, which may overflow: add logarithms instead.
+    # For small matrices, JAX multiplies entries, and the products may overflow. Add logarithms
+    # instead.
     pivot, rest, sign = x[..., 0, 0], jnp.ones_like(x[..., 0, 0]), 1
     if x.shape[-1] == 2:
         (a, b), (c, d) = ((x[..., i, 0], x[..., i, 1]) for i in range(2))

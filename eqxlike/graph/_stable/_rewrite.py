@@ -1,9 +1,10 @@
 """The rewriting engine: matches rules in a traced program, and runs the rewritten program.
 
-A program is a graph of values. A rule inspects the value that an equation computes, through calls
-and broadcasts, and may return a `Rewrite` that computes it from other values. The steps on which
-outputs and effects depend then run in the order of the program. The bodies of loops, branches and
-custom derivatives are rewritten as separate programs.
+A program is a graph of values. A rule inspects the value that an equation computes; it looks
+through calls and broadcasts. The rule may return a `Rewrite`, which computes the value from other
+values. The rewritten program runs only the steps on which outputs and effects depend, in the order
+of the original program. The bodies of loops, branches and custom derivatives are rewritten as
+separate programs.
 """
 
 import contextlib
@@ -20,16 +21,17 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from ._expressions import INPUT, Step, Value, all_steps, called_function, steps_of, wider
 
 SCOPE = "stable"
-"""The `jax.named_scope` of rewritten operations. Rules do not match inside it."""
+"""The `jax.named_scope` of rewritten operations. Rules skip the operations in this scope."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rewrite:
-    """A replacement for a value: `build(*operands)`.
+    """A replacement for a value of a program. The new value is `build(*operands)`.
 
-    - `operands`: values of the program, which `build` receives as arrays.
-    - `build`: computes the replacement; None to only report the formula.
-    - `within`: values inside the matched formula, whose own rewrites become part of this one.
+    - `operands`: values of the program. `build` receives them as arrays.
+    - `build`: function that computes the new value. If None, the formula is only reported.
+    - `within`: values inside the matched formula that `build` computes again. Rewrites of these
+      values are applied when `build` computes them.
     """
 
     operands: tuple[Value, ...] = ()
@@ -51,7 +53,7 @@ class Rewrite:
 
 
 def _widened(arrays: Sequence[Any], output: Value) -> list[Array]:
-    """Casts floating-point arrays to the widest dtype among them and the output."""
+    """Casts floating-point arrays to the widest dtype among these arrays and the output."""
     arrays = [jnp.asarray(each) for each in arrays]
     floats = [each for each in arrays if jnp.issubdtype(each.dtype, jnp.floating)]
     wide = functools.reduce(wider, (each.dtype for each in floats), output.dtype)
@@ -61,7 +63,7 @@ def _widened(arrays: Sequence[Any], output: Value) -> list[Array]:
 
 
 def _like(array: Array, aval: Any) -> Array:
-    """Casts an array to the shape, dtype and weak type of the value that it replaces."""
+    """Converts an array to the shape, dtype and weak type of `aval`, the value that it replaces."""
     if jnp.shape(array) != aval.shape:
         array = jnp.broadcast_to(array, aval.shape)
     if aval.weak_type:
@@ -77,13 +79,13 @@ class Rule:
 
     - `name`: name of the formula in reports.
     - `kinds`: names of the primitives that may compute the formula's result.
-    - `match`: receives the step that computes the result and returns a `Rewrite`, or None if the
-      formula is another one.
-    - `fails`: the inputs for which the formula fails, and how.
+    - `match`: function that takes a step whose primitive is one of `kinds`. It returns a `Rewrite`
+      if the step computes the formula, otherwise None.
+    - `fails`: the inputs for which the formula fails, and how it fails.
     - `instead`: the stable formula to write.
-    - `is_of_jax`: whether to match inside JAX's own functions too.
-    - `is_of_gradient`: whether only the derivative fails. If so, the rule does not apply inside
-      functions with custom derivatives.
+    - `is_of_jax`: whether the rule also applies inside JAX's own functions.
+    - `is_of_gradient`: whether the value is correct and only the derivative fails. If True, the
+      rule does not apply inside functions with custom derivatives.
 
     !!! example
 
@@ -136,7 +138,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Match:
-    """A step matched by a rule."""
+    """A step, the rule that matches it, and the rewrite that the rule returned."""
 
     rule: Rule
     step: Step
@@ -144,9 +146,10 @@ class Match:
 
 
 class StableProgram:
-    """A program with the rules that match in it; a call runs the rewritten program.
+    """A program and the rules that match in it. Calling it runs the rewritten program.
 
-    - `matches`: the matches on which outputs or effects depend, including inner programs.
+    - `matches`: the matches on which outputs or effects depend, including matches in inner
+      programs.
     """
 
     def __init__(self, closed: ClosedJaxpr, rules: Sequence[Rule], scopes: tuple[str, ...] = ()):
@@ -155,11 +158,12 @@ class StableProgram:
         self._steps, self._outputs = steps_of(closed, self._inputs, scopes)
         every = [step for step in all_steps(self._steps) if SCOPE not in step.scopes]
         found = list(_matches_in(every, rules))
-        # For each step: name of the parameter, index in it or None, and the program.
+        # For each step, its inner programs as triples: the name of the parameter that contains the
+        # program, the index in the parameter if it is a tuple (otherwise None), and the program.
         self._inner: Mapping[Step, list[tuple[str, int | None, StableProgram]]] = {
             step: programs for step in every if (programs := list(_inner_programs(step, rules)))
         }
-        # Transparent calls that are inlined, because something inside is rewritten.
+        # Transparent calls that are inlined, because a step inside them is rewritten.
         self._opened = {
             step
             for step in every
@@ -218,7 +222,10 @@ class StableProgram:
     def _values_behind(
         self, steps: Iterable[Step], sources: Callable[[Value], Iterable[Value]]
     ) -> set[Value]:
-        """The values on which the outputs and these steps depend."""
+        """The values on which the outputs of the program and the given steps depend.
+
+        `sources` returns the values that a value is computed from.
+        """
         found: set[Value] = set()
         waiting = [*self._outputs, *(each for step in steps for each in step.inputs)]
         while waiting:
@@ -229,7 +236,7 @@ class StableProgram:
         return found
 
     def _sources(self, value: Value) -> Sequence[Value]:
-        """The values from which the rewritten program computes a value."""
+        """The values from which the rewritten program directly computes a value."""
         if value.rewrite is not None:
             return value.rewrite.operands
         return (_inside(value),) if value.step in self._opened else value.step.inputs
@@ -253,7 +260,7 @@ class StableProgram:
 
 
 def _matches_in(steps: Iterable[Step], rules: Sequence[Rule]) -> Iterator[Match]:
-    """Finds the first rule that matches each step, and records its rewrite on the output."""
+    """Finds the first rule that matches each step. Stores its rewrite in the step's output."""
     for step in steps:
         for rule in rules if _has_float_output(step) else ():
             if step.kind not in rule.kinds or (rewrite := _match(rule, step)) is None:
@@ -277,7 +284,7 @@ def _match(rule: Rule, step: Step) -> Rewrite | None:
 
 @contextlib.contextmanager
 def _noting_rule(rule: Rule, step: Step) -> Iterator[None]:
-    """Adds the name of the rule and the source line to exceptions."""
+    """Context manager that adds the rule's name and the source line to exceptions."""
     try:
         yield
     except Exception as error:
@@ -293,7 +300,10 @@ def _has_float_output(step: Step) -> bool:
 def _inner_programs(
     step: Step, rules: Sequence[Rule]
 ) -> Iterator[tuple[str, int | None, StableProgram]]:
-    """Programs in a step's parameters in which rules match; none for transparent calls."""
+    """The programs in a step's parameters in which rules match.
+
+    Transparent calls have none, because their steps are part of the outer program.
+    """
     if step.inner or step.kind == "shard_map" or called_function(step.eqn).is_of_jax:
         return
     if step.kind.startswith("custom_"):
@@ -309,7 +319,7 @@ def _inner_programs(
 
 
 def _sources_in_calls(value: Value) -> Iterator[Value]:
-    """The values from which a value is computed, including those inside rewritten formulas."""
+    """The values from which a value is computed, including values inside a rewritten formula."""
     if value.rewrite is not None:
         yield from value.rewrite.operands
         yield from value.rewrite.within

@@ -51,11 +51,11 @@ def guarded_probability(step: Step) -> Rewrite | None:
 
 
 GUARD = 1e-2
-"""Constants below this only keep a logarithm finite; larger ones are part of the formula."""
+"""Smaller constants are assumed only to keep a logarithm finite, not to be part of the formula."""
 
 
 def _limited(value: Value) -> Value | None:
-    """`x` if the value is `x` with a small lower limit, such as `jnp.clip(x, 1e-8, 1)`."""
+    """Returns `x` if `value` is `x` with a small lower limit, such as `jnp.clip(x, 1e-8, 1)`."""
     limit = None
     while (step := unbroadcast(value)[0].step).kind in ("max", "min", "clamp"):
         index = 1 if step.kind == "clamp" or constant_of(step.inputs[0]) is not None else 0
@@ -72,7 +72,7 @@ def _has_logarithm(value: Value) -> bool:
 
 
 def low_precision_sum(step: Step) -> Rewrite | None:
-    """Matches a sum of at least 256 terms in 16 bits, by one operation or in a scan."""
+    """Matches a sum of at least 256 terms of a 16-bit dtype, in one operation or in a scan."""
     if step.kind == "scan":
         return Rewrite() if step.params["length"] >= 256 and _adds_to_a_carry(step) else None
     (x,) = step.inputs
@@ -97,7 +97,7 @@ def _adds_to_a_carry(step: Step) -> bool:
 
 
 def overflowing_cast(step: Step) -> Rewrite | None:
-    """Matches a cast to float16 of a value that easily exceeds 65504."""
+    """Matches a cast to float16 of a value that is likely to exceed 65504, float16's maximum."""
     (x,) = step.inputs
     is_wide = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= 4
     if step.output.dtype != jnp.float16 or not is_wide:
@@ -224,6 +224,6 @@ RULES = (
 )
 """The rules of `stabilise` and `unstable`, in order of priority.
 
-For each step of a program, the first rule applies whose `kinds` contain the primitive and whose
-`match` returns a `Rewrite` (see `_rewrite`).
+A rule matches a step of a program if its `kinds` contain the step's primitive and its `match`
+returns a `Rewrite` (see `_rewrite`). If several rules match a step, the first one is used.
 """

@@ -22,15 +22,16 @@ Result = TypeVar("Result")
 def stabilise(
     function: Callable[Params, Result], *, rules: Sequence[Rule] = RULES
 ) -> Callable[Params, Result]:
-    """Replaces formulas that lose digits by stable ones.
+    """Replaces formulas that lose digits by stable formulas.
 
-    `log(1 + exp(x))` becomes a softplus, `log(softmax(x))` a log-softmax, and so on for each rule
-    in `graph.rules.RULES`, as in Theano's optimiser (Bergstra et al. 2010, "Theano: A CPU and GPU
-    Math Compiler in Python"). Rules match the traced program, so the spelling of a formula does not
-    matter. Formulas inside `jax.jit`, `vmap`, loops and branches are found too.
+    For example, `log(1 + exp(x))` becomes a softplus, and `log(softmax(x))` becomes a log-softmax.
+    Each rule in `graph.rules.RULES` replaces one kind of formula. Theano's optimiser does the same
+    (Bergstra et al. 2010, "Theano: A CPU and GPU Math Compiler in Python"). Rules match the traced
+    program, so a formula may be written in different ways. Formulas inside `jax.jit`, `vmap`, loops
+    and branches are found too.
 
-    Differentiate the stabilised function, rather than stabilise a gradient: only then is the
-    gradient stable too.
+    To get a stable gradient, write `jax.grad(graph.stabilise(function))`. The reverse order,
+    `graph.stabilise(jax.grad(function))`, may leave the gradient unstable.
 
     Operations that no rule matches run unchanged and in the same order. Effects, random numbers and
     custom derivatives are kept.
@@ -39,14 +40,14 @@ def stabilise(
 
     - `function`: any callable that JAX can trace. It is traced at each call, so wrap the result in
       `filter_jit`. Arguments that are not arrays are static, as in `filter_jit`.
-    - `rules`: the rules to apply; the first that matches wins. To add a rule, pass
-      `(*graph.rules.RULES, rule)`.
+    - `rules`: the rules to apply. If several rules match a formula, the first of them is applied.
+      To add a rule, pass `(*graph.rules.RULES, rule)`.
 
-    **Returns:** a function of the same arguments. `graph.unstable(function, ...)` lists the
-    formulas that it rewrites.
+    **Returns:** a function with the same arguments. `graph.unstable(function, ...)` lists the
+    formulas that are rewritten.
 
-    **Raises:** `TypeError` if `function` is not callable; the errors of `filter_jit` if it cannot
-    be traced for these arguments.
+    **Raises:** `TypeError` if `function` is not callable. A call raises the errors of `filter_jit`
+    if `function` cannot be traced for the arguments of the call.
 
     !!! example
 
@@ -104,9 +105,9 @@ class Unstable:
     - `layer`: path of the layer, `""` outside all layers.
     - `source`: line of the user's code, such as `file.py:3:4 (function)`.
     - `output`: type of the result, such as `f32[5,3]`.
-    - `fails`: the inputs for which it fails, and how.
+    - `fails`: the inputs for which the formula fails, and how it fails.
     - `instead`: the stable formula to write.
-    - `is_rewritten`: whether `stabilise` rewrites it, rather than only reporting it.
+    - `is_rewritten`: True if `stabilise` rewrites the formula, False if it leaves it unchanged.
     """
 
     name: str
@@ -125,10 +126,10 @@ class Unstable:
 def unstable(
     function: Callable[..., Any], /, *args: Any, rules: Sequence[Rule] = RULES, **kwargs: Any
 ) -> tuple[Unstable, ...]:
-    """Finds formulas that lose digits in `function(*args, **kwargs)`, which is traced but not run.
+    """Finds formulas that lose digits in `function(*args, **kwargs)`.
 
-    A test may assert `not graph.unstable(loss, model, batch)`. The inside of JAX's own functions is
-    ignored, and so are unused results.
+    The function is traced but not executed. Formulas inside JAX's own functions, and formulas whose
+    results are not used, are ignored. A test may assert `not graph.unstable(loss, model, batch)`.
 
     **Arguments:**
 
@@ -138,8 +139,8 @@ def unstable(
 
     **Returns:** a tuple with one `Unstable` per formula.
 
-    **Raises:** `TypeError` if `function` is not callable; the errors of `filter_jit` if it cannot
-    be traced for these arguments.
+    **Raises:** `TypeError` if `function` is not callable; the errors of `filter_jit` if `function`
+    cannot be traced for these arguments.
 
     !!! example
 
@@ -175,7 +176,7 @@ def _described_type(value: Any) -> str:
 
 
 def unstable_in(closed: Any, rules: Sequence[Rule] = RULES) -> tuple[Unstable, ...]:
-    """The formulas in a traced program that lose digits, each once."""
+    """The formulas in a traced program that lose digits, without repetitions."""
     return tuple(dict.fromkeys(map(_described, StableProgram(closed, rules).matches)))
 
 
