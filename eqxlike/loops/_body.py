@@ -1,4 +1,4 @@
-"""Tracing of a user's loop body and condition into functions of lists of arrays."""
+"""Traces a user's loop body and condition, and makes functions of lists of arrays from them."""
 
 import dataclasses
 import operator
@@ -25,7 +25,7 @@ Buffers = Callable[[PyTree], Any]
 """A function from a carry to its buffers: arrays, or nodes that contain arrays."""
 
 _MAX_CASTS = 4
-"""The largest number of times that the body is traced again to cast the carry."""
+"""The body is traced again at most this often, plus once for each array, to cast the carry."""
 
 
 # --- Conversion between trees and lists of arrays ---
@@ -67,8 +67,9 @@ class Body:
 
     - `consts`: the arrays that the body closes over.
     - `step`: the body as a function of lists of arrays.
-    - `reading_step`: `step` without its writes to buffers; `None` if the carry has no buffers.
-    - `carry`: the arrays of the initial carry, in the dtypes that the body returns.
+    - `reading_step`: the same step, but without writes to buffers. `None` if the carry has no
+      buffers.
+    - `carry`: the arrays of the initial carry, cast to the dtypes that the body returns.
     - `spec`: the structure of the carry, with arrays in place of buffers.
     - `y_spec`: the structure of the output of a step.
     - `is_buffer`: for each array of the carry, whether it is a buffer.
@@ -90,13 +91,13 @@ class Body:
     def clear_written(
         self, operands: Arrays, run: Callable[[Arrays, Arrays], Arrays]
     ) -> list[Array]:
-        """The initial carry, with its cotangents zeroed where the loop writes to a buffer."""
+        """The initial carry. Its cotangents are zeroed where the loop writes to a buffer."""
         is_inner_buffer = list(map(operator.ne, self.is_buffer, self.is_outer_buffer))
         carry = clear_written(is_inner_buffer, operands, self.carry, run)
         return clear_written(self.is_outer_buffer, operands, carry, run, is_inside=True)
 
     def unflatten(self, arrays: Arrays) -> PyTree:
-        """Rebuilds the carry as the user sees it outside of the loop."""
+        """Rebuilds the carry as the user sees it after the loop."""
         leaves, treedef = jtu.tree_flatten(self.spec.unflatten(arrays))
         return treedef.unflatten(
             self.outer[index].holding(leaf) if index in self.outer else leaf
@@ -120,12 +121,12 @@ def trace_body(
     - `name`: the name of the body in error messages.
     - `init`: the initial carry.
     - `x_spec`, `x`: the structure of the input of a step, and the types of its arrays.
-    - `buffers`: chooses the buffers in the carry.
+    - `buffers`: function that chooses the buffers in the carry. `None` for no buffers.
     - `axes`: inside `jax.shard_map`, the mesh axes along which devices may run different numbers of
       steps. The carry is cast to vary along them.
 
-    **Raises:** `ValueError` with the path if the body returns a carry of another structure, shape
-    or dtype, or with other static leaves.
+    **Raises:** `ValueError` if the body changes the structure, a shape, a dtype or a static leaf of
+    the carry. The message names the path.
     """
     buffer_indices = _find_buffers(init, buffers)
     leaves, treedef = jtu.tree_flatten(init, is_leaf=_is_buffer)
@@ -135,7 +136,7 @@ def trace_body(
     flat = _FlatBody(name, body, spec, x_spec, buffer_indices, outer)
     carry, is_active = [vary(array, axes) for array in carry], vary(jnp.asarray(True), axes)
     closed = jax.make_jaxpr(flat)(carry, list(x), is_active)
-    # Each retrace casts at least one array to its final dtype or mesh axes.
+    # Each further trace casts at least one array to its final dtype or mesh axes.
     for _ in range(_MAX_CASTS + len(carry)):
         if not flat.casts:
             break
@@ -184,7 +185,7 @@ def _is_buffer(node: Any) -> bool:
 
 
 class _Marker:
-    """Stands for a leaf of the carry when `buffers` is called."""
+    """Placeholder for a leaf of the carry in the call of `buffers`."""
 
     def __init__(self, index: int, leaf: Any):
         self._index = index
@@ -201,8 +202,8 @@ class _FlatBody:
     - `buffers`: the leaf indices of the buffers in the carry.
     - `outer`: the buffers of outer loops, by their leaf index in the carry.
     - `y_spec`: the structure of the output of a step.
-    - `casts`: for each array of the carry, the dtype and the additional mesh axes to cast it to;
-      empty if no array needs a cast.
+    - `casts`: for each array of the carry, the dtype and the additional mesh axes that it must be
+      cast to. Empty if no array needs a cast.
     """
 
     name: str
@@ -240,7 +241,7 @@ class _FlatBody:
 
 
 def _without_buffers(name: str, new: PyTree, buffers: set[int]) -> PyTree:
-    """The carry with arrays in place of buffers; `ValueError` if a buffer is missing."""
+    """Returns the carry with arrays in place of buffers; raises if a buffer is missing."""
     leaves, treedef = jtu.tree_flatten(new, is_leaf=_is_buffer)
     for index, leaf in enumerate(leaves):
         if index in buffers and not _is_buffer(leaf):
@@ -255,7 +256,8 @@ def _without_buffers(name: str, new: PyTree, buffers: set[int]) -> PyTree:
 def _check_carry(name: str, old: PyTree, new: PyTree) -> None:
     difference = find_difference(old, new, _fits)
     if difference is None:
-        # Treedefs compare equal for static fields `2` and `2.0`.
+        # Treedefs are equal even if a static field is `2` in one and `2.0` in the other. So compare
+        # the static fields too.
         trees = (
             jtu.tree_map(lambda x: None if is_array_like(x) else x, tree) for tree in (old, new)
         )
@@ -268,7 +270,7 @@ def _check_carry(name: str, old: PyTree, new: PyTree) -> None:
 
 
 def _fits(old: Any, new: Any) -> bool | None:
-    """Whether the body may return leaf `new` for leaf `old`; dtypes are checked later."""
+    """Whether the body may return leaf `new` in place of `old`. Dtypes are checked later."""
     if is_array_like(old) or is_array_like(new):
         return is_array_like(old) and is_array_like(new) and jnp.shape(old) == jnp.shape(new)
     if jtu.all_leaves([old, new]):
@@ -279,7 +281,7 @@ def _fits(old: Any, new: Any) -> bool | None:
 def _casts(
     name: str, old: PyTree, carry: Arrays, arrays: Arrays
 ) -> list[tuple[Any, frozenset[Any]]]:
-    """The dtype and the additional mesh axes that each array of the initial carry is cast to.
+    """The dtype and the additional mesh axes to which each array of the initial carry is cast.
 
     Only weakly typed arrays are cast to another dtype, as in `jax.lax`.
     """
@@ -299,10 +301,10 @@ def _casts(
 
 
 def _with_consts_varied(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Inside `jax.shard_map`, moves the casts of closed-over arrays to varying out of the loop.
+    """Moves the casts of closed-over arrays to varying ones out of the loop, for `jax.shard_map`.
 
-    The transpose of a cast sums over the devices. Outside of the loop it runs once, not in each
-    step.
+    The transpose of such a cast sums over the devices. If the cast is outside of the loop, the sum
+    is computed once, not in each step.
     """
     jaxpr, known, before, rest, varied = closed.jaxpr, set(closed.jaxpr.constvars), [], [], []
     for equation in jaxpr.eqns:
@@ -331,7 +333,7 @@ def _with_consts_varied(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _step_of(closed: ClosedJaxpr, of_consts: slice, num_carry: int, axes: frozenset[Any]) -> Step:
-    """A traced body as a step. `of_consts` selects the consts of this body among all consts."""
+    """Makes a step of a traced body. `of_consts` selects the body's own consts among all consts."""
     jaxpr = closed.jaxpr
 
     def step(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Buffers: arrays in the carry of a loop whose entries are each written once."""
+"""Buffers: arrays in the carry of a loop, in which each entry is written at most once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,12 +17,13 @@ from ._flat._scan import Arrays
 
 
 class Buffer(Module):
-    """An array in the carry of a loop, each entry of which is written at most once.
+    """An array in the carry of a loop, in which each entry is written at most once.
 
-    The loop body gets a `Buffer` for each array that `buffers=` chooses. It writes with
-    `buffer.at[index].set(x)` or `buffer_at_set`, and reads entries that it has written with
-    `buffer[index]`. Reverse mode does not save a buffer in each step. In a batch of loops of
-    different lengths, a step writes one entry instead of the whole array.
+    The loop body gets a `Buffer` for each array that the argument `buffers` of the loop chooses.
+    The body writes an entry with `buffer.at[index].set(x)` or `buffer_at_set`, and may read it
+    afterwards with `buffer[index]`. Buffers save memory and time. Reverse mode does not save a
+    buffer in each step. Under `jax.vmap`, a step writes one entry for each member of the batch,
+    even if some members have ended; for an ordinary array it would copy the whole array.
     """
 
     array: Array
@@ -54,7 +55,8 @@ class Buffer(Module):
 
     def __getitem__(self, index: Any) -> Array:
         entry = self.array[index]
-        # Batch members that have ended also read; their cotangents must be zero.
+        # Members of a batch that have ended also read an entry. Its cotangent must be zero for
+        # them.
         return select_if_vmap(jnp.asarray(self.is_active), entry, jnp.zeros_like(entry))
 
     @property
@@ -63,7 +65,7 @@ class Buffer(Module):
 
 
 class _At:
-    """`buffer.at`."""
+    """The object `buffer.at`."""
 
     def __init__(self, buffer: Buffer):
         self._buffer = buffer
@@ -73,7 +75,7 @@ class _At:
 
 
 class _Place:
-    """`buffer.at[index]`."""
+    """The object `buffer.at[index]`."""
 
     def __init__(self, buffer: Buffer, index: Any):
         self._buffer = buffer
@@ -90,7 +92,7 @@ class _Place:
 
         **Arguments:**
 
-        - `x`: cast to the dtype of the buffer.
+        - `x`: array or number. It is cast to the dtype of the buffer.
         - `pred`: boolean of shape `()`; if it is false, nothing is written.
         - `**kwargs`: passed to `jax.Array.at[...].set`.
         """
@@ -107,9 +109,9 @@ def _write(
 ) -> Array:
     """Writes `x` to `array` at `index` if `pred` and `is_active` are true.
 
-    The transpose only reads the entry. JAX's own transpose of an update also writes to the array,
-    and XLA then copies the whole array in each step of a loop: with 1 MB of buffers, a backward
-    step took 15 times as long.
+    The transpose only reads the entry of the cotangent. JAX's own transpose of an update also
+    writes to the cotangent, so XLA copies the whole array in each step of a loop. With 1 MB of
+    buffers, a backward step took 15 times as long.
     """
     is_integer = is_array_like(index) and jnp.issubdtype(jnp.result_type(index), jnp.integer)
     if not options and is_integer and jnp.ndim(index) == 0:
@@ -126,7 +128,7 @@ def _write(
 
 
 def _write_row(array: Array, index: Array, x: ArrayLike, pred: Any, is_active: Array) -> Array:
-    """Writes at one integer index, as a slice, which takes half the time of a scatter."""
+    """Writes at one integer index. This updates a slice, in half the time of a scatter."""
     length = array.shape[0]
     # As in `jax.numpy`, negative indices count from the end, and out-of-bounds writes are dropped.
     index = jnp.where(index < 0, index + length, index)
@@ -151,7 +153,7 @@ def _write_where(
     read: Callable[[Array, Arrays], Array],
     write: Callable[[Array, Arrays, Array], Array],
 ) -> Array:
-    """`write(array, indices, x)` if `pred` and `is_active` are true, else `array`."""
+    """Returns `write(array, indices, x)` if `pred` and `is_active` are true, and else `array`."""
     masks = [is_active] if pred is None else [is_active, jnp.asarray(pred)]
     x = jnp.broadcast_to(jnp.asarray(x, array.dtype), jax.eval_shape(read, array, indices).shape)
     axes = frozenset().union(*map(varying_axes, (array, x, *masks, *indices)))
@@ -170,12 +172,14 @@ def _write_where(
     def transpose(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
         indices = residuals[len(masks) :]
         ct_x = read(cotangents[0], indices)
-        # The cotangent of the old value should be zero here. `clear_written` zeroes it once, at the
-        # start of the loop: zeroing it in each step would make XLA copy the array in each step.
+        # The cotangent of the old value should become zero here. Zeroing it in each step would make
+        # XLA copy the array in each step. So `clear_written` zeroes it once, at the start of the
+        # loop.
         return [cotangents[0], select(residuals, ct_x, jnp.zeros_like(ct_x))]
 
     def transpose_all(residuals: Arrays, cotangents: Arrays, _: tuple[bool, ...]) -> list[Array]:
-        # In higher-order derivatives a step writes to a buffer that is already full.
+        # In higher-order derivatives a step writes to a buffer that is already full. Then the
+        # cotangent of the old value must be zeroed here.
         ct_array, ct_x = transpose(residuals, cotangents, ())
         indices = residuals[len(masks) :]
         kept = select(residuals, jnp.zeros_like(ct_x), read(ct_array, indices))
@@ -201,7 +205,7 @@ MaybeBuffer = Buffer | Array
 def buffer_at_set(
     buffer: MaybeBuffer, index: Any, x: ArrayLike, *, pred: Any = None, **kwargs: Any
 ) -> Any:
-    """`buffer.at[index].set(x)` for a `Buffer` or an array.
+    """Returns `buffer.at[index].set(x)` for a `Buffer` or an array.
 
     **Arguments:**
 

@@ -40,24 +40,25 @@ def while_loop(
     **Arguments:**
 
     - `cond_fun`: function from a carry to one boolean.
-    - `body_fun`: function from a carry to the next carry, of the same structure, shapes and dtypes.
-      `cond_fun` and `body_fun` may close over arrays and tracers, and are differentiated with
-      respect to them.
+    - `body_fun`: function from a carry to the next carry. The next carry must have the same
+      structure, shapes and dtypes. `cond_fun` and `body_fun` may close over arrays and tracers. The
+      loop can be differentiated with respect to these too.
     - `init_val`: the initial carry, any pytree. Leaves that are not arrays or numbers are static.
-    - `max_steps`: the largest number of steps, an integer of at least 0; `None` for no limit. If
-      `cond_fun` is still true for the result, the limit has ended the loop.
-    - `buffers`: function from a carry to those of its arrays that serve as buffers. An entry of a
-      buffer is written at most once, and read only after that. `body_fun` gets a `Buffer` for each,
-      and writes to it with `buffer.at[index].set(x)` or `buffer_at_set`. Reverse mode does not save
-      buffers.
+    - `max_steps`: the largest number of steps, an integer of at least 0; `None` for no limit. To
+      see whether the limit has ended the loop, call `cond_fun` on the result: it is still true.
+    - `buffers`: function that takes a carry and returns the arrays in it that are buffers. An entry
+      of a buffer may be written at most once, and may be read only afterwards. In place of each of
+      these arrays, `body_fun` gets a `Buffer`. It writes to the `Buffer` with
+      `buffer.at[index].set(x)` or `buffer_at_set`. Reverse mode does not save buffers.
     - `kind`: `"lax"` supports forward mode only, like `jax.lax.while_loop`. `"bounded"` and
-      `"checkpointed"` are differentiable in every mode and to every order. In reverse mode
-      `"bounded"` saves the carry of each of `max_steps` steps and runs each step twice.
-      `"checkpointed"` saves about `2 * sqrt(max_steps)` carries and runs each step three times.
+      `"checkpointed"` are differentiable in every mode and to every order. In reverse mode,
+      `"bounded"` has memory for the carries of `max_steps` steps, and runs each step twice.
+      `"checkpointed"` has memory for about `2 * sqrt(max_steps)` carries, and runs each step three
+      times.
     - `checkpoints`: for `"checkpointed"`, the largest number of carries that are saved at one time.
-      It can replace `max_steps`. Fewer checkpoints run each step more often: with 10 checkpoints,
-      each of 1,000 steps is run at most four times before it is differentiated. The other kinds
-      ignore this argument.
+      With `checkpoints`, `max_steps` is not required. The fewer checkpoints, the more often each
+      step runs: with 10 checkpoints, each of 1,000 steps runs at most four times before it is
+      differentiated. The other kinds ignore this argument.
     - `base`: has no effect. It is accepted because the loops of `equinox.internal` have it.
 
     **Returns:** the last carry.
@@ -115,17 +116,17 @@ def fori_loop(
     **Arguments:**
 
     - `lower`, `upper`: integers of shape `()`. If both are known at trace time, the loop is a
-      `scan`, else a `while_loop`.
-    - `body_fun`: function from an integer and a carry to the next carry, of the same structure,
-      shapes and dtypes. It may close over arrays and tracers, and is differentiated with respect to
-      them.
+      `scan`, and otherwise a `while_loop`.
+    - `body_fun`: function from an integer and a carry to the next carry. The next carry must have
+      the same structure, shapes and dtypes. `body_fun` may close over arrays and tracers. The loop
+      can be differentiated with respect to these too.
     - `init_val`: the initial carry, any pytree. Leaves that are not arrays or numbers are static.
     - `max_steps`: the largest number of steps, an integer of at least 0; `None` for no limit. The
       loop ends before `i == lower + max_steps`.
     - `buffers`, `checkpoints`: as for `while_loop`.
     - `kind`: as for `scan` if both bounds are known at trace time, else as for `while_loop`.
 
-    **Returns:** the last carry; `init_val` if `upper <= lower`.
+    **Returns:** the last carry. If `upper <= lower`, this is `init_val`.
 
     **Raises:** `ValueError` if `body_fun` changes the structure, a shape, a dtype or a static leaf
     of the carry; if `kind` is unknown; if a bound is not known at trace time and `kind` requires a
@@ -155,7 +156,7 @@ def fori_loop(
         length = max(stop - start, 0)
         if max_steps is not None:
             length = min(length, whole_number(max_steps, "max_steps", 0))
-        # As in JAX, the index has the default integer dtype if both bounds are known.
+        # If both bounds are known, the index has the default integer dtype, as in JAX.
         body = traced(jnp.asarray(0))
         indices = jnp.arange(start, start + length)
         carry, _ = _run_scan(body, [indices], length, kind, checkpoints)
@@ -192,17 +193,18 @@ def scan(
     - `f`: function `f(carry, x)` that returns the pair `(next_carry, output)`. The carry and the
       output may have static leaves.
     - `init`: the initial carry, any pytree. Leaves that are not arrays or numbers are static.
-    - `xs`: any pytree. `f` gets one row of each of its arrays, along their leading axis. `None` for
-      a loop over `length` steps.
-    - `length`: number of steps; required if `xs` has no arrays.
+    - `xs`: any pytree. In each step, `f` gets one row of each array in it, along the leading axis.
+      With `None`, the loop runs `length` steps.
+    - `length`: number of steps. Required if `xs` has no arrays.
     - `reverse`: whether to go from the last row to the first. Outputs keep the order of `xs`.
-    - `unroll`: number of steps in one iteration of the compiled loop, in reverse mode too; `True`
-      for all steps. In a `"checkpointed"` loop it applies to the steps of each segment.
+    - `unroll`: number of steps in one iteration of the compiled loop; `True` for all steps. It
+      applies to reverse mode too. In a `"checkpointed"` loop, it applies to the steps of each
+      segment.
     - `buffers`: as for `while_loop`.
-    - `kind`: in reverse mode `"lax"` saves everything that the derivative of each step needs.
-      `"bounded"` saves the carry of each step and runs each step twice. `"checkpointed"` saves
-      about `2 * sqrt(length)` carries and runs each step three times. All kinds are differentiable
-      in every mode and to every order.
+    - `kind`: in reverse mode, `"lax"` saves all intermediate values that the derivative of a step
+      needs. `"bounded"` saves the carry of each step, and runs each step twice. `"checkpointed"`
+      saves about `2 * sqrt(length)` carries and runs each step three times. All kinds are
+      differentiable in every mode and to every order.
     - `checkpoints`: for `"checkpointed"`, the largest number of carries that are saved at one time,
       or `"all"`.
 
@@ -244,7 +246,7 @@ def _check_callable(loop: str, name: str, function: Any) -> None:
 
 
 def _check_kind(kind: str) -> None:
-    """Raises `ValueError` for an unknown `kind`."""
+    """Raises `ValueError` if `kind` is unknown."""
     if kind not in (kinds := ("lax", "checkpointed", "bounded")):
         raise ValueError(f"kind must be one of {', '.join(map(repr, kinds))}; got {kind!r}.")
 
@@ -254,7 +256,8 @@ def _checked_limit(
 ) -> tuple[int | None, int | None]:
     """Checks `max_steps` and `checkpoints` of the loop `name` and returns them as integers.
 
-    **Raises:** `ValueError` if one is invalid, or if `kind` requires one that is missing.
+    **Raises:** `ValueError` if `max_steps` or `checkpoints` is invalid, or is missing although
+    `kind` requires it.
     """
     if max_steps is not None:
         max_steps = whole_number(max_steps, "max_steps", 0)
@@ -307,14 +310,15 @@ def _run_while(
 
 
 _UNBOUNDED = 2**31 - 1
-"""The largest number of steps without `max_steps`: the maximum of a 32-bit counter."""
+"""The largest number of steps if `max_steps` is not given: the maximum of a 32-bit counter."""
 
 
 def _scan_of(body: Body, length: int, kind: str, checkpoints: int | None) -> Scan:
-    """The scan of at most `length` steps of a body.
+    """Makes a `Scan` of a body, with at most `length` steps.
 
-    Reverse mode saves the carry of each step. For `"checkpointed"` it saves at most `checkpoints`
-    carries; if that is `None`, `levels_for` chooses their number.
+    For `"checkpointed"`, reverse mode saves at most `checkpoints` carries. If `checkpoints` is
+    `None`, `levels_for` chooses their number. For other kinds, reverse mode saves the carry of each
+    step.
     """
     levels = levels_for(length, checkpoints if kind == "checkpointed" else length)
     return Scan(
@@ -364,7 +368,7 @@ def _run_scan(
     is_reversed: bool = False,
     unroll: int = 1,
 ) -> tuple[list[Array], list[Array]]:
-    """Runs a body that was traced for the rows of `xs`; returns the last carry and the outputs."""
+    """Runs a traced body on each row of `xs`. Returns the last carry and the stacked outputs."""
     if checkpoints == "all":
         checkpoints = length
     elif kind == "checkpointed" and checkpoints is not None:
@@ -384,7 +388,7 @@ def _run_scan(
 
 
 def _numbered(body: Body, first: Array) -> Body:
-    """The body with an index, starting at `first`, in front of its carry."""
+    """The body with an additional index in front of its carry. The index starts at `first`."""
 
     def numbered(step: Step) -> Step:
         def run(consts: Arrays, carry: Arrays, x: Arrays, is_active: Any) -> Any:
@@ -405,7 +409,7 @@ def _numbered(body: Body, first: Array) -> Body:
 
 
 def _length_of(xs: PyTree, length: int | None) -> int:
-    """The number of steps; `ValueError` if it is not given, or if two lengths differ."""
+    """The number of steps. Raises `ValueError` if it is not given, or if two lengths differ."""
     lengths = {}
     for path, leaf in jtu.tree_leaves_with_path(xs):
         if not is_array_like(leaf):

@@ -24,10 +24,11 @@ from ._body import take_arrays
 from ._flat._batched import unvmap_any, unvmap_max
 
 _MAX_CALLS = 1000
-"""The largest number of callbacks from a loop of known length. One takes 100 us on a CPU."""
+"""The largest number of callbacks from a loop of known length. A callback takes 100 us on a CPU."""
 
 _CALLS_BY_DOUBLING = 128
-"""Callbacks from a loop of unknown length each time its steps double; a power of two."""
+"""Callbacks while the number of steps of a loop of unknown length doubles; a power of two.
+"""
 
 
 def progress(
@@ -41,33 +42,35 @@ def progress(
 ) -> "ProgressBar":
     """Shows the progress of a loop, also inside a compiled program.
 
-    Make the bar in the compiled function, before the loop; each run of the function then has a new
+    Make the bar in the compiled function, before the loop. Then each run of the function has a new
     bar. Call `bar.update(step, carry)` in the body of the loop.
 
-    A bar that is made in the body of a loop, including `jax.lax.map`, may show only the first
-    iteration: make it before the loop, and use `inner`.
+    Do not make a bar in the body of a loop, or of `jax.lax.map`: it may show only the first
+    iteration. For an inner loop, make a bar before the outer loop, and call `bar.inner` in the body
+    of the outer loop.
 
-    Under `jax.vmap` a batch has one bar, which shows the largest step of all members. Steps that
-    reverse mode runs again do not move the bar.
+    Under `jax.vmap`, the whole batch has one bar, which shows the largest step of all members.
+    Reverse mode may run steps a second time. The bar does not move back for them.
 
     **Arguments:**
 
     - `total`: the number of steps, or `None` if it is not known. The bar closes after the last
       step.
     - `description`: text next to the bar.
-    - `kind`: `"auto"` is a bar on a terminal, if rich or tqdm is installed, and lines of text
-      otherwise. `"off"` adds nothing to the compiled program. The environment variable
-      `EQXLIKE_PROGRESS` overrides this argument if it is set.
-    - `every`: the number of steps between two callbacks from the compiled program. By default a
-      loop of known length makes at most 1000 callbacks, and a loop of unknown length 128 each time
-      its steps double. This costs about 0.1 s in total, however short a step is.
+    - `kind`: `"auto"` shows a bar if the output is a terminal and rich or tqdm is installed, and
+      lines of text otherwise. `"off"` adds nothing to the compiled program. The environment
+      variable `EQXLIKE_PROGRESS` overrides this argument if it is set.
+    - `every`: the number of steps between two callbacks from the compiled program. By default, a
+      loop of known length makes at most 1000 callbacks, which take about 0.1 s in total, however
+      short a step is. A loop of unknown length makes 128 callbacks each time that its number of
+      steps doubles.
     - `interval_s`: minimum number of seconds between two updates of the display. By default 0.1 for
       a bar and 5 for lines. The last step is always shown.
     - `stream`: text stream to write to; standard error by default.
 
-    **Raises:** `ImportError` if the library that `kind` names is not installed; `TypeError` if
-    `stream` has no `write`; `ValueError` if `kind` is unknown, or if `total` and `every` are not
-    integers of at least 0 and 1.
+    **Raises:** `ImportError` if the library that `kind` names is not installed. `TypeError` if
+    `stream` has no method `write`. `ValueError` if `kind` is unknown, if `total` is not an integer
+    of at least 0, or if `every` is not an integer of at least 1.
 
     !!! example
 
@@ -97,10 +100,11 @@ def progress(
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """One loop of a nest of loops.
+    """One of several nested loops.
 
-    - `total`: the number of its steps, or `None`.
-    - `every`: the number of steps between two callbacks; `None` if it grows with the steps.
+    - `total`: the number of steps of the loop, or `None` if it is not known.
+    - `every`: the number of steps between two callbacks. `None` if it grows with the number of
+      steps.
     """
 
     total: int | None
@@ -114,7 +118,7 @@ class Level:
 
 @dataclasses.dataclass(frozen=True)
 class BarSettings:
-    """The static settings of a bar: its loops, the innermost last, and its display."""
+    """The static settings of a bar: its loops, with the innermost one last, and its display."""
 
     levels: tuple[Level, ...]
     kind: str
@@ -143,8 +147,8 @@ class ProgressBar(Module):
         **Arguments:**
 
         - `step`: the number of the step, from 0; an integer of shape `()`.
-        - `after`: any pytree, such as the carry. The callback runs after its arrays have been
-          computed. By default the compiler chooses the time.
+        - `after`: any pytree, such as the carry. The callback runs after the arrays in `after` have
+          been computed. Without `after`, the compiler chooses the time of the callback.
 
         **Raises:** `TypeError` unless `step` is an integer of shape `()`.
         """
@@ -163,8 +167,8 @@ class ProgressBar(Module):
         def show(which: Any, steps: Any, number: Any, ready: Any) -> None:
             OPEN_BARS.show(self._settings, number, *steps)
 
-        # A different constant in each callback: on a GPU, XLA merged the callbacks of two loops and
-        # called the first for both.
+        # Give each callback a different constant. Without it, XLA merged the callbacks of two loops
+        # on a GPU, and called the first callback for both.
         which = np.asarray(next(_UPDATES), np.int32)
 
         def call() -> None:
@@ -180,7 +184,7 @@ class ProgressBar(Module):
         *,
         every: int | None = None,
     ) -> "ProgressBar":
-        """A bar for an inner loop, which starts again in each step of the outer loop.
+        """Makes a bar for an inner loop. The bar starts again in each step of the outer loop.
 
         **Arguments:**
 
@@ -207,11 +211,11 @@ class ProgressBar(Module):
         return ProgressBar(self._number, before, settings)
 
     def close(self, after: PyTree) -> None:
-        """Closes the bar and its inner bars. Needed if a loop has no `total` or may end before it.
+        """Closes the bar and its inner bars. Call it if a loop has no `total` or may end early.
 
         **Arguments:**
 
-        - `after`: the result of the loop. The bar closes after it has been computed.
+        - `after`: the result of the loop. The bar closes after this result has been computed.
         """
         if self._number is not None:
             jax.debug.callback(
@@ -251,11 +255,12 @@ def _check_step(step: Any) -> None:
 
 
 def _readiness(after: PyTree) -> list[Bool[Array, ""]]:
-    """A value with a data dependency on all arrays of `after`."""
+    """Returns at most one boolean, which depends on all arrays of `after`."""
     arrays = [array for array in map(jax.lax.stop_gradient, take_arrays(after)) if array.size]
     if not arrays:
         return []
-    # Not `jax.lax.optimization_barrier`: XLA drops barriers before it schedules instructions.
+    # `jax.lax.optimization_barrier` would not work: XLA drops barriers before it schedules
+    # instructions.
     return [unvmap_any(jnp.stack([jnp.ravel(array)[0] == 0 for array in arrays]))]
 
 
@@ -263,7 +268,9 @@ def _readiness(after: PyTree) -> list[Bool[Array, ""]]:
 
 
 _MAX_OPEN = 1000
-"""The largest number of runs with open bars. Beyond it, the bars of the oldest run are closed."""
+"""The largest number of runs with open bars. If there are more, the oldest run's bars are
+closed.
+"""
 
 
 @dataclasses.dataclass
@@ -279,14 +286,14 @@ class OpenBars:
 
     **Arguments:**
 
-    - `clock`: returns the time in seconds.
+    - `clock`: function that returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
-        # The open bars of each run of a program, by the number of the run.
+        # The keys are the numbers of runs. The values are the open bars of each run.
         self._runs: dict[int, dict[BarSettings, _Bar]] = {}
 
     def new_number(self) -> np.ndarray:
@@ -299,7 +306,7 @@ class OpenBars:
             return np.asarray(number, np.int32)
 
     def show(self, settings: BarSettings, number: Any, *steps: Any) -> None:
-        """Shows that these steps are done, unless later steps have been shown."""
+        """Shows `steps`, the current step of each loop, unless later steps were shown before."""
         steps = tuple(map(int, steps))
         with self._lock:
             bars = self._runs.get(int(number))
@@ -310,7 +317,7 @@ class OpenBars:
                 level, stream = settings.levels[-1], settings.stream or sys.stderr
                 display = DISPLAYS[settings.kind](level.total, level.description, stream)
                 bar = bars[settings] = _Bar(display, (-1,), self._clock())
-            # Reverse mode runs steps again.
+            # Reverse mode runs earlier steps a second time.
             if steps <= bar.steps:
                 return
             bar.steps, bar.is_at_end = steps, settings.is_end(steps)
@@ -326,7 +333,7 @@ class OpenBars:
         bar.display.show(bar.steps[-1] + 1, ", ".join(level.line(step) for level, step in pairs))
 
     def close(self, number: Any) -> None:
-        """Shows the last state of the bars of a run, and closes them."""
+        """Shows the last state of each bar of a run, and closes the bars."""
         with self._lock:
             for settings, bar in self._runs.pop(int(number), {}).items():
                 if not bar.is_at_end:
@@ -352,7 +359,7 @@ _VARIABLE = "EQXLIKE_PROGRESS"
 
 
 def _resolve_kind(kind: str, stream: TextIO | None) -> str:
-    """The display to use: `EQXLIKE_PROGRESS` if it is set, else `kind`; `"auto"` is resolved.
+    """The display for `kind`, or for `EQXLIKE_PROGRESS` if it is set. Resolves `"auto"`.
 
     **Raises:** `ValueError` if the kind is unknown; `ImportError` if its library is not installed;
     `TypeError` if `stream` is not a text stream.

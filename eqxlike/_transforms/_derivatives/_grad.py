@@ -285,9 +285,9 @@ def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
     **Returns:** a function of the same arguments that returns the Jacobian, or `(jacobian, aux)`.
     The Jacobian has the structure of the value. In place of each array of the value, of shape
     `(*out)`, it has a tree with the structure of the first argument. In place of each
-    floating-point array of the argument, of shape `(*in)`, this tree has an array of shape `(*out,
-    *in)`. Its other leaves are `None`. In place of leaves of the value that are neither arrays nor
-    numbers, the Jacobian has `None`.
+    floating-point array of the argument, of shape `(*in)`, this tree has an array of shape
+    `(*out, *in)`. Its other leaves are `None`. In place of leaves of the value that are neither
+    arrays nor numbers, the Jacobian has `None`.
 
     **Raises:** when called, `TypeError` if the first argument is passed by keyword, or if it
     contains a complex array.
@@ -331,8 +331,8 @@ def filter_hessian(fun: Callable[Params, Any], has_aux: bool = False) -> Callabl
 
     **Returns:** a function of the same arguments that returns the Hessian, or `(hessian, aux)`. The
     Hessian is the Jacobian of the Jacobian: in place of each array of the Jacobian, it has another
-    tree with the structure of the first argument. The arrays of this tree have shape `(*out, *in,
-    *in)`.
+    tree with the structure of the first argument. The arrays of this tree have shape
+    `(*out, *in, *in)`.
 
     !!! example
 

@@ -1,6 +1,4 @@
-"""The arguments of a call: their order, shardings and donation, and their names in errors. Also
-finds changed arrays in the attributes of static arguments.
-"""
+"""The arguments of a call: order, shardings, donation, changed attributes, names in errors."""
 
 import contextlib
 import inspect

@@ -8,8 +8,8 @@ Read the files in this order:
 - `_tangents`: finds the arrays that have tangents, and builds the scan that propagates them.
 - `_counted_while`: a loop of unknown length, differentiated as a scan of the steps that it ran.
 - `_revolve`: reverse mode with few saved carries.
-- `_transposes`: the transpose that `jax.linear_transpose` uses for a loop of unknown length.
-- `_batched`: primitives that keep a loop a single loop under `jax.vmap`.
+- `_transposes`: the transpose of a loop of unknown length, for `jax.linear_transpose`.
+- `_batched`: primitives with which a batch of loops is still one loop under `jax.vmap`.
 
 Basic terms:
 
@@ -18,16 +18,18 @@ Basic terms:
   returned carry, or one named `last`, is the last carry.
 - **xs**: the arrays whose rows are the inputs of the steps. One row is **x**.
 - **ys**: the arrays whose rows are the outputs of the steps. One row is **y**.
-- **saved**: the part of a carry that reverse mode saves: all arrays that are not written once.
+- **saved**: the part of a carry that reverse mode saves. It has all arrays except buffers.
 
 Terms for derivatives, batches and buffers:
 
 - **nonzero**: an array whose tangent is not known to be zero.
 - **active**: a member of a batch is active until its loop has ended.
-- **masked**: an array that the step itself leaves unchanged for members that are not active. For
-  other arrays the scan selects the old or the new value.
-- **written once**: a buffer: each entry of the array is written once, and read only after that.
-- **reading**: the scan without its writes to buffers, for running steps again on full buffers.
+- **masked**: an array of the carry that the step itself leaves unchanged for members that are not
+  active. For all other arrays, the scan selects the old or the new value after the step.
+- **written once**: an array of the carry that is a buffer. Each entry is written at most once, and
+  read only afterwards.
+- **reading**: the scan without its writes to buffers. It runs steps again when the buffers are
+  full.
 - **shared**: a const is shared if it is the same for all members of a batch. Its cotangents are
   summed over the batch.
 """

@@ -1,4 +1,4 @@
-"""Primitives that keep a loop a single loop under `jax.vmap`: reductions over batches, a select."""
+"""Primitives with which a batch of loops is still one loop under `jax.vmap`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,8 @@ from ..._transforms._derivatives._linear_call import to_front
 def _reducing(name: str, reduce: Callable[[Any], Any], dtype: Any = None) -> Primitive:
     """A reduction over all axes, including mapped axes.
 
-    Its tangent is zero. `dtype` is the dtype of the output; by default the dtype of the input.
+    The tangent of the output is zero. `dtype` is the dtype of the output. By default, it is the
+    dtype of the input.
     """
     reduction = Primitive(name)
     reduction.def_impl(reduce)
@@ -64,10 +65,10 @@ def _as_jax_array(x: Any) -> Array:
 
 
 def select_if_vmap(is_active: Bool[Array, ""], new: Array, old: Array) -> Array:
-    """`new` for active members of a batch, `old` for the others.
+    """Returns `new` for active members of a batch, and `old` for all other members.
 
-    If `is_active` is not mapped, the caller guarantees that it is true: the result is `new`, at no
-    cost.
+    If `is_active` is not mapped, it must be true. Then the result is `new`, and the selection costs
+    nothing.
     """
     return _select.bind(is_active, new, old)
 
@@ -104,7 +105,7 @@ def _select_batch(args: tuple[Any, ...], dims: tuple[Any, ...]) -> tuple[Any, in
         new, old = (_at_front(arg, dim, size) for arg, dim in zip(args[1:], dims[1:], strict=True))
         return _select.bind(args[0], new, old), 0
     is_active, new, old = (_at_front(arg, dim, size) for arg, dim in zip(args, dims, strict=True))
-    # This rule handles the innermost of nested batches; the outer ones batch `jnp.where`.
+    # This rule handles the innermost of nested batches. For outer batches, JAX batches `jnp.where`.
     shape = is_active.shape + (1,) * (new.ndim - is_active.ndim)
     return jnp.where(is_active.reshape(shape), new, old), 0
 

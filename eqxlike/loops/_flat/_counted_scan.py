@@ -1,10 +1,11 @@
-"""A scan whose number of steps may be known only at run time, differentiable in every mode.
+"""A scan that is differentiable in every mode, even if its length is known only at run time.
 
-Reverse mode saves the carry at the start of each segment of the scan. It then runs the segments
-again, from the last to the first, saves the carry of each of their steps, and differentiates each
-step. If a segment has `sqrt(length)` steps, this costs three runs of the scan and one run of its
-derivative, and saves `2 * sqrt(length)` carries. There are at most these two levels. If they need
-more than the allowed `checkpoints`, `_revolve` reverses the scan.
+Reverse mode divides the scan into segments, and saves the carry at the start of each segment. It
+then runs the segments again, from the last to the first. For each segment, it saves the carry of
+each step, and then differentiates each step. If a segment has `sqrt(length)` steps, this saves
+`2 * sqrt(length)` carries, and costs three runs of the scan and one run of its derivative. A
+segment is not divided further. If the saved carries are more than the allowed `checkpoints`,
+`_revolve` reverses the scan instead.
 
     def pull_back(body, starts, ct, segment_length):  # starts: the carry before each segment
         def segment_back(ct, start):
@@ -19,7 +20,8 @@ more than the allowed `checkpoints`, `_revolve` reverses the scan.
 
 `_pull_back` is the same function with consts, xs, batches and buffers.
 
-The loops in the derivatives are counted scans too, so derivatives of every order and mode exist.
+The loops in the derivatives are counted scans too. So derivatives of every order, in every mode,
+exist.
 """
 
 import dataclasses
@@ -43,11 +45,11 @@ from ._step import clear_written, pull_back_step, run
 from ._tangents import Nonzero, find_nonzero, nonzero_at_start, with_tangents
 
 Saved = tuple[list[Array], list[Array], list[Array]]
-"""`(carry, ys, saved)`: the outputs of a scan, and the saved carries before each segment."""
+"""`(carry, ys, saved)`: the two outputs of a scan, and the saved carry before each segment."""
 
 
 def counted_scan(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
-    """Runs a scan. Returns the last carry, and the ys with zeros in the rows beyond the count."""
+    """Runs a scan. Returns the last carry and the ys. Rows of the ys beyond `count` are zero."""
 
     @jax.custom_jvp
     @batch_first
@@ -97,7 +99,7 @@ def save(scan: Scan, operands: Operands) -> Saved:
 
 
 def _run_inside(segment: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
-    """Runs a segment. Cotangents of its buffers are zeroed by the scan that contains it."""
+    """Runs a segment. The scan that contains the segment zeroes the cotangents of buffers."""
     count = [] if operands.count is None else [operands.count]
 
     def run_from(shared: Arrays, carry: Arrays) -> list[Array]:
@@ -116,7 +118,7 @@ def tangents_of(
 
     **Arguments:**
 
-    - `tangents`: the tangents of the flat operands; a `SymbolicZero` for each zero tangent.
+    - `tangents`: the tangents of the flat operands, with a `SymbolicZero` for each zero tangent.
     - `carry`, `ys`, `saved`: the outputs of `save`.
     """
     nonzero = find_nonzero(scan, operands, nonzero_at_start(operands, tangents, ys))
@@ -161,8 +163,8 @@ def tangents_of(
 def _check_consts(operands: Operands, nonzero: Nonzero) -> None:
     """Raises `ValueError` if devices that run different numbers of steps share a const.
 
-    The cotangent of the const would be summed over the devices in each step, and devices with more
-    steps would wait forever.
+    In each step, the cotangent of such a const would be summed over the devices. Devices with more
+    steps would wait forever for devices with fewer steps.
     """
     for const in select(operands.consts, nonzero.consts):
         if axes := varying_axes(operands.count) - varying_axes(const):
@@ -200,12 +202,12 @@ def _pull_back(
     ct_consts: Arrays,
     is_shared: tuple[bool, ...],
 ) -> tuple[list[Array], list[Array], list[Array]]:
-    """The cotangents of the initial carry, of the consts and of the xs.
+    """Computes the cotangents of the initial carry, of the consts and of the xs.
 
     **Arguments:**
 
-    - `saved`: the saved carries before each segment.
-    - `last`: the last carry, from which arrays that are written once are read.
+    - `saved`: the saved carry before each segment.
+    - `last`: the last carry. Its buffers are used in all steps.
     - `ct_carry`, `ct_ys`: the cotangents of the outputs.
     - `ct_consts`: the cotangents of the consts, summed over the steps that are already reversed.
     - `is_shared`: for each nonzero const, whether its cotangent is summed over a batch.
@@ -236,7 +238,7 @@ def _pull_back(
     backward = dataclasses.replace(
         scan.over_segments(pull_back_segment),
         is_masked=is_masked,
-        # The cotangent of an entry is read before the entry is written.
+        # No array is a buffer here, because the cotangent of an entry is read before it is written.
         is_written_once=(False,) * len(is_masked),
         is_reversed=not scan.is_reversed,
     )

@@ -1,6 +1,6 @@
 """A while loop that is differentiable in every mode.
 
-The forward pass counts the steps. The derivatives are the derivatives of a scan of that many steps.
+The forward pass counts the steps. Derivatives treat the loop as a scan with this number of steps.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ Condition = Callable[[Arrays, Arrays], Bool[Array, ""]]
 class While:
     """The static part of a while loop.
 
-    - `condition`: whether there is another step.
-    - `scan`: the step, which has no `xs`, and the largest number of steps.
+    - `condition`: function that returns whether there is another step.
+    - `scan`: a `Scan` without `xs`, which has the step and the largest number of steps.
     """
 
     condition: Condition
@@ -85,7 +85,7 @@ def counted_while(loop: While, operands: WhileOperands) -> list[Array]:
 
 
 def _check_linear(loop: While, operands: WhileOperands, flags: Sequence[bool]) -> None:
-    """Raises `ValueError` unless a step is linear in all arrays that flagged operands affect."""
+    """Raises `ValueError` unless a step is linear in all arrays that depend on flagged operands."""
     condition_flags, body_flags, carry_flags = split(
         list(flags), len(operands.cond_consts), len(operands.body_consts)
     )
@@ -97,7 +97,8 @@ def _check_linear(loop: While, operands: WhileOperands, flags: Sequence[bool]) -
         consts, carry, _ = nonzero.fill((*parts, []), operands.body_consts, operands.carry, [])
         start = jnp.asarray(0), jnp.asarray(True), carry
         _, goes_on, new = _step(loop, WhileOperands(cond_consts, consts, carry), *start)
-        # Makes the outputs depend on the condition, which must not depend on the flagged operands.
+        # The condition must not depend on the flagged operands. Make the outputs depend on the
+        # condition, so that the transpose fails if it does.
         return [jnp.where(goes_on, each, 0) for each in select(new, nonzero.carry)]
 
     parts = (
@@ -124,7 +125,7 @@ def _step(
 ) -> tuple[Array, Array, list[Array]]:
     new, _ = loop.scan.step(operands.body_consts, carry, [], is_active)
     carry = select_active(loop.scan, is_active, new, carry)
-    # JAX takes three times as long to trace the operators `+`, `<` and `&`.
+    # These functions are used because JAX takes three times as long to trace `+`, `<` and `&`.
     number = jax.lax.add(number, 1)
     goes_on = loop.condition(operands.cond_consts, carry)
     is_inside = jax.lax.lt(number, loop.scan.length)
@@ -142,7 +143,7 @@ def _is_any_active(state: Any) -> Bool[Array, ""]:
 
 
 SavedWhile = tuple[Int[Array, ""], list[Array], list[Array]]
-"""`(count, carry, saved)`: number of steps, last carry, and saved carries before each segment."""
+"""`(count, carry, saved)`: number of steps, last carry, and the saved carry before each segment."""
 
 
 def save_while(loop: While, operands: WhileOperands) -> SavedWhile:

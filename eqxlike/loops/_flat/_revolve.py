@@ -1,12 +1,12 @@
 """Reverse mode of a scan with a fixed number of saved carries, for any number of steps.
 
-The steps are reversed from the last to the first. To compute the carry before a step, the scan runs
-again from the nearest saved carry, and saves carries in the free slots on the way. The schedule
-with the fewest recomputed steps has a closed form: Griewank and Walther (2000), "Algorithm 799:
-revolve".
+The steps are differentiated from the last to the first. To compute the carry before a step, the
+scan runs again from the nearest saved carry. On the way, it saves further carries in the free
+slots. Griewank and Walther (2000), "Algorithm 799: revolve", give a closed form of the schedule
+that recomputes the fewest steps.
 
-The derivatives here need `_push_forward` of `_counted_scan`. `_counted_scan` imports this file, so
-it passes the function as an argument.
+The derivatives here need the function `_push_forward` of `_counted_scan`. They get it as an
+argument, because `_counted_scan` imports this file.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from ._step import pull_back_step, select_active
 from ._tangents import Nonzero, find_nonzero, with_tangents
 
 PushForward = Callable[[Scan, Operands, Nonzero, Arrays], list[Array]]
-"""`push_forward(scan, operands, nonzero, directions)`: tangents of the last carry and of the ys."""
+"""`push_forward(scan, operands, nonzero, directions)` returns tangents of the last carry and ys."""
 
 
 def pull_back_any_length(
@@ -44,14 +44,14 @@ def pull_back_any_length(
     is_shared: tuple[bool, ...],
     push_forward: PushForward,
 ) -> list[Array]:
-    """The cotangents of the nonzero operands.
+    """Computes the cotangents of the nonzero operands of a scan.
 
     **Arguments:**
 
-    - `last`: the last carry, from which arrays that are written once are read.
+    - `last`: the last carry. Its buffers are used in all steps.
     - `ct_carry`, `ct_ys`: the cotangents of the outputs.
     - `is_shared`: for each nonzero const, whether its cotangent is summed over a batch.
-    - `push_forward`: `_push_forward` of `_counted_scan`.
+    - `push_forward`: the function `_push_forward` of `_counted_scan`.
     """
     count = jnp.asarray(scan.length) if operands.count is None else operands.count
     numbers = len(operands.flatten()), len(last), len(ct_carry)
@@ -64,7 +64,7 @@ def pull_back_any_length(
         return _pull_back(scan, filled, nonzero, last, ct_carry, ct_ys, is_shared)
 
     def run_wider(wider: Nonzero, count: Array, flat: Arrays) -> list[Array]:
-        """The same cotangents, selected from the cotangents for more nonzeros."""
+        """Computes cotangents for more nonzero operands, and selects the same ones from them."""
         flat, last, ct_carry, ct_ys = split(flat, *numbers)
         cotangents = iter(ct_carry)
         ct_carry = [
@@ -84,7 +84,8 @@ def pull_back_any_length(
         flat, count = primals
         flat, last, ct_carry, ct_ys = split(flat, *numbers)
         filled = operands.unflatten(flat, count)
-        # The tangents of `last` are not used: they follow from the tangents of the operands.
+        # The tangents of `last` are not used, because they follow from the tangents of the
+        # operands.
         dots, _, ct_outputs_dot = split(tangents[0], *numbers[:2])
         wider = find_nonzero(scan, filled, nonzero.union(dots))
         if wider != nonzero:
@@ -188,18 +189,18 @@ def _pull_back(
     ct_ys: Arrays,
     is_shared: tuple[bool, ...],
 ) -> list[Array]:
-    """Computes `pull_back_any_length`. A batch runs until its longest member has ended."""
+    """The primal function of `pull_back_any_length`. A batch runs until all members have ended."""
     checkpoints, consts, xs, count = scan.checkpoints, operands.consts, operands.xs, operands.count
     assert checkpoints is not None
     assert count is not None
     is_masked = select(scan.is_masked, nonzero.carry)
 
     def row_at(index: Array) -> Array:
-        """The index of the row of `xs` that is the input of step `index`."""
+        """The index of the row of `xs` that step `index` gets."""
         return longest - 1 - index if scan.is_reversed else index
 
     def advance(saved: Arrays, start: Any, stop: Any) -> list[Array]:
-        """Runs the scan from step `start` to step `stop`, on the saved part of the carry."""
+        """Runs the scan from step `start` to step `stop`, with only the saved part of the carry."""
 
         def step(index: Array, saved: list[Array]) -> list[Array]:
             carry, row = scan.restored(saved, last), row_at(index)
@@ -259,8 +260,8 @@ def _pull_back(
 class _Saved(NamedTuple):
     """A stack of saved carries.
 
-    - `top`: the slot of the carry that was saved last.
-    - `positions`: for each slot, the number of steps before its carry.
+    - `top`: the index of the slot with the latest saved carry.
+    - `positions`: for each slot, the number of steps that come before the carry in it.
     - `rows`: the carries, with one row for each slot.
     """
 
@@ -270,12 +271,12 @@ class _Saved(NamedTuple):
 
 
 _MAX_RUNS = 64
-"""The schedule is optimal as long as it runs no step more often than this."""
+"""The schedule is optimal if no step runs more often than this."""
 
 
 @functools.cache
 def _most_steps(checkpoints: int) -> np.ndarray:
-    """`table[c, r]`: the number of steps that `c` saved carries can reverse in `r` runs of each."""
+    """`table[c, r]` is the number of steps that `c` carries can reverse in `r` runs of a step."""
     table = np.ones((checkpoints + 1, _MAX_RUNS + 1))
     for carries in range(1, checkpoints + 1):
         runs = np.arange(1, _MAX_RUNS + 1)
@@ -284,17 +285,17 @@ def _most_steps(checkpoints: int) -> np.ndarray:
 
 
 def _distance(steps: Int[Array, ""], carries: Any, checkpoints: int) -> Int[Array, ""]:
-    """The number of steps to the next carry to save.
+    """The number of steps from the latest saved carry to the next carry to save.
 
     **Arguments:**
 
     - `steps`: the number of steps to reverse, at least 2.
-    - `carries`: the number of carries that may be saved for them.
+    - `carries`: the number of carries that may be saved for these steps.
     """
     table = jnp.asarray(_most_steps(checkpoints))
     runs = jnp.clip(jnp.sum(table[carries] < steps), 1, _MAX_RUNS)
-    # The steps before the next carry have one run less: `distance <= table[carries, runs - 1]`. The
-    # steps after it have one carry less: `steps - distance <= table[carries - 1, runs]`. Within
-    # these bounds, `steps - distance >= table[carries - 1, runs - 1]`.
+    # The steps before the next carry can use one run less: `distance <= table[carries, runs - 1]`.
+    # The steps after it can use one carry less: `steps - distance <= table[carries - 1, runs]`.
+    # Within these bounds, the schedule has `steps - distance >= table[carries - 1, runs - 1]`.
     distance = jnp.minimum(table[carries, runs - 1], steps - table[carries - 1, runs - 1])
     return jnp.clip(jnp.maximum(distance, steps - table[carries - 1, runs]), 1, steps - 1)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 Step = Callable[[Arrays, Arrays, Arrays, Any], tuple[Arrays, Arrays]]
 """`step(consts, carry, x, is_active) -> (carry, y)`. `is_active` is false for members of a batch
-that have ended. The scan ignores their outputs, except for masked arrays.
+that have ended. The scan ignores the outputs for these members, except for masked arrays.
 """
 
 
@@ -26,18 +26,19 @@ class Scan:
 
     - `step`: one step.
     - `length`: the largest number of steps.
-    - `levels`: `(length,)`, or `(number of segments, steps in a segment)`, whose product is at
-      least `length`. Empty for a scan that `_revolve` reverses.
+    - `levels`: `(length,)`, or `(number of segments, steps in a segment)`. The product of the two
+      numbers is at least `length`. Empty for a scan that `_revolve` reverses.
     - `is_masked`: for each array of the carry, whether `step` itself leaves it unchanged for batch
-      members that are not active. For other arrays the scan selects the old or the new value.
-    - `is_written_once`: for each array of the carry, whether each entry is written once, and read
-      only after that. Earlier steps can then read the array of the last carry.
+      members that are not active. For all other arrays, the scan selects the old or the new value.
+    - `is_written_once`: for each array of the carry, whether it is a buffer. Each entry of a buffer
+      is written at most once, and read only afterwards. So any step can read its entries from the
+      last carry.
     - `is_reversed`: whether the scan goes from the last row of `xs` to the first.
-    - `unroll`: number of steps in one iteration of the compiled loop; used if the number of steps
-      is known at compile time.
-    - `reading_step`: `step` without its writes to arrays that are written once; `None` if there are
-      no such arrays.
-    - `checkpoints`: the largest number of carries saved at one time; used if `levels` is empty.
+    - `unroll`: number of steps in one iteration of the compiled loop. Used only if the number of
+      steps is known at compile time.
+    - `reading_step`: the same step, but without writes to buffers. `None` if there are no buffers.
+    - `checkpoints`: the largest number of carries that are saved at one time. Used only if `levels`
+      is empty.
     """
 
     step: Step
@@ -52,12 +53,12 @@ class Scan:
 
     @property
     def has_few_checkpoints(self) -> bool:
-        """Whether two levels need more than `checkpoints` carries, so that `_revolve` is used."""
+        """Whether two levels would save too many carries, so that `_revolve` is used."""
         return not self.levels
 
     @property
     def reading(self) -> "Scan":
-        """The scan without its writes to buffers, for running it again on full buffers."""
+        """The scan without its writes to buffers. It runs steps again when the buffers are full."""
         return dataclasses.replace(self, step=self.reading_step or self.step)
 
     @property
@@ -75,16 +76,16 @@ class Scan:
             reading_step=reading_step,
             length=number,
             levels=(number,),
-            # Unrolled segments of unrolled steps would be a long program.
+            # If both segments and their steps were unrolled, the program would be long.
             unroll=self.unroll if len(self.levels) == 1 else 1,
         )
 
     def saved(self, carry: Sequence[T]) -> list[T]:
-        """Selects the saved arrays of a carry, or any values with one item for each array."""
+        """Selects the saved arrays from a carry. Also selects from other lists of this length."""
         return select(carry, [not is_once for is_once in self.is_written_once])
 
     def restored(self, saved: Arrays, last: Arrays) -> list[Array]:
-        """The carry with these saved arrays. Its buffers are those of the `last` carry."""
+        """The carry with these saved arrays, and with the buffers of the `last` carry."""
         return fill(saved, last, [not is_once for is_once in self.is_written_once])
 
 
@@ -94,8 +95,8 @@ class Operands:
 
     - `consts`: the arrays that all steps share.
     - `carry`: the initial carry.
-    - `xs`: arrays of shape `(length, ...)`; each step gets one row.
-    - `count`: the number of steps; `None` for the length of the scan.
+    - `xs`: arrays of shape `(length, ...)`. Each step gets one row of each.
+    - `count`: the number of steps. `None` if it is the length of the scan.
     """
 
     consts: Arrays
@@ -113,7 +114,7 @@ class Operands:
 
 
 def split(values: Sequence[T], *numbers: int) -> list[list[T]]:
-    """Splits values into parts of these lengths and the rest."""
+    """Splits values into parts of these lengths, and a last part with the rest."""
     parts = []
     for number in numbers:
         parts.append(list(values[:number]))
@@ -127,7 +128,7 @@ def select(values: Iterable[T], flags: Sequence[bool]) -> list[T]:
 
 
 def fill(selected: Iterable[Any], values: Iterable[Any], flags: Sequence[bool]) -> list[Any]:
-    """The inverse of `select`: `values`, with `selected` where the flag is true."""
+    """The inverse of `select`: replaces the values whose flag is true by those in `selected`."""
     rest = iter(selected)
     return [next(rest) if flag else value for value, flag in zip(values, flags, strict=True)]
 
@@ -138,7 +139,7 @@ def row_types(rows: Arrays) -> list[Any]:
 
 
 def zero_rows(number: int, row: Any, axes: frozenset[Any] = frozenset()) -> Array:
-    """Zeros of shape `(number, *row.shape)`, which vary along the axes of `row` and `axes`."""
+    """Zeros of shape `(number, *row.shape)`. They vary along `axes` and the mesh axes of `row`."""
     return vary(jnp.zeros((number, *row.shape), row.dtype), varying_axes(row) | axes)
 
 
@@ -162,7 +163,7 @@ class Segments:
     - `length`: the length of the scan.
     - `segment_length`: the number of steps in a segment.
     - `number`: the number of segments.
-    - `total`: a list with the number of steps; an empty list if all segments are full.
+    - `total`: a list with one item, the number of steps. Empty if all segments are full.
     """
 
     length: int
@@ -172,7 +173,7 @@ class Segments:
 
     @property
     def count(self) -> Array | None:
-        """The number of segments that have steps; `None` if all have."""
+        """The number of segments that have steps. `None` if all segments have steps."""
         return -(-self.total[0] // self.segment_length) if self.total else None
 
     @property
@@ -180,7 +181,7 @@ class Segments:
         return jnp.arange(self.number)
 
     def count_in(self, index: Array, total: Arrays, is_active: Any) -> Array | None:
-        """The number of steps in segment `index`, 0 if it is not active; `None` if it is full."""
+        """The number of steps in segment `index` (0 if not active); `None` if it is always full."""
         if not total:
             return None
         count = jnp.clip(total[0] - index * self.segment_length, 0, self.segment_length)
@@ -215,13 +216,14 @@ def segments_of(scan: Scan, operands: Operands) -> Segments:
 
 
 def levels_for(length: int, checkpoints: int | None) -> tuple[int, ...]:
-    """The `levels` of a `Scan`: one or two; none if two levels need more than `checkpoints`.
+    """The `levels` of a `Scan`: one or two, or none if `_revolve` must be used.
 
     **Arguments:**
 
     - `length`: the length of the loop, at least 0.
-    - `checkpoints`: the largest number of carries that are saved at one time. `None` saves about
-      `2 * sqrt(length)` carries, and each step runs three times.
+    - `checkpoints`: the largest number of carries that are saved at one time. If two levels would
+      save more carries than this, the result is empty. With `None`, about `2 * sqrt(length)`
+      carries are saved, and each step runs three times.
     """
     if length <= 1 or (checkpoints is not None and checkpoints >= length):
         return (max(length, 1),)

@@ -16,7 +16,7 @@ from ._tangents import Nonzero, Parts, step_of_nonzero
 
 
 def run(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]]:
-    """Runs a scan. Returns the last carry, and the ys with zeros in the rows beyond the count.
+    """Runs a scan. Returns the last carry and the ys. Rows of the ys beyond `count` are zero.
 
     A batch runs until its longest member has ended.
     """
@@ -55,12 +55,12 @@ def _run_whole(scan: Scan, operands: Operands) -> tuple[list[Array], list[Array]
 
 
 def _where_active(is_active: Bool[Array, ""], arrays: Arrays) -> list[Array]:
-    """The arrays, with zeros for batch members that are not active."""
+    """Returns the arrays, with zeros for batch members that are not active."""
     return [select_if_vmap(is_active, array, jnp.zeros_like(array)) for array in arrays]
 
 
 def select_active(scan: Scan, is_active: Any, new: Arrays, old: Arrays) -> list[Array]:
-    """The carry after a step: `new` for active batch members, `old` for the others."""
+    """The carry after a step: `new` for active batch members, and `old` for all other members."""
     return [
         after if is_masked else select_if_vmap(is_active, after, before)
         for is_masked, after, before in zip(scan.is_masked, new, old, strict=True)
@@ -81,7 +81,7 @@ def pull_back_step(
     ct_carry: Arrays,
     ct_y: Arrays,
 ) -> Parts:
-    """The cotangents of the nonzero operands of a step.
+    """Computes the cotangents of the nonzero operands of a step.
 
     The cotangents of the consts and of x are zero for batch members that are not active.
 
@@ -127,7 +127,7 @@ def _pull_back_batch(
     is_batched: Any,
     *args: Any,
 ) -> Parts:
-    """The cotangents of one step for a whole batch, which is differentiated as one function.
+    """Differentiates one step of a whole batch as one function, and returns the cotangents.
 
     If each member multiplies a vector by a shared matrix, the cotangent of the matrix is one matrix
     product instead of a sum of outer products.
@@ -139,14 +139,15 @@ def _pull_back_batch(
 
     def where_active(new: Array, old: Any) -> Array:
         if not is_mixed:
-            # `is_active` may be mapped by an outer batch.
+            # In this batch `is_active` is the same for all members. An outer batch may map it.
             return select_if_vmap(
                 is_active, new, jnp.broadcast_to(old, new.shape).astype(new.dtype)
             )
         return jnp.where(are_active.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
 
-    # The derivatives of a member that has ended may be infinite at its last carry. It gets the
-    # arrays of an active member and zero cotangents. For masked arrays the step itself does this.
+    # The derivatives of a member that has ended may be infinite at its last carry. So this member
+    # gets the arrays of an active member, and zero cotangents. For masked arrays, the step itself
+    # does this.
     example = jnp.argmax(are_active)
     stay = [False] * len(consts), scan.is_masked, [False] * len(x)
     consts, carry, x = (
@@ -187,7 +188,7 @@ def _pull_back_batch(
     ]
     _, vjp = jax.vjp(of_batch, *parts)
     ct_consts, ct_start, ct_x = vjp((ct_active, [where_active(ct, 0) for ct in ct_y]))
-    # In nested batches, all members of this batch may have ended.
+    # In nested batches, all members of this batch may have ended while another batch still runs.
     is_any = jnp.any(are_active)
     ct_consts = [
         jnp.where(is_any, ct, 0) if shared else where_active(ct, 0)
@@ -215,19 +216,22 @@ def clear_written(
     *,
     is_inside: bool = False,
 ) -> list[Array]:
-    """The initial carry, with its cotangents zeroed where the loop writes to a buffer.
+    """Returns the initial carry. Its cotangents are zeroed where the loop writes to a buffer.
 
-    Reverse mode leaves cotangents in the entries of a buffer that the loop overwrote. They must be
-    zero. Zeroing them in each step would make XLA copy the buffer, so this function does it once.
-    An entry was overwritten if two runs that start with different values end with the same value.
+    The loop overwrites entries of a buffer, so the cotangents of their initial values must be zero.
+    But reverse mode leaves other cotangents there. Zeroing them in each step would make XLA copy
+    the buffer, so this function zeroes them once. To find the overwritten entries, it runs the loop
+    twice, from different initial values: an entry was overwritten if both runs end with the same
+    value.
 
     **Arguments:**
 
     - `is_buffer`: for each array of the carry, whether to zero the cotangents.
     - `operands`: the other operands of the loop.
     - `run`: function from the operands and an initial carry to the last carry.
-    - `is_inside`: whether an outer loop zeroes the cotangents. In higher-order derivatives they are
-      zeroed here too, because a buffer is then full from the start.
+    - `is_inside`: whether an outer loop zeroes the cotangents, so that this function need not. In
+      higher-order derivatives this function zeroes them too, because then a buffer is full from the
+      start.
     """
     is_buffer = [
         is_chosen and jnp.issubdtype(array.dtype, jnp.inexact)

@@ -19,7 +19,7 @@ Parts = tuple[list[Array], list[Array], list[Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Nonzero:
-    """Flags the operands and outputs of a scan whose tangent is not known to be zero."""
+    """Flags those operands and outputs of a scan whose tangents are not known to be zero."""
 
     consts: list[bool]
     carry: list[bool]
@@ -30,7 +30,7 @@ class Nonzero:
         return [*self.consts, *self.carry, *self.xs]
 
     def union(self, tangents: list[Any]) -> "Nonzero":
-        """The union with the operands that have a tangent in `tangents`."""
+        """These flags, and also `True` for each operand that has a tangent in `tangents`."""
         flags = map(operator.or_, self.flatten(), map(has_tangent, tangents))
         consts, carry, xs = split(list(flags), len(self.consts), len(self.carry))
         return Nonzero(consts, carry, xs, self.ys)
@@ -55,10 +55,11 @@ class Nonzero:
 def with_tangents(
     scan: Scan, operands: Operands, nonzero: Nonzero, *, with_ys: bool = False
 ) -> Scan:
-    """The scan that propagates the nonzero tangents of `scan` next to its arrays.
+    """Makes a scan that computes `scan` and propagates its nonzero tangents.
 
-    In the consts, the carry and the xs, the arrays of `scan` come first and the tangents second.
-    The ys are the tangents of the ys of `scan`; if `with_ys`, the ys of `scan` come before them.
+    The consts, the carry and the xs each have the arrays of `scan` first, and then their tangents.
+    The ys are the tangents of the ys of `scan`. If `with_ys` is true, the ys of `scan` come before
+    these tangents.
     """
     num_consts, num_carry, num_xs = map(len, (operands.consts, operands.carry, operands.xs))
 
@@ -90,7 +91,7 @@ def step_of_nonzero(
 ) -> Callable[..., Any]:
     """A step as a function of its nonzero operands.
 
-    The function returns the nonzero outputs, and all outputs as aux.
+    The function returns a pair: the nonzero outputs, and, as auxiliary output, all outputs.
     """
 
     def function(*parts: Any) -> Any:
@@ -101,15 +102,15 @@ def step_of_nonzero(
 
 
 def nonzero_at_start(operands: Operands, tangents: Arrays, ys: Arrays) -> Nonzero:
-    """The nonzeros before the first step: operands with a tangent, and all inexact `ys`."""
+    """The flags before the first step: `True` for operands with a tangent and inexact `ys`."""
     parts = split(list(map(has_tangent, tangents)), len(operands.consts), len(operands.carry))
     return Nonzero(*parts, ys=list(map(is_inexact, ys)))
 
 
 def find_nonzero(scan: Scan, operands: Operands, nonzero: Nonzero) -> Nonzero:
-    """The arrays that are nonzero in some step of a scan, if `nonzero` are nonzero at its start.
+    """Flags the arrays that are nonzero in any step, if those in `nonzero` are at the start.
 
-    A step is traced until no further array of the carry becomes nonzero.
+    A step is traced again and again until no further array of the carry becomes nonzero.
     """
     while True:
         if all(map(operator.eq, nonzero.carry, map(is_inexact, operands.carry))):
@@ -118,14 +119,14 @@ def find_nonzero(scan: Scan, operands: Operands, nonzero: Nonzero) -> Nonzero:
         carry = list(map(operator.or_, nonzero.carry, nonzero_carry))
         if carry == nonzero.carry:
             if scan.has_few_checkpoints:
-                # A derivative in `_revolve` may need more tangents, so all inexact ys count.
+                # A derivative in `_revolve` may need more tangents, so all inexact ys stay nonzero.
                 return nonzero
             return dataclasses.replace(nonzero, ys=nonzero_ys)
         nonzero = dataclasses.replace(nonzero, carry=carry)
 
 
 def _nonzero_after_step(scan: Scan, operands: Operands, nonzero: Nonzero) -> list[list[bool]]:
-    """For each array of the carry and each y, whether it is nonzero after one step."""
+    """Returns, for each array of the carry and each y, whether it is nonzero after one step."""
     num_carry = len(operands.carry)
     flags = [False] * (num_carry + len(nonzero.ys))
 

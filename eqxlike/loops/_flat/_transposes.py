@@ -1,4 +1,4 @@
-"""The transposes of while loops: one for `jax.linear_transpose`, and an error for `kind="lax"`."""
+"""The transpose of a while loop, for `jax.linear_transpose`; or an error, for `kind="lax"`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from ._scan import Arrays, fill, select
 
 
 def without_transpose(arrays: Arrays, message: str) -> list[Array]:
-    """The identity, whose transpose raises a `ValueError` with this message."""
+    """Returns `arrays`. The transpose of this function raises a `ValueError` with this message."""
     return [
         _untransposed.bind(array, message=message) if is_inexact(array) else array
         for array in arrays
@@ -48,15 +48,15 @@ def with_transpose(
     check: Callable[[Arrays, Sequence[bool]], None],
     operands: Arrays,
 ) -> list[Array]:
-    """Returns `run(operands)`, with the transpose of `function`, which computes the same values.
+    """Returns `run(operands)`, with the transpose of `function`.
 
-    `jax.linear_transpose` needs it: it ignores custom derivatives, and cannot transpose a
-    `jax.lax.while_loop`.
+    `function` computes the same values as `run`. This is for `jax.linear_transpose`, which ignores
+    custom derivatives, and cannot transpose a `jax.lax.while_loop`.
 
     **Arguments:**
 
-    - `check`: `check(operands, flags)` raises an error unless `run` is linear in the flagged
-      operands.
+    - `check`: function called as `check(operands, flags)`. It raises an error unless `run` is
+      linear in the flagged operands.
     """
     jaxpr = jax.make_jaxpr(run)(list(operands))
     if jaxpr.effects or not any(map(is_inexact, operands)):

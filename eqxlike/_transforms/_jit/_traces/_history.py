@@ -346,8 +346,10 @@ def compare_traces(trace: Trace, earlier: Iterable[Trace]) -> None:
 
 
 def _distance(differences: Iterable[TraceDifference], before: Trace, after: Trace) -> int:
-    """The distance of two traces. If a part has another structure, all arguments in it count.
-    Otherwise a call with another model would be closer than a call with other shapes.
+    """The distance of two traces.
+
+    If a part has another structure, all arguments in it count. Otherwise a call with another model
+    would be closer than a call with other shapes.
     """
     total, parts = 0, ()
     for each in differences:
@@ -361,9 +363,10 @@ def _distance(differences: Iterable[TraceDifference], before: Trace, after: Trac
 
 
 def traces_compared_with(trace: Trace, earlier: Sequence[Trace], *, number: int) -> Trace:
-    """A copy of `trace` with another number, compared with the traces of other functions. `earlier`
-    are traces of functions defined at the same lines. If `earlier` is empty, the difference is the
-    function itself.
+    """A copy of `trace` with another number, compared with the traces of other functions.
+
+    `earlier` are traces of functions defined at the same lines. If `earlier` is empty, the
+    difference is the function itself.
     """
     again = dataclasses.replace(trace, number=number, compared_with=number - 1)
     if earlier:
