@@ -31,10 +31,10 @@ from ._reference import (
 )
 
 _CHUNK = 64
-"""Number of directions per batch in forward mode: enough to use a CPU, with bounded memory."""
+"""Number of directions in a batch of forward mode. It keeps a CPU busy, and bounds the memory."""
 
 _MAX_OVERRUN = 30
-"""A mode is not run if one call is predicted to take more than this multiple of the budget."""
+"""A mode is not run if one call would probably take more than this multiple of `budget_s`."""
 
 _ENZYME_SKIPPED = (
     "Not run: Enzyme may crash the process if the function has a loop. Pass it in `modes` to "
@@ -54,44 +54,44 @@ def compare(
 ) -> "Comparison":
     """Checks the gradients of several modes against a reference, and measures their cost.
 
-    Each mode is compiled, and its gradient is compared with the gradient of `reference`. Then all
-    modes are timed in turn, together with `f` alone. A mode that fails gets a row with the error,
-    and does not stop the comparison.
+    The gradient of each mode is compiled, and is compared with the gradient of `reference`. Then
+    all modes are timed in turn, and `f` itself is timed too. If a mode fails, its row has the
+    error, and the comparison goes on.
 
-    The error of a gradient is the error of its worst leaf: the largest absolute difference, divided
-    by the largest derivative of the reference in this leaf. If all derivatives of a leaf are below
-    `sqrt(eps)` times the largest derivative of all leaves, its error is relative to this threshold,
-    because terms that cancel leave rounding errors of this size. A gradient is not `"wrong"` where
-    the reference is uncertain: finite differences are invalid at a kink, and imprecise if the
-    function rounds to float32.
+    The error of a gradient is the error of its worst leaf. The error of a leaf is the largest
+    absolute difference from the reference, divided by the largest derivative of the reference in
+    this leaf. But the divisor is at least `sqrt(eps)` times the largest derivative of all leaves,
+    because terms that cancel leave rounding errors of this size. A gradient is not `"wrong"` if the
+    reference is uncertain by as much as the difference. For example, finite differences are invalid
+    at a kink, and imprecise if the function rounds to float32.
 
     **Arguments:**
 
-    - `f`: any function that `filter_grad` accepts. Its value is a real scalar.
-    - `*args`: the arguments of `f`. It is differentiated by the floating-point and complex arrays
-      of the first argument.
-    - `modes`: an iterable of modes, or a mapping from row names to modes. By default all modes of
-      `eqxlike.ad`: `Forward` with a chunk of 64, and `Enzyme` if it is installed and `f` has no
-      loop, which may crash Enzyme.
-    - `reference`: the mode that is assumed to be right. It is computed in float64: all
-      floating-point arrays of `f` and `args` are cast, except for arrays that a plain function
-      closes over. Finite differences evaluate `f` a few times for each number in the first
-      argument; choose another mode if there are many. With `None`, gradients are only checked to be
-      finite.
-    - `tolerance`: the largest relative error of a gradient that is `"ok"`. By default the cube root
-      of the machine epsilon of the leaf or of the value, whichever is larger: 5e-3 for float32,
-      which is a third of the digits. Finite differences in that precision are not more precise, and
-      wrong gradients rarely agree in a digit.
-    - `has_aux`: whether `f` returns `(value, aux)`. Operations that only `aux` needs are removed.
+    - `f`: any function that `filter_grad` accepts. Its value must be a real scalar.
+    - `*args`: the arguments of `f`. The gradient is taken with respect to the floating-point and
+      complex arrays of the first argument.
+    - `modes`: an iterable of modes, or a mapping from row names to modes. By default, all modes of
+      `eqxlike.ad`. `Forward` then has a chunk of 64. `Enzyme` is left out if it is not installed,
+      or if `f` has a loop, because a loop may crash Enzyme.
+    - `reference`: the mode whose gradient is assumed to be right. This gradient is computed in
+      float64: all floating-point arrays of `f` and `args` are cast, except for arrays that a plain
+      function closes over. By default, the reference is finite differences. They evaluate `f` a few
+      times for each number in the first argument, so choose another mode if there are many numbers.
+      With `None`, there is no reference, and gradients are only checked to be finite.
+    - `tolerance`: the largest relative error of a gradient that is `"ok"`. By default, the cube
+      root of the machine epsilon, for the less precise dtype of the leaf and the value. For float32
+      this is 5e-3, so a third of the digits must be right. Finite differences in float32 are not
+      more precise than that, and in a wrong gradient rarely a single digit is right.
+    - `has_aux`: whether `f` returns `(value, aux)`. Operations that only `aux` needs are not timed.
     - `rounds`: number of times that each mode is timed.
-    - `budget_s`: the largest number of seconds to time one mode. It may reduce the number of
-      rounds.
+    - `budget_s`: the largest number of seconds to time one mode. A slow mode has fewer rounds for
+      this reason.
 
-    **Returns:** a `Comparison`. First calls do not include the compilation of parts of `f` that JAX
-    has already compiled.
+    **Returns:** a `Comparison`. Its times of first calls do not include parts of `f` that JAX has
+    compiled before.
 
     **Raises:** `TypeError` or `ValueError`, before any mode is measured, if `f` has no gradient in
-    any mode, an argument is invalid, or the reference fails or is not finite.
+    any mode, if an argument is invalid, or if the gradient of the reference fails or is not finite.
 
     !!! example
 
@@ -145,17 +145,17 @@ class ComparisonRow:
     """One mode in a `Comparison`. Values that were not measured or reported are `None`.
 
     - `mode`: the name of the mode.
-    - `verdict`: `"ok"`; `"wrong"` if the gradient differs from the reference; `"nan"` if it is not
-      finite; `"error"` if there is no gradient.
-    - `explanation`: the reason for the verdict; empty for `"ok"` without remarks.
-    - `primal_us`: microseconds to compute the function alone; the median over the rounds.
+    - `verdict`: `"wrong"` if the gradient differs from the reference; `"nan"` if it is not finite;
+      `"error"` if there is no gradient; otherwise `"ok"`.
+    - `explanation`: the reason for the verdict, or a remark. May be empty if the verdict is `"ok"`.
+    - `primal_us`: microseconds to compute only the function; the median over the rounds.
     - `gradient_us`: microseconds to compute value and gradient; the median over the rounds.
     - `ratio`: the median over the rounds of `gradient_us` divided by `primal_us`.
     - `first_call_ms`: milliseconds to trace and compile value and gradient.
     - `peak_bytes`: the temporary memory of the compiled gradient, as XLA reports it.
-    - `max_relative_error`: the largest error over all leaves; see `compare`.
-    - `worst_path`: the path of the leaf with the largest error; if the verdict is not `"ok"`, the
-      path of the leaf that caused the verdict.
+    - `max_relative_error`: the largest error of a leaf, as defined in `compare`.
+    - `worst_path`: if the verdict is `"ok"`, the path of the leaf with the largest error.
+      Otherwise, the path of the leaf that caused the verdict.
     """
 
     mode: str
@@ -172,10 +172,10 @@ class ComparisonRow:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Comparison:
-    """The output of `compare`; `str` and `repr` show it as a table.
+    """The output of `compare`. `str` and `repr` show it as a table.
 
     - `rows`: a `ComparisonRow` for each mode, in the order of `modes`.
-    - `reference`: the name of the reference mode; `None` if there was none.
+    - `reference`: the name of the reference mode. `None` if there was no reference.
     - `machine`: the device and the version of JAX.
     """
 
@@ -185,7 +185,7 @@ class Comparison:
 
     @property
     def best(self) -> ComparisonRow | None:
-        """The fastest mode whose verdict is `"ok"`; `None` if there is none."""
+        """The fastest mode with the verdict `"ok"`. `None` if no mode has it."""
         ok = [row for row in self.rows if row.verdict == "ok" and row.gradient_us is not None]
         return min(ok, key=lambda row: row.gradient_us or 0.0, default=None)
 
@@ -204,7 +204,7 @@ class Comparison:
             )
             for row in self.rows
         ]
-        # Only the first line: an error message of JAX may have several pages.
+        # Show only the first line, because an error message of JAX may have several pages.
         explained = [row for row in self.rows if row.explanation]
         lines = [f"{row.mode}: {row.explanation.splitlines()[0]}" for row in explained]
         to = f"; error: relative to {self.reference} in float64" if self.reference else ""
@@ -218,7 +218,7 @@ def _number(number: float | None) -> str:
 
 
 def _named_modes(modes: Iterable[Mode] | Mapping[str, Mode] | None) -> dict[str, Mode]:
-    """The modes by name; all available modes for `None`."""
+    """A dictionary of the modes by name. For `None`, it has all available modes."""
     if modes is None:
         modes = [Reverse(), Checkpointed(), Forward(_CHUNK), FiniteDifference()]
         modes += [Enzyme()] if importlib.util.find_spec("enzyme_ad") else []
@@ -248,10 +248,10 @@ def _run_mode(
     reference: Reference | None,
     tolerance: float | None,
 ) -> tuple[ComparisonRow, Callable[[], Any] | None]:
-    """The row of a mode without its times, and the call to time; `None` if the mode failed."""
+    """The row of a mode without its times, and the call to time (`None` if the mode failed)."""
     row = ComparisonRow(name, "error")
     try:
-        # A new lambda, so that `filter_jit` compiles again.
+        # A new lambda makes `filter_jit` compile again.
         again: Any = functools.partial(lambda f, /, *args: f(*args), problem.value_and_grad(mode))
         jitted = filter_jit(again)
         start_s = time.perf_counter()
@@ -276,16 +276,16 @@ def _verdict(
     reference: Reference | None,
     tolerance: float | None,
 ) -> tuple[Verdict, str, str | None, float | None]:
-    """The verdict, explanation, worst path and largest relative error of a value and gradient."""
+    """The verdict, explanation, worst path and largest relative error of a mode's result."""
     gradients = problem.gradients_in(gradient)
     for index, array in enumerate(problem.arrays):
         found, path = gradients[index], problem.path_of(index)
         if not is_array(found) or (found.shape, found.dtype) != (array.shape, array.dtype):
             what = f"is {describe_node(found)}, but the array is {describe_node(array)}"
-            return "wrong", f"The gradient by {path} {what}.", path, None
+            return "wrong", f"The gradient with respect to {path} {what}.", path, None
         gradients[index] = found = to_double(found)
         if num_bad := int(np.sum(~np.isfinite(found))):
-            what = f"Not finite: {num_bad} of the {found.size} derivatives by {path}."
+            what = f"Not finite: {num_bad} of the {found.size} derivatives with respect to {path}."
             return "nan", what, path, None
     found, right = float(value), float(right_value)
     if not math.isfinite(found):
@@ -302,18 +302,21 @@ def _verdict(
     path, largest_error = problem.path_of(worst.index), worst.error
     if all(each.error <= each.tolerance for each in errors):
         return "ok", "", path, largest_error
-    # The uncertainties are expensive: compute them only for a gradient that seems wrong.
+    # The uncertainties are expensive, so compute them only for a gradient that seems wrong.
     errors = reference.errors(gradients, tolerance, reference.uncertainties)
     if all(each.certain_error <= each.tolerance for each in errors):
-        what = f"The gradient by {path} has a relative error of {largest_error:.1e}, within the "
-        what += "uncertainty of the reference: a kink, a minimum, or low precision in the function."
+        what = f"The gradient with respect to {path} has a relative error of {largest_error:.1e}, "
+        what += (
+            "within the uncertainty of the reference: a kink, a minimum, or low precision in the "
+            "function."
+        )
         return "ok", what, path, largest_error
     worst = max(errors, key=lambda each: each.certain_error / each.tolerance)
     # A margin of 10%, so that the number still passes after it is rounded to two digits.
     passing = 1.1 * max(each.certain_error for each in errors)
     path = problem.path_of(worst.index)
-    what = f"The gradient by {path} has a relative error of {worst.error:.1e}. The tolerance is "
-    what += f"{worst.tolerance:.1e}; {passing:.1e} would have passed."
+    what = f"The gradient with respect to {path} has a relative error of {worst.error:.1e}. "
+    what += f"The tolerance is {worst.tolerance:.1e}; {passing:.1e} would have passed."
     return "wrong", what, path, largest_error
 
 
@@ -326,10 +329,10 @@ def _time_in_turn(
     rounds: int,
     budget_s: float,
 ) -> dict[str, dict[str, Any]]:
-    """The fields of each row with the times of its calls.
+    """Times the calls, and returns for each row the fields with its times.
 
-    In each round every call is repeated for a millisecond, at least once. A call that has used
-    `budget_s`, or that fails, skips the remaining rounds.
+    In each round, every call is repeated for a millisecond, but at least once. A call skips the
+    remaining rounds if it has used `budget_s` or has failed.
     """
     times: dict[str, list[float]] = {name: [] for name in ("", *calls)}
     spent_s = dict.fromkeys(times, 0.0)
@@ -356,7 +359,7 @@ def _time_in_turn(
 
 
 def _call_us(call: Callable[[], Any], repeats: int = 1) -> float:
-    """The microseconds until the result of a call is ready; the mean of `repeats` calls."""
+    """The microseconds until the result of a call is ready, as the mean of `repeats` calls."""
     start_s = time.perf_counter()
     for _ in range(repeats):
         jax.block_until_ready(call())

@@ -30,7 +30,8 @@ class Differentiated(TransformedFunction):
         closed = jax.make_jaxpr(call.of_arrays)(call.arrays)
         num_consts = len(closed.consts)
 
-        # The caller may differentiate by closed-over arrays, so they become arguments.
+        # Closed-over arrays become arguments, because the caller may differentiate with respect to
+        # them.
         def of_all(arrays: list[Array]) -> list[Array]:
             consts, arrays = arrays[:num_consts], arrays[num_consts:]
             return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*arrays)
@@ -43,19 +44,20 @@ class Differentiated(TransformedFunction):
 def differentiate_with(function: Callable[Params, Output], mode: Mode) -> Callable[Params, Output]:
     """Wraps a function or Module so that it is always differentiated with `mode`.
 
-    Callers may use any mode. In reverse mode a caller gets the vector-Jacobian products that `mode`
-    computes, and in forward mode the Jacobian-vector products. For example, one layer of a model
-    can recompute its intermediate values, or contain a callback, which JAX cannot differentiate.
+    Callers may use any mode. If a caller uses reverse mode, `mode` computes the vector-Jacobian
+    products of the function. If a caller uses forward mode, `mode` computes its Jacobian-vector
+    products. For example, one layer of a model can recompute its intermediate values, or contain a
+    callback that JAX cannot differentiate.
 
     **Arguments:**
 
     - `function`: a callable Module, or a function of any arguments that returns any pytree. It is
-      differentiated by floating-point and complex arrays: in its arguments, in its own leaves, and
-      in its closure.
+      differentiated with respect to the floating-point and complex arrays in its arguments, in its
+      own leaves, and in its closure.
     - `mode`: the mode of differentiation.
 
-    **Returns:** a Module with the signature of `function`. `function` is its attribute
-    `__wrapped__`; if it is a pytree, its arrays are leaves of the Module.
+    **Returns:** a Module with the signature of `function`. Its attribute `__wrapped__` is
+    `function`. If `function` is a pytree, its arrays are leaves of the Module.
 
     **Raises:** `TypeError` if `function` is not callable, or `mode` is not a mode.
 
@@ -79,10 +81,10 @@ def differentiate_with(function: Callable[Params, Output], mode: Mode) -> Callab
 
 
 def gradient_buffers(x: PyTree) -> PyTree:
-    """Zeros with the structure of a gradient by `x`, for the first call of `value_and_grad_into`.
+    """Makes the buffers for the first call of `value_and_grad_into`: zeros like the gradient.
 
-    **Returns:** a tree with the structure of `x`: zeros in place of each floating-point or complex
-    array, and `None` in place of frozen arrays and all other leaves.
+    **Returns:** a tree with the structure of `x`. It has zeros in place of each floating-point or
+    complex array, and `None` in place of frozen arrays and all other leaves.
 
     !!! example
 
@@ -102,17 +104,18 @@ def value_and_grad_into(
     mode: Mode | None = None,
     donate: str | Iterable[str] = (),
 ) -> Callable[..., Any]:
-    """A compiled `filter_value_and_grad` that writes the gradient to the buffers of an earlier one.
+    """A compiled `filter_value_and_grad` that reuses the memory of an earlier gradient.
 
-    Use it in a loop whose gradients leave the compiled function, such as an optimiser in NumPy, a
-    sampler, or a sum of the gradients of several batches. For a whole training step, use
-    `filter_jit` and donate the model and the optimiser state.
+    Use it in a loop in which Python code gets the gradients from the compiled function. Examples
+    are an optimiser in NumPy, a sampler, or a sum of the gradients of several batches. If a whole
+    training step is compiled, use `filter_jit` instead, and donate the model and the optimiser
+    state.
 
     **Arguments:**
 
-    - `fun`: a function from any arguments to a real floating-point scalar.
+    - `fun`: a function of any arguments that returns a real floating-point scalar.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree.
-    - `mode`: the mode of differentiation, from `eqxlike.ad`; `None` for JAX's reverse mode.
+    - `mode`: the mode of differentiation, from `eqxlike.ad`. `None` selects JAX's reverse mode.
     - `donate`: names of parameters of `fun` whose buffers are donated too.
 
     **Returns:** a function `into(buffers, *args, **kwargs)` that returns
@@ -120,8 +123,9 @@ def value_and_grad_into(
     returned, or `ad.gradient_buffers` of the first argument. The call donates it. The number of
     reused bytes is `into.lower(...).compile().memory_analysis().alias_size_in_bytes`.
 
-    **Raises:** `ValueError` if `donate` names a parameter that `fun` does not have; when called,
-    `ValueError` with the path if `buffers` differs from the gradient in structure, shape or dtype.
+    **Raises:** `ValueError` if `donate` names a parameter that `fun` does not have. When called,
+    `ValueError` if `buffers` differs from the gradient in structure, shape or dtype; the message
+    names the path.
 
     !!! example
 
@@ -139,7 +143,7 @@ def value_and_grad_into(
     check_callable(fun, "ad.value_and_grad_into")
     if mode is not None:
         check_mode(mode, "ad.value_and_grad_into")
-    # An explicit mode has a better error for a value that is not a scalar.
+    # With an explicit mode, the error for a value that is not a scalar is better.
     mode = Reverse() if mode is None else mode
     value_and_grad = filter_value_and_grad(fun, has_aux=has_aux, mode=mode)
 
@@ -159,5 +163,5 @@ def value_and_grad_into(
     parameters = [first, *inspect.signature(fun).parameters.values()]
     into.__signature__ = inspect.Signature(parameters)  # pyright: ignore
     names = (donate,) if isinstance(donate, str) else tuple(donate)
-    # By default JAX drops unused arguments, and their buffers would not be reused.
+    # By default, JAX drops unused arguments, so their buffers would not be reused.
     return filter_jit(into, donate=("buffers", *names), keep_unused=True)

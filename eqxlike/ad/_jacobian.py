@@ -28,26 +28,28 @@ def jacobian(
     has_aux: bool = False,
     holomorphic: bool = False,
 ) -> Callable[Params, PyTree]:
-    """The Jacobian of a function by the floating-point and complex arrays of its first argument.
+    """Makes a function that computes the Jacobian of `fun` for its first argument.
 
     **Arguments:**
 
-    - `fun`: a function of any arguments that returns any pytree, whose arrays are floating-point or
-      complex.
-    - `mode`: the mode of differentiation. `Auto()` chooses by the numbers of inputs and outputs.
+    - `fun`: a function of any arguments that returns any pytree. All arrays in this pytree must be
+      floating-point or complex. The Jacobian is taken with respect to the floating-point and
+      complex arrays of the first argument.
+    - `mode`: the mode of differentiation. `Auto()` chooses a mode from the numbers of inputs and
+      outputs.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree that is not
       differentiated.
-    - `holomorphic`: whether `fun` is a holomorphic function of complex arrays. If it is not, the
-      value must be real, and the derivative by a complex array `x + iy` is `d/dx - i d/dy`, as in
-      `filter_grad`.
+    - `holomorphic`: whether `fun` is a holomorphic function of complex arrays. If `False`, the
+      value must be real, and the derivative with respect to a complex array `x + iy` is
+      `d/dx - i d/dy`, as in `filter_grad`.
 
     **Returns:** a function of the same arguments that returns the Jacobian, or `(jacobian, aux)`.
-    The Jacobian has the structure of the value of `fun`. In place of an array of shape `(*out)` it
-    has a tree with the structure of the first argument, with an array of shape `(*out, *in)` in
-    place of each floating-point or complex array of shape `(*in)`. All other leaves, of the value
-    and of the first argument, become `None`.
+    The Jacobian has the structure of the value of `fun`. In place of each array of the value, of
+    shape `(*out)`, it has a tree with the structure of the first argument. In place of each
+    floating-point or complex array of the argument, of shape `(*in)`, this tree has an array of
+    shape `(*out, *in)`. All other leaves of the value and of the argument are replaced by `None`.
 
-    **Raises:** `TypeError` if `mode` is not a mode; when called, `TypeError` if the first argument
+    **Raises:** `TypeError` if `mode` is not a mode. When called, `TypeError` if the first argument
     is passed by keyword, or if an array of the value cannot be differentiated.
 
     !!! example
@@ -72,19 +74,21 @@ def hessian(
     *,
     has_aux: bool = False,
 ) -> Callable[Params, PyTree]:
-    """The Hessian of a function by the floating-point and complex arrays of its first argument.
+    """Makes a function that computes the Hessian of `fun` for its first argument.
 
     **Arguments:**
 
     - `fun`, `has_aux`: as for `ad.jacobian`.
-    - `mode`: a pair `(outer, inner)`, or one mode for both. `(Forward(), Reverse())`, forward over
-      reverse, is usually the fastest. Other pairs are for functions that do not support it.
+    - `mode`: a pair `(outer, inner)`, or one mode for both. `(Forward(), Reverse())` applies
+      forward mode to reverse mode, and is usually the fastest. Other pairs are for functions that
+      do not support this pair.
 
     **Returns:** a function of the same arguments that returns the Hessian, or `(hessian, aux)`. The
-    Hessian is the Jacobian of the Jacobian: in place of each array of the Jacobian it has a tree
-    with the structure of the first argument, with arrays of shape `(*out, *in, *in)`.
+    Hessian is the Jacobian of the Jacobian: in place of each array of the Jacobian, it has a tree
+    with the structure of the first argument. The arrays of this tree have shape `(*out, *in, *in)`.
 
-    **Raises:** as `ad.jacobian`, and `ValueError` if `mode` is a tuple that is not a pair.
+    **Raises:** the errors of `ad.jacobian`, and `ValueError` if `mode` is a tuple that is not a
+    pair.
 
     !!! example
 
@@ -110,7 +114,7 @@ def hessian(
 
 
 class _JacobianBy(Module):
-    """`jax.jacfwd` with a given mode, for functions of lists of arrays."""
+    """Like `jax.jacfwd`, but with a given mode, for functions of lists of arrays."""
 
     mode: Mode
     is_holomorphic: bool = field(static=True)
@@ -151,7 +155,7 @@ class _JacobianBy(Module):
         return jacobian_of_arrays
 
     def _is_complex(self, output: Any, arrays: Arrays) -> bool:
-        """Whether an output is complex; `TypeError` if it cannot be differentiated."""
+        """Whether an output is complex. Raises `TypeError` if it cannot be differentiated."""
         dtype = jnp.result_type(output)
         is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
         if not jnp.issubdtype(dtype, jnp.inexact):
@@ -162,8 +166,9 @@ class _JacobianBy(Module):
             why = "with `holomorphic=True` all differentiated arrays and the value must be complex"
         elif is_complex and not self.is_holomorphic and any(map(jnp.iscomplexobj, arrays)):
             why = (
-                "the derivative of a complex value by a complex array exists only for holomorphic "
-                "functions: pass `holomorphic=True`, or return the real and the imaginary part"
+                "the derivative of a complex value with respect to a complex array exists only for "
+                "holomorphic functions: pass `holomorphic=True`, or return the real and the "
+                "imaginary part"
             )
         else:
             return is_complex

@@ -25,24 +25,25 @@ Arrays = list[Array]
 
 
 def hvp(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., PyTree]:
-    """Hessian-vector products of a function, by forward over reverse mode.
+    """Makes a function that multiplies the Hessian of `fun` by a vector.
 
-    A product costs about two gradients, for any number of inputs.
+    It applies forward mode to reverse mode. A product costs about as much as two gradients, for any
+    number of inputs.
 
     **Arguments:**
 
-    - `fun`: a function from any arguments to a real floating-point scalar.
+    - `fun`: a function of any arguments that returns a real floating-point scalar.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree.
 
     **Returns:** a function `product(x, vector, *args, **kwargs)`. It multiplies the Hessian of
-    `fun(x, *args, **kwargs)` by the floating-point and complex arrays of `x` with `vector`.
-    `vector` has the structure of `x`: an array of the same shape and dtype, or `None` for zeros, in
-    place of each of these arrays, and `None` in place of all other leaves. The product has the
-    structure of `x`, with `None` in place of all other leaves. With `has_aux` the function returns
-    `(product, aux)`.
+    `fun(x, *args, **kwargs)`, with respect to the floating-point and complex arrays of `x`, by
+    `vector`. `vector` has the structure of `x`. In place of each of these arrays, it has an array
+    of the same shape and dtype, or `None` for zeros. In place of all other leaves, it has `None`.
+    The product has the same structure. With `has_aux=True`, the function returns `(product, aux)`.
 
-    **Raises:** when called, with the path: `ValueError` if `vector` differs from `x` in structure
-    or shape, `TypeError` if a dtype differs; `TypeError` if the value is not a real scalar.
+    **Raises:** when called, `ValueError` if `vector` differs from `x` in structure or shape, and
+    `TypeError` if a dtype differs; the messages name the path. `TypeError` if the value of `fun` is
+    not a real scalar.
 
     !!! example
 
@@ -53,7 +54,7 @@ def hvp(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., PyTr
         [10.  6.]
     """
     check_callable(fun, "ad.hvp")
-    # An explicit mode has a better error for a value that is not a scalar.
+    # With an explicit mode, the error for a value that is not a scalar is better.
     gradient = filter_grad(fun, has_aux=has_aux, mode=Reverse())
 
     def product(x: PyTree, vector: PyTree, *args: Any, **kwargs: Any) -> PyTree:
@@ -78,7 +79,7 @@ def hvp(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., PyTr
 class Pushforward(Module):
     """The Jacobian-vector product that `ad.jvp_and_vjp` returns.
 
-    It is a pytree, whose leaves are the residuals of the linearisation.
+    It is a pytree. Its leaves are the residuals of the linearisation.
     """
 
     _linear: Callable[[Arrays], Arrays]
@@ -92,7 +93,7 @@ class Pushforward(Module):
 
 
 class _Transposed(Module):
-    """The transpose of a linear function of a list; returns a tuple, as `jax.vjp` pullbacks do."""
+    """The transpose of a linear function of a list. It returns a tuple, like a JAX pullback."""
 
     _linear: Callable[[Arrays], Arrays]
     _inputs: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
@@ -102,28 +103,29 @@ class _Transposed(Module):
 
 
 def jvp_and_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False) -> Any:
-    """The value of a function with its Jacobian-vector and vector-Jacobian products.
+    """Computes a value, and makes functions for Jacobian-vector and vector-Jacobian products.
 
-    Both products use one linearisation, so the function is evaluated once. Use it for products with
+    Both products use one linearisation, so `fun` is evaluated only once. Use them for products with
     a Gauss-Newton matrix, `J^T J v`, or for a Lanczos bidiagonalisation.
 
     **Arguments:**
 
     - `fun`: a function of any arguments that returns any pytree.
-    - `*primals`: the arguments of `fun`. It is differentiated by their floating-point and complex
-      arrays.
+    - `*primals`: the arguments of `fun`. It is differentiated with respect to their floating-point
+      and complex arrays.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree that is not
       differentiated.
 
-    **Returns:** `(value, jvp, vjp)`, or `(value, jvp, vjp, aux)`. `jvp` takes a tangent for each of
-    `primals` and returns the tangent of the value. `vjp` takes a cotangent of the value and returns
-    a tuple with the cotangent of each of `primals`. Tangents and cotangents have an array, or
-    `None` for zeros, in place of each floating-point or complex array, and `None` in place of all
-    other leaves. `jvp` and `vjp` are pytrees that can be passed into and out of transformations.
+    **Returns:** `(value, jvp, vjp)`, or `(value, jvp, vjp, aux)`. `jvp` takes one tangent for each
+    of `primals`, and returns the tangent of the value. `vjp` takes a cotangent of the value, and
+    returns a tuple with one cotangent for each of `primals`. In place of each floating-point or
+    complex array, a tangent or cotangent has an array, or `None` for zeros. In place of all other
+    leaves, it has `None`. `jvp` and `vjp` are pytrees, so they can be arguments or outputs of
+    transformed functions.
 
     **Raises:** `TypeError` if `has_aux` is true and `fun` does not return a pair. `jvp` and `vjp`
-    raise, with the path: `ValueError` if the structure or a shape differs, `TypeError` if a dtype
-    differs.
+    raise `ValueError` if the structure or a shape of their argument is wrong, and `TypeError` if a
+    dtype is wrong. The messages name the path.
 
     !!! example
 
@@ -165,13 +167,14 @@ def _structs(arrays: Sequence[Array]) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def taylor(fun: Callable[..., Any], order: int, *, has_aux: bool = False) -> Callable[..., Any]:
-    """The directional derivatives of a function up to a given order.
+    """Makes a function for the directional derivatives of `fun` up to a given order.
 
-    With `x(t) = x + t v` they are the derivatives of `fun(x(t))` by `t` at `t = 0`. Divided by `k!`
-    they are the coefficients of its Taylor series. `jax.experimental.jet` propagates all of them in
-    one pass, at a cost that grows with the square of the order (Bettencourt et al., 2019). If it
-    has no rule for an operation, nested Jacobian-vector products are used, whose cost doubles with
-    each order.
+    Let `x(t) = x + t v`. The directional derivatives along `v` are the derivatives of `fun(x(t))`
+    with respect to `t`, at `t = 0`. If the derivative of order `k` is divided by `k!`, it is a
+    coefficient of the Taylor series of `fun(x(t))`. `jax.experimental.jet` computes all derivatives
+    in one pass. The cost grows with the square of the order (Bettencourt et al., 2019). If `jet`
+    has no rule for an operation, nested Jacobian-vector products are used instead. Their cost
+    doubles with each order.
 
     **Arguments:**
 
@@ -181,15 +184,16 @@ def taylor(fun: Callable[..., Any], order: int, *, has_aux: bool = False) -> Cal
       differentiated.
 
     **Returns:** a function `derivatives(x, direction, *args, **kwargs)`. `direction` has the
-    structure of `x`: an array of the same shape and dtype, or `None` for zeros, in place of each
-    floating-point or complex array, and `None` in place of all other leaves. The function returns a
-    list of length `order + 1`: the value, and the derivatives of order 1, 2, and so on. They have
-    the structure of the value, with `None` in place of leaves that are not floating-point or
-    complex arrays. With `has_aux` it returns a pair of this list and `aux`.
+    structure of `x`. In place of each floating-point or complex array, it has an array of the same
+    shape and dtype, or `None` for zeros. In place of all other leaves, it has `None`. The function
+    returns a list of length `order + 1`: the value, and the derivatives of order 1, 2, and so on. A
+    derivative has the structure of the value, with `None` in place of leaves that are not
+    floating-point or complex arrays. With `has_aux=True`, the function returns a pair of this list
+    and `aux`.
 
-    **Raises:** `ValueError` if `order` is not a positive integer; when called, with the path:
-    `ValueError` if `direction` differs from `x` in structure or shape, `TypeError` if a dtype
-    differs.
+    **Raises:** `ValueError` if `order` is not a positive integer. When called, `ValueError` if
+    `direction` differs from `x` in structure or shape, and `TypeError` if a dtype differs; the
+    messages name the path.
 
     !!! example
 
@@ -243,7 +247,7 @@ _WRONG_BY_JET = {
 def _by_jet(
     function: Callable[..., Arrays], arrays: Arrays, tangents: Arrays, order: int
 ) -> Series | None:
-    """The derivatives by `jet`; `None` if `jet` fails or would be wrong."""
+    """Computes the derivatives with `jet`. Returns `None` if `jet` fails or would be wrong."""
     of_path = [[each] + [jnp.zeros_like(each)] * (order - 1) for each in tangents]
     try:
         closed = jax.make_jaxpr(function)(*arrays)
@@ -260,10 +264,10 @@ def _by_jet(
 
 def _is_wrong_by_jet(equation: JaxprEqn) -> bool:
     if equation.primitive.name == "convert_element_type":
-        # The derivative of a rounded value is rounded too.
+        # `jet` would round the derivative like the value.
         return any(map(_is_inexact, equation.invars)) > any(map(_is_inexact, equation.outvars))
     if equation.primitive.name == "gather":
-        # The derivative of an out-of-bounds entry would be the fill value.
+        # With `jet`, the derivative of an out-of-bounds entry would be the fill value, not zero.
         return equation.params["fill_value"] is not None
     return equation.primitive.name in _WRONG_BY_JET
 

@@ -25,12 +25,13 @@ from ._modes import FiniteDifference, Forward, Mode
 
 @dataclasses.dataclass(frozen=True)
 class GradientProblem:
-    """A function and its arguments, for gradients by arrays of the first argument.
+    """A function and its arguments, for gradients with respect to the first argument.
 
-    - `arrays`: the arrays of the first argument to differentiate by.
+    - `arrays`: the arrays of the first argument with respect to which the function is
+      differentiated.
     - `rest`: the first argument without these arrays.
     - `value_dtype`: the dtype of the value.
-    - `max_evaluations`: the largest number of evaluations of the function for one gradient.
+    - `max_evaluations`: the largest number of times that one gradient may evaluate the function.
     """
 
     function: Callable[..., Any]
@@ -41,10 +42,10 @@ class GradientProblem:
     max_evaluations: float = math.inf
 
     def value_and_grad(self, mode: Mode) -> Callable[..., tuple[Array, PyTree]]:
-        """`filter_value_and_grad` of the function with `mode`.
+        """Returns `filter_value_and_grad` of the function, with this mode.
 
-        **Raises:** `TimeoutError` if `mode` needs more than `max_evaluations`. A running program
-        cannot be interrupted.
+        **Raises:** `TimeoutError` before the call if `mode` needs more than `max_evaluations`,
+        because a running program cannot be interrupted.
         """
         size = sum(each.size for each in self.arrays)
         order = mode.order if isinstance(mode, FiniteDifference) else isinstance(mode, Forward)
@@ -56,7 +57,7 @@ class GradientProblem:
         return filter_value_and_grad(self.function, mode=mode)
 
     def gradients_in(self, gradient: PyTree) -> list[Any]:
-        """The nodes of `gradient` in place of `arrays`."""
+        """The nodes of `gradient` at the positions of `arrays`."""
         return self.rest.take(self.rest.treedef.flatten_up_to(gradient))
 
     def path_of(self, index: int) -> str:
@@ -64,19 +65,19 @@ class GradientProblem:
         return path_of_taken(self.rest, index)
 
     def equations(self) -> list[Any]:
-        """All equations of the function, including nested programs."""
+        """All equations of the function's jaxpr, including nested jaxprs."""
         return list(equations_in(filter_make_jaxpr(self.function)(*self.args)[0].jaxpr))
 
 
 def checked_problem(function: Any, args: tuple[Any, ...], has_aux: bool = False) -> GradientProblem:
     """Checks that a function has a gradient at these arguments.
 
-    **Raises:** `TypeError` or `ValueError` if it has no gradient in any mode; any exception that
-    the function raises when it is traced.
+    **Raises:** `TypeError` or `ValueError` if the function has no gradient in any mode, and any
+    exception that the function raises when it is traced.
     """
     check_callable(function, "ad.compare")
     if isinstance(function, functools.partial | types.MethodType):
-        # Bound arrays become arguments of the compiled program, as in `filter_jit`, not constants.
+        # As in `filter_jit`, bound arrays become arguments of the compiled program, not constants.
         unbound = unbind(function)
         function = jtu.Partial(unbound.function, *unbound.args, **unbound.kwargs)
     if has_aux:
@@ -84,7 +85,7 @@ def checked_problem(function: Any, args: tuple[Any, ...], has_aux: bool = False)
     arrays, rest = split(args[0] if args else None, is_inexact_array)
     if not arrays:
         raise ValueError(
-            "`ad.compare` has nothing to differentiate by: args[0] has no floating-point or "
+            "`ad.compare` has nothing to differentiate: args[0] has no floating-point or "
             "complex array that is not frozen. (A Python number is static: convert it with "
             "`jnp.asarray`.)"
         )
@@ -101,10 +102,10 @@ def _without_aux(function: Callable[..., Any], *args: Any) -> Any:
 
 
 class LeafError(NamedTuple):
-    """The error of the derivatives by one array, relative to the reference.
+    """The error of the derivatives with respect to one array, relative to the reference.
 
     - `index`: the index of the array in `GradientProblem.arrays`.
-    - `error`: the largest difference, divided by the largest derivative of the reference.
+    - `error`: the largest difference from the reference, divided by its largest derivative.
     - `certain_error`: `error` after the uncertainty of the reference is subtracted from each
       difference.
     - `tolerance`: the largest `certain_error` of a right gradient.
@@ -120,7 +121,7 @@ class LeafError(NamedTuple):
 class Reference:
     """The reference gradient.
 
-    - `gradients`: the gradient by each array of the problem, in double precision.
+    - `gradients`: the gradient with respect to each array of the problem, in double precision.
     - `_problem`: the function and its arguments in their own precision.
     - `_wide`: the function and its arguments in double precision.
     """
@@ -132,19 +133,20 @@ class Reference:
 
     @functools.cached_property
     def uncertainties(self) -> list[np.ndarray]:
-        """The uncertainty of each derivative of the reference; computed on first use.
+        """The uncertainty of each derivative of the reference. It is computed on first use.
 
-        There are two sources. Rounding the arguments to their own precision changes the gradient;
-        near a minimum, by as much as the gradient itself. And finite differences are invalid at a
-        kink, or where the function computes in less than double precision: there, differences on
-        the two sides of a point disagree.
+        There are two sources of uncertainty. First, rounding the arguments to their own precision
+        changes the gradient. Near a minimum, this change is as large as the gradient itself.
+        Second, finite differences are invalid at a kink, or where the function computes in less
+        than double precision. There, the differences on the two sides of a point disagree.
         """
         generator, arrays = np.random.default_rng(0), list(map(np.asarray, self._wide.arrays))
         rounded = [
             array * (1 + jnp.finfo(given.dtype).eps * generator.choice([-1.0, 1.0], array.shape))
             for array, given in zip(arrays, self._problem.arrays, strict=True)
         ]
-        # A factor of 16, because each operation of the function rounds, not only the arguments.
+        # The factor is 16, because not only the arguments are rounded: each operation of the
+        # function rounds.
         rounding = self._differences(self._mode, rounded)
         uncertainties = [np.full(each.shape, 16 * _largest(each)) for each in rounding]
         if not getattr(self._mode, "only_evaluates", False):
@@ -159,7 +161,7 @@ class Reference:
             shifted = [each + side * step * np.maximum(1, np.abs(each)) for each in arrays]
             others = self._differences(mode, shifted)
             for total, each in zip(uncertainties, others, strict=True):
-                # Rounding errors are random: an error of one derivative may occur in each of them.
+                # Rounding errors are random, so each derivative may have one like the median error.
                 total += 3 * (each + np.median(each)) if each.size else 0
         return uncertainties
 
@@ -171,14 +173,14 @@ class Reference:
     ) -> list[LeafError]:
         """The errors of a gradient in double precision, one for each array.
 
-        If all derivatives by an array are tiny compared with the derivatives by other arrays, they
-        may be rounding errors of terms that cancel. An error is therefore relative to at least
-        `sqrt(eps)` times the largest derivative by any array.
+        If all derivatives with respect to an array are tiny compared with all other derivatives,
+        they may be rounding errors of terms that cancel. So the divisor of an error is at least
+        `sqrt(eps)` times the largest derivative with respect to any array.
 
         **Arguments:**
 
-        - `tolerance`: the largest error of a right gradient; `None` chooses it by the dtypes.
-        - `uncertainties`: the uncertainty of each derivative of the reference; `None` for zero.
+        - `tolerance`: the largest error of a right gradient. `None` chooses it from the dtypes.
+        - `uncertainties`: the uncertainty of each derivative of the reference. `None` means zero.
         """
         largest, found = max(map(_largest, self.gradients)), []
         for index, (own, right) in enumerate(zip(gradients, self.gradients, strict=True)):
@@ -200,14 +202,15 @@ class Reference:
         return found
 
     def _differences(self, mode: Mode, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """The differences between the reference and its gradient at other arrays.
+        """The differences between the reference gradient and the gradient at other arrays.
 
-        They are infinite where the other gradient is not finite or cannot be computed.
+        A difference is infinite if the gradient at these arrays is not finite or cannot be
+        computed.
         """
         try:
             others = _gradients_by(mode, self._wide, arrays)
         except Exception:
-            # A failure here says nothing about the modes that are compared.
+            # A failure here does not concern the modes that are compared, so do not raise.
             others = [np.full(right.shape, np.inf) for right in self.gradients]
         return [
             np.where(np.isfinite(other), np.abs(other - right), np.inf)
@@ -216,10 +219,10 @@ class Reference:
 
 
 def reference_gradient(problem: GradientProblem, mode: Mode) -> Reference:
-    """The gradient by `mode` in double precision.
+    """Computes the reference gradient with `mode`, in double precision.
 
     **Raises:** `ValueError` if the gradient does not exist or is not finite, or if the function
-    draws random numbers that are different in double precision.
+    draws other random numbers in double precision.
     """
     why, cause, gradients, wide = "", None, [], problem
     try:
@@ -241,9 +244,9 @@ def reference_gradient(problem: GradientProblem, mode: Mode) -> Reference:
     for index, gradient in enumerate(gradients):
         if num_bad := int(np.sum(~np.isfinite(gradient))):
             why = why or (
-                f"is not finite in float64: {num_bad} of the {gradient.size} derivatives by "
-                f"{problem.path_of(index)}. Check that the function is smooth and defined near "
-                "these arguments."
+                f"is not finite in float64: {num_bad} of the {gradient.size} derivatives with "
+                f"respect to {problem.path_of(index)}. Check that the function is smooth and "
+                "defined near these arguments."
             )
     if why:
         raise ValueError(
@@ -254,7 +257,7 @@ def reference_gradient(problem: GradientProblem, mode: Mode) -> Reference:
 
 
 def _in_float64(problem: GradientProblem) -> GradientProblem:
-    """The problem with all floating-point and complex arrays in double precision."""
+    """A copy of the problem with all floating-point and complex arrays in double precision."""
 
     def cast(leaf: Any) -> Any:
         if not is_inexact_array(leaf):
@@ -267,7 +270,7 @@ def _in_float64(problem: GradientProblem) -> GradientProblem:
 
 
 def _gradients_by(mode: Mode, wide: GradientProblem, arrays: Sequence[Any]) -> list[np.ndarray]:
-    """The gradients of `wide` at other arrays."""
+    """The gradients of the function of `wide` at other arrays."""
     with jax.enable_x64(True):
         x = wide.rest.merge(map(jnp.asarray, arrays))
         _, gradient = filter_jit(wide.value_and_grad(mode))(x, *wide.args[1:])
@@ -304,7 +307,7 @@ def format_mode(mode: Any) -> str:
 def format_exception(error: Exception) -> str:
     """The type, the message and the notes of an exception."""
     name = type(error).__name__
-    # JAX adds a note about its traceback, which starts with a line of dashes. It is left out.
+    # JAX adds a note about its traceback. This note starts with a line of dashes, and is left out.
     notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith("---")]
     return "\n".join([f"{name}: {error}" if str(error) else name, *notes])
 
@@ -315,8 +318,9 @@ def format_exception(error: Exception) -> str:
 def default_tolerance(*dtypes: Any) -> float:
     """The cube root of the machine epsilon of the least precise dtype: 5e-3 in float32.
 
-    This is a third of the digits. A right gradient loses digits where terms cancel, and finite
-    differences in that precision have about this error. A wrong gradient rarely has a right digit.
+    With this tolerance, a third of the digits must be right. A right gradient loses digits where
+    terms cancel, and finite differences in that precision have about this error. In a wrong
+    gradient, rarely a single digit is right.
     """
     return math.cbrt(max(float(jnp.finfo(dtype).eps) for dtype in dtypes))
 
@@ -326,5 +330,5 @@ def to_double(array: Any) -> np.ndarray:
 
 
 def _largest(array: np.ndarray) -> float:
-    """The largest absolute value; 0 for an empty array."""
+    """The largest absolute value. 0 for an empty array."""
     return float(np.max(np.abs(array), initial=0.0))

@@ -23,12 +23,12 @@ def breakpoint_if(pred: Bool[Array, "..."], **kwargs: Any) -> None:
 
     **Arguments:**
 
-    - `pred`: a boolean, a number, or an array of them. Under `jax.vmap` the breakpoint is entered
-      for all members of the batch if `pred` is true for one.
+    - `pred`: a boolean, a number, or an array of booleans or numbers. Under `jax.vmap`, all members
+      of the batch enter the breakpoint if `pred` is true for one of them.
     - `**kwargs`: passed to `jax.debug.breakpoint`.
 
-    **Raises:** `TypeError` if `pred` is not a boolean, a number or an array of them; if `token` is
-    passed: `breakpoint_if` returns no value that could depend on it.
+    **Raises:** `TypeError` if `pred` is of another type, or if `token` is passed, because
+    `breakpoint_if` returns no value that could depend on it.
 
     !!! example
 
@@ -50,7 +50,8 @@ def breakpoint_if(pred: Bool[Array, "..."], **kwargs: Any) -> None:
             "depend on. Pass `ordered=True` to keep breakpoints in order."
         )
     enter = functools.partial(jax.debug.breakpoint, **kwargs)
-    # JAX turns a `cond` with a batched predicate into a `select`, which runs both branches.
+    # JAX would turn a `cond` with a batched predicate into a `select`, which runs both branches. So
+    # make the predicate the same for the whole batch.
     jax.lax.cond(unvmap_any(pred), enter, lambda: None)
 
 
@@ -60,20 +61,21 @@ def breakpoint_if(pred: Bool[Array, "..."], **kwargs: Any) -> None:
 def announce_transform(
     x: PyTree, name: Any = None, intermediates: bool = False, announce: Callable[[str], Any] = print
 ) -> PyTree:
-    """The identity, which prints the JAX transformations of `x` as they are applied.
+    """Returns `x`, and prints the JAX transformations that are applied to it.
 
-    Each line is a chain of transformations in order, such as `jvp_t:transpose:vmap:mlir`: the
-    tangents (`jvp_t`; primals are `jvp_p`) were transposed, vectorised and lowered. The last item
-    says how JAX uses the output: `impl` evaluates it, `abstract` infers shapes while tracing,
+    Each line is a chain of transformations, in the order in which they are applied. For example,
+    `jvp_t:transpose:vmap:mlir` means that the tangents were transposed, vectorised and lowered.
+    (`jvp_t` stands for the tangents of `jax.jvp`, and `jvp_p` for its primals.) The last item says
+    how JAX uses the output: `impl` evaluates it, `abstract` infers its shape during tracing, and
     `mlir` lowers it for the compiler. Calls of a compiled program print nothing.
 
     **Arguments:**
 
     - `x`: any pytree. Leaves that are not arrays are passed through.
     - `name`: if not `None`, it is printed in brackets before each chain.
-    - `intermediates`: whether to also print each transformation when it is applied, before the
-      chain is complete.
-    - `announce`: called with each line; `print` by default.
+    - `intermediates`: whether to print also when a transformation is applied, with the chain up to
+      this transformation.
+    - `announce`: function that is called with each line. By default, `print`.
 
     **Returns:** `x`.
 
@@ -96,8 +98,8 @@ def announce_transform(
 class _Announcer:
     """The options of one call of `announce_transform`.
 
-    It is compared by identity. JAX evaluates and lowers an equation once for equal parameters, so
-    that equal options of a second call would print nothing.
+    Two objects with the same options are not equal. If they were, JAX would reuse the result of the
+    first call for a second call with equal options, and the second call would print nothing.
     """
 
     name: Any
@@ -105,19 +107,19 @@ class _Announcer:
     announce: Callable[[str], Any]
 
     def reached(self, *transforms: str) -> None:
-        """Announces a chain of transforms."""
+        """Calls `announce` with a chain of transforms."""
         prefix = "" if self.name is None else f"({self.name}) "
         self.announce(prefix + ":".join(transforms))
 
     def applied(self, *transforms: str) -> tuple[str, ...]:
-        """Returns the transforms, and announces them if `intermediates`."""
+        """Returns the transforms. Announces them if `intermediates` is true."""
         if self.intermediates:
             self.reached(*transforms)
         return transforms
 
 
-# The identity of any number of arrays. Its parameters are `announcer` and `transforms`, the names
-# of the transforms that have been applied, in order.
+# A primitive that returns any number of arrays unchanged. Its parameters are `announcer`, and
+# `transforms`: the names of the transforms that have been applied, in order.
 _announce_p = Primitive("announce_transform")
 _announce_p.multiple_results = True
 

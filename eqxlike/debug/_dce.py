@@ -18,10 +18,10 @@ from .._dtypes import is_key
 
 
 def store_dce(x: PyTree, name: Hashable = None) -> PyTree:
-    """The identity, which records the arrays of `x` that a compiled program uses.
+    """Returns `x`, and records which of its arrays a compiled program uses.
 
-    The other arrays are removed by dead code elimination (DCE) of JAX or of the compiler.
-    `inspect_dce` prints the result.
+    Dead code elimination (DCE) of JAX or of the compiler removes the arrays that are not used.
+    `inspect_dce` prints which arrays were used and which were removed.
 
     **Arguments:**
 
@@ -53,7 +53,8 @@ def store_dce(x: PyTree, name: Hashable = None) -> PyTree:
     entry = _Entry(x)
     with _lock:
         _entries.setdefault(name, []).append(entry)
-    # An effect is never removed, so `jax.effects_barrier` waits for the program to end.
+    # This callback has an effect, so the compiler never removes it, and `jax.effects_barrier` waits
+    # for the program to end.
     jax.debug.callback(entry.note_run)
     leaves, treedef = jtu.tree_flatten(x)
     return treedef.unflatten(
@@ -65,9 +66,9 @@ def store_dce(x: PyTree, name: Hashable = None) -> PyTree:
 def inspect_dce(name: Hashable = None) -> None:
     """Prints the records of `store_dce(x, name)`, one entry for each trace.
 
-    An array that was used is printed with its shape, an array that was removed as `<DCE'd>`. A call
-    that was compiled but not executed, such as a call in a branch that was not taken, is printed as
-    `<not run>`. Running programs are waited for.
+    An array that was used is printed with its shape. An array that was removed is printed as
+    `<DCE'd>`. If a call was compiled but has not run, it is printed as `<not run>`; for example, a
+    call in a branch that was not taken. `inspect_dce` waits for running programs.
 
     **Arguments:**
 
@@ -90,7 +91,7 @@ def inspect_dce(name: Hashable = None) -> None:
 
 
 def _is_in_jit() -> bool:
-    # Inside a jit, and only there, even a constant is a tracer.
+    # Inside a jit even a constant is a tracer. Elsewhere it is not.
     return isinstance(jnp.zeros(()), Tracer)
 
 
@@ -123,7 +124,8 @@ class _Entry:
 _entries: dict[Hashable, list[_Entry]] = {}
 _lock = threading.Lock()
 
-# The identity of one array. If its output is used, it sets the text of `leaf` to the shape.
+# A primitive that returns an array unchanged. If its output is used, it sets the text of `leaf` to
+# the shape.
 _watch_p = Primitive("store_dce")
 _watch_p.def_impl(lambda array, *, leaf: array)
 _watch_p.def_abstract_eval(lambda shape, *, leaf: shape)
@@ -146,13 +148,13 @@ def _run_watched(array: jax.Array, *, leaf: _Leaf) -> jax.Array:
 
 
 def _choose(is_used: jax.Array, array: jax.Array) -> jax.Array:
-    # Not `jnp.where(is_used, array, constant)`: if `array` equals the constant, the compiler would
-    # remove the choice.
+    # `jnp.where(is_used, array, constant)` would not work: if `array` equals the constant, the
+    # compiler would remove the choice.
     return jnp.where(is_used, array, jnp.broadcast_to(is_used.astype(array.dtype), array.shape))
 
 
 def _apply_to_both(arrays: Any, others: Any, *, leaf: _Leaf) -> tuple[Any, Any]:
-    """The rule of forward mode and of `vmap`: tangents or axes are unchanged."""
+    """The rule for forward mode and for `jax.vmap`. Tangents and axes are unchanged."""
     return _watch_p.bind(*arrays, leaf=leaf), *others
 
 

@@ -1,13 +1,15 @@
 """A jaxpr interpreter that tracks the origins of NaN and infinity.
 
-Each non-finite value has an origin: the operation that made it from finite values. An operation
-with non-finite inputs and outputs passes the origin of its input on. A NaN that `jnp.where` removes
-is therefore forgotten, and the origin of a NaN in the result is the operation to report.
+Each non-finite value has an origin: the operation that made it from finite values. If an operation
+has non-finite inputs and outputs, its output has the origin of its input. If `jnp.where` removes a
+NaN, the origin of the NaN is forgotten. In the end, the origin of a NaN in the result is the
+operation to report.
 
 Infinite constants and arguments, such as masks, are not mistakes by themselves. A constant has no
-origin; an infinite argument has an origin with its path. An operation that makes a NaN from them is
-a new origin, which names the argument. An operation that makes an infinity from finite elements,
-next to infinite elements of its input, is a new origin too.
+origin. The origin of an infinite argument is the path of the argument. If an operation makes a NaN
+from infinite constants or arguments, the operation is a new origin, which names the argument. If an
+operation makes an infinity from finite elements, it is a new origin too, even if its input also has
+infinite elements.
 """
 
 import dataclasses
@@ -28,10 +30,10 @@ class Values:
     """Statistics of the values of an array.
 
     - `shape`, `dtype`: shape and dtype of the array.
-    - `lowest`, `highest`: the range of its finite numbers, where the real and imaginary parts of
-      complex numbers count separately; `None` if there are none.
+    - `lowest`, `highest`: the range of the finite numbers in the array. The real and the imaginary
+      part of a complex number are two numbers. `None` if there are no finite numbers.
     - `num_nan`, `num_infinite`: the numbers of NaN and infinite elements.
-    - `first`: the index of the first non-finite element; `None` if all are finite.
+    - `first`: the index of the first non-finite element. `None` if all elements are finite.
     """
 
     shape: tuple[int, ...]
@@ -59,22 +61,25 @@ class Values:
 
 @dataclasses.dataclass(frozen=True)
 class NonFinite:
-    """The operation that made the first NaN or infinity; `str` is a report.
+    """The operation that made the first NaN or infinity. Print it to see a report.
 
     - `kind`: `"NaN"` or `"infinity"`.
     - `during`: `"forward pass"` or `"gradient"`.
-    - `layer`: the path of the layer that contains the operation, such as `"model.layers[1]"`; `""`
-      outside of layers.
-    - `layer_type`: the class name of the layer; `""` outside of layers.
-    - `operation`: the name of the primitive; the path of the argument if the value came from an
+    - `layer`: the path of the layer that contains the operation, such as `"model.layers[1]"`. `""`
+      if the operation is outside of layers.
+    - `layer_type`: the class name of the layer. `""` if the operation is outside of layers.
+    - `operation`: the name of the primitive. If the value came from an argument, the path of the
       argument.
-    - `source`: the source line, `"file:line in function"`; `""` if it is unknown.
-    - `turns`: the iterations of the surrounding loops, from 0, the outermost loop first.
+    - `source`: the source line, as `"file:line in function"`. `""` if it is unknown.
+    - `turns`: the iteration number of each surrounding loop, counted from 0. The outermost loop
+      comes first.
     - `inputs`: the input values of the operation.
     - `outputs`: the non-finite output values of the operation.
     - `reaches`: the path of the first part of the result that is not finite.
-    - `then`: the operation that made a NaN from this infinity, if it is a different operation.
-    - `came_with`: the path of the infinite argument from which the operation made a NaN, or `""`.
+    - `then`: if the value is an infinity from which another operation made a NaN, that operation.
+      Otherwise `None`.
+    - `came_with`: if the operation made a NaN from an infinite argument, the path of the argument.
+      Otherwise `""`.
     """
 
     kind: str
@@ -118,9 +123,9 @@ class NonFinite:
 class Origin:
     """The operation that made a non-finite value.
 
-    - `number`: the position in the order of origins.
-    - `found`: the description of the operation; `reaches` and `then` are set later.
-    - `cause`: the origin of the infinity from which the operation made a NaN.
+    - `number`: the position of the operation in the order of origins.
+    - `found`: the description of the operation. Its fields `reaches` and `then` are set later.
+    - `cause`: if the operation made a NaN from an infinity, the origin of this infinity.
     - `is_given`: whether the origin is an infinite argument instead of an operation.
     """
 
@@ -139,7 +144,7 @@ class Context(NamedTuple):
 
     def inside(self, equation: Any) -> "Context":
         scopes = f"{self.scopes}/{equation.source_info.name_stack}"
-        # A line in the user's program or in a layer.
+        # This is a line in the user's program or in a layer.
         frame = frame_of_user(equation.source_info, is_of_user_or_layer)
         source = f"{frame.file_name}:{frame.line_num} in {frame.function_name}" if frame else ""
         return Context(scopes, source or self.source, self.turns)
@@ -151,7 +156,7 @@ class Context(NamedTuple):
 _TOP_LEVEL = Context()
 
 Traced = tuple[Any, Origin | None]
-"""A value and its origin; `None` if it is finite or a constant."""
+"""A value and its origin. The origin is `None` if the value is finite or a constant."""
 
 
 class Interpreter:
@@ -160,14 +165,15 @@ class Interpreter:
     **Arguments:**
 
     - `during`: see `NonFinite`.
-    - `layer_at`: function from name scopes to the path and the type name of the layer.
+    - `layer_at`: function that takes name scopes, and returns the path and the type name of the
+      layer.
     """
 
     def __init__(self, during: str, layer_at: Callable[[str], tuple[str, str]]):
         self._during = during
         self._layer_at = layer_at
         self._num_origins = 0
-        # Compiled, because the body of a nested loop runs often.
+        # This is compiled, because the body of a nested loop runs often.
         self._compiled = jax.jit(
             lambda jaxpr, *values: jaxpr_as_fun(jaxpr)(*values), static_argnums=0
         )
@@ -200,13 +206,13 @@ class Interpreter:
             return self.run(branches[which], inputs[1:], here)
         interpret_loop = {"scan": self._scan, "while": self._while}.get(name)
         if interpret_loop is not None and equation.effects:
-            # Effects must happen only once.
+            # Effects must happen only once, so do not run the compiled loop first.
             return interpret_loop(equation, inputs, here)
         # Run a whole loop compiled first, because most loops are finite.
         outputs = _bind(equation, inputs)
         if interpret_loop is not None and any(map(nonfinite_kind, outputs)):
             found = interpret_loop(equation, inputs, here)
-            # Iteration by iteration, rounding may differ, so that everything is finite.
+            # In single iterations, rounding may differ, so that everything may be finite.
             if any(nonfinite_kind(output) for output, _ in found):
                 return found
         return self._with_origins(equation, inputs, outputs, here)
@@ -246,7 +252,7 @@ class Interpreter:
     def _iteration(
         self, jaxpr: Any, equation: Any, inputs: Sequence[Traced], context: Context
     ) -> list[Traced]:
-        """One iteration of a loop; interpreted only if its outputs are not finite."""
+        """Runs one iteration of a loop, and interprets it if its outputs are not finite."""
         if not equation.effects:
             outputs = self._compiled(jaxpr, *(value for value, _ in inputs))
             if not any(map(nonfinite_kind, outputs)):
@@ -270,7 +276,7 @@ class Interpreter:
         self, kind: str, equation: Any, inputs: list[Traced], outputs: list[Any], context: Context
     ) -> Origin | None:
         taken = [nonfinite_kind(value) for value, _ in inputs]
-        # A row of an array may be finite although the origin of the array is passed on with it.
+        # A row has the origin of its array, but may be finite. Then its origin does not count.
         pairs = zip(inputs, taken, strict=True)
         origins = [each for (_, each), what in pairs if what and each is not None]
         causes = [each for each in origins if not each.is_given]
@@ -304,7 +310,7 @@ class Interpreter:
         is_given: bool = False,
         **known: Any,
     ) -> Origin:
-        """A new origin; `known` has further fields of its `NonFinite`."""
+        """Makes a new origin. `known` has further fields of its `NonFinite`."""
         self._num_origins += 1
         where = *self._layer_at(context.scopes), operation, context.source, context.turns
         found = NonFinite(kind, self._during, *where, **known)
@@ -370,7 +376,7 @@ def _has_numbers(value: Any) -> bool:
 
 
 def _makes_infinity(equation: Any, inputs: Sequence[Traced], outputs: Sequence[Any]) -> bool:
-    """Whether an element of the output is not finite where all inputs are finite."""
+    """Whether the output has a non-finite element at an index where all inputs are finite."""
     if equation.primitive.name not in _ELEMENTWISE:
         return False
     finite = np.logical_and.reduce(
@@ -380,12 +386,13 @@ def _makes_infinity(equation: Any, inputs: Sequence[Traced], outputs: Sequence[A
 
 
 def values_of(value: Any, dtype: Any = None) -> Values:
-    """The `Values` of an array, or of a Python number, which is converted to `dtype`."""
+    """The `Values` of an array or a Python number. A Python number is converted to `dtype`."""
     numbers = np.asarray(jax.device_get(value), dtype)
     parts = np.ravel(numbers)
     if np.iscomplexobj(parts):
         parts = np.concatenate([np.real(parts), np.imag(parts)])
-    # NumPy has no minimum of the small floats, such as bfloat16; float64 represents all of them.
+    # NumPy has no minimum for small floats, such as bfloat16. So convert them to float64, which is
+    # exact.
     finite = parts[np.isfinite(parts)].astype(np.float64)
     is_bad = ~np.isfinite(numbers)
     is_nan = np.isnan(numbers)

@@ -20,21 +20,21 @@ from ..extend import Rest, has_tangent, split
 
 
 def backward_nan(x: PyTree, name: Any = None, terminate: bool = True) -> PyTree:
-    """The identity, which prints the cotangents of `x` in the backward pass and stops at NaN.
+    """Returns `x`; in the backward pass, prints the cotangents of `x` and raises if they have NaN.
 
-    The values of `x`, the primals, are printed too. Under `jax.vmap` both are printed once for each
-    member of the batch. Forward passes print nothing.
+    The values of `x` (the primals) are printed too. Under `jax.vmap`, primals and cotangents are
+    printed once for each member of the batch. Forward passes print nothing.
 
     **Arguments:**
 
-    - `x`: any pytree. Leaves that are not differentiated have the cotangent `None`.
+    - `x`: any pytree. The printed cotangent of a leaf that is not differentiated is `None`.
     - `name`: if not `None`, it is printed above the values.
-    - `terminate`: whether to raise an error with `eqxlike.error_if` if a cotangent has NaN.
+    - `terminate`: whether to raise an error, by `eqxlike.error_if`, if a cotangent has NaN.
 
     **Returns:** `x`.
 
-    **Raises:** in the backward pass the error of `eqxlike.error_if`, with the path in `x` of the
-    first leaf whose cotangent has NaN.
+    **Raises:** in the backward pass, the error of `eqxlike.error_if` if a cotangent has NaN. The
+    message has the path, in `x`, of the first leaf with such a cotangent.
 
     !!! example
 
@@ -87,9 +87,9 @@ def backward_nan(x: PyTree, name: Any = None, terminate: bool = True) -> PyTree:
 Cotangents = list[Array | None]
 Check = Callable[[list[Array], Cotangents], Cotangents]
 
-# The operands are primals and then tangents. The primitive returns the tangents unchanged. Its
-# transpose returns `check(primals, cotangents)`. Unlike `jax.custom_vjp`, it also supports forward
-# mode.
+# The operands are primals, followed by tangents. The primitive returns the tangents unchanged. Its
+# transpose returns `check(primals, cotangents)`. Unlike a function with `jax.custom_vjp`, the
+# primitive also supports forward mode.
 _check_p = Primitive("backward_nan")
 _check_p.multiple_results = True
 
@@ -110,7 +110,7 @@ def _push_forward(operands: Any, tangents: Any, **params: Any) -> tuple[list[Any
 def _pull_back(
     cotangents: Any, *operands: Any, num_primals: int, check: Check
 ) -> list[Array | None]:
-    # A symbolic zero has no cotangent to check.
+    # A symbolic zero need not be checked.
     nonzero = [None if type(each) is ad.Zero else each for each in cotangents]
     return [None] * num_primals + check([*operands[:num_primals]], nonzero)
 
@@ -120,7 +120,7 @@ def _batch(
 ) -> tuple[list[Array], list[int]]:
     pairs = zip(operands, axes, strict=True)
     size = next(operand.shape[axis] for operand, axis in pairs if axis is not None)
-    # All operands are batched, because it is not known yet which cotangents will be.
+    # Batch all operands, because it is not known yet which cotangents will be batched.
     batched = [
         jnp.broadcast_to(operand, (size, *operand.shape))
         if axis is None
@@ -155,18 +155,20 @@ class _CotangentCheck:
     differentiated: list[int]
 
     def check(self, primals: list[Array], cotangents: Cotangents) -> Cotangents:
-        # Callbacks cannot be differentiated. `cotangents` itself stays differentiable.
+        # Callbacks cannot be differentiated, so they get stopped gradients. The returned
+        # `cotangents` stay differentiable.
         shown = jax.lax.stop_gradient((primals, cotangents))
         if not self.terminate:
             jax.debug.callback(self._print, *shown)
             return cotangents
-        # The error depends on the output of the callback, so that printing comes first.
+        # The error depends on the output of the callback. So the callback prints before the error
+        # is raised.
         place = jax.ShapeDtypeStruct((), jnp.int32)
         first = jax.pure_callback(self._print_and_find, place, *shown, vmap_method="sequential")
         return branched_error_if(cotangents, first >= 0, jnp.maximum(first, 0), self._messages())
 
     def _print_and_find(self, primals: list[Any], cotangents: list[Any]) -> np.ndarray:
-        """Prints, and returns the index of the first cotangent with NaN, or -1."""
+        """Prints the values. Returns the index of the first cotangent with NaN, or -1."""
         self._print(primals, cotangents)
         has_nan = [_has_nan(cotangent) for cotangent in cotangents]
         return np.array(has_nan.index(True) if any(has_nan) else -1, np.int32)

@@ -22,27 +22,29 @@ def find_nonfinite(
 ) -> NonFinite | None:
     """Finds the operation that made the first NaN or infinity of `model(*args, **kwargs)`.
 
-    The call is traced, and the program runs once, operation by operation, including jitted
-    functions, loops, branches, custom rules and `jax.checkpoint`. If the output is finite, the
-    gradient is searched in the same way: the gradient of the sum of the output by all
-    floating-point arrays of the model and the arguments that are not frozen.
+    The call is traced, and the program runs once, operation by operation. This includes the
+    operations inside jitted functions, loops, branches, custom rules and `jax.checkpoint`. If the
+    output is finite, the gradient is searched in the same way. This is the gradient of the sum of
+    the output, with respect to all floating-point arrays of the model and the arguments that are
+    not frozen.
 
-    Only values that reach the result count. An infinity that a mask removes does not count, and an
-    infinity that a mask inserts does not hide one that an operation makes in another element. A NaN
-    that passes through several operations is attributed to the first. If an argument contains the
-    NaN or infinity, such as an infinite weight, its path is reported.
+    Only values that reach the result count. An infinity that a mask removes does not count. An
+    infinity that a mask inserts does not hide an infinity that an operation makes in another
+    element. If a NaN passes through several operations, the first of them is reported. If the NaN
+    or infinity is in an argument, such as an infinite weight, the path of the argument is reported.
 
     **Arguments:**
 
     - `model`: a Module or any function, such as a loss or a training step.
-    - `*args`, `**kwargs`: the arguments of the call. Arrays are traced, everything else is static.
+    - `*args`, `**kwargs`: the arguments of the call. Arrays are traced, and everything else is
+      static.
     - `gradient`: whether to search the gradient too. Pass `False` if the function has no gradient,
       for example because it computes gradients itself.
 
-    **Returns:** a `NonFinite`, whose `str` is a report; `None` if everything is finite.
+    **Returns:** a `NonFinite`. Print it to see a report. `None` if everything is finite.
 
-    **Raises:** `TypeError` if `model` is not callable; `ValueError` inside of a jit or another
-    transformation, where arrays have no values; any exception of the call itself.
+    **Raises:** `TypeError` if `model` is not callable. `ValueError` inside a jit or another
+    transformation, because arrays have no values there. Any exception that the call itself raises.
 
     !!! example
 
@@ -86,9 +88,9 @@ def find_nonfinite(
     with (
         jax.debug_nans(False),
         jax.debug_infs(False),
-        # The program runs several times with the same random keys.
+        # The program runs several times with the same random keys, so allow key reuse.
         jax.debug_key_reuse(False),
-        # Inside `eqxlike.transfers`, the copies of the search are allowed.
+        # The search copies arrays to the host. Allow this inside `eqxlike.transfers`.
         jax.transfer_guard("allow"),
     ):
         found = _search(forward, "forward pass", arrays, rest, layers)
@@ -107,15 +109,16 @@ def find_nonfinite(
 def arguments_by_name(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], Callable[[dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]]:
-    """The arguments by parameter name, and a function from this dict to `(args, kwargs)`."""
+    """A dict of the arguments by parameter name, and a function from it to `(args, kwargs)`."""
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
     except (TypeError, ValueError):
-        # No signature, or a call that does not fit it: the call itself raises the error.
+        # There is no signature, or the call does not fit it. In the latter case, the call itself
+        # will raise.
         return {"args": args, "kwargs": kwargs}, lambda named: (named["args"], named["kwargs"])
 
     def back(named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        # In the order of the parameters: JAX sorts the keys of a dict.
+        # Restore the order of the parameters, because JAX sorts the keys of a dict.
         ordered = {name: named[name] for name in bound.arguments}
         again = inspect.BoundArguments(bound.signature, ordered)  # pyright: ignore
         return again.args, again.kwargs
@@ -138,7 +141,7 @@ def _check_values(arrays: list[Any], rest: Rest, layers: "_Layers") -> None:
 
 
 def _inexact(tree: Any, name: Callable[[Any], str]) -> dict[str, Any]:
-    """The floating-point and complex arrays of a tree by name."""
+    """The floating-point and complex arrays of a tree, in a dict by name."""
     return {
         name(path): leaf for path, leaf in jtu.tree_leaves_with_path(tree) if is_inexact_array(leaf)
     }
@@ -183,7 +186,7 @@ def _search(
 
 
 def _order(origin: Origin | None) -> tuple[int, int]:
-    """The sort key of origins: operations in order, then infinite arguments, then constants."""
+    """The sort key of an origin. Operations come first, then infinite arguments, then constants."""
     if origin is None:
         return 2, 0
     root = _root(origin)
@@ -206,9 +209,10 @@ _SCOPE = "eqxlike-layer-"
 class _Scope:
     """A name scope around the calls of one layer.
 
-    Scopes are static parts of the observed tree. All scopes of one `find_nonfinite` are equal, so
-    that `tree_map` still works on a model and, for example, its optimiser state. Scopes of
-    different `find_nonfinite` calls differ, because JAX caches traces.
+    Scopes are static parts of the observed tree. All scopes of one call of `find_nonfinite` are
+    equal, so that `tree_map` still works on two trees, such as a model and its optimiser state.
+    Scopes of different calls are not equal. Otherwise JAX would reuse the trace of an earlier call,
+    with other scopes.
     """
 
     layers: "_Layers"
@@ -233,14 +237,14 @@ class _Layers:
         return _Scope(self, f"{_SCOPE}{len(self._found) - 1}")
 
     def name_of(self, path: tuple[Any, ...]) -> str:
-        """The path of a leaf for messages, without the path through wrappers of the function."""
+        """The path of a leaf as messages show it. The path through wrappers is left out."""
         whose, *inner = path
         if whose.idx == 0 and tuple(inner[: len(self._inside)]) == self._inside:
             inner = inner[len(self._inside) :]
         return _name_of((whose, *inner))
 
     def at(self, scopes: str) -> tuple[str, str]:
-        """The path and the type name of the innermost layer in the name scopes of an operation."""
+        """The path and type name of the innermost layer in the name scopes of an operation."""
         numbers = re.findall(rf"{_SCOPE}(\d+)", scopes)
         return self._found[int(numbers[-1])] if numbers else ("", "")
 

@@ -1,4 +1,4 @@
-"""Counts of the traces of a function, an error if there are too many, and reports of retraces."""
+"""Counts the traces of a function, raises if there are too many, and reports retraces."""
 
 import collections
 import contextlib
@@ -45,19 +45,20 @@ def assert_max_traces(
 def assert_max_traces(fn: Callable[..., Any] = MISSING, *, max_traces: int | None) -> Any:
     """Wraps a function so that tracing it more than `max_traces` times is an error.
 
-    Place it between the jit and the function: each call of the wrapper counts, and a jit calls it
-    once for each trace.
+    Wrap the function first, and then jit the wrapper. Each call of the wrapper counts as a trace,
+    because a jitted function calls the wrapper only to trace it.
 
     **Arguments:**
 
     - `fn`: any callable. If it is left out, the result is a decorator.
-    - `max_traces`: the largest number of traces; `None` only counts, for `get_num_traces`.
+    - `max_traces`: the largest number of traces. With `None` there is no limit, and traces are only
+      counted, for `get_num_traces`.
 
-    **Returns:** a Module with the signature of `fn`, which has the arrays of `fn` as leaves. Its
-    copies share one count; deep copies and unpickled copies start to count from zero.
+    **Returns:** a Module with the signature of `fn`. Its leaves are the arrays of `fn`. All copies
+    of the Module share one count, but deep copies and unpickled copies start to count from zero.
 
-    **Raises:** `TypeError` if `fn` is not callable; when called too often, `RuntimeError` with the
-    differences between the arguments and the most similar earlier trace.
+    **Raises:** `TypeError` if `fn` is not callable. When traced too often, `RuntimeError`; the
+    message has the differences from the most similar earlier trace.
 
     !!! example
 
@@ -118,15 +119,15 @@ def get_num_traces(fn: Any) -> int:
 
 
 _MAX_CALLS = 16
-"""The number of traces that are kept for comparison. A mistake that causes a retrace usually causes
-one in each call, so the latest traces are enough.
+"""The number of traces that are kept for comparison. The latest ones are enough, because a mistake
+that causes a retrace usually causes one in each call.
 """
 
 _lock = threading.Lock()
 
 
 class _Tag:
-    """The traces of one function, shared by all copies of a wrapper.
+    """The traces of one function. All copies of a wrapper share one tag.
 
     A deep copy or an unpickled copy gets a new tag, and starts to count from zero.
     """
@@ -176,7 +177,7 @@ class _AssertMaxTraces(Wrapper):
 
 
 _MAX_TRACES = 1000
-"""The number of latest retraces that are kept in the list."""
+"""The list of retraces keeps at most this many, the latest."""
 
 
 @contextlib.contextmanager
@@ -185,21 +186,23 @@ def explain_retraces(
 ) -> Iterator[list[Trace]]:
     """Context manager that reports why functions of `filter_jit` are traced and compiled again.
 
-    It reports every trace after the first trace of a function, even if the first trace came before
-    the block. It also reports the first trace of a function that has the same source lines as a
-    function traced in the block: `filter_jit(lambda x: ...)` in a loop compiles in each iteration.
+    It reports every trace of a function except the first one. The first trace may have come before
+    the block. If two functions have the same source lines, it also reports the first trace of the
+    second function. So it finds `filter_jit(lambda x: ...)` in a loop, which makes and compiles a
+    new function in each iteration.
 
-    The block applies to all threads. Calls that do not trace are not slower.
+    It reports traces in all threads. Calls that do not trace are not slower.
 
     **Arguments:**
 
-    - `on_retrace`: a function that is called with each retrace, `print` by default; `"warn"` for a
-      warning at the line of the call; `"error"` for an exception.
+    - `on_retrace`: a function that is called with each retrace (by default, `print`); `"warn"` for
+      a warning at the line of the call; or `"error"` for an exception.
 
-    **Returns:** a context manager whose value is the list of the latest 1000 retraces.
+    **Returns:** a context manager. `with explain_retraces() as retraces` gives a list of the latest
+    1000 retraces.
 
-    **Raises:** `ValueError` if `on_retrace` is invalid; in the block, with `"error"`,
-    `RetraceError` from the call that traces again.
+    **Raises:** `ValueError` if `on_retrace` is invalid. With `"error"`, a call in the block that
+    traces again raises `RetraceError`.
 
     !!! example
 
@@ -218,12 +221,14 @@ def explain_retraces(
     """
     check_on_retrace(on_retrace, "explain_retraces")
     retraces: list[Trace] = []
-    # By the source lines of a function: its latest traces, each with the serial of its function.
+    # The keys identify the source lines of functions. The values are the latest traces of the
+    # functions at these lines, each with the serial number of its function.
     seen: dict[Hashable, collections.deque[tuple[Trace, int]]] = {}
 
     def listen(trace: Trace, history: History) -> None:
         reported = trace if trace.number > 1 else None
-        # Functions that this package defines are created anew for each user function.
+        # Leave out functions that this package defines: it defines them again for each user
+        # function.
         if history.code is not None and is_of_user(history.code.co_filename):
             earlier = seen.setdefault(history.definition, collections.deque(maxlen=_MAX_CALLS))
             if reported is None and earlier:

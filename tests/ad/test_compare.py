@@ -39,7 +39,8 @@ def test_verdicts(comparison):
 
 
 W_IS = (
-    "The gradient by args[0]['w'] is {}, but the array is an array of shape (3,) and dtype float32."
+    "The gradient with respect to args[0]['w'] is {}, but the array is an array of shape (3,) "
+    "and dtype float32."
 )
 B_IS = W_IS.replace("'w'", "'b'").replace("(3,)", "(2,)")
 
@@ -49,11 +50,11 @@ def test_verdict_is_explained(comparison):
         (
             "off",
             "args[0]['w']",
-            "The gradient by args[0]['w'] has a relative error of 2.5e-01. The tolerance is "
-            "4.9e-03; 2.8e-01 would have passed.",
+            "The gradient with respect to args[0]['w'] has a relative error of 2.5e-01. "
+            "The tolerance is 4.9e-03; 2.8e-01 would have passed.",
         ),
-        ("nan", "args[0]['w']", "Not finite: 1 of the 3 derivatives by args[0]['w']."),
-        ("inf", "args[0]['b']", "Not finite: 2 of the 2 derivatives by args[0]['b']."),
+        ("nan", "args[0]['w']", "Not finite: 1 of the 3 derivatives with respect to args[0]['w']."),
+        ("inf", "args[0]['b']", "Not finite: 2 of the 2 derivatives with respect to args[0]['b']."),
         ("raises", None, "ValueError: no rule for this\nUse another mode."),
         ("shape", "args[0]['w']", W_IS.format("an array of shape (1, 3) and dtype float32")),
         ("dtype", "args[0]['b']", B_IS.format("an array of shape (2,) and dtype float16")),
@@ -171,7 +172,7 @@ KNOWN = ad.Comparison(
         ad.ComparisonRow(
             mode="Forward()",
             verdict="wrong",
-            explanation="The gradient by args[0] is off.",
+            explanation="The gradient with respect to args[0] is off.",
             gradient_us=1234.5,
             peak_bytes=0,
             max_relative_error=0.5,
@@ -189,7 +190,7 @@ def test_text_is_a_table_with_explanations():
         "Reverse()       36.2         54.3   1.50            131       2,640  1.1e-07  ok\n"
         "Forward()          -        1,234      -              -           0  5.0e-01  wrong\n"
         "None               -            -      -              -           -        -  error\n"
-        "Forward(): The gradient by args[0] is off.\n"
+        "Forward(): The gradient with respect to args[0] is off.\n"
         "None: ValueError: no\n"
         "cpu; jax 0.10.2; error: relative to FiniteDifference(order=4) in float64"
     )

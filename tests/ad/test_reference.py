@@ -63,7 +63,7 @@ def test_reference_that_is_not_finite_is_an_error_that_names_the_leaf():
     with pytest.raises(ValueError, match="is not finite in float64") as caught:
         compare(barrier, x)
     assert "FiniteDifference(order=4)" in str(caught.value)
-    assert "2 of the 2 derivatives by args[0]['a'][0]" in str(caught.value)
+    assert "2 of the 2 derivatives with respect to args[0]['a'][0]" in str(caught.value)
     assert "`reference=None`" in str(caught.value)
 
 

@@ -20,16 +20,16 @@ from ._mode import Arrays, Mode, OfArrays, OfList, Pullback, ValueAndGrad, diffe
 
 
 class Checkpointed(Mode):
-    """Reverse mode that saves few values of the forward pass and recomputes the others.
+    """Reverse mode that saves few values of the forward pass, and recomputes all others.
 
-    The function is cut into about `sqrt(n)` segments for `n` operations, at places where few values
-    pass from one segment to the next. These values are saved. The backward pass computes each
-    segment again (Chen et al., 2016, arXiv:1604.06174). `jax.lax.scan` is cut in the same way. A
-    network of `n` layers needs memory for about `2 sqrt(n)` layers, and the function is evaluated
-    twice.
+    A function of `n` operations is cut into about `sqrt(n)` segments, so that few values pass from
+    one segment to the next. Only these values are saved. The backward pass computes each segment
+    again (Chen et al., 2016, arXiv:1604.06174). The steps of a `jax.lax.scan` are cut into segments
+    in the same way. A network of `n` layers needs memory for about `2 sqrt(n)` layers, and the
+    function is evaluated twice.
 
-    - `policy`: one of `jax.checkpoint_policies`, which chooses further values to save inside
-      segments.
+    - `policy`: one of `jax.checkpoint_policies`. It chooses further values to save inside the
+      segments. `None` saves no further values.
 
     !!! example
 
@@ -71,11 +71,11 @@ Policy = Callable[..., bool] | None
 def in_segments(
     function: Callable[[Arrays], Any], arrays: Arrays, policy: Policy
 ) -> Callable[[Arrays], Any]:
-    """`function`, traced at `arrays`, as a chain of segments that the backward pass recomputes."""
+    """Traces `function` and cuts it into segments, which the backward pass recomputes."""
     closed, output = jax.make_jaxpr(function, return_shape=True)(arrays)
     program = _Program()
     inputs = [program.new_name(each.aval) for each in closed.jaxpr.invars]
-    # Closed-over arrays may be tracers, so they become inputs.
+    # Closed-over arrays become inputs, because they may be tracers.
     consts = [program.new_name(each.aval) for each in closed.jaxpr.constvars]
     outputs = program.inline(closed.jaxpr, consts, inputs)
     segments, treedef = program.segments(outputs), jtu.tree_structure(output)
@@ -88,7 +88,7 @@ def in_segments(
                 run_segment = recomputed(lambda values, s=segment: s.run(values, policy), policy)
             found = run_segment([values[name] for name in segment.inputs])
             values.update(zip(segment.outputs, found, strict=True))
-        # A literal of the program is not an array.
+        # An output may be a literal of the program, which is not an array.
         return jtu.tree_unflatten(treedef, [jnp.asarray(_read(values, each)) for each in outputs])
 
     return run
@@ -173,7 +173,7 @@ class _Program:
         return list(map(atom_of, jaxpr.outvars))
 
     def segments(self, outputs: list[Atom]) -> list[_Segment]:
-        """Divides the program, which returns `outputs`, into segments."""
+        """Divides the program into segments. `outputs` are the outputs of the whole program."""
         last_use = {name: len(self.steps) for name in outputs if not isinstance(name, Literal)}
         for number in reversed(range(len(self.steps))):
             for name in self.steps[number].inputs:
@@ -194,7 +194,8 @@ class _Program:
         """The indices of the steps at which a new segment starts."""
         made = [sum(self.sizes[name] for name in step.outputs) for step in self.steps]
         total = sum(made)
-        # The bytes that are saved by a cut before each step: values made before it and used later.
+        # `kept[i]`: the bytes that a cut before step `i` saves, in values that are made before the
+        # cut and used after it.
         kept, alive, dying = [], 0, [0] * (len(self.steps) + 2)
         for number, step in enumerate(self.steps):
             alive -= dying[number]
@@ -205,7 +206,7 @@ class _Program:
                     dying[min(last_use[name] + 1, len(self.steps) + 1)] += self.sizes[name]
         if len(self.steps) < 4 or not total:
             return []
-        # With k segments, memory is `k * typical + total / k`, which is smallest at this k.
+        # With k segments, the memory is `k * typical + total / k`. `num_segments` minimises it.
         typical = max(sorted(kept[1:])[len(kept[1:]) // 4], 1)
         num_segments = min(max(round(math.sqrt(total / typical)), 1), len(self.steps) // 2)
         ends = list(itertools.accumulate(made))
@@ -222,7 +223,7 @@ class _Program:
 
 
 def _scan_in_blocks(params: Any, values: list[Any], policy: Policy) -> list[Array]:
-    """`jax.lax.scan` in about `sqrt(length)` blocks, which the backward pass recomputes."""
+    """Runs a `scan` in about `sqrt(length)` blocks. The backward pass recomputes each block."""
     num_consts, num_carry = scan_counts(params)
     body = jaxpr_as_fun(params["jaxpr"])
     length, reverse = params["length"], params["reverse"]
@@ -242,7 +243,7 @@ def _scan_in_blocks(params: Any, values: list[Any], policy: Policy) -> list[Arra
         carry, ys = over(consts, carry, xs, length)
         return [*carry, *ys]
 
-    # The remaining steps, which do not fill a block, come last.
+    # The remaining steps, which do not fill a block, run last.
     whole = num_blocks * size
     in_blocks = slice(length - whole, None) if reverse else slice(whole)
     others = slice(length - whole) if reverse else slice(whole, None)
@@ -265,7 +266,7 @@ def _scan_in_blocks(params: Any, values: list[Any], policy: Policy) -> list[Arra
 
 
 def recomputed(function: OfList, policy: Callable[..., bool] | None) -> OfList:
-    """`function`, of which reverse mode saves only the arguments and what `policy` chooses."""
+    """Makes reverse mode save only the arguments of `function`, and what `policy` chooses."""
     if policy is None and cpu_merges_recomputation():
         return differentiated_by(_InBranch(), function, None)
     return jax.checkpoint(function, policy=policy)
@@ -274,7 +275,7 @@ def recomputed(function: OfList, policy: Callable[..., bool] | None) -> OfList:
 class _InBranch(Reverse):
     """Reverse mode that recomputes the function inside a `cond` of the backward pass.
 
-    XLA does not merge the operations of a branch with equal operations of the forward pass, and
+    XLA does not merge the operations in a branch with equal operations of the forward pass. It
     starts the branch only when the cotangents have been computed.
     """
 
@@ -282,7 +283,7 @@ class _InBranch(Reverse):
         outputs, aux = function(arrays)
 
         def pull_back(cotangents: Arrays) -> Arrays:
-            # Always true, but XLA cannot know it.
+            # This is always true, but XLA cannot know it, so it keeps the `cond`.
             is_taken = jax.lax.rng_uniform(jnp.float32(0), jnp.float32(1), ()) < 2
             return jax.lax.cond(
                 is_taken,

@@ -18,26 +18,27 @@ from ..._transforms._derivatives._by_mode import CannotDifferentiate
 from ._forward_reverse import along_directions, gradients_of
 from ._mode import Arrays, Mode, OfArrays, Pullback, ValueAndGrad, real_dot, to_widest
 
-# `_WEIGHTS[order][k]` is the weight of `(f(x + k h) - f(x - k h)) / h` in f'(x).
+# `_WEIGHTS[order][k]` is the weight of `(f(x + k h) - f(x - k h)) / h` in the formula for f'(x).
 _WEIGHTS = {2: {1: 1 / 2}, 4: {1: 2 / 3, 2: -1 / 12}}
 
 
 class FiniteDifference(Mode):
     """Central finite differences.
 
-    They only evaluate the function, so they can check derivative rules, and differentiate functions
-    without rules, such as `jax.pure_callback`. They cost `order` evaluations for each number in the
-    inputs, one after another, and have at most half of the digits: use float64.
+    Finite differences only evaluate the function. So they can check derivative rules, and
+    differentiate functions without derivative rules, such as `jax.pure_callback`. They evaluate the
+    function `order` times for each number in the inputs, one evaluation after another. At most half
+    of the digits of the result are right, so use float64.
 
     - `order`: 2 or 4, the order of the truncation error. Order 2 is `(f(x + h) - f(x - h)) / 2h`;
       order 4 is `(8 f(x + h) - 8 f(x - h) - f(x + 2h) + f(x - 2h)) / 12h`.
     - `step`: the step `h`. `None` chooses a step for each number `x` of the input, about
       `max(1, |x|)` times the cube root of the machine epsilon. This balances rounding and
-      truncation for order 2 (Numerical Recipes, section 5.7). Order 4 could use a larger step, but
-      would then cross more kinks, such as the kink of a `relu`.
+      truncation errors for order 2 (Numerical Recipes, section 5.7). Order 4 uses the same step,
+      because a larger step would cross more kinks, such as the kink of a `relu`.
 
     **Raises:** `ValueError` if `order` is not 2 or 4, or if `step` is not positive. When called,
-    `ValueError` if `step` is too small for a number of the input: `x + step == x`.
+    `ValueError` if `step` is too small for a number `x` of the input, that is, if `x + step == x`.
 
     !!! example
 
@@ -68,8 +69,8 @@ class FiniteDifference(Mode):
         outputs, aux = function(arrays)
 
         def pull_back(cotangents: Arrays) -> Arrays:
-            # Take differences before the dot product: in the sum, a large output would hide the
-            # difference of a small output.
+            # Take the differences before the dot product. In the dot product, rounding of a large
+            # output would hide the difference of a small output.
             derivatives = self._derivatives(
                 lambda arrays: function(arrays)[0],
                 arrays,
@@ -83,7 +84,8 @@ class FiniteDifference(Mode):
     def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
         outputs, _ = function(arrays)
         steps = self._steps(arrays, outputs)
-        # The largest step along the tangent that moves no number further than its own step.
+        # `h` is the largest step along the tangent that moves no number further than the step
+        # chosen for this number.
         reach = [
             jnp.where(size == 0, jnp.inf, step / size).min(initial=jnp.inf)
             for size, step in zip(map(jnp.abs, jax.lax.stop_gradient(tangents)), steps, strict=True)
@@ -104,11 +106,11 @@ class FiniteDifference(Mode):
         outputs: Arrays,
         weigh: Callable[[Arrays], Arrays] = list,
     ) -> Arrays:
-        """The derivatives of each output in all `n` directions, of shape `(n, *output.shape)`.
+        """The derivatives along all `n` directions, of shape `(n, *output.shape)` for each output.
 
         **Arguments:**
 
-        - `weigh`: a linear function that is applied to the derivatives in each direction.
+        - `weigh`: a linear function that is applied to the derivatives along each direction.
         """
         steps = self._steps(arrays, outputs)
 
@@ -140,7 +142,7 @@ class FiniteDifference(Mode):
         return [each / h.astype(each.dtype) for each in sums]
 
     def _steps(self, arrays: Arrays, outputs: Arrays) -> list[Float[Array, "..."]]:
-        """The step for each number of each array, as a constant."""
+        """The step for each number of each array. No derivative goes through the steps."""
         arrays = jax.lax.stop_gradient(arrays)
         epsilon = max((float(jnp.finfo(each.dtype).eps) for each in outputs), default=0.0)
         steps = []
@@ -150,7 +152,7 @@ class FiniteDifference(Mode):
             if self.step is None:
                 relative = max(float(finfo.eps), epsilon) ** (1 / 3)
                 wanted = relative * jnp.maximum(size, 1)
-                # The exact difference of the rounded numbers.
+                # Use the difference of the rounded numbers, which is exact.
                 steps.append((size + wanted) - size)
             else:
                 wanted = jnp.full(size.shape, self.step, finfo.dtype)
@@ -161,7 +163,7 @@ class FiniteDifference(Mode):
         return steps
 
     def _check_steps(self, steps: Array, lost: Array, place: int, array: Array) -> Array:
-        """`steps`, with an error if a step does not change its number."""
+        """Returns `steps`; raises an error if a step is too small to change its number."""
         what = (
             f"has a number that is too large for the step {self.step}: x + step == x in "
             f"{array.dtype}. Use a larger step, float64, or FiniteDifference(step=None), which "

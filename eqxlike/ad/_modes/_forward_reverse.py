@@ -1,4 +1,4 @@
-"""Forward and reverse mode by JAX and by Enzyme, and the mode that chooses by input size."""
+"""Forward and reverse mode of JAX and of Enzyme, and a mode that chooses between JAX's modes."""
 
 import importlib
 import math
@@ -19,8 +19,9 @@ from ._mode import Arrays, Mode, OfArrays, Pullback, ValueAndGrad
 class Reverse(Mode):
     """Reverse mode of JAX: a forward pass that saves intermediate values, and a backward pass.
 
-    It costs a few evaluations of the function, for any number of inputs, and the memory of the
-    saved values. This is `jax.grad`, and the default of `filter_grad`.
+    It costs as much time as a few evaluations of the function, for any number of inputs. The
+    intermediate values need memory. This is the mode of `jax.grad`, and the default of
+    `filter_grad`.
 
     !!! example
 
@@ -40,7 +41,7 @@ class Reverse(Mode):
     def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
         equations = equations_in(jax.make_jaxpr(function)(arrays).jaxpr)
         if any(each.primitive.name.startswith("custom_vjp_call") for each in equations):
-            # The function has no JVP rule: transpose its VJP.
+            # The function has no JVP rule, so transpose its VJP.
             return super().jvp(function, arrays, tangents)
         return Forward().jvp(function, arrays, tangents)
 
@@ -48,12 +49,12 @@ class Reverse(Mode):
 class Forward(Mode):
     """Forward mode of JAX: one Jacobian-vector product for each number in the inputs.
 
-    It saves no intermediate values, and costs one pass for each input. Use it for functions with
-    few inputs or many outputs, and for operations without reverse mode, such as
+    It saves no intermediate values, and makes one pass for each number in the inputs. Use it for
+    functions with few inputs or many outputs, and for operations without reverse mode, such as
     `jax.lax.while_loop`.
 
-    - `chunk`: the number of products that are computed as one batch; `None` for all. A larger chunk
-      needs more memory and fewer sequential passes.
+    - `chunk`: the number of products that are computed as one batch. `None` computes all products
+      as one batch. A larger chunk needs more memory and fewer sequential passes.
 
     **Raises:** `ValueError` if `chunk` is not a positive integer.
 
@@ -99,7 +100,7 @@ class Forward(Mode):
 
 
 class Auto(Mode):
-    """Forward mode if there are no more inputs than outputs, else reverse mode.
+    """Forward mode if there are at most as many inputs as outputs, and otherwise reverse mode.
 
     Forward mode needs one pass for each number in the inputs. Reverse mode needs one pass for each
     number in the outputs, and each pass costs more. Use `ad.compare` to measure which is faster.
@@ -134,11 +135,11 @@ class Auto(Mode):
 class Enzyme(Mode):
     """Forward and reverse mode by Enzyme, which differentiates the program after optimisation.
 
-    It needs the package `enzyme_ad`: `pip install 'eqxlike[enzyme]'`, for Linux and macOS with
-    Python 3.11. Enzyme differentiates StableHLO, so it ignores JAX's derivative rules, including
-    `jax.custom_vjp`. It supports reverse mode of a `jax.lax.while_loop` if the compiler can infer
-    the number of steps. It has no batching rule, so it fails under `jax.vmap` and for most Hessians
-    (enzyme_ad 0.0.16). Moses and Churavy, 2020, arXiv:2010.01709.
+    It needs the package `enzyme_ad`, which exists for Python 3.11 on Linux and macOS:
+    `pip install 'eqxlike[enzyme]'`. Enzyme differentiates StableHLO, so it ignores JAX's derivative
+    rules, including `jax.custom_vjp`. It supports reverse mode of a `jax.lax.while_loop` if the
+    compiler can infer the number of steps. It has no batching rule, so it fails under `jax.vmap`
+    and for most Hessians (enzyme_ad 0.0.16). Source: Moses and Churavy, 2020, arXiv:2010.01709.
 
     **Raises:** `ImportError` if Enzyme is not installed.
 
@@ -153,7 +154,7 @@ class Enzyme(Mode):
     has_batching: ClassVar[bool] = False
 
     def value_and_grad(self, function: OfArrays, arrays: Arrays) -> ValueAndGrad:
-        # Enzyme's operations only run in a compiled program.
+        # Enzyme's operations run only in a compiled program.
         by_enzyme = _by_enzyme(function, arrays)
         return jax.jit(lambda arrays: Reverse().value_and_grad(by_enzyme, arrays))(arrays)
 
@@ -163,7 +164,7 @@ class Enzyme(Mode):
 
 
 def _by_enzyme(function: OfArrays, arrays: Arrays) -> Callable[[Arrays], Any]:
-    """`function` as one operation that Enzyme differentiates."""
+    """Makes one operation of `function`, which Enzyme differentiates."""
     try:
         enzyme = importlib.import_module("enzyme_ad.jax")
     except ImportError as error:
@@ -177,7 +178,8 @@ def _by_enzyme(function: OfArrays, arrays: Arrays) -> Callable[[Arrays], Any]:
     # The reverse mode of enzyme_ad 0.0.16 fails if there are more outputs than inputs.
     spare = [jnp.zeros(()) for _ in range(treedef.num_leaves - num_inputs)]
 
-    # Enzyme traces this function again at compile time, so closed-over arrays must be arguments.
+    # Enzyme traces this function again at compile time, when tracers in its closure would be
+    # invalid. So closed-over arrays become arguments.
     def of_all(*args: Array) -> list[Array]:
         consts, arrays = args[:num_consts], args[num_consts:num_inputs]
         return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*arrays)
@@ -194,7 +196,7 @@ def _by_enzyme(function: OfArrays, arrays: Arrays) -> Callable[[Arrays], Any]:
 
 
 def num_directions(arrays: Sequence[Array]) -> int:
-    """The number of real numbers in `arrays`; a complex number counts as two."""
+    """The number of real numbers in `arrays`. A complex number counts as two."""
     return sum(math.prod(each.shape) * _parts(each) for each in arrays)
 
 
@@ -210,17 +212,18 @@ def along_directions(
 
     **Arguments:**
 
-    - `derivative`: from tangents of `arrays` to a pytree of arrays.
-    - `arrays`: arrays of `n` real numbers in total. For each array, the real parts come first, then
-      the imaginary parts.
-    - `chunk`: the largest number of directions in one batch; `None` for all. 1 does not use
-      `jax.vmap`.
-    - `out_axes`: as for `jax.vmap`; used only if all directions are one batch.
+    - `derivative`: function that takes a list of tangents of `arrays` and returns a pytree of
+      arrays.
+    - `arrays`: arrays with `n` real numbers in total. For a complex array, the directions along the
+      real parts come first, and then those along the imaginary parts.
+    - `chunk`: the largest number of directions in one batch. `None` takes all directions as one
+      batch; 1 does not use `jax.vmap`.
+    - `out_axes`: as for `jax.vmap`. Used only if all directions are one batch.
 
     **Returns:** the outputs of `derivative`, with a leading axis of length `n`.
 
-    **Raises:** `ValueError` if `chunk` is 1 and `derivative` writes to a `jax.Ref`: it would write
-    `n` times.
+    **Raises:** `ValueError` if `chunk` is 1 and `derivative` writes to a `jax.Ref`, because it
+    would write `n` times.
     """
     total = num_directions(arrays)
 
@@ -233,15 +236,15 @@ def along_directions(
         return jax.lax.map(_without_writes(along), jnp.arange(total))
     assert chunk is not None
     num_blocks = math.ceil(total / chunk)
-    chunk = math.ceil(total / num_blocks)  # Blocks of similar size.
-    # Indices past the last direction have zero tangents.
+    # Blocks have equal sizes. Indices past the last direction, in the last block, give zeros.
+    chunk = math.ceil(total / num_blocks)
     blocks = jnp.arange(num_blocks * chunk).reshape(num_blocks, chunk)
     found = jax.lax.map(jax.vmap(along), blocks)
     return jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:])[:total], found)
 
 
 def _without_writes(along: Callable[[Int[Array, ""]], Any]) -> Callable[[Int[Array, ""]], Any]:
-    """`along`, traced once; `ValueError` if it writes to a `jax.Ref`."""
+    """Traces `along` once. Raises `ValueError` if it writes to a `jax.Ref`."""
     closed, output = jax.make_jaxpr(along, return_shape=True)(jnp.zeros((), int))
     if any(type(each).__name__ in ("WriteEffect", "AccumEffect") for each in closed.effects):
         raise ValueError(
@@ -254,9 +257,9 @@ def _without_writes(along: Callable[[Int[Array, ""]], Any]) -> Callable[[Int[Arr
 
 
 def gradients_of(derivatives: Array, arrays: Arrays) -> list[Array]:
-    """Splits derivatives of shape `(n, *out)` into arrays of shape `(*out, *in)` for `arrays`.
+    """Splits derivatives of shape `(n, *out)` into one array of shape `(*out, *in)` for each input.
 
-    The derivative by a complex array `x + iy` is `d/dx - i d/dy`, as in JAX.
+    The derivative with respect to a complex array `x + iy` is `d/dx - i d/dy`, as in JAX.
     """
     gradients, start = [], 0
     for array in arrays:

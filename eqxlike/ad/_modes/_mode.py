@@ -27,10 +27,10 @@ from ..._transforms._derivatives._linear_call import (
 Arrays = list[Array]
 Pullback = Callable[[Arrays], Arrays]
 OfArrays = Callable[[Arrays], tuple[Any, Arrays]]
-"""A function that modes differentiate: from a list of inexact arrays to `(value, aux)`.
+"""A function that a mode differentiates: takes a list of arrays, returns `(value, aux)`.
 
-`value` is a real scalar in `value_and_grad`, and a list of arrays in the other methods. `aux` is a
-list of arrays that are not differentiated.
+In `value_and_grad`, `value` is a real scalar. In all other methods, it is a list of arrays. `aux`
+is a list of arrays that are not differentiated.
 """
 
 ValueAndGrad = tuple[tuple[Float[Array, ""], Arrays], Arrays]
@@ -40,9 +40,9 @@ ValueAndGrad = tuple[tuple[Float[Array, ""], Arrays], Arrays]
 class Mode(Module):
     """Abstract base class of the modes of differentiation.
 
-    To write a mode, implement `value_and_grad`. The other methods have defaults that use it;
-    override those that the mode can compute more efficiently. All methods get lists of arrays:
-    `filter_grad` and the other transformations handle pytrees and static leaves.
+    To write a mode, implement `value_and_grad`. All other methods have defaults that use it.
+    Override a default if the mode can compute it more efficiently. All methods get lists of arrays,
+    because `filter_grad` and other transformations handle pytrees and static leaves.
 
     !!! example
 
@@ -67,28 +67,30 @@ class Mode(Module):
     def value_and_grad(
         self, function: OfArrays, arrays: Arrays
     ) -> tuple[tuple[Float[Array, ""], Arrays], Arrays]:
-        """The value and gradient of a function, as `jax.value_and_grad(has_aux=True)`.
+        """Computes the value and gradient of a function, like `jax.value_and_grad(has_aux=True)`.
 
         **Arguments:**
 
-        - `function`: from a list of arrays to `(value, aux)`, with `value` a real scalar.
+        - `function`: function that takes a list of arrays and returns `(value, aux)`. `value` is a
+          real scalar.
         - `arrays`: floating-point or complex arrays.
 
-        **Returns:** `((value, aux), gradient)`. `gradient` has an array for each of `arrays`, of
-        the same shape and dtype. For a complex array `x + iy` it is `df/dx - i df/dy`, as in JAX.
+        **Returns:** `((value, aux), gradient)`. `gradient` is a list with one array for each of
+        `arrays`, of the same shape and dtype. The gradient with respect to a complex array `x + iy`
+        is `df/dx - i df/dy`, as in JAX.
         """
 
     def vjp(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Pullback, Arrays]:
-        """The outputs and the pullback of a function, as `jax.vjp(has_aux=True)`.
+        """Computes the outputs of a function and its pullback, like `jax.vjp(has_aux=True)`.
 
         **Arguments:**
 
-        - `function`: from a list of arrays to `(outputs, aux)`. `outputs` is a list of
+        - `function`: takes a list of arrays and returns `(outputs, aux)`. `outputs` is a list of
           floating-point or complex arrays.
         - `arrays`: floating-point or complex arrays.
 
-        **Returns:** `(outputs, pullback, aux)`. `pullback` takes a cotangent for each of the
-        outputs and returns one for each of `arrays`.
+        **Returns:** `(outputs, pullback, aux)`. `pullback` takes a list with a cotangent of each
+        output, and returns a list with a cotangent of each of `arrays`.
         """
         outputs, aux = function(arrays)
 
@@ -102,11 +104,11 @@ class Mode(Module):
         return outputs, pull_back, aux
 
     def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
-        """The tangents of the outputs of a function, as `jax.jvp`.
+        """Computes the tangents of the outputs of a function, like `jax.jvp`.
 
         **Arguments:**
 
-        - `function`: from a list of arrays to `(outputs, aux)`. `outputs` is a list of
+        - `function`: takes a list of arrays and returns `(outputs, aux)`. `outputs` is a list of
           floating-point or complex arrays.
         - `arrays`: floating-point or complex arrays.
         - `tangents`: arrays with the shapes and dtypes of `arrays`.
@@ -118,22 +120,22 @@ class Mode(Module):
         return directions
 
     def jacobian(self, function: OfArrays, arrays: Arrays) -> tuple[Arrays, Arrays, list[Arrays]]:
-        """The outputs of a function and its Jacobian.
+        """Computes the outputs of a function and its Jacobian.
 
         **Arguments:**
 
-        - `function`: from a list of arrays to `(outputs, aux)`. `outputs` is a list of real
-          floating-point arrays.
+        - `function`: takes a list of arrays and returns `(outputs, aux)`. `outputs` is a list of
+          real floating-point arrays.
         - `arrays`: floating-point or complex arrays.
 
         **Returns:** `(outputs, aux, jacobian)`. `jacobian[i][j]` is the derivative of `outputs[i]`
-        by `arrays[j]`, of shape `(*outputs[i].shape, *arrays[j].shape)`.
+        with respect to `arrays[j]`, of shape `(*outputs[i].shape, *arrays[j].shape)`.
         """
         outputs, pullback, aux = self.vjp(function, arrays)
         if not outputs:
             return outputs, aux, []
         *starts, size = itertools.accumulate(math.prod(each.shape) for each in outputs)
-        # One one-hot cotangent for each number in the outputs.
+        # Make a one-hot cotangent for each number in the outputs.
         columns = jnp.split(jnp.eye(size, dtype=bool), starts, axis=1)
         cotangents = [
             column.reshape(size, *output.shape).astype(output.dtype)
@@ -154,7 +156,7 @@ class Mode(Module):
 
 
 def real_dot(outputs: Arrays, cotangents: Arrays) -> Float[Array, ""]:
-    """The real part of the dot product, without conjugation; its gradient is the pullback."""
+    """The real part of the dot product, without conjugation. Its gradient is the pullback."""
     products = to_widest(
         jnp.sum(jnp.real(output * cotangent))
         for output, cotangent in zip(outputs, cotangents, strict=True)
@@ -163,7 +165,7 @@ def real_dot(outputs: Arrays, cotangents: Arrays) -> Float[Array, ""]:
 
 
 def to_widest(arrays: Iterable[Array]) -> Arrays:
-    """The arrays, cast to the widest of their dtypes."""
+    """Casts the arrays to the widest of their dtypes."""
     arrays = list(arrays)
     dtype = functools.reduce(wider, (each.dtype for each in arrays))
     return [each.astype(dtype) for each in arrays]
@@ -176,14 +178,15 @@ OfList = Callable[[Arrays], Arrays]
 
 
 def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
-    """`function`, with `mode.jvp` as its JVP and `mode.vjp` as its VJP.
+    """Gives `function` a custom derivative: `mode.jvp` as its JVP, and `mode.vjp` as its VJP.
 
-    Both are taken only by the arrays that the caller differentiates by.
+    Both get only those arrays with respect to which the caller differentiates.
 
     **Arguments:**
 
-    - `function`: from a list of arrays to a list of arrays. It must not close over a tracer.
-    - `name`: the name of the function in error messages; `None` if a caller adds it.
+    - `function`: takes a list of arrays and returns a list of arrays. It must not close over a
+      tracer.
+    - `name`: the name of the function in error messages. `None` if a caller adds it.
     """
 
     @jax.custom_jvp
@@ -196,7 +199,8 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
     def _differentiate(primals: Any, tangents: Any) -> tuple[Arrays, list[Any]]:
         arrays, dots = (list(map(_as_array, each)) for (each,) in (primals, tangents))
         is_differentiated = list(map(has_tangent, dots))
-        # If the mode only evaluates the function, higher derivatives use this rule too.
+        # If the mode only evaluates the function, it evaluates `run`. So higher derivatives use
+        # this rule too.
         within = run if mode.only_evaluates else function
         inexact_flags: list[bool] = []
 
@@ -216,7 +220,7 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
             inexact_outputs, pullback, others = mode.vjp(restrict(arrays), selected)
             if not inexact_outputs:
                 return others, list(map(zero_tangent, others))
-            # All arrays that the pullback closes over become residuals.
+            # Trace the pullback, so that all arrays that it closes over become residuals.
             closed = jax.make_jaxpr(pullback)(inexact_outputs)
 
         def forward(residuals: Arrays, directions: Arrays) -> Arrays:
@@ -235,7 +239,8 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
             [*arrays, *closed.consts],
             list(itertools.compress(dots, is_differentiated)),
             like=inexact_outputs,
-            # A batch in reverse mode then does not need `forward`, which a mode may not support.
+            # With this, a batch in reverse mode does not need `forward`, which a mode may not
+            # support.
             is_of_members=True,
         )
         values, directions, rest = iter(inexact_outputs), iter(found), iter(others)
@@ -249,6 +254,6 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
 
 
 def _as_array(value: Any) -> Any:
-    """`value` as an array: it is a Python number if a user differentiates by one."""
+    """Returns `value` as an array. A user may differentiate with respect to a Python number."""
     is_array = hasattr(value, "shape") or isinstance(value, SymbolicZero)
     return value if is_array else jnp.asarray(value)
