@@ -48,9 +48,10 @@ def filter_pure_callback(
 
     **Raises:** `ValueError` if both `vmap_method` and `vectorized` are passed, or if `vmap_method`
     is unknown. `ValueError` when the call is differentiated: to give it a derivative, wrap it in
-    `jax.custom_jvp` or `filter_custom_vjp`. At run time, `jax.errors.JaxRuntimeError` with the
-    traceback of an exception that the callback raises. The same error if the result has an
-    unexpected structure, shape, dtype or static value; the message has the path in the result.
+    `jax.custom_jvp` or `filter_custom_vjp`. At run time, `jax.errors.JaxRuntimeError` if the
+    callback raises; it contains the callback's traceback. The same error is raised if the result
+    has an unexpected structure, shape, dtype or static value; its message has the path in the
+    result.
 
     !!! example
 

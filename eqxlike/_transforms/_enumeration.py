@@ -233,8 +233,8 @@ def _describe_items(messages: dict[str, str]) -> str:
 class EnumerationItem(Module):
     """An item of an `Enumeration`, or an array of items.
 
-    A program can compute an item in the same places as an array, for example in `jax.jit`,
-    `jax.lax.scan` or `jax.vmap`.
+    Like an array, an item can be an input or an output of functions of `jax.jit`, `jax.vmap` and
+    `jax.lax.scan`.
     """
 
     _value: Int[Array, "..."] | Int[np.ndarray, "..."]

@@ -172,7 +172,7 @@ class FlatCall:
         self._what = what
 
     def of_arrays(self, arrays: list[Any]) -> list[Any]:
-        """Calls the function; returns the arrays of its output and stores the rest."""
+        """Calls the function. Returns the arrays of the output, and stores the rest."""
         function, args, kwargs = self._call.merge(arrays)
         returned = refuse_references(function(*args, **kwargs), self._what)
         output_arrays, self.rest = split(returned)
@@ -198,7 +198,7 @@ def is_array_or_struct(leaf: Any) -> bool:
 def refuse_references(
     output: PyTree, returned_by: str, is_refused: Callable[[Any], bool] = is_traced_reference
 ) -> PyTree:
-    """Returns `output`; raises `ValueError` if it contains a mutable array reference."""
+    """Returns `output`. Raises `ValueError` if it contains a mutable array reference."""
     for path, leaf in jtu.tree_leaves_with_path(output):
         if is_refused(leaf):
             raise ValueError(

@@ -92,7 +92,8 @@ Method = TypeVar("Method", bound=_NamesSelf | _NamesCls)
 class AnyArguments(Protocol[Output_co]):
     """`Callable[..., T]`, a function with unknown parameters.
 
-    It also matches `Method`, so its overload comes first.
+    A function of this type also matches `Method`. So an overload for `AnyArguments` must come
+    before the overload for `Method`.
     """
 
     def __call__(self, *, _no_parameter_of_yours: "AnyArguments[Any]") -> Output_co: ...
@@ -117,7 +118,7 @@ def optional_function(transform: Function) -> Function:
 class TransformedFunction(Wrapper):
     """Base class of transformed functions: a pytree that contains the original function.
 
-    It has the metadata of the function, and becomes a method in a class body.
+    It has the metadata of the original function. In a class body, it becomes a method.
     """
 
     _function: Any
@@ -141,7 +142,7 @@ def check_callable(fun: Any, transform: str) -> None:
 
 
 def differentiated_and_others(args: tuple[Any, ...], transform: str) -> tuple[Any, tuple[Any, ...]]:
-    """Splits `args` into the first argument and the rest; raises `TypeError` if it is empty."""
+    """Splits `args` into the first argument and the rest. Raises `TypeError` if `args` is empty."""
     if not args:
         raise TypeError(
             f"Functions wrapped with `eqxlike.{transform}` must have their first argument passed "
@@ -151,7 +152,7 @@ def differentiated_and_others(args: tuple[Any, ...], transform: str) -> tuple[An
 
 
 def value_and_aux(output: Any, has_aux: bool, function: Any) -> tuple[Any, Any]:
-    """The output of `function`, split into the value to differentiate and the auxiliary output."""
+    """Splits the output of `function` into the value to differentiate and the auxiliary output."""
     if not has_aux:
         return output, None
     name = getattr(function, "__name__", "the function")
@@ -159,7 +160,7 @@ def value_and_aux(output: Any, has_aux: bool, function: Any) -> tuple[Any, Any]:
 
 
 def pair(returned: Any, expectation: str) -> tuple[Any, Any]:
-    """Splits a pair; for anything else, raises `TypeError` with a message of `expectation`."""
+    """Splits a pair. Raises `TypeError` if `returned` is no pair; the message has `expectation`."""
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         kind = f"an object of type {type(returned).__name__}"
         got = describe_node(returned) if is_array_like(returned) else kind

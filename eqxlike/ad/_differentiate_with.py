@@ -1,4 +1,4 @@
-"""Functions with their own mode of differentiation, and gradients with reused buffers."""
+"""Functions with a fixed mode of differentiation, and gradients that reuse buffers."""
 
 import functools
 import inspect
@@ -120,8 +120,9 @@ def value_and_grad_into(
 
     **Returns:** a function `into(buffers, *args, **kwargs)` that returns
     `filter_value_and_grad(fun)(*args, **kwargs)`. `buffers` is the gradient that an earlier call
-    returned, or `ad.gradient_buffers` of the first argument. The call donates it. The number of
-    reused bytes is `into.lower(...).compile().memory_analysis().alias_size_in_bytes`.
+    returned, or `ad.gradient_buffers` of the first argument. The call donates `buffers`, so do not
+    use it afterwards. The number of reused bytes is
+    `into.lower(...).compile().memory_analysis().alias_size_in_bytes`.
 
     **Raises:** `ValueError` if `donate` names a parameter that `fun` does not have. When called,
     `ValueError` if `buffers` differs from the gradient in structure, shape or dtype; the message

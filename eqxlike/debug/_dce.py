@@ -26,7 +26,7 @@ def store_dce(x: PyTree, name: Hashable = None) -> PyTree:
     **Arguments:**
 
     - `x`: any pytree. Leaves that are not arrays are passed through.
-    - `name`: a name for this call, which `inspect_dce` takes.
+    - `name`: a name for this call. Pass the same name to `inspect_dce`.
 
     **Returns:** `x`.
 

@@ -43,7 +43,7 @@ def assert_max_traces(
     fn: Callable[Params, Output], *, max_traces: int | None
 ) -> Callable[Params, Output]: ...
 def assert_max_traces(fn: Callable[..., Any] = MISSING, *, max_traces: int | None) -> Any:
-    """Wraps a function so that tracing it more than `max_traces` times is an error.
+    """Wraps a function so that an error is raised if it is traced more than `max_traces` times.
 
     Wrap the function first, and then jit the wrapper. Each call of the wrapper counts as a trace,
     because a jitted function calls the wrapper only to trace it.

@@ -281,7 +281,7 @@ def _run_while(
     max_steps: int | None,
     checkpoints: int | None,
 ) -> list[Array]:
-    """Runs a traced body and condition, and returns the last carry.
+    """Runs a loop with this traced body and condition, and returns the last carry.
 
     `levels_for` in `_flat/_scan.py` decides how many carries reverse mode saves, and `_save_while`
     in `_flat/_counted_while.py` allocates them.

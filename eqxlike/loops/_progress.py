@@ -255,7 +255,7 @@ def _check_step(step: Any) -> None:
 
 
 def _readiness(after: PyTree) -> list[Bool[Array, ""]]:
-    """Returns at most one boolean, which depends on all arrays of `after`."""
+    """Returns a list with at most one boolean, which depends on all arrays of `after`."""
     arrays = [array for array in map(jax.lax.stop_gradient, take_arrays(after)) if array.size]
     if not arrays:
         return []

@@ -58,11 +58,11 @@ def is_for_several_devices() -> bool:
 
 @dataclasses.dataclass
 class TracedProgram:
-    """Context manager around the trace of a `filter_jit` function.
+    """Context manager that records whether a function of `filter_jit` contains a check.
 
     - `arrays`: the tracers of the arguments.
     - `shardings`: a tree with the `in_shardings` and `out_shardings` of the function.
-    - `holds_check`: whether the program contains a check. It is set at the end of the trace.
+    - `holds_check`: whether the program contains a check. This is set at the end of the trace.
     """
 
     arrays: Sequence[Any]

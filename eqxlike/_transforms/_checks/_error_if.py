@@ -93,9 +93,9 @@ def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default
       indices of these members.
     - `msg`: the message of the error. The file and line of the check are added to it.
     - `on_error`: what happens on failure:
-        - `"raise"`: an exception. A function wrapped in `filter_jit` waits for its result and
-          raises before it returns; one wrapped in `jax.jit` raises JAX's own exception, whose text
-          contains the message.
+        - `"raise"`: an exception. A function of `filter_jit` waits for its result, and raises
+          before it returns. A function of `jax.jit` raises JAX's own exception. The text of this
+          exception contains the message.
         - `"nan"`: the arrays of `x` become NaN; integers become the largest number of their dtype,
           and booleans `True`. Under `jax.vmap`, this affects only the members of the batch that
           fail.
@@ -148,8 +148,8 @@ def branched_error_if(
     **Arguments:**
 
     - `x`, `pred`, `on_error`: as for `error_if`.
-    - `index`: the index of the message: an integer, or an array of integers, whose maximum is used.
-      Under `jax.vmap`, the maximum over those members of the batch that fail.
+    - `index`: the index of the message. This is an integer, or an array of integers. The maximum of
+      an array is used. Under `jax.vmap`, the maximum over those members of the batch that fail.
     - `msgs`: the messages.
 
     **Returns:** `x`. Use this returned value, as with `error_if`.
@@ -261,7 +261,7 @@ def _or_nan(
 
 def _invalid(array: Array) -> Array:
     if jnp.issubdtype(array.dtype, jnp.inexact):
-        # A sum, so that the gradient is the same as if the check passes.
+        # NaN is added, so that the gradient is the same as if the check passes.
         return array + jnp.nan
     if array.dtype == jnp.bool_:
         return jnp.ones_like(array)

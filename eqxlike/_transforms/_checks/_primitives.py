@@ -49,7 +49,7 @@ set_batching_rule(check_p, _batch_check)
 
 
 def needing(passes: Any, arrays: list[Array]) -> list[Array]:
-    """Returns the arrays, with a data dependency of them and their derivatives on the check."""
+    """Returns the arrays. The returned arrays and their derivatives depend on the check."""
     return needing_p.bind(passes, *arrays) if arrays else []
 
 

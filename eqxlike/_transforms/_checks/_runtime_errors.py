@@ -1,4 +1,4 @@
-"""The exceptions of `error_if`, and how they leave a compiled program.
+"""The exceptions of `error_if`, and how they reach the caller of a compiled program.
 
 A failed check raises in a callback, in the middle of the program. When the caller waits for the
 result, JAX raises a different exception, with pages of text. This text contains a number that
@@ -53,7 +53,7 @@ _recent: collections.OrderedDict[int, str] = collections.OrderedDict()
 
 
 def raise_in_callback(message: str) -> None:
-    """Raises, in a callback, an error whose message `claim_failure` can find."""
+    """Raises an error in a callback. `claim_failure` finds its message later."""
     number = next(_serial)
     with _lock:
         _recent[number] = message

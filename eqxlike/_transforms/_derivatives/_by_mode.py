@@ -24,7 +24,7 @@ class DifferentiationMode(Protocol):
 
 
 class CannotDifferentiate(ValueError):
-    """Raised by a mode that cannot differentiate with respect to the array at `place`.
+    """Raised by a mode that cannot differentiate with respect to one of the arrays.
 
     `place` is the index of the array, and `why` ends the sentence "The array ..." of the message. A
     caller that knows the path of the array raises `at(path)` instead.
@@ -105,7 +105,7 @@ def value_and_grad_by(
 
 
 def path_of_taken(rest: Rest, place: int) -> str:
-    """The path, in the first argument, of the differentiated array number `place`."""
+    """The path in the first argument. `place` counts the differentiated arrays."""
     places = rest.take(range(rest.treedef.num_leaves))
     return f"args[0]{jtu.keystr(path_of(places[place], rest.treedef))}"
 

@@ -130,7 +130,7 @@ class filter_custom_jvp(CustomFunction):
     def defjvp(self, fn_jvp: _Rule) -> _Rule:
         """Sets a rule that gets zeros instead of `None` as tangents. Deprecated: use `def_jvp`.
 
-        These are the tangents of arrays that are differentiable, but not being differentiated.
+        The zeros are the tangents of arrays that are differentiable, but not being differentiated.
         """
         warnings.warn(
             "`filter_custom_jvp.defjvp` is deprecated: use `def_jvp`. Its rule gets `None`, "

@@ -131,10 +131,11 @@ def filter_value_and_grad(
     mode: DifferentiationMode | None = None,
     **gradkwargs: Any,
 ) -> Any:
-    """The value of a function and its gradient for the floating-point arrays of its first argument.
+    """Makes a function that computes the value of `fun` and the gradient for its first argument.
 
-    Complex arrays are differentiated too. Arrays that `nn.freeze` has frozen are not. If there is
-    no array to differentiate, the gradient is `None` at every leaf.
+    The gradient is taken with respect to the floating-point and complex arrays of the first
+    argument, except those that `nn.freeze` has frozen. If there is no such array, the gradient is
+    `None` at every leaf.
 
     **Arguments:**
 
@@ -150,8 +151,8 @@ def filter_value_and_grad(
 
     **Raises:** `ValueError` if `argnums` is passed, and `TypeError` if `mode` is not a mode. When
     called, `TypeError` if the first argument is passed by keyword, or if the value is not a
-    floating-point scalar. If the mode cannot differentiate an operation, JAX's own error, with a
-    note that names a mode that can.
+    floating-point scalar. If the mode cannot differentiate an operation, JAX's own error is raised,
+    with a note that names a mode that can differentiate it.
 
     !!! example
 
@@ -203,7 +204,7 @@ def filter_grad(
     mode: DifferentiationMode | None = None,
     **gradkwargs: Any,
 ) -> Any:
-    """The gradient of a function for the floating-point arrays of its first argument.
+    """Makes a function that computes the gradient of `fun` for its first argument.
 
     The arguments, the errors and the arrays that are differentiated are the same as for
     `filter_value_and_grad`.
@@ -271,7 +272,7 @@ class JacobianFunction(TransformedFunction):
 
 
 def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
-    """The Jacobian of a function for the arrays of its first argument, by forward mode.
+    """Makes a function that computes the Jacobian of `fun` for its first argument, by forward mode.
 
     It makes one forward pass for each element of the input arrays. Use it if the outputs have more
     elements than the inputs.
@@ -306,7 +307,7 @@ def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
 
 
 def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
-    """The Jacobian of a function for the arrays of its first argument, by reverse mode.
+    """Makes a function that computes the Jacobian of `fun` for its first argument, by reverse mode.
 
     It makes one backward pass for each element of the outputs. Arguments and output are as in
     `filter_jacfwd`.
@@ -325,7 +326,7 @@ def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
 
 
 def filter_hessian(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
-    """The second derivatives of a function for the arrays of its first argument.
+    """Makes a function that computes the Hessian of `fun` for its first argument.
 
     It applies forward mode to reverse mode. Arguments and errors are as in `filter_jacfwd`.
 

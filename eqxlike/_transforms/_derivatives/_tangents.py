@@ -83,7 +83,7 @@ def match_leaves(treedef: Any, tree: PyTree, name: str, of: str) -> list[Any]:
 
 
 def check_structure(treedef: Any, tree: PyTree, name: str, of: str) -> None:
-    """Raises `ValueError`, with a path, if the structure of `tree` is not `treedef`."""
+    """Raises `ValueError` if the structure of `tree` is not `treedef`. The message has the path."""
     if jtu.tree_structure(tree) != treedef:
         match_leaves(treedef, tree, name, of)
         raise ValueError(f"{name} must have the structure of {of}, but contains None.")
@@ -154,5 +154,5 @@ def varying_like(cotangent: Any, array: Any) -> Any:
 
 
 def path_of(place: int, treedef: Any) -> tuple[Any, ...]:
-    """The path of the leaf at `place`."""
+    """The path of the leaf with index `place`."""
     return jtu.tree_leaves_with_path(treedef.unflatten(range(treedef.num_leaves)))[place][0]

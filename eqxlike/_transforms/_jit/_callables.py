@@ -73,8 +73,8 @@ def _call_of(cls: Any) -> Any:
         return found.function
     if isinstance(found, types.FunctionType | Module):
         return found
-    # `__call__` is another descriptor, whose value may depend on the instance. So `call_it` calls
-    # the instance, and Python resolves the descriptor.
+    # `__call__` is another descriptor, so its value may depend on the instance. `call_it` calls the
+    # instance, and Python resolves the descriptor.
     return call_it
 
 

@@ -169,7 +169,7 @@ def _describe_sizes(
 
 
 def _path(args: tuple[Any, ...], place: int) -> str:
-    """The path of the leaf at `place`."""
+    """The path of the leaf with index `place`, as text."""
     path, _ = jtu.tree_leaves_with_path(args)[place]
     return f"args{jtu.keystr(path)}"
 
@@ -226,7 +226,7 @@ class MappedOutput:
         ]
 
     def path(self, place: int) -> str:
-        """The path of the leaf at `place`."""
+        """The path of the leaf with index `place`, as text."""
         places = self._treedef.unflatten(range(len(self._axes)))
         path, _ = jtu.tree_leaves_with_path(places)[place]
         return f"output{jtu.keystr(path)}"

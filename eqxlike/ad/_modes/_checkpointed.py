@@ -88,7 +88,7 @@ def in_segments(
                 run_segment = recomputed(lambda values, s=segment: s.run(values, policy), policy)
             found = run_segment([values[name] for name in segment.inputs])
             values.update(zip(segment.outputs, found, strict=True))
-        # An output may be a literal of the program, which is not an array.
+        # An output may be a literal of the program. A literal is not an array.
         return jtu.tree_unflatten(treedef, [jnp.asarray(_read(values, each)) for each in outputs])
 
     return run

@@ -152,7 +152,7 @@ class FiniteDifference(Mode):
             if self.step is None:
                 relative = max(float(finfo.eps), epsilon) ** (1 / 3)
                 wanted = relative * jnp.maximum(size, 1)
-                # Use the difference of the rounded numbers, which is exact.
+                # The difference of the rounded numbers is exact, so use it as the step.
                 steps.append((size + wanted) - size)
             else:
                 wanted = jnp.full(size.shape, self.step, finfo.dtype)

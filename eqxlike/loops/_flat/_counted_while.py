@@ -49,7 +49,7 @@ class WhileOperands:
         return [*self.cond_consts, *self.body_consts, *self.carry]
 
     def unflatten(self, flat: Arrays) -> "WhileOperands":
-        """The inverse of `flatten`. Numbers, which JAX may pass, become arrays."""
+        """The inverse of `flatten`. Converts numbers, which JAX may pass, to arrays."""
         return WhileOperands(
             *split(list(map(jnp.asarray, flat)), len(self.cond_consts), len(self.body_consts))
         )

@@ -108,7 +108,7 @@ class Operands:
         return [*self.consts, *self.carry, *self.xs]
 
     def unflatten(self, flat: Arrays, count: Int[Array, ""] | None) -> "Operands":
-        """The inverse of `flatten`. Numbers, which JAX may pass, become arrays."""
+        """The inverse of `flatten`. Converts numbers, which JAX may pass, to arrays."""
         consts, carry, xs = split(list(map(jnp.asarray, flat)), len(self.consts), len(self.carry))
         return Operands(consts, carry, xs, count)
 
@@ -128,7 +128,7 @@ def select(values: Iterable[T], flags: Sequence[bool]) -> list[T]:
 
 
 def fill(selected: Iterable[Any], values: Iterable[Any], flags: Sequence[bool]) -> list[Any]:
-    """The inverse of `select`: replaces the values whose flag is true by those in `selected`."""
+    """The inverse of `select`: replaces each value whose flag is true by the next in `selected`."""
     rest = iter(selected)
     return [next(rest) if flag else value for value, flag in zip(values, flags, strict=True)]
 

@@ -139,7 +139,7 @@ def _pull_back_batch(
 
     def where_active(new: Array, old: Any) -> Array:
         if not is_mixed:
-            # In this batch `is_active` is the same for all members. An outer batch may map it.
+            # `is_active` is the same for all members of this batch, but an outer batch may map it.
             return select_if_vmap(
                 is_active, new, jnp.broadcast_to(old, new.shape).astype(new.dtype)
             )
@@ -227,7 +227,7 @@ def clear_written(
     **Arguments:**
 
     - `is_buffer`: for each array of the carry, whether to zero the cotangents.
-    - `operands`: the other operands of the loop.
+    - `operands`: all operands of the loop except the carry.
     - `run`: function from the operands and an initial carry to the last carry.
     - `is_inside`: whether an outer loop zeroes the cotangents, so that this function need not. In
       higher-order derivatives this function zeroes them too, because then a buffer is full from the

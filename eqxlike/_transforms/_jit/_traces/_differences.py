@@ -104,7 +104,7 @@ def _between_types(path: str, before: Tree, after: Tree) -> TraceDifference:
 
 
 def _describe(tree: Tree | None) -> str:
-    """Describes a part of the arguments, if the other trace has a part of another kind there."""
+    """Describes a part of the arguments that is of different kinds in the two traces."""
     if tree is None:
         return "absent"
     node = tree.node
