@@ -35,7 +35,8 @@ class Runner:
     Arguments are checked while `filter_jit` traces, so a warm call takes as long as a call of a
     function of `filter_jit`. But `filter_jit` compiles again for each new Python number and each
     new function. Here a Python number may replace an array, and of a function only the name
-    matters. So arguments with numbers or functions are flattened before the call.
+    matters. So if numbers or functions would cause many compilations, the arguments are flattened
+    before the call.
 
     **Arguments:**
 
@@ -156,7 +157,7 @@ class _FlattenFirstError(Exception):
 def arranged(header: Header, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Orders the arguments of a call, including those passed by name.
 
-    **Raises:** `TypeError` if the name of an argument is unknown, is missing, or is passed twice.
+    **Raises:** `TypeError` if a name is unknown, or if an argument is missing or passed twice.
     """
     by_place = header.parameters[: len(args)]
     by_name = header.parameters[len(args) :]

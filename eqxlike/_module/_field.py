@@ -115,8 +115,8 @@ def _find_array_or_opaque(
 ) -> tuple[str, Any, Exception | None] | None:
     """Finds a part of `value` that is an array, or can be neither hashed nor compared by parts.
 
-    **Returns:** the path of the first such part, the part, and the error that `hash` raised (`None`
-    for an array); or `None` if there is no such part.
+    **Returns:** the path of the first such part, the part itself, and the error that prevents
+    hashing (`None` for an array). The result is `None` if there is no such part.
     """
     # A NumPy scalar is an array to `is_array`, but immutable and hashable like a Python number.
     if error_of_hash(value) is None and (not is_array(value) or isinstance(value, np.generic)):

@@ -1,4 +1,4 @@
-"""Finalisation: replaces primitives of this package in a program by operations of JAX."""
+"""Finalisation: replaces primitives of this package in a program by their implementations."""
 
 import functools
 from collections.abc import Callable, Sequence

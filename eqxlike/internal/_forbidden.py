@@ -141,7 +141,7 @@ def nondifferentiable_backward(
     - `symbolic`: if `True`, any cotangent raises an error during tracing. If `False`, the compiled
       program raises an error when it runs and the cotangent is not zero.
 
-    **Raises:** `RuntimeError` when `x` is differentiated, or if `symbolic` is `False`,
+    **Raises:** `RuntimeError` when `x` is differentiated. If `symbolic` is `False`, it is an
     `EqxlikeRuntimeError` when the program runs.
 
     >>> jax.grad(lambda x: nondifferentiable_backward(x, name="x"))(1.0)
@@ -191,8 +191,8 @@ def nonbatchable(
     - `allow_constant_across_batch`: if `True`, a batch whose members are all equal is accepted. The
       result is then a single member, without a batch axis.
 
-    **Raises:** `ValueError` when `x` is batched, or if `allow_constant_across_batch` is set,
-    `EqxlikeRuntimeError` when the program runs and the members of a batch differ.
+    **Raises:** `ValueError` when `x` is batched. If `allow_constant_across_batch` is `True`, it is
+    an `EqxlikeRuntimeError` when the program runs and the members of a batch differ.
 
     >>> jax.vmap(lambda x: nonbatchable(x, name="x"))(jnp.ones(2))
     Traceback (most recent call last):
