@@ -38,10 +38,10 @@ def profile(
 ) -> Iterator["Profile"]:
     """Context manager that measures where a block of code spends its time.
 
-    It times each call of a function wrapped by `filter_jit`, in three parts: eqxlike's Python code,
-    JAX's dispatch of the compiled program, and the wait until the result is ready. Calls that trace
-    and compile are counted separately. Outside the context, calls are not slowed down. Functions
-    of `jax.jit` are not timed, but `sample` shows them.
+    It times each call of a function wrapped by `filter_jit`. The time has three parts: eqxlike's
+    Python code, JAX's dispatch of the compiled program, and the wait until the result is ready.
+    Calls that trace and compile are counted separately. Outside the context, calls are not slowed
+    down. Functions wrapped by `jax.jit` are not timed; use `sample=True` to see them.
 
     **Arguments:**
 
@@ -272,7 +272,7 @@ class FunctionTimes:
     - `num_calls`, `num_traces`: number of calls, and of traces.
     - `compiling_s`: seconds that JAX took to trace, lower and compile.
     - `dispatch_us`: time until a call returned.
-    - `completion_us`: time until the result was ready; `None` if `wait` was not set.
+    - `completion_us`: time until the result was ready; `None` if `wait` was `False`.
     - `split`: these times in three parts; `None` if no call took the fast path.
     - `total_s`: seconds of all calls, including the waits for their results.
     """

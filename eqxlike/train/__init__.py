@@ -1,6 +1,6 @@
 """Training: a state, a step made from a loss, and a loop over batches.
 
-Parts for a training loop of your own, in reading order:
+Modules that you can use in a training loop of your own, in reading order:
 
 - `_state`: `TrainState`, the input and output of a step; the signatures that a loss may have.
 - `_step`: `make_step`.
@@ -10,13 +10,13 @@ Parts for a training loop of your own, in reading order:
   `_batches_from`: batches from the data loaders of other libraries.
 - `_make_evaluate`, `metrics`: metrics of a model over batches.
 
-The loop:
+Modules for the loop of eqxlike, `fit`:
 
 - `_loop`: `fit`, its schedule, and the number of steps in one call.
-- `_run`: `Run`, the state of a training run that callbacks see; calls of the step.
+- `_run`: `Run`, the state of a training run that callbacks see, and calls of the step.
 - `_callbacks`: logging, checkpoints and early stopping.
-- `_checkpoints`, `_safetensors`: files.
-- `_sharding`: several devices.
+- `_checkpoints`, `_safetensors`: reading and writing of files.
+- `_sharding`: training on several devices.
 
 `_checks` validates arguments that several functions share.
 """

@@ -17,26 +17,28 @@ OnStatic = Callable[[str, Any, bool], None]
 """`on_static(path, leaf, is_in_list)` is called for each leaf that is not an array."""
 
 _ARRAY_TYPES: set[type] = set()
-"""Array types seen so far: a look-up is cheaper than `isinstance`."""
+"""Array types seen so far. They are stored because a look-up is cheaper than `isinstance`."""
 
 
 def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
     """Converts lists of numbers and tensors of other libraries in a batch to NumPy arrays.
 
-    A number in any other list becomes an array of shape `()`. A mapping that is not a pytree, such
-    as a `UserDict`, becomes a dict. Numbers, strings and other objects outside lists are unchanged.
+    A list that contains only numbers, or lists of numbers, becomes one array. A number in any other
+    list becomes an array of shape `()`. A mapping that is not a pytree, such as a `UserDict`,
+    becomes a dict. Numbers, strings and other objects outside lists are unchanged.
 
     **Arguments:**
 
+    - `taker`: name of the calling function, for error messages.
     - `on_static`: called for each unchanged leaf that is not an array.
 
-    **Raises:** `TypeError` with the path for a tensor that NumPy cannot read; `ValueError` for rows
-    of unequal lengths.
+    **Raises:** `TypeError`, with the path of the tensor, if NumPy cannot read a tensor;
+    `ValueError` if the rows of a list of lists have different lengths.
     """
     leaves = jtu.tree_leaves(batch)
     if _ARRAY_TYPES.issuperset(map(type, leaves)):
         return batch
-    # NumPy scalars are left out: in a list they have to be converted.
+    # The types of NumPy scalars are not stored, because NumPy scalars in a list are converted.
     _ARRAY_TYPES.update(type(leaf) for leaf in leaves if isinstance(leaf, jax.Array | np.ndarray))
 
     def converted(leaf: Any, path: str, is_in_list: bool) -> Any:
@@ -71,8 +73,10 @@ def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
 
 
 def check_arrays(batch: Any) -> None:
-    """Raises `TypeError` for a leaf that `as_arrays` would convert. Called while a step is traced,
-    where the leaf is static: each batch would be traced again.
+    """Raises `TypeError` for a leaf that `as_arrays` would convert.
+
+    A step calls this while it is traced. Such a leaf would be static, so the step would be traced
+    again for each batch.
     """
 
     def check(path: Any, leaf: Any) -> None:
@@ -89,7 +93,7 @@ def check_arrays(batch: Any) -> None:
 
 
 def _is_list_of(types: Any, node: Any) -> bool:
-    """Whether a node is a list, possibly nested, whose leaves all have these types."""
+    """Returns True if a node is a list, possibly nested, and all its leaves have these types."""
     if type(node) is not list or not node:
         return False
     inside = jtu.tree_leaves(node, is_leaf=lambda each: each is None)
@@ -97,13 +101,16 @@ def _is_list_of(types: Any, node: Any) -> bool:
 
 
 def is_foreign(leaf: Any) -> bool:
-    """Whether a leaf is an array of another library."""
+    """Returns True if a leaf is an array of a library other than JAX and NumPy."""
     names = "__array__", "__array_interface__", "__dlpack__"
     return not isinstance(leaf, _ARRAYS) and any(hasattr(type(leaf), name) for name in names)
 
 
 def _as_numpy(tensor: Any, path: str, taker: str) -> Any:
-    """Converts a tensor of another library, even on a device or of a dtype that NumPy lacks."""
+    """Converts a tensor of another library to a NumPy array.
+
+    The tensor may be on a device, and may have a dtype that NumPy does not have.
+    """
     tensor = tensor.detach() if hasattr(tensor, "detach") else tensor
     try:
         return np.asarray(tensor)

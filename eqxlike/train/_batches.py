@@ -38,7 +38,7 @@ class Minibatches(Iterator[Arrays]):
 
     def _begin_epoch(self, epoch: int) -> None:
         self._epoch, self._index = epoch, 0
-        # The state before the permutation is drawn, so that `seek` can draw it again.
+        # Keep the state before the permutation is drawn, so that `seek` can draw it again.
         self._generator_then = copy.deepcopy(self._generator.bit_generator.state)
         self._order = self._generator.permutation(len(self._leaves[0]))
 
@@ -46,8 +46,10 @@ class Minibatches(Iterator[Arrays]):
     def position(self) -> dict[str, Any]:
         """The position of the next batch, as JSON values.
 
-        - `epoch`, `index`: number of finished epochs, and of batches taken in the current epoch.
-        - `seed`, `batch_size`, `num_examples`: arguments of `minibatches`, which `seek` compares.
+        - `epoch`: number of finished epochs.
+        - `index`: number of batches taken in the current epoch.
+        - `seed`, `batch_size`, `num_examples`: the arguments of `minibatches`. `seek` checks that
+          they are the same.
         - `generator`: the state of NumPy's generator at the start of the epoch.
         """
         return {
@@ -60,7 +62,7 @@ class Minibatches(Iterator[Arrays]):
         }
 
     def seek(self, position: Mapping[str, Any]) -> None:
-        """Goes to a `position`, and repeats the batches that followed it.
+        """Goes to a `position`. The next batches are those that followed the position.
 
         **Raises:** `ValueError` if the position has another seed, batch size or number of examples,
         or is not a position of minibatches.
@@ -112,23 +114,25 @@ def minibatches(
     """Iterates endlessly over shuffled minibatches of arrays.
 
     Each epoch is a new permutation of the N examples. All batches have the same shape, so that a
-    step is traced once: an epoch leaves out the last N mod B examples of its permutation.
+    step is traced only once. To achieve this, an epoch leaves out the last N mod B examples of its
+    permutation, where B is the batch size.
 
     **Arguments:**
 
     - `arrays`: a pytree of arrays of numbers with the same leading length N, such as `(x, y)`.
       Lists of numbers and tensors of other libraries become arrays.
-    - `batch_size`: B.
-    - `more`: not used; catches arrays that are not in one tuple.
-    - `seed`: the same seed gives the same batches.
+    - `batch_size`: number of examples in each batch, B.
+    - `more`: must be empty. It is there to give a clear error for `minibatches(x, y, ...)`.
+    - `seed`: seed of the permutations. The same seed gives the same batches.
     - `check_finite`: raise an error if the data has NaN or infinite values.
 
-    **Returns:** an iterator of pytrees like `arrays` with leading length B. It has a `position`,
-    and `seek(position)` goes there.
+    **Returns:** an iterator of pytrees like `arrays` with leading length B. It has an attribute
+    `position` and a method `seek(position)`, which goes to a position.
 
-    **Raises:** immediately: `ValueError` if lengths differ, if `batch_size` is not an integer in 1
-    to N, if `seed` is not an integer of at least 0, or if the data is not finite; `TypeError` for
-    several arrays that are not in a tuple, and for arrays of strings or objects.
+    **Raises:** `ValueError` if the leading lengths of the arrays differ, if `batch_size` is not an
+    integer from 1 to N, if `seed` is not an integer of at least 0, or if the data is not finite;
+    `TypeError` if several arrays are not in one tuple, or if an array has strings or objects. The
+    errors are raised by `minibatches` itself, before the first batch.
 
     >>> x, y = np.arange(10.0).reshape(5, 2), np.arange(5)
     >>> batches = minibatches((x, y), 3, seed=0)
@@ -147,7 +151,8 @@ def minibatches(
             "minibatches expected all arrays in one argument, got several arguments: write "
             "`minibatches((x, y), batch_size, seed=0)`."
         )
-    # Each entry of a list becomes an array: `as_arrays` would convert a list of lists to one.
+    # If `arrays` is a list, each entry becomes an array. `as_arrays` would convert a list of lists
+    # to a single array.
     tree: Any = arrays if type(arrays) is list else as_arrays(arrays, "minibatches")
     paths_and_leaves, treedef = jtu.tree_flatten_with_path(tree)
     named = [(jtu.keystr(path) or "arrays", np.asarray(leaf)) for path, leaf in paths_and_leaves]
@@ -192,7 +197,7 @@ def _check_lengths(named: list[tuple[str, np.ndarray]]) -> int:
 
 def _check_finite(named: list[tuple[str, np.ndarray]]) -> None:
     for name, array in named:
-        # `np.issubdtype` does not know bfloat16 and similar dtypes as inexact.
+        # Not `np.issubdtype`, which does not count bfloat16 and similar dtypes as inexact.
         if jnp.issubdtype(array.dtype, jnp.inexact):
             is_bad = ~np.isfinite(array)
             if is_bad.any():
@@ -209,7 +214,7 @@ def _check_finite(named: list[tuple[str, np.ndarray]]) -> None:
 def repeat(batches: Iterable[Batch] | Callable[[], Iterable[Batch]]) -> Iterator[Batch]:
     """Repeats batches endlessly.
 
-    For three epochs pass `num_steps=3 * len(loader)` to `fit`.
+    To train for three epochs of a `loader`, pass `num_steps=3 * len(loader)` to `fit`.
 
     **Arguments:**
 
@@ -217,8 +222,8 @@ def repeat(batches: Iterable[Batch] | Callable[[], Iterable[Batch]]) -> Iterator
       `DataLoader`; or a function that returns an iterator. The endless `minibatches` are returned
       unchanged.
 
-    **Raises:** `TypeError` for an iterator, which can be used only once. When iterated,
-    `ValueError` if there are no batches.
+    **Raises:** `TypeError` if `batches` is an iterator, because it can be used only once. `next`
+    raises `ValueError` if there are no batches.
 
     >>> import itertools
     >>> list(itertools.islice(repeat(["a", "b"]), 5))
@@ -250,9 +255,9 @@ def repeat(batches: Iterable[Batch] | Callable[[], Iterable[Batch]]) -> Iterator
 class _PrefetchState:
     """The state that the thread and the iterator share.
 
-    - `ready`: pairs of a batch and the source's position after it; finally the exception that ended
-      the source, `StopIteration` at its normal end.
-    - `room`: number of batches that the thread may still make.
+    - `ready`: pairs of a batch and the source's position after it. The last entry is the exception
+      that ended the source, or `StopIteration` if it ended normally.
+    - `room`: semaphore that counts the batches that the thread may still make.
     """
 
     def __init__(self, source: Iterator[Any], size: int, sharding: Any) -> None:
@@ -263,8 +268,8 @@ class _PrefetchState:
         self.is_stopped = False
 
     def start(self) -> None:
-        """Starts the thread, which from now on reads the source."""
-        # The source runs in the context of the caller, as it does without a thread.
+        """Starts the thread. Only the thread reads the source from now on."""
+        # Run the source in the context of the caller, as it would run without a thread.
         context = contextvars.copy_context()
         x64: Any = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
         self.thread = threading.Thread(
@@ -273,14 +278,14 @@ class _PrefetchState:
         self.thread.start()
 
     def make(self) -> Any:
-        """The next batch, copied, because the source may write to its arrays again."""
+        """Makes the next batch. It is a copy, because the source may write to its arrays again."""
         batch = _moved(as_arrays(next(self.source), "prefetch"), _copied)
         if not _moves(self.sharding):
             return batch
         if isinstance(self.sharding, Sharding):
             return place_batch(batch, self.sharding)
         put = functools.partial(jax.device_put, device=self.sharding)
-        # One call for all arrays takes two thirds of the time of one call for each.
+        # One call for all arrays takes two thirds of the time of a call for each array.
         return _moved(batch, put, (np.ndarray, jax.Array))
 
 
@@ -292,38 +297,39 @@ class Prefetch(Iterator[Batch]):
     """
 
     def __init__(self, batches: Iterable[Batch], size: int, sharding: Any) -> None:
-        # A thread makes a short loop over batches in memory three times as slow.
+        # Batches in memory need no thread. A thread would make a short loop three times as slow.
         is_made = isinstance(batches, list | tuple | Minibatches)
         self._has_thread = _moves(sharding) or not is_made
         self._source: Any = iter(batches)
         self._size, self._sharding = size, sharding
-        # Several threads may take batches.
+        # The lock allows several threads to take batches.
         self._lock = threading.Lock()
         self._begin()
 
     def _begin(self) -> None:
         self._position, self._has_ended = getattr(self._source, "position", None), False
-        # The thread must not reference the iterator, which otherwise is never collected.
+        # The thread references only this object and not the iterator. Otherwise the iterator would
+        # never be garbage-collected.
         self._ahead = _PrefetchState(self._source, self._size, self._sharding)
-        # Also runs when the interpreter exits, before JAX shuts down.
+        # `_end` also runs when the interpreter exits, before JAX shuts down.
         self._end = weakref.finalize(self, _end, self._ahead)
 
     @property
     def position(self) -> Any:
-        """The source's position after the last batch taken, without prefetched batches."""
+        """The position of the source after the last batch that `next` returned."""
         return self._position if self._has_thread else getattr(self._source, "position", None)
 
     def seek(self, position: Mapping[str, Any]) -> None:
         """Goes to a position of the source, and drops prefetched batches.
 
-        **Raises:** `TypeError` if the source has no `seek`; any exception of its `seek`.
+        **Raises:** `TypeError` if the source has no `seek`; any exception that its `seek` raises.
         """
         if not hasattr(self._source, "seek"):
             raise TypeError(
                 f"{type(self._source).__name__} has no `seek`, so prefetch cannot go to a position."
             )
         self.close()
-        # Another call of `next`, or the thread, may still be reading a batch.
+        # Wait, because another call of `next`, or the thread, may still be reading a batch.
         with self._lock:
             if self._ahead.thread is not None:
                 self._ahead.thread.join()
@@ -364,21 +370,21 @@ class Prefetch(Iterator[Batch]):
 def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -> Prefetch[Batch]:
     """Prepares batches in a background thread and moves them to devices.
 
-    Lists, tuples and `minibatches(...)` are already in memory: on a CPU, without a `sharding`, they
-    use no thread.
+    On a CPU without a `sharding`, no thread is used for lists, tuples and `minibatches(...)`,
+    because their batches are already in memory.
 
     **Arguments:**
 
     - `batches`: any iterable, for example a loader that reads files. Do not read it elsewhere
       afterwards.
     - `size`: maximum number of prepared batches.
-    - `sharding`: where to move arrays: a `train.Sharding`, which splits the examples over its
-      devices, a device, or a `jax.sharding.Sharding`. `None` is JAX's default device; on a CPU,
-      arrays then stay NumPy arrays.
+    - `sharding`: where to move arrays. This may be a device, a `jax.sharding.Sharding`, or a
+      `train.Sharding`, which splits the examples over its devices. `None` means JAX's default
+      device. If that is a CPU, arrays stay NumPy arrays.
 
     **Returns:** an iterator of the same batches. Arrays, lists of numbers and tensors of other
-    libraries become `jax.Array`s, or NumPy arrays if they are not moved; other leaves are
-    unchanged. It has `position` and `seek` if `batches` has them.
+    libraries become `jax.Array`s, or NumPy arrays if they are not moved. Other leaves are
+    unchanged. The iterator has `position` and `seek` if `batches` has them.
 
     **Raises:** `ValueError` if `size` is not a positive integer. `next` raises exceptions of
     `batches` with their traceback.
@@ -392,12 +398,15 @@ def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -
 
 
 def _moves(sharding: Any) -> bool:
-    """Whether the thread moves batches to a device. A step on a CPU reads NumPy arrays as fast."""
+    """Returns True if the thread moves batches to a device.
+
+    Without a sharding, a step on a CPU reads NumPy arrays just as fast, so they are not moved.
+    """
     return sharding is not None or jax.default_backend() != "cpu"
 
 
 def _fill(ahead: _PrefetchState, enable_x64: bool) -> None:
-    """Runs in the thread: makes batches until the source ends or the iterator is closed."""
+    """Makes batches until the source ends or the iterator is closed. This runs in the thread."""
     try:
         with jax.enable_x64(enable_x64):
             while True:
@@ -418,12 +427,15 @@ def _end(ahead: _PrefetchState) -> None:
     ahead.room.release()
     ahead.ready.put(StopIteration())
     if ahead.thread is not None and ahead.thread is not threading.current_thread():
-        # With a timeout: the source may never return another batch.
+        # Wait only for a limited time, because the source may never return another batch.
         ahead.thread.join(timeout=1.0)
 
 
 def _moved(batch: Any, move: Callable[[list[Any]], Iterable[Any]], types: Any = np.ndarray) -> Any:
-    """Replaces the arrays of these types in a batch by `move` of them."""
+    """Replaces the arrays of the given types in a batch by the arrays that `move` returns.
+
+    `move` is called once, with the list of all these arrays.
+    """
     leaves, treedef = jtu.tree_flatten(batch)
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, types)]
     if not places:
@@ -434,6 +446,6 @@ def _moved(batch: Any, move: Callable[[list[Any]], Iterable[Any]], types: Any = 
 
 
 def _copied(arrays: list[np.ndarray]) -> list[np.ndarray]:
-    # Copies, because loaders reuse arrays. In native byte order, because a compiled call ignores
-    # the byte order.
+    # Copy, because loaders reuse arrays. Convert to native byte order, because a compiled call
+    # ignores the byte order.
     return [array.astype(array.dtype.newbyteorder("=")) for array in arrays]

@@ -37,7 +37,8 @@ class LoadedBatches(Iterator[Any]):
     ) -> None:
         self._source: Any = source
         self._epochs, self._columns, self._convert = epochs, columns, convert
-        # The iterable of the current epoch, or `None` between epochs; and its iterator.
+        # `_opened` is the iterable of the current epoch, or `None` between epochs. `_iterator` is
+        # its iterator.
         self._opened: Any = None
         self._iterator: Any = iter(())
         # The state of the source's random generator at the start of the epoch.
@@ -48,12 +49,13 @@ class LoadedBatches(Iterator[Any]):
     def position(self) -> dict[str, Any]:
         """The position of the next batch, as JSON values.
 
-        - `epoch`, `index`: number of finished epochs, and of batches taken in the current epoch.
+        - `epoch`: number of finished epochs.
+        - `index`: number of batches taken in the current epoch.
         - `num_drawn`: total number of batches taken.
-        - `state`: the state of the source as JSON text; `None` if it has no state, or JSON cannot
-          represent it.
-        - `seed`: the state of a torch `DataLoader`'s generator at the start of the epoch, as JSON
-          text; `None` without a generator.
+        - `state`: the state of the source as JSON text; `None` if the source has no state, or if
+          JSON cannot represent it.
+        - `seed`: the state that the generator of a torch `DataLoader` had at the start of the
+          epoch, as JSON text; `None` if the source has no generator.
         """
         return {
             "epoch": self._epoch,
@@ -64,12 +66,12 @@ class LoadedBatches(Iterator[Any]):
         }
 
     def seek(self, position: Mapping[str, Any]) -> None:
-        """Goes to a `position`: restores the state of the source, or skips batches.
+        """Goes to a `position`. It restores the state of the source if possible, or skips batches.
 
         Skipped batches are not converted.
 
-        **Raises:** `ValueError` if `position` is not a position, if an iterator has already passed
-        it, or if the source ends before it.
+        **Raises:** `ValueError` if `position` is not a position, if the source is an iterator that
+        has already passed the position, or if the source ends before the position.
         """
         own = self.position
         if not isinstance(position, Mapping) or position.keys() != own.keys():
@@ -119,10 +121,10 @@ class LoadedBatches(Iterator[Any]):
             batch = self._convert(batch)
         return _checked(as_arrays(batch, "batches_from"))
 
-    # --- drawing from the source ---
+    # --- taking batches from the source ---
 
     def _draw(self) -> Any:
-        """The next batch as the source gives it."""
+        """Takes the next batch from the source, without conversion."""
         if self._opened is None:
             if self._epoch == self._epochs:
                 raise StopIteration
@@ -147,12 +149,14 @@ class LoadedBatches(Iterator[Any]):
         return batch
 
     def _begin_epoch(self, state: Any = None, seed: str | None = None) -> bool:
-        """Starts to iterate over the source. Returns whether the source restored `state`.
+        """Starts to iterate over the source.
 
-        `seed` is the state of the source's generator.
+        `state` and `seed` are the states to give to the source and to its generator.
+
+        **Returns:** True if the source or its iterator restored `state`.
         """
         self._opened = self._source() if callable(self._source) else self._source
-        # Samplers and datasets that shuffle by epoch need the number of the epoch.
+        # Samplers and datasets with `set_epoch` need the number of the epoch for shuffling.
         for owner in (self._opened, getattr(self._opened, "sampler", None)):
             if callable(set_epoch := getattr(owner, "set_epoch", None)):
                 set_epoch(self._epoch)
@@ -177,7 +181,7 @@ _STATES = (("state_dict", "load_state_dict"), ("get_state", "set_state"), ("posi
 
 
 def _state_names(owner: Any) -> tuple[str, str] | None:
-    """The names of the getter and the setter of the state; `None` without state."""
+    """The names of the methods that get and set the state of `owner`; `None` if it has no state."""
     return next((pair for pair in _STATES if all(hasattr(owner, name) for name in pair)), None)
 
 
@@ -189,7 +193,10 @@ def _load_state(owner: Any, state: Any) -> bool:
 
 
 def _saved_state(*owners: Any) -> str | None:
-    """The state of the first owner with a state, or `None` if JSON cannot represent it."""
+    """The state of the first owner that has one, as JSON text.
+
+    Returns `None` if no owner has a state, or if JSON cannot represent it.
+    """
     for owner in owners:
         if (names := _state_names(owner)) is not None:
             state = getattr(owner, names[0])
@@ -206,7 +213,7 @@ def _generator_of(source: Any) -> Any:
 
 
 def _shuffles_unseeded(source: Any) -> bool:
-    """Whether a torch `DataLoader` shuffles with torch's global random generator."""
+    """Returns True for a torch `DataLoader` that shuffles with torch's global random generator."""
     sampler = getattr(source, "sampler", None)
     is_random = type(sampler).__name__ in ("RandomSampler", "WeightedRandomSampler")
     return is_random and getattr(sampler, "generator", None) is None
@@ -231,7 +238,7 @@ def _decoded(node: dict[str, Any]) -> Any:
     if "__array__" not in node:
         return node
     array = np.asarray(node["__array__"], node["dtype"])
-    # The source has already imported its library.
+    # The library is in `sys.modules`, because the source has already imported it.
     return sys.modules["torch"].from_numpy(array) if node["library"] == "torch" else array
 
 
@@ -247,40 +254,41 @@ def batches_from(
 ) -> LoadedBatches:
     """Adapts the data loader of another library to `fit`, so that runs can be resumed.
 
-    A source is a `torch.utils.data.DataLoader`, a `torchdata.stateful_dataloader
+    The source may be a `torch.utils.data.DataLoader`, a `torchdata.stateful_dataloader
     .StatefulDataLoader`, a `datasets.Dataset` or `datasets.IterableDataset` of Hugging Face (call
     its `batch(32)` first), a `grain.DataLoader` or `grain.IterDataset`, `tf.data.Dataset
     .as_numpy_iterator`, a generator function, or any other iterable of batches.
 
-    A resumed run gets the same batches as an uninterrupted one:
+    A resumed run gets the same batches as an uninterrupted run. How this is done depends on the
+    source:
 
-    - If the source or its iterator has `state_dict` and `load_state_dict` (StatefulDataLoader,
-      Hugging Face), `get_state` and `set_state` (Grain), or `position` and `seek`, its state is
-      saved and restored. StatefulDataLoader (torchdata 0.11) restores the order of later epochs
-      only without a `generator` of its own. A `grain.DataLoader` needs a data source with a
-      constant `__repr__`.
-    - For a `DataLoader` with a `generator`, the state of the generator is restored, and the batches
-      of the current epoch are skipped.
-    - Any other source starts again, and all batches before the position are skipped without
-      conversion. It must return the same batches again.
+    - The state of the source is saved and restored if the source or its iterator has methods for
+      this: `state_dict` and `load_state_dict` (StatefulDataLoader, Hugging Face), `get_state` and
+      `set_state` (Grain), or `position` and `seek`. StatefulDataLoader (torchdata 0.11) restores
+      the order of later epochs only if it has no `generator` of its own. A `grain.DataLoader` needs
+      a data source with a constant `__repr__`.
+    - For a torch `DataLoader` with a `generator`, the state of the generator is restored. Then the
+      batches of the current epoch before the position are skipped.
+    - Any other source starts again, and all batches before the position are skipped. The source
+      must return the same batches again.
 
     **Arguments:**
 
     - `source`: an iterable of batches, or a function without arguments that returns one. Each epoch
-      iterates over it, or calls it, again. If the source or its `sampler` has `set_epoch`, it is
-      called first. An iterator has only one epoch.
+      iterates over the iterable, or calls the function, again. If the source or its `sampler` has a
+      method `set_epoch`, it is called before each epoch. An iterator has only one epoch.
     - `epochs`: number of epochs; `None` for no limit.
     - `columns`: keys to keep if batches are dicts. Other columns, such as texts, are dropped.
-    - `convert`: a function of the batch, applied after `columns` and before the conversion to
-      arrays, for example to convert a dict to a tuple.
+    - `convert`: a function that takes and returns a batch, for example to convert a dict to a
+      tuple. It is applied after `columns` and before the conversion to arrays.
 
-    **Returns:** an iterator of batches whose leaves are arrays: tensors, lists of numbers and
-    numbers become NumPy arrays. It has a `position`, and `seek(position)` goes there.
+    **Returns:** an iterator of batches whose leaves are arrays. Tensors, lists of numbers and
+    numbers become NumPy arrays. The iterator has an attribute `position` and a method
+    `seek(position)`, which goes to a position.
 
     **Raises:** `TypeError` if `source` cannot be iterated over; `ValueError` if `epochs` is not a
     positive integer, or is above 1 for an iterator. `next` raises `TypeError` if a batch lacks a
-    column, or if a leaf cannot become an array of numbers; `ValueError` for an epoch without
-    batches.
+    column, or if a leaf cannot become an array of numbers; `ValueError` if an epoch has no batches.
 
     >>> from eqxlike import train
     >>> def load():

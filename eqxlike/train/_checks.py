@@ -21,7 +21,7 @@ from ..extend import deleted_paths, find_difference, flag_frozen, listed, paths_
 
 
 def check_model(model: Any) -> None:
-    """Raises `TypeError` if a model is a class, or has arrays of anything but numbers."""
+    """Raises `TypeError` if a model is a class, or has an array that does not contain numbers."""
     if isinstance(model, type):
         name = model.__name__
         raise TypeError(
@@ -36,8 +36,12 @@ def check_model(model: Any) -> None:
 
 
 def check_trainable(model: PyTree, *, is_state_kept: bool) -> None:
-    """Raises `ValueError` if a model has no array to train, or only warns if `is_state_kept`,
-    because steps then change `model_state`. Raises `TypeError` for `optax.LookaheadParams`.
+    """Checks that a model has an array to train.
+
+    If it has none, this raises `ValueError`. With `is_state_kept` it only warns, because steps
+    still change `model_state`.
+
+    **Raises:** `ValueError` as described; `TypeError` for `optax.LookaheadParams`.
     """
     if isinstance(model, optax.LookaheadParams):
         raise TypeError(
@@ -64,8 +68,10 @@ def check_trainable(model: PyTree, *, is_state_kept: bool) -> None:
 
 
 def warn_of_ties(model: PyTree) -> None:
-    """Warns if one trainable array is at several places, where it becomes several arrays. Scalars
-    are exempt: one may be the initial value of several parameters.
+    """Warns if one trainable array is at several places of a model.
+
+    Each place gets a copy of the array, so that the copies are trained separately. There is no
+    warning for scalars, because one scalar may be the initial value of several parameters.
     """
     model = model.fast if isinstance(model, optax.LookaheadParams) else model
     paths: dict[int, list[str]] = {}
@@ -82,7 +88,7 @@ def warn_of_ties(model: PyTree) -> None:
 
 
 def check_key(key: Any, taker: str) -> None:
-    """Raises `TypeError` unless `key` is a key of `jax.random`, `ValueError` for several keys."""
+    """Raises `TypeError` if `key` is not a key of `jax.random`, `ValueError` for several keys."""
     is_typed = is_array(key) and is_key(key)
     if not is_typed and not (is_array(key) and key.dtype == jnp.uint32):
         raise TypeError(f"{taker} expected a key, such as `jax.random.key(0)`; got {key!r}.")
@@ -137,7 +143,7 @@ def check_folder(folder: Any, name: str) -> None:
 
 
 def check_optimiser(optimiser: Any, taker: str) -> None:
-    """Raises `TypeError` if `optimiser` is not an optimiser, such as `optax.adam` uncalled."""
+    """Raises `TypeError` if `optimiser` is not an optimiser, but for example `optax.adam` itself."""
     if not (callable(getattr(optimiser, "init", None)) and hasattr(optimiser, "update")):
         hint = ""
         if inspect.isroutine(optimiser) or isinstance(optimiser, type):
@@ -150,7 +156,7 @@ def check_optimiser(optimiser: Any, taker: str) -> None:
 
 
 def check_not_deleted(tree: PyTree, name: str, taker: str) -> None:
-    """Raises `RuntimeError` if arrays of `tree` were donated, earlier than JAX would."""
+    """Raises `RuntimeError` if arrays of `tree` were donated. JAX would raise an error later."""
     paths = deleted_paths(tree, name)
     if paths:
         raise RuntimeError(
@@ -170,8 +176,8 @@ class WithSlow(NamedTuple):
 
 def initial_state(optimiser: optax.GradientTransformation, parameters: PyTree) -> optax.OptState:
     """The initial state of `optimiser`."""
-    # Optax relies on dtype promotion (schedules compare their count with floats), even if the user
-    # has set it to strict for the model.
+    # Optax relies on dtype promotion: for example, schedules compare their count with floats. So
+    # allow it here, even if the user has set promotion to strict for the model.
     with jax.numpy_dtype_promotion("standard"):
         try:
             state = optimiser.init(parameters)
@@ -203,7 +209,8 @@ def check_optimiser_state(
     try:
         expected = jax.eval_shape(lambda tree: initial_state(optimiser, tree), parameters)
     except TypeError:
-        # `init` reads numbers, or its state has leaves that are not arrays: the update will raise.
+        # `init` cannot be traced: it reads numbers, or its state has leaves that are not arrays. If
+        # the state does not fit, the update will raise an error.
         return
     if difference := find_difference(state, expected, _have_one_shape):
         explained = difference.explain("state.optimiser_state", "optimiser.init(model)")

@@ -18,27 +18,30 @@ class EMAState(NamedTuple):
     """The Optax state of `EMA`.
 
     - `count`: number of updates.
-    - `average`: a tree like the parameters.
+    - `average`: the average of the parameters, a pytree like the parameters.
     """
 
     count: Int32[Array, ""]
     average: PyTree
 
 
-# A static node: JAX would flatten a tuple, and could not build this class from the parts.
+# `optax.GradientTransformation` is a tuple. JAX would flatten it, and could not build this class
+# from its elements again. So it is registered as static.
 @jtu.register_static
 class EMA(optax.GradientTransformation):
     """An exponential moving average of the parameters, as an Optax transformation.
 
-    Put it last in `optax.chain`; it does not change the updates. With `w` the parameters after
-    update `t`, and `d` the decay:
+    Put it last in `optax.chain`; it does not change the updates. Let `w` be the parameters after
+    update `t`, and `d` the decay. Each update computes
 
         average = average + (1 - d) / (1 - d**t) * (w - average)
 
-    This is the mean of all `w` with weights `d**age`, without the initial parameters. The average
-    is part of the optimiser's state: steps update it, refused updates do not, checkpoints include
-    it, and it is sharded like the parameters. Put it inside `optax.MultiSteps`, so that it counts
-    updates: `optax.MultiSteps(optax.chain(adam, ema), 4)`.
+    This is the mean of all `w` with weights `d**age`. The initial parameters do not count.
+
+    The average is part of the optimiser's state. So steps update it, except when an update is
+    refused; checkpoints include it; and it is sharded like the parameters. With `optax.MultiSteps`,
+    put the average inside, so that it counts updates and not gradients:
+    `optax.MultiSteps(optax.chain(adam, ema), 4)`.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -57,10 +60,10 @@ class EMA(optax.GradientTransformation):
         """**Arguments:**
 
         - `decay`: weight of the old average in each update, such as 0.999.
-        - `debias`: if `False`, the factor is `1 - d` in each update, and the average starts at the
-          initial parameters.
+        - `debias`: whether to use the factor `(1 - d) / (1 - d**t)`. If `False`, the factor is
+          `1 - d`, and the average starts at the initial parameters.
 
-        Averages are in float32, or in the dtype of the parameter if it is wider.
+        Averages have dtype float32, or the dtype of the parameter if that is wider.
 
         **Raises:** `TypeError` if `decay` is not a number; `ValueError` unless `0 < decay < 1`.
         """
@@ -75,7 +78,7 @@ class EMA(optax.GradientTransformation):
             if params is None:
                 raise ValueError("EMA needs the parameters: `update(gradients, state, params)`.")
             count = jnp.asarray(optax.safe_increment(state.count))
-            # 1 - d**t to full precision: float32 rounds d**t itself.
+            # `expm1` computes 1 - d**t to full precision. In float32, d**t may round to one.
             share = -jnp.expm1(count * math.log(decay)) if debias else jnp.ones(())
             average = jtu.tree_map(
                 lambda old, new: old + ((1 - decay) / share).astype(old.dtype) * (new - old),
@@ -89,20 +92,20 @@ class EMA(optax.GradientTransformation):
     def averaged(self, state: TrainState[Model]) -> TrainState[Model]:
         """Replaces the model's parameters by their average.
 
-        Use the result for evaluation: `fit(..., evaluate=lambda state:
-        evaluate(ema.averaged(state)))`. Continue training with `state`. Arrays that are not
-        trained, such as frozen ones, are unchanged.
+        Use the result for evaluation, as in `fit(..., evaluate=lambda state:
+        evaluate(ema.averaged(state)))`. Continue training with `state`, not with the result. Arrays
+        that are not trained, such as frozen arrays, are unchanged.
 
         **Arguments:**
 
-        - `state`: a state whose optimiser has one `EMA`, or several that average different
-          parameters, as in `optax.partition`.
+        - `state`: a state whose optimiser has an `EMA`. It may have several if they average
+          different parameters, as in `optax.partition`.
 
-        **Returns:** the state; its arrays have the dtypes of the parameters. It shares arrays with
-        `state`, so use it before the next step.
+        **Returns:** a `TrainState` with the averaged model. The averages are cast to the dtypes of
+        the parameters. The result shares arrays with `state`, so use it before the next step.
 
         **Raises:** `TypeError` if `state` is not a `TrainState`; `ValueError` if its optimiser has
-        no average, or several averages of one array.
+        no `EMA`, or averages one array several times.
         """
         check_state(state, "EMA.averaged")
         nodes = jtu.tree_leaves(state.optimiser_state, is_leaf=_is_state)
@@ -132,5 +135,5 @@ def _is_state(node: Any) -> bool:
 
 
 def _widened(parameter: Any) -> Array:
-    """Converts a parameter to float32 unless its dtype is wider; always a new array."""
+    """Copies a parameter to a new array of dtype float32, or of its own dtype if that is wider."""
     return jnp.array(parameter, jnp.promote_types(parameter.dtype, jnp.float32))

@@ -1,9 +1,9 @@
 """Checks of a step for NaN and infinity.
 
-A step of `make_step` checks its gradients, its loss and the model's state before it updates
-anything. Unless all are finite, `update_if_finite` keeps the old state and marks it as halted.
-`fit` finds the mark when it reads the losses, and returns `stopped="diverged"` and the last good
-state, with the mark removed.
+A step of `make_step` checks the gradients, the loss and the model's state before it updates
+anything. If one of them is not finite, `update_if_finite` keeps the old state and sets its
+`is_halted`. `fit` sees this when it reads the losses. It then returns `stopped="diverged"` and the
+last good state, in which `is_halted` is false again.
 """
 
 import collections
@@ -39,10 +39,10 @@ def update_if_finite(
     check_finite: CheckFinite,
     is_sharded: bool,
 ) -> TrainState[Model]:
-    """The next state: `update()`, or `old` marked as halted if the update is refused.
+    """The next state: `update()`, or `old` with `is_halted` if the update is refused.
 
-    With a loss scale, gradients that overflow keep the arrays and lower the scale. This counts as a
-    step and is not a refusal, except at the smallest scale.
+    With a loss scale, gradients may overflow. Then the arrays are kept and the scale is lowered.
+    This counts as a step and not as a refusal, unless the scale is already at its minimum.
 
     **Arguments:**
 
@@ -88,11 +88,13 @@ def update_if_finite(
 def _update_if(
     condition: Bool[Array, ""], old: Tree, update: Callable[[], Tree], is_sharded: bool
 ) -> Tree:
-    """`tree_where(condition, update(), old)`, in place if `old` is donated.
+    """Computes `tree_where(condition, update(), old)`, in place if `old` is donated.
 
-    On a CPU this is a branch: with selects, the updates of all arrays wait for the condition and
-    then wake other threads at once (a step of an MLP of 122 parameters took 1.2 times as long). On
-    a GPU it is a select: a branch waits until the host has read the condition.
+    On a CPU this is a branch, `lax.cond`. With selects, the updates of all arrays would wait for
+    the condition and then wake other threads at once. A step of an MLP of 122 parameters took 1.2
+    times as long.
+
+    On a GPU this is a select, because a branch waits until the host has read the condition.
     """
     found: list[Any] = []
 
@@ -120,15 +122,17 @@ def _has_type(leaf: Any, aval: Any) -> bool:
 
 
 def _select_early(condition: Bool[Array, ""], program: ClosedJaxpr, olds: list[Any]) -> list[Any]:
-    """The outputs of a program if `condition` holds, else `olds`.
+    """The outputs of a program if `condition` is true, otherwise `olds`.
 
     Each output is selected right after the operation that computes it, and later operations use the
-    selected array. With selects at the end, Adam's moments have two uses, as outputs and for the
-    parameters: XLA then computes them twice and copies the old ones.
+    selected array. If the selects were at the end, Adam's moments would be used twice: by their
+    select and by the update of the parameters. XLA would then compute the moments twice and copy
+    the old moments.
     """
     jaxpr = program.jaxpr
     outputs = [*zip(jaxpr.outvars, olds, strict=True)]
-    # By id: a constant has no hash. An output that occurs twice is selected at the end.
+    # The keys are ids, because a constant has no hash. An output that occurs twice is selected at
+    # the end.
     counts = collections.Counter(map(id, jaxpr.outvars))
     old_of = {id(var): old for var, old in outputs if counts[id(var)] == 1}
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
@@ -155,20 +159,21 @@ def _select_early(condition: Bool[Array, ""], program: ClosedJaxpr, olds: list[A
 def keep_if_finite(
     old: TrainState[Model], new: TrainState[Model], loss: Float[Array, ""]
 ) -> TrainState[Model]:
-    """Returns `new`, or `old` marked as halted if the loss or an array of `new` is not finite.
+    """Returns `new` if the loss and the arrays of `new` are finite. Otherwise returns `old` with
+    `is_halted` set.
 
-    Call it in a step of your own, so that `fit` returns the last good state however late it reads
-    the losses. Memory must hold both states.
+    Call this function in a step of your own. Then `fit` returns the last good state, no matter how
+    late it reads the losses. Memory must hold both states.
 
-    It checks the model's arrays that are not frozen, the model's state and the optimiser's state.
-    It skips scalars of the optimiser that belong to no parameter, because some are infinite on
-    purpose, such as the initial best loss.
+    The function checks the model's arrays that are not frozen, the model's state and the
+    optimiser's state. It does not check scalars of the optimiser that belong to no parameter,
+    because some scalars are infinite on purpose, such as the initial best loss.
 
     **Arguments:**
 
-    - `old`: the state that the step got; returned if it is already halted.
+    - `old`: the state that the step got. If it is already halted, it is returned.
     - `new`: the state after the update.
-    - `loss`: shape `()`; ignored if the optimiser skipped the update.
+    - `loss`: shape `()`. It is ignored if the optimiser skipped the update.
     """
     is_good = ~old.is_halted & _may_be_loss(loss, new) & is_finite_state(new)
     chosen = tree_where(is_good, new, old)
@@ -176,27 +181,30 @@ def keep_if_finite(
 
 
 def all_finite(tree: PyTree) -> Bool[Array, ""]:
-    """Whether all floating-point and complex arrays of a pytree are finite.
+    """Tests whether all floating-point and complex arrays of a pytree are finite.
 
     **Arguments:**
 
     - `tree`: any pytree, such as a model or its gradients.
 
-    **Returns:** shape `()`; true if there is no such array.
+    **Returns:** a boolean array of shape `()`. It is true if the pytree has no floating-point or
+    complex array.
 
     >>> import jax.numpy as jnp
     >>> bool(all_finite({"weight": jnp.ones(3), "bias": jnp.array([0.0, jnp.inf])}))
     False
     """
-    # A number times 0 is 0 or NaN. `isfinite(leaf).all()` takes three times as long on a CPU, and
-    # XLA's maximum of a large array skips NaN there (JAX 0.10.2 to 0.12.0.1).
+    # A number times 0 is 0 if the number is finite, otherwise NaN. The alternatives are worse:
+    # `isfinite(leaf).all()` takes three times as long on a CPU, and XLA's maximum of a large array
+    # skips NaN on a CPU (JAX 0.10.2 to 0.12.0.1).
     return _are_finite([0 * leaf for leaf in jtu.tree_leaves(tree) if is_inexact_array(leaf)])
 
 
 def _squares_are_finite(gradients: list[Array], is_sharded: bool) -> Bool[Array, ""]:
-    """Whether gradients and the sums of their squares are finite: optimisers keep squares.
+    """Tests whether gradients and the sums of their squares are finite.
 
-    Squares are not checked in float16, where they overflow from 256 on.
+    Squares are checked because optimisers such as Adam store them. They are not checked in float16,
+    because the square of 256 already overflows there.
     """
     squares: list[Array] = []
     small: dict[Any, list[Array]] = {}
@@ -205,27 +213,29 @@ def _squares_are_finite(gradients: list[Array], is_sharded: bool) -> Bool[Array,
         if is_sharded or leaf.size > 2**12:
             squares.append(each)
         else:
-            # Small arrays are concatenated: an operation on one costs more to start than to run.
+            # Small arrays are concatenated, because starting an operation on a small array takes
+            # longer than running it.
             small.setdefault(leaf.dtype, []).append(jnp.ravel(each))
     return _are_finite([*squares, *map(jnp.concatenate, small.values())])
 
 
 def _are_finite(arrays: list[Array]) -> Bool[Array, ""]:
-    """Whether the sum of each array is finite."""
+    """Tests whether the sums of all arrays are finite."""
     sums = [jnp.isfinite(jnp.sum(array)) for array in arrays]
     return functools.reduce(operator.and_, sums, jnp.ones((), bool))
 
 
 def tree_where(condition: Bool[Array, ""], tree: Tree, other: Tree) -> Tree:
-    """Selects `tree` if `condition` holds, else `other`: `jnp.where` on each array.
+    """Selects `tree` if `condition` is true, otherwise `other`. It applies `jnp.where` to each
+    array.
 
     **Arguments:**
 
-    - `condition`: shape `()`.
+    - `condition`: a boolean array of shape `()`.
     - `tree`, `other`: pytrees of the same structure, shapes and dtypes, such as a model after and
-      before a step. Typed PRNG keys of `other` may have been used.
+      before a step. PRNG keys of `other` may already have been used.
 
-    **Returns:** the selected arrays. Other leaves come from `tree`.
+    **Returns:** a pytree of the selected arrays. Leaves that are not arrays come from `tree`.
 
     **Raises:** `ValueError` if the structures differ.
 
@@ -240,14 +250,15 @@ def _choose(condition: Bool[Array, ""], leaf: Any, other_leaf: Any) -> Any:
     if not is_array(other_leaf):
         return leaf
     if is_key(other_leaf):
-        # `jax.debug_key_reuse` counts `where` as a use.
+        # Clone the keys, because `jax.debug_key_reuse` counts `where` as a use of a key.
         return jax.random.clone(jnp.where(condition, leaf, jax.random.clone(other_leaf)))
     return leaf if leaf is other_leaf else jnp.where(condition, leaf, other_leaf)
 
 
 def has_skipped(optimiser_state: optax.OptState) -> Bool[Array, ""] | None:
-    """Whether an optimiser skipped its last update because it was not finite. `None` if this
-    optimiser never skips.
+    """Tests whether an optimiser skipped its last update because the update was not finite.
+
+    Returns `None` if this optimiser never skips updates.
     """
     flags = [
         ~node.last_finite
@@ -272,19 +283,19 @@ def _may_be_loss(loss: Float[Array, ""], new: TrainState) -> Bool[Array, ""]:
 
 
 def was_refused(state: TrainState) -> Bool[Array, ""]:
-    """Whether the last update was refused or skipped, as a new buffer."""
+    """Tests whether the last update was refused or skipped. The result is always a new buffer."""
     is_skipped = has_skipped(state.optimiser_state)
     if is_skipped is None:
         return jnp.copy(state.is_halted)
-    # After too many skips in a row `apply_if_finite` applies the update.
+    # After too many skips in a row, `apply_if_finite` applies an update that is not finite.
     return state.is_halted | (is_skipped & is_finite_state(state))
 
 
 def is_finite_state(state: TrainState) -> Bool[Array, ""]:
-    """Whether the arrays that `keep_if_finite` checks are finite."""
+    """Tests whether the arrays that `keep_if_finite` checks are finite."""
     parameters = filter(state.model, is_inexact_array)
     structure = jtu.tree_structure(parameters)
-    # Subtrees with one array per parameter, such as moments, and the remaining leaves.
+    # `parts` has the subtrees with one array per parameter, such as moments, and all other leaves.
     parts = jtu.tree_leaves(
         state.optimiser_state, is_leaf=lambda node: jtu.tree_structure(node) == structure
     )
@@ -296,17 +307,22 @@ _CHECKS: weakref.WeakKeyDictionary[Any, CheckFinite] = weakref.WeakKeyDictionary
 
 
 def register_step(function: Any, check_finite: CheckFinite) -> None:
-    """Registers the `check_finite` of a step of `make_step`, by the step's function."""
+    """Stores the `check_finite` of a step of `make_step`. The key is the step's function."""
     _CHECKS[function] = check_finite
 
 
 def may_skip(state: TrainState) -> bool:
-    """Whether updates of `state` may be skipped, also by a step inside another function."""
+    """Returns True if updates of `state` may be skipped.
+
+    The step may be inside another function. So this returns True if any step was made with
+    `check_finite="skip"`.
+    """
     return "skip" in _CHECKS.values() or has_skipped(state.optimiser_state) is not None
 
 
 def checks_gradients(step: Any) -> bool:
-    """Whether `step` is a step of `make_step` with `check_finite=True`."""
-    # Looked up by function: `functools.wraps` copies attributes to functions that do more.
+    """Returns True if `step` was made by `make_step` with `check_finite=True`."""
+    # The key is the function, and not an attribute of the step, because `functools.wraps` would
+    # copy an attribute to functions that do more.
     function = getattr(step, "__wrapped__", None)
     return isinstance(function, types.FunctionType) and _CHECKS.get(function) is True

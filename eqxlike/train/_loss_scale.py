@@ -18,17 +18,18 @@ _LARGEST = float(jnp.finfo(jnp.float32).max)
 class DynamicLossScale(Module):
     """An adaptive factor for the loss that keeps gradients in the range of float16.
 
-    Gradients below 6e-8 are 0 in float16. The loss is multiplied by `scale`, and the gradients are
-    divided by it in float32. Whenever a gradient overflows, the update is skipped and the scale is
-    divided by `factor`; after `period` steps without an overflow it is multiplied by `factor`, so
-    that it stays as large as possible (Micikevicius et al., 2018, "Mixed Precision Training").
+    Gradients below 6e-8 are 0 in float16. Therefore the loss is multiplied by `scale`, and the
+    gradients are divided by `scale` in float32. If a gradient overflows, the update is skipped and
+    the scale is divided by `factor`. After `period` steps without an overflow, the scale is
+    multiplied by `factor`. So the scale stays as large as possible (Micikevicius et al., 2018,
+    "Mixed Precision Training").
 
     - `scale`: shape `()`, float32. Scaling is exact for powers of two.
-    - `counter`: shape `()`, int32: number of steps since the scale last changed or was held at a
-      bound.
+    - `counter`: shape `()`, int32. Number of steps since the scale last changed, or would have
+      changed if it were not at a bound.
 
-    With `make_step`, pass it to `TrainState.create(..., loss_scale=DynamicLossScale())`. bfloat16
-    has the range of float32 and does not need it.
+    With `make_step`, use `TrainState.create(..., loss_scale=DynamicLossScale())`. bfloat16 has the
+    range of float32 and does not need a loss scale.
 
     !!! example
 
@@ -74,14 +75,16 @@ class DynamicLossScale(Module):
     ):
         """**Arguments:**
 
-        - `scale`: initial scale. If it is too large, each halving costs a skipped step.
+        - `scale`: initial scale. If it is too large, the first steps are skipped until the scale is
+          small enough.
         - `period`: number of steps with finite gradients after which the scale grows.
         - `factor`: factor by which the scale grows and shrinks.
-        - `minimum`, `maximum`: bounds of the scale. It reaches `maximum` if nothing overflows, as
-          in float32.
+        - `minimum`, `maximum`: bounds of the scale. The scale reaches `maximum` if no gradient ever
+          overflows, as in float32.
 
-        **Raises:** `ValueError` unless `0 < minimum <= scale <= maximum` in the range of float32,
-        `factor > 1`, and `period` is an integer of at least 1.
+        **Raises:** `ValueError` unless `0 < minimum <= scale <= maximum`, all in the range of
+        float32; `ValueError` if `factor` is not above 1, or `period` is not an integer of at least
+        1.
         """
         if not 0 < minimum <= scale <= maximum <= _LARGEST:
             raise ValueError(
@@ -99,7 +102,7 @@ class DynamicLossScale(Module):
 
     @property
     def is_smallest(self) -> Bool[Array, ""]:
-        """Whether the scale has reached its minimum."""
+        """True if the scale is at its minimum."""
         return self.scale <= self.minimum
 
     def scale_loss(self, loss: Float[Array, ""]) -> Float[Array, ""]:
@@ -107,10 +110,11 @@ class DynamicLossScale(Module):
 
         - `loss`: shape `()`.
 
-        **Returns:** the loss times the scale, in at least float32, because float16 overflows.
+        **Returns:** the loss times the scale. A loss of a 16-bit dtype is converted to float32,
+        because the product would overflow in float16.
         """
         if not isinstance(loss, float) and not _is_floating(loss):
-            # It has no gradient: the differentiation raises the error.
+            # Such a loss has no gradient. Differentiation raises an error for it.
             return loss
         loss = jnp.asarray(loss)
         dtype = at_least_float32(loss.dtype)
@@ -121,8 +125,8 @@ class DynamicLossScale(Module):
 
         - `gradients`: gradients of the scaled loss.
 
-        **Returns:** gradients of the loss, of the same dtypes. Store parameters in float32: in
-        float16 the unscaled gradients may underflow.
+        **Returns:** gradients of the loss, with the same dtypes. Store parameters in float32, so
+        that the gradients are in float32 too. In float16, unscaled gradients may underflow.
         """
 
         def unscale(leaf: Any) -> Any:

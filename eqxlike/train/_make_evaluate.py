@@ -24,33 +24,36 @@ Measure = Callable[..., Mapping[str, Mean | ArrayLike]]
 def make_evaluate(
     measure: Measure, batches: Batches, *, sharding: Sharding | None = None
 ) -> Callable[[TrainState], dict[str, float]]:
-    """Makes the `evaluate` of `fit`: metrics of the model over batches.
+    """Makes a function that computes metrics of a model over batches. Pass it to `fit` as
+    `evaluate`.
 
     **Arguments:**
 
-    - `measure`: `measure(model, batch)`, or `measure(model, model_state, batch)` if the
-      `TrainState` has a `model_state`. It is compiled, and returns metrics by name: each is a
-      `metrics.Mean`, such as `metrics.accuracy(...)` or `metrics.mean(values, weights)`; an array
-      of values to average; or a single number. A single number is weighted by the number of
-      examples in its batch: the common leading length of the arrays. If the arrays differ in
-      length, the arrays that are shorter in the last batch hold the examples. If the number is
-      ambiguous, return the values of all examples or `metrics.mean(value, num_examples)`. The model
-      is in training mode: start with `model = nn.inference_mode(model)` if it has, for example,
-      dropout.
+    - `measure`: function that computes the metrics of one batch. It is called as `measure(model,
+      batch)`, or as `measure(model, model_state, batch)` if the `TrainState` has a `model_state`.
+      It is compiled. The model is in training mode, so start with `model =
+      nn.inference_mode(model)` if it has dropout, for example. `measure` returns metrics by name.
+      Each metric is one of these:
+        - A `metrics.Mean`, such as `metrics.accuracy(...)` or `metrics.mean(values, weights)`.
+        - An array of values to average.
+        - A single number. It is weighted by the number of examples in its batch, which is the
+          common leading length of the arrays. If the arrays differ in length, the arrays that are
+          shorter in the last batch contain the examples. If the number of examples is ambiguous,
+          return an array of values or `metrics.mean(value, num_examples)` instead.
     - `batches`: a list of batches or another iterable that can be iterated over many times, or a
-      function that returns an iterator. Batches may differ in length: all examples have equal
+      function that returns an iterator. Batches may differ in length; all examples have equal
       weight. Tensors of other libraries and lists of numbers become arrays, as in `fit`.
-    - `sharding`: the sharding of states that `train.shard` has placed. Batches whose length is
-      divisible by the number of devices are split.
+    - `sharding`: the sharding that `train.shard` used for the states. A batch is split over the
+      devices if its length is divisible by the number of devices.
 
-    **Returns:** `evaluate(state)`, which returns the metrics over all batches as floats. It reads
-    the sums from the device after the last batch. It raises `ValueError` if there are no batches,
-    if the metrics of two batches differ, or if a metric is a single number and the number of
-    examples is ambiguous; `TypeError` if `measure` does not return a mapping, or `state` is not a
-    `TrainState`.
+    **Returns:** a function `evaluate(state)`, which returns the metrics over all batches as floats.
+    It reads the sums from the device after the last batch. It raises `ValueError` if there are no
+    batches, if the metrics of two batches differ, or if a metric is a single number and the number
+    of examples is ambiguous; `TypeError` if `measure` does not return a mapping, or `state` is not
+    a `TrainState`.
 
     **Raises:** `TypeError` if `measure` is not a function, if `sharding` is not a `train.Sharding`,
-    or if `batches` never end, as in `minibatches`, or are a single array.
+    if `batches` are endless, as `minibatches` are, or if `batches` is a single array.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -80,7 +83,7 @@ def make_evaluate(
     def evaluate(state: TrainState) -> dict[str, float]:
         check_state(state, "evaluate")
         fresh = batches() if callable(batches) else batches
-        # Passing the whole state would also pass the unused optimiser state.
+        # Pass only the model, because the optimiser state is not used.
         models = (state.model,) if state.model_state is None else (state.model, state.model_state)
         totals: dict[str, Mean] = {}
         first, is_over = None, False
@@ -89,7 +92,8 @@ def make_evaluate(
             lengths = _lengths(batch)
             first = lengths if first is None else first
             weight = None if is_over else _weight(lengths, first)
-            # If lengths differ within a batch, only the last batch may be shorter.
+            # If lengths differ within a batch, only the last batch may be shorter. `is_over` is
+            # true after such a batch, so weights of later batches are ambiguous.
             is_over = is_over or not (lengths == first or _agree(lengths, first))
             try:
                 means = measured(weight, *models, batch)
@@ -144,19 +148,21 @@ def _as_mean(name: str, found: Any, weight: float | None, batch: Any) -> Mean:
             f"batch is ambiguous: the leading lengths are {lengths}, and differ between batches. "
             "Return the values of all examples, or `train.metrics.mean(value, num_examples)`."
         )
-    # The mean of a short batch has a smaller weight.
+    # A batch with fewer examples has a smaller weight.
     return mean(values, jnp.asarray(weight))
 
 
 def _lengths(batch: Any) -> dict[Any, int]:
-    """The leading lengths of arrays by path, without scalars."""
+    """The leading length of each array in a batch, by path. Scalars are left out."""
     leaves = jtu.tree_leaves_with_path(batch)
     return {path: leaf.shape[0] for path, leaf in leaves if is_array(leaf) and leaf.ndim}
 
 
 def _weight(lengths: dict[Any, int], first: dict[Any, int]) -> float | None:
-    """The weight of a scalar metric of a batch, up to a factor that all batches share; `None` if
-    it is ambiguous. `first` has the lengths of the first batch.
+    """The weight of a scalar metric of a batch, or `None` if the weight is ambiguous.
+
+    The weight is the number of examples times a factor that is the same for all batches. `first`
+    has the lengths of the first batch.
     """
     if _agree(lengths, first):
         return float(*{*lengths.values()})
@@ -171,7 +177,7 @@ def _weight(lengths: dict[Any, int], first: dict[Any, int]) -> float | None:
 
 
 def _agree(*batches: dict[Any, int]) -> bool:
-    """Whether the arrays of each batch have equal lengths."""
+    """Returns True if, in each batch, all arrays have the same length."""
     return all(len({*lengths.values()}) == 1 for lengths in batches)
 
 

@@ -16,11 +16,13 @@ def _itself(mean: Array) -> Array:
 
 
 class Mean(Module):
-    """A weighted mean over examples of several batches, and a function of the mean.
+    """A weighted mean over examples, and a function that maps the mean to a metric. The means of
+    several batches can be merged.
 
-    - `total`: shape `()`, the weighted sum.
-    - `weight`: shape `()`, the sum of the weights; the number of examples if all weights are 1.
-    - `finish`: maps the mean to the metric, such as the square root for the RMSE.
+    - `total`: shape `()`, the weighted sum of the values.
+    - `weight`: shape `()`, the sum of the weights. If all weights are 1, this is the number of
+      examples.
+    - `finish`: function that maps the mean to the metric, such as the square root for the RMSE.
 
     >>> import jax.numpy as jnp
     >>> from eqxlike.train import metrics
@@ -34,9 +36,9 @@ class Mean(Module):
     finish: Callable[[Array], Array] = field(static=True, default=_itself)
 
     def merge(self, other: "Mean") -> "Mean":
-        """The mean over the examples of both.
+        """The mean over the examples of both means.
 
-        **Raises:** `ValueError` if their `finish` differs.
+        **Raises:** `ValueError` if the two means have a different `finish`.
         """
         if self.finish is not other.finish:
             raise ValueError(
@@ -56,15 +58,15 @@ def mean(
     weights: Float[Array, "*shape"] | None = None,
     finish: Callable[[Array], Array] = _itself,
 ) -> Mean:
-    """The weighted mean of values, one for each example, token, pixel, ...
+    """The weighted mean of values. There is one value for each example, token or pixel.
 
     **Arguments:**
 
-    - `values`: of any shape; summed in at least float32.
-    - `weights`: weight of each value, broadcast to the shape of `values`; 1 by default, 0 for
-      padding. A value of weight 0 may be NaN.
-    - `finish`: maps the mean to the metric. Pass the same function object for all batches; it needs
-      a `__name__`.
+    - `values`: array of any shape. The sum is computed in float32 or a wider dtype.
+    - `weights`: weight of each value, broadcast to the shape of `values`. The default is 1. Use 0
+      for padding; a value of weight 0 may be NaN.
+    - `finish`: function that maps the mean to the metric. It needs a `__name__`. Pass the same
+      function object for all batches.
 
     **Raises:** `ValueError` if the weights do not broadcast to the shape of the values.
 
@@ -91,7 +93,7 @@ def accuracy(
     labels: Int[Array, "*shape"],
     weights: Float[Array, "*shape"] | None = None,
 ) -> Mean:
-    """The share of examples whose most probable class is the label.
+    """The fraction of examples whose most probable class is the label.
 
     **Arguments:**
 
@@ -114,7 +116,7 @@ def perplexity(
     labels: Int[Array, "*shape"],
     weights: Float[Array, "*shape"] | None = None,
 ) -> Mean:
-    """The exponential of the mean cross-entropy in nats; C for a uniform prediction.
+    """The exponential of the mean cross-entropy in nats. It is C for a uniform prediction.
 
     **Arguments:**
 
@@ -154,14 +156,14 @@ def rmse(
 
 
 def _in_full(array: Any) -> Array:
-    """Converts to at least float32: a sum in half precision stops growing."""
+    """Converts a 16-bit array to float32, because a long sum in 16 bits stops growing."""
     array = jnp.asarray(array)
     is_inexact = jnp.issubdtype(array.dtype, jnp.inexact)
     return array.astype(at_least_float32(array.dtype) if is_inexact else jnp.float32)
 
 
 def _as_classes(name: str, logits: Any, labels: Any) -> Int[Array, "*shape"]:
-    """Checks labels, and converts booleans to 0 and 1."""
+    """Checks the labels of a metric. Converts booleans to 0 and 1."""
     labels = jnp.asarray(labels)
     labels = labels.astype(jnp.int32) if labels.dtype == jnp.bool_ else labels
     if not jnp.issubdtype(labels.dtype, jnp.integer):

@@ -1,6 +1,6 @@
 """Metrics: pure functions from a batch to a `Mean`.
 
-`train.make_evaluate` merges the means of all batches on the device.
+`train.make_evaluate` merges the `Mean`s of all batches on the device.
 """
 
 from ._metrics import Mean as Mean

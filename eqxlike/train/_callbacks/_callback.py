@@ -10,10 +10,10 @@ from .._run import Run
 
 
 class Callback:
-    """Base class of callbacks, which observe a training run and act at its events.
+    """Base class of callbacks. A callback has hooks that `fit` calls at events of a training run.
 
-    Derive a class and override hooks. Each hook gets a `train.Run`. `fit` calls the hooks in the
-    order of its `callbacks`; an exception in a hook ends `fit`.
+    Derive a class and override hooks. Each hook gets a `train.Run`. `fit` calls the hooks of its
+    `callbacks` in order. An exception in a hook ends `fit`.
 
     - `every`: number of steps between two calls of `on_step`; `None` for no calls.
 
@@ -57,8 +57,8 @@ class Callback:
         """Called before the first step."""
 
     def on_log(self, run: Run) -> None:
-        """Called every `log_every` steps and after the last one. `run.loss` is the mean loss since
-        the previous log.
+        """Called every `log_every` steps, and after the last step. `run.loss` is the mean loss
+        since the previous log.
         """
 
     def on_evaluate(self, run: Run) -> None:
@@ -68,9 +68,10 @@ class Callback:
         """Called every `every` steps, after the logs and evaluations of that step."""
 
     def on_checkpoint(self, run: Run) -> None:
-        """Called after a checkpoint was written, with its folder in `run.checkpoint`.
+        """Called after a checkpoint was written. `run.checkpoint` is its folder.
 
-        A checkpoint written in the background is reported when the next is due, or at the end.
+        If a checkpoint is written in the background, this is called when the next checkpoint is
+        due, or at the end of the run.
         """
 
     def on_end(self, run: Run) -> None:
@@ -78,14 +79,14 @@ class Callback:
 
     @property
     def state_name(self) -> str:
-        """The name of this callback's state in a checkpoint. Callbacks of equal names are matched
-        by their order.
+        """The name of this callback's state in a checkpoint. If several callbacks have the same
+        name, a resumed run matches them by their order.
         """
         return type(self).__qualname__
 
     def save_state(self) -> Any:
-        """Returns the state to save in a checkpoint, as JSON values: bools, numbers, strings, lists
-        and dicts. `None` for no state.
+        """Returns the state to save in a checkpoint, or `None` if there is no state. The state must
+        be made of JSON values: bools, numbers, strings, lists and dicts.
         """
         return None
 
@@ -97,8 +98,8 @@ class Callback:
         return None
 
     def load_arrays(self, run: Run, read: Callable[[PyTree], PyTree]) -> None:
-        """Called after `load_state` if arrays were saved. `read(like)` returns them, for a pytree
-        of the same structure; see `train.restore`.
+        """Called after `load_state` if arrays were saved. `read(like)` returns the saved arrays.
+        `like` is a pytree with the structure that was saved; see `train.restore`.
         """
 
     def close(self) -> None:
@@ -106,7 +107,7 @@ class Callback:
 
 
 def metric_of(run: Run, metric: str, taker: str) -> float:
-    """A metric of the last evaluation. **Raises:** `KeyError` if it has no such metric."""
+    """A metric of the last evaluation. **Raises:** `KeyError` if the metric is missing."""
     if metric not in run.metrics:
         raise KeyError(
             f"{taker} needs the metric {metric!r}, but `evaluate` returned "
@@ -119,7 +120,7 @@ def metric_of(run: Run, metric: str, taker: str) -> float:
 
 
 def save_callbacks(callbacks: Sequence[Callback]) -> tuple[dict[str, Any], dict[str, PyTree]]:
-    """The state of callbacks as JSON values, and their arrays, both by name."""
+    """The states of callbacks as JSON values by name, and the arrays of callbacks by name."""
     data, arrays = {}, {}
     for name, callback in callbacks_by_name(callbacks).items():
         state, own = callback.save_state(), callback.save_arrays()
@@ -131,7 +132,9 @@ def save_callbacks(callbacks: Sequence[Callback]) -> tuple[dict[str, Any], dict[
 
 
 def callbacks_by_name(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """The callbacks by name. The second one of a name gets the suffix ` #2`, and so on."""
+    """The callbacks by name. The second callback with the same name gets the suffix ` #2`, and so
+    on.
+    """
     named: dict[str, Callback] = {}
     counts: collections.Counter[str] = collections.Counter()
     for callback in callbacks:

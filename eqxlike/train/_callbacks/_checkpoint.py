@@ -19,23 +19,24 @@ from ._callback import Callback, callbacks_by_name, metric_of, save_callbacks
 class Checkpoint(Callback):
     """Saves the state, the position in the batches and the state of callbacks.
 
-    It saves periodically and at the end of training, also if Ctrl-C, SIGTERM or a callback ends it.
-    After a divergence it does not save: `fit` returns the last good state. `fit(...,
-    resume_from=folder)` continues from the newest checkpoint.
+    It saves periodically, and at the end of training, even if Ctrl-C, SIGTERM or a callback ends
+    the training. After a divergence it does not save, but `fit` returns the last good state.
+    `fit(..., resume_from=folder)` continues from the newest checkpoint.
 
     **Arguments:**
 
     - `folder`: the folder of the checkpoints. Each is a subfolder named by its step.
     - `every`: number of steps between checkpoints.
     - `keep_last`: number of newest checkpoints to keep.
-    - `keep_best`: number of checkpoints with the best `metric` to keep too; `None` for none.
+    - `keep_best`: number of checkpoints with the best `metric` to keep in addition; `None` for
+      none.
     - `metric`: name of a metric. Only checkpoints of steps that were evaluated can be among the
       best.
     - `mode`: `"min"` if the smallest metric is the best, `"max"` if the largest is.
-    - `background`: write in a thread while training continues. This copies the state to the memory
-      of the host.
-    - `with_frozen`: whether to save arrays that `nn.freeze` has marked. Without them, a resumed run
-      takes them from the state passed to `fit`: see `train.save`.
+    - `background`: whether to write in a thread while training continues. This copies the state to
+      the memory of the host.
+    - `with_frozen`: whether to save arrays that `nn.freeze` has marked. If `False`, a resumed run
+      takes these arrays from the state passed to `fit`; see `train.save`.
     - `on_error`: what happens if a checkpoint cannot be written, for example on a full disk:
       `"raise"` ends the run with the `OSError`, `"warn"` continues with a warning. Earlier
       checkpoints stay.
@@ -76,22 +77,23 @@ class Checkpoint(Callback):
         self._saved_at = -1
 
     def on_start(self, run: Run) -> None:
-        """Checks that the folder can take the checkpoints of this run."""
+        """Checks that the checkpoints of this run can be written to the folder."""
         self._under_way, self._saved_at = None, run.steps
         if self.keep_best is not None:
             self._check_evaluated(run)
         self.folder.check_free(run.steps)
 
     def on_step(self, run: Run) -> None:
-        """Saves."""
+        """Saves a checkpoint."""
         self._finish(run)
         self._save(run)
 
     def on_end(self, run: Run) -> None:
-        """Saves the last state, unless it was saved, and reports the folder."""
+        """Saves the last state unless it is already saved. Notes the folder for the user."""
         self._finish(run)
         if run.divergence is None and run.steps != self._saved_at:
-            # In the background too: a second Ctrl-C interrupts the wait and not the writing.
+            # This also writes in the background, if set. Then a second Ctrl-C interrupts the wait,
+            # not the writing.
             self._save(run)
             self._finish(run)
         if run.checkpoint is not None and run.divergence is None:
@@ -118,7 +120,7 @@ class Checkpoint(Callback):
             self._saved_at = run.steps
 
     def _check_evaluated(self, run: Run) -> None:
-        """Raises `ValueError` if no saved step is evaluated."""
+        """Raises `ValueError` if no step with a checkpoint will be evaluated."""
         saved, evaluated = self.every, run.evaluate_every
         if evaluated is None:
             raise ValueError(
@@ -138,7 +140,7 @@ class Checkpoint(Callback):
         return metric_of(run, self.metric, "Checkpoint")
 
     def _finish(self, run: Run) -> None:
-        """Waits for the checkpoint that is being written, and reports it."""
+        """Waits for the checkpoint that is being written, and reports it to the callbacks."""
         saving, self._under_way = self._under_way, None
         if saving is None:
             return
@@ -162,9 +164,11 @@ class Checkpoint(Callback):
 class Resumed(NamedTuple):
     """The contents of a checkpoint that `Checkpoint` wrote.
 
-    - `state`, `steps`: the state, and the number of steps that the run had made.
-    - `position`: the position of the batches; `None` if they had none.
-    - `callback_states`: states of callbacks by name; their arrays are in the `folder`.
+    - `state`: the state of the run.
+    - `steps`: number of steps that the run had made.
+    - `position`: the position of the batches; `None` if the batches had no position.
+    - `callback_states`: states of callbacks by name. The arrays of callbacks are read from the
+      `folder` later.
     """
 
     state: TrainState
@@ -174,7 +178,7 @@ class Resumed(NamedTuple):
     folder: CheckpointFolder
 
     def load_callbacks(self, callbacks: Sequence[Callback], run: Run) -> None:
-        """Restores the states of callbacks by name."""
+        """Restores the states and arrays of callbacks, which are matched by name."""
         for name, callback in callbacks_by_name(callbacks).items():
             saved = self.callback_states.get(name)
             if saved is None:
@@ -189,8 +193,8 @@ class Resumed(NamedTuple):
 def newest_in(folder: str | os.PathLike[str], like: TrainState) -> Resumed | None:
     """The newest undamaged checkpoint in a folder; `None` if there is no checkpoint.
 
-    **Raises:** as `CheckpointFolder.restore_newest`; also `ValueError` if the checkpoint is not
-    from `Checkpoint`.
+    **Raises:** the errors of `CheckpointFolder.restore_newest`; `ValueError` if the checkpoint was
+    not written by `Checkpoint`.
     """
     check_folder(folder, "fit: resume_from")
     checkpoints = CheckpointFolder(folder)

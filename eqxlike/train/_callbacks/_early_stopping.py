@@ -20,17 +20,18 @@ class EarlyStopping(Callback):
     - `metric`: name of a metric that `evaluate` returns.
     - `patience`: training ends after this many evaluations in a row without an improvement.
     - `mode`: `"min"` if the smallest metric is the best, `"max"` if the largest is.
-    - `min_delta`: improvements of at most `min_delta` do not count.
-    - `restore_best`: whether `fit` returns the best state instead of the last. This keeps a copy
-      of the state.
+    - `min_delta`: an improvement must be larger than this to count.
+    - `restore_best`: whether `fit` returns the best state instead of the last state. This keeps a
+      copy of the best state in memory.
 
-    NaN counts as no improvement, with a warning if the first metric is NaN. Checkpoints save the
-    best state too. A resumed run ends at the same step as an uninterrupted run. If early stopping
-    had already ended the run, the resumed run ends at once.
+    A metric that is NaN counts as no improvement. If the first metric is NaN, there is a warning.
 
-    **Raises:** `ValueError` for another mode, a `patience` that is not a positive integer, or a
-    negative `min_delta`. When training starts, `ValueError` if `fit` has no evaluations; `KeyError`
-    at the first evaluation that does not return the metric.
+    Checkpoints save the best state too. A resumed run ends at the same step as an uninterrupted
+    run. If early stopping had already ended the run, the resumed run ends at once.
+
+    **Raises:** `ValueError` if `mode` is neither `"min"` nor `"max"`, if `patience` is not a
+    positive integer, or if `min_delta` is negative. When training starts, `ValueError` if `fit` has
+    no evaluations. `KeyError` at the first evaluation that does not return the metric.
 
     >>> from eqxlike import train
     >>> callback = train.EarlyStopping("accuracy", patience=3, mode="max")
@@ -109,11 +110,13 @@ class EarlyStopping(Callback):
 
     @property
     def state_name(self) -> str:
-        """Includes the metric and the mode, so that another metric starts afresh."""
+        """The name contains the metric and the mode. So a resumed run with another metric does not
+        use the saved state.
+        """
         return f"EarlyStopping({self.metric!r}, mode={self.mode!r})"
 
     def save_state(self) -> dict[str, Any]:
-        """The best metric, its step, and the number of evaluations since."""
+        """The best metric, its step, and the number of evaluations since that step."""
         return {
             "best": None if math.isnan(self.best) else self.best,
             "best_step": self.best_step,
@@ -122,9 +125,9 @@ class EarlyStopping(Callback):
         }
 
     def load_state(self, run: Run, state: dict[str, Any]) -> None:
-        """Restores the best metric, and ends the run if patience was already exhausted.
+        """Restores the best metric. Ends the run if early stopping had already ended it.
 
-        **Raises:** `ValueError` with `restore_best`, if the checkpoint has no best state.
+        **Raises:** `ValueError` if `restore_best` is set but the checkpoint has no best state.
         """
         if self.restore_best and state["best"] is not None and not state["has_best_state"]:
             raise ValueError(

@@ -20,7 +20,7 @@ from ._callback import Callback
 
 
 class _WithFile(Callback):
-    """A callback that writes to a file; only the first process opens one."""
+    """A callback that writes to a file. If there are several processes, only the first writes."""
 
     _file: Any = None
 
@@ -39,8 +39,9 @@ _PEAKS = {
     "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5": 459e12, "TPU v6": 918e12,
 }
 # fmt: on
-"""Peak FLOP/s of dense bfloat16 matrix products from data sheets (float16 for V100 and T4), by a
-part of the device's name. The first match is used.
+"""Peak FLOP/s of dense bfloat16 matrix products, from data sheets. For V100 and T4 it is float16.
+
+The keys are parts of device names. The first key that is part of the device's name is used.
 """
 
 
@@ -49,8 +50,9 @@ def _peak_of(device_kind: str) -> float | None:
 
 
 class _WithRate(Callback):
-    """A callback that measures steps per second since the previous log. A mean since the start
-    would include compilation.
+    """A callback that measures steps per second since the previous log.
+
+    It does not use the mean since the start, which would include compilation.
     """
 
     _last = (0, 0.0)
@@ -80,7 +82,10 @@ class _WithRate(Callback):
             self._peak_flops = None if peak is None else peak * len(devices)
 
     def _rates(self, run: Run) -> dict[str, float]:
-        """Steps and other amounts per second, and `"mfu"`, the share of the peak FLOP/s."""
+        """The rates since the previous log, by name.
+
+        These are steps and other amounts per second, and `"mfu"`, the fraction of the peak FLOP/s.
+        """
         speed = self._steps_per_second(run)
         rates = {name: speed * each for name, each in {"steps": 1, **self._per_step}.items()}
         if "flops" in rates and self._peak_flops is not None:
@@ -99,24 +104,29 @@ class _WithRate(Callback):
 class JsonLines(_WithFile, _WithRate):
     """Appends the events of training to a file, one JSON object per line.
 
-    Each object has `event`, one of `"start"`, `"log"`, `"evaluate"`, `"checkpoint"` and `"end"`;
-    `step`; and `seconds` since the start. `"log"` has `loss`, `aux` if the loss returns numbers by
-    name, and `learning_rate` if the optimiser's state has one; `"evaluate"` has `metrics`;
-    `"checkpoint"` has `path`, and is written when the checkpoint is complete, which may be some
-    steps later. NaN and infinity are the strings `"nan"`, `"inf"` and `"-inf"`. Only the first of
-    several processes writes.
+    Each object has `event`, `step`, and `seconds` since the start. Other entries depend on `event`:
+
+    - `"start"` has `num_steps`, and `"end"` has no other entries.
+    - `"log"` has `loss`. It has `aux` if the loss returns numbers by name, and `learning_rate` if
+      the optimiser's state has one.
+    - `"evaluate"` has `metrics`.
+    - `"checkpoint"` has `path`. It is written when the checkpoint is complete, which may be some
+      steps later.
+
+    NaN and infinity are written as the strings `"nan"`, `"inf"` and `"-inf"`. If there are several
+    processes, only the first writes.
 
     **Arguments:**
 
-    - `path`: the file. Folders above it are created. A resumed run appends to it: steps since the
-      last checkpoint appear twice; use the later line.
+    - `path`: the file. Folders above it are created. A resumed run appends to the file. Steps that
+      the earlier run made after its last checkpoint appear twice; use the later line.
     - `per_step`: amounts that a step processes, such as `{"tokens": 16_384, "flops": 2.4e12}`.
       Logs then have `steps_per_second`, `tokens_per_second` and so on. A step of a language model
       takes about six `"flops"` for each parameter and token; `graph.report(step, state,
       batch).flops` counts them.
-    - `peak_flops`: peak FLOP/s of all devices together. With `"flops"` in `per_step`, logs have
-      `mfu`, the share of the peak (model FLOPs utilisation). The default is known for common GPUs
-      and TPUs, in bfloat16; for other devices `mfu` is left out.
+    - `peak_flops`: peak FLOP/s of all devices together. If `per_step` has `"flops"`, logs have
+      `mfu` (model FLOPs utilisation), the fraction of the peak. For common GPUs and TPUs the
+      default is the peak in bfloat16. For other devices `mfu` is left out.
 
     **Raises:** when training starts, `OSError` if the file cannot be written.
 
@@ -147,7 +157,7 @@ class JsonLines(_WithFile, _WithRate):
         self._write("start", run, num_steps=run.num_steps)
 
     def on_log(self, run: Run) -> None:
-        """Writes the loss, the aux, the learning rate, and rates."""
+        """Writes the loss, the aux, the learning rate, and the amounts per second."""
         rate = run.learning_rate
         found: dict[str, Any] = {} if rate is None else {"learning_rate": rate}
         if run.aux:
@@ -174,7 +184,7 @@ class JsonLines(_WithFile, _WithRate):
             return
         seconds = round(time.perf_counter() - self._started, 6)
         line = {"event": event, "step": run.steps, "seconds": seconds, **what}
-        # One write and a flush for each line, so that a killed run leaves whole lines.
+        # Write and flush each line at once, so that a run that is killed leaves whole lines.
         self._file.write(json.dumps(_finite(line), allow_nan=False) + "\n")
         self._file.flush()
 
@@ -191,19 +201,19 @@ def _finite(value: Any) -> Any:
 class Progress(_WithRate):
     """Shows the step, the loss, the learning rate, metrics, and steps per second.
 
-    On a terminal it shows a progress bar with the remaining time, if `rich` is installed; otherwise
-    it prints up to ten lines of text. It updates at each log: see `log_every` of `fit`.
+    On a terminal it shows a progress bar with the remaining time if `rich` is installed. Otherwise
+    it prints up to ten lines of text. It updates at each log; see `log_every` of `fit`.
 
     **Arguments:**
 
     - `label`: name of the run.
     - `stream`: output stream, standard error by default.
-    - `per_step`: amounts that a step processes, such as `{"tokens": 16_384, "flops": 2.4e12}`,
-      shown per second. A step of a language model takes about six `"flops"` for each parameter and
-      token; `graph.report(step, state, batch).flops` counts them.
-    - `peak_flops`: peak FLOP/s of all devices together. With `"flops"` in `per_step`, it shows the
-      share of the peak (model FLOPs utilisation). The default is known for common GPUs and TPUs, in
-      bfloat16; for other devices the share is left out.
+    - `per_step`: amounts that a step processes, such as `{"tokens": 16_384, "flops": 2.4e12}`. They
+      are shown per second. A step of a language model takes about six `"flops"` for each parameter
+      and token; `graph.report(step, state, batch).flops` counts them.
+    - `peak_flops`: peak FLOP/s of all devices together. If `per_step` has `"flops"`, the fraction
+      of the peak is shown (model FLOPs utilisation). For common GPUs and TPUs the default is the
+      peak in bfloat16. For other devices the fraction is left out.
 
     >>> from eqxlike import train
     >>> callback = train.Progress("digits", per_step={"examples": 64})
@@ -236,7 +246,7 @@ class Progress(_WithRate):
         self._show(run)
 
     def on_end(self, run: Run) -> None:
-        """Shows the metrics of the last step, unless a log already did."""
+        """Shows the metrics of the last step, unless a log has already shown them."""
         if run.evaluated_at == run.steps != self._evaluation_shown:
             self._show(run, is_last=True)
 
@@ -265,14 +275,14 @@ class Progress(_WithRate):
 def progress(
     num_steps: int, *, label: str = "training", stream: TextIO | None = None, num_lines: int = 10
 ) -> Iterator[Callable[[int, float], None]]:
-    """Context manager that shows progress; yields a function for the `on_log` of `fit`.
+    """Context manager that shows progress. It yields a function to pass to `fit` as `on_log`.
 
     **Arguments:**
 
     - `num_steps`: total number of steps.
     - `label`: name of the run.
-    - `stream`: output stream, standard error by default. A terminal gets a bar if `rich` is
-      installed; otherwise lines of text.
+    - `stream`: output stream, standard error by default. If it is a terminal and `rich` is
+      installed, a progress bar is shown, otherwise lines of text.
     - `num_lines`: maximum number of lines of text, spread evenly over the steps.
 
     >>> import sys
@@ -296,19 +306,19 @@ def progress(
 class TensorBoard(_WithFile, _WithRate):
     """Writes event files for TensorBoard: `tensorboard --logdir FOLDER` plots them.
 
-    A log writes `train/loss`, `train/NAME` for each number that the loss returns by name,
-    `train/steps_per_second` since the previous log, and `train/learning_rate` if the optimiser's
-    state has one. An evaluation writes its metrics, such as `evaluate/accuracy`. Each record is
-    flushed to disk at once.
+    At each log, it writes `train/loss` and `train/steps_per_second` since the previous log. It also
+    writes `train/NAME` for each number that the loss returns by name, and `train/learning_rate` if
+    the optimiser's state has one. At each evaluation, it writes the metrics, such as
+    `evaluate/accuracy`. Each record is flushed to disk at once.
 
-    A resumed run uses the same folder, and TensorBoard hides older points after the restored step.
-    A new run in the folder of another run hides the points of that run. Only the first of several
-    processes writes.
+    A resumed run uses the same folder. TensorBoard then hides the points that the earlier run wrote
+    after the restored step. A new run in the folder of another run hides all points of that run. If
+    there are several processes, only the first writes.
 
     **Arguments:**
 
-    - `folder`: created if missing. TensorBoard plots the subfolders of `--logdir` together, so use
-      one folder for each run.
+    - `folder`: the folder of the event files. It is created if missing. TensorBoard plots the
+      subfolders of `--logdir` together, so use one subfolder for each run.
 
     **Raises:** `ImportError` without tensorboardX: `pip install 'eqxlike[tensorboard]'`. When
     training starts, `OSError` if the folder cannot be written.
@@ -323,14 +333,15 @@ class TensorBoard(_WithFile, _WithRate):
         self.folder = pathlib.Path(folder)
 
     def on_start(self, run: Run) -> None:
-        """Opens a new event file, which replaces later steps of earlier files."""
+        """Opens a new event file. TensorBoard then hides later steps of earlier files."""
         super().on_start(run)
         if jax.process_index() != 0:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Files are read in the order of their names; two may be created in the same second.
+        # TensorBoard reads files in the order of their names. The names need a count, because two
+        # files may be created in the same second.
         count = len(list(self.folder.glob("events.out.tfevents.*")))
-        # Not `SummaryWriter`: its thread hangs if the disk is full.
+        # `SummaryWriter` is not used, because its thread hangs if the disk is full.
         prefix = str(self.folder / "events")
         self._file = _tensorboardx()[0].EventsWriter(prefix, f".{count:04d}")
         self._write(step=run.steps + 1, session_log={"status": "START"})
@@ -357,7 +368,7 @@ class TensorBoard(_WithFile, _WithRate):
         if self._file is None:
             return
         self._file.write_event(_tensorboardx()[1].Event(wall_time=time.time(), **what))
-        # Flush each record, so that a killed run keeps it.
+        # Flush each record, so that it is on disk if the run is killed.
         self._file.flush()
 
 

@@ -3,8 +3,8 @@
 In reading order:
 
 - `_manifest`: the description and the checksums of a checkpoint.
-- `_orbax`: Orbax's manager of a folder, saves in the background, and arrays.
-- `_folder`: saving and restoring a state, and the checkpoints of a run.
+- `_orbax`: writing and reading with Orbax, also in the background.
+- `_folder`: saving and restoring a state, and the folder with the checkpoints of a run.
 """
 
 from ._folder import CheckpointFolder as CheckpointFolder

@@ -46,34 +46,35 @@ def save(
 ) -> Saving:
     """Writes a state to a folder, from which `restore` reads it.
 
-    The checkpoint is written to a temporary folder and renamed when it is complete. If the process
-    is killed or the disk is full, an earlier checkpoint at `path` stays. Otherwise it is replaced;
-    at every moment one of the two is complete.
+    The checkpoint is written to a temporary folder, which is renamed to `path` when it is complete.
+    Then it replaces an earlier checkpoint at `path`. If the process is killed or the disk is full,
+    the earlier checkpoint stays. So there is a complete checkpoint at every moment.
 
     **Arguments:**
 
     - `path`: the folder to create, or the checkpoint to replace. Folders above it are created.
     - `state`: a `TrainState`, or any pytree. JAX and NumPy arrays of numbers and bools, and PRNG
-      keys, are written. Other leaves are not written, and `restore` takes them from `like`. Python
-      numbers, strings and bools are recorded, so that `restore` rejects a `like` with different
-      values.
-    - `data`: extra JSON values to save, such as the position of an iterator: `None`, bools,
-      numbers, strings, lists and dicts.
-    - `background`: copy the arrays to the host, return, and write in a thread. The state may be
-      donated or changed at once. The next save, and the exit of the interpreter, wait for the
-      thread.
-    - `with_frozen`: whether to write arrays that `nn.freeze` has marked. Without them, the
-      checkpoint of an adapted model is small, and `restore` takes them from `like`: load the
-      pretrained weights into `like` first. Their shapes and dtypes are checked, their values are
-      not.
+      keys, are written. Other leaves are not restored from the checkpoint, because `restore` takes
+      them from `like`. But the values of Python numbers, strings and bools are recorded, so that
+      `restore` rejects a `like` with different values.
+    - `data`: extra JSON values to save, such as the position of an iterator. JSON values are
+      `None`, bools, numbers, strings, lists and dicts.
+    - `background`: whether to write in a thread. `save` then copies the arrays to the host and
+      returns, and the state may be donated or changed at once. The next save, and the exit of the
+      interpreter, wait for the thread.
+    - `with_frozen`: whether to write arrays that `nn.freeze` has marked. If `False`, the checkpoint
+      of an adapted model is small, and `restore` takes the frozen arrays from `like`. So load the
+      pretrained weights into `like` first. `restore` checks the shapes and dtypes of frozen arrays,
+      but not their values.
 
     **Returns:** a `Saving`. Its `wait()` returns when the checkpoint is complete, and raises the
-    error if writing failed. Without `wait()`, the error is printed, and raised by the next save to
-    this folder.
+    error if writing failed. If `wait()` is not called, the error is printed, and the next save to
+    this folder raises it.
 
-    **Raises:** `TypeError` for an array of other values, for a `jax.Ref`, and for `data` that is
-    not JSON; `RuntimeError` if an array was donated; `OSError` if the checkpoint cannot be written,
-    for example if `path` is a file; `ImportError` without Orbax: `pip install 'eqxlike[train]'`.
+    **Raises:** `TypeError` if an array has values other than numbers, bools and PRNG keys, if a
+    leaf is a `jax.Ref`, or if `data` is not JSON; `RuntimeError` if an array was donated; `OSError`
+    if the checkpoint cannot be written, for example if `path` is a file; `ImportError` without
+    Orbax: `pip install 'eqxlike[train]'`.
 
     >>> import pathlib, tempfile, jax.numpy as jnp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "checkpoint"
@@ -98,7 +99,8 @@ class Restored(_StateAndData[State]):
 
     - `state`: the state, with the structure of `like`.
     - `data`: the `data` passed to `save`.
-    - `left_out`: names of the parts with arrays that were not restored.
+    - `left_out`: names of the parts of the checkpoint, such as `"model_state"`, that have arrays
+      but were not restored.
     """
 
     left_out: tuple[str, ...] = ()
@@ -110,32 +112,35 @@ Only = str | Sequence[str] | None
 def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> Restored[State]:
     """Reads a state that `save` has written.
 
-    Structure, shapes, dtypes and the checksums of all files are checked before any array is read. A
-    checkpoint contains only JSON and numbers, no code.
+    The structure, the shapes, the dtypes and the checksums of all files are checked before any
+    array is read. A checkpoint contains only JSON and numbers, no code.
 
     **Arguments:**
 
-    - `path`: the folder passed to `save`, or a checkpoint in a `CheckpointFolder`. In a folder with
-      several checkpoints, the newest is read.
-    - `like`: a state with the structure that was saved, such as a new state. It may have
-      `jax.ShapeDtypeStruct`s in place of arrays, from `filter_eval_shape`, and then takes no
-      memory. If an array in `like` is committed to a sharding, the restored array gets this
-      sharding, whatever its sharding was when it was saved. If it is a NumPy array, the restored
-      array is one too. Other leaves, such as functions, strings and Python numbers, come from
-      `like`. If the checkpoint was saved with `with_frozen=False`, frozen arrays are copied from
-      `like`. For a checkpoint of a
-      `TrainState`, `like` may also be a model: then only the model is restored.
-    - `only`: name of the part to restore, or several names: `"model"`, `("model", "model_state")`.
-      All other parts come from `like`, and may have another structure, for example for another
-      optimiser.
+    - `path`: the folder passed to `save`, or a checkpoint in a `CheckpointFolder`. If the folder
+      contains several checkpoints, the newest is read.
+    - `like`: a state with the structure that was saved, such as a new state. If the checkpoint has
+      a `TrainState`, `like` may also be a model; then only the model is restored.
+        - `like` may contain `jax.ShapeDtypeStruct`s instead of arrays, as `filter_eval_shape`
+          returns. Then it takes no memory.
+        - If an array in `like` is committed to a sharding, the restored array gets this sharding.
+          The sharding of the saved array does not matter.
+        - If an array in `like` is a NumPy array, the restored array is a NumPy array too.
+        - Leaves that are not arrays, such as functions, strings and Python numbers, come from
+          `like`.
+        - If the checkpoint was saved with `with_frozen=False`, frozen arrays are copied from
+          `like`.
+    - `only`: name of the part to restore, such as `"model"`, or several names, such as `("model",
+      "model_state")`. All other parts come from `like`. They may have another structure than in the
+      checkpoint, for example for another optimiser.
 
-    **Returns:** a `Restored`, a pair of `state` and `data`. Its `left_out` names the parts that
-    were not restored. `restore` warns if it restores the model without its saved `model_state`,
-    such as the statistics of `nn.BatchNorm`.
+    **Returns:** a `Restored`, which is a pair of `state` and `data`. Its `left_out` has the names
+    of the parts that were not restored. `restore` warns if it restores a model without its saved
+    `model_state`, such as the statistics of `nn.BatchNorm`.
 
-    **Raises:** `CheckpointError` if the checkpoint is damaged, with the file and the leaf. A plain
+    **Raises:** `CheckpointError`, with the file and the leaf, if the checkpoint is damaged. A plain
     `ValueError`, with all differences, if `like` has another structure, shape or dtype, or if the
-    checkpoint or `like` lacks a part that `only` names. `FileNotFoundError` if there is no
+    checkpoint or `like` lacks a part that is in `only`. `FileNotFoundError` if there is no
     checkpoint.
 
     >>> import pathlib, tempfile, jax.numpy as jnp
@@ -151,7 +156,7 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
         try:
             return _read_one(folder, like, only=only)
         except Exception:
-            # Another process may have replaced the checkpoint by a newer one.
+            # Raise, unless another process has replaced the checkpoint by a newer one.
             if folder == _newest_at(path):
                 raise
 
@@ -159,13 +164,14 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
 class CheckpointFolder:
     """A folder with the checkpoints of one run, each named by its step.
 
-    Only one run, with one or several processes, may write to it at a time; any number may read.
+    Only one run may write to the folder at a time. The run may have several processes. Any number
+    of processes may read the folder.
 
     **Arguments:**
 
     - `folder`: the folder, created at the first `save`.
     - `keep_last`: number of newest checkpoints to keep, at least one.
-    - `keep_best`: number of checkpoints with the best scores to keep too; `None` for none.
+    - `keep_best`: number of checkpoints with the best scores to keep in addition; `None` for none.
     - `mode`: `"min"` if the smallest score is the best, `"max"` if the largest is.
 
     **Raises:** `ValueError` if an argument is out of range, or the folder is itself a checkpoint.
@@ -223,19 +229,19 @@ class CheckpointFolder:
         background: bool = False,
         with_frozen: bool = True,
     ) -> Saving:
-        """Writes a checkpoint, and when it is complete deletes those that need not be kept.
+        """Writes a checkpoint. When it is complete, deletes checkpoints that need not be kept.
 
         **Arguments:**
 
         - `step`: step of the checkpoint.
         - `state`, `data`, `background`, `with_frozen`: as in `train.save`.
         - `score`: score for `keep_best`. A score that is not finite is never among the best.
-        - `beside`: other pytrees to save, by name; see `restore_beside`.
+        - `beside`: other pytrees to save in the checkpoint, by name; see `restore_beside`.
 
-        **Returns:** as `train.save`.
+        **Returns:** a `Saving`, as `train.save`.
 
-        **Raises:** as `train.save`, and deletes no earlier checkpoint; also `ValueError` if the
-        folder has a checkpoint of this step or a later one.
+        **Raises:** the errors of `train.save`; `ValueError` if the folder has a checkpoint of this
+        step or a later step. If there is an error, no earlier checkpoint is deleted.
         """
         path = self.folder / _name_of(step)
         _check_json(data)
@@ -256,10 +262,10 @@ class CheckpointFolder:
         return saving
 
     def check_free(self, step: int) -> None:
-        """Checks that a checkpoint of this step would be the newest, and renames later checkpoints
-        that are damaged.
+        """Checks that a checkpoint of this step would be the newest. Later checkpoints that are
+        damaged do not count; they are renamed.
 
-        **Raises:** `ValueError` if there is a later one.
+        **Raises:** `ValueError` if there is an undamaged checkpoint of a later step.
         """
         join_all()
         for later, path in _steps_in(self.folder).items():
@@ -286,7 +292,8 @@ class CheckpointFolder:
         return next(iter(self.paths()), None)
 
     def best(self) -> pathlib.Path | None:
-        """The checkpoint with the best score, the newest of several; `None` if none has a score.
+        """The checkpoint with the best score, or `None` if no checkpoint has a score. If several
+        have the best score, the newest of them.
 
         >>> import tempfile, jax.numpy as jnp
         >>> from eqxlike import train
@@ -304,17 +311,17 @@ class CheckpointFolder:
         return self.folder / _name_of(step)
 
     def restore_newest(self, like: State, *, only: Only = None) -> Restored[State] | None:
-        """Restores the newest checkpoint that is not damaged, with a warning for each damaged one.
+        """Restores the newest checkpoint that is not damaged. Warns of each newer damaged one.
 
         **Arguments:**
 
         - `like`, `only`: as in `train.restore`.
 
-        **Returns:** as `train.restore`; `None` if there is no checkpoint.
+        **Returns:** a `Restored`, as `train.restore`; `None` if there is no checkpoint.
 
-        **Raises:** `CheckpointError` if all are damaged; another `ValueError` if the newest
-        undamaged one does not fit `like`. Older ones are not tried, because they would not fit
-        either.
+        **Raises:** `CheckpointError` if all checkpoints are damaged; a plain `ValueError` if the
+        newest undamaged checkpoint does not fit `like`. Older checkpoints are not tried, because
+        they would not fit either.
         """
         join_all()
         damages: list[str] = []
@@ -325,7 +332,7 @@ class CheckpointFolder:
                 damages.append(str(error))
                 continue
             except FileNotFoundError:
-                # Another process has deleted it in the meantime.
+                # Another process has deleted the checkpoint in the meantime.
                 continue
             for damage in damages:
                 warnings.warn(f"{damage} Restored the older {path} instead.", stacklevel=2)
@@ -345,7 +352,7 @@ class CheckpointFolder:
         - `name`: name in `beside`.
         - `like`: as in `train.restore`.
 
-        **Raises:** as `train.restore`; `KeyError` if `beside` had no such name.
+        **Raises:** the errors of `train.restore`; `KeyError` if `beside` had no such name.
         """
         join_all()
         return _read_one(self.folder / _name_of(step), like, name).state
@@ -358,7 +365,9 @@ def _steps_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:
 
 
 def _newest_at(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The newest checkpoint in a folder; the folder itself if it is one or contains none."""
+    """The newest checkpoint in a folder. If the folder is itself a checkpoint, or contains none,
+    this is the folder.
+    """
     folder = pathlib.Path(os.path.realpath(path))
     steps = {} if (folder / MANIFEST).exists() else _steps_in(folder)
     return next(iter(steps.values()), folder)
@@ -368,7 +377,9 @@ def _newest_at(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 _WIDENED = ("int2", "int4", "uint2", "uint4")
-"""Integers that are written as one byte each, because tensorstore does not know all of them."""
+"""Integer dtypes that are written as one byte each, because tensorstore does not support all of
+them.
+"""
 
 
 def _name_of(step: int) -> str:
@@ -387,7 +398,8 @@ def _take(tree: PyTree, name: str, arrays: dict[str, Any], with_frozen: bool) ->
         if is_array and is_key(value):
             impl, value = str(jax.random.key_impl(value)), jax.random.key_data(value)
         if is_array and value.size and (with_frozen or not is_frozen):
-            # The number makes the name unique; the path, in portable characters, makes it readable.
+            # The number makes the name unique. The path makes it readable; other characters in the
+            # path are replaced, because they may not be allowed in names of files.
             readable = re.sub(r"[^A-Za-z0-9_]+", ".", path).rstrip(".")[:80]
             stored = f"{len(arrays):05d}{readable}"
             if str(value.dtype) in _WIDENED:
@@ -400,7 +412,7 @@ def _take(tree: PyTree, name: str, arrays: dict[str, Any], with_frozen: bool) ->
 
 
 def _check_json(data: Any) -> None:
-    """Raises `TypeError`, with the path, for values that JSON does not represent exactly."""
+    """Raises `TypeError`, with the path, if a value cannot be represented exactly in JSON."""
     is_leaf = lambda value: not isinstance(value, dict | list)  # noqa: E731
     for path, value in jtu.tree_leaves_with_path(data, is_leaf=is_leaf):
         keys = [each.key for each in path if isinstance(each, jtu.DictKey)]
@@ -419,7 +431,9 @@ def _check_json(data: Any) -> None:
 def _read_one(
     folder: pathlib.Path, like: State, tree: str | None = None, only: Only = None
 ) -> Restored[State]:
-    """Reads one checkpoint. With `tree`, reads this pytree of `beside` instead of the state."""
+    """Reads one checkpoint. If `tree` is given, reads the pytree of that name in `beside` instead
+    of the state.
+    """
     wanted, treedef = describe(like)
     manifest = read_manifest(folder)
     if tree is not None and tree not in manifest["beside"]:
@@ -438,7 +452,7 @@ def _read_one(
     stored = [*filter(is_read, stored)]
     _check_fits(folder, stored, [*filter(is_read, wanted)])
     check_files(folder, manifest)
-    # `jax.transfer_guard` is for accidental transfers.
+    # Allow transfers, because the user's `jax.transfer_guard` is for accidental transfers.
     with jax.transfer_guard("allow"):
         values = _read(folder, stored, [*filter(is_read, wanted)])
         leaves = [
@@ -455,7 +469,10 @@ def _read_one(
 
 
 def _root_of_model(stored: list[Saved], wanted: list[Entry], only: Only) -> str:
-    """The path of `like` in the checkpoint: `.model` if only the checkpoint is a `TrainState`."""
+    """The path of `like` in the checkpoint.
+
+    It is `.model` if the checkpoint has a `TrainState` and `like` is a model, otherwise empty.
+    """
     roots = [entries[0].text.partition("(")[0] for entries in (stored, wanted)]
     return ".model" if only in (None, "model") and roots[0] == "TrainState" != roots[1] else ""
 
@@ -493,7 +510,7 @@ def _part(entry: Entry | Saved) -> str:
 
 
 _MAX_LISTED = 8
-"""Maximum number of differences in an error."""
+"""Maximum number of differences that an error lists."""
 
 
 def _check_fits(folder: pathlib.Path, stored: list[Saved], wanted: list[Entry]) -> None:
@@ -553,7 +570,7 @@ def _read(folder: pathlib.Path, stored: list[Saved], wanted: list[Entry]) -> Ite
     arrays = read_arrays(folder, shardings)
     for each, like in pairs:
         if each.name is not None:
-            # Popped, so that each array is freed once it is placed.
+            # Remove the array from the dict, so that its memory is freed after it is placed.
             yield _placed(arrays.pop(each.name), like, each.key_impl)
         elif like is NODE:
             continue
@@ -563,8 +580,8 @@ def _read(folder: pathlib.Path, stored: list[Saved], wanted: list[Entry]) -> Ite
             data = jax.eval_shape(without_key_dtype, jax.ShapeDtypeStruct(like.shape, like.dtype))
             yield _placed(np.zeros(data.shape, data.dtype), like, each.key_impl)
         else:
-            # A frozen array. Copied, because a step that donates the restored state would delete
-            # the array of `like`.
+            # This is a frozen array. Copy it, because a step that donates the restored state would
+            # delete the array of `like`.
             yield like.copy()
 
 
@@ -573,7 +590,8 @@ def _placed(value: Any, like: Any, key_impl: str | None) -> Any:
     if key_impl is None:
         return place_like(value.astype(like.dtype) if str(like.dtype) in _WIDENED else value, like)
     sharding = committed_sharding(like)
-    # Compiled, because `jax.device_put` of keys does not reach devices of other processes.
+    # If there is a sharding, wrap the key in a compiled function, because `jax.device_put` cannot
+    # place keys on devices of other processes.
     wrap: Any = functools.partial(jax.random.wrap_key_data, impl=key_impl)
     return wrap(value) if sharding is None else jax.jit(wrap, out_shardings=sharding)(value)
 
@@ -581,7 +599,8 @@ def _placed(value: Any, like: Any, key_impl: str | None) -> Any:
 def place_like(value: Any, like: Any) -> Any:
     """Converts `value`, a JAX or NumPy array, to the type and the sharding of `like`.
 
-    The caller must not use `value` again: on a CPU, JAX takes over the memory of a NumPy array.
+    The caller must not use `value` again, because the result may share its memory. On a CPU, JAX
+    uses the memory of a NumPy array without a copy.
     """
     if isinstance(like, np.ndarray | np.generic):
         array = np.asarray(value).astype(like.dtype, copy=False)

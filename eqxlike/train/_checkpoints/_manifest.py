@@ -1,7 +1,7 @@
 """The manifest of a checkpoint, a file next to the arrays that Orbax writes.
 
-The first line is the sha256 of the rest, which is JSON. It describes each node and leaf of the
-state, and has the size and sha256 of each file with arrays.
+The first line is the sha256 of the other lines, which are JSON. The JSON describes each node and
+leaf of the state, and has the size and sha256 of each file with arrays.
 """
 
 import concurrent.futures
@@ -22,20 +22,21 @@ from ..._dtypes import is_key
 from ...extend import is_array_or_struct, is_reference
 
 ARRAYS, MANIFEST = "arrays", "manifest"
-"""The folders of a checkpoint: Orbax's arrays, and `manifest.json`."""
+"""The two folders of a checkpoint. The first has the arrays, the second has `manifest.json`."""
 
 
 class CheckpointError(ValueError):
-    """Raised for a damaged checkpoint: a file is missing, truncated or changed, or the folder is
+    """Raised for a damaged checkpoint. A file is missing, truncated or changed, or the folder is
     not a checkpoint.
 
-    An older checkpoint may still be intact. An intact checkpoint of another model raises a plain
-    `ValueError` instead, because older ones would not fit either.
+    If you get this error, an older checkpoint may still be intact. If a checkpoint is intact but
+    does not fit the model, a plain `ValueError` is raised instead, because older checkpoints would
+    not fit either.
     """
 
 
 def seal(manifest: pathlib.Path, arrays: pathlib.Path) -> None:
-    """Adds checksums of the files with arrays and of the manifest to a new `manifest.json`."""
+    """Adds checksums to a new `manifest.json`: of the files with arrays, and of the manifest."""
     content = json.loads(manifest.read_bytes()) | {"files": _files_in(arrays)}
     text = json.dumps(content).encode()
     with open(manifest, "wb") as file:
@@ -47,8 +48,8 @@ def seal(manifest: pathlib.Path, arrays: pathlib.Path) -> None:
 def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     """The manifest of a checkpoint: `state`, `beside`, `data` and `files`.
 
-    **Raises:** `FileNotFoundError` if there is no such folder; `CheckpointError` if it is not a
-    checkpoint, or its manifest is damaged.
+    **Raises:** `FileNotFoundError` if there is no such folder; `CheckpointError` if the folder is
+    not a checkpoint, or its manifest is damaged.
     """
     if not folder.exists():
         raise FileNotFoundError(f"There is no checkpoint at {folder}.")
@@ -89,7 +90,7 @@ def _files_in(folder: pathlib.Path) -> dict[str, list[Any]]:
 
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     names = [path.relative_to(folder).as_posix() for path in paths]
-    # Hashing and reading release the GIL.
+    # Threads help, because hashing and reading release the GIL.
     with concurrent.futures.ThreadPoolExecutor(4) as executor:
         return dict(zip(names, executor.map(describe, paths), strict=True))
 
@@ -98,20 +99,20 @@ def _sha256(text: bytes) -> bytes:
     return hashlib.sha256(text).hexdigest().encode()
 
 
-# --- The description of a pytree, which compares a checkpoint with a state ---
+# --- The description of a pytree, used to compare a checkpoint with a state ---
 
 
 NODE: Any = object()
-"""The value in the `Entry` of a node."""
+"""The `value` of an `Entry` that describes a node."""
 
 
 class Entry(NamedTuple):
-    """A node or a leaf of a pytree.
+    """A description of a node or a leaf of a pytree.
 
     - `path`: its path, such as `.model.layers[0].weight`.
-    - `text`: the type and static fields of a node; shape and dtype of an array; the value of a
-      number or a string.
-    - `value`: the leaf, or `NODE`.
+    - `text`: for a node, its type and static fields; for an array, its shape and dtype; for a
+      number or a string, its value.
+    - `value`: the leaf, or `NODE` for a node.
     """
 
     path: str
@@ -120,12 +121,12 @@ class Entry(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """A node or a leaf in a manifest.
+    """A description of a node or a leaf in a manifest.
 
     - `path`, `text`: as in `Entry`.
-    - `name`: the name of the stored array; `None` for nodes, leaves that are not arrays, arrays
-      without elements, and frozen arrays that were left out.
-    - `key_impl`: the implementation of a PRNG key, otherwise `None`.
+    - `name`: the name of the stored array. It is `None` if no array is stored: for nodes, leaves
+      that are not arrays, arrays without elements, and frozen arrays that were left out.
+    - `key_impl`: the implementation of a PRNG key; `None` for other leaves and for nodes.
     """
 
     path: str
@@ -135,9 +136,11 @@ class Saved(NamedTuple):
 
 
 def describe(pytree: PyTree) -> tuple[list[Entry], Any]:
-    """Describes all nodes and leaves of a pytree, from the root down. Also returns its treedef.
+    """Describes all nodes and leaves of a pytree, from the root down.
 
-    **Raises:** `TypeError`, with the path, for a leaf that a checkpoint cannot hold.
+    **Returns:** the descriptions, and the treedef of the pytree.
+
+    **Raises:** `TypeError`, with the path, for a leaf that a checkpoint cannot store.
     """
     entries: list[Entry] = []
 
@@ -156,7 +159,8 @@ def _describe_leaf(path: str, leaf: Any) -> str:
         return _stable_text(leaf) or "no array"
     # Arrays are written in native byte order.
     dtype = leaf.dtype if is_key(leaf) else np.dtype(leaf.dtype).newbyteorder("=")
-    # `longdouble` ("g", "G") differs between machines, and other libraries do not support it.
+    # `longdouble` ("g", "G") is rejected, because it differs between machines, and other libraries
+    # do not support it.
     is_numeric = is_key(leaf) or dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number)
     if is_refused or not is_numeric or getattr(dtype, "char", "") in ("g", "G"):
         raise TypeError(
@@ -179,10 +183,14 @@ def _describe_node(node: Any) -> str:
 
 
 def _stable_text(value: Any) -> str | None:
-    """A text that is equal for equal values, across versions and machines, or `None`."""
+    """A text that is the same for equal values in all versions and on all machines.
+
+    Returns `None` if there is no such text.
+    """
 
     def is_stable(value: Any) -> bool:
-        # Not `isinstance`: NumPy scalars and enums are numbers too, with another `repr`.
+        # Not `isinstance`, because NumPy scalars and enums may be instances of Python's numbers,
+        # and their `repr` differs.
         if type(value) in (tuple, list):
             return all(map(is_stable, value))
         return value is None or type(value) in (bool, int, float, complex, str)

@@ -35,13 +35,13 @@ def write(
     score: float | None,
     **kept: Any,
 ) -> "Saving":
-    """Starts to write a checkpoint. Orbax then deletes those that need not be kept."""
+    """Starts to write a checkpoint. Orbax then deletes checkpoints that need not be kept."""
     args, is_score = orbax().args, score is not None and math.isfinite(score)
     _join_at_exit()
-    # Orbax does not write an empty tree.
+    # `_NO_ARRAYS` is needed, because Orbax does not write an empty tree.
     items = {MANIFEST: args.JsonSave(manifest), ARRAYS: args.PyTreeSave(arrays or _NO_ARRAYS)}
     metrics = {"score": float(score or 0) if is_score else None}
-    # `jax.transfer_guard` is for accidental transfers.
+    # Allow transfers, because the user's `jax.transfer_guard` is for accidental transfers.
     with _with_path_in_errors(path), jax.transfer_guard("allow"):
         path.parent.mkdir(parents=True, exist_ok=True)
         manager = open_manager(path.parent, writes=True, **kept)
@@ -69,7 +69,7 @@ def open_manager(
 
     managers, registry = ocp.checkpoint_managers, ocp.DefaultCheckpointHandlerRegistry()
     best = managers.BestN(get_metric_fn=quality, n=keep_best or 0)
-    # The order matters: items are finalised in this order.
+    # The order of the items matters, because Orbax finalises them in this order.
     handler = ocp.JsonCheckpointHandler(filename="manifest.json")
     registry.add(MANIFEST, ocp.args.JsonSave, handler)
     registry.add(ARRAYS, ocp.args.PyTreeSave, _array_handler())
@@ -80,7 +80,8 @@ def open_manager(
         step_format_fixed_length=9,
         create=False,
         cleanup_tmp_directories=writes,
-        # Otherwise the writing threads wait for minutes for a folder that cannot be created.
+        # With asynchronous creation, the writing threads would wait for minutes for a folder that
+        # cannot be created.
         async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
     )
     try:
@@ -98,8 +99,8 @@ def _array_handler() -> Any:
             arrays = pathlib.Path(directory)
             seal(arrays.parent / MANIFEST / "manifest.json", arrays)
 
-    # One folder for each array (no OCDBT), so that the path of a damaged file names the array. No
-    # compression, because it hardly shrinks weights.
+    # OCDBT is off, so that each array has its own folder, and the path of a damaged file shows the
+    # name of the array. Compression is off, because it hardly shrinks weights.
     return Arrays(use_ocdbt=False, use_zarr3=False, use_compression=False)
 
 
@@ -108,12 +109,12 @@ def read_arrays(
 ) -> dict[str, Any]:
     """Reads arrays of a checkpoint by name.
 
-    With a sharding, an array becomes a JAX array and each device reads its part. Other arrays
-    become NumPy arrays.
+    An array with a sharding becomes a JAX array, and each device reads its part. An array without a
+    sharding becomes a NumPy array.
     """
     if not shardings:
         return {}
-    # For JAX arrays Orbax accepts only paths of `etils`, one of its dependencies.
+    # To read JAX arrays, Orbax needs a path of `etils`, one of its dependencies.
     from etils import epath
 
     ocp = orbax()
@@ -142,13 +143,13 @@ class Saving:
 
     @property
     def is_done(self) -> bool:
-        """Whether the checkpoint is complete, or writing has failed."""
+        """True if the checkpoint is complete, or writing has failed."""
         return self._is_over or not self._manager.is_saving_in_progress()
 
     def wait(self) -> None:
         """Waits until the checkpoint is complete.
 
-        **Raises:** the error if writing failed, such as `OSError`; an earlier checkpoint stays.
+        **Raises:** the error, such as `OSError`, if writing failed. Earlier checkpoints stay.
         """
         error = self.join()
         _under_way[:] = [each for each in _under_way if each is not self]
@@ -157,7 +158,8 @@ class Saving:
 
     def join(self) -> Exception | None:
         """Waits until the checkpoint is complete or has failed, and returns the error."""
-        # Poll: up to Python 3.12, Ctrl-C while Orbax waits marks its thread as finished.
+        # Poll instead of waiting in Orbax. Up to Python 3.12, Ctrl-C during Orbax's wait would mark
+        # its thread as finished.
         while not self.is_done:
             time.sleep(0.002)
         with self._lock:
@@ -173,12 +175,13 @@ class Saving:
 
 
 _under_way: list[Saving] = []
-"""Saves that were not waited for."""
+"""Saves for which `wait` or `join` was not called."""
 
 
 def join_all(raises_in: pathlib.Path | None = None) -> None:
-    """Waits for all saves. Raises only errors of saves in the folder `raises_in`; `Saving.wait`
-    raises the others.
+    """Waits for all saves. Raises an error only if a save in the folder `raises_in` failed.
+
+    The errors of saves in other folders are raised by their `Saving.wait`.
     """
     for each in list(_under_way):
         if each.join() is None or pathlib.Path(each.path).parent == raises_in:
@@ -188,15 +191,16 @@ def join_all(raises_in: pathlib.Path | None = None) -> None:
 @functools.cache
 def _join_at_exit() -> None:
     """Makes the interpreter wait for all saves before it exits. Orbax prints errors."""
-    # `atexit` runs too late: thread pools, which Orbax uses, no longer accept work. Python 3.9 to
-    # 3.14 has this private function for an earlier hook, and no public one.
+    # `atexit` runs too late, because the thread pools that Orbax uses no longer accept work then.
+    # Python 3.9 to 3.14 has an earlier hook, but only as this private function.
     getattr(threading, "_register_atexit", atexit.register)(join_all)
 
 
 @contextlib.contextmanager
 def _with_path_in_errors(path: pathlib.Path | str) -> Iterator[None]:
-    """Raises system errors as `OSError` with the path of the checkpoint, also those that
-    tensorstore reports as text.
+    """Context manager that raises system errors as `OSError` with the path of the checkpoint.
+
+    It also converts system errors that tensorstore reports only as text.
     """
     try:
         yield
