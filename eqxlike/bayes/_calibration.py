@@ -23,7 +23,7 @@ _LEAST, _MOST = 0.01, 100.0
 
 
 class TemperatureScaling(Module):
-    """Divides logits by a temperature. Above 1, predictions become less certain; below 1, more.
+    """Divides logits by a temperature. A temperature above 1 makes predictions less certain.
 
     The predicted class does not change. A call on logits returns logits. A call on a
     `CategoricalMixture` returns a mixture with one component: the combined prediction of the
@@ -65,10 +65,10 @@ def temperature_scaling(
     convex in the inverse temperature. Bisection finds the zero of its derivative to the precision
     of the logits' dtype.
 
-    The temperature is limited to 0.01 to 100. If the predicted class is right for all examples, the
-    NLL decreases as long as the temperature does. If the logits are worse than uniform guesses, it
-    decreases as long as the temperature grows. In both cases the result is the limit, with a
-    warning.
+    The temperature lies between 0.01 and 100. If the predicted class is right for all examples, a
+    lower temperature always has a lower NLL, so the result is 0.01. If the logits are worse than
+    uniform guesses, a higher temperature always has a lower NLL, so the result is 100. Both cases
+    give a warning.
 
     **Arguments:**
 
@@ -78,8 +78,9 @@ def temperature_scaling(
 
     **Returns:** a `TemperatureScaling`. Call it on the predictions of other examples.
 
-    **Raises:** `ValueError` for other shapes, no example, labels that are not classes, or logits
-    that are not finite. Under `jit`, values are not checked and there are no warnings.
+    **Raises:** `ValueError` if an argument has another shape, if there are no examples, if a label
+    is not a class, or if a logit is not finite. Under `jit`, values are not checked and there are
+    no warnings.
 
     >>> import jax, jax.numpy as jnp
     >>> logits = jnp.array([[8.0, 0.0], [8.0, 0.0], [8.0, 0.0], [8.0, 0.0]])
@@ -110,8 +111,8 @@ def _logits(prediction: CategoricalMixture | Float[Array, "*B C"]) -> Float[Arra
 # Jitted, so that a call outside jit does not compile the loop again.
 @jax.jit
 def _best_temperature(logits: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Array, ""]:
-    # The mean expected margin is the derivative of the NLL with respect to the inverse temperature,
-    # and increases with it.
+    # The derivative of the NLL with respect to the inverse temperature is the mean expected margin.
+    # This derivative increases with the inverse temperature.
     margins = logits - jnp.take_along_axis(logits, labels[:, None], axis=-1)
 
     def is_too_cold(log_temperature: Array) -> Array:
@@ -180,7 +181,7 @@ class ConformalIntervals(Module):
             half = self.quantile * jnp.sqrt(prediction.variance)
             return prediction.mean - half, prediction.mean + half
         lower, upper = prediction.interval(self.level)
-        # If the corrected ends cross, both become the middle.
+        # If the corrected ends cross, both are replaced by their midpoint.
         middle = (lower + upper) / 2
         return (
             jnp.minimum(lower - self.quantile, middle),
@@ -201,7 +202,7 @@ def conformal_intervals(
     Rinaldo, Tibshirani and Wasserman, 2018, "Distribution-Free Predictive Inference for
     Regression"). The guarantee requires exchangeable examples. The probability is taken over the
     calibration examples and the next example, and lies between `level` and `level + 1 / (N + 1)`.
-    It does not hold separately for each x.
+    The guarantee does not hold separately for each x.
 
     **Arguments:**
 
@@ -209,15 +210,17 @@ def conformal_intervals(
     - `y`: targets of the calibration examples, shape `(N,)`.
     - `level`: coverage probability, between 0 and 1.
     - `score`: distance between a target and its prediction. `"normalised"` is `|y - mean| /
-      sqrt(variance)`. `"quantile"` is the distance outside the central interval of probability
-      `level`, negative inside it; it also suits predictions that are skewed or have no variance
-      (Romano, Patterson and Candès, 2019, "Conformalized Quantile Regression").
+      sqrt(variance)`. `"quantile"` is the distance from the target to the nearest end of the
+      central interval of probability `level`. The distance is negative if the target lies inside
+      the interval. `"quantile"` also suits predictions that are skewed or have no variance (Romano,
+      Patterson and Candès, 2019, "Conformalized Quantile Regression").
 
     **Returns:** a `ConformalIntervals`. Call it on the predictions of other examples.
 
-    **Raises:** `TypeError` if `prediction` is not a mixture; `ValueError` for other shapes, an
-    unknown score, a level outside (0, 1), fewer than `level / (1 - level)` examples, or a score
-    that is not finite. Under `jit`, scores are not checked.
+    **Raises:** `TypeError` if `prediction` is not a mixture; `ValueError` if `y` and `prediction`
+    do not have the same shape `(N,)`, `score` is unknown, `level` lies outside (0, 1), there are
+    fewer than `level / (1 - level)` examples, or the score of an example is not finite. Under
+    `jit`, scores are not checked.
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist
     >>> overconfident = lambda x: Mixture(dist.Normal(x[None], 0.1))
@@ -260,7 +263,7 @@ class ConformalSets(Module):
     - `quantile`: the quantile of the calibration scores, shape `()`.
     - `level`: the coverage probability, between 0 and 1.
     - `score`: the conformity score.
-    - `is_randomised`: whether a call takes a key.
+    - `is_randomised`: whether calls require a key.
     """
 
     quantile: Float[Array, ""]
@@ -271,14 +274,15 @@ class ConformalSets(Module):
     def __call__(
         self, prediction: CategoricalMixture, *, key: PRNGKeyArray | None = None
     ) -> Bool[Array, "*B C"]:
-        """Which classes are in the set of each example.
+        """The set of classes of each example.
 
         **Arguments:**
 
         - `prediction`: a prediction of the model that was calibrated.
-        - `key`: required if, and only if, the calibration had a key; pass a different one.
+        - `key`: random key. Required if `conformal_sets` was called with a key, and not allowed
+          otherwise. Pass a different key than there.
 
-        **Returns:** shape `(*B, C)`.
+        **Returns:** booleans of shape `(*B, C)`, true for the classes in the set.
 
         **Raises:** `ValueError` if a required key is missing, or a key is not expected.
         """
@@ -306,8 +310,8 @@ def conformal_sets(
     """Fits sets of classes that contain the next label with probability `level`, for any model.
 
     Split conformal prediction. The guarantee requires exchangeable examples. The probability is
-    taken over the calibration examples and the next example. It is at least `level`, and without
-    ties at most `level + 1 / (N + 1)`.
+    taken over the calibration examples and the next example. It is at least `level`. If no two
+    scores are equal, it is at most `level + 1 / (N + 1)`.
 
     **Arguments:**
 
@@ -317,19 +321,21 @@ def conformal_sets(
     - `level`: coverage probability, between 0 and 1.
     - `score`: `"probability"` is 1 minus the probability of the class. Its sets are the smallest on
       average and may be empty (Sadinle, Lei and Wasserman, 2019, "Least Ambiguous Set-Valued
-      Classifiers With Bounded Error Levels"). `"adaptive"` is the total probability of all more
-      probable classes. Its sets are larger for harder examples, and without a key never empty
-      (Romano, Sesia and Candès, 2020, "Classification with Valid and Adaptive Coverage").
-    - `key`: randomises adaptive sets, which then leave out their last class by chance and may be
-      empty. Without a key, all correctly predicted labels have the same score, so that the sets of
-      an accurate model cover more than `level`.
+      Classifiers With Bounded Error Levels"). `"adaptive"` is the total probability of all classes
+      that are more probable than the class. Its sets are larger for harder examples, and are never
+      empty without a key (Romano, Sesia and Candès, 2020, "Classification with Valid and Adaptive
+      Coverage").
+    - `key`: random key that randomises adaptive sets. A randomised set leaves out its least
+      probable class by chance, and may be empty. Without a key, all correctly predicted labels have
+      the same score, so the sets of an accurate model contain the label with a higher probability
+      than `level`.
 
     **Returns:** a `ConformalSets`. Call it on the predictions of other examples.
 
-    **Raises:** `TypeError` if `prediction` is not a mixture; `ValueError` for other shapes, an
-    unknown score, labels that are not classes, a level outside (0, 1), fewer than `level / (1 -
-    level)` examples, probabilities that are not finite, or a key with `score="probability"`. Under
-    `jit`, values are not checked.
+    **Raises:** `TypeError` if `prediction` is not a mixture; `ValueError` if an argument has
+    another shape, `score` is unknown, a label is not a class, `level` lies outside (0, 1), there
+    are fewer than `level / (1 - level)` examples, a probability is not finite, or a key is passed
+    with `score="probability"`. Under `jit`, values are not checked.
 
     >>> import jax.numpy as jnp
     >>> calibration = CategoricalMixture(jnp.log(jnp.array([9 * [[0.6, 0.3, 0.1]]])))
@@ -358,12 +364,14 @@ def _of_label(values: Array, labels: Int[Array, " N"]) -> Array:
     return jnp.take_along_axis(values, labels[:, None], axis=-1)[:, 0]
 
 
-# Jitted: outside jit each operation would be a program of its own to compile.
+# Jitted, because outside jit each operation would be compiled separately.
 @jax.jit
 def _adaptive_scores(
     probabilities: Float[Array, "*B C"], key: PRNGKeyArray | None
 ) -> Float[Array, "*B C"]:
-    """For each class, the total probability of the more probable classes; ties go by index.
+    """For each class, the total probability of the more probable classes.
+
+    Among equally probable classes, a class with a lower index counts as more probable.
 
     A key adds a random fraction of the class's own probability, the same for all classes of an
     example.
@@ -384,8 +392,8 @@ def _adaptive_scores(
 def conformal_quantile(scores: Float[Array, " N"], level: float, name: str) -> Float[Array, ""]:
     """The `ceil((N + 1) level)`-th smallest score.
 
-    The score of the next exchangeable example is at most this with probability at least `level`,
-    and without ties at most `level + 1 / (N + 1)`.
+    The score of the next exchangeable example is at most this quantile with a probability of at
+    least `level`. If no two scores are equal, the probability is at most `level + 1 / (N + 1)`.
 
     **Raises:** `ValueError` unless `0 < level < 1`, or if N is too small for the level.
     """
@@ -401,7 +409,7 @@ def conformal_quantile(scores: Float[Array, " N"], level: float, name: str) -> F
 
 
 def _as_written(level: float) -> Fraction:
-    """The level as an exact decimal: in floats, 0.55 times 20 exceeds 11."""
+    """The level as an exact decimal, because 0.55 times 20 exceeds 11 in floats."""
     number = real_number(level, "level")
     if not 0 < number < 1:
         raise ValueError(f"level must lie in (0, 1), got {level!r}.")
@@ -412,7 +420,7 @@ def _as_written(level: float) -> Fraction:
 
 
 def check_labels(labels: Array, batch_shape: tuple[int, ...], num_classes: int, name: str) -> None:
-    """Raises `ValueError` unless predictions and labels have one axis, and labels are classes.
+    """Raises `ValueError` unless there is one axis of examples, and each label is a class.
 
     The values of traced labels are not checked.
     """
@@ -439,7 +447,10 @@ def check_labels(labels: Array, batch_shape: tuple[int, ...], num_classes: int, 
 
 
 def check_finite(values: Array, name: str, hint: str) -> None:
-    """Raises `ValueError`, ending in `hint`, unless all values are finite. Skips traced arrays."""
+    """Raises `ValueError`, whose message ends in `hint`, unless all values are finite.
+
+    The values of traced arrays are not checked.
+    """
     if isinstance(values, Tracer):
         return
     num_bad = int(np.sum(~np.isfinite(values)))

@@ -65,8 +65,8 @@ def as_libraries_compute() -> Iterator[None]:
         yield
 
 
-# Options for programs that run once. Level 1 halves the compilation time. Level 0 divides it by
-# three, but the program may run two to ten times as long.
+# Options for programs that run once. Level 1 halves the compilation time. Level 0 divides the
+# compilation time by three, but the program may run two to ten times as long.
 ONCE = OLD_EMITTERS | {"xla_backend_optimization_level": 1}
 ONCE_AND_BRIEFLY = OLD_EMITTERS | {"xla_backend_optimization_level": 0}
 
@@ -134,12 +134,13 @@ def _link_of(distribution: Any) -> Any:
 # --- Checks of distributions ---
 
 
-# Points in linked space, as far out as float32 resolves their values under the link.
+# Points in linked space at which positivity is tested. Farther out, float32 would round the values
+# of some links to the ends of the support.
 _PROBES = (-8.0, 0.0, 8.0)
 
 
 def check_positive(value: Any, name: str, *, is_array: bool = False) -> None:
-    """Raises `ValueError` unless `value` is a positive number, or a distribution over them.
+    """Raises `ValueError` unless `value` is positive, or a distribution over positive numbers.
 
     **Arguments:**
 
@@ -160,7 +161,7 @@ def check_positive(value: Any, name: str, *, is_array: bool = False) -> None:
         raise ValueError(f"{name} must be a distribution of shape (), got shape {shape}.")
     link = _link_of(value)
     values = [link(jnp.full(shape, probe)) for probe in _PROBES]
-    # A link that changes the shape, such as the one of a simplex, has dependent entries.
+    # If a link changes the shape, such as the link of a simplex, the entries are not independent.
     if not all(each.shape == shape and bool(jnp.all(each > 0)) for each in values):
         raise ValueError(
             f"{name} must be a distribution over positive numbers, such as `Gamma(2.0, 1.0)`; "

@@ -168,7 +168,7 @@ class Gaussian(HasScale):
 
     - `scale`: the standard deviation, in the unit of the targets. It may be a number; an array with
       the shape of an example's target; a NumPyro distribution over positive numbers or such arrays,
-      which makes the scale an unknown; or `"head"`, if the network returns it.
+      which makes the scale an unknown; or `"head"`, if the network returns the scale.
 
     With `"head"`, the network returns `2 * k` numbers for the k targets of an example: all means,
     then all scales before softplus. For a target of shape `()` it returns one mean and one scale.

@@ -149,7 +149,7 @@ class Mixture(Module):
 
     @contextlib.contextmanager
     def _named(self, what: str) -> Iterator[None]:
-        """Gives NumPyro's `NotImplementedError`, which has no message, a helpful one."""
+        """Replaces NumPyro's `NotImplementedError`, which has no message, by a clear error."""
         try:
             yield
         except NotImplementedError as error:

@@ -87,9 +87,9 @@ class Posterior(Module):
         - `data`: `(x, y)`, arrays or pytrees of arrays with the same leading length `N`, the number
           of examples. `y` may also be a list of numbers.
 
-        **Raises:** `TypeError` or `ValueError` for data with different lengths or NaN, outputs
-        whose shape does not suit the likelihood, and priors that do not suit a parameter, are
-        improper, or match no parameter.
+        **Raises:** `TypeError` or `ValueError` if arrays of the data have different lengths or
+        contain NaN, if the shape of the outputs does not suit the likelihood, or if a prior does
+        not suit its parameter, is improper, or matches no parameter.
         """
         check_instance(model, "Posterior")
         if not isinstance(likelihood, Likelihood):
@@ -235,8 +235,8 @@ class Posterior(Module):
         **Arguments:**
 
         - `unknowns`: unknowns with the structure of `initial`.
-        - `linked`: whether they are in linked space, which is unconstrained. The density is then
-          the density in linked space, with the log determinant of the link's Jacobian.
+        - `linked`: whether `unknowns` are in linked space, which is unconstrained. The density is
+          then the density in linked space, with the log determinant of the link's Jacobian.
         """
         return self.minibatch_log_density(unknowns, self.data, linked)
 
@@ -245,7 +245,7 @@ class Posterior(Module):
     ) -> Float[Array, ""]:
         """An unbiased estimate of `log_density` from `B` examples, whose weight is `N / B`.
 
-        **Arguments:** the arguments of `log_density`, and
+        **Arguments:** as for `log_density`, and also
 
         - `batch`: `(x, y)`, drawn from the data.
         """
@@ -276,16 +276,16 @@ class Posterior(Module):
     def initial(self, *, key: PRNGKeyArray) -> Unknowns:
         """Initial unknowns in standard space: the model's arrays, and prior draws for the others.
 
-        An array of the model is also drawn if it lies outside or on the boundary of its prior's
-        support.
+        An array of the model is also drawn from its prior if it lies outside the support of the
+        prior, or on the boundary of the support.
         """
         return self.initial_keeping(self.kept_arrays(), key)
 
     def kept_arrays(self) -> tuple[bool, ...]:
-        """For each array of the model, whether its values show that `initial` keeps it.
+        """For each array of the model, True if its values show that `initial` returns it unchanged.
 
-        No draw is compiled for such an array. Compiling draws takes longer than the rest of the
-        first program.
+        No draw from the prior is compiled for such an array, because compiling draws takes longer
+        than compiling the rest of the first program.
         """
         priors = self._parameter_priors(_linked_zeros(self._hyperpriors()["prior"])).values()
         return tuple(
@@ -303,7 +303,8 @@ class Posterior(Module):
     def simulate(self, unknowns: Unknowns, *, key: PRNGKeyArray) -> PyTree[Array]:
         """Simulates targets for the inputs of the data, given unknowns in standard space.
 
-        With unknowns from `sample_prior`, they are a draw from the prior predictive distribution.
+        With unknowns from `sample_prior`, the targets are a draw from the prior predictive
+        distribution.
 
         **Returns:** targets with the structure, shapes and dtypes of the data's targets.
         """
@@ -357,7 +358,8 @@ class Posterior(Module):
     def model(self, unknowns: Unknowns) -> Any:
         """The network with the unknowns of one draw, in standard space.
 
-        **Raises:** `ValueError` for unknowns of other shapes.
+        **Raises:** `ValueError` if an array of `unknowns` has another shape than the array that it
+        replaces.
         """
         self._check_one(unknowns)
         return self._arrays()[1].merge(jtu.tree_leaves(unknowns.model))
@@ -374,7 +376,7 @@ class Posterior(Module):
         **Arguments:**
 
         - `linked`: whether the vector is in linked space.
-        - `key`: for `initial`.
+        - `key`: random key for `initial`, which makes the initial vector.
 
         **Returns:** `(vector, log_density, unflatten)`: an initial vector, a function from a vector
         to the log density, and a function from a vector to `Unknowns` in standard space.
@@ -435,7 +437,7 @@ def nodes_of(kind: type, tree: PyTree) -> list[Any]:
 def _check_target_shape(
     likelihood: Likelihood, output: Any, y: PyTree[jax.ShapeDtypeStruct]
 ) -> None:
-    """Raises `ValueError` unless the likelihood has the shape of an example's target."""
+    """Raises `ValueError` unless the likelihood's distribution has the shape of one target."""
     if not isinstance(y, jax.ShapeDtypeStruct):
         return
 

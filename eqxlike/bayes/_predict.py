@@ -36,7 +36,7 @@ def predict(
 
     - `posterior`: the result of `bayes.infer`.
     - `x`: inputs with a leading axis of examples, as in the data of the target.
-    - `key`: for the draws.
+    - `key`: random key for the draws.
     - `num_samples`: number of draws. By default all draws that the method kept, or 100 if the
       method can make new ones.
     - `batch_size`: number of inputs that are processed at once, which limits memory. It changes
@@ -48,7 +48,8 @@ def predict(
     `aleatoric`, `quantile`, `interval` and `log_prob`.
 
     **Raises:** `TypeError` if `posterior` is not the result of `bayes.infer`; `ValueError` if `x`
-    does not have the structure and shapes of the data's inputs, or a number is not positive.
+    does not have the structure and shapes of the data's inputs, or `num_samples` or `batch_size` is
+    not a positive integer.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import bayes, nn
@@ -125,11 +126,12 @@ def _with_leading_axes(distribution: Any, leading: tuple[int, ...]) -> Any:
     """Sets the batch shape of a distribution that `jax.vmap` returned.
 
     NumPyro's `promote_batch_shape` does not update distributions inside a distribution, such as the
-    gamma distribution in a negative binomial, which would then draw one number for the whole batch.
+    gamma distribution in a negative binomial. The gamma distribution would then draw one number for
+    the whole batch.
 
     **Arguments:**
 
-    - `leading`: the leading axes that vmap added to all of its arrays.
+    - `leading`: the leading axes that vmap added to all arrays of the distribution.
     """
 
     def is_part(node: Any) -> bool:
@@ -138,7 +140,7 @@ def _with_leading_axes(distribution: Any, leading: tuple[int, ...]) -> Any:
     def of_part(node: Any) -> Any:
         if not is_part(node):
             return node
-        # Insert the axes along which the part is broadcast after the leading axes.
+        # After the leading axes, insert the axes along which the part is broadcast.
         num_added = max(0, len(distribution.batch_shape) - len(node.batch_shape))
         axes = range(len(leading), len(leading) + num_added)
         node = jtu.tree_map(lambda leaf: jnp.expand_dims(leaf, axes), node)
@@ -169,8 +171,8 @@ def predict_samples(
     - `model`: a model with `nn.BayesianLayer`s. Each is replaced by a draw, and the network is then
       called with one example. Put other random layers in inference mode.
     - `inputs`: arrays with leading axis B.
-    - `key`: for the draws.
-    - `num_samples`: S.
+    - `key`: random key for the draws.
+    - `num_samples`: number of networks, S.
 
     **Returns:** outputs with leading axes S, B.
 

@@ -180,7 +180,7 @@ def horseshoe(scale: float = 1.0) -> HorseshoePrior:
 
     **Arguments:**
 
-    - `scale`: a smaller scale keeps more parameters near zero.
+    - `scale`: scale of the prior of `shrinkage`. A smaller scale keeps more parameters near zero.
     """
     return HorseshoePrior(scale)
 
@@ -229,8 +229,8 @@ def prior_by_path(priors: Mapping[Which, Any] | Sequence[tuple[Which, Any]]) -> 
     **Arguments:**
 
     - `priors`: mapping from a pattern to a prior or a NumPyro distribution. A pattern is a path
-      such as `layers[0].weight`, in which `*` matches a name or an index and `**` anything; or a
-      function of path and `jax.ShapeDtypeStruct` that returns a bool.
+      such as `layers[0].weight`, or a function of path and `jax.ShapeDtypeStruct` that returns a
+      bool. In a path, `*` matches a name or an index, and `**` matches anything.
 
     **Returns:** the prior. In `Unknowns.prior`, the unknowns of each prior are stored under its
     pattern.

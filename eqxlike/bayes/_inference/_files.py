@@ -22,8 +22,8 @@ from ._method import Chains, Method, Problem
 
 _FORMAT = "eqxlike.bayes run 1"
 
-# Header fields that must agree, without the settings. The text explains a difference if the value
-# of the field would not.
+# Header fields that must agree; settings are compared separately. The text says what differs. If it
+# is empty, the error message shows both values.
 _DIFFERENCES = {
     "method": "",
     "unknowns": "",
@@ -74,7 +74,7 @@ def read_chains(
 
 
 def read_key(path: pathlib.Path) -> PRNGKeyArray:
-    """The key of a run in a file."""
+    """Reads the key of a run from a file."""
     with open(path, "rb") as file:
         header = _read_header(path, file)
     data, name = header["key"]
@@ -147,7 +147,7 @@ def _check_header(path: pathlib.Path, found: dict[str, Any], wanted: dict[str, A
                 "and key that the run began with, or another file."
             )
     there, here = found["settings"], wanted["settings"]
-    # num_samples may grow: the first steps of the run are the same.
+    # num_samples may be larger than in the file, because the first steps of both runs are the same.
     others = [name for name in here if name != "num_samples" and there.get(name) != here[name]]
     if others:
         listed = ", ".join(f"{name} {there.get(name)!r}, not {here[name]!r}" for name in others)

@@ -69,8 +69,9 @@ class FittedPosterior(Module):
         **Arguments:**
 
         - `num`: number of draws. By default all draws that the method kept, or 100 if the method
-          can make new ones. Kept draws are repeated if necessary, as equally often as possible.
-        - `key`: for the draws.
+          can make new ones. If `num` is larger than the number of kept draws, each kept draw is
+          repeated equally often or once more.
+        - `key`: random key for the draws.
 
         **Raises:** `ValueError` if the run stopped before its first draw.
         """
@@ -88,7 +89,7 @@ class FittedPosterior(Module):
         - `sample`: one draw, such as `jax.tree.map(lambda each: each[0], samples)`. Use `jax.vmap`
           for all draws.
 
-        **Raises:** `ValueError` if the shapes of `sample` are not those of one draw.
+        **Raises:** `ValueError` if the arrays of `sample` do not have the shapes of one draw.
         """
         return self.method.network(self.problem, sample)
 
@@ -151,10 +152,12 @@ class FittedPosterior(Module):
 
     @property
     def convergence(self) -> Convergence:
-        """R-hat and effective sample sizes of each unknown, as trees like the unknowns.
+        """R-hat and effective sample sizes of each unknown.
 
-        **Raises:** `AttributeError` for a method without chains, or with fewer than 4 draws per
-        chain.
+        Each field of the result is a tree with the structure of the unknowns.
+
+        **Raises:** `AttributeError` if the method has no Markov chains, or if there are fewer than
+        4 draws per chain.
         """
         if "draw" not in self.records:
             raise Missing(
@@ -299,8 +302,8 @@ _MAX_COMPARED, _MAX_DRAW_BYTES, _EXAMPLES_AT_ONCE = 512, 2**28, 4
 def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) -> FittedPosterior:
     """Adds the scores of `diagnostics.predictive`.
 
-    The draws are the same as those of `bayes.predict` with 100 samples and `jax.random.fold_in(key,
-    3)`, for the key of the run.
+    `bayes.predict` uses the same draws if it is called with 100 samples and the key
+    `jax.random.fold_in(key, 3)`, where `key` is the key of the run.
 
     **Arguments:**
 
@@ -308,7 +311,7 @@ def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) ->
     """
     problem, method, found = posterior.problem, posterior.method, posterior.found
     kept = method.num_found(found)
-    # Checked first, to avoid copying the data to the host.
+    # Return early if no scores are needed, to avoid copying the data to the host.
     has_point = type(method).point_estimate is not Method.point_estimate
     if kept == 0 or (held_out is None and (method.leaves_out or not has_point)):
         return posterior
@@ -322,7 +325,8 @@ def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) ->
     )
     pair = _nlls(problem, method, found, data, num_draws, posterior.key, held_out is not None)
     num_trained_on = num_examples(parts[0], "infer")
-    # Other warnings cover draws that are not finite and unfinished runs.
+    # No scores for draws that are not finite, or for an unfinished run: other warnings report
+    # these.
     if pair is None or np.isnan(pair[0][:num_trained_on]).any():
         return posterior
     nlls = np.stack([np.where(np.isnan(pair[0]), np.inf, pair[0]), pair[1]], axis=1)
@@ -356,8 +360,8 @@ def _nlls(
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]] | None:
     """The NLL of each example under the mixture of draws, and under one network.
 
-    If the method has no point estimate, the second array is NaN; if there are no held-out data
-    either, the result is `None`.
+    If the method has no point estimate, the second array is NaN. If there are also no held-out
+    data, the result is `None`.
     """
     target = problem.target
     place = method.point_estimate(problem, found)
@@ -399,7 +403,7 @@ def map_batches(function: Callable[[Any], Any], examples: Any, batch_size: int) 
 # --- Conversion to ArviZ ---
 
 
-# ArviZ's names of the records.
+# Names that ArviZ uses for the records.
 _ARVIZ_NAMES = {
     "log_density": "lp",
     "acceptance": "acceptance_rate",

@@ -68,27 +68,28 @@ def infer(
 
     - `target`: the model with its priors, likelihood and data.
     - `method`: the method of inference, such as `bayes.NUTS()`.
-    - `key`: for all random numbers. The same key gives the same result.
+    - `key`: random key for the whole run. The same key gives the same result.
     - `mode`: differentiation mode of the log density, from `eqxlike.ad`; reverse mode by default.
-    - `progress`: whether to show a progress bar, or lines of progress if there is no terminal.
+    - `progress`: whether to show progress: a bar in a terminal, lines of text otherwise.
     - `chain_method`: how chains run: `"vectorized"`, all in one batch; `"sequential"`, one after
       another; or `"parallel"`, distributed over the devices. The default is one batch, except for
       some ensembles on a CPU: see `bayes.DeepEnsemble`. The draws are the same up to rounding.
     - `checkpoint`: path of a file. The run is saved there at intervals, and at Ctrl-C or SIGTERM.
-      The same call resumes the run, with the same result as an uninterrupted run. A run with more
-      `num_samples` can resume a run with fewer.
+      Repeat the call to resume the run. The result is the same as for an uninterrupted run. A run
+      with more `num_samples` can resume a run with fewer.
     - `checkpoint_every_s`: seconds between checkpoints.
     - `held_out`: examples `(x, y)` that are not in the target's data. `diagnostics.predictive` then
       also scores the draws on them.
 
     **Returns:** a `bayes.FittedPosterior`.
 
-    **Raises:** `TypeError` or `ValueError`, before the run starts, if the method does not support
-    the target, the held-out data have another structure than the target's data, the log density is
-    not finite at the start (the parameters of the model, and 0 in linked space for other unknowns),
-    or the checkpoint is of another run; `FileNotFoundError` if the directory of the checkpoint does
-    not exist. At Ctrl-C `KeyboardInterrupt`, and at SIGTERM `SystemExit` with status 143, after the
-    current compiled call.
+    **Raises:** before the run starts, `TypeError` or `ValueError` if the method does not support
+    the target, if the held-out data have another structure than the target's data, if the
+    checkpoint belongs to another run, or if the log density is not finite at the start. The start
+    has the parameters of the model, and 0 in linked space for the other unknowns.
+    `FileNotFoundError` if the directory of the checkpoint does not exist. During the run, Ctrl-C
+    raises `KeyboardInterrupt`, and SIGTERM raises `SystemExit` with status 143; the current
+    compiled call finishes first.
 
     **Warns:** `bayes.InferenceWarning` for each problem of the result.
 
@@ -132,7 +133,7 @@ def _inferred(
 ) -> FittedPosterior:
     """Runs inference without the predictive scores.
 
-    **Arguments:** those of `infer`, and
+    **Arguments:** as for `infer`, and also
 
     - `on_warning`: called with each warning that the method gives before it runs.
     """
@@ -205,7 +206,8 @@ def _interrupt_message(path: pathlib.Path | None, step: int, num_steps: int) -> 
 # --- The loop: each compiled call makes many steps ---
 
 
-# Target duration of a call: Ctrl-C waits this long, and the progress bar moves this often.
+# Target duration of a compiled call, in seconds. Ctrl-C waits this long, and the progress bar moves
+# this often.
 _CALL_S = 0.5
 # Limits on the records of one call.
 _MAX_BYTES = 64 * 2**20
@@ -369,14 +371,15 @@ def simulation_ranks(
     - `target`: the model and its data. New targets are simulated for the inputs; the targets in the
       data are ignored.
     - `method`: the method to test.
-    - `key`: for true values, data and draws.
+    - `key`: random key for true values, data and draws.
     - `num_simulations`: number of simulations, R.
     - `num_draws`: number of draws from each posterior. They should be nearly independent: let a
       Markov chain keep many more draws than this.
 
     **Returns:** the rank of each unknown, in linked space, in each simulation, shape `(R, d)`.
 
-    **Raises:** what `bayes.infer` raises, and `ValueError` for a number that is not positive.
+    **Raises:** the errors of `bayes.infer`, and `ValueError` if `num_simulations` or `num_draws` is
+    not a positive integer.
 
     **Warns:** one `bayes.InferenceWarning` for all runs that have problems.
 
@@ -474,7 +477,7 @@ def _check(target: Any, method: Any, chain_method: Any, mode: Any, key: Any) -> 
 
 
 def _checked(held_out: Any, target: Posterior) -> Data | None:
-    """Held-out data as JAX arrays, after the checks that the target's data also pass."""
+    """Checks held-out data as the target's data are checked. Returns them as JAX arrays."""
     if held_out is None:
         return None
     try:

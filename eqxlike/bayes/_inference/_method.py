@@ -27,7 +27,8 @@ class Problem(Module):
 
     - `target`: the posterior to infer.
     - `mode`: differentiation mode of its density; `None` for reverse mode.
-    - `kept`: for each array of the model, whether `initial` is known to keep it.
+    - `kept`: for each array of the model, True if the initial unknowns certainly contain the array
+      itself and not a draw from its prior.
     """
 
     target: Posterior
@@ -66,7 +67,8 @@ class Problem(Module):
     def unflatten(self, vector: Vector) -> Unknowns:
         """A vector as unknowns in linked space."""
         sizes = [math.prod(struct.shape) for struct in self._structs]
-        # The gradient of a split is one concatenation; slices would add up one vector each.
+        # Split the vector instead of slicing it. The gradient of a split is one concatenation, but
+        # the gradient of slices is a sum of one vector for each slice.
         parts = jnp.split(vector, np.cumsum(sizes)[:-1])
         leaves = [
             part.reshape(struct.shape).astype(struct.dtype)
@@ -112,7 +114,7 @@ class Problem(Module):
         return self.target.unconstrain(self.target.initial_keeping(self.kept, key))
 
     def redrawn(self, key: PRNGKeyArray) -> Vector:
-        """Other initial parameters: each array is shuffled.
+        """Other initial parameters, made by shuffling each array of the model.
 
         This works for any initialisation that draws all entries of an array from one distribution.
         """
@@ -183,14 +185,15 @@ Draws = Float[Array, "S d"]
 class Method(Module):
     """A method of inference: pure functions over a state.
 
-    `bayes.infer` calls `init`, then `step` `num_steps` times, then `finish`, for `num_chains`
-    independent chains. `sample` draws from the result of `finish`. All of these are traced, and
-    work on the vector of `d` unknowns in linked space of a `Problem`.
+    For each of `num_chains` independent chains, `bayes.infer` calls `init` once, and then `step`
+    `num_steps` times. Then it calls `finish` once for all chains. `sample` draws from the result of
+    `finish`. All four functions are traced. They work on the vector of `d` unknowns of a `Problem`,
+    in linked space.
 
-    A step may record any arrays. `bayes.FittedPosterior` understands these names: `draw`, the
-    position of a Markov chain, gives R-hat, effective sample sizes and the draws of `to_arviz`;
-    `log_density`, `acceptance`, `is_divergent` and `energy` are used in diagnostics; `loss` is the
-    loss of an optimiser.
+    A step may record any arrays. `bayes.FittedPosterior` uses the records with these names. `draw`
+    is the position of a Markov chain; R-hat, effective sample sizes and the draws of `to_arviz` are
+    made from it. `log_density`, `acceptance`, `is_divergent` and `energy` are used in diagnostics.
+    `loss` is the loss of an optimiser.
 
     A custom method subclasses `Method` and defines `num_steps`, `init`, `step` and `sample`. Define
     `finish` if draws need more than the last states. The state is the carry of a loop, so `step`
@@ -224,7 +227,7 @@ class Method(Module):
 
     @property
     def thinning(self) -> int:
-        """Keep every n-th record of the other steps."""
+        """The number n. Of the steps that are not dropped, every n-th record is kept."""
         return 1
 
     def runs_apart(self, problem: Problem) -> bool:
@@ -273,8 +276,8 @@ class Method(Module):
         - `buffers`: arrays for the records, with leading axes of chains and of at least `count`
           steps.
 
-        **Returns:** the last states, and the buffers with the records of the steps in their first
-        `count` rows.
+        **Returns:** the last states, and the buffers. The first `count` entries along the buffers'
+        axis of steps are the records.
         """
 
         def of_chain(
@@ -290,7 +293,7 @@ class Method(Module):
 
         if len(keys) > 1:
             return jax.vmap(of_chain)(states, keys, buffers)
-        # Under vmap, even with one chain, `lax.cond` would compute both branches.
+        # A single chain runs without vmap, because under vmap `lax.cond` computes both branches.
         one = jtu.tree_map(lambda each: each[0], (states, keys, buffers))
         return jtu.tree_map(lambda each: each[None], of_chain(*one))
 
@@ -320,7 +323,10 @@ class Method(Module):
     # --- optional ---
 
     def noise(self, num: int, key: PRNGKeyArray) -> Any:
-        """Randomness of `num` networks besides the unknowns, such as dropout masks, or `None`."""
+        """Randomness of `num` networks that is not in the unknowns, such as dropout masks.
+
+        Returns `None` if there is none.
+        """
         return None
 
     def network(self, problem: Problem, unknowns: Unknowns) -> Any:
@@ -348,9 +354,9 @@ class Method(Module):
         return None
 
     def point_estimate(self, problem: Problem, found: Any) -> Vector | None:
-        """Unknowns of one network, such as the mode, to compare with the predictions of the draws.
+        """Unknowns of one network, such as the mode. Its predictions are compared with the draws.
 
-        `None` for no comparison.
+        Returns `None` if there is no such network.
         """
         return None
 
@@ -358,8 +364,8 @@ class Method(Module):
     def leaves_out(self) -> bool:
         """Whether the method has already evaluated its draws on examples that it left out.
 
-        `infer` then does not compare the draws with the mode on the training data, on which even an
-        exact posterior predicts worse.
+        If it has, `infer` does not compare the draws with the mode on the training data. Even an
+        exact posterior predicts the training data worse than the mode does.
         """
         return False
 
@@ -372,13 +378,13 @@ class Method(Module):
 def one_step(
     method: Method, problem: Problem, state: State, index: Array, key: PRNGKeyArray
 ) -> tuple[State, dict[str, Array]]:
-    """A step of one chain. Jitted so that shapes and loop share one trace."""
+    """A step of one chain. It is jitted, so that its shapes and the loop need only one trace."""
     state, record = method.step(problem, state, index, key)
     return without_weak_types((state, dict(record)))
 
 
 def without_weak_types(tree: Any) -> Any:
-    """Arrays without weak types, as the carry of a loop must be."""
+    """Removes weak types from arrays, because the carry of a loop must have none."""
     return jtu.tree_map(
         lambda leaf: jax.lax.convert_element_type(leaf, jnp.result_type(leaf)), tree
     )
@@ -403,7 +409,10 @@ def with_plain_numbers(method: Method) -> Method:
 
 
 def chosen(draws: Float[Array, "n d"], num: int, key: PRNGKeyArray) -> Float[Array, "S d"]:
-    """`S = num` of `n` draws, each equally often or, for a random subset, once more."""
+    """Chooses `S = num` of `n` draws.
+
+    Each draw occurs equally often, except that a random subset occurs once more.
+    """
     size = draws.shape[0]
     order = jr.permutation(key, size)
     indices = jnp.concatenate([jnp.tile(order, num // size), order[: num % size]])

@@ -87,7 +87,7 @@ class Descent(Method):
 
     def diagnosed_at(self, problem: Problem, places: Float[Array, "c d"]) -> dict[str, Any]:
         """`Diagnostics.rise` at the final unknowns of each run."""
-        # If steps use minibatches, the whole data set may not fit in memory.
+        # Not computed if steps use minibatches, because the whole data set may not fit in memory.
         return {"rise": np.asarray(rise(problem, places))} if self.batch_size is None else {}
 
     def _optimiser(self) -> optax.GradientTransformationExtraArgs:
@@ -152,19 +152,20 @@ def check_batch_size(method: Method, size: int | None, problem: Problem | None =
 
 
 _NUM_CLIMBS = 10
-# A step that was halved this often is below the resolution of float32.
+# Maximum number of halvings of a step. A step that was halved this often is below the resolution of
+# float32.
 _MAX_BACKTRACKS = 30
 
 
 @as_libraries_compute()
 @filter_jit(compiler_options=ONCE)
 def rise(problem: Problem, places: Float[Array, "c d"]) -> Float[Array, " c"]:
-    """Increase of the log density by ten steps of L-BFGS, from each place.
+    """Increase of the log density by ten steps of L-BFGS, from the end of each optimiser run.
 
-    In nats per unknown, or per example if there are fewer examples: a draw from a normal posterior
-    lies half a nat per unknown below the mode. The increase is a lower bound of the distance to the
-    mode. It is near 0 if an optimiser converged, and large if it stopped early, because no learning
-    rate limits these steps.
+    The unit is nats per unknown, or nats per example if there are fewer examples than unknowns. A
+    draw from a normal posterior lies half a nat per unknown below the mode. The log density at the
+    mode is higher by at least this increase. The increase is near 0 if the optimiser converged. It
+    is large if the optimiser stopped early, because no learning rate limits the steps of L-BFGS.
     """
     num = min(problem.size, problem.target.num_data)
 
@@ -177,7 +178,7 @@ def rise(problem: Problem, places: Float[Array, "c d"]) -> Float[Array, " c"]:
 
 def climb(problem: Problem, place: Float[Array, " d"], num: int) -> Float[Array, " d"]:
     """The result of `num` steps of L-BFGS towards a mode."""
-    # With the default line search, compilation took 1.4 times as long.
+    # Optax's default line search takes 1.4 times as long to compile.
     search = optax.scale_by_backtracking_linesearch(_MAX_BACKTRACKS)
     optimiser = optax.lbfgs(linesearch=search)
 

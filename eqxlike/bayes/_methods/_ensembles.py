@@ -20,21 +20,21 @@ from ._descent import MAP, Optimised, descend
 class DeepEnsemble(MAP):
     """Networks trained from different initial parameters, for models of any size.
 
-    It costs as much as training `members` networks. Do not use it to widen the intervals of a small
-    regression: each member underestimates the noise as `bayes.MAP` does. Use
-    `bayes.EarlyStoppedEnsemble` there.
+    It costs as much as training `members` networks. Do not use it for regression with few examples
+    if you need wide enough intervals: each member underestimates the noise, as `bayes.MAP` does.
+    Use `bayes.EarlyStoppedEnsemble` instead.
 
     The disagreement of the members is the epistemic uncertainty (Lakshminarayanan, Pritzel and
     Blundell, 2017, "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles").
     Each member trains on all data. Its initial parameters are the parameters of the model, shuffled
     within each array.
 
-    Members train in one batch, except on a CPU where the activations of all members exceed its
-    cache: there they train one after another. `chain_method` of `bayes.infer` overrides this.
+    Members train in one batch. If the activations of all members exceed the cache of a CPU, members
+    train one after another. `chain_method` of `bayes.infer` overrides this choice.
 
     - `members`: number of networks.
 
-    The other fields are those of `bayes.MAP`.
+    The other fields are described in `bayes.MAP`.
 
     >>> from eqxlike import bayes
     >>> method = bayes.DeepEnsemble(members=10)
@@ -50,8 +50,9 @@ class DeepEnsemble(MAP):
         return self.members
 
     def runs_apart(self, problem: Problem) -> bool:
-        # A hidden layer has about the square root of the unknowns for its width. Measured on two
-        # cores for networks of 700 to 170,000 unknowns and 500 to 8,000 examples.
+        # The width of a hidden layer is about the square root of the number of unknowns. The limit
+        # was measured on two cores, for networks of 700 to 170,000 unknowns and 500 to 8,000
+        # examples.
         num = self.batch_size or problem.target.num_data
         activations = self.members * num * math.sqrt(problem.size)
         return jax.default_backend() == "cpu" and activations > 1.6e6
@@ -66,7 +67,8 @@ class DeepEnsemble(MAP):
 # --- Ensembles with early stopping ---
 
 
-# Adam in linked space, in which the log of a scale has to move by at most about 10.
+# Learning rate and number of steps of Adam for the likelihood's unknowns in linked space. The log
+# of a scale has to move by at most about 10.
 _NOISE_RATE, _NOISE_STEPS = 0.05, 400
 
 
@@ -74,8 +76,9 @@ class StoppedEarly(NamedTuple):
     """Training with validation examples, and the best parameters so far.
 
     - `place`, `optimiser`: the fields of `Optimised`.
-    - `order`: a permutation of the `N` example indices. With `n` validation examples, they are
-      those with `order < n` if steps use all data, and `order[:n]` if steps use batches.
+    - `order`: a permutation of the `N` example indices, which chooses `n` validation examples. If
+      steps use all data, example `i` is a validation example if `order[i] < n`. If steps use
+      batches, the validation examples have the indices `order[:n]`.
     - `best_place`, `best_score`: the unknowns with the greatest mean log likelihood of the
       validation examples, and that mean.
     """
@@ -95,13 +98,13 @@ class EarlyStoppedEnsemble(DeepEnsemble):
 
     Each member has its own random validation examples, and keeps the parameters that predict them
     best. Then the likelihood's own unknowns, such as the scale of the noise, are fitted to the
-    validation examples of all members, because networks predict these less closely than their
+    validation examples of all members, because networks fit validation examples less closely than
     training examples. The members are not draws from the posterior.
 
     - `members`: number of networks.
     - `validation_fraction`: fraction of the examples that each member uses for validation.
 
-    The other fields are those of `bayes.MAP`.
+    The other fields are described in `bayes.MAP`.
 
     >>> from eqxlike import bayes
     >>> method = bayes.EarlyStoppedEnsemble(members=5, validation_fraction=0.1)
@@ -245,7 +248,7 @@ class EarlyStoppedEnsemble(DeepEnsemble):
 
 def _better(state: StoppedEarly, score: Array) -> tuple[Array, Array]:
     """The best unknowns so far and their score, given the score of the current unknowns."""
-    # False if the score is NaN.
+    # A NaN score is not better, because comparisons with NaN are false.
     is_better = score > state.best_score
     best_place = jnp.where(is_better, state.place, state.best_place)
     return best_place, jnp.where(is_better, score, state.best_score)

@@ -1,9 +1,10 @@
 """Second derivatives of a log density at its mode: Gauss-Newton matrix and prior Hessian.
 
 The generalised Gauss-Newton matrix of the likelihood is `sum_n J_n^T L_n J_n`. `J_n` is the
-Jacobian of the outputs for example `n`, and `L_n` the Hessian of its negative log likelihood with
-respect to the outputs. It is the Hessian without the curvature of the network (Schraudolph, 2002,
-"Fast Curvature Matrix-Vector Products for Second-Order Gradient Descent").
+Jacobian of the outputs for example `n`. `L_n` is the Hessian of the example's negative log
+likelihood with respect to the outputs. The Gauss-Newton matrix is the Hessian without the curvature
+of the network (Schraudolph, 2002, "Fast Curvature Matrix-Vector Products for Second-Order Gradient
+Descent").
 """
 
 import math
@@ -27,7 +28,7 @@ class Part(NamedTuple):
     """One array of unknowns, a contiguous part of the vector from `start` to `stop`.
 
     - `path`: the path of the array.
-    - `layer`: the path of the layer that contains it.
+    - `layer`: the path of the layer that contains the array.
     """
 
     kind: Literal["model", "likelihood", "prior"]
@@ -108,7 +109,10 @@ class AroundMode(Module):
         return output_of(target.network, struct_of_example(target.data[0]))
 
     def batch_size(self, num_bytes: int, num: int) -> int | None:
-        """Batch size for `num` examples; `None` for many outputs, for which see `positive_root`."""
+        """Batch size for `num` examples.
+
+        Returns `None` if there are many outputs, because `positive_root` must not be batched then.
+        """
         return None if self.output.size > SMALL else block_size(num_bytes, num)
 
     # --- functions of the varying unknowns ---
@@ -130,7 +134,7 @@ class AroundMode(Module):
 
     @property
     def may_have_features(self) -> bool:
-        """Whether the varying arrays may be a last layer: one row for each of many outputs."""
+        """Whether the varying arrays may be a last layer, with one row for each of many outputs."""
         num = self.output.size
         kinds = {(part.kind, *part.shape[:1]) for part in self.parts}
         return num > SMALL and kinds == {("model", num)} and self.problem.mode is None
@@ -144,10 +148,10 @@ class AroundMode(Module):
     def features(self, x: Any) -> tuple[Float[Array, " f"], Float[Array, " C"], Bool[Array, ""]]:
         """The derivatives of each output with respect to its own rows, `f = k / C` numbers.
 
-        **Returns:** features, outputs, and whether the features are the whole Jacobian: all outputs
-        have the same features, and no output depends on the rows of another. One product with
-        random numbers tests this; it misses a dependence with probability zero (Freivalds, 1977,
-        "Probabilistic Machines Can Use Less Running Time").
+        **Returns:** the features; the outputs; and True if the features determine the whole
+        Jacobian. They do if all outputs have the same features, and no output depends on the rows
+        of another output. One product with random numbers tests this. The test misses a dependence
+        with probability zero (Freivalds, 1977, "Probabilistic Machines Can Use Less Running Time").
         """
         outputs, pull = jax.vjp(lambda varying: self.outputs(varying, x), self.centre)
         numbers = jnp.asarray(np.random.default_rng(0).uniform(1, 2, outputs.shape), outputs.dtype)
@@ -212,7 +216,9 @@ def sum_over_rows(
 
 
 def sum_over_features(around: AroundMode) -> tuple[Float[Array, "f f C C"], Float[Array, ""]]:
-    """Sums over the data for a last layer: its matrix is a sum of Kronecker products.
+    """Sums over the data for a last layer.
+
+    The Gauss-Newton matrix of a last layer is a sum of Kronecker products.
 
     **Returns:** the sum of `features x features x L_n`, and the number of examples whose features
     are not the whole Jacobian.
@@ -287,11 +293,12 @@ SMALL = 16
 
 
 def positive_root(matrix: Float[Array, "C C"]) -> Float[Array, "C C"]:
-    """`A` such that `A A^T` is the symmetric matrix with negative eigenvalues set to 0.
+    """The root `A`: `A A^T` is the symmetric matrix with its negative eigenvalues set to 0.
 
-    For large matrices it is a Cholesky factor, accurate up to rounding errors of the greatest
-    eigenvalue: for 500 x 500, eigenvalues take thirty times as long. Do not use `vmap` for large
-    matrices, because it would compute both.
+    For large matrices, `A` is a Cholesky factor, because eigenvalues of a 500 x 500 matrix take
+    thirty times as long. The factor is accurate up to the rounding error of the greatest
+    eigenvalue. If the factorisation fails, eigenvalues are used. Do not use `vmap` for large
+    matrices, because it would compute both the factor and the eigenvalues.
     """
     size = matrix.shape[0]
     if size == 1:
@@ -311,8 +318,8 @@ def positive_root(matrix: Float[Array, "C C"]) -> Float[Array, "C C"]:
 def _positive_part(matrix: Float[Array, "C C"]) -> Float[Array, "C C"]:
     """The symmetric matrix with negative eigenvalues set to 0.
 
-    A diagonally dominant matrix, such as the Hessian of a softmax, has none, and is returned
-    unchanged.
+    A diagonally dominant matrix, such as the Hessian of a softmax, has no negative eigenvalues, and
+    is returned unchanged.
     """
 
     def by_root() -> Array:

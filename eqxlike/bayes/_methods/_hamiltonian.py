@@ -18,7 +18,8 @@ class HamiltonianState(NamedTuple):
     """The state of a chain and of its warm-up.
 
     - `place`, `log_density`, `gradient`: position, and log density and gradient there.
-    - `step_size`, `inverse_mass_matrix`: of the leapfrog integrator.
+    - `step_size`, `inverse_mass_matrix`: step size and inverse mass matrix of the leapfrog
+      integrator.
     - `averaging`: state of dual averaging, which adapts the step size.
     - `moments`: moments of the positions in the current warm-up window, for the mass matrix.
     """
@@ -73,7 +74,10 @@ class Hamiltonian(MarkovChain):
     def gathered(
         self, state: HamiltonianState, index: Array, acceptance: Array
     ) -> tuple[HamiltonianState, Array]:
-        """Adapts to one step of warm-up; also returns whether a window ends and `closed` is due."""
+        """Adapts to one step of warm-up.
+
+        Also returns True if a window ends, so that `closed` is due.
+        """
         # The first and the last window adapt only the step size.
         windows = hmc_util().build_adaptation_schedule(self.num_warmup)[1:-1]
         starts, ends = np.array(windows, int).reshape(-1, 2).T
@@ -111,16 +115,16 @@ class Hamiltonian(MarkovChain):
 class HMC(Hamiltonian):
     """Hamiltonian Monte Carlo: exact up to Monte Carlo error, with a cost known in advance.
 
-    A step costs on average half of `trajectory_steps` gradients of all examples. A kept draw costs
-    the memory of the unknowns. If you do not know a good trajectory length, use `bayes.NUTS`, which
-    adapts it. (Neal, 2011, "MCMC Using Hamiltonian Dynamics"; BlackJAX's implementation.)
+    A step costs gradients of all examples: on average half of `trajectory_steps`. A kept draw needs
+    as much memory as the unknowns. If you do not know a good trajectory length, use `bayes.NUTS`,
+    which adapts it. (Neal, 2011, "MCMC Using Hamiltonian Dynamics"; BlackJAX's implementation.)
 
     The number of leapfrog steps of a trajectory is uniform between 1 and `trajectory_steps`,
     because trajectories of a fixed length may return to their start.
 
     - `trajectory_steps`: maximum number of leapfrog steps in a trajectory.
 
-    The other fields are those of `bayes.NUTS`, without `max_doublings`.
+    The other fields are described in `bayes.NUTS`. There is no field `max_doublings`.
 
     >>> from eqxlike import bayes
     >>> method = bayes.HMC(num_samples=500, trajectory_steps=16)

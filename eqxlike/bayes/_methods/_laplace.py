@@ -64,7 +64,8 @@ class LaplacePosterior(Module):
     - `log_evidence`: the log density of the data.
     - `log_factors`: logs of the factors of the tuned prior scales; `None` without tuning.
     - `log_factor_change`: change of `log_factors` in the last tuning.
-    - `width`: factor of the covariance, which `normal` already includes, and leave-one-out NLLs.
+    - `width`: the factor of the covariance, and leave-one-out NLLs. `normal` already includes the
+      factor.
     """
 
     mode: Float[Array, " d"]
@@ -96,40 +97,41 @@ class Laplace(Descent):
 
     The fields:
 
-    - `structure`: structure of the precision. `"full"` is the default up to 2,000 unknowns.
-      `"last_layer"`, the default beyond, is dense for the last layer and the unknowns of prior and
-      likelihood, and keeps other parameters at the mode. `"kronecker"` has a Kronecker-factored
-      block for each matrix or kernel, and a dense block for each other array. `"diagonal"` has no
-      correlations.
+    - `structure`: structure of the precision. `"full"`, the default up to 2,000 unknowns, has all
+      correlations. `"last_layer"`, the default for more unknowns, is dense for the last layer and
+      the unknowns of prior and likelihood, and keeps other parameters at the mode. `"kronecker"`
+      has a Kronecker-factored block for each matrix or kernel, and a dense block for each other
+      array. `"diagonal"` has no correlations.
     - `predictive`: how predictions are made. `"linearised"` uses the normal distribution of the
-      linearised network's outputs, which is consistent with the Gauss-Newton matrix (Immer, Korzepa
+      linearised network's outputs. This is consistent with the Gauss-Newton matrix (Immer, Korzepa
       and Bauer, 2021, "Improving Predictions of Bayesian Neural Nets via Local Linearization"). For
-      one output, its `S` draws are quantiles, with exact mean and variance; for `C` outputs, mean
-      and covariance are exact if `S > C`. `"probit"`, for classes, divides the logits at the mode
-      by `sqrt(1 + pi / 8 * variance)` (MacKay, 1992, "The Evidence Framework Applied to
-      Classification Networks"; Gibbs, 1997, "Bayesian Gaussian Processes for Regression and
-      Classification"); for `bayes.Gaussian` it equals `"linearised"`. `"sampled"` uses networks
-      with sampled parameters.
+      one output, the `S` draws are quantiles, with exact mean and variance. For `C` outputs, the
+      mean and covariance of the draws are exact if `S > C`. `"probit"` is for classes. It divides
+      the logits at the mode by `sqrt(1 + pi / 8 * variance)` (MacKay, 1992, "The Evidence Framework
+      Applied to Classification Networks"; Gibbs, 1997, "Bayesian Gaussian Processes for Regression
+      and Classification"). For `bayes.Gaussian`, `"probit"` equals `"linearised"`. `"sampled"` uses
+      networks with sampled parameters.
     - `width`: factor of the covariance. 1 is the approximation of the posterior. By default
-      (`None`) it is 1, unless a smaller factor predicts left-out examples significantly better; a
-      warning then reports both. A smaller factor helps if a network fits its data perfectly,
-      because the approximation is then as wide as the prior. At most 512 examples are left out,
-      approximately.
+      (`None`), the width is 1 unless a smaller width predicts left-out examples significantly
+      better. A warning then reports both scores. A smaller width helps if a network fits its data
+      perfectly, because the approximation of the posterior is then as wide as the prior. At most
+      512 examples are left out, one at a time, by an approximation without refitting.
     - `tune_prior`: whether to choose the prior scales that maximise the evidence. Mode and scales
-      are then fitted in turn, for half as many steps again (Immer et al., 2021, "Scalable Marginal
-      Likelihood Estimation for Model Selection in Deep Learning"). All priors must be normal with a
-      fixed scale; each pattern of `bayes.prior_by_path` has its own scale. Use it if the scale is a
-      guess; a scale chosen on held-out data may predict better. `posterior.diagnostics.choice`
-      reports the scales.
+      are then fitted in turn, in `steps / 2` additional steps (Immer et al., 2021, "Scalable
+      Marginal Likelihood Estimation for Model Selection in Deep Learning"). All priors must be
+      normal with a fixed scale; each pattern of `bayes.prior_by_path` has its own scale. Use it if
+      the scale is a guess; a scale chosen on held-out data may predict better.
+      `posterior.diagnostics.choice` reports the chosen scales.
     - `layer`: with `"last_layer"`, the parameters that vary, as a pattern of paths like in
-      `bayes.prior_by_path`. By default the layer of the last parameter.
+      `bayes.prior_by_path`. By default, all parameters of the layer that contains the last
+      parameter.
 
-    The other fields are those of `bayes.MAP`. Train to convergence: the approximation is made where
-    training ends. It is exact for a linear model with known noise.
+    The other fields are described in `bayes.MAP`. Train to convergence, because the approximation
+    is made where training ends. The approximation is exact for a linear model with known noise.
 
-    `posterior.log_evidence` is the log density of the data, for `width=1`. With `"last_layer"` it
-    is the log density of the data and of the parameters that stay at the mode, so it only compares
-    models in which these parameters are the same.
+    `posterior.log_evidence` is the log density of the data, for `width=1`. With `"last_layer"`, it
+    is the log density of the data and of the parameters that stay at the mode. It can then only
+    compare models in which these parameters are the same.
 
     >>> from eqxlike import bayes
     >>> method = bayes.Laplace(structure="kronecker", tune_prior=True)
@@ -303,7 +305,7 @@ class Laplace(Descent):
         known: dict[str, Any] = {}
         if self.width is None and value < 1:
             known["warnings"] = (
-                f"the covariance was multiplied by {value:.3g}, because narrower ones improve the "
+                f"the covariance was multiplied by {value:.3g}, because smaller widths improve the "
                 f"NLL of left-out examples from {nll_of_one:.3g} (width=1, which approximates the "
                 f"posterior) to {least_nll:.3g} nats. The draws are narrower than the posterior. A "
                 "narrower prior, tune_prior=True, or `bayes.NUTS` may need no such correction.",

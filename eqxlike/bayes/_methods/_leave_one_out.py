@@ -1,7 +1,8 @@
 """The width of a Laplace approximation, chosen by leave-one-out cross-validation.
 
 If a network fits its data perfectly, its log density has almost no curvature at the mode, and the
-normal approximation is about as wide as the prior. A narrower one may predict better.
+normal approximation is about as wide as the prior. A narrower normal distribution may predict
+better.
 """
 
 import math
@@ -29,8 +30,8 @@ class Width(NamedTuple):
 
     - `value`: factor of the covariance.
     - `nll`: NLL per left-out example, in nats, for this width.
-    - `least_nll`, `nll_of_one`: the same for the best width that passes the tests, and for width 1.
-      Both equal `nll` if the user chose the width.
+    - `least_nll`, `nll_of_one`: NLL per left-out example for the best width that passes the tests,
+      and for width 1. Both equal `nll` if the user chose the width.
     """
 
     value: Float[Array, ""]
@@ -50,8 +51,9 @@ def width_for(around: AroundMode, normal: Normal, fixed: float | None, key: PRNG
       because outliers that refute a narrow width are rare in few examples.
 
     If any width passes, the result is the narrowest width that is at most two standard errors worse
-    than the best passing width: if classes are separable, the Newton step underestimates narrow
-    widths. Examples of high leverage depend on each other, and have weight `1 - leverage`.
+    than the best passing width. It is not the best passing width itself, because the Newton step
+    makes narrow widths look too bad if classes are separable. Examples of high leverage depend on
+    each other, so an example counts as `1 - leverage` examples in standard errors.
     """
     if fixed is not None:
         width = jnp.asarray(fixed, around.mode.dtype)
@@ -85,11 +87,12 @@ def _num_held_out(around: AroundMode) -> int:
 
 
 class _Scores(NamedTuple):
-    """Leave-one-out scores of `n` examples for `w` widths, the last of which is 1.
+    """Leave-one-out scores of `n` examples for `w` widths. The last width is 1.
 
     - `nlls`: NLL of the target.
-    - `expected_gains`, `variances`: mean and variance, over targets simulated from width 1, of the
-      NLL of width 1 minus the NLL of this width.
+    - `expected_gains`, `variances`: mean and variance of the gain over simulated targets. The gain
+      is the NLL of width 1 minus the NLL of this width. Targets are simulated from the predictions
+      of width 1.
     - `leverages`: greatest leverage of the example's outputs.
     """
 
@@ -109,11 +112,11 @@ def _leave_one_out(
     """Approximate leave-one-out scores of at most 512 random examples.
 
     A Newton step of the linearised network removes an example. Let `V = J P^-1 J^T`, let `r` be the
-    gradient of the example's log likelihood with respect to its outputs, and `A A^T` its negative
-    Hessian. The step moves the outputs by `-W r`, with `W = V + V A (I - A^T V A)^-1 A^T V`, which
-    is also the new covariance of the outputs (Pregibon, 1981, "Logistic Regression Diagnostics";
-    Rad and Maleki, 2020, "A Scalable Estimate of the Out-of-Sample Prediction Error via Approximate
-    Leave-One-Out Cross-Validation").
+    gradient of the example's log likelihood with respect to its outputs, and `A A^T` the negative
+    Hessian of this log likelihood. The step moves the outputs by `-W r`. Here `W = V + V A (I - A^T
+    V A)^-1 A^T V` is also the new covariance of the outputs (Pregibon, 1981, "Logistic Regression
+    Diagnostics"; Rad and Maleki, 2020, "A Scalable Estimate of the Out-of-Sample Prediction Error
+    via Approximate Leave-One-Out Cross-Validation").
 
     **Arguments:**
 

@@ -14,8 +14,9 @@ from .._inference._method import Draws, Method, Problem, Record, State, Step, ch
 from .._libraries import blackjax
 from ._descent import MAP, check_batch_size, climb
 
-# From a draw for 3,760 unknowns, 60 steps of conjugate gradients reached parameters that predict
-# like the mode. The same number of L-BFGS steps reaches a higher density.
+# Number of L-BFGS steps from a draw to the mode. With 3,760 unknowns, 60 steps of conjugate
+# gradients reached parameters that predict like the mode. The same number of L-BFGS steps reaches a
+# higher density.
 _NUM_CLIMBS = 100
 
 # --- The base class ---
@@ -96,8 +97,8 @@ class MicrocanonicalState(NamedTuple):
 class MCLMC(MarkovChain):
     """Microcanonical Langevin Monte Carlo, for networks with many unknowns.
 
-    A step costs two gradients of all examples. A kept draw costs the memory of the unknowns. Do not
-    use it if draws must be exact: steps are never rejected, so draws have a small bias.
+    A step costs two gradients of all examples. A kept draw needs as much memory as the unknowns. Do
+    not use it if draws must be exact: steps are never rejected, so draws have a small bias.
 
     The step size limits the bias. It is chosen such that the variance of the energy error per
     unknown is `energy_variance` (Robnik, De Luca, Silverstein and Seljak, 2023, "Microcanonical
@@ -108,8 +109,8 @@ class MCLMC(MarkovChain):
       length and a diagonal mass matrix. They run in one call, before the progress bar moves.
     - `chains`: number of chains.
     - `thin`: keep every n-th draw.
-    - `energy_variance`: in squared nats per unknown. Smaller values mean less bias and smaller
-      steps.
+    - `energy_variance`: variance of the energy error, in squared nats per unknown. Smaller values
+      mean less bias and smaller steps.
 
     >>> from eqxlike import bayes
     >>> method = bayes.MCLMC(num_samples=500, thin=20)
@@ -195,9 +196,10 @@ class StochasticGradient(MarkovChain):
     """Base of SGLD and SGHMC, with the fields of `bayes.SGLD`.
 
     Without a correction, the gradient noise of minibatches would increase the variance of the
-    draws. Each minibatch is split in two halves. The mean of their gradients is the gradient. Half
-    their difference has the covariance of the gradient noise, and is uncorrelated with it. Along
-    this difference, a step removes as much variance from its momentum as the gradient noise adds.
+    draws. Each minibatch is split in two halves, and each half has a gradient. A step uses the mean
+    of the two gradients. Half of their difference has the covariance of the noise in this mean, and
+    is uncorrelated with that noise. Along this difference, a step removes as much variance from its
+    momentum as the gradient noise adds.
     """
 
     num_warmup: int = 5000
@@ -221,7 +223,7 @@ class StochasticGradient(MarkovChain):
         check_batch_size(self, self.batch_size, problem)
 
     def point_estimate(self, problem: Problem, found: Any) -> Place | None:
-        # If steps use minibatches, the whole data set may not fit in memory.
+        # There is none if steps use minibatches, because the whole data set may not fit in memory.
         return super().point_estimate(problem, found) if self.batch_size is None else None
 
     def init(self, problem: Problem, key: PRNGKeyArray) -> StochasticState:
@@ -249,7 +251,9 @@ class StochasticGradient(MarkovChain):
     def move(
         self, problem: Problem, state: StochasticState, rate: Array, key: PRNGKeyArray
     ) -> tuple[StochasticState, Float[Array, ""]]:
-        """One transition; also returns the factor by which gradient noise increases the variance.
+        """Makes one transition.
+
+        Also returns the factor by which gradient noise increases the variance.
 
         **Arguments:**
 
@@ -276,8 +280,8 @@ def _cooled(
 
     At most the whole variance 1 can be removed along a direction.
 
-    **Returns:** the momentum; the variance that was removed and the noise variance that remains,
-    both along the noise of another gradient.
+    **Returns:** the momentum; the variance that was removed; and the noise variance that remains.
+    Both variances are measured along `last_noise`, the noise of another gradient.
     """
     if noise is None or last_noise is None:
         return momentum, jnp.zeros(()), jnp.zeros(())
@@ -295,7 +299,7 @@ def _cooled(
 class SGLD(StochasticGradient):
     """Stochastic gradient Langevin dynamics: gradient descent with noise, for minibatches.
 
-    A step costs one gradient of `batch_size` examples. A kept draw costs the memory of the
+    A step costs one gradient of `batch_size` examples. A kept draw needs as much memory as the
     unknowns. Do not use it if draws must be exact: it is biased, and larger steps increase the
     bias.
 
@@ -306,8 +310,8 @@ class SGLD(StochasticGradient):
     Stochastic Gradient Fisher Scoring"), which is estimated from the two halves of the minibatch.
     For a normal posterior of precision `P`, the covariance of the draws is `(P (I - step_size P /
     (2 N)))^-1`. If gradient noise exceeds the normal noise, the draws are too wide, and a warning
-    reports by how much. With too large a step size chains diverge to infinity; with too small a
-    step size they hardly move.
+    reports by how much. If the step size is too large, chains diverge to infinity. If it is too
+    small, chains hardly move.
 
     - `num_samples`: number of draws that each chain keeps.
     - `num_warmup`: number of steps before the first draw.
@@ -316,8 +320,8 @@ class SGLD(StochasticGradient):
     - `step_size`: a learning rate. It need not change with the number of examples.
     - `decay`: step `t` has step size `step_size * (1 + t / num_warmup)**-decay`; 0 for a constant
       step size. All draws have equal weight.
-    - `batch_size`: examples per gradient, drawn with replacement; all examples by default. Odd
-      numbers are rounded up.
+    - `batch_size`: examples per gradient, drawn with replacement; all examples by default. An odd
+      number is rounded up.
     - `temperature`: the draws are from the posterior density to the power `1 / temperature`.
     - `descent_steps`: number of Adam steps towards a mode, before the first step of a chain.
 
@@ -343,23 +347,23 @@ class SGLD(StochasticGradient):
 class SGHMC(StochasticGradient):
     """Stochastic gradient Hamiltonian Monte Carlo: `bayes.SGLD` with momentum, which moves further.
 
-    A step costs `trajectory_steps` gradients of `batch_size` examples. A kept draw costs the memory
-    of the unknowns. Do not use it if draws must be exact: it is biased.
+    A step costs `trajectory_steps` gradients of `batch_size` examples. A kept draw needs as much
+    memory as the unknowns. Do not use it if draws must be exact: it is biased.
 
     Normal noise replaces the energy that friction removes (Chen, Fox and Guestrin, 2014,
     "Stochastic Gradient Hamiltonian Monte Carlo"). Each gradient has its own minibatch. A step
     removes the energy of the gradient noise from the momentum, not from the normal noise. In a
     direction where the posterior has precision `p`, the variance is too large by about 2% plus
-    `step_size * p / (N friction)`, where `N` is the number of examples; if this is 1, the chain
-    diverges to infinity. If gradient noise exceeds the momentum, the draws are wider still, and a
-    warning reports by how much.
+    `step_size * p / (N friction)`, where `N` is the number of examples; if this quotient is 1, the
+    chain diverges to infinity. If gradient noise exceeds the momentum, the draws are wider still,
+    and a warning reports by how much.
 
     - `friction`: fraction of the momentum that is lost at each gradient: 1 minus the momentum of an
       optimiser.
     - `trajectory_steps`: gradients per step. Each step starts with a new momentum.
 
-    The other fields are those of `bayes.SGLD`. As there, the step size is a learning rate: the
-    factor with which a gradient enters the momentum.
+    The other fields are described in `bayes.SGLD`. Here, too, the step size is a learning rate:
+    gradients are multiplied by it before they are added to the momentum.
 
     >>> from eqxlike import bayes
     >>> method = bayes.SGHMC(step_size=1e-4, batch_size=64)

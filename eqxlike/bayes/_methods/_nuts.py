@@ -1,12 +1,13 @@
 """The No-U-Turn Sampler, vectorised so that chains do not wait for each other.
 
-A trajectory doubles until it makes a U-turn: a doubling adds a subtree, which extends one end by as
-many steps as the trajectory has. If each trajectory were its own loop, a batch of chains would wait
-for its longest trajectory. Here all chains take one leapfrog step at a time, even if they are at
-different draws. There are three nested loops. The inner loop makes leapfrog steps until the subtree
-of some chain ends. The middle loop merges finished subtrees into their trajectories, until some
-trajectory ends. The outer loop stores the draws of finished trajectories and starts the next ones
-(as in Dance, Glaser, Orbanz and Adams, 2025, "Efficiently Vectorized MCMC on Modern Accelerators").
+A trajectory doubles until it makes a U-turn. A doubling adds a subtree to one end of the
+trajectory. The subtree has as many steps as the trajectory. If each trajectory were its own loop, a
+batch of chains would wait for its longest trajectory. Here all chains take one leapfrog step at a
+time, even if they are at different draws. There are three nested loops. The inner loop makes
+leapfrog steps until the subtree of some chain ends. The middle loop merges finished subtrees into
+their trajectories, until some trajectory ends. The outer loop stores the draws of finished
+trajectories and starts the next ones (as in Dance, Glaser, Orbanz and Adams, 2025, "Efficiently
+Vectorized MCMC on Modern Accelerators").
 """
 
 from collections.abc import Callable
@@ -28,8 +29,8 @@ from ._hamiltonian import Hamiltonian, HamiltonianState
 class NUTS(Hamiltonian):
     """The No-U-Turn Sampler: the reference method, exact up to Monte Carlo error.
 
-    A step costs up to `2**max_doublings - 1` gradients of all examples. A kept draw costs the
-    memory of the unknowns. Do not use it for more than a few thousand unknowns, or for data too
+    A step costs up to `2**max_doublings - 1` gradients of all examples. A kept draw needs as much
+    memory as the unknowns. Do not use it for more than a few thousand unknowns, or for data too
     large for this many gradients.
 
     The algorithm is by Hoffman and Gelman (2014), "The No-U-Turn Sampler". A draw is chosen from
@@ -90,18 +91,19 @@ class _Subtree(NamedTuple):
 
     - `place`, `momentum`, `gradient`: state after its last step.
     - `momenta`: sum of the momenta of its steps.
-    - `step_size`: negative if it grows to the left; 0 once the chain has made all draws.
+    - `step_size`: negative if the subtree grows to the left; 0 once the chain has made all draws.
     - `log_weight`: log of the total weight of its steps, relative to the start of the trajectory.
     - `acceptance`: sum of the acceptance probabilities of all steps of the trajectory.
     - `size`: number of its steps.
-    - `ended`: whether the last step completed or stopped it.
-    - `stopped`: whether the last step stopped it, because of a U-turn or a divergence.
+    - `ended`: whether the last step completed or stopped the subtree.
+    - `stopped`: whether the last step stopped the subtree, because of a U-turn or a divergence.
     - `diverged`: whether the last step diverged.
     - `random_bits`: two random words. They are stored so that the loops do not compute them twice.
     - `proposal`: one of its steps, chosen with probability proportional to weight: position,
       gradient, log density and energy.
-    - `turning_points`: for each level of smaller subtrees, data of the first step of the current
-      one: velocity, and half its momentum minus the sum of momenta so far.
+    - `turning_points`: for each level of smaller subtrees, two vectors of the first step of the
+      current subtree of this level: the velocity, and half the momentum minus the sum of the
+      momenta up to this step.
     """
 
     place: Float[Array, "C d"]
@@ -128,10 +130,10 @@ class _Trajectory(NamedTuple):
     - `energy`: energy at its start.
     - `depth`: number of doublings.
     - `is_right`: whether the next doubling extends the right end.
-    - `over`: whether the last doubling ended it.
+    - `over`: whether the last doubling ended the trajectory.
     - `ends`: position, momentum and gradient of its left and right end.
-    - `seed`: random words: two seed the random numbers of its steps, and one chooses the side of
-      its first doubling.
+    - `seed`: three random words. Two seed the random numbers of the steps, and one chooses the side
+      of the first doubling.
     """
 
     momenta: Float[Array, "C d"]
@@ -170,12 +172,13 @@ _MAX_ENERGY_ERROR = 1000.0
 
 
 class _Integrator:
-    """Makes `count` draws of each chain, at most `most`.
+    """Makes `count` draws of each chain.
 
     **Arguments:**
 
     - `keys`: one key per chain.
     - `first`: the number of the first draw.
+    - `most`: number of rows of the records, at least `count`.
     """
 
     def __init__(
@@ -317,11 +320,14 @@ class _Integrator:
     def _turn(
         self, subtree: _Subtree, momentum: Array, velocity: Array, momenta: Array
     ) -> tuple[Bool[Array, " C"], Float[Array, "C K 2 d"]]:
-        """Whether a subtree that ends with this step makes a U-turn; also new turning points.
+        """Tests the subtrees that end with this step for U-turns.
 
-        If the step number `n` is even, the step begins subtrees. If `n` is odd, it ends one subtree
-        for each trailing 1 of the binary number `n`; the number of 1s to the left of that digit is
-        the index of the subtree's turning point.
+        **Returns:** True for the chains in which one of these subtrees makes a U-turn, and the new
+        turning points.
+
+        If the step number `n` is even, the step begins subtrees. If `n` is odd, the step ends one
+        subtree for each trailing 1 of the binary number `n`. The number of 1s to the left of that
+        digit is the index of the subtree's turning point.
         """
         number, levels = subtree.size, jnp.arange(subtree.turning_points.shape[1])
         top = jax.lax.population_count(number >> 1)[:, None]
@@ -389,7 +395,10 @@ class _Integrator:
     def _learnt(
         self, state: _State, learns: Array, index: Array, acceptance: Array
     ) -> tuple[HamiltonianState, Array]:
-        """Adapts the marked chains to draw `index`; returns the warm-up state and the scale."""
+        """Adapts chains to draw number `index` where `learns` is true.
+
+        **Returns:** the warm-up state, and the field `scale` of `_State`.
+        """
         old, place = state.adapted, state.trajectory.sample[:, : self.size]
         here = old._replace(place=place.astype(self.normals.dtype))
         gathered, is_end = jax.vmap(self.method.gathered)(here, index, acceptance)
@@ -477,7 +486,7 @@ def _repeated(
     """`jax.lax.while_loop` that packs fields of the same shape and dtype into one array.
 
     On CPUs, XLA runs the operations of a loop in several threads if there are many operations. For
-    small operations this takes longer than the operations themselves.
+    small operations this takes longer than the operations themselves, so packing saves time.
     """
     first, treedef = jtu.tree_flatten((state.subtree, state.trajectory))
     kinds: dict[Any, list[int]] = {}

@@ -50,7 +50,7 @@ class Pathfinder(Method):
 
     It costs `paths` runs of L-BFGS, `elbo_draws` log densities at each position of a path, and
     memory for `paths * draws` draws. Do not use it for networks: their posterior is usually far
-    from normal, so that a few draws have all the weight, which `diagnostics.pareto_k` shows.
+    from normal, so that a few draws have all the weight. `diagnostics.pareto_k` shows this.
 
     At each position of a path, the inverse Hessian estimate of L-BFGS defines a normal
     distribution. A path returns draws from the distribution with the largest ELBO. The draws of all

@@ -31,7 +31,7 @@ MAX_BYTES = 4 * 2**30
 MAX_FULL = 2000
 """Maximum number of unknowns for a dense precision by default: its cost is cubic."""
 
-# Increase of the log evidence, in nats, for which new scales are accepted.
+# Smallest increase of the log evidence, in nats, for which new scales are accepted.
 _LEAST_GAIN = 0.05
 _MAX_LOG_FACTOR = math.log(1e6)
 _NEWTON_STEPS = 40
@@ -51,7 +51,8 @@ class Tuned(NamedTuple):
     - `place`, `optimiser`: unknowns and optimiser state, for the scales of `log_factors`.
     - `log_factors`: logs of the factors of the scales.
     - `best`: the fit with the greatest evidence so far.
-    - `change`: largest change of a log factor in the last tuning; 0 if it found nothing better.
+    - `change`: largest change of a log factor in the last tuning; 0 if that tuning found nothing
+      better.
     """
 
     place: Float[Array, " d"]

@@ -50,7 +50,7 @@ class SWAG(Descent):
     It costs `steps + collect_steps` minibatch gradients, and memory for `rank` more copies of the
     unknowns. Do not use it with all data in each step: the distribution then has almost no width.
 
-    After the training phase, which is as in `bayes.MAP`, a collection phase continues with a
+    The training phase is the same as in `bayes.MAP`. A collection phase then continues with a
     constant learning rate. The mean, the variance of each unknown and the last deviations define a
     normal distribution. Half of its covariance is diagonal, and half has low rank (Maddox et al.,
     2019, "A Simple Baseline for Bayesian Uncertainty in Deep Learning"). Its width depends on
@@ -62,7 +62,7 @@ class SWAG(Descent):
     - `optimiser`: an Optax optimiser to use instead.
     - `batch_size`: examples per step, drawn with replacement; `None` for all examples.
     - `collect_steps`: number of steps of the collection phase.
-    - `collect_every`: collect the unknowns at every n-th step.
+    - `collect_every`: the number n; the unknowns are collected at every n-th step.
     - `collect_learning_rate`: learning rate of Adam in the collection phase.
     - `collect_optimiser`: an Optax optimiser to use instead, such as `optax.sgd(0.01)`.
     - `rank`: number of deviations to keep.
@@ -129,7 +129,7 @@ class SWAG(Descent):
         return jtu.tree_map(lambda each: each[0], states.moments)
 
     def num_found(self, found: Moments) -> int | None:
-        # One collected position has no covariance.
+        # There are no draws from one collected position, because it has no covariance.
         return None if found.count > 1 else 0
 
     def point_estimate(self, problem: Problem, found: Moments) -> Float[Array, " d"]:
@@ -174,7 +174,7 @@ class MCDropout(Descent):
     training, each example has its own masks. A draw is one network, with the same masks for all
     inputs; with `noise=None` it is the network without dropout.
 
-    The fields are those of `bayes.MAP`.
+    The fields are described in `bayes.MAP`.
 
     >>> import jax
     >>> from eqxlike import bayes, nn

@@ -45,9 +45,9 @@ def negative_elbo(
 
     Graves (2011), "Practical Variational Inference for Neural Networks"; Blundell, Cornebise,
     Kavukcuoglu & Wierstra (2015), "Weight Uncertainty in Neural Networks". The factor N / B scales
-    the batch to the whole data set, so that the KL counts once. Each example has its own key:
-    independent noise averages out over the batch (Kingma, Salimans & Welling 2015). In each of the
-    S draws, examples share the noise that `nn.with_perturbation` describes.
+    the batch to the whole data set, so that the KL counts once. Each example has its own key,
+    because independent noise averages out over the batch (Kingma, Salimans & Welling 2015). In each
+    of the S draws, examples share the noise that `nn.with_perturbation` describes.
 
     **Arguments:**
 
@@ -57,16 +57,17 @@ def negative_elbo(
       `model(x, key=key)`.
     - `batch`: arrays with leading axis B.
     - `num_data`: N, the number of examples in the training data.
-    - `key`: for the draws.
+    - `key`: random key for the draws.
     - `kl_weight`: factor of the KL; below 1 for a tempered posterior or a warm-up. Only 1 gives a
       bound on the evidence.
-    - `num_samples`: S.
+    - `num_samples`: number of draws per example, S.
     - `per_example`: whether to divide by N, so that the loss does not grow with the data.
 
     **Returns:** shape `()`.
 
-    **Raises:** `ValueError` if leading lengths differ, if the log likelihood of an example is not
-    of shape `()`, or if `num_data` or `num_samples` is not a positive integer.
+    **Raises:** `ValueError` if the arrays of `batch` have different leading lengths, if the log
+    likelihood of an example is not of shape `()`, or if `num_data` or `num_samples` is not a
+    positive integer.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -156,7 +157,7 @@ class MeanField(Descent):
       Neural Networks Really?").
     - `warm_up`: number of steps over which the KL weight rises from 0.
     - `initial_scale`: initial standard deviations, as a fraction of the standard deviation of the
-      entries of each array. Bayesian layers of `nn` start with their own.
+      entries of each array. Bayesian layers of `nn` start with their own standard deviations.
 
     >>> from eqxlike import bayes
     >>> method = bayes.MeanField(steps=3000, batch_size=128, estimator="flipout")
@@ -245,7 +246,7 @@ class MeanField(Descent):
     def _log_likelihood(
         self, problem: Problem, place: Normals, linked: Unknowns, batch: Any, key: PRNGKeyArray
     ) -> Float[Array, " B"]:
-        """The log density of each example, under one draw or a draw for each example."""
+        """The log density of each example, under one draw for all examples or one draw for each."""
         target = problem.target
         unknowns, _ = target.constrain(linked)
         estimator = self._estimator_of(target.network)
@@ -341,7 +342,7 @@ def _with_random_layers(
 
 
 def _with_own(problem: Problem, scale: Float[Array, " d"], own: PyTree) -> Float[Array, " d"]:
-    """Standard deviations, with the ones of Bayesian layers in their places."""
+    """The standard deviations `scale`, with `own` in place of the arrays of Bayesian layers."""
     linked, known = problem.unflatten(scale), by_path(own)
     leaves = [
         known.get(path, leaf).astype(leaf.dtype) for path, leaf in by_path(linked.model).items()

@@ -26,8 +26,8 @@ def accuracy(scores: Float[Array, "*N C"], labels: Int[Array, "*N"]) -> Float[Ar
 
     **Returns:** shape `()`, between 0 and 1.
 
-    **Raises:** `ValueError` for other shapes, or labels that are not integers; `TypeError` for a
-    mixture: pass its `probabilities`.
+    **Raises:** `ValueError` if an argument has another shape, or labels are not integers;
+    `TypeError` if a mixture is passed instead of its `probabilities`.
 
     >>> import jax.numpy as jnp
     >>> float(accuracy(jnp.array([[0.9, 0.1], [0.2, 0.8]]), jnp.array([0, 0])))
@@ -49,8 +49,8 @@ def brier(probabilities: Float[Array, "*N C"], labels: Int[Array, "*N"]) -> Floa
 
     **Returns:** the mean over the examples, shape `()`, between 0 and 2; lower is better.
 
-    **Raises:** `ValueError` for other shapes, or labels that are not integers; `TypeError` for a
-    mixture: pass its `probabilities`.
+    **Raises:** `ValueError` if an argument has another shape, or labels are not integers;
+    `TypeError` if a mixture is passed instead of its `probabilities`.
 
     >>> import jax.numpy as jnp
     >>> float(brier(jnp.array([[0.5, 0.5], [1.0, 0.0]]), jnp.array([0, 0])))
@@ -102,8 +102,8 @@ def calibration_bins(
 
     **Returns:** a `CalibrationBins`.
 
-    **Raises:** `ValueError` for other shapes, labels that are not integers, a `num_bins` that is
-    not a positive integer, or another value of `equal`.
+    **Raises:** `ValueError` if an argument has another shape, labels are not integers, `num_bins`
+    is not a positive integer, or `equal` has another value.
 
     >>> import jax.numpy as jnp
     >>> probabilities = jnp.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
@@ -139,7 +139,7 @@ def ece(
     Neural Networks", equation 3. Bins of equal mass follow Nixon et al. (2019), "Measuring
     Calibration in Deep Learning".
 
-    Arguments and errors are those of `calibration_bins`.
+    Arguments and errors are the same as in `calibration_bins`.
 
     **Returns:** shape `()`, between 0 and 1.
 

@@ -8,15 +8,16 @@ import numpy as np
 from jaxtyping import Array, Float
 
 _FEWEST_DRAWS = 100
-# Chains repeat a draw when they reject a step, but have more distinct draws than an ensemble.
+# With fewer distinct draws than this, there is a warning. Chains repeat a draw when they reject a
+# step, but they have more distinct draws than an ensemble.
 _FEWEST_DIFFERENT = 50
 
 
 class LeaveOneOut(NamedTuple):
     """The estimate of `psis_loo`, in nats.
 
-    - `elpd`: expected log pointwise predictive density, summed over the examples. Higher is better,
-      for models of the same data.
+    - `elpd`: expected log pointwise predictive density, summed over the examples. Among models of
+      the same data, a higher value is better.
     - `standard_error`: standard error of `elpd`.
     - `p_loo`: effective number of parameters.
     - `pointwise`: contribution of each example to `elpd`, shape `(N,)`. The difference between two
@@ -34,22 +35,23 @@ class LeaveOneOut(NamedTuple):
 def psis_loo(log_likelihoods: Float[Array, "S N"] | Float[Array, "chains draws N"]) -> LeaveOneOut:
     """Pareto-smoothed importance sampling leave-one-out cross-validation, to compare models.
 
-    It estimates how well a model predicts each example from all others, from draws of a single
-    posterior. Draws have the weights `1 / p(y_n | draw)`, with the tail smoothed by a Pareto
-    distribution (Vehtari, Gelman and Gabry, 2017, "Practical Bayesian model evaluation using
-    leave-one-out cross-validation and WAIC"; ArviZ's implementation).
+    It estimates how well a model predicts each example if it is fitted to all other examples. It
+    needs only draws from the posterior given all examples. Draws have the weights `1 / p(y_n |
+    draw)`, with the tail smoothed by a Pareto distribution (Vehtari, Gelman and Gabry, 2017,
+    "Practical Bayesian model evaluation using leave-one-out cross-validation and WAIC"; ArviZ's
+    implementation).
 
     If the Pareto k of an example is large, a few draws dominate its weights, and there is a
     warning. The limit is `min(1 - 1 / log10(S), 0.7)` (Vehtari, Simpson, Gelman, Yao and Gabry,
     2024, "Pareto Smoothed Importance Sampling").
 
-    The weights are correct for draws from the posterior, such as draws of Markov chains. For an
-    approximation, such as `bayes.Laplace` or `bayes.MeanField`, they evaluate the approximation
-    instead of the posterior, and Pareto k does not show the difference; the estimate is too high if
-    the approximation is too narrow. A correct estimate needs the weights `p(draw, data) / (q(draw)
-    p(y_n | draw))`, with the density `q` of the approximation (Magnusson, Andersen, Jonasson and
-    Vehtari, 2019, "Bayesian leave-one-out cross-validation for large data"). There is no estimate
-    for `bayes.MAP` or for ensembles: compare `bayes.metrics.nll` on held-out examples.
+    The weights are correct for draws from the posterior, such as draws of Markov chains. For draws
+    from an approximation, such as `bayes.Laplace` or `bayes.MeanField`, the weights evaluate the
+    approximation instead of the posterior. Pareto k does not show the difference. The estimate is
+    too high if the approximation is too narrow. A correct estimate needs the weights `p(draw, data)
+    / (q(draw) p(y_n | draw))`, with the density `q` of the approximation (Magnusson, Andersen,
+    Jonasson and Vehtari, 2019, "Bayesian leave-one-out cross-validation for large data"). There is
+    no estimate for `bayes.MAP` or for ensembles: compare `bayes.metrics.nll` on held-out examples.
 
     **Arguments:**
 
@@ -60,9 +62,9 @@ def psis_loo(log_likelihoods: Float[Array, "S N"] | Float[Array, "chains draws N
 
     **Returns:** a `LeaveOneOut` of NumPy arrays.
 
-    **Raises:** `ImportError` if ArviZ is not installed; `ValueError` for another number of axes,
-    values that are not finite, fewer than 2 examples, fewer than 100 draws, or draws that are all
-    the same.
+    **Raises:** `ImportError` if ArviZ is not installed; `ValueError` if `log_likelihoods` has
+    another number of axes, a value that is not finite, fewer than 2 examples or fewer than 100
+    draws, or if all draws are the same.
 
     **Warns:** if Pareto k is large or fewer than 50 draws are distinct, so that `elpd` is
     unreliable.
@@ -131,7 +133,7 @@ def _num_different(values: np.ndarray) -> int:
         raise ValueError(
             f"psis_loo: all {len(rows)} draws give each example the same log likelihood, as with "
             '`bayes.MAP` or `bayes.Laplace(predictive="probit")`. Use draws from a posterior, such '
-            "as those of `bayes.NUTS`, or compare `bayes.metrics.nll` on held-out examples."
+            "as draws of `bayes.NUTS`, or compare `bayes.metrics.nll` on held-out examples."
         )
     return found
 
@@ -170,7 +172,7 @@ def _warning(num_different: int, pareto_k: np.ndarray, num_draws: int) -> str | 
         return (
             f"only {num_different} of {num_draws} draws are distinct, as for an ensemble or for "
             "chains that hardly move. They do not represent a posterior, so `elpd` is unreliable "
-            "even if Pareto k is small. Use draws such as those of `bayes.NUTS`, or compare "
+            "even if Pareto k is small. Use `bayes.NUTS`, or compare "
             "`bayes.metrics.nll` on held-out examples."
         )
     bound = min(1 - 1 / math.log10(num_draws), 0.7)

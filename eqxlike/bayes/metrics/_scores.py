@@ -75,13 +75,13 @@ def crps(
     - `y`: targets, shape `(*N)`.
     - `prediction`: a `bayes.Mixture` with the batch shape `(*N)`, or `S` draws from the predictive
       distributions, shape `(S, *N)`, in the unit of `y`.
-    - `key`, `num_draws`: for draws from a mixture that is not of normals. `num_draws` is rounded up
-      to a multiple of the number of components.
+    - `key`, `num_draws`: random key and number of draws, for a mixture whose components are not
+      normal. `num_draws` is rounded up to a multiple of the number of components.
 
     **Returns:** the mean over the examples, shape `()`, in the unit of `y`; lower is better.
 
-    **Raises:** `TypeError` for a mixture as `y`; `ValueError` for incompatible shapes, a
-    `num_draws` that is not a positive integer, or a missing key if draws are needed.
+    **Raises:** `TypeError` if `y` is a mixture; `ValueError` if shapes are incompatible,
+    `num_draws` is not a positive integer, or draws are needed and `key` is missing.
 
     >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
     >>> from eqxlike import bayes
@@ -138,7 +138,8 @@ def _of_normals(
         density = jnp.sqrt(2 * variance / jnp.pi) * jnp.exp(-(z**2))
         return mean * jax.lax.erf(z) + density
 
-    # One component against all others at a time: memory for S N numbers, not S^2 N.
+    # Compare one component at a time with all others, which needs memory for S N numbers instead of
+    # S^2 N.
     def to_others(one: tuple[Array, Array]) -> Array:
         return jnp.mean(absolute(mean - one[0][None], variance + one[1][None]), axis=0)
 
@@ -218,7 +219,9 @@ def _coverage(
 
 
 def sharpness(lower: Float[Array, "*N"], upper: Float[Array, "*N"]) -> Float[Array, ""]:
-    """The mean width of the intervals `[lower, upper]`. Among calibrated ones, narrower is better.
+    """The mean width of the intervals `[lower, upper]`.
+
+    Among calibrated intervals, narrower intervals are better.
 
     **Arguments:**
 
@@ -257,7 +260,10 @@ def _of_one_shape(call: str, /, **values: Array) -> list[Array]:
 
 
 def check_array(value: Any, name: str, call: str) -> None:
-    """Raises `TypeError`, with the correct `call`, for a distribution instead of an array."""
+    """Raises `TypeError` if `value` is a distribution instead of an array.
+
+    The message shows `call`, the correct call.
+    """
     if _has_log_prob(value):
         raise TypeError(
             f"Expected an array as {name}, got a {type(value).__name__}: write `{call}`."

@@ -29,9 +29,9 @@ def reliability(
 ) -> Any:
     """Plots a reliability diagram: accuracy by confidence, with the number of examples in each bin.
 
-    Calibrated predictions lie on the diagonal; below it, they are overconfident. Each point has a
-    90% interval of its accuracy (Wilson, 1927, "Probable Inference, the Law of Succession, and
-    Statistical Inference").
+    If predictions are calibrated, the points lie on the diagonal. Predictions of a point below the
+    diagonal are overconfident. Each point has a 90% interval of its accuracy (Wilson, 1927,
+    "Probable Inference, the Law of Succession, and Statistical Inference").
 
     **Arguments:**
 
@@ -42,8 +42,8 @@ def reliability(
 
     **Returns:** the axes.
 
-    **Raises:** `ImportError` if matplotlib is not installed, and what `metrics.calibration_bins`
-    raises.
+    **Raises:** `ImportError` if matplotlib is not installed, and the errors of
+    `metrics.calibration_bins`.
 
     >>> import jax.numpy as jnp
     >>> axes = reliability(jnp.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]), jnp.array([0, 1, 1]))
@@ -110,9 +110,9 @@ def coverage(
 ) -> Any:
     """Plots the fraction of observations in the central interval of each level.
 
-    Calibrated predictions lie on the diagonal. Below it intervals are too narrow; above it they are
-    too wide. For N observations, a calibrated prediction lies in the grey band with probability 90%
-    at each level.
+    If predictions are calibrated, the curve lies on the diagonal. Below the diagonal, intervals are
+    too narrow. Above it, they are too wide. For N observations, a calibrated prediction lies in the
+    grey band with probability 90% at each level.
 
     **Arguments:**
 
@@ -125,7 +125,7 @@ def coverage(
     **Returns:** the axes.
 
     **Raises:** `ImportError` if matplotlib is not installed; `TypeError` if `prediction` is not a
-    mixture; `ValueError` for other shapes, or no observation.
+    mixture; `ValueError` if shapes differ, or there are no observations.
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist
     >>> axes = coverage(Mixture(dist.Normal(jnp.zeros((1, 3)), 1.0)), jnp.array([-2.0, 0.1, 0.9]))

@@ -35,8 +35,8 @@ def ranks(
 
     **Returns:** the axes.
 
-    **Raises:** `ImportError` if matplotlib is not installed; `ValueError` for another shape, draws
-    that are not finite, or a `num_bins` that is not a positive integer.
+    **Raises:** `ImportError` if matplotlib is not installed; `ValueError` if `draws` has another
+    shape or a value that is not finite, or if `num_bins` is not a positive integer.
 
     >>> import numpy as np
     >>> axes = ranks(np.random.default_rng(0).normal(size=(4, 250)))
@@ -97,8 +97,9 @@ def sbc_ranks(
 
     **Returns:** the axes.
 
-    **Raises:** `ImportError` if matplotlib is not installed; `ValueError` for another shape, ranks
-    that are not integers from 0 to `num_draws`, or numbers that are not positive integers.
+    **Raises:** `ImportError` if matplotlib is not installed; `ValueError` if `ranks` has another
+    shape or values that are not integers from 0 to `num_draws`, or if `num_draws` or `num_bins` is
+    not a positive integer.
 
     >>> import numpy as np
     >>> axes = sbc_ranks(np.random.default_rng(0).integers(0, 100, 500), num_draws=99)
