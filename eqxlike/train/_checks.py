@@ -143,7 +143,7 @@ def check_folder(folder: Any, name: str) -> None:
 
 
 def check_optimiser(optimiser: Any, taker: str) -> None:
-    """Raises `TypeError` if `optimiser` is not an optimiser, but for example `optax.adam` itself."""
+    """Raises `TypeError` if `optimiser` is not an optimiser but, for example, `optax.adam`."""
     if not (callable(getattr(optimiser, "init", None)) and hasattr(optimiser, "update")):
         hint = ""
         if inspect.isroutine(optimiser) or isinstance(optimiser, type):

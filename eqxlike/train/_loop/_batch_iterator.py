@@ -1,4 +1,4 @@
-"""Takes as many batches from an iterable as go into one call of the step."""
+"""`BatchIterator`: takes the batches for one call of the step from an iterable."""
 
 import contextlib
 import warnings
@@ -13,13 +13,13 @@ from .._as_arrays import as_arrays, is_foreign
 from .._run import Stack
 
 MAX_STATICS = 4
-"""`fit` warns after so many values of a static leaf, because the step is compiled for each."""
+"""`fit` warns when a static leaf has had this many values. The step is compiled for each value."""
 
 
 class BatchIterator:
-    """Takes batches from an iterable, several compatible ones at a time.
+    """Takes batches from an iterable, several compatible batches at a time.
 
-    - `is_raw`: do not convert batches to arrays; for a step that is not compiled.
+    - `is_raw`: whether batches are not converted to arrays, for a step that is not compiled.
     """
 
     def __init__(self, batches: Iterable[Any], *, is_raw: bool = False) -> None:
@@ -33,18 +33,18 @@ class BatchIterator:
 
     @property
     def has_mismatched_batch(self) -> bool:
-        """Whether the last batch taken does not fit the stack and waits for the next call."""
+        """True if the last batch did not fit the stack. It is kept for the next call of `take`."""
         return self._mismatched is not None
 
     def take(self, length: int, max_count: int) -> Stack | None:
-        """Takes up to `max_count` compatible batches; `None` if there are no more.
+        """Takes up to `max_count` compatible batches. Returns `None` if there are no more batches.
 
         After Ctrl-C it returns the batches taken so far, and the next call raises
         `KeyboardInterrupt`.
 
         **Arguments:**
 
-        - `length`: number of batches for which the stack has room.
+        - `length`: length of the stack, at least `max_count`.
         """
         if self._interrupt is not None:
             raise self._interrupt
@@ -60,7 +60,7 @@ class BatchIterator:
                     self._mismatched = Stack(batch, length)
                     break
         except StopIteration:
-            # Some iterators start again if `next` is called after the end.
+            # Do not call `next` again, because some iterators would start from the beginning.
             self._has_ended = True
         except KeyboardInterrupt as interrupt:
             if taken is None:
@@ -88,12 +88,13 @@ class BatchIterator:
 
     @property
     def position(self) -> Any:
-        """The `position` of the source; `None` if it has none."""
+        """The `position` of the source; `None` if the source has no position."""
         return getattr(self._source, "position", None)
 
     def seek(self, position: Mapping[str, Any] | None, num_taken: int) -> None:
-        """Goes to a position. If the source has none, skips `num_taken` batches instead."""
-        # `Prefetch` always has `seek`, but only has a position if its source has one.
+        """Goes to a position. If the source has no position, skips `num_taken` batches instead."""
+        # Check the position too: `Prefetch` always has `seek`, but its position is `None` if its
+        # source has no position.
         if None not in (position, self.position) and hasattr(self._source, "seek"):
             self._source.seek(position)
             return
@@ -124,7 +125,7 @@ def _is_one_array(batches: Any) -> bool:
 
 
 def _is_data(batches: Any) -> bool:
-    """Whether a tuple or list holds the arrays of one data set, such as inputs and targets.
+    """Returns True if a tuple or list has the arrays of one data set, such as inputs and targets.
 
     The arrays of one data set have the same length, and usually differ in their other axes. A
     sequence of batches is different: batches usually have equal shapes. The last batch of a list

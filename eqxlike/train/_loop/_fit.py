@@ -44,60 +44,64 @@ def fit(
     """Runs a training step over batches.
 
     Steps are dispatched without waiting for their results. The host reads the losses every
-    `check_every` steps, and finds then if a step was not finite. The state is still the last good
-    one: a step of `make_step` refuses an update that is not finite, and all updates after it.
+    `check_every` steps. Only then does it see whether a loss or an update was not finite. The state
+    is still the last good state, because a step of `make_step` refuses an update that is not
+    finite, and all updates after it.
 
-    The first Ctrl-C ends training after the current call; a second one raises `KeyboardInterrupt`.
-    SIGTERM, which schedulers and containers send to end a process, also ends training after the
-    current call; `fit` then raises `SystemExit` with status 143.
+    The first Ctrl-C ends training after the current call. A second Ctrl-C raises
+    `KeyboardInterrupt`. SIGTERM, the signal with which schedulers and containers end a process,
+    also ends training after the current call. `fit` then raises `SystemExit` with status 143.
 
     **Arguments:**
 
     - `state`: the initial state. It is copied and stays usable, unless `donate=True`.
-    - `step`: `step(state, batch)` returns `(state, loss, ...)`; see `make_step`. If a dict follows
-      the loss, logs show the means of its numbers; anything else is ignored.
+    - `step`: a function `step(state, batch)` that returns `(state, loss, ...)`; see `make_step`. If
+      the third output is a dict, logs show the means of its numbers. Other outputs are ignored.
     - `batches`: an iterable, for example `minibatches(...)` or a PyTorch `DataLoader`. Tensors of
-      other libraries and lists of numbers become arrays; a step that is not compiled gets its
-      batches unchanged. Training ends when the batches end; see `repeat`.
-    - `num_steps`: total number of steps, at least 1, including those before the run was resumed.
-    - `steps_per_call`: number of steps that run in one call, a compiled loop over stacked batches.
-      This makes small steps much cheaper, because the overhead of a call exceeds their work. The
-      state is the same as after single steps, up to rounding. Logs, evaluations and callbacks are
-      not delayed: a call ends at the step after which one is due. A step that is a plain function
-      is compiled once per run, with the variables that it reads at that time. `"auto"` times both
-      1 and 16 steps per call at the beginning, and reports its choice in `FitResult.message`.
-    - `evaluate`: `evaluate(state)` returns metrics by name, each a number; see `make_evaluate`.
-    - `evaluate_every`: number of steps between evaluations. The last step is always evaluated, even
-      if the batches end before `num_steps`.
+      other libraries and lists of numbers become arrays. But if the step is not compiled, it gets
+      the batches unchanged. Training ends when the batches end; see `repeat`.
+    - `num_steps`: total number of steps, at least 1. Steps before the run was resumed count.
+    - `steps_per_call`: number of steps in one call. A call is a compiled loop over stacked batches.
+      If steps are small, several steps per call are much cheaper, because the overhead of a call
+      exceeds the work of a step. The state is the same as after single steps, up to rounding. Logs,
+      evaluations and callbacks are not delayed, because a call ends early at a step after which one
+      of them is due. If the step is a plain function, it is compiled once per run, with the values
+      that its outer variables have at that time. `"auto"` measures the time of 1 and of 16 steps
+      per call at the beginning, uses the faster, and reports it in `FitResult.message`.
+    - `evaluate`: a function `evaluate(state)` that returns metrics by name. Each metric is a
+      number. See `make_evaluate`.
+    - `evaluate_every`: number of steps between evaluations. The state after the last step is always
+      evaluated, even if the batches end before `num_steps`.
     - `callbacks`: see `Callback`.
-    - `log_every`: number of steps between calls of `on_log`.
-    - `on_log`: `on_log(step, loss)` gets the number of steps so far and the mean loss since the
-      last log; see `progress`.
+    - `log_every`: number of steps between logs. At a log, `on_log` and the hooks `on_log` of
+      callbacks are called.
+    - `on_log`: a function that is called as `on_log(step, loss)`. `step` is the number of steps so
+      far, and `loss` is the mean loss since the last log. See `progress`.
     - `check_every`: number of steps between two reads of the losses. The device idles briefly at
       each read.
-    - `max_skipped`: how many updates in a row may be skipped, by a step of
-      `make_step(..., check_finite="skip")` or by an optimiser such as `optax.apply_if_finite`. If
-      more were skipped when the losses are read, training ends as `"diverged"`. The history
-      includes the loss of a skipped step; the means in logs exclude it.
+    - `max_skipped`: maximum number of updates in a row that may be skipped. Updates that are not
+      finite are skipped by a step of `make_step(..., check_finite="skip")`, or by an optimiser such
+      as `optax.apply_if_finite`. If `fit` finds more when it reads the losses, training ends as
+      `"diverged"`. The history includes the loss of a skipped step, but the means in logs do not.
     - `resume_from`: a folder of checkpoints that `Checkpoint` wrote. The run continues from the
-      newest checkpoint that is not damaged, and computes the same numbers as an uninterrupted run;
-      a warning reports damaged checkpoints. Without a checkpoint it starts with `state`. If
-      `batches` have `seek`, as `minibatches` do, they go to the saved position; otherwise one batch
-      is skipped for each step made. Callbacks get their saved state back: `EarlyStopping` continues
-      from its best.
-    - `donate`: move the arrays of `state` into the run one by one, so that memory never holds two
-      states. The arrays are deleted, even if `fit` raises, and JAX raises an error if they are
-      used. Without `donate`, `fit` keeps no reference to `state` after copying it, so that
-      `fit(make_state(), ...)` also keeps one state only.
+      newest checkpoint that is not damaged, and computes the same numbers as an uninterrupted run.
+      A warning reports damaged checkpoints. If there is no checkpoint, the run starts with `state`.
+      If `batches` have `seek`, as `minibatches` do, they go to the saved position. Otherwise one
+      batch is skipped for each step of the earlier run. Callbacks get their saved state back; for
+      example, `EarlyStopping` knows the best metric of the earlier run.
+    - `donate`: whether to move the arrays of `state` into the run one by one, so that memory never
+      has two states. The arrays are deleted, even if `fit` raises an error, and JAX raises an error
+      if they are used. With `donate=False`, `state` is copied, and `fit` keeps no reference to it.
+      So `fit(make_state(), ...)` has only one state in memory after the copy.
 
     **Returns:** a `FitResult`.
 
-    **Raises:** `TypeError` if `state` is not a `TrainState` or a callback is not a `Callback`, or
-    if the step cannot run several times in one call; `RuntimeError` if the arrays of the state were
-    donated; `ValueError` if a number of steps is not a positive integer, or a checkpoint does not
-    fit the state or the batches; `CheckpointError` if all checkpoints are damaged; any exception of
-    `step`, `batches`, `evaluate` and callbacks. `KeyboardInterrupt` raised in `batches`, `evaluate`
-    or a callback ends training instead.
+    **Raises:** `TypeError` if `state` is not a `TrainState`, if a callback is not a `Callback`, or
+    if the step cannot run several times in one call; `RuntimeError` if arrays of `state` were
+    donated; `ValueError` if an argument such as `num_steps` is not a positive integer, or if a
+    checkpoint does not fit the state or the batches; `CheckpointError` if all checkpoints are
+    damaged; any exception that `step`, `batches`, `evaluate` or a callback raises. But
+    `KeyboardInterrupt` in `batches`, `evaluate` or a callback is not raised; it ends training.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -130,7 +134,7 @@ def fit(
     check_every = whole_number(check_every, "check_every")
     resumed = None if resume_from is None else newest_in(resume_from, state)
     if resumed is None:
-        # Rebinding the name drops the reference to the caller's state.
+        # Assign to the same name, so that there is no reference to the caller's state.
         state = copy_arrays(state, donate=donate)
         run = Run(_unhalted(state), num_steps, 0, max_skipped)
     else:
@@ -160,17 +164,17 @@ class FitResult(NamedTuple, Generic[Model]):
     """The result of `fit`.
 
     - `state`: the state after the last good step; training can continue from it.
-    - `history`: the loss of each step that this call of `fit` made, as Python floats. Empty if a
-      resumed run was already finished.
+    - `history`: the loss of each step that this call of `fit` made, as Python floats. It is empty
+      if the resumed run was already finished.
     - `stopped`: why the run ended.
         - `"finished"`: all steps were made.
         - `"exhausted"`: the batches ended first.
         - `"stopped"`: a callback stopped the run.
         - `"interrupted"`: by Ctrl-C or SIGTERM.
         - `"diverged"`: a loss or state was not finite.
-    - `message`: the reason in words, with the step and, after a divergence, the loss.
-    - `evaluations`: step and metrics of each evaluation in this call of `fit`.
-    - `steps_per_call`: number of steps in one call, as passed or as chosen by `"auto"`.
+    - `message`: the reason in words, with the step. After a divergence it also has the loss.
+    - `evaluations`: for each evaluation in this call of `fit`, the step and the metrics.
+    - `steps_per_call`: number of steps in one call, as passed to `fit` or as chosen by `"auto"`.
     - `num_skipped`: number of steps whose update was not finite and was skipped.
     """
 
@@ -184,8 +188,8 @@ class FitResult(NamedTuple, Generic[Model]):
 
     @property
     def exit_status(self) -> int:
-        """The exit status for a script: 130 after Ctrl-C, 1 for a divergence or if the batches
-        ended early, otherwise 0.
+        """The exit status for a script. It is 130 after Ctrl-C, 1 after a divergence or if the
+        batches ended early, otherwise 0.
         """
         return {"interrupted": 130, "diverged": 1, "exhausted": 1}.get(self.stopped, 0)
 
@@ -202,7 +206,7 @@ class _Loop(NamedTuple):
     resumed: Resumed | None
 
     def run_all(self, interrupt: Interrupt) -> None:
-        """Makes all steps, and calls the hooks of callbacks before and after."""
+        """Makes all steps. Calls `on_start` of the callbacks before, and `on_end` after them."""
         run = self.run
         self.schedule.call_hook("on_start", run)
         if self.resumed is not None:
@@ -211,7 +215,8 @@ class _Loop(NamedTuple):
             self._run_steps(interrupt)
         except KeyboardInterrupt:
             if deleted_paths(run.state):
-                # It came inside the step, after the state was donated: there is no state to return.
+                # The interrupt came inside the step, after the state was donated. So there is no
+                # state to return.
                 raise
             interrupt.is_requested = True
         run.read()
@@ -285,14 +290,16 @@ def _unhalted(state: TrainState[Model]) -> TrainState[Model]:
 
 CHOICE = 16
 CALLS = {1: 20, CHOICE: 3}
-"""Number of timed calls, after compilation, with one step and with `CHOICE` steps."""
+"""Maps the number of steps per call to the number of calls that are timed after compilation."""
 
 
 class _CallSize:
-    """The number of steps in the next call: fixed, or for `"auto"` the faster of 1 and `CHOICE`.
+    """The number of steps in the next call. It is fixed, or with `"auto"` the faster of 1 and
+    `CHOICE`.
 
-    Both are timed when training starts, first one step per call. Calls that compile are not timed,
-    and the time to make batches does not count. `message` has the measurement in words.
+    When training starts with `"auto"`, first calls of one step are timed, then calls of `CHOICE`
+    steps. Calls that compile are not timed, and the time to make batches does not count. `message`
+    describes the result.
     """
 
     def __init__(self, steps_per_call: StepsPerCall) -> None:
@@ -315,8 +322,9 @@ class _CallSize:
         self._calls: list[tuple[int, float]] = []
 
     def run(self, advance: Callable[[], Any], num_steps: int) -> None:
-        """Calls `advance`, which makes `num_steps` steps and returns arrays of the last one, and
-        times it until the number is chosen.
+        """Calls `advance`. Measures its time if the number of steps is not chosen yet.
+
+        `advance` makes `num_steps` steps and returns arrays of the last step.
         """
         if self._is_settled:
             advance()
@@ -325,7 +333,8 @@ class _CallSize:
         start = time.perf_counter()
         arrays = advance()
         if is_last or not self._calls:
-            # Wait, so that the timed calls do not include work dispatched before them.
+            # Wait for the first call, so that the timed calls do not include its work. Wait for the
+            # last call, so that they include all their own work.
             jax.block_until_ready(arrays)
         self._calls.append((num_steps, time.perf_counter() - start))
         if is_last:

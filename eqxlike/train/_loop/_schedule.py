@@ -13,11 +13,11 @@ from .._run import Run
 from .._state import Model, TrainState
 
 EvaluateState = Callable[[TrainState[Model]], Mapping[str, Any]]
-"""Maps a state to metrics by name."""
+"""A function that takes a state and returns metrics by name."""
 
 
 class _OnLog(Callback):
-    """Calls the function `on_log`."""
+    """A callback that calls the function that the user passed to `fit` as `on_log`."""
 
     def __init__(self, function: Callable[[int, float], None]) -> None:
         self.function = function
@@ -29,10 +29,10 @@ class _OnLog(Callback):
 def checked_callbacks(
     callbacks: Sequence[Callback], on_log: Callable[[int, float], None] | None
 ) -> tuple[Callback, ...]:
-    """Checks the callbacks, and appends `on_log` as one.
+    """Checks the callbacks. Converts `on_log` to a callback and appends it.
 
-    **Raises:** `TypeError` for a callback that is not a `Callback`, or an `on_log` that is not
-    callable; `ValueError` for a callback whose `every` is not a positive integer.
+    **Raises:** `TypeError` if a callback is not a `Callback`, or if `on_log` is not callable;
+    `ValueError` if the `every` of a callback is not a positive integer.
     """
     if isinstance(callbacks, Callback):
         raise TypeError(f"fit expected a list of callbacks, got {callbacks!r}: put it in a list.")
@@ -56,7 +56,7 @@ def checked_callbacks(
 
 
 class Schedule:
-    """The periods of logs, evaluations and callbacks."""
+    """Knows after which steps logs, evaluations and callbacks are due, and runs them."""
 
     def __init__(
         self,
@@ -83,12 +83,15 @@ class Schedule:
         self._logged_at = -1
 
     def next_after(self, run: Run) -> int:
-        """The next step after which something is due, at most the last step."""
+        """The next step after which a log, an evaluation or a callback is due, or the last step."""
         steps = run.steps
         return min([run.num_steps, *(steps - steps % each + each for each in self._periods)])
 
     def at(self, run: Run) -> None:
-        """Logs, evaluates and calls `on_step` as due. The losses must have been read."""
+        """Logs, evaluates and calls `on_step`, if they are due after the current step.
+
+        The losses must have been read before.
+        """
         is_last, periods = run.steps >= run.num_steps, (self.log_every, self.evaluate_every)
         self._observe(run, *(is_last or (bool(each) and run.steps % each == 0) for each in periods))
         for callback in self.callbacks:
@@ -96,12 +99,14 @@ class Schedule:
                 callback.on_step(run)
 
     def at_end(self, run: Run) -> None:
-        """Logs and evaluates after the last step, if a step was made."""
+        """Logs and evaluates after the last step, if this call of `fit` has made a step."""
         if run.steps > run.steps_before:
             self._observe(run, True, True)
 
     def _observe(self, run: Run, logs: bool, evaluates: bool) -> None:
-        """Evaluates and logs, at most once per step. A log shows the metrics of its step."""
+        """Evaluates and logs, at most once per step. It evaluates first, so that the log can show
+        the metrics.
+        """
         is_log_due = logs and self.log_every is not None and self._logged_at != run.steps
         if is_log_due:
             self._logged_at = run.steps

@@ -1,7 +1,9 @@
 """A training run: its state, its losses, and the calls of its step.
 
-`_run` has `Run`, which callbacks see; `_stepper` calls the step and checks that the state is good;
-`_flat_steps` compiles the calls; `_stack` stacks batches.
+- `_run`: `Run`, the object that callbacks get.
+- `_stepper`: calls the step, and checks that the state is good.
+- `_flat_steps`: compiles the calls.
+- `_stack`: stacks batches.
 """
 
 from ._run import Run as Run

@@ -1,7 +1,7 @@
-"""One or many steps per call, compiled as functions of the flat list of the state's arrays.
+"""Compiles one or many steps per call as functions of the state's arrays.
 
-A call with a `TrainState` flattens and builds a tree each time. Inside the loop nobody needs the
-tree, so the arrays are passed directly from one call to the next.
+A call with a `TrainState` would flatten the state and build a new state each time. Between two
+calls nobody needs the `TrainState`, so its arrays are passed from one call to the next as a list.
 """
 
 import functools
@@ -43,8 +43,9 @@ class StateStructure(NamedTuple):
     """The structure of a state. States of equal structure share a compiled program.
 
     - `structure`: the state without its arrays.
-    - `impls`: for each array `None`, or the implementation of a key array. Keys are passed as their
-      bits: JAX builds a Python object for each array of keys that a call returns.
+    - `impls`: for each array, the implementation of the PRNG key, or `None` if it is not a key.
+      Keys are passed as arrays of bits. This is faster, because JAX builds a Python object for each
+      array of keys that a call returns.
     """
 
     structure: Structure
@@ -60,7 +61,7 @@ class StateStructure(NamedTuple):
 
 
 def flatten_state(state: Any) -> tuple[Leaves, StateStructure]:
-    """The arrays of a state, with keys as their bits, and its structure."""
+    """The arrays of a state, where keys are arrays of bits, and the structure of the state."""
     leaves, structure = flatten(state, by_identity=True)
     impls = tuple(jr.key_impl(leaf) if is_key(leaf) else None for leaf in leaves)
     plain = [
@@ -71,7 +72,7 @@ def flatten_state(state: Any) -> tuple[Leaves, StateStructure]:
 
 
 class StateChanged(TypeError):
-    """The step returned a state that differs in more than its arrays."""
+    """Raised if a step returns a state that differs from the old state in more than its arrays."""
 
 
 # Cached, so that the next run with the same step reuses the compiled program.
@@ -86,16 +87,16 @@ def single_step(
     - `step`, `state_structure`: structures of the step and of the state.
     - `donates`: whether the arrays of the state are donated.
 
-    **Returns:** a function of the step's arrays, the state's arrays, and a batch. It returns the
-    new arrays of the state, the loss, whether the update was refused or skipped, and the aux. It
-    raises `StateChanged` if the structure of the state changes.
+    **Returns:** a function of the step's arrays, the state's arrays, and a batch. It returns four
+    values: the new arrays of the state, the loss, a boolean that is true if the update was refused
+    or skipped, and the aux. It raises `StateChanged` if the structure of the state changes.
     """
 
     def single(own: Leaves, leaves: Leaves, batch: Any) -> tuple[Leaves, Any, Array, Aux]:
         state = state_structure.merge(leaves)
         run = step.rebuilder(cache=False)(tuple(own))
-        # To find a NaN, JAX runs the program again, operation by operation: the step must not
-        # donate then.
+        # With `jax_debug_nans`, JAX runs the program again, operation by operation, to find a NaN.
+        # Then the step must not donate its arguments.
         new, loss, aux = read_returned((run if donates else run.__wrapped__)(state, batch))
         return _leaves_of(new, state, state_structure), loss, was_refused(new), aux
 
@@ -106,17 +107,17 @@ def single_step(
 def many_steps(
     step: Structure, state_structure: StateStructure, donates: bool, steps_per_call: int
 ) -> Callable[[Leaves, Leaves, Stack], tuple[Leaves, Array, Array, Aux]]:
-    """Compiles a loop that makes a step on each of up to `steps_per_call` compatible batches.
+    """Compiles a loop over up to `steps_per_call` compatible batches. It makes a step on each.
 
     **Arguments:**
 
     - `step`, `state_structure`, `donates`: see `single_step`.
 
-    **Returns:** a function of the step's arrays, the state's arrays, and batches. It returns the
-    new arrays of the state, the losses, whether each update was refused or skipped, and the aux,
-    all three as arrays of shape `(steps_per_call,)`; ignore entries beyond the number of batches.
-    It raises `StateChanged` if the structure of the state changes, and `TypeError` if shapes or
-    dtypes change.
+    **Returns:** a function of the step's arrays, the state's arrays, and batches. It returns four
+    values: the new arrays of the state, the losses, booleans that are true if an update was refused
+    or skipped, and the aux. The last three are arrays of shape `(steps_per_call,)`; ignore entries
+    beyond the number of batches. The function raises `StateChanged` if the structure of the state
+    changes, and `TypeError` if a shape or dtype of the state changes.
     """
 
     def many(
@@ -134,19 +135,20 @@ def many_steps(
             new, loss, aux = read_returned(run(state, combine(batch, others)))
             leaves = _leaves_of(new, state, state_structure)
             _check_arrays(state, new)
-            # A skipped step still increments `step`.
+            # With `check_finite="skip"`, a refused step still increments `step`, and the loop must
+            # continue.
             is_halted = new.is_halted & (new.step == state.step)
             return leaves, is_halted, (jnp.asarray(loss), was_refused(new), aux)
 
-        # A trace shows the structure of the aux. The loop runs the traced program, so that the step
-        # is traced only once.
+        # The trace is needed to know the structure of the aux. The loop runs the traced program, so
+        # that the step is traced only once.
         first = jnp.zeros_like(count)
         traced, shapes = jax.make_jaxpr(one, return_shape=True)(leaves, first)
         run_one, treedef = jaxpr_as_fun(traced), jtu.tree_structure(shapes)
 
         def is_unfinished(carry: Any) -> Array:
             index, _, is_halted, _ = carry
-            # Steps do not change a halted state.
+            # Stop at a halted state, because steps do not change it.
             return (index < count) & ~is_halted
 
         def body(carry: Any) -> Any:
@@ -159,13 +161,13 @@ def many_steps(
             )
             return index + 1, leaves, is_halted, results
 
-        # Wide enough for a loss of any precision.
+        # This dtype is wide enough for a loss of any precision.
         wide = jax.dtypes.canonicalize_dtype(float)
         rows = jtu.tree_map(
             lambda each: jnp.zeros(steps_per_call, bool if each.dtype == bool else wide), shapes[2]
         )
-        # The count is an argument, so that the same program also makes fewer steps, if the batches
-        # end or a log is due.
+        # The count is an argument. So the same program can make fewer steps, when the batches end
+        # or a log is due.
         carry = first, leaves, jnp.zeros((), bool), rows
         _, leaves, _, (losses, were_refused, aux) = lax.while_loop(is_unfinished, body, carry)
         return leaves, losses, were_refused, aux
@@ -179,16 +181,19 @@ def many_steps(
 
 
 def read_returned(returned: Any) -> tuple[TrainState, Any, Aux]:
-    """Reads the output of a step: the state, the loss, and the aux. The aux has copies of the real
-    numbers of a dict that follows the loss.
+    """Reads the output of a step.
 
-    **Raises:** `TypeError` for any other output.
+    **Returns:** the state, the loss, and the aux. If the step returns a dict after the loss, the
+    aux has copies of its real numbers. Otherwise the aux is empty.
+
+    **Raises:** `TypeError` if the output does not start with a state and a loss.
     """
     match returned:
         case [TrainState() as state, loss, *others]:
             _check_loss(loss)
             aux = others[0] if others and isinstance(others[0], Mapping) else {}
-            # Copies: an entry may be an array of the state, which the next step overwrites.
+            # Copy the numbers, because an entry may be an array of the state, and the next step
+            # overwrites the state.
             numbers = {name: value for name, value in aux.items() if _is_real(value)}
             return state, loss, jtu.tree_map(jnp.copy, numbers)
     raise TypeError(
@@ -198,7 +203,7 @@ def read_returned(returned: Any) -> tuple[TrainState, Any, Aux]:
 
 
 def _is_real(value: Any) -> bool:
-    """Whether an entry of an aux is a real number of shape `()`."""
+    """Returns True if an entry of an aux is a real number of shape `()`."""
     is_number = is_array_like(value) and jnp.shape(value) == () and not is_key(value)
     return is_number and not jnp.iscomplexobj(value)
 

@@ -20,22 +20,25 @@ from ._stepper import Pending, Step, Stepper
 class Run(Generic[Model]):
     """A training run, as callbacks see it.
 
-    - `state`: the state after the last step. The next step donates its arrays: to keep it, copy it.
+    - `state`: the state after the last step. The next step donates its arrays, so copy the state if
+      you want to keep it.
     - `num_steps`: total number of steps of the run.
-    - `steps`: number of steps made so far, including the `steps_before` the run was resumed.
-    - `history`: the losses that were read, of the steps that this call of `fit` made.
+    - `steps`: number of steps made so far. Steps before the run was resumed count too; their number
+      is `steps_before`.
+    - `history`: the losses of the steps that this call of `fit` made, if they were already read.
     - `skipped`: indices in `history` of steps whose update was skipped.
     - `loss`: the mean loss between the last two logs, without skipped steps; NaN before the first
       log.
-    - `aux`: like `loss`, for each number in the dict that the step returns after the loss; see
-      `make_step(..., has_aux=True)`.
-    - `metrics`: metrics of the last evaluation by name; empty before the first one.
-    - `evaluated_at`: step of the last evaluation; -1 before the first one.
-    - `evaluate_every`: number of steps between evaluations; `None` if at most the end is evaluated.
-    - `checkpoint`: folder of the last checkpoint; `None` before the first one.
-    - `position`: the `position` of the batches; `None` if they have none.
+    - `aux`: the same means for the numbers in the dict that the step returns after the loss, by
+      name; see `make_step(..., has_aux=True)`.
+    - `metrics`: metrics of the last evaluation by name; empty before the first evaluation.
+    - `evaluated_at`: step of the last evaluation; -1 before the first evaluation.
+    - `evaluate_every`: number of steps between evaluations; `None` if there are no evaluations, or
+      only at the end.
+    - `checkpoint`: folder of the last checkpoint; `None` before the first checkpoint.
+    - `position`: the `position` of the batches; `None` if the batches have no position.
     - `callbacks`: all callbacks of the run.
-    - `result`: a state that `fit` returns in place of the last one, or `None`.
+    - `result`: a state that `fit` returns instead of the last state, or `None`.
     """
 
     def __init__(
@@ -74,21 +77,21 @@ class Run(Generic[Model]):
         check_state(state, "run.state")
         check_not_deleted(state, "state", "run.state")
         self._stepper.state = state
-        # The new state may have another `step`.
+        # `step` of the new state may differ from `step` of the old state.
         self._first_step = int(state.step) - len(self.history)
 
     @property
     def learning_rate(self) -> float | None:
-        """The learning rate of the last step, for an optimiser made with
-        `optax.inject_hyperparams`; otherwise `None`.
+        """The learning rate of the last step. It is `None` if the optimiser was not made with
+        `optax.inject_hyperparams`.
         """
         found = optax.tree_utils.tree_get_all_with_path(self.state.optimiser_state, "learning_rate")
-        # The state of a schedule also has this name.
+        # The state of a schedule has the same name, so keep only scalars.
         rates = [value for _, value in found if isinstance(value, jax.Array) and value.ndim == 0]
         return float(rates[0]) if len(rates) == 1 else None
 
     def stop(self, message: str) -> None:
-        """Ends the run after the current hooks; `FitResult.message` begins with `message`."""
+        """Ends the run after the current hooks. `FitResult.message` will begin with `message`."""
         self.end = self.end or message
 
     def note(self, message: str) -> None:
@@ -101,10 +104,10 @@ class Run(Generic[Model]):
         for callback in self.callbacks:
             callback.on_checkpoint(self)
 
-    # --- for the loop ---
+    # --- methods that only the loop calls ---
 
     def advance(self, step: Step, batches: Stack, steps_per_call: int) -> Any:
-        """Makes one step for each batch. Returns an array that the caller may wait for."""
+        """Makes one step for each batch. Returns an array; wait for it to wait for the steps."""
         pending = self._stepper.advance(step, batches, steps_per_call)
         self._pending.append(pending)
         self.num_unread += pending.count
@@ -112,19 +115,20 @@ class Run(Generic[Model]):
         return pending.losses
 
     def read(self) -> None:
-        """Waits for the losses on the device, and sets `divergence` if one of the steps was bad.
+        """Waits for the losses on the device. Sets `divergence` if a step was bad, that is, if its
+        loss or its update was not finite.
 
-        The state is then the one before the bad step, if the step kept it.
+        If the bad step refused its update, `state` is the state before the bad step.
         """
         if not self._pending:
             return
         losses, num_good, were_skipped = self._stepper.read_losses(self._pending, self._good_step)
         rows = jax.device_get([calls.aux for calls in self._pending])
         counts = [calls.count for calls in self._pending]
-        # Only now, so that Ctrl-C while waiting loses no losses.
+        # Clear the list only now, so that no losses are lost if Ctrl-C interrupts the wait.
         self._pending, self.num_unread = [], 0
-        # `None`: no step refused its update. If the step has no check, only its loss shows that it
-        # was bad.
+        # If `num_good` is `None`, no step refused its update. Steps may have no check, so a loss
+        # that is not finite also shows a bad step.
         is_kept = num_good is not None
         if num_good is None:
             are_bad = [
@@ -142,12 +146,13 @@ class Run(Generic[Model]):
                 kept = itertools.compress(np.ravel(values).tolist(), are_kept)
                 self._aux_since_log.setdefault(name, []).extend(kept)
         self.steps -= len(losses) - num_good
-        # After an interrupt the last good step may have no loss.
+        # After an interrupt, the loss of the last good step may be missing.
         if num_good < len(losses):
             self.divergence = self._describe(losses[num_good], is_kept)
         elif not self._stepper.is_finite(of_any_step=False):
             self.divergence = _not_finite(f"after step {self._good_step}")
-        # In a run of successive indices, index minus place is constant.
+        # In a sequence of successive indices, such as 7, 8, 9, the index minus its place in the
+        # list is constant.
         rows = collections.Counter(index - place for place, index in enumerate(self.skipped))
         longest = max(rows.values(), default=0)
         if longest > self._max_skipped and self.divergence is None:
@@ -168,11 +173,11 @@ class Run(Generic[Model]):
 
     @property
     def _good_step(self) -> int:
-        """The last good step whose loss was read."""
+        """The number of the last good step whose loss was read."""
         return self._first_step + len(self.history)
 
     def _describe(self, loss: float, is_kept: bool) -> str:
-        """Describes the bad step. `is_kept`: whether the step kept the state before it."""
+        """Describes the bad step. `is_kept` is true if the step kept the state before it."""
         step = self._good_step + 1
         if not is_kept:
             return (

@@ -1,4 +1,4 @@
-"""`Stack`: several compatible batches as one batch with a leading axis."""
+"""`Stack`: stacks several compatible batches to one batch with a new leading axis."""
 
 import functools
 from typing import Any, NamedTuple
@@ -12,13 +12,13 @@ from ...extend import Structure, flatten, is_same_static
 
 
 class DeviceArrays(NamedTuple):
-    """JAX arrays of many batches. They are stacked inside the compiled call."""
+    """The JAX arrays of several batches, to be stacked inside the compiled call."""
 
     arrays: tuple[Array, ...]
 
 
 class Stack:
-    """Compatible batches, which `whole` returns as one batch with a leading axis.
+    """Collects compatible batches. `whole` returns them as one batch with a new leading axis.
 
     NumPy arrays are copied when they are added, because a loader may write the next batch into the
     same arrays.
@@ -32,11 +32,14 @@ class Stack:
         if length > 1:
             self._leaves, self._treedef = jtu.tree_flatten(batch)
             self._columns = [_column(leaf, length) for leaf in self._leaves]
-            # Tells apart batches with equal treedefs; `None` if the treedef is sufficient.
+            # The structure is compared if equal treedefs are not sufficient, otherwise `None`.
             self._structure = None if _is_plain(self._treedef) else _structure_of(batch)
 
     def add(self, batch: Any) -> bool:
-        """Adds a batch if the program compiled for the others accepts it; returns whether."""
+        """Adds a batch if it is compatible. Returns True if the batch was added.
+
+        A batch is compatible if the program that is compiled for the first batch accepts it.
+        """
         leaves, treedef = jtu.tree_flatten(batch)
         is_alike = (
             treedef == self._treedef
@@ -66,8 +69,8 @@ class Stack:
 
 
 def _column(leaf: Any, length: int) -> np.ndarray | list[Any] | None:
-    """Where a leaf of each batch is collected; `None` for a static leaf."""
-    # Copying a masked array would lose its mask; JAX raises an error for it.
+    """The array or list that collects one leaf of each batch; `None` for a static leaf."""
+    # Do not copy masked arrays, because that would lose the mask. JAX raises an error for them.
     if isinstance(leaf, jax.Array | np.ma.MaskedArray):
         return [leaf]
     if not isinstance(leaf, np.ndarray | np.generic):
@@ -93,8 +96,10 @@ def _structure_of(batch: Any) -> Structure:
 
 @functools.lru_cache(maxsize=64)
 def _is_plain(treedef: Any) -> bool:
-    """Whether equal treedefs are interchangeable: they have only tuples, lists and dicts with
-    string keys. The full check takes twenty times as long as flattening a batch.
+    """Returns True if a treedef has only tuples, lists and dicts with string keys.
+
+    Then batches with equal treedefs have the same structure. A full comparison of structures takes
+    twenty times as long as flattening a batch.
     """
     data = treedef.node_data()
     is_plain = (

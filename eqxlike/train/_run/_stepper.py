@@ -30,16 +30,19 @@ from ._stack import Stack
 Batch = TypeVar("Batch")
 Step = Callable[[TrainState[Model], Batch], tuple[TrainState[Model], *tuple[Any, ...]]]
 Call = Callable[[Leaves, Stack], tuple[Leaves, Any, Array, Aux]]
-"""Makes one step for each batch of a stack on the arrays of a state, which it may donate."""
+"""A function that makes one step for each batch of a stack. It takes and returns the arrays of a
+state, and may donate them.
+"""
 
 
 class Pending(NamedTuple):
-    """The losses of one call, still on the device.
+    """The losses of one call, which are still on the device.
 
-    - `losses`: shape `()`, or an array whose first `count` entries are losses.
-    - `were_refused`: whether each update was refused or skipped; `None` if `state.step` is known to
-      count the good steps.
+    - `losses`: the loss, of shape `()`, or an array whose first `count` entries are losses.
+    - `were_refused`: for each step, true if its update was refused or skipped. `None` if that is
+      not needed, because `state.step` is known to count the good steps.
     - `aux`: the numbers in the aux of each step, by name.
+    - `count`: number of steps in the call.
     """
 
     losses: Any
@@ -55,14 +58,15 @@ _DONATED = (
 
 
 class Stepper(Generic[Model]):
-    """Holds the newest state, and makes steps on it."""
+    """Stores the newest state, and makes steps on it."""
 
     def __init__(self, state: TrainState[Model]) -> None:
-        # At least one of the two is set: the state, or its arrays.
+        # The state and its arrays. At least one of the two is set.
         self._state: TrainState[Model] | None = state
         self._leaves: Leaves | None = None
         self._structure = flatten_state(state)[1]
-        # False for a step that changes more than arrays: it is called with the whole state.
+        # False for a step that changes more than the arrays of a state. Such a step is called with
+        # the whole state.
         self._takes_arrays = True
         self._step: Any = None
         self._calls: dict[int, Call] = {}
@@ -83,10 +87,12 @@ class Stepper(Generic[Model]):
 
     def advance(self, step: Step, batches: Stack, steps_per_call: int) -> Pending:
         """Makes one step for each batch, all in one call."""
-        # Call and assignment are one statement, so that an interrupt leaves a consistent state.
+        # Below, the call of the step and the assignment of its outputs are one statement, so that
+        # an interrupt leaves a consistent state.
         is_first, self._step = self._step is None, step
         if steps_per_call == 1 and not (self._takes_arrays and isinstance(step, JitFunction)):
-            # The step gets the state itself: if it is not compiled, it may do anything.
+            # The step gets the state itself, because a step that is not compiled may do anything
+            # with the state.
             self._state, self._leaves = self.state, None
             self._state, losses, aux = read_returned(step(self._state, batches.first))
             were_refused = None if self._counts_steps else was_refused(self._state)
@@ -98,19 +104,20 @@ class Stepper(Generic[Model]):
         try:
             self._leaves, losses, were_refused, aux = call(leaves, batches)
         except StateChanged:
-            # It was raised while tracing, so nothing was donated.
+            # The exception was raised while tracing, so nothing was donated.
             if steps_per_call > 1:
                 raise
             self._takes_arrays = False
             return self.advance(step, batches, steps_per_call)
         except EqxlikeRuntimeError as error:
             if getattr(error, "__notes__", ()):
-                # The note names arrays by their index in `leaves`, which means nothing to a user.
+                # Replace the note. It names arrays by their index in `leaves`, which a user does
+                # not know.
                 error.__notes__ = [_DONATED]
             raise
         except (ValueError, jax.errors.JaxRuntimeError) as error:
-            # Raised, for example, if a batch holds an array of the state. Notes name arrays by
-            # their index in `leaves`: show their paths.
+            # This is raised, for example, if a batch contains an array of the state. Notes name
+            # arrays by their index in `leaves`. Replace the indices by paths.
             arrays = [
                 f"state{jtu.keystr(path)}"
                 for path, leaf in jtu.tree_leaves_with_path(self._structure.merge(leaves))
@@ -122,7 +129,7 @@ class Stepper(Generic[Model]):
         return Pending(losses, were_refused, aux, batches.count)
 
     def _opened(self) -> Leaves:
-        """The arrays of the state. Drops the state; `self.state` builds it again."""
+        """Returns the arrays of the state, and drops the state. `self.state` builds it again."""
         if self._leaves is None:
             self._leaves, structure = flatten_state(self._state)
             if structure != self._structure:
@@ -135,14 +142,14 @@ class Stepper(Generic[Model]):
         call = self._calls.get(steps_per_call)
         if call is None:
             own, rest = flatten(step, by_identity=True)
-            # To find a NaN, JAX runs a program again with the same arguments.
+            # Do not donate if JAX runs a program again with the same arguments to find a NaN.
             donates = not (jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # pyright: ignore
             if steps_per_call == 1:
                 program = single_step(rest, self._structure, donates)
                 call = lambda leaves, batches: program(own, leaves, batches.first)  # noqa: E731
             else:
-                # Not cached: the variables that a plain function reads may have changed since the
-                # last run.
+                # Do not use the cache for a plain function, because the outer variables that it
+                # reads may have changed since the last run.
                 is_plain = not isinstance(step, JitFunction)
                 make = many_steps.__wrapped__ if is_plain else many_steps
                 call = functools.partial(make(rest, self._structure, donates, steps_per_call), own)
@@ -158,26 +165,27 @@ class Stepper(Generic[Model]):
 
         - `first_step`: `state.step` before these steps.
 
-        **Returns:** the losses; the number of steps before the first refusal, or `None` if there
-        was no refusal; and whether each update was refused or skipped.
+        **Returns:** three values: the losses; the number of steps before the first refusal, or
+        `None` if there was no refusal; and for each step, True if its update was refused or
+        skipped.
         """
         losses, state = [calls.losses for calls in pending], self.state
         if len(losses) <= 256 and all(np.ndim(loss) == 0 for loss in losses):
-            # Fetching an array takes as long as fetching one number. Padding to a multiple of 32
-            # lets most calls share a compiled program.
+            # Fetch all numbers as one array, which takes as long as fetching one number. Pad it to
+            # a multiple of 32, so that most calls share a compiled program.
             found = jax.device_get(_stacked([*losses, *losses[-1:] * (-len(losses) % 32)]))
             numbers = _as_list(pending, found[: len(losses)])
         else:
             numbers = _as_list(pending, jax.device_get(losses))
         were_refused = [False] * len(numbers)
         num_good, skips = int(state.step) - first_step, may_skip(state)
-        # A skipped step still increments `step`.
+        # With `check_finite="skip"`, a refused step still increments `step`.
         is_bad = bool(state.is_halted) and num_good < len(numbers)
         if (is_bad or skips) and not self._counts_steps:
             flags = jax.device_get([calls.were_refused for calls in pending])
             were_refused = [*map(bool, _as_list(pending, flags))]
         if is_bad and not self._counts_steps:
-            # The step may not increment `step`.
+            # A step of the user's own may not increment `step`. So also use the flags.
             num_good = max(num_good, [*were_refused, True].index(True))
         if is_bad:
             return numbers, num_good, were_refused
@@ -185,8 +193,10 @@ class Stepper(Generic[Model]):
         return numbers, None, were_refused
 
     def is_finite(self, *, of_any_step: bool) -> bool:
-        """Whether the state is finite. Without `of_any_step` it is checked only for steps that
-        check their gradients but not the new state.
+        """Tests whether the state is finite.
+
+        If `of_any_step` is false, the state is checked only for steps that check their gradients
+        but not the new state. For other steps, this returns True.
         """
         if not (of_any_step or checks_gradients(self._step)):
             return True
@@ -196,7 +206,7 @@ class Stepper(Generic[Model]):
         return bool(_is_finite_of(structure)(leaves))
 
 
-# Not `filter_jit`: its retrace reports would show a trace for each structure of a state.
+# This uses `jax.jit`. Retrace reports of `filter_jit` would show a trace for each structure.
 @functools.lru_cache(maxsize=8)
 def _is_finite_of(structure: StateStructure) -> Callable[[Leaves], Array]:
     return jax.jit(lambda leaves: is_finite_state(structure.merge(leaves)))
@@ -206,7 +216,10 @@ _stacked = jax.jit(jnp.stack)
 
 
 def _as_list(pending: Sequence[Pending], values: Sequence[Any]) -> list[float]:
-    """The numbers of all steps: one for each call, or the first `count` entries of an array."""
+    """Converts the values of all calls to a list with one number for each step.
+
+    The value of a call is one number, or an array whose first `count` entries are the numbers.
+    """
     numbers: list[float] = []
     for call, value in zip(pending, values, strict=True):
         if np.ndim(value) == 0:
