@@ -193,7 +193,7 @@ class _FlatJvp:
             f"The rule of {self.label} must return a pair (value, tangent)",
         )
         if self.value_rest is not UNTRACED:
-            # The function was already traced, and its output is in use.
+            # The output of the function is already in use, so the structures must agree.
             check_structure(self.value_rest.treedef, value, "value of the rule", "value")
         numbers, self.value_rest = split(value, _is_array_or_number)
         differentiable = (leaf if is_inexact_array_like(leaf) else None for leaf in numbers)
@@ -388,7 +388,7 @@ class _FlatVjp:
             f"The forward pass of {self.label} must return a pair (value, residuals)",
         )
         if self.value_rest is not UNTRACED:
-            # The function was already traced, and its output is in use.
+            # The output of the function is already in use, so the structures must agree.
             check_structure(self.value_rest.treedef, value, "value of the forward pass", "value")
         value_arrays, self.value_rest = split(value, is_array_or_traced_reference)
         kept, rest = split((residuals, vjp_arg, args, kwargs))
