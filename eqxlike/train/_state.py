@@ -29,17 +29,19 @@ Model = TypeVar("Model")
 
 
 class TrainState(Module, Generic[Model]):
-    """A model in training: the pytree that a step takes and returns.
+    """A model in training and everything else that a step needs. A step takes and returns a
+    `TrainState`.
 
     - `model`: the model.
     - `optimiser_state`: the Optax state for the model's floating-point and complex arrays.
-    - `step`: number of updates, including updates that a loss scale skipped.
-    - `key`: the source of randomness. Steps do not change it: each step folds `step` into it, which
-      costs nothing if the loss does not use its key.
+    - `step`: number of updates, including updates that were skipped because of the loss scale.
+    - `key`: the source of randomness. Steps do not change it. Each step computes its own key from
+      `key` and `step`; XLA removes this computation if the loss does not use the key.
     - `is_halted`: whether the last update was refused because it was not finite. Steps leave a
       halted state unchanged, so that it stays the last good state until the host reads it. Only
-      steps of `make_step(..., check_finite="skip")` continue from it.
-    - `loss_scale`: for gradients in float16; `None` if the loss is not scaled.
+      steps of `make_step(..., check_finite="skip")` continue from a halted state.
+    - `loss_scale`: the scale of the loss, for gradients in float16; `None` if the loss is not
+      scaled.
     - `model_state`: the state that the model updates in each call, such as a `nn.State`; `None`
       for a model without state.
 
@@ -71,19 +73,21 @@ class TrainState(Module, Generic[Model]):
     ) -> "TrainState[Tree]":
         """Creates the state before the first step.
 
-        All arrays are copied, so that the arguments stay usable when a step donates its state.
+        All arrays are copied. So the arguments stay usable when a step donates the state.
 
         **Arguments:**
 
-        - `model`: any pytree. An array at two places becomes two arrays, with a warning: see
-          `nn.Shared`.
-        - `optimiser`: initialised with the model's floating-point and complex arrays.
+        - `model`: any pytree. If an array is at two places, it becomes two arrays, and there is a
+          warning; see `nn.Shared`.
+        - `optimiser`: the optimiser. It is initialised with the model's floating-point and complex
+          arrays.
         - `key`: the source of all randomness in training.
-        - `loss_scale`: for a model that computes in float16.
-        - `model_state`: for a model with state, the state from `nn.make_with_state`.
+        - `loss_scale`: the loss scale of a model that computes in float16.
+        - `model_state`: the initial state of a model with state, from `nn.make_with_state`.
 
-        **Raises:** `TypeError` if `model` is a class, or another argument has the wrong type;
-        `ValueError` for several keys; `RuntimeError` if an array of the model was donated.
+        **Raises:** `TypeError` if `model` is a class, or if another argument has the wrong type;
+        `ValueError` if `key` is an array of several keys; `RuntimeError` if an array of the model
+        was donated.
         """
         check_model(model)
         check_optimiser(optimiser, "TrainState.create")
@@ -110,18 +114,20 @@ MAX_SIZE_BY_NUMPY = 2**16
 def copy_arrays(pytree: Tree, *, donate: bool = False) -> Tree:
     """Copies every array of a tree to a buffer of its own.
 
-    Donation deletes buffers, and rejects a buffer that is passed twice. The copies have no weak
-    types: a step returns strong types, and would be traced again for them. Keys are cloned, so that
-    `jax.debug_key_reuse` accepts them.
+    This is needed before donation, because donation deletes buffers, and rejects a buffer that is
+    passed twice. The copies have no weak types, because a step returns arrays without weak types,
+    and would be traced again for them. Keys are cloned, so that `jax.debug_key_reuse` accepts them.
 
-    - `donate`: delete each JAX array after its copy is made, so that memory holds one tree only.
+    - `donate`: whether to delete each JAX array after it is copied, so that memory never has two
+      trees.
     """
     donated: dict[int, Any] = {}
 
     def copy(leaf: Any) -> Any:
         if not donate or not isinstance(leaf, jax.Array):
             return copy_one(leaf)
-        # An array may be at two places.
+        # The array may be at two places. At the second place it is already deleted, so copy the
+        # copy.
         copied = copy_one(donated.get(id(leaf), leaf))
         donated[id(leaf)] = copied
         leaf.delete()
@@ -133,8 +139,9 @@ def copy_arrays(pytree: Tree, *, donate: bool = False) -> Tree:
         if is_key(leaf):
             leaf = jax.random.clone(leaf)
         elif isinstance(leaf, jax.Array) and leaf.size <= MAX_SIZE_BY_NUMPY and is_on_cpu(leaf):
-            # `jnp.array` compiles a program for each shape. But `device_put` may share NumPy's
-            # memory, which donation cannot reuse: so only small arrays are copied this way.
+            # Copy small arrays with NumPy, because `jnp.array` compiles a program for each shape.
+            # Do not copy large arrays this way: `device_put` may share NumPy's memory, which
+            # donation cannot reuse.
             return jax.device_put(np.array(leaf), leaf.sharding if leaf.committed else None)
         return jnp.array(leaf, dtype=leaf.dtype, copy=True)
 
@@ -169,7 +176,7 @@ class Evaluation(NamedTuple):
 
 
 Evaluate = Callable[[Any, Any, Any, PRNGKeyArray], Evaluation]
-"""`evaluate(model, model_state, batch, key)`."""
+"""A loss with a single signature: `evaluate(model, model_state, batch, key)`."""
 
 
 _HINT = (
@@ -179,13 +186,13 @@ _HINT = (
 
 
 def evaluator(loss: Callable[..., Any], has_aux: bool) -> Evaluate:
-    """Converts a loss with any of the four signatures of `make_step`."""
+    """Converts a loss with any of the four signatures of `make_step` to an `Evaluate`."""
 
     def evaluate(model: Any, model_state: Any, batch: Any, key: PRNGKeyArray) -> Evaluation:
         if model_state is not None:
             check_takes(loss, "loss(model, model_state, batch, key)", "make_step")
-            # A copy: setting an entry of a `nn.State` invalidates it, and the old state may be
-            # needed again.
+            # Pass a copy, because setting an entry of a `nn.State` invalidates the `nn.State`, and
+            # the old state may be needed again.
             copied = jtu.tree_map(lambda leaf: leaf, model_state)
             returned = loss(model, copied, batch, key)
             return _with_model_state(returned, model_state, has_aux)
@@ -201,8 +208,10 @@ def evaluator(loss: Callable[..., Any], has_aux: bool) -> Evaluate:
 
 
 def _with_model_state(returned: Any, old: Any, has_aux: bool) -> Evaluation:
-    """The output of a loss for a model with a state. Raises `TypeError` for any other output, and
-    if the new state differs from the old one in structure, shapes or dtypes.
+    """Reads the output of a loss for a model with a state.
+
+    **Raises:** `TypeError` if the output has another form, or if the new state differs from the old
+    state in structure, shapes or dtypes.
     """
     signature = "(loss, (model_state, aux))" if has_aux else "(loss, model_state)"
     expected = f"The TrainState has a model_state: the loss must return {signature}"
@@ -234,6 +243,6 @@ def _number(loss: Any, hint: str | None = None) -> Any:
 
 
 def _check_pair(pair: Any, expected: str, returned: Any = None) -> None:
-    """Raises `TypeError` unless `pair` is a tuple of two. The error shows `returned`, if given."""
+    """Raises `TypeError` if `pair` is not a tuple of two. The error shows `returned`, if given."""
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise TypeError(f"{expected}, got {tree_pformat(pair if returned is None else returned)}.")

@@ -96,51 +96,54 @@ def make_step(
 
     **Arguments:**
 
-    - `loss`: `loss(model, batch, key)` returns a number of shape `()`, or `(loss, aux)` with
-      `has_aux`. Each step passes a fresh key. If the `TrainState` has a `model_state`, `loss(model,
-      model_state, batch, key)` returns `(loss, model_state)`, or `(loss, (model_state, aux))`.
-    - `optimiser`: the optimiser passed to `TrainState.create`. It sees the model's floating-point
-      and complex arrays. For complex arrays it gets the conjugates of JAX's gradients, the
-      directions for descent. With `optax.lookahead` the model has the fast parameters, and
-      `state.optimiser_state.slow` the slow ones. The step also passes the extra arguments of Optax
-      that the optimiser accepts:
+    - `loss`: a function `loss(model, batch, key)` that returns a number of shape `()`, or `(loss,
+      aux)` with `has_aux`. Each step passes a fresh key. If the `TrainState` has a `model_state`,
+      the function is `loss(model, model_state, batch, key)`. Then it returns `(loss, model_state)`,
+      or `(loss, (model_state, aux))` with `has_aux`.
+    - `optimiser`: the optimiser passed to `TrainState.create`. It gets the model's floating-point
+      and complex arrays as parameters. The gradient of a complex array is the conjugate of JAX's
+      gradient, so that its negative is the direction of steepest descent. With `optax.lookahead`
+      the model has the fast parameters, and `state.optimiser_state.slow` has the slow parameters.
+      The step also passes the extra arguments of Optax that the optimiser accepts:
         - `value`: the loss.
         - `grad`: JAX's gradients.
-        - `value_fn` and `obj_fn`: a function from the arrays to the loss, with the same batch, key
-          and `model_state`. It is traced only if the optimiser calls it.
-        - `grad_fn`: likewise, a function from the arrays to the gradients.
+        - `value_fn` and `obj_fn`: a function that takes the parameters and returns the loss, for
+          the same batch, key and `model_state`. It is traced only if the optimiser calls it.
+        - `grad_fn`: a function that takes the parameters and returns the gradients, for the same
+          batch, key and `model_state`. It is traced only if the optimiser calls it.
     - `has_aux`: whether the loss returns an `aux` too. If `aux` is a dict, the logs of `fit` show
-      the means of its real numbers of shape `()`: see `Run.aux`.
+      the means of its real numbers of shape `()`; see `Run.aux`.
     - `check_finite`: how the step reacts to NaN and infinity.
         - `True` refuses the update if the loss, a gradient or the new `model_state` is not finite.
-          The state keeps its values and is marked: see `TrainState.is_halted`. Gradients with a
-          norm above the square root of the largest number of their dtype (1.8e19 in float32) count
-          as infinite, because Adam squares them; float16 is exempt. The check reduces the
-          gradients once and does not copy the state. All gradients must be computed before the
-          first parameter is updated. If an optimiser makes NaN from finite gradients, `fit` finds
-          it when it next reads the losses.
+          The state keeps its values, and its `is_halted` is set; see `TrainState.is_halted`. A
+          gradient counts as infinite if its norm is above the square root of the largest number of
+          its dtype (1.8e19 in float32), because Adam squares gradients. This does not apply to
+          float16. The check reduces the gradients once and does not copy the state. All gradients
+          must be computed before the first parameter is updated. If an optimiser makes NaN from
+          finite gradients, `fit` sees it only when it reads the losses.
         - `"skip"` refuses the same updates, but the next step continues.
-        - `"state"` checks the new parameters and the new optimiser state, so that it also catches
-          an optimiser that makes NaN from finite gradients. It needs a copy of the state, as do
-          optimisers that skip updates themselves.
+        - `"state"` checks the new parameters and the new optimiser state. So it also catches an
+          optimiser that makes NaN from finite gradients. The check needs a copy of the state.
+          Optimisers that skip updates themselves also need this copy.
         - `False` checks nothing. `fit` stops at a loss that is not finite, but has no good state to
           return.
-    - `sharding`: the sharding of the batches, and of the states that `train.shard` has placed. The
-      step keeps the sharding of the state. The loss is the same as on one device.
+    - `sharding`: the sharding of the batches and of the state. Place the first state with
+      `train.shard`; the step keeps the sharding of the state. The loss is the same as on one
+      device.
 
-    If the state has a loss scale, the gradients are computed from the scaled loss, and the
-    optimiser gets them unscaled. If one is not finite, the step leaves the model and the optimiser
-    state unchanged and lowers the scale. It counts as a step, and the next one has another key.
-    Training still halts if the loss itself is not finite, or if gradients are not finite at the
-    smallest scale.
+    If the state has a loss scale, the gradients are computed from the scaled loss, and divided by
+    the scale before the optimiser gets them. If a gradient is not finite, the step leaves the model
+    and the optimiser state unchanged and lowers the scale. This counts as a step, so the next step
+    has another key. Training still halts if the loss itself is not finite, or if gradients are not
+    finite at the smallest scale.
 
-    **Returns:** `step(state, batch)`, which returns `(state, loss)` or `(state, loss, aux)`. The
-    step donates its state: use the returned one.
+    **Returns:** a function `step(state, batch)` that returns `(state, loss)`, or `(state, loss,
+    aux)` with `has_aux`. The step donates its argument `state`, so use only the returned state.
 
-    **Raises:** `TypeError` if `loss`, `optimiser` or `sharding` has another type. The step raises
-    `TypeError` if `state` is not a `TrainState`, or if the loss returns something else;
+    **Raises:** `TypeError` if `loss`, `optimiser` or `sharding` has the wrong type. The step raises
+    `TypeError` if `state` is not a `TrainState`, or if the loss returns an output of another form;
     `ValueError` if the state was made with another optimiser, if its model has nothing to train,
-    or if the state or the batch cannot be sharded this way.
+    or if the state or the batch cannot be sharded by `sharding`.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn
@@ -178,7 +181,8 @@ def make_step(
         evaluation, gradients = differentiate(*inputs)
         extra = {"value": evaluation.loss, "grad": gradients}
         extra |= _functions(evaluate, differentiate, inputs)
-        # For a complex parameter JAX's gradient is the conjugate of the direction of ascent.
+        # For a complex parameter, JAX's gradient is the conjugate of the direction of ascent, so
+        # conjugate it.
         gradients = jax.tree_util.tree_map(jnp.conj, gradients)
         update = functools.partial(
             _update, optimiser, state, parameters, evaluation, gradients, extra
@@ -200,7 +204,10 @@ def make_step(
 def _differentiate(
     evaluate: Evaluate, loss_scale: DynamicLossScale | None, *inputs: Any
 ) -> tuple[Evaluation, PyTree]:
-    """The output of the loss and its gradients, computed from the scaled loss and unscaled."""
+    """Computes the output of the loss and its gradients.
+
+    If there is a loss scale, the gradients are computed from the scaled loss, then unscaled.
+    """
 
     def scaled_loss(*arguments: Any) -> tuple[Any, Evaluation]:
         evaluation = evaluate(*arguments)
@@ -217,24 +224,26 @@ def _differentiate(
 def _functions(
     evaluate: Evaluate, differentiate: Callable[..., Any], inputs: tuple[Any, ...]
 ) -> dict[str, Callable[..., Any]]:
-    """The functions that Optax passes by name, for example to a line search."""
+    """The functions `value_fn`, `grad_fn` and `obj_fn`, which line searches of Optax need."""
     model = inputs[0]
 
     def with_values(values: PyTree) -> tuple[Any, ...]:
-        # `optax.partition` masks the parameters that belong to other optimisers.
+        # `optax.partition` masks parameters that belong to other optimisers. Use the model's
+        # arrays for them.
         shown = jax.tree_util.tree_map(
             lambda value, own: own if _is_masked(value) else value,
             values,
             filter(model, is_inexact_array),
             is_leaf=_is_masked,
         )
-        # The key is reused on purpose: a clone passes `jax.debug_key_reuse`.
+        # The key is reused on purpose. It is cloned, so that `jax.debug_key_reuse` accepts it.
         again = jax.tree_util.tree_map(
             lambda leaf: jr.clone(leaf) if is_key(leaf) else leaf, inputs[1:]
         )
         return combine(shown, model), *again
 
-    # A line search rejects extra arguments that `value_fn` does not accept.
+    # `value_fn` accepts `grad_fn` and `obj_fn`, because a line search checks that `value_fn`
+    # accepts all extra arguments.
     def value_fn(values: PyTree, grad_fn: Any = None, obj_fn: Any = None) -> Array:
         return jnp.asarray(evaluate(*with_values(values)).loss)
 
@@ -261,8 +270,8 @@ def _update(
     slow = own.slow if isinstance(own, WithSlow) else None
     if slow is not None:
         own, parameters = own.optimiser_state, optax.LookaheadParams(fast=parameters, slow=slow)
-    # Optax relies on dtype promotion (Adam raises a float to an integer count), even if the user
-    # has set it to strict for the model.
+    # Optax relies on dtype promotion: for example, Adam raises a float to an integer count. So
+    # allow it here, even if the user has set promotion to strict for the model.
     with jax.numpy_dtype_promotion("standard"):
         updates, own = _call_update(optimiser.update, gradients, own, parameters, **extra)
     model_state, is_skipped = evaluation.model_state, has_skipped(own)
@@ -282,8 +291,12 @@ def _update(
 def _call_update(
     update: Callable[..., Any], *inputs: Any, **extra: Any
 ) -> tuple[PyTree, optax.OptState]:
-    """The updates and the next optimiser state, called with those of `extra` that the optimiser
-    accepts. Only a call shows which: a nested optimiser may reject some.
+    """Calls `update` with all arguments in `extra` that the optimiser accepts.
+
+    Only a call shows which arguments it accepts, because a nested optimiser may reject some. So
+    `update` is called again, without the argument that was rejected, until it succeeds.
+
+    **Returns:** the updates and the next optimiser state.
     """
     while True:
         try:

@@ -23,9 +23,9 @@ def fitting_sharding(
 ) -> NamedSharding:
     """The sharding of one array. Equivalent specs give equal shardings.
 
-    **Raises:** `TypeError` if the rule did not return a `PartitionSpec`; `ValueError` for a mesh
-    axis that does not exist or is named twice, for more entries than the array has axes, and for
-    an axis whose length is not divisible by the number of parts.
+    **Raises:** `TypeError` if the rule did not return a `PartitionSpec`; `ValueError` if the spec
+    has a mesh axis that does not exist, has a mesh axis twice, or has more entries than the array
+    has axes, or if the length of an axis is not divisible by the number of parts.
     """
     what = f"{path or 'the model'}, of shape {leaf.shape},"
     if not isinstance(spec, PartitionSpec):
@@ -68,7 +68,7 @@ def num_devices_along(mesh: AnyMesh, names: tuple[str, ...]) -> int:
 
 
 def without(entry: Any, names: tuple[str, ...]) -> Any:
-    """An entry of a `PartitionSpec` without some axes of the mesh."""
+    """Removes axes of the mesh from an entry of a `PartitionSpec`."""
     entries = () if entry is None else (entry,) if isinstance(entry, str) else entry
     left = tuple(name for name in entries if name not in names)
     return left[0] if len(left) == 1 else left or None
@@ -90,8 +90,8 @@ def _axis_names(entry: Any, what: str) -> tuple[str, ...]:
 
 
 def sharding_of(mesh: AnyMesh, entries: Iterable[Any]) -> NamedSharding:
-    """The sharding with these entries, without trailing `None`s: JAX compiles again for another
-    spelling of the same sharding.
+    """The sharding with these entries. Trailing `None`s are removed, because JAX would compile
+    again for a sharding that is the same but has more `None`s.
     """
     entries = list(entries)
     while entries and entries[-1] is None:
@@ -115,22 +115,23 @@ def arrays_by_keys(tree: PyTree) -> dict[Keys, jax.ShapeDtypeStruct]:
 
 
 def name_of(keys: Keys) -> str:
-    """A path as rules and errors spell it, such as `layers[0].weight`."""
+    """A path in the format of rules and errors, such as `layers[0].weight`."""
     return jtu.keystr(keys).removeprefix(".")
 
 
 Split = PartitionSpec | Callable[[str, jax.ShapeDtypeStruct], PartitionSpec]
-"""The mesh axes for each axis of an array, or a function of path and leaf that returns them."""
+"""A `PartitionSpec`, or a function that takes the path and the leaf and returns one."""
 Rules = tuple[tuple[Which, Split], ...]
 REST = "**"
 
 
 @dataclasses.dataclass(frozen=True)
 class LongestAxis:
-    """Splits the longest divisible axis, the first one of several.
+    """A rule that splits the longest divisible axis of an array. If several axes are the longest,
+    it splits the first of them.
 
-    - `names`: the axes of the mesh.
-    - `num_parts`: number of parts.
+    - `names`: the axes of the mesh over which the axis is split.
+    - `num_parts`: number of parts into which the axis is split.
     - `min_size`: arrays with fewer elements are replicated.
     """
 
@@ -141,8 +142,10 @@ class LongestAxis:
     def __call__(
         self, path: str, leaf: jax.ShapeDtypeStruct, *, is_stacked: bool = False
     ) -> PartitionSpec:
-        """If the array `is_stacked`, its leading axis of layers is split only if no other axis is
-        divisible: layers split along it cannot be all-gathered one at a time.
+        """The `PartitionSpec` of an array.
+
+        If `is_stacked`, the leading axis is the axis of layers. It is split only if no other axis
+        is divisible, because layers that are split along it cannot be all-gathered one at a time.
         """
         lengths = dict(enumerate(leaf.shape))
         axes = [axis for axis, length in lengths.items() if length % self.num_parts == 0]
@@ -153,7 +156,7 @@ class LongestAxis:
 
 
 def as_rules(rules: Mapping[Which, Split] | Sequence[tuple[Which, Split]] | Split) -> Rules:
-    """Converts rules to pairs of a pattern and a split. Raises `TypeError` if that fails."""
+    """Converts rules to pairs of a pattern and a `Split`. Raises `TypeError` for a wrong type."""
     if isinstance(rules, PartitionSpec) or callable(rules):
         rules = {REST: rules}
     pairs: list[Any] = list(rules.items() if isinstance(rules, Mapping) else rules)
@@ -179,8 +182,8 @@ def as_rules(rules: Mapping[Which, Split] | Sequence[tuple[Which, Split]] | Spli
 def specs_by_rules(
     rules: Rules, leaves: Mapping[Keys, jax.ShapeDtypeStruct], stacked: Collection[Keys]
 ) -> dict[Keys, PartitionSpec]:
-    """The spec of each array, by the first rule that matches its path. Arrays without a rule are
-    replicated.
+    """The `PartitionSpec` of each array, from the first rule that matches the array's path. If no
+    rule matches, the array is replicated.
 
     **Arguments:**
 
@@ -217,9 +220,10 @@ LAYERS = jtu.GetAttrKey("layers")
 
 
 def stacks_by_keys(model: PyTree) -> dict[Keys, Keys]:
-    """The path of the outermost `Stacked` of each array whose leading axis is the axis of layers.
+    """Finds the arrays whose leading axis is the axis of layers of a `Stacked`.
 
-    Arrays of a stack that was itself mapped over, as in an ensemble, are not included.
+    Maps the path of each array to the path of its outermost `Stacked`. Arrays are not included if
+    the `Stacked` was itself mapped over, as in an ensemble.
     """
     stacks: dict[Keys, Keys] = {}
     for keys, node in jtu.tree_leaves_with_path(model, is_leaf=_is_stacked):
@@ -231,8 +235,11 @@ def stacks_by_keys(model: PyTree) -> dict[Keys, Keys]:
 
 
 def gathered_by_layer(model: PyTree, split: PyTree, together: PyTree) -> dict[Keys, Keys]:
-    """The path of the stack of each array that is all-gathered one layer at a time: arrays that are
-    split, but not along the axis of layers.
+    """Finds the arrays that are all-gathered one layer at a time.
+
+    These are the arrays of stacked layers that are split, but not along the axis of layers. Maps
+    the path of each array to the path of its stack. `split` and `together` are the shardings before
+    and after the all-gather.
     """
     before, after = (dict(jtu.tree_leaves_with_path(each)) for each in (split, together))
     return {
@@ -245,7 +252,10 @@ def gathered_by_layer(model: PyTree, split: PyTree, together: PyTree) -> dict[Ke
 def gathering(
     model: PyTree, stacks: Mapping[Keys, Keys], split: PyTree, together: PyTree
 ) -> PyTree:
-    """The model whose stacks all-gather their layers, by the `stacks` of `gathered_by_layer`."""
+    """Makes the stacks of a model all-gather their layers one at a time.
+
+    `stacks` is the result of `gathered_by_layer`.
+    """
     shapes = arrays_by_keys(model)
     before, after = (dict(jtu.tree_leaves_with_path(each)) for each in (split, together))
 
@@ -253,7 +263,8 @@ def gathering(
         start = len(keys) + 1
         gatherings = {
             each[start:]: Gathering(
-                # In a stack that is mapped over, the arrays have fewer axes.
+                # This is the number of axes of one layer's array. It tells whether the stack is
+                # mapped over, because then the arrays have fewer axes.
                 len(shapes[each].shape) - 1,
                 *(sharding_of(where[each].mesh, where[each].spec[1:]) for where in (before, after)),
             )
@@ -266,7 +277,7 @@ def gathering(
 
 
 def _is_stacked(node: Any) -> bool:
-    # If some layers are frozen, `layers` is a tuple of several stacks.
+    # If only some layers are frozen, `layers` is a tuple of several stacks.
     return isinstance(node, Stacked) and not isinstance(node.layers, tuple)
 
 
@@ -276,13 +287,14 @@ def _is_stacked(node: Any) -> bool:
 def parameters_of_state(
     state: Mapping[Keys, jax.ShapeDtypeStruct], parameters: Mapping[Keys, jax.ShapeDtypeStruct]
 ) -> dict[Keys, Keys | None]:
-    """The parameter to which each array of an optimiser's state belongs, or `None`.
+    """Finds the parameter to which each array of an optimiser's state belongs, or `None`.
 
-    Moments form subtrees of the state whose paths are all paths of the model, or of a part of it if
-    the optimiser sees a part. The highest such subtree is used, so that a parameter `mu.weight`
-    next to a parameter `weight` is not taken for a moment of `weight`. An array belongs to its
-    parameter only if its last axes are the axes of the parameter: true for a history of gradients,
-    false for a factored moment.
+    Moments are subtrees of the state in which every path is the path of a parameter. Of several
+    such subtrees that contain an array, the largest is used. So if the model has parameters
+    `weight` and `mu.weight`, `mu.weight` is not mistaken for a moment of `weight`.
+
+    An array belongs to its parameter only if its last axes are the axes of the parameter. This is
+    true for a history of gradients, and false for a factored moment.
     """
     other_prefixes = {
         keys[:length]

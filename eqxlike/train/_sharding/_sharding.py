@@ -40,11 +40,12 @@ from ._rules import (
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Sharding:
-    """A mesh of devices, and rules that split the arrays of a model over it.
+    """A mesh of devices, and rules that say how the arrays of a model are split over the mesh.
 
     - `mesh`: the devices and the names of their axes. All axes are `jax.sharding.AxisType.Auto`,
       regardless of the mesh passed to the constructor.
-    - `rules`: pairs of a pattern and a `PartitionSpec` or a function that returns one.
+    - `rules`: pairs of a pattern and a `PartitionSpec`, or of a pattern and a function that returns
+      a `PartitionSpec`.
     - `batch_axes`: the axes of the mesh over which examples are split.
 
     >>> import jax
@@ -70,20 +71,22 @@ class Sharding:
     ):
         """**Arguments:**
 
-        - `mesh`: the devices; a `jax.sharding.AbstractMesh` is enough for `of_model` and
+        - `mesh`: the mesh of devices. A `jax.sharding.AbstractMesh` is enough for `of_model` and
           `of_state`.
         - `rules`: a mapping from patterns to `jax.sharding.PartitionSpec`s, or a sequence of pairs.
-          The first matching pattern is used; arrays without a match are replicated. A pattern is a
-          path such as `layers[0].weight`. In a path, `*` matches a name or an index and `**`
-          matches anything. A pattern may also be a function of path and `jax.ShapeDtypeStruct` that
-          returns a bool. A value may also be a function of path and leaf that returns a
-          `PartitionSpec`. A single `PartitionSpec` or function applies to all arrays.
-        - `batch_axes`: the axes of the mesh over which the examples of a batch are split; the first
-          axis by default. A parameter that is split over these axes is all-gathered within the
-          step, as in FSDP; a parameter that is split over other axes stays split.
+          The first matching pattern is used. An array is replicated if no pattern matches. A single
+          `PartitionSpec` or function, without a pattern, applies to all arrays.
+            - A pattern is a path such as `layers[0].weight`. In a path, `*` matches a name or an
+              index, and `**` matches anything. A pattern may also be a function that takes the path
+              and a `jax.ShapeDtypeStruct` and returns a bool.
+            - Instead of a `PartitionSpec`, a rule may have a function that takes the path and a
+              `jax.ShapeDtypeStruct` and returns a `PartitionSpec`.
+        - `batch_axes`: the axes of the mesh over which the examples of a batch are split. The
+          default is the first axis. A parameter that is split over these axes is all-gathered
+          within the step, as in FSDP. A parameter that is split over other axes stays split.
 
-        **Raises:** `TypeError` if `mesh` is not a mesh, or a rule has another type; `ValueError` if
-        the mesh lacks one of `batch_axes`.
+        **Raises:** `TypeError` if `mesh` is not a mesh, or a rule has the wrong type; `ValueError`
+        if `batch_axes` has an axis that the mesh does not have.
         """
         if not isinstance(mesh, Mesh | AbstractMesh):
             raise TypeError(
@@ -108,17 +111,17 @@ class Sharding:
 
     @property
     def batch(self) -> NamedSharding:
-        """The sharding of an array whose leading axis is the axis of examples."""
+        """The sharding of an array of a batch. Its leading axis is the axis of examples."""
         axes = self.batch_axes
         spec = PartitionSpec(axes[0] if len(axes) == 1 else axes) if axes else PartitionSpec()
         return NamedSharding(self.mesh, spec)
 
     def of_model(self, model: PyTree) -> PyTree:
-        """The `NamedSharding` of each array of a model, or of a tree of `jax.ShapeDtypeStruct`s;
-        `None` for other leaves.
+        """A tree with the `NamedSharding` of each array of a model, and `None` for other leaves.
+        The model may have `jax.ShapeDtypeStruct`s instead of arrays.
 
-        **Raises:** `ValueError` if a rule applies to no array, or does not fit its array, with the
-        path; `TypeError` if a rule does not return a `PartitionSpec`.
+        **Raises:** `ValueError`, with the path, if a rule applies to no array, or does not fit its
+        array; `TypeError` if a rule does not return a `PartitionSpec`.
         """
         leaves = arrays_by_keys(model)
         specs = specs_by_rules(self.rules, leaves, stacks_by_keys(model))
@@ -131,10 +134,10 @@ class Sharding:
     def of_state(self, state: TrainState) -> TrainState:
         """A `TrainState` with the `NamedSharding` of each array, and `None` for other leaves.
 
-        Arrays of the optimiser's state that belong to a parameter are split like it; all other
-        arrays outside the model are replicated.
+        Arrays of the optimiser's state that belong to a parameter are split like the parameter. All
+        other arrays outside the model are replicated.
 
-        **Raises:** as `of_model`; `TypeError` if `state` is not a `TrainState`.
+        **Raises:** the errors of `of_model`; `TypeError` if `state` is not a `TrainState`.
         """
         check_state(state, "Sharding")
         shardings = jtu.tree_map(
@@ -147,10 +150,11 @@ class Sharding:
     def of_batch(self, batch: PyTree, *, must_divide: bool = True) -> PyTree:
         """The `NamedSharding` of each array of a batch, and `None` for other leaves.
 
-        Leading axes are split over `batch_axes`; scalars are replicated. If `must_divide=False`,
-        arrays whose leading axis is not divisible are also replicated.
+        Leading axes are split over `batch_axes`, and scalars are replicated. With
+        `must_divide=False`, an array whose leading axis is not divisible is replicated too.
 
-        **Raises:** `ValueError`, with the path, if a leading axis is not divisible.
+        **Raises:** `ValueError`, with the path, if a leading axis is not divisible and
+        `must_divide=True`.
         """
         num_parts = num_devices_along(self.mesh, self.batch_axes)
 
@@ -170,7 +174,7 @@ class Sharding:
         return jtu.tree_map_with_path(of_leaf, batch)
 
     def of_gathered(self, model: PyTree) -> PyTree:
-        """The shardings of a model after it is all-gathered along `batch_axes`."""
+        """The shardings of the arrays of a model after an all-gather along `batch_axes`."""
 
         def gathered(sharding: NamedSharding) -> NamedSharding:
             entries = (without(entry, self.batch_axes) for entry in sharding.spec)
@@ -199,7 +203,7 @@ class Sharding:
 
 
 def _with_auto_axes(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
-    """The same mesh with `Auto` axes: a step constrains the shardings itself."""
+    """The same mesh with `Auto` axes, because a step sets the sharding constraints itself."""
     if isinstance(mesh, Mesh):
         return Mesh(mesh.devices, mesh.axis_names)
     return AbstractMesh(mesh.axis_sizes, mesh.axis_names)
@@ -217,10 +221,10 @@ def data_parallel(devices: Devices | None = None) -> Sharding:
 
     **Arguments:**
 
-    - `devices`: the devices, by default all devices of all processes; or a mesh, over all of whose
-      axes the examples are split.
+    - `devices`: a sequence of devices, or a mesh. The examples are split over all axes of the mesh.
+      The default is all devices of all processes.
 
-    **Raises:** `ValueError` for no devices.
+    **Raises:** `ValueError` if `devices` is empty; `TypeError` if `devices` is a single device.
 
     >>> import jax
     >>> from eqxlike import train
@@ -236,24 +240,26 @@ def fsdp(devices: Devices | None = None, *, min_size: int = 2**16) -> Sharding:
     """Fully sharded data parallelism: each device has a part of each batch, of each array of the
     model, and of the optimiser's state.
 
-    The step all-gathers each parameter when it needs it and sums its gradient over devices, and
-    each device updates its own part. Each array is split along its longest divisible axis, the
-    first one of several.
+    When the step needs a parameter, it all-gathers the parameter. It sums the gradient of the
+    parameter over devices. Each device updates its own part. Each array is split along its longest
+    divisible axis. If several axes are the longest, the first of them is split.
 
     The layers of an `nn.ScanStack` are all-gathered one at a time in the forward and the backward
-    pass, and their gradients are summed one at a time. Their axis of layers is split only if no
-    other axis is divisible. If a loss reads `stack.layers` directly, XLA chooses when to gather.
+    pass, and their gradients are summed one at a time. The axis of layers is split only if no other
+    axis is divisible. If a loss reads `stack.layers` directly, XLA chooses when to gather them.
 
     Source: Rajbhandari et al. (2020), "ZeRO: Memory Optimizations Toward Training Trillion
     Parameter Models".
 
     **Arguments:**
 
-    - `devices`: the devices, by default all devices of all processes; or a mesh, over all of whose
-      axes examples and arrays are split.
-    - `min_size`: arrays with fewer elements, or without a divisible axis, are replicated.
+    - `devices`: a sequence of devices, or a mesh. Examples and arrays are split over all axes of
+      the mesh. The default is all devices of all processes.
+    - `min_size`: an array with fewer elements is replicated. An array without a divisible axis is
+      replicated too.
 
-    **Raises:** `ValueError` for no devices, or if `min_size` is not an integer of at least 0.
+    **Raises:** `ValueError` if `devices` is empty, or if `min_size` is not an integer of at least
+    0; `TypeError` if `devices` is a single device.
 
     >>> import jax
     >>> from eqxlike import nn, train
@@ -270,7 +276,10 @@ def fsdp(devices: Devices | None = None, *, min_size: int = 2**16) -> Sharding:
 
 
 def _mesh_of(devices: Devices | None, taker: str) -> Mesh | AbstractMesh:
-    """**Raises:** `ValueError` for no devices."""
+    """The mesh of a sequence of devices. A mesh is returned unchanged.
+
+    **Raises:** `ValueError` if `devices` is empty; `TypeError` if it is a single device.
+    """
     if isinstance(devices, Mesh | AbstractMesh):
         return devices
     if isinstance(devices, jax.Device):
@@ -294,26 +303,26 @@ Tree = TypeVar("Tree")
 def shard(state: TrainState[Model], sharding: Sharding) -> TrainState[Model]:
     """Places a state on the devices of a mesh, split by the rules of a `Sharding`.
 
-    Arrays of the optimiser's state that belong to a parameter are split like it. The step, the key,
-    the loss scale and the model's state are replicated.
+    Arrays of the optimiser's state that belong to a parameter are split like the parameter. The
+    step, the key, the loss scale and the model's state are replicated.
 
-    Inside `jit` it adds sharding constraints. This creates a model that is too large for one device
-    directly in its parts:
+    Inside `jit`, this function adds sharding constraints. Then each device creates only its part of
+    the state, so the model may be too large for one device:
 
         state = eqxlike.filter_jit(lambda key: train.shard(create(key), sharding))(key)
 
-    With several processes, all must call it with the same state.
+    If there are several processes, all must call this function with the same state.
 
     **Arguments:**
 
     - `state`: the initial state. It is copied and stays usable.
     - `sharding`: see `Sharding`, `data_parallel` and `fsdp`.
 
-    **Returns:** the state, for a step of `make_step(..., sharding=sharding)`.
+    **Returns:** the state on the devices. Pass it to a step of `make_step(..., sharding=sharding)`.
 
     **Raises:** `TypeError` if `state` is not a `TrainState`, or `sharding` is not a `Sharding`;
-    `ValueError` if a rule applies to no array or does not fit its array, with the path, or for an
-    abstract mesh; `RuntimeError` if arrays of the state were donated.
+    `ValueError`, with the path, if a rule applies to no array or does not fit its array;
+    `ValueError` if the mesh is abstract; `RuntimeError` if arrays of the state were donated.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -342,8 +351,9 @@ def shard(state: TrainState[Model], sharding: Sharding) -> TrainState[Model]:
 def place_batch(batch: Tree, sharding: Sharding) -> Tree:
     """Splits a batch over devices.
 
-    With several processes, all must pass the same whole batch, which is not checked. Each process
-    moves its own part. Arrays that are already sharded over several processes are unchanged.
+    If there are several processes, all must pass the same whole batch. This is not checked. Each
+    process moves only its own part. Arrays that are already sharded over several processes are
+    unchanged.
 
     **Raises:** `ValueError`, with the path, if a leading axis is not divisible.
     """
@@ -360,7 +370,7 @@ def place_batch(batch: Tree, sharding: Sharding) -> Tree:
 
 
 def check_sharding(sharding: Any, taker: str) -> None:
-    """Raises `TypeError` if `sharding` is not a `train.Sharding`, for example JAX's own."""
+    """Raises `TypeError` if `sharding` is not a `train.Sharding` but, for example, one of JAX."""
     if not isinstance(sharding, Sharding):
         raise TypeError(
             f"{taker} expected a train.Sharding, such as train.data_parallel or train.fsdp "
@@ -369,7 +379,7 @@ def check_sharding(sharding: Any, taker: str) -> None:
 
 
 def place(tree: Tree, shardings: Any) -> Tree:
-    """Places each array of a tree by its sharding; `None` leaves it unchanged."""
+    """Places each array of a tree by its sharding. A leaf whose sharding is `None` is unchanged."""
     return jtu.tree_map(_place, tree, shardings)
 
 
@@ -378,8 +388,8 @@ def _place(leaf: Any, where: NamedSharding | None) -> Any:
         return leaf
     if isinstance(leaf, Tracer):
         return jax.lax.with_sharding_constraint(leaf, where)
-    # A copy: `device_put` may share the buffer on the first device, and a step that donates the
-    # result would delete the caller's array.
+    # Copy the array, because `device_put` may share its buffer on the first device. Then a step
+    # that donates the result would delete the caller's array.
     array = copy_arrays(jnp.asarray(leaf))
     if not is_key(array):
         return jax.device_put(array, where)
@@ -392,10 +402,11 @@ def _place(leaf: Any, where: NamedSharding | None) -> Any:
 
 
 def evaluate_sharded(evaluate: Evaluate, sharding: Sharding) -> Evaluate:
-    """The same loss, with the model all-gathered and the batch split.
+    """Returns a loss that all-gathers the model and splits the batch, then computes `evaluate`.
 
-    The transpose of a sharding constraint is the same constraint: the gradient of a replicated
-    parameter is summed over devices, and of a split parameter each device keeps its part.
+    This also gives gradients with the right sharding, because the transpose of a sharding
+    constraint is the same constraint. If a parameter is replicated, its gradient is summed over
+    devices. If a parameter is split, each device keeps its part of the gradient.
     """
 
     def evaluated(model: Any, model_state: Any, batch: Any, key: PRNGKeyArray) -> Evaluation:
@@ -408,8 +419,10 @@ def evaluate_sharded(evaluate: Evaluate, sharding: Sharding) -> Evaluate:
 
 
 def measure_sharded(measure: Callable[..., Any], sharding: Sharding) -> Callable[..., Any]:
-    """The same metrics, with the model all-gathered and the batch, the last argument, split if it
-    is divisible.
+    """Returns a function that all-gathers the model and splits the batch, then computes `measure`.
+
+    The first argument is the model, and the last argument is the batch. Arrays of the batch are
+    split only if their length is divisible by the number of parts.
     """
 
     def measured(model: Any, *between_and_batch: Any) -> Any:
@@ -421,16 +434,17 @@ def measure_sharded(measure: Callable[..., Any], sharding: Sharding) -> Callable
 
 
 def _all_gathered(model: Model, sharding: Sharding) -> Model:
-    """All-gathers the arrays of a model along the batch axes: at once, or one layer at a time in
-    the loop over stacked layers.
+    """All-gathers the arrays of a model along the batch axes.
 
-    Without these constraints XLA may split features instead, and exchange activations.
+    The arrays of stacked layers are gathered one layer at a time, in the loop over layers. All
+    other arrays are gathered at once. Without these constraints, XLA may decide to split features
+    instead, and exchange activations.
     """
     mesh = sharding.mesh
     if isinstance(mesh, Mesh) and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu":
-        # XLA's CPU devices share threads. A device that is a step ahead waits for the others, and
-        # may block the thread that they need: a loop of a few hundred steps deadlocked. So the call
-        # waits for its result, as a call with a check does.
+        # XLA's CPU devices share threads. A device that is a step ahead waits for the other
+        # devices, and may block the thread that they need. A loop of a few hundred steps did
+        # deadlock. So the call waits for its result, as a call with a check does.
         note_check()
     split, together = sharding.of_model(model), sharding.of_gathered(model)
     later = gathered_by_layer(model, split, together)
