@@ -26,10 +26,10 @@ class TemperatureScaling(Module):
     """Divides logits by a temperature. A temperature above 1 makes predictions less certain.
 
     The predicted class does not change. A call on logits returns logits. A call on a
-    `CategoricalMixture` returns a mixture with one component: the combined prediction of the
-    networks is scaled, not each network (Rahaman and Thiery, 2021, "Uncertainty Quantification and
-    Deep Ensembles"). The scaled mixture therefore has no epistemic uncertainty; read it from the
-    original mixture.
+    `CategoricalMixture` returns a mixture with one component, because the combined prediction of
+    the networks is scaled, not each network (Rahaman and Thiery, 2021, "Uncertainty Quantification
+    and Deep Ensembles"). The scaled mixture therefore has no epistemic uncertainty; read it from
+    the original mixture.
 
     - `temperature`: shape `()`, positive.
     """

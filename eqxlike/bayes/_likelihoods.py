@@ -59,7 +59,7 @@ class Likelihood(Module):
 
 
 class HasScale(Likelihood):
-    """Base of likelihoods with a scale, which is known, unknown, or an output of the network.
+    """Base of likelihoods with a scale. The scale is known, unknown, or an output of the network.
 
     With `"head"`, the network returns all centres, then all scales before softplus.
     """
@@ -149,7 +149,10 @@ def check_counts(name: str, y: Struct, what: str, shape: tuple[int, ...] = ()) -
 
 
 def check_range(name: str, y: Array, most: int | None, why: str) -> None:
-    """Raises `ValueError` unless targets lie between 0 and `most`. Skips traced arrays."""
+    """Raises `ValueError` unless targets lie between 0 and `most`.
+
+    If `most` is `None`, there is no upper limit. Traced targets are not checked.
+    """
     if isinstance(y, Tracer):
         return
     least, greatest = int(y.min()), int(y.max())

@@ -75,7 +75,7 @@ class Mixture(Module):
         return self.epistemic + self.aleatoric
 
     def log_prob(self, y: Float[Array, "*B"]) -> Float[Array, "*B"]:
-        """The log density at `y`, in nats, for a density in the unit of `y`.
+        """The log density at `y`, in nats. The density is per unit of `y`.
 
         **Raises:** `ValueError` if the shape of `y` is not `batch_shape`; `y` is not broadcast.
         """

@@ -80,7 +80,7 @@ class Posterior(Module):
 
         - `model`: a Module that is called with one example. Bayesian layers, such as
           `nn.BayesianLinear`, become plain layers with the posterior means; their posterior
-          standard deviations are the initial ones of `bayes.MeanField`.
+          standard deviations are the initial standard deviations in `bayes.MeanField`.
         - `prior`: a prior of `bayes`, or a NumPyro distribution for all entries; `None` for the
           priors of the model's Bayesian layers.
         - `likelihood`: the distribution of the targets, given the model's outputs.
@@ -196,7 +196,7 @@ class Posterior(Module):
     def _map(
         self, function: Callable[[Any, Any], Array], hyper: Any, unknowns: Unknowns
     ) -> Unknowns:
-        """Maps a function of a prior and a value over the unknowns.
+        """Applies `function` to the prior and the value of each unknown.
 
         **Arguments:**
 
@@ -262,7 +262,10 @@ class Posterior(Module):
     # --- spaces ---
 
     def constrain(self, linked: Unknowns) -> tuple[Unknowns, Float[Array, ""]]:
-        """Transforms linked to standard space; also returns the log determinant of the Jacobian."""
+        """Transforms unknowns from linked to standard space.
+
+        Also returns the log determinant of the Jacobian.
+        """
         self._check_one(linked, is_linked=True)
         outer = self._hyperpriors()["prior"]
         hyper = jtu.tree_map(constrained, outer, linked.prior, is_leaf=is_distribution)

@@ -56,7 +56,7 @@ def convergence(draws: Draws) -> Convergence:
 
 
 def _convergence(draws: Float[np.ndarray, "c n b"]) -> tuple[np.ndarray, ...]:
-    # Split each chain in two: the halves of a chain that drifts disagree.
+    # Split each chain in two, because the halves of a chain that drifts disagree.
     half = draws.shape[1] // 2
     halves = np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])
     ranked = _rank_normalised(halves)
@@ -163,7 +163,8 @@ class Diagnostics(Module):
     - `predictive`: `PredictiveScores`, which compare the draws with one network, such as the
       network at the mode. Without `held_out=`, these methods have no scores: `bayes.MAP`,
       ensembles, chains on minibatches, custom methods without a `point_estimate`, and
-      `bayes.Laplace` with `width=None`, which already compares its draws on left-out examples.
+      `bayes.Laplace` with `width=None`, because it already evaluates its draws on left-out
+      examples.
     - `warnings`: problems of the run, as text.
     """
 

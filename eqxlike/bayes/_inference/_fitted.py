@@ -69,8 +69,8 @@ class FittedPosterior(Module):
         **Arguments:**
 
         - `num`: number of draws. By default all draws that the method kept, or 100 if the method
-          can make new ones. If `num` is larger than the number of kept draws, each kept draw is
-          repeated equally often or once more.
+          can make new ones. If `num` is larger than the number of kept draws, draws are repeated.
+          The numbers of their copies differ by at most one.
         - `key`: random key for the draws.
 
         **Raises:** `ValueError` if the run stopped before its first draw.
@@ -82,7 +82,7 @@ class FittedPosterior(Module):
         return _samples(self.problem, self.method, self.found, num, key)
 
     def model(self, sample: Unknowns) -> Any:
-        """The network with the unknowns of one draw, a function of one input.
+        """The network with the unknowns of one draw. It is a function of one input.
 
         **Arguments:**
 

@@ -477,7 +477,7 @@ def _check(target: Any, method: Any, chain_method: Any, mode: Any, key: Any) -> 
 
 
 def _checked(held_out: Any, target: Posterior) -> Data | None:
-    """Checks held-out data as the target's data are checked. Returns them as JAX arrays."""
+    """Checks held-out data like the target's data, and returns them as JAX arrays."""
     if held_out is None:
         return None
     try:

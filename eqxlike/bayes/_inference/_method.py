@@ -59,13 +59,13 @@ class Problem(Module):
     # --- vectors and trees ---
 
     def flatten(self, linked: Unknowns) -> Vector:
-        """Unknowns in linked space as a vector."""
+        """Converts unknowns in linked space to a vector."""
         return jnp.concatenate(
             [leaf.reshape(-1).astype(self.dtype) for leaf in jtu.tree_leaves(linked)]
         )
 
     def unflatten(self, vector: Vector) -> Unknowns:
-        """A vector as unknowns in linked space."""
+        """Converts a vector to unknowns in linked space."""
         sizes = [math.prod(struct.shape) for struct in self._structs]
         # Split the vector instead of slicing it. The gradient of a split is one concatenation, but
         # the gradient of slices is a sum of one vector for each slice.
@@ -77,7 +77,7 @@ class Problem(Module):
         return jtu.tree_unflatten(self._treedef, leaves)
 
     def unknowns(self, vector: Vector) -> Unknowns:
-        """A vector as unknowns in standard space."""
+        """Converts a vector to unknowns in standard space."""
         return self.target.constrain(self.unflatten(vector))[0]
 
     # --- densities ---
@@ -201,8 +201,8 @@ class Method(Module):
 
     To add a method to eqxlike, write a class in `bayes/_methods`: a subclass of `MarkovChain` if
     its draws are the positions of chains, or of `Descent` if an optimiser makes its steps. Export
-    it in `bayes/__init__.py`, and add it to `METHODS` in `tests/bayes/methods/cases.py`, which runs
-    all laws on it.
+    it in `bayes/__init__.py`, and add it to `METHODS` in `tests/bayes/methods/cases.py`. The tests
+    then run all laws on it.
     """
 
     is_descent: ClassVar[bool] = False
@@ -330,7 +330,7 @@ class Method(Module):
         return None
 
     def network(self, problem: Problem, unknowns: Unknowns) -> Any:
-        """The network with these unknowns, a function of one input."""
+        """The network with these unknowns. It is a function of one input."""
         return problem.target.model(unknowns)
 
     def outputs(

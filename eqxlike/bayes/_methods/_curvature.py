@@ -127,7 +127,7 @@ class Block(Module):
 
 
 class RotatedNormal(Module):
-    """A normal distribution in which arrays are independent, with the methods of `DenseNormal`."""
+    """A normal distribution with independent arrays. It has the same methods as `DenseNormal`."""
 
     blocks: tuple[Block, ...]
 

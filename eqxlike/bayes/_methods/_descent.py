@@ -96,7 +96,7 @@ class Descent(Method):
 
 
 class MAP(Descent):
-    """Maximum a posteriori: the most probable unknowns, as from training with weight decay.
+    """Maximum a posteriori: the most probable unknowns, as found by training with weight decay.
 
     It costs as much time and memory as ordinary training. Do not use it if uncertainty about the
     network matters: all its draws are the same. The density is maximised in linked space.
@@ -104,7 +104,7 @@ class MAP(Descent):
     - `steps`: number of optimiser steps.
     - `learning_rate`: initial learning rate of Adam (Kingma and Ba, 2015), with cosine decay to
       zero.
-    - `optimiser`: an Optax optimiser to use instead, such as `optax.lbfgs()`.
+    - `optimiser`: an Optax optimiser to use instead of Adam, such as `optax.lbfgs()`.
     - `batch_size`: examples per step, drawn with replacement; all examples by default.
 
     >>> from eqxlike import bayes

@@ -73,7 +73,7 @@ _NOISE_RATE, _NOISE_STEPS = 0.05, 400
 
 
 class StoppedEarly(NamedTuple):
-    """Training with validation examples, and the best parameters so far.
+    """The state of training with validation examples, with the best unknowns so far.
 
     - `place`, `optimiser`: the fields of `Optimised`.
     - `order`: a permutation of the `N` example indices, which chooses `n` validation examples. If
@@ -160,7 +160,8 @@ class EarlyStoppedEnsemble(DeepEnsemble):
         return self._with_noise(problem, states.order, jax.lax.map(of_one, states))
 
     def diagnosed(self, problem: Problem, found: Array) -> dict[str, Any]:
-        # A run with early stopping does not aim at a mode.
+        # A run with early stopping does not aim at a mode, so its distance from a mode is not
+        # reported.
         return {}
 
     def _num_left_out(self, problem: Problem) -> int:

@@ -336,7 +336,7 @@ def _positive_part(matrix: Float[Array, "C C"]) -> Float[Array, "C C"]:
 
 
 def prior_hessian(around: AroundMode, place: slice) -> Float[Array, "n n"]:
-    """The block of the Hessian for a slice of the varying unknowns."""
+    """The Hessian of the negative log prior for a slice of the varying unknowns."""
     size = around.centre.shape[0]
 
     def column(index: Array) -> Array:
@@ -347,7 +347,7 @@ def prior_hessian(around: AroundMode, place: slice) -> Float[Array, "n n"]:
 
 
 def prior_diagonal(around: AroundMode, part: Part) -> Float[Array, " n"]:
-    """The diagonal of the Hessian for one array."""
+    """The diagonal of the Hessian of the negative log prior for one array."""
     place = around.place_of(part)
     if not _is_elementwise(around, part):
         return jnp.diagonal(prior_hessian(around, place))

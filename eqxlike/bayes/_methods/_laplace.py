@@ -57,7 +57,7 @@ _TUNING_FRACTION, _NUM_TUNINGS = 0.5, 5
 
 
 class LaplacePosterior(Module):
-    """The result of `bayes.Laplace`, the `found` of a `bayes.FittedPosterior`.
+    """The result of `bayes.Laplace`. It is the field `found` of a `bayes.FittedPosterior`.
 
     - `mode`: the most probable unknowns in linked space.
     - `normal`: the distribution of the varying unknowns minus the mode.
@@ -111,20 +111,21 @@ class Laplace(Descent):
       Applied to Classification Networks"; Gibbs, 1997, "Bayesian Gaussian Processes for Regression
       and Classification"). For `bayes.Gaussian`, `"probit"` equals `"linearised"`. `"sampled"` uses
       networks with sampled parameters.
-    - `width`: factor of the covariance. 1 is the approximation of the posterior. By default
-      (`None`), the width is 1 unless a smaller width predicts left-out examples significantly
-      better. A warning then reports both scores. A smaller width helps if a network fits its data
-      perfectly, because the approximation of the posterior is then as wide as the prior. At most
-      512 examples are left out, one at a time, by an approximation without refitting.
+    - `width`: factor of the covariance. Width 1 is the Laplace approximation of the posterior. By
+      default (`None`), the width is 1 unless a smaller width predicts left-out examples
+      significantly better. A warning then reports both scores. A smaller width helps if a network
+      fits its data perfectly, because the approximation of the posterior is then as wide as the
+      prior. At most 512 examples are left out, one at a time, by an approximation without
+      refitting.
     - `tune_prior`: whether to choose the prior scales that maximise the evidence. Mode and scales
       are then fitted in turn, in `steps / 2` additional steps (Immer et al., 2021, "Scalable
       Marginal Likelihood Estimation for Model Selection in Deep Learning"). All priors must be
       normal with a fixed scale; each pattern of `bayes.prior_by_path` has its own scale. Use it if
       the scale is a guess; a scale chosen on held-out data may predict better.
       `posterior.diagnostics.choice` reports the chosen scales.
-    - `layer`: with `"last_layer"`, the parameters that vary, as a pattern of paths like in
-      `bayes.prior_by_path`. By default, all parameters of the layer that contains the last
-      parameter.
+    - `layer`: with `"last_layer"`, the parameters that vary, as a pattern of paths. Patterns are
+      described in `bayes.prior_by_path`. By default, all parameters of the layer that contains the
+      last parameter.
 
     The other fields are described in `bayes.MAP`. Train to convergence, because the approximation
     is made where training ends. The approximation is exact for a linear model with known noise.

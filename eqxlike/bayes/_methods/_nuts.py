@@ -99,8 +99,8 @@ class _Subtree(NamedTuple):
     - `stopped`: whether the last step stopped the subtree, because of a U-turn or a divergence.
     - `diverged`: whether the last step diverged.
     - `random_bits`: two random words. They are stored so that the loops do not compute them twice.
-    - `proposal`: one of its steps, chosen with probability proportional to weight: position,
-      gradient, log density and energy.
+    - `proposal`: position, gradient, log density and energy of one step of the subtree. The step is
+      chosen with a probability proportional to its weight.
     - `turning_points`: for each level of smaller subtrees, two vectors of the first step of the
       current subtree of this level: the velocity, and half the momentum minus the sum of the
       momenta up to this step.
@@ -466,7 +466,7 @@ def _dots(a: Float[Array, "... d"], b: Float[Array, "... d"]) -> Float[Array, " 
 
 
 def _where(where: Array, old: Any, **new: Any) -> Any:
-    """Replaces fields of a named tuple for the chains that `where` marks."""
+    """Replaces fields of a named tuple for the chains in which `where` is true."""
     return old._replace(**_selected(where, new, {name: getattr(old, name) for name in new}))
 
 
@@ -513,7 +513,7 @@ def _repeated(
     return unpacked(loop)
 
 
-# --- Counter-based random numbers: they depend only on the number of a draw, not on its call ---
+# --- Counter-based random numbers, which depend only on the key and the number of a draw ---
 
 
 def _random_numbers(

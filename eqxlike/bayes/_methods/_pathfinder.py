@@ -32,7 +32,7 @@ class Path(NamedTuple):
 class Resampled(NamedTuple):
     """Draws of all paths with their importance weights.
 
-    - `end`: last position of the path with the highest log density.
+    - `end`: of the last positions of all paths, the position with the highest log density.
     - `probabilities`: normalised importance weights of the draws.
     - `log_evidence`: log of the mean ratio of the densities.
     - `pareto_k`: shape of the tail of the ratios. Above 0.7, a few draws dominate.
@@ -150,9 +150,9 @@ class Pathfinder(Method):
 def _centred(normal: Any, log_density: Any) -> Any:
     """A normal distribution of a path, with its mean moved by the correct Newton step.
 
-    BlackJAX 1.7.1 moves it in the opposite direction: it uses the gradient of the negative log
-    density instead of the log density. The gradient is set to zero here, so that BlackJAX does not
-    move the mean again.
+    BlackJAX 1.7.1 moves the mean in the opposite direction, because it uses the gradient of the
+    negative log density instead of the log density. The gradient is set to zero here, so that
+    BlackJAX does not move the mean again.
     """
     gradient = jax.grad(log_density)(normal.position)
     low_rank = normal.beta @ (normal.gamma @ (normal.beta.T @ gradient))

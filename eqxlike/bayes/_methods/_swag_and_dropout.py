@@ -59,12 +59,13 @@ class SWAG(Descent):
     - `steps`: number of optimiser steps of the training phase.
     - `learning_rate`: initial learning rate of Adam in the training phase, with cosine decay to
       zero.
-    - `optimiser`: an Optax optimiser to use instead.
+    - `optimiser`: an Optax optimiser to use instead of Adam in the training phase.
     - `batch_size`: examples per step, drawn with replacement; `None` for all examples.
     - `collect_steps`: number of steps of the collection phase.
     - `collect_every`: the number n; the unknowns are collected at every n-th step.
     - `collect_learning_rate`: learning rate of Adam in the collection phase.
-    - `collect_optimiser`: an Optax optimiser to use instead, such as `optax.sgd(0.01)`.
+    - `collect_optimiser`: an Optax optimiser to use instead of Adam in the collection phase, such
+      as `optax.sgd(0.01)`.
     - `rank`: number of deviations to keep.
 
     >>> from eqxlike import bayes

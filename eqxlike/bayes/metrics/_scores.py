@@ -22,8 +22,8 @@ def nll(prediction: Any, y: Array) -> Float[Array, ""]:
       object with a method `log_prob`.
     - `y`: the targets, one for each distribution.
 
-    **Returns:** shape `()`, in nats; lower is better. For numeric targets, the density is in the
-    unit of `y`.
+    **Returns:** shape `()`, in nats; lower is better. For numeric targets, the density is per unit
+    of `y`.
 
     **Raises:** `TypeError` if `prediction` has no `log_prob`; `ValueError` if the shapes differ;
     shapes are not broadcast.
