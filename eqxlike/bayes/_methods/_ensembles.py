@@ -21,8 +21,8 @@ class DeepEnsemble(MAP):
     """Networks trained from different initial parameters, for models of any size.
 
     It costs as much as training `members` networks. Do not use it for regression with few examples
-    if you need wide enough intervals: each member underestimates the noise, as `bayes.MAP` does.
-    Use `bayes.EarlyStoppedEnsemble` instead.
+    if you need wide enough intervals, because each member underestimates the noise, as `bayes.MAP`
+    does. Use `bayes.EarlyStoppedEnsemble` instead.
 
     The disagreement of the members is the epistemic uncertainty (Lakshminarayanan, Pritzel and
     Blundell, 2017, "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles").
@@ -76,8 +76,8 @@ class StoppedEarly(NamedTuple):
     """The state of training with validation examples, with the best unknowns so far.
 
     - `place`, `optimiser`: the fields of `Optimised`.
-    - `order`: a permutation of the `N` example indices, which chooses `n` validation examples. If
-      steps use all data, example `i` is a validation example if `order[i] < n`. If steps use
+    - `order`: a permutation of the `N` example indices, which chooses `n` validation examples. For
+      steps with all data, example `i` is a validation example if `order[i] < n`. For steps with
       batches, the validation examples have the indices `order[:n]`.
     - `best_place`, `best_score`: the unknowns with the greatest mean log likelihood of the
       validation examples, and that mean.

@@ -115,8 +115,8 @@ class Hamiltonian(MarkovChain):
 class HMC(Hamiltonian):
     """Hamiltonian Monte Carlo: exact up to Monte Carlo error, with a cost known in advance.
 
-    A step costs gradients of all examples: on average half of `trajectory_steps`. A kept draw needs
-    as much memory as the unknowns. If you do not know a good trajectory length, use `bayes.NUTS`,
+    A step costs on average `trajectory_steps / 2` gradients of all examples. A kept draw needs as
+    much memory as the unknowns. If you do not know a good trajectory length, use `bayes.NUTS`,
     which adapts it. (Neal, 2011, "MCMC Using Hamiltonian Dynamics"; BlackJAX's implementation.)
 
     The number of leapfrog steps of a trajectory is uniform between 1 and `trajectory_steps`,
