@@ -235,8 +235,9 @@ class Posterior(Module):
         **Arguments:**
 
         - `unknowns`: unknowns with the structure of `initial`.
-        - `linked`: whether `unknowns` are in linked space, which is unconstrained. The density is
-          then the density in linked space, with the log determinant of the link's Jacobian.
+        - `linked`: whether `unknowns` are in linked space, which is unconstrained. If so, the
+          result is the density in linked space, which includes the log determinant of the link's
+          Jacobian.
         """
         return self.minibatch_log_density(unknowns, self.data, linked)
 

@@ -519,7 +519,7 @@ def _repeated(
 def _random_numbers(
     keys: PRNGKeyArray, numbers: Int[Array, " n"], problem: Problem
 ) -> tuple[UInt[Array, "C n 3"], Float[Array, "C n d"]]:
-    """Seeds and standard normal samples for the draws with these indices.
+    """Seeds and standard normal samples for the draws with the indices `numbers`.
 
     `jax.random` would need several loops, which LLVM unrolls and compiles slowly.
     """

@@ -19,7 +19,7 @@ _MAX_GRADIENTS = 30
 class Path(NamedTuple):
     """The result of one path.
 
-    - `draws`: draws from its best normal distribution.
+    - `draws`: draws from the best normal distribution of the path.
     - `log_ratios`: log posterior density minus log normal density of each draw, in nats.
     - `end`: the last position of the path.
     """

@@ -53,8 +53,8 @@ def negative_elbo(
 
     - `model`: any pytree. The KL is summed over its `nn.BayesianLayer`s.
     - `log_likelihood`: `log_likelihood(model, example, key)` returns the log density of one
-      example, shape `()`. `example` is the batch without its leading axis; pass `key` on to
-      `model(x, key=key)`.
+      example, shape `()`. `example` is one example of the batch, without the leading axis. Pass
+      `key` on to `model(x, key=key)`.
     - `batch`: arrays with leading axis B.
     - `num_data`: N, the number of examples in the training data.
     - `key`: random key for the draws.

@@ -42,8 +42,8 @@ def psis_loo(log_likelihoods: Float[Array, "S N"] | Float[Array, "chains draws N
     implementation).
 
     If the Pareto k of an example is large, a few draws dominate its weights, and there is a
-    warning. The limit is `min(1 - 1 / log10(S), 0.7)` (Vehtari, Simpson, Gelman, Yao and Gabry,
-    2024, "Pareto Smoothed Importance Sampling").
+    warning. The limit is `min(1 - 1 / log10(S), 0.7)` for `S` draws (Vehtari, Simpson, Gelman, Yao
+    and Gabry, 2024, "Pareto Smoothed Importance Sampling").
 
     The weights are correct for draws from the posterior, such as draws of Markov chains. For draws
     from an approximation, such as `bayes.Laplace` or `bayes.MeanField`, the weights evaluate the
@@ -56,7 +56,7 @@ def psis_loo(log_likelihoods: Float[Array, "S N"] | Float[Array, "chains draws N
     **Arguments:**
 
     - `log_likelihoods`: log likelihood of each example under each draw, in nats, shape `(S, N)` for
-      independent draws, or `(chains, draws, N)` for Markov chains, whose autocorrelation is then
+      independent draws, or `(chains, draws, N)` for Markov chains. The autocorrelation of chains is
       taken into account. For a prediction of the training examples, it is
       `prediction.component_log_prob(y)`.
 
