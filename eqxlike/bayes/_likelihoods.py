@@ -170,8 +170,9 @@ class Gaussian(HasScale):
     """Normal targets, with the network's output as their mean.
 
     - `scale`: the standard deviation, in the unit of the targets. It may be a number; an array with
-      the shape of an example's target; a NumPyro distribution over positive numbers or such arrays,
-      which makes the scale an unknown; or `"head"`, if the network returns the scale.
+      the shape of an example's target; a NumPyro distribution over positive numbers or arrays of
+      positive numbers; or `"head"`. With a distribution, the scale is an unknown. With `"head"`,
+      the network returns the scale.
 
     With `"head"`, the network returns `2 * k` numbers for the k targets of an example: all means,
     then all scales before softplus. For a target of shape `()` it returns one mean and one scale.

@@ -178,7 +178,7 @@ def _inferred(
                 save()
                 saved_at = time.monotonic()
     save()
-    # `fitted_from` calls `method.finish`.
+    # `fitted_from` calls `method.finish`, the last part of the run.
     return fitted_from(problem, method, Chains(chains.step, chains.states, parts[0]), key)
 
 

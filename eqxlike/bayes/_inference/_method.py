@@ -98,7 +98,7 @@ class Problem(Module):
         return function if self.mode is None else differentiate_with(function, self.mode)
 
     def batch(self, key: PRNGKeyArray, size: int | None) -> Data | None:
-        """`size` examples, drawn with replacement; `None` stands for all examples."""
+        """Draws `size` examples with replacement. `None` stands for all examples."""
         if size is None:
             return None
         chosen = jr.randint(key, (size,), 0, self.target.num_data)
@@ -227,7 +227,7 @@ class Method(Module):
 
     @property
     def thinning(self) -> int:
-        """The number n. Of the steps that are not dropped, every n-th record is kept."""
+        """The number n: after the dropped steps, every n-th record is kept."""
         return 1
 
     def runs_apart(self, problem: Problem) -> bool:

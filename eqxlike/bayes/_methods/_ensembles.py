@@ -138,7 +138,7 @@ class EarlyStoppedEnsemble(DeepEnsemble):
         after, value = descend(self._optimiser(), loss, before)
         record = {"loss": value}
         if self.batch_size is None:
-            # XLA reuses the outputs from the forward pass of the loss.
+            # This is cheap, because XLA reuses the outputs from the forward pass of the loss.
             score = self._score(problem, state)
             record["validation_loss"] = -score
         else:
