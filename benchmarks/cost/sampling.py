@@ -25,6 +25,8 @@ CHAINS = 4
 MANY_CHAINS = (64, 512, 4096)
 # Shorter chains do not converge: R-hat and the effective sample size would say little.
 _FEWEST_DRAWS = 100
+_MAX_RUN_CHAINS = 8192
+"""Bounds chains times seeds: runs of many chains take minutes."""
 INPUTS = 20
 
 
@@ -79,7 +81,7 @@ def _row(make: Callable[[], Stated], times: float, chain_method: Any, chains: in
         for sample in samplers.values():
             sample(0)
         runs: dict[str, list[Any]] = {name: [] for name in samplers}
-        for seed in range(1, effort.runs + 1):
+        for seed in range(1, min(effort.runs, _MAX_RUN_CHAINS // chains) + 1):
             # They take turns in going first.
             for name in sorted(samplers, reverse=seed % 2 == 0):
                 runs[name].append(_run(stated, samplers[name], seed)._asdict())
