@@ -4,8 +4,9 @@ In reading order:
 
 - `_import_export`: the two public functions.
 - `_names`: the table from model names to file names, and the layout of stored arrays.
-- `_reader`: finds and reads arrays. `_parts`: assembles arrays to write.
-- `_files`: files, shards and their index.
+- `_reader`: finds arrays in files and reads them.
+- `_parts`: assembles the arrays to write.
+- `_files`: files, shards and the index of shards.
 """
 
 from ._import_export import export_safetensors as export_safetensors

@@ -16,7 +16,7 @@ from .._checks import importing
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-# dtypes by their names in the files.
+# Maps the names of dtypes in files to JAX's dtypes.
 _DTYPES = {
     "BOOL": "bool",
     "BF16": "bfloat16",
@@ -40,7 +40,7 @@ def dtype_name(array: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """An array in a file. `dtype` is the file's name of the dtype if JAX does not support it."""
+    """An array in a file. If JAX does not support its dtype, `dtype` is the name in the file."""
 
     path: pathlib.Path
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Entry:
     offset: int
 
     def read(self) -> np.ndarray:
-        """The array as a memory map, which reads numbers when they are used."""
+        """The array as a memory map. The numbers are read from the file when they are used."""
         dtype = np.dtype(jnp.dtype(self.dtype))
         if 0 in self.shape:
             return np.empty(self.shape, dtype)
@@ -58,10 +58,10 @@ class Entry:
 
 
 def find_entries(source: Source) -> dict[str, Entry]:
-    """Finds the arrays in a file, a folder, the shards of an index, or several files, by name.
+    """Finds arrays by name in a file, a folder, the shards of an index, or several files.
 
-    **Raises:** `ValueError` for a damaged file, or a name that is in two files; `OSError` if a file
-    cannot be read or a folder has no file.
+    **Raises:** `ValueError` if a file is damaged, or if two files have an array of the same name;
+    `OSError` if a file cannot be read, or if a folder has no file.
     """
     several = [source] if isinstance(source, str | os.PathLike) else source
     found: dict[str, Entry] = {}
@@ -76,7 +76,7 @@ def find_entries(source: Source) -> dict[str, Entry]:
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
-    """The safetensors files of a path: the file, the shards of an index, or those in a folder."""
+    """The safetensors files of a path, which may be a file, an index of shards, or a folder."""
     if path.is_dir():
         indices = sorted(path.glob("*.safetensors.index.json"))
         files = indices or sorted(path.glob("*.safetensors"))
@@ -106,7 +106,7 @@ def _read_header(path: pathlib.Path) -> dict[str, Entry]:
         import safetensors
     with open(path, "rb") as file:
         try:
-            # Checks the header and the length of the file.
+            # `safe_open` checks the header and the length of the file.
             with safetensors.safe_open(path, framework="np"):
                 pass
         except safetensors.SafetensorError as error:
@@ -123,7 +123,7 @@ def _read_header(path: pathlib.Path) -> dict[str, Entry]:
 
 @dataclasses.dataclass(frozen=True)
 class Writing:
-    """An array to write. `make` computes it, just before it is written."""
+    """An array to write. `make` computes the array just before it is written."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -142,9 +142,9 @@ def write_files(
 ) -> None:
     """Writes arrays to one file, or to shards and an index in the same folder.
 
-    All new files are complete before the first replaces an existing file.
+    An existing file is replaced only when all new files are complete.
 
-    **Raises:** `FileExistsError` if the folder has an earlier model that tools would read instead.
+    **Raises:** `FileExistsError` if the folder has another model that tools would read instead.
     """
     shards = list(_split(arrays, max_shard_bytes))
     stem, num = path.name.removesuffix(".safetensors"), len(shards)
@@ -170,7 +170,7 @@ def write_files(
 
 
 def _split(arrays: Mapping[str, Writing], limit: int | None) -> Iterator[dict[str, Writing]]:
-    """Splits arrays into shards of at most `limit` bytes, unless a single array is larger."""
+    """Splits arrays into shards of at most `limit` bytes. A larger array gets its own shard."""
     part: dict[str, Writing] = {}
     size = 0
     for name, array in arrays.items():
@@ -183,7 +183,7 @@ def _split(arrays: Mapping[str, Writing], limit: int | None) -> Iterator[dict[st
 
 
 def _write(file: Any, arrays: Mapping[str, Writing], metadata: Mapping[str, str]) -> None:
-    # The widest dtypes first, so that all arrays are aligned.
+    # Write the widest dtypes first, so that all arrays are aligned.
     order = sorted(arrays.items(), key=lambda item: (-jnp.dtype(item[1].dtype).itemsize, item[0]))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0

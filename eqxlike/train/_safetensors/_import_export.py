@@ -29,32 +29,35 @@ def export_safetensors(
     metadata: Mapping[str, str] | None = None,
     max_shard_bytes: int | None = None,
 ) -> None:
-    """Writes the arrays of a model to a safetensors file, named by their paths with dots.
+    """Writes the arrays of a model to a safetensors file.
 
-    The weight of the first layer in a tuple is `layers.0.weight`, as in the `state_dict` of a
-    PyTorch model with the same fields. The layers of a `ScanStack` are numbered in the same way and
-    written separately. In a pair `(model, state)` the arrays of the state are named after their
-    layer: `0.norm.running_mean`, `0.norm.running_var` and `0.norm.batch_counter` for an
-    `nn.BatchNorm`.
+    The name of an array is its path with dots. For example, the weight of the first layer in a
+    tuple `layers` is `layers.0.weight`, as in the `state_dict` of a PyTorch model with the same
+    fields. The layers of a `ScanStack` are numbered in the same way and written separately. If
+    `model` is a pair `(model, state)`, the arrays of the state are named after their layer. For
+    example, an `nn.BatchNorm` has `0.norm.running_mean`, `0.norm.running_var` and
+    `0.norm.batch_counter`.
 
     Arrays are written one by one. An existing file is replaced atomically.
 
     **Arguments:**
 
     - `model`: any pytree. Leaves that are not arrays, and static fields, are left out.
-    - `path`: the file, or a folder, in which the file is `model.safetensors`.
-    - `names`: a table from names in the model to names in the file, as in `import_safetensors`. For
-      export, replace each pair of a name and a function by a `Stored` with `load` and `save`.
-    - `metadata`: a mapping from strings to strings. `format` is `pt` by default, because some tools
-      accept no other value.
+    - `path`: the file or a folder. In a folder, the file is named `model.safetensors`.
+    - `names`: a table from names in the model to names in the file, as in `import_safetensors`. A
+      pair of a name and a function is not allowed for export. Use a `Stored` with `load` and `save`
+      instead.
+    - `metadata`: a mapping from strings to strings. The default of its entry `format` is `pt`,
+      because some tools accept no other value.
     - `max_shard_bytes`: maximum size of the arrays in one file. A larger model is written to
-      `model-00001-of-00003.safetensors` and so on, and `model.safetensors.index.json` lists these
-      files, as in Hugging Face's libraries. `path` gives the folder and the name, here `model`.
+      several files, as in Hugging Face's libraries: `model-00001-of-00003.safetensors` and so on.
+      `model.safetensors.index.json` lists these files. The folder, and the name `model`, are taken
+      from `path`.
 
-    **Raises:** `TypeError` for a dtype that safetensors does not have, such as PRNG keys and
-    complex128; `ValueError` if two arrays have the same name, if parts of a stored array are
-    missing, or for a `load` without `save`; `FileExistsError` if the folder has an earlier model
-    that tools would read instead; `OSError` if the file cannot be written.
+    **Raises:** `TypeError` if safetensors does not have the dtype of an array, such as PRNG keys
+    and complex128; `ValueError` if two arrays have the same name, if parts of a stored array are
+    missing, or if a `Stored` has `load` but no `save`; `FileExistsError` if the folder has another
+    model that tools would read instead; `OSError` if the file cannot be written.
 
     >>> import pathlib, tempfile, jax
     >>> from eqxlike import nn
@@ -86,34 +89,42 @@ def import_safetensors(
 
     **Arguments:**
 
-    - `model_like`: a model of the structure to return. It may have `jax.ShapeDtypeStruct`s in place
-      of arrays, from `filter_eval_shape`. Each array gets the sharding of the array that it
-      replaces, and each device's part is read separately.
+    - `model_like`: a model with the structure of the result. It may have `jax.ShapeDtypeStruct`s
+      instead of arrays, as `filter_eval_shape` returns. Each array gets the sharding of the array
+      that it replaces. If an array is split over devices, each part is read separately.
     - `path`: a file, a folder, an index of shards (`*.safetensors.index.json`), or a sequence of
-      files. For a folder, its index is read, or all its `*.safetensors` files if it has no index.
-    - `names`: a table from names in the model, as `export_safetensors` writes them, to names in the
-      file; or a function of the name in the model. Arrays without an entry have the same name in
-      the file. In a key, `*` matches any text, and `{i}` or another word in braces matches text
-      without a dot; the value repeats them: `{"blocks.{i}.norm.*": "h.{i}.ln.*"}`. An exact key has
-      priority, then the first matching pattern. The first of several `*` matches as much text as
-      possible. A value can also be a `Stored`, for an array that is stored transposed or as a part
-      of a larger one; a pair `(name, function)`, which reads `function(stored)`; or `None`, for an
-      array that is not in the file and stays unchanged.
+      files. If a folder has an index, the index is used, otherwise all `*.safetensors` files.
+    - `names`: a table that maps the names of arrays in the model to names in the file. Names in the
+      model are those that `export_safetensors` writes. An array without an entry has the same name
+      in the file. Instead of a table, it may be a function that takes the name in the model and
+      returns a value of the table.
+        - A key may be a pattern. In a pattern, `*` matches any text, and `{i}`, or any word in
+          braces, matches text without a dot. The value repeats them, as in
+          `{"blocks.{i}.norm.*": "h.{i}.ln.*"}`. If a pattern has several `*`, the first `*` matches
+          as much text as possible.
+        - A key that is equal to the name is used first, otherwise the first pattern that matches.
+        - A value is the name in the file. It may also be a `Stored`, if the array is transposed in
+          the file, or is a part of a larger array. Or it may be a pair `(name, function)`; then the
+          result is `function(stored)`. `None` says that the array is not in the file and stays
+          unchanged.
     - `dtype`: `"like"` casts floats to the float dtypes of `model_like`, and integers to its
-      integer dtypes; `None` rejects another dtype.
-    - `ignore`: patterns of names (`fnmatch`), such as `"*.attn.bias"`. An array of the file with a
-      matching name may be unused. An array of `model_like` with a matching name, in the model or in
-      the file, may be missing in the file, and then stays unchanged.
-    - `strict`: whether each array of the file must be used, unless `ignore` matches. Each array of
-      `model_like` must always be in the file, unless `ignore` matches.
+      integer dtypes. With `None`, a difference in dtype is an error.
+    - `ignore`: a pattern of names (`fnmatch`) or several patterns, such as `"*.attn.bias"`. An
+      array of the file may be unused if its name matches. An array of `model_like` may be missing
+      in the file if its name matches, either its name in the model or its name in the file. It then
+      stays unchanged.
+    - `strict`: whether every array of the file must be used, unless its name matches `ignore`. Even
+      with `strict=False`, every array of `model_like` must be in the file, unless its name matches
+      `ignore`.
 
-    **Returns:** the model with the arrays that were read. Shapes may differ from those in the file
-    by axes of size 1.
+    **Returns:** the model with the arrays that were read. The shape of an array in the model and
+    its shape in the file may differ by axes of size 1.
 
-    **Raises:** `ValueError` if arrays are missing, unused, or have another shape or dtype, with a
-    list of them; `ValueError` for a damaged file, a file in another format, or a name that is in
-    two files; `OSError` if a file cannot be read; `TypeError` as `export_safetensors`;
-    `ImportError` without safetensors: `pip install 'eqxlike[train]'`.
+    **Raises:** `ValueError`, with a list of the arrays, if arrays are missing, unused, or have
+    another shape or dtype; `ValueError` if a file is damaged or has another format, or if two files
+    have an array of the same name; `OSError` if a file cannot be read; `TypeError` if safetensors
+    does not have the dtype of an array of `model_like`; `ImportError` without safetensors: `pip
+    install 'eqxlike[train]'`.
 
     !!! example
 
@@ -150,7 +161,7 @@ def import_safetensors(
 
 
 def _checked_leaves(model: PyTree, taker: str) -> list[NamedLeaf]:
-    """The leaves with their names, after a check of names and dtypes. Only arrays have names."""
+    """Checks the names and dtypes of the arrays of a model. Returns the leaves with their names."""
     leaves = named_leaves(model)
     for each in leaves:
         if each.rows and dtype_name(each.leaf) not in SUPPORTED:

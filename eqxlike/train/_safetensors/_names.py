@@ -13,11 +13,11 @@ from ..._check_numbers import whole_number
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Stored:
-    """The layout in which a file stores an array of the model; a value in the table `names` of
-    `import_safetensors` and `export_safetensors`.
+    """The layout in which a file stores an array of the model. Use it as a value in the table
+    `names` of `import_safetensors` and `export_safetensors`.
 
-    Import applies `transpose`, then `part`, then `load`. Export applies `save`, joins the parts,
-    transposes the joined array back, and reshapes it to `shape`.
+    Import applies `transpose`, then `part`, then `load`. Export applies `save`, then joins the
+    parts to one array, transposes this array back, and reshapes it to `shape`.
 
     >>> import pathlib, tempfile, jax
     >>> from eqxlike import nn, train
@@ -57,25 +57,31 @@ class Stored:
     ):
         """**Arguments:**
 
-        - `names`: the name in the file. Several names need `load` to read and `save` to write.
+        - `names`: the name of the array in the file. If the model's array is computed from several
+          arrays of the file, their names; then import needs `load`, and export needs `save`.
         - `transpose`: `True` swaps the last two axes. A tuple permutes the axes of the stored array
-          as `numpy.transpose` does: `(3, 2, 0, 1)` turns (height, width, inputs, outputs) into
-          (outputs, inputs, height, width). Arrays with fewer than two axes, or with another number
-          of axes than the tuple, are unchanged, so that one pattern serves weight and bias.
-        - `part`: `(k, n)`: the model's array is part `k` of `n` equal parts of the stored array
-          along `axis`. `(start, stop, n)`: it is the parts from `start` to `stop`, exclusive.
-          Export needs all parts of a stored array.
-        - `axis`: the axis of `part` in the transposed array.
-        - `groups`: number of equal groups into which `axis` is divided first; the model's array is
-          the part of each group. Use `part=(0, 3), groups=num_heads` if the stored array has
-          queries, keys and values of the first head, then of the second head and so on.
-        - `shape`: the shape to write if it differs from the model's by axes of size 1, such as
-          `(-1,)` for the bias of a convolution. Import adds and drops such axes automatically.
-        - `load`: maps the stored arrays, which are read-only, to the model's array.
-        - `save`: the inverse of `load`: maps the model's array, as a NumPy array, to the tuple of
-          stored arrays, or to one array if there is one name.
+          as `numpy.transpose` does. For example, `(3, 2, 0, 1)` turns (height, width, inputs,
+          outputs) into (outputs, inputs, height, width). An array is unchanged if it has fewer than
+          two axes, or if its number of axes is not the length of the tuple. So one pattern can
+          match both weight and bias.
+        - `part`: which part of the stored array is the model's array. With `(k, n)`, the stored
+          array has `n` equal parts along `axis`, and the model's array is part `k`. With `(start,
+          stop, n)`, the model's array is the parts from `start` to `stop`, exclusive. Export needs
+          all parts of a stored array.
+        - `axis`: the axis along which the array has parts, counted after `transpose`.
+        - `groups`: number of equal groups into which `axis` is divided first. Each group then has
+          `n` parts, and the model's array joins part `k` of all groups. Use `part=(0, 3),
+          groups=num_heads` if the stored array has queries, keys and values of the first head, then
+          of the second head and so on.
+        - `shape`: the shape to write, if it differs from the shape in the model by axes of size 1.
+          An example is `(-1,)` for the bias of a convolution. Import adds and drops such axes
+          automatically.
+        - `load`: function that takes the stored arrays and returns the model's array. The stored
+          arrays are read-only.
+        - `save`: the inverse of `load`. It takes the model's array as a NumPy array and returns a
+          tuple of stored arrays, or one array if there is one name.
 
-        **Raises:** `ValueError` without a name, or if `part` is out of range.
+        **Raises:** `ValueError` if there is no name, or if `part` is out of range.
         """
         if not names or not all(isinstance(name, str) for name in names):
             raise ValueError(f"Stored expected names in the file as strings, got {names}.")
@@ -93,12 +99,13 @@ class Stored:
 
     @property
     def bounds(self) -> tuple[int, int, int]:
-        """The first part, the end (exclusive), and the number of parts of the stored array."""
+        """The first part in the model's array, the end (exclusive), and the number of all parts."""
         first, *others, num = self.part or (0, 1)
         return first, (others[0] if others else first + 1), num
 
     def view(self, array: np.ndarray) -> np.ndarray:
-        """The part of a stored array that `load` gets, transposed. Does not read the numbers.
+        """The transposed part of a stored array, which is passed to `load`. The numbers are not
+        read.
 
         **Raises:** `ValueError` if the stored array has no such parts.
         """
@@ -117,7 +124,10 @@ class Stored:
         return _merged(grouped[tuple(places)], axis)
 
     def saved(self, array: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The arrays to write for an array of the model, one for each name, before joining."""
+        """The arrays that `save` returns for an array of the model, one for each name.
+
+        Each may be only a part of a stored array.
+        """
         if self.save is None:
             return (array,)
         arrays = self.save(array)
@@ -128,7 +138,7 @@ class Stored:
         return tuple(map(np.asarray, arrays))
 
     def joined(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Joins all parts to the stored array."""
+        """Joins all parts of a stored array. Returns the stored array."""
         if len(arrays) > 1:
             axis, _ = self._grouped(arrays[0])
             grouped = [self._grouped(array)[1] for array in arrays]
@@ -139,7 +149,10 @@ class Stored:
         return array if self.shape is None else array.reshape(self.shape)
 
     def _grouped(self, array: np.ndarray) -> tuple[int, np.ndarray]:
-        """The axis of `part`, as a non-negative number, and the array with it split in groups."""
+        """The axis of `part` as a non-negative number, and the array with this axis split in two.
+
+        The first of the two new axes is the axis of groups.
+        """
         if not -array.ndim <= self.axis < array.ndim:
             raise ValueError(f"an array of shape {array.shape} has no axis {self.axis}")
         axis, shape = self.axis % array.ndim, array.shape
@@ -156,7 +169,7 @@ class Stored:
 
 
 def _merged(array: np.ndarray, axis: int) -> np.ndarray:
-    """Merges two successive axes."""
+    """Merges `axis` and the next axis of an array."""
     groups, size = array.shape[axis : axis + 2]
     return array.reshape(*array.shape[:axis], groups * size, *array.shape[axis + 2 :])
 
@@ -166,10 +179,12 @@ Names = Mapping[str, NameInFile] | Callable[[str], NameInFile]
 
 
 def stored_by_name(ours: Sequence[str], names: Names | None) -> dict[str, Stored]:
-    """The layout of each array of the model, by its name; without arrays that files do not have.
+    """The layout of each array of the model, by its name in the model.
 
-    **Raises:** `ValueError` for a key that matches no array; `TypeError` for a value that is not a
-    name, a pair or a `Stored`.
+    An array is left out if its value in `names` is `None`, because then no file has it.
+
+    **Raises:** `ValueError` if a key of `names` matches no array; `TypeError` if a value is not a
+    name, a pair, a `Stored` or `None`.
     """
     if names is not None and not isinstance(names, Mapping):
         if not callable(names):
@@ -205,7 +220,9 @@ _WILD = r"\*|\{\w+\}"
 
 
 def _pattern(key: str) -> re.Pattern[str]:
-    """`*` matches any text; `{i}` matches text without dots, the same text at each occurrence."""
+    """Compiles a key. `*` matches any text. `{i}` matches text without dots; if `{i}` occurs
+    several times, it matches the same text each time.
+    """
     seen: set[str] = set()
 
     def group(match: re.Match[str]) -> str:
@@ -220,7 +237,7 @@ def _pattern(key: str) -> re.Pattern[str]:
 
 
 def _filled(stored: Stored, key: str, match: re.Match[str]) -> Stored:
-    """Fills the wildcards in the value of a pattern with the matched texts."""
+    """Replaces the wildcards in the value of a pattern by the texts that the key has matched."""
     words = match.re.groupindex.values()
     stars = [text for i, text in enumerate(match.groups(), start=1) if i not in words]
 

@@ -13,11 +13,13 @@ from ._names import Stored
 
 
 class _Part(NamedTuple):
-    """An array of the model as a part of a stored array.
+    """An array of the model that is a part of a stored array.
 
     - `ours`: its name in the model.
-    - `rows`: its index in the leaf, if the leaf stacks layers.
-    - `number`: index of the array among those that `save` returns.
+    - `leaf`: the leaf that contains the array.
+    - `rows`: index of the array in the leaf if the leaf stacks layers, otherwise empty.
+    - `stored`: the layout of the array in the file.
+    - `number`: index of the part among the arrays that `save` returns.
     """
 
     ours: str
@@ -31,7 +33,8 @@ class _Part(NamedTuple):
         if is_on_cpu(leaf):
             array = np.asarray(leaf)[self.rows]
         else:
-            # A JAX array caches the NumPy copy made of it: let a temporary array cache it.
+            # A JAX array keeps the NumPy copy that is made of it. Convert a temporary array, so
+            # that the copy is freed.
             array = leaf[self.rows] if self.rows else leaf.copy()
         try:
             return self.stored.saved(np.asarray(array))[self.number]
@@ -49,7 +52,7 @@ class _Part(NamedTuple):
 def arrays_to_write(leaves: Sequence[NamedLeaf], stored: dict[str, Stored]) -> dict[str, Writing]:
     """The arrays to write, by name in the file.
 
-    **Raises:** `ValueError` with all arrays that cannot be written.
+    **Raises:** `ValueError`, with a list of all problems, if an array cannot be written.
     """
     parts: dict[str, list[_Part]] = {}
     problems: list[str] = []
@@ -80,7 +83,7 @@ def arrays_to_write(leaves: Sequence[NamedLeaf], stored: dict[str, Stored]) -> d
 
 
 def _writing(name: str, parts: list[_Part]) -> Writing | str:
-    """The stored array made of `parts`, or a problem as text."""
+    """The stored array that is made of `parts`. If there is a problem, returns its description."""
     ours, stored, bounds = ", ".join(p.ours for p in parts), parts[0].stored, parts[0].stored.bounds
     layouts = {
         (each.bounds[2], each.axis, each.groups, each.transpose)

@@ -23,7 +23,10 @@ _MAX_NEAREST = 20
 
 
 class Found(NamedTuple):
-    """The layout of a found array. `where` is a text for errors: name in the model, name, file."""
+    """The layout of an array that was found.
+
+    - `where`: a text for errors, with the name in the model, the name in the file, and the file.
+    """
 
     where: str
     stored: Stored
@@ -31,7 +34,9 @@ class Found(NamedTuple):
 
 @dataclasses.dataclass
 class Reader:
-    """Finds the arrays of a model in files and reads them; collects problems and remedies."""
+    """Finds the arrays of a model in files, and reads them. Collects problems and remedies, which
+    `raise_if_unfit` raises.
+    """
 
     entries: dict[str, Entry]
     stored: dict[str, Stored]
@@ -45,8 +50,13 @@ class Reader:
         self.used = {name for each in self.stored.values() for name in each.names}
 
     def find(self, leaf: NamedLeaf) -> dict[Rows, Found | None]:
-        """Finds each row of a leaf, without reading it; `None` for rows that stay unchanged."""
-        # A file may store stacked layers as one array, named by its path in the tree.
+        """Finds the array of a leaf without reading it. If the leaf stacks layers, finds the array
+        of each layer.
+
+        Returns a dict from the index of a layer to what was found, or to `None` if the array stays
+        unchanged. If a leaf is one array, the index is empty.
+        """
+        # A file may store stacked layers as a single array. Its name is then the path of the leaf.
         parts = (jtu.keystr((key,), simple=True) for key in leaf.path)
         whole = ".".join(part for part in parts if part)
         stored = {ours: self.stored[ours] for ours in leaf.rows if ours in self.stored}
@@ -68,10 +78,11 @@ class Reader:
             return None
         if missing := [name for name in stored.names if name not in self.entries]:
             is_optional = self.is_ignored(ours) or all(map(self.is_ignored, missing))
-            # A struct must be replaced by an array.
+            # A struct has no values, so it cannot stay unchanged, even if it is optional.
             if not is_optional or isinstance(leaf, jax.ShapeDtypeStruct):
                 theirs = "" if missing == [ours] else f" (in the file {', '.join(missing)})"
-                # The search for similar names takes milliseconds per name.
+                # Search for similar names only if there are few problems, because a search takes
+                # milliseconds.
                 is_few = len(self.problems) < _MAX_NEAREST
                 near = ", ".join(nearest(missing, self._unused())) if is_few else ""
                 near = near and f", nearest: {near}"
@@ -97,7 +108,7 @@ class Reader:
         return Found(where, stored)
 
     def read(self, leaf: NamedLeaf, found: dict[Rows, Found | None]) -> Any:
-        """Reads a leaf from the files."""
+        """Reads a leaf from the files. `found` is the result of `find`."""
         like, num_problems = leaf.leaf, len(self.problems)
         if not any(found.values()):
             return like
@@ -106,7 +117,7 @@ class Reader:
             return like
 
         def fill(index: Any) -> np.ndarray:
-            """A part of the array, filled row by row."""
+            """Reads the part `index` of the array, one layer at a time."""
             ranges = [range(size)[each] for each, size in zip(index, like.shape, strict=True)]
             out = np.empty(tuple(map(len, ranges)), like.dtype)
             for rows, array in numbers.items():
@@ -125,11 +136,11 @@ class Reader:
             new = place_like(fill((slice(None),) * like.ndim), like)
         else:
             new = jax.make_array_from_callback(like.shape, sharding, fill)
-        # Wait for the copy to the device, so that only one array is in the host's memory.
+        # Wait for the copy to the device, so that the host's memory has only one array at a time.
         return jax.block_until_ready(new)
 
     def _load(self, leaf: Any, rows: Rows, found: Found | None) -> np.ndarray:
-        """The numbers of one row: a memory map, unless `load` computes them."""
+        """The numbers of one layer, as a memory map of the file unless `load` computes them."""
         if found is None:
             return np.asarray(leaf[rows])
         views = [found.stored.view(self.entries[name].read()) for name in found.stored.names]
@@ -144,7 +155,7 @@ class Reader:
         return array
 
     def _check_fit(self, where: str, leaf: Any, rows: Rows, array: np.ndarray) -> None:
-        """Notes a wrong shape or dtype of an array for a row of `leaf`."""
+        """Adds a problem if an array does not have the shape and dtype that `leaf` expects."""
         shape, expected, dtype = leaf.shape[len(rows) :], dtype_name(leaf), str(array.dtype)
         text = f"{where} is {dtype} of shape {array.shape}, but {expected} of shape {shape} is"
         if _without_ones(array.shape) != _without_ones(shape):
@@ -169,13 +180,13 @@ class Reader:
             self._note(f"{where} must be {expected}, which JAX supports only with {flag}")
 
     def refuse_unused(self) -> None:
-        """Notes the arrays of the file that are not in the model."""
+        """Adds a problem for each array of the file that is not in the model."""
         remedy = "" if OTHER_NAMES in self.remedies else IGNORE
         for name in self._unused():
             self._note(f"{name} is in the file, but not in the model", remedy)
 
     def raise_if_unfit(self, source: Source) -> None:
-        """Raises `ValueError` with all problems, if there are any."""
+        """Raises `ValueError` with all problems if there is a problem."""
         if self.problems:
             several = [source] if isinstance(source, str | os.PathLike) else source
             where, problems = ", ".join(map(str, several)), "; ".join(dict.fromkeys(self.problems))

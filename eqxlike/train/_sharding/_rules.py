@@ -263,8 +263,8 @@ def gathering(
         start = len(keys) + 1
         gatherings = {
             each[start:]: Gathering(
-                # This is the number of axes of one layer's array. It tells whether the stack is
-                # mapped over, because then the arrays have fewer axes.
+                # This is the number of axes of one layer's array. If the stack is mapped over, its
+                # arrays have fewer axes, and are not gathered.
                 len(shapes[each].shape) - 1,
                 *(sharding_of(where[each].mesh, where[each].spec[1:]) for where in (before, after)),
             )
