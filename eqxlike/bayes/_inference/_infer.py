@@ -206,8 +206,8 @@ def _interrupt_message(path: pathlib.Path | None, step: int, num_steps: int) -> 
 # --- The loop: each compiled call makes many steps ---
 
 
-# Target duration of a compiled call, in seconds; with many chains, up to 8 times as long. Ctrl-C waits
-# this long, and the progress bar moves this often.
+# Target duration of a compiled call, in seconds; with many chains, up to 8 times as long. Ctrl-C
+# waits this long, and the progress bar moves this often.
 _CALL_S = 0.5
 # Limits on the records of one call.
 _MAX_BYTES = 64 * 2**20
