@@ -6,6 +6,7 @@ call):
 - `_filter_jit`: the public function, the callable that it returns, and its dispatcher.
 - `_dispatch`: the slow path of a call, from its arguments to `jax.jit` and back.
 - `_fast_path`: the generated function that later calls try first.
+- `_donation_warnings`: hides JAX's warnings about unusable donated buffers.
 - `_callables`: splits a callable into a function and its bound arguments.
 - `_arguments`: canonical order of arguments; shardings, donation, notes on errors.
 - `_traces`: records of traces, and explanations of retraces.

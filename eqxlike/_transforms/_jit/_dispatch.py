@@ -53,15 +53,8 @@ from ._arguments import (
     shardings_of_arguments,
 )
 from ._callables import Unbound, attached, call_it
-from ._fast_path import (
-    HIDES_WARNINGS,
-    MISS,
-    DonationWarnings,
-    FastPath,
-    always_miss,
-    make_fast_path,
-    weak_fast_path,
-)
+from ._donation_warnings import HIDES_WARNINGS, DonationWarnings
+from ._fast_path import MISS, FastPath, always_miss, make_fast_path, weak_fast_path
 from ._traces import History, Observer
 
 _MAX_CACHED = 4096
@@ -124,6 +117,8 @@ class Dispatcher:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output of a call by the slow path, after `fast_path` has missed."""
         ordered, names = self.order.arrange(args, kwargs)
+        # `recent` usually includes the fast path that has just missed. It is tried again, because
+        # it got `args`, and `ordered` also has the defaults of omitted arguments.
         for recent_names, fast_path in self.recent:
             if recent_names == names:
                 output = fast_path(ordered)
@@ -153,6 +148,8 @@ class Dispatcher:
         arrays: list[Any] = []
         structures: list[Structure] = []
         for index, arg in enumerate(ordered):
+            # Bound arguments may be unhashable, as for `filter_jit(instance.method)`. In Python, a
+            # bound method is hashable whatever its instance is, so `jax.jit` accepts it too.
             arg_arrays, structure = flatten(
                 arg,
                 with_abstract=with_abstract,
@@ -276,11 +273,11 @@ _tracing = _Tracing()
 class _Program:
     """The jitted function of a `CompiledFunction`, and the state of its first trace.
 
-    - `jitted`: `jax.jit` of the function of flat arrays. `None` until `jit` has made it.
-    - `jit`: makes `jitted` if `out_shardings` is a tree, that is, a prefix of the output. A first
-      trace finds the output, and then `jit` gets one sharding for each flat output. Otherwise
-      `None`.
-    - `out_shardings`: the shardings of the flat outputs, which `jit` gets.
+    - `jitted`: `jax.jit` of the function of flat arrays. `None` until `make_jitted` has made it.
+    - `make_jitted`: makes `jitted` if `out_shardings` is a tree, that is, a prefix of the output. A
+      first trace finds the output, and then `make_jitted` gets one sharding for each flat output.
+      If `out_shardings` is no tree, `make_jitted` is `None`, and `jitted` exists from the start.
+    - `out_shardings`: the shardings of the flat outputs, which `make_jitted` gets.
     - `lock`: held by the thread that makes the first trace.
     - `is_done`: whether the first trace has ended.
     - `is_part_of_call`: whether the first trace is part of the first run. If so, the program is not
@@ -288,10 +285,23 @@ class _Program:
     - `output`: the Structure of the output. `None` before the first trace.
     - `may_hold_check`: whether the program may contain a check although its result has no flag for
       it.
+
+    The state decides how a call handles the first trace:
+
+    | state | `is_part_of_call` | `output` | `is_done` | a call |
+    |---|---|---|---|---|
+    | not traced | no | | no | traces, or waits for the thread that does |
+    | a run traces | yes | `None` | no | waits for that trace |
+    | that run has traced | yes | known | no | runs |
+    | traced | | known | yes | runs |
+
+    A trace before a run searches the program for checks. A trace that is part of a run does not
+    need to search. Such a trace happens only as long as no check has been traced at all, so the
+    program cannot contain a function that was traced before and has a check.
     """
 
     jitted: Any = None
-    jit: Any = None
+    make_jitted: Any = None
     out_shardings: Any = None
     lock: Any = dataclasses.field(default_factory=threading.RLock)
     is_done: bool = False
@@ -310,19 +320,6 @@ class CompiledFunction:
     - `watched`: the arrays in attributes of static arguments. `None` if there are no static
       arguments.
     - `donation_warnings`: hides JAX's warnings, if `donate` is a value without warnings.
-
-    The state in `_Program` decides how a call handles the first trace:
-
-    | state | `is_part_of_call` | `output` | `is_done` | a call |
-    |---|---|---|---|---|
-    | not traced | no | | no | traces, or waits for the thread that does |
-    | a run traces | yes | `None` | no | waits for that trace |
-    | that run has traced | yes | known | no | runs |
-    | traced | | known | yes | runs |
-
-    A trace before a run searches the program for checks. A trace that is part of a run does not
-    need to search. Such a trace happens only as long as no check has been traced at all, so the
-    program cannot contain a function that was traced before and has a check.
 
     **Arguments:**
 
@@ -346,13 +343,13 @@ class CompiledFunction:
         is_silent = dispatcher.donate in HIDES_WARNINGS
         self.donation_warnings = DonationWarnings() if is_silent else None
         self.own_fast_path: FastPath | None = None
-        self._shown_fast_path: FastPath | None = None
+        self._fast_path_to_remember: FastPath | None = None
         self._program = _Program()
         options = self._jit_options(dispatcher, ordered)
         flat = self._make_flat_function(dispatcher, options, history or dispatcher.history)
         if not isinstance(options.get("out_shardings"), jax.sharding.Sharding | None):
             del options["out_shardings"]
-            self._program.jit = functools.partial(jax.jit, flat, **options)
+            self._program.make_jitted = functools.partial(jax.jit, flat, **options)
         else:
             self._program.jitted = jax.jit(flat, **options)
 
@@ -403,7 +400,7 @@ class CompiledFunction:
             output_arrays, structure = flatten(output, is_output=True)
             if not all(isinstance(array, ARRAY_TYPES) for array in output_arrays):
                 refuse_references(output, flat.__name__, is_reference)
-            if self._program.jit is not None:
+            if self._program.make_jitted is not None:
                 found = shardings_of_arrays("out_shardings", out_shardings, output)
                 self._program.out_shardings = found[0] if structure is ARRAY else tuple(found)
             return output_arrays, structure
@@ -440,7 +437,7 @@ class CompiledFunction:
 
     def _pack(self, arrays: list[Any], structure: Structure, holds_check: bool) -> Any:
         program = self._program
-        if program.jit is not None:
+        if program.make_jitted is not None:
             # `out_shardings` apply to plain arrays, not to a `_TracedOutput`.
             program.may_hold_check |= holds_check
             holds_check = False
@@ -517,16 +514,16 @@ class CompiledFunction:
                 if program.jitted is None or not program.is_done:
                     self._trace_first(arrays)
         # With `jax.disable_jit`, there is no first trace, so `jitted` may be missing.
-        return program.jit() if program.jitted is None else program.jitted
+        return program.make_jitted() if program.jitted is None else program.jitted
 
     def _trace_first(self, arrays: list[Any]) -> None:
         with _tracing:
             program = self._program
-            if program.jit is None:
+            if program.make_jitted is None:
                 traced = program.jitted.trace(*arrays)
             else:
-                traced = program.jit().trace(*arrays)
-                program.jitted = program.jit(out_shardings=program.out_shardings)
+                traced = program.make_jitted().trace(*arrays)
+                program.jitted = program.make_jitted(out_shardings=program.out_shardings)
         output = traced.out_info
         if type(output) is not _TracedOutput or not output.holds_check:
             # JAX does not trace inner functions again that it has traced before. Search the jaxpr
@@ -547,19 +544,19 @@ class CompiledFunction:
         """
         program = self._program
         if self.own_fast_path is None and program.output is not None and program.jitted is not None:
-            self.own_fast_path = self._shown_fast_path = make_fast_path(
+            self.own_fast_path = self._fast_path_to_remember = make_fast_path(
                 self.structures,
                 program.output,
                 arrays,
                 jitted=program.jitted,
                 finish=self.finish,
-                always_finishes=program.may_hold_check or program.jit is not None,
+                always_finishes=program.may_hold_check or program.make_jitted is not None,
                 watched=self.watched,
                 donation_warnings=self.donation_warnings,
             )
             if any(structure.anchor is not None for structure in self.structures):
-                self._shown_fast_path = weak_fast_path(self)
-        return self._shown_fast_path
+                self._fast_path_to_remember = weak_fast_path(self)
+        return self._fast_path_to_remember
 
 
 def _as_passed(arg: Any, structure: Structure) -> Structure:

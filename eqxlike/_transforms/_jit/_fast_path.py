@@ -1,12 +1,23 @@
 """The fast path of a compiled function: a generated function that later calls try first.
 
 It checks that the arguments have the Structures for which the function is compiled, and passes
-their arrays to JAX. It makes no lookups, hashes or allocations that a call does not need.
+their arrays to JAX. It makes no lookups, hashes or allocations that a call does not need. For a
+Module and an array, and an output with several arrays, the generated function is in essence:
+
+    def call(args):
+        try:
+            [x1, x2] = args
+            x3 = getattr(x1, "_eqxlike_cached", None) or cache(x1)
+            if x3.structure is not EXPECTED: return MISS
+            if type(x2) is not ArrayImpl and type(x2) not in array_types: return MISS
+        except Exception:
+            return MISS
+        result = jitted(*x3.arrays, x2)     # JAX's C++ dispatch
+        if type(result) is tuple and type(result[0]) in array_types:
+            return rebuild(result)
+        return finish(result)
 """
 
-import contextlib
-import threading
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +25,7 @@ from typing import Any
 from ..._partition import ARRAY, GuardWriter, Structure, concrete_array_types, flatten
 from ..._traceback import compile_function
 from ._arguments import WatchedArrays
+from ._donation_warnings import DonationWarnings
 
 FastPath = Callable[[tuple[Any, ...]], Any]
 
@@ -35,7 +47,7 @@ def make_fast_path(
     finish: Callable[[Any], Any],
     always_finishes: bool,
     watched: WatchedArrays | None,
-    donation_warnings: "DonationWarnings | None",
+    donation_warnings: DonationWarnings | None,
 ) -> FastPath:
     """The fast path for arguments of these Structures.
 
@@ -97,77 +109,3 @@ def weak_fast_path(compiled: Any) -> FastPath:
         return MISS if fast_path is None else fast_path(args)
 
     return call
-
-
-# --- JAX's warnings about unusable donated buffers, hidden while a call traces ---
-
-
-_UNUSED = "(?:Some donated buffers were not usable)"
-"""The beginning of JAX's warning, as a regular expression. The group `(?:...)` makes it differ from
-a filter that the user may have set for the same warning. `warnings` would otherwise treat the two
-filters as one, and remove the user's filter.
-"""
-
-
-class _Filter:
-    """Hides JAX's warning about unusable donated buffers, while at least one call asks for it.
-
-    All threads share one filter. `warnings.catch_warnings` would not work: if its blocks overlap in
-    two threads, a filter remains forever.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._num_users = 0
-        self._filter: Any = None
-
-    def begin(self) -> None:
-        with self._lock:
-            self._num_users += 1
-            if self._num_users == 1:
-                warnings.filterwarnings("ignore", message=_UNUSED)
-                self._filter = warnings.filters[0]
-
-    def end(self) -> None:
-        with self._lock:
-            self._num_users -= 1
-            if self._num_users == 0 and self._filter in warnings.filters:
-                warnings.filters.remove(self._filter)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-_filter = _Filter()
-
-
-HIDES_WARNINGS = frozenset({"all", "all-except-first"})
-"""The values of `donate` for which JAX's warnings are hidden."""
-
-
-class DonationWarnings:
-    """Context manager that hides JAX's warnings about unusable donated buffers of one function.
-
-    JAX warns when it lowers the function. This happens after the trace and before the end of the
-    call. So the end of a trace calls `silence`, and the end of the call calls `restore`.
-
-    - `to_restore`: functions to call when the call returns or raises, from the last to the first.
-    """
-
-    def __init__(self) -> None:
-        self.to_restore: list[Callable[[], None]] = []
-
-    def silence(self) -> None:
-        """Hides these warnings until `restore`."""
-        _filter.begin()
-        self.to_restore.append(_filter.end)
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *exception: Any) -> None:
-        self.restore()
-
-    def restore(self) -> None:
-        """Shows these warnings again."""
-        if self.to_restore:
-            # Another thread may pop the last function first.
-            with contextlib.suppress(IndexError):
-                while True:
-                    self.to_restore.pop()()

@@ -196,6 +196,8 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
             kwargs = {**bound_kwargs, **kwargs}
         try:
             if not kwargs:
+                # A fast path unpacks all arguments in the order of the signature. If a call omits a
+                # default, it misses here, and `dispatcher.call` tries it again with the default.
                 output = dispatcher.fast_path(args)
                 if output is not MISS:
                     return output

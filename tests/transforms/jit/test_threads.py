@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from eqxlike import Module, filter_jit
-from eqxlike._transforms._jit._fast_path import DonationWarnings
+from eqxlike._transforms._jit._donation_warnings import DonationWarnings
 from tests.partition.models import Pair
 
 # So long waits only who would wait for ever: a failing test ends.
