@@ -78,7 +78,7 @@ class Rest:
 
 
 UNTRACED: Any = None
-"""A placeholder for the `Rest` of an output until the function has been traced."""
+"""A placeholder for the `Rest`, or other data, of an output until the function has been traced."""
 
 
 def split(tree: PyTree, is_dynamic: Callable[[Any], bool] = is_array) -> tuple[list[Any], Rest]:

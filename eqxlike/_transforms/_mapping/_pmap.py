@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from ..._module import Module, Wrapper, field
-from ..._partition import split
+from ..._partition import UNTRACED, split
 from ..._pytree import MISSING, is_array
 from .._jit import CompilingDecorator, Lowerable, Lowered, Options, Trace, filter_jit
 from .._signatures import AnyArguments, Function, Method, Output, PmapOptions, optional_function
@@ -53,12 +53,12 @@ class _Parallel(Module):
         # JAX keeps the mapped function alive, so `of_arrays` must not hold a tracer. It does not
         # refer to `self`, because `self` may hold tracers.
         out_axes = self.out_axes
-        output_of_trace: list[MappedOutput] = []
+        output: MappedOutput = UNTRACED
 
         def of_arrays(_: jax.Array, arrays: list[Any]) -> tuple[list[Any], list[Any]]:
+            nonlocal output
             function, args = rest.merge(arrays)
             output, stacked, single = take_apart(function(*args), out_axes)
-            output_of_trace[:] = [output]
             return stacked, single
 
         of_arrays.__name__ = getattr(self.function, "__name__", type(self.function).__name__)
@@ -69,7 +69,7 @@ class _Parallel(Module):
             out_axes=(0, None),
             **self.pmap_options.values,
         )(jnp.arange(size), arrays)  # `jax.pmap` wants at least one array with an axis.
-        return output_of_trace[0].tree(stacked, single)
+        return output.tree(stacked, single)
 
     def _check_size(self, size: int | None) -> int:
         if size is None:

@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from ..._module import field
-from ..._partition import split_leaves
+from ..._partition import UNTRACED, split_leaves
 from ..._pytree import MISSING
 from .._signatures import Output, Params, TransformedFunction, VmapOptions, optional_function
 from ._axes import IF_ARRAY, AxisSpec, MappedOutput, axes_of_arguments, size_of_axes, take_apart
@@ -35,15 +35,16 @@ class _VmapFunction(TransformedFunction):
         size = size_of_axes("filter_vmap", args, in_axes, self._axis_size)
         leaves, treedef = jtu.tree_flatten(args)
         mapped, rest = split_leaves(leaves, treedef, [axis is not None for axis in in_axes])
-        output_of_trace: list[MappedOutput] = []
+        output: MappedOutput = UNTRACED
 
         def of_mapped(mapped: list[Any]) -> tuple[list[Any], list[Any]]:
+            nonlocal output
             returned = self._function(*rest.merge(mapped))
             output, stacked, single = take_apart(returned, self._out_axes)
-            output_of_trace[:] = [output]
             return stacked, single
 
         if size is None:
+            # Nothing is mapped, so the function runs once, and no output may have an axis.
             stacked, single = of_mapped([])
             if stacked:
                 raise ValueError(
@@ -61,11 +62,11 @@ class _VmapFunction(TransformedFunction):
                     **dict(self._vmap_options),
                 )(mapped)
             except ValueError as error:
-                paths = output_of_trace[0].paths_of_single() if output_of_trace else []
+                paths = [] if output is UNTRACED else output.paths_of_single()
                 if not paths:
                     raise
                 raise _name_batched(error, paths) from None
-        return output_of_trace[0].tree(stacked, single)
+        return output.tree(stacked, single)
 
 
 def _name_batched(error: ValueError, paths: list[str]) -> ValueError:
@@ -112,11 +113,11 @@ def filter_vmap(
       returned. Arrays that `fun` itself holds are not mapped.
     - `in_axes`: a prefix of the tuple of arguments, or a dictionary from parameter names to
       prefixes of the arguments. Each leaf of a prefix is an axis, or `None` for "not mapped", or a
-      function that takes a leaf of the argument and returns one of these. By default, axis 0 of
-      each array is mapped.
-    - `out_axes`: a prefix of the output, with leaves as in `in_axes`. Outputs with an axis are
-      stacked along this axis. A Python number with an axis becomes an array first. An array whose
-      axis is `None` must not depend on mapped arrays.
+      function that takes a leaf of the argument and returns one of these. By default
+      `if_array(0)`: axis 0 of each array is mapped, and other leaves are not.
+    - `out_axes`: a prefix of the output, with leaves as in `in_axes`; by default `if_array(0)`.
+      Outputs with an axis are stacked along this axis. A Python number with an axis becomes an
+      array first. An array whose axis is `None` must not depend on mapped arrays.
     - `axis_name`: a name for collective operations over the axis.
     - `axis_size`: the size of the axis; required if no argument is mapped.
     - `**vmapkwargs`: passed to `jax.vmap`.
