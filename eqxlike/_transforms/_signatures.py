@@ -71,7 +71,6 @@ class GradOptions(TypedDict, total=False):
     mode: Any
     holomorphic: bool
     allow_int: bool
-    reduce_axes: Sequence[Hashable]
 
 
 # --- Overloads: a compiled function has `.lower`; a compiled method is typed as a function ---

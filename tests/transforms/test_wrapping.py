@@ -107,3 +107,6 @@ def test_what_is_no_function_is_an_error_that_names_the_transformation():
     for transform in (eqxlike.filter_checkpoint, eqxlike.filter_grad):
         with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
             transform(double, foo=True)(TWO)
+    # JAX itself refuses `reduce_axes`, but sees it only without a mode.
+    with pytest.raises(TypeError, match="unexpected keyword argument 'reduce_axes'"):
+        eqxlike.filter_grad(double, mode=eqxlike.ad.Forward(), reduce_axes=("batch",))

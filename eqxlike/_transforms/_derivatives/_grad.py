@@ -37,11 +37,13 @@ class _GradFunction(TransformedFunction):
 
     _has_aux: bool = field(static=True)
     _returns_value: bool = field(static=True)
+    # Not static, because a mode is a Module, and a user's mode may have arrays.
     _mode: DifferentiationMode | None
     _grad_options: tuple[tuple[str, Any], ...] = field(static=True)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        differentiated, others = differentiated_and_others(args, "filter_{grad, value_and_grad}")
+        transform = _name_of(self._returns_value)
+        differentiated, others = differentiated_and_others(args, transform)
         # `split` treats frozen arrays like integers: see `flag_leaves` in `_pytree`.
         arrays, rest = split(differentiated, is_inexact_array)
         # Leaves other than arrays do not pass through JAX: the trace stores them here.
@@ -70,6 +72,10 @@ class _GradFunction(TransformedFunction):
         return (gradient, aux) if self._has_aux else gradient
 
 
+def _name_of(returns_value: bool) -> str:
+    return "filter_value_and_grad" if returns_value else "filter_grad"
+
+
 def _make(
     fun: Any, has_aux: bool, returns_value: bool, mode: Any, gradkwargs: dict[str, Any]
 ) -> Any:
@@ -78,7 +84,7 @@ def _make(
             "`argnums` should not be passed. If you need to differentiate multiple objects then "
             "collect them into a tuple and pass that as the first argument."
         )
-    transform = "filter_value_and_grad" if returns_value else "filter_grad"
+    transform = _name_of(returns_value)
     if mode is not None:
         check_mode(mode, transform)
         # Without a mode, JAX raises this error when called.

@@ -36,8 +36,7 @@ JACOBIANS = ["filter_jacfwd", "filter_jacrev", "filter_hessian"]
 @pytest.mark.parametrize("name", [*GRADIENTS, *JACOBIANS])
 def test_function_without_first_argument_or_pair_is_an_error_that_names_it(name):
     transform = getattr(eqxlike, name)
-    error = raises(TypeError, "first argument pas", lambda: transform(scale)(x=TWO))
-    assert name in GRADIENTS or name in str(error)
+    raises(TypeError, f"eqxlike.{name}` .*first argument pas", lambda: transform(scale)(x=TWO))
     for function, came in [
         (scale, r"scale must return a pair \(value, aux\); .* array of shape \(\) and"),
         (lambda x: (x, 1, 2), "type tuple"),
