@@ -101,6 +101,7 @@ lint:
 	@$(python) -m ruff format --check .
 	@$(python) -m ruff check .
 	@$(VENV)/bin/lint-imports --no-logo
+	@$(python) .ci/plain_english.py
 
 format:
 	@.ci/setup dev
