@@ -157,8 +157,6 @@ def test_projection_that_needs_a_key_shares_none_with_the_dropout(getkey):
     assert heads.isdisjoint(seen)
 
 
-
-
 def test_softmax_of_low_precision_is_computed_in_float32(getkey):
     attention = nn.MultiheadAttention(1, 2, dtype=jnp.float16, key=getkey())
     for projection in ("query_proj", "key_proj", "value_proj", "output_proj"):
