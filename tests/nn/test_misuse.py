@@ -152,10 +152,9 @@ class DrawsOther(eqx.Module):
         self.array = jr.normal(seed, (2,))
 
 
-@pytest.mark.parametrize("key", [KEY, jr.PRNGKey(0)], ids=["typed", "raw"])
-def test_key_is_not_blamed_for_another(key):
+def test_key_is_not_blamed_for_another():
     with pytest.raises(TypeError, match="JAX encountered invalid PRNG key data"):
-        DrawsOther(0, key=key)
+        DrawsOther(0, key=KEY)
 
 
 def test_class_in_the_place_of_a_model_is_refused():

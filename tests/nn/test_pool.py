@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import math
 
 import equinox
@@ -95,30 +96,32 @@ def test_any_operation_can_be_differentiated(getkey):
     check_grads(eqx.filter_jit(pool), (x,), order=1, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), ((2, 4), (2, 4), (1, 0)), (2, 3, 0)])
-@pytest.mark.parametrize("operation", [jax.lax.max, jax.lax.min, jax.lax.add])
-def test_short_windows_have_the_derivatives_of_reduce_window(operation, window, getkey):
-    init = {jax.lax.max: -jnp.inf, jax.lax.min: jnp.inf, jax.lax.add: 0.0}[operation]
-    kernel_size, stride, padding = window
-    pool = nn.Pool(init, operation, 2, kernel_size, stride, padding)
+def test_short_windows_have_the_derivatives_of_reduce_window(getkey):
+    operations = ((lax.max, -jnp.inf), (lax.min, jnp.inf), (lax.add, 0.0))
+    windows = ((2, 2, 0), (3, 2, 1), ((2, 4), (2, 4), (1, 0)), (2, 3, 0))
+    pools = [nn.Pool(init, each, 2, *window) for each, init in operations for window in windows]
     # Most windows have equal entries.
     x, tangent = jnp.round(normal(getkey(), (2, 7, 9))), normal(getkey(), (2, 7, 9))
 
-    def expected(x):
+    def reduce_window(pool, x):
         sizes = ((1, *each) for each in (pool.kernel_size, pool.stride))
-        return jax.lax.reduce_window(x, init, operation, *sizes, ((0, 0), *pool.padding))
+        return lax.reduce_window(x, pool.init, pool.operation, *sizes, ((0, 0), *pool.padding))
+
+    def derivatives(function, x, tangent):
+        out, forward = jax.jvp(function, (x,), (tangent,))
+        gradient = jax.grad(lambda x: jnp.sum(function(x) ** 3))
+        return out, forward, *jax.jvp(gradient, (x,), (tangent,))
 
     @jax.jit
-    def derivatives(x, tangent):
-        def of(function):
-            out, forward = jax.jvp(function, (x,), (tangent,))
-            gradient = jax.grad(lambda x: jnp.sum(function(x) ** 3))
-            return out, forward, *jax.jvp(gradient, (x,), (tangent,))
+    def both(x, tangent):
+        return [
+            [derivatives(of, x, tangent) for of in (pool, functools.partial(reduce_window, pool))]
+            for pool in pools
+        ]
 
-        return of(pool), of(expected)
-
-    for one, other in zip(*derivatives(x, tangent), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
+    for pool, (found, expected) in zip(pools, both(x, tangent), strict=True):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4, err_msg=str(pool))
 
 
 def test_nan_is_the_maximum_and_the_minimum_of_its_window():

@@ -93,15 +93,6 @@ def test_makes_the_updates_of_plain_jax_and_optax(model, batch):
     assert jax.tree.structure(state.model) == treedef
 
 
-def test_optimiser_gets_the_loss_as_its_value(layer, batch):
-    optimiser = optax.polyak_sgd(max_learning_rate=0.1)
-    state, step, losses = start(layer, optimiser), make_step(squared_error, optimiser), []
-    for _ in range(20):
-        state, loss = step(state, batch)
-        losses.append(float(loss))
-    assert losses[-1] < losses[0]
-
-
 def plateau():
     return optax.chain(ADAM, optax.contrib.reduce_on_plateau(patience=1))
 
