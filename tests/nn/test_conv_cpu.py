@@ -26,7 +26,11 @@ CASES = {
         (3, 2, 3, 2),
         {"window_strides": (2, 1), "padding": [(1, -1), (0, 2)], "rhs_dilation": (1, 2)},
     ),
-    "groups": ((4, 4, 6), (6, 2, 3), {"feature_group_count": 2, "padding": [(1, 2)]}),
+    "groups": (
+        (4, 4, 6),
+        (6, 2, 3),
+        {"window_strides": (2,), "feature_group_count": 2, "padding": [(1, 2)]},
+    ),
     "depthwise": ((4, 3, 3, 3, 4), (3, 1, 2, 1, 2), {"feature_group_count": 3}),
     "transposed": ((3, 2, 4, 3), (2, 2, 3, 2), {"lhs_dilation": (2, 3), "padding": [(2, 1)] * 2}),
 }
