@@ -44,7 +44,10 @@ def root_of(origin: Origin) -> Origin:
 
 
 def source_of(origin: Origin) -> int | None:
-    """Index of the operation that computes a value, or the initial value of a loop carry."""
+    """Index of the operation that computes a value, or None if no operation computes it.
+
+    For a loop carry, this is the operation that computes its initial value.
+    """
     kind, where = root_of(origin)
     return where[0] if kind == "operation" else None
 
@@ -336,7 +339,7 @@ def _inner_programs(params: dict[str, Any]) -> list[Any]:
 
 
 def _has_shapes(program: Any, inputs: Any) -> bool:
-    """Whether the inputs of a program have the shapes of `inputs`, as in a call of `jax.jit`."""
+    """Returns True if the inputs of a program have the shapes of `inputs`, as for `jax.jit`."""
     own = getattr(program, "jaxpr", program).invars
     shapes = [[getattr(each.aval, "shape", None) for each in each_of] for each_of in (own, inputs)]
     return shapes[0] == shapes[1]

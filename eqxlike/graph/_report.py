@@ -354,10 +354,10 @@ def _report_on(name: str, trace: FreshTrace) -> Report:
 
 
 def _compile(lowered: Any) -> Any:
-    """Compiles, with metadata in the key of JAX's compilation cache.
+    """Compiles a program. Adds metadata to the key of JAX's compilation cache.
 
-    Without metadata in the key, the cache may return an equal program whose operations have other
-    names.
+    Without metadata in the key, the cache may return an equal program in which operations have
+    other names.
     """
     name = "jax_compilation_cache_include_metadata_in_key"
     before = getattr(jax.config, name)

@@ -155,7 +155,7 @@ MIXING = ("reduce_", "dot_general", "cum", "sort", "arg", "conv_")
 
 
 def _may_fail(step: Step) -> bool:
-    """Whether the derivative of an operation may be infinite."""
+    """Returns True if the derivative of an operation may be infinite."""
     if step.kind not in HARMLESS:
         return False
     operand = step.inputs[HARMLESS[step.kind][0]]

@@ -233,7 +233,7 @@ def wider(first: Any, second: Any) -> Any:
 
 
 def _is_wide_sum(value: Value) -> bool:
-    """Whether a value is a sum or mean whose terms were cast to a wider dtype."""
+    """Returns True if a value is a sum or mean, and its terms were cast to a wider dtype."""
     while value.step.kind in ("div", "mul", "broadcast_in_dim", "squeeze", "reshape"):
         value = value.step.inputs[0]
     if value.inside is not None:

@@ -322,10 +322,10 @@ def shifted_along(y: Array, w: Array | None, axes: Sequence[int]) -> tuple[Array
 def shifted_in_quotient(y: Array, w: Array | None, axes: Sequence[int]) -> Array:
     """Subtracts the largest exponent from all exponents of a quotient, such as a softmax.
 
-    The subtraction does not change the value of the quotient. Without weights, the gradient flows
-    through the subtracted maximum too, so the largest term is the constant one. Then the gradient
-    of a softmax that rounds to one is a sum over the other terms, and does not contain `1 - p`,
-    which would round to zero.
+    The subtraction does not change the value of the quotient. Without weights, the subtracted
+    maximum is differentiated too, so the largest term has the constant value 1. This matters if a
+    softmax `p` rounds to 1: its gradient is then computed from the smaller terms, and not from
+    `1 - p`, which would be 0.
     """
     if w is not None:
         return y - largest_along(y, w, axes)

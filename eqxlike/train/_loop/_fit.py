@@ -170,7 +170,7 @@ class FitResult(NamedTuple, Generic[Model]):
         - `"finished"`: all steps were made.
         - `"exhausted"`: the batches ended first.
         - `"stopped"`: a callback stopped the run.
-        - `"interrupted"`: by Ctrl-C or SIGTERM.
+        - `"interrupted"`: Ctrl-C or SIGTERM interrupted the run.
         - `"diverged"`: a loss or state was not finite.
     - `message`: the reason in words, with the step. After a divergence it also has the loss.
     - `evaluations`: for each evaluation in this call of `fit`, the step and the metrics.
