@@ -280,7 +280,7 @@ class ConformalSets(Module):
 
         - `prediction`: a prediction of the model that was calibrated.
         - `key`: random key. Required if `conformal_sets` was called with a key, and not allowed
-          otherwise. Pass a different key than there.
+          otherwise. Do not pass the same key as to `conformal_sets`.
 
         **Returns:** booleans of shape `(*B, C)`, true for the classes in the set.
 

@@ -54,8 +54,8 @@ def _imported(name: str, what: str) -> Any:
 def as_libraries_compute() -> Iterator[None]:
     """Context manager that allows NumPyro, BlackJAX and Optax to promote dtypes and ranks.
 
-    It also disables the check for key reuse. The libraries rely on these defaults of JAX, which a
-    user's program may have made stricter.
+    It also disables the check for key reuse. The libraries rely on JAX's defaults, but a user's
+    program may have made them stricter.
     """
     with (
         jax.numpy_dtype_promotion("standard"),

@@ -61,12 +61,12 @@ class Mixture(Module):
 
     @property
     def epistemic(self) -> Float[Array, "*B"]:
-        """The variance of the components' means, which more data reduces."""
+        """The variance of the components' means. More data make it smaller."""
         return jnp.var(self._moment("mean"), axis=0)
 
     @property
     def aleatoric(self) -> Float[Array, "*B"]:
-        """The mean of the components' variances, which more data does not reduce."""
+        """The mean of the components' variances. More data do not make it smaller."""
         return jnp.mean(self._moment("variance"), axis=0)
 
     @property
@@ -283,12 +283,12 @@ class CategoricalMixture(Module):
 
     @property
     def epistemic(self) -> Float[Array, "*B"]:
-        """The mutual information of class and component, in nats, which more data reduces."""
+        """The mutual information of class and component, in nats. More data make it smaller."""
         return jnp.maximum(self.entropy - self.aleatoric, 0)
 
     @property
     def aleatoric(self) -> Float[Array, "*B"]:
-        """The mean entropy of the components, in nats, which more data does not reduce."""
+        """The mean entropy of the components, in nats. More data do not make it smaller."""
         return jnp.mean(_entropy(jax.nn.log_softmax(self.logits, axis=-1)), axis=0)
 
 
@@ -318,7 +318,10 @@ def as_classes(labels: Any) -> Array:
 def check_mixture(
     prediction: Any, kind: type[Mixture] | type[CategoricalMixture], caller: str
 ) -> None:
-    """Raises `TypeError`, which names `caller`, unless `prediction` is a mixture of type `kind`."""
+    """Raises `TypeError` unless `prediction` is a mixture of type `kind`.
+
+    The message names `caller`.
+    """
     if not isinstance(prediction, kind):
         one = "dist.Normal(mean[None], scale)" if kind is Mixture else "logits[None]"
         raise TypeError(

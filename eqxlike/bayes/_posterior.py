@@ -528,7 +528,8 @@ def _check_finite(array: Any, where: str) -> None:
 def num_examples(batch: PyTree[Shaped[Array, "B ..."]], caller: str) -> int:
     """The number of examples in a batch.
 
-    **Raises:** `ValueError`, which names `caller`, unless all arrays have the same leading length.
+    **Raises:** `ValueError` unless all arrays have the same leading length. The message names
+    `caller`.
     """
     shapes = [jnp.shape(leaf) for leaf in jtu.tree_leaves(batch)]
     lengths = {shape[:1] for shape in shapes}

@@ -338,7 +338,7 @@ def load(path: str | os.PathLike[str], target: Posterior, method: Method) -> Fit
 
     - `target`, `method`: the target and method of the run.
 
-    **Raises:** `ValueError` if the file is not such a run, or belongs to another target or method.
+    **Raises:** `ValueError` if the file contains no run, or a run of another target or method.
     """
     path, method = pathlib.Path(path), with_plain_numbers(method)
     problem = Problem(target)

@@ -305,13 +305,13 @@ class SGLD(StochasticGradient):
 
     A step adds `step_size` times the gradient of the log density divided by the number of examples
     `N`, and normal noise of variance `2 * step_size * temperature / N` (Welling and Teh, 2011,
-    "Bayesian Learning via Stochastic Gradient Langevin Dynamics"). The normal noise is reduced by
-    the gradient noise (Ahn, Korattikara and Welling, 2012, "Bayesian Posterior Sampling via
-    Stochastic Gradient Fisher Scoring"), which is estimated from the two halves of the minibatch.
-    For a normal posterior of precision `P`, the covariance of the draws is `(P (I - step_size P /
-    (2 N)))^-1`. If gradient noise exceeds the normal noise, the draws are too wide, and a warning
-    reports by how much. If the step size is too large, chains diverge to infinity. If it is too
-    small, chains hardly move.
+    "Bayesian Learning via Stochastic Gradient Langevin Dynamics"). The gradient noise is estimated
+    from the two halves of the minibatch. The normal noise is reduced by this amount (Ahn,
+    Korattikara and Welling, 2012, "Bayesian Posterior Sampling via Stochastic Gradient Fisher
+    Scoring"). For a normal posterior of precision `P`, the covariance of the draws is `(P (I -
+    step_size P / (2 N)))^-1`. If gradient noise exceeds the normal noise, the draws are too wide,
+    and a warning reports by how much. If the step size is too large, chains diverge to infinity. If
+    it is too small, chains hardly move.
 
     - `num_samples`: number of draws that each chain keeps.
     - `num_warmup`: number of steps before the first draw.
@@ -345,7 +345,7 @@ class SGLD(StochasticGradient):
 
 
 class SGHMC(StochasticGradient):
-    """Stochastic gradient Hamiltonian Monte Carlo: `bayes.SGLD` with momentum, which moves further.
+    """Stochastic gradient Hamiltonian Monte Carlo: SGLD with momentum, so that chains move further.
 
     A step costs `trajectory_steps` gradients of `batch_size` examples. A kept draw needs as much
     memory as the unknowns. Do not use it if draws must be exact: it is biased.
