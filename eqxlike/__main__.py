@@ -106,7 +106,7 @@ def _add_profile(subparsers: Any) -> None:
         type=whole_number_in,
         default=CALLS,
         metavar="N",
-        help=f"number of calls for the table, and again for the samples (default {CALLS})",
+        help=f"number of timed calls; as many calls are sampled (default {CALLS})",
     )
     parser.add_argument(
         "--out",

@@ -136,7 +136,7 @@ RULES = (
         "difference of squares",
         ("sub", "add"),
         difference_of_squares,
-        "where both are nearly equal: all digits cancel; or where the squares overflow",
+        "where the squares are nearly equal: all digits cancel; or where they overflow",
         "(a - b) * (a + b), (a - b) ** 2, jnp.var",
     ),
     Rule(

@@ -546,12 +546,12 @@ def _differences(stored: list[Saved], wanted: list[Entry]) -> Iterator[str]:
             yield f"like{path} is {text}, but was saved as {found.text}"
         elif is_struct and found.name is None and leaf.size:
             yield (
-                f"like{path} must be an array with its values: the checkpoint was saved without "
-                "frozen arrays"
+                f"like{path} must be an array with its values, not a jax.ShapeDtypeStruct: the "
+                "checkpoint was saved without frozen arrays"
             )
         elif is_struct and jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
             yield (
-                f"like{path} is of dtype {leaf.dtype}, which JAX has only with "
+                f"like{path} is of dtype {leaf.dtype}, which JAX supports only with "
                 "`jax.config.update('jax_enable_x64', True)`"
             )
 

@@ -54,7 +54,7 @@ def fitting_sharding(
         num_parts = num_devices_along(mesh, entry)
         if size % num_parts:
             raise ValueError(
-                f"Sharding: {what} does not divide: axis {axis} has length {size}, and {spec} "
+                f"Sharding: {what} cannot be split: axis {axis} has length {size}, and {spec} "
                 f"splits it into {num_parts} parts. Split another axis, or replicate the array "
                 "with PartitionSpec()."
             )

@@ -164,7 +164,7 @@ class Sharding:
             divides = bool(leaf.shape) and leaf.shape[0] % num_parts == 0
             if leaf.shape and not divides and must_divide:
                 raise ValueError(
-                    f"Sharding: the batch does not divide: {jtu.keystr(keys) or 'it'} has "
+                    f"Sharding: the batch cannot be split: {jtu.keystr(keys) or 'it'} has "
                     f"{leaf.shape[0]} examples, in shape {leaf.shape}, and the mesh axes "
                     f"{', '.join(self.batch_axes)} split them into {num_parts} parts. Choose a "
                     f"batch size that is a multiple of {num_parts}."

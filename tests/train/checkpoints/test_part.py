@@ -141,7 +141,7 @@ def test_frozen_arrays_that_do_not_fit_are_refused(adapted, tmp_path):
     state, _ = adapted
     train.save(tmp_path / "part", state, with_frozen=False).wait()
     shapes = eqx.filter_eval_shape(lambda: state)
-    with pytest.raises(ValueError, match=r"weight.* must be an array with its values: .*frozen"):
+    with pytest.raises(ValueError, match=r"weight.* must be an array with its values, .*frozen"):
         train.restore(tmp_path / "part", shapes)
     at = lambda state: state.model.layers[0].linear.weight
     cut = eqx.tree_at(at, state, at(state)[:, :1])

@@ -160,13 +160,13 @@ def test_examples_are_split_and_the_rest_is_whole():
 def test_batch_that_does_not_divide_is_refused():
     batch = {"x": np.ones((8, 4), np.float32), "odd": np.ones((3, 4), np.float32)}
     expected = (
-        r"the batch does not divide: \['odd'\] has 3 examples, in shape \(3, 4\), and the mesh "
+        r"the batch cannot be split: \['odd'\] has 3 examples, in shape \(3, 4\), and the mesh "
         "axes data split them into 2 parts. Choose a batch size that is a multiple"
     )
     with pytest.raises(ValueError, match=expected):
         place_batch(batch, DATA_PARALLEL)
     state, step = make_step(linear(), DATA_PARALLEL)
-    with pytest.raises(ValueError, match="the batch does not divide: it has 3 examples"):
+    with pytest.raises(ValueError, match="the batch cannot be split: it has 3 examples"):
         step(state, batch["odd"])
 
 
