@@ -94,7 +94,7 @@ class Problem(Module):
         )(vector)
 
     def differentiable(self, function: Any) -> Any:
-        """The function, differentiated by the problem's mode."""
+        """Returns `function` with its derivatives computed in the problem's differentiation mode."""
         return function if self.mode is None else differentiate_with(function, self.mode)
 
     def batch(self, key: PRNGKeyArray, size: int | None) -> Data | None:

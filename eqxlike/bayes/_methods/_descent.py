@@ -99,7 +99,7 @@ class MAP(Descent):
     """Maximum a posteriori: the most probable unknowns, as found by training with weight decay.
 
     It costs as much time and memory as ordinary training. Do not use it if uncertainty about the
-    network matters: all its draws are the same. The density is maximised in linked space.
+    network matters, because all its draws are the same. The density is maximised in linked space.
 
     - `steps`: number of optimiser steps.
     - `learning_rate`: initial learning rate of Adam (Kingma and Ba, 2015), with cosine decay to

@@ -45,9 +45,9 @@ class NUTS(Hamiltonian):
       1 means smaller steps.
     - `dense_mass`: whether the mass matrix has correlations. Steps are then slower, but fewer are
       needed.
-    - `step_size`: initial step size of the warm-up. With `num_warmup=0`, it is the step size of all
-      steps, in units of the unknowns in linked space, and the mass matrix is the identity; choose
-      it such that `diagnostics.acceptance` is near `target_acceptance`.
+    - `step_size`: initial step size of the warm-up. With `num_warmup=0`, all steps have this step
+      size, in units of the unknowns in linked space, and the mass matrix is the identity. In this
+      case, choose a step size for which `diagnostics.acceptance` is near `target_acceptance`.
     - `max_doublings`: a trajectory has at most `2**max_doublings - 1` steps.
 
     >>> from eqxlike import bayes

@@ -23,7 +23,7 @@ from ._descent import Descent, Optimised, descend
 class Moments(NamedTuple):
     """Running moments of `n` positions, and the deviations of the last `k`.
 
-    - `count`: `n`.
+    - `count`: the number of positions, `n`.
     - `mean`: mean of the positions.
     - `squares`: sum of squared deviations from the mean.
     - `deviations`: each of the last `k` positions minus the mean up to that position.
