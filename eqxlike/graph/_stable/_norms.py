@@ -107,7 +107,10 @@ def _vanishes_with(value: Value, x: Value, depth: int = 4) -> bool:
 
 
 def _log_factor(value: Value) -> tuple[Part, Value, list[Part]] | None:
-    """If one factor of a product is a logarithm: that factor, its argument, the other factors."""
+    """The logarithm in a product, its argument, and the other factors of the product.
+
+    Returns None unless exactly one factor is a logarithm.
+    """
     parts = factors_of(value).parts
     logs = [part for part in parts if argument_of(part.value, "log") is not None]
     if len(logs) != 1 or logs[0].number != 1 or logs[0].axes != all_axes(value):

@@ -60,7 +60,7 @@ def fit(
     - `batches`: an iterable, for example `minibatches(...)` or a PyTorch `DataLoader`. Tensors of
       other libraries and lists of numbers become arrays. But if the step is not compiled, it gets
       the batches unchanged. Training ends when the batches end; see `repeat`.
-    - `num_steps`: total number of steps, at least 1. Steps before the run was resumed count.
+    - `num_steps`: total number of steps, at least 1. If the run is resumed, earlier steps count.
     - `steps_per_call`: number of steps in one call. A call is a compiled loop over stacked batches.
       If steps are small, several steps per call are much cheaper, because the overhead of a call
       exceeds the work of a step. The state is the same as after single steps, up to rounding. Logs,
