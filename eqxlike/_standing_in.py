@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ._module import (
     INITIALISING,
     abstract_names,
-    drop_cached,
+    clear_slot,
     ignore_strict_rules,
     own_record,
     set_cached,
@@ -236,6 +236,6 @@ class _HasDataclassInit:
 
 has_dataclass_init = _HasDataclassInit()
 currently_initialising = types.SimpleNamespace(
-    add=lambda module: set_cached(module, INITIALISING), remove=drop_cached
+    add=lambda module: set_cached(module, INITIALISING), remove=clear_slot
 )
 """Makes it possible to assign fields of a Module between `add(module)` and `remove(module)`."""

@@ -24,7 +24,7 @@ from ._abstract import abstract_names as abstract_names
 from ._cached import INITIALISING as INITIALISING
 from ._cached import CachedPartition as CachedPartition
 from ._cached import LazyPartition as LazyPartition
-from ._cached import drop_cached as drop_cached
+from ._cached import clear_slot as clear_slot
 from ._cached import get_cached as get_cached
 from ._cached import set_cached as set_cached
 from ._cached import stored_fields as stored_fields

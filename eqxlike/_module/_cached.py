@@ -3,10 +3,17 @@
 The slot is outside of `__dict__`, so that `vars`, `copy`, `pickle` and the dataclass functions do
 not see it. The slot has one of three states:
 
-- it is empty;
-- it holds `INITIALISING` while `__init__` runs and may assign fields;
-- it holds a `CachedPartition`. To change the partition, a new object is put into the slot, so that
+- It is empty.
+- It holds `INITIALISING` while `__init__` runs and may assign fields. `ModuleMeta.__call__` writes
+  it before `__init__`, and clears the slot after it.
+- It holds a `CachedPartition`. To change the partition, a new object is put into the slot, so that
   another thread sees either the old or the new partition.
+
+Three functions of `_partition` write a partition:
+
+- `flatten` (`_cache` in `_flatten.py`), for the Modules that it has walked through;
+- `ModuleNode.cache`, which a fast path calls for a Module whose slot is empty;
+- the function that `RebuildWriter` writes, for the Modules that a filtered function returns.
 
 A Module that a filtered function returns may be *lazy*: it has its partition, but no fields yet.
 The first read of a field builds all fields from the partition and stores them. A training loop
@@ -23,7 +30,11 @@ from ._field import is_field
 
 
 class CachedPartition:
-    """The arrays of a Module, in tree order, and the Structure of everything else."""
+    """The arrays of a Module, in tree order, and the Structure of everything else.
+
+    If the static containers of the Module are equal to the containers in its interned Structure,
+    but not the same objects, `structure` is an `_OfOwnContainers` (`_partition/_flatten.py`).
+    """
 
     __slots__ = ("arrays", "structure")
 
@@ -46,7 +57,7 @@ class _Storage:
 # Module and a `__getattr__` that a user defines.
 _slot: Any = _Storage.__dict__["_eqxlike_cached"]
 set_cached = _slot.__set__
-drop_cached = _slot.__delete__
+clear_slot = _slot.__delete__
 stored_fields = _Storage.__dict__["__dict__"].__get__
 """Returns the stored `__dict__` of a Module, which is empty if the Module is lazy."""
 

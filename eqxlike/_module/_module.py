@@ -41,7 +41,7 @@ from ._cached import (
     INITIALISING,
     FrozenStorage,
     LazyAttribute,
-    drop_cached,
+    clear_slot,
     set_cached,
     stored_fields,
 )
@@ -94,7 +94,7 @@ class ModuleMeta(abc.ABCMeta):
             is_strict=strictness is not None,
             traits=_inherited_traits(cls) if _traits is None else _traits,
         )
-        type.__setattr__(cls, RECORD, record)
+        type.__setattr__(cls, RECORD, record)  # Read as `cls._eqxlike_class`.
         _store_methods(cls, own)
         fields = make_dataclass(cls, record.makes_init)
         if not record.makes_init and hasattr(cls, "__post_init__"):
@@ -107,7 +107,7 @@ class ModuleMeta(abc.ABCMeta):
         if strictness is not None:
             check_strict(cls, strictness, own, None if record.makes_init else owner)
         _register(cls, record, fields)
-        if cls.__module__.startswith(f"{_PACKAGE}._") and not record.traits.is_layer:
+        if _is_own_wrapper(cls):
             # `setdefault`, because a generated subclass has the same name and is made later.
             vars(ModuleMeta.eqxlike_wrappers).setdefault(cls.__qualname__.lstrip("_"), cls)
         return cls
@@ -142,7 +142,8 @@ class ModuleMeta(abc.ABCMeta):
                 _explain_init(cls, error, args, kwargs)
                 raise
             finally:
-                drop_cached(self)
+                clear_slot(self)
+            # From here on, the Module is frozen: `__check_init__` cannot assign fields.
             _check_values(self)
             if hasattr(cls, "__check_init__"):
                 for base in cls.__mro__:
@@ -188,6 +189,12 @@ class ModuleMeta(abc.ABCMeta):
 
 
 # --- How a class is made ---
+
+
+def _is_own_wrapper(cls: type) -> bool:
+    """Whether `cls` is a class of this package, and not a layer."""
+    is_own = cls.__module__.startswith(f"{_PACKAGE}._")
+    return is_own and not cls._eqxlike_class.traits.is_layer
 
 
 def _by_public_name(cls: type) -> Any:

@@ -59,7 +59,8 @@ def flatten(
     """The arrays of `tree`, in tree order, and its Structure.
 
     A Module can cache its partition if there is no mutable node, such as a list or a dict, among
-    its descendants (`Structure.is_cacheable`). `flatten` caches the partition of the outermost such
+    its descendants (`Structure.is_cacheable`), and if it is not a bound method
+    (`Structure.is_cacheable_module`). `flatten` caches the partition of the outermost such
     Modules for the next call. A cached partition is valid as long as the lists and dicts in the
     static fields do not change.
 
@@ -89,7 +90,7 @@ def flatten(
     candidates: list[_Candidate] = []
     containers: list[Container] = []
     frames: list[_Frame] = []
-    frame = _Frame(None, _Opened(TupleNode, _no_meta, None, (tree,), lambda index: root()), 0, 0, 0)
+    frame = _Frame(None, _Opened(TupleNode, _no_meta, None, (tree,), lambda index: root()))
     make_unhashable = opaque_leaf if is_output else identity_leaf if by_identity else None
     # A rebuilt output must have the static objects that the function returned, not equal objects.
     make = make_private if is_private or is_output else intern
@@ -104,7 +105,7 @@ def flatten(
                 structures.append(ARRAY)
                 continue
             if isinstance(node_type, ModuleMeta):
-                cached = _current(get_cached(value)) if caches else None
+                cached = _unless_changed(get_cached(value)) if caches else None
                 if not checks and cached is not None and cached is not INITIALISING:
                     structure = cached.structure.interned
                     # The interned Structure may hold equal objects, but an output keeps its own.
@@ -185,6 +186,9 @@ class _Opened(NamedTuple):
 class _Frame:
     """A node whose children are being walked.
 
+    - `first_array`, `num_candidates`, `first_container`: the number of arrays, candidates and
+      containers that the walk had found when it reached the node. So `arrays[first_array:]` are the
+      arrays of the node, once its children have been walked.
     - `cached`: for a Module, the content of its slot when the walk reached it.
     - `structures`: the Structures of the children walked so far.
     - `children`: an iterator over the remaining children.
@@ -192,9 +196,9 @@ class _Frame:
 
     value: Any
     node: _Opened
-    first_array: int
-    num_candidates: int
-    first_container: int
+    first_array: int = 0
+    num_candidates: int = 0
+    first_container: int = 0
     cached: Any = None
     structures: list[Structure] = dataclasses.field(default_factory=list)
     children: Iterator[Any] = dataclasses.field(init=False)
@@ -223,8 +227,8 @@ class _OfOwnContainers(NamedTuple):
     snapshot: Snapshot | None
 
 
-def _current(cached: Any) -> Any:
-    """Returns `cached`, or `None` if a static container in it has changed."""
+def _unless_changed(cached: Any) -> Any:
+    """Returns the content of a slot, or `None` if a static container in it has changed."""
     if cached is None or cached is INITIALISING:
         return cached
     if (snapshot := cached.structure.snapshot) is not None:
@@ -405,6 +409,7 @@ def _make_row(
             leaves[place] = value
         return RowLeaves(tuple(leaves), array_places, static_places)
 
+    # `statics` have only `PLAIN_TYPES`, so this key is as immutable and exact as the key of `None`.
     static = StaticKey(None)
     static.key = (count, array_places, plain_key(statics))
     row = intern(Row, object, make_meta, static, ())
