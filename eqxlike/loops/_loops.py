@@ -92,6 +92,8 @@ def while_loop(
 
     body, cond_consts, condition, axes = traced(frozenset())
     if axes:
+        # Under `jax.shard_map`, the condition may differ between devices. Then so does the number
+        # of steps, so the carry must vary over the same mesh axes as the condition.
         body, cond_consts, condition, _ = traced(axes)
     return body.unflatten(
         _run_while("while_loop", body, cond_consts, condition, kind, max_steps, checkpoints)
@@ -283,8 +285,9 @@ def _run_while(
 ) -> list[Array]:
     """Runs a loop with this traced body and condition, and returns the last carry.
 
-    `levels_for` in `_flat/_scan.py` decides how many carries reverse mode saves, and `_save_while`
-    in `_flat/_counted_while.py` allocates them.
+    `levels_for` in `_flat/_scan.py` decides how many carries reverse mode saves, and
+    `_run_and_save` in `_flat/_counted_while.py` allocates them. The derivative itself is in
+    `_flat/_counted_scan.py`.
 
     **Arguments:**
 
@@ -317,8 +320,8 @@ def _scan_of(body: Body, length: int, kind: str, checkpoints: int | None) -> Sca
     """Makes a `Scan` of a body, with at most `length` steps.
 
     For `"checkpointed"`, reverse mode saves at most `checkpoints` carries. If `checkpoints` is
-    `None`, `levels_for` chooses their number. For other kinds, reverse mode saves the carry of each
-    step.
+    `None`, `levels_for` chooses their number. For `"bounded"`, reverse mode saves the carry of each
+    step. For `"lax"`, JAX differentiates the loop, and `levels` has no effect.
     """
     levels = levels_for(length, checkpoints if kind == "checkpointed" else length)
     return Scan(

@@ -152,7 +152,7 @@ def save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     @jax.custom_jvp
     @batch_first
     def run_flat(flat: Arrays) -> SavedWhile:
-        return _save_while(loop, operands.unflatten(flat))
+        return _run_and_save(loop, operands.unflatten(flat))
 
     @functools.partial(run_flat.defjvp, symbolic_zeros=True)
     @batch_first
@@ -177,7 +177,7 @@ def save_while(loop: While, operands: WhileOperands) -> SavedWhile:
     return run_flat(operands.flatten())
 
 
-def _save_while(loop: While, operands: WhileOperands) -> SavedWhile:
+def _run_and_save(loop: While, operands: WhileOperands) -> SavedWhile:
     scan, carry, number = loop.scan, list(operands.carry), jnp.asarray(0)
     is_active = _is_first_active(loop, operands)
     start = number, is_active, vary(number, varying_axes(is_active)), carry
