@@ -333,7 +333,12 @@ class BatchNorm(StatefulLayer):
 
 
 _SET_BY_USER = -1
-"""Value of `batch_counter` after the user set the statistics. It disables the bias correction."""
+"""Value of `batch_counter` after the user set the statistics. It disables the bias correction.
+
+`set_statistics` writes it. A plain `state.set(norm.batch_state_index, ...)` cannot, and the counter
+stays 0. So before the first update, averages other than the initial ones also count as set by the
+user (`_is_initial`).
+"""
 
 
 def _is_initial(running: Statistics, variance: float) -> Array:

@@ -496,7 +496,7 @@ def _draw_kernel(
     bias_shape = (shape[0],) + (1,) * (len(shape) - 2)
     return draw(
         key,
-        Parameter(shape, dtype, limit, weight_init, inputs_last=True),
+        Parameter(shape, dtype, limit, weight_init, is_outputs_first=True),
         Parameter(bias_shape, dtype, limit, bias_init) if use_bias else None,
     )
 

@@ -76,7 +76,7 @@ class Linear(Module):
         limit = fan_in_limit(in_size)
         self.weight, self.bias = draw(
             key,
-            Parameter((out_size, in_size), dtype, limit, weight_init, inputs_last=True),
+            Parameter((out_size, in_size), dtype, limit, weight_init, is_outputs_first=True),
             Parameter((out_size,), dtype, limit, bias_init) if use_bias else None,
         )
         self.in_features = in_features
@@ -213,6 +213,7 @@ class FusedLinear(Module):
 
     def _rows(self, cls: type, start: int, stop: int, **fields: Any) -> Any:
         rows = slice(self._starts[start], self._starts[stop])
+        # `Linear.__init__` draws weights, which needs a key, and makes no leading axes of a stack.
         new: Any = object.__new__(cls)
         stored_fields(new).update(
             weight=self.weight[..., rows, :],

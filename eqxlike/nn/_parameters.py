@@ -28,16 +28,16 @@ class Parameter(NamedTuple):
     - `fill`: a constant.
     - `limit`: uniform on (-limit, limit).
 
-    `inputs_last` says that the shape is `(outputs, inputs, *window)`, as for the weights of this
-    library. `jax.nn.initializers` compute fan-in and fan-out from `(*window, inputs, outputs)`, so
-    the initializer is called with that shape, and its result is transposed.
+    `is_outputs_first` says that the shape is `(outputs, inputs, *window)`, as for the weights of
+    this library. `jax.nn.initializers` compute fan-in and fan-out from `(*window, inputs, outputs)`,
+    so the initializer is called with that shape, and its result is transposed.
     """
 
     shape: tuple[int, ...]
     dtype: jnp.dtype
     limit: float = 1.0
     initializer: Initializer | None = None
-    inputs_last: bool = False
+    is_outputs_first: bool = False
     fill: float | None = None
 
 
@@ -68,7 +68,7 @@ def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, 
     is_filled = all(parameter.fill is not None for parameter in present)
     if is_filled:
         key = None
-    if _draws_on_host(parameters):
+    if _count_and_choose_host(parameters):
         if is_filled:
             return tuple(_draw_on_host(None, parameter, None) for parameter in parameters)
         if (data := data_on_host(key)) is not None:
@@ -116,7 +116,7 @@ def _draw_at_once(
 def _draw_one(key: Any, parameter: Parameter | None, is_eager: bool = False) -> Array | None:
     if parameter is None:
         return None
-    shape, dtype, limit, initializer, inputs_last, fill = parameter
+    shape, dtype, limit, initializer, is_outputs_first, fill = parameter
     if initializer is None and fill is not None:
         return jnp.full(shape, fill, dtype)
     if initializer is None:
@@ -127,7 +127,7 @@ def _draw_one(key: Any, parameter: Parameter | None, is_eager: bool = False) -> 
         if is_eager and jr.key_impl(key) == THREEFRY:
             return uniform(key, (math.prod(shape),), dtype, limit).reshape(shape)
         return uniform(key, shape, dtype, limit)
-    if inputs_last:
+    if is_outputs_first:
         outputs, inputs, *window = shape
         shape = (*window, inputs, outputs)
     array = jnp.asarray(initializer(key, shape, dtype))
@@ -136,7 +136,7 @@ def _draw_one(key: Any, parameter: Parameter | None, is_eager: bool = False) -> 
             f"An initializer was called with shape {shape} and dtype {dtype}, but returned shape "
             f"{array.shape} and dtype {array.dtype}."
         )
-    if inputs_last:
+    if is_outputs_first:
         array = jnp.transpose(array, (len(shape) - 1, len(shape) - 2, *range(len(shape) - 2)))
     return array
 
@@ -177,11 +177,8 @@ faster, but compiling it takes about as long as drawing this many layers with Nu
 _num_draws: collections.Counter[tuple[Parameter | None, ...]] = collections.Counter()
 
 
-def _draws_on_host(parameters: tuple[Parameter | None, ...]) -> bool:
-    """Returns whether NumPy draws these parameters.
-
-    Each call also counts one more layer with these parameters.
-    """
+def _count_and_choose_host(parameters: tuple[Parameter | None, ...]) -> bool:
+    """Counts one more layer with these parameters. Returns whether NumPy draws them."""
     if not jax.sharding.get_abstract_mesh().empty:
         return False
     _num_draws[parameters] += 1
@@ -229,6 +226,7 @@ def _draw_by(
 
 @jax.jit
 def _scale(drawn: Array, limit: Array) -> Array:
+    # These are the operations of `jax.random.uniform`, so that the result is rounded equally.
     return jnp.maximum(-limit, drawn * (limit - -limit) + -limit)
 
 

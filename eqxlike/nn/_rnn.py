@@ -35,8 +35,8 @@ def _parameters(
     rows = num_gates * hidden_size
     dtype, limit = parameter_dtype(dtype), fan_in_limit(hidden_size)
     return (
-        Parameter((rows, input_size), dtype, limit, weight_init, inputs_last=True),
-        Parameter((rows, hidden_size), dtype, limit, weight_init, inputs_last=True),
+        Parameter((rows, input_size), dtype, limit, weight_init, is_outputs_first=True),
+        Parameter((rows, hidden_size), dtype, limit, weight_init, is_outputs_first=True),
         Parameter((rows,), dtype, limit, bias_init) if use_bias else None,
         Parameter((hidden_size,), dtype, limit, bias_init) if use_bias else None,
     )

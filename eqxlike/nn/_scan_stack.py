@@ -244,9 +244,10 @@ class ScanStack(StatefulLayer, Stacked):
             # If layers were frozen after the state was made, several stacks share one stacked
             # value.
             values = state.substate(run.layers)
-            kind = jtu.tree_structure(values)
-            own = slice(num_seen[kind], num_seen[kind] + run.depth)
-            num_seen[kind] = own.stop
+            # The markers of the values are static, so the treedef identifies the stacked value.
+            treedef = jtu.tree_structure(values)
+            own = slice(num_seen[treedef], num_seen[treedef] + run.depth)
+            num_seen[treedef] = own.stop
             x, new = run._scan(x, args, layer_at(values, own), own_keys)
             state = state.update(
                 jtu.tree_map(

@@ -85,7 +85,7 @@ class LoRALinear(Module):
         *stacked, out_size, in_size = linear.weight.shape
         dtype = linear.weight.dtype if dtype is None else parameter_dtype(dtype)
         parameter = Parameter(
-            (rank, in_size), dtype, fan_in_limit(in_size), weight_init, inputs_last=True
+            (rank, in_size), dtype, fan_in_limit(in_size), weight_init, is_outputs_first=True
         )
         self.linear = linear if train_base else freeze(linear)
         self.down = _draw_stacked(key, stacked, parameter)

@@ -80,7 +80,7 @@ def reinitialise(
                 f"array at model{name} it returned {initializer!r}."
             )
         parameter = Parameter(
-            leaf.shape, leaf.dtype, initializer=initializer, inputs_last=leaf.ndim >= 2
+            leaf.shape, leaf.dtype, initializer=initializer, is_outputs_first=leaf.ndim >= 2
         )
         try:
             return draw(key_at(key, name), parameter)[0]
