@@ -24,6 +24,27 @@ def case(request):
     return CASES[request.param]
 
 
+WITHOUT_CASE = {
+    "FusedLinear",  # It returns a tuple: see `surgery/test_fuse.py`.
+    "MixedPrecision",  # It wraps a model: see `surgery/test_precision.py`.
+    "Sampler",  # It draws tokens, without a gradient: see `test_generate.py`.
+    "Shared",  # It wraps a model: see `test_composition.py`.
+}
+
+
+def owner_of_call(cls):
+    """The class that defines `__call__`. `Conv2d` and `Conv` share it, and need one case."""
+    return next((base for base in cls.__mro__ if "__call__" in vars(base)), None)
+
+
+def test_every_public_layer_has_a_case():
+    modules = {cls for cls in vars(nn).values() if isinstance(cls, type(eqx.Module))}
+    layers = [blank(case) for case in CASES.values()]
+    layers = [each[0] if type(each) is tuple else each for each in layers]
+    covered = {owner_of_call(type(layer)) for layer in layers} | {None}
+    assert {cls.__name__ for cls in modules if owner_of_call(cls) not in covered} == WITHOUT_CASE
+
+
 def build_anew(case, dtype=jnp.float32):
     return case.make(key=jr.key(0), dtype=dtype)
 
