@@ -29,8 +29,8 @@ class Parameter(NamedTuple):
     - `limit`: uniform on (-limit, limit).
 
     `is_outputs_first` says that the shape is `(outputs, inputs, *window)`, as for the weights of
-    this library. `jax.nn.initializers` compute fan-in and fan-out from `(*window, inputs, outputs)`,
-    so the initializer is called with that shape, and its result is transposed.
+    this library. `jax.nn.initializers` compute fan-in and fan-out from `(*window, inputs,
+    outputs)`, so the initializer is called with that shape, and its result is transposed.
     """
 
     shape: tuple[int, ...]
