@@ -94,7 +94,7 @@ class Problem(Module):
         )(vector)
 
     def differentiable(self, function: Any) -> Any:
-        """Returns `function` with its derivatives computed in the problem's differentiation mode."""
+        """Returns `function`, differentiated in the problem's differentiation mode."""
         return function if self.mode is None else differentiate_with(function, self.mode)
 
     def batch(self, key: PRNGKeyArray, size: int | None) -> Data | None:
