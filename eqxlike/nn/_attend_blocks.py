@@ -46,8 +46,8 @@ from ._threefry import threefry
 
 _GROUPS = 4
 """Causal attention divides its blocks into this many groups, each with its own span of keys. Four
-groups compute 5/8 of all scores. More groups compute fewer scores, but each group is a loop to
-compile.
+groups compute 5/8 of all scores. More groups compute fewer scores, but each group adds a loop that
+XLA must compile.
 """
 
 
@@ -85,10 +85,11 @@ class Pattern:
         return first, last
 
     def allowed(self, inputs: "Inputs", rows: Any = None, columns: Any = None) -> Array | None:
-        """Whether the queries `rows` may attend to the keys `columns`; `None` if all pairs may.
+        """A boolean array: whether each query in `rows` may attend to each key in `columns`. `None`
+        if every query may attend to every key.
 
-        `rows` and `columns` are indices with two axes that broadcast; by default all queries and
-        all keys. `inputs.mask` is not included.
+        `rows` and `columns` are index arrays with two axes that broadcast. By default they contain
+        all queries and all keys. The result does not include `inputs.mask`.
         """
         if rows is None:
             rows = jnp.arange(inputs.query.shape[0], dtype=jnp.int32)[:, None]
@@ -151,7 +152,7 @@ class Plan(NamedTuple):
     kernel: Kernel | None = None
 
     def run(self, name: str, in_blocks: Callable[..., Any], *args: Any) -> Any:
-        """Runs the pass `name` with the kernel on the kernel's platform, otherwise in blocks."""
+        """Runs the pass `name`: by the kernel on the kernel's platform, and in blocks elsewhere."""
         if self.kernel is None:
             return in_blocks(*args)
         kernel = functools.partial(getattr(self.kernel, name), self.pattern)
@@ -247,12 +248,13 @@ def _run_output(plan: Plan, inputs: Inputs) -> list[Array]:
         highest = scores.max(1)
         weights = jnp.exp(scores - highest[:, None])
         sums = weights.sum(1)
-        # True for NaN, so that NaN propagates to the output.
+        # If `highest` is NaN, `attends` is `True`, so that NaN propagates to the output.
         attends = highest != blocks.least
         kept = blocks.dropped(tile, weights)
         output = _dot("hvc,hcr->hvr", value, kept) / sums[:, None]
         output = jnp.where(attends[:, None], output, blocks.mean_of(inputs.value))
-        # `most` makes `exp(score - log_sum)` 0 for every score.
+        # For a query without any key, `log_sum` is `most`, a number so large that `exp(score -
+        # log_sum)` is 0 for every score.
         log_sums = jnp.where(attends, highest + jnp.log(sums), blocks.most)
         return carry, (output, log_sums)
 
@@ -417,8 +419,8 @@ class _Blocks:
 
         - `visit`: `visit(carry, tile, rows, columns)` returns a carry and the arrays of a block.
         - `rows`: arrays with a leading axis of blocks; `visit` gets the slice of one block.
-        - `columns`: pairs of an array and the index of its axis of keys; `visit` gets the slice of
-          each array for one span of keys.
+        - `columns`: pairs `(array, axis)`, where `axis` is the array's axis of keys. `visit` gets
+          the slice of each array for one span of keys.
         """
         stacked = []
         for first, last, span, start in self._spans():
@@ -466,15 +468,15 @@ class _Blocks:
                 yield block, end, max(1, min(end * self.size + last, num_keys)), None
 
     def zeros(self, like: Array) -> Array:
-        """Returns zeros with the shape, the sharding and the `vmap` axes of `like`. They vary over
-        the mesh axes of all inputs.
+        """Returns zeros with the shape, the sharding and the `vmap` axes of `like`. The zeros vary
+        over the mesh axes of all inputs.
         """
         axes = [varying_axes(each) for each in self.inputs if each is not None]
         zeros = (jnp.isnan(like) & False).astype(self.dtype)
         return vary(zeros, frozenset().union(*axes))
 
     def cut(self, array: Any) -> Any:
-        """Cuts an array of axes `q_seq heads size` into blocks, axes `n h r size`."""
+        """Cuts an array with axes `q_seq heads size` into blocks with axes `n h r size`."""
         if array is None:
             return None
         # Reshapes one axis at a time, because JAX supports no other reshape of explicitly sharded
@@ -486,11 +488,11 @@ class _Blocks:
         return blocks.reshape(*blocks.shape[:2], self.groups * self.size, blocks.shape[-1])
 
     def cut_rows(self, array: Array) -> Array:
-        """Cuts an array of axes `heads q_seq` into blocks, axes `n h r`."""
+        """Cuts an array with axes `heads q_seq` into blocks with axes `n h r`."""
         return self.cut(array.T[..., None])[..., 0]
 
     def join(self, blocks: Array) -> Array:
-        """Joins blocks of axes `n h size r` to an array of axes `q_seq heads size`."""
+        """Joins blocks with axes `n h size r` to an array with axes `q_seq heads size`."""
         split = blocks.reshape(*blocks.shape[:3], self.groups, self.size)
         split = split.transpose(0, 4, 1, 3, 2)
         joined = split.reshape(self.count * self.size, *split.shape[2:])
@@ -498,7 +500,7 @@ class _Blocks:
         return joined[: self.length]
 
     def join_rows(self, blocks: Array) -> Array:
-        """Joins blocks of axes `n h r` to an array of axes `heads q_seq`."""
+        """Joins blocks with axes `n h r` to an array with axes `heads q_seq`."""
         return self.join(blocks[:, :, None])[..., 0].T
 
     def _padded_rows(self, array: Array) -> Array:
@@ -510,7 +512,7 @@ class _Blocks:
         return value.astype(self.dtype).mean(0)[..., None]
 
     def scores(self, tile: _Tile, query: Array, key: Array) -> Array:
-        """The scores of a block, axes `h c r`; `least` for masked keys."""
+        """The scores of a block, axes `h c r`. The score of a masked key is `least`."""
         scores = _dot("hcd,hrd->hcr", key, query) * self.pattern.scale
         if self.bias is not None:
             biased = scores + self.select(self.bias, tile).astype(scores.dtype)
@@ -528,13 +530,13 @@ class _Blocks:
         return scores
 
     def dropped(self, tile: _Tile, weights: Array) -> Array:
-        """Applies dropout to the weights of a block, axes `h c r`. The random numbers are the same
-        as in `jax.random.bernoulli`.
+        """Applies dropout to the weights of a block, axes `h c r`. It uses the same random numbers
+        as `jax.random.bernoulli`.
         """
         keys, p = self.inputs.dropout_keys, self.pattern.dropout_p
         if keys is None:
             return weights
-        # Threefry's counter of a weight is its flat index among all weights of its head.
+        # The Threefry counter for a weight is the flat index of the weight in its head.
         columns = (tile.column + jnp.arange(tile.span, dtype=jnp.int32))[None, :, None, None]
         rows = (tile.row + jnp.arange(self.size, dtype=jnp.int32))[None, None, None]
         high, low = rows.astype(jnp.uint32), columns.astype(jnp.uint32)
@@ -562,7 +564,7 @@ class _Blocks:
         return part.reshape(heads, part.shape[1], -1)
 
     def add_to(self, array: Array, scores: Array, tile: _Tile) -> Array:
-        """Adds the cotangents of a block's scores to the cotangents of a padded bias."""
+        """Adds the cotangents of a block's scores to `array`, the cotangents of a padded bias."""
         starts, sizes = self._part(array, tile)
         part = scores.reshape(self.heads, tile.span, self.groups, self.size)
         part = part.transpose(0, 2, 3, 1).reshape(-1, self.size, tile.span)
@@ -582,12 +584,12 @@ class _Blocks:
 
 
 def _to_hcd(array: Any) -> Any:
-    """Moves axes `kv_seq heads size` to `h c size`; returns the array and its axis of keys."""
+    """Transposes axes `kv_seq heads size` to `h c size`. Returns the array and its axis of keys."""
     return None if array is None else (array.swapaxes(0, 1), 1)
 
 
 def _to_hdc(array: Any) -> Any:
-    """Moves axes `kv_seq heads size` to `h size c`; returns the array and its axis of keys."""
+    """Transposes axes `kv_seq heads size` to `h size c`. Returns the array and its axis of keys."""
     return None if array is None else (array.transpose(1, 2, 0), 2)
 
 

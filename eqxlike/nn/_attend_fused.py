@@ -160,8 +160,9 @@ def _backward(static: Static) -> Callable[..., list[Array]]:
     ) -> list[Array]:
         recomputed, pull = jax.vjp(_attention(static, bias, mask, length), query, key, value)
         leaves, treedef = jax.tree_util.tree_flatten(pull)
-        # Replaces residuals by the saved output and log-sum-exp. Nothing then depends on the second
-        # forward pass, so XLA removes it.
+        # The backward pass needs residuals of a forward pass. These lines replace the residuals by
+        # the saved output and log-sum-exp. Nothing then depends on the second forward pass, so XLA
+        # removes it.
         leaves = [
             output if each is recomputed else log_sums if _is_log_sums(each, query) else each
             for each in leaves
@@ -198,7 +199,7 @@ def _with_merged_batches(function: Callable[..., list[Array]]) -> Callable[..., 
         split = [each.reshape(size, batch, *each.shape[1:]) for each in results]
         sharding = jax.typeof(args[is_batched.index(True)]).sharding
         if any(sharding.spec[:1]):
-            # The kernel's outputs lose their explicit sharding.
+            # The kernel returns arrays without explicit sharding.
             split = [
                 jax.sharding.reshard(
                     each, jax.sharding.NamedSharding(sharding.mesh, jax.P(sharding.spec[0]))

@@ -31,14 +31,14 @@ from ._threefry import THREEFRY, split_in_program, split_key
 Heads = Float[Array, "seq_length num_heads size"]
 
 _PROJECTIONS = 2**32 - 1
-"""The number that is folded into the key of a call to get the key of the projections. The heads use
-the keys of `jax.random.split(key, n)`. A small number is not safe, because `fold_in(key, i)` may
-equal one of these keys if `i < n`.
+"""Folding this number into the key of a call gives the key of the projections. The heads use the
+keys of `jax.random.split(key, n)`. A small number is not safe: `fold_in(key, i)` may equal one of
+the keys of the heads if `i < n`.
 """
 
 
 NO_CACHE: Any = object()
-"""Default of a parameter `cache`, with which the layer returns only its output, not a pair."""
+"""Default of the parameter `cache`. The layer then returns its output without a cache."""
 
 
 class MultiheadAttention(Module):
@@ -245,8 +245,8 @@ class MultiheadAttention(Module):
         - `mask`: shape `(q_seq, kv_seq)` or `(1, q_seq, kv_seq)` for all heads, or `(num_heads,
           q_seq, kv_seq)` for one mask for each head. `False`, or an integer 0, masks a pair of
           query and key. A float mask is added to the scores, as in PyTorch: `-jnp.inf` or `-1e9`
-          masks a pair, 0 leaves it unchanged, and other values are a bias, which may be trained.
-          Convert a float mask of ones and zeros with `mask != 0`. `"causal"` means
+          masks a pair, and 0 leaves a pair unchanged. Other values are a bias, which may be
+          trained. Convert a float mask of ones and zeros with `mask != 0`. `"causal"` means
           `is_causal=True`.
         - `bias`, `is_causal`, `segment_ids`, `key_length`, `query_offset`: as for
           `nn.dot_product_attention`.
@@ -255,16 +255,16 @@ class MultiheadAttention(Module):
           `query_offset`.
         - `key`: random key for dropout, split into one key for each head. It is required unless
           `dropout_p` is 0 or the layer is in inference mode. The projections get other keys, one
-          for each row; a `Linear` ignores them.
+          for each row, but a `Linear` ignores its key.
         - `inference`: overrides `self.dropout.inference` for this call.
         - `deterministic`: deprecated name of `inference`.
         - `process_heads`: a function that takes the projected query, key and value, each of shape
           `(seq, num_heads, size)`, and returns three arrays of the same shapes. It is called after
           `rotary`.
         - `cache`: an `nn.KVCache` with the keys and values of earlier calls. This call adds its
-          keys and values to the cache, and computes causal self-attention. It then accepts no other
-          mask, no bias, and no segments, lengths or positions. With `cache=None` the layer returns
-          `(output, None)`.
+          keys and values to the cache, and computes causal self-attention. A call with a cache
+          accepts no other mask, no bias, and no segments, lengths or positions. With `cache=None`
+          the layer returns `(output, None)`.
 
         **Returns:** an array of shape `(q_seq, output_size)`; `(array, new cache)` if `cache` is
         passed.

@@ -30,11 +30,11 @@ class BatchNorm(StatefulLayer):
     Normalization: Accelerating Deep Network Training by Reducing Internal Covariate Shift".
 
     With `mode="batch"`, training uses the statistics of the current batch, as in PyTorch. Inference
-    uses running averages, `running = momentum * running + (1 - momentum) * batch`. They start at
-    mean 0 and variance 1. After `n` batches these initial values still have the weight
-    `momentum**n`. The layer removes their contribution before it uses the averages (bias
-    correction, as in Adam). With `mode="ema"`, training and inference both use the running
-    averages, which start at the statistics of the first batch.
+    uses running averages, `running = momentum * running + (1 - momentum) * batch`. The running
+    averages start at mean 0 and variance 1. After `n` batches these initial values still have the
+    weight `momentum**n`. The layer removes the contribution of the initial values before it uses
+    the averages (bias correction, as in Adam). With `mode="ema"`, training and inference both use
+    the running averages, which start at the statistics of the first batch.
 
     `set_statistics` sets the running averages, for example from a pretrained network. Inference
     uses them unchanged, and training continues from them. With `mode="batch"`,
@@ -106,9 +106,9 @@ class BatchNorm(StatefulLayer):
         - `dtype`: dtype of weight and bias; JAX's default float if `None`. The running averages
           have the same dtype, but at least float32.
         - `mode`: `"batch"` or `"ema"`; `"legacy"` is `"ema"` with a warning.
-        - `batched`: whether the layer is called on a whole batch, `(batch, input_size, ...)`,
-          without `vmap`. `axis_name` is then optional; if it is given, statistics are over both the
-          batch and the named axes.
+        - `batched`: whether the layer is called on a whole batch of shape `(batch, input_size,
+          ...)`, without `vmap`. `axis_name` is then optional. If `axis_name` is given, statistics
+          are over both the batch and the named axes.
         - `unbiased`: whether the running variance uses the unbiased variance of each batch, divided
           by `n - 1` for `n` values in a channel, as in PyTorch.
         - `weight_init`, `bias_init`: initializers, such as `jax.nn.initializers`; ones and zeros by
@@ -222,9 +222,9 @@ class BatchNorm(StatefulLayer):
         scale = jax.lax.rsqrt(variance + self.eps)
         if self.weight is not None:
             scale = scale * self.weight.astype(scale.dtype)
-        # `centre` cancels in the value and in derivatives of every order. Because `centre` is
-        # constant, the gradient with respect to `mean` needs no sum over the batch of its own: it
-        # uses the sum for the bias.
+        # `centre` equals `mean` but is a constant. It cancels in the value and in all derivatives.
+        # Because only `shift` depends on `mean`, the gradient with respect to `mean` uses the same
+        # sum over the batch as the gradient with respect to the bias.
         centre = jax.lax.stop_gradient(mean)
         shift = (centre - mean) * scale
         if self.bias is not None:
@@ -288,7 +288,8 @@ class BatchNorm(StatefulLayer):
         mean = self._over_batch(jnp.mean(x, axes))
         # Two passes, because `mean(x**2) - mean**2` loses all digits if the mean is large. The
         # constant `centre` saves sums in the backward pass, as in `__call__`. The term `(mean -
-        # centre)**2` is 0, but its derivatives make `centre` cancel.
+        # centre)**2` is 0, but its derivatives add the terms that `squares` lacks because `centre`
+        # is constant.
         centre = jax.lax.stop_gradient(mean)
         squares = self._over_batch(jnp.mean((x - _broadcast_channels(centre, x)) ** 2, axes))
         return mean, squares - (mean - centre) ** 2
@@ -322,7 +323,7 @@ class BatchNorm(StatefulLayer):
 
     @property
     def _indices(self) -> tuple[Any, Any]:
-        """The indices of the running averages, and of the flag or counter of updates."""
+        """The index of the running averages, and the index of the flag or counter of updates."""
         if self.mode == "ema":
             return self.ema_state_index, self.ema_first_time_index
         return self.batch_state_index, self.batch_counter
@@ -342,7 +343,7 @@ user (`_is_initial`).
 
 
 def _is_initial(running: Statistics, variance: float) -> Array:
-    """Whether `running` still has its initial values, that is, the user has not set it."""
+    """Whether `running` has its initial values, that is, the user has not set other values."""
     return jnp.all(running[0] == 0) & jnp.all(running[1] == variance)
 
 

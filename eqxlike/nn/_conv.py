@@ -210,10 +210,11 @@ class Conv3d(_ConvNd, num_axes=3, init=False):
 class ConvTranspose(Module):
     """A transposed convolution over any number of spatial axes, also called a deconvolution.
 
-    It maps the output shape of a `Conv` back to its input shape. To reverse the shapes of a `Conv`,
-    swap `in_channels` and `out_channels` and keep the other arguments. With `stride > 1`, a `Conv`
-    maps inputs of several sizes to the same output size; `output_padding` chooses one of these
-    input sizes. Dumoulin & Visin (2016), "A guide to convolution arithmetic for deep learning".
+    It maps the output shape of a `Conv` back to the input shape of the `Conv`. To reverse the
+    shapes of a `Conv`, swap `in_channels` and `out_channels` and keep the other arguments. With
+    `stride > 1`, a `Conv` maps inputs of several sizes to the same output size; `output_padding`
+    chooses one of these input sizes. Dumoulin & Visin (2016), "A guide to convolution arithmetic
+    for deep learning".
 
     The layer convolves `x`, dilated by `stride`, with a kernel in the layout of `Conv`,
     `(out_channels, in_channels // groups, *kernel_size)`. For `groups=1`, the exact transpose of
@@ -277,8 +278,8 @@ class ConvTranspose(Module):
           makes the output smaller. With `"SAME"` and `"SAME_LOWER"` the output has `size * stride -
           output_padding` entries.
         - `output_padding`: number of additional entries at the end of each spatial axis of the
-          output; less than `stride`. With `"SAME"` and `"SAME_LOWER"` it is the number of entries
-          to remove.
+          output; less than `stride`. With `"SAME"` and `"SAME_LOWER"`, `output_padding` is the
+          number of entries to remove.
         - `dilation`: distance between neighbouring entries of the kernel.
         - `groups`: number of groups of channels; each group of output channels depends only on
           its group of input channels.
@@ -446,7 +447,7 @@ class ConvTranspose3d(_ConvTransposeNd, num_axes=3, init=False):
 
 
 def _check_groups(groups: Any, in_channels: int, out_channels: int) -> int:
-    """Converts `groups` to `int`. Raises `ValueError` unless it divides the numbers of channels."""
+    """Converts `groups` to `int`. Raises `ValueError` if `groups` does not divide the channels."""
     groups = whole_number(groups, "groups")
     for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
         if channels % groups:
@@ -507,7 +508,7 @@ def _window_extents(kernel_size: Sequence[int], dilation: Sequence[int]) -> tupl
 
 
 def _extend(x: Array, pads: Pads, mode: str) -> Array:
-    """Pads the spatial axes of `x` with its own entries, according to `mode`."""
+    """Pads the spatial axes of `x` with entries of `x`. `mode` determines which entries."""
     return jnp.pad(x, ((0, 0), *pads), mode=_PADDING_MODES[mode])
 
 

@@ -1,8 +1,8 @@
 """`jax.lax.conv_general_dilated` with a faster lowering for CPUs.
 
-XLA is slow at some convolutions on a CPU, so `_lower` lowers these to other operations. A separate
-primitive makes this possible. It has the same name, parameters, type and derivatives as JAX's
-primitive. On other platforms it uses JAX's lowering.
+XLA is slow at some convolutions on a CPU, so `_lower` lowers these convolutions to other
+operations. A custom lowering needs a custom primitive. This primitive has the same name,
+parameters, type and derivatives as JAX's primitive. On other platforms it uses JAX's lowering.
 """
 
 import functools
@@ -114,11 +114,12 @@ def _lower(context: Any, x: Any, weight: Any, **params: Any) -> Any:
     channels first takes 10 to 50 times as long, so the lowered program moves the channels. Other
     slow cases:
 
-    - A kernel of size 1. A matrix product needs no change of layout.
+    - A kernel of size 1. It is lowered to a matrix product, which needs no change of layout.
     - A kernel that is larger than `x` along an axis. XLA computes it in a slow loop.
     - The gradient with respect to the weight. It is a convolution in which the batch takes the
       place of the channels, and the window is a whole image. XLA moves the batch to the last axis
-      of both operands. This takes most of the time unless the operands fit into the cache.
+      of both operands. Moving the batch takes most of the time unless the operands fit into the
+      cache.
     - The same gradient with groups, or of a transposed convolution. XLA computes both in slow
       loops.
     """

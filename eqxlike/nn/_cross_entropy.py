@@ -50,8 +50,8 @@ def cross_entropy(
     al. (2024), "Liger Kernel"), so that a training step has the usual three matrix products with
     the readout.
 
-    Call it once for a whole batch. Under `jax.vmap` the examples share the chunks, but the backward
-    pass computes the logits again.
+    Call the function once for a whole batch. Under `jax.vmap` the examples share the chunks, but
+    the backward pass computes the logits again.
 
     **Arguments:**
 
@@ -67,7 +67,7 @@ def cross_entropy(
       token, to keep the logits small. Chowdhery et al. (2022), "PaLM".
 
     **Returns:** the mean over the tokens that are not ignored, in at least float32; 0 if all tokens
-    are ignored. To combine the means of several calls, weight them by `(labels !=
+    are ignored. To combine the means of several calls, weight each mean by `(labels !=
     ignore_index).sum()`.
 
     **Raises:** `ValueError` if the shapes of the arguments do not match, or `label_smoothing` is
@@ -167,7 +167,8 @@ def _explicit_sharding(array: Array) -> Any:
 
 
 def _losses(logits: Array, labels: Array, *, smoothing: float, z_loss: float) -> Array:
-    # A comparison instead of an index, so that the axis of the vocabulary may be sharded.
+    # Selects the logit of the label by a comparison and not by an index, so that the axis of the
+    # vocabulary may be sharded.
     is_label = jnp.arange(logits.shape[1], dtype=labels.dtype)[None] == labels[:, None]
     log_total = jax.nn.logsumexp(logits, axis=1)
     target = jnp.where(is_label, logits, 0).sum(1)
@@ -183,8 +184,8 @@ def _losses(logits: Array, labels: Array, *, smoothing: float, z_loss: float) ->
 def _split_chunks(num_classes: int, *arrays: Array) -> list[Array]:
     """Splits arrays of B rows into chunks, shape (number of chunks, C, ...), padded with zeros.
 
-    Each chunk takes rows at regular intervals. If rows are sharded, every device thus works on
-    every chunk.
+    Each chunk takes rows at regular intervals. If the rows are sharded, every device therefore
+    works on every chunk.
     """
     num_tokens = arrays[0].shape[0]
     number = 1
@@ -273,7 +274,7 @@ def _sum_and_gradients(
 
 # --- The primitive ---
 
-# `jax.custom_jvp` would not do: under `vmap` it would make one gradient of `w` for each example.
+# This is not a `jax.custom_jvp`, because under `vmap` that makes one gradient of `w` per example.
 
 
 def _bind(arrays: Sequence[Array], **params: Any) -> Array:
@@ -283,14 +284,15 @@ def _bind(arrays: Sequence[Array], **params: Any) -> Array:
 
 def _jvp(primals: Any, tangents: Any, *, num_groups: int, jaxpr: Any, **options: float) -> Any:
     if num_groups > 1:
-        # The cotangent of each group is only known in the backward pass.
+        # The gradients depend on the cotangent of each group, which is only known in the backward
+        # pass.
         function = functools.partial(_sums, num_groups=num_groups, **options)
         return jvp_of_moving(lambda arrays: function(*arrays), primals, tangents)
     moving = tuple(map(has_tangent, (tangents[0], *tangents[3:])))
     value, gradients = _sum_and_gradients(*primals, moving=moving, **options)
     directions = [each for each in tangents if has_tangent(each)]
-    # The products are in the wider dtype, because the cotangent has not scaled these values yet. It
-    # may be as small as 1e-4.
+    # The products are in the wider dtype, because these values are not yet multiplied by the
+    # cotangent. The cotangent may be as small as 1e-4.
     products = (
         jnp.sum(gradient.astype(value.dtype) * direction.astype(value.dtype))
         for gradient, direction in zip(gradients, directions, strict=True)

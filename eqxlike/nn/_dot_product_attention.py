@@ -20,7 +20,7 @@ from ._attend_fused import find_unsupported, fused
 Implementation = Literal["auto", "plain", "blocks", "cudnn"]
 
 _LEAST_SCORES = 128 * 128
-"""On a CPU, `"auto"` uses blocks for at least this number of scores. For fewer, plain is faster."""
+"""On a CPU, `"auto"` uses `"blocks"` from this number of scores. Below it, `"plain"` is faster."""
 
 _LEAST_SCORES_ELSEWHERE = 2048 * 2048
 """The same number on other platforms. There each block launches several kernels, so blocks are
@@ -28,11 +28,11 @@ faster only for long sequences.
 """
 
 _ROWS, _ROWS_ELSEWHERE = 128, 256
-"""Queries in a block, on a CPU and on other platforms.
+"""Number of queries in a block: on a CPU, and on other platforms.
 
-On a CPU, 64 queries are faster for short sequences with a causal mask or a window, because the
-blocks skip more keys. From a length of 512, 128 queries are faster, and keep both cores of a
-two-core CPU busy.
+On a CPU, blocks of 64 queries are faster for short sequences with a causal mask or a window,
+because small blocks skip more keys. From a length of 512, 128 queries are faster, and keep both
+cores of a two-core CPU busy.
 """
 
 
@@ -85,8 +85,8 @@ def dot_product_attention(
       `is_causal`, `after` is 0. Mistral's sliding window of 4,096 keys is `is_causal=True,
       window=4095`.
     - `segment_ids`: integers, shape `(seq,)`; a query attends only to keys with the segment id of
-      the query. This is for several sequences that are packed into one. Pass a pair of arrays if
-      queries and keys have different segment ids.
+      the query. Use segment ids for several sequences that are packed into one. Pass a pair of
+      arrays if queries and keys have different segment ids.
     - `key_length`: number of keys before the padding; later keys are masked.
     - `query_offset`: position of the first query among the keys, for `is_causal` and `window`.
     - `scale`: factor of the scores; `1 / sqrt(size)` if `None`.
@@ -164,8 +164,8 @@ def attend_with(
         implementation = "plain"
     elif sizes[0] == 0:  # There are no scores.
         implementation = "plain"
-    # Inside `shard_map`, inputs may vary over fewer mesh axes than the output. The transpose of
-    # this cast sums the cotangents of the inputs.
+    # Inside `shard_map`, inputs may vary over fewer mesh axes than the output. This cast makes all
+    # inputs vary over all these axes. The transpose of the cast sums the cotangents of the inputs.
     axes = frozenset().union(*(varying_axes(each) for each in inputs if each is not None))
     inputs = jax.tree_util.tree_map(lambda each: vary(each, axes), inputs)
     if dropout is not None and dropout.keys is None:
@@ -234,8 +234,8 @@ def _attend_plainly(
     least = jnp.finfo(dtype).min
     if bias is not None:
         biased = scores + bias.astype(dtype)
-        # If all scores of a query are `-inf`, this makes its weights equal, as for a boolean mask.
-        # Otherwise they would be NaN.
+        # If all scores of a query are `-inf`, this line makes the weights of the query equal, as
+        # for a boolean mask. Without this line the weights would be NaN.
         scores = jnp.where(biased <= least, least, biased)
     allowed = pattern.allowed(inputs)
     for mask in (allowed if allowed is None else allowed[None], inputs.mask):

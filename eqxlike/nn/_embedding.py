@@ -179,8 +179,9 @@ class RotaryPositionalEmbedding(Module):
     >>> jax.jit(rope)(heads, positions=100).shape  # Positions 100 to 104.
     (5, 2, 8)
 
-    `scaling` adapts the rotation to sequences that are longer than in training. Its value is the
-    `rope_scaling` of a model's `config.json`, with the same results as Hugging Face's transformers:
+    `scaling` adapts the rotation to sequences that are longer than in training. Pass the
+    `rope_scaling` of a model's `config.json`. The results are the same as in Hugging Face's
+    transformers:
 
     - `"linear"`: divides all angles by `factor`. Chen, Wong, Chen & Tian (2023), "Extending Context
       Window of Large Language Models via Positional Interpolation".
@@ -191,10 +192,11 @@ class RotaryPositionalEmbedding(Module):
       `low_freq_factor` rotations in the original length. Frequencies with up to `high_freq_factor`
       rotations are divided by a number between 1 and `factor`. Llama Team (2024), "The Llama 3 Herd
       of Models".
-    - `"yarn"`: divides low frequencies by `factor`, and interpolates linearly in `j` between
-      `beta_fast` and `beta_slow` rotations. The result is multiplied by `attention_factor`, by
-      default `0.1 * log(factor) + 1`. Peng, Quesnelle, Fan & Shippole (2023), "YaRN: Efficient
-      Context Window Extension of Large Language Models".
+    - `"yarn"`: divides frequencies of fewer than `beta_slow` rotations by `factor`, and keeps
+      frequencies of more than `beta_fast` rotations. Between these two limits, it interpolates
+      linearly in `j`. The rotated features are multiplied by `attention_factor`, by default `0.1 *
+      log(factor) + 1`. Peng, Quesnelle, Fan & Shippole (2023), "YaRN: Efficient Context Window
+      Extension of Large Language Models".
 
     >>> scaling = {"rope_type": "linear", "factor": 2.0}
     >>> scaled = RotaryPositionalEmbedding(8, scaling=scaling)
@@ -237,7 +239,7 @@ class RotaryPositionalEmbedding(Module):
         - `x`: shape `(seq_length, embedding_size)`, or `(seq_length, heads, embedding_size)` if
           `positions` is passed.
         - `positions`: position of each row, shape `(seq_length,)`; or the position of the first
-          row, shape `()`. 0 by default.
+          row, shape `()`. By default the first row has position 0.
         - `key`: ignored; accepted so that all layers have the same signature.
 
         **Returns:** an array with the shape and dtype of `x`. Angles are computed in `self.dtype`.
@@ -275,9 +277,7 @@ class RotaryPositionalEmbedding(Module):
         return rotated.astype(x.dtype)
 
     def _frequencies(self, positions: Array) -> tuple[Array, float]:
-        """The angle of each pair at position 1, and the number by which the layer multiplies its
-        result.
-        """
+        """Returns the angle of each pair at position 1, and a factor of the rotated features."""
         half, theta = self.embedding_size // 2, self.theta
         exponents = jnp.arange(half, dtype=self.dtype) / half
         if self.scaling is None:

@@ -140,8 +140,9 @@ def generate(
     **Arguments:**
 
     - `model`: the model. Changing the values of its arrays does not recompile the program.
-    - `prompt`: integers of shape `(seq,)`, or `(batch, seq)` for a batch. Each length compiles its
-      own program. To avoid this, pad prompts to a few lengths and pass `lengths`.
+    - `prompt`: integers of shape `(seq,)`, or `(batch, seq)` for a batch. Each length of a prompt
+      needs a separate compilation. To compile less often, pad prompts to a few lengths and pass
+      `lengths`.
     - `max_new_tokens`: number of tokens to generate.
     - `cache`: an empty cache for one sequence, for example with another dtype. By default
       `KVCache.for_model` makes the cache.
@@ -273,7 +274,7 @@ def _generate(
     new = jnp.broadcast_to(token[:, None], (batch, max_new_tokens))
     start = (jnp.ones((), jnp.int32), token, is_end(token), memory, new)
     index, token, _, _, new = lax.while_loop(goes_on, step, start)
-    # Fill the positions after the last step. They still hold the first token.
+    # The positions after the last step still hold the first token. Fills them with the last token.
     is_done = jnp.arange(max_new_tokens, dtype=jnp.int32)[None] < index
     return jnp.where(is_done, new, token[:, None])
 
@@ -334,7 +335,7 @@ def _with_cache(
 def _without_cache(
     model: Callable[..., Any], tokens: Array, lengths: Array | None, max_new_tokens: int
 ) -> tuple[Array, Callable[..., Any], Any]:
-    """Like `_with_cache`, for a model that reads the whole sequence again for each token."""
+    """Replaces `_with_cache` for a model that reads the whole sequence again for each token."""
 
     def call(tokens: Array) -> Array:
         found = model(tokens)

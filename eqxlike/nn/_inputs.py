@@ -115,7 +115,7 @@ def _show(expected: Shape) -> str:
 def describe(layer: Module) -> str:
     """The type of a layer that is being called, and its path in the outermost calling Module.
 
-    Call it only for errors, because it searches the first arguments of all frames on the stack.
+    Call this function only for errors, because it searches all frames on the stack.
     """
     name = type(layer).__name__
     outermost, path = None, ""
@@ -160,7 +160,7 @@ Features = int | Literal["scalar"]
 
 
 def number_of_features(value: Any, name: str) -> Features:
-    """Returns `value` as an `int` of at least 0, or `"scalar"`. Raises `ValueError` for others."""
+    """Returns `value` as an `int` of at least 0, or `"scalar"`. Raises `ValueError` otherwise."""
     if isinstance(value, str) and value == "scalar":
         return "scalar"
     number = integer(value)
@@ -198,7 +198,7 @@ def stack_layers(
 
 
 class Rows:
-    """Stand-in for a stacked array, or for one row of it, that supports only indexing.
+    """Stand-in for a stacked array or for one of its rows. A stand-in supports only indexing.
 
     `numbers` are the indices of the rows. Indexing a single row raises `IndexError`.
     """
@@ -213,7 +213,8 @@ class Rows:
 def layer_at(stacked: Any, index: int | slice) -> Any:
     """Indexes all arrays of stacked layers, or of their stacked outputs.
 
-    Raises `TypeError` in the `where` of a `tree_at`, which cannot replace part of an array.
+    Raises `TypeError` inside the `where` of a `tree_at`, because `tree_at` cannot replace part of
+    an array.
     """
 
     def at(leaf: Any) -> Any:
@@ -231,7 +232,7 @@ def layer_at(stacked: Any, index: int | slice) -> Any:
 
 
 def _with_shape(struct: jax.ShapeDtypeStruct, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-    """`struct` with a new shape, whose leading axis was added, removed or resized."""
+    """`struct` with a new shape. The leading axis may be added, removed or resized."""
     sharding, added = struct.sharding, len(shape) - struct.ndim
     if isinstance(sharding, NamedSharding):
         spec = [None] * added + list(sharding.spec)[max(-added, 0) :]
@@ -259,8 +260,8 @@ def takes_key(layer: Callable[..., Any]) -> bool:
 def as_data(keys: PRNGKeyArray | None) -> tuple[Any, Callable[[Any], Any]]:
     """Returns the raw data of keys, as an input of a `scan`, and a function that restores the keys.
 
-    Raw data, because JAX's key reuse checker counts it as a use of the keys if a `vmap` moves their
-    axis.
+    JAX's key reuse checker counts a use of typed keys if a `vmap` moves their axis. The checker
+    ignores raw data.
     """
     if keys is None or not is_key(keys):
         return keys, lambda data: data

@@ -70,8 +70,9 @@ class KVCache(Module):
         - `num_heads`: number of heads of keys and values.
         - `size`, `value_size`: number of features of each key and value. `value_size` is `size` if
           `None`.
-        - `window`: number of earlier tokens that the layers attend to; `None` if it is not limited.
-          With a window, the cache stores `window + 1` tokens, and overwrites the oldest token.
+        - `window`: number of earlier tokens that the layers attend to; `None` for all earlier
+          tokens. With a window, the cache stores `window + 1` tokens, and overwrites the oldest
+          token.
         - `stacked`: whether the layers are in a `ScanStack`. The cache is then one array for all
           layers.
         - `dtype`: dtype of the stored keys and values; JAX's default float if `None`.
@@ -192,7 +193,8 @@ class KVCache(Module):
         if ring is None:
             if num > slots:
                 raise ValueError(f"KVCache has room for {slots} tokens, got {num}.")
-            # Tokens beyond the end would silently overwrite others, so they get NaN.
+            # Tokens beyond the end would silently overwrite other tokens, so their values become
+            # NaN.
             value = jnp.where(self.start + num > slots, jnp.nan, value)
         end = jnp.minimum(self.start + num, self.limit)
         keys, values = (
@@ -205,7 +207,8 @@ class KVCache(Module):
 
         options: dict[str, Any] = {"is_causal": True, "window": window}
         if not self.is_prefill and ring is not None and num > 1:
-            # New tokens overwrite keys that earlier new tokens attend to, so read the old keys.
+            # A new token may overwrite a key that an earlier new token attends to. The attention
+            # therefore reads the old keys.
             options = {"mask": self._mask(num, slots)}
             key = jnp.concatenate([read(olds[0], key), key])
             value = jnp.concatenate([read(olds[1], value), value])
@@ -218,7 +221,7 @@ class KVCache(Module):
         return key, value, options, self._next(keys, values, end)
 
     def with_fields(self, **fields: Any) -> Self:
-        """A copy with other values of these fields."""
+        """A copy with new values of these fields."""
         new = copy.copy(self)
         stored_fields(new).update(fields)
         return new
@@ -269,8 +272,7 @@ class KVCache(Module):
 
 
 def _newest(slots: int, end: Array) -> Array:
-    """For each slot of a window, the position of its token after all tokens before `end` were
-    stored.
+    """For each slot of a window, the position of its token once all tokens before `end` are stored.
 
     The position is negative for an empty slot.
     """

@@ -113,10 +113,10 @@ def apply_weight(weight: Array, x: Array) -> Array:
     and its gradient. These transposes made the training step of a transformer (6 blocks of 256
     features) and an LSTM loop (batch of 16, 64 hidden units) 1.2 times as slow.
     """
-    # Sparse and quantised matrices are not arrays and define their own `@`. For a single output
-    # feature, contiguity does not matter, and `tensordot` can be slower: if the weights are batched
-    # too, as in Markov chains, XLA reads a transposed result in each operation. A logistic
-    # regression then took twice the time.
+    # Two cases use `@`. Sparse and quantised matrices are not arrays and define their own `@`. With
+    # a single output feature, contiguity does not matter, and `tensordot` can be slower. In Markov
+    # chains, where the weights are batched too, `tensordot` made a logistic regression take twice
+    # the time.
     is_plain = isinstance(weight, jax.Array | np.ndarray) and weight.shape[0] > 1
     return jnp.tensordot(x, weight, axes=(0, 1)) if is_plain else weight @ x
 
@@ -124,8 +124,9 @@ def apply_weight(weight: Array, x: Array) -> Array:
 class FusedLinear(Module):
     """Several linear layers of the same input, computed as one matrix product.
 
-    The weights are concatenated along the output axis. A layer with gates can use it directly:
-    `gate, value = self.fused(x)`. `nn.fuse` replaces layers of an existing model by it.
+    The weights are concatenated along the output axis. A layer with gates can use a `FusedLinear`
+    directly: `gate, value = self.fused(x)`. `nn.fuse` replaces layers of an existing model by
+    `FusedLinear`s.
 
     >>> import jax, jax.numpy as jnp
     >>> keys = jax.random.split(jax.random.key(0))

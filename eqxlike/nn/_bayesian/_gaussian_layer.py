@@ -31,7 +31,8 @@ class BayesianLayer(Module):
     Optional methods: `mean_layer()` returns the plain layer that `posterior_mean` inserts.
     `posterior_scales()` and `prior_scales()` return plain layers of the same structure whose arrays
     are standard deviations. Methods of Bayesian inference that store means and scales separately
-    need them. The function `with_perturbation` calls `with_perturbation(key)`.
+    need these two methods. The function `with_perturbation` calls the method
+    `with_perturbation(key)` of each layer.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> class Shift(BayesianLayer):
@@ -56,7 +57,8 @@ class BayesianLayer(Module):
         """A layer with weights drawn from the posterior, the same for all inputs."""
 
     def with_perturbation(self, key: PRNGKeyArray) -> Self:
-        """Returns the layer with the noise that examples share, or unchanged if they share none."""
+        """Returns the layer with shared noise for all examples; unchanged if it has no such noise.
+        """
         del key
         return self
 
@@ -187,7 +189,7 @@ class SharedKey(Module):
 
 
 class GaussianLayer(BayesianLayer):
-    """Base of layers that are linear in their weights, where the weights are independent Gaussians.
+    """Base of layers with independent Gaussian weights, whose output is linear in the weights.
 
     For a single input, each entry of the output has the same distribution with every estimator. The
     estimators differ in cost, and in the correlations between outputs:
@@ -224,8 +226,8 @@ class GaussianLayer(BayesianLayer):
     def kl(self) -> Float[Array, ""]:
         """KL(posterior || prior), summed over weights and biases, in closed form.
 
-        For a Gaussian N(m, s^2) and a prior N(0, p^2) it is `log(p / s) + (s^2 + m^2) / (2 p^2) -
-        1/2`.
+        For a posterior N(m, s^2) and a prior N(0, p^2), the divergence is `log(p / s) + (s^2 + m^2)
+        / (2 p^2) - 1/2`.
 
         **Returns:** shape `()`, in at least float32, because a sum over many weights would lose
         precision in a narrower dtype.
@@ -296,7 +298,8 @@ class GaussianLayer(BayesianLayer):
             lambda rho: _draw_gaussian(next(keys), jnp.zeros_like(rho), rho)
         )
         in_key, out_key = jr.split(key)
-        # A bias is the weight of a constant input 1, so it gets only the sign of its output.
+        # A bias is the weight of a constant input 1, which has no random sign. The bias is
+        # multiplied only by the sign of the output.
         y = perturbation(_random_signs(in_key, x) * x)
         return _random_signs(out_key, y) * y
 
@@ -362,18 +365,18 @@ def _random_signs(key: PRNGKeyArray, x: Array) -> Array:
 
 
 def rho_for(scale: float, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Array, "*shape"]:
-    """The `rho` of a standard deviation `scale`: the inverse of `softplus`."""
+    """An array filled with the `rho` for which `softplus(rho)` equals `scale`."""
     return jnp.full(shape, scale + math.log(-math.expm1(-scale)), dtype)
 
 
 def rho_of(scale: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The inverse of `softplus` for an array of standard deviations, accurate for any magnitude."""
+    """The `rho` of each standard deviation: the inverse of `softplus`, accurate for any size."""
     exact = scale.astype(at_least_float32(scale.dtype))
     return (exact + jnp.log(-jnp.expm1(-exact))).astype(scale.dtype)
 
 
 def scale_of_each(scale: Any, stacked: tuple[int, ...]) -> Any:
-    """The prior scale, broadcast to stacked layers if it is an array; a number is unchanged."""
+    """Broadcasts a prior scale that is an array to stacked layers. A number is unchanged."""
     return jnp.broadcast_to(scale, stacked) if is_array(scale) and stacked else scale
 
 
@@ -403,8 +406,9 @@ def _gaussian_kl(
     mean, rho, prior = mean.astype(dtype), rho.astype(dtype), prior_scale.astype(dtype)
     prior = jnp.expand_dims(prior, range(prior.ndim, mean.ndim))
     scale = jax.nn.softplus(rho)
-    # Below -40, log(softplus(rho)) = rho - exp(rho) / 2 + ... equals rho in float64, and stays
-    # finite if the scale underflows to 0. The inner `where` avoids 0 / 0 in the gradient.
+    # Below -40, log(softplus(rho)) = rho - exp(rho) / 2 + ... equals rho in float64. If the scale
+    # underflows to 0, its logarithm is infinite, but rho is finite. The inner `where` avoids 0 / 0
+    # in the gradient.
     is_tiny = rho < -40
     log_scale = jnp.where(is_tiny, rho, jnp.log(jnp.where(is_tiny, 1, scale)))
     ratio = (scale / prior) ** 2 + (mean / prior) ** 2
@@ -414,7 +418,7 @@ def _gaussian_kl(
 def check_gaussian(
     layer_name: str, dtype: jnp.dtype, prior_scale: Any, posterior_scale: Any, estimator: Any
 ) -> None:
-    """Raises an error for a dtype that is not real floating, invalid scales or estimators."""
+    """Raises an error if the dtype is not real floating, or a scale or the estimator is invalid."""
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"{layer_name} needs a real floating dtype, got {dtype}.")
     check_scale(prior_scale, "prior_scale")

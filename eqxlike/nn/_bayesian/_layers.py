@@ -54,14 +54,15 @@ class BayesianLinear(GaussianLayer):
     - `"local"`, the local reparameterisation trick, draws the output instead of the weights. For
       given `x` the output is Gaussian with mean `m @ x` and variance `s^2 @ x^2`, so each example
       needs only one draw per output unit (Kingma, Salimans & Welling 2015, "Variational Dropout and
-      the Local Reparameterization Trick"). The gradients have the lowest variance of the three.
+      the Local Reparameterization Trick"). Of the three estimators, it has the gradients with the
+      lowest variance.
     - `"flipout"` draws one perturbation of the weights for the batch. For each example, random
       signs of the rows and columns of the perturbation make the examples uncorrelated (Wen, Vicol,
       Ba, Tran & Grosse 2018, "Flipout: Efficient Pseudo-Independent Weight Perturbations on
-      Mini-Batches"). It requires `with_perturbation` once per step.
+      Mini-Batches"). Call `with_perturbation` once per step.
     - `"weights"` draws the weights (Blundell, Cornebise, Kavukcuoglu & Wierstra 2015, "Weight
-      Uncertainty in Neural Networks"). The examples of a batch share a draw if they share the key,
-      or after `with_perturbation`; otherwise all weights are drawn for each example.
+      Uncertainty in Neural Networks"). The examples of a batch share a draw if they have the same
+      key, or after `with_perturbation`. Otherwise all weights are drawn for each example.
 
     In inference mode the weights are the posterior means. `sample` draws a layer with the same
     weights for all inputs, for predictions.
@@ -110,8 +111,8 @@ class BayesianLinear(GaussianLayer):
           `()` is a parameter, so an optimiser can learn it.
         - `posterior_scale`: scale of the initial posterior: the standard deviations are
           `posterior_scale / sqrt(in_features)` for weights, and `posterior_scale` for biases. The
-          default is small compared with the initial means, whose scale is 0.58 in the same unit, so
-          that noise does not dominate early training.
+          default is small, so that noise does not dominate early training. In the same unit, the
+          initial means have the scale 0.58.
         - `inference`: whether calls use the posterior mean.
         - `estimator`: `"local"`, `"flipout"` or `"weights"`, see the class.
         - `key`: random key for the initial means. They equal the weights of a `Linear` with the
@@ -246,8 +247,8 @@ class BayesianLinear(GaussianLayer):
 def _linear_without_values(*sizes: Any) -> Linear:
     """The structure of a `Linear`, without initial values.
 
-    The result is cached, because making it takes 0.4 ms and a call outside of `jax.jit` needs it
-    twice.
+    The result is cached: making it takes 0.4 ms, and each call of a layer outside of `jax.jit` uses
+    it twice.
     """
     return filter_eval_shape(Linear, *sizes, key=jr.key(0))
 
@@ -266,11 +267,11 @@ class BayesianConv(GaussianLayer):
       Salimans & Welling 2015, "Variational Dropout and the Local Reparameterization Trick"; for
       convolutions Shridhar, Laumann & Liwicki 2019, "A Comprehensive guide to Bayesian
       Convolutional Neural Network with Variational Inference"). Each entry has the correct
-      distribution. However, the entries are drawn independently, although with shared random
-      weights the entries of an output would be correlated.
+      distribution. However, the entries are drawn independently. With random weights, the entries
+      of an output would be correlated, because they share the weights.
     - `"flipout"` draws one perturbation of the weights for the batch, and for each example random
       signs of the input and output channels. All positions share these signs (Wen, Vicol, Ba, Tran
-      & Grosse 2018). It requires `with_perturbation` once per step.
+      & Grosse 2018). Call `with_perturbation` once per step.
     - `"weights"` draws the weights (Blundell, Cornebise, Kavukcuoglu & Wierstra 2015).
 
     `sample` draws a layer with the same weights for all inputs, for predictions.

@@ -113,7 +113,7 @@ def bayesian_from_parts(
 
     **Returns:** the network with a `BayesianLinear` for each `Linear` and a `BayesianConv` for each
     `Conv` that has scales for all its arrays. Other arrays with scales are unchanged, so the caller
-    must draw them. `layers_with_estimators` returns `False` for these arrays.
+    must draw samples of these arrays. `layers_with_estimators` returns `False` for these arrays.
 
     **Raises:** `TypeError` if `network` is a class; `ValueError` for an unknown estimator, a scale
     whose shape differs from the shape of its array, or a scale without an array in `network`.
@@ -168,8 +168,12 @@ def linear_or_conv(node: Any) -> bool:
 
 
 def _match_scales(network: PyTree, scales: PyTree) -> tuple[list[Any], Any, list[Any]]:
-    """The layers and leaves of `network`, its structure, and the scales of each (or `None`)."""
-    # Matching by path ignores which arrays are frozen, because `scales` need not be frozen.
+    """Returns the layers and leaves of `network`, its treedef, and the scales of each layer or leaf.
+
+    The scales of a layer that cannot become Bayesian are `None`.
+    """
+    # An array has the same path string whether it is frozen or not. Matching by path strings
+    # therefore works if `network` has frozen arrays and `scales` has none.
     by_path = {jtu.keystr(path): leaf for path, leaf in jtu.tree_leaves_with_path(scales)}
     _check_scales(network, by_path)
     nodes, treedef = jtu.tree_flatten_with_path(network, is_leaf=linear_or_conv)
@@ -192,7 +196,9 @@ def _check_scales(network: PyTree, by_path: dict[str, Any]) -> None:
 
 
 def _scales_of(path: jtu.KeyPath, node: Any, by_path: dict[str, Any]) -> Any:
-    """A layer like `node` that contains its scales; `None` if `node` cannot become Bayesian."""
+    """A copy of the layer `node` with scales as its arrays; `None` if `node` cannot become
+    Bayesian.
+    """
     if not linear_or_conv(node) or not jnp.issubdtype(node.weight.dtype, jnp.floating):
         return None
     inner, treedef = jtu.tree_flatten_with_path(node)
