@@ -57,8 +57,7 @@ class BayesianLayer(Module):
         """A layer with weights drawn from the posterior, the same for all inputs."""
 
     def with_perturbation(self, key: PRNGKeyArray) -> Self:
-        """Returns the layer with shared noise for all examples; unchanged if it has no such noise.
-        """
+        """Returns the layer with noise that all examples share; by default the layer itself."""
         del key
         return self
 

@@ -168,9 +168,9 @@ def linear_or_conv(node: Any) -> bool:
 
 
 def _match_scales(network: PyTree, scales: PyTree) -> tuple[list[Any], Any, list[Any]]:
-    """Returns the layers and leaves of `network`, its treedef, and the scales of each layer or leaf.
+    """Returns the layers and leaves of `network`, the treedef of `network`, and the scales.
 
-    The scales of a layer that cannot become Bayesian are `None`.
+    There is one entry of scales for each layer or leaf: `None` if it cannot become Bayesian.
     """
     # An array has the same path string whether it is frozen or not. Matching by path strings
     # therefore works if `network` has frozen arrays and `scales` has none.
