@@ -157,9 +157,9 @@ QUOTED = [
         f"{_of_reverse()[0]:.2f} to {_of_reverse()[23]:.1f} times in 24 of",
     ),
     ("docs/costs.md", f"rows, {_of_reverse()[-1]:.1f} times at most"),
-    ("docs/layers.md", f"are built in {_range(_of_layers('Construct a model from a key'))} of"),
-    ("docs/layers.md", f"computed in {_range(_of_layers('Forward pass'))} of Equinox's"),
-    ("docs/layers.md", f"gradients in {_range(_of_layers('Value and gradient'))}."),
+    ("docs/layers.md", f"network takes {_range(_of_layers('Construct a model from a key'))} times"),
+    ("docs/layers.md", f"Outputs take {_range(_of_layers('Forward pass'))} times as long as"),
+    ("docs/layers.md", f"Gradients take {_range(_of_layers('Value and gradient'))} times as"),
     ("docs/layers.md", f"takes {_range(_of_layers('Construct a deep model'))} of the time"),
     (
         "docs/layers.md",
