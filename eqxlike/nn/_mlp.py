@@ -68,8 +68,8 @@ class MLP(Module):
     Activations are called on one unit at a time, on an array of shape `()`. A function of all
     units, such as a softmax, does not work as an activation: apply it to the output instead. A
     softmax as activation raises an error, and `lambda x: x / x.sum()` returns ones. If the
-    activation is a Module with arrays, each unit of each layer has its own copy of them: one learnt
-    slope becomes `depth * width_size` slopes.
+    activation is a Module with arrays, each unit of each layer has its own copy of these arrays:
+    one learnt slope becomes `depth * width_size` slopes.
 
     >>> import jax, jax.numpy as jnp
     >>> model = MLP(in_size=2, out_size="scalar", width_size=8, depth=2, key=jax.random.key(0))
@@ -163,8 +163,8 @@ class MLP(Module):
         """**Arguments:**
 
         - `x`: shape `(in_size,)`, or `()` if `in_size="scalar"`.
-        - `key`: random key, split into one key for each layer. `Linear` ignores it, but a layer
-          that replaces a `Linear`, for example by `to_bayesian`, may need it.
+        - `key`: random key, split into one key for each layer. `Linear` ignores its key, but a
+          layer that replaces a `Linear`, such as a `BayesianLinear`, may need a key.
 
         **Returns:** shape `(out_size,)`, or `()` if `out_size="scalar"`.
 
@@ -267,7 +267,8 @@ class GatedMLP(Module):
         """**Arguments:**
 
         - `x`: shape `(in_size,)`.
-        - `key`: random key, split into one key for each of the three layers; `Linear` ignores it.
+        - `key`: random key, split into one key for each of the three layers; `Linear` ignores its
+          key.
 
         **Returns:** shape `(out_size,)`.
 
@@ -302,8 +303,8 @@ class Sequential(StatefulLayer):
         """**Arguments:**
 
         - `layers`: callables `layer(x, *, key)`; stateful layers are called as `layer(x,
-          state=state, key=key)`. Wrap plain functions in `Lambda` if the
-          `Sequential` is called with a key.
+          state=state, key=key)`. Wrap plain functions in `Lambda` if you call the `Sequential` with
+          a key.
 
         **Raises:** `TypeError` if `layers` is a single layer, or contains something that is not a
         layer.

@@ -45,8 +45,8 @@ class Parallel(StatefulLayer):
         """**Arguments:**
 
         - `branches`: callables `branch(x, *, key)`; stateful branches are called as `branch(x,
-          state=state, key=key)`. Wrap plain functions in `Lambda` if the `Parallel` is called with
-          a key.
+          state=state, key=key)`. Wrap plain functions in `Lambda` if you call the `Parallel` with a
+          key.
         - `join`: `"sum"`, `"concatenate"` (along the first axis: features of vectors, channels of
           images), or a function of the tuple of outputs. If outputs are pytrees, `"sum"` and
           `"concatenate"` join them leaf by leaf. If `join` is a Module, it is trained.
@@ -79,15 +79,15 @@ class Parallel(StatefulLayer):
 
         - `x`: the input of every branch.
         - `*args`: further arguments for every branch, such as a mask.
-        - `state`: the `State` of the model, which is passed to every stateful branch. It is
-          required if a branch is stateful. It may also be passed as the first of `args`.
+        - `state`: the `State` of the model, which is passed to every stateful branch. The state is
+          required if a branch is stateful, and may also be passed as the first of `args`.
         - `key`: random key, split into one key for each branch. If `key` is `None`, branches that
           take a key get `None`.
 
         **Returns:** the joined outputs; `(outputs, state)` if `state` is passed.
 
-        **Raises:** `TypeError` if a branch is stateful and `state` is missing. Errors of `join` get
-        a note that names this layer.
+        **Raises:** `TypeError` if a branch is stateful and `state` is missing. Errors that `join`
+        raises get a note that names this layer.
         """
         if state is NO_STATE and args and isinstance(args[0], State):
             state, args = args[0], args[1:]

@@ -48,7 +48,7 @@ def fan_in_limit(fan_in: int) -> float:
 
 
 def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, ...]:
-    """Draws the parameters of a layer, each with its own part of `key`; returns `None` for `None`.
+    """Draws the parameters of a layer, each with its own part of `key`. A `None` stays `None`.
 
     Without initializers, one compiled function draws all parameters, so that a layer costs one
     dispatch. For the first 64 layers with equal parameters, NumPy draws small parameters. This
@@ -86,8 +86,8 @@ def draw_affine(
     bias_init: Initializer | None = None,
     key: PRNGKeyArray | None = None,
 ) -> tuple[Any, Any]:
-    """A scale of ones and a shift of zeros, unless initializers are given; `None` for an unused
-    one.
+    """Returns a scale and a shift: ones and zeros, unless initializers are given. An unused scale
+    or shift is `None`.
     """
     weight = Parameter(shape, dtype, initializer=weight_init, fill=1)
     bias = Parameter(shape, dtype, initializer=bias_init, fill=0)
@@ -120,10 +120,10 @@ def _draw_one(key: Any, parameter: Parameter | None, is_eager: bool = False) -> 
     if initializer is None and fill is not None:
         return jnp.full(shape, fill, dtype)
     if initializer is None:
-        # Threefry's counter is the flat index of an entry, so this draws a flat array and reshapes
-        # it. If XLA computes the flat index from several axes, the program for shape (64, 64, 3, 3)
-        # takes 2.7 times as long to compile and 3 times as long to run. In a larger program the
-        # array may be sharded along any axis, so it is drawn in its own shape.
+        # Threefry's counter is the flat index of an entry, so this function draws a flat array and
+        # reshapes it. If XLA computes the flat index from several axes, the program for shape (64,
+        # 64, 3, 3) takes 2.7 times as long to compile and 3 times as long to run. In a larger
+        # program the array may be sharded along any axis, so it is drawn in its own shape.
         if is_eager and jr.key_impl(key) == THREEFRY:
             return uniform(key, (math.prod(shape),), dtype, limit).reshape(shape)
         return uniform(key, shape, dtype, limit)

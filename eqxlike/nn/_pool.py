@@ -135,10 +135,10 @@ _DIFFERENTIABLE = {jax.lax.add: 0, jax.lax.max: -math.inf, jax.lax.min: math.inf
 """Reductions that JAX can differentiate, with the initial value that each one requires."""
 
 _LONGEST_SLICED = 3
-"""Windows up to this size are reduced entry by entry, larger windows by `reduce_window`.
+"""Windows up to this size are reduced entry by entry. Larger windows use `reduce_window`.
 
-For small windows `reduce_window` is slower on a CPU. Its gradient is much slower, because for a
-maximum it is a scatter. Between two convolutions and with the gradient, a reduction entry by entry
+For small windows `reduce_window` is slower on a CPU. Its gradient is much slower: the gradient of a
+maximum is a scatter. Between two convolutions and with the gradient, a reduction entry by entry
 took 0.1 times the time of `reduce_window` for a maximum over 2 x 2 entries, 0.5 times for 3 x 3
 entries with stride 2, and 2 times for a window of eight entries.
 """
@@ -202,7 +202,8 @@ def _reduce_by_axis(
         return jnp.where((one == operation(one, other)) | jnp.isnan(one), one, other)
 
     combine = operation if operation is jax.lax.add else first_extreme
-    # Starts at the last axis, so that among equal entries the first in row-major order wins.
+    # Starts at the last axis, so that the gradient goes to the first of equal entries in row-major
+    # order.
     for axis in reversed(range(len(kernel_size))):
         entries = _entries_of_windows(x, axis, kernel_size[axis], stride[axis])
         x = functools.reduce(combine, entries)
@@ -210,7 +211,7 @@ def _reduce_by_axis(
 
 
 def _entries_of_windows(x: Array, axis: int, extent: int, step: int) -> list[Array]:
-    """A list with the i-th entries of all windows along an axis, for each `i < extent`."""
+    """A list of arrays. Array `i` has the i-th entries of all windows along an axis."""
     room = x.shape[axis] - extent
     if extent != step:
         starts = range(extent)
@@ -244,8 +245,8 @@ class _AvgPool(OverAxes, Pool):
     ):
         """**Arguments:** as for `Pool`, without `init`, `operation` and `num_spatial_dims`, and
 
-        - `count_include_pad`: whether the average includes the padding. If not, the sum of a window
-          is divided by the number of its entries that are not padding.
+        - `count_include_pad`: whether the average includes the padding. If `False`, the sum of a
+          window is divided by the number of entries in the window that are not padding.
         """
         window = kernel_size, stride, padding, use_ceil
         super().__init__(0, jax.lax.add, self._num_axes, *window)
@@ -282,7 +283,7 @@ def _num_not_padding(pad: tuple[int, int], size: int, extent: int, step: int) ->
     """For each window along one axis, the number of its entries that are not padding."""
     starts = np.arange(-pad[0], size + pad[1] - extent + 1, step)
     count = np.clip(starts + extent, 0, size) - np.clip(starts, 0, size)
-    # The average of a window that is all padding is 0, not 0 / 0.
+    # If a window contains only padding, its average is then 0 / 1 and not 0 / 0.
     return np.maximum(count, 1)
 
 

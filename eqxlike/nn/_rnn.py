@@ -29,8 +29,8 @@ def _parameters(
     weight_init: Initializer | None,
     bias_init: Initializer | None,
 ) -> tuple[Parameter | None, ...]:
-    """The input weight, the hidden weight and the bias of all gates, with the gates along the first
-    axis, and a second bias, of shape `(hidden_size,)`.
+    """Returns the input weight, the hidden weight, the bias, and a second bias. All but the second
+    bias have the gates along the first axis. The second bias has shape `(hidden_size,)`.
     """
     rows = num_gates * hidden_size
     dtype, limit = parameter_dtype(dtype), fan_in_limit(hidden_size)
@@ -46,8 +46,8 @@ class GRUCell(Module):
     """One step of a gated recurrent unit.
 
     Cho, van Merriënboer, Gulcehre, Bahdanau, Bougares, Schwenk & Bengio (2014), "Learning Phrase
-    Representations using RNN Encoder-Decoder". As in cuDNN and PyTorch, the reset gate is applied
-    after the product:
+    Representations using RNN Encoder-Decoder". As in cuDNN and PyTorch, the reset gate `r` is
+    applied after the product with `U_n`:
 
         r = sigmoid(W_r x + b_r + U_r h)
         z = sigmoid(W_z x + b_z + U_z h)

@@ -63,7 +63,7 @@ class ScanStack(StatefulLayer, Stacked):
     in the backward pass. Only `unroll` layers are therefore unsharded at a time.
 
     If layers have side effects, such as printing, all results are saved, so that the backward pass
-    does not repeat the effects. With `remat=True` it repeats them.
+    does not repeat the effects. With `remat=True` the backward pass repeats the effects.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -90,12 +90,12 @@ class ScanStack(StatefulLayer, Stacked):
     ):
         """**Arguments:**
 
-        - `make_layer`: a function from a key to a layer.
+        - `make_layer`: a function that takes a key and returns a layer.
         - `depth`: number of layers.
         - `remat`: what the backward pass recomputes. `False` or `"cheap"` recompute elementwise
           operations, such as sums, ReLU and tanh, and save the results of matrix products.
-          `"nothing"` saves all results; this costs memory, and time to write and read the results.
-          `True` saves only the input of each layer, and recomputes the rest.
+          `"nothing"` saves all results. This option needs more memory, and time to write and read
+          the results. `True` saves only the input of each layer, and recomputes the rest.
         - `unroll`: number of layers to compile into one iteration of the loop.
         - `key`: random key, split into one key for each layer. The layers equal `[make_layer(key)
           for key in jax.random.split(key, depth)]`.
@@ -167,8 +167,8 @@ class ScanStack(StatefulLayer, Stacked):
         return new
 
     def runs(self) -> list[tuple["ScanStack", slice]]:
-        """**Returns:** pairs of a stack of successive layers with equal frozen arrays, and the
-        slice of the whole stack that contains these layers.
+        """**Returns:** pairs `(stack, indices)`. The layers of `stack` are successive and have the
+        same frozen arrays. The slice `indices` selects these layers in the whole stack.
         """
         is_split = isinstance(self.layers, tuple) and isinstance(self.layers[0], ScanStack)
         stacks = self.layers if is_split else (self,)
@@ -219,8 +219,8 @@ class ScanStack(StatefulLayer, Stacked):
 
         - `x`: the input of the first layer, an array or a pytree of arrays.
         - `*args`: further arguments for every layer, such as a mask.
-        - `state`: the `State` of the model. It is required if the layers are stateful. It may also
-          be passed as the first of `args`.
+        - `state`: the `State` of the model. The state is required if the layers are stateful, and
+          may also be passed as the first of `args`.
         - `key`: random key, split into one key for each layer. If `key` is `None`, layers that take
           a key get `None`.
 
@@ -302,9 +302,9 @@ def _stacked_layers(
 ) -> Any:
     """Stacks `make_layer(key)` for each part of `key`.
 
-    A few small layers are made one by one, drawn by NumPy and stacked on the host. A `vmap` over
-    all keys must be compiled first. With `vmap`, building a language model of 12 blocks of 64
-    features took 8.5 seconds of CPU time instead of 1.
+    A few small layers are made one by one and stacked on the host, and NumPy draws their arrays.
+    Other layers are made by a `vmap` over all keys, which must be compiled first. With `vmap`,
+    building a language model of 12 blocks of 64 features took 8.5 seconds of CPU time instead of 1.
     """
 
     def make(key: PRNGKeyArray, like: Any = None) -> Any:
@@ -321,7 +321,8 @@ def _stacked_layers(
             # are made by `vmap`, which calls `make_layer` only once.
             if not any(_explain_difference(first, layer, 0) for layer in layers):
                 return stack_layers(layers, _stack_on_host)
-    # `clone`, because the code above may have used the key, and the key reuse checker counts this.
+    # Clones the key, because the code above may have used the key, and JAX's key reuse checker
+    # would then raise an error.
     return filter_vmap(make)(jr.split(jr.clone(key), depth))
 
 
@@ -358,10 +359,10 @@ _CHEAP = frozenset(
 def _save_expensive(primitive: Any, *args: Any, **params: Any) -> bool:
     """Checkpoint policy that recomputes cheap operations and saves the results of all others.
 
-    For layers outside a loop XLA makes this decision itself. In a loop, saved results are written
-    to an array with an axis of layers and read from it. For 4 transformer blocks of 64 features, a
-    step that saved all results took 1.9 times the time and 1.5 times the memory of a list of
-    blocks.
+    For layers outside a loop XLA makes this decision itself. In a loop, each saved result is
+    written to an array that has an axis of layers, and is read again in the backward pass. For 4
+    transformer blocks of 64 features, a step that saved all results took 1.9 times the time and 1.5
+    times the memory of a list of blocks.
     """
     is_cheap = primitive.name in _CHEAP
     return not is_cheap and keep_all_but_gathered(primitive, *args, **params)
@@ -385,7 +386,7 @@ def _unfrozen(layer: Any) -> Any:
 def _has_effects(apply: Callable[..., Any], x: Any, xs: tuple[Any, ...]) -> bool:
     """Whether a layer has a side effect, such as a print, that the backward pass must not repeat.
 
-    JAX also counts collectives over a named axis as effects; these may be repeated.
+    JAX also counts collectives over a named axis as effects, but collectives may be repeated.
     """
 
     def of_one_layer(leaf: Any) -> Any:

@@ -28,7 +28,7 @@ Model = TypeVar("Model")
 
 
 class _Marker:
-    """The marker of an index that has no path yet; equal only to itself."""
+    """The marker of an index that has no path yet. A marker is equal only to itself."""
 
     __slots__ = ()
 
@@ -101,8 +101,8 @@ def map_indices(function: Callable[[str, StateIndex], StateIndex], model: PyTree
 def with_array_states(layer: Model, like: PyTree = None) -> Model:
     """Converts the initial values of a layer's states to arrays, so that layers can be stacked.
 
-    An index without a name gets the marker of the index at the same path in `like`, if there is
-    such an index.
+    An index without a marker from the user gets the marker of the index at the same path in `like`,
+    if `like` has an index there.
     """
     markers = {jtu.keystr(path): index.marker for path, index in find_indices(like)}
 
@@ -185,7 +185,8 @@ class State(StateValues, _traits=Traits(is_immutable=False)):
     def __init__(self, model: PyTree):
         """**Arguments:**
 
-        - `model`: any pytree. It keeps its initial values; `delete_init_state` removes them.
+        - `model`: any pytree. `model` keeps its initial values; `delete_init_state` removes these
+          values.
 
         **Raises:** `ValueError` if an initial value was removed; `TypeError` for an initial value
         that is not a pytree of arrays.
@@ -293,8 +294,8 @@ class State(StateValues, _traits=Traits(is_immutable=False)):
             ) from None
 
     def _replaced_by(self, new: "State") -> "State":
-        # After this, every access to a field, also by flattening, goes to `__getattr__`, which
-        # raises.
+        # After this line, each access to a field, also by flattening, calls `__getattr__`, which
+        # raises an error.
         stored_fields(self).clear()
         return new
 
@@ -340,8 +341,8 @@ def _initial(where: str, leaf: Any) -> Array:
 
 
 def _without_weak_type(array: Array) -> Array:
-    # If a state changed from weak to strong type, JAX would retrace functions of it, and it could
-    # not be the carry of a loop.
+    # If a state changed from weak to strong type, JAX would retrace functions of the state, and the
+    # state could not be the carry of a loop.
     is_weak = getattr(jax.typeof(array), "weak_type", False)
     return jax.lax.convert_element_type(array, array.dtype) if is_weak else array
 

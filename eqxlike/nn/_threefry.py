@@ -18,8 +18,8 @@ from .._dtypes import is_key
 
 
 def split_key(key: PRNGKeyArray, num: int) -> tuple[PRNGKeyArray, ...]:
-    """`jax.random.split` as a tuple of keys. Indexing an array of keys would cost one dispatch
-    each.
+    """`jax.random.split` as a tuple of keys. Indexing an array of keys costs one dispatch for each
+    key.
     """
     data = data_on_host(key)
     if data is None:
@@ -41,8 +41,8 @@ THREEFRY = "threefry2x32"
 def data_on_host(key: Any) -> np.ndarray | None:
     """The two numbers of a Threefry key; `None` if JAX must process the key.
 
-    It is `None` for other key types, NumPy arrays, tracers, batches of keys, keys on several
-    devices, and inside a mesh context.
+    The result is `None` for other key types, NumPy arrays, tracers, batches of keys, keys on
+    several devices, and inside a mesh context.
     """
     is_partitionable: bool = jax.config.jax_threefry_partitionable  # pyright: ignore
     if not isinstance(key, jax.Array) or isinstance(key, Tracer) or not is_partitionable:

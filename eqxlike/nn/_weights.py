@@ -107,8 +107,9 @@ class SpectralNorm(StatefulLayer, Generic[Layer]):
     The weight becomes `W / (u^T W v)`, with `W` reshaped to a matrix of shape `(W.shape[0], -1)`.
     The state holds `u` and `v`, which approximate the singular vectors. Each call in training
     updates `u` and `v` by power iterations, `u <- W v / |W v|` and `v <- W^T u / |W^T u|`.
-    Gradients treat `u` and `v` as constants. All this is computed in at least float32. Miyato,
-    Kataoka, Koyama & Yoshida (2018), "Spectral Normalization for Generative Adversarial Networks".
+    Gradients treat `u` and `v` as constants. The layer computes `u`, `v` and the weight in at least
+    float32. Miyato, Kataoka, Koyama & Yoshida (2018), "Spectral Normalization for Generative
+    Adversarial Networks".
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -234,9 +235,9 @@ class _Placeholder(enum.Enum):
 class Shared(Module):
     """Shares nodes of a pytree, such as tied weights.
 
-    A Module is a tree. A layer in two places of a model is trained as two layers, so the two are
-    only equal at first. `Shared` keeps one node, and inserts it in the other places at each call.
-    The gradients of all uses are then summed.
+    A Module is a tree. A layer in two places of the tree is two layers: they are equal at first,
+    but are trained separately. `Shared` keeps one node, and inserts it in the other places at each
+    call. The gradients of all uses are then summed.
 
     Press & Wolf (2017), "Using the Output Embedding to Improve Language Models", share the weights
     of the first layer with the last:
@@ -267,8 +268,8 @@ class Shared(Module):
         - `where`: a function from the tree to a node, or to a sequence of nodes, as in `tree_at`.
           These nodes are removed from the tree.
         - `get`: a function from the tree to the value for each removed node. The value is another
-          node, or is computed from another node, such as a transpose. It returns a sequence if
-          `where` does.
+          node, or is computed from another node, such as a transpose. `get` returns a sequence if
+          `where` returns a sequence.
 
         **Raises:** `ValueError` if the results of `get` and `where` differ in structure, shape or
         dtype, or if `get` returns a removed node; any exception of `tree_at` for `where`.

@@ -21,23 +21,24 @@ def freeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = No
     """Freezes arrays of a model, so that they are not trained.
 
     - `filter_grad` and similar transformations return no gradients for frozen arrays.
-    - `filter` and `partition` skip them if the filter function selects floating-point arrays but no
-      integers, such as `is_inexact_array`. An optimiser then has no moments for them.
-    - `apply_updates` does not change them.
+    - `filter` and `partition` skip frozen arrays if the filter function selects floating-point
+      arrays but no integers, as `is_inexact_array` does. An optimiser then has no moments for
+      frozen arrays.
+    - `apply_updates` does not change frozen arrays.
 
     In all other respects frozen arrays are ordinary arrays: `is_array` returns `True` for them,
     `filter_jit` traces them, methods use them, and files contain them. `jax.grad` of the whole
-    model and `optax.apply_updates` do not know about freezing. Freezing changes the structure of
-    the tree: a Module with frozen arrays gets a new class, which is a subclass of its original
+    model and `optax.apply_updates` ignore that an array is frozen. Freezing changes the structure
+    of the tree: a Module with frozen arrays gets a new class, which is a subclass of its original
     class and has the same name.
 
     **Arguments:**
 
     - `model`: a Module, or a pytree of Modules. Only arrays in Modules can be frozen.
     - `where`: a function from the model to a node, or to a tuple or list of nodes, as in `tree_at`.
-      All arrays in these nodes are frozen; by default all arrays of `model`. It may select layers
-      of an `nn.ScanStack`, such as `model.blocks[:2]`. This splits the stacked arrays, so load a
-      file of the whole stack before you freeze a part of it.
+      All arrays in these nodes are frozen; by default all arrays of `model`. `where` may select
+      layers of an `nn.ScanStack`, such as `model.blocks[:2]`. The stacked arrays are then split, so
+      load a file of the whole stack before you freeze a part of the stack.
 
     **Returns:** a copy of the model with these arrays frozen. Arrays that are already frozen stay
     frozen.
@@ -125,12 +126,12 @@ def _is_stack(node: Any) -> bool:
 
 
 def _choose_rows(where: Where, nodes: list[Any], treedef: Any) -> list[np.ndarray] | None:
-    """Returns a boolean table for each node, which is `True` for the arrays that `where` chooses.
+    """Returns a boolean table for each node. An entry is `True` if `where` chooses its array.
 
-    A node is a leaf or a `ScanStack`. Its table has one row for each leaf and one column for each
-    layer. `where` is called on a tree with a number for each leaf and layer, so that it can choose
-    layers of a stack, or rows of its arrays. The result is `None` if `where` fails or returns
-    something else.
+    A node is a leaf or a `ScanStack`. The table of a node has one row for each leaf and one column
+    for each layer. `where` is called on a tree with a number for each leaf and layer, so that it
+    can choose layers of a stack, or rows of its arrays. The result is `None` if `where` fails, or
+    returns anything but these numbers.
     """
     tables, shown, count = [], [], 0
     for node in nodes:
@@ -160,7 +161,7 @@ def _flags(pytree: PyTree) -> list[Any]:
     flags = []
 
     def visit(node: Any) -> bool:
-        # Skips leaves that have such an attribute, for example a class or an object of another
+        # Skips leaves with an attribute `inference`, such as a class or an object of another
         # library.
         if hasattr(node, "inference") and not jtu.all_leaves([node]):
             flags.append(node.inference)

@@ -26,10 +26,10 @@ Tree = TypeVar("Tree", bound=Any)
 def fuse(model: Tree) -> Tree:
     """Fuses Linear layers with the same input into one matrix product.
 
-    It fuses the query, key and value projections of each `MultiheadAttention`, which becomes a
+    The query, key and value projections of each `MultiheadAttention` are fused. The layer becomes a
     `FusedAttention`. (`GRUCell` and `LSTMCell` already compute all gates in one product.) Use
     `FusedLinear` in your own layers. The outputs are equal up to rounding. Gradients are with
-    respect to the stacked weights.
+    respect to the fused weights.
 
     Layers are fused if they have the same number of inputs, dtype and devices, if all or none have
     a bias, and if all or none are frozen. The following layers are not fused: subclasses and
@@ -159,7 +159,7 @@ PROJECTIONS = ("query_proj", "key_proj", "value_proj")
 
 
 class FusedAttention(MultiheadAttention):
-    """A `MultiheadAttention` with fused projections. `nn.fuse` makes it.
+    """A `MultiheadAttention` with fused projections, as made by `nn.fuse`.
 
     If query, key and value are the same array, `attention(x, x, x)`, they are projected by one
     matrix product. If only key and value are the same array, they share a product. Different arrays

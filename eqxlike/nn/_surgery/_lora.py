@@ -61,8 +61,8 @@ class LoRALinear(Module):
     ):
         """**Arguments:**
 
-        - `linear`: the layer to adapt. If its arrays have leading axes, such as stacked layers in
-          `nn.ScanStack` or an ensemble, the arrays of the correction have them too.
+        - `linear`: the layer to adapt. If the arrays of `linear` have leading axes, as in an
+          `nn.ScanStack` or an ensemble, `A` and `B` have the same leading axes.
         - `rank`: rank of the correction.
         - `alpha`: the correction is scaled by `alpha / rank`, so that the learning rate does not
           depend on the rank. `None` means no scaling.
@@ -160,7 +160,8 @@ class LoRALinear(Module):
 class MergedLinear(Linear):
     """A `Linear` that keeps the `LoRALinear` from which it was merged.
 
-    `LoRALinear.merge` makes it. Do not train it: train the layer that `unmerge` returns.
+    `LoRALinear.merge` makes a `MergedLinear`. Do not train a `MergedLinear`: train the layer that
+    `unmerge` returns.
 
     >>> import jax
     >>> from eqxlike import nn

@@ -17,7 +17,8 @@ from ._replace import Match, node_predicate
 _ROLES = {"params": "parameter", "compute": "compute", "output": "output"}
 _ALIASES = {"p": "params", "c": "compute", "o": "output"}
 _SHORT = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
-"""The names of dtypes as JAX prints them. NumPy counts bytes: its "f16" is a float of 128 bits."""
+"""The short names of dtypes that JAX prints. NumPy's short names count bytes: "f16" has 128 bits.
+"""
 
 
 def _as_dtype(dtype: Any) -> Any:
@@ -45,13 +46,13 @@ class Policy(Module):
     are not cast either:
 
     - nodes whose class defines `keeps_precision: ClassVar[bool] = True`, such as norm layers. You
-      can define this attribute in your own layers and states;
+      can define this attribute in classes of your own;
     - nodes that `keep` chooses: a type, a tuple of types, or a function from a node of the tree to
       `bool`. The function is called from the root down.
 
     Micikevicius et al. (2018), "Mixed Precision Training", store and update parameters in float32
-    and compute in 16 bits. bfloat16 has the range of float32, so it needs nothing else. In float16,
-    gradients underflow unless the loss is scaled; see `train.DynamicLossScale`.
+    and compute in 16 bits. bfloat16 has the range of float32, so it needs no loss scaling. In
+    float16, gradients underflow unless the loss is scaled; see `train.DynamicLossScale`.
 
     !!! example
 
@@ -136,7 +137,7 @@ class Policy(Module):
 
 
 def _cast(tree: PyTree, dtype: Any, keep: Match) -> PyTree:
-    """Casts the floating-point arrays in `tree` to `dtype`, except in nodes that keep precision."""
+    """Casts the floating-point arrays in `tree`, except in nodes that keep their precision."""
     is_chosen = node_predicate(keep, "keep")
 
     def keeps_precision(node: Any) -> bool:
@@ -164,15 +165,15 @@ def _is_floating(node: Any) -> bool:
 class MixedPrecision(StatefulLayer):
     """Wraps a model so that it stores its parameters in one dtype and computes in another.
 
-    It is called like the model. Each call casts the floating-point arrays of the model and of the
-    arguments to `policy.compute_dtype`, and the outputs to `policy.output_dtype`. Gradients and the
-    state of an optimiser have the dtypes of the parameters. Files are identical to files of the
-    wrapped model, `model`. Use `call` for methods other than `__call__`.
+    Call the wrapper like the model. Each call casts the floating-point arrays of the model and of
+    the arguments to `policy.compute_dtype`, and the outputs to `policy.output_dtype`. Gradients and
+    the state of an optimiser have the dtypes of the parameters. Saved files are identical to files
+    of the wrapped model, `model`. Use `call` for methods other than `__call__`.
 
     **Norms and softmax stay in float32.** Nodes that keep their precision (see `Policy`) are not
-    cast. This also holds for such nodes in arguments and outputs, for example a state. Norm layers
-    keep their precision: with float32 parameters they accept an input of any dtype, compute in at
-    least float32, and return the dtype of the input. Write your own layers that keep their
+    cast. Such nodes in arguments and outputs, for example in a state, are not cast either. Norm
+    layers keep their precision: with float32 parameters they accept an input of any dtype, compute
+    in at least float32, and return the dtype of the input. Write your own layers that keep their
     precision in the same way. If you cannot change a layer, wrap it in its own `MixedPrecision`
     that computes in float32 and returns the compute dtype of the model: **the policy of an inner
     layer takes precedence.** Attention layers always compute their softmax in at least float32. For

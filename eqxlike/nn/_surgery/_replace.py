@@ -35,7 +35,8 @@ def reinitialise(
     Arrays with two or more axes are treated as weights of shape `(outputs, inputs, *window)`. The
     initializer of a weight is called with the shape `(*window, inputs, outputs)`, because JAX's
     initializers compute the fan-in from this shape. For stacked layers, such as `nn.ScanStack` or
-    an ensemble, call this function under `filter_vmap`, so that it sees the arrays of one layer.
+    an ensemble, call `reinitialise` under `filter_vmap`, so that `rule` gets the arrays of one
+    layer.
 
     **Arguments:**
 
@@ -118,8 +119,8 @@ def to_bayesian(
     - `where`: a function from the model to a node, or to a tuple or list of nodes, as in `tree_at`.
       All layers in these nodes are replaced; by default all layers of `model`.
     - `prior_scale`: the prior scale of every layer, relative to its fan-in; see `BayesianLinear`.
-      If it is an array, it is a trained parameter, with a separate copy for each layer. Each of
-      several stacked layers, as in `ScanStack`, also has its own copy.
+      If `prior_scale` is an array, it is a trained parameter, with a separate copy for each layer.
+      Each of several stacked layers, as in `ScanStack`, also has its own copy.
     - `posterior_scale`: the initial posterior scale, also relative to the fan-in.
     - `estimator`: what a layer samples in a call: `"local"` samples the outputs, `"flipout"` and
       `"weights"` sample the weights; see `BayesianLinear` and `with_perturbation`.
@@ -220,8 +221,8 @@ def decay_mask(
 ) -> PyTree[bool]:
     """A weight decay mask for Optax: weights of linear, convolutional and recurrent layers.
 
-    Biases, norms, scales and embeddings do not decay. The mask depends on the type of the layer. It
-    is therefore also right for stacked layers, such as `nn.ScanStack` or an ensemble. For these
+    Biases, norms, scales and embeddings do not decay. The mask depends on the type of the layer.
+    Therefore it is also right for stacked layers, such as `nn.ScanStack` or an ensemble. For these
     layers, the criterion `array.ndim >= 2` would also select biases and norms.
 
     **Arguments:**
@@ -270,7 +271,8 @@ def decay_mask(
             layers.add(path)
 
     def decays(path: tuple[Any, ...], leaf: Any) -> bool:
-        # The path of a frozen array has one more key, so it is not in `layers`.
+        # The path of a frozen array ends with an additional key. `path[:-1]` is then the path of
+        # the array and not of a layer, so frozen arrays do not decay.
         is_bias = jtu.keystr(path[-1:]).startswith(".bias")
         if path[:-1] not in layers or is_bias or path in skipped or not is_array_or_struct(leaf):
             return False

@@ -111,7 +111,7 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
     the traced program, for each row and in total. The count includes all iterations of a `scan`,
     such as the layers of a `ScanStack`, and all examples of a `vmap`. A gradient that a layer
     computes counts for this layer. A `cond` counts as its most expensive branch, and a `while_loop`
-    as one iteration. The costs of operations are closed formulas, as in `graph.report`.
+    as one iteration. The cost of each operation is computed by a formula, as in `graph.report`.
 
     For layers that need a batch, wrap the model: `summary(eqxlike.filter_vmap(model, in_axes=(0,
     None), out_axes=(0, None), axis_name="batch"), xs, state)`.
@@ -238,7 +238,7 @@ _IN_SCOPE = re.compile(rf"{_SCOPE}(\d+)")
 
 
 def _cost_of(jaxpr: Jaxpr) -> _Cost:
-    """The cost of a program without dead code.
+    """The cost of a program from which dead code was removed.
 
     Calls are identified by their name scopes. Each equation counts once for each iteration of a
     `scan`, and once in a `while_loop`, because the number of iterations is only known at run time.
@@ -248,8 +248,8 @@ def _cost_of(jaxpr: Jaxpr) -> _Cost:
     for equation in jaxpr.eqns:
         part = _cost_of_equation(equation)
         cost.add(part)
-        # The name scopes in a nested program leave out the scopes around it, so no call counts
-        # twice.
+        # The name scopes in a nested program do not contain the scopes around the program, so no
+        # call counts twice.
         calls = set(map(int, _IN_SCOPE.findall(str(equation.source_info.name_stack))))
         for call in calls:
             cost.flops_of[call] += part.flops
@@ -271,7 +271,7 @@ def _cost_of_equation(equation: Any) -> _Cost:
     elif name in ("scan", "while", "shard_map") or _is_call(equation, inner):
         turns = equation.params["length"] if name == "scan" else 1
         if name == "shard_map":
-            # Each device runs the program on its shard.
+            # The product is the number of devices: each device runs the program on its shard.
             sizes, axes = equation.params["mesh"].shape, equation.params["newly_manual_axes"]
             turns = math.prod(sizes[axis] for axis in axes)
         for each in inner:
@@ -284,7 +284,7 @@ def _cost_of_equation(equation: Any) -> _Cost:
 
 
 def _is_call(equation: Any, inner: list[Jaxpr]) -> bool:
-    """Whether an equation calls one inner program with its inputs, such as a jitted function."""
+    """Whether an equation passes all its inputs to one inner program, as a jitted call does."""
     if len(inner) != 1:
         return False
     shapes = [
@@ -301,9 +301,9 @@ def _is_call(equation: Any, inner: list[Jaxpr]) -> bool:
 class _Call:
     """One traced call of a Module.
 
-    - `number`: the number of its name scope in the program.
+    - `number`: the number of the call's name scope in the program.
     - `around`: the call that contains this call, or `None`.
-    - `output`: its output, with shapes in place of arrays.
+    - `output`: the output of the call, with shapes in place of arrays.
     - `does_nothing`: whether all arrays of the output are inputs.
     """
 
