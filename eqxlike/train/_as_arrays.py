@@ -75,8 +75,8 @@ def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
 def check_arrays(batch: Any) -> None:
     """Raises `TypeError` for a leaf that `as_arrays` would convert.
 
-    A step calls this while it is traced. Such a leaf would be static, so the step would be traced
-    again for each batch.
+    A step calls this function while the step is traced. A leaf that is not an array would be
+    static, so the step would be traced again for each batch.
     """
 
     def check(path: Any, leaf: Any) -> None:

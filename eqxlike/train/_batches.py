@@ -25,9 +25,10 @@ Batch = TypeVar("Batch")
 
 
 class Minibatches(Iterator[Arrays]):
-    """An endless iterator of shuffled minibatches with a `position`; made by `minibatches`.
+    """An endless iterator over shuffled minibatches; made by `minibatches`. The iterator has a
+    `position`.
 
-    It is not thread-safe: several threads need a lock around `next`.
+    The iterator is not thread-safe: several threads need a lock around `next`.
     """
 
     def __init__(self, leaves: list[np.ndarray], treedef: Any, batch_size: int, seed: int) -> None:
@@ -62,10 +63,10 @@ class Minibatches(Iterator[Arrays]):
         }
 
     def seek(self, position: Mapping[str, Any]) -> None:
-        """Goes to a `position`. The next batches are those that followed the position.
+        """Goes to a `position`. The iterator then returns the batches that followed this position.
 
-        **Raises:** `ValueError` if the position has another seed, batch size or number of examples,
-        or is not a position of minibatches.
+        **Raises:** `ValueError` if the position is not a position of minibatches, or if its seed,
+        batch size or number of examples differs from this iterator.
         """
         own = self.position
         if not isinstance(position, Mapping) or position.keys() != own.keys():
@@ -197,7 +198,7 @@ def _check_lengths(named: list[tuple[str, np.ndarray]]) -> int:
 
 def _check_finite(named: list[tuple[str, np.ndarray]]) -> None:
     for name, array in named:
-        # Not `np.issubdtype`, which does not count bfloat16 and similar dtypes as inexact.
+        # `np.issubdtype` would not count bfloat16 and similar dtypes as inexact.
         if jnp.issubdtype(array.dtype, jnp.inexact):
             is_bad = ~np.isfinite(array)
             if is_bad.any():
@@ -255,8 +256,8 @@ def repeat(batches: Iterable[Batch] | Callable[[], Iterable[Batch]]) -> Iterator
 class _PrefetchState:
     """The state that the thread and the iterator share.
 
-    - `ready`: pairs of a batch and the source's position after it. The last entry is the exception
-      that ended the source, or `StopIteration` if it ended normally.
+    - `ready`: pairs of a batch and the position of the source after that batch. The last entry is
+      the exception that ended the source, or `StopIteration` if it ended normally.
     - `room`: semaphore that counts the batches that the thread may still make.
     """
 
@@ -278,14 +279,16 @@ class _PrefetchState:
         self.thread.start()
 
     def make(self) -> Any:
-        """Makes the next batch. It is a copy, because the source may write to its arrays again."""
+        """Makes the next batch. The batch is a copy, because the source may write to the same
+        arrays again.
+        """
         batch = _moved(as_arrays(next(self.source), "prefetch"), _copied)
         if not _moves(self.sharding):
             return batch
         if isinstance(self.sharding, Sharding):
             return place_batch(batch, self.sharding)
         put = functools.partial(jax.device_put, device=self.sharding)
-        # One call for all arrays takes two thirds of the time of a call for each array.
+        # One call for all arrays takes two thirds of the time of separate calls.
         return _moved(batch, put, (np.ndarray, jax.Array))
 
 
@@ -322,7 +325,8 @@ class Prefetch(Iterator[Batch]):
     def seek(self, position: Mapping[str, Any]) -> None:
         """Goes to a position of the source, and drops prefetched batches.
 
-        **Raises:** `TypeError` if the source has no `seek`; any exception that its `seek` raises.
+        **Raises:** `TypeError` if the source has no `seek`; any exception that the source's `seek`
+        raises.
         """
         if not hasattr(self._source, "seek"):
             raise TypeError(
@@ -375,12 +379,12 @@ def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -
 
     **Arguments:**
 
-    - `batches`: any iterable, for example a loader that reads files. Do not read it elsewhere
-      afterwards.
+    - `batches`: any iterable, for example a loader that reads files. After the call of `prefetch`,
+      only the prefetching iterator may read `batches`.
     - `size`: maximum number of prepared batches.
     - `sharding`: where to move arrays. This may be a device, a `jax.sharding.Sharding`, or a
       `train.Sharding`, which splits the examples over its devices. `None` means JAX's default
-      device. If that is a CPU, arrays stay NumPy arrays.
+      device. If the default device is a CPU, arrays stay NumPy arrays.
 
     **Returns:** an iterator of the same batches. Arrays, lists of numbers and tensors of other
     libraries become `jax.Array`s, or NumPy arrays if they are not moved. Other leaves are
@@ -400,7 +404,8 @@ def prefetch(batches: Iterable[Batch], size: int = 2, *, sharding: Any = None) -
 def _moves(sharding: Any) -> bool:
     """Returns True if the thread moves batches to a device.
 
-    Without a sharding, a step on a CPU reads NumPy arrays just as fast, so they are not moved.
+    Without a sharding, a step on a CPU reads NumPy arrays as fast as JAX arrays, so batches are not
+    moved.
     """
     return sharding is not None or jax.default_backend() != "cpu"
 

@@ -23,9 +23,10 @@ Source = Iterable[Any] | Callable[[], Iterable[Any]]
 
 
 class LoadedBatches(Iterator[Any]):
-    """An iterator of batches converted to arrays, with a `position`; made by `batches_from`.
+    """An iterator over batches that are converted to arrays; made by `batches_from`. The iterator
+    has a `position`.
 
-    It is not thread-safe: several threads need a lock around `next`.
+    The iterator is not thread-safe: several threads need a lock around `next`.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class LoadedBatches(Iterator[Any]):
         }
 
     def seek(self, position: Mapping[str, Any]) -> None:
-        """Goes to a `position`. It restores the state of the source if possible, or skips batches.
+        """Goes to a `position`. Restores the state of the source if possible, otherwise skips
+        batches.
 
         Skipped batches are not converted.
 
@@ -193,7 +195,7 @@ def _load_state(owner: Any, state: Any) -> bool:
 
 
 def _saved_state(*owners: Any) -> str | None:
-    """The state of the first owner that has one, as JSON text.
+    """The state of the first owner that has a state, as JSON text.
 
     Returns `None` if no owner has a state, or if JSON cannot represent it.
     """
@@ -259,24 +261,26 @@ def batches_from(
     its `batch(32)` first), a `grain.DataLoader` or `grain.IterDataset`, `tf.data.Dataset
     .as_numpy_iterator`, a generator function, or any other iterable of batches.
 
-    A resumed run gets the same batches as an uninterrupted run. How this is done depends on the
-    source:
+    A resumed run gets the same batches as an uninterrupted run. How `batches_from` achieves this
+    depends on the source:
 
-    - The state of the source is saved and restored if the source or its iterator has methods for
-      this: `state_dict` and `load_state_dict` (StatefulDataLoader, Hugging Face), `get_state` and
-      `set_state` (Grain), or `position` and `seek`. StatefulDataLoader (torchdata 0.11) restores
-      the order of later epochs only if it has no `generator` of its own. A `grain.DataLoader` needs
-      a data source with a constant `__repr__`.
+    - If the source or its iterator has methods that get and set its state, `batches_from` saves and
+      restores the state with them. The methods may be `state_dict` and `load_state_dict`
+      (StatefulDataLoader, Hugging Face), `get_state` and `set_state` (Grain), or `position` and
+      `seek`. StatefulDataLoader (torchdata 0.11) restores the order of later epochs only if it has
+      no `generator` of its own. A `grain.DataLoader` needs a data source with a constant
+      `__repr__`.
     - For a torch `DataLoader` with a `generator`, the state of the generator is restored. Then the
       batches of the current epoch before the position are skipped.
-    - Any other source starts again, and all batches before the position are skipped. The source
-      must return the same batches again.
+    - Any other source is read from its start, and all batches before the position are skipped. The
+      source must return the same batches each time.
 
     **Arguments:**
 
-    - `source`: an iterable of batches, or a function without arguments that returns one. Each epoch
-      iterates over the iterable, or calls the function, again. If the source or its `sampler` has a
-      method `set_epoch`, it is called before each epoch. An iterator has only one epoch.
+    - `source`: an iterable of batches, or a function without arguments that returns such an
+      iterable. Each epoch iterates over the iterable again, or calls the function again. If the
+      source or its `sampler` has a method `set_epoch`, this method is called before each epoch. An
+      iterator has only one epoch.
     - `epochs`: number of epochs; `None` for no limit.
     - `columns`: keys to keep if batches are dicts. Other columns, such as texts, are dropped.
     - `convert`: a function that takes and returns a batch, for example to convert a dict to a

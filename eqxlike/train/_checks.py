@@ -38,8 +38,8 @@ def check_model(model: Any) -> None:
 def check_trainable(model: PyTree, *, is_state_kept: bool) -> None:
     """Checks that a model has an array to train.
 
-    If it has none, this raises `ValueError`. With `is_state_kept` it only warns, because steps
-    still change `model_state`.
+    If the model has no such array, this raises `ValueError`. With `is_state_kept=True` this only
+    warns, because steps still change `model_state`.
 
     **Raises:** `ValueError` as described; `TypeError` for `optax.LookaheadParams`.
     """
@@ -126,7 +126,9 @@ def check_takes(function: Callable[..., Any], call: str, taker: str, hint: str =
 
 @contextlib.contextmanager
 def importing(purpose: str, extra: str) -> Iterator[None]:
-    """Context manager for imports of an extra: an `ImportError` tells how to install it."""
+    """Context manager for imports that need an extra. Its `ImportError` tells how to install the
+    extra.
+    """
     try:
         yield
     except ImportError as error:
@@ -156,7 +158,7 @@ def check_optimiser(optimiser: Any, taker: str) -> None:
 
 
 def check_not_deleted(tree: PyTree, name: str, taker: str) -> None:
-    """Raises `RuntimeError` if arrays of `tree` were donated. JAX would raise an error later."""
+    """Raises `RuntimeError` if arrays of `tree` were donated. JAX would raise one later."""
     paths = deleted_paths(tree, name)
     if paths:
         raise RuntimeError(
@@ -168,7 +170,7 @@ def check_not_deleted(tree: PyTree, name: str, taker: str) -> None:
 
 
 class WithSlow(NamedTuple):
-    """The state of an optimiser with an `optax.lookahead` inside, and the slow parameters."""
+    """The state of an optimiser that contains an `optax.lookahead`, and the slow parameters."""
 
     optimiser_state: optax.OptState
     slow: PyTree
@@ -177,7 +179,7 @@ class WithSlow(NamedTuple):
 def initial_state(optimiser: optax.GradientTransformation, parameters: PyTree) -> optax.OptState:
     """The initial state of `optimiser`."""
     # Optax relies on dtype promotion: for example, schedules compare their count with floats. So
-    # allow it here, even if the user has set promotion to strict for the model.
+    # allow promotion here, even if the user has set it to strict for the model.
     with jax.numpy_dtype_promotion("standard"):
         try:
             state = optimiser.init(parameters)
@@ -209,8 +211,8 @@ def check_optimiser_state(
     try:
         expected = jax.eval_shape(lambda tree: initial_state(optimiser, tree), parameters)
     except TypeError:
-        # `init` cannot be traced: it reads numbers, or its state has leaves that are not arrays. If
-        # the state does not fit, the update will raise an error.
+        # `init` cannot be traced, because it reads numbers, or because its state has leaves that
+        # are not arrays. If the state does not fit, the update will raise an error.
         return
     if difference := find_difference(state, expected, _have_one_shape):
         explained = difference.explain("state.optimiser_state", "optimiser.init(model)")

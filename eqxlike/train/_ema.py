@@ -25,8 +25,8 @@ class EMAState(NamedTuple):
     average: PyTree
 
 
-# `optax.GradientTransformation` is a tuple. JAX would flatten it, and could not build this class
-# from its elements again. So it is registered as static.
+# `optax.GradientTransformation` is a tuple. JAX would flatten an `EMA` as a tuple, and could not
+# build the `EMA` from the elements again. So this class is registered as static.
 @jtu.register_static
 class EMA(optax.GradientTransformation):
     """An exponential moving average of the parameters, as an Optax transformation.
@@ -36,11 +36,12 @@ class EMA(optax.GradientTransformation):
 
         average = average + (1 - d) / (1 - d**t) * (w - average)
 
-    This is the mean of all `w` with weights `d**age`. The initial parameters do not count.
+    So `average` is a weighted mean of all `w`. A `w` from `k` updates ago has weight `d**k`. The
+    initial parameters do not count.
 
-    The average is part of the optimiser's state. So steps update it, except when an update is
-    refused; checkpoints include it; and it is sharded like the parameters. With `optax.MultiSteps`,
-    put the average inside, so that it counts updates and not gradients:
+    The average is part of the optimiser's state. So a step updates the average, unless the update
+    is refused. Checkpoints include the average, and it is sharded like the parameters. With
+    `optax.MultiSteps`, put the `EMA` inside, so that it counts updates and not gradients:
     `optax.MultiSteps(optax.chain(adam, ema), 4)`.
 
     >>> import jax, jax.numpy as jnp, optax
@@ -98,8 +99,8 @@ class EMA(optax.GradientTransformation):
 
         **Arguments:**
 
-        - `state`: a state whose optimiser has an `EMA`. It may have several if they average
-          different parameters, as in `optax.partition`.
+        - `state`: a state whose optimiser has an `EMA`. The optimiser may have several `EMA`s that
+          average different parameters, as in `optax.partition`.
 
         **Returns:** a `TrainState` with the averaged model. The averages are cast to the dtypes of
         the parameters. The result shares arrays with `state`, so use it before the next step.

@@ -114,7 +114,8 @@ class DynamicLossScale(Module):
         because the product would overflow in float16.
         """
         if not isinstance(loss, float) and not _is_floating(loss):
-            # Such a loss has no gradient. Differentiation raises an error for it.
+            # A loss that is not a floating-point number has no gradient. Differentiation raises an
+            # error for it.
             return loss
         loss = jnp.asarray(loss)
         dtype = at_least_float32(loss.dtype)

@@ -31,7 +31,7 @@ def make_evaluate(
 
     - `measure`: function that computes the metrics of one batch. It is called as `measure(model,
       batch)`, or as `measure(model, model_state, batch)` if the `TrainState` has a `model_state`.
-      It is compiled. The model is in training mode, so start with `model =
+      `measure` is compiled. The model is in training mode, so start with `model =
       nn.inference_mode(model)` if it has dropout, for example. `measure` returns metrics by name.
       Each metric is one of these:
         - A `metrics.Mean`, such as `metrics.accuracy(...)` or `metrics.mean(values, weights)`.
@@ -92,8 +92,9 @@ def make_evaluate(
             lengths = _lengths(batch)
             first = lengths if first is None else first
             weight = None if is_over else _weight(lengths, first)
-            # If lengths differ within a batch, only the last batch may be shorter. `is_over` is
-            # true after such a batch, so weights of later batches are ambiguous.
+            # If the arrays of a batch differ in length, only the last batch may be shorter.
+            # `is_over` is true after a shorter batch. The weights of the batches after it are
+            # ambiguous.
             is_over = is_over or not (lengths == first or _agree(lengths, first))
             try:
                 means = measured(weight, *models, batch)

@@ -156,7 +156,7 @@ def rmse(
 
 
 def _in_full(array: Any) -> Array:
-    """Converts integers and 16-bit floats to float32: a long sum in 16 bits stops growing."""
+    """Converts integers and 16-bit floats to float32, because long sums in 16 bits stop growing."""
     array = jnp.asarray(array)
     is_inexact = jnp.issubdtype(array.dtype, jnp.inexact)
     return array.astype(at_least_float32(array.dtype) if is_inexact else jnp.float32)

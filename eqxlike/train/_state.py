@@ -115,8 +115,9 @@ def copy_arrays(pytree: Tree, *, donate: bool = False) -> Tree:
     """Copies every array of a tree to a buffer of its own.
 
     This is needed before donation, because donation deletes buffers, and rejects a buffer that is
-    passed twice. The copies have no weak types, because a step returns arrays without weak types,
-    and would be traced again for them. Keys are cloned, so that `jax.debug_key_reuse` accepts them.
+    passed twice. The copies have no weak types. Otherwise the second step would be traced again,
+    because a step returns arrays without weak types. Keys are cloned, so that `jax.debug_key_reuse`
+    accepts them.
 
     - `donate`: whether to delete each JAX array after it is copied, so that memory never has two
       trees.
@@ -243,6 +244,8 @@ def _number(loss: Any, hint: str | None = None) -> Any:
 
 
 def _check_pair(pair: Any, expected: str, returned: Any = None) -> None:
-    """Raises `TypeError` if `pair` is not a tuple of two. The error shows `returned`, if given."""
+    """Raises `TypeError` if `pair` is not a tuple of length 2. The error shows `returned`, if
+    given.
+    """
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise TypeError(f"{expected}, got {tree_pformat(pair if returned is None else returned)}.")

@@ -133,7 +133,7 @@ def make_step(
 
     If the state has a loss scale, the gradients are computed from the scaled loss, and divided by
     the scale before the optimiser gets them. If a gradient is not finite, the step leaves the model
-    and the optimiser state unchanged and lowers the scale. This counts as a step, so the next step
+    and the optimiser state unchanged and lowers the scale. Such a step counts too, so the next step
     has another key. Training still halts if the loss itself is not finite, or if gradients are not
     finite at the smallest scale.
 
@@ -181,8 +181,8 @@ def make_step(
         evaluation, gradients = differentiate(*inputs)
         extra = {"value": evaluation.loss, "grad": gradients}
         extra |= _functions(evaluate, differentiate, inputs)
-        # For a complex parameter, JAX's gradient is the conjugate of the direction of ascent, so
-        # conjugate it.
+        # For a complex parameter, JAX's gradient is the conjugate of the direction of ascent. So
+        # conjugate the gradient.
         gradients = jax.tree_util.tree_map(jnp.conj, gradients)
         update = functools.partial(
             _update, optimiser, state, parameters, evaluation, gradients, extra
@@ -271,7 +271,7 @@ def _update(
     if slow is not None:
         own, parameters = own.optimiser_state, optax.LookaheadParams(fast=parameters, slow=slow)
     # Optax relies on dtype promotion: for example, Adam raises a float to an integer count. So
-    # allow it here, even if the user has set promotion to strict for the model.
+    # allow promotion here, even if the user has set it to strict for the model.
     with jax.numpy_dtype_promotion("standard"):
         updates, own = _call_update(optimiser.update, gradients, own, parameters, **extra)
     model_state, is_skipped = evaluation.model_state, has_skipped(own)

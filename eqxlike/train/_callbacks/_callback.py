@@ -10,7 +10,7 @@ from .._run import Run
 
 
 class Callback:
-    """Base class of callbacks. A callback has hooks that `fit` calls at events of a training run.
+    """Base class of callbacks. `fit` calls the hooks of a callback at events of a training run.
 
     Derive a class and override hooks. Each hook gets a `train.Run`. `fit` calls the hooks of its
     `callbacks` in order. An exception in a hook ends `fit`.
@@ -70,8 +70,8 @@ class Callback:
     def on_checkpoint(self, run: Run) -> None:
         """Called after a checkpoint was written. `run.checkpoint` is its folder.
 
-        If a checkpoint is written in the background, this is called when the next checkpoint is
-        due, or at the end of the run.
+        If a checkpoint is written in the background, this hook is called when the next checkpoint
+        is due, or at the end of the run.
         """
 
     def on_end(self, run: Run) -> None:
@@ -120,7 +120,7 @@ def metric_of(run: Run, metric: str, taker: str) -> float:
 
 
 def save_callbacks(callbacks: Sequence[Callback]) -> tuple[dict[str, Any], dict[str, PyTree]]:
-    """The states of callbacks as JSON values by name, and the arrays of callbacks by name."""
+    """Two dicts by the names of callbacks: their states as JSON values, and their arrays."""
     data, arrays = {}, {}
     for name, callback in callbacks_by_name(callbacks).items():
         state, own = callback.save_state(), callback.save_arrays()

@@ -19,17 +19,18 @@ from ._callback import Callback, callbacks_by_name, metric_of, save_callbacks
 class Checkpoint(Callback):
     """Saves the state, the position in the batches and the state of callbacks.
 
-    It saves periodically, and at the end of training, even if Ctrl-C, SIGTERM or a callback ends
-    the training. After a divergence it does not save, but `fit` returns the last good state.
-    `fit(..., resume_from=folder)` continues from the newest checkpoint.
+    The callback saves periodically and at the end of training, even if Ctrl-C, SIGTERM or a
+    callback ends the training. After a divergence the callback does not save, but `fit` returns the
+    last good state. `fit(..., resume_from=folder)` continues from the newest checkpoint.
 
     **Arguments:**
 
-    - `folder`: the folder of the checkpoints. Each is a subfolder named by its step.
+    - `folder`: the folder of the checkpoints. Each checkpoint is a subfolder with its step in the
+      name.
     - `every`: number of steps between checkpoints.
     - `keep_last`: number of newest checkpoints to keep.
-    - `keep_best`: number of checkpoints with the best `metric` to keep in addition; `None` for
-      none.
+    - `keep_best`: number of checkpoints with the best `metric` to keep in addition to the newest.
+      `None` keeps only the newest.
     - `metric`: name of a metric. Only checkpoints of steps that were evaluated can be among the
       best.
     - `mode`: `"min"` if the smallest metric is the best, `"max"` if the largest is.
@@ -38,13 +39,13 @@ class Checkpoint(Callback):
     - `with_frozen`: whether to save arrays that `nn.freeze` has marked. If `False`, a resumed run
       takes these arrays from the state passed to `fit`; see `train.save`.
     - `on_error`: what happens if a checkpoint cannot be written, for example on a full disk:
-      `"raise"` ends the run with the `OSError`, `"warn"` continues with a warning. Earlier
-      checkpoints stay.
+      `"raise"` ends the run with the `OSError`, and `"warn"` continues the run with a warning.
+      Earlier checkpoints stay.
 
-    **Raises:** `ValueError` if an argument is out of range, or `keep_best` has no `metric`. When
-    training starts, `ValueError` if `keep_best` is set and no saved step would be evaluated;
-    `ValueError` if the folder has a checkpoint of a later step than the step at which the run
-    starts.
+    **Raises:** `ValueError` if an argument is out of range, or if `keep_best` is set without a
+    `metric`. When training starts, `ValueError` if `keep_best` is set and no saved step would be
+    evaluated; `ValueError` if the folder has a checkpoint of a later step than the step at which
+    the run starts.
 
     >>> import tempfile
     >>> from eqxlike import train
@@ -89,11 +90,13 @@ class Checkpoint(Callback):
         self._save(run)
 
     def on_end(self, run: Run) -> None:
-        """Saves the last state unless it is already saved. Notes the folder for the user."""
+        """Saves the last state unless it is already saved. Adds the folder to the message of the
+        run.
+        """
         self._finish(run)
         if run.divergence is None and run.steps != self._saved_at:
-            # This also writes in the background, if set. Then a second Ctrl-C interrupts the wait,
-            # not the writing.
+            # With `background=True`, this state too is written in a thread. So a second Ctrl-C
+            # interrupts the wait for the thread, and not the writing.
             self._save(run)
             self._finish(run)
         if run.checkpoint is not None and run.divergence is None:

@@ -20,7 +20,7 @@ class EarlyStopping(Callback):
     - `metric`: name of a metric that `evaluate` returns.
     - `patience`: training ends after this many evaluations in a row without an improvement.
     - `mode`: `"min"` if the smallest metric is the best, `"max"` if the largest is.
-    - `min_delta`: an improvement must be larger than this to count.
+    - `min_delta`: an improvement counts only if the metric improves by more than this number.
     - `restore_best`: whether `fit` returns the best state instead of the last state. This keeps a
       copy of the best state in memory.
 

@@ -39,7 +39,8 @@ _PEAKS = {
     "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5": 459e12, "TPU v6": 918e12,
 }
 # fmt: on
-"""Peak FLOP/s of dense bfloat16 matrix products, from data sheets. For V100 and T4 it is float16.
+"""Peak FLOP/s of dense bfloat16 matrix products, from data sheets. The numbers for V100 and T4 are
+for float16.
 
 The keys are parts of device names. The first key that is part of the device's name is used.
 """
@@ -52,7 +53,7 @@ def _peak_of(device_kind: str) -> float | None:
 class _WithRate(Callback):
     """A callback that measures steps per second since the previous log.
 
-    It does not use the mean since the start, which would include compilation.
+    The mean since the start is not used, because it would include the time of compilation.
     """
 
     _last = (0, 0.0)
@@ -306,10 +307,10 @@ def progress(
 class TensorBoard(_WithFile, _WithRate):
     """Writes event files for TensorBoard: `tensorboard --logdir FOLDER` plots them.
 
-    At each log, it writes `train/loss` and `train/steps_per_second` since the previous log. It also
-    writes `train/NAME` for each number that the loss returns by name, and `train/learning_rate` if
-    the optimiser's state has one. At each evaluation, it writes the metrics, such as
-    `evaluate/accuracy`. Each record is flushed to disk at once.
+    At each log, it writes `train/loss` and `train/steps_per_second`, both for the steps since the
+    previous log. It also writes `train/NAME` for each number that the loss returns by name, and
+    `train/learning_rate` if the optimiser's state has one. At each evaluation, it writes the
+    metrics, such as `evaluate/accuracy`. Each record is flushed to disk at once.
 
     A resumed run uses the same folder. TensorBoard then hides the points that the earlier run wrote
     after the restored step. A new run in the folder of another run hides all points of that run. If

@@ -44,11 +44,11 @@ def save(
     background: bool = False,
     with_frozen: bool = True,
 ) -> Saving:
-    """Writes a state to a folder, from which `restore` reads it.
+    """Writes a state to a folder. `restore` reads the state from this folder.
 
-    The checkpoint is written to a temporary folder, which is renamed to `path` when it is complete.
-    Then it replaces an earlier checkpoint at `path`. If the process is killed or the disk is full,
-    the earlier checkpoint stays. So there is a complete checkpoint at every moment.
+    The checkpoint is first written to a temporary folder. When the checkpoint is complete, it is
+    moved to `path` and replaces an earlier checkpoint there. If the process is killed or the disk
+    is full, the earlier checkpoint stays.
 
     **Arguments:**
 
@@ -59,13 +59,13 @@ def save(
       `restore` rejects a `like` with different values.
     - `data`: extra JSON values to save, such as the position of an iterator. JSON values are
       `None`, bools, numbers, strings, lists and dicts.
-    - `background`: whether to write in a thread. `save` then copies the arrays to the host and
-      returns, and the state may be donated or changed at once. The next save, and the exit of the
-      interpreter, wait for the thread.
-    - `with_frozen`: whether to write arrays that `nn.freeze` has marked. If `False`, the checkpoint
-      of an adapted model is small, and `restore` takes the frozen arrays from `like`. So load the
-      pretrained weights into `like` first. `restore` checks the shapes and dtypes of frozen arrays,
-      but not their values.
+    - `background`: whether to write in a thread. If `True`, `save` copies the arrays to the host
+      and then returns. After that, the state may be donated or changed. The next save, and the exit
+      of the interpreter, wait for the thread.
+    - `with_frozen`: whether to write arrays that `nn.freeze` has marked. `False` makes the
+      checkpoint small if most arrays are frozen, as in a model with adapters. `restore` then takes
+      the frozen arrays from `like`, so load the pretrained weights into `like` first. `restore`
+      checks the shapes and dtypes of frozen arrays, but not their values.
 
     **Returns:** a `Saving`. Its `wait()` returns when the checkpoint is complete, and raises the
     error if writing failed. If `wait()` is not called, the error is printed, and the next save to
@@ -122,7 +122,7 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
     - `like`: a state with the structure that was saved, such as a new state. If the checkpoint has
       a `TrainState`, `like` may also be a model; then only the model is restored.
         - `like` may contain `jax.ShapeDtypeStruct`s instead of arrays, as `filter_eval_shape`
-          returns. Then it takes no memory.
+          returns. Then `like` takes no memory.
         - If an array in `like` is committed to a sharding, the restored array gets this sharding.
           The sharding of the saved array does not matter.
         - If an array in `like` is a NumPy array, the restored array is a NumPy array too.
@@ -131,8 +131,8 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
         - If the checkpoint was saved with `with_frozen=False`, frozen arrays are copied from
           `like`.
     - `only`: name of the part to restore, such as `"model"`, or several names, such as `("model",
-      "model_state")`. All other parts come from `like`. They may have another structure than in the
-      checkpoint, for example for another optimiser.
+      "model_state")`. All other parts come from `like`. The structure of the other parts may differ
+      from the checkpoint, for example because `like` has another optimiser.
 
     **Returns:** a `Restored`, which is a pair of `state` and `data`. Its `left_out` has the names
     of the parts that were not restored. `restore` warns if it restores a model without its saved
@@ -156,7 +156,7 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
         try:
             return _read_one(folder, like, only=only)
         except Exception:
-            # Raise, unless another process has replaced the checkpoint by a newer one.
+            # Raise the error, unless another process has replaced the checkpoint by a newer one.
             if folder == _newest_at(path):
                 raise
 
@@ -171,7 +171,8 @@ class CheckpointFolder:
 
     - `folder`: the folder, created at the first `save`.
     - `keep_last`: number of newest checkpoints to keep, at least one.
-    - `keep_best`: number of checkpoints with the best scores to keep in addition; `None` for none.
+    - `keep_best`: number of checkpoints with the best scores to keep in addition to the newest.
+      `None` keeps only the newest.
     - `mode`: `"min"` if the smallest score is the best, `"max"` if the largest is.
 
     **Raises:** `ValueError` if an argument is out of range, or the folder is itself a checkpoint.
@@ -229,7 +230,8 @@ class CheckpointFolder:
         background: bool = False,
         with_frozen: bool = True,
     ) -> Saving:
-        """Writes a checkpoint. When it is complete, deletes checkpoints that need not be kept.
+        """Writes a checkpoint. When the checkpoint is complete, others that need not be kept are
+        deleted.
 
         **Arguments:**
 
@@ -262,8 +264,8 @@ class CheckpointFolder:
         return saving
 
     def check_free(self, step: int) -> None:
-        """Checks that a checkpoint of this step would be the newest. Later checkpoints that are
-        damaged do not count; they are renamed.
+        """Checks that a checkpoint of this step would be the newest. Damaged checkpoints of later
+        steps do not count and are renamed.
 
         **Raises:** `ValueError` if there is an undamaged checkpoint of a later step.
         """
@@ -287,13 +289,13 @@ class CheckpointFolder:
         return list(_steps_in(self.folder).values())
 
     def newest(self) -> pathlib.Path | None:
-        """The newest checkpoint, even if it is damaged; `None` if there is none."""
+        """The newest checkpoint, even if it is damaged; `None` if there is no checkpoint."""
         join_all()
         return next(iter(self.paths()), None)
 
     def best(self) -> pathlib.Path | None:
         """The checkpoint with the best score, or `None` if no checkpoint has a score. If several
-        have the best score, the newest of them.
+        checkpoints have the best score, this is the newest of them.
 
         >>> import tempfile, jax.numpy as jnp
         >>> from eqxlike import train
@@ -311,7 +313,7 @@ class CheckpointFolder:
         return self.folder / _name_of(step)
 
     def restore_newest(self, like: State, *, only: Only = None) -> Restored[State] | None:
-        """Restores the newest checkpoint that is not damaged. Warns of each newer damaged one.
+        """Restores the newest checkpoint that is not damaged. Warns of each newer checkpoint.
 
         **Arguments:**
 
@@ -377,8 +379,8 @@ def _newest_at(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 _WIDENED = ("int2", "int4", "uint2", "uint4")
-"""Integer dtypes that are written as one byte each, because tensorstore does not support all of
-them.
+"""Integer dtypes whose numbers are written as bytes, because tensorstore does not support all of
+these dtypes.
 """
 
 
@@ -398,8 +400,8 @@ def _take(tree: PyTree, name: str, arrays: dict[str, Any], with_frozen: bool) ->
         if is_array and is_key(value):
             impl, value = str(jax.random.key_impl(value)), jax.random.key_data(value)
         if is_array and value.size and (with_frozen or not is_frozen):
-            # The number makes the name unique. The path makes it readable; other characters in the
-            # path are replaced, because they may not be allowed in names of files.
+            # The number makes the name unique. The path makes the name readable. Some characters of
+            # the path are replaced, because names of files may not contain them.
             readable = re.sub(r"[^A-Za-z0-9_]+", ".", path).rstrip(".")[:80]
             stored = f"{len(arrays):05d}{readable}"
             if str(value.dtype) in _WIDENED:
@@ -431,9 +433,7 @@ def _check_json(data: Any) -> None:
 def _read_one(
     folder: pathlib.Path, like: State, tree: str | None = None, only: Only = None
 ) -> Restored[State]:
-    """Reads one checkpoint. If `tree` is given, reads the pytree of that name in `beside` instead
-    of the state.
-    """
+    """Reads one checkpoint. If `tree` is given, reads `beside[tree]` instead of the state."""
     wanted, treedef = describe(like)
     manifest = read_manifest(folder)
     if tree is not None and tree not in manifest["beside"]:
@@ -452,7 +452,8 @@ def _read_one(
     stored = [*filter(is_read, stored)]
     _check_fits(folder, stored, [*filter(is_read, wanted)])
     check_files(folder, manifest)
-    # Allow transfers, because the user's `jax.transfer_guard` is for accidental transfers.
+    # The user's `jax.transfer_guard` should stop accidental transfers. The transfers here are
+    # intended, so allow them.
     with jax.transfer_guard("allow"):
         values = _read(folder, stored, [*filter(is_read, wanted)])
         leaves = [
@@ -570,7 +571,8 @@ def _read(folder: pathlib.Path, stored: list[Saved], wanted: list[Entry]) -> Ite
     arrays = read_arrays(folder, shardings)
     for each, like in pairs:
         if each.name is not None:
-            # Remove the array from the dict, so that its memory is freed after it is placed.
+            # Remove the array from the dict, so that the memory of the read array is freed after it
+            # is placed.
             yield _placed(arrays.pop(each.name), like, each.key_impl)
         elif like is NODE:
             continue

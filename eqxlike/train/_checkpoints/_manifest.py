@@ -26,7 +26,7 @@ ARRAYS, MANIFEST = "arrays", "manifest"
 
 
 class CheckpointError(ValueError):
-    """Raised for a damaged checkpoint. A file is missing, truncated or changed, or the folder is
+    """Raised if a checkpoint is damaged: a file is missing, truncated or changed, or the folder is
     not a checkpoint.
 
     If you get this error, an older checkpoint may still be intact. If a checkpoint is intact but
@@ -36,7 +36,7 @@ class CheckpointError(ValueError):
 
 
 def seal(manifest: pathlib.Path, arrays: pathlib.Path) -> None:
-    """Adds checksums to a new `manifest.json`: of the files with arrays, and of the manifest."""
+    """Adds checksums of the files with arrays, and of the manifest, to a new `manifest.json`."""
     content = json.loads(manifest.read_bytes()) | {"files": _files_in(arrays)}
     text = json.dumps(content).encode()
     with open(manifest, "wb") as file:
@@ -189,8 +189,8 @@ def _stable_text(value: Any) -> str | None:
     """
 
     def is_stable(value: Any) -> bool:
-        # Not `isinstance`, because NumPy scalars and enums may be instances of Python's numbers,
-        # and their `repr` differs.
+        # Compare types, because `isinstance` is also true for some NumPy scalars and enums. Their
+        # `repr` differs from the `repr` of an equal Python number.
         if type(value) in (tuple, list):
             return all(map(is_stable, value))
         return value is None or type(value) in (bool, int, float, complex, str)

@@ -41,7 +41,8 @@ def write(
     # `_NO_ARRAYS` is needed, because Orbax does not write an empty tree.
     items = {MANIFEST: args.JsonSave(manifest), ARRAYS: args.PyTreeSave(arrays or _NO_ARRAYS)}
     metrics = {"score": float(score or 0) if is_score else None}
-    # Allow transfers, because the user's `jax.transfer_guard` is for accidental transfers.
+    # The user's `jax.transfer_guard` should stop accidental transfers. The transfers here are
+    # intended, so allow them.
     with _with_path_in_errors(path), jax.transfer_guard("allow"):
         path.parent.mkdir(parents=True, exist_ok=True)
         manager = open_manager(path.parent, writes=True, **kept)
@@ -80,8 +81,8 @@ def open_manager(
         step_format_fixed_length=9,
         create=False,
         cleanup_tmp_directories=writes,
-        # With asynchronous creation, the writing threads would wait for minutes for a folder that
-        # cannot be created.
+        # If a folder cannot be created, asynchronous creation would make the writing threads wait
+        # for minutes.
         async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
     )
     try:
@@ -159,7 +160,7 @@ class Saving:
     def join(self) -> Exception | None:
         """Waits until the checkpoint is complete or has failed, and returns the error."""
         # Poll instead of waiting in Orbax. Up to Python 3.12, Ctrl-C during Orbax's wait would mark
-        # its thread as finished.
+        # Orbax's thread as finished.
         while not self.is_done:
             time.sleep(0.002)
         with self._lock:
@@ -191,7 +192,7 @@ def join_all(raises_in: pathlib.Path | None = None) -> None:
 @functools.cache
 def _join_at_exit() -> None:
     """Makes the interpreter wait for all saves before it exits. Orbax prints errors."""
-    # `atexit` runs too late, because the thread pools that Orbax uses no longer accept work then.
+    # `atexit` runs too late: by then, the thread pools that Orbax uses no longer accept work.
     # Python 3.9 to 3.14 has an earlier hook, but only as this private function.
     getattr(threading, "_register_atexit", atexit.register)(join_all)
 

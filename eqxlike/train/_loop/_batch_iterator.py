@@ -19,7 +19,7 @@ MAX_STATICS = 4
 class BatchIterator:
     """Takes batches from an iterable, several compatible batches at a time.
 
-    - `is_raw`: whether batches are not converted to arrays, for a step that is not compiled.
+    - `is_raw`: True if batches are left unconverted, for a step that is not compiled.
     """
 
     def __init__(self, batches: Iterable[Any], *, is_raw: bool = False) -> None:
@@ -33,7 +33,7 @@ class BatchIterator:
 
     @property
     def has_mismatched_batch(self) -> bool:
-        """True if the last batch did not fit the stack. It is kept for the next call of `take`."""
+        """True if the last batch did not fit the stack. The next `take` begins with it."""
         return self._mismatched is not None
 
     def take(self, length: int, max_count: int) -> Stack | None:
@@ -93,7 +93,7 @@ class BatchIterator:
 
     def seek(self, position: Mapping[str, Any] | None, num_taken: int) -> None:
         """Goes to a position. If the source has no position, skips `num_taken` batches instead."""
-        # Check the position too: `Prefetch` always has `seek`, but its position is `None` if its
+        # Check the position too. A `Prefetch` always has `seek`, but its position is `None` if its
         # source has no position.
         if None not in (position, self.position) and hasattr(self._source, "seek"):
             self._source.seek(position)
@@ -129,7 +129,7 @@ def _is_data(batches: Any) -> bool:
 
     The arrays of one data set have the same length, and usually differ in their other axes. A
     sequence of batches is different: batches usually have equal shapes. The last batch of a list
-    may be shorter, but it has as many axes as the others.
+    may be shorter, but it has as many axes as the other batches.
     """
     if not isinstance(batches, tuple | list) or len(batches) < 2:
         return False

@@ -44,8 +44,8 @@ def fit(
     """Runs a training step over batches.
 
     Steps are dispatched without waiting for their results. The host reads the losses every
-    `check_every` steps. Only then does it see whether a loss or an update was not finite. The state
-    is still the last good state, because a step of `make_step` refuses an update that is not
+    `check_every` steps. Only then does the host see whether a loss or an update was not finite. The
+    state is still the last good state, because a step of `make_step` refuses an update that is not
     finite, and all updates after it.
 
     The first Ctrl-C ends training after the current call. A second Ctrl-C raises
@@ -60,14 +60,15 @@ def fit(
     - `batches`: an iterable, for example `minibatches(...)` or a PyTorch `DataLoader`. Tensors of
       other libraries and lists of numbers become arrays. But if the step is not compiled, it gets
       the batches unchanged. Training ends when the batches end; see `repeat`.
-    - `num_steps`: total number of steps, at least 1. If the run is resumed, earlier steps count.
+    - `num_steps`: total number of steps, at least 1. In a resumed run, the steps of the earlier run
+      count too.
     - `steps_per_call`: number of steps in one call. A call is a compiled loop over stacked batches.
       If steps are small, several steps per call are much cheaper, because the overhead of a call
       exceeds the work of a step. The state is the same as after single steps, up to rounding. Logs,
-      evaluations and callbacks are not delayed, because a call ends early at a step after which one
-      of them is due. If the step is a plain function, it is compiled once per run, with the values
-      that its outer variables have at that time. `"auto"` measures the time of 1 and of 16 steps
-      per call at the beginning, uses the faster, and reports it in `FitResult.message`.
+      evaluations and callbacks are not delayed, because a call ends early when one of them is due.
+      If the step is a plain function, it is compiled once per run, with the values that its outer
+      variables have at that time. `"auto"` measures the time of 1 and of 16 steps per call at the
+      beginning, uses the faster, and reports it in `FitResult.message`.
     - `evaluate`: a function `evaluate(state)` that returns metrics by name. Each metric is a
       number. See `make_evaluate`.
     - `evaluate_every`: number of steps between evaluations. The state after the last step is always
@@ -81,18 +82,20 @@ def fit(
       each read.
     - `max_skipped`: maximum number of updates in a row that may be skipped. Updates that are not
       finite are skipped by a step of `make_step(..., check_finite="skip")`, or by an optimiser such
-      as `optax.apply_if_finite`. If `fit` finds more when it reads the losses, training ends as
-      `"diverged"`. The history includes the loss of a skipped step, but the means in logs do not.
+      as `optax.apply_if_finite`. If `fit` finds more skipped updates when it reads the losses,
+      training ends as `"diverged"`. The history includes the loss of a skipped step, but the means
+      in logs do not.
     - `resume_from`: a folder of checkpoints that `Checkpoint` wrote. The run continues from the
       newest checkpoint that is not damaged, and computes the same numbers as an uninterrupted run.
       A warning reports damaged checkpoints. If there is no checkpoint, the run starts with `state`.
-      If `batches` have `seek`, as `minibatches` do, they go to the saved position. Otherwise one
-      batch is skipped for each step of the earlier run. Callbacks get their saved state back; for
-      example, `EarlyStopping` knows the best metric of the earlier run.
+      If `batches` have a method `seek`, as `minibatches` do, `fit` calls it with the saved
+      position. Otherwise one batch is skipped for each step of the earlier run. Callbacks get their
+      saved state back; for example, `EarlyStopping` knows the best metric of the earlier run.
     - `donate`: whether to move the arrays of `state` into the run one by one, so that memory never
-      has two states. The arrays are deleted, even if `fit` raises an error, and JAX raises an error
-      if they are used. With `donate=False`, `state` is copied, and `fit` keeps no reference to it.
-      So `fit(make_state(), ...)` has only one state in memory after the copy.
+      has two states. The arrays of `state` are deleted, even if `fit` raises an error. JAX raises
+      an error if you use a deleted array. With `donate=False`, `state` is copied, and `fit` keeps
+      no reference to the original. So `fit(make_state(), ...)` has only one state in memory after
+      the copy.
 
     **Returns:** a `FitResult`.
 
@@ -206,7 +209,9 @@ class _Loop(NamedTuple):
     resumed: Resumed | None
 
     def run_all(self, interrupt: Interrupt) -> None:
-        """Makes all steps. Calls `on_start` of the callbacks before, and `on_end` after them."""
+        """Makes all steps. Calls the hooks `on_start` before the steps, and `on_end` after the
+        steps.
+        """
         run = self.run
         self.schedule.call_hook("on_start", run)
         if self.resumed is not None:
@@ -294,8 +299,8 @@ CALLS = {1: 20, CHOICE: 3}
 
 
 class _CallSize:
-    """The number of steps in the next call. It is fixed, or with `"auto"` the faster of 1 and
-    `CHOICE`.
+    """The number of steps in the next call. With `"auto"` it is 1 or `CHOICE`, whichever is faster;
+    otherwise it is fixed.
 
     When training starts with `"auto"`, first calls of one step are timed, then calls of `CHOICE`
     steps. Calls that compile are not timed, and the time to make batches does not count. `message`
@@ -322,7 +327,7 @@ class _CallSize:
         self._calls: list[tuple[int, float]] = []
 
     def run(self, advance: Callable[[], Any], num_steps: int) -> None:
-        """Calls `advance`. Measures its time if the number of steps is not chosen yet.
+        """Calls `advance`. Measures the time of this call if the number of steps is not chosen yet.
 
         `advance` makes `num_steps` steps and returns arrays of the last step.
         """
@@ -333,8 +338,8 @@ class _CallSize:
         start = time.perf_counter()
         arrays = advance()
         if is_last or not self._calls:
-            # Wait for the first call, so that the timed calls do not include its work. Wait for the
-            # last call, so that they include all their own work.
+            # Wait for the first call, which is not timed, so that the timed calls do not include
+            # its work. Wait for the last call, so that the timed calls include all their own work.
             jax.block_until_ready(arrays)
         self._calls.append((num_steps, time.perf_counter() - start))
         if is_last:

@@ -90,7 +90,7 @@ class Schedule:
     def at(self, run: Run) -> None:
         """Logs, evaluates and calls `on_step`, if they are due after the current step.
 
-        The losses must have been read before.
+        Read the losses before you call this.
         """
         is_last, periods = run.steps >= run.num_steps, (self.log_every, self.evaluate_every)
         self._observe(run, *(is_last or (bool(each) and run.steps % each == 0) for each in periods))

@@ -96,7 +96,7 @@ def single_step(
         state = state_structure.merge(leaves)
         run = step.rebuilder(cache=False)(tuple(own))
         # With `jax_debug_nans`, JAX runs the program again, operation by operation, to find a NaN.
-        # Then the step must not donate its arguments.
+        # The second run needs the arguments, so the first must not donate them.
         new, loss, aux = read_returned((run if donates else run.__wrapped__)(state, batch))
         return _leaves_of(new, state, state_structure), loss, was_refused(new), aux
 
@@ -107,7 +107,7 @@ def single_step(
 def many_steps(
     step: Structure, state_structure: StateStructure, donates: bool, steps_per_call: int
 ) -> Callable[[Leaves, Leaves, Stack], tuple[Leaves, Array, Array, Aux]]:
-    """Compiles a loop over up to `steps_per_call` compatible batches. It makes a step on each.
+    """Compiles a loop over up to `steps_per_call` compatible batches, with one step for each batch.
 
     **Arguments:**
 
@@ -148,7 +148,7 @@ def many_steps(
 
         def is_unfinished(carry: Any) -> Array:
             index, _, is_halted, _ = carry
-            # Stop at a halted state, because steps do not change it.
+            # Stop at a halted state, because further steps would not change it.
             return (index < count) & ~is_halted
 
         def body(carry: Any) -> Any:

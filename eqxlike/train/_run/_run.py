@@ -29,8 +29,8 @@ class Run(Generic[Model]):
     - `skipped`: indices in `history` of steps whose update was skipped.
     - `loss`: the mean loss between the last two logs, without skipped steps; NaN before the first
       log.
-    - `aux`: the same means for the numbers in the dict that the step returns after the loss, by
-      name; see `make_step(..., has_aux=True)`.
+    - `aux`: the means, over the same steps, of the numbers in the dict that the step returns after
+      the loss, by name; see `make_step(..., has_aux=True)`.
     - `metrics`: metrics of the last evaluation by name; empty before the first evaluation.
     - `evaluated_at`: step of the last evaluation; -1 before the first evaluation.
     - `evaluate_every`: number of steps between evaluations; `None` if there are no evaluations, or
@@ -86,7 +86,7 @@ class Run(Generic[Model]):
         `optax.inject_hyperparams`.
         """
         found = optax.tree_utils.tree_get_all_with_path(self.state.optimiser_state, "learning_rate")
-        # The state of a schedule has the same name, so keep only scalars.
+        # The name `learning_rate` is also used for the state of a schedule, so keep only scalars.
         rates = [value for _, value in found if isinstance(value, jax.Array) and value.ndim == 0]
         return float(rates[0]) if len(rates) == 1 else None
 
@@ -107,7 +107,7 @@ class Run(Generic[Model]):
     # --- methods that only the loop calls ---
 
     def advance(self, step: Step, batches: Stack, steps_per_call: int) -> Any:
-        """Makes one step for each batch. Returns an array; wait for it to wait for the steps."""
+        """Makes one step for each batch. Returns an array that is ready after the last step."""
         pending = self._stepper.advance(step, batches, steps_per_call)
         self._pending.append(pending)
         self.num_unread += pending.count

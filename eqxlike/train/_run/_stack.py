@@ -32,7 +32,7 @@ class Stack:
         if length > 1:
             self._leaves, self._treedef = jtu.tree_flatten(batch)
             self._columns = [_column(leaf, length) for leaf in self._leaves]
-            # The structure is compared if equal treedefs are not sufficient, otherwise `None`.
+            # The structure of the first batch, or `None` if it is enough to compare treedefs.
             self._structure = None if _is_plain(self._treedef) else _structure_of(batch)
 
     def add(self, batch: Any) -> bool:
@@ -70,7 +70,8 @@ class Stack:
 
 def _column(leaf: Any, length: int) -> np.ndarray | list[Any] | None:
     """The array or list that collects one leaf of each batch; `None` for a static leaf."""
-    # Do not copy masked arrays, because that would lose the mask. JAX raises an error for them.
+    # Do not copy masked arrays, because that would lose the mask. JAX raises an error for masked
+    # arrays.
     if isinstance(leaf, jax.Array | np.ma.MaskedArray):
         return [leaf]
     if not isinstance(leaf, np.ndarray | np.generic):
@@ -96,7 +97,7 @@ def _structure_of(batch: Any) -> Structure:
 
 @functools.lru_cache(maxsize=64)
 def _is_plain(treedef: Any) -> bool:
-    """Returns True if a treedef has only tuples, lists and dicts with string keys.
+    """Returns True if a treedef contains only tuples, lists and dicts with string keys.
 
     Then batches with equal treedefs have the same structure. This check avoids a full comparison of
     structures, which takes twenty times as long as flattening a batch.

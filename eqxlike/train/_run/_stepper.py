@@ -39,8 +39,8 @@ class Pending(NamedTuple):
     """The losses of one call, which are still on the device.
 
     - `losses`: the loss, of shape `()`, or an array whose first `count` entries are losses.
-    - `were_refused`: for each step, true if its update was refused or skipped. `None` if that is
-      not needed, because `state.step` is known to count the good steps.
+    - `were_refused`: for each step, true if its update was refused or skipped. `None` if the flags
+      are not needed, because `state.step` is known to count the good steps.
     - `aux`: the numbers in the aux of each step, by name.
     - `count`: number of steps in the call.
     """
@@ -65,8 +65,8 @@ class Stepper(Generic[Model]):
         self._state: TrainState[Model] | None = state
         self._leaves: Leaves | None = None
         self._structure = flatten_state(state)[1]
-        # False for a step that changes more than the arrays of a state. Such a step is called with
-        # the whole state.
+        # This is False for a step that changes more than the arrays of a state. Such a step is
+        # called with the whole state.
         self._takes_arrays = True
         self._step: Any = None
         self._calls: dict[int, Call] = {}
@@ -116,8 +116,8 @@ class Stepper(Generic[Model]):
                 error.__notes__ = [_DONATED]
             raise
         except (ValueError, jax.errors.JaxRuntimeError) as error:
-            # This is raised, for example, if a batch contains an array of the state. Notes name
-            # arrays by their index in `leaves`. Replace the indices by paths.
+            # JAX raises this error, for example, if a batch contains an array of the state. Notes
+            # name arrays by their index in `leaves`. Replace the indices by paths.
             arrays = [
                 f"state{jtu.keystr(path)}"
                 for path, leaf in jtu.tree_leaves_with_path(self._structure.merge(leaves))
@@ -129,7 +129,9 @@ class Stepper(Generic[Model]):
         return Pending(losses, were_refused, aux, batches.count)
 
     def _opened(self) -> Leaves:
-        """Returns the arrays of the state, and drops the state. `self.state` builds it again."""
+        """Returns the arrays of the state, and drops the state. `self.state` builds the state
+        again.
+        """
         if self._leaves is None:
             self._leaves, structure = flatten_state(self._state)
             if structure != self._structure:
@@ -185,7 +187,8 @@ class Stepper(Generic[Model]):
             flags = jax.device_get([calls.were_refused for calls in pending])
             were_refused = [*map(bool, _as_list(pending, flags))]
         if is_bad and not self._counts_steps:
-            # A step of the user's own may not increment `step`. So also use the flags.
+            # A step that is not made by `make_step` might not increment `step`. So use the flags
+            # too.
             num_good = max(num_good, [*were_refused, True].index(True))
         if is_bad:
             return numbers, num_good, were_refused
@@ -195,8 +198,8 @@ class Stepper(Generic[Model]):
     def is_finite(self, *, of_any_step: bool) -> bool:
         """Tests whether the state is finite.
 
-        If `of_any_step` is false, the state is checked only for steps that check their gradients
-        but not the new state. For other steps, this returns True.
+        If `of_any_step` is false, the state is checked only if the step checks its gradients but
+        not the new state. Otherwise this returns True.
         """
         if not (of_any_step or checks_gradients(self._step)):
             return True
@@ -206,7 +209,8 @@ class Stepper(Generic[Model]):
         return bool(_is_finite_of(structure)(leaves))
 
 
-# This uses `jax.jit`. Retrace reports of `filter_jit` would show a trace for each structure.
+# This uses `jax.jit`, because retrace reports of `filter_jit` would show a trace for each
+# structure.
 @functools.lru_cache(maxsize=8)
 def _is_finite_of(structure: StateStructure) -> Callable[[Leaves], Array]:
     return jax.jit(lambda leaves: is_finite_state(structure.merge(leaves)))

@@ -31,12 +31,12 @@ def export_safetensors(
 ) -> None:
     """Writes the arrays of a model to a safetensors file.
 
-    The name of an array is its path with dots. For example, the weight of the first layer in a
-    tuple `layers` is `layers.0.weight`, as in the `state_dict` of a PyTorch model with the same
-    fields. The layers of a `ScanStack` are numbered in the same way and written separately. If
-    `model` is a pair `(model, state)`, the arrays of the state are named after their layer. For
-    example, an `nn.BatchNorm` has `0.norm.running_mean`, `0.norm.running_var` and
-    `0.norm.batch_counter`.
+    The name of an array in the file is its path in the model, joined with dots. For example, the
+    weight of the first layer in a tuple `layers` is `layers.0.weight`, as in the `state_dict` of a
+    PyTorch model with the same fields. The layers of a `ScanStack` are numbered in the same way and
+    written separately. If `model` is a pair `(model, state)`, the arrays of the state are named
+    after their layer. For example, an `nn.BatchNorm` has `0.norm.running_mean`,
+    `0.norm.running_var` and `0.norm.batch_counter`.
 
     Arrays are written one by one. An existing file is replaced atomically.
 
@@ -51,10 +51,10 @@ def export_safetensors(
       because some tools accept no other value.
     - `max_shard_bytes`: maximum size of the arrays in one file. A larger model is written to
       several files, as in Hugging Face's libraries: `model-00001-of-00003.safetensors` and so on.
-      `model.safetensors.index.json` lists these files. The folder, and the name `model`, are taken
-      from `path`.
+      `model.safetensors.index.json` lists these files. `path` determines the folder, and the part
+      `model` of these names.
 
-    **Raises:** `TypeError` if safetensors does not have the dtype of an array, such as PRNG keys
+    **Raises:** `TypeError` if safetensors does not support the dtype of an array, as for PRNG keys
     and complex128; `ValueError` if two arrays have the same name, if parts of a stored array are
     missing, or if a `Stored` has `load` but no `save`; `FileExistsError` if the folder has another
     model that tools would read instead; `OSError` if the file cannot be written.
@@ -89,30 +89,32 @@ def import_safetensors(
 
     **Arguments:**
 
-    - `model_like`: a model with the structure of the result. It may have `jax.ShapeDtypeStruct`s
-      instead of arrays, as `filter_eval_shape` returns. Each array gets the sharding of the array
-      that it replaces. If an array is split over devices, each part is read separately.
+    - `model_like`: a model with the structure of the result. The model may contain
+      `jax.ShapeDtypeStruct`s instead of arrays, as `filter_eval_shape` returns. Each array gets the
+      sharding of the array that it replaces. If an array is split over devices, each part is read
+      separately.
     - `path`: a file, a folder, an index of shards (`*.safetensors.index.json`), or a sequence of
       files. If a folder has an index, the index is used, otherwise all `*.safetensors` files.
     - `names`: a table that maps the names of arrays in the model to names in the file. Names in the
       model are those that `export_safetensors` writes. An array without an entry has the same name
-      in the file. Instead of a table, it may be a function that takes the name in the model and
-      returns a value of the table.
+      in the file. Instead of a table, `names` may be a function that takes the name in the model
+      and returns a value of the table.
         - A key may be a pattern. In a pattern, `*` matches any text, and `{i}`, or any word in
-          braces, matches text without a dot. The value repeats them, as in
+          braces, matches text without a dot. The value repeats the wildcards, as in
           `{"blocks.{i}.norm.*": "h.{i}.ln.*"}`. If a pattern has several `*`, the first `*` matches
           as much text as possible.
-        - A key that is equal to the name is used first, otherwise the first pattern that matches.
+        - If a key is equal to the name, that key is used. Otherwise the first pattern that matches
+          is used.
         - A value is the name in the file. It may also be a `Stored`, if the array is transposed in
-          the file, or is a part of a larger array. Or it may be a pair `(name, function)`; then the
-          result is `function(stored)`. `None` says that the array is not in the file and stays
-          unchanged.
+          the file, or is a part of a larger array. Or the value may be a pair `(name, function)`.
+          Then the result is `function(stored)`, where `stored` is the array in the file. `None`
+          says that the array is not in the file and stays unchanged.
     - `dtype`: `"like"` casts floats to the float dtypes of `model_like`, and integers to its
       integer dtypes. With `None`, a difference in dtype is an error.
     - `ignore`: a pattern of names (`fnmatch`) or several patterns, such as `"*.attn.bias"`. An
       array of the file may be unused if its name matches. An array of `model_like` may be missing
-      in the file if its name matches, either its name in the model or its name in the file. It then
-      stays unchanged.
+      in the file if its name in the model or its name in the file matches. The array then stays
+      unchanged.
     - `strict`: whether every array of the file must be used, unless its name matches `ignore`. Even
       with `strict=False`, every array of `model_like` must be in the file, unless its name matches
       `ignore`.
@@ -123,7 +125,7 @@ def import_safetensors(
     **Raises:** `ValueError`, with a list of the arrays, if arrays are missing, unused, or have
     another shape or dtype; `ValueError` if a file is damaged or has another format, or if two files
     have an array of the same name; `OSError` if a file cannot be read; `TypeError` if safetensors
-    does not have the dtype of an array of `model_like`; `ImportError` without safetensors: `pip
+    does not support the dtype of an array of `model_like`; `ImportError` without safetensors: `pip
     install 'eqxlike[train]'`.
 
     !!! example

@@ -57,8 +57,9 @@ class Stored:
     ):
         """**Arguments:**
 
-        - `names`: the name of the array in the file. If the model's array is computed from several
-          arrays of the file, their names; then import needs `load`, and export needs `save`.
+        - `names`: the name of the array in the file. Pass several names if the model's array is
+          computed from several arrays of the file. Import then needs `load`, and export needs
+          `save`.
         - `transpose`: `True` swaps the last two axes. A tuple permutes the axes of the stored array
           as `numpy.transpose` does. For example, `(3, 2, 0, 1)` turns (height, width, inputs,
           outputs) into (outputs, inputs, height, width). An array is unchanged if it has fewer than
@@ -66,8 +67,8 @@ class Stored:
           match both weight and bias.
         - `part`: which part of the stored array is the model's array. With `(k, n)`, the stored
           array has `n` equal parts along `axis`, and the model's array is part `k`. With `(start,
-          stop, n)`, the model's array is the parts from `start` to `stop`, exclusive. Export needs
-          all parts of a stored array.
+          stop, n)`, the model's array consists of the parts from `start` to `stop`, exclusive.
+          Export needs all parts of a stored array.
         - `axis`: the axis along which the array has parts, counted after `transpose`.
         - `groups`: number of equal groups into which `axis` is divided first. Each group then has
           `n` parts, and the model's array joins part `k` of all groups. Use `part=(0, 3),
@@ -104,8 +105,7 @@ class Stored:
         return first, (others[0] if others else first + 1), num
 
     def view(self, array: np.ndarray) -> np.ndarray:
-        """The transposed part of a stored array, which is passed to `load`. The numbers are not
-        read.
+        """A view of the transposed part of a stored array, to pass to `load`. No numbers are read.
 
         **Raises:** `ValueError` if the stored array has no such parts.
         """
@@ -181,7 +181,7 @@ Names = Mapping[str, NameInFile] | Callable[[str], NameInFile]
 def stored_by_name(ours: Sequence[str], names: Names | None) -> dict[str, Stored]:
     """The layout of each array of the model, by its name in the model.
 
-    An array is left out if its value in `names` is `None`, because then no file has it.
+    An array is left out if its value in `names` is `None`, because such an array is in no file.
 
     **Raises:** `ValueError` if a key of `names` matches no array; `TypeError` if a value is not a
     name, a pair, a `Stored` or `None`.

@@ -34,7 +34,7 @@ class _Part(NamedTuple):
             array = np.asarray(leaf)[self.rows]
         else:
             # A JAX array keeps the NumPy copy that is made of it. Convert a temporary array, so
-            # that the copy is freed.
+            # that the copy is freed with it.
             array = leaf[self.rows] if self.rows else leaf.copy()
         try:
             return self.stored.saved(np.asarray(array))[self.number]

@@ -293,8 +293,8 @@ def parameters_of_state(
     such subtrees that contain an array, the largest is used. So if the model has parameters
     `weight` and `mu.weight`, `mu.weight` is not mistaken for a moment of `weight`.
 
-    An array belongs to its parameter only if its last axes are the axes of the parameter. This is
-    true for a history of gradients, and false for a factored moment.
+    An array in such a subtree belongs to the parameter only if its last axes are the axes of the
+    parameter. This is true for a history of gradients, and false for a factored moment.
     """
     other_prefixes = {
         keys[:length]

@@ -240,13 +240,14 @@ def fsdp(devices: Devices | None = None, *, min_size: int = 2**16) -> Sharding:
     """Fully sharded data parallelism: each device has a part of each batch, of each array of the
     model, and of the optimiser's state.
 
-    When the step needs a parameter, it all-gathers the parameter. It sums the gradient of the
+    When the step needs a parameter, it all-gathers the parameter. The step sums the gradient of the
     parameter over devices. Each device updates its own part. Each array is split along its longest
     divisible axis. If several axes are the longest, the first of them is split.
 
     The layers of an `nn.ScanStack` are all-gathered one at a time in the forward and the backward
     pass, and their gradients are summed one at a time. The axis of layers is split only if no other
-    axis is divisible. If a loss reads `stack.layers` directly, XLA chooses when to gather them.
+    axis is divisible. If a loss reads `stack.layers` directly, XLA chooses when to gather the
+    layers.
 
     Source: Rajbhandari et al. (2020), "ZeRO: Memory Optimizations Toward Training Trillion
     Parameter Models".
@@ -388,8 +389,8 @@ def _place(leaf: Any, where: NamedSharding | None) -> Any:
         return leaf
     if isinstance(leaf, Tracer):
         return jax.lax.with_sharding_constraint(leaf, where)
-    # Copy the array, because `device_put` may share its buffer on the first device. Then a step
-    # that donates the result would delete the caller's array.
+    # Copy the array, because the result of `device_put` may share its buffer on the first device.
+    # Without a copy, a step that donates the result would delete the caller's array.
     array = copy_arrays(jnp.asarray(leaf))
     if not is_key(array):
         return jax.device_put(array, where)
@@ -443,8 +444,8 @@ def _all_gathered(model: Model, sharding: Sharding) -> Model:
     mesh = sharding.mesh
     if isinstance(mesh, Mesh) and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu":
         # XLA's CPU devices share threads. A device that is a step ahead waits for the other
-        # devices, and may block the thread that they need. A loop of a few hundred steps did
-        # deadlock. So the call waits for its result, as a call with a check does.
+        # devices, and may block a thread that the other devices need. A loop of a few hundred steps
+        # did deadlock. So the call waits for its result, as a call with a check does.
         note_check()
     split, together = sharding.of_model(model), sharding.of_gathered(model)
     later = gathered_by_layer(model, split, together)
