@@ -33,9 +33,9 @@ except ImportError:
 # If a version of JAX uses other loggers, a failed `error_if` is not only raised, but also logged.
 CALLBACK_LOGGERS = ("jax._src.callback", "jax._src.debugging")
 
-# jax 0.10.2: after a compiled program has failed, each call of `jax.effects_barrier` raises its
-# error again. At exit, Python prints the error with pages of text. jax 0.12.0.1 raises it only
-# once.
+# jax 0.10.2: after a compiled program has failed, each call of `jax.effects_barrier` raises the
+# error of this program again. At exit, Python prints the error with pages of text. jax 0.12.0.1
+# raises it only once.
 try:
     from jax._src.dispatch import runtime_tokens as _runtime_tokens
 except ImportError:

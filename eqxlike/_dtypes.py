@@ -16,7 +16,8 @@ def parameter_dtype(dtype: Any) -> jnp.dtype:
     """
     if dtype is not None:
         return jnp.dtype(dtype)
-    # This is ten times faster than `jnp.result_type(float)`, and is called for each new layer.
+    # This is ten times faster than `jnp.result_type(float)`, which matters because each new layer
+    # calls this function.
     return _FLOAT64 if jax.config.jax_enable_x64 else _FLOAT32  # pyright: ignore
 
 
@@ -27,7 +28,7 @@ def is_key(x: Any) -> bool:
 
 
 def without_key_dtype(array: Any) -> Any:
-    """Converts typed keys to the key data that a callback receives; returns other arrays."""
+    """Converts typed keys to the key data that a callback receives; keeps all other arrays."""
     return jax.random.key_data(array) if is_key(array) else array
 
 

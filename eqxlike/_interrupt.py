@@ -40,9 +40,9 @@ def delayed_interrupt() -> Iterator[Interrupt]:
     """Context manager that records the first Ctrl-C or SIGTERM instead of raising an exception.
 
     A call that donates its arguments deletes them. Without this context, a signal could raise an
-    exception before the result of the call is stored, and both would be lost. If other code has
-    installed a handler for a signal, this handler stays. In a thread other than the main thread,
-    the context does nothing, because Python delivers no signals there.
+    exception before the result of the call is stored. Then both the arguments and the result would
+    be lost. If other code has installed a handler for a signal, this handler stays. In a thread
+    other than the main thread, the context does nothing, because Python delivers no signals there.
     """
     interrupt = Interrupt()
     is_main_thread = threading.current_thread() is threading.main_thread()

@@ -241,7 +241,7 @@ class Split:
     - `jax_us`: time in the function that `jax.jit` made. It contains the C++ dispatch. It also
       contains the execution if the runtime runs a cheap program on the calling thread.
     - `rest_us`: time from the return of the call until the result is ready. If `jax_us` contains
-      the execution, it is near 0 and may be negative.
+      the execution, `rest_us` is near 0 and may be negative.
     """
 
     ours_us: float
@@ -265,8 +265,8 @@ class FunctionTimes:
     """The calls of one function wrapped by `filter_jit`.
 
     The times of one call are medians in microseconds over the calls that took the fast path. If no
-    call took the fast path, they are medians over the calls that did not compile. If all calls
-    compiled, they are `None`.
+    call took the fast path, the medians are taken over the calls that did not compile. If all calls
+    compiled, the times are `None`.
 
     - `name`: name of the function.
     - `num_calls`, `num_traces`: number of calls, and of traces.
@@ -306,9 +306,10 @@ class _Record:
         self._name = name
         self._num_calls = self._num_traces = 0
         self._compiling_s = self._total_s = 0.0
-        # For each call three times in seconds: until it returned, in JAX, and until its result was
-        # ready. The time in JAX is unknown for some calls, such as the first of a profile, which
-        # are kept separately. Packed arrays save memory, since there may be millions of calls.
+        # Three durations in seconds for each call: until the call returned, in JAX, and until the
+        # result was ready. For some calls, such as the first call of a profile, the time in JAX is
+        # unknown. These calls are kept separately. Packed arrays save memory, since there may be
+        # millions of calls.
         self._without_jax, self._with_jax = ([array.array("d") for _ in range(3)] for _ in range(2))
 
     def add(self, call: CallTimes) -> None:
@@ -444,7 +445,7 @@ def self_times(session: Session) -> dict[Frame, float]:
 
 
 def innermost(stack: Iterable[str]) -> Frame | None:
-    """The innermost frame of eqxlike or JAX. If there is none, the innermost Python frame.
+    """The innermost frame of eqxlike or JAX; without such a frame, the innermost Python frame.
 
     **Arguments:**
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TextIO
 
 OnStep = Callable[..., Any]
 """A function that is called as `on_step(step, text, is_last=False)` with the number of finished
-steps and a text about the latest step. It returns `True` if it has displayed them.
+steps and a text about the latest step. It returns `True` if it has displayed the text.
 """
 
 

@@ -41,7 +41,7 @@ _MODULES = {
     "_linear _misc _mlp _normalisation _pool _rnn _sequential _shared _spectral_norm _stateful "
     "_weight_norm",
 }
-"""Maps each public module of Equinox to its private modules. All public names exist in them too."""
+"""Maps each public module of Equinox to its private modules, which also have all public names."""
 
 _PRIVATE = {f"{part}.{name}" for part, names in _MODULES.items() for name in names.split()}
 
@@ -89,12 +89,12 @@ def install_as_equinox() -> dict[str, str]:
     ```
 
     - `equinox`, `equinox.nn`, `equinox.debug` and `equinox.internal` have the public names of
-      `eqxlike` and its submodules. They are imported on first use.
+      `eqxlike` and its submodules. The names are imported on first use.
     - `equinox.__version__` and `importlib.metadata.version("equinox")` return the version of
       Equinox whose interface eqxlike provides.
     - The private names of this version that libraries use exist at their paths in Equinox.
-      Equinox's private modules exist too, with all public names. Any other private name raises an
-      error that says so.
+      Equinox's private modules exist too, with all public names. Access to any other private name
+      raises an error.
     - `strict=True` checks nothing in this process, as in this version of Equinox.
 
     Equinox need not be installed. If it is installed, it is not imported. A second call changes
@@ -151,8 +151,8 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
             # module. An import must raise an error.
             if sys._getframe(2).f_globals.get("__name__") == importlib.util.__name__:
                 return None
-            # The error gets the name of the module of eqxlike. If it had the name of the module
-            # that is being imported, Python would replace it by its own error.
+            # If the error named the module that is being imported, Python would replace the error
+            # by its own. So the error names the module of eqxlike.
             raise ModuleNotFoundError(_missing_message(fullname), name=_replacement_of(fullname))
         return importlib.machinery.ModuleSpec(fullname, self, origin=EQXLIKE, is_package=True)
 

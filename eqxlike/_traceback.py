@@ -18,10 +18,11 @@ from ._compat import Tracer, register_exclusion
 
 _serial = itertools.count()
 _collected: collections.deque[str] = collections.deque()
-"""File names of generated functions that were garbage-collected. `forget_sources` removes them.
+"""File names of generated functions that were garbage-collected, for `forget_sources`.
 
-They are not removed from `linecache` at once, since garbage collection may happen while `linecache`
-iterates over its cache. Removing an entry at that moment would raise a `KeyError` in `linecache`.
+The sources are not removed from `linecache` at once, since garbage collection may happen while
+`linecache` iterates over its cache. Removing an entry at that moment would raise a `KeyError` in
+`linecache`.
 """
 
 
@@ -96,7 +97,7 @@ for _path in _OURS:
 def hide_our_frames(error: BaseException) -> None:
     """Removes the frames of dispatch and generated code from the traceback of `error`.
 
-    If `jax_traceback_filtering` is `"off"`, they are not removed, just like JAX's own frames.
+    If `jax_traceback_filtering` is `"off"`, no frames are removed, neither ours nor JAX's.
     """
     if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
         return
@@ -123,7 +124,7 @@ def is_of_user_or_layer(file_name: str) -> bool:
 
 
 def frame_of_user(source: Any, is_wanted: Callable[[str], bool] = is_of_user) -> Any:
-    """The innermost frame in JAX's `source_info` of an operation whose file `is_wanted` accepts.
+    """The innermost frame whose file `is_wanted` accepts, in JAX's `source_info` of an operation.
 
     It is `None` if there is no such frame. Operations in `jax.numpy` may have none, since JAX
     caches the traces of its functions.

@@ -20,7 +20,7 @@ def transfers(mode: Mode) -> Iterator[None]:
     """Context manager that allows or forbids implicit copies between the host and the devices.
 
     It is `jax.transfer_guard` with error messages that show where a copy happens. It applies to the
-    current thread. If contexts are nested, the innermost one applies.
+    current thread. If contexts are nested, the innermost context applies.
 
     **Arguments:**
 

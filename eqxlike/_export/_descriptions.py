@@ -1,4 +1,4 @@
-"""Descriptions of a program's inputs and outputs: compares arguments with them, rebuilds outputs.
+"""Compares arguments with the description of a program's inputs, and rebuilds its outputs.
 
 A description contains no classes, so that a process without the source of the classes can read it.
 In a description, a custom node, such as a Module, is a record of named children.
@@ -27,7 +27,7 @@ def check_keys(node: Node, path: str) -> None:
 
 
 def given_tree(tree: Any) -> Tree:
-    """Describes an argument of a call. Numbers of NumPy and Python in it count as plain values."""
+    """Describes an argument of a call. NumPy and Python numbers count as plain values."""
     arrays, structure = flatten(tree, by_identity=True)
     return Tree(describe(structure, _describe_given), tuple(arrays))
 
@@ -43,8 +43,8 @@ def arrays_in(expected: Tree, given: Tree, path: str) -> Iterator[tuple[ArrayFor
     """Compares an argument with its description and yields its arrays.
 
     A node with the same field names, or a dictionary of the fields, may replace a record. The
-    dictionary may omit fields without arrays. This function does not check the arrays it yields.
-    The caller must check them, since they may also be plain values or a `Tree`.
+    dictionary may omit fields without arrays. The yielded arrays are not checked. The caller must
+    check each array, since a plain value or a `Tree` may be in its place.
 
     **Arguments:**
 
@@ -52,7 +52,8 @@ def arrays_in(expected: Tree, given: Tree, path: str) -> Iterator[tuple[ArrayFor
     - `given`: the argument, as `given_tree` describes it.
     - `path`: path of the argument.
 
-    **Returns:** an iterator over tuples of the expected type of an array, the array, and its path.
+    **Returns:** an iterator over tuples `(expected, array, path)`. `expected` is the type that the
+    array must have.
 
     **Raises:** `TypeError` with the path if the structure differs; `ValueError` if a static value
     differs.
@@ -78,7 +79,7 @@ def arrays_in(expected: Tree, given: Tree, path: str) -> Iterator[tuple[ArrayFor
         }
     elif given_node.kind not in (node.kind, "dict" if node.kind == "record" else ""):
         raise TypeError(f"{path} must be {expected}; it is {describe_other(given)}.")
-    # Static fields are compared first: if a static field differs, other differences may follow.
+    # Static fields are compared first, since a different static field may cause other differences.
     for name, part in sorted(parts, key=lambda each: each[1].node.kind != "field"):
         _, other = others.pop(key_of(name), (None, None))
         if other is not None:

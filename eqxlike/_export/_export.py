@@ -46,7 +46,8 @@ def dynamic_shapes(
 
     - `paths`: the path of each array.
     - `arrays`: arrays, or `jax.ShapeDtypeStruct`s whose shapes may contain names.
-    - `are_weights`: for each array, whether it is part of a Module. Weights have no batch axis.
+    - `are_weights`: for each array, `True` if the array is part of a Module. Weights have no batch
+      axis.
     - `dynamic`: see `export`.
 
     **Raises:** `ValueError` with the path if `dynamic` names an axis or an argument that does not

@@ -15,14 +15,15 @@ from ._descriptions import arrays_in, build, describe_arguments, describe_other,
 from ._file import Header
 
 _MAX_PROGRAMS = 4
-"""Maximum number of compiled programs for the same array shapes, whose arguments differ in static
-leaves or types of nodes. Further calls that differ flatten their arguments first, and share one
-compiled program.
+"""Maximum number of compiled programs for the same array shapes. The arguments of these programs
+differ in static leaves or in types of nodes. A call that would need a further program flattens its
+arguments first. All such calls share one compiled program.
 """
 
 _NUM_FLAT_CALLS = 100
-"""If tracing a call without flattening its arguments has failed, this many following calls flatten
-their arguments at once. They save the failed attempt, which takes milliseconds.
+"""If tracing a call without flattening its arguments fails, the next calls flatten their arguments
+at once. This is the number of such calls. Each of them avoids a failed attempt, which takes
+milliseconds.
 """
 
 _NUMBERS = {bool, int, float, complex, np.float64, np.complex128}
@@ -32,11 +33,11 @@ _NUMBERS = {bool, int, float, complex, np.float64, np.complex128}
 class Runner:
     """Runs a program on pytrees.
 
-    Arguments are checked while `filter_jit` traces, so a warm call takes as long as a call of a
-    function of `filter_jit`. But `filter_jit` compiles again for each new Python number and each
-    new function. Here a Python number may replace an array, and of a function only the name
-    matters. So if numbers or functions would cause many compilations, the arguments are flattened
-    before the call.
+    Arguments are checked while `filter_jit` traces, so a warm call takes as long as a warm call of
+    a filtered function. But `filter_jit` compiles again for each new Python number and each new
+    function. An exported program accepts a Python number in place of an array, and compares
+    functions by name only. So if numbers or functions would cause many compilations, the arguments
+    are flattened before the call.
 
     **Arguments:**
 
@@ -89,8 +90,9 @@ class Runner:
                 has_numbers = not _NUMBERS.isdisjoint(map(type, args))
                 return self._call_trees(*(self._with_arrays(args) if has_numbers else args))
             except (TypeError, ValueError, _FlattenFirstError):
-                # The call with flat arrays below works if only `filter_jit` rejected the arguments,
-                # for example because they cannot be hashed. Otherwise it raises a better error.
+                # If only `filter_jit` rejected the arguments, for example because they cannot be
+                # hashed, the call with flat arrays below works. Otherwise that call raises a better
+                # error.
                 pass
         else:
             self._num_flat_calls -= 1

@@ -80,9 +80,9 @@ _FORCED = "force_abstact"
 def take_abstract(cls: type) -> dict[str, Any] | None:
     """Records the abstract attributes of `cls`, and returns its other annotations.
 
-    It returns `None` if no annotation in the body of `cls` is abstract. It records, in
-    `__abstractvars__` and `__abstractclassvars__`, the abstract attributes of `cls` and its base
-    classes that none of these classes overrides.
+    The result is `None` if no annotation in the body of `cls` is abstract. The records are the sets
+    `__abstractvars__` and `__abstractclassvars__`. They contain the abstract attributes of `cls`
+    and its base classes, except attributes that one of these classes overrides.
     """
     annotations = inspect.get_annotations(cls)
     own = abstract_in(cls)
@@ -109,7 +109,7 @@ def abstract_names(cls: Any) -> frozenset[str]:
 
 
 def explain_abstract(cls: Any) -> str:
-    """The error message that says why `cls` is abstract, if not only because of its methods."""
+    """The error message for a class that is abstract not only because of abstract methods."""
     names = {
         "attributes": vars(cls)[_VARS],
         "class attributes": vars(cls)[_CLASS_VARS],

@@ -93,7 +93,7 @@ def read_fields(module: "FrozenStorage") -> dict[str, Any]:
     if type(cached) is LazyPartition:
         built = cached.structure.fields(cached.arrays)
         with _reading:
-            # If two threads build the fields at once, both return those of the first thread.
+            # If two threads build the fields at once, both return the fields of the first thread.
             if get_cached(module) is cached:
                 for name, value in built.items():
                     fields.setdefault(name, value)
@@ -105,8 +105,8 @@ class LazyAttribute:
     """Descriptor for a field of a Module class. It builds the fields of a lazy instance.
 
     It is not a data descriptor, so Python calls it only if the field is missing in the instance's
-    `__dict__`. That is so if the instance is lazy, or while its `__init__` runs. Read on the
-    class, it returns the default of the field, as in any dataclass.
+    `__dict__`. The field is missing if the instance is lazy, or while its `__init__` runs. On the
+    class, the descriptor returns the default of the field, as in any dataclass.
     """
 
     __slots__ = ("default", "name")

@@ -48,11 +48,11 @@ class ClassRecord:
     - `makes_init`: whether the `__init__` of the class is generated.
     - `is_forced`: whether the class statement declares the class abstract.
     - `is_strict`: whether the class must follow the rules of strict classes.
-    - `traits`: its options, if it is one of our own classes.
-    - `derived`: the subclasses generated from it, which freeze arrays or report calls.
+    - `traits`: the options of the class, if it is a class of this package.
+    - `derived`: the generated subclasses of the class, which freeze arrays or report calls.
     - `codec`: the functions that flatten and unflatten instances.
-    - `defaults`: pairs of a field name and its default, for each field that has one.
-    - `converters`: pairs of a field name and its converter, for each field that has one.
+    - `defaults`: for each field with a default, a pair of the field's name and the default.
+    - `converters`: for each field with a converter, a pair of the field's name and the converter.
     """
 
     cls: type
@@ -107,8 +107,8 @@ class StoredFunction:
         return self.function(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # Called for `__code__`, `__defaults__` and so on. While an instance is being copied, it is
-        # still empty.
+        # Called for `__code__`, `__defaults__` and so on. While a descriptor is being copied, its
+        # `__dict__` is still empty.
         if "function" not in vars(self):
             raise AttributeError(name)
         return getattr(self.function, name)
@@ -138,7 +138,7 @@ class CarriedClass:
         """Gives an empty class the fields, codec and record of the pickled class."""
         for each in self.fields.values():
             for name in ("default", "default_factory"):
-                # Unpickling has made a new object of the type of `MISSING`.
+                # Unpickling makes a new object instead of `MISSING`, so the types are compared.
                 if isinstance(getattr(each, name), type(dataclasses.MISSING)):
                     setattr(each, name, dataclasses.MISSING)
         # `type.__setattr__` bypasses the `__setattr__` of the metaclass, which would add the fields

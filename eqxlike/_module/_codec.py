@@ -38,8 +38,9 @@ class Layout(NamedTuple):
 class Codec:
     """The functions by which JAX flattens and unflattens the instances of a class.
 
-    `flatten` returns `(children, statics)`, the values of the dynamic fields and of the static
-    fields. They are in the order of the names in `layout`. `unflatten` needs only these two tuples.
+    `flatten` returns `(children, statics)`: a tuple of the values of the dynamic fields, and a
+    tuple of the values of the static fields. Both tuples have the order of the names in `layout`.
+    `unflatten` needs only these two tuples.
     """
 
     layout: Layout
@@ -104,8 +105,8 @@ def generate_codec(
 ) -> Codec:
     """Generates the codec of a class with this layout; `Traits` describes `complete`.
 
-    It uses `layout` and not the fields of `cls`, because a class that is being unpickled has no
-    fields yet.
+    This function uses `layout` and not the fields of `cls`, because a class that is being unpickled
+    has no fields yet.
     """
     dynamic, static = layout.dynamic_names, layout.static_names
     namespace: dict[str, Any] = {

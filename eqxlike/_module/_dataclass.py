@@ -26,12 +26,13 @@ def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
     dataclasses.dataclass(init=makes_init, repr=False, eq=False)(cls)
     if concrete is not None:
         cls.__annotations__ = annotations
-    # The faster `__init__` does not call `__setattr__`, so it is not used if a user wrote one.
+    # The faster `__init__` does not call `__setattr__`, so it is not used if a user wrote a
+    # `__setattr__`.
     if makes_init and cls.__setattr__ is FrozenStorage.__setattr__:
         cls.__init__ = make_init(cls, cls.__init__)
     fields = dataclasses.fields(cls)
     for each in fields:
-        # If a base class has a method or property of this name, it stays, as in any dataclass.
+        # A method or property of this name in a base class stays, as in any dataclass.
         found = found_in_class(cls, each.name)
         is_default = each.name in vars(cls) and not hasattr(type(found), "__set__")
         if found is None or is_default or type(found) is LazyAttribute:
@@ -42,10 +43,10 @@ def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
 
 
 def can_stay_lazy(cls: type) -> bool:
-    """Whether instances of `cls` can be lazy: whether reading any field calls a `LazyAttribute`.
+    """Whether instances of `cls` can be lazy: reading any field must call a `LazyAttribute`.
 
-    They cannot be lazy if `cls` has a method or a property with the name of a field. They also
-    cannot if they may have metadata, since metadata is stored with the fields.
+    Instances cannot be lazy if `cls` has a method or a property with the name of a field. They also
+    cannot be lazy if they may have metadata, since metadata is stored with the fields.
     """
     if carries_metadata(cls):
         return False
@@ -56,14 +57,15 @@ def can_stay_lazy(cls: type) -> bool:
 def amend(cls: Any, name: str, value: Any) -> Any:
     """Completes the `value` that `abc` or `dataclasses` sets as the attribute `name` of a class.
 
-    They set it when the class is made, and set it again if the user decorates the class with
-    `@dataclass`.
+    `abc` and `dataclasses` set the attribute when the class is made. They set it again if the user
+    decorates the class with `@dataclass`.
     """
     if name == "__abstractmethods__":
         # If this set is not empty, Python itself refuses to make instances.
         return value | abstract_names(cls)
     if name == "__dataclass_fields__":
-        # The first fields are kept: the second time, the arguments of `field` are not available.
+        # If the fields are set a second time, the first fields are kept: at that time, the
+        # arguments of `field` are not available.
         return {**value, **vars(cls).get(name, {})}
     return value
 

@@ -49,8 +49,8 @@ def derive(cls: Any, body: dict[str, Any], traits: Traits) -> Any:
         **body,
     }
     bases = (cls,) if issubclass(cls, _Quiet) else (_Quiet, cls)
-    # If the metaclass of `cls` extends ours, the subclass gets it too. But its `__new__` is not
-    # called, since it may take other arguments.
+    # The subclass has the metaclass of `cls`, which may extend ours. But the `__new__` of this
+    # metaclass is not called, since it may take other arguments.
     metaclass: Any = type(cls)
     return ModuleMeta.__new__(metaclass, cls.__name__, bases, namespace, _traits=traits)
 
@@ -64,8 +64,8 @@ def derive(cls: Any, body: dict[str, Any], traits: Traits) -> Any:
 
 
 FrozenFlags = tuple[tuple[str, tuple[bool, ...]], ...]
-"""The name of each field with frozen leaves, and a flag for each leaf of this field. A Module in a
-field counts as one leaf, and `None` as a leaf.
+"""Pairs of the name of a field with frozen leaves, and a flag for each leaf of this field. A Module
+in the field counts as one leaf, and `None` counts as a leaf.
 """
 
 
@@ -107,7 +107,7 @@ def _freeze_module(module: Module, mask: Module) -> Module:
 
 
 def _frozen_class(cls: Any, frozen_flags: FrozenFlags) -> type:
-    """The subclass of `cls` with these leaves frozen. It is made once and then reused."""
+    """The subclass of `cls` in which these leaves are frozen. It is made once and then reused."""
     if not frozen_flags:
         return cls
     return derived_class(cls, frozen_flags, lambda: _make_frozen_class(cls, frozen_flags))
@@ -160,7 +160,8 @@ class _Flattening:
         return self.codec.unflatten(statics, tuple(self._unwrap(*each) for each in named))
 
     def _names(self, statics: Any) -> tuple[str, ...]:
-        # While `__init__` runs, some fields may be missing; `statics` then lists the others.
+        # While `__init__` runs, some fields may be missing; `statics` then lists the existing
+        # fields.
         return statics[0] if is_incomplete(statics) else self.codec.layout.dynamic_names
 
     def _wrap(self, name: str, child: Any) -> Any:
@@ -198,7 +199,8 @@ Report = Callable[
 ]
 """A function that is called as `report(module, args, kwargs)` before each call of a Module. It
 returns a context manager in which the call runs. The context manager yields a function, which is
-called with the output. The call may donate its arguments, so the report must read them before.
+called with the output. The call may donate its arguments, so the report must read the arguments
+before the call.
 """
 
 
@@ -254,7 +256,7 @@ def _observed_class(cls: Any) -> Any:
 def _make_observed_class(cls: Any) -> type:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         report = getattr(self, _REPORT)
-        # If the model itself makes an instance of this class during a call, it has no report.
+        # An instance of this class that the model itself makes during a call has no report.
         if report is None:
             return super(observed, self).__call__(*args, **kwargs)
         with report(self, args, kwargs) as returned:

@@ -108,7 +108,8 @@ class ModuleMeta(abc.ABCMeta):
             check_strict(cls, strictness, own, None if record.makes_init else owner)
         _register(cls, record, fields)
         if _is_own_wrapper(cls):
-            # `setdefault`, because a generated subclass has the same name and is made later.
+            # `setdefault` keeps the first class: a generated subclass has the same name, but is
+            # made later.
             vars(ModuleMeta.eqxlike_wrappers).setdefault(cls.__qualname__.lstrip("_"), cls)
         return cls
 
@@ -224,7 +225,10 @@ def _inherited_traits(cls: type) -> Traits:
 
 
 def _store_methods(cls: Any, own: dict[str, Any]) -> None:
-    """Stores descriptors in `cls` for its own functions and those of bases that are not Modules."""
+    """Stores descriptors in `cls` for its functions.
+
+    The functions of base classes that are not Modules get descriptors too.
+    """
     for key, value in own.items():
         if key == "__call__" or _is_method(key, value):
             # `ModuleMeta.__setattr__` replaces the function by a descriptor.
@@ -278,7 +282,7 @@ class MixinMethod:
 
 
 def _register(cls: Any, record: ClassRecord, fields: tuple[dataclasses.Field, ...]) -> None:
-    """Completes the record of a dataclass, and registers it with JAX as a pytree."""
+    """Completes the record of a dataclass, and registers the class with JAX as a pytree."""
     record.defaults = tuple(
         (each.name, each.default) for each in fields if each.default is not dataclasses.MISSING
     )
@@ -448,8 +452,8 @@ METADATA = frozenset({"__name__", "__qualname__", "__doc__", "__module__", "__an
 class Wrapper(Module, _traits=Traits(is_layer=False)):
     """Base class of Modules that wrap a callable. `__wrapped__` returns the callable.
 
-    A wrapper shows the name and documentation of the callable. They are read from the callable and
-    not stored. So they are not part of the tree, unless `module_update_wrapper` has stored other
+    A wrapper shows the name and documentation of the callable. It reads both from the callable and
+    stores neither. So neither is part of the tree, unless `module_update_wrapper` has stored other
     metadata in the wrapper.
     """
 
@@ -458,7 +462,8 @@ class Wrapper(Module, _traits=Traits(is_layer=False)):
         raise AttributeError("__wrapped__")
 
     def __getattribute__(self, name: str) -> Any:
-        # They cannot be properties, since the class stores its own metadata under the same names.
+        # These attributes cannot be properties, since the class stores its own metadata under the
+        # same names.
         if name in METADATA:
             # `module_update_wrapper` may have stored other metadata in the instance.
             if name in (fields := stored_fields(self)):
@@ -492,10 +497,11 @@ def _found_by_name(described: Any) -> Any:
 
 
 class BoundMethod(Wrapper):
-    """A method bound to a Module; `module.method` returns one. It is a pytree around the instance.
+    """A method bound to a Module, such as `module.method`. It is a pytree around the instance.
 
-    If a transformation gets a bound method as its function or as an argument, it sees the arrays of
-    the instance. Two bound methods are equal if their functions and instances are equal.
+    A transformation of a bound method, or of a function with a bound method as an argument, sees
+    the arrays of the instance. Two bound methods are equal if their functions and instances are
+    equal.
     """
 
     __func__: Callable[..., Any] = field(static=True)
@@ -527,7 +533,7 @@ class BoundMethod(Wrapper):
 class BoundWrapper(BoundMethod):
     """A bound method whose function is a Module, such as a result of `filter_jit`.
 
-    The function is then a child too, next to the instance.
+    Both the function and the instance are children.
     """
 
     __func__: Callable[..., Any] = field()
@@ -562,8 +568,8 @@ class Partial(Module, Generic[_Return]):
     """A `functools.partial` that is a pytree. The function and the arguments are its children.
 
     A transformation of a `Partial` sees the arrays among the arguments of the `Partial`. If `func`
-    is a Module, it also sees the arrays of `func`. In `jax.tree_util.Partial`, only the arguments
-    are children, and the arrays of `func` are hidden.
+    is a Module, the transformation also sees the arrays of `func`. In `jax.tree_util.Partial`, only
+    the arguments are children, and the arrays of `func` are hidden.
 
     **Arguments:**
 

@@ -26,14 +26,15 @@ _current: contextvars.ContextVar["_Names | None"] = contextvars.ContextVar(
     "eqxlike_names_of_layers", default=None
 )
 
-# Not allowed in the name of a scope: JAX prints them between scopes and around transformations.
+# These characters are not allowed in the name of a scope, because JAX prints them between scopes
+# and around transformations.
 _SEPARATORS = re.compile(r"[/()]")
 
 
 class LayerCall(StoredFunction):
     """Descriptor for the `__call__` of a Module class. It names the call during a trace."""
 
-    # `_named` is not in `__dict__`, so that a class can be pickled by value: the function in
+    # `_named` is not in `__dict__`, so that a class can be pickled by value. The function in
     # `_named` refers to `_current`, which cannot be pickled.
     __slots__ = ("_named",)
 
@@ -79,7 +80,7 @@ def naming_layers(args: Sequence[Any], labels: Sequence[str], num_bound: int = 0
 
     - `args`, `labels`: the arguments of the function, and the name of each argument.
     - `num_bound`: the number of leading arguments that the user does not pass, such as the Module
-      whose method is called. They are named after their classes.
+      whose method is called. These arguments are named after their classes.
     """
     names = [_class_name(arg, label) for arg, label in zip(args[:num_bound], labels, strict=False)]
     token = _current.set(_Names([*zip([*names, *labels[num_bound:]], args, strict=True)]))
@@ -131,8 +132,8 @@ def _parts_of(tree: Any) -> list[tuple[Any, Any]]:
 
     try:
         if not _is_module(tree):
-            # First look for Modules without making paths: most arguments that are not a Module
-            # contain none, and paths double the time.
+            # First look for Modules without making paths: most arguments that are not Modules
+            # contain no Module, and making paths doubles the time.
             jtu.tree_leaves(tree, is_leaf=is_inside)
             if not inside:
                 return []
@@ -234,7 +235,7 @@ class _Names:
 
 
 class _Call:
-    """A call of a Module that is being traced."""
+    """A call of a Module during a trace."""
 
     def __init__(self, module: Any, path: str):
         self.module = module

@@ -110,7 +110,7 @@ class Metadata:
 
 
 class _Itself:
-    """A hashable wrapper of an unhashable value. Two are equal if they hold the same object."""
+    """A hashable wrapper of an unhashable value. It equals wrappers of the same object."""
 
     __slots__ = ("value",)
 

@@ -44,7 +44,8 @@ class ArrayForm(NamedTuple):
     - `shape`: the shape. The symbolic sizes of an exported program are strings.
     - `dtype`: the name of the dtype, such as `"float32"` or `"key<fry>"`.
     - `weak_type`: whether the dtype is weak, as for a Python number.
-    - `sharding`: the part of the sharding over the axes of a mesh on which the trace depends.
+    - `sharding`: the mesh and the partition spec as text. A trace depends on this part of the
+      sharding only.
     - `text`: JAX's text for the type. It shows everything else, such as a memory space.
     """
 
@@ -79,11 +80,13 @@ class Node:
       sequence.
     - `children`: the children of a node, followed by its static parts; or the elements of a static
       value.
-    - `value`: a tuple that contains the static value, if this is a bool, a number, a string or
+    - `value`: a tuple that contains the static value, if the value is a bool, a number, a string or
       `None`; otherwise an empty tuple.
-    - `frozen`: the names of the fields in which arrays are frozen. They are part of the class.
-    - `fingerprint`: a hashable value. Different static values have different fingerprints, and so
-      have nodes of different classes. A static value that is compared by identity has a unique one.
+    - `frozen`: the names of the fields in which arrays are frozen. These names are part of the
+      class.
+    - `fingerprint`: a hashable value. Different static values have different fingerprints. Nodes of
+      different classes also have different fingerprints. The fingerprint of a static value that is
+      compared by identity is unique.
     - `advice`: the kind of static value, from which `_differences` chooses its advice.
     """
 
@@ -206,8 +209,8 @@ def key_of(name: str) -> Any:
 _ARRAY = Node("array", "array")
 
 DescribeStatic = Callable[..., Node]
-"""A function that describes a static value. If the value is a static part of a node, so that its
-kind is `field`, the function is called with `of_node=True`. If the value is a static leaf, the
+"""A function that describes a static value. If the value is a static part of a node (its kind is
+then `field`), the function is called with `of_node=True`. If the value is a static leaf, the
 function is called with the `StaticKey` of the leaf as a second argument.
 """
 
@@ -263,11 +266,11 @@ def identity_of(value: Any) -> Hashable:
     try:
         reference = weakref.ref(value)
     except TypeError:
-        # Here only the `id` is available. It is rarely reused, since the compiled function keeps
-        # the value alive.
+        # The value has no weak references, so only its `id` is available. The `id` is rarely
+        # reused, since the compiled function keeps the value alive.
         return id(value)
-    # Python makes a single weak reference for each object. It is part of the result, so that it
-    # stays alive and its own `id` is not reused.
+    # Python makes a single weak reference for each object. The weak reference is part of the
+    # result, so that it stays alive and its own `id` is not reused.
     return id(reference), reference
 
 
@@ -293,7 +296,7 @@ def _open(
 
 
 def _foreign_names(treedef: Any, num_children: int) -> Iterable[str]:
-    """The names of the children in a path. If the class defines no names, they are indices."""
+    """The names of the children in a path. If the class defines no names, indices are used."""
     names: dict[str, None] = {}
     with contextlib.suppress(Exception):  # The class may reject integers as children.
         children = children_with_keys(treedef.unflatten(range(num_children)))

@@ -59,9 +59,9 @@ def flatten(
     """The arrays of `tree`, in tree order, and its Structure.
 
     A Module can cache its partition if there is no mutable node, such as a list or a dict, among
-    its descendants (`Structure.is_cacheable`), and if it is not a bound method
-    (`Structure.is_cacheable_module`). `flatten` caches the partition of the outermost such
-    Modules for the next call. A cached partition is valid as long as the lists and dicts in the
+    its descendants (`Structure.is_cacheable`), and if the Module is not a bound method
+    (`Structure.is_cacheable_module`). `flatten` caches the partitions of the outermost Modules of
+    this kind for the next call. A cached partition is valid as long as the lists and dicts in the
     static fields do not change.
 
     **Arguments:**
@@ -166,7 +166,9 @@ def flatten(
 
 
 class _Opened(NamedTuple):
-    """A node flattened by one level: all that interning needs, except the children's Structures.
+    """A node flattened by one level, with the data for interning the node.
+
+    The Structures of the children are not part of it.
 
     - `structure_type`: the subclass of `Structure`.
     - `make_meta`: a function without arguments that returns the `meta` of a new Structure.
@@ -218,7 +220,7 @@ _Candidate = tuple[Module, slice, slice, Structure]
 
 
 class _OfOwnContainers(NamedTuple):
-    """Replaces the Structure in the cached partition of a Module with its own static containers.
+    """Replaces the Structure in a cached partition if the Module has its own static containers.
 
     These containers are equal to the containers in the interned Structure, but are other objects.
     """
@@ -378,9 +380,9 @@ _MIN_ROW = 64
 def _make_row(
     children: Sequence[Any], *, with_abstract: bool
 ) -> tuple[Row, tuple[Any, ...]] | None:
-    """The `Row` of these children, and its arrays; `None` unless all children are leaves.
+    """The `Row` of these children, and its arrays.
 
-    The leaves must be arrays or have one of the `PLAIN_TYPES`.
+    The result is `None` unless each child is an array or has one of the `PLAIN_TYPES`.
     """
     types = [*map(type, children)]
     known = {*types}
@@ -471,9 +473,9 @@ def checking_partitions() -> Iterator[None]:
 def _check(
     module: Module, cached: CachedPartition, arrays: list[Any], structure: Structure
 ) -> None:
-    """Raises `PartitionError` if the cached partition of `module` is not its partition now.
+    """Raises `PartitionError` if the cached partition of `module` is out of date.
 
-    `arrays` and `structure` are its partition now. Arrays are compared by identity.
+    `arrays` and `structure` are the current partition. Arrays are compared by identity.
     """
     if structure is not cached.structure.interned or [*map(id, arrays)] != [
         *map(id, cached.arrays)

@@ -13,10 +13,10 @@ from ._static_key import StaticKey, is_hashable
 
 
 class Rest:
-    """A tree without its dynamic leaves. `merge` puts new leaves in their place.
+    """A tree whose dynamic leaves were removed. `merge` puts new leaves in their place.
 
-    Two `Rest`s are equal if they may share a trace: they have the same treedef, the same leaves
-    were taken out, and the static leaves are the same.
+    Two `Rest`s are equal if they may share a trace. This requires the same treedef and the same
+    static leaves, and the same leaves must have been removed.
 
     - `treedef`: the treedef of the whole tree.
     """
@@ -46,7 +46,7 @@ class Rest:
         return hash((self.treedef, tuple(self._is_dynamic)))
 
     def leaves(self, dynamic: Iterable[Any]) -> list[Any]:
-        """All leaves of the tree. The values of `dynamic`, in order, replace those taken out."""
+        """All leaves of the tree: the values of `dynamic`, in order, replace the removed leaves."""
         dynamic = iter(dynamic)
         return [
             next(dynamic) if taken else leaf
@@ -59,7 +59,7 @@ class Rest:
         return [next(dynamic) if taken else other for taken in self._is_dynamic]
 
     def merge(self, dynamic: Iterable[Any]) -> PyTree:
-        """The whole tree. The values of `dynamic`, in order, replace the leaves taken out."""
+        """Returns the whole tree: the values of `dynamic`, in order, replace the removed leaves."""
         tree = self.treedef.unflatten(self.leaves(dynamic))
         if self._paths is not None:
             name_again(tree, self._paths)
@@ -73,7 +73,7 @@ class Rest:
         return self.treedef.unflatten(self.leaves_into(other, dynamic))
 
     def take(self, leaves: Iterable[Any]) -> list[Any]:
-        """Given a value for each leaf of the tree, selects the values of the leaves taken out."""
+        """Given a value for each leaf of the tree, selects the values of the removed leaves."""
         return [leaf for taken, leaf in zip(self._is_dynamic, leaves, strict=True) if taken]
 
 
@@ -94,7 +94,7 @@ def split(tree: PyTree, is_dynamic: Callable[[Any], bool] = is_array) -> tuple[l
 
 
 def split_leaves(leaves: list[Any], treedef: Any, is_dynamic: list[bool]) -> tuple[list[Any], Rest]:
-    """`split` for a tree that is already flattened, with one `bool` for each leaf."""
+    """Does the same as `split` for a flattened tree. `is_dynamic` has a flag for each leaf."""
     dynamic = [leaf for leaf, taken in zip(leaves, is_dynamic, strict=True) if taken]
     static = [None if taken else leaf for leaf, taken in zip(leaves, is_dynamic, strict=True)]
     return dynamic, Rest(static, is_dynamic, treedef)
@@ -117,8 +117,8 @@ def is_same_static(first: Any, second: Any) -> bool:
     """
     if first is second:
         return True
-    # Both keys must be alive during the comparison: they keep the objects alive whose `id` they
-    # contain.
+    # Both keys must be alive during the comparison, since a key keeps the objects alive whose `id`
+    # it contains.
     keys = [StaticKey(each, by_identity=not is_hashable(each)) for each in (first, second)]
     return keys[0].key == keys[1].key
 

@@ -37,12 +37,12 @@ class Structure:
     - `is_cacheable`: `True` if there is no list, dict or foreign node in the subtree, so that only
       the static containers in `snapshot` can change.
     - `snapshot`: the contents of the lists, dicts and other containers in static fields, or `None`.
-    - `interned`: the Structure with this key in the table. Its static objects may be other objects
-      that are equal.
+    - `interned`: the Structure with this key in the table. It may hold equal static objects instead
+      of the same ones.
     - `is_exact`: `True` if two trees of this Structure with the same arrays are interchangeable in
       every respect, not only in the parts that their `==` compares.
-    - `anchor`: a nested function or a lambda among the static values, or `None`. It may have a
-      short life.
+    - `anchor`: a nested function or a lambda among the static values, or `None`. Such a function
+      may have a short life.
     - `has_row`: `True` if the children are a single `Row`.
     - `has_run`: `True` if there are many children and all have the same Structure. Then the
       generated code has a loop.
@@ -266,8 +266,8 @@ class ModuleNode(Structure):
     def __init__(self, node_type: Any, meta: Any, *parts: Any):
         super().__init__(node_type, meta, *parts)
         self.is_incomplete = type(meta) is not tuple
-        # Each access makes a new bound method, so its cache would be lost. Its instance caches the
-        # partition instead.
+        # Each access to a method makes a new bound method, so a partition that is cached on it
+        # would be lost. The instance of the method caches its partition instead.
         is_method = issubclass(node_type, BoundMethod)
         self.is_cacheable_module = self.is_cacheable and not is_method
 
@@ -405,7 +405,7 @@ Intern = Callable[[*Parts], Structure]
 def make_private(*parts: *Parts) -> Structure:
     """A new Structure that holds these objects themselves, not equal objects.
 
-    If the Structure is exact, it is the interned one.
+    If the new Structure is exact, the interned Structure is returned instead.
     """
     structure_type, node_type, make_meta, static, children = parts
     if static.is_exact and all(child.is_exact for child in children):

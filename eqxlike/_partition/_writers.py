@@ -1,9 +1,10 @@
 """Generates two functions for a Structure.
 
 The first function builds a tree with this Structure from its arrays. The second function checks if
-a tree has this Structure, and takes its arrays. The class that writes a function walks over the
-Structure. In this file, it is followed by the functions that it calls to write the lines for one
-node. `_structure` assigns these functions to the types of node.
+a tree has this Structure, and takes its arrays. For each of the two functions, a class walks over
+the Structure and writes the lines. To write the lines for one node, the class calls a function for
+the type of the node. These functions follow the class in this file; `_structure` assigns them to
+the types of node.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ class SourceWriter:
     """Writes lines of Python source, and chooses the names of variables and constants in them.
 
     - `lines`: the lines written so far.
-    - `namespace`: maps each name in the lines that is not a variable to its value.
+    - `namespace`: maps each name in the lines to its value, except the names of variables.
     """
 
     def __init__(self, namespace: dict[str, Any]):
@@ -152,12 +153,12 @@ class RebuildWriter(SourceWriter):
         return compile_function(source, self.namespace, f"rebuild {root.node_type.__name__}")
 
     def array(self) -> str:
-        """The expression for the next array."""
+        """The expression for the next array, in tree order."""
         self.num_arrays += 1
         return f"arrays[{self.num_arrays - 1}]"
 
     def arrays(self, count: int) -> str:
-        """The expression for a tuple of the next arrays."""
+        """The expression for a tuple of the next `count` arrays, in tree order."""
         self.num_arrays += count
         return f"arrays[{self.num_arrays - count}:{self.num_arrays}]"
 
@@ -191,7 +192,7 @@ def build_named_tuple(node: Any, writer: RebuildWriter, parts: list[str]) -> str
 
 
 def _is_built_as_generated(cls: Any) -> bool:
-    """Whether calling a namedtuple class, as JAX does, runs no code of the user."""
+    """Whether no user code runs when JAX calls the namedtuple class."""
     new, init = cls.__new__, cls.__init__
     module = getattr(new, "__module__", "")
     is_generated = any(module == f"namedtuple_{base.__name__}" for base in cls.__mro__)
@@ -260,14 +261,16 @@ compiling a longer function takes longer than many calls of `flatten`.
 class GuardWriter(SourceWriter):
     """Writes guards: lines that return `MISS` if a tree does not have the given Structure.
 
-    Each node is a `Structure`. This class is not imported, since `_structure` imports this file.
+    Each node is a `Structure`. `Structure` is not imported here, since `_structure` imports this
+    file.
 
-    - `arrays`: the expressions of the arrays of the trees. The caller puts them between brackets.
+    The attribute `arrays` has the expressions of the arrays that the guards take from the trees.
+    The caller puts these expressions between brackets.
 
     **Arguments:**
 
-    - `flatten`: the function `flatten`, for values that need it in each call.
-    - `arrays`: the arrays of an example, in order. The guards try the types of these arrays first.
+    - `flatten`: the function `flatten`, for values that must be flattened in each call.
+    - `arrays`: example arrays in tree order, or `None`. The guards try their types first.
     - `miss`: the value that the guards return for a tree with another Structure.
     - `reads_fields`: if `True`, the guards read the fields of a Module and not its cached
       partition.
@@ -284,12 +287,12 @@ class GuardWriter(SourceWriter):
         self._num_arrays = 0
 
     def write_all(self, roots: Sequence[Any], name: str) -> None:
-        """Writes the guards of several trees. The variable `name` holds a sequence of them."""
+        """Writes the guards of several trees. The variable `name` holds the sequence of trees."""
         for root, each in zip(roots, self.unpack(name, len(roots)), strict=True):
             self.write(root, each)
 
     def write(self, root: Any, name: str) -> None:
-        """Writes the guards of one tree. The variable `name` holds it."""
+        """Writes the guards of one tree. The variable `name` holds the tree."""
         # An explicit stack is used, so that deep trees need no deep recursion.
         nodes: list[tuple[Any, str]] = [(root, name)]
         while nodes:
@@ -327,7 +330,7 @@ class GuardWriter(SourceWriter):
     def take(self, name: str) -> Any:
         """Takes the variable `name` as the next array.
 
-        It returns this array in the example, or `None` if there is no example.
+        Returns the example array at this position, or `None` if there are no example arrays.
         """
         self.arrays.append(name)
         self._num_arrays += 1
@@ -350,8 +353,8 @@ class GuardWriter(SourceWriter):
             f"def {signature}:",
             "    try:",
             *(f"        {line}" for line in lines),
-            # The guards may raise, since another value may lack an attribute or item that they
-            # read.
+            # The guards may raise, since another value may lack an attribute or item that the
+            # guards read.
             "    except Exception:",
             "        return MISS",
         ]
@@ -401,7 +404,7 @@ def guard_sequence(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
 
 
 as_tuple = tuple.__getitem__
-"""With a slice, it returns the elements that JAX sees, even if a class overrides `__iter__`."""
+"""Called with a slice, returns the elements that JAX sees, even if a class overrides `__iter__`."""
 
 
 def guard_named_tuple(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:

@@ -15,8 +15,8 @@ from .._compat import Tracer
 from ._predicates import is_array, is_on_cpu
 
 Fits = Callable[[Any, Any], bool | None]
-"""A function of two nodes. `True` or `False` says whether their whole subtrees match; `None` says
-that `find_difference` must compare the children.
+"""A function of two nodes that says whether their whole subtrees match. If it returns `None`,
+`find_difference` compares the children.
 """
 
 
@@ -186,8 +186,9 @@ def children_with_keys(node: Any) -> list[tuple[Any, Any]]:
 def _is_below_root() -> Callable[[Any], bool]:
     """Makes an `is_leaf` that returns `False` for the root and `True` for each of its children.
 
-    JAX calls it for the root first, so it counts its calls. It can be used for only one flattening.
-    `lambda node: node is not root` would never end for a list that contains itself.
+    JAX calls `is_leaf` for the root first, so `is_leaf` counts its calls. Each `is_leaf` can be
+    used for only one flattening. With `lambda node: node is not root`, flattening a list that
+    contains itself would never end.
     """
     calls = itertools.count()
     return lambda _: next(calls) > 0
@@ -205,7 +206,7 @@ def contains_itself(node: Any, name: str, above: tuple[Any, ...], below: tuple[A
     return (
         f"A pytree must not contain itself: the {type(node).__name__} at {name}"
         f"{jtu.keystr(above)} is at {name}{jtu.keystr(below)} too, so that a walk over the tree "
-        "would never end. Replace the inner one by a copy, or by something else."
+        "would never end. Replace the inner object by a copy, or by something else."
     )
 
 

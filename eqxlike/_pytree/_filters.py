@@ -52,7 +52,7 @@ def _flag(leaves: list[Any], frozen: list[Any], predicate: Callable[[Any], Any])
 
 
 def _ask_of_integers(predicate: Callable[[Any], Any], arrays: list[Any]) -> list[bool]:
-    """The result of `predicate` for an integer array in place of each of the `arrays`."""
+    """For each array, the result of `predicate` if an integer array replaces the array."""
     answers: list[bool] = []
 
     def ask(*traced: Any) -> tuple[()]:
@@ -130,9 +130,8 @@ def filter(
     - `pytree`: any pytree.
     - `filter_spec`: a prefix of `pytree` whose leaves are `True` (keep the whole subtree), `False`
       (keep nothing) or a function from leaf to `bool`. A floating-point array that was frozen by
-      `nn.freeze` is kept only if the function also accepts an array of integers in its place. So a
-      function that selects trained arrays skips frozen arrays, and a function that selects all
-      arrays keeps them. `True` keeps them too.
+      `nn.freeze` is kept only if the function also accepts an array of integers in its place. So
+      `is_inexact_array` skips frozen arrays, while `is_array` and `True` keep them.
     - `inverse`: replace the selected leaves, and keep the others.
     - `replace`: the replacement of a removed leaf.
     - `is_leaf`: as in `jax.tree_util.tree_map`, for `pytree`.
@@ -157,7 +156,7 @@ def partition(
 ) -> tuple[PyTree, PyTree]:
     """Splits a pytree into the leaves that `filter_spec` selects and the others.
 
-    `combine` joins the two again. The arguments and errors are the same as for `filter`.
+    `combine` joins the two parts again. The arguments and errors are the same as for `filter`.
 
     **Returns:** `(filter(...), filter(..., inverse=True))`.
 
@@ -178,7 +177,7 @@ def combine(*pytrees: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Tre
     - `*pytrees`: pytrees of the same structure; `None` marks a missing leaf.
     - `is_leaf`: as in `jax.tree_util.tree_map`; `None` is a leaf in any case.
 
-    **Raises:** `ValueError` if the structures differ; `TypeError` without any pytree.
+    **Raises:** `ValueError` if the structures differ; `TypeError` if there are no pytrees.
 
     >>> combine((1, None), (None, "a"))
     (1, 'a')

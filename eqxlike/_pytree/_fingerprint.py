@@ -45,7 +45,7 @@ def stable_text(value: Any) -> str:
         return f"<partial of {', '.join((*parts, *named))}>"
     text = _shown(value)
     if isinstance(value, set | frozenset):
-        # The order of its elements differs from process to process.
+        # The order of the elements of a set differs from process to process.
         text = type(value).__name__
     elif type(value).__repr__ is object.__repr__:
         attributes = getattr(value, "__dict__", {}).items()
@@ -98,8 +98,8 @@ def _bytes_of(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
     if value is None or isinstance(value, str | bytes | bool):
         yield repr(value).encode()
     elif isinstance(value, int | float | np.integer | np.floating):
-        # Equal numbers of Python and NumPy give the same bytes. Integers from 2**53 are not
-        # converted, since a float cannot represent all of them.
+        # A Python number and an equal NumPy number give the same bytes. Integers of 2**53 or more
+        # are not converted, since a float cannot represent all of them.
         yield repr(float(value) if abs(value) < 2**53 else value).encode()
     elif isinstance(value, jax.ShapeDtypeStruct):
         yield f"{value.shape} {value.dtype}".encode()

@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from .._compat import Tracer
 
 ARRAY_TYPES = (jax.Array, np.ndarray, np.generic)
-"""The types for which `is_array` is true. In a fast loop, `isinstance` with them avoids a call."""
+"""The types for which `is_array` is true, for `isinstance` in fast loops."""
 
 
 def is_array(element: Any) -> bool:
@@ -30,7 +30,7 @@ def is_array(element: Any) -> bool:
 def is_on_cpu(array: Any) -> bool:
     """Returns `True` if NumPy can read the array without a copy.
 
-    That is so for a NumPy array, and for a JAX array on one CPU device.
+    This holds for a NumPy array, and for a JAX array on one CPU device.
     """
     if isinstance(array, Tracer) or not isinstance(array.dtype, np.dtype):
         return False
@@ -172,7 +172,8 @@ def paths_without_numbers(tree: PyTree, name: str = "") -> list[str]:
     return [
         f"{name}{jtu.keystr(path)} ({leaf.dtype})"
         for path, leaf in jtu.tree_leaves_with_path(tree)
-        # Kind "V" is not in this list, because JAX's own float types, such as bfloat16, have it.
+        # Kind "V" is not in this list, because JAX's own float types, such as bfloat16, have this
+        # kind.
         if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "OSUMm"
     ]
 

@@ -25,9 +25,9 @@ from ._difference import map_prefix
 # implementation of a PRNG key are not written; the reader takes them from `like`. This is Equinox's
 # format, so eqxlike can read Equinox's files and Equinox can read ours.
 #
-# Some dtypes, such as int4, are registered with NumPy by another package. For these, NumPy writes
-# only the number of bytes. A record with such a dtype of two bytes is bfloat16. For the others, we
-# write an array with one field, whose name is the name of the dtype.
+# Some dtypes, such as int4, are registered with NumPy by another package. For such a dtype, NumPy
+# writes only the number of bytes. If the number is two, the dtype is bfloat16. For all other such
+# dtypes, we write an array with one field. The name of the field is the name of the dtype.
 
 
 class Writable(Protocol):
@@ -54,11 +54,12 @@ def default_serialise_filter_spec(f: Writable, x: Any) -> None:
     - `x`: the leaf, of any type.
 
     **Raises:** `ValueError` if `x` is a Python number of more than 64 bits, or an array of Python
-    objects: NumPy would have to pickle it.
+    objects, since NumPy would have to pickle such values.
 
     !!! example
 
-        A function that wraps it can treat some leaves differently. This one skips JAX arrays.
+        A function that wraps this function can treat some leaves differently. Here JAX arrays are
+        skipped.
 
         >>> import eqxlike as eqx, io, jax, jax.numpy as jnp
         >>> def spec(file, leaf):
@@ -92,7 +93,7 @@ def default_deserialise_filter_spec(f: Readable, x: Any) -> Any:
       `default_serialise_filter_spec` does not write leaves of this type, `x` is returned.
 
     **Returns:** the leaf. An array has the shape and dtype in the file, even if they differ from
-    `x`. A JAX array is put on the device of `x` if `x` was explicitly put there.
+    `x`. A JAX array is put on the device of `x` if `x` was explicitly put on this device.
 
     **Raises:** `EOFError` if the file has no further record; `TypeError` if the file is not open in
     binary mode; `ValueError` if the next bytes are not a complete record, if they hold pickled
@@ -101,8 +102,8 @@ def default_deserialise_filter_spec(f: Readable, x: Any) -> Any:
 
     !!! example
 
-        A function that wraps it can treat some leaves differently. This one casts each array
-        after reading it, to load a model that was saved with another precision.
+        A function that wraps this function can treat some leaves differently. Here each array is
+        cast after reading, to load a model that was saved with another precision.
 
         >>> import eqxlike as eqx, io, jax.numpy as jnp
         >>> def spec(file, leaf):
@@ -359,7 +360,7 @@ class _Resumed:
 
 
 def _as_key(record: np.ndarray, like: Any) -> jax.Array:
-    # `like` may be a `jax.ShapeDtypeStruct`, and `key_impl` needs an array: trace to get one.
+    # `like` may be a `jax.ShapeDtypeStruct`, but `key_impl` needs an array. Tracing makes one.
     implementations = []
     jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), like)
     data = _as_jax_array(record, np.dtype(np.uint32))

@@ -182,7 +182,7 @@ def _identity(tree: PyTree) -> tuple[int, list[int]]:
 def _count_occurrences(tree: PyTree, nodes: list[Any]) -> dict[int, int]:
     """Counts the occurrences of each of `nodes` in `tree`; the keys of the result are `id`s.
 
-    Occurrences inside another one of `nodes` are not counted.
+    Occurrences inside another node of `nodes` are not counted.
     """
     counts = {id(node): 0 for node in nodes}
     for leaf in jtu.tree_leaves(tree, is_leaf=lambda node: id(node) in counts):
@@ -229,7 +229,7 @@ def _not_one_node(tree: PyTree, chosen: Any, node: Any, count: int) -> Exception
 
 
 def _owner_of_static(tree: PyTree, value: Any) -> str | None:
-    """Describes the static field that holds `value`, if there is one."""
+    """Describes the static field that holds `value`; `None` if no static field holds it."""
     for path, node in walk(tree):
         for field in dataclasses.fields(node) if dataclasses.is_dataclass(node) else ():
             held = getattr(node, field.name, MISSING)

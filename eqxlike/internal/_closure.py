@@ -10,7 +10,7 @@ from .. import Module
 
 
 class _Code:
-    """A function without its closure. Two are equal if code, defaults and globals are the same."""
+    """A function without its closure, compared by its code, defaults and globals."""
 
     def __init__(self, function: types.FunctionType):
         self._function = function
@@ -61,8 +61,8 @@ def closure_to_pytree(tree: PyTree) -> PyTree:
     """Replaces each function in a tree by a Module whose children are the values it closes over.
 
     JAX then sees the arrays in closures. If a function that returns a function is called twice, the
-    two results have equal tree structures; Optax's optimisers are made in this way. Global
-    variables do not become children.
+    two results have equal tree structures. For example, Optax's optimisers are made by calls of
+    such functions. Global variables do not become children.
 
     **Arguments:**
 

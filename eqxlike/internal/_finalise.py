@@ -34,7 +34,7 @@ unvmap_max_p = _batched._max
 
 
 primitive_finalisations: dict[Primitive, Callable[..., Any]] = {}
-"""Maps each primitive to the function that replaces it. It takes the arrays and the parameters."""
+"""Maps each primitive to its replacement: a function of the arrays and the parameters."""
 
 
 def register_impl_finalisation(prim: Primitive) -> None:

@@ -1,8 +1,8 @@
 """Identity functions that raise an error if they are transformed; helpers for compiled functions.
 
-The identity functions are primitives. `jax.custom_jvp` and `jax.custom_batching.custom_vmap` would
-trace the identity at each use. This would take long, since libraries apply an identity to most
-values that they compute.
+The identity functions are primitives, because `jax.custom_jvp` and
+`jax.custom_batching.custom_vmap` would trace the identity at each use. Tracing would take long,
+since libraries apply an identity to most values that they compute.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ def _identity_primitive(
 
     **Arguments:**
 
-    - `jvp`: the forward-mode rule of the primitive, if it has one.
+    - `jvp`: the forward-mode rule of the primitive, or `None`.
     - `batch`: the batching rule. The default rule applies the primitive to the whole batch.
     """
 
@@ -141,7 +141,7 @@ def nondifferentiable_backward(
     - `symbolic`: if `True`, any cotangent raises an error during tracing. If `False`, the compiled
       program raises an error when it runs and the cotangent is not zero.
 
-    **Raises:** `RuntimeError` when `x` is differentiated. If `symbolic` is `False`, it is an
+    **Raises:** `RuntimeError` when `x` is differentiated. If `symbolic` is `False`, the error is an
     `EqxlikeRuntimeError` when the program runs.
 
     >>> jax.grad(lambda x: nondifferentiable_backward(x, name="x"))(1.0)
@@ -191,8 +191,8 @@ def nonbatchable(
     - `allow_constant_across_batch`: if `True`, a batch whose members are all equal is accepted. The
       result is then a single member, without a batch axis.
 
-    **Raises:** `ValueError` when `x` is batched. If `allow_constant_across_batch` is `True`, it is
-    an `EqxlikeRuntimeError` when the program runs and the members of a batch differ.
+    **Raises:** `ValueError` when `x` is batched. If `allow_constant_across_batch` is `True`, an
+    `EqxlikeRuntimeError` is raised instead when the program runs and the members of a batch differ.
 
     >>> jax.vmap(lambda x: nonbatchable(x, name="x"))(jnp.ones(2))
     Traceback (most recent call last):
@@ -230,8 +230,8 @@ def assert_dce(
 
     **Raises:** `EqxlikeRuntimeError` when the compiled program runs.
     """
-    # Inside `jit`, this is a tracer, because JAX traces operations on constants too. Outside `jit`,
-    # it is an array.
+    # Inside `jit`, `is_used` is a tracer, because JAX traces operations on constants too. Outside
+    # `jit`, `is_used` is an array.
     is_used: Any = jnp.ones((), bool)
     return error_if(x, is_used, msg, on_error=on_error) if isinstance(is_used, Tracer) else x
 

@@ -410,7 +410,8 @@ def cached_filter_eval_shape(fn: Callable[..., Any], *args: PyTree, **kwargs: Py
         table = attached(structure.anchor, "__eqxlike_shapes__", collections.OrderedDict)
     traced = table.get(structure)
     if traced is None or not traced.structure.is_current():
-        # A private Structure holds the objects of this call, since some are compared by identity.
+        # A private Structure holds the objects of this call, since some of them are compared by
+        # identity.
         traced = _Traced(flatten(call, with_abstract=True, is_private=True)[1])
         table[structure] = traced
         if len(table) > _MAX_CACHED:

@@ -66,8 +66,8 @@ class TextProgressMeter(AbstractProgressMeter[_TextState]):
 
     **Arguments:**
 
-    - `minimum_increase`: the next line is printed when the progress has increased by this much. It
-      is a number from 0 to 1.
+    - `minimum_increase`: a number from 0 to 1. The next line is printed when the progress has
+      increased by this number.
     """
 
     minimum_increase: float | Array = 0.02
@@ -162,7 +162,7 @@ _NUMBER = jax.ShapeDtypeStruct((), np.dtype(np.int32))
 
 
 def _open(start: Callable[[], Callable[[float], None]]) -> Int[Array, ""]:
-    """Calls `start` when the program runs, which opens a meter. Returns the number of the meter."""
+    """Opens a meter by calling `start` when the program runs. Returns the number of the meter."""
 
     def opened() -> np.ndarray:
         number = next(_numbers)
