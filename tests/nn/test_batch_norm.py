@@ -127,8 +127,7 @@ def test_batches_of_several_devices_are_one_batch(getkey):
     np.testing.assert_allclose(np.reshape(out, (8, 3)), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("mode", ["ema", "batch"])
+@pytest.mark.parametrize(("mode", "check_vma"), [("ema", True), ("batch", True), ("batch", False)])
 def test_batches_inside_shard_map_are_one_batch(mode, check_vma, getkey):
     x = normal(getkey(), (8, 3))
 

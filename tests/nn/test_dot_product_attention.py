@@ -226,8 +226,9 @@ def test_cudnn_that_is_not_there_is_an_error_that_says_so():
         nn.dot_product_attention(query, key, key, implementation="cudnn")
 
 
-@pytest.mark.parametrize("spec", [jax.P("a"), jax.P(None, None, "a")], ids=str)
-@pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
+@pytest.mark.parametrize(
+    ("axis_type", "spec"), [("Auto", jax.P("a")), ("Explicit", jax.P(None, None, "a"))]
+)
 def test_sharded_arrays_and_shard_map_agree(axis_type, spec):
     types = (getattr(jax.sharding.AxisType, axis_type),)
     mesh = jax.make_mesh((2,), ("a",), axis_types=types)
