@@ -52,8 +52,8 @@ def forget_failed_run() -> None:
 
 
 # jax 0.12.0.1: JAX plans to delete `batching.primitive_batchers` and `axis_primitive_batchers`.
-# They only write to `fancy_primitive_batchers`, which jax 0.10.2 also has. JAX calls the rules in
-# `fancy_primitive_batchers` even if no array is batched.
+# These two objects only write to `fancy_primitive_batchers`, which jax 0.10.2 also has. JAX calls
+# the rules in `fancy_primitive_batchers` even if no array is batched.
 def set_batching_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
     """Registers the batching rule of a primitive: `rule(axis, arrays, axes, **params)`.
 
@@ -76,7 +76,7 @@ def cpu_merges_recomputation() -> bool:
     return jax.__version_info__ < (0, 12) and jax.default_backend() == "cpu"
 
 
-# jax 0.10.2: with its old emitters, XLA compiles programs for CPUs faster, but most of them run
+# jax 0.10.2: with its old emitters, XLA compiles programs for CPUs faster, but most programs run
 # slower. This option does not exist in jax 0.12.0.1.
 OLD_EMITTERS: dict[str, Any] = (
     {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}

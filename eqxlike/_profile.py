@@ -131,7 +131,7 @@ class Profile:
 
     @property
     def totals(self) -> str:
-        """The last line of the table: total time, and the percentage of it in the timed calls."""
+        """The last line of the table: total time, and the percentage spent in the timed calls."""
         in_calls_s = sum(each.total_s for each in self.functions)
         share = in_calls_s / self.elapsed_s if self.elapsed_s else 0.0
         return f"{self.elapsed_s:.3f} s, {share:.0%} of them in these calls"
@@ -434,7 +434,7 @@ def self_times(session: Session) -> dict[Frame, float]:
     """Seconds spent in each function, without the functions of eqxlike and JAX that it calls.
 
     The time of a function of eqxlike or JAX includes the C code that it calls, such as compiled
-    programs, and the Python code of other libraries that it calls.
+    programs. It also includes the Python code of other libraries that it calls.
     """
     times: dict[Frame, float] = collections.defaultdict(float)
     for stack, seconds in session.frame_records:

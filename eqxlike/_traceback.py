@@ -89,7 +89,7 @@ _NOT_OF_USER = (
     os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), ""),
 )
 
-# So `jax.debug.breakpoint` stops in the innermost frame of the user.
+# With our files excluded, `jax.debug.breakpoint` stops in the innermost frame of the user.
 for _path in _OURS:
     register_exclusion(_path)
 

@@ -26,9 +26,9 @@ def transfers(mode: Mode) -> Iterator[None]:
 
     - `mode`: `"transparent"` allows every copy, as JAX does by default. `"explicit"` allows only
       copies by `jax.device_put` and `jax.device_get`, and raises an error for an implicit copy.
-      Examples of implicit copies are passing a NumPy array to a compiled function, combining a
-      Python number with an array outside of a compiled function, and printing a value. On a CPU,
-      values may be printed and read, since this needs no copy.
+      Passing a NumPy array to a compiled function and printing a value are implicit copies. Outside
+      of a compiled function, combining a Python number with an array is also an implicit copy. On a
+      CPU, values may be printed and read, since reading needs no copy.
 
     **Raises:** `ValueError` if `mode` is another value. Inside the context, an implicit copy raises
     JAX's error, which is a `RuntimeError`. A note in the error shows file and line. If a filtered

@@ -163,7 +163,7 @@ def export(
           `{"x": {0: "batch"}, "y['mask']": ("batch", None, "time")}`. All other axes are fixed.
         - `()` fixes all axes.
     - `platforms`: platforms on which the program can run: any of `"cpu"`, `"cuda"`, `"rocm"` and
-      `"tpu"`. They need not be available when the function is exported.
+      `"tpu"`. The platforms need not be available when the function is exported.
     - `vjp_order`: how many times the program can be differentiated in reverse mode.
 
     **Returns:** an `Exported`, with `.call`, `.save` and `.stablehlo`.

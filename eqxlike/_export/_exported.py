@@ -50,8 +50,8 @@ class Exported:
 
         - `*args`, `**kwargs`: arguments by position or by name. They must have the structure for
           which the function was exported, that is, the same tuples, lists, dictionaries and named
-          tuples of arrays. A Module or other custom node may be replaced by a node with the same
-          fields, or by a dictionary of these fields; the dictionary may omit fields without arrays.
+          tuples of arrays. A node with the same fields, or a dictionary of these fields, may
+          replace a Module or other custom node. The dictionary may omit fields without arrays.
           Leaves that are not arrays are part of the program and must be the same.
 
         **Returns:** the output, with dictionaries in place of Modules and other custom nodes.
@@ -62,7 +62,8 @@ class Exported:
         """
         runner = self._runner
         if runner is None:
-            # All calls share one Runner: a second one would make JAX compile the program again.
+            # All calls share one Runner, since JAX would compile the program again for a second
+            # Runner.
             with self._lock:
                 runner = self._runner = self._runner or Runner(self._header, self._call_flat())
         try:
@@ -134,8 +135,9 @@ def load_exported(path: str | os.PathLike[str]) -> Exported:
     **Returns:** the program; see `Exported`.
 
     **Raises:** `OSError` if the file cannot be read; `ValueError` with the path if the file is cut
-    off, is damaged, is no exported program, or was written by a version of eqxlike or jax that is
-    too new for the installed version; `ImportError` if flatbuffers is not installed.
+    off, is damaged or is no exported program; `ValueError` with the path if a newer version of
+    eqxlike or jax wrote the file, and the installed version cannot read it; `ImportError` if
+    flatbuffers is not installed.
 
     !!! example
 

@@ -21,9 +21,8 @@ arguments first. All such calls share one compiled program.
 """
 
 _NUM_FLAT_CALLS = 100
-"""If tracing a call without flattening its arguments fails, the next calls flatten their arguments
-at once. This is the number of such calls. Each of them avoids a failed attempt, which takes
-milliseconds.
+"""If a call cannot be traced without flattening its arguments, this number of later calls flatten
+their arguments at once. This saves failed attempts, which take milliseconds each.
 """
 
 _NUMBERS = {bool, int, float, complex, np.float64, np.complex128}
@@ -157,7 +156,7 @@ class _FlattenFirstError(Exception):
 
 
 def arranged(header: Header, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Orders the arguments of a call, including those passed by name.
+    """Orders the arguments of a call, including arguments that are passed by name.
 
     **Raises:** `TypeError` if a name is unknown, or if an argument is missing or passed twice.
     """

@@ -5,7 +5,7 @@ not see it. The slot has one of three states:
 
 - It is empty.
 - It holds `INITIALISING` while `__init__` runs and may assign fields. `ModuleMeta.__call__` writes
-  it before `__init__`, and clears the slot after it.
+  `INITIALISING` before `__init__` runs, and clears the slot afterwards.
 - It holds a `CachedPartition`. To change the partition, a new object is put into the slot, so that
   another thread sees either the old or the new partition.
 
@@ -32,8 +32,9 @@ from ._field import is_field
 class CachedPartition:
     """The arrays of a Module, in tree order, and the Structure of everything else.
 
-    If the static containers of the Module are equal to the containers in its interned Structure,
-    but not the same objects, `structure` is an `_OfOwnContainers` (`_partition/_flatten.py`).
+    Usually `structure` is the interned Structure. But the Module may have its own static
+    containers, which are equal to the containers in the interned Structure. Then `structure` is an
+    `_OfOwnContainers` (`_partition/_flatten.py`).
     """
 
     __slots__ = ("arrays", "structure")
@@ -104,9 +105,9 @@ def read_fields(module: "FrozenStorage") -> dict[str, Any]:
 class LazyAttribute:
     """Descriptor for a field of a Module class. It builds the fields of a lazy instance.
 
-    It is not a data descriptor, so Python calls it only if the field is missing in the instance's
-    `__dict__`. The field is missing if the instance is lazy, or while its `__init__` runs. On the
-    class, the descriptor returns the default of the field, as in any dataclass.
+    It is not a data descriptor, so Python calls it only if the `__dict__` of the instance lacks the
+    field. The field is missing if the instance is lazy, or while its `__init__` runs. On the class,
+    the descriptor returns the default of the field, as in any dataclass.
     """
 
     __slots__ = ("default", "name")

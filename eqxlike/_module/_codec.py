@@ -1,8 +1,8 @@
 """Generated code that flattens and unflattens the instances of a Module class.
 
-`jax.jit` calls these functions for every argument of every call. They are generated so that they
-can read each field by name, without a loop. They read the fields from `__dict__`, since reading
-attributes is slow in a class with a `__getattr__`.
+`jax.jit` calls these functions for every argument of every call. The functions are generated so
+that they can read each field by name, without a loop. They read the fields from `__dict__`, since
+reading attributes is slow in a class with a `__getattr__`.
 """
 
 import dataclasses

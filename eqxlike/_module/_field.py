@@ -13,7 +13,7 @@ from .._pytree import is_array
 
 _STATIC = "static"
 _CONVERTER = "converter"
-"""The keys in the metadata of a field. They are Equinox's keys, since other libraries use them."""
+"""The keys in the metadata of a field: Equinox's keys, since other libraries read them."""
 
 
 def field(
@@ -26,8 +26,8 @@ def field(
     - `converter`: a function applied to the field's value once, after `__init__`.
     - `static`: if `True`, the field is part of the tree's structure, not a leaf or subtree. A
       static value must not contain arrays, and each new value causes a new trace. The value should
-      be hashable. If it is a list, a dict or a mutable dataclass, `filter_jit` compares its
-      elements in each call, and `jax.jit` does not notice if it is changed in place.
+      be hashable. If the value is a list, a dict or a mutable dataclass, `filter_jit` compares its
+      elements in each call. `jax.jit` does not notice if the value is changed in place.
     - `**kwargs`: passed to `dataclasses.field`.
 
     **Returns:** the field, as `dataclasses.field` returns it.

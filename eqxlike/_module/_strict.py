@@ -32,14 +32,14 @@ def StrictConfig(force_abstact: bool = False, **kwargs: Any) -> Any:
     **Arguments:**
 
     - `force_abstact`: if `True`, the class is abstract even without an abstract method or
-      attribute. This is Equinox's spelling; `force_abstract` is accepted too.
+      attribute. `force_abstact` is Equinox's spelling; `force_abstract` is accepted too.
     - `allow_abstract_name`: if `True`, the name of a final class may start with `Abstract`.
     - `allow_method_override`: if `True`, the class may override methods that are not abstract.
 
     **Returns:** a value for `strict=` that lifts some of the rules of `strict=True`. The rules are:
 
-    - A class is either abstract, with an abstract method or attribute, or final: no strict class
-      subclasses it.
+    - A class is either abstract or final. An abstract class has an abstract method or attribute. No
+      strict class subclasses a final class.
     - A strict Module inherits from strict Modules only.
     - The name of an abstract class starts with `Abstract` or `_Abstract`; other names do not.
     - A method that is not abstract is not overridden.

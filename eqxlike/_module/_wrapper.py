@@ -94,8 +94,8 @@ def make_metadata(shown: dict[str, Any]) -> "Metadata":
 class Metadata:
     """The metadata that `module_update_wrapper` gave to an instance.
 
-    It is part of the structure of the tree, so it must be hashable. Therefore annotations are
-    stored as pairs, and an unhashable value is compared by identity.
+    The metadata is part of the structure of the tree, so it must be hashable. Therefore annotations
+    are stored as pairs, and an unhashable value is compared by identity.
     """
 
     named: tuple[tuple[str, Any], ...]

@@ -3,7 +3,7 @@
 A Structure holds the static values themselves, for example closures with arrays. A description
 holds only texts, so it can be kept without the tree, or written to a file. Each Structure has a
 single description, which contains the descriptions of its children. So the descriptions of two
-trees share their common parts. This saves memory, and common parts are compared by identity.
+trees share their common parts. Sharing saves memory, and shared parts are compared by identity.
 """
 
 import ast
@@ -335,7 +335,7 @@ def to_plain(tree: Tree) -> Any:
 def from_plain(plain: Any) -> Tree:
     """Converts the JSON data of `to_plain` to a tree, with the types of its arrays.
 
-    It raises an exception of any type if the data are invalid. `differing` can compare trees from
+    If the data are invalid, an exception of any type is raised. `differing` can compare trees from
     different processes: it compares their classes by name, and their values by text.
     """
 

@@ -2,7 +2,7 @@
 
 The file begins with `flatten`, which walks over the tree. The functions that flatten one type of
 node by one level follow, then the code for `Row`s of many leaves. The last part is the checking
-mode, in which every cached partition is compared with a fresh one.
+mode, which compares every cached partition with a new partition.
 """
 
 import contextlib
@@ -58,11 +58,11 @@ def flatten(
 ) -> tuple[list[Any], Structure]:
     """The arrays of `tree`, in tree order, and its Structure.
 
-    A Module can cache its partition if there is no mutable node, such as a list or a dict, among
-    its descendants (`Structure.is_cacheable`), and if the Module is not a bound method
-    (`Structure.is_cacheable_module`). `flatten` caches the partitions of the outermost Modules of
-    this kind for the next call. A cached partition is valid as long as the lists and dicts in the
-    static fields do not change.
+    A Module can cache its partition if no descendant is a mutable node, such as a list or a dict
+    (`Structure.is_cacheable`). A bound method does not cache its partition
+    (`Structure.is_cacheable_module`). `flatten` caches the partitions of the outermost Modules that
+    can be cached, for the next call. A cached partition is valid as long as the lists and dicts in
+    the static fields do not change.
 
     **Arguments:**
 
@@ -348,7 +348,7 @@ def _open_module(value: Module) -> _Opened:
 def is_array_of_jax(value: Any) -> bool:
     """Returns `True` if `value` is a JAX array, a tracer, a traced reference or a NumPy scalar.
 
-    It also adds the type of a JAX array or NumPy scalar to `concrete_array_types`.
+    This function also adds the type of a JAX array or NumPy scalar to `concrete_array_types`.
     """
     if isinstance(value, Tracer):
         return isinstance(value, jax.Array) or is_traced_reference(value)
@@ -361,7 +361,7 @@ def is_array_of_jax(value: Any) -> bool:
 def are_concrete_arrays(values: Iterable[Any]) -> bool:
     """Returns `True` if all of `values` are arrays and not tracers.
 
-    It also adds types to `concrete_array_types`, as `is_array_of_jax` does.
+    This function also adds types to `concrete_array_types`, as `is_array_of_jax` does.
     """
     return all(
         type(value) in concrete_array_types
@@ -441,7 +441,7 @@ def when_switched_on(listener: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def checking_partitions() -> Iterator[None]:
-    """Context manager that compares every cached partition with a fresh one.
+    """Context manager that compares every cached partition with a new partition.
 
     Inside it, filtered calls do not take their fast path. Each Module is flattened again, and each
     leaf must be the same object as in the cached partition. The environment variable

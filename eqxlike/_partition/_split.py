@@ -88,7 +88,7 @@ def split(tree: PyTree, is_dynamic: Callable[[Any], bool] = is_array) -> tuple[l
     """
     leaves, treedef = jtu.tree_flatten(tree)
     dynamic, rest = split_leaves(leaves, treedef, flag_leaves(tree, leaves, is_dynamic))
-    # So the layers in a merged tree get the names of the layers in `tree`.
+    # The paths give the layers in a merged tree the names of the layers in `tree`.
     rest._paths = names_in(tree)
     return dynamic, rest
 

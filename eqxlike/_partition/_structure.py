@@ -37,8 +37,8 @@ class Structure:
     - `is_cacheable`: `True` if there is no list, dict or foreign node in the subtree, so that only
       the static containers in `snapshot` can change.
     - `snapshot`: the contents of the lists, dicts and other containers in static fields, or `None`.
-    - `interned`: the Structure with this key in the table. It may hold equal static objects instead
-      of the same ones.
+    - `interned`: the Structure with this key in the table. The interned Structure may hold other
+      static objects, which are equal.
     - `is_exact`: `True` if two trees of this Structure with the same arrays are interchangeable in
       every respect, not only in the parts that their `==` compares.
     - `anchor`: a nested function or a lambda among the static values, or `None`. Such a function
@@ -246,7 +246,8 @@ class ForeignMeta:
     def __init__(self, value: Any, data: Any):
         self.data = data
         # JAX calls `is_leaf` for the node itself first, and then for its children. `is_leaf` counts
-        # its calls: a comparison with the node would be wrong for a node that contains itself.
+        # its calls: comparing each object with the node would be wrong for a node that contains
+        # itself.
         is_child = itertools.chain((False,), itertools.repeat(True))
         self.treedef = jtu.tree_structure(value, is_leaf=lambda _: next(is_child))
 
@@ -388,7 +389,7 @@ def intern(
             # If the `meta` of a Structure was changed in place, the Structure is replaced.
             if found is None or not found.static.is_current():
                 # Assigning to an existing item of a dict keeps its old key object, but
-                # `_Interned.__eq__` compares with the new one. So the item is removed first.
+                # `_Interned.__eq__` compares with the new key object. So the item is removed first.
                 _table.pop(key, None)
                 entry = _Interned(made, _forget)
                 entry.key, entry.hash = key, hash(key)

@@ -473,7 +473,7 @@ def _guard_cached(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
 
 
 def _guard_fields(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
-    """Writes the guard of a Module that caches no partition, such as one that contains a list."""
+    """Writes the guard of a Module that caches no partition, for example because of a list."""
     layout = node.node_type._eqxlike_class.codec.layout
     writer.miss_if(f"type({name}) is not {writer.constant(node.node_type)}")
     # The guard reads the fields from the `__dict__`, as flattening does, and so bypasses a user's

@@ -65,8 +65,9 @@ def find_difference(
     children, treedef = flatten_one_level_with_keys(first)
     others, other_treedef = flatten_one_level_with_keys(second)
     has_same_treedef = treedef == other_treedef
-    # If two nodes have the same type and keys, but different metadata, report a difference in their
-    # children if there is one: it is more useful, such as arrays of different shapes.
+    # If two nodes have the same type and keys, but different metadata, look for a difference in
+    # their children first. Such a difference, for example between the shapes of two arrays, is more
+    # useful.
     if has_same_treedef or _are_alike(first, second, children, others):
         for (key, child), (_, other) in zip(children, others, strict=True):
             if found := find_difference(child, other, fits):
@@ -130,7 +131,7 @@ def _differing_statics(node: Any, other: Any) -> list[tuple[str, Any]]:
 
 
 def _differ(value: Any, other: Any) -> bool:
-    # `1 == True`, but JAX traces again if one replaces the other.
+    # `1 == True`, but JAX traces again if `True` replaces `1`.
     return type(value) is not type(other) or bool(value != other)
 
 
@@ -252,9 +253,9 @@ def tree_check(pytree: PyTree) -> None:
     """Raises an error if a node of `pytree` contains itself, or occurs in two places.
 
     `jax.jit`, `jax.grad` and other transformations flatten and rebuild their arguments, so one
-    object in two places becomes two objects. This is allowed, but surprising if the two places
-    should remain in sync. Leaves, and nodes without children such as `None` and `()`, may occur any
-    number of times.
+    object in two places becomes two objects. Sharing an object is allowed, but surprising if the
+    two places should remain equal. Leaves, and nodes without children such as `None` and `()`, may
+    occur any number of times.
 
     **Arguments:**
 

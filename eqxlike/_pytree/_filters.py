@@ -170,7 +170,7 @@ def partition(
 
 
 def combine(*pytrees: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Tree:
-    """Joins pytrees of the same structure: each leaf is the first one that is not `None`.
+    """Joins pytrees of the same structure: each leaf is the first leaf that is not `None`.
 
     **Arguments:**
 

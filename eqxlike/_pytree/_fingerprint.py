@@ -92,8 +92,8 @@ def _bytes_of(value: Any, above: tuple[Any, ...]) -> Iterator[bytes]:
 
     **Arguments:**
 
-    - `above`: the objects that contain the value. They are needed because a closure may contain
-      itself.
+    - `above`: the objects that contain the value. These objects are needed because a closure may
+      contain itself.
     """
     if value is None or isinstance(value, str | bytes | bool):
         yield repr(value).encode()

@@ -179,7 +179,7 @@ def paths_without_numbers(tree: PyTree, name: str = "") -> list[str]:
 
 
 def listed(paths: list[str]) -> str:
-    """Joins the first few of `paths` into one text, with the number of paths left out."""
+    """Joins the first few of `paths` into one text, which also counts the remaining paths."""
     more = f" and {len(paths) - _MAX_PATHS} more" if len(paths) > _MAX_PATHS else ""
     return ", ".join(paths[:_MAX_PATHS]) + more
 

@@ -54,7 +54,7 @@ def default_serialise_filter_spec(f: Writable, x: Any) -> None:
     - `x`: the leaf, of any type.
 
     **Raises:** `ValueError` if `x` is a Python number of more than 64 bits, or an array of Python
-    objects, since NumPy would have to pickle such values.
+    objects. NumPy would have to pickle such values.
 
     !!! example
 
@@ -184,8 +184,8 @@ def tree_deserialise_leaves(
     **Arguments:**
 
     - `path_or_file`: a path, or a file open for reading in binary mode. `.eqx` is added to a path
-      without a suffix. An open file is read from its current position to the end of the last leaf,
-      so several trees that were written one after another can be read one after another.
+      without a suffix. An open file is read from its current position to the end of the last leaf.
+      So several trees in one file can be read one after another.
     - `like`: a pytree with the structure of the tree that was written, and leaves of the same
       types, shapes and dtypes. It may be the result of `filter_eval_shape`.
     - `filter_spec`: a function that is called with the file and a leaf of `like`. It reads and
@@ -360,7 +360,8 @@ class _Resumed:
 
 
 def _as_key(record: np.ndarray, like: Any) -> jax.Array:
-    # `like` may be a `jax.ShapeDtypeStruct`, but `key_impl` needs an array. Tracing makes one.
+    # `like` may be a `jax.ShapeDtypeStruct`, but `key_impl` needs an array. Tracing makes such an
+    # array.
     implementations = []
     jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), like)
     data = _as_jax_array(record, np.dtype(np.uint32))
@@ -392,7 +393,7 @@ def _with_added_dtype(record: np.ndarray, like: np.dtype) -> np.ndarray:
     elif dtype.itemsize == jnp.dtype(jnp.bfloat16).itemsize:
         added = jnp.dtype(jnp.bfloat16)
     else:
-        # Equinox's files do not record which one-byte dtype this was.
+        # Equinox's files do not record which one-byte dtype was written.
         added = like if like.isbuiltin == _ADDED_TO_NUMPY else None
     if added is None or added.itemsize != dtype.itemsize:
         return record

@@ -93,8 +93,8 @@ def hashable_partition(
     """Splits a tree into the leaves for which `filter_fn` is true, and the rest.
 
     **Returns:** `(dynamic_leaves, static)`. `dynamic_leaves` is a tuple of the leaves for which
-    `filter_fn` is true, with `None` for the other leaves. `static` has the other leaves and the
-    tree structure. It is hashable if the other leaves are hashable.
+    `filter_fn` is true, with `None` for the other leaves. `static` has all other leaves and the
+    tree structure. `static` is hashable if all its leaves are hashable.
 
     >>> dynamic_leaves, static = hashable_partition({"a": 1, "b": "x"}, lambda leaf: leaf == 1)
     >>> dynamic_leaves, hashable_combine(dynamic_leaves, static)

@@ -31,14 +31,15 @@ class ω(metaclass=_Meta):
     """A wrapper of a tree that applies arithmetic to each leaf. The attribute `ω` is the tree.
 
     All operators of Python's numbers and all comparisons work. The operands may be two `ω` whose
-    trees have the same structure. They may also be an `ω` and a number or array, which is then
-    combined with every leaf. `ω(x)[i]` indexes each leaf. `ω(x).at[i].set(value)` updates each
-    leaf; `add`, `multiply`, `divide`, `power`, `min` and `max` also exist.
+    trees have the same structure. A number or an array may replace one operand; it is combined with
+    every leaf. `ω(x)[i]` indexes each leaf. `ω(x).at[i].set(value)` updates each leaf; `add`,
+    `multiply`, `divide`, `power`, `min` and `max` also exist.
 
     **Arguments:**
 
     - `value`: any pytree. `value**ω` is the same as `ω(value)`.
-    - `is_leaf`: see `jax.tree.map`. It must be given for both operands of an operator, or for none.
+    - `is_leaf`: see `jax.tree.map`. Either both operands of an operator have `is_leaf`, or neither
+      has it.
 
     **Raises:** operators raise `ValueError` with the path if the structures of two trees differ,
     `ValueError` if only one operand has `is_leaf`, and `TypeError` if an operand has another type.
