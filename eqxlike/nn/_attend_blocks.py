@@ -57,10 +57,10 @@ class Pattern:
 
     - `scale`: factor of the scores.
     - `is_causal`: whether keys after `i + offset` are masked for query `i`.
-    - `window`: numbers of keys before and after `i + offset` that query `i` attends to; `None` for
-      all keys.
-    - `offset`: position of the first query among the keys; `None` if it is the array
-      `Inputs.offset`.
+    - `window`: how many keys before and after position `i + offset` query `i` attends to; `None`
+      for all keys.
+    - `offset`: position of the first query among the keys; `None` if the array `Inputs.offset`
+      holds this position.
     - `dropout_p`: probability of dropping a weight; unused if `Inputs.dropout_keys` is `None`.
     """
 
@@ -228,14 +228,15 @@ def _cotangents_in_blocks(
 
 
 def _outputs_in_blocks(plan: Plan, inputs: Inputs, outputs: list[Array]) -> list[Array]:
-    """Computes `outputs` again in blocks if a kernel may have computed them.
+    """Returns outputs in blocks: computes them again if a kernel may have computed `outputs`.
 
-    Second derivatives need this, because a kernel ignores the cotangents of the log-sum-exp.
+    Second derivatives need outputs in blocks, because a kernel ignores the cotangents of the
+    log-sum-exp.
     """
     return outputs if plan.kernel is None else attend(plan._replace(kernel=None), inputs)
 
 
-# --- The three passes, each traced once for all layers with the same sizes ---
+# --- The three passes. Each pass is traced once for all layers with the same sizes ---
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -517,7 +518,8 @@ class _Blocks:
         if self.bias is not None:
             biased = scores + self.select(self.bias, tile).astype(scores.dtype)
             scores = jnp.where(biased <= self.least, self.least, biased)
-        # `np.arange` would make the mask of each block a constant of the program.
+        # These indices are JAX arrays: with `np.arange`, the mask of each block would be a constant
+        # of the program.
         columns = (tile.column + jnp.arange(tile.span, dtype=jnp.int32))[:, None]
         rows = (tile.row + jnp.arange(self.size, dtype=jnp.int32))[None]
         may_attend = self.pattern.allowed(self.inputs, rows, columns)

@@ -37,7 +37,7 @@ class BatchNorm(StatefulLayer):
     the running averages, which start at the statistics of the first batch.
 
     `set_statistics` sets the running averages, for example from a pretrained network. Inference
-    uses them unchanged, and training continues from them. With `mode="batch"`,
+    uses these averages unchanged, and training continues from them. With `mode="batch"`,
     `state.set(norm.batch_state_index, (mean, variance))` does the same before the first training
     step.
 
@@ -111,8 +111,8 @@ class BatchNorm(StatefulLayer):
           are over both the batch and the named axes.
         - `unbiased`: whether the running variance uses the unbiased variance of each batch, divided
           by `n - 1` for `n` values in a channel, as in PyTorch.
-        - `weight_init`, `bias_init`: initializers, such as `jax.nn.initializers`; ones and zeros by
-          default.
+        - `weight_init`, `bias_init`: initializers, for example from `jax.nn.initializers`; ones and
+          zeros by default.
         - `key`: random key for `weight_init` and `bias_init`.
 
         **Raises:** `ValueError` if `mode` is unknown, if `input_size` is not an integer of at least
@@ -334,11 +334,12 @@ class BatchNorm(StatefulLayer):
 
 
 _SET_BY_USER = -1
-"""Value of `batch_counter` after the user set the statistics. It disables the bias correction.
+"""Value of `batch_counter` after the user set the statistics. This value disables the bias
+correction.
 
-`set_statistics` writes it. A plain `state.set(norm.batch_state_index, ...)` cannot, and the counter
-stays 0. So before the first update, averages other than the initial ones also count as set by the
-user (`_is_initial`).
+`set_statistics` writes this value. A plain `state.set(norm.batch_state_index, ...)` does not change
+the counter. Before the first update, when the counter is 0, averages that differ from the initial
+averages therefore also count as set by the user (`_is_initial`).
 """
 
 

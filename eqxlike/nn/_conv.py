@@ -351,7 +351,8 @@ class ConvTranspose(Module):
         pads = pads_for(self.padding, sizes, extents, self.stride)
         is_folded = self.padding_mode != "ZEROS" and any(map(any, pads))
         # The transpose of a convolution returns an array like the padded input of the convolution.
-        # The entries for zero padding are not needed, so they are not computed.
+        # The entries of this array that belong to zero padding are not needed, so they are not
+        # computed.
         one = (1,) * self.num_spatial_dims
         cut = ((0, 0),) * self.num_spatial_dims if is_folded else pads
         axes = zip(cut, pads, sizes, spans, extents, strict=True)
@@ -443,7 +444,7 @@ class ConvTranspose3d(_ConvTransposeNd, num_axes=3, init=False):
     """
 
 
-# --- Shared by both: arguments, kernels, padding, the cross-correlation ---
+# --- Shared by `Conv` and `ConvTranspose`: arguments, kernels, padding, cross-correlation ---
 
 
 def _check_groups(groups: Any, in_channels: int, out_channels: int) -> int:
@@ -463,7 +464,7 @@ _PADDING_MODES = {
     "REPLICATE": "edge",
     "CIRCULAR": "wrap",
 }
-"""The name in `jnp.pad` for each `padding_mode`."""
+"""For each `padding_mode`, the name of the same mode in `jnp.pad`."""
 
 
 def _check_padding_mode(mode: Any, padding: str | Pads) -> str:

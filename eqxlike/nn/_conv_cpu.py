@@ -70,8 +70,8 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Array, Any]:
         for each, tangent in (((tangents[0], weight), tangents[0]), ((x, tangents[1]), tangents[1]))
         if type(tangent) is not ad.Zero
     ]
-    # On other platforms this binds JAX's primitive, because policies of `jax.checkpoint` look for
-    # it.
+    # On other platforms the rule binds JAX's primitive, because policies of `jax.checkpoint` look
+    # for JAX's primitive.
     primitive = conv_p if jax.default_backend() == "cpu" else _jax_conv
     return primitive.bind(x, weight, **params), functools.reduce(ad.add_jaxvals, terms)
 
@@ -110,18 +110,18 @@ def _lower(context: Any, x: Any, weight: Any, **params: Any) -> Any:
     """Lowers the convolution to the operations that XLA runs fastest on a CPU.
 
     With channels last, XLA calls Eigen, which is as fast as a matrix product. XLA moves the
-    channels to the last axis itself, but not inside loops and branches. There a convolution with
-    channels first takes 10 to 50 times as long, so the lowered program moves the channels. Other
-    slow cases:
+    channels to the last axis itself, but not inside loops and branches. Inside loops and branches,
+    a convolution with channels first takes 10 to 50 times as long, so the lowered program moves the
+    channels. Other slow cases:
 
     - A kernel of size 1. It is lowered to a matrix product, which needs no change of layout.
     - A kernel that is larger than `x` along an axis. XLA computes it in a slow loop.
-    - The gradient with respect to the weight. It is a convolution in which the batch takes the
-      place of the channels, and the window is a whole image. XLA moves the batch to the last axis
-      of both operands. Moving the batch takes most of the time unless the operands fit into the
-      cache.
-    - The same gradient with groups, or of a transposed convolution. XLA computes both in slow
-      loops.
+    - The gradient with respect to the weight. This gradient is a convolution in which the batch
+      takes the place of the channels, and the window is a whole image. XLA moves the batch to the
+      last axis of both operands. Moving the batch takes most of the time unless the operands fit
+      into the cache.
+    - The gradient with respect to the weight of a convolution with groups, or of a transposed
+      convolution. XLA computes both in slow loops.
     """
     (x_aval, weight_aval), (y_aval,) = context.avals_in, context.avals_out
     if not _have_static_shapes(x_aval, weight_aval, y_aval):

@@ -58,7 +58,8 @@ def cross_entropy(
     - `features`: inputs of the readout, shape `(..., D)`.
     - `readout`: a `Linear` from D to V features; an `Embedding` of V rows, for tied weights; an
       array of shape `(V, D)`; or any layer with a `weight` and optionally a `bias`.
-    - `labels`: integers from 0 to V - 1, shape `(...)`. Any other label makes the loss NaN.
+    - `labels`: integers from 0 to V - 1, shape `(...)`. Any other label except `ignore_index` makes
+      the loss NaN.
     - `ignore_index`: any integer. Tokens with this label are ignored, for example padding.
     - `label_smoothing`: share of the target, in [0, 1], that is distributed evenly over all V
       classes, as in PyTorch. Szegedy, Vanhoucke, Ioffe, Shlens & Wojna (2016), "Rethinking the
@@ -218,7 +219,8 @@ def _sums(
 
     If JAX differentiates this function, the backward pass computes the logits of each chunk again.
     """
-    # The cotangents of the weights are accumulated over all chunks in the dtype of these copies.
+    # These copies have a wide dtype, in which JAX sums the cotangents of the weights over all
+    # chunks.
     wide = [each.astype(factors.dtype) for each in weights]
 
     @jax.checkpoint
@@ -240,8 +242,8 @@ def _weighted_sums(losses: Array, factors: Array, num_groups: int) -> Array:
 def _sum_and_gradients(
     x: Array, labels: Array, factors: Array, *weights: Array, moving: Any, **options: float
 ) -> tuple[Array, list[Array]]:
-    """Returns the sum of losses times factors, shape (1,), and its gradients. Both are
-    differentiable.
+    """Returns the sum of losses times factors, shape (1,), and the gradients of the sum. The sum
+    and the gradients are differentiable.
 
     `moving` has a boolean for `x` and for each weight: whether to compute the gradient.
     """
@@ -274,7 +276,7 @@ def _sum_and_gradients(
 
 # --- The primitive ---
 
-# This is not a `jax.custom_jvp`, because under `vmap` that makes one gradient of `w` per example.
+# A `jax.custom_jvp` is not enough: under `vmap` it makes one gradient of `w` for each example.
 
 
 def _bind(arrays: Sequence[Array], **params: Any) -> Array:

@@ -23,8 +23,8 @@ _LEAST_SCORES = 128 * 128
 """On a CPU, `"auto"` uses `"blocks"` from this number of scores. Below it, `"plain"` is faster."""
 
 _LEAST_SCORES_ELSEWHERE = 2048 * 2048
-"""The same number on other platforms. There each block launches several kernels, so blocks are
-faster only for long sequences.
+"""On other platforms, `"auto"` uses `"blocks"` from this number of scores. Each block launches
+several kernels, so blocks are faster only for long sequences.
 """
 
 _ROWS, _ROWS_ELSEWHERE = 128, 256
@@ -59,8 +59,8 @@ def dot_product_attention(
     the forward and the backward pass. All modes and orders of differentiation are supported. Scores
     and sums are computed in at least float32.
 
-    If all keys of a query are masked, its output is the mean of all values, and the gradient with
-    respect to this query is zero.
+    If all keys of a query are masked, the output for this query is the mean of all values, and the
+    gradient with respect to this query is zero.
 
     >>> import jax.numpy as jnp
     >>> from eqxlike import nn
@@ -80,10 +80,10 @@ def dot_product_attention(
     - `bias`: floats that are added to the scores, shape `(heads, q_seq, kv_seq)`; each axis may
       have size 1.
     - `is_causal`: whether to mask the keys after each query's own position.
-    - `window`: a pair `(before, after)`. Each query attends to this number of keys before and after
-      its own position. `None` means all keys, and a single integer sets both numbers. With
-      `is_causal`, `after` is 0. Mistral's sliding window of 4,096 keys is `is_causal=True,
-      window=4095`.
+    - `window`: a pair `(before, after)`. Each query attends to at most `before` keys before its own
+      position and `after` keys after it. `None` means all keys, and a single integer sets both
+      numbers. With `is_causal`, `after` is 0. Mistral's sliding window of 4,096 keys is
+      `is_causal=True, window=4095`.
     - `segment_ids`: integers, shape `(seq,)`; a query attends only to keys with the segment id of
       the query. Use segment ids for several sequences that are packed into one. Pass a pair of
       arrays if queries and keys have different segment ids.
@@ -204,7 +204,7 @@ def attend_with(
 class WeightDropout(NamedTuple):
     """Dropout of attention weights.
 
-    - `drop`: function that applies dropout to the matrix of all weights, axes `heads q_seq kv_seq`.
+    - `drop`: function that applies dropout to the array of all weights, axes `heads q_seq kv_seq`.
     - `p`: the probability of dropping a weight.
     - `keys`: one Threefry key for each head, from which blocks reproduce the result of `drop`.
       `None` if blocks cannot reproduce it.
@@ -280,7 +280,8 @@ def read_attention(
     if mask is not None and jnp.issubdtype(mask.dtype, jnp.floating):
         mask, bias = None, mask if bias is None else bias + mask.astype(bias.dtype)
     if isinstance(scale, jax.Array):
-        # An array may be traced or trained, so it cannot be a static property of the pattern.
+        # A scale that is an array may be traced or trained, so it cannot be a static property of
+        # the pattern.
         query, scale = query * scale.astype(query.dtype), 1.0
     is_static = isinstance(query_offset, int | np.integer)
     pattern = Pattern(

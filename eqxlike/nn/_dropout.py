@@ -42,9 +42,9 @@ def _check_probability(p: Any) -> None:
 class Dropout(Module):
     """Sets each entry to zero with probability `p` and divides the other entries by `1 - p`.
 
-    In inference mode it returns its input; `nn.inference_mode` switches a whole model. Srivastava,
-    Hinton, Krizhevsky, Sutskever & Salakhutdinov (2014), "Dropout: A simple way to prevent neural
-    networks from overfitting".
+    In inference mode the layer returns its input; `nn.inference_mode` switches a whole model.
+    Srivastava, Hinton, Krizhevsky, Sutskever & Salakhutdinov (2014), "Dropout: A simple way to
+    prevent neural networks from overfitting".
 
     >>> import jax, jax.numpy as jnp
     >>> layer = Dropout(p=0.5)
@@ -92,7 +92,7 @@ class Dropout(Module):
         - `inference`: overrides `self.inference` for this call.
         - `deterministic`: deprecated name of `inference`.
 
-        **Returns:** an array with the shape of `x`. It has the dtype of `x` if this dtype is
+        **Returns:** an array with the shape of `x`. The array has the dtype of `x` if this dtype is
         floating or complex.
 
         **Raises:** `RuntimeError` if a key is required and `key` is `None`.
@@ -111,7 +111,7 @@ class Dropout(Module):
             )
         if isinstance(p, (int, float)):
             if p == 1:
-                # `x / (1 - p)` below would divide by zero, and its gradient would be NaN.
+                # For `p == 1`, `x / (1 - p)` would divide by zero, and the gradient would be NaN.
                 return jnp.zeros_like(x)
             keep = 1 - p
         else:

@@ -89,7 +89,7 @@ class Embedding(Module):
 
         **Returns:** shape `(embedding_size,)`.
 
-        **Raises:** `ValueError` if `x` is not a scalar, `TypeError` if it is not an integer.
+        **Raises:** `ValueError` if `x` is not a scalar; `TypeError` if `x` is not an integer.
         """
         del key
         check_input(self, x, ())

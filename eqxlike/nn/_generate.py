@@ -144,8 +144,8 @@ def generate(
       needs a separate compilation. To compile less often, pad prompts to a few lengths and pass
       `lengths`.
     - `max_new_tokens`: number of tokens to generate.
-    - `cache`: an empty cache for one sequence, for example with another dtype. By default
-      `KVCache.for_model` makes the cache.
+    - `cache`: an empty cache for one sequence; by default the result of `KVCache.for_model`. Pass a
+      cache to choose, for example, its dtype.
     - `lengths`: number of tokens of each prompt without padding, shape `(batch,)`. Padding is on
       the right.
     - `sampler`: function that chooses each token; `nn.Sampler()` if `None`.
@@ -153,7 +153,7 @@ def generate(
       have ended.
     - `key`: random key for the sampler. Optional if `sampler.temperature` is 0.
 
-    **Returns:** the new tokens. After the end of a sequence, its last token is repeated.
+    **Returns:** the new tokens. After a sequence has ended, its last token is repeated.
 
     **Raises:** `ValueError` or `TypeError` if an argument is invalid.
     """

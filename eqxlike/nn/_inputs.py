@@ -20,7 +20,9 @@ from .._pytree import combine, describe_node, is_array, is_array_like, is_placeh
 from .._transforms import is_array_or_struct
 
 Shape = tuple[int | str | None, ...]
-"""The size of each axis; a string names an axis of any size, `"..."` is any number of axes."""
+"""The size of each axis. A string names an axis of any size, and `"..."` stands for any number of
+axes.
+"""
 
 
 def check_instance(model: Any, what: str) -> None:
@@ -42,7 +44,7 @@ def check_layer(layer: Any, what: str) -> None:
 
 
 def as_layers(layers: Sequence[Any], what: str, name: str) -> tuple[Any, ...]:
-    """Returns `layers` as a tuple. Raises `TypeError` unless it is a sequence of layers."""
+    """Returns `layers` as a tuple. Raises `TypeError` if `layers` is not a sequence of layers."""
     is_sequence = hasattr(layers, "__iter__") or hasattr(layers, "__getitem__")
     if not is_sequence and callable(layers):
         raise TypeError(

@@ -122,7 +122,7 @@ def apply_weight(weight: Array, x: Array) -> Array:
 
 
 class FusedLinear(Module):
-    """Several linear layers of the same input, computed as one matrix product.
+    """Several linear layers that get the same input, computed as one matrix product.
 
     The weights are concatenated along the output axis. A layer with gates can use a `FusedLinear`
     directly: `gate, value = self.fused(x)`. `nn.fuse` replaces layers of an existing model by
@@ -214,7 +214,8 @@ class FusedLinear(Module):
 
     def _rows(self, cls: type, start: int, stop: int, **fields: Any) -> Any:
         rows = slice(self._starts[start], self._starts[stop])
-        # `Linear.__init__` draws weights, which needs a key, and makes no leading axes of a stack.
+        # `Linear.__init__` is not called: it needs a key to draw weights, and cannot make stacked
+        # weights.
         new: Any = object.__new__(cls)
         stored_fields(new).update(
             weight=self.weight[..., rows, :],

@@ -207,8 +207,8 @@ class MLP(Module):
 class GatedMLP(Module):
     """A gated feed-forward network: `down(activation(gate(x)) * up(x))`.
 
-    With `jax.nn.silu`, the default, this is SwiGLU, as in LLaMA; with `jax.nn.gelu` it is GeGLU.
-    Shazeer (2020), "GLU Variants Improve Transformer".
+    With `jax.nn.silu`, the default, the layer is SwiGLU, as in LLaMA. With `jax.nn.gelu` it is
+    GeGLU. Shazeer (2020), "GLU Variants Improve Transformer".
 
     >>> import jax, jax.numpy as jnp
     >>> model = GatedMLP(in_size=4, hidden_size=8, key=jax.random.key(0))
@@ -325,8 +325,8 @@ class Sequential(StatefulLayer):
         """**Arguments:**
 
         - `x`: the input of the first layer.
-        - `state`: the `State` of the model, which is passed to every stateful layer. It is required
-          if a layer is stateful.
+        - `state`: the `State` of the model, which is passed to every stateful layer. The state is
+          required if a layer is stateful.
         - `key`: random key, split into one key for each layer. If `key` is `None`, layers that take
           a key get `None`.
 

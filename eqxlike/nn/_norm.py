@@ -98,8 +98,8 @@ class LayerNorm(_Norm):
         - `use_bias`: whether to shift each entry.
         - `dtype`: dtype of weight and bias; JAX's default float if `None`.
         - `elementwise_affine`: deprecated; sets both `use_weight` and `use_bias`.
-        - `weight_init`, `bias_init`: initializers, such as `jax.nn.initializers`; ones and zeros by
-          default.
+        - `weight_init`, `bias_init`: initializers, for example from `jax.nn.initializers`; ones and
+          zeros by default.
         - `key`: random key for `weight_init` and `bias_init`.
 
         **Raises:** `ValueError` if a size in `shape` is not an integer of at least 0.
@@ -201,8 +201,8 @@ class GroupNorm(Module):
         - `eps`: added to the variance to avoid division by zero.
         - `channelwise_affine`: whether to scale and shift each channel.
         - `dtype`: dtype of weight and bias; JAX's default float if `None`.
-        - `weight_init`, `bias_init`: initializers, such as `jax.nn.initializers`; ones and zeros by
-          default.
+        - `weight_init`, `bias_init`: initializers, for example from `jax.nn.initializers`; ones and
+          zeros by default.
         - `key`: random key for `weight_init` and `bias_init`.
 
         **Raises:** `ValueError` if `channels` is missing, or if `groups` does not divide

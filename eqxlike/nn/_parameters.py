@@ -28,9 +28,10 @@ class Parameter(NamedTuple):
     - `fill`: a constant.
     - `limit`: uniform on (-limit, limit).
 
-    `is_outputs_first` says that the shape is `(outputs, inputs, *window)`, as for the weights of
+    `is_outputs_first` is `True` if the shape is `(outputs, inputs, *window)`, as for the weights of
     this library. `jax.nn.initializers` compute fan-in and fan-out from `(*window, inputs,
-    outputs)`, so the initializer is called with that shape, and its result is transposed.
+    outputs)`. The initializer is therefore called with this second shape, and its result is
+    transposed.
     """
 
     shape: tuple[int, ...]
@@ -103,9 +104,9 @@ def _draw_at_once(
     drawn: list[Any] = []
     for key, parameter in zip(keys, parameters, strict=True):
         if is_eager and drawn and key is not None:
-            # Draws the arrays one after another. Otherwise XLA draws them on several threads of a
-            # CPU. On jax 0.12 the synchronisation of the threads costs more than drawing a small
-            # array: shapes (64, 64) and (64,) took 2.3 times as long.
+            # Draws the arrays one after another. Without this dependency, XLA draws them on several
+            # threads of a CPU. On jax 0.12 the synchronisation of the threads costs more than
+            # drawing a small array: shapes (64, 64) and (64,) took 2.3 times as long.
             drawn[-1], key = jax.lax.optimization_barrier((drawn[-1], key))
             # The key reuse checker counts the barrier as a use of the key.
             key = jr.clone(key)

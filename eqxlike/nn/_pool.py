@@ -58,8 +58,8 @@ class Pool(Module):
 
         **Arguments:**
 
-        - `init`: initial value of the reduction of each window, and value of the padding. It should
-          be the identity of `operation`, `operation(init, x) == x`, such as 0 for a sum.
+        - `init`: initial value of the reduction of each window, and value of the padding. `init`
+          should be the identity of `operation`, `operation(init, x) == x`, such as 0 for a sum.
         - `operation`: an elementwise function of two arrays of the same shape: the reduction so far
           and the next entries. The layer is differentiable only if `operation` is.
         - `num_spatial_dims`: number of spatial axes, 2 for images.
@@ -228,8 +228,8 @@ def _entries_of_windows(x: Array, axis: int, extent: int, step: int) -> list[Arr
 class _AvgPool(OverAxes, Pool):
     """The base of `AvgPool1d`, `AvgPool2d` and `AvgPool3d`.
 
-    To add a pool, write such a base and a class for each number of axes (see `OverAxes`), and list
-    them in `nn/__init__.py` and `tests/nn/test_sizes.py`.
+    To add a pool, write a base like this one and a class for each number of axes (see `OverAxes`).
+    List the classes in `nn/__init__.py` and `tests/nn/test_sizes.py`.
     """
 
     count_include_pad: bool = field(static=True)

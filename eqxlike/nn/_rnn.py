@@ -253,7 +253,7 @@ class RNN(Module):
     """A recurrent layer: applies a cell to each input of a sequence with `jax.lax.scan`.
 
     The output of each step is the new state. If the state is a tuple, as for an `LSTMCell`, the
-    output is its first element. For a batch write `jax.vmap(rnn)(xs)`.
+    output is the first element of the state. For a batch write `jax.vmap(rnn)(xs)`.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn

@@ -48,9 +48,10 @@ class ScanStack(StatefulLayer, Stacked):
     depth. Each layer must return the same structure, shapes and dtypes as its input.
 
     Compared with a list of layers on a CPU (`python -m benchmarks.models --first-steps`), a process
-    with 12 transformer blocks of 64 features finished its first training step in 0.68 of the time.
-    Later steps took 1.16 of the time for 4 such blocks, and 0.88 of the time and 0.7 of the memory
-    for 6 blocks of 256 features. On an H100, later steps took 1.1 of the time.
+    with 12 transformer blocks of 64 features finished its first training step in 0.68 times the
+    time. Later steps took 1.16 times the time for 4 such blocks. For 6 blocks of 256 features, they
+    took 0.88 times the time and 0.7 times the memory. On an H100, later steps took 1.1 times the
+    time.
 
     `nn.freeze(stack, lambda stack: stack[:2])` freezes some of the layers. `layers` is then a tuple
     of stacks. Successive layers with the same frozen arrays form one stack, and each stack is a
@@ -359,10 +360,10 @@ _CHEAP = frozenset(
 def _save_expensive(primitive: Any, *args: Any, **params: Any) -> bool:
     """Checkpoint policy that recomputes cheap operations and saves the results of all others.
 
-    For layers outside a loop XLA makes this decision itself. In a loop, each saved result is
-    written to an array that has an axis of layers, and is read again in the backward pass. For 4
-    transformer blocks of 64 features, a step that saved all results took 1.9 times the time and 1.5
-    times the memory of a list of blocks.
+    For layers outside a loop, XLA decides itself which results to recompute. In a loop, each saved
+    result is written to an array that has an axis of layers, and is read again in the backward
+    pass. For 4 transformer blocks of 64 features, a step that saved all results took 1.9 times the
+    time and 1.5 times the memory of a list of blocks.
     """
     is_cheap = primitive.name in _CHEAP
     return not is_cheap and keep_all_but_gathered(primitive, *args, **params)

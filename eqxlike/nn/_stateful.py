@@ -70,7 +70,7 @@ class StateIndex(StatePlace, Generic[Value]):
     def __init__(self, init: Value, *, marker: Any = None):
         """**Arguments:**
 
-        - `init`: the initial value, a pytree of arrays. Later values have the same shapes and
+        - `init`: the initial value, a pytree of arrays. Later values must have the same shapes and
           dtypes.
         - `marker`: a hashable name of the value. By default a unique object, which
           `make_with_state` replaces by the path of the index in the model.

@@ -55,7 +55,8 @@ def data_on_host(key: Any) -> np.ndarray | None:
     if not is_one or not jax.sharding.get_abstract_mesh().empty:
         return None
     if jax.config.jax_debug_key_reuse:  # pyright: ignore
-        # JAX's key reuse checker only sees operations of JAX, so this marks the key as used.
+        # JAX's key reuse checker only sees operations of JAX. This JAX operation marks the key as
+        # used.
         jr.split(key)
     # A user's transfer guard is meant for the user's own transfers, not for this one.
     with jax.transfer_guard("allow"):

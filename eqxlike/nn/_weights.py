@@ -267,9 +267,9 @@ class Shared(Module):
         - `pytree`: the tree with the nodes to share.
         - `where`: a function from the tree to a node, or to a sequence of nodes, as in `tree_at`.
           These nodes are removed from the tree.
-        - `get`: a function from the tree to the value for each removed node. The value is another
-          node, or is computed from another node, such as a transpose. `get` returns a sequence if
-          `where` returns a sequence.
+        - `get`: a function that takes the tree and returns the value for each removed node. The
+          value is another node, or is computed from another node, such as a transpose. `get`
+          returns a sequence if `where` returns a sequence.
 
         **Raises:** `ValueError` if the results of `get` and `where` differ in structure, shape or
         dtype, or if `get` returns a removed node; any exception of `tree_at` for `where`.

@@ -115,8 +115,8 @@ class BayesianLinear(GaussianLayer):
           initial means have the scale 0.58.
         - `inference`: whether calls use the posterior mean.
         - `estimator`: `"local"`, `"flipout"` or `"weights"`, see the class.
-        - `key`: random key for the initial means. They equal the weights of a `Linear` with the
-          same key.
+        - `key`: random key for the initial means. The means equal the weights of a `Linear` with
+          the same key.
 
         **Raises:** `ValueError` for an invalid size, a scale that is not positive or an unknown
         estimator; `TypeError` for a dtype that is not real floating.
@@ -411,7 +411,7 @@ class BayesianMLP(Module):
         estimator: Estimator = "local",
         key: PRNGKeyArray,
     ):
-        """**Arguments:** sizes, `depth` and `activation` as in `MLP`, others as in
+        """The sizes, `depth` and `activation` are as in `MLP`, and the other arguments as in
         `BayesianLinear`.
 
         **Raises:** `ValueError` for a negative or non-integer size or depth.

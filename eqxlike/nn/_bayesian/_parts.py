@@ -24,7 +24,7 @@ from ._layers import BayesianConv, BayesianLinear
 def posterior_mean(model: PyTree) -> PyTree:
     """Replaces every `BayesianLayer` in a pytree by a plain layer with the posterior means.
 
-    The result returns the same outputs as the model in inference mode, and needs no key.
+    The new model returns the same outputs as `model` in inference mode, and needs no key.
 
     **Arguments:**
 
@@ -111,9 +111,10 @@ def bayesian_from_parts(
     - `estimator`: estimator of all layers.
     - `are_rhos`: whether `scales` contains `rho` instead of the standard deviation `softplus(rho)`.
 
-    **Returns:** the network with a `BayesianLinear` for each `Linear` and a `BayesianConv` for each
-    `Conv` that has scales for all its arrays. Other arrays with scales are unchanged, so the caller
-    must draw samples of these arrays. `layers_with_estimators` returns `False` for these arrays.
+    **Returns:** the network with Bayesian layers. Each `Linear` or `Conv` with scales for all its
+    arrays becomes a `BayesianLinear` or a `BayesianConv`. Other arrays with scales are unchanged,
+    so the caller must draw samples of these arrays. `layers_with_estimators` returns `False` for
+    these arrays.
 
     **Raises:** `TypeError` if `network` is a class; `ValueError` for an unknown estimator, a scale
     whose shape differs from the shape of its array, or a scale without an array in `network`.
@@ -143,8 +144,8 @@ def bayesian_from_parts(
 def layers_with_estimators(network: PyTree, scales: PyTree) -> PyTree[bool]:
     """Returns which arrays `bayesian_from_parts` converts to parameters of Bayesian layers.
 
-    **Returns:** a tree like `network`, with `True` for the arrays of `Linear` and `Conv` layers
-    that have scales for all their arrays, and `False` for every other leaf.
+    **Returns:** a tree like `network` with booleans. The arrays of a `Linear` or `Conv` become
+    `True` if the layer has scales for all its arrays. All other leaves become `False`.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn

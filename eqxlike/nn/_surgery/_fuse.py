@@ -31,11 +31,11 @@ def fuse(model: Tree) -> Tree:
     `FusedLinear` in your own layers. The outputs are equal up to rounding. Gradients are with
     respect to the fused weights.
 
-    Layers are fused if they have the same number of inputs, dtype and devices, if all or none have
-    a bias, and if all or none are frozen. The following layers are not fused: subclasses and
-    replacements of `Linear`, such as `LoRALinear`, `BayesianLinear` or a layer in a `WeightNorm`;
-    layers whose arrays occur several times in the model; and layers inside a `Shared`, because
-    `Shared` finds nodes by their paths.
+    Layers are fused if they have the same number of inputs, the same dtype and the same devices.
+    Either all or none must have a bias, and either all or none must be frozen. The following layers
+    are not fused: subclasses and replacements of `Linear`, such as `LoRALinear`, `BayesianLinear`
+    or a layer in a `WeightNorm`; layers whose arrays occur several times in the model; and layers
+    inside a `Shared`, because `Shared` finds nodes by their paths.
 
     Fusing changes the structure of the model. Call `fuse` before you create the optimiser state,
     and `unfuse` before you save a file for other programs.
@@ -121,7 +121,7 @@ def _group_fusable(layers: Sequence[Any], counts: dict[int, int]) -> list[tuple[
 
 
 def _fusion_key(layer: Any, counts: dict[int, int]) -> Any:
-    """A key that is equal for layers that can be fused; `None` for a layer that cannot."""
+    """A key that is equal for layers that can be fused; `None` for a layer that cannot be fused."""
     if not isinstance(layer, Linear):
         return None
     frozen = set(flag_frozen(layer))

@@ -147,7 +147,7 @@ class LoRALinear(Module):
         **Arguments:**
 
         - `keep_parts`: whether to keep the original weight and the correction, so that
-          `MergedLinear.unmerge` restores them bit for bit. This doubles the memory.
+          `MergedLinear.unmerge` restores them bit for bit. Keeping these parts doubles the memory.
 
         **Returns:** a `Linear` with the outputs of this layer, up to rounding; a `MergedLinear` if
         `keep_parts=True`.

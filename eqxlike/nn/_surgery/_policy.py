@@ -174,11 +174,11 @@ class MixedPrecision(StatefulLayer):
     cast. Such nodes in arguments and outputs, for example in a state, are not cast either. Norm
     layers keep their precision: with float32 parameters they accept an input of any dtype, compute
     in at least float32, and return the dtype of the input. Write your own layers that keep their
-    precision in the same way. If you cannot change a layer, wrap it in its own `MixedPrecision`
-    that computes in float32 and returns the compute dtype of the model: **the policy of an inner
-    layer takes precedence.** Attention layers always compute their softmax in at least float32. For
-    other softmax functions, write `jax.nn.softmax(x.astype(jnp.float32))`. The loss outside of the
-    model is computed in `policy.output_dtype`.
+    precision so that they do the same. If you cannot change a layer, wrap it in its own
+    `MixedPrecision` that computes in float32 and returns the compute dtype of the model: **the
+    policy of an inner layer takes precedence.** Attention layers always compute their softmax in at
+    least float32. For other softmax functions, write `jax.nn.softmax(x.astype(jnp.float32))`. The
+    loss outside of the model is computed in `policy.output_dtype`.
 
     `kl_divergence` and `sample_posterior` use the stored parameters, so the KL divergence is
     computed in the dtype of these parameters. A `BayesianLinear` squares its inputs: use bfloat16,

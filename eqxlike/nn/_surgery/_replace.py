@@ -173,8 +173,8 @@ def key_at(key: PRNGKeyArray, path: str) -> PRNGKeyArray:
     Adding a layer to a model does not change the keys of other layers. The key is the same in each
     process, unlike Python's `hash` of a string.
     """
-    # Folds in 64 bits. With the 32 bits of one `fold_in`, one in a hundred models of ten thousand
-    # arrays would have two arrays with the same key.
+    # Folds 64 bits into the key. With the 32 bits of one `fold_in`, one in a hundred models of ten
+    # thousand arrays would have two arrays with the same key.
     digest = hashlib.blake2b(path.encode(), digest_size=8).digest()
     return _fold_in(key, np.frombuffer(digest, "<u4"))
 
@@ -211,7 +211,7 @@ def node_predicate(match: Match, name: str) -> Callable[[Any], bool]:
 
 
 _WEIGHTED = (Linear, FusedLinear, Conv, ConvTranspose, GRUCell, LSTMCell, LoRALinear)
-"""The layers to whose weights `decay_mask` applies weight decay."""
+"""The types of layers whose weights decay by default in `decay_mask`."""
 
 
 def decay_mask(

@@ -74,8 +74,8 @@ class Summary:
       come before inner ones.
     - `num_parameters`, `num_trainable`, `num_bytes`: totals of the model. An array that two layers
       share counts once.
-    - `flops`: the floating-point operations of the call of the model; `None` if it was not called,
-      or has an operation of unknown cost.
+    - `flops`: the floating-point operations of the call of the model; `None` if the model was not
+      called, or has an operation of unknown cost.
     """
 
     rows: tuple[LayerSummary, ...]
@@ -118,7 +118,8 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
 
     **Arguments:**
 
-    - `model`: a callable pytree. Without further arguments it may be any pytree, and is not called.
+    - `model`: a callable pytree. Without further arguments, `model` may be any pytree, and is not
+      called.
     - `*example_args`, `**kwargs`: arguments for the call, with arrays or `jax.ShapeDtypeStruct`.
 
     **Returns:** a `Summary`, with rows as data and a table as text. Unknown values, for layers that
@@ -159,8 +160,8 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
     trainable = {id(leaf) for leaf, flag in zip(leaves, flags, strict=True) if flag}
     layers = (each for each in records if _is_layer(each.module))
     rows = tuple(_row(each, trainable, cost or _Cost()) for each in layers)
-    # JAX may cache the observed Modules, and these refer to `records`. Without this line, the cache
-    # would keep the arrays alive.
+    # JAX may cache the observed Modules, and the observed Modules refer to `records`. Without this
+    # line, the cache would keep the arrays alive.
     records.clear()
     return Summary(rows, *_sizes(model, trainable), None if cost is None else _known(cost.flops))
 
