@@ -49,9 +49,9 @@ def filter_pure_callback(
     **Raises:** `ValueError` if both `vmap_method` and `vectorized` are passed, or if `vmap_method`
     is unknown. `ValueError` when the call is differentiated: to give it a derivative, wrap it in
     `jax.custom_jvp` or `filter_custom_vjp`. At run time, `jax.errors.JaxRuntimeError` if the
-    callback raises; it contains the callback's traceback. The same error is raised if the result
-    has an unexpected structure, shape, dtype or static value; its message has the path in the
-    result.
+    callback raises; the error contains the callback's traceback. The same error is raised if the
+    result has an unexpected structure, shape, dtype or static value. The message then has the path
+    in the result.
 
     !!! example
 
@@ -79,7 +79,7 @@ def filter_pure_callback(
     traced, callback_rest = split(callback, lambda leaf: isinstance(leaf, Tracer))
     operands = [without_key_dtype(array) for array in (*traced, *arrays)]
     ranks = [operand.ndim for operand in operands]
-    # The compiled function keeps `expected` alive, so it must not contain a tracer.
+    # The compiled function keeps `expected` alive, so `expected` must not contain a tracer.
     expected = jtu.tree_map(_as_struct, result_shape_dtypes)
     structs, result_rest = split(expected, is_array_or_struct)
 
@@ -130,7 +130,7 @@ def _checked(returned: PyTree, expected: PyTree, mapped: tuple[int, ...]) -> lis
 
 
 def _is_like(leaf: Any, struct: jax.ShapeDtypeStruct) -> bool:
-    """Whether `leaf` has the shape and, once converted by JAX, the dtype of `struct`."""
+    """Returns `True` if `leaf`, converted to a JAX array, has the shape and dtype of `struct`."""
     if not is_array(leaf) and not isinstance(leaf, bool | int | float | complex):
         return False
     array = np.asarray(leaf)

@@ -32,7 +32,8 @@ class EnumerationMeta(_Meta):
         return len(cls._eqxlike_messages)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        # An item of a base enumeration is not an instance: here, its index means another item.
+        # An item of a base enumeration is not an instance of a subclass, because the same index
+        # means another item in the subclass.
         return isinstance(instance, EnumerationItem) and instance._enumeration is cls
 
     def __getitem__(cls, item: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]

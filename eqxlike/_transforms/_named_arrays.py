@@ -22,7 +22,7 @@ from ._sharding import Stacked
 Path = tuple[Any, ...]
 
 Parts = tuple[str | tuple[int, ...], ...]
-"""The parts of a name. A tuple represents an axis of stacked layers: the number of each layer."""
+"""The parts of a name. A tuple stands for an axis of stacked layers, and has the layer numbers."""
 
 
 class StatePlace(Module):
@@ -104,8 +104,9 @@ def _nodes(
 def _joined(before: Parts, parts: Parts) -> Parts:
     """Merges the parts of two names of the same state value.
 
-    If two consecutive `Stacked` of one stack share the value, the result has the layer numbers of
-    both. If two copies of a model share the value, the result is the name in the first copy.
+    If two consecutive `Stacked` Modules of one stack share the value, the result has the layer
+    numbers of both. If two copies of a model share the value, the result is the name in the first
+    copy.
     """
 
     def words(parts: Parts) -> list[str | None]:

@@ -21,7 +21,7 @@ Tree = TypeVar("Tree")
 def filter_shard(x: Tree, device_or_shardings: PyTree[Any]) -> Tree:
     """Places the arrays of a tree on devices.
 
-    In a compiled program, it constrains the sharding that XLA chooses, as
+    Inside a compiled program, `filter_shard` constrains the sharding that XLA chooses, as
     `jax.lax.with_sharding_constraint` does. Outside a compiled program, it moves the arrays, as
     `jax.device_put` does.
 
@@ -32,7 +32,7 @@ def filter_shard(x: Tree, device_or_shardings: PyTree[Any]) -> Tree:
       and shardings as leaves. `None` leaves arrays unchanged. A `jax.sharding.PartitionSpec` refers
       to the mesh of `jax.set_mesh`.
 
-    **Returns:** a copy of `x` with its arrays on these devices.
+    **Returns:** a copy of `x` with its arrays on the given devices.
 
     **Raises:** `ValueError` if `device_or_shardings` is not a prefix of `x`. If a sharding does not
     fit its array, JAX's own error, with a note that names the path of the array.
@@ -175,6 +175,6 @@ def _gather(leaf: Any, gathering: Gathering) -> Any:
 def keep_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
     """Policy for `filter_checkpoint` that saves all intermediate values except all-gathered arrays.
 
-    If the backward pass saved these arrays, all gathered layers would be in memory at once.
+    If all-gathered arrays were saved for the backward pass, all layers would be in memory at once.
     """
     return primitive.name != "sharding_constraint"

@@ -2,7 +2,7 @@
 
 A transformation returns an object, but is annotated as if it returned a function with the same
 parameters. The reason is methods: in a class body, type checkers accept a function as a method, and
-allow it to override a method of a base class. They do not accept an object in this way.
+allow it to override a method of a base class. Type checkers do not accept an object as a method.
 """
 
 import functools
@@ -26,7 +26,7 @@ Aux = TypeVar("Aux")
 
 DonateWord = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 DonateNames = tuple[str, ...] | list[str] | AbstractSet[str]
-"""Not `Iterable[str]`, which would accept any `str`, such as a misspelled word."""
+"""This is not `Iterable[str]`, because that includes every `str`, such as a misspelled word."""
 
 
 class JitOptions(TypedDict, total=False):

@@ -31,7 +31,7 @@ from ._reference import (
 )
 
 _CHUNK = 64
-"""Number of directions in a batch of forward mode. It keeps a CPU busy, and bounds the memory."""
+"""Number of directions in a batch of forward mode. This keeps a CPU busy, and limits the memory."""
 
 _MAX_OVERRUN = 30
 """A mode is not run if one call would probably take more than this multiple of `budget_s`."""
@@ -62,8 +62,8 @@ def compare(
     absolute difference from the reference, divided by the largest derivative of the reference in
     this leaf. But the divisor is at least `sqrt(eps)` times the largest derivative of all leaves,
     because terms that cancel leave rounding errors of this size. A gradient is not `"wrong"` if the
-    reference is uncertain by as much as the difference. For example, finite differences are invalid
-    at a kink, and imprecise if the function rounds to float32.
+    uncertainty of the reference is as large as the difference. For example, finite differences are
+    invalid at a kink, and imprecise if the function rounds to float32.
 
     **Arguments:**
 
@@ -75,20 +75,19 @@ def compare(
       or if `f` has a loop, because a loop may crash Enzyme.
     - `reference`: the mode whose gradient is assumed to be right. This gradient is computed in
       float64: all floating-point arrays of `f` and `args` are cast, except for arrays that a plain
-      function closes over. By default, the reference is finite differences. They evaluate `f` a few
-      times for each number in the first argument, so choose another mode if there are many numbers.
-      With `None`, there is no reference, and gradients are only checked to be finite.
+      function closes over. The default, finite differences, evaluates `f` a few times for each
+      number in the first argument. So choose another mode if there are many numbers. With `None`,
+      there is no reference, and gradients are only checked to be finite.
     - `tolerance`: the largest relative error of a gradient that is `"ok"`. By default, the cube
       root of the machine epsilon, for the less precise dtype of the leaf and the value. For float32
       this is 5e-3, so a third of the digits must be right. Finite differences in float32 are not
-      more precise than that, and in a wrong gradient rarely a single digit is right.
+      more precise than that, and a wrong gradient rarely has even one right digit.
     - `has_aux`: whether `f` returns `(value, aux)`. Operations that only `aux` needs are not timed.
     - `rounds`: number of times that each mode is timed.
-    - `budget_s`: the largest number of seconds to time one mode. A slow mode has fewer rounds for
-      this reason.
+    - `budget_s`: the largest number of seconds to time one mode. A slow mode runs fewer rounds.
 
-    **Returns:** a `Comparison`. Its times of first calls do not include parts of `f` that JAX has
-    compiled before.
+    **Returns:** a `Comparison`. If JAX has compiled a part of `f` before, the times of first calls
+    do not include this part.
 
     **Raises:** `TypeError` or `ValueError`, before any mode is measured, if `f` has no gradient in
     any mode, if an argument is invalid, or if the gradient of the reference fails or is not finite.
@@ -185,7 +184,7 @@ class Comparison:
 
     @property
     def best(self) -> ComparisonRow | None:
-        """The fastest mode with the verdict `"ok"`. `None` if no mode has it."""
+        """The fastest mode with the verdict `"ok"`. `None` if no mode has this verdict."""
         ok = [row for row in self.rows if row.verdict == "ok" and row.gradient_us is not None]
         return min(ok, key=lambda row: row.gradient_us or 0.0, default=None)
 
@@ -248,7 +247,7 @@ def _run_mode(
     reference: Reference | None,
     tolerance: float | None,
 ) -> tuple[ComparisonRow, Callable[[], Any] | None]:
-    """The row of a mode without its times, and the call to time (`None` if the mode failed)."""
+    """The row of a mode, without times, and the call to time (`None` if the mode failed)."""
     row = ComparisonRow(name, "error")
     try:
         # A new lambda makes `filter_jit` compile again.

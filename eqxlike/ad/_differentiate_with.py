@@ -106,10 +106,10 @@ def value_and_grad_into(
 ) -> Callable[..., Any]:
     """A compiled `filter_value_and_grad` that reuses the memory of an earlier gradient.
 
-    Use it in a loop in which Python code gets the gradients from the compiled function. Examples
-    are an optimiser in NumPy, a sampler, or a sum of the gradients of several batches. If a whole
-    training step is compiled, use `filter_jit` instead, and donate the model and the optimiser
-    state.
+    Use this function if Python code in a loop gets the gradients from the compiled function.
+    Examples are an optimiser in NumPy, a sampler, or a sum of the gradients of several batches. If
+    a whole training step is compiled, use `filter_jit` instead, and donate the model and the
+    optimiser state.
 
     **Arguments:**
 
@@ -144,7 +144,7 @@ def value_and_grad_into(
     check_callable(fun, "ad.value_and_grad_into")
     if mode is not None:
         check_mode(mode, "ad.value_and_grad_into")
-    # With an explicit mode, the error for a value that is not a scalar is better.
+    # With an explicit mode, a value that is not a scalar gives a clearer error.
     mode = Reverse() if mode is None else mode
     value_and_grad = filter_value_and_grad(fun, has_aux=has_aux, mode=mode)
 

@@ -44,10 +44,11 @@ def jacobian(
       `d/dx - i d/dy`, as in `filter_grad`.
 
     **Returns:** a function of the same arguments that returns the Jacobian, or `(jacobian, aux)`.
-    The Jacobian has the structure of the value of `fun`. In place of each array of the value, of
-    shape `(*out)`, it has a tree with the structure of the first argument. In place of each
-    floating-point or complex array of the argument, of shape `(*in)`, this tree has an array of
-    shape `(*out, *in)`. All other leaves of the value and of the argument are replaced by `None`.
+    The Jacobian has the structure of the value of `fun`. In place of each array of the value, the
+    Jacobian has a tree with the structure of the first argument. In this tree, each floating-point
+    or complex array of the argument is replaced by an array of derivatives. For an output of shape
+    `(*out)` and an input of shape `(*in)`, the derivatives have shape `(*out, *in)`. All other
+    leaves of the value and of the argument are replaced by `None`.
 
     **Raises:** `TypeError` if `mode` is not a mode. When called, `TypeError` if the first argument
     is passed by keyword, or if an array of the value cannot be differentiated.
@@ -80,8 +81,8 @@ def hessian(
 
     - `fun`, `has_aux`: as for `ad.jacobian`.
     - `mode`: a pair `(outer, inner)`, or one mode for both. `(Forward(), Reverse())` applies
-      forward mode to reverse mode, and is usually the fastest. Other pairs are for functions that
-      do not support this pair.
+      forward mode to reverse mode, and is usually the fastest pair. Use another pair if the
+      function does not support this pair.
 
     **Returns:** a function of the same arguments that returns the Hessian, or `(hessian, aux)`. The
     Hessian is the Jacobian of the Jacobian: in place of each array of the Jacobian, it has a tree
@@ -155,7 +156,7 @@ class _JacobianBy(Module):
         return jacobian_of_arrays
 
     def _is_complex(self, output: Any, arrays: Arrays) -> bool:
-        """Whether an output is complex. Raises `TypeError` if it cannot be differentiated."""
+        """Whether `output` is complex. Raises `TypeError` if it cannot be differentiated."""
         dtype = jnp.result_type(output)
         is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
         if not jnp.issubdtype(dtype, jnp.inexact):

@@ -27,8 +27,8 @@ Arrays = list[Array]
 def hvp(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., PyTree]:
     """Makes a function that multiplies the Hessian of `fun` by a vector.
 
-    It applies forward mode to reverse mode. A product costs about as much as two gradients, for any
-    number of inputs.
+    The product applies forward mode to reverse mode. It costs about as much as two gradients, for
+    any number of inputs.
 
     **Arguments:**
 
@@ -37,9 +37,10 @@ def hvp(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., PyTr
 
     **Returns:** a function `product(x, vector, *args, **kwargs)`. It multiplies the Hessian of
     `fun(x, *args, **kwargs)`, with respect to the floating-point and complex arrays of `x`, by
-    `vector`. `vector` has the structure of `x`. In place of each of these arrays, it has an array
-    of the same shape and dtype, or `None` for zeros. In place of all other leaves, it has `None`.
-    The product has the same structure. With `has_aux=True`, the function returns `(product, aux)`.
+    `vector`. `vector` has the structure of `x`. In place of each floating-point or complex array,
+    `vector` has an array of the same shape and dtype, or `None` for zeros. All other leaves are
+    `None`. The product has the same structure. With `has_aux=True`, the function returns
+    `(product, aux)`.
 
     **Raises:** when called, `ValueError` if `vector` differs from `x` in structure or shape, and
     `TypeError` if a dtype differs; the messages name the path. `TypeError` if the value of `fun` is
@@ -54,7 +55,7 @@ def hvp(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., PyTr
         [10.  6.]
     """
     check_callable(fun, "ad.hvp")
-    # With an explicit mode, the error for a value that is not a scalar is better.
+    # With an explicit mode, a value that is not a scalar gives a clearer error.
     gradient = filter_grad(fun, has_aux=has_aux, mode=Reverse())
 
     def product(x: PyTree, vector: PyTree, *args: Any, **kwargs: Any) -> PyTree:
@@ -111,17 +112,17 @@ def jvp_and_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False
     **Arguments:**
 
     - `fun`: a function of any arguments that returns any pytree.
-    - `*primals`: the arguments of `fun`. It is differentiated with respect to their floating-point
-      and complex arrays.
+    - `*primals`: the arguments of `fun`. `fun` is differentiated with respect to the floating-point
+      and complex arrays in `primals`.
     - `has_aux`: whether `fun` returns `(value, aux)`, with `aux` any pytree that is not
       differentiated.
 
     **Returns:** `(value, jvp, vjp)`, or `(value, jvp, vjp, aux)`. `jvp` takes one tangent for each
     of `primals`, and returns the tangent of the value. `vjp` takes a cotangent of the value, and
     returns a tuple with one cotangent for each of `primals`. In place of each floating-point or
-    complex array, a tangent or cotangent has an array, or `None` for zeros. In place of all other
-    leaves, it has `None`. `jvp` and `vjp` are pytrees, so they can be arguments or outputs of
-    transformed functions.
+    complex array, a tangent or cotangent has an array, or `None` for zeros. All other leaves are
+    `None`. `jvp` and `vjp` are pytrees, so they can be arguments or outputs of transformed
+    functions.
 
     **Raises:** `TypeError` if `has_aux` is true and `fun` does not return a pair. `jvp` and `vjp`
     raise `ValueError` if the structure or a shape of their argument is wrong, and `TypeError` if a
@@ -184,11 +185,11 @@ def taylor(fun: Callable[..., Any], order: int, *, has_aux: bool = False) -> Cal
       differentiated.
 
     **Returns:** a function `derivatives(x, direction, *args, **kwargs)`. `direction` has the
-    structure of `x`. In place of each floating-point or complex array, it has an array of the same
-    shape and dtype, or `None` for zeros. In place of all other leaves, it has `None`. The function
-    returns a list of length `order + 1`: the value, and the derivatives of order 1, 2, and so on. A
+    structure of `x`. In place of each floating-point or complex array, `direction` has an array of
+    the same shape and dtype, or `None` for zeros. All other leaves are `None`. The function returns
+    a list of length `order + 1`: the value, and the derivatives of order 1, 2, and so on. A
     derivative has the structure of the value, with `None` in place of leaves that are not
-    floating-point or complex arrays. With `has_aux=True`, the function returns a pair of this list
+    floating-point or complex arrays. With `has_aux=True`, the function returns a pair: this list,
     and `aux`.
 
     **Raises:** `ValueError` if `order` is not a positive integer. When called, `ValueError` if

@@ -44,8 +44,8 @@ class GradientProblem:
     def value_and_grad(self, mode: Mode) -> Callable[..., tuple[Array, PyTree]]:
         """Returns `filter_value_and_grad` of the function, with this mode.
 
-        **Raises:** `TimeoutError` before the call if `mode` needs more than `max_evaluations`,
-        because a running program cannot be interrupted.
+        **Raises:** `TimeoutError` if `mode` needs more than `max_evaluations` evaluations. The
+        error is raised before the call, because a running program cannot be interrupted.
         """
         size = sum(each.size for each in self.arrays)
         order = mode.order if isinstance(mode, FiniteDifference) else isinstance(mode, Forward)
@@ -145,8 +145,8 @@ class Reference:
             array * (1 + jnp.finfo(given.dtype).eps * generator.choice([-1.0, 1.0], array.shape))
             for array, given in zip(arrays, self._problem.arrays, strict=True)
         ]
-        # The factor is 16, because not only the arguments are rounded: each operation of the
-        # function rounds.
+        # Each operation of the function rounds too, so the errors are larger than for rounded
+        # arguments. The factor of 16 allows for this.
         rounding = self._differences(self._mode, rounded)
         uncertainties = [np.full(each.shape, 16 * _largest(each)) for each in rounding]
         if not getattr(self._mode, "only_evaluates", False):
@@ -161,7 +161,7 @@ class Reference:
             shifted = [each + side * step * np.maximum(1, np.abs(each)) for each in arrays]
             others = self._differences(mode, shifted)
             for total, each in zip(uncertainties, others, strict=True):
-                # Rounding errors are random, so each derivative may have one like the median error.
+                # Rounding errors are random: any derivative may have an error like the median one.
                 total += 3 * (each + np.median(each)) if each.size else 0
         return uncertainties
 
@@ -173,9 +173,10 @@ class Reference:
     ) -> list[LeafError]:
         """The errors of a gradient in double precision, one for each array.
 
-        If all derivatives with respect to an array are tiny compared with all other derivatives,
-        they may be rounding errors of terms that cancel. So the divisor of an error is at least
-        `sqrt(eps)` times the largest derivative with respect to any array.
+        Suppose that all derivatives with respect to one array are tiny compared with those with
+        respect to other arrays. Then the tiny derivatives may be rounding errors, left by terms
+        that cancel. So the divisor of an error is at least `sqrt(eps)` times the largest derivative
+        with respect to any array.
 
         **Arguments:**
 
@@ -202,10 +203,10 @@ class Reference:
         return found
 
     def _differences(self, mode: Mode, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """The differences between the reference gradient and the gradient at other arrays.
+        """The differences between the reference gradient and the gradient at `arrays`.
 
-        A difference is infinite if the gradient at these arrays is not finite or cannot be
-        computed.
+        The gradient at `arrays` is computed by `mode`. A difference is infinite if this gradient is
+        not finite or cannot be computed.
         """
         try:
             others = _gradients_by(mode, self._wide, arrays)
@@ -270,7 +271,7 @@ def _in_float64(problem: GradientProblem) -> GradientProblem:
 
 
 def _gradients_by(mode: Mode, wide: GradientProblem, arrays: Sequence[Any]) -> list[np.ndarray]:
-    """The gradients of the function of `wide` at other arrays."""
+    """Computes the gradients of the function of `wide` at `arrays`, by `mode`."""
     with jax.enable_x64(True):
         x = wide.rest.merge(map(jnp.asarray, arrays))
         _, gradient = filter_jit(wide.value_and_grad(mode))(x, *wide.args[1:])
@@ -316,11 +317,11 @@ def format_exception(error: Exception) -> str:
 
 
 def default_tolerance(*dtypes: Any) -> float:
-    """The cube root of the machine epsilon of the least precise dtype: 5e-3 in float32.
+    """The cube root of the machine epsilon, for the least precise dtype: 5e-3 for float32.
 
     With this tolerance, a third of the digits must be right. A right gradient loses digits where
-    terms cancel, and finite differences in that precision have about this error. In a wrong
-    gradient, rarely a single digit is right.
+    terms cancel, and finite differences with this dtype have about this error. A wrong gradient
+    rarely has even one right digit.
     """
     return math.cbrt(max(float(jnp.finfo(dtype).eps) for dtype in dtypes))
 

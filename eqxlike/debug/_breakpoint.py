@@ -27,8 +27,8 @@ def breakpoint_if(pred: Bool[Array, "..."], **kwargs: Any) -> None:
       of the batch enter the breakpoint if `pred` is true for one of them.
     - `**kwargs`: passed to `jax.debug.breakpoint`.
 
-    **Raises:** `TypeError` if `pred` is of another type, or if `token` is passed, because
-    `breakpoint_if` returns no value that could depend on it.
+    **Raises:** `TypeError` if `pred` is of another type, or if `token` is passed. `breakpoint_if`
+    returns no value, so no value could depend on the token.
 
     !!! example
 

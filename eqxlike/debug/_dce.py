@@ -91,7 +91,7 @@ def inspect_dce(name: Hashable = None) -> None:
 
 
 def _is_in_jit() -> bool:
-    # Inside a jit even a constant is a tracer. Elsewhere it is not.
+    # A constant is a tracer inside a jit, but not outside.
     return isinstance(jnp.zeros(()), Tracer)
 
 
@@ -124,8 +124,8 @@ class _Entry:
 _entries: dict[Hashable, list[_Entry]] = {}
 _lock = threading.Lock()
 
-# A primitive that returns an array unchanged. If its output is used, it sets the text of `leaf` to
-# the shape.
+# A primitive that returns an array unchanged. If the output is used, the primitive sets the text of
+# `leaf` to the shape of the array.
 _watch_p = Primitive("store_dce")
 _watch_p.def_impl(lambda array, *, leaf: array)
 _watch_p.def_abstract_eval(lambda shape, *, leaf: shape)

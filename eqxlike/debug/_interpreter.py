@@ -8,8 +8,8 @@ operation to report.
 Infinite constants and arguments, such as masks, are not mistakes by themselves. A constant has no
 origin. The origin of an infinite argument is the path of the argument. If an operation makes a NaN
 from infinite constants or arguments, the operation is a new origin, which names the argument. If an
-operation makes an infinity from finite elements, it is a new origin too, even if its input also has
-infinite elements.
+operation makes an infinity from finite elements, the operation is a new origin too, even if other
+elements of its input are infinite.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Values:
 
     - `shape`, `dtype`: shape and dtype of the array.
     - `lowest`, `highest`: the range of the finite numbers in the array. The real and the imaginary
-      part of a complex number are two numbers. `None` if there are no finite numbers.
+      part of a complex number count as two numbers. `None` if there are no finite numbers.
     - `num_nan`, `num_infinite`: the numbers of NaN and infinite elements.
     - `first`: the index of the first non-finite element. `None` if all elements are finite.
     """
@@ -76,8 +76,8 @@ class NonFinite:
     - `inputs`: the input values of the operation.
     - `outputs`: the non-finite output values of the operation.
     - `reaches`: the path of the first part of the result that is not finite.
-    - `then`: if the value is an infinity from which another operation made a NaN, that operation.
-      Otherwise `None`.
+    - `then`: if the value is an infinity, and another operation made a NaN from it, the `NonFinite`
+      of that other operation. Otherwise `None`.
     - `came_with`: if the operation made a NaN from an infinite argument, the path of the argument.
       Otherwise `""`.
     """
@@ -212,7 +212,7 @@ class Interpreter:
         outputs = _bind(equation, inputs)
         if interpret_loop is not None and any(map(nonfinite_kind, outputs)):
             found = interpret_loop(equation, inputs, here)
-            # In single iterations, rounding may differ, so that everything may be finite.
+            # If iterations run one by one, rounding may differ, and all values may be finite.
             if any(nonfinite_kind(output) for output, _ in found):
                 return found
         return self._with_origins(equation, inputs, outputs, here)
@@ -276,7 +276,7 @@ class Interpreter:
         self, kind: str, equation: Any, inputs: list[Traced], outputs: list[Any], context: Context
     ) -> Origin | None:
         taken = [nonfinite_kind(value) for value, _ in inputs]
-        # A row has the origin of its array, but may be finite. Then its origin does not count.
+        # A row has the origin of its array. If the row is finite, the origin does not count.
         pairs = zip(inputs, taken, strict=True)
         origins = [each for (_, each), what in pairs if what and each is not None]
         causes = [each for each in origins if not each.is_given]
@@ -310,7 +310,7 @@ class Interpreter:
         is_given: bool = False,
         **known: Any,
     ) -> Origin:
-        """Makes a new origin. `known` has further fields of its `NonFinite`."""
+        """Makes a new origin. `known` has further fields for the `NonFinite` in the origin."""
         self._num_origins += 1
         where = *self._layer_at(context.scopes), operation, context.source, context.turns
         found = NonFinite(kind, self._during, *where, **known)
@@ -322,7 +322,7 @@ _CALLS = {
     "while_with_transpose",
     *("jit", "pjit", "remat", "remat2", "checkpoint"),
 }
-"""The names of operations that call one inner program with their inputs."""
+"""The names of operations that pass their inputs to one inner program."""
 
 _ELEMENTWISE = {
     *("acosh", "add", "add_any", "atanh", "convert_element_type", "cosh", "digamma", "div"),

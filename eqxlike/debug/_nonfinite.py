@@ -24,13 +24,13 @@ def find_nonfinite(
 
     The call is traced, and the program runs once, operation by operation. This includes the
     operations inside jitted functions, loops, branches, custom rules and `jax.checkpoint`. If the
-    output is finite, the gradient is searched in the same way. This is the gradient of the sum of
-    the output, with respect to all floating-point arrays of the model and the arguments that are
-    not frozen.
+    output is finite, the gradient of the sum of the output is searched in the same way. The
+    gradient is taken with respect to all floating-point arrays of the model and the arguments,
+    except frozen arrays.
 
     Only values that reach the result count. An infinity that a mask removes does not count. An
     infinity that a mask inserts does not hide an infinity that an operation makes in another
-    element. If a NaN passes through several operations, the first of them is reported. If the NaN
+    element. If a NaN passes through several operations, the first operation is reported. If the NaN
     or infinity is in an argument, such as an infinite weight, the path of the argument is reported.
 
     **Arguments:**
@@ -113,8 +113,8 @@ def arguments_by_name(
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
     except (TypeError, ValueError):
-        # There is no signature, or the call does not fit it. In the latter case, the call itself
-        # will raise.
+        # Either there is no signature, or the call does not fit the signature. In the latter case,
+        # the call itself will raise.
         return {"args": args, "kwargs": kwargs}, lambda named: (named["args"], named["kwargs"])
 
     def back(named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

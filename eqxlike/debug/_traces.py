@@ -119,8 +119,8 @@ def get_num_traces(fn: Any) -> int:
 
 
 _MAX_CALLS = 16
-"""The number of traces that are kept for comparison. The latest ones are enough, because a mistake
-that causes a retrace usually causes one in each call.
+"""The number of traces that are kept for comparison. The latest traces are enough, because a
+mistake that causes one retrace usually causes a retrace in each call.
 """
 
 _lock = threading.Lock()
@@ -177,7 +177,7 @@ class _AssertMaxTraces(Wrapper):
 
 
 _MAX_TRACES = 1000
-"""The list of retraces keeps at most this many, the latest."""
+"""The list of retraces has at most this many items. Older retraces are dropped."""
 
 
 @contextlib.contextmanager
@@ -186,10 +186,10 @@ def explain_retraces(
 ) -> Iterator[list[Trace]]:
     """Context manager that reports why functions of `filter_jit` are traced and compiled again.
 
-    It reports every trace of a function except the first one. The first trace may have come before
-    the block. If two functions have the same source lines, it also reports the first trace of the
-    second function. So it finds `filter_jit(lambda x: ...)` in a loop, which makes and compiles a
-    new function in each iteration.
+    It reports every trace of a function except the first trace, which may have come before the
+    block. If two functions have the same source lines, it also reports the first trace of the
+    second function. So it finds a `filter_jit(lambda x: ...)` in a loop. Such a loop makes and
+    compiles a new function in each iteration.
 
     It reports traces in all threads. Calls that do not trace are not slower.
 

@@ -22,10 +22,10 @@ from ._flat._scan import Arrays, Step
 from ._flat._step import clear_written
 
 Buffers = Callable[[PyTree], Any]
-"""A function from a carry to its buffers: arrays, or nodes that contain arrays."""
+"""A function that takes a carry and returns its buffers: arrays, or nodes that contain arrays."""
 
 _MAX_CASTS = 4
-"""The body is traced again at most this often, plus once for each array, to cast the carry."""
+"""To cast the carry, the body is traced again at most this many times, plus once for each array."""
 
 
 # --- Conversion between trees and lists of arrays ---
@@ -39,7 +39,7 @@ class TreeSpec:
         self._key_impls = [_impl_of_key(leaf) for leaf in leaves]
 
     def unflatten(self, arrays: Arrays) -> PyTree:
-        """Rebuilds the tree with these arrays."""
+        """Rebuilds the tree from its arrays."""
         return self._rest.merge(
             array if impl is None else jr.wrap_key_data(array, impl=impl)
             for array, impl in zip(arrays, self._key_impls, strict=True)
@@ -123,7 +123,7 @@ def trace_body(
     - `x_spec`, `x`: the structure of the input of a step, and the types of its arrays.
     - `buffers`: function that chooses the buffers in the carry. `None` for no buffers.
     - `axes`: inside `jax.shard_map`, the mesh axes along which devices may run different numbers of
-      steps. The carry is cast to vary along them.
+      steps. The carry is cast to vary along these axes.
 
     **Raises:** `ValueError` if the body changes the structure, a shape, a dtype or a static leaf of
     the carry. The message names the path.
@@ -256,8 +256,8 @@ def _without_buffers(name: str, new: PyTree, buffers: set[int]) -> PyTree:
 def _check_carry(name: str, old: PyTree, new: PyTree) -> None:
     difference = find_difference(old, new, _fits)
     if difference is None:
-        # Treedefs are equal even if a static field is `2` in one and `2.0` in the other. So compare
-        # the static fields too.
+        # Two treedefs are equal even if a static field is `2` in one treedef and `2.0` in the
+        # other. So compare the static fields too.
         trees = (
             jtu.tree_map(lambda x: None if is_array_like(x) else x, tree) for tree in (old, new)
         )
@@ -301,10 +301,10 @@ def _casts(
 
 
 def _with_consts_varied(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Moves the casts of closed-over arrays to varying ones out of the loop, for `jax.shard_map`.
+    """Moves casts of closed-over arrays out of the loop, for `jax.shard_map`.
 
-    The transpose of such a cast sums over the devices. If the cast is outside of the loop, the sum
-    is computed once, not in each step.
+    These casts make arrays vary along mesh axes. The transpose of a cast sums over the devices. If
+    the cast is outside of the loop, the sum is computed once, not in each step.
     """
     jaxpr, known, before, rest, varied = closed.jaxpr, set(closed.jaxpr.constvars), [], [], []
     for equation in jaxpr.eqns:
@@ -350,7 +350,7 @@ def trace_condition(
     """Traces a condition.
 
     **Returns:** the arrays that the condition closes over, the condition as a function of arrays,
-    and the mesh axes along which it varies.
+    and the mesh axes along which the condition varies.
 
     **Raises:** `TypeError` unless the condition returns one boolean.
     """

@@ -20,10 +20,11 @@ class Buffer(Module):
     """An array in the carry of a loop, in which each entry is written at most once.
 
     The loop body gets a `Buffer` for each array that the argument `buffers` of the loop chooses.
-    The body writes an entry with `buffer.at[index].set(x)` or `buffer_at_set`, and may read it
-    afterwards with `buffer[index]`. Buffers save memory and time. Reverse mode does not save a
-    buffer in each step. Under `jax.vmap`, a step writes one entry for each member of the batch,
-    even if some members have ended; for an ordinary array it would copy the whole array.
+    The body writes an entry with `buffer.at[index].set(x)` or `buffer_at_set`. Afterwards, the body
+    may read the entry with `buffer[index]`. Buffers save memory and time. Reverse mode does not
+    save a buffer in each step. Under `jax.vmap`, a step writes one entry for each member of the
+    batch, even if some members have ended. For an ordinary array, the step would copy the whole
+    array.
     """
 
     array: Array
@@ -55,8 +56,8 @@ class Buffer(Module):
 
     def __getitem__(self, index: Any) -> Array:
         entry = self.array[index]
-        # Members of a batch that have ended also read an entry. Its cotangent must be zero for
-        # them.
+        # Batch members that have ended also read an entry. For these members, the cotangent of the
+        # entry must be zero.
         return select_if_vmap(jnp.asarray(self.is_active), entry, jnp.zeros_like(entry))
 
     @property
@@ -109,9 +110,9 @@ def _write(
 ) -> Array:
     """Writes `x` to `array` at `index` if `pred` and `is_active` are true.
 
-    The transpose only reads the entry of the cotangent. JAX's own transpose of an update also
-    writes to the cotangent, so XLA copies the whole array in each step of a loop. With 1 MB of
-    buffers, a backward step took 15 times as long.
+    The transpose reads the written entry from the cotangent, and leaves the cotangent unchanged.
+    JAX's own transpose of an update also writes to the cotangent, so XLA copies the whole array in
+    each step of a loop. With 1 MB of buffers, a backward step took 15 times as long.
     """
     is_integer = is_array_like(index) and jnp.issubdtype(jnp.result_type(index), jnp.integer)
     if not options and is_integer and jnp.ndim(index) == 0:
@@ -215,7 +216,7 @@ def buffer_at_set(
     - `pred`: boolean of shape `()`; if it is false, nothing is written.
     - `**kwargs`: passed to `jax.Array.at[...].set`.
 
-    **Returns:** a `Buffer` if `buffer` is one, else an array.
+    **Returns:** a `Buffer` if `buffer` is a `Buffer`, else an array.
 
     **Raises:** `TypeError` if `buffer` is neither a `Buffer` nor an array.
 

@@ -42,13 +42,13 @@ def while_loop(
     - `cond_fun`: function from a carry to one boolean.
     - `body_fun`: function from a carry to the next carry. The next carry must have the same
       structure, shapes and dtypes. `cond_fun` and `body_fun` may close over arrays and tracers. The
-      loop can be differentiated with respect to these too.
+      loop can be differentiated with respect to closed-over arrays too.
     - `init_val`: the initial carry, any pytree. Leaves that are not arrays or numbers are static.
-    - `max_steps`: the largest number of steps, an integer of at least 0; `None` for no limit. To
-      see whether the limit has ended the loop, call `cond_fun` on the result: it is still true.
+    - `max_steps`: the largest number of steps, an integer of at least 0; `None` for no limit. If
+      the limit has ended the loop, `cond_fun` of the result is still true.
     - `buffers`: function that takes a carry and returns the arrays in it that are buffers. An entry
-      of a buffer may be written at most once, and may be read only afterwards. In place of each of
-      these arrays, `body_fun` gets a `Buffer`. It writes to the `Buffer` with
+      of a buffer may be written at most once, and may be read only afterwards. `body_fun` gets a
+      `Buffer` in place of each buffer array. `body_fun` writes to a `Buffer` with
       `buffer.at[index].set(x)` or `buffer_at_set`. Reverse mode does not save buffers.
     - `kind`: `"lax"` supports forward mode only, like `jax.lax.while_loop`. `"bounded"` and
       `"checkpointed"` are differentiable in every mode and to every order. In reverse mode,
@@ -59,7 +59,7 @@ def while_loop(
       With `checkpoints`, `max_steps` is not required. The fewer checkpoints, the more often each
       step runs: with 10 checkpoints, each of 1,000 steps runs at most four times before it is
       differentiated. The other kinds ignore this argument.
-    - `base`: has no effect. It is accepted because the loops of `equinox.internal` have it.
+    - `base`: has no effect. It is accepted because the loops of `equinox.internal` accept it.
 
     **Returns:** the last carry.
 
@@ -121,7 +121,7 @@ def fori_loop(
       `scan`, and otherwise a `while_loop`.
     - `body_fun`: function from an integer and a carry to the next carry. The next carry must have
       the same structure, shapes and dtypes. `body_fun` may close over arrays and tracers. The loop
-      can be differentiated with respect to these too.
+      can be differentiated with respect to closed-over arrays too.
     - `init_val`: the initial carry, any pytree. Leaves that are not arrays or numbers are static.
     - `max_steps`: the largest number of steps, an integer of at least 0; `None` for no limit. The
       loop ends before `i == lower + max_steps`.
@@ -132,7 +132,8 @@ def fori_loop(
 
     **Raises:** `ValueError` if `body_fun` changes the structure, a shape, a dtype or a static leaf
     of the carry; if `kind` is unknown; if a bound is not known at trace time and `kind` requires a
-    limit, as in `while_loop`. `TypeError` if a bound is not an integer, or their dtypes differ.
+    limit, as in `while_loop`. `TypeError` if a bound is not an integer, or if the dtypes of the
+    bounds differ.
 
     !!! example
 
@@ -213,8 +214,8 @@ def scan(
     **Returns:** the last carry, and the outputs stacked along a new leading axis.
 
     **Raises:** `ValueError` if `f` changes the structure, a shape, a dtype or a static leaf of the
-    carry; if lengths differ or none is given; if `kind` is unknown; if `unroll` is neither a bool
-    nor a positive integer. `TypeError` if `f` does not return a pair.
+    carry; if two lengths differ or no length is known; if `kind` is unknown; if `unroll` is neither
+    a bool nor a positive integer. `TypeError` if `f` does not return a pair.
 
     !!! example
 

@@ -27,7 +27,8 @@ _MAX_CALLS = 1000
 """The largest number of callbacks from a loop of known length. A callback takes 100 us on a CPU."""
 
 _CALLS_BY_DOUBLING = 128
-"""Callbacks while the number of steps of a loop of unknown length doubles; a power of two.
+"""A loop of unknown length makes this many callbacks each time that its number of steps doubles.
+This is a power of two.
 """
 
 
@@ -50,7 +51,7 @@ def progress(
     of the outer loop.
 
     Under `jax.vmap`, the whole batch has one bar, which shows the largest step of all members.
-    Reverse mode may run steps a second time. The bar does not move back for them.
+    Reverse mode may run steps a second time. The bar does not move back then.
 
     **Arguments:**
 
@@ -167,8 +168,8 @@ class ProgressBar(Module):
         def show(which: Any, steps: Any, number: Any, ready: Any) -> None:
             OPEN_BARS.show(self._settings, number, *steps)
 
-        # Give each callback a different constant. Without it, XLA merged the callbacks of two loops
-        # on a GPU, and called the first callback for both.
+        # Give each callback a different constant. Without the constant, XLA merged the callbacks of
+        # two loops on a GPU, and called the first callback for both loops.
         which = np.asarray(next(_UPDATES), np.int32)
 
         def call() -> None:
@@ -211,7 +212,7 @@ class ProgressBar(Module):
         return ProgressBar(self._number, before, settings)
 
     def close(self, after: PyTree) -> None:
-        """Closes the bar and its inner bars. Call it if a loop has no `total` or may end early.
+        """Closes the bar and its inner bars. Needed if a loop has no `total` or may end early.
 
         **Arguments:**
 

@@ -2,11 +2,11 @@
 
 How a check reaches the user:
 
-1. `error_if` (`_error_if`) resolves what happens on failure: an exception, NaN, a debugger,
-   nothing. It makes a `Check` and inserts it into the program (`_check`): a callback, called only
-   on failure.
-2. The trace records that it contains a check (`_check.TracedProgram`). The compiled function
-   returns that as a flag, and a call waits for its result only if the flag is set.
+1. `error_if` (`_error_if`) decides what happens on failure: an exception, NaN, a debugger,
+   nothing. It inserts a `Check` (`_check`) into the program. A `Check` is a callback that is called
+   only on failure.
+2. The trace records whether it contains a check (`_check.TracedProgram`). The compiled function
+   returns a flag for this. A call waits for its result only if the flag is set.
 3. On failure the callback stores its report (`_runtime_errors.FailureReport`) and makes the run
    fail (`_runtime_errors.raise_in_callback`).
 4. The call finds the report of the failure in JAX's exception, and raises it as

@@ -80,7 +80,7 @@ class TracedProgram:
 
     @functools.cached_property
     def is_for_several_devices(self) -> bool:
-        """Whether the program is known to run on several devices. Only checks read this."""
+        """Whether the program is known to run on several devices. Only checks need to know."""
         return mesh_of(self.arrays) is not None or any(
             isinstance(leaf, jax.sharding.Sharding) and leaf.num_devices > 1
             for leaf in jtu.tree_leaves(self.shardings)
@@ -131,10 +131,10 @@ class Check:
     is_for_several_devices: bool = dataclasses.field(default_factory=is_for_several_devices)
 
     def passes(self, failed: Any, index: Any) -> Any:
-        """Inserts the check. Returns whether it passes for all members of the batch.
+        """Inserts the check. Returns whether the check passes for all members of the batch.
 
-        If several checks fail, the first one in the program raises. The order in which the compiler
-        runs the checks does not matter.
+        If several checks fail, the first check in the program raises, in whatever order the
+        compiler runs the checks.
 
         **Arguments:**
 
@@ -188,8 +188,8 @@ class Check:
         if mesh is None or not (axes := set(mesh.axis_names) - set(mesh.manual_axes)):
             return self._call_back_once(*operands)
         whole = PartitionSpec()
-        # JAX removes an axis from the current mesh if `jax.vmap` maps over it. So set the whole
-        # mesh.
+        # If `jax.vmap` maps over a mesh axis, JAX removes this axis from the current mesh. So set
+        # the whole mesh.
         with jax.sharding.use_abstract_mesh(mesh):
             if AxisType.Explicit in mesh.axis_types:
                 operands = jax.sharding.reshard(operands, whole)
@@ -233,7 +233,7 @@ class Check:
         raise_in_callback(text)
 
     def _text(self, failed: Any, index: Any = None) -> str:
-        """The text of a failure. `failed=None` is the predicate of a check outside `jax.vmap`."""
+        """The text of a failure. `failed` is `None` for a check outside `jax.vmap`."""
         failed = np.asarray(True if failed is None else failed)
         return self.report.text(failed, None if index is None else np.asarray(index))
 
@@ -259,8 +259,8 @@ def holds_check(jaxpr: Jaxpr) -> bool:
 def run_and_look_for_checks(function: Callable[..., list[Any]], arrays: Iterable[Any]) -> list[Any]:
     """Calls `function` on tracers, and records all checks in it.
 
-    If `function` calls a function of `jax.jit` that JAX has traced before, JAX does not trace it
-    again. The checks of such a function are found in the jaxpr.
+    JAX does not trace a function of `jax.jit` again if it has traced the function before. If
+    `function` calls such a jitted function, its checks are found in the jaxpr.
     """
     inlined = jax.jit(function, inline=True)
     if holds_check(inlined.trace(*arrays).jaxpr.jaxpr):

@@ -103,12 +103,13 @@ def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default
           continues with NaN.
         - `"off"`: nothing; there is no check.
         - `"default"`: the value of the environment variable `EQXLIKE_ON_ERROR`, or else of
-          `EQX_ON_ERROR`; `"raise"` without them. `EQXLIKE_ON_ERROR_BREAKPOINT_FRAMES`, or else
+          `EQX_ON_ERROR`, or else `"raise"`. `EQXLIKE_ON_ERROR_BREAKPOINT_FRAMES`, or else
           `EQX_ON_ERROR_BREAKPOINT_FRAMES`, sets how many frames the debugger shows.
 
     **Returns:** `x`. Use this returned value instead of the argument. If a compiled program does
-    not use the returned value, the compiler removes the check, unless the returned value of a later
-    check in the same function is used. If several checks fail, the first one raises.
+    not use the returned value, the compiler removes the check. The check stays if the program uses
+    the returned value of a later check in the same function. If several checks fail, the first
+    check raises.
 
     **Raises:** `EqxlikeRuntimeError` if the check fails; `EqxlikeTracetimeError` if it fails and
     `pred` is a Python number; `ValueError` if `x` has no array; `TypeError` if `pred` is not
@@ -149,7 +150,8 @@ def branched_error_if(
 
     - `x`, `pred`, `on_error`: as for `error_if`.
     - `index`: the index of the message. This is an integer, or an array of integers. The maximum of
-      an array is used. Under `jax.vmap`, the maximum over those members of the batch that fail.
+      an array is used. Under `jax.vmap`, this is the maximum over the members of the batch that
+      fail.
     - `msgs`: the messages.
 
     **Returns:** `x`. Use this returned value, as with `error_if`.
@@ -227,7 +229,7 @@ def _array_of(value: Any, name: str, expected: str) -> Array:
 
 
 def _any(pred: Array) -> Array:
-    """Whether any element of `pred` is true. Under `jax.jit`, always a tracer."""
+    """Whether any element of `pred` is true. Under `jax.jit`, the result is always a tracer."""
     is_one_boolean = isinstance(pred, Tracer) and pred.shape == () and pred.dtype == jnp.bool_
     return pred if is_one_boolean else jnp.any(pred)
 

@@ -86,7 +86,7 @@ def _batch(axis: Any, operands: Any, axes: Any) -> tuple[list[Any], list[Any]]:
     if axes[0] is None:
         return needing_p.bind(*operands), list(axes[1:])
     # The output of a check has no batch axis. But if a check is in a branch of a `cond`, the output
-    # of the branch may have one.
+    # of the branch may have a batch axis.
     return jax.vmap(_select, axes)(*operands), [0] * len(axes[1:])
 
 

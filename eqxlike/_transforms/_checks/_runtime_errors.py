@@ -20,7 +20,9 @@ import numpy as np
 from ..._compat import CALLBACK_LOGGERS, forget_failed_run
 
 ERRORS_OF_JAX = (jax.errors.JaxRuntimeError, ValueError)
-"""JAX's exceptions for a callback that raises: `ValueError` if the call ran without Python."""
+"""The exceptions that JAX raises if a callback raises. A call that runs no Python code, on JAX's
+fast path, raises `ValueError`.
+"""
 
 _MAX_RECENT = 1000
 """Maximum number of unclaimed failures. Failures under raw `jax.jit` are never claimed.

@@ -16,7 +16,10 @@ OfArrays = Callable[[Arrays], tuple[Any, Arrays]]
 
 
 class DifferentiationMode(Protocol):
-    """The method that `filter_grad` needs of a mode. See `eqxlike.ad.Mode`."""
+    """Protocol of a differentiation mode, with the only method that `filter_grad` calls.
+
+    The base class of modes is `eqxlike.ad.Mode`.
+    """
 
     def value_and_grad(
         self, function: OfArrays, arrays: Arrays, /
@@ -62,7 +65,7 @@ def value_and_grad_by(
 
     **Arguments:**
 
-    - `rest`: the tree from which `arrays` were split. It gives the paths in error messages.
+    - `rest`: the tree from which `arrays` were split. Error messages have paths in this tree.
     - `name`: the name of the function in error messages.
     """
     is_holomorphic = bool(options.get("holomorphic", False))
@@ -105,7 +108,7 @@ def value_and_grad_by(
 
 
 def path_of_taken(rest: Rest, place: int) -> str:
-    """The path in the first argument. `place` counts the differentiated arrays."""
+    """The path of a differentiated array. `place` is its index among the differentiated arrays."""
     places = rest.take(range(rest.treedef.num_leaves))
     return f"args[0]{jtu.keystr(path_of(places[place], rest.treedef))}"
 

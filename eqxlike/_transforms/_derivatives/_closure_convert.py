@@ -20,10 +20,10 @@ from ._tangents import match_leaves, path_of
 class ClosureConverted(Module, Generic[Params, Output]):
     """The function that `filter_closure_convert` returns.
 
-    - `jaxpr`: the program of the function. It is a leaf of the pytree, as in Equinox, because some
-      libraries compare converted functions, and replace the `jaxpr` of one by an equal `jaxpr`.
-      `filter_jit` and similar transformations treat it as static. For raw `jax.jit`, separate
-      `consts` from the rest of the function.
+    - `jaxpr`: the program of the function. As in Equinox, `jaxpr` is a leaf of the pytree. Some
+      libraries rely on this: they compare converted functions, and replace a `jaxpr` by an equal
+      `jaxpr`. `filter_jit` and similar transformations treat this leaf as static. For raw
+      `jax.jit`, separate `consts` from the rest of the function.
     - `consts`: the arrays that the function closes over.
     """
 
@@ -76,8 +76,9 @@ def filter_closure_convert(
 ) -> ClosureConverted[Params, Output]:
     """Converts a function to a pytree whose array leaves are the arrays that it closes over.
 
-    Use it to pass closed-over tracers explicitly to a custom derivative or a transformation. This
-    is `jax.closure_convert` for functions of any arguments, and for all arrays.
+    Use the pytree to pass closed-over tracers explicitly to a custom derivative or a
+    transformation. `filter_closure_convert` is `jax.closure_convert` for functions of any
+    arguments, and converts all closed-over arrays.
 
     **Arguments:**
 

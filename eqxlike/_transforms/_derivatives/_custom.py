@@ -37,8 +37,8 @@ from ._tangents import (
 class CustomFunction:
     """Base class of functions with a custom derivative.
 
-    This is not a Module, because its derivative is set after construction. Copying and pickling
-    store its name only, as for Python functions.
+    This is not a Module, because the derivative is set after construction. Copying and pickling
+    store only the name of the function, as for Python functions.
     """
 
     __name__: str
@@ -193,7 +193,7 @@ class _FlatJvp:
             f"The rule of {self.label} must return a pair (value, tangent)",
         )
         if self.value_rest is not UNTRACED:
-            # The output of the function is already in use, so the structures must agree.
+            # The output of the function is already in use, so the value must have its structure.
             check_structure(self.value_rest.treedef, value, "value of the rule", "value")
         numbers, self.value_rest = split(value, _is_array_or_number)
         differentiable = (leaf if is_inexact_array_like(leaf) else None for leaf in numbers)
@@ -238,7 +238,7 @@ class filter_custom_vjp(CustomFunction):
     """Gives a function of any arguments a custom reverse-mode derivative.
 
     This is `jax.custom_vjp` with a simpler interface. Only the first argument is differentiated.
-    The backward pass gets the arguments, next to the residuals.
+    The backward pass gets the residuals and all arguments.
 
     **Arguments:**
 
@@ -388,7 +388,7 @@ class _FlatVjp:
             f"The forward pass of {self.label} must return a pair (value, residuals)",
         )
         if self.value_rest is not UNTRACED:
-            # The output of the function is already in use, so the structures must agree.
+            # The output of the function is already in use, so the value must have its structure.
             check_structure(self.value_rest.treedef, value, "value of the forward pass", "value")
         value_arrays, self.value_rest = split(value, is_array_or_traced_reference)
         kept, rest = split((residuals, vjp_arg, args, kwargs))
@@ -406,7 +406,7 @@ class _FlatVjp:
             leaf if is_wanted else None
             for leaf, is_wanted in zip(jtu.tree_leaves(vjp_arg), wanted, strict=True)
         ]
-        # The gradients at all other leaves are ignored, so they are not checked.
+        # Gradients at leaves that are not perturbed are ignored, so they are not checked.
         found = [leaf if is_wanted else None for leaf, is_wanted in zip(found, wanted, strict=True)]
         gradients = checked_tangents(found, types, treedef, "gradient", "vjp_arg")
         gradients = [

@@ -87,7 +87,7 @@ def _make(
     transform = _name_of(returns_value)
     if mode is not None:
         check_mode(mode, transform)
-        # Without a mode, JAX raises this error when called.
+        # Without a mode, JAX itself checks `gradkwargs`, when the function is called.
         if unknown := gradkwargs.keys() - GradOptions.__annotations__.keys():
             raise TypeError(f"`{transform}` got an unexpected keyword argument {min(unknown)!r}.")
     if fun is MISSING:
@@ -290,11 +290,12 @@ def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
       differentiated.
 
     **Returns:** a function of the same arguments that returns the Jacobian, or `(jacobian, aux)`.
-    The Jacobian has the structure of the value. In place of each array of the value, of shape
-    `(*out)`, it has a tree with the structure of the first argument. In place of each
-    floating-point array of the argument, of shape `(*in)`, this tree has an array of shape
-    `(*out, *in)`. Its other leaves are `None`. In place of leaves of the value that are neither
-    arrays nor numbers, the Jacobian has `None`.
+    The Jacobian has the structure of the value. In place of each array of the value, the Jacobian
+    has a tree with the structure of the first argument. In this tree, each floating-point array of
+    the argument is replaced by an array of derivatives, and each other leaf by `None`. For an
+    output of shape `(*out)` and an input of shape `(*in)`, the derivatives have shape
+    `(*out, *in)`. In place of leaves of the value that are neither arrays nor numbers, the Jacobian
+    has `None`.
 
     **Raises:** when called, `TypeError` if the first argument is passed by keyword, or if it
     contains a complex array.
@@ -416,7 +417,7 @@ _HINTS = (
 def advised(mode: Any, name: str | None) -> Iterator[None]:
     """Context manager that adds a note to JAX's error if a mode cannot differentiate an operation.
 
-    The note names a mode that can. An error gets at most one such note.
+    The note names a mode that can differentiate the operation. An error gets at most one such note.
 
     **Arguments:**
 

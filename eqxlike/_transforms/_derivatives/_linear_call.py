@@ -47,8 +47,8 @@ def linear_call(
       member. For example, the weights of a network that is mapped over a batch of inputs have one
       cotangent.
     - `transpose_beside_tangents`: a JVP of this call makes two calls: one for the primal output,
-      and one for the tangents. This function replaces `transpose` in the former. Needed if
-      `transpose` is incomplete.
+      and one for the tangents. In the call for the primal output, this function replaces
+      `transpose`. It is required if `transpose` is incomplete.
     - `is_of_members`: whether `transpose` returns different cotangents for the members of a batch
       even if `forward` returns the same output for all of them.
     """
@@ -142,8 +142,8 @@ def _batch(
         def batched_transpose(
             residuals: list[Array], cotangents: list[Array], _: tuple[bool, ...]
         ) -> list[Array]:
-            # If the members share an output, its cotangent counts once. So the first member gets
-            # the cotangent, and all others get zero.
+            # If the members share an output, the cotangent of this output must count once. So the
+            # first member gets the cotangent, and all other members get zero.
             cotangents = [
                 each
                 if is_one
@@ -152,7 +152,10 @@ def _batch(
             ]
 
             def by_members(is_summed: tuple[bool, ...]) -> Linear:
-                """`transpose` over the batch. It sums the cotangents in `is_summed` itself."""
+                """Maps `transpose` over the batch.
+
+                `is_summed` flags the cotangents that `transpose` itself sums over the batch.
+                """
                 out_axes = [None if summed else 0 for summed in is_summed]
                 out_axes += [0] * (len(of_tangents) - num_summed)
 
@@ -169,7 +172,8 @@ def _batch(
 
                 return run
 
-            # A collective operation over a named axis needs one value for each member, so
+            # If the batch axis has a name, `transpose` may contain a collective operation over it,
+            # such as `psum`. This needs the cotangent of each batch member, not their sum. So
             # `transpose` must not sum over a named axis.
             is_summed = none_shared if name else is_shared[:num_summed]
             summed_inside = jax.custom_jvp(batch_first(by_members(is_summed)))
@@ -197,7 +201,8 @@ def _batch(
         ),
         is_of_members=is_of_members,
         num_residuals=num_residuals,
-        # If this batch is mapped again, the outer batch is summed here, not by `transpose`.
+        # If this batch is mapped again, `_batch` sums over the outer batch, and `transpose` does
+        # not.
         num_summed=0,
         avals=tuple(
             _with_batch(axis, each, args) if is_one else each
@@ -208,7 +213,7 @@ def _batch(
 
 
 def _with_batch(axis: Any, aval: Any, args: Sequence[Any]) -> Any:
-    """The type of a batch of arrays. An explicit sharding of the batch axis is as in `args`."""
+    """The type of a batch of arrays of type `aval`, on the mesh of `args` if they have a mesh."""
     meshes = [jax.typeof(each).sharding.mesh for each in args]
     mesh = next((each for each in meshes if not each.empty), aval.sharding.mesh)
     spec = jax.sharding.PartitionSpec(axis.explicit_mesh_axis, *aval.sharding.spec)

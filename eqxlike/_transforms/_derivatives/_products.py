@@ -106,8 +106,8 @@ def _find_zeros(perturbed: list[Any], traced: list[Any]) -> list[bool]:
 
     An array with a symbolic zero does not depend on `perturbed`. Only the JVP rule of a primitive
     sees symbolic zeros, so this function calls a primitive on the arrays. JAX calls the rule only
-    if an operand has a tangent. `perturbed[0]` has one, so it is an operand too. A `jax.custom_jvp`
-    instead of the primitive would take 90 us a call, not 7.
+    if an operand has a tangent. `perturbed[0]` has a tangent, so it is an operand too. A
+    `jax.custom_jvp` instead of the primitive would take 90 us a call, not 7.
     """
     tangents: list[Any] = []
     _report_p.bind(perturbed[0], *traced, report=tangents.extend)

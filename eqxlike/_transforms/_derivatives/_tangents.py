@@ -1,6 +1,6 @@
 """Tangents, cotangents and gradients: trees with the structure of another tree.
 
-In them, `None` means zero. It may replace a leaf or a whole subtree.
+In these trees, `None` means zero, and may replace a leaf or a whole subtree.
 """
 
 from collections.abc import Sequence
@@ -61,8 +61,7 @@ def match_leaves(treedef: Any, tree: PyTree, name: str, of: str) -> list[Any]:
     try:
         return treedef.flatten_up_to(tree)
     except (TypeError, ValueError):
-        # Either the structures differ, or `None` replaces a subtree. JAX does not support the
-        # latter.
+        # Either the structures differ, or `None` replaces a subtree. JAX supports no such `None`.
         found: list[Any] = []
 
         def take(whole: PyTree, part: PyTree) -> bool | None:

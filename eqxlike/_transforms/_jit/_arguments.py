@@ -34,9 +34,9 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
     """The signature of `function` itself, or `None` if it is unknown.
 
     The signature of `function.__wrapped__`, an attribute that `functools.wraps` sets, is ignored,
-    because the decorated function may take other arguments and have other defaults. For functions
-    of `jax.jit` the result is `None`, because they treat an omitted default differently from a
-    default that is passed.
+    because `function` may take other arguments and have other defaults. For functions of `jax.jit`
+    the result is `None`, because `jax.jit` treats an omitted argument differently from an argument
+    that equals the default.
     """
     if isinstance(function, PjitFunction | jax.custom_jvp | jax.custom_vjp):
         return None
@@ -47,7 +47,9 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 _Plan = tuple[Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]], tuple[str, ...]]
-"""A function from `args` and `kwargs` to the ordered arguments; and the names of the last ones."""
+"""A pair: a function that takes `args` and `kwargs` and returns the ordered arguments, and the
+names of the last ordered arguments.
+"""
 
 _MAX_PLANS = 1024
 
@@ -166,14 +168,14 @@ class ArgumentOrder:
             raise TypeError(f"{self.function_name}() {error}{hint}") from None
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-        """Pairs of name and argument, with the parameter names that messages show."""
+        """A pair for each argument: the name that messages show, and the argument."""
         with contextlib.suppress(TypeError):
             if self.signature is not None:
                 return list(self.signature.bind(*args, **kwargs).arguments.items())
         return [(f"args[{place}]", each) for place, each in enumerate(args)] + list(kwargs.items())
 
     def labels(self, num_args: int, names: tuple[str, ...]) -> list[str]:
-        """The names, in messages, of `num_args` ordered arguments. The last ones are `names`."""
+        """The names that messages show for `num_args` ordered arguments. They end with `names`."""
         num_by_place = num_args - len(names)
         declared = [each.name for each in self.parameters if each.kind in _BY_PLACE]
         more = (each.name for each in self.parameters if each.kind is Parameter.VAR_POSITIONAL)
@@ -273,7 +275,7 @@ def shardings_of_arguments(
 
 
 def _is_default(argument: Any, parameter: Parameter | None) -> bool:
-    """Whether `argument` has the Structure of the default, so that it may be the default."""
+    """Returns `True` if `argument` and the default of `parameter` have the same Structure."""
     if parameter is None or parameter.default is Parameter.empty:
         return False
     _, default = flatten(parameter.default, is_output=True)
@@ -282,8 +284,8 @@ def _is_default(argument: Any, parameter: Parameter | None) -> bool:
 
 # --- Donated arguments: one of five words, or names of parameters ---
 #
-# If arguments share a donated buffer, JAX raises. `explain_error` adds the paths of these
-# arguments.
+# If two arguments share a donated buffer, JAX raises an error. `explain_error` adds the paths of
+# both arguments to the error.
 
 
 Donate = DonateWord | str | tuple[str, ...]
@@ -316,7 +318,7 @@ def donated_places(
 
     - `donate`: any value except `"none"`.
     - `num_bound`: the number of bound positional arguments, such as a Module that is called. As in
-      Equinox, "first" means the first argument after these.
+      Equinox, "first" means the first argument after the bound arguments.
     - `names`, `num_args`: the names and the number of arguments of the ordered call.
     """
     if isinstance(donate, tuple):
@@ -345,7 +347,7 @@ class WatchedArrays:
 
     A static object is compared by identity, as in `jax.jit`, and its arrays become constants of the
     compiled function. If an attribute later holds another array, the compiled function still uses
-    the old array. So the next call warns, once.
+    the old array. The next call then warns once.
 
     **Arguments:**
 
@@ -413,7 +415,7 @@ def explain_error(
         # An inner call may already have added a note, with the names of its own arguments.
         if known and not any(map(_NAMED.match, getattr(error, "__notes__", ()))):
             error.add_note(f"Of {order.function_name}, {', '.join(known)}.")
-    # JAX's error names no path. It has at most the shape of the first deleted array.
+    # JAX's error has no path. At most, it has the shape of the first deleted array.
     if "deleted" in text and (paths := deleted_arguments(order, args, kwargs)):
         error.add_note(
             f"{among} are deleted, since they were donated to a call: {listed(paths)}. Use the "

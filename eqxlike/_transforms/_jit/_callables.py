@@ -47,8 +47,8 @@ identity, and do not change in place.
 def unbind(callable_: Any) -> Unbound:
     """Splits a callable into a function and its bound arguments.
 
-    Bound arguments are passed to `jax.jit` like all others. So their arrays do not become
-    constants, and different instances are not confused.
+    Bound arguments are passed to `jax.jit` like all other arguments. So the arrays in them do not
+    become constants, and a call never uses the arrays of another instance.
     """
     if isinstance(callable_, _FUNCTIONS):
         return Unbound(callable_, (), {})
@@ -73,8 +73,8 @@ def _call_of(cls: Any) -> Any:
         return found.function
     if isinstance(found, types.FunctionType | Module):
         return found
-    # `__call__` is another descriptor, so its value may depend on the instance. `call_it` calls the
-    # instance, and Python resolves the descriptor.
+    # `__call__` is a descriptor of another kind, so its value may depend on the instance. `call_it`
+    # calls the instance, and Python resolves the descriptor.
     return call_it
 
 
@@ -106,8 +106,8 @@ def describe(unbound: Unbound) -> Description:
     if not (bound and isinstance(bound[0], Wrapper) and function is type(bound[0]).__call__):
         anchor = type(bound[0]) if function is call_it else function
         name = getattr(anchor, "__name__", type(anchor).__name__)
-        # The path does not contain the anchor, because a cache that lives with the anchor must not
-        # hold it.
+        # The path does not contain the anchor. A cache that lives with the anchor may contain the
+        # path, and must not refer to the anchor.
         path = ((function is call_it, *counts),)
         return Description(anchor, name, signature_of(function), path)
     inner = unbind(bound[0].__wrapped__)

@@ -61,8 +61,8 @@ _MAX_CACHED = 4096
 """A table has at most this many compiled functions. The oldest are dropped first."""
 
 _MAX_RECENT = 16
-"""At most this many fast paths are tried before the slow path. Several are needed for functions
-that are called with different static values in turn.
+"""At most this many fast paths are tried before the slow path. A function that is called with
+different static values in turn needs several fast paths.
 """
 
 _Table = OrderedDict[Hashable, "CompiledFunction"]
@@ -108,8 +108,8 @@ class Dispatcher:
         # own.
         self._lasting: _Table = OrderedDict()
         self._closures: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
-        # `fast_path` is the latest one for calls without keyword arguments. `recent` has the latest
-        # few fast paths, with the names of the keyword arguments of their calls.
+        # `fast_path` is the latest fast path for calls without keyword arguments. `recent` has the
+        # latest few fast paths, each with the names of the keyword arguments that it takes.
         self.fast_path: FastPath = always_miss
         self.recent: tuple[tuple[tuple[str, ...], FastPath], ...] = ()
         _dispatchers.add(self)
@@ -117,8 +117,8 @@ class Dispatcher:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output of a call by the slow path, after `fast_path` has missed."""
         ordered, names = self.order.arrange(args, kwargs)
-        # `recent` usually includes the fast path that has just missed. It is tried again, because
-        # it got `args`, and `ordered` also has the defaults of omitted arguments.
+        # `recent` usually includes the fast path that has just missed. That fast path got `args`.
+        # It is tried again with `ordered`, which also has the defaults of omitted arguments.
         for recent_names, fast_path in self.recent:
             if recent_names == names:
                 output = fast_path(ordered)
@@ -136,8 +136,8 @@ class Dispatcher:
             if fast_path is not None:
                 self._remember(fast_path, names)
                 if is_checking():
-                    # Checking was switched on during this call. That cleared the fast paths, so
-                    # clear this later one too.
+                    # Checking was switched on during this call, which cleared the fast paths.
+                    # `fast_path` was added after that, so clear it too.
                     self.forget_fast_paths()
         return output
 
@@ -296,7 +296,7 @@ class _Program:
     | traced | | known | yes | runs |
 
     A trace before a run searches the program for checks. A trace that is part of a run does not
-    need to search. Such a trace happens only as long as no check has been traced at all, so the
+    need to search. A trace is part of a run only as long as no check has been traced at all. So the
     program cannot contain a function that was traced before and has a check.
     """
 
@@ -315,8 +315,8 @@ class CompiledFunction:
 
     - `key`: the key in the table of the dispatcher. It has the names of the last arguments of an
       ordered call, and the Structures of all arguments.
-    - `structures`: the Structures of the very objects that the first call passed. The function is
-      compiled for these.
+    - `structures`: the Structures of the objects that the first call passed, not of equal objects.
+      The function is compiled for these Structures.
     - `watched`: the arrays in attributes of static arguments. `None` if there are no static
       arguments.
     - `donation_warnings`: hides JAX's warnings, if `donate` is a value without warnings.
@@ -421,8 +421,8 @@ class CompiledFunction:
                     if is_later and has_any_check_been_traced():
                         output_arrays = run_and_look_for_checks(run, arrays)
                     else:
-                        # No search is needed here: no check was traced before, or `_trace_first`
-                        # searches the jaxpr.
+                        # No search for checks is needed here. Either no check was traced before, or
+                        # `_trace_first` searches the jaxpr.
                         output_arrays = run(*arrays)
                 packed = self._pack(output_arrays, structures[0], traced.holds_check)
             except BaseException:
@@ -447,7 +447,8 @@ class CompiledFunction:
             if program.output is None:
                 program.output = structure
         # Return a plain tuple, or a single array, if the output has the same Structure as in the
-        # first trace. JAX makes these without running Python code, unlike a registered node.
+        # first trace. JAX builds a tuple or an array without running Python code. For a registered
+        # node it must run Python code.
         if structure is not program.output or holds_check:
             return _TracedOutput((structure, holds_check), tuple(arrays))
         return arrays[0] if structure is ARRAY else tuple(arrays)
@@ -504,9 +505,9 @@ class CompiledFunction:
     def traced_jit(self, arrays: list[Any]) -> Any:
         """The jitted function of flat arrays, after its first trace.
 
-        If several threads call it for the first time, only one of them traces. Without this, JAX
-        would trace in each thread. A thread that is tracing never waits for another thread, to
-        prevent deadlocks.
+        If several threads call the function for the first time, only one of them traces. `jax.jit`
+        alone would trace in each thread. To prevent deadlocks, a thread that is tracing never waits
+        for another thread.
         """
         program = self._program
         if self._needs_trace():
@@ -526,8 +527,8 @@ class CompiledFunction:
                 program.jitted = program.make_jitted(out_shardings=program.out_shardings)
         output = traced.out_info
         if type(output) is not _TracedOutput or not output.holds_check:
-            # JAX does not trace inner functions again that it has traced before. Search the jaxpr
-            # for their checks.
+            # JAX does not trace an inner function again if it has traced the function before. The
+            # checks of this function are in the jaxpr, so search the jaxpr.
             program.may_hold_check |= holds_check(traced.jaxpr.jaxpr)
         program.is_done = True
 
@@ -560,7 +561,7 @@ class CompiledFunction:
 
 
 def _as_passed(arg: Any, structure: Structure) -> Structure:
-    """The Structure of `arg` itself. `structure` may come from another object that is equal."""
+    """The Structure of `arg` itself. `structure` may belong to another object that equals `arg`."""
     if structure.is_exact:
         return structure
     return flatten(arg, with_abstract=True, by_identity=True, is_private=True)[1]

@@ -59,7 +59,7 @@ class DonationWarnings:
         self.to_restore: list[Callable[[], None]] = []
 
     def silence(self) -> None:
-        """Hides these warnings until `restore`."""
+        """Hides JAX's warnings until `restore` is called."""
         _filter.begin()
         self.to_restore.append(_filter.end)
 
@@ -69,9 +69,9 @@ class DonationWarnings:
         self.restore()
 
     def restore(self) -> None:
-        """Shows these warnings again."""
+        """Shows JAX's warnings again."""
         if self.to_restore:
-            # Another thread may pop the last function first.
+            # Another thread may have popped the last function.
             with contextlib.suppress(IndexError):
                 while True:
                     self.to_restore.pop()()

@@ -1,8 +1,9 @@
 """The fast path of a compiled function: a generated function that later calls try first.
 
-It checks that the arguments have the Structures for which the function is compiled, and passes
-their arrays to JAX. It makes no lookups, hashes or allocations that a call does not need. For a
-Module and an array, and an output with several arrays, the generated function is in essence:
+The generated function checks that the arguments have the Structures for which the function is
+compiled, and passes their arrays to JAX. It makes no lookups, hashes or allocations that a call
+does not need. If the arguments are a Module and an array, and the output has several arrays, the
+generated function is in essence:
 
     def call(args):
         try:
@@ -49,19 +50,20 @@ def make_fast_path(
     watched: WatchedArrays | None,
     donation_warnings: DonationWarnings | None,
 ) -> FastPath:
-    """The fast path for arguments of these Structures.
+    """Generates the fast path for arguments with the given Structures.
 
     **Arguments:**
 
-    - `output`: the Structure of the output in the case that `jitted` returns plain arrays.
+    - `structures`: the Structure of each argument.
+    - `output`: the Structure of the output if `jitted` returns plain arrays.
     - `arrays`: the arrays of a call, as examples of their types.
     - `jitted`: the function of flat arrays.
     - `finish`: converts any result of `jitted` to the user's output.
     - `always_finishes`: whether `finish` is needed even for plain arrays.
     - `watched`: the arrays in attributes of static arguments. The fast path misses if one of them
       has changed.
-    - `donation_warnings`: restores the warnings at the end of a call in which a trace has hidden
-      them.
+    - `donation_warnings`: hides JAX's warnings about donation during a trace. The fast path shows
+      the warnings again at the end of the call. `None` if no warnings are hidden.
     """
     writer = GuardWriter(flatten, arrays, MISS)
     writer.write_all(structures, "args")
@@ -83,9 +85,9 @@ def make_fast_path(
         lines.append("        if to_restore: restore_warnings()")
         namespace["to_restore"] = donation_warnings.to_restore
         namespace["restore_warnings"] = donation_warnings.restore
-    # If the result is plain arrays, return them at once, unless the call must wait for a check.
+    # If the result is plain arrays, `finish` is not needed, unless the call must wait for a check.
     # Inside another transformation, the result may contain tracers even if the arguments do not.
-    # `finish` handles these.
+    # `finish` handles tracers.
     if always_finishes:
         pass
     elif output is ARRAY:

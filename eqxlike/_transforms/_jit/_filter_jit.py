@@ -196,8 +196,9 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
             kwargs = {**bound_kwargs, **kwargs}
         try:
             if not kwargs:
-                # A fast path unpacks all arguments in the order of the signature. If a call omits a
-                # default, it misses here, and `dispatcher.call` tries it again with the default.
+                # A fast path unpacks all arguments in the order of the signature. If a call omits
+                # an argument, the fast path misses here. `dispatcher.call` tries the fast path
+                # again with the default of the argument.
                 output = dispatcher.fast_path(args)
                 if output is not MISS:
                     return output
@@ -311,14 +312,14 @@ _OF_FUNCTION = "__eqxlike_dispatchers__"
 _dispatchers_of: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
     weakref.WeakKeyDictionary()
 )
-"""The dispatchers of callables that are not functions. A function has them in its `__dict__`.
+"""The dispatchers of callables that are not functions. A function has its own in its `__dict__`.
 
-They live as long as the callable. So `filter_jit(f)` in a loop does not compile each time.
+A dispatcher lives as long as its callable. So `filter_jit(f)` in a loop does not compile each time.
 """
 
 
 def _dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatcher:
-    """The dispatcher of a callable. All wrappers of the callable with equal options share it.
+    """The dispatcher that all wrappers of a callable with equal options share.
 
     Two callables that bind different parameters of the same function have different dispatchers.
     """
@@ -328,8 +329,8 @@ def _dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatch
     key = (description.path, wrapper_types, donate, options)
 
     def make() -> Dispatcher:
-        # `filter_vmap` and `filter_pmap` map a default that is filled in, but not an omitted
-        # default.
+        # `filter_vmap` and `filter_pmap` map every argument that they get, even if it was filled in
+        # from a default. They do not map an omitted argument.
         is_mapping = any(getattr(type(each), "maps_arguments", False) for each in unbound.args[:1])
         name, signature = description.name, description.signature
         order = ArgumentOrder(name, signature, fills_defaults=not is_mapping)
@@ -342,8 +343,8 @@ def _dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatch
         else:
             of_function = _dispatchers_of.setdefault(anchor, {})
     except TypeError:
-        # Some callables, such as the `__call__` of a C class, do not support weak references. For
-        # these, each wrapper has its own dispatcher.
+        # Some callables, such as the `__call__` of a C class, do not support weak references. Each
+        # wrapper of such a callable has its own dispatcher.
         return make()
     found = of_function.get(key)
     return of_function.setdefault(key, make()) if found is None else found

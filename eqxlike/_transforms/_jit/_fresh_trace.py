@@ -79,6 +79,6 @@ def _timed(trace: Callable[[], Any], is_lowered: bool) -> FreshTrace:
 
 
 def _one_each(paths: Sequence[str], num_arrays: int) -> tuple[str, ...]:
-    """Returns the paths if there is one for each array, and otherwise a number for each array."""
+    """Returns `paths` if there is one for each array, else the names "array 0", "array 1", ..."""
     is_known = len(paths) == num_arrays
     return tuple(paths) if is_known else tuple(f"array {i}" for i in range(num_arrays))

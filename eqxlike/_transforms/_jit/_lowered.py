@@ -17,7 +17,7 @@ positional and keyword arguments.
 
 
 class Lowered:
-    """A lowered function, as `jax.stages.Lowered`."""
+    """A lowered function, like `jax.stages.Lowered`."""
 
     def __init__(self, lowered: jax.stages.Lowered, call: _Call):
         self._lowered = lowered
@@ -34,7 +34,7 @@ class Lowered:
 
 
 class Compiled:
-    """A compiled function, as `jax.stages.Compiled`. Call it with arguments as for `lower`."""
+    """A compiled function, like `jax.stages.Compiled`. It takes the same arguments as `lower`."""
 
     def __init__(self, executable: jax.stages.Compiled, call: _Call):
         self._executable = executable
@@ -68,7 +68,7 @@ class Compiled:
         return self._executable.memory_analysis()
 
 
-# --- What `filter_jit` and `filter_pmap` return, for type checkers: see `_signatures` ---
+# --- The types of `filter_jit` and `filter_pmap`, for type checkers: see `_signatures` ---
 
 
 class Lowerable(Protocol[Function]):

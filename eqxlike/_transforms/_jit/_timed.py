@@ -134,7 +134,7 @@ class _Clocks:
     def put_into(self, dispatcher: Dispatcher) -> None:
         """Puts clocks into the fast paths of a function.
 
-        Does nothing after the end of the context, because a call in another thread may end later.
+        A call in another thread may end after the context has ended. Then this does nothing.
         """
         with self._lock:
             for compiled in () if self._is_over else dispatcher.compiled_functions():

@@ -183,15 +183,15 @@ _array = object()
 class MappedOutput:
     """The output of a mapped function, without its arrays.
 
-    JAX needs the output axes before the function runs, but they are known only after it has run. So
-    all output leaves with an axis are first stacked along axis 0. Afterwards, `tree` moves axis 0
-    to the axis that the user asked for.
+    JAX needs the output axes before the function runs, but they are known only afterwards. So all
+    output leaves with an axis are first stacked along axis 0. Then `tree` moves axis 0 to the axis
+    that the user asked for.
     """
 
     def __init__(self, treedef: Any, axes: list[int | None], static: list[Any]):
         self._treedef = treedef
         self._axes = axes
-        self._static = static  # `_array` instead of each array.
+        self._static = static  # The output, with `_array` in place of each array.
 
     def tree(self, stacked: list[Any], single: list[Any]) -> PyTree:
         """The output of the transformed function.

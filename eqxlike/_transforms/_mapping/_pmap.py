@@ -50,8 +50,8 @@ class _Parallel(Module):
             axis if axis is None else axis % array.ndim
             for array, axis in zip(arrays, rest.take(axes_of_function + axes), strict=True)
         ]
-        # JAX keeps the mapped function alive, so `of_arrays` must not hold a tracer. It does not
-        # refer to `self`, because `self` may hold tracers.
+        # JAX keeps the mapped function `of_arrays` alive, so `of_arrays` must not hold a tracer.
+        # `self` may hold tracers, so `of_arrays` does not refer to `self`.
         out_axes = self.out_axes
         output: MappedOutput = UNTRACED
 
@@ -156,11 +156,12 @@ def filter_pmap(
       taken from the first device.
     - `axis_size`: the number of devices; required if no argument is mapped.
     - `donate`: whether the buffers of the arguments may be reused for the output. `"all"` allows
-      it; `"warn"` allows it and shows JAX's warnings about buffers that could not be reused;
-      `"none"` forbids it.
+      reuse; `"warn"` allows reuse, and shows JAX's warnings about buffers that could not be reused;
+      `"none"` forbids reuse.
     - `**pmapkwargs`: passed to `jax.pmap`, such as `devices`.
 
-    **Returns:** a function of the same arguments. It also has `.lower`, as with `filter_jit`.
+    **Returns:** a function of the same arguments. Like functions of `filter_jit`, it has a method
+    `lower`.
 
     **Raises:** `TypeError` if `fun` is not callable. `ValueError` if `donate` is unknown, or if
     `static_broadcasted_argnums` or `donate_argnums` is passed. When called, the errors of

@@ -98,7 +98,7 @@ class _Sharded(Module):
     def _specs_of_arguments(
         self, bound: inspect.BoundArguments
     ) -> Iterator[tuple[str, Any, Specs]]:
-        """The name, the value and the specs of each argument, in the order of their leaves."""
+        """The name, the value and the specs of each argument, in the order of the leaves."""
         specs, parameters = self.in_specs, bound.signature.parameters
         is_by_name = isinstance(specs, dict)
         arguments: list[tuple[str, Any]] = []
@@ -215,12 +215,13 @@ def filter_shard_map(
       Each entry is a `PartitionSpec`, or a prefix of its argument with a `PartitionSpec` at each
       leaf. `None` replicates an array. An argument without arrays needs no spec.
     - `out_specs`: a prefix of the output with a spec at each leaf. `None` replicates an array.
-    - `axis_names`: the axes of the mesh that the specs, and collective operations in the function,
-      may name. By default, all axes.
+    - `axis_names`: the axes of the mesh that may be named in the specs and in collective operations
+      of the function. By default, all axes.
     - `check_vma`: whether JAX checks that replicated outputs are equal on all devices, and sums the
       gradients of replicated inputs over the devices.
 
-    **Returns:** a function of the same arguments. It also has `.lower`, as with `filter_jit`.
+    **Returns:** a function of the same arguments. Like functions of `filter_jit`, it has a method
+    `lower`.
 
     **Raises:** `TypeError` if `fun` is not callable. When called, `ValueError` if there is no mesh,
     if an argument with arrays has no spec, if a spec belongs to no argument, or if a spec does not

@@ -206,7 +206,7 @@ class _Program:
                     dying[min(last_use[name] + 1, len(self.steps) + 1)] += self.sizes[name]
         if len(self.steps) < 4 or not total:
             return []
-        # With k segments, the memory is `k * typical + total / k`. `num_segments` minimises it.
+        # k segments need `k * typical + total / k` bytes. `num_segments` minimises this number.
         typical = max(sorted(kept[1:])[len(kept[1:]) // 4], 1)
         num_segments = min(max(round(math.sqrt(total / typical)), 1), len(self.steps) // 2)
         ends = list(itertools.accumulate(made))
@@ -266,7 +266,7 @@ def _scan_in_blocks(params: Any, values: list[Any], policy: Policy) -> list[Arra
 
 
 def recomputed(function: OfList, policy: Callable[..., bool] | None) -> OfList:
-    """Makes reverse mode save only the arguments of `function`, and what `policy` chooses."""
+    """Makes reverse mode save only the arguments of `function` and values that `policy` chooses."""
     if policy is None and cpu_merges_recomputation():
         return differentiated_by(_InBranch(), function, None)
     return jax.checkpoint(function, policy=policy)
@@ -275,7 +275,7 @@ def recomputed(function: OfList, policy: Callable[..., bool] | None) -> OfList:
 class _InBranch(Reverse):
     """Reverse mode that recomputes the function inside a `cond` of the backward pass.
 
-    XLA does not merge the operations in a branch with equal operations of the forward pass. It
+    XLA does not merge the operations in a branch with equal operations of the forward pass. XLA
     starts the branch only when the cotangents have been computed.
     """
 
@@ -283,7 +283,7 @@ class _InBranch(Reverse):
         outputs, aux = function(arrays)
 
         def pull_back(cotangents: Arrays) -> Arrays:
-            # This is always true, but XLA cannot know it, so it keeps the `cond`.
+            # This is always true. XLA cannot know this, so XLA keeps the `cond`.
             is_taken = jax.lax.rng_uniform(jnp.float32(0), jnp.float32(1), ()) < 2
             return jax.lax.cond(
                 is_taken,

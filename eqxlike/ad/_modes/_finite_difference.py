@@ -33,8 +33,8 @@ class FiniteDifference(Mode):
     - `order`: 2 or 4, the order of the truncation error. Order 2 is `(f(x + h) - f(x - h)) / 2h`;
       order 4 is `(8 f(x + h) - 8 f(x - h) - f(x + 2h) + f(x - 2h)) / 12h`.
     - `step`: the step `h`. `None` chooses a step for each number `x` of the input, about
-      `max(1, |x|)` times the cube root of the machine epsilon. This balances rounding and
-      truncation errors for order 2 (Numerical Recipes, section 5.7). Order 4 uses the same step,
+      `max(1, |x|)` times the cube root of the machine epsilon. For order 2, this step balances
+      rounding and truncation errors (Numerical Recipes, section 5.7). Order 4 uses the same step,
       because a larger step would cross more kinks, such as the kink of a `relu`.
 
     **Raises:** `ValueError` if `order` is not 2 or 4, or if `step` is not positive. When called,
@@ -84,8 +84,8 @@ class FiniteDifference(Mode):
     def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
         outputs, _ = function(arrays)
         steps = self._steps(arrays, outputs)
-        # `h` is the largest step along the tangent that moves no number further than the step
-        # chosen for this number.
+        # A step was chosen for each number. `h` is the largest step along the tangent that moves no
+        # number further than the step chosen for it.
         reach = [
             jnp.where(size == 0, jnp.inf, step / size).min(initial=jnp.inf)
             for size, step in zip(map(jnp.abs, jax.lax.stop_gradient(tangents)), steps, strict=True)

@@ -19,8 +19,8 @@ from ._mode import Arrays, Mode, OfArrays, Pullback, ValueAndGrad
 class Reverse(Mode):
     """Reverse mode of JAX: a forward pass that saves intermediate values, and a backward pass.
 
-    It costs as much time as a few evaluations of the function, for any number of inputs. The
-    intermediate values need memory. This is the mode of `jax.grad`, and the default of
+    Reverse mode costs as much time as a few evaluations of the function, for any number of inputs.
+    The intermediate values need memory. This is the mode of `jax.grad`, and the default of
     `filter_grad`.
 
     !!! example
@@ -49,9 +49,9 @@ class Reverse(Mode):
 class Forward(Mode):
     """Forward mode of JAX: one Jacobian-vector product for each number in the inputs.
 
-    It saves no intermediate values, and makes one pass for each number in the inputs. Use it for
-    functions with few inputs or many outputs, and for operations without reverse mode, such as
-    `jax.lax.while_loop`.
+    Forward mode saves no intermediate values, and makes one pass for each number in the inputs. Use
+    forward mode for functions with few inputs or many outputs, and for operations without reverse
+    mode, such as `jax.lax.while_loop`.
 
     - `chunk`: the number of products that are computed as one batch. `None` computes all products
       as one batch. A larger chunk needs more memory and fewer sequential passes.
@@ -103,7 +103,7 @@ class Auto(Mode):
     """Forward mode if there are at most as many inputs as outputs, and otherwise reverse mode.
 
     Forward mode needs one pass for each number in the inputs. Reverse mode needs one pass for each
-    number in the outputs, and each pass costs more. Use `ad.compare` to measure which is faster.
+    number in the outputs, and each pass costs more. `ad.compare` measures which mode is faster.
 
     !!! example
 
@@ -135,11 +135,12 @@ class Auto(Mode):
 class Enzyme(Mode):
     """Forward and reverse mode by Enzyme, which differentiates the program after optimisation.
 
-    It needs the package `enzyme_ad`, which exists for Python 3.11 on Linux and macOS:
+    This mode needs the package `enzyme_ad`, which exists for Python 3.11 on Linux and macOS:
     `pip install 'eqxlike[enzyme]'`. Enzyme differentiates StableHLO, so it ignores JAX's derivative
-    rules, including `jax.custom_vjp`. It supports reverse mode of a `jax.lax.while_loop` if the
-    compiler can infer the number of steps. It has no batching rule, so it fails under `jax.vmap`
-    and for most Hessians (enzyme_ad 0.0.16). Source: Moses and Churavy, 2020, arXiv:2010.01709.
+    rules, including `jax.custom_vjp`. Enzyme supports reverse mode of a `jax.lax.while_loop` if the
+    compiler can infer the number of steps. Enzyme has no batching rule, so it fails under
+    `jax.vmap` and for most Hessians (enzyme_ad 0.0.16). Source: Moses and Churavy, 2020,
+    arXiv:2010.01709.
 
     **Raises:** `ImportError` if Enzyme is not installed.
 
@@ -222,8 +223,8 @@ def along_directions(
 
     **Returns:** the outputs of `derivative`, with a leading axis of length `n`.
 
-    **Raises:** `ValueError` if `chunk` is 1 and `derivative` writes to a `jax.Ref`, because it
-    would write `n` times.
+    **Raises:** `ValueError` if `chunk` is 1 and `derivative` writes to a `jax.Ref`, because
+    `derivative` would write `n` times.
     """
     total = num_directions(arrays)
 

@@ -40,9 +40,10 @@ ValueAndGrad = tuple[tuple[Float[Array, ""], Arrays], Arrays]
 class Mode(Module):
     """Abstract base class of the modes of differentiation.
 
-    To write a mode, implement `value_and_grad`. All other methods have defaults that use it.
-    Override a default if the mode can compute it more efficiently. All methods get lists of arrays,
-    because `filter_grad` and other transformations handle pytrees and static leaves.
+    To write a mode, implement `value_and_grad`. The other methods have default implementations that
+    call `value_and_grad`. Override a method if the mode has a faster implementation. All methods
+    get lists of arrays, because `filter_grad` and other transformations handle pytrees and static
+    leaves.
 
     !!! example
 
@@ -180,7 +181,7 @@ OfList = Callable[[Arrays], Arrays]
 def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
     """Gives `function` a custom derivative: `mode.jvp` as its JVP, and `mode.vjp` as its VJP.
 
-    Both get only those arrays with respect to which the caller differentiates.
+    Both methods get only the arrays with respect to which the caller differentiates.
 
     **Arguments:**
 
@@ -199,8 +200,8 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
     def _differentiate(primals: Any, tangents: Any) -> tuple[Arrays, list[Any]]:
         arrays, dots = (list(map(_as_array, each)) for (each,) in (primals, tangents))
         is_differentiated = list(map(has_tangent, dots))
-        # If the mode only evaluates the function, it evaluates `run`. So higher derivatives use
-        # this rule too.
+        # `run` has this derivative rule, and `function` does not. A mode that only evaluates the
+        # function gets `run`. Then the rule also applies when the derivative is differentiated.
         within = run if mode.only_evaluates else function
         inexact_flags: list[bool] = []
 
@@ -239,8 +240,8 @@ def differentiated_by(mode: Mode, function: OfList, name: str | None) -> OfList:
             [*arrays, *closed.consts],
             list(itertools.compress(dots, is_differentiated)),
             like=inexact_outputs,
-            # With this, a batch in reverse mode does not need `forward`, which a mode may not
-            # support.
+            # With this flag, reverse mode of a batch does not call `forward`. The mode may not
+            # support `forward`.
             is_of_members=True,
         )
         values, directions, rest = iter(inexact_outputs), iter(found), iter(others)

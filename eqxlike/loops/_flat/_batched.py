@@ -105,7 +105,8 @@ def _select_batch(args: tuple[Any, ...], dims: tuple[Any, ...]) -> tuple[Any, in
         new, old = (_at_front(arg, dim, size) for arg, dim in zip(args[1:], dims[1:], strict=True))
         return _select.bind(args[0], new, old), 0
     is_active, new, old = (_at_front(arg, dim, size) for arg, dim in zip(args, dims, strict=True))
-    # This rule handles the innermost of nested batches. For outer batches, JAX batches `jnp.where`.
+    # In nested batches, this rule handles the innermost batch, and calls `jnp.where`. JAX's own
+    # rules then batch this `jnp.where` for the outer batches.
     shape = is_active.shape + (1,) * (new.ndim - is_active.ndim)
     return jnp.where(is_active.reshape(shape), new, old), 0
 

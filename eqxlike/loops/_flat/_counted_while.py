@@ -98,7 +98,7 @@ def _check_linear(loop: While, operands: WhileOperands, flags: Sequence[bool]) -
         start = jnp.asarray(0), jnp.asarray(True), carry
         _, goes_on, new = _step(loop, WhileOperands(cond_consts, consts, carry), *start)
         # The condition must not depend on the flagged operands. Make the outputs depend on the
-        # condition, so that the transpose fails if it does.
+        # condition. Then the transpose fails if the condition depends on a flagged operand.
         return [jnp.where(goes_on, each, 0) for each in select(new, nonzero.carry)]
 
     parts = (

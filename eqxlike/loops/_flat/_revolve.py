@@ -64,7 +64,7 @@ def pull_back_any_length(
         return _pull_back(scan, filled, nonzero, last, ct_carry, ct_ys, is_shared)
 
     def run_wider(wider: Nonzero, count: Array, flat: Arrays) -> list[Array]:
-        """Computes cotangents for more nonzero operands, and selects the same ones from them."""
+        """Computes the cotangents of the operands in `wider`, and selects those in `nonzero`."""
         flat, last, ct_carry, ct_ys = split(flat, *numbers)
         cotangents = iter(ct_carry)
         ct_carry = [
@@ -261,7 +261,7 @@ class _Saved(NamedTuple):
     """A stack of saved carries.
 
     - `top`: the index of the slot with the latest saved carry.
-    - `positions`: for each slot, the number of steps that come before the carry in it.
+    - `positions`: for each slot, the number of steps that come before the saved carry.
     - `rows`: the carries, with one row for each slot.
     """
 
@@ -295,7 +295,8 @@ def _distance(steps: Int[Array, ""], carries: Any, checkpoints: int) -> Int[Arra
     table = jnp.asarray(_most_steps(checkpoints))
     runs = jnp.clip(jnp.sum(table[carries] < steps), 1, _MAX_RUNS)
     # The steps before the next carry can use one run less: `distance <= table[carries, runs - 1]`.
-    # The steps after it can use one carry less: `steps - distance <= table[carries - 1, runs]`.
+    # The steps after that carry can use one carry less:
+    # `steps - distance <= table[carries - 1, runs]`.
     # Within these bounds, the schedule has `steps - distance >= table[carries - 1, runs - 1]`.
     distance = jnp.minimum(table[carries, runs - 1], steps - table[carries - 1, runs - 1])
     return jnp.clip(jnp.maximum(distance, steps - table[carries - 1, runs]), 1, steps - 1)

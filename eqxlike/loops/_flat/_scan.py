@@ -31,8 +31,8 @@ class Scan:
     - `is_masked`: for each array of the carry, whether `step` itself leaves it unchanged for batch
       members that are not active. For all other arrays, the scan selects the old or the new value.
     - `is_written_once`: for each array of the carry, whether it is a buffer. Each entry of a buffer
-      is written at most once, and read only afterwards. So any step can read its entries from the
-      last carry.
+      is written at most once, and read only afterwards. So any step can read entries from the last
+      carry.
     - `is_reversed`: whether the scan goes from the last row of `xs` to the first.
     - `unroll`: number of steps in one iteration of the compiled loop. Used only if the number of
       steps is known at compile time.
@@ -68,7 +68,7 @@ class Scan:
         return dataclasses.replace(self, length=math.prod(levels), levels=levels)
 
     def over_segments(self, step: Step, reading_step: Step | None = None) -> "Scan":
-        """The scan whose steps are the segments of this one."""
+        """The scan whose steps are the segments of this scan."""
         number = self.levels[0]
         return dataclasses.replace(
             self,
@@ -81,11 +81,11 @@ class Scan:
         )
 
     def saved(self, carry: Sequence[T]) -> list[T]:
-        """Selects the saved arrays from a carry. Also selects from other lists of this length."""
+        """Selects the saved arrays from a carry, or from a list with an item for each array."""
         return select(carry, [not is_once for is_once in self.is_written_once])
 
     def restored(self, saved: Arrays, last: Arrays) -> list[Array]:
-        """The carry with these saved arrays, and with the buffers of the `last` carry."""
+        """The carry with the arrays of `saved`, and with the buffers of the last carry, `last`."""
         return fill(saved, last, [not is_once for is_once in self.is_written_once])
 
 
@@ -114,7 +114,7 @@ class Operands:
 
 
 def split(values: Sequence[T], *numbers: int) -> list[list[T]]:
-    """Splits values into parts of these lengths, and a last part with the rest."""
+    """Splits `values` into parts whose lengths are `numbers`, and a last part with the rest."""
     parts = []
     for number in numbers:
         parts.append(list(values[:number]))
@@ -128,18 +128,22 @@ def select(values: Iterable[T], flags: Sequence[bool]) -> list[T]:
 
 
 def fill(selected: Iterable[Any], values: Iterable[Any], flags: Sequence[bool]) -> list[Any]:
-    """The inverse of `select`: replaces each value whose flag is true by the next in `selected`."""
+    """The inverse of `select`: replaces the values whose flag is true by items of `selected`."""
     rest = iter(selected)
     return [next(rest) if flag else value for value, flag in zip(values, flags, strict=True)]
 
 
 def row_types(rows: Arrays) -> list[Any]:
-    """The type of a row of each array, including the mesh axes along which it varies."""
+    """For each array, the type of a row. It includes the mesh axes along which the array varies."""
     return [jax.typeof(array).update(shape=array.shape[1:]) for array in rows]
 
 
 def zero_rows(number: int, row: Any, axes: frozenset[Any] = frozenset()) -> Array:
-    """Zeros of shape `(number, *row.shape)`. They vary along `axes` and the mesh axes of `row`."""
+    """Zeros of shape `(number, *row.shape)`.
+
+    Inside `jax.shard_map`, the zeros vary along the mesh axes `axes`, and along the mesh axes along
+    which `row` varies.
+    """
     return vary(jnp.zeros((number, *row.shape), row.dtype), varying_axes(row) | axes)
 
 

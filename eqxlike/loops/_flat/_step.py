@@ -218,20 +218,19 @@ def clear_written(
 ) -> list[Array]:
     """Returns the initial carry. Its cotangents are zeroed where the loop writes to a buffer.
 
-    The loop overwrites entries of a buffer, so the cotangents of their initial values must be zero.
-    But reverse mode leaves other cotangents there. Zeroing them in each step would make XLA copy
-    the buffer, so this function zeroes them once. To find the overwritten entries, it runs the loop
-    twice, from different initial values: an entry was overwritten if both runs end with the same
-    value.
+    The loop overwrites entries of a buffer, so the cotangents of the initial entries must be zero.
+    But reverse mode leaves nonzero cotangents for these entries. Zeroing the cotangents in each
+    step would make XLA copy the buffer, so this function zeroes them once. To find the overwritten
+    entries, this function runs the loop twice, from different initial values. An entry was
+    overwritten if both runs end with the same value.
 
     **Arguments:**
 
     - `is_buffer`: for each array of the carry, whether to zero the cotangents.
     - `operands`: all operands of the loop except the carry.
     - `run`: function from the operands and an initial carry to the last carry.
-    - `is_inside`: whether an outer loop zeroes the cotangents, so that this function need not. In
-      higher-order derivatives this function zeroes them too, because then a buffer is full from the
-      start.
+    - `is_inside`: whether an outer loop zeroes the cotangents. If so, this function leaves them
+      unchanged, except in higher-order derivatives, where a buffer is full from the start.
     """
     is_buffer = [
         is_chosen and jnp.issubdtype(array.dtype, jnp.inexact)

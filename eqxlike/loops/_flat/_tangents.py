@@ -102,13 +102,13 @@ def step_of_nonzero(
 
 
 def nonzero_at_start(operands: Operands, tangents: Arrays, ys: Arrays) -> Nonzero:
-    """The flags before the first step: `True` for operands with a tangent and inexact `ys`."""
+    """The flags before the first step: `True` for operands with a tangent and for inexact `ys`."""
     parts = split(list(map(has_tangent, tangents)), len(operands.consts), len(operands.carry))
     return Nonzero(*parts, ys=list(map(is_inexact, ys)))
 
 
 def find_nonzero(scan: Scan, operands: Operands, nonzero: Nonzero) -> Nonzero:
-    """Flags the arrays that are nonzero in any step, if those in `nonzero` are at the start.
+    """Flags the arrays that are nonzero in any step, given the flags `nonzero` at the start.
 
     A step is traced again and again until no further array of the carry becomes nonzero.
     """

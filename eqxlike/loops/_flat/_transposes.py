@@ -50,8 +50,9 @@ def with_transpose(
 ) -> list[Array]:
     """Returns `run(operands)`, with the transpose of `function`.
 
-    `function` computes the same values as `run`. This is for `jax.linear_transpose`, which ignores
-    custom derivatives, and cannot transpose a `jax.lax.while_loop`.
+    `function` computes the same values as `run`. `with_transpose` is needed for
+    `jax.linear_transpose`, which ignores custom derivatives, and cannot transpose a
+    `jax.lax.while_loop`.
 
     **Arguments:**
 

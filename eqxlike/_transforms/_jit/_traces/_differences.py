@@ -13,8 +13,8 @@ class TraceDifference(NamedTuple):
     - `path`: the name of the argument and the path in it, such as `"model.layers[0].weight"`; or
       the name of a setting of JAX.
     - `what`: what differs. For an array, `"shape"`, `"dtype"`, `"weak type"`, `"sharding"` or
-      `"type"`. Otherwise `"static value"`, `"structure"`, `"setting"`, or `"function"` if another
-      function is defined at the same lines.
+      `"type"`. Otherwise `"static value"`, `"structure"` or `"setting"`; or `"function"` if the two
+      traces have different functions that are defined at the same lines.
     - `before`, `after`: the old and the new value. A shape is a tuple, a weak type is a boolean,
       and any other value is a string.
     - `advice`: how to avoid the difference, in a sentence or two.

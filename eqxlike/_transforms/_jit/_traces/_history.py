@@ -178,7 +178,7 @@ class Policy:
     **Raises:** `ValueError` if `on_retrace` or `max_traces` is invalid.
     """
 
-    # This is not hashed, because a callable need not be hashable.
+    # `on_retrace` is not hashed, because a callable need not be hashable.
     on_retrace: OnRetrace | None = dataclasses.field(hash=False)
     max_traces: int | None
 
@@ -242,7 +242,7 @@ class History:
     """The traces of one function with one set of options.
 
     The arguments of a trace are described only when another trace or a user needs the description.
-    But if the arguments could change until then, they are described at once.
+    Arguments that could change before then are described at once.
 
     **Arguments:**
 
@@ -278,7 +278,7 @@ class History:
         with self._lock:
             found = tuple(self._kept)
         for trace in found:
-            _ = trace.known  # Describe the arguments now: a user gets only text.
+            _ = trace.known  # Describe the arguments now, because a user gets only text.
         return found
 
     def begin(self, known: Arguments | Callable[[], Arguments], owner: int) -> Trace:
@@ -348,8 +348,8 @@ def compare_traces(trace: Trace, earlier: Iterable[Trace]) -> None:
 def _distance(differences: Iterable[TraceDifference], before: Trace, after: Trace) -> int:
     """The distance of two traces.
 
-    If a part has another structure, all arguments in it count. Otherwise a call with another model
-    would be closer than a call with other shapes.
+    If a part of the arguments has another structure, each array and static value in this part
+    counts. Otherwise a call with another model would be closer than a call with other shapes.
     """
     total, parts = 0, ()
     for each in differences:
@@ -462,7 +462,7 @@ class Observer:
             trace = self._history.begin(found if may_wait else found(), self._serial)
         except BaseException:
             # If there are earlier traces, keep the function with its compiled programs. A later
-            # call with these arguments traces again, and is refused again.
+            # call with the refused arguments traces again, and is refused again.
             if self._num_traces == 0:
                 self._drop()
             raise
@@ -507,7 +507,7 @@ _SETTINGS = (
     "jax_no_execution", "eager_constant_folding", "check_vma",
 )
 # fmt: on
-"""The settings of `jax.config` that cause a retrace. Some exist only in some versions of JAX."""
+"""The settings of `jax.config` that cause a retrace. Some versions of JAX lack some settings."""
 
 
 def _read_settings() -> Settings:

@@ -13,8 +13,8 @@ from ...._partition import PLAIN_TYPES, Node, StaticKey, identity_of
 from ...._pytree import elements, is_array
 
 _MAX_ELEMENTS = 64
-"""Elements of larger static containers are not described. For a nested container, the limit is a
-quarter for each level of nesting.
+"""The elements of a static container with more elements are not described. Each level of nesting
+divides this limit by four.
 """
 
 _MAX_DEPTH = 3
