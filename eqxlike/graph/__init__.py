@@ -1,4 +1,4 @@
-"""Reports on traced and compiled programs: operations by layer, costs, memory, stable maths."""
+"""Reports on the operations, costs and memory of programs; stable forms of unstable formulas."""
 
 import typing as _typing
 

@@ -45,7 +45,7 @@ class Instruction(NamedTuple):
 
 
 def instructions_in(text: str) -> list[Instruction]:
-    """The instructions of an HLO program, without `BOOKKEEPING`."""
+    """The instructions of an HLO program, except instructions of the kinds in `BOOKKEEPING`."""
     found = []
     computation = ""
     for line in text.splitlines():
@@ -69,12 +69,12 @@ def instructions_in(text: str) -> list[Instruction]:
 
 
 def _unescaped(text: str) -> str:
-    """Decodes the C escapes, including bytes, that XLA writes in strings."""
+    """Decodes the C escapes that XLA writes in strings. Escaped bytes are decoded as UTF-8."""
     return text.encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
 
 
 def kinds_of(instructions: Iterable[Instruction]) -> Kinds:
-    """Number of instructions of each kind, in descending order. Fusions do not count."""
+    """Number of instructions of each kind, in descending order. Fusions are not counted."""
     kinds = collections.Counter(each.kind for each in instructions if each.kind != "fusion")
     return dict(kinds.most_common())
 

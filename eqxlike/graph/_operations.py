@@ -37,7 +37,7 @@ class PassedValue:
 
 
 def root_of(origin: Origin) -> Origin:
-    """The origin of a value, followed through loops and branches."""
+    """The origin of a value, after following all `PassedValue`s."""
     while origin[0] == "passed":
         origin = origin[1].origin
     return origin
@@ -46,7 +46,7 @@ def root_of(origin: Origin) -> Origin:
 def source_of(origin: Origin) -> int | None:
     """Index of the operation that computes a value, or None if no operation computes it.
 
-    For a loop carry, this is the operation that computes its initial value.
+    For a loop carry, this is the operation that computes the initial value of the carry.
     """
     kind, where = root_of(origin)
     return where[0] if kind == "operation" else None
@@ -54,17 +54,17 @@ def source_of(origin: Origin) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One equation of the traced program, other than calls, loops and branches.
+    """One equation of the traced program that is not a call, a loop or a branch.
 
     - `layer`: path of the layer; `""` outside all layers.
     - `kind`: name of the JAX primitive.
-    - `is_backward`: whether it belongs to the backward pass of reverse mode.
+    - `is_backward`: whether the operation belongs to the backward pass of reverse mode.
     - `times`: number of executions. The body of a `while_loop` counts once. Only the most
       expensive branch of a `cond` counts. Unused operations count 0.
-    - `is_in_while`: whether it is in a `while_loop`. If so, `times` is a lower bound.
+    - `is_in_while`: whether the operation is in a `while_loop`. If True, `times` is a lower bound.
     - `flops`, `transcendentals`: cost of one execution; `None` if unknown.
     - `num_bytes`: bytes that one execution would read and write if XLA fused no operations.
-    - `output`: type of its first output, such as `f32[5,3]`.
+    - `output`: type of the first output, such as `f32[5,3]`.
     - `source`: the line of the user's code, or of a layer of `eqxlike.nn`, that created the
       operation, such as `file.py:3:4 (function)`. The column is left out if JAX does not record it.
     """
@@ -90,13 +90,13 @@ class Operation:
 class PlacedOperation:
     """An operation with its position in the program and its inputs.
 
-    - `scopes`: the name scopes around it, outermost first.
-    - `groups`: the name scopes, loops and branches around it, outermost first.
-    - `inputs`: origins of its inputs.
+    - `scopes`: the name scopes around the operation, outermost first.
+    - `groups`: the name scopes, loops and branches around the operation, outermost first.
+    - `inputs`: origins of the inputs.
     - `params`: the equation's parameters if they are hashable, otherwise a unique object.
-    - `has_effect`: whether it has a side effect.
-    - `is_inner`: whether it is in a loop or branch.
-    - `is_needed`: whether an output or a side effect depends on it.
+    - `has_effect`: whether the operation has a side effect.
+    - `is_inner`: whether the operation is in a loop or branch.
+    - `is_needed`: whether an output or a side effect depends on the operation.
     """
 
     operation: Operation
@@ -128,7 +128,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class _Position:
-    """The scopes, loops and branches around an inner program, and how often it runs."""
+    """The scopes, loops and branches around an inner program, and its number of executions."""
 
     scopes: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
@@ -184,8 +184,8 @@ def _needed(program: Program) -> set[int]:
 def _complete_scopes(program: Program) -> None:
     """Restores the outer scopes of operations that JAX moved out of a loop.
 
-    When JAX moves an operation, it drops the names of the scopes around the loop. They are restored
-    if exactly one full path in the program ends with the remaining scopes.
+    When JAX moves an operation, it drops the names of the scopes around the loop. The names are
+    restored if exactly one full path in the program ends with the remaining scopes.
     """
     whole = {step.scopes for step in program.steps if step.scopes and not _is_inner(step.scopes)}
     for step in program.steps:
@@ -247,8 +247,8 @@ class _Flattener:
             scopes=position.scopes + scopes,
             groups=position.groups + (("backward",) * (backward > position.is_backward)) + scopes,
             is_backward=backward,
-            # The name stack of an inner program starts empty. But in custom derivative rules,
-            # jax 0.12.0.1 repeats the outer scopes, so they are removed there.
+            # The name stack of an inner program starts empty. But in custom derivative rules, jax
+            # 0.12.0.1 repeats the outer scopes. These repeated scopes are removed.
             repeated=scopes if name.startswith("custom_") else (),
         )
         inner = _inner_programs(params)
@@ -331,7 +331,7 @@ class _Flattener:
 
 
 def _inner_programs(params: dict[str, Any]) -> list[Any]:
-    """The closed jaxprs among an equation's parameters. If there are none, the open jaxprs."""
+    """The closed jaxprs among an equation's parameters; the open jaxprs if no jaxpr is closed."""
     closed = [
         each for each in params.values() if hasattr(each, "jaxpr") and hasattr(each, "consts")
     ]
@@ -339,7 +339,7 @@ def _inner_programs(params: dict[str, Any]) -> list[Any]:
 
 
 def _has_shapes(program: Any, inputs: Any) -> bool:
-    """Returns True if the inputs of a program have the shapes of `inputs`, as for `jax.jit`."""
+    """Returns True if the inputs of a program have the same shapes as `inputs`."""
     own = getattr(program, "jaxpr", program).invars
     shapes = [[getattr(each.aval, "shape", None) for each in each_of] for each_of in (own, inputs)]
     return shapes[0] == shapes[1]
@@ -349,7 +349,7 @@ def line_of(source: Any) -> str:
     """The source line of an operation, from JAX's `source_info`."""
     line = source_info_util.summarize(source)
     # A line inside this package, such as the implementation of a callback, does not help the user.
-    # Find the line that called it.
+    # Find the line of the user that called this package.
     frame = None if is_of_user_or_layer(line) else frame_of_user(source, is_of_user_or_layer)
     return f"{frame.file_name}:{frame.line_num} ({frame.function_name})" if frame else line
 

@@ -52,23 +52,25 @@ def report(
 
     Each operation belongs to a layer. The path of a layer starts with the name of the argument that
     contains the layer, such as `model.layers[0]`. If `function` is a Module, the path starts with
-    the name of its class. Sometimes the argument cannot be found: for example, `jax.grad` rebuilds
-    the layers, and several of them may have the same structure. Such a layer has the name of its
-    class as its path. Scopes of `jax.named_scope` count as layers.
+    the name of its class. If the argument cannot be found, the path is the name of the class of the
+    layer. For example, `jax.grad` rebuilds the layers, and then layers of the same structure cannot
+    be told apart. Scopes of `jax.named_scope` count as layers.
 
     **Arguments:**
 
     - `function`: any callable, such as a function, a Module, the output of `filter_jit` or
       `jax.jit`, or a step of `train.make_step`. Options of `filter_jit` and `jax.jit` are kept.
-    - `*args`, `**kwargs`: its arguments. A `jax.ShapeDtypeStruct` may replace an array.
-    - `gradient`: whether to report on the gradient too. The gradient is of all floating-point
-      outputs, with cotangents of ones. If `function` is a Module, the gradient is with respect to
-      its arrays, otherwise with respect to the arrays of the first argument.
+    - `*args`, `**kwargs`: the arguments of `function`. A `jax.ShapeDtypeStruct` may replace an
+      array.
+    - `gradient`: whether to report on the gradient too. All floating-point outputs are
+      differentiated, with cotangents of ones. If `function` is a Module, they are differentiated
+      with respect to the arrays of the Module, otherwise with respect to the arrays of the first
+      argument.
 
     **Returns:** a `Report`.
 
     **Raises:** `TypeError` if `function` is not callable; `ValueError`, with a message of one line,
-    if `function` cannot be traced for these arguments; `ValueError` with `gradient=True` if
+    if `function` cannot be traced for these arguments. With `gradient=True`, `ValueError` if
     `function` returns no floating-point array, or if there is no floating-point array to
     differentiate with respect to.
 
@@ -125,7 +127,9 @@ class Compiled:
 
     @property
     def changes(self) -> tuple[tuple[str, int, int], ...]:
-        """For each kind of HLO instruction: its name, its number before optimisation, and after."""
+        """For each kind of HLO instruction: the kind, the number before, and the number after
+        optimisation.
+        """
         kinds = dict.fromkeys([*self.before, *self.after])
         return tuple((kind, self.before.get(kind, 0), self.after.get(kind, 0)) for kind in kinds)
 
@@ -137,8 +141,8 @@ class Memory:
     - `arguments`, `outputs`: total size of the arguments and of the outputs.
     - `aliased`: total size of the outputs that reuse the buffers of arguments.
     - `temporaries`: total size of the buffers for intermediate results.
-    - `peak`: total size of arguments, outputs and temporaries, where a buffer that an argument and
-      an output share counts once.
+    - `peak`: total size of arguments, outputs and temporaries. A buffer that an argument and an
+      output share counts once.
     """
 
     arguments: int
@@ -197,8 +201,8 @@ class Report:
     - `constants`: arrays that the program captured, largest first.
     - `effects`: callbacks to the host and copies between devices.
     - `collectives`: communication between devices.
-    - `trace_s`, `lower_s`, `compile_s`: seconds to trace, lower and compile. These are smaller if
-      JAX has already traced inner functions, or has the program in its compilation cache.
+    - `trace_s`, `lower_s`, `compile_s`: seconds to trace, lower and compile. The times are smaller
+      if JAX has already traced inner functions, or has the program in its compilation cache.
     - `sides`: for each layer, costs of the function and of its gradient; empty without
       `gradient=True`.
     - `stored`: arrays stored for the backward pass; empty without `gradient=True`.
@@ -246,7 +250,7 @@ class Report:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Likely mistakes: large constants."""
+        """One warning for each large constant."""
         return tuple(
             f"A constant of {each.num_bytes:,} bytes, {each.type}, is baked into the program: "
             f"pass it as an argument.{f' It is read at {each.source}.' if each.source else ''}"
@@ -387,7 +391,7 @@ def _memory(stats: Any) -> Memory | None:
         return None
     arguments, outputs = stats.argument_size_in_bytes, stats.output_size_in_bytes
     aliased, temporaries = stats.alias_size_in_bytes, stats.temp_size_in_bytes
-    # XLA also reports a peak, but on CPU it excludes the temporaries.
+    # XLA also reports a peak, but on CPU XLA's peak excludes the temporaries.
     peak = arguments + outputs - aliased + temporaries
     return Memory(arguments, outputs, aliased, temporaries, peak)
 
@@ -407,7 +411,7 @@ def _aliased(hlo: str, paths: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
 
 def _constants(program: Program) -> tuple[Constant, ...]:
     # Maps each constant to the first operation that reads it. In a dict comprehension, later
-    # entries replace earlier ones, hence `reversed`.
+    # entries replace earlier entries. So go through the operations in reverse order.
     readers = {
         where: step.operation
         for step in reversed(program.steps)
@@ -455,13 +459,13 @@ def _name_of(function: Any) -> str:
 
 
 def _gradient_of(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
-    """Builds two functions that compute the gradient and the arrays for the backward pass.
+    """Builds a function for the gradient, and a function for the arrays of the backward pass.
 
     A Module is differentiated with respect to its arrays, any other function with respect to its
     first argument. Each floating-point output has a cotangent of ones.
 
     **Returns:** a function that computes the outputs and the gradient, a function that computes the
-    arrays stored for the backward pass, and the arguments to call either function with.
+    arrays stored for the backward pass, and the arguments for a call of either function.
     """
     if isinstance(function, JitFunction):
         function = function.__wrapped__
@@ -521,13 +525,13 @@ def _is_inexact(leaf: Any) -> bool:
 def _with_signature_of(function: Any, new: Callable[..., Any], is_model: bool) -> Any:
     """Gives `new` the name and parameters of `function`.
 
-    If `function` is a model, it also becomes the first parameter.
+    If `is_model`, the first parameter of `new` is the model itself.
     """
     name = _name_of(function)
     new.__name__ = new.__qualname__ = name
     try:
-        # If an argument is omitted, filter_jit passes its default explicitly if the default is
-        # simple. Not every function accepts that. filter_jit does not pass this sentinel.
+        # If an argument is omitted, filter_jit passes a simple default explicitly, which not every
+        # function accepts. filter_jit does not pass this sentinel, so use it as default.
         parameters = [
             each if each.default is inspect.Parameter.empty else each.replace(default=_LEFT_OUT)
             for each in inspect.signature(function).parameters.values()
@@ -535,7 +539,7 @@ def _with_signature_of(function: Any, new: Callable[..., Any], is_model: bool) -
         if is_model:
             parameters.insert(0, inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY))
         signature = inspect.Signature(parameters)
-    # Some functions have no signature, and `name` may not be a valid name of a parameter.
+    # Some functions have no signature, and `name` is not always a valid name of a parameter.
     except (TypeError, ValueError):
         return new
     vars(new)["__signature__"] = signature

@@ -11,7 +11,7 @@ from ._operations import Operation, Origin, PlacedOperation, Program, path_of, s
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Sums over the operations of one layer, including the layers inside it, or of one kind.
+    """Sums over the operations of one kind, or of one layer including its inner layers.
 
     - `name`: path of the layer, or name of the kind; `""` for the whole program.
     - `operations`: number of operations in the traced program.
@@ -34,7 +34,7 @@ class Row:
 
 
 def rows_by_layer(program: Program, instructions: Sequence[Instruction]) -> tuple[Row, ...]:
-    """A row for the whole program, then one for each layer in the order of first calls."""
+    """A row for the whole program, then a row for each layer, in the order of first calls."""
     groups = steps_by_layer(program)
     compiled = _instructions_by_layer(program, instructions)
     return tuple(_row(name, steps, compiled[name]) for name, steps in groups.items())
@@ -50,7 +50,7 @@ def rows_by_kind(program: Program) -> tuple[Row, ...]:
 
 
 def steps_by_layer(program: Program) -> dict[str, list[PlacedOperation]]:
-    """Maps the path of each layer to its operations, including those of the layers inside it."""
+    """Maps the path of each layer to its operations, including the operations of inner layers."""
     groups: dict[str, list[PlacedOperation]] = {"": []}
     for step in program.steps:
         for path in paths_around(step.scopes):
@@ -112,7 +112,7 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """Costs of one layer, including the layers inside it, in a function and in its gradient.
+    """Costs of one layer, including its inner layers, in a function and in the gradient.
 
     - `name`: path of the layer, `""` for the whole program.
     - `operations`, `flops`: costs of the function.
@@ -144,8 +144,8 @@ def stored_in(program: Program, outputs: Sequence[tuple[str, int]]) -> tuple[Sto
     found: dict[Origin, Stored] = {}
     for origin, (type_, num_bytes) in zip(program.outputs, outputs, strict=True):
         source = source_of(origin)
-        # A loop stacks the values of its iterations in a new array, even if the values are an
-        # argument. The loop is then the operation that makes the array.
+        # A loop stacks the values of its iterations in a new array, even if each value is an
+        # argument of the program. So the loop is the operation that makes the array.
         maker = origin[1] if origin[0] == "passed" else None
         if source is not None:
             maker = program.steps[source].operation

@@ -199,8 +199,8 @@ def _graph(program: Program) -> dict[str, Any]:
         "operations": [
             [each.kind, each.output, each.work, each.times, each.source] for each in operations
         ],
-        # Each edge is a pair of indices: the operation that computes a value, and one that reads
-        # it.
+        # Each edge is a pair of indices: of the operation that computes a value, and of an
+        # operation that reads the value.
         "edges": [
             (source, index)
             for index, step in enumerate(program.steps)

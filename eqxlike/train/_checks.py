@@ -158,7 +158,9 @@ def check_optimiser(optimiser: Any, taker: str) -> None:
 
 
 def check_not_deleted(tree: PyTree, name: str, taker: str) -> None:
-    """Raises `RuntimeError` if arrays of `tree` were donated. JAX would raise one later."""
+    """Raises `RuntimeError` if arrays of `tree` were donated. JAX would notice the donation only
+    later.
+    """
     paths = deleted_paths(tree, name)
     if paths:
         raise RuntimeError(

@@ -25,8 +25,8 @@ HARMLESS = {
     "pow": (0, 1.0),
     "integer_pow": (0, 1.0),
 }
-"""Maps each operation whose derivative may be infinite to the index of the input that decides
-this, and a safe value for that input.
+"""Maps each operation whose derivative may be infinite to a pair. The pair has the index of the
+input that makes the derivative infinite, and a safe value for that input.
 """
 
 THROUGH = frozenset(
@@ -49,8 +49,8 @@ def branch_not_taken(step: Step) -> Rewrite | None:
         return None  # The result may be infinite. Then its derivative does not matter.
     branches = [_copied(branch) for branch in branches]
     sources = ancestors_of(condition)
-    # If the condition depends only on integers, such as a mask made from labels, it does not keep
-    # the operand in a safe range.
+    # If the condition depends only on integers, such as a mask made from labels, it does not say
+    # whether the operand of a branch is in a safe range.
     inputs = (each for each in sources if each.step is INPUT)
     if not any(jnp.issubdtype(each.dtype, jnp.floating) for each in inputs):
         return None
@@ -192,7 +192,7 @@ def _is_guarded(value: Value, depth: int = 0) -> bool:
 def ancestors_of(value: Value, limit: int = 200) -> set[Value]:
     """Up to `limit` values on which a value depends.
 
-    The value itself is included. Constants are not.
+    The value itself is included. Constants are not included.
     """
     found: set[Value] = set()
     waiting = [value]

@@ -124,7 +124,7 @@ def difference_of_squares(step: Step) -> Rewrite | None:
 def _square_of_difference(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
     """Rewrites a² ± 2ab + b² as (a ± b)².
 
-    Reports |a|² - 2 a·b + |b|², as in pairwise distances, but does not rewrite it.
+    Reports |a|² - 2 a·b + |b|², as in pairwise distances, but does not rewrite this formula.
     """
     products = [_lifted(factors_of(part.value), part.number, part.axes) for part in total.parts]
     squares = [each for each in products if [part.number for part in each.parts] == [2]]
@@ -156,7 +156,7 @@ def _square_of_difference(total: Parts, shape: tuple[int, ...]) -> Rewrite | Non
 
 
 def _square_of_shifted(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
-    """Rewrites n x² + m x + c as n (x + m / 2n)² if they are equal."""
+    """Rewrites n x² + m x + c as n (x + m / 2n)² if both are equal."""
     squares = [part for part in total.parts if square_root_of(part.value) is not None]
     if len(squares) != 1:
         return None
@@ -276,7 +276,7 @@ def _lifted(product: Parts, number: float, axes: Axes) -> Parts:
 def _distributed(product: Parts) -> Iterator[list[Parts]]:
     """Distributes a product over a factor that is a sum.
 
-    Yields a list of products, whose sum is `product`, for each factor that is a sum.
+    For each factor that is a sum, yields a list of products. The sum of the list is `product`.
     """
     for i, part in enumerate(product.parts):
         inner = terms_of(part.value)
@@ -320,7 +320,7 @@ def _logs_of(product: Parts, number: float) -> Iterator[tuple[Any, float]]:
 def _counted(terms: Iterable[tuple[Any, float]]) -> tuple[dict[Any, float], float]:
     """Adds up the coefficients of each key.
 
-    **Returns:** the sums that are not zero by key, and the sum of the constants.
+    **Returns:** the sums that are not zero, as a dict by key, and the sum of the constants.
     """
     numbers: dict[Any, float] = {}
     for key, number in terms:

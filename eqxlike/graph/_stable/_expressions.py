@@ -30,7 +30,9 @@ from .._operations import is_of_user_or_layer, line_of, scopes_in
 Found = TypeVar("Found")
 
 Axes = tuple[int, ...]
-"""For each axis of a value, the corresponding axis of a larger expression, or -1 if none."""
+"""For each axis of a value, the corresponding axis of a larger expression, or -1 if there is no
+such axis.
+"""
 
 
 @dataclasses.dataclass(eq=False, repr=False, slots=True)
@@ -67,12 +69,12 @@ class Value:
 class Step:
     """One equation of a program.
 
-    - `kind`, `params`: name and parameters of its primitive.
+    - `kind`, `params`: name and parameters of the primitive.
     - `inputs`: the values that it reads.
     - `outputs`: the values that it computes.
     - `inner`: for a transparent call, the steps of the called program.
     - `caller`: the transparent call whose program contains this step, or None.
-    - `scopes`: the name scopes around it, outermost first.
+    - `scopes`: the name scopes around the equation, outermost first.
     - `eqn`: the JAX equation.
     """
 
@@ -87,7 +89,7 @@ class Step:
 
     @property
     def output(self) -> Value:
-        """The first output. Most steps have only one."""
+        """The first output. Most steps have only one output."""
         return self.outputs[0]
 
     @property
@@ -100,10 +102,9 @@ class Step:
 
     @property
     def is_of_user(self) -> bool:
-        """Returns True if the user wrote the formula, not one of JAX's functions.
-
-        If a JAX function contains the formula, a single call in the user's code created the step
-        and the steps that compute its inputs.
+        """Returns True if the formula of this step is in the user's code, and not in a JAX
+        function. If a JAX function contains the formula, a single call in the user's code created
+        the step and the steps that compute its inputs.
         """
         steps = [step for each in self.inputs if (step := seen_through(each).step) is not INPUT]
         return not steps or any(step.instruction != self.instruction for step in steps)
@@ -183,14 +184,15 @@ PICKS = (
 )
 """Operations that select or reorder elements of their first input.
 
-An increasing elementwise function may be applied before or after them, with the same result.
+An increasing elementwise function may be applied before or after such an operation, with the same
+result.
 """
 
 SAME_NUMBERS = ("copy", "optimization_barrier", "pvary")
 
 
 def seen_through(value: Value, casts: bool = True) -> Value:
-    """Follows a value to the value that it is a copy of.
+    """Finds the original of a value that may be a copy.
 
     Copies include outputs of transparent calls, exact casts, and `select_n` with a constant
     condition. If `casts` is False, only casts to the same dtype are copies.
@@ -268,8 +270,8 @@ def unbroadcast(value: Value) -> tuple[Value, Axes]:
 
     Adding and removing axes of length one counts as a broadcast.
 
-    **Returns:** the value before these operations. For each of its axes, also the corresponding
-    axis of `value`, or -1 if there is none.
+    **Returns:** the value before these operations, and its `Axes`: for each axis of the returned
+    value, the corresponding axis of `value`, or -1 if there is no such axis.
     """
     axes = all_axes(value)
     while True:
@@ -291,8 +293,8 @@ def unbroadcast(value: Value) -> tuple[Value, Axes]:
 def _kept_axes(value: Value) -> list[int | None] | None:
     """For each axis before a reshape, the corresponding axis after it.
 
-    An axis of length one has None. Returns None instead of a list if the reshape does more than add
-    or remove axes of length one.
+    The entry of an axis of length one is None. Returns None instead of a list if the reshape does
+    more than add or remove axes of length one.
     """
     before, after = value.step.inputs[0].shape, value.shape
     long = [i for i, size in enumerate(after) if size != 1]

@@ -92,7 +92,7 @@ def _whole(large: Array, small: Array, *sign: Array) -> Array:
 def _is_product_of_matrices(value: Value) -> bool:
     """Returns True if a value is matrix @ exp(y).
 
-    It has no stable logarithm here, because each element would need its own shift of y.
+    Such a product has no stable logarithm here, because each element would need its own shift of y.
     """
     step = unbroadcast(value)[0].step
     inputs = step.inputs if step.kind == "dot_general" else ()
@@ -271,8 +271,8 @@ def _log_of_choice(step: Step) -> Log | None:
     condition, *branches = step.inputs
     if condition.dtype != bool or condition.shape != step.output.shape:
         return None
-    # The logarithm of a value that may be negative may have an infinite derivative where the branch
-    # is not chosen, so use the plain logarithm for it.
+    # The derivative of a stable logarithm may be infinite where its branch is not chosen, if the
+    # branch may be negative. So use the plain logarithm of such a branch.
     logs = [log if (log := log_of(each)) and log.is_positive else None for each in branches]
     if not any(logs):
         return None
@@ -328,7 +328,7 @@ def _log_near_one(value: Value) -> Log | None:
 
 
 def _is_integer(value: Value) -> bool:
-    """Returns True if a value is computed from integers by sums and products, as a count is."""
+    """Returns True if a value is computed from integers by sums and products, such as a count."""
     step = seen_through(value).step
     if step.kind == "convert_element_type":
         return jnp.issubdtype(step.inputs[0].dtype, jnp.integer)

@@ -72,7 +72,9 @@ def hypotenuse(step: Step) -> Rewrite | None:
 
 
 EPSILON = 1e-3
-"""Smaller constants are assumed only to keep the gradient of a square root finite at zero."""
+"""A smaller constant under a square root is assumed to be a guard, which keeps the gradient finite
+at zero.
+"""
 
 
 def direction_of_zero(step: Step) -> Rewrite | None:
@@ -97,7 +99,7 @@ def direction_of_zero(step: Step) -> Rewrite | None:
 
 
 def _vanishes_with(value: Value, x: Value, depth: int = 4) -> bool:
-    """Returns True if a value is a product of which x is a factor, or a sum of such products."""
+    """Returns True if x is a factor of a value, or of each term of the value."""
     if is_same(value, x):
         return True
     step = seen_through(value).step

@@ -195,7 +195,7 @@ def spelled(kind: str, value: Value | Parts) -> Found | None:
 def _cdf_of_jax(value: Value) -> Found | None:
     """Matches the `where` in JAX's `norm.cdf`.
 
-    It computes 1 + erf(y) near zero, and erfc(|y|) or 2 - erfc(|y|) elsewhere.
+    This `where` computes 1 + erf(y) near zero, and erfc(|y|) or 2 - erfc(|y|) elsewhere.
     """
     near, far = sorted(map(seen_through, value.step.inputs[1:]), key=lambda x: x.step.kind)[:2]
     found = spelled("erfc", near) if near.step.kind == "add" else None

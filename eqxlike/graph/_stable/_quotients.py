@@ -46,7 +46,9 @@ from ._replacements import scaled, single
 from ._rewrite import Rewrite
 
 Split = tuple[Any, Any]
-"""Exponent and weight of an `Exponential`. The exponent zero and the weight one are None."""
+"""Exponent and weight of an `Exponential`. None stands for an exponent of zero, and for a weight of
+one.
+"""
 
 
 def quotient_of_exponentials(step: Step) -> Rewrite | None:

@@ -1,4 +1,4 @@
-"""Functions whose value and derivative keep their digits where JAX's functions lose some."""
+"""Functions whose value and derivative keep their digits where JAX's functions lose digits."""
 
 import functools
 import math

@@ -1,6 +1,6 @@
 """The rewriting engine: matches rules in a traced program, and runs the rewritten program.
 
-A program is a graph of values. A rule inspects the value that an equation computes; it looks
+A program is a graph of values. A rule inspects the value that an equation computes, and looks
 through calls and broadcasts. The rule may return a `Rewrite`, which computes the value from other
 values. The rewritten program runs only the steps on which outputs and effects depend, in the order
 of the original program. The bodies of loops, branches and custom derivatives are rewritten as
@@ -260,7 +260,7 @@ class StableProgram:
 
 
 def _matches_in(steps: Iterable[Step], rules: Sequence[Rule]) -> Iterator[Match]:
-    """Finds the first rule that matches each step. Stores its rewrite in the step's output."""
+    """Finds the first rule that matches each step. Stores the rewrite in the step's output."""
     for step in steps:
         for rule in rules if _has_float_output(step) else ():
             if step.kind not in rule.kinds or (rewrite := _match(rule, step)) is None:
@@ -302,7 +302,7 @@ def _inner_programs(
 ) -> Iterator[tuple[str, int | None, StableProgram]]:
     """The programs in a step's parameters in which rules match.
 
-    Transparent calls have none, because their steps are part of the outer program.
+    Transparent calls are left out, because their steps are part of the outer program.
     """
     if step.inner or step.kind == "shard_map" or called_function(step.eqn).is_of_jax:
         return

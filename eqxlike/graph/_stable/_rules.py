@@ -51,7 +51,7 @@ def guarded_probability(step: Step) -> Rewrite | None:
 
 
 GUARD = 1e-2
-"""Smaller constants are assumed only to keep a logarithm finite, not to be part of the formula."""
+"""A smaller constant in a logarithm is assumed to be a guard, which keeps the logarithm finite."""
 
 
 def _limited(value: Value) -> Value | None:
@@ -97,7 +97,7 @@ def _adds_to_a_carry(step: Step) -> bool:
 
 
 def overflowing_cast(step: Step) -> Rewrite | None:
-    """Matches a cast to float16 of a value that is likely to exceed 65504, float16's maximum."""
+    """Matches a cast to float16 of a value that probably exceeds 65504, the maximum of float16."""
     (x,) = step.inputs
     is_wide = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= 4
     if step.output.dtype != jnp.float16 or not is_wide:
@@ -225,5 +225,5 @@ RULES = (
 """The rules of `stabilise` and `unstable`, in order of priority.
 
 A rule matches a step of a program if its `kinds` contain the step's primitive and its `match`
-returns a `Rewrite` (see `_rewrite`). If several rules match a step, the first one is used.
+returns a `Rewrite` (see `_rewrite`). If several rules match a step, the first rule is used.
 """

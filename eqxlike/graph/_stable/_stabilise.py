@@ -38,8 +38,8 @@ def stabilise(
 
     **Arguments:**
 
-    - `function`: any callable that JAX can trace. It is traced at each call, so wrap the result in
-      `filter_jit`. Arguments that are not arrays are static, as in `filter_jit`.
+    - `function`: any callable that JAX can trace. Each call traces `function` again, so wrap the
+      result in `filter_jit`. Arguments that are not arrays are static, as in `filter_jit`.
     - `rules`: the rules to apply. If several rules match a formula, the first of them is applied.
       To add a rule, pass `(*graph.rules.RULES, rule)`.
 
@@ -85,7 +85,7 @@ def stabilise(
 
 
 def _name_arguments(error: Exception, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    """Adds a note to JAX's error that maps its names, such as `arrays[3]`, to the arguments."""
+    """Adds a note to JAX's error. The note maps names such as `arrays[3]` to the arguments."""
     paths = [
         ("kwargs" if path[0].idx else "args") + jtu.keystr(path[1:])
         for path, _ in jtu.tree_leaves_with_path(filter((args, kwargs), is_array))
@@ -134,7 +134,8 @@ def unstable(
     **Arguments:**
 
     - `function`: any callable, as for `graph.report`.
-    - `*args`, `**kwargs`: its arguments. A `jax.ShapeDtypeStruct` may replace an array.
+    - `*args`, `**kwargs`: the arguments of `function`. A `jax.ShapeDtypeStruct` may replace an
+      array.
     - `rules`: the rules to apply.
 
     **Returns:** a tuple with one `Unstable` per formula.
