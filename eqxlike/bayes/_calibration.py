@@ -28,8 +28,8 @@ class TemperatureScaling(Module):
     The predicted class does not change. A call on logits returns logits. A call on a
     `CategoricalMixture` returns a mixture with one component, because the combined prediction of
     the networks is scaled, not each network (Rahaman and Thiery, 2021, "Uncertainty Quantification
-    and Deep Ensembles"). The scaled mixture therefore has no epistemic uncertainty; read it from
-    the original mixture.
+    and Deep Ensembles"). The scaled mixture therefore has no epistemic uncertainty. Read the
+    epistemic uncertainty from the original mixture.
 
     - `temperature`: shape `()`, positive.
     """
@@ -62,7 +62,7 @@ def temperature_scaling(
     """Finds the temperature that minimises the NLL of held-out examples.
 
     Guo, Pleiss, Sun and Weinberger (2017), "On Calibration of Modern Neural Networks". The NLL is
-    convex in the inverse temperature. Bisection finds the zero of its derivative to the precision
+    convex in the inverse temperature. Bisection finds the zero of the derivative, to the precision
     of the logits' dtype.
 
     The temperature lies between 0.01 and 100. If the predicted class is right for all examples, a
@@ -73,14 +73,14 @@ def temperature_scaling(
     **Arguments:**
 
     - `prediction`: logits of shape `(N, *T, C)`, or a mixture with that shape, for examples that
-      the model was not trained on. `T` may be the tokens of a text.
+      the model was not trained on. `*T` may be an axis of tokens.
     - `labels`: integers from 0 to C - 1, or booleans, shape `(N, *T)`.
 
     **Returns:** a `TemperatureScaling`. Call it on the predictions of other examples.
 
-    **Raises:** `ValueError` if an argument has another shape, if there are no examples, if a label
-    is not a class, or if a logit is not finite. Under `jit`, values are not checked and there are
-    no warnings.
+    **Raises:** `ValueError` if the shape of an argument is wrong, if there are no examples, if a
+    label is not a class, or if a logit is not finite. Under `jit`, values are not checked and there
+    are no warnings.
 
     >>> import jax, jax.numpy as jnp
     >>> logits = jnp.array([[8.0, 0.0], [8.0, 0.0], [8.0, 0.0], [8.0, 0.0]])
@@ -196,7 +196,7 @@ def conformal_intervals(
     level: float = 0.9,
     score: IntervalScore = "normalised",
 ) -> ConformalIntervals:
-    """Fits intervals that contain the next target with probability `level`, even for a wrong model.
+    """Fits intervals that contain the next target with probability `level`, for any model.
 
     Split conformal prediction (Papadopoulos, Proedrou, Vovk and Gammerman, 2002; Lei, G'Sell,
     Rinaldo, Tibshirani and Wasserman, 2018, "Distribution-Free Predictive Inference for
@@ -211,8 +211,8 @@ def conformal_intervals(
     - `level`: coverage probability, between 0 and 1.
     - `score`: distance between a target and its prediction. `"normalised"` is `|y - mean| /
       sqrt(variance)`. `"quantile"` is the distance from the target to the nearest end of the
-      central interval of probability `level`. The distance is negative if the target lies inside
-      the interval. `"quantile"` also suits predictions that are skewed or have no variance (Romano,
+      central interval of probability `level`. This score is negative if the target lies inside the
+      interval. `"quantile"` also suits predictions that are skewed or have no variance (Romano,
       Patterson and Candès, 2019, "Conformalized Quantile Regression").
 
     **Returns:** a `ConformalIntervals`. Call it on the predictions of other examples.
@@ -326,16 +326,16 @@ def conformal_sets(
       empty without a key (Romano, Sesia and Candès, 2020, "Classification with Valid and Adaptive
       Coverage").
     - `key`: random key that randomises adaptive sets. A randomised set leaves out its least
-      probable class by chance, and may be empty. Without a key, all correctly predicted labels have
+      probable class at random, and may be empty. Without a key, all correctly predicted labels have
       the same score, so the sets of an accurate model contain the label with a higher probability
       than `level`.
 
     **Returns:** a `ConformalSets`. Call it on the predictions of other examples.
 
-    **Raises:** `TypeError` if `prediction` is not a mixture; `ValueError` if an argument has
-    another shape, `score` is unknown, a label is not a class, `level` lies outside (0, 1), there
-    are fewer than `level / (1 - level)` examples, a probability is not finite, or a key is passed
-    with `score="probability"`. Under `jit`, values are not checked.
+    **Raises:** `TypeError` if `prediction` is not a mixture; `ValueError` if the shape of an
+    argument is wrong, `score` is unknown, a label is not a class, `level` lies outside (0, 1),
+    there are fewer than `level / (1 - level)` examples, a probability is not finite, or a key is
+    passed with `score="probability"`. Under `jit`, values are not checked.
 
     >>> import jax.numpy as jnp
     >>> calibration = CategoricalMixture(jnp.log(jnp.array([9 * [[0.6, 0.3, 0.1]]])))
@@ -409,7 +409,7 @@ def conformal_quantile(scores: Float[Array, " N"], level: float, name: str) -> F
 
 
 def _as_written(level: float) -> Fraction:
-    """The level as an exact decimal, because 0.55 times 20 exceeds 11 in floats."""
+    """The level as an exact decimal fraction. In floats, 0.55 times 20 exceeds 11."""
     number = real_number(level, "level")
     if not 0 < number < 1:
         raise ValueError(f"level must lie in (0, 1), got {level!r}.")

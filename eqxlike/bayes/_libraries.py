@@ -55,7 +55,7 @@ def as_libraries_compute() -> Iterator[None]:
     """Context manager that allows NumPyro, BlackJAX and Optax to promote dtypes and ranks.
 
     It also disables the check for key reuse. The libraries rely on JAX's defaults, but a user's
-    program may have made them stricter.
+    program may have made these defaults stricter.
     """
     with (
         jax.numpy_dtype_promotion("standard"),
@@ -161,7 +161,7 @@ def check_positive(value: Any, name: str, *, is_array: bool = False) -> None:
         raise ValueError(f"{name} must be a distribution of shape (), got shape {shape}.")
     link = _link_of(value)
     values = [link(jnp.full(shape, probe)) for probe in _PROBES]
-    # If a link changes the shape, such as the link of a simplex, the entries are not independent.
+    # If a link changes the shape, as it does for a simplex, the entries are not independent.
     if not all(each.shape == shape and bool(jnp.all(each > 0)) for each in values):
         raise ValueError(
             f"{name} must be a distribution over positive numbers, such as `Gamma(2.0, 1.0)`; "

@@ -61,7 +61,8 @@ class Likelihood(Module):
 class HasScale(Likelihood):
     """Base of likelihoods with a scale. The scale is known, unknown, or an output of the network.
 
-    With `"head"`, the network returns all centres, then all scales before softplus.
+    With `"head"`, the network returns all centres, then one number for each scale. The scale is the
+    softplus of this number.
     """
 
     scale: Any = field(default=1.0, converter=lambda s: np.asarray(s) if type(s) is list else s)
@@ -126,7 +127,7 @@ def check_output(name: str, output: Any, wanted: tuple[int, ...] | None, what: s
 
 
 def check_counts(name: str, y: Struct, what: str, shape: tuple[int, ...] = ()) -> None:
-    """Raises `ValueError` unless the target of an example has integers or booleans of `shape`.
+    """Raises `ValueError` unless a target is an array of integers or booleans with this `shape`.
 
     **Arguments:**
 
@@ -174,8 +175,8 @@ class Gaussian(HasScale):
       positive numbers; or `"head"`. With a distribution, the scale is an unknown. With `"head"`,
       the network returns the scale.
 
-    With `"head"`, the network returns `2 * k` numbers for the k targets of an example: all means,
-    then all scales before softplus. For a target of shape `()` it returns one mean and one scale.
+    With `"head"`, the network returns `2 * k` numbers for the k targets of an example: k means,
+    then k numbers. The scales are the softplus of these k numbers.
 
     >>> import jax.numpy as jnp
     >>> output = jnp.array([10.0, 20.0, 0.0, 1.0])  # for targets of shape (2,)
@@ -219,7 +220,7 @@ class StudentT(HasScale):
 
 
 class Bernoulli(Likelihood):
-    """Targets 0 and 1, or booleans. The network returns the logit of 1, shape `()`."""
+    """Targets 0 and 1, or booleans. The network returns the logit of target 1, shape `()`."""
 
     def distribution(self, output: Any, unknowns: Mapping[str, Any]) -> Any:
         return distributions().Bernoulli(logits=output)
@@ -247,7 +248,7 @@ class Categorical(Likelihood):
         return distributions().Categorical(logits=output)
 
     def log_prob(self, output: Any, unknowns: Mapping[str, Any], y: Any) -> Float[Array, ""]:
-        # NumPyro uses labels as indices, for which booleans do not work.
+        # NumPyro uses labels as indices, and booleans are no valid indices.
         return super().log_prob(output, unknowns, jnp.asarray(y).astype(jnp.int32))
 
     def check(self, output: Any, y: Struct) -> None:

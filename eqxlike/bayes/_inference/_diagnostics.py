@@ -24,9 +24,10 @@ Draws = Float[np.ndarray, "c n *shape"]
 class Convergence(Module):
     """R-hat and effective sample sizes, with one entry for each quantity that was drawn.
 
-    - `r_hat`: spread of all chains divided by the spread within chains. 1 means agreement; above
-      1.01 the chains may not have converged.
-    - `ess_bulk`, `ess_tail`: effective sample sizes, for means and for 5% and 95% quantiles.
+    - `r_hat`: spread of all draws divided by the spread within chains. 1 means that the chains
+      agree. Above 1.01, the chains may not have converged.
+    - `ess_bulk`, `ess_tail`: effective sample sizes for estimates of means, and of 5% and 95%
+      quantiles.
     """
 
     r_hat: Float[np.ndarray, "*shape"]
@@ -34,8 +35,8 @@ class Convergence(Module):
     ess_tail: Float[np.ndarray, "*shape"]
 
 
-# Number of values in a block, so that a block fits the CPU caches. For 4,096 chains of 25 draws of
-# 20 numbers, blocks reduce the time from 1.3 s to 0.8 s.
+# Number of values in a block. A block of this size fits the CPU caches. For 4,096 chains of 25
+# draws of 20 numbers, blocks reduce the time from 1.3 s to 0.8 s.
 _BLOCK_SIZE = 2**16
 
 
@@ -56,7 +57,7 @@ def convergence(draws: Draws) -> Convergence:
 
 
 def _convergence(draws: Float[np.ndarray, "c n b"]) -> tuple[np.ndarray, ...]:
-    # Split each chain in two, because the halves of a chain that drifts disagree.
+    # Split each chain in two. If a chain drifts, its two halves disagree.
     half = draws.shape[1] // 2
     halves = np.concatenate([draws[:, :half], draws[:, draws.shape[1] - half :]])
     ranked = _rank_normalised(halves)
@@ -97,8 +98,8 @@ def _rank_normalised(draws: Draws) -> Draws:
 def _normal_quantiles(size: int) -> Float[np.ndarray, " n"]:
     """Normal quantiles of the ranks 1, 1.5, 2, ... among `size` draws.
 
-    Draws at the sorted positions from `start` to `end - 1` have the mean rank `(start + end + 1) /
-    2`, so index `start + end` has their quantile.
+    Equal draws at the sorted positions `start` to `end - 1` have the mean rank `(start + end + 1) /
+    2`. The quantile of this rank has index `start + end` in the result.
     """
     quantile = statistics.NormalDist().inv_cdf
     return np.array(
@@ -123,7 +124,8 @@ class PredictiveScores(Module):
     - `posterior`: the mixture of draws, on the training data.
     - `point`: one network, such as the network at the mode, on the same data; `None` if the method
       has no such network.
-    - `held_out_posterior`, `held_out_point`: the same on the `held_out` data of `infer`.
+    - `held_out_posterior`, `held_out_point`: the same two scores on the data passed as `held_out`
+      to `infer`.
     - `held_out_error`: the standard error that `held_out_posterior` would have if held-out examples
       were predicted as well as training examples.
     """
@@ -139,9 +141,9 @@ class Diagnostics(Module):
     """Diagnostics of a run. Diagnostics that do not apply to the method are `None`.
 
     - `losses`: loss at each step of an optimiser, `(c, n)`.
-    - `outputs`: `Convergence` of the network's outputs for some of the inputs, without outputs that
-      are the same in all draws. Outputs are used because the parameters of a network have many
-      equivalent modes: hidden units can be permuted.
+    - `outputs`: `Convergence` of the network's outputs for some of the inputs. Outputs that are the
+      same in all draws are left out. Parameters are not used: hidden units can be permuted, so
+      chains that agree may have different parameters.
     - `others`: `Convergence` of the unknowns of prior and likelihood, in linked space.
     - `log_density`: `Convergence` of the log density.
     - `divergences`: number of divergent trajectories in each chain.
@@ -151,19 +153,19 @@ class Diagnostics(Module):
       not computed.
     - `broadening`: factor by which the gradient noise of minibatches increases the variance of
       draws, in the directions with the most noise.
-    - `pareto_k`: shape of the tail of the importance weights. Above 0.7, a few draws dominate.
-    - `rise`: increase of the log density, in nats per unknown, that ten steps of L-BFGS achieve
-      from the end of each optimiser run. If there are fewer examples than unknowns, it is in nats
-      per example. A draw from a normal posterior lies half a nat per unknown below the mode, so a
-      rise above 1 means that the run stopped well before the mode. Not computed for runs on
-      minibatches.
+    - `pareto_k`: estimated Pareto shape of the largest importance weights. Above 0.7, a few draws
+      dominate.
+    - `rise`: by how much ten steps of L-BFGS raise the log density from the end of each optimiser
+      run. The unit is nats per unknown, or nats per example if there are fewer examples than
+      unknowns. A draw from a normal posterior lies half a nat per unknown below the mode, so a rise
+      above 1 means that the run stopped well before the mode. Not computed for runs on minibatches.
     - `choice`: settings that the method chose, as text.
-    - `prior_change`: largest change of the log of a prior scale in the last tuning. Above 0.05,
-      mode and scales have not converged.
+    - `prior_change`: largest change of the logarithm of a prior scale in the last tuning. Above
+      0.05, the mode and the scales have not converged.
     - `predictive`: `PredictiveScores`, which compare the draws with one network, such as the
       network at the mode. Without `held_out=`, these methods have no scores: `bayes.MAP`,
       ensembles, chains on minibatches, custom methods without a `point_estimate`, and
-      `bayes.Laplace` with `width=None`, because it already evaluates its draws on left-out
+      `bayes.Laplace` with `width=None`. `Laplace` then already evaluates its draws on left-out
       examples.
     - `warnings`: problems of the run, as text.
     """
@@ -259,8 +261,8 @@ def in_words(diagnostics: Diagnostics, remedy: str) -> Iterator[str]:
         yield (
             f"{int(np.count_nonzero(diagnostics.lost))} of {diagnostics.lost.size} chains diverged "
             "to infinity, and predictions are NaN. Use a smaller step_size. A chain of "
-            "`bayes.SGLD` may diverge from a mode that overfits; `descent_steps=0` starts it "
-            "elsewhere."
+            "`bayes.SGLD` may diverge from a mode that overfits; `descent_steps=0` starts the "
+            "chain elsewhere."
         )
     if diagnostics.broadening is not None and diagnostics.broadening > 1.05:
         yield (

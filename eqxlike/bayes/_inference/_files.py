@@ -1,4 +1,4 @@
-"""Files of runs: one line of JSON that identifies the run, then arrays. They contain no code."""
+"""Files of runs: one line of JSON that identifies the run, then arrays. The files hold no code."""
 
 import contextlib
 import dataclasses
@@ -22,8 +22,8 @@ from ._method import Chains, Method, Problem
 
 _FORMAT = "eqxlike.bayes run 1"
 
-# Header fields that must agree; settings are compared separately. The text says what differs. If it
-# is empty, the error message shows both values.
+# Header fields that must agree; settings are compared separately. The text says what differs. If
+# the text is empty, the error message shows both values.
 _DIFFERENCES = {
     "method": "",
     "unknowns": "",

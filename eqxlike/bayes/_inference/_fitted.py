@@ -60,7 +60,7 @@ class FittedPosterior(Module):
 
     @property
     def records(self) -> dict[str, np.ndarray]:
-        """The records of the steps by name, with leading axes of chains and records."""
+        """The arrays that the steps recorded, by name, with leading axes of chains and records."""
         return self.chains.records
 
     def samples(self, num: int | None = None, *, key: PRNGKeyArray) -> Unknowns:
@@ -69,8 +69,8 @@ class FittedPosterior(Module):
         **Arguments:**
 
         - `num`: number of draws. By default all draws that the method kept, or 100 if the method
-          can make new ones. If `num` is larger than the number of kept draws, draws are repeated.
-          The numbers of their copies differ by at most one.
+          can make new ones. If `num` exceeds the number of kept draws, draws are repeated as evenly
+          as possible.
         - `key`: random key for the draws.
 
         **Raises:** `ValueError` if the run stopped before its first draw.
@@ -82,7 +82,7 @@ class FittedPosterior(Module):
         return _samples(self.problem, self.method, self.found, num, key)
 
     def model(self, sample: Unknowns) -> Any:
-        """The network with the unknowns of one draw. It is a function of one input.
+        """The network with the unknowns of one draw, as a function of one input.
 
         **Arguments:**
 
@@ -180,7 +180,7 @@ class FittedPosterior(Module):
     def log_evidence(self) -> Float[Array, ""]:
         """The log evidence: the log density of the data under the model, in nats.
 
-        **Raises:** `AttributeError` if the method does not estimate it.
+        **Raises:** `AttributeError` if the method does not estimate the log evidence.
         """
         found = self.method.log_evidence(self.problem, self.found)
         if found is None:
@@ -203,8 +203,8 @@ class FittedPosterior(Module):
         **Returns:** a `DataTree` with the groups `posterior`, `log_likelihood`, `observed_data`
         and, for Markov chains, `sample_stats`.
 
-        **Raises:** `ImportError` if ArviZ is not installed; `TypeError` if the method needs a key
-        and none is passed; `ValueError` if the run stopped before its first draw.
+        **Raises:** `ImportError` if ArviZ is not installed; `TypeError` if the method makes new
+        draws and `key` is missing; `ValueError` if the run stopped before its first draw.
         """
         self._check_draws()
         try:
@@ -294,8 +294,9 @@ def _outputs_along_chains(problem: Problem, draws: Array) -> tuple[Array, Array]
 # --- Predictive scores of the draws and of one network ---
 
 
-# Limits on the number of examples and on the memory of the draws. Batches are small because each
-# example passes through the networks of all draws: 4 examples and 100 draws are a batch of 400.
+# Limits on the number of examples, the bytes of the draws, and the examples in a batch. Batches are
+# small because each example passes through the networks of all draws: 4 examples and 100 draws are
+# a batch of 400.
 _MAX_COMPARED, _MAX_DRAW_BYTES, _EXAMPLES_AT_ONCE = 512, 2**28, 4
 
 
@@ -307,7 +308,7 @@ def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) ->
 
     **Arguments:**
 
-    - `held_out`: examples `(x, y)` with the structure of the data.
+    - `held_out`: examples `(x, y)` with the structure of the target's data.
     """
     problem, method, found = posterior.problem, posterior.method, posterior.found
     kept = method.num_found(found)

@@ -74,7 +74,7 @@ def infer(
     - `chain_method`: how chains run: `"vectorized"`, all in one batch; `"sequential"`, one after
       another; or `"parallel"`, distributed over the devices. The default is one batch, except for
       some ensembles on a CPU: see `bayes.DeepEnsemble`. The draws are the same up to rounding.
-    - `checkpoint`: path of a file. The run is saved there at intervals, and at Ctrl-C or SIGTERM.
+    - `checkpoint`: path of a file. The run is saved there at intervals, and on Ctrl-C or SIGTERM.
       Repeat the call to resume the run. The result is the same as for an uninterrupted run. A run
       with more `num_samples` can resume a run with fewer.
     - `checkpoint_every_s`: seconds between checkpoints.
@@ -85,8 +85,8 @@ def infer(
 
     **Raises:** before the run starts, `TypeError` or `ValueError` if the method does not support
     the target, if the held-out data have another structure than the target's data, if the
-    checkpoint belongs to another run, or if the log density is not finite at the start. The start
-    has the parameters of the model, and 0 in linked space for the other unknowns.
+    checkpoint belongs to another run, or if the log density is not finite at the start. At the
+    start, parameters have their values in the model, and the other unknowns are 0 in linked space.
     `FileNotFoundError` if the directory of the checkpoint does not exist. During the run, Ctrl-C
     raises `KeyboardInterrupt`, and SIGTERM raises `SystemExit` with status 143; the current
     compiled call finishes first.
@@ -206,8 +206,8 @@ def _interrupt_message(path: pathlib.Path | None, step: int, num_steps: int) -> 
 # --- The loop: each compiled call makes many steps ---
 
 
-# Target duration of a compiled call, in seconds; with many chains, up to 8 times as long. Ctrl-C
-# waits this long, and the progress bar moves this often.
+# Target duration of a compiled call, in seconds. With many chains, a call takes up to 8 times as
+# long. Ctrl-C waits for the end of a call, and the progress bar moves after each call.
 _CALL_S = 0.5
 # Limits on the records of one call.
 _MAX_BYTES = 64 * 2**20
@@ -265,8 +265,8 @@ def advance(
         each.itemsize * math.prod((each.shape[0], *each.shape[2:])) for each in empty.values()
     )
     size = max(1, min(_MAX_STEPS, method.num_steps, _MAX_BYTES // max(1, step_bytes)))
-    # At the end of a call, fast chains of NUTS wait for the slowest one. With many chains, calls of
-    # 0.5 s take twice as long for a draw as calls of 4 s.
+    # At the end of a call, fast chains of NUTS wait for the slowest chain. With many chains, a draw
+    # takes twice as long in calls of 0.5 s as in calls of 4 s.
     call_s = _CALL_S * min(8, max(1, method.num_chains / 16))
     count, step, states = 1, chains.step, chains.states
     while step < method.num_steps:
@@ -376,8 +376,8 @@ def simulation_ranks(
     - `method`: the method to test.
     - `key`: random key for true values, data and draws.
     - `num_simulations`: number of simulations, R.
-    - `num_draws`: number of draws from each posterior. They should be nearly independent: let a
-      Markov chain keep many more draws than this.
+    - `num_draws`: number of draws from each posterior. The draws should be nearly independent. Let
+      a Markov chain keep many more draws than `num_draws`.
 
     **Returns:** the rank of each unknown, in linked space, in each simulation, shape `(R, d)`.
 

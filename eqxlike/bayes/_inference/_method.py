@@ -27,8 +27,8 @@ class Problem(Module):
 
     - `target`: the posterior to infer.
     - `mode`: differentiation mode of its density; `None` for reverse mode.
-    - `kept`: for each array of the model, True if the initial unknowns certainly contain the array
-      itself and not a draw from its prior.
+    - `kept`: for each array of the model, True if the initial unknowns are sure to contain the
+      array itself. Otherwise they may contain a draw from its prior.
     """
 
     target: Posterior
@@ -87,7 +87,7 @@ class Problem(Module):
         return self.batch_log_density(vector, None)
 
     def batch_log_density(self, vector: Vector, batch: Data | None) -> Float[Array, ""]:
-        """An estimate of `log_density` from a batch, or its value if `batch` is `None`."""
+        """An estimate of `log_density` from a batch. If `batch` is `None`, the exact value."""
         target, data = self.target, self.target.data if batch is None else batch
         return self.differentiable(
             lambda vector: target.minibatch_log_density(self.unflatten(vector), data, linked=True)
@@ -128,7 +128,7 @@ class Problem(Module):
         return self.flatten(Unknowns(model, linked.likelihood, linked.prior))
 
     def spread(self, vector: Vector) -> Vector:
-        """For each entry, the standard deviation of its array; 1 if that is 0."""
+        """For each entry, the standard deviation of the entry's array; 0 is replaced by 1."""
         linked = self.unflatten(vector)
         return self.flatten(
             jtu.tree_map(lambda leaf: jnp.broadcast_to(_spread(leaf), leaf.shape), linked)
@@ -156,7 +156,7 @@ class Problem(Module):
 
 
 def _spread(leaf: Array) -> Array:
-    """The standard deviation of an array; 1 if that is 0."""
+    """The standard deviation of an array; 0 is replaced by 1."""
     spread = jnp.std(leaf)
     return jnp.where(spread > 0, spread, 1)
 
@@ -192,8 +192,8 @@ class Method(Module):
 
     A step may record any arrays. `bayes.FittedPosterior` uses the records with these names. `draw`
     is the position of a Markov chain; R-hat, effective sample sizes and the draws of `to_arviz` are
-    made from it. `log_density`, `acceptance`, `is_divergent` and `energy` are used in diagnostics.
-    `loss` is the loss of an optimiser.
+    computed from `draw`. `log_density`, `acceptance`, `is_divergent` and `energy` are used in
+    diagnostics. `loss` is the loss of an optimiser.
 
     A custom method subclasses `Method` and defines `num_steps`, `init`, `step` and `sample`. Define
     `finish` if draws need more than the last states. The state is the carry of a loop, so `step`
@@ -266,7 +266,8 @@ class Method(Module):
     ) -> tuple[State, dict[str, Array]]:
         """Makes several steps of all chains: by default a loop over `step`, with chains batched.
 
-        A method that overrides `advance` must still define `step`, which determines the records.
+        A method that overrides `advance` must still define `step`, because the shapes of the
+        records are taken from `step`.
 
         **Arguments:**
 
@@ -323,14 +324,14 @@ class Method(Module):
     # --- optional ---
 
     def noise(self, num: int, key: PRNGKeyArray) -> Any:
-        """Randomness of `num` networks that is not in the unknowns, such as dropout masks.
+        """Random values that `num` networks use besides their unknowns, such as dropout masks.
 
-        Returns `None` if there is none.
+        Returns `None` if the networks use no random values.
         """
         return None
 
     def network(self, problem: Problem, unknowns: Unknowns) -> Any:
-        """The network with these unknowns. It is a function of one input."""
+        """The network with these unknowns, as a function of one input."""
         return problem.target.model(unknowns)
 
     def outputs(
@@ -354,7 +355,7 @@ class Method(Module):
         return None
 
     def point_estimate(self, problem: Problem, found: Any) -> Vector | None:
-        """Unknowns of one network, such as the mode. Its predictions are compared with the draws.
+        """The unknowns of one network, such as the mode. Diagnostics compare it with the draws.
 
         Returns `None` if there is no such network.
         """
@@ -364,8 +365,8 @@ class Method(Module):
     def leaves_out(self) -> bool:
         """Whether the method has already evaluated its draws on examples that it left out.
 
-        If it has, `infer` does not compare the draws with the mode on the training data. Even an
-        exact posterior predicts the training data worse than the mode does.
+        If so, `infer` does not compare the draws with the mode on the training data. Even an exact
+        posterior predicts the training data worse than the mode does.
         """
         return False
 
@@ -378,7 +379,7 @@ class Method(Module):
 def one_step(
     method: Method, problem: Problem, state: State, index: Array, key: PRNGKeyArray
 ) -> tuple[State, dict[str, Array]]:
-    """A step of one chain. It is jitted, so that its shapes and the loop need only one trace."""
+    """A step of one chain. It is jitted, so that one trace gives both its shapes and its loop."""
     state, record = method.step(problem, state, index, key)
     return without_weak_types((state, dict(record)))
 

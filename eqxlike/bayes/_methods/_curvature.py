@@ -54,8 +54,8 @@ class DenseNormal(Module):
 def dense_curvature(around: AroundMode) -> Float[Array, "k k"]:
     """The Hessian of the negative log density for all varying unknowns. It may be indefinite.
 
-    It is the exact Hessian for the unknowns of prior and likelihood, and for networks that are
-    linear in their parameters. Otherwise it uses the Gauss-Newton approximation.
+    The Hessian is exact for the unknowns of prior and likelihood, and for networks that are linear
+    in their parameters. Otherwise it is the Gauss-Newton approximation.
     """
 
     def of_rows() -> Float[Array, "k k"]:
@@ -96,7 +96,7 @@ class Block(Module):
     """The precision of the entries of one array. The array is reshaped to one axis per basis.
 
     With two bases `U` and `V` the precision is `(U x V) diag(values) (U x V)^T`, where `x` is the
-    Kronecker product. Without a basis it is diagonal.
+    Kronecker product. Without a basis, the precision is diagonal.
 
     - `values`: the eigenvalues.
     - `bases`: orthogonal matrices with eigenvectors as columns.
@@ -111,7 +111,7 @@ class Block(Module):
         return jnp.sqrt(self.values)[None]
 
     def diagonal_of(self, diagonal: Float[Array, " size"]) -> Float[Array, "*shape"]:
-        """Transforms the matrix `diag(diagonal)` to the eigenbasis. Returns its diagonal there."""
+        """Transforms `diag(diagonal)` to the eigenbasis. Returns the diagonal of the result."""
         values = diagonal.reshape(self.values.shape)
         for axis, basis in enumerate(self.bases):
             values = jnp.moveaxis(jnp.tensordot(basis.T**2, values, (1, axis)), 0, axis)
@@ -127,7 +127,7 @@ class Block(Module):
 
 
 class RotatedNormal(Module):
-    """A normal distribution with independent arrays. It has the same methods as `DenseNormal`."""
+    """A normal distribution of independent arrays. It has the same methods as `DenseNormal`."""
 
     blocks: tuple[Block, ...]
 
@@ -151,8 +151,8 @@ class RotatedNormal(Module):
     def without(self, rows: Float[Array, "r k"]) -> "RotatedNormal":
         """Subtracts the outer products of rows from the precision.
 
-        Only the diagonal of the outer products in the eigenbases is subtracted, because the
-        precision stays diagonal there.
+        Only the diagonal of the outer products in the eigenbases is subtracted, so that the
+        precision stays diagonal in the eigenbases.
         """
         squares = self._by_blocks(rows, lambda block, own: block.rotated(own, back=False) ** 2)
         blocks = []
@@ -244,14 +244,15 @@ def diagonal_size(parts: tuple[Part, ...]) -> int:
 
 # --- Kronecker-factored curvature ---
 #
-# Each array has a block. The block of a matrix is diagonal in the product of two bases: the
-# eigenvectors of the two factors of the Kronecker product nearest to its Gauss-Newton matrix (Van
-# Loan and Pitsianis, 1993, "Approximation with Kronecker Products"). Power iterations over the data
-# find the factors from Jacobians, so that any type of layer is supported. The eigenvalues are then
-# the best ones in these bases, which is more accurate than any Kronecker product with these bases
-# (George et al., 2018, "Fast Approximate Natural Gradient Descent in a Kronecker-Factored
-# Eigenbasis"). The posterior is by Ritter, Botev and Barber (2018), "A Scalable Laplace
-# Approximation for Neural Networks".
+# Each array has a block. The block of a weight matrix is approximated in two steps. First, power
+# iterations over the data find the Kronecker product that is nearest to the block's Gauss-Newton
+# matrix (Van Loan and Pitsianis, 1993, "Approximation with Kronecker Products"). The iterations use
+# only Jacobians, so any type of layer is supported. The eigenvectors of the two Kronecker factors
+# are two bases. Then the block is approximated by the best matrix that is diagonal in the product
+# of these bases. This matrix is more accurate than any Kronecker product with these bases (George
+# et al., 2018, "Fast Approximate Natural Gradient Descent in a Kronecker-Factored Eigenbasis"). The
+# posterior is by Ritter, Botev and Barber (2018), "A Scalable Laplace Approximation for Neural
+# Networks".
 
 
 _POWER_ITERATIONS = 6
@@ -295,8 +296,8 @@ def kronecker_curvature(
             values, vectors = jnp.linalg.eigh(total + prior_hessian(around, place))
             blocks.append(Block(values, (vectors,)))
         else:
-            # If the prior precision varies within the array, it is not diagonal in these bases.
-            # Only its diagonal is kept.
+            # If the prior precision varies within the array, the prior precision is not diagonal in
+            # these bases. Only its diagonal is kept.
             block = Block(total, basis)
             blocks.append(Block(total + block.diagonal_of(prior_diagonal(around, part)), basis))
     return RotatedCurvature(tuple(blocks))

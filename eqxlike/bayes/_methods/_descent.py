@@ -163,9 +163,9 @@ def rise(problem: Problem, places: Float[Array, "c d"]) -> Float[Array, " c"]:
     """Increase of the log density by ten steps of L-BFGS, from the end of each optimiser run.
 
     The unit is nats per unknown, or nats per example if there are fewer examples than unknowns. A
-    draw from a normal posterior lies half a nat per unknown below the mode. The log density at the
-    mode is higher by at least this increase. The increase is near 0 if the optimiser converged. It
-    is large if the optimiser stopped early, because no learning rate limits the steps of L-BFGS.
+    draw from a normal posterior lies half a nat per unknown below the mode. The mode lies at least
+    this increase above the end of the run. The increase is near 0 if the optimiser converged. It is
+    large if the optimiser stopped early, because no learning rate limits the steps of L-BFGS.
     """
     num = min(problem.size, problem.target.num_data)
 

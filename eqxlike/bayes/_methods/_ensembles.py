@@ -21,8 +21,8 @@ class DeepEnsemble(MAP):
     """Networks trained from different initial parameters, for models of any size.
 
     It costs as much as training `members` networks. Do not use it for regression with few examples
-    if you need wide enough intervals, because each member underestimates the noise, as `bayes.MAP`
-    does. Use `bayes.EarlyStoppedEnsemble` instead.
+    if you need intervals that are wide enough. Each member then underestimates the noise, as
+    `bayes.MAP` does. Use `bayes.EarlyStoppedEnsemble` instead.
 
     The disagreement of the members is the epistemic uncertainty (Lakshminarayanan, Pritzel and
     Blundell, 2017, "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles").
@@ -98,8 +98,8 @@ class EarlyStoppedEnsemble(DeepEnsemble):
 
     Each member has its own random validation examples, and keeps the parameters that predict them
     best. Then the likelihood's own unknowns, such as the scale of the noise, are fitted to the
-    validation examples of all members, because networks fit validation examples less closely than
-    training examples. The members are not draws from the posterior.
+    validation examples of all members. Training examples would underestimate the noise, because the
+    networks fit them too closely. The members are not draws from the posterior.
 
     - `members`: number of networks.
     - `validation_fraction`: fraction of the examples that each member uses for validation.

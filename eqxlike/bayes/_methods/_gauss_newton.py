@@ -70,8 +70,8 @@ class AroundMode(Module):
     """A posterior near its mode. `k` of its `d` unknowns vary; the others stay at the mode.
 
     - `mode`: the mode, a vector of all unknowns.
-    - `parts`: the varying arrays in the order of the vector: some or all of the model, and all of
-      likelihood and prior.
+    - `parts`: the varying arrays in the order of the vector: some or all arrays of the model, and
+      all arrays of the likelihood and the prior.
     """
 
     problem: Problem
@@ -141,12 +141,12 @@ class AroundMode(Module):
 
     @property
     def places_by_output(self) -> np.ndarray:
-        """Indices, among the varying unknowns, of the rows of each output, shape `(C, f)`."""
+        """The rows of each output, as indices among the varying unknowns, shape `(C, f)`."""
         places = [np.arange(self.centre.size)[self.place_of(part)] for part in self.parts]
         return np.concatenate([each.reshape(self.output.size, -1) for each in places], axis=1)
 
     def features(self, x: Any) -> tuple[Float[Array, " f"], Float[Array, " C"], Bool[Array, ""]]:
-        """The derivatives of each output with respect to its own rows, `f = k / C` numbers.
+        """The derivatives of each output with respect to the `f = k / C` numbers of its own rows.
 
         **Returns:** the features; the outputs; and True if the features determine the whole
         Jacobian. They do if all outputs have the same features, and no output depends on the rows
@@ -293,7 +293,7 @@ SMALL = 16
 
 
 def positive_root(matrix: Float[Array, "C C"]) -> Float[Array, "C C"]:
-    """The root `A`: `A A^T` is the symmetric matrix with its negative eigenvalues set to 0.
+    """A root `A` such that `A A^T` is `matrix` with its negative eigenvalues set to 0.
 
     For large matrices, `A` is a Cholesky factor, because eigenvalues of a 500 x 500 matrix take
     thirty times as long. The factor is accurate up to the rounding error of the greatest
@@ -360,7 +360,7 @@ def _product(around: AroundMode, vector: Float[Array, " k"]) -> Float[Array, " k
 
 
 def _is_elementwise(around: AroundMode, part: Part) -> bool:
-    """Whether the prior of an array has independent entries, so that its block is diagonal."""
+    """Whether the prior of an array has independent entries. Its Hessian is then diagonal."""
     if part.kind != "model":
         return part.size == 1
     priors = around.problem.target.parameter_priors(around.problem.unknowns(around.mode))

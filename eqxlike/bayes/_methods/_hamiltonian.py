@@ -76,7 +76,7 @@ class Hamiltonian(MarkovChain):
     ) -> tuple[HamiltonianState, Array]:
         """Adapts to one step of warm-up.
 
-        Also returns True if a window ends, so that `closed` is due.
+        Also returns True if a window ends, so that `closed` must be called.
         """
         # The first and the last window adapt only the step size.
         windows = hmc_util().build_adaptation_schedule(self.num_warmup)[1:-1]

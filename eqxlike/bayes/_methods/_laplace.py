@@ -79,9 +79,9 @@ class LaplacePosterior(Module):
 class Laplace(Descent):
     """The Laplace approximation: a normal distribution around the mode of a trained network.
 
-    It costs about as much as training twice. `"full"` needs memory for the square of the number of
-    unknowns, and cubic time. Do not use it if you need the exact posterior (use `bayes.NUTS`) or
-    several modes (use `bayes.DeepEnsemble`).
+    It costs about as much as training twice. With `structure="full"`, memory grows with the square
+    of the number of unknowns, and time with the cube. Do not use it if you need the exact posterior
+    (use `bayes.NUTS`) or several modes (use `bayes.DeepEnsemble`).
 
     References: MacKay (1992), "A Practical Bayesian Framework for Backpropagation Networks";
     Daxberger et al. (2021), "Laplace Redux".
@@ -113,26 +113,26 @@ class Laplace(Descent):
       networks with sampled parameters.
     - `width`: factor of the covariance. Width 1 is the Laplace approximation of the posterior. By
       default (`None`), the width is 1 unless a smaller width predicts left-out examples
-      significantly better. A warning then reports both scores. A smaller width helps if a network
-      fits its data perfectly, because the approximation of the posterior is then as wide as the
-      prior. At most 512 examples are left out, one at a time, by an approximation without
-      refitting.
+      significantly better. A warning reports both scores if a smaller width is chosen. A smaller
+      width helps if a network fits its data perfectly, because the approximation of the posterior
+      is then as wide as the prior. At most 512 examples are left out, one at a time. The network is
+      not trained again; its predictions without the example are approximated.
     - `tune_prior`: whether to choose the prior scales that maximise the evidence. Mode and scales
       are then fitted in turn, in `steps / 2` additional steps (Immer et al., 2021, "Scalable
       Marginal Likelihood Estimation for Model Selection in Deep Learning"). All priors must be
-      normal with a fixed scale; each pattern of `bayes.prior_by_path` has its own scale. Use it if
-      the scale is a guess; a scale chosen on held-out data may predict better.
+      normal with a fixed scale; each pattern of `bayes.prior_by_path` has its own scale. Tune the
+      scale if it is a guess. A scale chosen on held-out data may predict better.
       `posterior.diagnostics.choice` reports the chosen scales.
-    - `layer`: with `"last_layer"`, the parameters that vary, as a pattern of paths. Patterns are
-      described in `bayes.prior_by_path`. By default, all parameters of the layer that contains the
-      last parameter.
+    - `layer`: with `"last_layer"`, a pattern for the paths of the parameters that vary. Patterns
+      are described in `bayes.prior_by_path`. By default, all parameters vary in the layer that
+      contains the last parameter.
 
     The other fields are described in `bayes.MAP`. Train to convergence, because the approximation
     is made where training ends. The approximation is exact for a linear model with known noise.
 
-    `posterior.log_evidence` is the log density of the data, for `width=1`. With `"last_layer"`, it
-    is the log density of the data and of the parameters that stay at the mode. It can then only
-    compare models in which these parameters are the same.
+    `posterior.log_evidence` is the log density of the data, for `width=1`. With `"last_layer"`, the
+    evidence is the log density of the data and of the parameters that stay at the mode. Use this
+    evidence only to compare models in which these parameters are the same.
 
     >>> from eqxlike import bayes
     >>> method = bayes.Laplace(structure="kronecker", tune_prior=True)

@@ -48,7 +48,7 @@ def width_for(around: AroundMode, normal: Normal, fixed: float | None, key: PRNG
     - It predicts better than width 1 by more than two standard errors.
     - Its advantage exceeds, by more than 2.5 standard deviations, the mean advantage on targets
       simulated from the predictions of width 1. The first test alone is often passed by chance,
-      because outliers that refute a narrow width are rare in few examples.
+      because few examples may contain no outlier that refutes a narrow width.
 
     If any width passes, the result is the narrowest width that is at most two standard errors worse
     than the best passing width. It is not the best passing width itself, because the Newton step
@@ -81,7 +81,7 @@ def width_for(around: AroundMode, normal: Normal, fixed: float | None, key: PRNG
 
 
 def _num_held_out(around: AroundMode) -> int:
-    """The number of examples to leave out: fewer if each has many outputs."""
+    """The number of examples to leave out: fewer if each example has many outputs."""
     most = max(_MAX_HELD_OUT * SMALL // max(around.output.size, SMALL), _MIN_HELD_OUT)
     return min(around.problem.target.num_data, most)
 
@@ -195,7 +195,7 @@ def _greatest_eigenvalue(matrix: Float[Array, "C C"]) -> Float[Array, ""]:
 def standard_noise(key: PRNGKeyArray, num: int, size: int, dtype: Any) -> Float[Array, "S C"]:
     """Standard normal draws, adjusted to have exact mean and covariance if `num > size`.
 
-    For `size=1` they are quantiles.
+    For `size=1`, the draws are quantiles.
     """
     if size == 1:
         middles = (jnp.arange(num, dtype=dtype) + 0.5) / num

@@ -25,7 +25,7 @@ _NUM_CLIMBS = 100
 class MarkovChain(Method):
     """Base of methods whose draws are the positions of Markov chains.
 
-    A step returns its position as the record `draw`.
+    Each step records the position of the chain as `draw`.
     """
 
     remedy = "Longer chains, or a narrower prior, may help."
@@ -74,8 +74,8 @@ class MarkovChain(Method):
 # --- Microcanonical Langevin Monte Carlo ---
 
 
-# Each of BlackJAX's three tuning phases uses about a tenth of `num_steps`, so all of them use about
-# `num_warmup` if `num_steps` is three times that.
+# Each of BlackJAX's three tuning phases uses about a tenth of `num_steps`. The three phases
+# together use about `num_warmup` steps if `num_steps` is three times `num_warmup`.
 _STEPS_OF_TUNING = 3
 
 
@@ -223,7 +223,8 @@ class StochasticGradient(MarkovChain):
         check_batch_size(self, self.batch_size, problem)
 
     def point_estimate(self, problem: Problem, found: Any) -> Place | None:
-        # There is none if steps use minibatches, because the whole data set may not fit in memory.
+        # There is no estimate if steps use minibatches, because the whole data set may not fit in
+        # memory.
         return super().point_estimate(problem, found) if self.batch_size is None else None
 
     def init(self, problem: Problem, key: PRNGKeyArray) -> StochasticState:
@@ -233,7 +234,7 @@ class StochasticGradient(MarkovChain):
         def one(index: Array, state: Any) -> Any:
             return descent.step(problem, state, index, jr.fold_in(key, index))[0]
 
-        # Shuffled parameters, as for the members of an ensemble.
+        # Start from shuffled parameters, like the members of an ensemble.
         first = descent.init(problem, place_key)._replace(place=problem.redrawn(place_key))
         place = jax.lax.fori_loop(0, self.descent_steps, one, first).place
         return StochasticState(place, None if self.batch_size is None else jnp.zeros_like(place))
@@ -300,18 +301,18 @@ class SGLD(StochasticGradient):
     """Stochastic gradient Langevin dynamics: gradient descent with noise, for minibatches.
 
     A step costs one gradient of `batch_size` examples. A kept draw needs as much memory as the
-    unknowns. Do not use it if draws must be exact: it is biased, and larger steps increase the
-    bias.
+    unknowns. Do not use it if draws must be exact: the draws are biased, and larger steps increase
+    the bias.
 
-    A step adds `step_size` times the gradient of the log density divided by the number of examples
-    `N`, and normal noise of variance `2 * step_size * temperature / N` (Welling and Teh, 2011,
-    "Bayesian Learning via Stochastic Gradient Langevin Dynamics"). The gradient noise is estimated
-    from the two halves of the minibatch. The normal noise is reduced by this amount (Ahn,
-    Korattikara and Welling, 2012, "Bayesian Posterior Sampling via Stochastic Gradient Fisher
-    Scoring"). For a normal posterior of precision `P`, the covariance of the draws is `(P (I -
-    step_size P / (2 N)))^-1`. If gradient noise exceeds the normal noise, the draws are too wide,
-    and a warning reports by how much. If the step size is too large, chains diverge to infinity. If
-    it is too small, chains hardly move.
+    A step adds `step_size / N` times the gradient of the log density, where `N` is the number of
+    examples. It also adds normal noise of variance `2 * step_size * temperature / N` (Welling and
+    Teh, 2011, "Bayesian Learning via Stochastic Gradient Langevin Dynamics"). The gradient noise is
+    estimated from the two halves of the minibatch. The variance of the normal noise is reduced by
+    the variance of the gradient noise (Ahn, Korattikara and Welling, 2012, "Bayesian Posterior
+    Sampling via Stochastic Gradient Fisher Scoring"). For a normal posterior of precision `P`, the
+    covariance of the draws is `(P (I - step_size P / (2 N)))^-1`. If gradient noise exceeds the
+    normal noise, the draws are too wide, and a warning reports by how much. If the step size is too
+    large, chains diverge to infinity. If the step size is too small, chains hardly move.
 
     - `num_samples`: number of draws that each chain keeps.
     - `num_warmup`: number of steps before the first draw.
@@ -348,13 +349,13 @@ class SGHMC(StochasticGradient):
     """Stochastic gradient Hamiltonian Monte Carlo: SGLD with momentum, so that chains move further.
 
     A step costs `trajectory_steps` gradients of `batch_size` examples. A kept draw needs as much
-    memory as the unknowns. Do not use it if draws must be exact: it is biased.
+    memory as the unknowns. Do not use it if draws must be exact: the draws are biased.
 
     Normal noise replaces the energy that friction removes (Chen, Fox and Guestrin, 2014,
     "Stochastic Gradient Hamiltonian Monte Carlo"). Each gradient has its own minibatch. A step
     removes the energy of the gradient noise from the momentum, not from the normal noise. In a
     direction where the posterior has precision `p`, the variance is too large by about 2% plus
-    `step_size * p / (N friction)`, where `N` is the number of examples; if this quotient is 1, the
+    `step_size * p / (N friction)`, where `N` is the number of examples. If this quotient is 1, the
     chain diverges to infinity. If gradient noise exceeds the momentum, the draws are wider still,
     and a warning reports by how much.
 
