@@ -142,7 +142,7 @@ class Mixture(Module):
             found = getattr(self.components, method)(jnp.asarray(y)[None])
         if method != "cdf":
             return found
-        # NumPyro's CDF may be NaN outside the support, where it is 0 or 1.
+        # NumPyro's CDF may be NaN outside the support, where the true CDF is 0 or 1.
         mean = self._moment_if_any("mean")
         is_outside = jnp.isnan(found) & jnp.isfinite(mean)
         return jnp.where(is_outside, (jnp.asarray(y)[None] > mean).astype(found.dtype), found)

@@ -36,11 +36,11 @@ Data = tuple[PyTree[Array], PyTree[Array]]
 class Unknowns(Module):
     """The unknowns of a posterior, in standard space or in linked space.
 
-    - `model`: a tree with the structure of the model, with the trained arrays, and `None` for
-      everything else.
+    - `model`: a tree with the structure of the model. It holds the trained arrays, and `None` in
+      place of everything else.
     - `likelihood`: unknowns of the likelihood, by name.
     - `prior`: unknowns of the prior, by name.
-    - `noise`: other randomness of a draw, such as the key of its dropout masks.
+    - `noise`: other random values of a draw, such as the key for its dropout masks.
     """
 
     model: PyTree
@@ -79,8 +79,8 @@ class Posterior(Module):
         """**Arguments:**
 
         - `model`: a Module that is called with one example. Bayesian layers, such as
-          `nn.BayesianLinear`, become plain layers with the posterior means; their posterior
-          standard deviations are the initial standard deviations in `bayes.MeanField`.
+          `nn.BayesianLinear`, become plain layers with the posterior means. The posterior standard
+          deviations of Bayesian layers are the initial standard deviations in `bayes.MeanField`.
         - `prior`: a prior of `bayes`, or a NumPyro distribution for all entries; `None` for the
           priors of the model's Bayesian layers.
         - `likelihood`: the distribution of the targets, given the model's outputs.
@@ -244,18 +244,20 @@ class Posterior(Module):
     def minibatch_log_density(
         self, unknowns: Unknowns, batch: Data, linked: bool = False
     ) -> Float[Array, ""]:
-        """An unbiased estimate of `log_density` from `B` examples, whose weight is `N / B`.
+        """An unbiased estimate of `log_density` from `B` of the `N` examples.
+
+        The log likelihood of each of the `B` examples is multiplied by `N / B`.
 
         **Arguments:** as for `log_density`, and also
 
-        - `batch`: `(x, y)`, drawn from the data.
+        - `batch`: examples `(x, y)`, drawn from the data.
         """
         weight = self.num_data / num_examples(batch, "minibatch_log_density")
         log_det = jnp.zeros(())
         if linked:
             unknowns, log_det = self.constrain(unknowns)
-        # Keep this order: it is the order in which gradients are added, and a resumed run must be
-        # reproducible to the last digit.
+        # Keep this order. Gradients are added in the same order, and another order would change the
+        # last digits of a resumed run.
         log_prior = self.log_prior(unknowns)
         log_likelihood = jnp.sum(self.log_likelihood(unknowns, batch)) * weight
         return sum_in_widest([log_prior, log_likelihood, log_det])
@@ -323,7 +325,7 @@ class Posterior(Module):
         return jtu.tree_map(lambda drawn, like: drawn.astype(like.dtype), drawn, y)
 
     def initial_keeping(self, kept: tuple[bool, ...] | None, key: PRNGKeyArray | None) -> Unknowns:
-        """Like `initial`, but takes the result of `kept_arrays`, so that the arrays may be traced.
+        """Like `initial`, for arrays that may be traced. `kept` is the result of `kept_arrays`.
 
         If `kept` is `None`, all unknowns are drawn. Without a key, unknowns start at 0 in linked
         space instead of at a draw from the prior, because draws take much longer to compile.

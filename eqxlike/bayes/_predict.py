@@ -168,8 +168,8 @@ def predict_samples(
 
     **Arguments:**
 
-    - `model`: a model with `nn.BayesianLayer`s. Each is replaced by a draw, and the network is then
-      called with one example. Put other random layers in inference mode.
+    - `model`: a model with `nn.BayesianLayer`s. Each of these layers is replaced by a draw. The
+      network is then called with one example. Put other random layers in inference mode.
     - `inputs`: arrays with leading axis B.
     - `key`: random key for the draws.
     - `num_samples`: number of networks, S.

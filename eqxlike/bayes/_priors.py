@@ -54,8 +54,8 @@ class Prior(Module):
         - `leaf`: shape and dtype of the parameter.
         - `hyper`: values of the unknowns in `hyperpriors`, in standard space.
 
-        **Returns:** a NumPyro distribution with the shape of the parameter, or a shape that can be
-        expanded to it.
+        **Returns:** a NumPyro distribution with the shape of the parameter, or with a shape that
+        can be expanded to the parameter's shape.
         """
 
 
@@ -110,8 +110,8 @@ def fitted(distribution: Any, path: str, leaf: jax.ShapeDtypeStruct) -> Any:
 
 
 def _normal(loc: Array, scale: Array) -> Any:
-    # NumPyro cannot check a traced scale. Validation would only mask values that are not finite,
-    # and slow down value and gradient for two layers of width 64 by a factor of 1.4.
+    # NumPyro cannot check a traced scale. Validation would only mask values that are not finite. It
+    # would also make value and gradient 1.4 times as slow for two layers of width 64.
     validates = False if isinstance(scale, Tracer) else None
     return distributions().Normal(loc, scale, validate_args=validates)
 
@@ -175,8 +175,9 @@ def horseshoe(scale: float = 1.0) -> HorseshoePrior:
     """The horseshoe prior: most parameters are near zero, and a few may be large.
 
     A parameter has the prior `Normal(0, shrinkage * local)`. `shrinkage ~ HalfCauchy(scale)` is
-    shared by all parameters, and each has its own `local ~ HalfCauchy(1)`. All of these are
-    unknowns (Carvalho, Polson and Scott, 2010, "The horseshoe estimator for sparse signals").
+    shared by all parameters, and each parameter has its own `local ~ HalfCauchy(1)`. `shrinkage`
+    and all `local` are unknowns (Carvalho, Polson and Scott, 2010, "The horseshoe estimator for
+    sparse signals").
 
     **Arguments:**
 

@@ -1,11 +1,11 @@
 """The No-U-Turn Sampler, vectorised so that chains do not wait for each other.
 
 A trajectory doubles until it makes a U-turn. A doubling adds a subtree to one end of the
-trajectory. The subtree has as many steps as the trajectory. If each trajectory were its own loop, a
-batch of chains would wait for its longest trajectory. Here all chains take one leapfrog step at a
-time, even if they are at different draws. There are three nested loops. The inner loop makes
-leapfrog steps until the subtree of some chain ends. The middle loop merges finished subtrees into
-their trajectories, until some trajectory ends. The outer loop stores the draws of finished
+trajectory. The subtree has as many steps as the trajectory. If each trajectory were its own loop,
+all chains of a batch would wait for the longest trajectory. Here all chains take one leapfrog step
+at a time, even if the chains are at different draws. There are three nested loops. The inner loop
+makes leapfrog steps until the subtree of some chain ends. The middle loop merges finished subtrees
+into their trajectories, until some trajectory ends. The outer loop stores the draws of finished
 trajectories and starts the next ones (as in Dance, Glaser, Orbanz and Adams, 2025, "Efficiently
 Vectorized MCMC on Modern Accelerators").
 """
@@ -101,9 +101,9 @@ class _Subtree(NamedTuple):
     - `random_bits`: two random words. They are stored so that the loops do not compute them twice.
     - `proposal`: position, gradient, log density and energy of one step of the subtree. The step is
       chosen with a probability proportional to its weight.
-    - `turning_points`: for each level of smaller subtrees, two vectors of the first step of the
-      current subtree of this level: the velocity, and half the momentum minus the sum of the
-      momenta up to this step.
+    - `turning_points`: two vectors for each level of smaller subtrees. Both belong to the first
+      step of the current subtree at this level. They are the velocity, and half the momentum minus
+      the sum of the momenta up to this step.
     """
 
     place: Float[Array, "C d"]
@@ -127,11 +127,11 @@ class _Trajectory(NamedTuple):
 
     - `momenta`, `log_weight`, `size`: like the fields of the subtree, for the whole trajectory.
     - `sample`: like the subtree's `proposal`, for the whole trajectory.
-    - `energy`: energy at its start.
+    - `energy`: energy at the start of the trajectory.
     - `depth`: number of doublings.
     - `is_right`: whether the next doubling extends the right end.
     - `over`: whether the last doubling ended the trajectory.
-    - `ends`: position, momentum and gradient of its left and right end.
+    - `ends`: position, momentum and gradient at the left and the right end.
     - `seed`: three random words. Two seed the random numbers of the steps, and one chooses the side
       of the first doubling.
     """
@@ -224,7 +224,8 @@ class _Integrator:
         acceptance = subtree.acceptance / trajectory.size
         others = jnp.stack([acceptance, subtree.diverged, trajectory.size], axis=1)
         statistics = jnp.concatenate([sample[:, -2:], others], axis=1)
-        # A chain whose trajectory continues writes to a row that it overwrites later.
+        # If the trajectory of a chain continues, the chain writes to a row that it overwrites
+        # later.
         row = jnp.arange(self.num_chains), num
         state = state._replace(
             draws=state.draws.at[row].set(sample[:, : self.size].astype(state.draws.dtype)),
@@ -326,8 +327,8 @@ class _Integrator:
         turning points.
 
         If the step number `n` is even, the step begins subtrees. If `n` is odd, the step ends one
-        subtree for each trailing 1 of the binary number `n`. The number of 1s to the left of that
-        digit is the index of the subtree's turning point.
+        subtree for each trailing 1 of the binary number `n`. The turning point of this subtree has
+        as index the number of 1s to the left of the trailing 1.
         """
         number, levels = subtree.size, jnp.arange(subtree.turning_points.shape[1])
         top = jax.lax.population_count(number >> 1)[:, None]
@@ -395,7 +396,7 @@ class _Integrator:
     def _learnt(
         self, state: _State, learns: Array, index: Array, acceptance: Array
     ) -> tuple[HamiltonianState, Array]:
-        """Adapts chains to draw number `index` where `learns` is true.
+        """Adapts the chains in which `learns` is true to draw number `index`.
 
         **Returns:** the warm-up state, and the field `scale` of `_State`.
         """
@@ -485,8 +486,8 @@ def _repeated(
 ) -> _State:
     """`jax.lax.while_loop` that packs fields of the same shape and dtype into one array.
 
-    On CPUs, XLA runs the operations of a loop in several threads if there are many operations. For
-    small operations this takes longer than the operations themselves, so packing saves time.
+    If a loop has many operations, XLA runs the loop in several threads on CPUs. For small
+    operations, the threads cost more time than they save. Packing reduces the number of operations.
     """
     first, treedef = jtu.tree_flatten((state.subtree, state.trajectory))
     kinds: dict[Any, list[int]] = {}

@@ -149,8 +149,8 @@ def _proposed(
 
     In the linearised network the likelihood is a normal density around the mode, and the scales
     determine mode and covariance of the posterior (MacKay, 1992, "Bayesian Interpolation"). Up to
-    2,000 unknowns the precision is the whole Gauss-Newton matrix. Beyond, it is Kronecker-factored,
-    or diagonal if that needs too much memory.
+    2,000 unknowns the precision is the whole Gauss-Newton matrix. For more unknowns, the precision
+    is Kronecker-factored, or diagonal if a Kronecker-factored precision needs too much memory.
 
     **Arguments:**
 
@@ -163,7 +163,7 @@ def _proposed(
     given = AroundMode(with_factors(problem, log_factors), mode, parts)
     gradient = jax.grad(given.negative_log_prior)(given.centre)
     # For each unknown: prior precision, distance from the prior mean, and a one-hot row that marks
-    # its scale. All are zero if its scale is not tuned.
+    # its scale. All three are zero if the scale is not tuned.
     precisions, distances = jnp.zeros_like(mode), jnp.zeros_like(mode)
     member = jnp.zeros((mode.size, len(names)), mode.dtype)
     for part in parts:

@@ -53,8 +53,8 @@ class SWAG(Descent):
     The training phase is the same as in `bayes.MAP`. A collection phase then continues with a
     constant learning rate. The mean, the variance of each unknown and the last deviations define a
     normal distribution. Half of its covariance is diagonal, and half has low rank (Maddox et al.,
-    2019, "A Simple Baseline for Bayesian Uncertainty in Deep Learning"). Its width depends on
-    `collect_learning_rate` and `batch_size` as much as on the posterior.
+    2019, "A Simple Baseline for Bayesian Uncertainty in Deep Learning"). The width of the
+    distribution depends on `collect_learning_rate` and `batch_size` as much as on the posterior.
 
     - `steps`: number of optimiser steps of the training phase.
     - `learning_rate`: initial learning rate of Adam in the training phase, with cosine decay to
@@ -165,15 +165,15 @@ def _welford_update(moments: Moments, place: Float[Array, " d"]) -> Moments:
 class MCDropout(Descent):
     """Monte Carlo dropout: dropout stays active in predictions, for models that have dropout.
 
-    It costs as much as one training run, with more steps than without dropout. Do not use it if the
-    data should determine the width of the posterior: the dropout rate `p` determines it. Compare
+    It costs one training run, with more steps than a run without dropout. Do not use it if the data
+    should determine the width of the posterior. The dropout rate `p` determines this width. Compare
     several rates on held-out examples.
 
     The disagreement of networks with different masks is the epistemic uncertainty (Gal and
     Ghahramani, 2016, "Dropout as a Bayesian Approximation: Representing Model Uncertainty in Deep
     Learning"). The model must contain `nn.Dropout`, and is called as `model(x, key=key)`. In
     training, each example has its own masks. A draw is one network, with the same masks for all
-    inputs; with `noise=None` it is the network without dropout.
+    inputs. A draw with `noise=None` is the network without dropout.
 
     The fields are described in `bayes.MAP`.
 

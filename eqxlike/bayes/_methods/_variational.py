@@ -128,8 +128,8 @@ class Normals(NamedTuple):
 class MeanField(Descent):
     """Mean-field variational inference: independent normals, for large data in minibatches.
 
-    A step costs 2 to 3 times as much as a step of `bayes.MAP`, and twice the memory. Do not use it
-    with a wide prior: it then usually predicts worse than `bayes.MAP`.
+    A step takes 2 to 3 times the time of a step of `bayes.MAP`, and twice the memory. Do not use
+    `MeanField` with a wide prior: it then usually predicts worse than `bayes.MAP`.
 
     Each unknown has its own normal distribution in linked space. The loss is the negative evidence
     lower bound; for `N` examples
@@ -147,10 +147,10 @@ class MeanField(Descent):
       examples, with random signs for each example (Wen, Vicol, Ba, Tran and Grosse, 2018).
       `"weights"` samples weights once for all examples. `"local"` and `"flipout"` need a model that
       is called as `model(x, key=key)`. The default for such a model is `"local"`, or `"flipout"` if
-      it has a convolution, because `"local"` samples each position of a convolution as if it had
-      its own kernel. For other models the default is `"weights"`. A model that calls a layer more
-      than once per example needs `"weights"`, because the other estimators sample again at each
-      call.
+      it has a convolution, because `"local"` samples each position of a convolution as if the
+      position had its own kernel. For other models the default is `"weights"`. A model that calls a
+      layer more than once per example needs `"weights"`, because the other estimators sample again
+      at each call.
     - `draws`: number of draws of the unknowns per step, over which the bound is averaged.
     - `kl_weight`: factor of the KL; below 1 for a tempered (cold) posterior, for which the loss is
       not a bound on the evidence (Wenzel et al., 2020, "How Good is the Bayes Posterior in Deep
@@ -246,7 +246,7 @@ class MeanField(Descent):
     def _log_likelihood(
         self, problem: Problem, place: Normals, linked: Unknowns, batch: Any, key: PRNGKeyArray
     ) -> Float[Array, " B"]:
-        """The log density of each example, under one draw for all examples or one draw for each."""
+        """The log density of each example, for one draw in total or for one draw per example."""
         target = problem.target
         unknowns, _ = target.constrain(linked)
         estimator = self._estimator_of(target.network)

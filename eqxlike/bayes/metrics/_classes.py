@@ -26,7 +26,7 @@ def accuracy(scores: Float[Array, "*N C"], labels: Int[Array, "*N"]) -> Float[Ar
 
     **Returns:** shape `()`, between 0 and 1.
 
-    **Raises:** `ValueError` if an argument has another shape, or labels are not integers;
+    **Raises:** `ValueError` if the shapes do not match, or labels are not integers;
     `TypeError` if a mixture is passed instead of its `probabilities`.
 
     >>> import jax.numpy as jnp
@@ -49,7 +49,7 @@ def brier(probabilities: Float[Array, "*N C"], labels: Int[Array, "*N"]) -> Floa
 
     **Returns:** the mean over the examples, shape `()`, between 0 and 2; lower is better.
 
-    **Raises:** `ValueError` if an argument has another shape, or labels are not integers;
+    **Raises:** `ValueError` if the shapes do not match, or labels are not integers;
     `TypeError` if a mixture is passed instead of its `probabilities`.
 
     >>> import jax.numpy as jnp
@@ -102,8 +102,8 @@ def calibration_bins(
 
     **Returns:** a `CalibrationBins`.
 
-    **Raises:** `ValueError` if an argument has another shape, labels are not integers, `num_bins`
-    is not a positive integer, or `equal` has another value.
+    **Raises:** `ValueError` if the shapes do not match, labels are not integers, `num_bins`
+    is not a positive integer, or `equal` is unknown.
 
     >>> import jax.numpy as jnp
     >>> probabilities = jnp.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])

@@ -22,7 +22,8 @@ class LeaveOneOut(NamedTuple):
     - `p_loo`: effective number of parameters.
     - `pointwise`: contribution of each example to `elpd`, shape `(N,)`. The difference between two
       models has the standard error `sqrt(N) * std(pointwise_1 - pointwise_2, ddof=1)`.
-    - `pareto_k`: shape of the tail of each example's importance weights, shape `(N,)`.
+    - `pareto_k`: estimated Pareto shape of each example's largest importance weights, an array of
+      shape `(N,)`.
     """
 
     elpd: float
@@ -35,11 +36,11 @@ class LeaveOneOut(NamedTuple):
 def psis_loo(log_likelihoods: Float[Array, "S N"] | Float[Array, "chains draws N"]) -> LeaveOneOut:
     """Pareto-smoothed importance sampling leave-one-out cross-validation, to compare models.
 
-    It estimates how well a model predicts each example if it is fitted to all other examples. It
-    needs only draws from the posterior given all examples. Draws have the weights `1 / p(y_n |
-    draw)`, with the tail smoothed by a Pareto distribution (Vehtari, Gelman and Gabry, 2017,
-    "Practical Bayesian model evaluation using leave-one-out cross-validation and WAIC"; ArviZ's
-    implementation).
+    The estimate tells how well a model predicts an example after a fit to all other examples. The
+    estimate needs only draws from the posterior given all examples. Draws have the weights `1 /
+    p(y_n | draw)`, with the tail smoothed by a Pareto distribution (Vehtari, Gelman and Gabry,
+    2017, "Practical Bayesian model evaluation using leave-one-out cross-validation and WAIC";
+    ArviZ's implementation).
 
     If the Pareto k of an example is large, a few draws dominate its weights, and there is a
     warning. The limit is `min(1 - 1 / log10(S), 0.7)` for `S` draws (Vehtari, Simpson, Gelman, Yao
@@ -57,7 +58,7 @@ def psis_loo(log_likelihoods: Float[Array, "S N"] | Float[Array, "chains draws N
 
     - `log_likelihoods`: log likelihood of each example under each draw, in nats, shape `(S, N)` for
       independent draws, or `(chains, draws, N)` for Markov chains. The autocorrelation of chains is
-      taken into account. For a prediction of the training examples, it is
+      taken into account. For a prediction of the training examples, pass
       `prediction.component_log_prob(y)`.
 
     **Returns:** a `LeaveOneOut` of NumPy arrays.
@@ -171,8 +172,8 @@ def _warning(num_different: int, pareto_k: np.ndarray, num_draws: int) -> str | 
     if num_different < _FEWEST_DIFFERENT:
         return (
             f"only {num_different} of {num_draws} draws are distinct, as for an ensemble or for "
-            "chains that hardly move. They do not represent a posterior, so `elpd` is unreliable "
-            "even if Pareto k is small. Use `bayes.NUTS`, or compare "
+            "chains that hardly move. Such draws do not represent a posterior, so `elpd` is "
+            "unreliable even if Pareto k is small. Use `bayes.NUTS`, or compare "
             "`bayes.metrics.nll` on held-out examples."
         )
     bound = min(1 - 1 / math.log10(num_draws), 0.7)

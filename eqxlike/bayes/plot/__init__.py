@@ -1,7 +1,7 @@
 """Plots of predictions, of their calibration, and of the mixing of chains.
 
 Each function draws into the given matplotlib axes, or into a new figure, and returns the axes.
-pyplot does not manage a new figure: save it by `axes.figure.savefig("file.png")`, or show
+pyplot does not manage a new figure: save the figure by `axes.figure.savefig("file.png")`, or show
 `axes.figure` in a notebook.
 """
 

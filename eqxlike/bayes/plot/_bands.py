@@ -37,8 +37,8 @@ def bands(
     **Returns:** the axes.
 
     **Raises:** `ImportError` if matplotlib is not installed; `TypeError` if `prediction` is not a
-    mixture; `ValueError` if an array has another shape, there is no level, or a level lies outside
-    (0, 1).
+    mixture; `ValueError` if the shape of an array is wrong, there is no level, or a level lies
+    outside (0, 1).
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist
     >>> x = jnp.arange(20.0)

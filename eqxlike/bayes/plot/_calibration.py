@@ -29,9 +29,9 @@ def reliability(
 ) -> Any:
     """Plots a reliability diagram: accuracy by confidence, with the number of examples in each bin.
 
-    If predictions are calibrated, the points lie on the diagonal. Predictions of a point below the
-    diagonal are overconfident. Each point has a 90% interval of its accuracy (Wilson, 1927,
-    "Probable Inference, the Law of Succession, and Statistical Inference").
+    If predictions are calibrated, the points lie on the diagonal. If a point lies below the
+    diagonal, its predictions are overconfident. Each point has a 90% interval of its accuracy
+    (Wilson, 1927, "Probable Inference, the Law of Succession, and Statistical Inference").
 
     **Arguments:**
 
@@ -111,8 +111,8 @@ def coverage(
     """Plots the fraction of observations in the central interval of each level.
 
     If predictions are calibrated, the curve lies on the diagonal. Below the diagonal, intervals are
-    too narrow. Above it, they are too wide. For N observations, a calibrated prediction lies in the
-    grey band with probability 90% at each level.
+    too narrow. Above it, they are too wide. For N observations, the curve of a calibrated
+    prediction lies in the grey band with probability 90% at each level.
 
     **Arguments:**
 

@@ -79,7 +79,7 @@ def sbc_ranks(
     ax: Any = None,
     legend: bool | str = True,
 ) -> Any:
-    """Plots the ranks of simulation-based calibration, as from `bayes.simulation_ranks`.
+    """Plots the ranks of simulation-based calibration, which `bayes.simulation_ranks` returns.
 
     Ranks are uniform if the posteriors are correct. They pile up at both ends if posteriors are too
     narrow, and in the middle if they are too wide. The grey band contains the count of a bin with
@@ -119,7 +119,8 @@ def sbc_ranks(
             f"{values.min()} to {values.max()}."
         )
     axes = axes_for(ax, "plot.sbc_ranks", 6.0, 3.4)
-    # Edges lie between integers. If ranks do not divide evenly, some bins are wider by one.
+    # Edges lie between integers. If the ranks cannot be divided evenly, some bins hold one more
+    # rank.
     edges = np.round(np.linspace(0, num_draws + 1, num_bins + 1)) - 0.5
     counts = np.histogram(values, edges)[0]
     chances = np.diff(edges) / (num_draws + 1)
