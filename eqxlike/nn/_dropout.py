@@ -87,8 +87,8 @@ class Dropout(Module):
         """**Arguments:**
 
         - `x`: any shape.
-        - `key`: random key that determines the dropped entries; required unless in inference mode
-          or `p == 0`.
+        - `key`: random key that determines the dropped entries. It is required unless the layer is
+          in inference mode or `p == 0`.
         - `inference`: overrides `self.inference` for this call.
         - `deterministic`: deprecated name of `inference`.
 

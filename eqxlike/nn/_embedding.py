@@ -277,7 +277,7 @@ class RotaryPositionalEmbedding(Module):
         return rotated.astype(x.dtype)
 
     def _frequencies(self, positions: Array) -> tuple[Array, float]:
-        """Returns the angle of each pair at position 1, and a factor of the rotated features."""
+        """Returns the angle of each pair at position 1, and the factor of the rotated features."""
         half, theta = self.embedding_size // 2, self.theta
         exponents = jnp.arange(half, dtype=self.dtype) / half
         if self.scaling is None:

@@ -49,13 +49,13 @@ class ScanStack(StatefulLayer, Stacked):
 
     Compared with a list of layers on a CPU (`python -m benchmarks.models --first-steps`), a process
     with 12 transformer blocks of 64 features finished its first training step in 0.68 times the
-    time. Later steps took 1.16 times the time for 4 such blocks. For 6 blocks of 256 features, they
-    took 0.88 times the time and 0.7 times the memory. On an H100, later steps took 1.1 times the
-    time.
+    time of the list. Later steps took 1.16 times the time for 4 such blocks. For 6 blocks of 256
+    features, they took 0.88 times the time and 0.7 times the memory. On an H100, later steps took
+    1.1 times the time.
 
-    `nn.freeze(stack, lambda stack: stack[:2])` freezes some of the layers. `layers` is then a tuple
-    of stacks. Successive layers with the same frozen arrays form one stack, and each stack is a
-    separate loop. Outputs, gradients and `unstack()` stay the same.
+    `nn.freeze(stack, lambda stack: stack[:2])` freezes some of the layers. The attribute `layers`
+    is then a tuple of stacks. Successive layers with the same frozen arrays form one stack, and
+    each stack is a separate loop. Outputs, gradients and `unstack()` stay the same.
 
     Layers may be stateful. The `State` of the model then contains stacked values. The values of one
     layer are `jax.tree.map(lambda value: value[index], state.substate(stack.layers))`.

@@ -173,8 +173,8 @@ class MixedPrecision(StatefulLayer):
     **Norms and softmax stay in float32.** Nodes that keep their precision (see `Policy`) are not
     cast. Such nodes in arguments and outputs, for example in a state, are not cast either. Norm
     layers keep their precision: with float32 parameters they accept an input of any dtype, compute
-    in at least float32, and return the dtype of the input. Write your own layers that keep their
-    precision so that they do the same. If you cannot change a layer, wrap it in its own
+    in at least float32, and return the dtype of the input. If your own layers keep their precision,
+    write them so that they do the same. If you cannot change a layer, wrap it in its own
     `MixedPrecision` that computes in float32 and returns the compute dtype of the model: **the
     policy of an inner layer takes precedence.** Attention layers always compute their softmax in at
     least float32. For other softmax functions, write `jax.nn.softmax(x.astype(jnp.float32))`. The
