@@ -174,7 +174,7 @@ def _writable_folder(path: pathlib.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _calling(target: str) -> Iterator[None]:
-    """Context manager that replaces any exception by `CommandError`, and prints its traceback."""
+    """Context manager that prints an exception's traceback, and raises `CommandError` instead."""
     try:
         yield
     except (Exception, SystemExit) as error:

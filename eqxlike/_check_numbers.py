@@ -23,7 +23,7 @@ def integer(value: Any) -> int | None:
 def whole_number(value: Any, name: str, least: int = 1) -> int:
     """Converts the argument `name` to an `int`.
 
-    **Raises:** `ValueError` unless it is an integer of at least `least`.
+    **Raises:** `ValueError` unless `value` is an integer of at least `least`.
     """
     number = integer(value)
     if number is None or number < least:
@@ -34,7 +34,7 @@ def whole_number(value: Any, name: str, least: int = 1) -> int:
 def whole_number_in(text: str, least: int = 1) -> int:
     """Parses an integer. It is meant for the `type=` of an `argparse` argument.
 
-    **Raises:** `argparse.ArgumentTypeError` unless it is an integer of at least `least`.
+    **Raises:** `argparse.ArgumentTypeError` unless `text` is an integer of at least `least`.
     """
     try:
         number = int(text)
@@ -48,7 +48,7 @@ def whole_number_in(text: str, least: int = 1) -> int:
 def real_number(value: Any, name: str) -> float:
     """Converts the argument `name` to a `float`.
 
-    **Raises:** `TypeError` unless it is a real number.
+    **Raises:** `TypeError` unless `value` is a real number.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}.")
@@ -58,7 +58,7 @@ def real_number(value: Any, name: str) -> float:
 def positive_number(value: Any, name: str) -> float:
     """Converts the argument `name` to a `float`.
 
-    **Raises:** `TypeError` unless it is a real number; `ValueError` unless it is positive and
+    **Raises:** `TypeError` unless `value` is a real number; `ValueError` unless it is positive and
     finite.
     """
     number = real_number(value, name)
@@ -79,8 +79,8 @@ def check_scale(scale: Any, name: str) -> None:
 
     The values of arrays are not checked, since they may be traced.
 
-    **Raises:** `TypeError` unless it is a number or an array of numbers; `ValueError` if the number
-    is not positive and finite, or the array has another shape.
+    **Raises:** `TypeError` unless `scale` is a number or an array of numbers; `ValueError` if the
+    number is not positive and finite, or the array has another shape.
     """
     check_number(scale, name)
     if isinstance(scale, (int, float)) and not (scale > 0 and math.isfinite(scale)):

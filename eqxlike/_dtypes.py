@@ -49,7 +49,7 @@ def explain_key(error: Exception, key: Any, taker: str) -> None:
 
 
 def wider(one: jnp.dtype, other: jnp.dtype) -> jnp.dtype:
-    """The dtype with more bytes. `jnp.promote_types` raises an error in strict promotion mode."""
+    """The dtype with more bytes. Unlike `jnp.promote_types`, it works in strict promotion mode."""
     return max(one, other, key=lambda dtype: dtype.itemsize)
 
 

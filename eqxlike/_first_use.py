@@ -18,7 +18,8 @@ def on_first_use(
 
     **Arguments:**
 
-    - `package`: the `__name__` of the package. It must have imported its other names before.
+    - `package`: the `__name__` of the package. The package must already have imported its other
+      names.
     - `modules`: names of submodules.
     - `homes`: maps further names to the submodules that define them.
     """

@@ -107,8 +107,8 @@ def profile(
 class Profile:
     """The results of `profile`, available after its block. `str` formats them as a table.
 
-    - `functions`: the times of each function wrapped by `filter_jit` that was called. The function
-      with the longest time comes first.
+    - `functions`: the times of each called function that `filter_jit` wraps. The function with the
+      longest time comes first.
     - `elapsed_s`: duration of the block in seconds.
     - `session`: the samples, as a pyinstrument session; `None` if `sample` was not set.
     """
@@ -273,7 +273,7 @@ class FunctionTimes:
     - `compiling_s`: seconds that JAX took to trace, lower and compile.
     - `dispatch_us`: time until a call returned.
     - `completion_us`: time until the result was ready; `None` if `wait` was `False`.
-    - `split`: these times in three parts; `None` if no call took the fast path.
+    - `split`: the time of a call in three parts; `None` if no call took the fast path.
     - `total_s`: seconds of all calls, including the waits for their results.
     """
 
@@ -466,7 +466,7 @@ def innermost(stack: Iterable[str]) -> Frame | None:
 
 
 def shares(times: Mapping[Frame, float]) -> dict[str, float]:
-    """The fraction of the time in the functions of each owner."""
+    """For each owner, the fraction of the time that is spent in its functions."""
     total = sum(times.values()) or 1.0
     parts: dict[str, float] = {OURS: 0.0, JAX: 0.0, OTHER: 0.0}
     for frame, seconds in times.items():
@@ -475,7 +475,7 @@ def shares(times: Mapping[Frame, float]) -> dict[str, float]:
 
 
 def hot_frames(times: Mapping[Frame, float], count: int = 6) -> list[str]:
-    """Describes the `count` functions of eqxlike and JAX with the most time, one per line."""
+    """Describes the `count` functions of eqxlike and JAX that take the most time, one per line."""
     total = sum(times.values()) or 1.0
     found = [item for item in times.items() if item[0].owner != OTHER]
     return [

@@ -63,7 +63,7 @@ _NAMES = {
     f"{EQUINOX}.nn._misc.default_init": "nn._parameters.uniform",
     f"{EQUINOX}.nn._misc.named_scope": "_standing_in.named_scope",
 }
-"""Maps private names of `EQUINOX_VERSION` that libraries use to their names in eqxlike."""
+"""The private names of `EQUINOX_VERSION` that libraries use, with their equivalents in eqxlike."""
 
 _HINTS = {
     "MISSING": "a field without a value is not in `vars(module)`",
@@ -92,7 +92,7 @@ def install_as_equinox() -> dict[str, str]:
       `eqxlike` and its submodules. The names are imported on first use.
     - `equinox.__version__` and `importlib.metadata.version("equinox")` return the version of
       Equinox whose interface eqxlike provides.
-    - The private names of this version that libraries use exist at their paths in Equinox.
+    - Some libraries use private names of this version. These names exist at their paths in Equinox.
       Equinox's private modules exist too, with all public names. Access to any other private name
       raises an error.
     - `strict=True` checks nothing in this process, as in this version of Equinox.
@@ -174,7 +174,7 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
 
 
 class _Part(types.ModuleType):
-    """A module of `equinox`. Its names are names of eqxlike."""
+    """A module of `equinox` whose names come from eqxlike."""
 
     def __getattr__(self, name: str) -> Any:
         theirs, path = self.__name__, f"{self.__name__}.{name}"

@@ -143,7 +143,7 @@ def stacklevel_of_user() -> int:
 
 
 def name_tracers(error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Adds a note to JAX's `error` about a leaked tracer: the paths of tracers in the arguments."""
+    """Adds the paths of tracers in the arguments to JAX's `error` about a leaked tracer."""
     paths = [
         f"args{jtu.keystr(path)}"
         for path, leaf in jtu.tree_leaves_with_path((*args, kwargs) if kwargs else args)

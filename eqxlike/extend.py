@@ -9,8 +9,8 @@ change in a minor release; the changelog says so. Each name has a docstring.
 - Trees as plain data: `described` lists the paths, shapes, dtypes and static values of a tree.
   `find_difference` says where two trees differ.
 - Paths: `path_matches` and `paths_without_numbers` select leaves by patterns.
-- Traces: `trace_of` records what a function was traced for, and `compare_traces` says what differs
-  between two records. `fresh_trace` returns the program of a call.
+- Traces: `trace_of` describes a function and its arguments, and `compare_traces` lists the
+  differences between two such descriptions. `fresh_trace` returns the program of a call.
 """
 
 from ._module import BoundMethod as BoundMethod

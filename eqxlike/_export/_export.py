@@ -158,7 +158,8 @@ def export(
     - `dynamic`: the axes that may have any size of at least 1. Axes with the same name must have
       the same size.
         - A sequence of names, such as `("batch", "time")`, names the leading axes of every array
-          that is not a weight of a Module. It is ignored if shapes in `*args` contain names.
+          that is not a weight of a Module. The sequence is ignored if shapes in `*args` contain
+          names.
         - A dictionary names axes by argument, or by the path of an array, as in
           `{"x": {0: "batch"}, "y['mask']": ("batch", None, "time")}`. All other axes are fixed.
         - `()` fixes all axes.

@@ -217,7 +217,7 @@ def is_number(leaf: Any) -> bool:
 
 
 def _as_scalar(number: bool | int | float | complex, expected: ArrayForm) -> Any:
-    """Converts a Python number to the expected dtype; returns it if the dtype cannot hold it."""
+    """Converts a Python number to the expected dtype. Returns it unchanged if it does not fit."""
     kinds = {bool: np.bool_, int: np.number, float: np.inexact, complex: np.complexfloating}
     if expected.dtype.startswith("key<"):
         return number

@@ -3,7 +3,7 @@
 The files, in the order in which to read them. First, how a class and its instances are made:
 
 - `_module`: `Module`, its metaclass, its bound methods, and `Partial`.
-- `_class`: the record that the metaclass keeps for each class, and how it is pickled by value.
+- `_class`: the record that the metaclass keeps for each class, and how a class is pickled by value.
 - `_field`: `field`, and the values that a static field may have.
 - `_dataclass`: making a class a dataclass, with a faster `__init__`.
 - `_cached`: the storage of an instance: frozen fields, and the cached partition.

@@ -109,7 +109,7 @@ def abstract_names(cls: Any) -> frozenset[str]:
 
 
 def explain_abstract(cls: Any) -> str:
-    """The error message for a class that is abstract not only because of abstract methods."""
+    """The error message for instantiating an abstract class, if not only methods are abstract."""
     names = {
         "attributes": vars(cls)[_VARS],
         "class attributes": vars(cls)[_CLASS_VARS],
@@ -162,7 +162,7 @@ def _marker_of(cls: type, name: str) -> Any:
             break
         elif name in annotations:
             # A `ClassVar` without a value overrides an `AbstractClassVar`, since its value may be
-            # assigned later. It does not override an `AbstractVar`.
+            # assigned later. Such a `ClassVar` does not override an `AbstractVar`.
             is_promised = _head(base, annotations[name])[0] is ClassVar
             if not is_promised:
                 break

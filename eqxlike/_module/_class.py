@@ -82,7 +82,7 @@ class ClassRecord:
 
 
 def own_record(cls: type) -> ClassRecord | None:
-    """The record of `cls` itself; `None` if it is not a Module class, or not complete yet."""
+    """The record of `cls` itself; `None` if `cls` is not a Module class, or not complete yet."""
     return vars(cls).get(RECORD)
 
 

@@ -43,10 +43,11 @@ def make_dataclass(cls: Any, makes_init: bool) -> tuple[dataclasses.Field, ...]:
 
 
 def can_stay_lazy(cls: type) -> bool:
-    """Whether instances of `cls` can be lazy: reading any field must call a `LazyAttribute`.
+    """Whether instances of `cls` can be lazy.
 
-    Instances cannot be lazy if `cls` has a method or a property with the name of a field. They also
-    cannot be lazy if they may have metadata, since metadata is stored with the fields.
+    This requires that reading any field calls a `LazyAttribute`. So instances cannot be lazy if
+    `cls` has a method or a property with the name of a field. They also cannot be lazy if they may
+    have metadata, since metadata is stored with the fields.
     """
     if carries_metadata(cls):
         return False
@@ -139,7 +140,7 @@ def _refuse(module: Any) -> NoReturn:
 
 
 def _input_annotation(converter: Callable[[Any], Any]) -> Any:
-    """The annotation of a converter's first parameter; `Any` if it has none."""
+    """The annotation of a converter's first parameter; `Any` if there is no annotation."""
     try:
         parameters = list(inspect.signature(converter).parameters.values())
     except (TypeError, ValueError):

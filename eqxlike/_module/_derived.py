@@ -140,7 +140,7 @@ def _new_frozen(cls: type, frozen_flags: FrozenFlags) -> Any:
 
 
 class _Flattening:
-    """The functions by which JAX flattens a frozen Module: the codec, plus `Frozen` nodes."""
+    """Flattens a frozen Module for JAX: adds `Frozen` nodes to the output of the codec."""
 
     def __init__(self, frozen_flags: dict[str, tuple[bool, ...]], codec: Codec):
         self.codec = codec

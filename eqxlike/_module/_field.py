@@ -80,7 +80,7 @@ def is_field(cls: Any, name: str) -> bool:
 
 
 def found_in_class(cls: type, name: str) -> Any:
-    """The attribute `name` as a class or its base class stores it, without calling a descriptor."""
+    """Looks up the attribute `name` in a class and its bases, without calling a descriptor."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
 

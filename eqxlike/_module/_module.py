@@ -257,8 +257,8 @@ class Method(StoredFunction):
 class MixinMethod:
     """Descriptor in the Module class `cls` for a function of a base class that is not a Module.
 
-    Each access looks for the function in the classes after `cls` in the `__mro__` of the instance's
-    class. In a subclass of `cls` with several bases, another class may come before this base class.
+    Each access looks for the function in the `__mro__` of the instance's class, after `cls`. The
+    result may differ between subclasses of `cls`, since a subclass may have further bases.
     """
 
     def __init__(self, cls: type, name: str):

@@ -322,7 +322,7 @@ _snapshots: weakref.WeakValueDictionary[Any, Snapshot] = weakref.WeakValueDictio
 
 
 def snapshot_of(containers: Iterable[Container]) -> Snapshot | None:
-    """The snapshot of these containers; `None` if there are none."""
+    """The snapshot of these containers; `None` without any container."""
     unique = {(id(each[0]), type(each[1]), *map(id, each[2])): each for each in containers}
     # The snapshot keeps the objects alive, so that no other object gets their `id`.
     return _snapshots.setdefault((*unique,), Snapshot([*unique.values()])) if unique else None

@@ -192,7 +192,7 @@ def _count_occurrences(tree: PyTree, nodes: list[Any]) -> dict[int, int]:
 
 
 def _not_one_node(tree: PyTree, chosen: Any, node: Any, count: int) -> Exception:
-    """The error for a `node` that `where` returned, but that does not occur once in `tree`."""
+    """The error if a `node` that `where` returned does not occur exactly once in `tree`."""
     paths = [jtu.keystr(path) for path, each in walk(tree) if each is node]
     if count > 1:
         argument = "is_leaf=lambda node: node is None" if node is None else "is_leaf"

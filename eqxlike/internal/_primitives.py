@@ -45,7 +45,7 @@ def _as_array(value: Any) -> Any:
 
 
 def filter_primitive_bind(prim: Primitive, *args: PyTree) -> PyTree:
-    """Calls a primitive whose rules were made by `filter_primitive_def` and the functions below.
+    """Calls a primitive whose rules are made by `filter_primitive_def` and similar functions.
 
     **Arguments:**
 
