@@ -74,8 +74,8 @@ def filter_pure_callback(
             )
         vmap_method = "legacy_vectorized" if vectorized else "sequential"
     arrays, call_rest = split((args, kwargs))
-    # `jax.vmap` adds axes to operands. So arrays that the callback holds become operands only if
-    # they are tracers.
+    # `jax.vmap` adds axes to operands. So an array that the callback holds becomes an operand only
+    # if the array is a tracer.
     traced, callback_rest = split(callback, lambda leaf: isinstance(leaf, Tracer))
     operands = [without_key_dtype(array) for array in (*traced, *arrays)]
     ranks = [operand.ndim for operand in operands]

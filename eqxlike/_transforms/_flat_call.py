@@ -128,7 +128,7 @@ def filter_checkpoint(
     - `prevent_cse`: whether to prevent the compiler from merging the recomputation with the
       original computation. If the compiler merged them, no memory would be saved. Not needed inside
       `jax.lax.scan`.
-    - `policy`: which values to save instead of recomputing them: one of `jax.checkpoint_policies`.
+    - `policy`: one of `jax.checkpoint_policies`. It selects values to save instead of recompute.
 
     **Returns:** a function of the same arguments with the same output.
 

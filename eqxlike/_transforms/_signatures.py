@@ -51,14 +51,14 @@ class _MapOptions(TypedDict, total=False):
 
 
 class VmapOptions(_MapOptions, total=False):
-    """The options of `filter_vmap`, including those that it passes on to `jax.vmap`."""
+    """The options of `filter_vmap`, including the options passed on to `jax.vmap`."""
 
     spmd_axis_name: Hashable
     sum_match: bool
 
 
 class PmapOptions(_MapOptions, total=False):
-    """The options of `filter_pmap`, including those that it passes on to `jax.pmap`."""
+    """The options of `filter_pmap`, including the options passed on to `jax.pmap`."""
 
     donate: Literal["all", "warn", "none"]
     devices: Sequence[Any] | None
@@ -66,7 +66,7 @@ class PmapOptions(_MapOptions, total=False):
 
 
 class GradOptions(TypedDict, total=False):
-    """The options of `filter_grad`, including those that it passes on to `jax.value_and_grad`."""
+    """The options of `filter_grad`, including the options passed on to `jax.value_and_grad`."""
 
     mode: Any
     holomorphic: bool

@@ -31,7 +31,7 @@ class Differentiated(TransformedFunction):
         num_consts = len(closed.consts)
 
         # Closed-over arrays become arguments, because the caller may differentiate with respect to
-        # them.
+        # closed-over arrays.
         def of_all(arrays: list[Array]) -> list[Array]:
             consts, arrays = arrays[:num_consts], arrays[num_consts:]
             return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*arrays)

@@ -173,10 +173,9 @@ class Reference:
     ) -> list[LeafError]:
         """The errors of a gradient in double precision, one for each array.
 
-        Suppose that all derivatives with respect to one array are tiny compared with those with
-        respect to other arrays. Then the tiny derivatives may be rounding errors, left by terms
-        that cancel. So the divisor of an error is at least `sqrt(eps)` times the largest derivative
-        with respect to any array.
+        The derivatives with respect to one array may be tiny compared with all other derivatives.
+        Such tiny derivatives may be rounding errors of terms that cancel. So the divisor of an
+        error is at least `sqrt(eps)` times the largest derivative with respect to any array.
 
         **Arguments:**
 

@@ -73,8 +73,8 @@ def announce_transform(
 
     - `x`: any pytree. Leaves that are not arrays are passed through.
     - `name`: if not `None`, it is printed in brackets before each chain.
-    - `intermediates`: whether to print also when a transformation is applied, with the chain up to
-      this transformation.
+    - `intermediates`: whether to also print a line when a transformation is applied. The line has
+      the chain up to this transformation.
     - `announce`: function that is called with each line. By default, `print`.
 
     **Returns:** `x`.
@@ -98,8 +98,8 @@ def announce_transform(
 class _Announcer:
     """The options of one call of `announce_transform`.
 
-    Two objects with the same options are not equal. If they were, JAX would reuse the result of the
-    first call for a second call with equal options, and the second call would print nothing.
+    Two objects with the same options are not equal. If they were equal, JAX would reuse the result
+    of the first call for the second call, and the second call would print nothing.
     """
 
     name: Any

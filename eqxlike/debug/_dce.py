@@ -138,8 +138,8 @@ def _run_watched(array: jax.Array, *, leaf: _Leaf) -> jax.Array:
         leaf.text = text
         return np.ones((), bool)
 
-    # The compiler cannot predict the callback's value, so it runs the callback if and only if it
-    # needs the output. The array stays on its device.
+    # The compiler cannot predict the callback's value. So the program runs the callback if and only
+    # if the output is needed. The array stays on its device.
     is_used = jax.pure_callback(note, jax.ShapeDtypeStruct((), bool))
     if not is_key(array):
         return _choose(is_used, array)

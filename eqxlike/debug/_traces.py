@@ -227,8 +227,8 @@ def explain_retraces(
 
     def listen(trace: Trace, history: History) -> None:
         reported = trace if trace.number > 1 else None
-        # Leave out functions that this package defines: it defines them again for each user
-        # function.
+        # Leave out functions that this package defines, because the package defines such functions
+        # again for each user function.
         if history.code is not None and is_of_user(history.code.co_filename):
             earlier = seen.setdefault(history.definition, collections.deque(maxlen=_MAX_CALLS))
             if reported is None and earlier:

@@ -46,7 +46,7 @@ def progress(
     Make the bar in the compiled function, before the loop. Then each run of the function has a new
     bar. Call `bar.update(step, carry)` in the body of the loop.
 
-    Do not make a bar in the body of a loop, or of `jax.lax.map`: it may show only the first
+    Do not make a bar in the body of a loop, or of `jax.lax.map`. Such a bar may show only the first
     iteration. For an inner loop, make a bar before the outer loop, and call `bar.inner` in the body
     of the outer loop.
 
@@ -190,8 +190,8 @@ class ProgressBar(Module):
         **Arguments:**
 
         - `step`: the current step of the outer loop, from 0.
-        - `total`, `description`, `every`: as for `progress`. Several inner loops of one outer loop
-          need different descriptions.
+        - `total`, `description`, `every`: as for `progress`. If an outer loop has several inner
+          loops, the inner loops need different descriptions.
 
         !!! example
 

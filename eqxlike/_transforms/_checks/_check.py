@@ -1,10 +1,10 @@
 """A check in a compiled program: a callback, inside a `cond` that calls it only on failure.
 
 During tracing, a check is one primitive. Lowering replaces the primitive by the `cond` and the
-callback. Under `jax.vmap`, the predicate is reduced over each mapped axis, so there is still one
+callback. Under `jax.vmap`, the predicate is reduced over each mapped axis, so there is only one
 `cond`. The callback receives the whole predicate, so it can report the batch indices at which the
-predicate is true. The checked arrays do not pass through the `cond`. Instead, `needing` makes them
-depend on the output of the check.
+predicate is true. The checked arrays do not pass through the `cond`. Instead, `needing` makes the
+checked arrays depend on the output of the check.
 """
 
 import dataclasses
@@ -80,7 +80,7 @@ class TracedProgram:
 
     @functools.cached_property
     def is_for_several_devices(self) -> bool:
-        """Whether the program is known to run on several devices. Only checks need to know."""
+        """Whether the program is known to run on several devices. Only checks use this property."""
         return mesh_of(self.arrays) is not None or any(
             isinstance(leaf, jax.sharding.Sharding) and leaf.num_devices > 1
             for leaf in jtu.tree_leaves(self.shardings)
@@ -177,10 +177,10 @@ class Check:
         return jax.lax.cond(jnp.any(failed), self._call_back, _pass, failed, *index)
 
     def _call_back(self, *operands: Any) -> Array:
-        """Runs the callback on each device, if there are several.
+        """Runs the callback. On several devices, each device runs it.
 
-        By default JAX runs a callback on the first device only. If the callback raises there, the
-        other devices wait for its output until XLA ends the process.
+        By default JAX runs a callback on the first device only. If the callback raises there, all
+        other devices wait for the output of the callback until XLA ends the process.
         """
         mesh = self.mesh
         if mesh is None and self.does_raise and self.is_for_several_devices:
@@ -228,7 +228,7 @@ class Check:
         text = self._text(*operands)
         if self.mesh is not None and AxisType.Manual in self.mesh.axis_types:
             # Print the text, because the error does not reach the caller if other devices wait for
-            # this one.
+            # this device.
             print(text, file=sys.stderr, flush=True)
         raise_in_callback(text)
 
@@ -260,7 +260,8 @@ def run_and_look_for_checks(function: Callable[..., list[Any]], arrays: Iterable
     """Calls `function` on tracers, and records all checks in it.
 
     JAX does not trace a function of `jax.jit` again if it has traced the function before. If
-    `function` calls such a jitted function, its checks are found in the jaxpr.
+    `function` calls such a jitted function, the checks in the jitted function are found in the
+    jaxpr.
     """
     inlined = jax.jit(function, inline=True)
     if holds_check(inlined.trace(*arrays).jaxpr.jaxpr):

@@ -82,8 +82,8 @@ def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default
 
     If a program runs on several devices, it fails on all of them. Inside `jax.shard_map`, each
     device runs its own check, and prints the message before it raises. If the check fails on one
-    device only, the other devices may wait for it forever in a later collective operation. So give
-    all devices the same `pred`, for example with `jax.lax.pmax`.
+    device only, the other devices may wait for this device forever in a later collective operation.
+    So give all devices the same `pred`, for example with `jax.lax.pmax`.
 
     **Arguments:**
 

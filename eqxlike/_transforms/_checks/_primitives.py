@@ -24,7 +24,7 @@ check_p.def_abstract_eval(lambda *operands, check: ShapedArray((), np.dtype(bool
 
 
 def stage(*operands: Any, check: Any) -> Array:
-    """Replaces the primitive by operations of JAX, when it is lowered."""
+    """The lowering rule: replaces the primitive by operations of JAX."""
     return check.staged(*operands)
 
 

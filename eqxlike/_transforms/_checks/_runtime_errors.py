@@ -55,7 +55,7 @@ _recent: collections.OrderedDict[int, str] = collections.OrderedDict()
 
 
 def raise_in_callback(message: str) -> None:
-    """Raises an error in a callback. `claim_failure` finds its message later."""
+    """Raises an error in a callback. `claim_failure` later finds the message of this error."""
     number = next(_serial)
     with _lock:
         _recent[number] = message
@@ -71,7 +71,7 @@ def claim_failure(error: BaseException) -> EqxlikeRuntimeError | None:
     """
     if not isinstance(error, ERRORS_OF_JAX):
         return None
-    # The message of the user may quote an earlier failure, so the last number is the right one.
+    # The message of the user may quote an earlier failure, so the last number is the right number.
     found = re.findall(r"\[eqxlike failure (\d+)\]", str(error))
     message = _recent.get(int(found[-1])) if found else None
     if message is None:
@@ -102,7 +102,7 @@ class FailureReport:
 
     **Arguments:**
 
-    - `messages`: the messages of the user; a failure selects one by its index.
+    - `messages`: the messages of the user. A failure selects a message by its index.
     - `place`: the place of the check in the user's code.
     """
 

@@ -200,8 +200,8 @@ class _FlatJvp:
         types = self.value_rest.leaves_into(None, differentiable)
         found = tangents_of(types, self.value_rest.treedef, tangent, "tangent", "value")
         found = self.value_rest.take(found)
-        # Inside `jax.shard_map`, JAX raises if only one of value and tangent varies along a mesh
-        # axis.
+        # Inside `jax.shard_map`, JAX raises an error if a value varies along a mesh axis and its
+        # tangent does not, or the reverse.
         axes = [
             varying_axes(leaf) | varying_axes(each)
             for leaf, each in zip(numbers, found, strict=True)

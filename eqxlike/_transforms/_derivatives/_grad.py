@@ -280,8 +280,8 @@ class JacobianFunction(TransformedFunction):
 def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
     """Makes a function that computes the Jacobian of `fun` for its first argument, by forward mode.
 
-    It makes one forward pass for each element of the input arrays. Use it if the outputs have more
-    elements than the inputs.
+    The function makes one forward pass for each element of the input arrays. Use forward mode if
+    the outputs have more elements than the inputs.
 
     **Arguments:**
 
@@ -316,8 +316,8 @@ def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
 def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
     """Makes a function that computes the Jacobian of `fun` for its first argument, by reverse mode.
 
-    It makes one backward pass for each element of the outputs. Arguments and output are as in
-    `filter_jacfwd`.
+    The function makes one backward pass for each element of the outputs. Arguments and output are
+    as in `filter_jacfwd`.
 
     **Raises:** when called, `TypeError` if the first argument is passed by keyword, or if the value
     contains an array that is not real.
@@ -335,7 +335,8 @@ def filter_jacrev(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
 def filter_hessian(fun: Callable[Params, Any], has_aux: bool = False) -> Callable[Params, PyTree]:
     """Makes a function that computes the Hessian of `fun` for its first argument.
 
-    It applies forward mode to reverse mode. Arguments and errors are as in `filter_jacfwd`.
+    The function applies forward mode to reverse mode. Arguments and errors are as in
+    `filter_jacfwd`.
 
     **Returns:** a function of the same arguments that returns the Hessian, or `(hessian, aux)`. The
     Hessian is the Jacobian of the Jacobian: in place of each array of the Jacobian, it has another

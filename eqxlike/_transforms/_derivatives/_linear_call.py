@@ -42,9 +42,9 @@ def linear_call(
       cotangents of the output of `forward`, and returns the cotangents of `tangents`.
     - `like`: arrays with the shapes and dtypes of the output of `forward`.
     - `num_summed`: the number of tangents, counted from the first, that `transpose` can sum. For
-      each of them, `is_shared` has `True` if all members of a batch share the tangent. Then
-      `transpose` returns the sum of the cotangents over the batch, not one cotangent for each
-      member. For example, the weights of a network that is mapped over a batch of inputs have one
+      each of these tangents, `is_shared` has `True` if all members of a batch share the tangent.
+      Then `transpose` returns the sum of the cotangents over the batch, not one cotangent for each
+      member. For example, if a network is mapped over a batch of inputs, its weights have one
       cotangent.
     - `transpose_beside_tangents`: a JVP of this call makes two calls: one for the primal output,
       and one for the tangents. In the call for the primal output, this function replaces

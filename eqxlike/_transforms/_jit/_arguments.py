@@ -58,7 +58,7 @@ WRAPPER = "_eqxlike_wrapper"
 
 
 class _Placeholder(str):
-    """Placeholder for an argument: code that takes the argument from `args` or `kwargs`."""
+    """Placeholder for an argument. Its text is code that reads `args` or `kwargs`."""
 
     __slots__ = ()
 
@@ -238,7 +238,7 @@ def shardings_of_arguments(
       to prefixes of their arguments. Arguments that are not in the dictionary stay where they are.
     - `num_bound`, `bound_names`: the number of bound positional arguments, and the names of bound
       keyword arguments.
-    - `ordered`, `names`: the arguments of the ordered call, and the names of the last ones.
+    - `ordered`, `names`: the arguments of the ordered call, and the names of the last arguments.
 
     **Raises:** `ValueError` if `in_shardings` is not a prefix, or has too few or too many entries.
     """
@@ -345,9 +345,9 @@ class _Watched(NamedTuple):
 class WatchedArrays:
     """The arrays in attributes of static arguments, at the time of the trace.
 
-    A static object is compared by identity, as in `jax.jit`, and its arrays become constants of the
-    compiled function. If an attribute later holds another array, the compiled function still uses
-    the old array. The next call then warns once.
+    A static object is compared by identity, as in `jax.jit`. Arrays in the object become constants
+    of the compiled function. If an attribute later holds another array, the compiled function still
+    uses the old array. The next call then warns once.
 
     **Arguments:**
 

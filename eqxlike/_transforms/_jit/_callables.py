@@ -89,8 +89,9 @@ class Description(NamedTuple):
       the wrapped function.
     - `name`: the name of the anchor.
     - `signature`: the signature of the function; `None` if it is unknown.
-    - `path`: one entry for each wrapper around the anchor: its function, and the number and the
-      names of its bound arguments. The signature depends only on the anchor and the path.
+    - `path`: one entry for each wrapper around the anchor. An entry has the function of the
+      wrapper, and the number and the names of the bound arguments. The signature depends only on
+      the anchor and the path.
     """
 
     anchor: Callable[..., Any]

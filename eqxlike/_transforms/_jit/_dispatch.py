@@ -78,7 +78,7 @@ class Dispatcher:
       possible; the caller keeps it alive.
     - `order`: the order of the function's arguments.
     - `donate`: see `check_donate`.
-    - `jit_options`: keyword arguments of `jax.jit`, except those for donation.
+    - `jit_options`: keyword arguments of `jax.jit`, except the arguments for donation.
     - `history`: records the traces of the function. It is empty at first.
     - `full_name`: the name of the function, with its module.
     """

@@ -14,10 +14,10 @@ filters as one, and remove the user's filter.
 
 
 class _Filter:
-    """Hides JAX's warning about unusable donated buffers, while at least one call asks for it.
+    """Hides JAX's warning about unusable donated buffers, while at least one call needs this.
 
-    All threads share one filter. `warnings.catch_warnings` would not work: if its blocks overlap in
-    two threads, a filter remains forever.
+    All threads share one filter. `warnings.catch_warnings` would not work: if two threads use it at
+    the same time, a filter may remain forever.
     """
 
     def __init__(self) -> None:

@@ -102,7 +102,7 @@ def make_fast_path(
 
 
 def weak_fast_path(compiled: Any) -> FastPath:
-    """A fast path that does not keep `compiled`, and a short-lived function in it, alive."""
+    """A fast path that refers to `compiled` weakly, so that Python can free `compiled`."""
     weak_compiled = weakref.ref(compiled)
 
     def call(args: tuple[Any, ...]) -> Any:

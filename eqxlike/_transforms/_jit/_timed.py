@@ -58,8 +58,8 @@ _being_timed = threading.Lock()
 def timing_calls(report: Callable[[CallTimes], None], wait: bool) -> Iterator[None]:
     """Context manager that passes the times of each call of a `filter_jit` function to `report`.
 
-    A call inside the trace of another call is not reported: its time belongs to the outer call. A
-    call inside a JAX transformation is not reported either.
+    A call inside the trace of another call is not reported, because its time is part of the outer
+    call. A call inside a JAX transformation is not reported either.
 
     **Arguments:**
 

@@ -85,7 +85,7 @@ def axis_of_each_leaf(name: str, spec: PyTree[AxisSpec], tree: PyTree) -> list[i
             lambda spec, subtree: specs_and_subtrees.append((spec, subtree)),
             spec,
             tree,
-            # A callable Module is one specification, not a tree of them.
+            # A callable Module is one specification, not a tree of specifications.
             is_leaf=lambda node: node is None or callable(node),
         )
     except ValueError as error:
@@ -117,7 +117,7 @@ def size_of_axes(
 
     - `transform`: the name of the transformation, for messages.
     - `axes`: the axis of each leaf of `args`.
-    - `axis_size`: the expected size of the axes, if the user passed one.
+    - `axis_size`: the expected size of the axes, if the user passed a size.
 
     **Raises:** `ValueError` if the sizes differ or an axis is out of bounds, and `TypeError` if a
     leaf that is not an array has an axis. The messages name the paths.

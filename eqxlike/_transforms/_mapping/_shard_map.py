@@ -50,8 +50,8 @@ class _Sharded(Module):
         kinds = () if context is None else context.axis_types
         if isinstance(mesh, Mesh) and all(kind == AxisType.Auto for kind in kinds):
             # JAX cannot differentiate a program that has explicit mesh axes and is compiled for one
-            # device. So all axes of the mesh become automatic here. Arrays that an earlier call
-            # returned also have automatic axes, so they can be passed to the next call.
+            # device. So all axes of the mesh become automatic here. Arrays that a call returns also
+            # have automatic axes. So these arrays can be passed to the next call.
             automatic = (AxisType.Auto,) * len(mesh.axis_names)
             mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=automatic)
         try:

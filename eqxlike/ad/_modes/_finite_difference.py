@@ -84,8 +84,8 @@ class FiniteDifference(Mode):
     def jvp(self, function: OfArrays, arrays: Arrays, tangents: Arrays) -> Arrays:
         outputs, _ = function(arrays)
         steps = self._steps(arrays, outputs)
-        # A step was chosen for each number. `h` is the largest step along the tangent that moves no
-        # number further than the step chosen for it.
+        # `steps` has a step for each number. `h` is the largest step along the tangent for which no
+        # number moves further than its own step.
         reach = [
             jnp.where(size == 0, jnp.inf, step / size).min(initial=jnp.inf)
             for size, step in zip(map(jnp.abs, jax.lax.stop_gradient(tangents)), steps, strict=True)
@@ -142,7 +142,7 @@ class FiniteDifference(Mode):
         return [each / h.astype(each.dtype) for each in sums]
 
     def _steps(self, arrays: Arrays, outputs: Arrays) -> list[Float[Array, "..."]]:
-        """The step for each number of each array. No derivative goes through the steps."""
+        """The step for each number of each array. The steps are not differentiated."""
         arrays = jax.lax.stop_gradient(arrays)
         epsilon = max((float(jnp.finfo(each.dtype).eps) for each in outputs), default=0.0)
         steps = []

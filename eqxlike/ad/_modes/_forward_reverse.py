@@ -216,7 +216,7 @@ def along_directions(
     - `derivative`: function that takes a list of tangents of `arrays` and returns a pytree of
       arrays.
     - `arrays`: arrays with `n` real numbers in total. For a complex array, the directions along the
-      real parts come first, and then those along the imaginary parts.
+      real parts come first, and then the directions along the imaginary parts.
     - `chunk`: the largest number of directions in one batch. `None` takes all directions as one
       batch; 1 does not use `jax.vmap`.
     - `out_axes`: as for `jax.vmap`. Used only if all directions are one batch.

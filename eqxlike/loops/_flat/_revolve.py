@@ -64,7 +64,7 @@ def pull_back_any_length(
         return _pull_back(scan, filled, nonzero, last, ct_carry, ct_ys, is_shared)
 
     def run_wider(wider: Nonzero, count: Array, flat: Arrays) -> list[Array]:
-        """Computes the cotangents of the operands in `wider`, and selects those in `nonzero`."""
+        """Computes the cotangents for `wider`, and selects the cotangents for `nonzero`."""
         flat, last, ct_carry, ct_ys = split(flat, *numbers)
         cotangents = iter(ct_carry)
         ct_carry = [

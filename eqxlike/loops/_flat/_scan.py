@@ -95,7 +95,7 @@ class Operands:
 
     - `consts`: the arrays that all steps share.
     - `carry`: the initial carry.
-    - `xs`: arrays of shape `(length, ...)`. Each step gets one row of each.
+    - `xs`: arrays of shape `(length, ...)`. Each step gets one row of each array.
     - `count`: the number of steps. `None` if it is the length of the scan.
     """
 

@@ -1,4 +1,4 @@
-"""Keeps the traces of a function, compares each with earlier ones, and reports it."""
+"""Keeps the traces of a function, compares each trace with earlier traces, and reports it."""
 
 import collections
 import contextlib
@@ -227,7 +227,7 @@ def react_to_trace(on_retrace: OnRetrace | None, trace: Trace) -> None:
 
 
 _MAX_TRACES = 32
-"""Maximum number of traces that are kept. Older ones are forgotten."""
+"""Maximum number of traces that are kept. Older traces are forgotten."""
 
 _MAX_DIFFERENCES = 100
 """Maximum number of differences that a trace keeps."""
