@@ -114,7 +114,7 @@ class Compiled:
 
     - `stablehlo`: operations in the StableHLO program, the input of XLA.
     - `before`: HLO instructions before optimisation.
-    - `after`: HLO instructions after optimisation, including those inside fusions.
+    - `after`: HLO instructions after optimisation, including instructions inside fusions.
     - `fusions`: number of fusions of each kind.
     - `fused`: number of instructions inside fusions.
     """
@@ -375,7 +375,7 @@ def _compile(lowered: Any) -> Any:
 def _text_before(lowered: Any) -> str:
     try:
         return lowered.as_text("hlo")
-    # Some programs have no HLO text, for example those with symbolic shapes.
+    # Some programs have no HLO text, for example programs with symbolic shapes.
     except jax.errors.JaxRuntimeError:
         return ""
 
@@ -531,7 +531,7 @@ def _with_signature_of(function: Any, new: Callable[..., Any], is_model: bool) -
     new.__name__ = new.__qualname__ = name
     try:
         # If an argument is omitted, filter_jit passes a simple default explicitly, which not every
-        # function accepts. filter_jit does not pass this sentinel, so use it as default.
+        # function accepts. filter_jit does not pass this sentinel, so use the sentinel as default.
         parameters = [
             each if each.default is inspect.Parameter.empty else each.replace(default=_LEFT_OUT)
             for each in inspect.signature(function).parameters.values()

@@ -18,8 +18,8 @@ class Row:
     - `runs`: number of executions; each iteration of a `scan` counts.
     - `flops`, `transcendentals`: cost of all executions.
     - `num_bytes`: bytes that all executions would read and write if XLA fused no operations.
-    - `is_least`: whether the costs are lower bounds, because the body of a `while_loop` counts
-      only once, or because the cost of an operation is unknown.
+    - `is_least`: whether the costs are lower bounds. They are if there is a `while_loop`, whose
+      body counts only once, or an operation of unknown cost.
     - `compiled`: number of instructions after XLA's optimisations; `None` in a row for a kind.
     """
 
@@ -55,7 +55,7 @@ def steps_by_layer(program: Program) -> dict[str, list[PlacedOperation]]:
     for step in program.steps:
         for path in paths_around(step.scopes):
             groups.setdefault(path, []).append(step)
-    # The layers are in the order of their first calls, with outer layers before inner ones.
+    # The layers are in the order of their first calls, with outer layers before inner layers.
     return groups
 
 

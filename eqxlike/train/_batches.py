@@ -220,8 +220,8 @@ def repeat(batches: Iterable[Batch] | Callable[[], Iterable[Batch]]) -> Iterator
     **Arguments:**
 
     - `batches`: an iterable that can be iterated over many times, such as a list or a PyTorch
-      `DataLoader`; or a function that returns an iterator. The endless `minibatches` are returned
-      unchanged.
+      `DataLoader`. It may also be a function that returns an iterator. The endless `minibatches`
+      are returned unchanged.
 
     **Raises:** `TypeError` if `batches` is an iterator, because it can be used only once. `next`
     raises `ValueError` if there are no batches.

@@ -256,10 +256,11 @@ def batches_from(
 ) -> LoadedBatches:
     """Adapts the data loader of another library to `fit`, so that runs can be resumed.
 
-    The source may be a `torch.utils.data.DataLoader`, a `torchdata.stateful_dataloader
-    .StatefulDataLoader`, a `datasets.Dataset` or `datasets.IterableDataset` of Hugging Face (call
-    its `batch(32)` first), a `grain.DataLoader` or `grain.IterDataset`, `tf.data.Dataset
-    .as_numpy_iterator`, a generator function, or any other iterable of batches.
+    The source may be any iterable of batches, or a generator function. Examples are a
+    `torch.utils.data.DataLoader`, a `torchdata.stateful_dataloader.StatefulDataLoader`, a
+    `grain.DataLoader`, a `grain.IterDataset` and `tf.data.Dataset.as_numpy_iterator`. A
+    `datasets.Dataset` or `datasets.IterableDataset` of Hugging Face needs a call of its method
+    `batch(32)` first.
 
     A resumed run gets the same batches as an uninterrupted run. How `batches_from` achieves this
     depends on the source:

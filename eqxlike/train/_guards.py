@@ -169,7 +169,7 @@ def keep_if_finite(
 
     The function checks the model's arrays that are not frozen, the model's state and the
     optimiser's state. It does not check scalars of the optimiser that belong to no parameter,
-    because some scalars are infinite on purpose, such as the initial best loss.
+    because some of these scalars start as infinity, such as the best loss so far.
 
     **Arguments:**
 

@@ -1,4 +1,4 @@
-"""`Mean`, an average over batches, and the metrics that return one."""
+"""`Mean`, an average over batches, and the metrics that return a `Mean`."""
 
 from collections.abc import Callable
 from typing import Any

@@ -131,11 +131,11 @@ def make_step(
       `train.shard`; the step keeps the sharding of the state. The loss is the same as on one
       device.
 
-    If the state has a loss scale, the gradients are computed from the scaled loss, and divided by
-    the scale before the optimiser gets them. If a gradient is not finite, the step leaves the model
-    and the optimiser state unchanged and lowers the scale. Such a step counts too, so the next step
-    has another key. Training still halts if the loss itself is not finite, or if gradients are not
-    finite at the smallest scale.
+    If the state has a loss scale, the gradients are computed from the scaled loss. They are divided
+    by the scale before the optimiser gets them. If a gradient is not finite, the step leaves the
+    model and the optimiser state unchanged and lowers the scale. Such a step counts too, so the
+    next step has another key. Training still halts if the loss itself is not finite, or if
+    gradients are not finite at the smallest scale.
 
     **Returns:** a function `step(state, batch)` that returns `(state, loss)`, or `(state, loss,
     aux)` with `has_aux`. The step donates its argument `state`, so use only the returned state.

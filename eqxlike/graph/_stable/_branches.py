@@ -79,8 +79,8 @@ def _copied(value: Value) -> Value:
 class _Region:
     """The part of a branch to compute again with harmless numbers.
 
-    - `computed`: the results of the operations that may fail, and all values on the way from these
-      results to the result of the branch, in order.
+    - `computed`: the results of the operations that may fail, and all values between these results
+      and the result of the branch. The values are in the order of computation.
     - `harmless`: a safe number for each operand of the operations that may fail.
     """
 
@@ -117,7 +117,7 @@ MAX_DEPTH = 100
 def _region(branch: Value, sources: set[Value]) -> _Region:
     """Finds the region of a branch.
 
-    The operations that may fail are those whose operand shares inputs with the condition.
+    An operation may fail if its operand shares inputs with the condition.
     """
     order: dict[Value, bool] = {}
     harmless: dict[Value, float] = {}

@@ -70,7 +70,8 @@ FROM_ONE: tuple[tuple[Formula, Formula], ...] = (
     (lambda y: 1 - lax.tanh(y), lambda y: 2 * stable.sigmoid(-2 * y)),
     (lambda y: 1 + lax.tanh(y), lambda y: 2 * stable.sigmoid(2 * y)),
 )
-"""Pairs of a difference from one, and a function that computes it without cancellation."""
+"""Pairs of a difference from one, and a function that computes the difference without cancellation.
+"""
 
 
 def _difference_of_root(part: Part, c: float, shape: tuple[int, ...]) -> Rewrite | None:
@@ -196,8 +197,8 @@ def excess_of_exponential(step: Step) -> Rewrite | None:
     """Matches t - 1 - log(t) plus other terms, as in the KL divergence of normal distributions.
 
     For example, t may be exp(y) and log(t) may be y. Or t may be a ratio of variances, and log(t)
-    the difference of the logarithms of the variances. t may also be a part of a quotient, as s² /
-    r² is a part of (s² + m²) / r².
+    may be the difference of two log variances. t may also be a part of a quotient, as s² / r² is a
+    part of (s² + m²) / r².
     """
     if any(_excess_in(terms_of(each)) for each in step.inputs):
         return None  # An input already contains the formula, so the input is rewritten instead.

@@ -103,8 +103,8 @@ class Step:
     @property
     def is_of_user(self) -> bool:
         """Returns True if the formula of this step is in the user's code, and not in a JAX
-        function. If a JAX function contains the formula, a single call in the user's code created
-        the step and the steps that compute its inputs.
+        function. The test compares the step and the steps that compute its inputs. If a single call
+        in the user's code created all of them, the formula is in a JAX function.
         """
         steps = [step for each in self.inputs if (step := seen_through(each).step) is not INPUT]
         return not steps or any(step.instruction != self.instruction for step in steps)

@@ -144,7 +144,7 @@ class Exponential:
     def split(self, shape: tuple[int, ...]) -> Rewrite:
         """A rewrite that computes the exponent and the weight.
 
-        The exponent is None if it is zero, and the weight is None if it is one.
+        None stands for an exponent of zero, and for a weight of one.
         """
 
         def masked(y: Array, w: Array | None, *conditions: Array) -> tuple[Array, Array | None]:
@@ -324,8 +324,8 @@ def shifted_in_quotient(y: Array, w: Array | None, axes: Sequence[int]) -> Array
 
     The subtraction does not change the value of the quotient. Without weights, the subtracted
     maximum is differentiated too, so the largest term has the constant value 1. This matters if a
-    softmax `p` rounds to 1: its gradient is then computed from the smaller terms, and not from
-    `1 - p`, which would be 0.
+    softmax `p` rounds to 1. The gradient of `p` is then computed from the smaller terms, and not
+    from `1 - p`, which would be 0.
     """
     if w is not None:
         return y - largest_along(y, w, axes)

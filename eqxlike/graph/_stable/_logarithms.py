@@ -292,8 +292,8 @@ def _log_of_choice(step: Step) -> Log | None:
 
 
 def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
-    """The stable logarithm of a sum, or None. It handles sums such as 1 - exp(y), 1 - tanh² y and
-    n w exp(y) + m exp(z).
+    """The stable logarithm of a sum, or None. Examples of sums are n w exp(y) + m exp(z), 1 -
+    exp(y) and 1 - tanh² y.
     """
     if (log := _log_by_table(total, shape)) is not None:
         return log
@@ -360,7 +360,7 @@ def _log_of_exponentials(total: Parts, shape: tuple[int, ...]) -> Log | None:
         others = _sum(parts[:-1])
         small, sign = log_size(others + parts[-1])
         if total.constant == 1:
-            # The last term is the constant one, so use log1p of the other terms.
+            # The last term is the constant 1, so use log1p of the other terms.
             near = jnp.where(large == 0, others, 0)
             near = stable.log1p(jnp.where(near < -1, -2 - near, near))
             small = jnp.where(large == 0, near, small)

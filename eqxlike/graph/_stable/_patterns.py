@@ -219,8 +219,8 @@ def sigmoid_of(value: Value) -> tuple[Value, float] | None:
 def erfc_of(value: Value | Parts) -> tuple[Part, float, float] | None:
     """Returns `(y, rate, factor)` if `value` is `factor * erfc(sqrt(rate) * y)` in any spelling.
 
-    Otherwise returns None. For a normal cdf the rate is 1/2. So the rounded number sqrt(1/2) is not
-    used, and `y` keeps its digits.
+    Otherwise returns None. `y` is returned without the factor sqrt(rate), because the product would
+    be rounded. For a normal cdf the rate is 1/2.
     """
     found = spelled("erfc", value)
     if found is None or found.factor <= 0:

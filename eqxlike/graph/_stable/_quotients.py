@@ -191,8 +191,8 @@ def _weighted_mean(value: Value, above: Parts, below: Part) -> Rewrite | None:
 def _place_of_terms(part: Part, below: Part, total: _Reduced) -> int | None:
     """Finds v w exp(y) in the numerator of a weighted mean.
 
-    `part` is a sum or matrix product. Returns the index of its input that is v w exp(y) and is
-    summed over the axes of `total`, or None if there is no such input.
+    `part` is a sum or matrix product. Returns the index of the input of `part` that is v w exp(y)
+    and is summed over the axes of `total`. Returns None if there is no such input.
     """
     step = seen_through(part.value).step
     if part.number != 1 or step.kind not in ("reduce_sum", "dot_general"):

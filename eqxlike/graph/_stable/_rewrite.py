@@ -158,8 +158,9 @@ class StableProgram:
         self._steps, self._outputs = steps_of(closed, self._inputs, scopes)
         every = [step for step in all_steps(self._steps) if SCOPE not in step.scopes]
         found = list(_matches_in(every, rules))
-        # For each step, its inner programs as triples: the name of the parameter that contains the
-        # program, the index in the parameter if it is a tuple (otherwise None), and the program.
+        # The inner programs of each step. Each is a triple: the name of the parameter with the
+        # program, the index in the parameter if the parameter is a tuple (otherwise None), and the
+        # program.
         self._inner: Mapping[Step, list[tuple[str, int | None, StableProgram]]] = {
             step: programs for step in every if (programs := list(_inner_programs(step, rules)))
         }

@@ -38,7 +38,7 @@ class Checkpoint(Callback):
       the memory of the host.
     - `with_frozen`: whether to save arrays that `nn.freeze` has marked. If `False`, a resumed run
       takes these arrays from the state passed to `fit`; see `train.save`.
-    - `on_error`: what happens if a checkpoint cannot be written, for example on a full disk:
+    - `on_error`: what happens if a checkpoint cannot be written, for example on a full disk.
       `"raise"` ends the run with the `OSError`, and `"warn"` continues the run with a warning.
       Earlier checkpoints stay.
 

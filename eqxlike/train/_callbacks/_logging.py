@@ -109,7 +109,7 @@ class JsonLines(_WithFile, _WithRate):
 
     - `"start"` has `num_steps`, and `"end"` has no other entries.
     - `"log"` has `loss`. It has `aux` if the loss returns numbers by name, and `learning_rate` if
-      the optimiser's state has one.
+      the optimiser's state has a learning rate.
     - `"evaluate"` has `metrics`.
     - `"checkpoint"` has `path`. It is written when the checkpoint is complete, which may be some
       steps later.
@@ -309,8 +309,8 @@ class TensorBoard(_WithFile, _WithRate):
 
     At each log, it writes `train/loss` and `train/steps_per_second`, both for the steps since the
     previous log. It also writes `train/NAME` for each number that the loss returns by name, and
-    `train/learning_rate` if the optimiser's state has one. At each evaluation, it writes the
-    metrics, such as `evaluate/accuracy`. Each record is flushed to disk at once.
+    `train/learning_rate` if the optimiser's state has a learning rate. At each evaluation, it
+    writes the metrics, such as `evaluate/accuracy`. Each record is flushed to disk at once.
 
     A resumed run uses the same folder. TensorBoard then hides the points that the earlier run wrote
     after the restored step. A new run in the folder of another run hides all points of that run. If

@@ -156,13 +156,14 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
         try:
             return _read_one(folder, like, only=only)
         except Exception:
-            # Raise the error, unless another process has replaced the checkpoint by a newer one.
+            # Raise the error, unless another process has replaced the checkpoint by a newer
+            # checkpoint.
             if folder == _newest_at(path):
                 raise
 
 
 class CheckpointFolder:
-    """A folder with the checkpoints of one run, each named by its step.
+    """A folder with the checkpoints of one run. The name of a checkpoint contains its step.
 
     Only one run may write to the folder at a time. The run may have several processes. Any number
     of processes may read the folder.
@@ -230,8 +231,8 @@ class CheckpointFolder:
         background: bool = False,
         with_frozen: bool = True,
     ) -> Saving:
-        """Writes a checkpoint. When the checkpoint is complete, others that need not be kept are
-        deleted.
+        """Writes a checkpoint. When the checkpoint is complete, deletes checkpoints that need not
+        be kept.
 
         **Arguments:**
 
@@ -285,7 +286,7 @@ class CheckpointFolder:
                 )
 
     def paths(self) -> list[pathlib.Path]:
-        """All checkpoints, newest first, including damaged ones."""
+        """All checkpoints, newest first, including damaged checkpoints."""
         return list(_steps_in(self.folder).values())
 
     def newest(self) -> pathlib.Path | None:
@@ -361,7 +362,7 @@ class CheckpointFolder:
 
 
 def _steps_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:
-    """The checkpoints in a folder by step, newest first, including damaged ones."""
+    """The checkpoints in a folder by step, newest first, including damaged checkpoints."""
     found = [path for path in folder.glob("step_*") if path.name[5:].isdigit() and path.is_dir()]
     return {int(path.name[5:]): path for path in sorted(found, reverse=True)}
 

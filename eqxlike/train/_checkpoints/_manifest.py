@@ -124,8 +124,9 @@ class Saved(NamedTuple):
     """A description of a node or a leaf in a manifest.
 
     - `path`, `text`: as in `Entry`.
-    - `name`: the name of the stored array. It is `None` if no array is stored: for nodes, leaves
-      that are not arrays, arrays without elements, and frozen arrays that were left out.
+    - `name`: the name of the stored array. It is `None` if no array is stored. No array is stored
+      for nodes, leaves that are not arrays, arrays without elements, and frozen arrays that were
+      left out.
     - `key_impl`: the implementation of a PRNG key; `None` for other leaves and for nodes.
     """
 

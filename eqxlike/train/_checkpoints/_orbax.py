@@ -201,7 +201,7 @@ def _join_at_exit() -> None:
 def _with_path_in_errors(path: pathlib.Path | str) -> Iterator[None]:
     """Context manager that raises system errors as `OSError` with the path of the checkpoint.
 
-    It also converts system errors that tensorstore reports only as text.
+    System errors that tensorstore reports only as text are converted too.
     """
     try:
         yield

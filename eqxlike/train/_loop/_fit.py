@@ -46,7 +46,7 @@ def fit(
     Steps are dispatched without waiting for their results. The host reads the losses every
     `check_every` steps. Only then does the host see whether a loss or an update was not finite. The
     state is still the last good state, because a step of `make_step` refuses an update that is not
-    finite, and all updates after it.
+    finite, and refuses all later updates too.
 
     The first Ctrl-C ends training after the current call. A second Ctrl-C raises
     `KeyboardInterrupt`. SIGTERM, the signal with which schedulers and containers end a process,

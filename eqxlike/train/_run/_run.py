@@ -29,8 +29,8 @@ class Run(Generic[Model]):
     - `skipped`: indices in `history` of steps whose update was skipped.
     - `loss`: the mean loss between the last two logs, without skipped steps; NaN before the first
       log.
-    - `aux`: the means, over the same steps, of the numbers in the dict that the step returns after
-      the loss, by name; see `make_step(..., has_aux=True)`.
+    - `aux`: the means of other numbers, by name, over the same steps as `loss`. A step returns
+      these numbers in a dict after the loss; see `make_step(..., has_aux=True)`.
     - `metrics`: metrics of the last evaluation by name; empty before the first evaluation.
     - `evaluated_at`: step of the last evaluation; -1 before the first evaluation.
     - `evaluate_every`: number of steps between evaluations; `None` if there are no evaluations, or

@@ -18,7 +18,8 @@ class DeviceArrays(NamedTuple):
 
 
 class Stack:
-    """Collects compatible batches. `whole` returns them as one batch with a new leading axis.
+    """Collects compatible batches. `whole` returns the collected batches as one batch with a new
+    leading axis.
 
     NumPy arrays are copied when they are added, because a loader may write the next batch into the
     same arrays.

@@ -167,9 +167,9 @@ class Stepper(Generic[Model]):
 
         - `first_step`: `state.step` before these steps.
 
-        **Returns:** three values: the losses; the number of steps before the first refusal, or
-        `None` if there was no refusal; and for each step, True if its update was refused or
-        skipped.
+        **Returns:** three values. The first is a list of the losses. The second is the number of
+        steps before the first refusal, or `None` if there was no refusal. The third has True for
+        each step whose update was refused or skipped.
         """
         losses, state = [calls.losses for calls in pending], self.state
         if len(losses) <= 256 and all(np.ndim(loss) == 0 for loss in losses):

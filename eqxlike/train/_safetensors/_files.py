@@ -1,4 +1,4 @@
-"""Safetensors files: lists their arrays, and reads and writes them one by one."""
+"""Lists the arrays of safetensors files, and reads and writes the arrays one by one."""
 
 import contextlib
 import dataclasses

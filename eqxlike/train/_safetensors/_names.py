@@ -71,9 +71,9 @@ class Stored:
           Export needs all parts of a stored array.
         - `axis`: the axis along which the array has parts, counted after `transpose`.
         - `groups`: number of equal groups into which `axis` is divided first. Each group then has
-          `n` parts, and the model's array joins part `k` of all groups. Use `part=(0, 3),
-          groups=num_heads` if the stored array has queries, keys and values of the first head, then
-          of the second head and so on.
+          `n` parts, and the model's array joins part `k` of all groups. For example, the stored
+          array may have queries, keys and values of the first head, then of the second head and so
+          on. Then use `part=(0, 3), groups=num_heads` for the queries.
         - `shape`: the shape to write, if it differs from the shape in the model by axes of size 1.
           An example is `(-1,)` for the bias of a convolution. Import adds and drops such axes
           automatically.
@@ -107,7 +107,7 @@ class Stored:
     def view(self, array: np.ndarray) -> np.ndarray:
         """A view of the transposed part of a stored array, to pass to `load`. No numbers are read.
 
-        **Raises:** `ValueError` if the stored array has no such parts.
+        **Raises:** `ValueError` if the stored array cannot be split into equal parts.
         """
         array = self._transposed(array, is_inverse=False)
         if self.part is None:

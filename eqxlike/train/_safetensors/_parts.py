@@ -83,7 +83,9 @@ def arrays_to_write(leaves: Sequence[NamedLeaf], stored: dict[str, Stored]) -> d
 
 
 def _writing(name: str, parts: list[_Part]) -> Writing | str:
-    """The stored array that is made of `parts`. If there is a problem, returns its description."""
+    """The stored array that is made of `parts`. If there is a problem, returns a description of the
+    problem.
+    """
     ours, stored, bounds = ", ".join(p.ours for p in parts), parts[0].stored, parts[0].stored.bounds
     layouts = {
         (each.bounds[2], each.axis, each.groups, each.transpose)

@@ -24,8 +24,8 @@ def fitting_sharding(
     """The sharding of one array. Equivalent specs give equal shardings.
 
     **Raises:** `TypeError` if the rule did not return a `PartitionSpec`; `ValueError` if the spec
-    has a mesh axis that does not exist, has a mesh axis twice, or has more entries than the array
-    has axes, or if the length of an axis is not divisible by the number of parts.
+    has an unknown mesh axis, a mesh axis twice, or more entries than the array has axes;
+    `ValueError` if the length of an axis is not divisible by the number of parts.
     """
     what = f"{path or 'the model'}, of shape {leaf.shape},"
     if not isinstance(spec, PartitionSpec):
@@ -120,7 +120,8 @@ def name_of(keys: Keys) -> str:
 
 
 Split = PartitionSpec | Callable[[str, jax.ShapeDtypeStruct], PartitionSpec]
-"""A `PartitionSpec`, or a function that takes the path and the leaf and returns one."""
+"""A `PartitionSpec`, or a function that takes the path and the leaf and returns a `PartitionSpec`.
+"""
 Rules = tuple[tuple[Which, Split], ...]
 REST = "**"
 

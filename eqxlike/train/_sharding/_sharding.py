@@ -244,10 +244,10 @@ def fsdp(devices: Devices | None = None, *, min_size: int = 2**16) -> Sharding:
     parameter over devices. Each device updates its own part. Each array is split along its longest
     divisible axis. If several axes are the longest, the first of them is split.
 
-    The layers of an `nn.ScanStack` are all-gathered one at a time in the forward and the backward
-    pass, and their gradients are summed one at a time. The axis of layers is split only if no other
-    axis is divisible. If a loss reads `stack.layers` directly, XLA chooses when to gather the
-    layers.
+    The layers of an `nn.ScanStack` are all-gathered one at a time, in the forward and the backward
+    pass. The gradients of the layers are summed one at a time too. The axis of layers is split only
+    if no other axis is divisible. If a loss reads `stack.layers` directly, XLA chooses when to
+    gather the layers.
 
     Source: Rajbhandari et al. (2020), "ZeRO: Memory Optimizations Toward Training Trillion
     Parameter Models".
