@@ -1,15 +1,16 @@
 """A Bayesian network, from its prior to calibrated intervals.
 
-Eighty points lie around a wave, with noise whose scale has only a prior. The script first shows
-what the network's prior predicts, before it sees data. Then several methods find the posterior.
-Each is scored on held-out points: by its NLL, by how many points its 90% intervals contain, and by
-the noise that it found. NUTS, exact up to Monte Carlo error, is the reference.
+Eighty points lie around a wave. The scale of their noise is unknown and has a prior. The script
+first shows what the network predicts before it sees data. Then several methods find the posterior.
+For each method, a table shows the NLL of held-out points, the fraction of these points in 90%
+intervals, and the noise that the method found. NUTS, exact up to Monte Carlo error, is the
+reference.
 
-Mean-field inference collapses here: calling the wave noise costs less than moving so many weights
-from their prior, and with large noise the data no longer matter. Two remedies are shown: a known
-noise, and a warm-up, which increases the prior's weight gradually while the network finds the
-wave. Last, conformal prediction widens or narrows the intervals of any method until they have
-about their nominal coverage. `--out` plots all of it.
+Mean-field inference fails here. Its loss is lower if it explains the wave as noise than if it moves
+many weights away from their prior. With large noise, the data no longer matter. Two remedies are
+shown: a known noise, and a warm-up, which increases the prior's weight gradually while the network
+finds the wave. Last, conformal prediction widens or narrows the intervals of any method until they
+have about their nominal coverage. `--out` plots the results.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def points(count: int, seed: int) -> tuple[jax.Array, jax.Array]:
 def target_with(noise: Any, width: int) -> bayes.Posterior:
     """The network, its prior and the data. `noise` is a number, or a prior for it."""
     network = nn.MLP(1, "scalar", width, depth=2, activation=jnp.tanh, key=jax.random.key(0))
-    # The sum of `width` terms is about as large as one of them.
+    # The scale falls with `width`, so that a sum of `width` terms does not grow.
     prior = bayes.prior_by_path(
         {"layers[0].*": bayes.normal(0.0, 1.5), "**": bayes.normal(0.0, 1.5 / width**0.5)}
     )

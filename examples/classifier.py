@@ -1,12 +1,13 @@
 """A classifier of digits with a full training setup: evaluation, early stopping, checkpoints, and a
 run that resumes where it was interrupted.
 
-A convolutional network with dropout learns scikit-learn's digits, 1797 images of 8 x 8 pixels: 300
-decide when to stop, and 500 are held out to the end. The baseline is a logistic regression.
+A convolutional network with dropout learns scikit-learn's digits, 1797 images of 8 x 8 pixels. 300
+images decide when to stop, and 500 are held out until the end. The baseline is a logistic
+regression.
 
-The network is trained twice: in one go, and by a run that ends early and is resumed. Both end with
-the same bits. With `--folder` the checkpoints remain, and you can interrupt the run yourself: press
-Ctrl-C, or kill the process, and start the script again.
+The network is trained twice: in one go, and by a run that ends early and is resumed. Both trainings
+end with the same bits. With `--folder` the checkpoints remain, and you can interrupt the run
+yourself: press Ctrl-C, or kill the process, and start the script again.
 """
 
 import argparse
@@ -61,7 +62,7 @@ def measure(model: Any, batch: Any) -> dict[str, train.metrics.Mean]:
 
 
 def load_digits() -> tuple[Any, Any, Any]:
-    """Images and labels for training, for early stopping, and held out."""
+    """Images and labels for training, for early stopping, and for the final test."""
     images, labels = datasets.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     images = (images[order] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
@@ -72,7 +73,7 @@ def load_digits() -> tuple[Any, Any, Any]:
 
 
 class Said(train.Callback):
-    """Prints every fourth evaluation, and where a run resumes."""
+    """Prints every fourth evaluation, and the step at which a run resumes."""
 
     def on_start(self, run: train.Run) -> None:
         if run.steps:

@@ -1,9 +1,9 @@
-"""The same training on one device, and on several in two ways: losses, memory, communication.
+"""Trains a model on one device, and on several in two ways: losses, memory, communication.
 
 Data parallelism replicates the model on each device and splits batches. Fully sharded data
 parallelism (FSDP) also splits parameters, gradients and Adam's state, and all-gathers a parameter
-where it is needed. Each is one object, a `train.Sharding`, for the step and the batches; model and
-loss do not change.
+where it is needed. For each way, the step and the batches use one `train.Sharding`. The model and
+the loss do not change.
 
 The script prints the losses next to one device's losses, how many bytes each device holds between
 steps, what the compiled step communicates, and how many held-out digits are right. With only one
@@ -39,7 +39,7 @@ def measure(model: Any, batch: Any) -> dict[str, train.metrics.Mean]:
 
 
 def load_digits() -> tuple[Any, Any]:
-    """Images and labels for training, and held out."""
+    """Training images and held-out images, with labels."""
     images, labels = datasets.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     images, labels = (images[order] / 16).astype(np.float32), labels[order].astype(np.int32)

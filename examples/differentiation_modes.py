@@ -1,12 +1,13 @@
 """Which mode of differentiation to use: four functions that need different modes.
 
-A classifier has many weights, and its loss is one number: reverse mode. A rod that cools in a
-thousand steps has two unknowns: forward mode is faster, and stores no intermediate values. A long
-recurrence has many unknowns, and reverse mode stores every step: checkpointing recomputes them, in
-a fraction of the memory. A loop until convergence has no reverse mode in JAX at all.
+A classifier has many weights, and its loss is one number: reverse mode is the right choice. A rod
+that cools in a thousand steps has two unknowns: forward mode is faster, and stores no intermediate
+values. A long recurrence has many unknowns, and reverse mode stores every step: checkpointing
+recomputes the steps, and needs a fraction of the memory. A loop that runs until convergence has no
+reverse mode in JAX at all.
 
-For each, `ad.compare` reports which modes are correct, what they cost, and the fastest that is
-correct. Then reverse mode trains a network that contains that loop as a layer, and
+For each function, `ad.compare` reports which modes are correct, what they cost, and the fastest
+correct mode. Then reverse mode trains a network that contains that loop as a layer, and
 differentiates the layer by its own mode.
 """
 

@@ -1,10 +1,9 @@
-"""Exporting a model: trained here, run by a process that knows nothing of its class.
+"""Exports a trained model to a process that does not have the model's class.
 
 The script trains a classifier of digits and exports it, with its scaling of pixels and its softmax,
-as one file for batches of any size. Another process loads the file, with neither this script nor
-the class of the model, and must return the same probabilities. Then the script exports the weights
-alone (safetensors) for other tools, and shows the errors for a wrong input and for a truncated
-file.
+as one file for batches of any size. Another process loads the file without this script and without
+the model's class. It must return the same probabilities. Then the script exports the weights alone
+(safetensors) for other tools, and shows the errors for a wrong input and for a truncated file.
 """
 
 import argparse
@@ -56,7 +55,7 @@ def loss(model: Any, batch: Any, key: jax.Array) -> jax.Array:
 
 
 def load_digits() -> tuple[Any, Any]:
-    """Pixels and labels for training, and held out."""
+    """Training pixels and held-out pixels, with labels."""
     pixels, labels = datasets.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     pixels, labels = pixels[order].astype(np.uint8), labels[order].astype(np.int32)
@@ -88,7 +87,7 @@ def in_another_process(folder: pathlib.Path, pixels: np.ndarray) -> np.ndarray:
 
 
 def refusal(action: Any) -> str:
-    """The first line of the error."""
+    """The first line of the error that `action` raises."""
     try:
         action()
     except ValueError as error:

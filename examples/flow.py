@@ -1,10 +1,10 @@
 """A normalising flow: an invertible network turns normal numbers into samples of the data.
 
 The data are two half circles with noise. A coupling layer (Dinh et al. 2017, "Density estimation
-using Real NVP") keeps one coordinate, and shifts and scales the other one by amounts that a network
-computes from the first. It is inverted in closed form, and the logarithm of its determinant is the
-logarithm of the scale. The flow is trained by maximum likelihood. The baseline is the best normal
-distribution.
+using Real NVP") keeps one coordinate, and shifts and scales the other coordinate. A network
+computes shift and scale from the coordinate that is kept. The layer has an inverse in closed form,
+and its log determinant is the logarithm of the scale. The flow is trained by maximum likelihood.
+The baseline is the best normal distribution.
 """
 
 import argparse

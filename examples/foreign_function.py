@@ -1,16 +1,16 @@
 """One function written in C++, Numba and NumPy, called from JAX in every available way.
 
-The function is a fused kernel, `silu(x) = x / (1 + exp(-beta x))`, with another for its gradient.
-The script writes the C++ to a folder, compiles it with the system's compiler against the headers
-that come with JAX, and calls it
+The function is a fused kernel, `silu(x) = x / (1 + exp(-beta x))`, with another kernel for its
+gradient. The script writes the C++ to a folder, compiles it with the system's compiler against the
+headers that come with JAX, and calls it
 
 - by `jax.ffi`: XLA calls the kernel itself, on its own buffers, in the compiled program;
 - by `eqxlike.filter_pure_callback`, through Python: as NumPy, as Numba, and as the same C++ by
   ctypes and by cffi.
 
-All have a gradient, by `jax.custom_vjp`, and a batching rule, by `vmap_method`. The table compares
-the cost of a call, measured interleaved, with the same formula in `jax.numpy`, which XLA fuses. A
-line names each package that is not installed and is left out.
+All ways have a gradient, by `jax.custom_vjp`, and a batching rule, by `vmap_method`. The table
+compares the cost of a call, measured interleaved, with the same formula in `jax.numpy`, which XLA
+fuses. A line names each package that is not installed and is left out.
 """
 
 import argparse

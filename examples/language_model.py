@@ -1,12 +1,13 @@
 """A small language model: a transformer that reads characters and writes new text.
 
-It learns Python's reference manual, which every Python includes (`pydoc_data`). The transformer's
-layers are a `ScanStack`, compiled once at any depth. Weights are stored in float32 and multiplied
-in bfloat16 (`MixedPrecision`). Optax accumulates the gradients of several batches for one update
-(`MultiSteps`), warms the learning rate up, decays it, and clips gradients.
+The model learns Python's reference manual, which every Python includes (`pydoc_data`). The
+transformer's layers are a `ScanStack`, compiled once at any depth. Weights are stored in float32
+and multiplied in bfloat16 (`MixedPrecision`). Optax accumulates the gradients of several batches
+for one update (`MultiSteps`), warms the learning rate up, decays it, and clips gradients.
 
-The last tenth of the text is held out. On it the script compares the model, in nats a character,
-with tables of pairs, triples and quadruples of characters. At the end the model writes some text.
+The last tenth of the text is held out. On this part, the script compares the model with tables of
+pairs, triples and quadruples of characters, in nats a character. At the end the model writes some
+text.
 """
 
 import argparse
@@ -49,7 +50,7 @@ class Block(eqx.Module):
         return x + jax.vmap(self.mlp)(jax.vmap(self.mlp_norm)(x))
 
     def rotate_heads(self, query: jax.Array, key: jax.Array, value: jax.Array) -> Any:
-        """Rotates queries and keys by their positions, so that only the difference matters."""
+        """Rotates queries and keys by their positions; only differences of positions matter."""
         rotate = jax.vmap(self.rotary, in_axes=1, out_axes=1)
         return rotate(query), rotate(key), value
 
@@ -108,7 +109,7 @@ def windows_of(numbers: np.ndarray) -> np.ndarray:
 
 
 def counted(length: int, learned: np.ndarray, text: np.ndarray, size: int) -> np.ndarray:
-    """How often each sequence of `length` characters that ends at a place of `text` was learned.
+    """For each place of `text`, how often `learned` contains the last `length` characters.
 
     Texts are cyclic: the end precedes the first character.
     """
@@ -125,7 +126,8 @@ def counted(length: int, learned: np.ndarray, text: np.ndarray, size: int) -> np
 def chances(length: int, learned: np.ndarray, text: np.ndarray, size: int) -> np.ndarray:
     """The probability of each character of `text` by a table of `length` characters.
 
-    Counts of one character fewer smooth rare sequences, down to the uniform distribution.
+    The table of `length - 1` characters smooths the table of `length` characters. The table of 0
+    characters is the uniform distribution.
     """
     if length == 0:
         return np.full(len(text), 1 / size)

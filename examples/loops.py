@@ -1,10 +1,11 @@
-"""The programs of different kinds of loops, and their cost to compile and to run.
+"""Compares different kinds of loops: their programs, and their cost to compile and to run.
 
 The same computation, `x -> tanh(weight @ x)` repeated, is written as a Python loop, as
 `jax.lax.scan` (also unrolled), `fori_loop` and `while_loop`, as eqxlike's loops, with a branch in
-each iteration, and as nested loops. For each, the table shows how many operations JAX traced, how
-many remain after XLA, how long tracing and compiling takes, and how long a call takes, forward and
-for its gradient if it has one. `--graph NAME` prints the traced program of one of them.
+each iteration, and as nested loops. For each loop, a table shows how many operations JAX traced,
+how many remain after XLA, and how long tracing and compiling takes. It also shows how long a call
+takes, forward and for its gradient if it has one. `--graph NAME` prints the traced program
+of one loop.
 """
 
 import argparse

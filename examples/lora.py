@@ -4,8 +4,8 @@ A network that reads digits sees the same digits rotated by a quarter turn, whic
 `nn.replace_layers` adds two thin trained factors to each frozen weight (`nn.LoRALinear`). The
 script compares a new readout on frozen features, all weights, and factors of several ranks: how
 many numbers are trained, how many rotated digits are then right, and how many upright ones still
-are. Then it merges the factors into the weights, and the network has its old form. Taking them
-out again restores every bit of the first network.
+are. Then the script merges the factors into the weights, so that the network has its old layers.
+Taking the factors out again restores every bit of the first network.
 """
 
 import argparse

@@ -1,15 +1,16 @@
 """A classifier of handwritten digits in eqxlike, in raw JAX and, optionally, in PyTorch.
 
 The network has 784 pixels, 32 hidden units and 10 classes; Adam minimises the cross-entropy of
-batches of 128. All start from the same weights and see the same batches. The first table shows how
-many held-out digits each gets right, and what a training step costs, measured interleaved.
+batches of 128. All versions start from the same weights and see the same batches. The first table
+shows how many held-out digits each version gets right, and what a training step costs, measured
+interleaved.
 
 The second table takes gradients with one layer differentiated by another mode than the rest. The
 third shows that a step reuses the buffers of its arguments for its results, and that a gradient can
 overwrite the previous one.
 
 The data are scikit-learn's bundled digits, 1797 images of 8 x 8 pixels, enlarged to 28 x 28, the
-size of MNIST's images, but fewer and easier. Nothing is downloaded.
+size of MNIST's images. MNIST has more images, and harder ones. Nothing is downloaded.
 """
 
 import argparse
@@ -88,9 +89,9 @@ class Framework:
     """The classifier in one framework.
 
     - `state`: the model and the optimiser's state, before the first step.
-    - `step`: from state, images and labels to the new state and the loss.
-    - `predict`: from state and images to the predicted labels.
-    - `array`: from a NumPy array to one of the framework.
+    - `step`: function from state, images and labels to the new state and the loss.
+    - `predict`: function from state and images to the predicted labels.
+    - `array`: function from a NumPy array to an array of the framework.
     """
 
     state: Any
@@ -109,7 +110,7 @@ def in_eqxlike(model: Classifier) -> Framework:
 
 
 def in_raw_jax(model: Classifier) -> Framework:
-    """The same with dictionaries of arrays, `jax.jit` and `jax.value_and_grad`."""
+    """The same classifier with dictionaries of arrays, `jax.jit` and `jax.value_and_grad`."""
     optimiser = optax.adam(1e-3)
     parameters = {
         name: {"weight": layer.weight, "bias": layer.bias}
@@ -139,7 +140,7 @@ def in_raw_jax(model: Classifier) -> Framework:
 
 
 def in_pytorch(model: Classifier) -> Framework:
-    """The same with PyTorch's layers and optimiser, run eagerly."""
+    """The same classifier with PyTorch's layers and optimiser, run eagerly."""
     torch: Any = importlib.import_module("torch")
     layers = torch.nn.Linear(784, 32), torch.nn.Linear(32, 10)
     with torch.no_grad():
@@ -175,7 +176,7 @@ class Digits(NamedTuple):
     labels: np.ndarray
 
     def batches(self, epochs: int) -> Iterator["Digits"]:
-        """Shuffled batches, in another order each epoch; the rest of one starts the next."""
+        """Shuffled batches, in another order each epoch. An incomplete last batch is dropped."""
         generator = np.random.default_rng(0)
         for _ in range(epochs):
             order = generator.permutation(len(self.labels))
@@ -279,7 +280,7 @@ def compare_modes(rounds: int) -> str:
 
 
 def furthest(gradient: Any, expected: Any) -> float:
-    """The largest error of any number of a gradient, relative to the largest."""
+    """The largest error in a gradient, divided by the largest expected number."""
     pairs = list(zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True))
     off = max(float(np.max(np.abs(np.subtract(*pair)))) for pair in pairs)
     return off / max(float(np.max(np.abs(other))) for _, other in pairs)

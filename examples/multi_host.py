@@ -8,7 +8,7 @@ On one host, with all its devices:
 
     python examples/multi_host.py
 
-On two hosts, with the address of the first, and a free port there that the second can reach:
+On two hosts, with the address of the first host, and a free port that the second host can reach:
 
     host0$ python examples/multi_host.py --coordinator 10.0.0.1:9876 --processes 2 --process 0
     host1$ python examples/multi_host.py --coordinator 10.0.0.1:9876 --processes 2 --process 1
@@ -18,16 +18,16 @@ and on Cloud TPUs:
 
     srun --nodes 2 --ntasks-per-node 1 --gpus-per-node 8 python examples/multi_host.py --cluster
 
-On one host simulating two, with two devices each on the CPU, in two terminals:
+To simulate two hosts on one, with two CPU devices each, use two terminals:
 
     export JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=2
     python examples/multi_host.py --coordinator 127.0.0.1:9876 --processes 2 --process 0
     python examples/multi_host.py --coordinator 127.0.0.1:9876 --processes 2 --process 1
 
-A process that dies stops the others: the first one waits `--heartbeat-timeout` seconds for its
-heartbeat, and then stops all with an error that names it. Its port accepts anybody who can reach
-it: use it only inside a network that you trust. `--coordinator 127.0.0.1:...` listens on the
-loopback interface only.
+If a process dies, the other processes stop. The first process waits `--heartbeat-timeout` seconds
+for a heartbeat, and then stops all processes with an error that names the dead process. The port of
+the first process accepts anybody who can reach the port. Use it only inside a network that you
+trust. `--coordinator 127.0.0.1:...` listens on the loopback interface only.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> None:
     sharding = train.fsdp(min_size=1024)
     optimiser = optax.adam(1e-3)
 
-    # Compiled, so that no device ever holds all of it.
+    # Compiled, so that no device ever holds the whole state.
     def start(key: jax.Array) -> train.TrainState:
         model_key, key = jax.random.split(key)
         state = train.TrainState.create(network(model_key, options.width), optimiser, key=key)

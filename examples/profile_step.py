@@ -59,7 +59,7 @@ def straightforward(model: Any, batches: Sequence[Batch]) -> Any:
     return model
 
 
-# First change: the step number is an array, and the rate is computed inside.
+# First change: the step number is an array, and the rate is computed inside the step.
 
 
 @eqx.filter_jit

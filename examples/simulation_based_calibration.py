@@ -3,9 +3,10 @@
     python examples/simulation_based_calibration.py [--simulations N] [--out FILE.png]
 
 A line through ten points has a slope, an intercept and an unknown noise. True values are drawn from
-the prior, data from the true values, and posteriors are inferred from the data. The ranks of the
-true values among the draws are uniform if the posteriors are correct. The script prints the ranks
-in ten bins, and the probability that uniform ranks are as uneven (chi-squared test).
+the prior, data are simulated from the true values, and posteriors are inferred from the data. The
+ranks of the true values among the draws are uniform if the posteriors are correct. The script
+prints the ranks in ten bins, and the probability that uniform ranks are as uneven (chi-squared
+test).
 """
 
 import argparse

@@ -92,7 +92,7 @@ def independent_pixels(learned: np.ndarray, pixels: np.ndarray) -> jax.Array:
 
 
 def pixels_of_digits(learned: np.ndarray, labels: np.ndarray, pixels: np.ndarray) -> jax.Array:
-    """The same with brightnesses for each digit, all digits being equally probable."""
+    """The same, but each digit from 0 to 9 has its own brightnesses and is equally probable."""
     each = [independent_pixels(learned[labels == digit], pixels) for digit in range(10)]
     return special.logsumexp(jnp.stack(each), axis=0) - jnp.log(10)
 

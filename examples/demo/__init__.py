@@ -1,5 +1,5 @@
 """Bayesian networks trained on real data, compared with a plain network and a linear model.
 
-In the order of reading: `data`, `training`, `evaluate`, `calls`, then `report` and `pictures`, and
-`command`, which runs them.
+Read the files in this order: `training`, `evaluate`, `compare`, `report`, `pictures`, and
+`command`, which runs all of them.
 """

@@ -19,7 +19,7 @@ STATUSES = {"finished": 0, "diverged": 1, "interrupted": 130}
 """The exit status for each way of stopping; a shell reports 128 + SIGINT after Ctrl-C."""
 
 MOST = 2**31 - 1
-"""Seeds end where NumPy's and JAX's do in 32 bits."""
+"""The largest seed and number of steps, so that both fit in 32 bits."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -112,7 +112,9 @@ def _writable_folder(text: str) -> pathlib.Path:
 
 
 def _compile_quickly() -> None:
-    """Disables LLVM's optimisations, a third of the run time, unless the user has set a level.
+    """Disables LLVM's optimisations, unless the user has set a level.
+
+    The optimisations take a third of the run time.
 
     XLA reads its flags later, when JAX first looks for devices.
     """

@@ -26,7 +26,7 @@ def compare(
     reached: dict[str, Any],
     methods: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Trains a Bayesian and a plain network and the baseline, and evaluates them.
+    """Trains and evaluates a Bayesian network, a plain network and the baseline.
 
     An unfinished training is reported on standard error, and its last state is evaluated.
 
@@ -36,10 +36,10 @@ def compare(
     - `settings`: the settings of the trainings.
     - `seed`: the seed of weights and noise.
     - `reached`: receives the results under the name of the data set as soon as there are any, so
-      that they are kept if Ctrl-C ends the rest.
+      that Ctrl-C does not lose them.
     - `methods`: names of further methods, see `METHODS`.
 
-    **Returns:** the results, as the report has them.
+    **Returns:** the results, in the form that the report needs.
 
     **Raises:** `KeyboardInterrupt` after Ctrl-C, in a training or elsewhere.
     """
@@ -91,7 +91,7 @@ PREDICTED = 32
 """The number of test examples in the prediction that is measured."""
 
 CALLS, TARGET_S = 8, 0.002
-"""A way makes at most so many calls in a row, fewer if they take so many seconds."""
+"""Each way makes at most `CALLS` calls in a row, and fewer if they take `TARGET_S` seconds."""
 
 FLAT, MODULE, FILTERED = "jax.jit, flat list", "jax.jit, module", "filter_jit"
 
@@ -115,7 +115,7 @@ def measure_calls(data: Data, training: Training, settings: Settings) -> dict[st
     batch = jax.tree.map(lambda each: jnp.asarray(each[: settings.batch_size]), data.train)
     x, key = jnp.asarray(data.test.x[:PREDICTED]), jax.random.key(0)
     network, samples = training.result.state.model.network, settings.num_samples
-    # Both are functions of `filter_jit`; the other columns use the functions inside.
+    # Both functions are wrapped by `filter_jit`. The other columns call the wrapped functions.
     rows = {
         "training step": _ways(training.step, training.result.state, batch, is_step=True),
         "prediction": _ways(network_outputs, network, x, key, options=(samples,)),
@@ -137,8 +137,8 @@ def _ways(
 
     - `filtered`: the function wrapped by `filter_jit`.
     - `options`: the static arguments.
-    - `is_step`: whether it returns the next tree and a loss. The tree is then donated and fed back,
-      and each way has its own tree.
+    - `is_step`: whether `function` returns the next tree and a loss. The tree is then donated and
+      fed back, and each way has its own tree.
     """
     arrays, static = eqx.partition(tree, eqx.is_array)
     leaves, treedef = jax.tree.flatten(arrays)

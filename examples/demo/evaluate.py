@@ -1,5 +1,4 @@
-"""The quality of predictions on held-out data: of the demo's networks, of baselines, and of methods
-of inference.
+"""Evaluates predictions of the demo's networks, baselines and methods of inference.
 
 `S` is the number of networks drawn, `N` the number of test examples, `C` the number of classes.
 """
@@ -48,7 +47,7 @@ def evaluate(data: Data, model: Model, *, seed: int, num_samples: int) -> Evalua
     - `data`: the data set whose test part is predicted.
     - `model`: a Bayesian or a plain model.
     - `seed`: the seed of the draws.
-    - `num_samples`: S; 1 for a plain model, whose network is its own only draw.
+    - `num_samples`: S, the number of networks; 1 for a plain model.
     """
     key = jr.key(seed)
     outputs = network_outputs(model.network, jnp.asarray(data.test.x), key, num_samples)
@@ -60,13 +59,14 @@ def evaluate(data: Data, model: Model, *, seed: int, num_samples: int) -> Evalua
 def evaluate_regression(
     data: Data, means: Float[Array, "S N"], noise: Float[Array, "*S_N"]
 ) -> Evaluation:
-    """Evaluates an equal mixture of Gaussians against the target, both in its own units.
+    """Evaluates an equal mixture of Gaussians against the target, in the target's units.
 
     **Arguments:**
 
     - `data`: the data set whose test part is predicted.
     - `means`: the means of the Gaussians, for the standardised target.
-    - `noise`: their standard deviations, for the standardised target: one for all, or one each.
+    - `noise`: the standard deviations of the Gaussians, for the standardised target: one for all,
+      or one for each.
 
     **Returns:** `rmse` in units of the target; `nll` in nats per example, of the density in these
     units; `coverage` of the intervals of probability `LEVEL`, and their mean `width`; `noise`.
@@ -110,16 +110,16 @@ def evaluate_classification(
     return Evaluation(found, metrics.calibration_bins(probabilities, y, NUM_BINS)._asdict())
 
 
-# --- Baselines scikit-learn's linear models ---
+# --- Baselines: scikit-learn's linear models ---
 
 
 # The validation part chooses the penalty. Then the model is fitted to the whole training part, like
 # the plain network.
 ALPHAS = tuple(10.0**power for power in range(-2, 5))
-"""The penalties on ridge regression's weights to choose from."""
+"""The candidate penalties on the weights of ridge regression."""
 
 INVERSE_PENALTIES = tuple(10.0**power for power in range(-2, 2))
-"""The inverse penalties on logistic regression's weights to choose from."""
+"""The candidate inverse penalties on the weights of logistic regression."""
 
 
 def evaluate_ridge(data: Data) -> Evaluation:
@@ -134,7 +134,8 @@ def evaluate_ridge(data: Data) -> Evaluation:
 
 def evaluate_logistic(data: Data) -> Evaluation:
     """Multinomial logistic regression with an L2 penalty."""
-    # Many small products: with several BLAS threads they take 100 times as long.
+    # Logistic regression makes many small products, which take 100 times as long with several BLAS
+    # threads.
     with threadpool_limits(limits=1):
         linear = LogisticRegression(solver="newton-cg")
         model = _fitted(data, linear, {"C": INVERSE_PENALTIES}, "neg_log_loss")
@@ -196,7 +197,7 @@ METHODS: dict[str, tuple[str, Make]] = {
 def evaluate_method(data: Data, settings: Settings, name: str, *, seed: int) -> Evaluation:
     """Finds the posterior of a network by a method, and evaluates its predictions.
 
-    The network is the demo's Bayesian network with its prior; the noise is also unknown.
+    The network is the demo's Bayesian network with its prior. The noise is also inferred.
     """
     model_key, infer_key, predict_key = jr.split(jr.key(seed), 3)
     title, make = METHODS[name]

@@ -1,6 +1,6 @@
 """The report of a run of the demo: tables to print, JSON, and one page of HTML.
 
-This file makes the tables of the page; the template's script draws its pictures.
+This file makes the tables of the page. The script in the template draws the pictures.
 """
 
 import datetime
@@ -85,7 +85,7 @@ METRICS = {
     "ece": ("ECE", ".4f"),
     "seconds": ("seconds", ".0f"),
 }
-"""The heading and the format of each metric, by name. The template says what they mean."""
+"""The heading and the format of each metric, by name. The template explains the metrics."""
 
 ON_PAGE = METRICS | {"noise": ("noise", ".1f")}
 

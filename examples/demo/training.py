@@ -25,8 +25,10 @@ from eqxlike import bayes, nn, train
 
 TEST_FRACTION = 0.3
 VALIDATION_FRACTION = 0.25
-"""The share of the training part by which the plain network and the baselines choose how far to
-train and how much to regularise; they are then trained on the whole training part.
+"""The fraction of the training part that is used for validation.
+
+Validation chooses the number of steps of the plain network, and the penalties of the baselines. The plain
+network and the baselines are then trained on the whole training part.
 """
 
 Name = Literal["diabetes", "digits"]
@@ -113,7 +115,7 @@ class Settings:
     - `wide_prior_scale`: scale of the prior for the methods of `--method`, which do not temper the
       posterior by `kl_weight`.
     - `kl_weight`: weight of the KL term in the ELBO. At 1 the ELBO is a lower bound of the
-      evidence; below 1 the posterior is tempered, and narrower than the exact one.
+      evidence; below 1 the posterior is tempered, and narrower than the exact posterior.
     - `num_samples`: number of networks drawn from the posterior for a prediction.
     - `plain_batch_size`: examples in a minibatch, for the plain network.
     - `plain_learning_rate`: rate of AdamW for the plain network.
@@ -188,8 +190,9 @@ Network = nn.BayesianMLP | nn.MLP
 class Model(eqx.Module):
     """A network with the likelihood of its data.
 
-    For regression it is `y ~ N(network(x), exp(log_noise)^2)`, with one learnt noise for all
-    inputs. For classification, `log_noise` is None and `y ~ Categorical(softmax(network(x)))`.
+    For regression, the likelihood is `y ~ N(network(x), exp(log_noise)^2)`, with one learnt noise
+    for all inputs. For classification, `log_noise` is None and `y ~
+    Categorical(softmax(network(x)))`.
     """
 
     network: Network

@@ -1,8 +1,8 @@
 """GPT-2, with the weights of a published checkpoint.
 
 Radford, Wu, Child, Luan, Amodei & Sutskever (2019), "Language Models are Unsupervised Multitask
-Learners". The model has no dropout. docs/pretrained.md shows how to load, train and save it, and
-docs/generate.md how to generate text.
+Learners". The model has no dropout. docs/pretrained.md shows how to load, train and save the model.
+docs/generate.md shows how to generate text.
 """
 
 import functools

@@ -1,9 +1,9 @@
 """Llama, Mistral, Qwen2 and Qwen3, with the weights of a published checkpoint.
 
 Touvron et al. (2023), "LLaMA: Open and Efficient Foundation Language Models"; Jiang et al. (2023),
-"Mistral 7B"; Yang et al. (2024), "Qwen2 Technical Report". The `config.json` of the checkpoint has
-the differences: Mistral attends to a window, Qwen2 has biases, Qwen3 normalises queries and keys,
-and some use the weight of the embedding as readout.
+"Mistral 7B"; Yang et al. (2024), "Qwen2 Technical Report". The `config.json` of the checkpoint
+states the differences: Mistral attends to a window, Qwen2 has biases, Qwen3 normalises queries and
+keys, and some models use the weight of the embedding as readout.
 """
 
 import functools
