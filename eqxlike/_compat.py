@@ -19,8 +19,8 @@ Tracer = jax.core.Tracer
 PjitFunction = type(jax.jit(lambda: None))
 
 # jax 0.10.2 to 0.12.0.1: `register_exclusion` has no public name. `jax.debug.breakpoint` skips the
-# frames of JAX and of all files that were registered with it. With our files registered, it stops
-# in the user's frame.
+# frames of JAX and of all registered files. With our files registered, `breakpoint` stops in the
+# user's frame.
 try:
     from jax._src.traceback_util import register_exclusion as register_exclusion
 except ImportError:
@@ -35,7 +35,7 @@ CALLBACK_LOGGERS = ("jax._src.callback", "jax._src.debugging")
 
 # jax 0.10.2: after a compiled program has failed, each call of `jax.effects_barrier` raises the
 # error of this program again. At exit, Python prints the error with pages of text. jax 0.12.0.1
-# raises it only once.
+# raises the error only once.
 try:
     from jax._src.dispatch import runtime_tokens as _runtime_tokens
 except ImportError:
@@ -70,7 +70,8 @@ def set_batching_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
 
 
 # jax 0.10.2 on a CPU: XLA removes the barriers of `jax.checkpoint` before it merges common
-# subexpressions. So it keeps values that should be recomputed. jax 0.12.0.1 recomputes them.
+# subexpressions. So XLA keeps values that should be recomputed. jax 0.12.0.1 recomputes these
+# values.
 def cpu_merges_recomputation() -> bool:
     """Whether `jax.checkpoint` saves no memory on the default backend."""
     return jax.__version_info__ < (0, 12) and jax.default_backend() == "cpu"

@@ -109,7 +109,7 @@ def collectives(compiled: Any) -> tuple[Collective, ...]:
 def _collective(match: re.Match[str]) -> Collective:
     arrays = list(_ARRAY.finditer(match["type"]))
     if match["start"] and match["kind"] != "all-reduce":
-        # An instruction that starts a collective has a type that lists operands before results.
+        # The type of an instruction that starts a collective lists operands before results.
         arrays = arrays[len(arrays) // 2 :]
     shapes = tuple(tuple(map(int, filter(None, array["shape"].split(",")))) for array in arrays)
     num_bytes = sum(

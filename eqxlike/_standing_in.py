@@ -147,8 +147,8 @@ class _Finder(importlib.metadata.DistributionFinder, importlib.abc.Loader):
             return None
         is_absent = "._" in fullname or importlib.util.find_spec(_replacement_of(fullname)) is None
         if fullname not in _PRIVATE and is_absent:
-            # If `importlib.util.find_spec` is the caller, it must return `None` for a missing
-            # module. An import must raise an error.
+            # If `importlib.util.find_spec` is the caller, this method must return `None` for a
+            # missing module. For an import, it must raise an error.
             if sys._getframe(2).f_globals.get("__name__") == importlib.util.__name__:
                 return None
             # If the error named the module that is being imported, Python would replace the error

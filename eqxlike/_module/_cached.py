@@ -145,7 +145,7 @@ class FrozenStorage(_Storage):
     def __dict__(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return read_fields(self)
 
-    # Hidden from type checkers, which would otherwise allow assigning to any name.
+    # The methods are hidden from type checkers, which would otherwise allow assigning to any name.
     if not TYPE_CHECKING:
 
         def __setattr__(self, name: str, value: Any) -> None:

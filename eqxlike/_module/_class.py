@@ -107,8 +107,8 @@ class StoredFunction:
         return self.function(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # Called for `__code__`, `__defaults__` and so on. While a descriptor is being copied, its
-        # `__dict__` is still empty.
+        # Python calls this method for `__code__`, `__defaults__` and so on. While a descriptor is
+        # being copied, its `__dict__` is still empty.
         if "function" not in vars(self):
             raise AttributeError(name)
         return getattr(self.function, name)

@@ -184,7 +184,7 @@ class ModuleMeta(abc.ABCMeta):
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        # Otherwise `inspect` would show the `*args, **kwargs` of `__call__` above.
+        # Without this property, `inspect` would show the `*args, **kwargs` of `__call__` above.
         signature = inspect.signature(cls.__init__)
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 

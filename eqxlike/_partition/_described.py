@@ -132,7 +132,7 @@ class Tree(NamedTuple):
 
     def leaves(self) -> Iterator[tuple[str, "Tree"]]:
         """The arrays and static values, each with its path."""
-        # Not recursive, since a tree may be as deep as `flatten` allows.
+        # This is not recursive, since a tree may be as deep as `flatten` allows.
         stack = [("", self)]
         while stack:
             path, tree = stack.pop()
@@ -170,7 +170,7 @@ def differing(first: Tree, second: Tree) -> Iterator[tuple[str, Tree | None, Tre
     The parts are arrays, static values, or nodes of different types or with different numbers of
     children. A part that one of the trees does not have is `None`.
     """
-    # Not recursive, since a tree may be as deep as `flatten` allows.
+    # This is not recursive, since a tree may be as deep as `flatten` allows.
     stack: list[tuple[str, Tree | None, Tree | None]] = [("", first, second)]
     while stack:
         path, old, new = stack.pop()
@@ -222,7 +222,7 @@ def root_node(names: Iterable[str], arguments: Iterable[Node]) -> Node:
 
 def describe(structure: Structure, of_static: DescribeStatic) -> Node:
     """The description of a Structure. It is made on first use and then reused."""
-    # Not recursive, since a tree may be as deep as `flatten` allows.
+    # This is not recursive, since a tree may be as deep as `flatten` allows.
     stack = [structure]
     while stack:
         top = stack[-1]
@@ -266,8 +266,8 @@ def identity_of(value: Any) -> Hashable:
     try:
         reference = weakref.ref(value)
     except TypeError:
-        # The value has no weak references, so only its `id` is available. The `id` is rarely
-        # reused, since the compiled function keeps the value alive.
+        # The value does not support weak references, so only its `id` is available. The `id` is
+        # rarely reused, since the compiled function keeps the value alive.
         return id(value)
     # Python makes a single weak reference for each object. The weak reference is part of the
     # result, so that it stays alive and its own `id` is not reused.

@@ -167,7 +167,7 @@ class StaticKey:
             # Each access to a method makes a new object, so methods are compared by their parts.
             return cls, self._of_bound(value.__func__), self._of_bound(value.__self__)
         if cls is functools.partial:
-            # The dict of keywords of a partial may change.
+            # The keywords of a partial are in a dict, which may change.
             self.is_immutable = False
             keywords = tuple(value.keywords.items())
             parts = tuple(map(self._of_part, (value.func, value.args, keywords)))
@@ -417,7 +417,8 @@ def is_by_own_equality(value: Any) -> bool:
 
 
 def is_hashable(value: Any) -> bool:
-    # The class alone does not decide: a frozen dataclass is hashable only if its fields are.
+    # The class alone does not decide: a frozen dataclass is hashable only if its fields are
+    # hashable.
     try:
         hash(value)
     except TypeError:
@@ -464,7 +465,7 @@ def _dataclass_parameters(cls: type) -> Any:
 
 
 def _is_generated(method: Any) -> bool:
-    """Whether `dataclass` generated the method. It keeps a method that the class body defines."""
+    """Whether `dataclass` generated the method. `dataclass` keeps methods of the class body."""
     code = getattr(method, "__code__", None)
     return code is not None and code.co_qualname.startswith("__create_fn__.")
 

@@ -428,8 +428,8 @@ def guard_dict(node: Any, writer: GuardWriter, name: str) -> Sequence[str]:
         return [writer.assign(f"{writer.constant(operator.itemgetter(*keys))}({name})")]
     found = writer.unpack(name, len(keys))
     if keys:
-        # Compares by identity first: usually the keys are the same objects as in the first dict, in
-        # the same order.
+        # The guard compares the keys by identity first: usually they are the same objects as in the
+        # first dict, in the same order.
         pairs = zip(found, map(writer.constant, node.meta.as_inserted), strict=True)
         writer.miss_if(f"({' or '.join(f'{x} is not {c}' for x, c in pairs)}) and {differ}")
     return [writer.assign(f"{name}[{writer.constant(key)}]") for key in keys]

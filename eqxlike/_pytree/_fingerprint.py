@@ -128,14 +128,14 @@ def _parts(value: Any) -> Iterable[Any]:
         return ()
     names, parts = elements(value)
     if parts:
-        # Sorted by name, since equal dictionaries may have their keys in a different order.
+        # The parts are sorted by name, since equal dictionaries may have different orders of keys.
         return parts if names is None else _in_order(dict(zip(names, parts, strict=True)))
     if isinstance(value, set | frozenset):
         return sorted(map(fingerprint, value))
     names = getattr(value, "__dict__", {})
     if hasattr(value, "gather_pytree_data_fields"):
-        # A distribution of NumPyro. Its `tree_flatten` uses the order of a set, which differs from
-        # process to process.
+        # This is a NumPyro distribution. Its `tree_flatten` uses the order of a set, which differs
+        # from process to process.
         names = {*value.gather_pytree_data_fields(), *value.gather_pytree_aux_fields()}
     elif hasattr(value, "tree_flatten"):
         return value.tree_flatten()

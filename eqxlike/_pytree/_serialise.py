@@ -242,7 +242,7 @@ class _Leaf:
 def _with_functions(
     filter_spec: PyTree, pytree: PyTree, name: str, is_leaf: Callable[[Any], bool] | None
 ) -> tuple[list[tuple[str, _Leaf]], Any]:
-    """The leaves of `pytree`, each with its path and its function in `filter_spec`; the treedef."""
+    """Returns the leaves of `pytree`, with their paths and their functions, and the treedef."""
 
     def spread(function: Any, subtree: PyTree) -> PyTree[_Leaf]:
         if not callable(function):

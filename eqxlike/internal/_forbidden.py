@@ -250,7 +250,8 @@ def noinline(
 
     - `fn`: any callable. If it is a pytree, its arrays are inputs of the call.
     - `abstract_fn`: has no effect. In Equinox, functions with the same `abstract_fn` can replace
-      each other in a compiled program. In eqxlike, another function compiles the program again.
+      each other in a compiled program. In eqxlike, a program with another function is compiled
+      again.
 
     !!! example
 
@@ -294,7 +295,7 @@ def scan_trick(
     branches = [*intermediates, lambda carry: carry]
 
     def step(carry: Carry, place: Any) -> tuple[Carry, None]:
-        # `nonbatchable`, because `switch` would run all branches if its index were batched.
+        # The index is `nonbatchable`, because `switch` runs all branches for a batched index.
         return jax.lax.switch(nonbatchable(place), branches, fn(carry)), None
 
     init = jtu.tree_map(jnp.asarray, init)

@@ -325,7 +325,7 @@ prevbefore.defjvp(lambda primals, tangents: (prevbefore(*primals), *tangents))
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TreeWLCustom:
-    """Formats arrays like `tree_pformat`, as the argument `custom` of `wadler_lindig`.
+    """Formats arrays as `tree_pformat` does. Pass it as the argument `custom` of `wadler_lindig`.
 
     - `truncate_leaf`: a function that takes a node. If it returns `True`, only the type of the node
       is shown, such as `MLP(...)`.

@@ -20,7 +20,8 @@ _NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 class _Meta(type):
     """The metaclass of `ω`, which makes `tree**ω` the same as `ω(tree)`."""
 
-    # Without this, NumPy would apply `array**ω` to each element, and return an array of objects.
+    # Without this attribute, NumPy would apply `array**ω` to each element, and return an array of
+    # objects.
     __array_ufunc__ = None
 
     def __rpow__(cls, value: Any) -> "ω":

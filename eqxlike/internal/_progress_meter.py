@@ -184,8 +184,8 @@ def _show_if(
         _open_meters[int(number)](float(progress))
         return np.asarray(number, np.int32)
 
-    # The callback is pure, because `cond` inside `vmap` does not allow effects. It is not
-    # eliminated, because its output is used.
+    # The callback is pure, because `cond` inside `vmap` does not allow effects. JAX does not
+    # eliminate the callback, because its output is used.
     call = functools.partial(jax.pure_callback, show, _NUMBER, vmap_method="sequential")
     return jax.lax.cond(is_due, call, lambda number, _: number, number, progress)
 
