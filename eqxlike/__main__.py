@@ -32,7 +32,7 @@ class CommandError(Exception):
 
 
 def run() -> None:
-    """Runs the command in `sys.argv`. If the command fails, the process exits with its status."""
+    """Runs the command in `sys.argv`. If it fails, the process exits with the command's status."""
     status = main()
     if status != 0:
         # If Ctrl-C interrupts a compilation, JAX 0.10.2 crashes Python during its normal exit. So

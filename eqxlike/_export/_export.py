@@ -276,7 +276,7 @@ def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
 
 
 def _parameters(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, ...]:
-    """Names of the arguments. Without a signature, they are `args[0]`, `args[1]` and so on."""
+    """Names of the arguments. Without a signature, the names are `args[0]`, `args[1]` and so on."""
     try:
         bound = inspect.signature(function).bind(*args)
     except ValueError:

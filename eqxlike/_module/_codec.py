@@ -66,7 +66,7 @@ def carries_metadata(cls: Any) -> bool:
 class _Incomplete(tuple):
     """The static part of an instance that has metadata, or that lacks fields during `__init__`.
 
-    Only `unflatten` can rebuild an instance from it.
+    Only `unflatten` can rebuild an instance from this static part.
     """
 
     __slots__ = ()

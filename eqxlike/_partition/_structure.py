@@ -221,7 +221,7 @@ class DictNode(Structure):
 
 
 class DictKeys(NamedTuple):
-    """The keys of a dict, as JAX sorts them and in the insertion order of the first dict."""
+    """The keys of a dict in JAX's sorted order, and in the insertion order of the first dict."""
 
     keys: tuple[Any, ...]
     as_inserted: tuple[Any, ...]

@@ -122,7 +122,7 @@ def _describe_against(node: Any, other: Any) -> str:
 
 
 def _differing_statics(node: Any, other: Any) -> list[tuple[str, Any]]:
-    """Names and values of those static fields of `node` whose value in `other` is different."""
+    """Names and values of the static fields of `node` that differ from the fields of `other`."""
     if not dataclasses.is_dataclass(node):
         return []
     names = [field.name for field in dataclasses.fields(node) if field.metadata.get("static")]
@@ -203,7 +203,7 @@ def walk(pytree: PyTree, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any
 
 
 def contains_itself(node: Any, name: str, above: tuple[Any, ...], below: tuple[Any, ...]) -> str:
-    """The error message for a `node` at the path `above` that occurs in itself, at path `below`."""
+    """The error message for a `node` at path `above` that contains itself, at path `below`."""
     return (
         f"A pytree must not contain itself: the {type(node).__name__} at {name}"
         f"{jtu.keystr(above)} is at {name}{jtu.keystr(below)} too, so that a walk over the tree "

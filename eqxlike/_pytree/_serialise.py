@@ -148,8 +148,8 @@ def tree_serialise_leaves(
       without a suffix. Writing to an open file starts at its current position.
     - `pytree`: any pytree.
     - `filter_spec`: a function that is called with the file and a leaf, and writes the leaf or
-      skips it. It may also be a prefix of `pytree` with such functions as leaves. The default
-      writes arrays and numbers; see `default_serialise_filter_spec`.
+      skips it. `filter_spec` may also be a prefix of `pytree` with such functions as leaves. The
+      default writes arrays and numbers; see `default_serialise_filter_spec`.
     - `is_leaf`: as in `jax.tree_util.tree_flatten`, for `pytree`.
 
     **Raises:** `RuntimeError` with the path of the leaf if `filter_spec` raises an exception;

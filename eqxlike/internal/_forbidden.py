@@ -191,8 +191,8 @@ def nonbatchable(
     - `allow_constant_across_batch`: if `True`, a batch whose members are all equal is accepted. The
       result is then a single member, without a batch axis.
 
-    **Raises:** `ValueError` when `x` is batched. If `allow_constant_across_batch` is `True`, an
-    `EqxlikeRuntimeError` is raised instead when the program runs and the members of a batch differ.
+    **Raises:** `ValueError` when `x` is batched. If `allow_constant_across_batch` is `True`, the
+    program raises an `EqxlikeRuntimeError` instead when it runs with members that differ.
 
     >>> jax.vmap(lambda x: nonbatchable(x, name="x"))(jnp.ones(2))
     Traceback (most recent call last):

@@ -123,8 +123,8 @@ def hashable_combine(dynamic_leaves: Sequence[Any], static: Any) -> PyTree:
 class GetKey:
     """Returns a new random key at each call, for tests.
 
-    If the environment variable `EQX_GETKEY_SEED` is set, it is the seed. Otherwise the seed is
-    random. The `repr` of this object shows the seed, so that pytest prints it if a test fails.
+    If the environment variable `EQX_GETKEY_SEED` is set, its value is the seed. Otherwise the seed
+    is random. The `repr` of this object shows the seed, so that pytest prints it if a test fails.
 
     **Arguments:**
 

@@ -26,7 +26,7 @@ from ..extend import Rest, split
 
 
 class _Output:
-    """Holds the static part of a primitive's output. JAX compares this parameter by identity."""
+    """Holds the static part of a primitive's output. JAX compares these objects by identity."""
 
     __slots__ = ("rest",)
 
