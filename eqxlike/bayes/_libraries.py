@@ -21,7 +21,7 @@ from .._compat import OLD_EMITTERS, Tracer
 def distributions() -> Any:
     """The module `numpyro.distributions`.
 
-    **Raises:** `ImportError` that says how to install it.
+    **Raises:** `ImportError` that says how to install the library.
     """
     what = "Priors, likelihoods and inference need NumPyro"
     return _imported("numpyro.distributions", what)
@@ -30,7 +30,7 @@ def distributions() -> Any:
 def blackjax() -> Any:
     """The module `blackjax`.
 
-    **Raises:** `ImportError` that says how to install it.
+    **Raises:** `ImportError` that says how to install the library.
     """
     return _imported("blackjax", "This method needs BlackJAX")
 
@@ -38,7 +38,7 @@ def blackjax() -> Any:
 def hmc_util() -> Any:
     """The module `numpyro.infer.hmc_util`.
 
-    **Raises:** `ImportError` that says how to install it.
+    **Raises:** `ImportError` that says how to install the library.
     """
     return _imported("numpyro.infer.hmc_util", "The warm-up of NUTS and HMC needs NumPyro")
 

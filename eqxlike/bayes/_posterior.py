@@ -288,10 +288,10 @@ class Posterior(Module):
         return self.initial_keeping(self.kept_arrays(), key)
 
     def kept_arrays(self) -> tuple[bool, ...]:
-        """For each array of the model, True if its values show that `initial` returns it unchanged.
+        """For each array of the model, True if `initial` is sure to return the array unchanged.
 
-        No draw from the prior is compiled for such an array, because compiling draws takes longer
-        than compiling the rest of the first program.
+        For such an array, no draw from the prior is compiled. Compiling draws takes longer than
+        compiling the rest of the first program.
         """
         priors = self._parameter_priors(_linked_zeros(self._hyperpriors()["prior"])).values()
         return tuple(

@@ -27,8 +27,8 @@ TEST_FRACTION = 0.3
 VALIDATION_FRACTION = 0.25
 """The fraction of the training part that is used for validation.
 
-Validation chooses the number of steps of the plain network, and the penalties of the baselines. The plain
-network and the baselines are then trained on the whole training part.
+Validation chooses the number of steps of the plain network and the penalties of the baselines. The
+plain network and the baselines are then trained on the whole training part.
 """
 
 Name = Literal["diabetes", "digits"]

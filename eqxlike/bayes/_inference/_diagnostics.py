@@ -165,7 +165,7 @@ class Diagnostics(Module):
     - `predictive`: `PredictiveScores`, which compare the draws with one network, such as the
       network at the mode. Without `held_out=`, these methods have no scores: `bayes.MAP`,
       ensembles, chains on minibatches, custom methods without a `point_estimate`, and
-      `bayes.Laplace` with `width=None`. `Laplace` then already evaluates its draws on left-out
+      `bayes.Laplace` with `width=None`. This `Laplace` already evaluates its draws on left-out
       examples.
     - `warnings`: problems of the run, as text.
     """

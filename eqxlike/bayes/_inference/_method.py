@@ -379,7 +379,9 @@ class Method(Module):
 def one_step(
     method: Method, problem: Problem, state: State, index: Array, key: PRNGKeyArray
 ) -> tuple[State, dict[str, Array]]:
-    """A step of one chain. It is jitted, so that one trace gives both its shapes and its loop."""
+    """A step of one chain. It is jitted, so that the loop reuses the trace that computes its
+    shapes.
+    """
     state, record = method.step(problem, state, index, key)
     return without_weak_types((state, dict(record)))
 

@@ -99,7 +99,7 @@ class AroundMode(Module):
         return slice(start, start + part.size)
 
     def vector(self, varying: Float[Array, " k"]) -> Float[Array, " d"]:
-        """The vector of all unknowns, given the varying ones."""
+        """The vector of all unknowns, given the varying unknowns."""
         return self.mode.at[self.indices].set(varying)
 
     @property

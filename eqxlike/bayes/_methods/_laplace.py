@@ -87,9 +87,9 @@ class Laplace(Descent):
     Daxberger et al. (2021), "Laplace Redux".
 
     - The precision is `P = sum_n J_n^T L_n J_n + P_0`, in linked space. `J_n` is the Jacobian of
-      the outputs for example `n` and of the likelihood's unknowns, `L_n` the Hessian of the
-      example's negative log likelihood with respect to both, and `P_0` the Hessian of the negative
-      log prior.
+      the outputs for example `n` and of the likelihood's unknowns. `L_n` is the Hessian of the
+      example's negative log likelihood with respect to these outputs and unknowns. `P_0` is the
+      Hessian of the negative log prior.
     - The log evidence is `log p(data, mode) + (k log 2 pi - log det P) / 2`, for `k` varying
       unknowns.
     - The outputs for an input `x` have the distribution `N(f(x), width J P^-1 J^T)`, with the

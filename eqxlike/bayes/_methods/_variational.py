@@ -146,11 +146,11 @@ class MeanField(Descent):
       Dropout and the Local Reparameterization Trick"). `"flipout"` samples weights once for all
       examples, with random signs for each example (Wen, Vicol, Ba, Tran and Grosse, 2018).
       `"weights"` samples weights once for all examples. `"local"` and `"flipout"` need a model that
-      is called as `model(x, key=key)`. The default for such a model is `"local"`, or `"flipout"` if
-      it has a convolution, because `"local"` samples each position of a convolution as if the
-      position had its own kernel. For other models the default is `"weights"`. A model that calls a
-      layer more than once per example needs `"weights"`, because the other estimators sample again
-      at each call.
+      is called as `model(x, key=key)`. The default for such a model is `"local"`. If the model has
+      a convolution, the default is `"flipout"`, because `"local"` would sample each position as if
+      the position had its own kernel. For other models the default is `"weights"`. A model that
+      calls a layer more than once per example needs `"weights"`. The other estimators would sample
+      again at each call.
     - `draws`: number of draws of the unknowns per step, over which the bound is averaged.
     - `kl_weight`: factor of the KL; below 1 for a tempered (cold) posterior, for which the loss is
       not a bound on the evidence (Wenzel et al., 2020, "How Good is the Bayes Posterior in Deep
