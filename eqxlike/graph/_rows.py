@@ -18,7 +18,7 @@ class Row:
     - `runs`: number of executions; each iteration of a `scan` counts.
     - `flops`, `transcendentals`: cost of all executions.
     - `num_bytes`: bytes that all executions would read and write if XLA fused no operations.
-    - `is_least`: whether the costs are lower bounds. They are if there is a `while_loop`, whose
+    - `is_least`: whether the costs are lower bounds. This is so if there is a `while_loop`, whose
       body counts only once, or an operation of unknown cost.
     - `compiled`: number of instructions after XLA's optimisations; `None` in a row for a kind.
     """

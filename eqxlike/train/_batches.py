@@ -123,7 +123,8 @@ def minibatches(
     - `arrays`: a pytree of arrays of numbers with the same leading length N, such as `(x, y)`.
       Lists of numbers and tensors of other libraries become arrays.
     - `batch_size`: number of examples in each batch, B.
-    - `more`: must be empty. It is there to give a clear error for `minibatches(x, y, ...)`.
+    - `more`: must be empty. This parameter exists to give a clear error for `minibatches(x, y,
+      ...)`.
     - `seed`: seed of the permutations. The same seed gives the same batches.
     - `check_finite`: raise an error if the data has NaN or infinite values.
 

@@ -40,7 +40,7 @@ class EMA(optax.GradientTransformation):
     initial parameters do not count.
 
     The average is part of the optimiser's state. So a step updates the average, unless the update
-    is refused. Checkpoints include the average, and it is sharded like the parameters. With
+    is refused. Checkpoints include the average. The average is sharded like the parameters. With
     `optax.MultiSteps`, put the `EMA` inside, so that it counts updates and not gradients:
     `optax.MultiSteps(optax.chain(adam, ema), 4)`.
 

@@ -102,9 +102,9 @@ def make_step(
       or `(loss, (model_state, aux))` with `has_aux`.
     - `optimiser`: the optimiser passed to `TrainState.create`. It gets the model's floating-point
       and complex arrays as parameters. The gradient of a complex array is the conjugate of JAX's
-      gradient, so that its negative is the direction of steepest descent. With `optax.lookahead`
-      the model has the fast parameters, and `state.optimiser_state.slow` has the slow parameters.
-      The step also passes the extra arguments of Optax that the optimiser accepts:
+      gradient, because the negative of the conjugate is the direction of steepest descent. With
+      `optax.lookahead` the model has the fast parameters, and `state.optimiser_state.slow` has the
+      slow parameters. The step also passes the extra arguments of Optax that the optimiser accepts:
         - `value`: the loss.
         - `grad`: JAX's gradients.
         - `value_fn` and `obj_fn`: a function that takes the parameters and returns the loss, for
@@ -117,10 +117,10 @@ def make_step(
         - `True` refuses the update if the loss, a gradient or the new `model_state` is not finite.
           The state keeps its values, and its `is_halted` is set; see `TrainState.is_halted`. A
           gradient counts as infinite if its norm is above the square root of the largest number of
-          its dtype (1.8e19 in float32), because Adam squares gradients. This does not apply to
-          float16. The check reduces the gradients once and does not copy the state. All gradients
-          must be computed before the first parameter is updated. If an optimiser makes NaN from
-          finite gradients, `fit` sees it only when it reads the losses.
+          its dtype (1.8e19 in float32), because Adam squares gradients. This limit does not apply
+          to float16. The check reduces the gradients once and does not copy the state. All
+          gradients must be computed before the first parameter is updated. If an optimiser makes
+          NaN from finite gradients, `fit` sees the NaN only when it reads the losses.
         - `"skip"` refuses the same updates, but the next step continues.
         - `"state"` checks the new parameters and the new optimiser state. So it also catches an
           optimiser that makes NaN from finite gradients. The check needs a copy of the state.
@@ -142,8 +142,8 @@ def make_step(
 
     **Raises:** `TypeError` if `loss`, `optimiser` or `sharding` has the wrong type. The step raises
     `TypeError` if `state` is not a `TrainState`, or if the loss returns an output of another form;
-    `ValueError` if the state was made with another optimiser, if its model has nothing to train,
-    or if the state or the batch cannot be sharded by `sharding`.
+    `ValueError` if the state was made with another optimiser, if the model has nothing to train, or
+    if the state or the batch cannot be sharded by `sharding`.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn

@@ -25,10 +25,10 @@ def stabilise(
     """Replaces formulas that lose digits by stable formulas.
 
     For example, `log(1 + exp(x))` becomes a softplus, and `log(softmax(x))` becomes a log-softmax.
-    Each rule in `graph.rules.RULES` replaces one kind of formula. Theano's optimiser does the same
-    (Bergstra et al. 2010, "Theano: A CPU and GPU Math Compiler in Python"). Rules match the traced
-    program, so a formula may be written in different ways. Formulas inside `jax.jit`, `vmap`, loops
-    and branches are found too.
+    Each rule in `graph.rules.RULES` replaces one kind of formula. Theano's optimiser replaces
+    formulas in the same way (Bergstra et al. 2010, "Theano: A CPU and GPU Math Compiler in
+    Python"). Rules match the traced program, so a formula may be written in different ways.
+    Formulas inside `jax.jit`, `vmap`, loops and branches are found too.
 
     To get a stable gradient, write `jax.grad(graph.stabilise(function))`. The reverse order,
     `graph.stabilise(jax.grad(function))`, may leave the gradient unstable.

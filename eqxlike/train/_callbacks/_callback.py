@@ -120,7 +120,7 @@ def metric_of(run: Run, metric: str, taker: str) -> float:
 
 
 def save_callbacks(callbacks: Sequence[Callback]) -> tuple[dict[str, Any], dict[str, PyTree]]:
-    """Two dicts by the names of callbacks: their states as JSON values, and their arrays."""
+    """Two dicts with names of callbacks as keys: the states as JSON values, and the arrays."""
     data, arrays = {}, {}
     for name, callback in callbacks_by_name(callbacks).items():
         state, own = callback.save_state(), callback.save_arrays()

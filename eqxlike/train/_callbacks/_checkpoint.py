@@ -34,8 +34,8 @@ class Checkpoint(Callback):
     - `metric`: name of a metric. Only checkpoints of steps that were evaluated can be among the
       best.
     - `mode`: `"min"` if the smallest metric is the best, `"max"` if the largest is.
-    - `background`: whether to write in a thread while training continues. This copies the state to
-      the memory of the host.
+    - `background`: whether to write in a thread while training continues. `True` copies the state
+      to the memory of the host.
     - `with_frozen`: whether to save arrays that `nn.freeze` has marked. If `False`, a resumed run
       takes these arrays from the state passed to `fit`; see `train.save`.
     - `on_error`: what happens if a checkpoint cannot be written, for example on a full disk.

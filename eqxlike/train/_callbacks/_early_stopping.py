@@ -21,7 +21,7 @@ class EarlyStopping(Callback):
     - `patience`: training ends after this many evaluations in a row without an improvement.
     - `mode`: `"min"` if the smallest metric is the best, `"max"` if the largest is.
     - `min_delta`: an improvement counts only if the metric improves by more than this number.
-    - `restore_best`: whether `fit` returns the best state instead of the last state. This keeps a
+    - `restore_best`: whether `fit` returns the best state instead of the last state. `True` keeps a
       copy of the best state in memory.
 
     A metric that is NaN counts as no improvement. If the first metric is NaN, there is a warning.

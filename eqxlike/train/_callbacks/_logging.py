@@ -20,7 +20,7 @@ from ._callback import Callback
 
 
 class _WithFile(Callback):
-    """A callback that writes to a file. If there are several processes, only the first writes."""
+    """A callback that writes to a file. Of several processes, only the first process writes."""
 
     _file: Any = None
 

@@ -61,7 +61,7 @@ def open_manager(
     **Arguments:**
 
     - `keep_last`, `keep_best`, `mode`: see `CheckpointFolder`.
-    - `writes`: whether to delete temporary folders that killed processes left.
+    - `writes`: whether to delete temporary folders that killed processes left behind.
     """
     ocp, sign = orbax(), 1 if mode == "max" else -1
 

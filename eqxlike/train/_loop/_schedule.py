@@ -32,7 +32,7 @@ def checked_callbacks(
     """Checks the callbacks. Converts `on_log` to a callback and appends it.
 
     **Raises:** `TypeError` if a callback is not a `Callback`, or if `on_log` is not callable;
-    `ValueError` if the `every` of a callback is not a positive integer.
+    `ValueError` if the attribute `every` of a callback is not a positive integer.
     """
     if isinstance(callbacks, Callback):
         raise TypeError(f"fit expected a list of callbacks, got {callbacks!r}: put it in a list.")

@@ -65,8 +65,8 @@ class Stepper(Generic[Model]):
         self._state: TrainState[Model] | None = state
         self._leaves: Leaves | None = None
         self._structure = flatten_state(state)[1]
-        # This is False for a step that changes more than the arrays of a state. Such a step is
-        # called with the whole state.
+        # `_takes_arrays` is False for a step that changes more than the arrays of a state. Such a
+        # step is called with the whole state.
         self._takes_arrays = True
         self._step: Any = None
         self._calls: dict[int, Call] = {}

@@ -145,8 +145,9 @@ class LongestAxis:
     ) -> PartitionSpec:
         """The `PartitionSpec` of an array.
 
-        If `is_stacked`, the leading axis is the axis of layers. It is split only if no other axis
-        is divisible, because layers that are split along it cannot be all-gathered one at a time.
+        If `is_stacked`, the leading axis is the axis of layers. This axis is split only if no other
+        axis is divisible, because layers that are split along the axis of layers cannot be
+        all-gathered one at a time.
         """
         lengths = dict(enumerate(leaf.shape))
         axes = [axis for axis, length in lengths.items() if length % self.num_parts == 0]

@@ -111,7 +111,7 @@ class Sharding:
 
     @property
     def batch(self) -> NamedSharding:
-        """The sharding of an array of a batch. Its leading axis is the axis of examples."""
+        """The sharding of an array of a batch. The leading axis, which counts examples, is split."""
         axes = self.batch_axes
         spec = PartitionSpec(axes[0] if len(axes) == 1 else axes) if axes else PartitionSpec()
         return NamedSharding(self.mesh, spec)
@@ -241,8 +241,8 @@ def fsdp(devices: Devices | None = None, *, min_size: int = 2**16) -> Sharding:
     model, and of the optimiser's state.
 
     When the step needs a parameter, it all-gathers the parameter. The step sums the gradient of the
-    parameter over devices. Each device updates its own part. Each array is split along its longest
-    divisible axis. If several axes are the longest, the first of them is split.
+    parameter over devices. Each device updates its own part of the parameters. Each array is split
+    along its longest divisible axis. If several axes are the longest, the first of them is split.
 
     The layers of an `nn.ScanStack` are all-gathered one at a time, in the forward and the backward
     pass. The gradients of the layers are summed one at a time too. The axis of layers is split only
