@@ -138,7 +138,7 @@ def _state_leaves(
 
 
 def _named(leaf: Any, path: Path, parts: Parts) -> NamedLeaf:
-    """The leaf with its names: one for each layer if it is stacked."""
+    """The leaf with its names. A stacked leaf has one name for each layer."""
     if not is_array_or_struct(leaf):
         return NamedLeaf(leaf, path, {})
     axes = [part for part in parts if isinstance(part, tuple)]

@@ -328,7 +328,7 @@ def _time_in_turn(
     rounds: int,
     budget_s: float,
 ) -> dict[str, dict[str, Any]]:
-    """Times the calls, and returns for each row the fields with its times.
+    """Times the calls. Returns, for each row, the fields that hold times.
 
     In each round, every call is repeated for a millisecond, but at least once. A call skips the
     remaining rounds if it has used `budget_s` or has failed.

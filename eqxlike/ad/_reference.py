@@ -105,7 +105,8 @@ class LeafError(NamedTuple):
     """The error of the derivatives with respect to one array, relative to the reference.
 
     - `index`: the index of the array in `GradientProblem.arrays`.
-    - `error`: the largest difference from the reference, divided by its largest derivative.
+    - `error`: the largest difference from the reference, divided by the reference's largest
+      derivative.
     - `certain_error`: `error` after the uncertainty of the reference is subtracted from each
       difference.
     - `tolerance`: the largest `certain_error` of a right gradient.

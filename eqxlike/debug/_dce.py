@@ -67,7 +67,7 @@ def inspect_dce(name: Hashable = None) -> None:
     """Prints the records of `store_dce(x, name)`, one entry for each trace.
 
     An array that was used is printed with its shape. An array that was removed is printed as
-    `<DCE'd>`. If a call was compiled but has not run, it is printed as `<not run>`; for example, a
+    `<DCE'd>`. A call that was compiled but has not run is printed as `<not run>`. An example is a
     call in a branch that was not taken. `inspect_dce` waits for running programs.
 
     **Arguments:**

@@ -57,8 +57,8 @@ def while_loop(
       times.
     - `checkpoints`: for `"checkpointed"`, the largest number of carries that are saved at one time.
       With `checkpoints`, `max_steps` is not required. The fewer checkpoints, the more often each
-      step runs: with 10 checkpoints, each of 1,000 steps runs at most four times before it is
-      differentiated. The other kinds ignore this argument.
+      step runs. With 10 checkpoints, each of 1,000 steps runs at most four times before it is
+      differentiated. `"lax"` and `"bounded"` ignore this argument.
     - `base`: has no effect. It is accepted because the loops of `equinox.internal` accept it.
 
     **Returns:** the last carry.
@@ -208,8 +208,8 @@ def scan(
       needs. `"bounded"` saves the carry of each step, and runs each step twice. `"checkpointed"`
       saves about `2 * sqrt(length)` carries and runs each step three times. All kinds are
       differentiable in every mode and to every order.
-    - `checkpoints`: for `"checkpointed"`, the largest number of carries that are saved at one time,
-      or `"all"`.
+    - `checkpoints`: for `"checkpointed"`, the largest number of carries that are saved at one time.
+      `"all"` means `length`.
 
     **Returns:** the last carry, and the outputs stacked along a new leading axis.
 

@@ -209,8 +209,8 @@ class Check:
     def _call_back_from_parts(self, failed: Any, *index: Any) -> Array:
         """Runs the callback on each of several devices, if the mesh is not known yet.
 
-        Each callback would get one shard of an operand. So only scalars are passed, and the report
-        has no batch indices.
+        On each device, the callback would get only one shard of an operand. So only scalars are
+        passed, and the report has no batch indices.
         """
         if failed is not None and index:
             lowest = jnp.iinfo(index[0].dtype).min

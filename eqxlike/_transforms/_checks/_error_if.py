@@ -89,8 +89,8 @@ def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default
 
     - `x`: any pytree with at least one array.
     - `pred`: a boolean, or a boolean array; the check fails if any element is true. Under
-      `jax.vmap`, the check fails if it fails for any member of the batch; the message has the
-      indices of these members.
+      `jax.vmap`, the check fails if it fails for any member of the batch. The message has the
+      indices of the members that fail.
     - `msg`: the message of the error. The file and line of the check are added to it.
     - `on_error`: what happens on failure:
         - `"raise"`: an exception. A function of `filter_jit` waits for its result, and raises

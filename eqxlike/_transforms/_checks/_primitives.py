@@ -1,4 +1,4 @@
-"""The primitives of a check: `check_p`, and `needing_p` for the arrays that depend on it.
+"""The primitives of a check: `check_p`, and `needing_p` for the arrays that depend on the check.
 
 Tracing a primitive is faster than tracing its implementation. The implementation is traced only at
 lowering.

@@ -101,7 +101,7 @@ class filter_custom_jvp(CustomFunction):
 
     **Raises:** when called, `AttributeError` if there is no rule. When differentiated, `ValueError`
     if a keyword argument is differentiated, or if the output of the rule has a wrong structure or
-    shape, and `TypeError` if it has a wrong dtype. The messages name the path.
+    shape. `TypeError` if the output has a wrong dtype. The messages name the path.
 
     !!! example
 
@@ -256,9 +256,9 @@ class filter_custom_vjp(CustomFunction):
       is ignored.
 
     **Raises:** when called, `RuntimeError` if the derivative was not set. When differentiated,
-    `RuntimeError` if an argument other than the first is differentiated, `ValueError` if the
-    gradient has a wrong structure or shape, and `TypeError` if it has a wrong dtype. The messages
-    name the path.
+    `RuntimeError` if an argument other than the first is differentiated. `ValueError` if the
+    gradient has a wrong structure or shape. `TypeError` if the gradient has a wrong dtype. The
+    messages name the path.
 
     !!! example
 

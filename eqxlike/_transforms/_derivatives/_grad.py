@@ -297,8 +297,8 @@ def filter_jacfwd(fun: Callable[Params, Any], has_aux: bool = False) -> Callable
     `(*out, *in)`. In place of leaves of the value that are neither arrays nor numbers, the Jacobian
     has `None`.
 
-    **Raises:** when called, `TypeError` if the first argument is passed by keyword, or if it
-    contains a complex array.
+    **Raises:** when called, `TypeError` if the first argument is passed by keyword, or if the
+    argument contains a complex array.
 
     !!! example
 

@@ -262,8 +262,8 @@ def batch_first(function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes `jax.vmap` of `function` return arrays with the batch axis in front.
 
     Apply this to a function with a `jax.custom_jvp` or `jax.custom_vjp`, and to its rule. To
-    differentiate `jax.jit(jax.vmap(function))`, JAX calls the rule, but assumes that the output of
-    the rule has its batch axes where the output of the function has them (jax 0.10.2 to 0.12.0.1).
+    differentiate `jax.jit(jax.vmap(function))`, JAX calls the rule. JAX assumes that the batch axes
+    are at the same positions in the outputs of the rule and the function (jax 0.10.2 to 0.12.0.1).
     If the positions differ, the derivative is wrong.
     """
 

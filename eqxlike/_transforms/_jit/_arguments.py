@@ -294,7 +294,7 @@ _WORDS = get_args(DonateWord)
 
 
 def check_donate(donate: Donate | Iterable[str], order: ArgumentOrder) -> Donate:
-    """Returns `donate` as one of the words, or as a tuple of names of parameters.
+    """Returns `donate`: one of the five words, or a tuple of parameter names.
 
     **Raises:** `ValueError` for an unknown word or name.
     """

@@ -144,7 +144,7 @@ class _Attachment:
 
     `functools.wraps` copies the `__dict__` of a function, and so do tools that pickle functions by
     value. The weak reference shows that the copied value belongs to the original function, not to
-    the copy. A pickled value has no owner.
+    the copy. A pickled value belongs to no function.
     """
 
     __slots__ = ("owner", "value")

@@ -575,10 +575,10 @@ def _starts(structures: Sequence[Structure]) -> list[int]:
 class _TracedOutput:
     """The output that a traced function returns to JAX, if plain arrays are not enough.
 
-    Plain arrays are not enough in two cases: the output has another Structure than in the first
-    trace, or the program contains a check of `error_if`, so that the call must wait. JAX's fast
-    path needs a node that unflattens to plain arrays and can be flattened again. So this node holds
-    arrays, and `CompiledFunction.finish` makes the user's output of them.
+    Plain arrays are not enough in two cases. First, the output has another Structure than in the
+    first trace. Second, the program contains a check of `error_if`, so the call must wait. JAX's
+    fast path needs a node that unflattens to plain arrays and can be flattened again. So this node
+    holds arrays, and `CompiledFunction.finish` makes the user's output of these arrays.
     """
 
     __slots__ = ("arrays", "holds_check", "structure")

@@ -88,12 +88,12 @@ def filter_jit(
 
     - `fun`: any callable: a function, a method, a Module, a `functools.partial`. Arrays in its
       bound arguments are traced too. Without `fun`, a decorator is returned.
-    - `donate`: the arguments whose buffers may be reused for the output. One of `"all"`,
-      `"all-except-first"` and `"none"`; or `"warn"` or `"warn-except-first"`, which donate like the
-      first two and also warn if a buffer could not be reused; or a collection of parameter names,
-      such as `("model", "opt_state")`. JAX raises `JaxRuntimeError` or `ValueError` if a donated
-      buffer occurs twice in a call. A buffer that is shared with NumPy or DLPack is copied instead
-      of reused.
+    - `donate`: the arguments whose buffers may be reused for the output. This is `"all"`,
+      `"all-except-first"`, `"none"`, `"warn"`, `"warn-except-first"`, or a collection of parameter
+      names, such as `("model", "opt_state")`. `"warn"` donates like `"all"`, and
+      `"warn-except-first"` like `"all-except-first"`. Both also warn if a buffer could not be
+      reused. JAX raises `JaxRuntimeError` or `ValueError` if a donated buffer occurs twice in a
+      call. A buffer that is shared with NumPy or DLPack is copied instead of reused.
     - `on_retrace`: the reaction if the function is traced, and so compiled, more than once:
       `"warn"`, `"error"`, or a function that is called with an `eqxlike.debug.Trace`. `str(trace)`
       lists the differences from the most similar earlier trace.

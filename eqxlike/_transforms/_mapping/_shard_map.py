@@ -136,7 +136,7 @@ class _Sharded(Module):
     def _specs_of_arrays(
         self, which: str, name: str, tree: PyTree, specs: Specs, mesh: Mesh | AbstractMesh
     ) -> list[PartitionSpec]:
-        """The spec of each array in a tree; raises `ValueError` if it does not fit its array."""
+        """The spec of each array in a tree. Raises `ValueError` if a spec does not fit an array."""
         found = shardings_of_arrays(f"{which}` for `{name}", specs, tree, is_array)
         arrays = [each for each in jtu.tree_leaves_with_path(tree) if is_array(each[1])]
         for (path, array), spec in zip(arrays, found, strict=True):

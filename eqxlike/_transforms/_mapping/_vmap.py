@@ -126,9 +126,9 @@ def filter_vmap(
 
     **Raises:** when called, `RuntimeError` for keyword arguments. `ValueError` if an axis has the
     wrong type or is out of bounds, if a name in `in_axes` belongs to no argument, if the sizes of
-    the mapped axes differ, if no argument is mapped and `axis_size` is missing, or if an array
-    whose axis in `out_axes` is `None` depends on mapped arrays. `TypeError` if a leaf that is not
-    an array has an axis.
+    the mapped axes differ, or if no argument is mapped and `axis_size` is missing. `ValueError`
+    also if an array whose axis in `out_axes` is `None` depends on mapped arrays. `TypeError` if a
+    leaf that is not an array has an axis.
 
     !!! example
 

@@ -245,7 +245,7 @@ def along_directions(
 
 
 def _without_writes(along: Callable[[Int[Array, ""]], Any]) -> Callable[[Int[Array, ""]], Any]:
-    """Traces `along` once. Raises `ValueError` if it writes to a `jax.Ref`."""
+    """Traces `along` once. Raises `ValueError` if `along` writes to a `jax.Ref`."""
     closed, output = jax.make_jaxpr(along, return_shape=True)(jnp.zeros((), int))
     if any(type(each).__name__ in ("WriteEffect", "AccumEffect") for each in closed.effects):
         raise ValueError(

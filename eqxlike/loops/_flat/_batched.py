@@ -1,4 +1,4 @@
-"""Primitives with which a batch of loops is still one loop under `jax.vmap`."""
+"""Primitives that keep a batch of loops one loop under `jax.vmap`."""
 
 from collections.abc import Callable
 from typing import Any

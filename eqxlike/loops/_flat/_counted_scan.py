@@ -2,10 +2,10 @@
 
 Reverse mode divides the scan into segments, and saves the carry at the start of each segment. It
 then runs the segments again, from the last to the first. For each segment, it saves the carry of
-each step, and then differentiates each step. If a segment has `sqrt(length)` steps, this saves
-`2 * sqrt(length)` carries, and costs three runs of the scan and one run of its derivative. A
-segment is not divided further. If the saved carries are more than the allowed `checkpoints`,
-`_revolve` reverses the scan instead.
+each step, and then differentiates each step. If a segment has `sqrt(length)` steps, this method
+saves `2 * sqrt(length)` carries. The method costs three runs of the scan and one run of its
+derivative. A segment is not divided further. If the method would save more carries than the allowed
+`checkpoints`, `_revolve` reverses the scan instead.
 
     def pull_back(body, starts, ct, segment_length):  # starts: the carry before each segment
         def segment_back(ct, start):

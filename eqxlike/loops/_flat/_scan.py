@@ -58,7 +58,7 @@ class Scan:
 
     @property
     def reading(self) -> "Scan":
-        """The scan without its writes to buffers. It runs steps again when the buffers are full."""
+        """The scan without its writes to buffers, to run steps again when the buffers are full."""
         return dataclasses.replace(self, step=self.reading_step or self.step)
 
     @property

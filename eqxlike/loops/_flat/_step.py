@@ -129,8 +129,8 @@ def _pull_back_batch(
 ) -> Parts:
     """Differentiates one step of a whole batch as one function, and returns the cotangents.
 
-    If each member multiplies a vector by a shared matrix, the cotangent of the matrix is one matrix
-    product instead of a sum of outer products.
+    Suppose that each member multiplies a vector by a shared matrix. Then the cotangent of the
+    matrix is computed as one matrix product, not as a sum of outer products.
     """
     consts, carry, x, is_active, ct_carry, ct_y = args
     are_batched, (is_mixed, *ct_outputs) = is_batched[:3], is_batched[3:]

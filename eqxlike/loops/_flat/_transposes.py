@@ -1,4 +1,4 @@
-"""The transpose of a while loop, for `jax.linear_transpose`; or an error, for `kind="lax"`."""
+"""Transposes of while loops, for `jax.linear_transpose`. For `kind="lax"`, they raise an error."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -204,7 +204,7 @@ _ADVICE = {
 
 @functools.lru_cache(4096)
 def form_of_type(aval: Any) -> ArrayForm:
-    """The `ArrayForm` of the arrays with this type. `jax.typeof` returns such types."""
+    """The `ArrayForm` of arrays of type `aval`, which is a type that `jax.typeof` returns."""
     sharding: Any = getattr(aval, "sharding", None)
     mesh, text = getattr(sharding, "mesh", None), "no mesh"
     if mesh is not None and not mesh.empty:
