@@ -292,7 +292,8 @@ def _distributed(product: Parts) -> Iterator[list[Parts]]:
 
 
 def _logs_in(part: Part) -> Iterator[tuple[Any, float]]:
-    """Expands a term that may be the logarithm of a product, to pairs of a key and a coefficient.
+    """Expands a term to pairs of a key and a coefficient. The term may be the logarithm of a
+    product.
 
     The key identifies the value that the coefficient multiplies. The key of a constant is None.
     """

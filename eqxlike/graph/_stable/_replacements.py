@@ -29,7 +29,7 @@ one_minus_tanh_squared = with_slope(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def times_sigmoid(x: Array, y: Array, ratio: float = 1.0) -> Array:
-    """Computes x / (1 + ratio exp(-y)), without underflow if x is large and the result is tiny."""
+    """Computes x / (1 + ratio exp(-y)), without underflow if x is large and the result tiny."""
     root = jnp.exp(-jnp.abs(y) / 2)
     below = scaled(ratio, root * root)
     if ratio == 1:

@@ -70,7 +70,7 @@ class EarlyStopping(Callback):
         self._reset()
 
     def on_evaluate(self, run: Run) -> None:
-        """Compares the metric with the best."""
+        """Compares the metric with the best metric so far."""
         value = metric_of(run, self.metric, "EarlyStopping")
         if self._is_better(value):
             self.best, self.best_step, self._num_worse = value, run.steps, 0

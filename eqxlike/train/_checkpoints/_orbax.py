@@ -182,7 +182,7 @@ _under_way: list[Saving] = []
 def join_all(raises_in: pathlib.Path | None = None) -> None:
     """Waits for all saves. Raises an error only if a save in the folder `raises_in` failed.
 
-    The errors of saves in other folders are raised by their `Saving.wait`.
+    If a save in another folder failed, only the method `wait` of its `Saving` raises the error.
     """
     for each in list(_under_way):
         if each.join() is None or pathlib.Path(each.path).parent == raises_in:

@@ -126,7 +126,7 @@ class Stored:
     def saved(self, array: np.ndarray) -> tuple[np.ndarray, ...]:
         """The arrays that `save` returns for an array of the model, one for each name.
 
-        Each may be only a part of a stored array.
+        Such an array may be only a part of a stored array.
         """
         if self.save is None:
             return (array,)

@@ -111,7 +111,7 @@ class Sharding:
 
     @property
     def batch(self) -> NamedSharding:
-        """The sharding of an array of a batch. The leading axis, which counts examples, is split."""
+        """The sharding of an array of a batch. The leading axis is the axis of examples."""
         axes = self.batch_axes
         spec = PartitionSpec(axes[0] if len(axes) == 1 else axes) if axes else PartitionSpec()
         return NamedSharding(self.mesh, spec)
