@@ -28,7 +28,7 @@ def folders_to_run(files: list[str]) -> set[str] | None:
     or through others.
     """
     grimp: Any = importlib.import_module("grimp")
-    graph = grimp.build_graph("eqxlike")
+    graph = grimp.build_graph("eqxlike", exclude_type_checking_imports=True)
     names: set[str] = set()
     for file in files:
         match pathlib.PurePosixPath(file).parts:

@@ -104,7 +104,7 @@ def test_the_mark_is_no_node_that_is_leaf_is_asked_of(model):
 def test_a_predicate_of_values_is_an_error_that_says_what_it_may_look_at(model):
     with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
         eqx.filter(model, lambda leaf: eqx.is_array(leaf) and bool(jnp.isfinite(leaf).all()))
-    assert "an array of integers in place of a frozen array" in caught.value.__notes__[-1]
+    assert "an array of integers instead of a frozen array" in caught.value.__notes__[-1]
 
 
 def test_once_something_was_frozen_other_models_are_asked_of_their_leaves_alone(model):
