@@ -163,8 +163,9 @@ class Stacked(Module):
 def _gather(leaf: Any, gathering: Gathering) -> Any:
     split, together = gathering.split, gathering.together
     if leaf.ndim == gathering.num_axes:
-        # The transpose of a sharding constraint is the same constraint. So the gradient of a layer
-        # is summed and split over the devices before the gradient of the next layer is computed.
+        # The transpose of a sharding constraint is the same constraint. So this constraint also
+        # applies to the gradient. Then the gradient of a layer is summed and split over the devices
+        # before the gradient of the next layer is computed.
         leaf = jax.lax.with_sharding_constraint(leaf, split)
     elif not together.is_fully_replicated:
         # `jax.vmap` maps over the stack, so `together` does not match the axes of the array.

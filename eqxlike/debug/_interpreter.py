@@ -391,8 +391,8 @@ def values_of(value: Any, dtype: Any = None) -> Values:
     parts = np.ravel(numbers)
     if np.iscomplexobj(parts):
         parts = np.concatenate([np.real(parts), np.imag(parts)])
-    # NumPy has no minimum for small floats, such as bfloat16. So convert them to float64, which is
-    # exact.
+    # NumPy has no minimum for small floating-point types, such as bfloat16. So convert the numbers
+    # to float64, which is exact.
     finite = parts[np.isfinite(parts)].astype(np.float64)
     is_bad = ~np.isfinite(numbers)
     is_nan = np.isnan(numbers)

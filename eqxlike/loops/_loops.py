@@ -92,8 +92,8 @@ def while_loop(
 
     body, cond_consts, condition, axes = traced(frozenset())
     if axes:
-        # Under `jax.shard_map`, the condition may differ between devices. Then so does the number
-        # of steps, so the carry must vary over the same mesh axes as the condition.
+        # Under `jax.shard_map`, the condition may differ between devices. Then the number of steps
+        # differs too. So the carry must vary over the same mesh axes as the condition.
         body, cond_consts, condition, _ = traced(axes)
     return body.unflatten(
         _run_while("while_loop", body, cond_consts, condition, kind, max_steps, checkpoints)

@@ -263,7 +263,7 @@ def _or_nan(
 
 def _invalid(array: Array) -> Array:
     if jnp.issubdtype(array.dtype, jnp.inexact):
-        # NaN is added, so that the gradient is the same as if the check passes.
+        # Add NaN, instead of returning NaN. Then the gradient is the same as if the check passes.
         return array + jnp.nan
     if array.dtype == jnp.bool_:
         return jnp.ones_like(array)

@@ -173,8 +173,8 @@ def _batch(
                 return run
 
             # If the batch axis has a name, `transpose` may contain a collective operation over it,
-            # such as `psum`. This needs the cotangent of each batch member, not their sum. So
-            # `transpose` must not sum over a named axis.
+            # such as `psum`. Such an operation needs the cotangent of each batch member, not the
+            # sum. So `transpose` must not sum over a named axis.
             is_summed = none_shared if name else is_shared[:num_summed]
             summed_inside = jax.custom_jvp(batch_first(by_members(is_summed)))
 

@@ -149,7 +149,7 @@ class Dispatcher:
         structures: list[Structure] = []
         for index, arg in enumerate(ordered):
             # Bound arguments may be unhashable, as for `filter_jit(instance.method)`. In Python, a
-            # bound method is hashable whatever its instance is, so `jax.jit` accepts it too.
+            # bound method is hashable even if its instance is not. So `jax.jit` accepts the method.
             arg_arrays, structure = flatten(
                 arg,
                 with_abstract=with_abstract,

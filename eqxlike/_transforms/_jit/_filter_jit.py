@@ -230,8 +230,8 @@ class JitFunction(Wrapper, _traits=Traits(complete=_show, is_layer=False)):
             for name, value in stored_fields(self).items()
             if name not in METADATA or value is not shown.get(name)
         }
-        # Pickle the attributes of `Options`, not the object, because its class is private and may
-        # move.
+        # Pickle the attributes of the `Options` object, not the object, because the class `Options`
+        # is private and may move.
         return {**kept, "_jit_options": (self._jit_options.values, self._jit_options.policy)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ class Compiled:
         dispatcher, compiled, bound, bound_kwargs = self._call
         ordered, names = dispatcher.order.arrange(bound + args, {**bound_kwargs, **kwargs})
         arrays, found = dispatcher.find(ordered, names)
-        # Compare the keys, because the compiled function itself may no longer be in the table.
+        # Compare the keys, not the functions, because `compiled` may no longer be in the table.
         if found.key != compiled.key:
             raise TypeError(
                 f"{dispatcher.order.function_name} was compiled for arguments of another "

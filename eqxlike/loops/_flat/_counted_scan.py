@@ -238,8 +238,8 @@ def _pull_back(
     backward = dataclasses.replace(
         scan.over_segments(pull_back_segment),
         is_masked=is_masked,
-        # No array is a buffer here. An entry of a buffer is read only after it is written, but the
-        # cotangent of an entry is read before.
+        # No array is a buffer here. An entry of a buffer is written before it is read, but the
+        # cotangent of an entry is read before it is written.
         is_written_once=(False,) * len(is_masked),
         is_reversed=not scan.is_reversed,
     )

@@ -36,8 +36,8 @@ def describe_static(
     is_number = type(value) in (int, float, complex) and depth == 0
     advice = "field" if of_node else "number" if is_number else "value"
     if type(value) in PLAIN_TYPES:
-        # There may be thousands of these values, so this is fast. Hash the text, because -1 and -2
-        # have equal hashes, and so have 0.0 and -0.0.
+        # There may be thousands of these values, so this branch must be fast. Hash the text of the
+        # value, because -1 and -2 have equal hashes, and 0.0 and -0.0 have equal hashes.
         text = repr(value)
         fingerprint = type(value).__name__, hash(text)
         text = text if len(text) <= _MAX_CHARACTERS else text_of_static(value)
@@ -108,7 +108,7 @@ def _describe(value: Any) -> str:
         return value.__qualname__
     if isinstance(value, functools.partial):
         return f"a partial of {text_of_static(value.func)}"
-    # The `repr` would show the arrays, and so wait until they are computed.
+    # `repr` would print the arrays, so it would wait until the arrays are computed.
     attributes = getattr(value, "__dict__", None)
     if type(attributes) is dict and any(map(is_array, attributes.values())):
         return f"a {type(value).__name__}"
