@@ -198,8 +198,8 @@ def conformal_intervals(
 ) -> ConformalIntervals:
     """Fits intervals that contain the next target with probability `level`, for any model.
 
-    Split conformal prediction (Papadopoulos, Proedrou, Vovk and Gammerman, 2002; Lei, G'Sell,
-    Rinaldo, Tibshirani and Wasserman, 2018, "Distribution-Free Predictive Inference for
+    The method is split conformal prediction (Papadopoulos, Proedrou, Vovk and Gammerman, 2002; Lei,
+    G'Sell, Rinaldo, Tibshirani and Wasserman, 2018, "Distribution-Free Predictive Inference for
     Regression"). The guarantee requires exchangeable examples. The probability is taken over the
     calibration examples and the next example, and lies between `level` and `level + 1 / (N + 1)`.
     The guarantee does not hold separately for each x.
@@ -309,9 +309,9 @@ def conformal_sets(
 ) -> ConformalSets:
     """Fits sets of classes that contain the next label with probability `level`, for any model.
 
-    Split conformal prediction. The guarantee requires exchangeable examples. The probability is
-    taken over the calibration examples and the next example. It is at least `level`. If no two
-    scores are equal, it is at most `level + 1 / (N + 1)`.
+    The method is split conformal prediction. The guarantee requires exchangeable examples. The
+    probability is taken over the calibration examples and the next example. It is at least `level`.
+    If no two scores are equal, it is at most `level + 1 / (N + 1)`.
 
     **Arguments:**
 

@@ -379,9 +379,7 @@ class Method(Module):
 def one_step(
     method: Method, problem: Problem, state: State, index: Array, key: PRNGKeyArray
 ) -> tuple[State, dict[str, Array]]:
-    """A step of one chain. It is jitted, so that the loop reuses the trace that computes its
-    shapes.
-    """
+    """A step of one chain. It is jitted, so that its shapes and the loop share one trace."""
     state, record = method.step(problem, state, index, key)
     return without_weak_types((state, dict(record)))
 

@@ -197,9 +197,9 @@ class StochasticGradient(MarkovChain):
 
     Without a correction, the gradient noise of minibatches would increase the variance of the
     draws. Each minibatch is split in two halves, and each half has a gradient. A step uses the mean
-    of the two gradients. Half of their difference has the covariance of the noise in this mean, and
-    is uncorrelated with that noise. Along this difference, a step removes as much variance from its
-    momentum as the gradient noise adds.
+    of the two gradients. Half of their difference has the same covariance as the noise of this
+    mean, but is uncorrelated with the noise. Along this difference, a step removes as much variance
+    from the momentum as the gradient noise adds.
     """
 
     num_warmup: int = 5000

@@ -327,8 +327,8 @@ class _Integrator:
         turning points.
 
         If the step number `n` is even, the step begins subtrees. If `n` is odd, the step ends one
-        subtree for each trailing 1 of the binary number `n`. The turning point of this subtree has
-        as index the number of 1s to the left of the trailing 1.
+        subtree for each trailing 1 of the binary number `n`. The number of 1s to the left of the
+        trailing 1 is the index of this subtree's turning points.
         """
         number, levels = subtree.size, jnp.arange(subtree.turning_points.shape[1])
         top = jax.lax.population_count(number >> 1)[:, None]
