@@ -53,7 +53,7 @@ def target_with(noise: Any, width: int) -> bayes.Posterior:
 
 
 def methods(steps: int, draws: int) -> dict[str, tuple[Any, bayes.Method]]:
-    """The noise that each method assumes, and the method."""
+    """The methods by name, each with the noise that it assumes."""
     return {
         "NUTS": (UNKNOWN, bayes.NUTS(num_samples=draws, num_warmup=draws, chains=2)),
         "Laplace": (UNKNOWN, bayes.Laplace(steps=steps, width=1.0)),
@@ -103,10 +103,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=5000, metavar="N", help="of training (5000)")
-    parser.add_argument("--draws", type=int, default=300, metavar="N", help="of a chain (300)")
-    parser.add_argument("--width", type=int, default=12, metavar="N", help="of the network (12)")
-    parser.add_argument("--out", type=pathlib.Path, metavar="FILE.png", help="a picture")
+    parser.add_argument(
+        "--steps", type=int, default=5000, metavar="N", help="training steps (5000)"
+    )
+    parser.add_argument("--draws", type=int, default=300, metavar="N", help="draws per chain (300)")
+    parser.add_argument("--width", type=int, default=12, metavar="N", help="layer width (12)")
+    parser.add_argument("--out", type=pathlib.Path, metavar="FILE.png", help="save a picture")
     options = parser.parse_args(arguments)
     keys = iter(jax.random.split(jax.random.key(0), 100))
     look_at_prior(target_with(UNKNOWN, options.width), next(keys))

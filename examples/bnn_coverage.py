@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds 0 to N - 1 (5)")
-    parser.add_argument("--steps", type=int, metavar="N", help="instead of the demo's own")
+    parser.add_argument("--steps", type=int, metavar="N", help="training steps (the demo's)")
     options = parser.parse_args(arguments)
     diabetes, digits = [], []
     print(f"{'':>5}{'coverage of the 90% interval':^33}{'NLL of the digits':^33}")

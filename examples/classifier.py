@@ -127,9 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=4000, metavar="N", help="at most (4000)")
+    parser.add_argument("--steps", type=int, default=4000, metavar="N", help="most steps (4000)")
     parser.add_argument(
-        "--folder", metavar="FOLDER", help="of checkpoints: one run, which goes on from there"
+        "--folder", metavar="FOLDER", help="keep checkpoints here, and resume from them"
     )
     options = parser.parse_args(arguments)
     training = Training()

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=200, metavar="N", help="(200)")
-    parser.add_argument("--width", type=int, default=512, metavar="N", help="of the network (512)")
+    parser.add_argument("--width", type=int, default=512, metavar="N", help="layer width (512)")
     options = parser.parse_args(arguments)
     devices, optimiser = jax.devices(), optax.adam(1e-3)
     learned, held_out = load_digits()

@@ -160,9 +160,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=300, metavar="N", help="of training (300)")
-    parser.add_argument("--length", type=int, default=1000, metavar="N", help="of scans (1000)")
-    parser.add_argument("--rounds", type=int, default=30, metavar="N", help="of measuring (30)")
+    parser.add_argument("--steps", type=int, default=300, metavar="N", help="training steps (300)")
+    parser.add_argument(
+        "--length", type=int, default=1000, metavar="N", help="length of scans (1000)"
+    )
+    parser.add_argument("--rounds", type=int, default=30, metavar="N", help="timing rounds (30)")
     options = parser.parse_args(arguments)
     for title, question in {
         "The weights of a classifier": classifier(),

@@ -99,7 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=1000, metavar="N", help="of training (1000)")
+    parser.add_argument(
+        "--steps", type=int, default=1000, metavar="N", help="training steps (1000)"
+    )
     options = parser.parse_args(arguments)
     model, right = trained(options.steps)
     _, (pixels, labels) = load_digits()

@@ -94,13 +94,13 @@ Function = Callable[..., Any]
 
 
 class LeftOut(Exception):
-    """A way of calling that this machine lacks; the message names what is missing."""
+    """Raised if this machine lacks something that a way of calling needs. The message names it."""
 
 
 def build(folder: pathlib.Path) -> pathlib.Path:
     """Compiles the shared library.
 
-    **Raises:** `LeftOut` if there is no compiler, or it fails.
+    **Raises:** `LeftOut` if there is no compiler, or the compiler fails.
     """
     names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
     compiler = next((path for name in names if name and (path := shutil.which(name))), None)
@@ -116,7 +116,7 @@ def build(folder: pathlib.Path) -> pathlib.Path:
     )
     if built.returncode:
         first = next((line for line in built.stderr.splitlines() if "error" in line), built.stderr)
-        raise LeftOut(f"{compiler} cannot build it: {first.strip()}")
+        raise LeftOut(f"{compiler} cannot build the library: {first.strip()}")
     return library
 
 
@@ -128,7 +128,7 @@ def differentiable(forward: Function, gradient: Function) -> Function:
 
 
 def by_ffi(library: pathlib.Path) -> Function:
-    """The kernels as operations of the program. They process a batch in one call."""
+    """The kernels as operations of the program. The kernels process a batch in one call."""
     symbols = ctypes.cdll.LoadLibrary(str(library))
     for name in ("SiluHandler", "SiluGradientHandler"):
         jax.ffi.register_ffi_target(
@@ -229,7 +229,7 @@ def with_pointers(forward: Function, gradient: Function, pointer: Function) -> F
 
 
 def imported(name: str) -> Any:
-    """A package, or `LeftOut` if it is not installed."""
+    """Imports a package. Raises `LeftOut` if the package is not installed."""
     if importlib.util.find_spec(name) is None:
         raise LeftOut(f"{name} is not installed: pip install {name}")
     return importlib.import_module(name)
@@ -263,7 +263,7 @@ def ways(folder: pathlib.Path) -> tuple[dict[str, Function], list[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is measured: from a way of calling to a function, and its argument."""
+    """A measured function, made from a way of calling, and the size of its argument."""
 
     title: str
     make: Callable[[Function], Function]
@@ -311,7 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="a look in seconds, not for quoting")
+    parser.add_argument("--quick", action="store_true", help="a quick look; do not quote its times")
     options = parser.parse_args(arguments)
     if jax.default_backend() != "cpu":
         print("The kernel is for the CPU: set JAX_PLATFORMS=cpu", file=sys.stderr)

@@ -182,9 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--turns", type=whole_number_in, metavar="N", help=f"of a loop ({TURNS})")
+    parser.add_argument("--turns", type=whole_number_in, metavar="N", help=f"iterations ({TURNS})")
     parser.add_argument("--graph", choices=LOOPS, metavar="NAME", help=f"one of {', '.join(LOOPS)}")
-    parser.add_argument("--quick", action="store_true", help="a look in seconds, not for quoting")
+    parser.add_argument("--quick", action="store_true", help="a quick look; do not quote its times")
     options = parser.parse_args(arguments)
     turns = options.turns or (QUICK_TURNS if options.quick else TURNS)
     if options.graph is not None:

@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=500, metavar="N", help="of each (500)")
+    parser.add_argument("--steps", type=int, default=500, metavar="N", help="training steps (500)")
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, metavar="N", help=f"{RANKS}")
     options = parser.parse_args(arguments)
     upright, turned, labels = load_digits()

@@ -338,7 +338,7 @@ def places(tree: Any) -> list[int]:
 
 
 def problem_with(options: argparse.Namespace) -> str | None:
-    """One line on why the script cannot run; `None` if it can."""
+    """The reason why the script cannot run, or `None` if it can."""
     needed = {"sklearn": "demo"} | ({"torch": "pytorch"} if options.pytorch else {})
     for package, extra in needed.items():
         if importlib.util.find_spec(package) is None:
@@ -363,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--epochs", type=whole_number_in, metavar="N", help=f"default {EPOCHS}")
     parser.add_argument(
-        "--rounds", type=whole_number_in, metavar="N", help=f"of measuring; default {ROUNDS}"
+        "--rounds", type=whole_number_in, metavar="N", help=f"timing rounds; default {ROUNDS}"
     )
     parser.add_argument("--pytorch", action="store_true", help="train in PyTorch too")
     parser.add_argument(

@@ -118,16 +118,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of the first process")
-    parser.add_argument("--processes", type=whole_number_in, metavar="N", help="how many")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
+    parser.add_argument(
+        "--processes", type=whole_number_in, metavar="N", help="number of processes"
+    )
     parser.add_argument(
         "--process",
         type=lambda text: whole_number_in(text, 0),
         metavar="N",
-        help="this one, from 0",
+        help="number of this process, from 0",
     )
     parser.add_argument(
-        "--cluster", action="store_true", help="ask SLURM, MPI or the cloud instead"
+        "--cluster", action="store_true", help="ask SLURM, MPI or the cloud for these"
     )
     parser.add_argument(
         "--heartbeat-timeout", type=whole_number_in, default=60, metavar="S", help="default 60"

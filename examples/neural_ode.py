@@ -35,7 +35,7 @@ Law = Callable[[jax.Array], jax.Array]
 
 
 class Pendulum(eqx.Module):
-    """The true law, of a pendulum of one metre."""
+    """The true law of motion of a pendulum that is one metre long."""
 
     def __call__(self, y: jax.Array) -> jax.Array:
         angle, speed = y
@@ -124,9 +124,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=1000, metavar="N", help="twice (1000)")
-    parser.add_argument("--seconds", type=float, default=4.0, metavar="S", help="to learn from (4)")
-    parser.add_argument("--out", type=pathlib.Path, metavar="FILE.png", help="a picture")
+    parser.add_argument(
+        "--steps", type=int, default=1000, metavar="N", help="steps of each fit (1000)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, metavar="S", help="seconds to learn from (4)"
+    )
+    parser.add_argument("--out", type=pathlib.Path, metavar="FILE.png", help="save a picture")
     options = parser.parse_args(arguments)
     random = np.random.default_rng(0)
     starts = starts_at(random.uniform(-2.5, 2.5, 64))

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=500, help="in each round (500)")
+    parser.add_argument("--steps", type=int, default=500, help="steps in each round (500)")
     options = parser.parse_args(arguments)
     key = jax.random.key(0)
     u = Solution(nn.MLP(2, "scalar", 32, depth=2, activation=jnp.tanh, key=key))

@@ -53,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--devices", type=int, default=64, metavar="N", help="planned for (64)")
+    parser.add_argument(
+        "--devices", type=int, default=64, metavar="N", help="devices to plan for (64)"
+    )
     parser.add_argument("--width", type=int, default=512, metavar="N", help="(512)")
     parser.add_argument("--depth", type=int, default=16, metavar="N", help="layers (16)")
     options = parser.parse_args(arguments)

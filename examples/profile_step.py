@@ -181,7 +181,7 @@ def data(steps: int) -> tuple[list[Batch], Batch]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=64, help="how many steps each loop makes")
-    parser.add_argument("--chunk", type=int, default=8, help="how many of them one call makes")
+    parser.add_argument("--chunk", type=int, default=8, help="how many steps one call makes")
     options = parser.parse_args(arguments)
     steps, chunk = options.steps, options.chunk
     if steps % chunk:

@@ -51,10 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="infer the posterior by this method of eqxlike.bayes too; may come several times",
     )
     add("--steps", type=int, metavar="N", help="training steps instead of each data set's own")
-    add("--seed", type=int, default=0, metavar="N", help="of split, weights and noise (0)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of split, weights, noise (0)")
     out = "where pictures and results go (demo-results)"
     add("--out", type=_writable_folder, default="demo-results", metavar="DIR", help=out)
-    add("--quick", action="store_true", help="a look in seconds, not for quoting")
+    add("--quick", action="store_true", help="a quick look; do not quote its times")
     device = "auto: a GPU where JAX sees one (auto)"
     add("--device", choices=("auto", "cpu", "gpu"), default="auto", help=device)
     options = parser.parse_args(arguments)

@@ -29,10 +29,10 @@ class Evaluation(NamedTuple):
     """Predictions of the test part.
 
     - `metrics`: the metrics, by name.
-    - `shown`: the data of the pictures, by name. For regression, in the units of the target: the
-      `truth`, the `mean` of the predictive distribution, and the ends `lower` and `upper` of its
-      central interval of probability `LEVEL`, shapes (N,). For classification: the fields of a
-      `bayes.metrics.CalibrationBins`.
+    - `shown`: the data of the pictures, by name. For regression, they are arrays of shape (N,) in
+      the units of the target: the `truth`, the `mean` of the predictive distribution, and the ends
+      `lower` and `upper` of the central interval of probability `LEVEL`. For classification, they
+      are the fields of a `bayes.metrics.CalibrationBins`.
     """
 
     metrics: dict[str, Any]

@@ -235,8 +235,8 @@ MOVES, LINES = 50, 5
 class Training(NamedTuple):
     """A training and its result.
 
-    - `result`: the result of `train.fit`: the state after the last good step, the losses, why it
-      stopped.
+    - `result`: the result of `train.fit`: the state after the last good step, the losses, and why
+      training stopped.
     - `step`: the training step.
     - `planned`: the number of steps that were planned.
     """
