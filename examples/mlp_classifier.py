@@ -10,7 +10,7 @@ third shows that a step reuses the buffers of its arguments for its results, and
 overwrite the previous one.
 
 The data are scikit-learn's bundled digits, 1797 images of 8 x 8 pixels, enlarged to 28 x 28, the
-size of MNIST's images. MNIST has more images, and harder ones. Nothing is downloaded.
+size of MNIST's images. MNIST has more images, and its images are harder. Nothing is downloaded.
 """
 
 import argparse

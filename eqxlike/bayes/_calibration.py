@@ -310,8 +310,8 @@ def conformal_sets(
     """Fits sets of classes that contain the next label with probability `level`, for any model.
 
     The method is split conformal prediction. The guarantee requires exchangeable examples. The
-    probability is taken over the calibration examples and the next example. It is at least `level`.
-    If no two scores are equal, it is at most `level + 1 / (N + 1)`.
+    probability is taken over the calibration examples and the next example. The probability is at
+    least `level`. If no two scores are equal, it is at most `level + 1 / (N + 1)`.
 
     **Arguments:**
 

@@ -61,8 +61,8 @@ class Likelihood(Module):
 class HasScale(Likelihood):
     """Base of likelihoods with a scale. The scale is known, unknown, or an output of the network.
 
-    With `"head"`, the network returns all centres, then one number for each scale. The scale is the
-    softplus of this number.
+    With `"head"`, the network returns all centres, then one number for each scale. The softplus of
+    this number is the scale.
     """
 
     scale: Any = field(default=1.0, converter=lambda s: np.asarray(s) if type(s) is list else s)
@@ -175,8 +175,8 @@ class Gaussian(HasScale):
       positive numbers; or `"head"`. With a distribution, the scale is an unknown. With `"head"`,
       the network returns the scale.
 
-    With `"head"`, the network returns `2 * k` numbers for the k targets of an example: k means,
-    then k numbers. The scales are the softplus of these k numbers.
+    With `"head"`, the network returns `2 * k` numbers for the k targets of an example. The first k
+    numbers are the means. The softplus of the last k numbers gives the scales.
 
     >>> import jax.numpy as jnp
     >>> output = jnp.array([10.0, 20.0, 0.0, 1.0])  # for targets of shape (2,)

@@ -190,10 +190,10 @@ class Method(Module):
     `finish`. All four functions are traced. They work on the vector of `d` unknowns of a `Problem`,
     in linked space.
 
-    A step may record any arrays. `bayes.FittedPosterior` uses the records with these names. `draw`
-    is the position of a Markov chain; R-hat, effective sample sizes and the draws of `to_arviz` are
-    computed from `draw`. `log_density`, `acceptance`, `is_divergent` and `energy` are used in
-    diagnostics. `loss` is the loss of an optimiser.
+    A step may record any arrays. `bayes.FittedPosterior` uses the records with the following names.
+    `draw` is the position of a Markov chain; R-hat, effective sample sizes and the draws of
+    `to_arviz` are computed from `draw`. `log_density`, `acceptance`, `is_divergent` and `energy`
+    are used in diagnostics. `loss` is the loss of an optimiser.
 
     A custom method subclasses `Method` and defines `num_steps`, `init`, `step` and `sample`. Define
     `finish` if draws need more than the last states. The state is the carry of a loop, so `step`

@@ -245,7 +245,7 @@ def diagonal_size(parts: tuple[Part, ...]) -> int:
 # --- Kronecker-factored curvature ---
 #
 # Each array has a block. The block of a weight matrix is approximated in two steps. First, power
-# iterations over the data find the Kronecker product that is nearest to the block's Gauss-Newton
+# iterations over the data find the Kronecker product nearest to this block of the Gauss-Newton
 # matrix (Van Loan and Pitsianis, 1993, "Approximation with Kronecker Products"). The iterations use
 # only Jacobians, so any type of layer is supported. The eigenvectors of the two Kronecker factors
 # are two bases. Then the block is approximated by the best matrix that is diagonal in the product

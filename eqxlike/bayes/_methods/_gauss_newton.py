@@ -190,11 +190,11 @@ def sum_over_rows(
 
     **Arguments:**
 
-    - `of_rows`: function of rows `R_n J_n` of several examples, where `R_n^T R_n = L_n`. The
-      Gauss-Newton matrix is the sum of the outer products of these rows.
+    - `of_rows`: function that takes the rows `R_n J_n` of several examples, where `R_n^T R_n =
+      L_n`. The Gauss-Newton matrix is the sum of the outer products of these rows.
 
-    **Returns:** the sum, and the `k x m` block of the Hessian of the negative log likelihood
-    between all varying unknowns and the unknowns of the likelihood.
+    **Returns:** the sum, and a `k x m` block of the Hessian of the negative log likelihood. The
+    block has a row for each varying unknown, and a column for each unknown of the likelihood.
     """
     place = around.place("likelihood")
     own = around.centre[place]

@@ -17,8 +17,8 @@ from ._markov_chains import MarkovChain
 class HamiltonianState(NamedTuple):
     """The state of a chain and of its warm-up.
 
-    - `place`, `log_density`, `gradient`: the position, and the log density and its gradient at this
-      position.
+    - `place`, `log_density`, `gradient`: the position, the log density, and the gradient of the log
+      density.
     - `step_size`, `inverse_mass_matrix`: step size and inverse mass matrix of the leapfrog
       integrator.
     - `averaging`: state of dual averaging, which adapts the step size.

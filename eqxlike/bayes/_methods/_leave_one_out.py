@@ -47,8 +47,9 @@ def width_for(around: AroundMode, normal: Normal, fixed: float | None, key: PRNG
 
     - It predicts better than width 1 by more than two standard errors.
     - Its advantage exceeds, by more than 2.5 standard deviations, the mean advantage on targets
-      simulated from the predictions of width 1. The first test alone is often passed by chance,
-      because few examples may contain no outlier that refutes a narrow width.
+      simulated from the predictions of width 1. This second test is needed because a narrow width
+      may pass the first test by chance: a few examples may contain no outlier that refutes the
+      width.
 
     If any width passes, the result is the narrowest width that is at most two standard errors worse
     than the best passing width. It is not the best passing width itself, because the Newton step

@@ -66,7 +66,7 @@ def crps(
 
     The CRPS is a proper score. For a point prediction it equals the absolute error (Gneiting and
     Raftery, 2007, "Strictly Proper Scoring Rules, Prediction, and Estimation"). For mixtures of
-    normals it is computed in closed form (Grimit, Gneiting, Berrocal and Johnson, 2006, "The
+    normals, the CRPS is computed in closed form (Grimit, Gneiting, Berrocal and Johnson, 2006, "The
     continuous ranked probability score for circular variables and its application to mesoscale
     forecast ensemble verification"), and for other mixtures from draws.
 
