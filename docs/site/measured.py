@@ -113,9 +113,9 @@ QUOTED = {
         "call can cost.\n"
         "- `jax.jit, module`: the baseline, `jax.jit` on the same Module, whose arrays are split "
         "off outside the call.\n"
-        "- `filter_jit, on_retrace`: `filter_jit` with `on_retrace` and `max_traces` set. A warm "
-        "call pays nothing for them.\n"
-        "- The others: `jax.jit` on the same Equinox Module, Equinox's `filter_jit`, and "
+        "- `filter_jit, on_retrace`: `filter_jit` with `on_retrace` and `max_traces` set. "
+        "These options do not slow down a warm call.\n"
+        "- The other columns: `jax.jit` on the same Equinox Module, Equinox's `filter_jit`, and "
         "`nnx.jit`.",
         "`python -m benchmarks.jit_edges` measures models with 1000 arrays or with lists and dicts "
         "inside, arguments from other libraries, exported programs, first calls, and memory. "
@@ -142,8 +142,8 @@ def summary() -> str:
         "# Measured",
         "These tables come from runs that are committed in "
         "[benchmarks/results](../benchmarks/results/). All columns of a table run in one process, "
-        "in turn. A ratio is the median of the ratios of all rounds. Ratios within one run count; "
-        "a time on a shared machine says little. "
+        "in turn. A ratio is the median of the ratios of all rounds. Compare ratios within one run, "
+        "because times on a shared machine vary. "
         "[benchmarks/README.md](../benchmarks/README.md) lists all benchmarks, with tables of "
         "[whole networks](../benchmarks/README.md#whole-networks) on a CPU and on a GPU. "
         "`python -m benchmarks.table FILE` prints one report.",
