@@ -77,7 +77,7 @@ def cpu_merges_recomputation() -> bool:
     return jax.__version_info__ < (0, 12) and jax.default_backend() == "cpu"
 
 
-# jax 0.10.2: with its old emitters, XLA compiles programs for CPUs faster, but most programs run
+# jax 0.10.2: with the old emitters of XLA, programs for CPUs compile faster, but most programs run
 # slower. This option does not exist in jax 0.12.0.1.
 OLD_EMITTERS: dict[str, Any] = (
     {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}

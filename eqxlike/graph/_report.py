@@ -127,9 +127,7 @@ class Compiled:
 
     @property
     def changes(self) -> tuple[tuple[str, int, int], ...]:
-        """For each kind of HLO instruction: the kind, the number before, and the number after
-        optimisation.
-        """
+        """Kinds of HLO instructions, each with its number before and after optimisation."""
         kinds = dict.fromkeys([*self.before, *self.after])
         return tuple((kind, self.before.get(kind, 0), self.after.get(kind, 0)) for kind in kinds)
 

@@ -338,7 +338,7 @@ def _with_columns(batch: Any, columns: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _checked(batch: Any) -> Any:
-    """Converts numbers to arrays. Raises `TypeError` with the paths of other leaves."""
+    """Converts numbers to arrays. Raises `TypeError` if a leaf is neither a number nor an array."""
 
     def as_array(leaf: Any) -> Any:
         return np.asarray(leaf) if isinstance(leaf, bool | int | float | complex) else leaf

@@ -184,7 +184,7 @@ class ArgumentOrder:
         return [*declared[:num_by_place], *rest, *names]
 
     def unknown_among(self, names: Iterable[str]) -> str:
-        """A sentence about the first of `names` that is not a parameter, or `""`."""
+        """Part of a message: says which of `names` is not a parameter; `""` if all are."""
         known = [each.name for each in self.parameters if each.name != WRAPPER]
         has = f"it has {', '.join(map(repr, known)) or 'none'}."
         for name in names:

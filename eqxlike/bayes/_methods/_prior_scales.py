@@ -100,7 +100,7 @@ def scales(prior: Prior) -> dict[str, Any]:
 
 
 def name_of(prior: Prior, part: Part, name: str = "**") -> str:
-    """The key of a parameter's prior in `scales`."""
+    """The key under which `scales` holds the scale of a parameter's prior."""
     leaf = jax.ShapeDtypeStruct(part.shape, jnp.float32)
     if isinstance(prior, PriorByPath):
         place = prior._place(part.path, leaf, {part.path: leaf})

@@ -163,7 +163,7 @@ class Exponential:
 class SumOfExponentials:
     """A sum `number * sum(term, reduced)` that is itself a term of an outer sum.
 
-    The inner sum is treated as one exponential, whose exponent is the logarithm of this sum.
+    The inner sum is treated as one exponential, whose exponent is the logarithm of the inner sum.
 
     - `inner`: shape of `term`.
     - `reduced`: the axes that are summed.
