@@ -23,7 +23,7 @@ def integer(value: Any) -> int | None:
 def whole_number(value: Any, name: str, least: int = 1) -> int:
     """Converts the argument `name` to an `int`.
 
-    **Raises:** `ValueError` unless `value` is an integer and at least as large as `least`.
+    **Raises:** `ValueError` unless `value` is an integer >= `least`.
     """
     number = integer(value)
     if number is None or number < least:
@@ -34,7 +34,7 @@ def whole_number(value: Any, name: str, least: int = 1) -> int:
 def whole_number_in(text: str, least: int = 1) -> int:
     """Parses an integer. It is meant for the `type=` of an `argparse` argument.
 
-    **Raises:** `argparse.ArgumentTypeError` unless `text` is an integer and at least as large as `least`.
+    **Raises:** `argparse.ArgumentTypeError` unless `text` is an integer >= `least`.
     """
     try:
         number = int(text)

@@ -514,7 +514,7 @@ def _extend(x: Array, pads: Pads, mode: str) -> Array:
 
 
 def _fold(y: Array, sizes: tuple[int, ...], pads: Pads, mode: str) -> Array:
-    """The transpose of `_extend`: adds each entry of the padding to the entry that it is a copy of."""
+    """The transpose of `_extend`: adds each entry of the padding to its original entry."""
     unpadded = jax.ShapeDtypeStruct((y.shape[0], *sizes), y.dtype)
     (folded,) = jax.linear_transpose(lambda x: _extend(x, pads, mode), unpadded)(y)
     return folded

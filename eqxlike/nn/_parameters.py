@@ -227,7 +227,7 @@ def _draw_by(
 
 @jax.jit
 def _scale(drawn: Array, limit: Array) -> Array:
-    # The same operations as in `jax.random.uniform`, so that both results are equal to the last bit.
+    # The same operations as in `jax.random.uniform`, so that the results are equal to the last bit.
     return jnp.maximum(-limit, drawn * (limit - -limit) + -limit)
 
 

@@ -66,7 +66,7 @@ class OverAxes:
 def sizes_by_axis(value: Any, num_axes: int, name: str, least: int = 1) -> tuple[int, ...]:
     """Returns `value` as a tuple with one size for each spatial axis.
 
-    Raises `ValueError` unless `value` is an integer and at least as large as `least`, or a sequence of
+    Raises `ValueError` unless `value` is an integer >= `least`, or a sequence of
     `num_axes` such integers.
     """
     numbers = [integer(each) for each in _per_axis(value, num_axes)]

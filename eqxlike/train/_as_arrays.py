@@ -38,7 +38,7 @@ def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
     leaves = jtu.tree_leaves(batch)
     if _ARRAY_TYPES.issuperset(map(type, leaves)):
         return batch
-    # A NumPy scalar is an array elsewhere, but in a list it is converted, so its type is not stored.
+    # The type of a NumPy scalar is not stored: it counts as an array, except in a list.
     _ARRAY_TYPES.update(type(leaf) for leaf in leaves if isinstance(leaf, jax.Array | np.ndarray))
 
     def converted(leaf: Any, path: str, is_in_list: bool) -> Any:

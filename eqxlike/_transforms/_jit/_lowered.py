@@ -88,7 +88,7 @@ class Lowerable(Protocol[Function]):
 
 
 class CompilingDecorator(Protocol):
-    """The decorator that `filter_jit` or `filter_pmap` returns if it is called with options alone."""
+    """The decorator that `filter_jit` or `filter_pmap` returns if called with options alone."""
 
     @overload
     def __call__(self, fun: AnyArguments[Output], /) -> Lowerable[Callable[..., Output]]: ...
