@@ -142,8 +142,8 @@ def summary() -> str:
         "# Measured",
         "These tables come from runs that are committed in "
         "[benchmarks/results](../benchmarks/results/). All columns of a table run in one process, "
-        "in turn. A ratio is the median of the ratios of all rounds. Compare ratios within one run, "
-        "because times on a shared machine vary. "
+        "in turn. A ratio is the median of the ratios of all rounds. Compare ratios within one run "
+        "only, because times on a shared machine vary. "
         "[benchmarks/README.md](../benchmarks/README.md) lists all benchmarks, with tables of "
         "[whole networks](../benchmarks/README.md#whole-networks) on a CPU and on a GPU. "
         "`python -m benchmarks.table FILE` prints one report.",
