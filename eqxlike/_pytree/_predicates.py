@@ -194,8 +194,9 @@ Which = str | Callable[[str, jax.ShapeDtypeStruct], bool]
 def path_matches(which: Which, path: str, leaf: jax.ShapeDtypeStruct) -> bool:
     """Returns `True` if a pattern matches the array at a path.
 
-    `*` matches one name or index, `**` matches anything, and `**.` matches zero or more names and
-    indices. An index or a key may be written after a dot: `layers.0.weight` for `layers[0].weight`.
+    `*` matches one name or index. `**` matches any number of names and indices. `**.` before a name
+    matches any number of parents, or none: `**.weight` matches `weight` and `layers[0].weight`. An
+    index or a key may be written after a dot: `layers.0.weight` for `layers[0].weight`.
     """
     if callable(which):
         return bool(which(path, leaf))

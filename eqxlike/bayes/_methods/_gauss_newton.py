@@ -220,8 +220,9 @@ def sum_over_features(around: AroundMode) -> tuple[Float[Array, "f f C C"], Floa
 
     The Gauss-Newton matrix of a last layer is a sum of Kronecker products.
 
-    **Returns:** the sum of `features x features x L_n`, and the number of examples whose features
-    are not the whole Jacobian.
+    **Returns:** the sum over the examples of `outer(features, features)` times the Hessian of the
+    loss by the outputs, for all pairs of features and of outputs; and the number of examples whose
+    features are not the whole Jacobian.
     """
 
     def of_example(x: Any, y: Any) -> tuple[Array, Array, Array]:

@@ -97,8 +97,8 @@ def _check_linear(loop: While, operands: WhileOperands, flags: Sequence[bool]) -
         consts, carry, _ = nonzero.fill((*parts, []), operands.body_consts, operands.carry, [])
         start = jnp.asarray(0), jnp.asarray(True), carry
         _, goes_on, new = _step(loop, WhileOperands(cond_consts, consts, carry), *start)
-        # The condition must not depend on the flagged operands. Make the outputs depend on the
-        # condition. Then the transpose fails if the condition depends on a flagged operand.
+        # Check that the condition does not depend on the flagged operands: because the outputs
+        # depend on the condition here, the transpose fails if it does.
         return [jnp.where(goes_on, each, 0) for each in select(new, nonzero.carry)]
 
     parts = (

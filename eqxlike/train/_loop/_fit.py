@@ -66,8 +66,8 @@ def fit(
       If steps are small, several steps per call are much cheaper, because the overhead of a call
       exceeds the work of a step. The state is the same as after single steps, up to rounding. Logs,
       evaluations and callbacks are not delayed, because a call ends early when one of them is due.
-      If the step is a plain function, it is compiled once per run, with the values that its outer
-      variables have at that time. `"auto"` measures the time of 1 and of 16 steps per call at the
+      Several steps per call compile a step that is a plain function, once per run. It keeps the
+      values that its closed-over variables have at that time. `"auto"` measures the time of 1 and of 16 steps per call at the
       beginning, uses the faster, and reports it in `FitResult.message`.
     - `evaluate`: a function `evaluate(state)` that returns metrics by name. Each metric is a
       number. See `make_evaluate`.

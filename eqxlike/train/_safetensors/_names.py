@@ -100,7 +100,7 @@ class Stored:
 
     @property
     def bounds(self) -> tuple[int, int, int]:
-        """The first part in the model's array, the end (exclusive), and the number of all parts."""
+        """`(start, stop, total)`: the model's array is parts `start` to `stop - 1` of `total`."""
         first, *others, num = self.part or (0, 1)
         return first, (others[0] if others else first + 1), num
 
