@@ -67,8 +67,8 @@ def fit(
       exceeds the work of a step. The state is the same as after single steps, up to rounding. Logs,
       evaluations and callbacks are not delayed, because a call ends early when one of them is due.
       Several steps per call compile a step that is a plain function, once per run. It keeps the
-      values that its closed-over variables have at that time. `"auto"` measures the time of 1 and of 16 steps per call at the
-      beginning, uses the faster, and reports it in `FitResult.message`.
+      values that its closed-over variables have at that time. `"auto"` measures the time of 1 and
+      of 16 steps per call at the beginning, uses the faster, and reports it in `FitResult.message`.
     - `evaluate`: a function `evaluate(state)` that returns metrics by name. Each metric is a
       number. See `make_evaluate`.
     - `evaluate_every`: number of steps between evaluations. The state after the last step is always
