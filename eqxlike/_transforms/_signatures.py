@@ -6,6 +6,7 @@ allow it to override a method of a base class. Type checkers do not accept an ob
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Hashable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypedDict, TypeVar
@@ -103,10 +104,15 @@ class AnyArguments(Protocol[Output_co]):
 
 def optional_function(transform: Function) -> Function:
     """Makes a transformation return a decorator if it is called without a function."""
+    signature = inspect.signature(transform)
 
     @functools.wraps(transform)
     def transform_or_decorator(fun: Any = MISSING, **options: Any) -> Any:
         if fun is MISSING:
+            try:
+                signature.bind(None, **options)
+            except TypeError as error:
+                raise TypeError(f"{transform.__name__}: {error}.") from None
             return functools.partial(transform_or_decorator, **options)
         check_callable(fun, transform.__name__)
         return transform(fun, **options)

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 from .._check_numbers import whole_number
 from .._compat import vary, varying_axes
 from .._dtypes import at_least_float32
+from .._pytree import describe_node, is_array_like
 from ._attend_blocks import Inputs, Pattern, Plan, attend
 from ._attend_fused import find_unsupported, fused
 
@@ -318,11 +319,14 @@ def read_window(what: Callable[[], str], window: Any) -> tuple[int | None, int |
 def _read_mask(what: Callable[[], str], mask: Any, shape: tuple[int, int, int]) -> Array | None:
     if mask is None:
         return None
+    if not (is_array_like(mask) or isinstance(mask, list | tuple)):
+        raise TypeError(f"{what()} expected mask to be an array, got {describe_node(mask)}.")
     mask = jnp.asarray(mask)
     if mask.shape not in (shape, (1, *shape[1:]), shape[1:]):
+        hint = " For a batch, use `jax.vmap` or `eqxlike.filter_vmap`." if mask.ndim > 3 else ""
         raise ValueError(
             f"{what()} expected mask of shape {shape[1:]}, {(1, *shape[1:])} or {shape} (heads, "
-            f"queries, keys), got shape {mask.shape}."
+            f"queries, keys), got shape {mask.shape}.{hint}"
         )
     if jnp.issubdtype(mask.dtype, jnp.complexfloating):
         raise TypeError(

@@ -186,6 +186,7 @@ def test_what_cannot_be_called_is_refused_where_it_is_given(getkey):
 
 
 LINEAR = nn.Linear(2, 1, key=jr.key(0))
+OF_FOUR = nn.MultiheadAttention(2, 4, key=jr.key(0))
 
 MISUSES = {
     "list": (
@@ -194,6 +195,10 @@ MISUSES = {
     ),
     "None": (lambda: LINEAR(None), "Linear expected x to be an array, got None"),
     "number": (lambda: LINEAR(1.0), r"Linear expected x of shape \(2,\), got shape \(\)"),
+    "layer as mask": (
+        lambda: OF_FOUR(*[jnp.ones((3, 4))] * 3, mask=LINEAR),
+        r"MultiheadAttention expected mask to be an array, got a node of type Linear",
+    ),
     "name to freeze": (
         lambda: nn.freeze(LINEAR, "weight"),
         "`where` must be a fun.*; got 'weight'",

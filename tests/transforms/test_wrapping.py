@@ -6,6 +6,7 @@ import pickle
 from typing import Any
 
 import equinox
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import pytest
@@ -107,6 +108,13 @@ def test_what_is_no_function_is_an_error_that_names_the_transformation():
     for transform in (eqxlike.filter_checkpoint, eqxlike.filter_grad):
         with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
             transform(double, foo=True)(TWO)
+    # A decorator refuses its options before it gets a function.
+    with pytest.raises(TypeError, match=r"filter_checkpoint: .*unexpected keyword argument 'foo'"):
+        eqxlike.filter_checkpoint(foo=True)
+    with pytest.raises(
+        TypeError, match="filter_shard_map: missing a required argument: 'in_specs'"
+    ):
+        eqxlike.filter_shard_map(mesh=jax.make_mesh((1,), ("batch",)))
     # JAX itself refuses `reduce_axes`, but sees it only without a mode.
     with pytest.raises(TypeError, match="unexpected keyword argument 'reduce_axes'"):
         eqxlike.filter_grad(double, mode=eqxlike.ad.Forward(), reduce_axes=("batch",))

@@ -99,15 +99,31 @@ def unfuse(model: Tree) -> Tree:
 def _map_attention(
     model: Any, is_attention: Callable[[Any], bool], function: Callable[[Any], Any]
 ) -> Any:
-    """Replaces attention layers outside of `Shared`. A layer that occurs twice in the model stays
-    shared.
+    """Replaces attention layers outside of `Shared`, inner layers first.
+
+    A layer that occurs twice in the model stays shared.
     """
-    nodes, treedef = jtu.tree_flatten(
-        model, is_leaf=lambda node: is_attention(node) or isinstance(node, Shared)
-    )
-    made = {id(node): function(node) for node in nodes if is_attention(node)}
-    new = [made.get(id(node), node) for node in nodes]
-    return model if all(map(operator.is_, new, nodes)) else treedef.unflatten(new)
+    made: dict[int, tuple[Any, Any]] = {}
+
+    def with_parts(node: Any) -> Any:
+        parts, treedef = jtu.tree_flatten(
+            node,
+            is_leaf=lambda part: (
+                part is not node and (is_attention(part) or isinstance(part, Shared))
+            ),
+        )
+        new = [replaced(part) if is_attention(part) else part for part in parts]
+        return node if all(map(operator.is_, new, parts)) else treedef.unflatten(new)
+
+    def replaced(attention: Any) -> Any:
+        if id(attention) not in made:
+            # The layer is kept, so that no other layer gets its id.
+            made[id(attention)] = attention, function(with_parts(attention))
+        return made[id(attention)][1]
+
+    if is_attention(model):
+        return replaced(model)
+    return model if isinstance(model, Shared) else with_parts(model)
 
 
 def _group_fusable(layers: Sequence[Any], counts: dict[int, int]) -> list[tuple[int, ...]]:

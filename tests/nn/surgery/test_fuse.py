@@ -170,6 +170,15 @@ def test_attention_inside_a_branch_is_fused():
     assert isinstance(fused[0].attention, FusedAttention)
 
 
+def test_attention_inside_attention_is_fused_and_unfused():
+    outer, inner = attention(), Block(jax.random.key(0))
+    nested = eqx.tree_at(lambda each: each.dropout, outer, inner)
+    fused = fuse(nested)
+    assert isinstance(fused, FusedAttention)
+    assert isinstance(fused.dropout.attention, FusedAttention)
+    assert unfuse(fused) == nested
+
+
 LAYERS = [nn.Linear(3, size, key=jax.random.key(size)) for size in (2, 4)]
 
 
