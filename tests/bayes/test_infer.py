@@ -1,8 +1,10 @@
 """Running a method: its file, Ctrl-C, its keys, what it says of itself, and what it refuses."""
 
 import functools
+import itertools
 import pathlib
 import re
+import types
 
 import arviz_stats
 import jax
@@ -152,6 +154,20 @@ def test_where_calls_end_does_not_matter(monkeypatch):
     expected = draws(uninterrupted())
     monkeypatch.setattr("eqxlike.bayes._inference._infer._CALL_S", 1e-9)
     np.testing.assert_array_equal(draws(run()), expected)
+
+
+@pytest.mark.parametrize(("chains", "lengths"), [(2, [1, 1, 1, 1]), (64, [1, 2, 1])])
+def test_calls_of_many_chains_that_wait_for_each_other_are_longer(chains, lengths, monkeypatch):
+    """Each call seems to take 0.5 s, its goal for few chains."""
+    clock = itertools.count(step=0.5)
+    fake = types.SimpleNamespace(perf_counter=lambda: next(clock))
+    monkeypatch.setattr("eqxlike.bayes._inference._infer.time", fake)
+    found, problem = [], bayes.Problem(small_target())
+    method = bayes.NUTS(num_samples=4, num_warmup=0, chains=chains, max_doublings=2)
+    begun = _infer.start(method, problem, jr.key(0))
+    for after, _ in _infer.advance(method, problem, begun, jr.key(1)):
+        found.append(after.step - sum(found))
+    assert found == lengths
 
 
 OTHER_METHODS = {

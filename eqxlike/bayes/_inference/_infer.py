@@ -206,8 +206,8 @@ def _interrupt_message(path: pathlib.Path | None, step: int, num_steps: int) -> 
 # --- The loop: each compiled call makes many steps ---
 
 
-# Target duration of a compiled call, in seconds. With many chains, a call takes up to 8 times as
-# long. Ctrl-C waits for the end of a call, and the progress bar moves after each call.
+# Target duration of a compiled call, in seconds. With many chains of NUTS, it is up to 8 times
+# as long. Ctrl-C waits for the end of a call, and the progress bar moves after each call.
 _CALL_S = 0.5
 # Limits on the records of one call.
 _MAX_BYTES = 64 * 2**20
@@ -265,9 +265,10 @@ def advance(
         each.itemsize * math.prod((each.shape[0], *each.shape[2:])) for each in empty.values()
     )
     size = max(1, min(_MAX_STEPS, method.num_steps, _MAX_BYTES // max(1, step_bytes)))
-    # At the end of a call, fast chains of NUTS wait for the slowest chain. With many chains, a draw
-    # takes twice as long in calls of 0.5 s as in calls of 4 s.
-    call_s = _CALL_S * min(8, max(1, method.num_chains / 16))
+    # Fast chains wait for the slowest one at the end of a call. With many chains, calls of 0.5 s
+    # take twice as long for a draw as calls of 4 s.
+    is_waiting = chain_method == "vectorized" and not method.makes_draws_in_turn
+    call_s = _CALL_S * (min(8, max(1, method.num_chains / 16)) if is_waiting else 1)
     count, step, states = 1, chains.step, chains.states
     while step < method.num_steps:
         count = min(count, size, method.num_steps - step)

@@ -207,6 +207,10 @@ class Method(Module):
 
     is_descent: ClassVar[bool] = False
     """Whether an optimiser makes the steps; `init` then only chooses initial parameters."""
+    makes_draws_in_turn: ClassVar[bool] = True
+    """Whether the chains of a batch make each draw at the same time. If not, fast chains wait for
+    slow ones at the end of a compiled call.
+    """
     remedy: ClassVar[str] = "Another method may help."
     """Advice for draws that predict worse than the point estimate."""
 

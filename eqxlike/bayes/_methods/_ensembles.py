@@ -29,8 +29,9 @@ class DeepEnsemble(MAP):
     Each member trains on all data. Its initial parameters are the parameters of the model, shuffled
     within each array.
 
-    Members train in one batch. If the activations of all members exceed the cache of a CPU, members
-    train one after another. `chain_method` of `bayes.infer` overrides this choice.
+    Members train in one batch. On a CPU, they train one after another if the activations of all
+    members probably exceed the cache, judged by the numbers of unknowns and examples.
+    `chain_method` of `bayes.infer` overrides this choice.
 
     - `members`: number of networks.
 
@@ -55,7 +56,8 @@ class DeepEnsemble(MAP):
         # examples.
         num = self.batch_size or problem.target.num_data
         activations = self.members * num * math.sqrt(problem.size)
-        return jax.default_backend() == "cpu" and activations > 1.6e6
+        is_large = problem.size > 200 and activations > 1.6e6
+        return jax.default_backend() == "cpu" and is_large
 
     def first_place(self, problem: Problem, key: PRNGKeyArray) -> Float[Array, " d"]:
         return problem.redrawn(key)

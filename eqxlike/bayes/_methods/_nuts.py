@@ -11,7 +11,7 @@ Vectorized MCMC on Modern Accelerators").
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,8 @@ class NUTS(Hamiltonian):
     """
 
     max_doublings: int = 10
+
+    makes_draws_in_turn: ClassVar[bool] = False
 
     def __check_init__(self):
         whole_number(self.max_doublings, "NUTS: max_doublings")

@@ -339,12 +339,12 @@ class TensorBoard(_WithFile, _WithRate):
         if jax.process_index() != 0:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads files in the order of their names. The names need a count, because two
-        # files may be created in the same second.
+        # TensorBoard reads files in the order of their names. The names need a count and the number
+        # of the process, because two files may be created in the same second.
         count = len(list(self.folder.glob("events.out.tfevents.*")))
         # `SummaryWriter` is not used, because its thread hangs if the disk is full.
         prefix = str(self.folder / "events")
-        self._file = _tensorboardx()[0].EventsWriter(prefix, f".{count:04d}")
+        self._file = _tensorboardx()[0].EventsWriter(prefix, f".{count:04d}.{os.getpid()}")
         self._write(step=run.steps + 1, session_log={"status": "START"})
 
     def on_log(self, run: Run) -> None:
