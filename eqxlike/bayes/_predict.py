@@ -81,7 +81,8 @@ def _check_inputs(x: Any, known: Any) -> None:
     shapes, expected = (jtu.tree_map(lambda each: each.shape, tree) for tree in (ours, theirs))
     if jtu.tree_structure(ours) != jtu.tree_structure(theirs) or shapes != expected:
         raise ValueError(
-            f"predict: expected inputs of shape {expected}, as in the data; got shape {shapes}."
+            f"predict: expected a batch of inputs of shape {expected}, as in the data; got inputs "
+            f"of shape {shapes}. For one input, pass `x[None]`."
         )
 
 

@@ -324,7 +324,8 @@ def test_many_samples_in_place_of_one():
 
 def test_inputs_of_another_shape():
     with pytest.raises(
-        ValueError, match=r"expected inputs of shape \(2,\), as in the data; got shape \(3,\)"
+        ValueError,
+        match=r"batch of inputs of shape \(2,\), as in the data; got inputs of shape \(3,\)",
     ):
         bayes.predict(uninterrupted(), np.ones((4, 3)), key=jr.key(0))
 
