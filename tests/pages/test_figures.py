@@ -176,7 +176,7 @@ QUOTED = [
     ("docs/training.md", f"next to the {_megabytes_of_stack('FSDP', 'at rest')} of each device"),
     (
         "docs/training.md",
-        f"{_megabytes_of_stack('layers at once', 'within a step')} where they are",
+        f"{_megabytes_of_stack('layers at once', 'within a step')} if they were",
     ),
 ]
 
