@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     **Arguments:**
 
-    - `arguments`: the command-line arguments; by default those of this process.
+    - `arguments`: the command-line arguments; by default `sys.argv[1:]`.
 
     **Returns:** the exit status: 0 for success, 2 for wrong use, 130 after Ctrl-C.
     """

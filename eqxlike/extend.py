@@ -1,8 +1,9 @@
 """Names for authors of libraries. They are not in the main namespace.
 
 The parts of eqxlike that build on its core are `train`, `bayes`, `graph`, `debug`, export and the
-profiler. They use only public names and the names in this module. As in `jax.extend`, a name may
-change in a minor release; the changelog says so. Each name has a docstring.
+profiler. They use only public names and the names in this module, except that `bayes` also uses
+the Bayesian layers and two private files of `nn`. As in `jax.extend`, a name may change in a minor
+release; the changelog lists the change. Each name has a docstring.
 
 - Partitions: `flatten` splits a tree into its arrays and an interned, hashable `Structure`.
   `split` splits a tree for a transformation that caches nothing between calls.

@@ -185,7 +185,7 @@ class Report:
     """The output of `report`. `str` returns the report as text; `rich.print` prints tables.
 
     - `name`: name of the function.
-    - `operations`: operations of the traced program in order, including those of inner functions.
+    - `operations`: operations of the traced program and of its inner functions, in order.
     - `layers`: sums over the operations of each layer; the first row is the whole program.
     - `kinds`: sums over the operations of each kind.
     - `redundant`: number of operations that a compiler can remove.
