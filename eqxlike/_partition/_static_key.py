@@ -417,6 +417,7 @@ def is_by_own_equality(value: Any) -> bool:
 
 
 def is_hashable(value: Any) -> bool:
+    """Returns `True` if `hash(value)` works."""
     # The class alone does not decide: a frozen dataclass is hashable only if its fields are
     # hashable.
     try:
