@@ -191,6 +191,8 @@ def test_the_error_compares_with_the_most_similar_trace():
     calls = [(jnp.ones(2), 2), (jnp.ones(3), 3), (jnp.ones(2), 4)]
     message = error_of(double, *calls, max_traces=2)
     assert "What differs from trace 1:\n  factor: static value 2 -> 4\n" in message
+    # The latest of equally similar traces.
+    assert "What differs from trace 2:" in error_of(double, (1,), (1,), (2,), max_traces=2)
     assert "are the same as in trace 1, so something" in error_of(double, (1,), (1,))
 
 

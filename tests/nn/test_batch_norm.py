@@ -212,6 +212,25 @@ def test_inference_leaves_the_state_alone(getkey):
         assert one is other
 
 
+def test_inference_takes_the_average_over_the_batches_there_were():
+    momentum = 0.5
+    norm, state = nn.make_with_state(nn.BatchNorm)(
+        3, mode="batch", momentum=momentum, batched=True, eps=0.0
+    )
+    batches = np.random.default_rng(0).normal(2.0, 5.0, (3, 8, 3)).astype(np.float32)
+    step = eqx.filter_jit(norm)
+    for batch in batches:
+        _, state = step(batch, state)
+    weights = np.array([momentum**2, momentum, 1.0])
+    mean, variance = (
+        np.average(each(batches.astype(np.float64), axis=1), axis=0, weights=weights)
+        for each in (np.mean, np.var)
+    )
+    out, _ = norm(batches[0], state, inference=True)
+    expected = (batches[0] - mean[None]) / np.sqrt(variance)[None]
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_after_constant_batches_inference_and_the_gradient_are_finite():
     norm, state = nn.make_with_state(nn.BatchNorm)(3, mode="batch", batched=True)
 
