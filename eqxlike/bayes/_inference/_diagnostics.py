@@ -291,7 +291,10 @@ def _of_predictive(found: PredictiveScores | None, remedy: str) -> Iterator[str]
     if found.held_out_posterior is not None:
         data, posterior, point = "held-out data", found.held_out_posterior, found.held_out_point
     else:
-        remedy = f"Pass `held_out=` to test whether that network overfits. Otherwise: {remedy}"
+        remedy = (
+            "Pass `held_out=` to test whether that network overfits. Otherwise, "
+            f"{remedy[0].lower()}{remedy[1:]}"
+        )
     # If both are infinite, the difference is NaN, and there is no warning.
     if point is not None and posterior - point > _MAX_LOSS:
         yield (
