@@ -104,6 +104,8 @@ def temperature_scaling(
 def _logits(prediction: CategoricalMixture | Float[Array, "*B C"]) -> Float[Array, "*B C"]:
     if isinstance(prediction, CategoricalMixture):
         return prediction.log_probabilities
+    if isinstance(prediction, Mixture):
+        check_mixture(prediction, CategoricalMixture, "temperature_scaling")
     logits = jnp.asarray(prediction)
     return logits if jnp.issubdtype(logits.dtype, jnp.floating) else logits.astype(float)
 
@@ -330,7 +332,8 @@ def conformal_sets(
       the same score, so the sets of an accurate model contain the label with a higher probability
       than `level`.
 
-    **Returns:** a `ConformalSets`. Call it on the predictions of other examples.
+    **Returns:** a `ConformalSets`. Call it on the predictions of other examples. The result has
+    shape `(N, C)`, and is True for the classes in each set.
 
     **Raises:** `TypeError` if `prediction` is not a mixture; `ValueError` if the shape of an
     argument is wrong, `score` is unknown, a label is not a class, `level` lies outside (0, 1),

@@ -19,7 +19,9 @@ Struct = jax.ShapeDtypeStruct
 class Likelihood(Module):
     """The distribution of targets, given the outputs of the network.
 
-    A custom likelihood must define one method, `distribution`.
+    A custom likelihood must define one method, `distribution`. Priors of its own unknowns are the
+    result of `unknowns`. If you write the log density by hand, also define `log_prob`. The
+    densities come from `log_prob`, the predictions from `distribution`.
     """
 
     def unknowns(self) -> Mapping[str, Any]:
@@ -120,9 +122,10 @@ def check_output(name: str, output: Any, wanted: tuple[int, ...] | None, what: s
             f"{type(output).__name__}."
         )
     if wanted is None or output.shape != wanted:
+        hint = ' A last layer of size "scalar" returns shape ().' if wanted == () else ""
         raise ValueError(
             f"{name} expects the network to return, for one example, an array of shape {what}; got "
-            f"shape {output.shape}."
+            f"shape {output.shape}.{hint}"
         )
 
 

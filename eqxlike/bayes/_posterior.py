@@ -19,6 +19,7 @@ from ..nn._bayesian import posterior_scales, prior_scales, sum_in_widest
 from ..nn._inputs import check_instance
 from ._libraries import (
     as_libraries_compute,
+    check_distribution,
     check_prior,
     constrained,
     is_distribution,
@@ -92,6 +93,7 @@ class Posterior(Module):
         not suit its parameter, is improper, or matches no parameter.
         """
         check_instance(model, "Posterior")
+        check_instance(likelihood, "Posterior: likelihood")
         if not isinstance(likelihood, Likelihood):
             raise TypeError(
                 "Posterior: likelihood must be a bayes.Likelihood, such as `bayes.Gaussian()`; "
@@ -107,11 +109,15 @@ class Posterior(Module):
         self.initial_scales = posterior_scales(model) if is_random else None
         if prior is None:
             prior = PriorOfLayers(by_path(prior_scales(model)))
+        check_instance(prior, "Posterior: prior")
         self.prior = as_prior(prior)
         self.likelihood = likelihood
         self.data = check_data(data)
         if not self._arrays()[0]:
-            raise ValueError("Posterior: the model has no floating-point array that is not frozen.")
+            raise ValueError(
+                "Posterior: the model has no floating-point array that is not frozen. If the model "
+                "is a function that calls a Module, such as `jax.vmap(module)`, pass the Module."
+            )
         for path, struct in self._structs().items():
             if jnp.issubdtype(struct.dtype, jnp.complexfloating):
                 raise TypeError(
@@ -449,7 +455,9 @@ def _check_target_shape(
 
     def draw(output: Any, own: Any) -> Array:
         with as_libraries_compute():
-            return likelihood.distribution(output, own).sample(jr.key(0))
+            found = likelihood.distribution(output, own)
+            check_distribution(found, f"The result of {type(likelihood).__name__}.distribution")
+            return found.sample(jr.key(0))
 
     shape = filter_eval_shape(draw, output, _linked_zeros(dict(likelihood.unknowns()))).shape
     if shape != y.shape:
@@ -493,7 +501,7 @@ def check_data(data: Any) -> tuple[PyTree[Array], PyTree[Array]]:
             if not is_array_like(leaf) or jnp.ndim(leaf) == 0:
                 raise TypeError(
                     f"data: {where} must be an array with an axis of examples, got "
-                    f"{describe_node(leaf)}."
+                    f"{describe_node(leaf)}. Convert a list of numbers by `np.asarray`."
                 )
             if paths_without_numbers(leaf):
                 raise TypeError(

@@ -80,9 +80,11 @@ def _check_inputs(x: Any, known: Any) -> None:
     ours, theirs = struct_of_example(x), struct_of_example(known)
     shapes, expected = (jtu.tree_map(lambda each: each.shape, tree) for tree in (ours, theirs))
     if jtu.tree_structure(ours) != jtu.tree_structure(theirs) or shapes != expected:
+        is_one_input = jtu.tree_map(jnp.shape, x) == expected
+        hint = " For one input, pass `x[None]`." if is_one_input else ""
         raise ValueError(
             f"predict: expected a batch of inputs of shape {expected}, as in the data; got inputs "
-            f"of shape {shapes}. For one input, pass `x[None]`."
+            f"of shape {shapes}.{hint}"
         )
 
 

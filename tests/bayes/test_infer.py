@@ -322,12 +322,16 @@ def test_many_samples_in_place_of_one():
         posterior.model(posterior.samples(3, key=jr.key(0)))
 
 
-def test_inputs_of_another_shape():
-    with pytest.raises(
-        ValueError,
-        match=r"batch of inputs of shape \(2,\), as in the data; got inputs of shape \(3,\)",
-    ):
-        bayes.predict(uninterrupted(), np.ones((4, 3)), key=jr.key(0))
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [
+        (np.ones((4, 3)), r"got inputs of shape \(3,\)\.$"),
+        (np.ones(2), r"got inputs of shape \(\)\. For one input, pass `x\[None\]`\.$"),
+    ],
+)
+def test_inputs_of_another_shape(x, text):
+    with pytest.raises(ValueError, match=r"inputs of shape \(2,\), as in the data; " + text):
+        bayes.predict(uninterrupted(), x, key=jr.key(0))
 
 
 # --- predictions --------------------------------------------------------------------------------

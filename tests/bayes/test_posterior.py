@@ -251,6 +251,11 @@ def make(**changes):
     return lambda: bayes.Posterior(**(wanted | changes))
 
 
+class WithoutDistribution(bayes.Likelihood):
+    def distribution(self, output, unknowns):
+        return None
+
+
 WRONG = {
     "lengths": (make(data=(X, Y[:3])), ValueError, "must have the same length; got x 6, y 3"),
     "texts": (
@@ -264,8 +269,14 @@ WRONG = {
     "width": (
         make(data=(X, X)),
         ValueError,
-        r"array of shape \(2,\), the shape of a target; got shape \(\)",
+        r"array of shape \(2,\), the shape of a target; got shape \(\)\.$",
     ),
+    "not a scalar": (
+        make(model=network(1)),
+        ValueError,
+        r'got shape \(1,\)\. A last layer of size "scalar" returns shape \(\)\.',
+    ),
+    "list of inputs": (make(data=(X.tolist(), Y)), TypeError, "Convert a list of numbers by"),
     "head": (
         make(likelihood=bayes.Gaussian("head")),
         ValueError,
@@ -308,7 +319,7 @@ WRONG = {
         ValueError,
         "0 or more, counts; got targets from -1 to 0",
     ),
-    "class of prior": (make(prior=dist.Normal), TypeError, "prior must be a distribution"),
+    "number as prior": (make(prior=1.0), TypeError, "prior must be a distribution"),
     "shape of prior": (
         make(prior=dist.Normal(jnp.zeros(7), 1.0)),
         ValueError,
@@ -333,6 +344,26 @@ WRONG = {
         make(likelihood=dist.Normal()),
         TypeError,
         "likelihood must be a bayes.Likelihood",
+    ),
+    "class of likelihoods": (
+        make(likelihood=bayes.Gaussian),
+        TypeError,
+        r"likelihood expected an instance, .* call it, `Gaussian\(\.\.\.\)`",
+    ),
+    "class of priors": (
+        make(prior=dist.Normal),
+        TypeError,
+        r"prior expected an instance, .* call it, `Normal\(\.\.\.\)`",
+    ),
+    "no distribution": (
+        make(likelihood=WithoutDistribution()),
+        TypeError,
+        r"WithoutDistribution.distribution must be a distribution from .*, got None",
+    ),
+    "function of a model": (
+        make(model=jax.vmap(network())),
+        ValueError,
+        "If the model is a function that calls a Module, .* pass the Module",
     ),
     "nothing to learn": (
         make(model=nn.freeze(network(), lambda model: model)),

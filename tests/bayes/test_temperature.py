@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 import scipy.optimize
 import scipy.special
@@ -101,3 +102,9 @@ def test_wrong_labels_are_refused():
 def test_logits_that_are_not_finite_are_refused():
     with pytest.raises(ValueError, match="logits: 1 of 6 are not finite"):
         bayes.temperature_scaling(jnp.zeros((2, 3)).at[0, 1].set(jnp.nan), jnp.zeros(2, int))
+
+
+def test_mixture_over_numbers_is_named():
+    mixture = bayes.Mixture(dist.Normal(jnp.zeros((2, 3)), 1.0))
+    with pytest.raises(TypeError, match=r"expects a bayes\.CategoricalMixture, got Mixture"):
+        bayes.temperature_scaling(mixture, jnp.zeros(3, int))

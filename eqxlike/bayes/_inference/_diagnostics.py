@@ -307,7 +307,8 @@ def _of_predictive(found: PredictiveScores | None, remedy: str) -> Iterator[str]
         yield (
             f"held-out data are predicted far worse than the training data: the NLL is "
             f"{posterior:.3g} nats per example, and {found.posterior:.3g} on the training data. "
-            "The model overfits. Try a narrower prior, fewer unknowns, or Markov chains."
+            "The model overfits. Try a narrower prior, fewer unknowns, Markov chains "
+            "or `bayes.EarlyStoppedEnsemble`."
         )
 
 
