@@ -1,6 +1,10 @@
-"""Checks of numeric arguments: integers, real numbers, positive scales."""
+"""Checks of numeric arguments: integers, real numbers, positive scales.
+
+`hint_to_call` serves checks of other arguments too.
+"""
 
 import argparse
+import inspect
 import math
 import numbers
 import operator
@@ -67,11 +71,17 @@ def positive_number(value: Any, name: str) -> float:
     return number
 
 
+def hint_to_call(value: Any) -> str:
+    """The end of an error about a class or function that should have been called, or `""`."""
+    is_uncalled = isinstance(value, type) or inspect.isroutine(value)
+    return f": call it, `{value.__name__}(...)`" if is_uncalled else ""
+
+
 def check_number(value: Any, name: str) -> None:
     """Raises `TypeError` unless the argument `name` is a number or an array of numbers."""
     dtype = getattr(value, "dtype", object)
     if not isinstance(value, numbers.Real) and not jnp.issubdtype(dtype, jnp.number):
-        raise TypeError(f"{name} must be a number, got {value!r}.")
+        raise TypeError(f"{name} must be a number, got {value!r}{hint_to_call(value)}.")
 
 
 def check_scale(scale: Any, name: str) -> None:

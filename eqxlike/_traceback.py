@@ -1,10 +1,16 @@
-"""Tracebacks: they show the source of generated functions, and hide frames of this package."""
+"""Tracebacks: they show the source of generated functions, and hide frames of this package.
+
+Two functions at the end of the file explain errors of Python and JAX.
+"""
 
 import collections
 import contextlib
+import difflib
+import inspect
 import itertools
 import linecache
 import os
+import re
 import sys
 import types
 import weakref
@@ -154,3 +160,32 @@ def name_tracers(error: BaseException, args: tuple[Any, ...], kwargs: dict[str, 
             f"Tracers among the arguments: {', '.join(paths)}. A tracer cannot be used after its "
             "trace: do not store it in a Module, or anywhere else outside of the traced function."
         )
+
+
+def explain_signature(
+    name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str:
+    """Says how to call `name`, if the arguments do not fit its signature."""
+    parameters = [
+        each.replace(
+            annotation=each.empty, default=each.empty if each.default is each.empty else ...
+        )
+        for each in signature.parameters.values()
+    ]
+    shown = str(inspect.Signature(parameters)).replace("=Ellipsis", "=...")
+    text = f"Write `{name}{shown}`."
+    # `learning_rate` is found by `lr` too.
+    names = {"".join(re.findall("(?:^|_)(.)", each)): each for each in signature.parameters}
+    names |= {each: each for each in signature.parameters}
+    for unknown in [each for each in kwargs if each not in signature.parameters]:
+        for near in difflib.get_close_matches(unknown, names, 1):
+            text += f" Did you mean `{names[near]}` instead of `{unknown}`?"
+    by_name = [each for each in parameters if each.kind is each.KEYWORD_ONLY]
+    missing = [each.name for each in by_name if each.default is each.empty]
+    num_by_place = len(parameters) - len(by_name)
+    annotations = [str(each.annotation) for each in signature.parameters.values()]
+    if num_by_place == 1 < len(args) and "Sequence" in annotations[0]:
+        text += f" Pass a list: `{name}([...])`."
+    elif by_name and (len(args) > num_by_place or not kwargs.keys() >= set(missing)):
+        text += f" Pass arguments after `*` by name, as in `{[*missing, by_name[0].name][0]}=...`."
+    return text

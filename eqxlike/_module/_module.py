@@ -35,7 +35,7 @@ import jax.tree_util as jtu
 from .._compat import PjitFunction
 from .._dtypes import explain_key
 from .._pytree import tree_equal, tree_pformat
-from .._traceback import hide_our_frames
+from .._traceback import explain_signature, hide_our_frames
 from ._abstract import abstract_names, explain_abstract
 from ._cached import (
     INITIALISING,
@@ -361,10 +361,15 @@ def _hides_arrays(value: Any) -> bool:
 
 
 def _explain_init(cls: type, error: Exception, args: Any, kwargs: Any) -> None:
-    """Raises a clearer error if the argument `key` caused the `error` of an `__init__`."""
+    """Explains an `error` of an `__init__` if its arguments do not fit, or `key` is wrong."""
+    signature = inspect.signature(cls)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError:
+        error.args = (f"{error}. {explain_signature(cls.__name__, signature, args, kwargs)}",)
+        return
     if not any(words in str(error) for words in ("PRNG key", "a single key")):
         return
-    bound = inspect.signature(cls).bind(*args, **kwargs)
     bound.apply_defaults()
     if "key" in bound.arguments:
         explain_key(error, bound.arguments["key"], cls.__name__)

@@ -40,3 +40,4 @@ from ._sharding import Gathering as Gathering
 from ._sharding import Stacked as Stacked
 from ._sharding import filter_shard as filter_shard
 from ._sharding import keep_all_but_gathered as keep_all_but_gathered
+from ._signatures import hint_of_forward as hint_of_forward

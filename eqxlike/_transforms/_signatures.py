@@ -143,7 +143,16 @@ class Call(NamedTuple):
 def check_callable(fun: Any, transform: str) -> None:
     """Raises `TypeError` unless `fun` can be called."""
     if not callable(fun):
-        raise TypeError(f"{fun!r} is not a callable object: `{transform}` expects a function.")
+        raise TypeError(
+            f"{fun!r} is not a callable object: `{transform}` expects a function."
+            f"{hint_of_forward(fun)}"
+        )
+
+
+def hint_of_forward(model: Any) -> str:
+    """Says how to rename a method `forward`, as in PyTorch; empty if there is no such method."""
+    hint = f" A Module is called through `__call__`: rename `{type(model).__name__}.forward`."
+    return hint if hasattr(model, "forward") else ""
 
 
 def differentiated_and_others(args: tuple[Any, ...], transform: str) -> tuple[Any, tuple[Any, ...]]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._check_numbers import check_number, check_scale
+from .._check_numbers import check_number, check_scale, hint_to_call
 from .._compat import OLD_EMITTERS, Tracer
 
 
@@ -148,7 +148,7 @@ def check_positive(value: Any, name: str, *, is_array: bool = False) -> None:
       too.
     """
     if not is_distribution(value):
-        if not is_array or jnp.ndim(value) == 0:
+        if not is_array or np.ndim(value) == 0:
             check_scale(value, name)
             return
         check_number(value, name)
@@ -198,7 +198,7 @@ def _check_continuous(distribution: Any, name: str) -> None:
 def check_distribution(value: Any, name: str) -> None:
     """Raises `TypeError` unless `value`, the argument `name`, is a NumPyro distribution."""
     if not is_distribution(value):
-        hint = f": call it, `{value.__name__}(...)`" if isinstance(value, type) else ""
         raise TypeError(
-            f"{name} must be a distribution from `numpyro.distributions`, got {value!r}{hint}."
+            f"{name} must be a distribution from `numpyro.distributions`, got {value!r}"
+            f"{hint_to_call(value)}."
         )

@@ -162,8 +162,14 @@ def check_range(name: str, y: Array, most: int | None, why: str) -> None:
     least, greatest = int(y.min()), int(y.max())
     if least < 0 or (most is not None and greatest > most):
         wanted = "0 or more" if most is None else f"0 to {most}"
+        hint = ""
+        if most is not None and (least, greatest) == (-1, 1):
+            hint = " For labels -1 and 1, pass `(y > 0).astype(int)`."
+        elif most is not None and (least, greatest) == (1, most + 1):
+            hint = " Classes count from 0: pass `y - 1`."
         raise ValueError(
             f"{name} expects targets of {wanted}, {why}; got targets from {least} to {greatest}."
+            f"{hint}"
         )
 
 

@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 from jaxtyping import Array, PyTree
 
 from .. import Module, field
-from .._check_numbers import check_number, positive_number
+from .._check_numbers import check_number, hint_to_call, positive_number
 from .._compat import Tracer
 from ..extend import Which, path_matches
 from ._libraries import check_distribution, check_positive, distributions, is_distribution
@@ -82,7 +82,7 @@ def as_prior(prior: Any) -> Prior:
         return IndependentPrior(prior)
     raise TypeError(
         "prior must be a distribution from `numpyro.distributions` or a bayes.Prior, such as "
-        f"`bayes.normal(0.0, 1.0)`; got {prior!r}."
+        f"`bayes.normal(0.0, 1.0)`; got {prior!r}{hint_to_call(prior)}."
     )
 
 

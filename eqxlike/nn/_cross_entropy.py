@@ -93,7 +93,7 @@ def cross_entropy(
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(
             f"cross_entropy expected integer labels, from 0 to {num_classes - 1}; got dtype "
-            f"{labels.dtype}."
+            f"{labels.dtype}. For labels -1 and 1, pass `(labels > 0).astype(int)`."
         )
     label_smoothing = real_number(label_smoothing, "label_smoothing")
     if not 0 <= label_smoothing <= 1:

@@ -13,11 +13,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray
 
-from .._check_numbers import integer
+from .._check_numbers import hint_to_call, integer
 from .._dtypes import is_key
 from .._module import BoundMethod, Module
 from .._pytree import combine, describe_node, is_array, is_array_like, is_placeholder, partition
-from .._transforms import is_array_or_struct
+from .._transforms import hint_of_forward, is_array_or_struct
 
 Shape = tuple[int | str | None, ...]
 """The size of each axis. A string names an axis of any size, and `"..."` stands for any number of
@@ -28,18 +28,21 @@ axes.
 def check_instance(model: Any, what: str) -> None:
     """Raises `TypeError` if `model` is a class; `what` names the caller in errors."""
     if isinstance(model, type):
-        name = model.__name__
         raise TypeError(
-            f"{what} expected an instance, got the class {name}: call it, `{name}(...)`."
+            f"{what} expected an instance, got the class {model.__name__}{hint_to_call(model)}."
         )
 
 
 def check_layer(layer: Any, what: str) -> None:
-    """Raises `TypeError` if `layer` is a class, or a leaf that is not callable."""
+    """Raises `TypeError` if `layer` is a class, or cannot be called.
+
+    Trees and Modules that cannot be called are allowed, but not Modules with a method `forward`.
+    """
     check_instance(layer, what)
-    if not callable(layer) and jtu.all_leaves([layer]):
+    hint = hint_of_forward(layer)
+    if not callable(layer) and (hint or jtu.all_leaves([layer])):
         raise TypeError(
-            f"{what} expected a layer, or a function such as `jax.nn.relu`; got {layer!r}."
+            f"{what} expected a layer, or a function such as `jax.nn.relu`; got {layer!r}.{hint}"
         )
 
 

@@ -15,6 +15,7 @@ import optax
 from jaxtyping import PyTree
 
 from .. import Module, filter, is_array, is_inexact_array, tree_pformat
+from .._check_numbers import hint_to_call
 from .._dtypes import is_key
 from .._traceback import stacklevel_of_user
 from ..extend import deleted_paths, find_difference, flag_frozen, listed, paths_without_numbers
@@ -23,11 +24,7 @@ from ..extend import deleted_paths, find_difference, flag_frozen, listed, paths_
 def check_model(model: Any) -> None:
     """Raises `TypeError` if a model is a class, or has an array that does not contain numbers."""
     if isinstance(model, type):
-        name = model.__name__
-        raise TypeError(
-            f"TrainState.create expected a model, got the class {name}: create a model with "
-            f"`{name}(...)`."
-        )
+        raise TypeError(f"TrainState.create expected a model, got {model!r}{hint_to_call(model)}.")
     if paths := paths_without_numbers(model, "model"):
         raise TypeError(
             f"TrainState.create expected the model's arrays to hold numbers; got {listed(paths)}. "
@@ -139,7 +136,8 @@ def check_folder(folder: Any, name: str) -> None:
     """Raises `TypeError` if `folder` is not a path, `NotADirectoryError` if it is a file."""
     expected = f"{name} must be the path of a folder of checkpoints"
     if not isinstance(folder, str | os.PathLike):
-        raise TypeError(f"{expected}, got {folder!r}.")
+        got = repr(folder) if jtu.all_leaves([folder]) else f"a {type(folder).__name__}"
+        raise TypeError(f"{expected}, got {got}.")
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise NotADirectoryError(f"{expected}, but {os.fspath(folder)!r} is a file.")
 
@@ -147,13 +145,9 @@ def check_folder(folder: Any, name: str) -> None:
 def check_optimiser(optimiser: Any, taker: str) -> None:
     """Raises `TypeError` if `optimiser` is not an optimiser but, for example, `optax.adam`."""
     if not (callable(getattr(optimiser, "init", None)) and hasattr(optimiser, "update")):
-        hint = ""
-        if inspect.isroutine(optimiser) or isinstance(optimiser, type):
-            name = getattr(optimiser, "__name__", "it")
-            hint = f": call {name} to get an optimiser, as in `optax.adam(1e-3)`"
         raise TypeError(
-            f"{taker} expected the optimiser to be an optax.GradientTransformation, got "
-            f"{optimiser!r}{hint}."
+            f"{taker} expected the optimiser to be an optax.GradientTransformation, such as "
+            f"`optax.adam(1e-3)`; got {optimiser!r}{hint_to_call(optimiser)}."
         )
 
 

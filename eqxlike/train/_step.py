@@ -157,7 +157,7 @@ def make_step(
     >>> int(state.step), loss.shape
     (3, ())
     """
-    check_callable(loss, "loss(model, batch, key)", "make_step")
+    check_callable(loss, "loss(model, batch, key)", "make_step(loss, optimiser)")
     check_optimiser(optimiser, "make_step")
     if check_finite not in (True, False, "skip", "state"):
         raise ValueError(

@@ -299,7 +299,7 @@ def test_method_without_chains_or_evidence_says_so():
 
 
 def test_class_in_place_of_a_method():
-    with pytest.raises(TypeError, match=r"call the class, `bayes.NUTS\(\)`"):
+    with pytest.raises(TypeError, match=r"NUTS\'>: call it, `NUTS\(\.\.\.\)`"):
         bayes.infer(small_target(), bayes.NUTS, key=jr.key(0))  # pyright: ignore[reportArgumentType]
 
 

@@ -286,7 +286,12 @@ WRONG = {
     "classes": (
         make(likelihood=bayes.Categorical(), model=network(2), data=(X, COUNTS + 1)),
         ValueError,
-        "expects targets of 0 to 1, .* got targets from 1 to 2",
+        r"expects targets of 0 to 1, .* got targets from 1 to 2\. .* pass `y - 1`\.$",
+    ),
+    "labels -1 and 1": (
+        make(likelihood=bayes.Bernoulli(), data=(X, 2 * COUNTS - 1)),
+        ValueError,
+        r"got targets from -1 to 1\. .* pass `\(y > 0\)\.astype\(int\)`\.$",
     ),
     "one class": (
         make(likelihood=bayes.Categorical()),
@@ -320,6 +325,7 @@ WRONG = {
         "0 or more, counts; got targets from -1 to 0",
     ),
     "number as prior": (make(prior=1.0), TypeError, "prior must be a distribution"),
+    "function of prior": (make(prior=bayes.normal), TypeError, r"call it, `normal\(\.\.\.\)`"),
     "shape of prior": (
         make(prior=dist.Normal(jnp.zeros(7), 1.0)),
         ValueError,
@@ -411,6 +417,8 @@ def test_what_is_no_number_is_not_a_parameter_of_a_normal_prior():
     for arguments, name in [(("a",), "loc"), ((0, "x"), "scale"), ((dist.Normal(),), "loc")]:
         with pytest.raises(TypeError, match=f"^normal: {name} must be a number, got "):
             bayes.normal(*arguments)
+    with pytest.raises(TypeError, match=r"scale must be a number, .*: call it, `Gamma\(\.\.\.\)`"):
+        bayes.Gaussian(dist.Gamma)
 
 
 class Twice(bayes.Likelihood):

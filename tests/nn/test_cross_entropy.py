@@ -205,7 +205,12 @@ def test_tokens_and_classes_may_be_sharded(axis_type, getkey):
             ValueError,
             "(2, 3) and (3,)",
         ),
-        ((jnp.ones((2, 3)), jnp.ones((5, 3)), jnp.zeros(2)), {}, TypeError, "0 to 4; got dtype"),
+        (
+            (jnp.ones((2, 3)), jnp.ones((5, 3)), jnp.zeros(2)),
+            {},
+            TypeError,
+            "0 to 4; got dtype float32. For labels -1",
+        ),
         (
             (jnp.ones((2, 3)), jnp.ones(3), jnp.zeros(2, int)),
             {},

@@ -185,6 +185,57 @@ def test_what_cannot_be_called_is_refused_where_it_is_given(getkey):
             make()
 
 
+class OfInner(eqx.Module):
+    layer: nn.Linear
+
+    def __init__(self, size, *, key):
+        self.layer = nn.Linear(size, size, key)  # pyright: ignore
+
+
+class Forward(eqx.Module):
+    def forward(self, x):
+        return x
+
+
+ARGUMENTS = {
+    "key by place": (
+        lambda: nn.Linear(2, 3, KEY),
+        r"Linear\(in_features, .*, key\)`\. .* `key=...`",
+    ),
+    "too many": (
+        lambda: nn.Dropout(0.5, False, KEY),
+        r"Write `Dropout\(p=\.\.\., .*after `\*` by name",
+    ),
+    "layers by place": (lambda: nn.Sequential(DROPOUT, DROPOUT), r"`Sequential\(\[\.\.\.\]\)`\.$"),
+    "other name": (
+        lambda: nn.Linear(2, 3, bias=False, key=KEY),
+        r"Did you mean `use_bias` instead",
+    ),
+    "short name": (
+        lambda: eqx.bayes.Laplace(lr=0.1),
+        "Did you mean `learning_rate` instead of `lr`",
+    ),
+    "forward in a list": (
+        lambda: nn.Sequential([Forward()]),
+        r"rename `Forward\.forward`\.$",
+    ),
+    "forward in jit": (
+        lambda: eqx.filter_jit(Forward()),
+        r"rename `Forward\.forward`\.$",
+    ),
+}
+
+
+def test_arguments_that_do_not_fit_are_answered_with_the_signature():
+    for make, says in ARGUMENTS.values():
+        with pytest.raises(TypeError, match=says):
+            make()
+    # The inner layer is at fault, and not the model, whose arguments fit.
+    with pytest.raises(TypeError, match=r"^Linear.*Write `Linear\(") as caught:
+        OfInner(2, key=KEY)
+    assert "OfInner" not in str(caught.value)
+
+
 LINEAR = nn.Linear(2, 1, key=jr.key(0))
 OF_FOUR = nn.MultiheadAttention(2, 4, key=jr.key(0))
 

@@ -131,7 +131,7 @@ def test_what_is_no_callback_or_evaluation_is_refused(run):
     scores = {"evaluate": lambda state: {"score": 1.0}, "evaluate_every": 1}
     for error, message, options in [
         (TypeError, r"a train.Callback at callbacks\[0\], got <built-in", {"callbacks": [print]}),
-        (TypeError, r"got <class .*Progress'>: call the class", {"callbacks": [train.Progress]}),
+        (TypeError, r"got <class .*Progress'>: call it", {"callbacks": [train.Progress]}),
         (TypeError, r"a list of callbacks, got <.*>: put it in", {"callbacks": train.Progress()}),
         (ValueError, r"callbacks\[0\].every must be an integer", {"callbacks": [no_period]}),
         (ValueError, "evaluate_every=2 but no `evaluate`: pass `evaluate`", {"evaluate_every": 2}),

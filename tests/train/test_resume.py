@@ -118,6 +118,17 @@ def test_a_run_that_was_finished_makes_no_step_and_refuses_other_batches(simple,
         train.fit(*simple, stream(), num_steps=10, resume_from=tmp_path / "other")
 
 
+def test_a_folder_without_checkpoint_warns_unless_the_run_writes_to_it(simple, tmp_path):
+    callbacks = [train.Checkpoint(tmp_path, every=3)]
+    with pytest.warns(UserWarning, match=r"no checkpoint in resume_from='.*elsewhere', so the run"):
+        train.fit(
+            *(*simple, stream()),
+            num_steps=1,
+            callbacks=callbacks,
+            resume_from=str(tmp_path / "elsewhere"),
+        )
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_does_not_come_back(simple, tmp_path):
     whole = train.fit(*simple, stream(), num_steps=10)
     train.fit(*simple, stream(), num_steps=7, callbacks=[train.Checkpoint(tmp_path, every=3)])

@@ -93,7 +93,7 @@ def test_arguments_of_another_kind_are_refused(model):
             ValueError,
             r"expected one key, of shape \(\); got .* shape \(3,\)",
         ),
-        ((nn.Linear, adam), {}, TypeError, r"got the class Linear: create a model with `Linear\("),
+        ((nn.Linear, adam), {}, TypeError, r"got <class .*Linear'>: call it, `Linear\("),
         (({"a": [np.array(["b"])]}, adam), {}, TypeError, r"got model\['a'\]\[0\] \(<U1\)\. Keep"),
         (
             (model, 0.1),

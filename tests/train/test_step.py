@@ -631,10 +631,10 @@ def test_what_is_no_state_or_optimiser_or_loss_is_refused(model, batch):
     with pytest.raises(TypeError, match=r"it takes \(state, batch\), and got 3\. .* a tuple"):
         make_step(squared_error, ADAM)(start(model), *batch)
     with pytest.raises(
-        TypeError, match=r"make_step expected the optimiser .* optax\.G.*: call adam to get an"
+        TypeError, match=r"make_step expected the optimiser .* optax\.G.*: call it, `adam"
     ):
         make_step(squared_error, optax.adam)
-    with pytest.raises(TypeError, match=r"make_step expected `loss` to be a function, `loss\(mod"):
+    with pytest.raises(TypeError, match=r"make_step\(loss, optimiser\) expected `loss` to be a"):
         make_step(ADAM, squared_error)
     state, pair = start(model), r"has_aux=True\): the loss must return \(loss, aux\), got"
     for returned, has_aux, message in [

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from ... import filter_eval_shape, filter_jit, tree_at
-from ..._check_numbers import positive_number, whole_number
+from ..._check_numbers import hint_to_call, positive_number, whole_number
 from ..._compat import Tracer
 from ..._dtypes import is_key
 from ..._interrupt import delayed_interrupt
@@ -445,13 +445,10 @@ def _check(target: Any, method: Any, chain_method: Any, mode: Any, key: Any) -> 
             "infer: target must be a bayes.Posterior, such as `bayes.Posterior(model, prior=..., "
             f"likelihood=..., data=(x, y))`; got one of type {type(target).__name__}."
         )
-    if isinstance(method, type) and issubclass(method, Method):
-        raise TypeError(
-            f"infer: method must be an instance; call the class, `bayes.{method.__name__}()`."
-        )
     if not isinstance(method, Method):
         raise TypeError(
-            f"infer: method must be a bayes.Method, such as `bayes.NUTS()`; got {method!r}."
+            f"infer: method must be a bayes.Method, such as `bayes.NUTS()`; got {method!r}"
+            f"{hint_to_call(method)}."
         )
     if chain_method not in (None, *get_args(ChainMethod)):
         raise ValueError(

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..._module import freeze_where
-from ..._pytree import flag_frozen, tree_at
+from ..._pytree import flag_frozen, tree_at, tree_pformat
 from ..._transforms import is_array_or_struct
 from .._inputs import Rows, check_instance
 from .._scan_stack import ScanStack
@@ -78,6 +78,12 @@ def unfreeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = 
 
 def _set_frozen(model: PyTree, where: Where | None, value: bool) -> PyTree:
     where = (lambda model: model) if where is None else where
+    nodes = jtu.tree_leaves(model, is_leaf=lambda node: node is where)
+    if not callable(where) or isinstance(where, type) or any(node is where for node in nodes):
+        raise TypeError(
+            "`where` must be a function from the model to the nodes to freeze or unfreeze, such as "
+            f"`lambda model: model.layers[0]`; got {tree_pformat(where)}."
+        )
     nodes, treedef = jtu.tree_flatten(model, is_leaf=_is_stack)
     rows = _choose_rows(where, nodes, treedef)
     if rows is None:

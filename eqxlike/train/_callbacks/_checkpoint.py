@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..._check_numbers import whole_number
+from ..._traceback import stacklevel_of_user
 from .._checkpoints import CheckpointError, CheckpointFolder, Saving
 from .._checks import check_folder
 from .._run import Run
@@ -193,8 +194,13 @@ class Resumed(NamedTuple):
                 callback.load_arrays(run, read)
 
 
-def newest_in(folder: str | os.PathLike[str], like: TrainState) -> Resumed | None:
+def newest_in(
+    folder: str | os.PathLike[str], like: TrainState, callbacks: Sequence[Callback]
+) -> Resumed | None:
     """The newest undamaged checkpoint in a folder; `None` if there is no checkpoint.
+
+    If there is no checkpoint, and no `Checkpoint` among `callbacks` will write to the folder, this
+    warns: the name of the folder may be wrong.
 
     **Raises:** the errors of `CheckpointFolder.restore_newest`; `ValueError` if the checkpoint was
     not written by `Checkpoint`.
@@ -209,6 +215,13 @@ def newest_in(folder: str | os.PathLike[str], like: TrainState) -> Resumed | Non
         error.add_note("`like` is the state passed to `fit`.")
         raise
     if restored is None:
+        written = [each.folder.folder for each in callbacks if isinstance(each, Checkpoint)]
+        if checkpoints.folder not in written:
+            warnings.warn(
+                f"fit found no checkpoint in resume_from={os.fspath(folder)!r}, so the run starts "
+                "with the state that you passed.",
+                stacklevel=stacklevel_of_user(),
+            )
         return None
     data = restored.data
     if not isinstance(data, dict) or not {"steps", "batches"} <= data.keys():

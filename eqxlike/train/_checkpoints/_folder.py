@@ -141,7 +141,7 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
     **Raises:** `CheckpointError`, with the file and the leaf, if the checkpoint is damaged. A plain
     `ValueError`, with all differences, if `like` has another structure, shape or dtype, or if the
     checkpoint or `like` lacks a part that is in `only`. `FileNotFoundError` if there is no
-    checkpoint.
+    checkpoint, `NotADirectoryError` if `path` is a file, `TypeError` if it is not a path.
 
     >>> import pathlib, tempfile, jax.numpy as jnp
     >>> from eqxlike import train
@@ -150,6 +150,7 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
     >>> restore(path, like={"weight": jnp.zeros(2)})
     Restored(state={'weight': Array([1., 1.], dtype=float32)}, data={'epoch': 3})
     """
+    check_folder(path, "restore(path, like): path")
     join_all()
     while True:
         folder = _newest_at(path)
@@ -520,8 +521,9 @@ def _check_fits(folder: pathlib.Path, stored: list[Saved], wanted: list[Entry]) 
     found = list(_differences(stored, wanted))
     if found:
         more = f"; and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
-        is_state = stored[0].text.startswith("TrainState")
-        hint = ' To restore the model alone: `train.restore(..., only="model")`.' * is_state
+        in_model = re.compile(r"(like|the checkpoint has state)\.model\b")
+        model_fits = stored[0].text.startswith("TrainState") and not any(map(in_model.match, found))
+        hint = ' To restore the model alone: `train.restore(..., only="model")`.' * model_fits
         raise ValueError(
             f"The checkpoint {folder} does not fit `like`: {'; '.join(found[:_MAX_LISTED])}{more}. "
             "Create `like` in the same way as the saved state, or pass the folder of another "

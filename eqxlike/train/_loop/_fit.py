@@ -61,7 +61,7 @@ def fit(
       other libraries and lists of numbers become arrays. But if the step is not compiled, it gets
       the batches unchanged. Training ends when the batches end; see `repeat`.
     - `num_steps`: total number of steps, at least 1. In a resumed run, the steps of the earlier run
-      count too.
+      count too. For several epochs, pass the number of epochs times the batches of an epoch.
     - `steps_per_call`: number of steps in one call. A call is a compiled loop over stacked batches.
       If steps are small, several steps per call are much cheaper, because the overhead of a call
       exceeds the work of a step. The state is the same as after single steps, up to rounding. Logs,
@@ -87,7 +87,8 @@ def fit(
       in logs do not.
     - `resume_from`: a folder of checkpoints that `Checkpoint` wrote. The run continues from the
       newest checkpoint that is not damaged, and computes the same numbers as an uninterrupted run.
-      A warning reports damaged checkpoints. If there is no checkpoint, the run starts with `state`.
+      A warning reports damaged checkpoints. If there is no checkpoint, the run starts with `state`,
+      and warns unless a `Checkpoint` in `callbacks` writes to this folder.
       If `batches` have a method `seek`, as `minibatches` do, `fit` calls it with the saved
       position. Otherwise one batch is skipped for each step of the earlier run. Callbacks get their
       saved state back; for example, `EarlyStopping` knows the best metric of the earlier run.
@@ -135,7 +136,7 @@ def fit(
         batches, is_raw=steps_per_call == 1 and not isinstance(step, JitFunction)
     )
     check_every = whole_number(check_every, "check_every")
-    resumed = None if resume_from is None else newest_in(resume_from, state)
+    resumed = None if resume_from is None else newest_in(resume_from, state, checked)
     if resumed is None:
         # Assign to the same name, so that there is no reference to the caller's state.
         state = copy_arrays(state, donate=donate)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ... import tree_pformat
-from ..._check_numbers import whole_number
+from ..._check_numbers import hint_to_call, whole_number
 from ..._traceback import stacklevel_of_user
 from .._callbacks import Callback
 from .._checks import check_callable, check_takes
@@ -40,9 +40,9 @@ def checked_callbacks(
         check_callable(on_log, "on_log(step, loss)")
     for index, callback in enumerate(callbacks):
         if not isinstance(callback, Callback):
-            hint = ": call the class" if isinstance(callback, type) else ""
             raise TypeError(
-                f"fit expected a train.Callback at callbacks[{index}], got {callback!r}{hint}."
+                f"fit expected a train.Callback at callbacks[{index}], got {callback!r}"
+                f"{hint_to_call(callback)}."
             )
         if callback.every is not None:
             whole_number(callback.every, f"callbacks[{index}].every")

@@ -160,3 +160,6 @@ def test_no_array_and_one_of_no_module_are_refused(model):
         nn.freeze(model, lambda model: model.activation)
     with pytest.raises(ValueError, match=r"model\['a'\] is not in a Module"):
         nn.freeze({"a": jnp.ones(2)})
+    for where in ("layers[0]", nn.Linear, model.layers[0], model):
+        with pytest.raises(TypeError, match="`where` must be a function from the model to the nod"):
+            nn.freeze(model, where)

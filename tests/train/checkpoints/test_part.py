@@ -14,8 +14,8 @@ from eqxlike import nn, train
 from tests.train.linear import mean_square
 
 
-def make_state(seed, optimiser, **options):
-    model = nn.MLP(2, 1, 3, 1, key=jax.random.key(seed))
+def make_state(seed, optimiser, *, width=3, **options):
+    model = nn.MLP(2, 1, width, 1, key=jax.random.key(seed))
     return train.TrainState.create(model, optimiser, key=jax.random.key(seed), **options)
 
 
@@ -49,6 +49,10 @@ def test_the_model_comes_back_alone_and_the_rest_of_a_state_stays(saved):
     restored = train.restore(path, other, only=("model", "key"))
     assert eqx.tree_equal(restored.state.key, state.key)
     assert train.restore(path, state).left_out == ()
+    for like, is_hinted in [(other, True), (make_state(4, optax.adam(0.1), width=9), False)]:
+        with pytest.raises(ValueError, match="does not fit") as caught:
+            train.restore(path, like)
+        assert ('only="model"' in str(caught.value)) == is_hinted
 
 
 def test_arrays_take_the_sharding_of_like(saved):

@@ -307,6 +307,8 @@ def test_what_cannot_be_written_is_named(path):
     assert not path.exists()
     with pytest.raises(FileNotFoundError, match=f"There is no checkpoint at {path}"):
         train.restore(path, ())
+    with pytest.raises(TypeError, match=r"^restore\(path, like\): path must .* got a list"):
+        train.restore([1, 2], path)  # pyright: ignore[reportArgumentType]
 
 
 def test_what_is_no_checkpoint_is_not_overwritten(path):
