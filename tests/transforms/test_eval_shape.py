@@ -1,4 +1,4 @@
-"""`filter_eval_shape` and `filter_make_jaxpr`: what is known before anything is computed."""
+"""`filter_eval_shape` and `filter_make_jaxpr`."""
 
 from typing import Any
 
@@ -37,12 +37,12 @@ def describe(tree):
 
 @at_most(15)
 @given(TREES)
-def test_of_the_identity_is_a_struct_for_each_array_or_struct(tree):
+def test_shape_of_the_identity_has_a_struct_for_each_array_or_struct(tree):
     for each in (tree, jtu.tree_map(to_struct, tree)):
         assert describe(filter_eval_shape(lambda tree: tree, each)) == describe(tree)
 
 
-def test_what_is_no_array_is_passed_and_returned_as_it_is():
+def test_other_leaves_than_arrays_are_passed_and_nothing_is_computed():
     computed = []
 
     def function(x, n, *, axis, y):
@@ -75,19 +75,16 @@ def test_modules_are_made_called_and_passed():
 # --- filter_make_jaxpr --------------------------------------------------------------------------
 
 
-def test_jaxpr_is_that_of_jax_for_the_arrays_alone():
+def test_jaxpr_equals_the_jaxpr_of_jax_for_the_arrays():
     def function(tree, how):
         return {"out": jnp.sin(tree["x"]) @ tree["y"] if how == "product" else None, "how": how}
 
-    def flat(x, y):
-        return jnp.sin(x) @ y
-
     vector = jnp.ones(3)
     jaxpr, _, _ = filter_make_jaxpr(function)({"x": MATRIX, "y": vector, "z": 1}, "product")
-    assert str(jaxpr) == str(jax.make_jaxpr(flat)(MATRIX, vector))
+    assert str(jaxpr) == str(jax.make_jaxpr(lambda x, y: jnp.sin(x) @ y)(MATRIX, vector))
 
 
-def test_jaxpr_is_evaluated_by_jax_and_structs_and_statics_make_the_output():
+def test_jaxpr_is_evaluated_by_jax_and_has_the_output_structure():
     make_jaxpr = filter_make_jaxpr(lambda x, n, *, y: (n * x + y, [n, None]))
     jaxpr, structs, static = make_jaxpr(to_struct(MATRIX), 2.0, y=MATRIX)
     (tripled,) = jaxpr_as_fun(jaxpr)(MATRIX, MATRIX)
@@ -95,7 +92,7 @@ def test_jaxpr_is_evaluated_by_jax_and_structs_and_statics_make_the_output():
     assert describe(eqxlike.combine(structs, static)) == describe((MATRIX, [2.0, None]))
 
 
-def test_method_is_bound_before_its_jaxpr_is_made():
+def test_jaxpr_of_a_method_has_the_instance_as_argument():
     class Model(eqxlike.Module):
         weight: Any
 

@@ -1,4 +1,4 @@
-"""Mutable arrays, `jax.Ref`: traced as `jax.jit` traces them, and never returned."""
+"""Mutable arrays, `jax.Ref`: read and written as in `jax.jit`, and never returned."""
 
 from typing import Any
 
@@ -27,16 +27,14 @@ class Counter(Module):
         return add_to(self.total, self.step * x)
 
 
-# Each is a function of a reference and an array.
+# Functions of a reference and an array.
 PROGRAMS = {
     "read and written": add_to,
     "filter_grad": lambda ref, x: eqxlike.filter_grad(
         lambda x, ref: (x * add_to(ref, jax.lax.stop_gradient(x))).sum()
     )(x, ref),
     "filter_vmap": lambda ref, x: eqxlike.filter_vmap(add_to, in_axes=0)(ref, x),
-    "closed over by filter_vmap": lambda ref, x: eqxlike.filter_vmap(lambda x: x + ref[...].sum())(
-        x
-    ),
+    "closed over": lambda ref, x: eqxlike.filter_vmap(lambda x: x + ref[...].sum())(x),
     "list in a Module": lambda ref, x: filter_jit(lambda it, x: it.total[0](x))(
         Counter([Counter(ref)]), x
     ),
@@ -44,7 +42,7 @@ PROGRAMS = {
 }
 
 
-def test_a_reference_is_read_and_written_as_with_jax_jit():
+def test_reference_is_read_and_written_as_in_jax_jit():
     def ends(jit, program):
         jitted, ref, outputs = jit(program), jax.new_ref(X), []
         for _ in range(2):
@@ -57,7 +55,7 @@ def test_a_reference_is_read_and_written_as_with_jax_jit():
         assert ends(filter_jit, program) == ends(jax.jit, program), name
 
 
-def test_references_share_a_trace_and_are_each_their_own():
+def test_references_share_a_trace_but_not_their_values():
     traces = []
 
     @filter_jit
@@ -75,54 +73,49 @@ def test_references_share_a_trace_and_are_each_their_own():
         assert len(traces) == num_traces
 
 
-def test_a_reference_among_arguments_with_shardings_has_its_own():
+def test_reference_among_arguments_keeps_its_sharding():
     ref = jax.new_ref(jax.device_put(jnp.ones(4), SPLIT))
     jitted = filter_jit(lambda ref, x, y: (ref[...] + y, x), in_shardings=(SPLIT, None, SPLIT))
     total, _ = jitted(ref, jnp.ones(3), jnp.ones(4))
     assert total.sharding.is_equivalent_to(SPLIT, 1)
 
 
-# --- what is returned ---------------------------------------------------------------------------
+# --- returned references ---
 
 
+OUTER = jax.new_ref(X)
+TRACED = {
+    "filter_eval_shape": lambda f: lambda x: eqxlike.filter_eval_shape(f, x),
+    "filter_make_jaxpr": eqxlike.filter_make_jaxpr,
+    "filter_closure_convert": lambda f: lambda x: eqxlike.filter_closure_convert(f, x),
+}
 RETURNED = {
     "argument": lambda ref: {"a": (ref, 1.0)},
     "made inside": lambda ref: {"a": (jax.new_ref(ref[...]), 1.0)},
     "closed over": lambda ref: {"a": (OUTER, 1.0)},
 }
 
-OUTER = jax.new_ref(X)
 
-
-def test_a_reference_that_is_returned_is_an_error_with_its_path():
+def test_error_of_a_returned_reference_names_its_path():
+    words = (
+        r"output\['a'\]\[0\], which <lambda> returns, is a mutable array reference "
+        r"of type Ref\{float32\[3\]\}\. .* return its value, `reference\[\.\.\.\]`"
+    )
     for function in RETURNED.values():
         ref = jax.new_ref(X)
-        with pytest.raises(ValueError, match="returned a mutable array reference"):
-            jax.jit(function)(ref)
         for _ in range(2):
-            with pytest.raises(
-                ValueError,
-                match=r"output\['a'\]\[0\], which <lambda> returns, is a mutable array reference "
-                r"of type Ref\{float32\[3\]\}\. .* return its value, `reference\[\.\.\.\]`",
-            ):
+            with pytest.raises(ValueError, match=words):
                 filter_jit(function)(ref)
     with pytest.raises(ValueError, match=r"output\.total, which <lambda> returns, is a mutable"):
         filter_jit(lambda module: module)(Counter(jax.new_ref(X)))
-
-
-TRACED = {
-    "filter_eval_shape": lambda f: lambda x: eqxlike.filter_eval_shape(f, x),
-    "filter_make_jaxpr": eqxlike.filter_make_jaxpr,
-    "filter_closure_convert": lambda f: lambda x: eqxlike.filter_closure_convert(f, x),
-}
-
-
-def test_a_reference_made_in_a_function_that_is_traced_is_not_returned():
+    function = lambda x: (x, jax.new_ref(x))
     for traced in TRACED.values():
-        with pytest.raises(
-            ValueError, match=r"output\[1\], which .* returns, is a mutable array refer"
-        ):
-            traced(lambda x: (x, jax.new_ref(x)))(X)
+        with pytest.raises(ValueError, match=r"output\[1\], which .* returns, is a mutable array"):
+            traced(function)(X)
+    with pytest.raises(ValueError, match=r"output\[1\] has no axis in `out_axes`"):
+        eqxlike.filter_vmap(function)(X)
+    with pytest.raises(ValueError, match=r"output\[1\] is a mutable array reference, .* axis 1:"):
+        eqxlike.filter_vmap(function, out_axes=(0, 1))(jnp.ones((2, 3)))
 
 
 AUXILIARY = {
@@ -132,25 +125,14 @@ AUXILIARY = {
 }
 
 
-def test_a_reference_made_in_a_function_that_is_not_compiled_is_returned_as_with_jax():
+def test_uncompiled_function_may_return_a_reference_as_in_jax():
     for auxiliary in AUXILIARY.values():
         ref = auxiliary(lambda x: (x.sum(), jax.new_ref(2 * x)))
         ref[0] += 1
         assert (type(ref), ref[...].tolist()) == (jax.Ref, [1, 2, 4])
 
 
-def test_a_reference_that_filter_vmap_returns_along_no_or_another_axis_is_an_error_with_its_path():
-    function = lambda x: (x, jax.new_ref(x))
-    with pytest.raises(ValueError, match=r"output\[1\] has no axis in `out_axes`"):
-        eqxlike.filter_vmap(function)(X)
-    with pytest.raises(ValueError, match=r"output\[1\] is a mutable array reference, .* axis 1:"):
-        eqxlike.filter_vmap(function, out_axes=(0, 1))(jnp.ones((2, 3)))
-
-
-# --- what is passed twice -----------------------------------------------------------------------
-
-
-def test_a_reference_that_is_passed_twice_or_closed_over_as_well_is_named():
+def test_error_of_a_reference_passed_twice_names_both_paths():
     ref = jax.new_ref(X)
     with pytest.raises(ValueError, match="only one reference") as caught:
         filter_jit(lambda counter, x: x[0][...])(Counter(ref), [ref])

@@ -1,4 +1,4 @@
-"""What every transformed function has, whatever the transformation."""
+"""The wrappers of all transformations: metadata, methods and errors."""
 
 import functools
 import inspect
@@ -30,7 +30,7 @@ def double(x, y: int = 3, *, key=None):
     return 2 * x
 
 
-def test_is_a_pytree_with_the_metadata_of_what_it_wraps():
+def test_wrapper_is_a_pytree_with_the_metadata_of_the_function():
     for name, transform in WRAPPERS.items():
         transformed = transform(double)
         assert name not in DECORATED or repr(transform(len)) == f"{name}({len!r})"
@@ -46,41 +46,32 @@ def test_is_a_pytree_with_the_metadata_of_what_it_wraps():
         assert transformed != transform(sum)
 
 
-def test_is_a_method_in_the_body_of_a_class():
-    for name in TRANSFORMATIONS:
-        transform = getattr(eqxlike, name)
-
-        class Scale(eqxlike.Module):
+def test_transformation_in_a_class_body_makes_a_method():
+    def model_of(eqx, name):
+        class Model(eqx.Module):
             weight: Any
 
-            @transform
+            @getattr(eqx, name)
             def scale(self, x, *, offset):
                 """Scales."""
                 return self.weight * x + offset
 
-        scale = Scale(TWO)
-        expected = transform(lambda scale, x, offset: scale.weight * x + offset)(scale, THREE, TWO)
-        assert eqxlike.tree_equal(scale.scale(THREE, offset=TWO), expected)
-        assert eqxlike.tree_equal(Scale.scale(scale, THREE, offset=TWO), expected)
-        assert (scale.scale.__name__, scale.scale.__doc__) == ("scale", "Scales.")
-        assert list(inspect.signature(scale.scale).parameters) == ["x", "offset"]
+        return Model(TWO)
 
-
-def test_is_a_method_in_the_body_of_any_class():
-    class Plain:
-        scale = eqxlike.filter_grad(double)
-
-    plain = Plain()
-    assert plain.scale.__self__ is plain
-    assert Plain.scale.__wrapped__ is double
-
-
-def test_methods_of_equinox_lose_the_instance():
-    class Theirs(equinox.Module):
-        scale = equinox.filter_jacfwd(lambda self, x: x)
-
+    for name in TRANSFORMATIONS:
+        model = model_of(eqxlike, name)
+        function = lambda model, x, offset: model.weight * x + offset
+        expected = getattr(eqxlike, name)(function)(model, THREE, TWO)
+        assert eqxlike.tree_equal(model.scale(THREE, offset=TWO), expected)
+        assert eqxlike.tree_equal(type(model).scale(model, THREE, offset=TWO), expected)
+        assert (model.scale.__name__, model.scale.__doc__) == ("scale", "Scales.")
+        assert list(inspect.signature(model.scale).parameters) == ["x", "offset"]
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
-        Theirs().scale(THREE)
+        model_of(equinox, "filter_jacfwd").scale(THREE, offset=TWO)
+    assert not hasattr(model_of(equinox, "filter_vmap").scale, "__name__")
+    plain = type("Plain", (), {"scale": eqxlike.filter_grad(double)})()
+    assert plain.scale.__self__ is plain
+    assert type(plain).scale.__wrapped__ is double
 
 
 OF_VALUES = {
@@ -99,22 +90,21 @@ OF_FUNCTIONS = {f"filter_{name}": getattr(eqxlike, f"filter_{name}") for name in
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated")
-def test_what_is_no_function_is_an_error_that_names_the_transformation():
+def test_error_of_a_value_that_is_not_callable_names_the_transformation():
     for name, transform in {**WRAPPERS, **OF_FUNCTIONS, **OF_VALUES}.items():
         with pytest.raises(TypeError, match=f"3 is not a callable object: `{name}` expects"):
             transform(3)
-    with pytest.raises(TypeError, match=r"`filter_custom_vjp\.defvjp` expects"):
-        eqxlike.filter_custom_vjp(len).defvjp(3, len)
-    for transform in (eqxlike.filter_checkpoint, eqxlike.filter_grad):
-        with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
-            transform(double, foo=True)(TWO)
-    # A decorator refuses its options before it gets a function.
-    with pytest.raises(TypeError, match=r"filter_checkpoint: .*unexpected keyword argument 'foo'"):
-        eqxlike.filter_checkpoint(foo=True)
-    with pytest.raises(
-        TypeError, match="filter_shard_map: missing a required argument: 'in_specs'"
+    custom_vjp, grad = eqxlike.filter_custom_vjp(len), eqxlike.filter_grad
+    mesh = jax.make_mesh((1,), ("batch",))
+    for message, call in (
+        (r"`filter_custom_vjp\.defvjp` expects", lambda: custom_vjp.defvjp(3, len)),
+        ("keyword argument 'foo'", lambda: eqxlike.filter_checkpoint(double, foo=True)(TWO)),
+        ("keyword argument 'foo'", lambda: grad(double, foo=True)(TWO)),
+        # A decorator refuses its options before it gets a function.
+        ("filter_checkpoint: .*argument 'foo'", lambda: eqxlike.filter_checkpoint(foo=True)),
+        ("filter_shard_map: .*required .*specs'", lambda: eqxlike.filter_shard_map(mesh=mesh)),
+        # JAX itself refuses `reduce_axes`, but only without a mode.
+        ("'reduce_axes'", lambda: grad(double, mode=eqxlike.ad.Forward(), reduce_axes=("x",))),
     ):
-        eqxlike.filter_shard_map(mesh=jax.make_mesh((1,), ("batch",)))
-    # JAX itself refuses `reduce_axes`, but sees it only without a mode.
-    with pytest.raises(TypeError, match="unexpected keyword argument 'reduce_axes'"):
-        eqxlike.filter_grad(double, mode=eqxlike.ad.Forward(), reduce_axes=("batch",))
+        with pytest.raises(TypeError, match=message):
+            call()

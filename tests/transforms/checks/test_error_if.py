@@ -1,4 +1,4 @@
-"""What a failed check reports and where it is made, who waits for it, and what passes as it was."""
+"""The report of a failed check, the values that pass it, and the calls that wait for it."""
 
 import inspect
 import re
@@ -45,7 +45,7 @@ def fails(function, *args):
 
 @pytest.fixture
 def waits(monkeypatch):
-    """The calls that wait."""
+    """A list with an item for each call that waits."""
     counted = []
     block = jax.block_until_ready
 
@@ -60,7 +60,7 @@ def waits(monkeypatch):
 # --- the message --------------------------------------------------------------------------------
 
 
-def test_message_says_where_the_check_stands():
+def test_report_has_the_whole_message_and_the_place_of_the_check():
     for function in (checked, filter_jit(checked)):
         assert text_of(function, X + 10) == f"too large\n{PLACE})"
     batched = filter_jit(jax.vmap(checked))
@@ -71,37 +71,34 @@ def test_message_says_where_the_check_stands():
     x[1, 2, 3] = 11
     for function in (nested, filter_jit(nested)):
         assert text_of(function, x).endswith("batch index (2, 3))")
-
-
-def test_message_is_whole():
     message = "Größe:\n\n  %s {} \\n " + 5000 * "long " + "[eqxlike failure 0]"
     text = text_of(filter_jit(lambda x: error_if(x, x > 1, message)), X)
     assert text.startswith(f"{message}\n(check at")
 
 
 def test_report_lists_at_most_eight_members_of_a_batch():
-    def batch(*failing, shape):
+    def text(shape, *failing):
         failed = np.zeros(shape, bool)
         for place in failing:
             failed[place] = True
         return FailureReport(("wrong",), "here").text(failed, None)
 
-    assert batch((), shape=()) == "wrong\n(check at here)"
-    for text, listed in [
-        (batch(2, shape=3), "index 2"),
-        (batch(0, 2, shape=3), "indices 0 and 2"),
-        (batch((0, 0), (0, 1), (1, 2), shape=(2, 3)), "indices (0, 0), (0, 1) and (1, 2)"),
-        (batch(*range(8), shape=9), "indices 0, 1, 2, 3, 4, 5, 6 and 7"),
-        (batch(*range(9), shape=9), "indices 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"),
-        (batch(*range(100), shape=100), "indices 0, 1, 2, 3, 4, 5, 6, 7 and 92 more"),
+    assert text((), ()) == "wrong\n(check at here)"
+    for found, listed in [
+        (text(3, 2), "index 2"),
+        (text(3, 0, 2), "indices 0 and 2"),
+        (text((2, 3), (0, 0), (0, 1), (1, 2)), "indices (0, 0), (0, 1) and (1, 2)"),
+        (text(9, *range(8)), "indices 0, 1, 2, 3, 4, 5, 6 and 7"),
+        (text(9, *range(9)), "indices 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"),
+        (text(100, *range(100)), "indices 0, 1, 2, 3, 4, 5, 6, 7 and 92 more"),
     ]:
-        assert text == f"wrong\n(check at here, failed for batch {listed})"
-    # The message is that of the largest index among those that fail.
-    text = FailureReport("abc", "here").text(np.array([True, False, True]), np.array([0, 2, 1]))
-    assert text == "b\n(check at here, failed for batch index 2)"
+        assert found == f"wrong\n(check at here, failed for batch {listed})"
+    # The largest index among the failed members selects the message.
+    found = FailureReport("abc", "here").text(np.array([True, False, True]), np.array([0, 2, 1]))
+    assert found == "b\n(check at here, failed for batch index 2)"
 
 
-def test_predicate_mapped_inside_and_index_outside_are_matched():
+def test_predicate_mapped_inside_and_index_mapped_outside_are_matched():
     def of_index(index):
         return jax.vmap(lambda x: branched_error_if(x, x > 1, index, ["a", "b"]))(X)
 
@@ -110,7 +107,7 @@ def test_predicate_mapped_inside_and_index_outside_are_matched():
     assert text.endswith("batch index (1, 2))")
 
 
-def test_first_that_fails_is_raised_where_some_of_them_are_mapped():
+def test_first_failed_check_raises_also_if_some_checks_are_mapped():
     @filter_jit
     def function(x, y, z):
         first = jax.vmap(lambda x: error_if(x, x > 10, "first"))(x)
@@ -128,11 +125,13 @@ def test_first_that_fails_is_raised_where_some_of_them_are_mapped():
 
 def test_values_are_the_same_to_the_bit():
     x = jnp.array([-0.0, jnp.inf, -jnp.inf, jnp.nan, 1e-45])
-    same = filter_jit(checked)(x, jnp.inf)
+    with jax.checking_leaks():
+        same = filter_jit(checked)(x, jnp.inf)
+        assert filter_jit(filter_vmap(checked))(X).shape == (3,)
     assert np.asarray(same).tobytes() == np.asarray(x).tobytes()
 
 
-def test_tree_comes_back_with_its_leaves():
+def test_tree_is_returned_with_its_leaves():
     tree = {"a": (X, None), "b": "text", "c": 1.5, "float0": np.zeros(2, jax.dtypes.float0)}
     same = filter_jit(lambda x: error_if({**tree, "a": (x, None)}, x > 10, ""))(X)
     assert (same["a"][0].tolist(), same["b"], same["c"]) == ([0, 1, 2], "text", 1.5)
@@ -147,12 +146,12 @@ def test_only_the_reduced_predicate_goes_to_the_callback():
     callbacks = re.findall(r"custom_call @xla.*callback.*", jax.jit(function).lower(CUBE).as_text())
     assert len(callbacks) == 1
     assert ("tensor<2x3xi1>" in callbacks[0], "f32" in callbacks[0]) == (True, False)
-    # One that is not mapped is true where the callback runs; passed on, it would be computed again.
+    # A scalar predicate is true whenever the callback runs, so it is not passed.
     text = jax.jit(lambda x: error_if(x, x.sum() > 1, "")).lower(X).as_text()
     assert re.findall(r"custom_call @xla.*callback\w*\((.*?)\)", text) == [""]
 
 
-def test_gradients_of_a_batch_pass_a_check_in_a_branch_that_some_take():
+def test_gradients_pass_a_check_in_a_branch_that_some_members_take():
     def function(x, check):
         square = lambda x: (check(jnp.sin(x)) ** 2).sum()
         return jax.lax.cond(x.sum() > 10, square, lambda x: jnp.cos(x).sum(), x)
@@ -163,19 +162,14 @@ def test_gradients_of_a_batch_pass_a_check_in_a_branch_that_some_take():
     np.testing.assert_array_equal(gradient(checked), gradient(lambda x: x))
 
 
-def test_trace_leaks_nothing():
-    with jax.checking_leaks():
-        assert filter_jit(filter_vmap(checked))(X).shape == (3,)
-
-
 def mesh_and_array(axis_type):
     mesh = jax.make_mesh((2,), ("devices",), axis_types=(axis_type,))
     return mesh, jax.device_put(jnp.arange(4.0), NamedSharding(mesh, PartitionSpec("devices")))
 
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
-def test_check_on_several_devices_raises_on_all_of_them(axis_type):
-    # On the first alone, and the other would wait for it until XLA ends the process.
+def test_check_on_several_devices_raises_on_all_devices(axis_type):
+    # If only the first device raised, the other would wait until XLA ends the process.
     _, x = mesh_and_array(axis_type)
     function = filter_jit(lambda x: checked(x) + x.sum())
     mapped = filter_jit(filter_vmap(checked))
@@ -187,7 +181,7 @@ def test_check_on_several_devices_raises_on_all_of_them(axis_type):
     jax.effects_barrier()
 
 
-def test_check_of_what_lies_on_no_known_device_raises_on_all_of_them():
+def test_check_of_an_array_without_known_device_raises_on_all_devices():
     _, x = mesh_and_array(AxisType.Auto)
 
     def function(x, y):
@@ -202,18 +196,10 @@ def test_check_of_what_lies_on_no_known_device_raises_on_all_of_them():
     assert placed(jnp.arange(4.0)).tolist() == [6, 7, 8, 9]
 
 
-def test_check_in_shard_map_raises():
-    mesh, _ = mesh_and_array(AxisType.Auto)
-    spec = PartitionSpec("devices")
-    function = filter_jit(jax.shard_map(checked, mesh=mesh, in_specs=spec, out_specs=spec))
-    assert fails(function, 8 + jnp.arange(4.0))
-    assert function(jnp.arange(4.0)).tolist() == [0, 1, 2, 3]
-
-
 # --- how it is raised -----------------------------------------------------------------------------
 
 
-def test_without_jit_it_is_raised_where_the_check_stands():
+def test_error_without_jit_is_raised_at_the_line_of_the_check():
     calls = [(checked, X[2]), (jax.vmap(checked), X[2:]), (jax.grad(checked), X[2])]
     for function, x in calls:
         with pytest.raises(EqxlikeRuntimeError, match="too large") as caught:
@@ -221,7 +207,7 @@ def test_without_jit_it_is_raised_where_the_check_stands():
         assert traceback.extract_tb(caught.value.__traceback__)[-1].lineno == LINE_OF_CHECK
 
 
-def test_error_of_a_compiled_function_is_the_message_alone():
+def test_error_of_a_compiled_function_has_no_context_or_notes():
     jitted = filter_jit(checked)
     for _ in range(2):
         with pytest.raises(EqxlikeRuntimeError) as caught:
@@ -232,15 +218,13 @@ def test_error_of_a_compiled_function_is_the_message_alone():
     assert [frame.filename for frame in frames] == [__file__]
 
 
-def test_in_a_function_of_jax_the_text_of_its_error_has_the_message_and_nothing_is_logged(
-    caplog, capfd
-):
+def test_error_of_a_jax_jit_function_has_the_message_and_is_not_logged(caplog, capfd):
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"too large\n.*check at"):
         jax.jit(lambda x: checked(x))(X + 10).block_until_ready()
     assert (caplog.records, capfd.readouterr().err) == ([], "")
 
 
-def test_error_of_another_callback_is_that_of_jax_and_is_logged(caplog):
+def test_error_of_another_callback_is_the_error_of_jax_and_is_logged(caplog):
     def fail(x):
         raise ValueError("mine")
 
@@ -250,7 +234,7 @@ def test_error_of_another_callback_is_that_of_jax_and_is_logged(caplog):
     assert len(caplog.records) == 1
 
 
-def test_donated_arguments_that_are_gone_are_named_and_warnings_are_restored():
+def test_failed_call_names_donated_arguments_and_restores_warnings():
     jitted = filter_jit(
         lambda x, tree: (checked(x), tree["a"] + 1, tree["b"] + 1), donate=("tree",)
     )
@@ -277,7 +261,11 @@ def test_only_calls_with_a_check_wait(waits):
     is_off = filter_jit(lambda x: error_if(2 * x, x > 10, "", on_error="off"))
     for _ in range(3):
         is_off(X)
+    jax.make_jaxpr(jitted)(X)
     assert waits == []
+    clear_caches()
+    jitted(X)
+    assert len(waits) == 1
 
 
 def test_function_that_calls_a_compiled_one_with_a_check_waits(waits):
@@ -291,7 +279,7 @@ def test_function_that_calls_a_compiled_one_with_a_check_waits(waits):
         assert len(waits) == 2
 
 
-# What calls `inner`, which JAX has traced before, only for arrays of the longer shape.
+# Functions that call `inner` only for arrays of length 5, after JAX has traced `inner`.
 MET_LATER = {
     "with a static output": lambda inner: filter_jit(
         lambda x: (inner(x), "longer") if len(x) == 5 else (x, "shorter")
@@ -310,7 +298,7 @@ MET_LATER = {
 
 
 @pytest.mark.parametrize("name", MET_LATER)
-def test_function_that_jax_has_traced_and_that_a_later_trace_meets_makes_it_wait(waits, name):
+def test_call_waits_if_a_later_trace_calls_a_traced_function_with_a_check(waits, name):
     inner = jax.jit(checked)
     jax.grad(lambda x: inner(x).sum())(jnp.arange(5.0)), inner(jnp.arange(5.0))
     outer = MET_LATER[name](inner)
@@ -320,7 +308,7 @@ def test_function_that_jax_has_traced_and_that_a_later_trace_meets_makes_it_wait
     assert fails(outer, jnp.arange(5.0) + 10)
 
 
-def test_function_compiled_ahead_of_time_waits_and_raises(waits):
+def test_function_compiled_before_the_call_waits_and_raises(waits):
     inner = jax.jit(checked)
     inner(jnp.arange(5.0))
     jitted = filter_jit(lambda x: inner(x) if len(x) == 5 else x)
@@ -329,13 +317,3 @@ def test_function_compiled_ahead_of_time_waits_and_raises(waits):
     assert compiled(jnp.arange(5.0)).tolist() == [0, 1, 2, 3, 4]
     assert len(waits) == 1
     assert fails(compiled, jnp.arange(5.0) + 10)
-
-
-def test_traced_call_does_not_wait_and_a_forgotten_function_does_again(waits):
-    jitted = filter_jit(checked)
-    jitted(X)
-    jax.make_jaxpr(jitted)(X)
-    assert len(waits) == 1
-    clear_caches()
-    jitted(X)
-    assert len(waits) == 2

@@ -1,4 +1,4 @@
-"""`error_if` compared with that of Equinox, and what may happen in place of an error."""
+"""`error_if` compared with `error_if` of Equinox, and the other values of `on_error`."""
 
 import concurrent.futures
 import io
@@ -20,7 +20,7 @@ X = jnp.arange(3.0)
 TRUE, FALSE = jnp.array(True), jnp.array(False)
 MESSAGES = ["first", "second", "third"]
 
-# Of one expression each, which says what is done with `eqx`; the message of a check is "wrong".
+# The message of each check is "wrong".
 PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "pred is a bool": lambda eqx: eqx.error_if(X, True, "wrong"),
     "pred is an int": lambda eqx: eqx.error_if(X, 1, "wrong"),
@@ -51,7 +51,7 @@ def output_of(program, eqx):
         return type(error).__name__.replace("Eqxlike", "Equinox"), found and found[1]
 
 
-def test_programs_do_the_same():
+def test_program_gives_the_output_of_equinox():
     ours, theirs = (
         {name: repr(output_of(program, eqx)) for name, program in PROGRAMS.items()}
         for eqx in (eqxlike, equinox)
@@ -59,7 +59,7 @@ def test_programs_do_the_same():
     assert ours == theirs
 
 
-def test_error_of_a_python_number_is_the_message_alone():
+def test_error_of_a_python_predicate_is_only_the_message():
     for eqx in (eqxlike, equinox):
         with pytest.raises(eqx.EquinoxTracetimeError, match=r"^wrong$"):
             eqx.error_if(int, True, "wrong")
@@ -81,7 +81,7 @@ def test_every_kind_of_predicate_and_index_raises_or_passes():
         traced(X, jnp.array(1))
 
 
-def test_derivatives_and_branches_are_those_without_the_check():
+def test_derivatives_and_branches_equal_those_without_the_check():
     def cube(x):
         x = error_if(x, x < 0, "wrong")
         x = jax.lax.cond(x > 9, lambda x: error_if(x, TRUE, "wrong"), jnp.abs, x)
@@ -97,54 +97,26 @@ def test_derivatives_and_branches_are_those_without_the_check():
 # --- differences --------------------------------------------------------------------------------
 
 
-def both(program):
-    return [output_of(program, eqx) for eqx in (eqxlike, equinox)]
-
-
-def values(output):
-    return output[1]
-
-
-def test_nan_is_for_the_members_of_the_batch_that_fail():
-    ours, theirs = both(
-        lambda eqx: jax.vmap(lambda x: eqx.error_if(x, x > 1, "wrong", on_error="nan"))(X)
+def test_nan_replaces_only_the_members_of_the_batch_that_fail():
+    ours, theirs = (
+        jax.vmap(lambda x, eqx=eqx: eqx.error_if(x, x > 1, "wrong", on_error="nan"))(X)
+        for eqx in (eqxlike, equinox)
     )
-    np.testing.assert_array_equal(values(ours), [0, 1, np.nan])
-    np.testing.assert_array_equal(values(theirs), [np.nan] * 3)
-
-
-def test_nan_is_for_bfloat16_and_complex_too():
-    for x in (jnp.bfloat16(0), jnp.complex64(0)):
-        failed = error_if(x, TRUE, "wrong", on_error="nan")
-        assert (failed.dtype, np.isnan(np.asarray(failed, complex))) == (x.dtype, True)
+    np.testing.assert_array_equal(ours, [0, 1, np.nan])
+    np.testing.assert_array_equal(theirs, [np.nan] * 3)
 
 
 def test_gradient_is_checked_though_it_does_not_depend_on_the_value():
-    ours, theirs = both(
-        lambda eqx: eqx.filter_jit(jax.grad(lambda x: 2 * eqx.error_if(x, x > 1, "wrong")))(X[2])
-    )
-    assert ours == ("EquinoxRuntimeError", "wrong")
-    assert values(theirs) == 2
+    gradients = [
+        eqx.filter_jit(jax.grad(lambda x, eqx=eqx: 2 * eqx.error_if(x, x > 1, "wrong")))
+        for eqx in (eqxlike, equinox)
+    ]
+    with pytest.raises(eqxlike.EqxlikeRuntimeError, match="wrong"):
+        gradients[0](X[2])
+    assert gradients[1](X[2]) == 2
 
 
-def test_first_check_in_the_program_is_the_one_that_raises():
-    def program(eqx):
-        @eqx.filter_jit
-        def function(x, y):
-            a = eqx.error_if(jnp.sin(x), x > 1, "first")
-            b = eqx.error_if(y, y > 1, "second")
-            c = eqx.error_if(2 * y, y > 1, "third")
-            return c * b + a.sum()
-
-        return function(X, X)
-
-    ours, theirs = both(program)
-    # Equinox raises the one that XLA runs first.
-    assert ours[1] == "first"
-    assert theirs[1] in ("first", "second", "third")
-
-
-def test_unused_check_is_made_if_a_later_one_is():
+def test_unused_check_runs_if_a_later_check_does():
     @eqxlike.filter_jit
     def function(x):
         unused = error_if(x, x > 1, "first")  # noqa: F841
@@ -154,7 +126,7 @@ def test_unused_check_is_made_if_a_later_one_is():
         function(X)
 
 
-def test_index_out_of_range_is_named_where_the_check_fails():
+def test_error_of_an_index_out_of_range_names_the_index():
     for index in (3, -4, jnp.array(3), jnp.array(-4)):
         with pytest.raises(
             eqxlike.EqxlikeRuntimeError, match=f"message index {index}, but .* only 3 messages"
@@ -166,12 +138,7 @@ def test_index_out_of_range_is_named_where_the_check_fails():
         equinox.branched_error_if(X, TRUE, 3, MESSAGES)
 
 
-def test_typed_keys_can_be_checked():
-    key = jax.random.key(0)
-    assert eqxlike.filter_jit(eqxlike.error_if)(key, FALSE, "wrong") == key
-
-
-# --- in place of an error: off, nan and the debugger --------------------------------------------
+# --- instead of an error: off, nan and the debugger ---
 
 
 def checked(x, on_error: Any = "default"):
@@ -180,7 +147,7 @@ def checked(x, on_error: Any = "default"):
 
 
 def of_few_frames(call, *args):
-    """The output of a call in a thread: of each frame below, JAX would read the source."""
+    """The output of a call in a thread, where JAX reads the source of fewer frames."""
 
     def called():
         output = call(*args)
@@ -197,20 +164,25 @@ def debugger(monkeypatch):
     return lambda text: monkeypatch.setattr("sys.stdin", io.StringIO(text))
 
 
-def test_off_leaves_nothing_in_the_program_and_nan_no_callback():
+def test_off_leaves_no_check_and_nan_no_callback_in_the_program():
     with_check = jax.make_jaxpr(lambda x: error_if(x, x > 1, "", on_error="off"))(X)
     assert str(with_check) == str(jax.make_jaxpr(lambda x: (x > 1, x)[1])(X))
     assert "callback" not in str(jax.make_jaxpr(lambda x: checked(x, "nan"))(X))
+    key = jax.random.key(0)
+    assert eqxlike.filter_jit(error_if)(key, FALSE, "wrong") == key
 
 
-def test_nan_is_no_nan_where_nothing_fails():
+def test_nan_has_the_dtype_of_the_value_and_appears_only_if_the_check_fails():
     with jax.debug_nans(True):
         assert error_if(X, X > 2, "", on_error="nan").tolist() == [0, 1, 2]
-    assert jnp.isnan(eqxlike.filter_jit(lambda x: error_if(x, True, "", on_error="nan"))(X)).all()
+    for x in (X, jnp.bfloat16(0), jnp.complex64(0)):
+        for function in (error_if, eqxlike.filter_jit(error_if)):
+            failed = function(x, TRUE, "", on_error="nan")
+            assert (failed.dtype, np.isnan(np.asarray(failed, complex)).all()) == (x.dtype, True)
 
 
 @pytest.mark.parametrize("jit", [lambda f: f, eqxlike.filter_jit], ids=["eager", "jit"])
-def test_breakpoint_opens_where_the_check_stands_and_goes_on_with_nan(jit, debugger, capsys):
+def test_breakpoint_opens_at_the_check_and_continues_with_nan(jit, debugger, capsys):
     debugger("p inside\nbt\nc\n")
     x, inside = of_few_frames(jit(lambda x: checked(x, "breakpoint")), X)
     assert jnp.isnan(x).all()
@@ -223,7 +195,7 @@ def test_breakpoint_opens_where_the_check_stands_and_goes_on_with_nan(jit, debug
     assert 'error_if(x, x > 1, "too large", on_error=on_error)' in printed
 
 
-def test_breakpoint_shows_as_many_frames_as_the_environment_says(monkeypatch, debugger, capsys):
+def test_breakpoint_shows_the_number_of_frames_in_the_environment(monkeypatch, debugger, capsys):
     def caller(x):
         return checked(x, "breakpoint")[0]
 
@@ -231,7 +203,7 @@ def test_breakpoint_shows_as_many_frames_as_the_environment_says(monkeypatch, de
     debugger("bt\nc\n")
     of_few_frames(lambda: eqxlike.filter_jit(caller)(X))
     printed = capsys.readouterr().out
-    # Of ours, and of JAX, there is none among them.
+    # Frames of the package and of JAX are left out.
     assert printed.count(f'File "{__file__}"') == printed.count("File") == 3
     assert 'return checked(x, "breakpoint")[0]' in printed
 
@@ -250,14 +222,14 @@ def test_each_breakpoint_opens_unless_its_check_passes(debugger, capsys):
     assert ("first\n" in printed, "second\n" in printed) == (True, True)
 
 
-def test_breakpoint_says_which_members_of_a_batch_fail(debugger, capsys):
+def test_breakpoint_names_the_members_of_a_batch_that_fail(debugger, capsys):
     debugger("c\nc\nc\n")
     x = of_few_frames(jax.vmap(lambda x: checked(x, "breakpoint")[0]), X)
     assert jnp.isnan(x).tolist() == [False, False, True]
     assert "failed for batch index 2)" in capsys.readouterr().out
 
 
-def test_environment_says_what_is_the_default_and_our_variable_comes_first(monkeypatch):
+def test_environment_sets_the_default_and_our_variable_overrides_equinox(monkeypatch):
     monkeypatch.setenv("EQX_ON_ERROR", "nan")
     assert jnp.isnan(checked(X)[0]).all()
     with pytest.raises(eqxlike.EqxlikeRuntimeError):
@@ -267,19 +239,23 @@ def test_environment_says_what_is_the_default_and_our_variable_comes_first(monke
 
 
 def test_arguments_that_do_not_fit_are_an_error_though_no_check_fails():
-    with pytest.raises(TypeError, match="`pred` is an object of type NoneType; expected is a bool"):
-        error_if(X, None, "wrong")
-    with pytest.raises(ValueError, match="`msgs` is empty"):
-        branched_error_if(X, FALSE, 0, [])
-    for index in (1.0, True, jnp.array(1.0)):
-        with pytest.raises(TypeError, match=r"`index` is of dtype .*; expected is an integer"):
-            branched_error_if(X, FALSE, index, MESSAGES)
+    wrong_index = r"`index` is of dtype .*; expected is an integer"
+    for error, message, call in [
+        (TypeError, "`pred` is an .* NoneType; expected is a bool", lambda: error_if(X, None, "")),
+        (ValueError, "`msgs` is empty", lambda: branched_error_if(X, FALSE, 0, [])),
+        *(
+            (TypeError, wrong_index, lambda i=i: branched_error_if(X, FALSE, i, MESSAGES))
+            for i in (1.0, True, jnp.array(1.0))
+        ),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
     assert equinox.branched_error_if(X, FALSE, 0, []) is not None
     assert equinox.branched_error_if(X, FALSE, 1.0, MESSAGES) is not None
 
 
 @pytest.mark.parametrize("library", ["EQX", "EQXLIKE"])
-def test_variable_of_the_environment_with_an_unknown_value_is_named(monkeypatch, library):
+def test_error_of_an_invalid_environment_variable_names_it(monkeypatch, library):
     frames = f"{library}_ON_ERROR_BREAKPOINT_FRAMES"
     for number in ("0", "-1", "many", ""):
         monkeypatch.setenv(frames, number)

@@ -1,4 +1,4 @@
-"""Functions with a derivative of their own, in one call, and trees of tangents."""
+"""Functions that define a custom derivative in one call, and functions that match tangents."""
 
 import jax.tree_util as jtu
 

@@ -1,6 +1,4 @@
-"""Functions whose arrays pass through a transformation: `filter_closure_convert` and
-`filter_checkpoint`.
-"""
+"""`filter_closure_convert` and `filter_checkpoint`."""
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +15,10 @@ def scaling_by(factor):
     return lambda x: factor * x
 
 
-# --- closures: what is closed over --------------------------------------------------------------
+# --- filter_closure_convert ---
 
 
-def test_tracers_closed_over_are_consts():
+def test_closed_over_tracers_are_consts():
     def function(z):
         converted = filter_closure_convert(scaling_by(z), TWO)
         assert [each is z for each in converted.consts] == [True]
@@ -29,7 +27,7 @@ def test_tracers_closed_over_are_consts():
     assert jax.grad(function)(THREE) == 2
 
 
-def test_arrays_closed_over_are_consts_and_leaves():
+def test_closed_over_arrays_are_consts_and_leaves():
     for factor in (THREE, jnp.int32(3)):
         converted = filter_closure_convert(scaling_by(factor), factor)
         assert (converted.consts, converted(factor)) == ([factor], 9)
@@ -39,7 +37,7 @@ def test_arrays_closed_over_are_consts_and_leaves():
     assert doubled(factor) == 18
 
 
-def test_may_pass_into_and_out_of_transformations():
+def test_converted_closure_passes_into_and_out_of_transformations():
     converted = filter_jit(lambda factor: filter_closure_convert(scaling_by(factor), TWO))(THREE)
     assert converted(TWO) == 6
     assert filter_jit(lambda function, x: function(x))(converted, TWO) == 6
@@ -48,33 +46,26 @@ def test_may_pass_into_and_out_of_transformations():
     assert jax.vmap(jax.grad(square))(jnp.arange(3.0)).tolist() == [0, 6, 12]
 
 
-# --- closures: calls ----------------------------------------------------------------------------
-
-
-def test_the_function_is_traced_once_and_never_run():
+def test_function_is_traced_once_and_never_run():
     seen = []
     converted = filter_closure_convert(lambda x: seen.append(x) or x, TWO)
     assert (converted(TWO), converted(THREE)) == (2, 3)
     assert [isinstance(each, jax.core.Tracer) for each in seen] == [True]
 
 
-def test_struct_and_numpy_arrays_may_be_in_the_place_of_an_array():
+def test_example_and_call_may_have_structs_numpy_arrays_and_equal_static_values():
     struct = jax.ShapeDtypeStruct((2,), jnp.float32)
     assert filter_closure_convert(scaling_by(THREE), struct)(jnp.ones(2)).tolist() == [3, 3]
+    converted = filter_closure_convert(lambda x, text: (THREE * x, text), TWO, "long text")
     for x in (np.float32(2), np.array(2, np.float32)):
-        assert filter_closure_convert(scaling_by(THREE), TWO)(x) == 6
-
-
-def test_equal_static_values_that_are_another_object_may_be_passed():
-    converted = filter_closure_convert(lambda x, text: (x, text), TWO, "long text")
-    assert converted(THREE, "".join(["long ", "text"])) == (3, "long text")
+        assert converted(x, "".join(["long ", "text"])) == (6, "long text")
 
 
 def labelled(factor, label="label"):
     return lambda x, y: ({"sum": factor * x + y}, label)
 
 
-def test_two_have_one_treedef_where_all_but_jaxpr_and_consts_is_equal():
+def test_treedefs_are_equal_if_only_jaxpr_and_consts_differ():
     first = jax.tree.structure(filter_closure_convert(labelled(THREE), TWO, y=2.0))
     for factor, label, y, is_same in [
         (TWO, "label", 2.0, True),
@@ -86,7 +77,7 @@ def test_two_have_one_treedef_where_all_but_jaxpr_and_consts_is_equal():
         assert not is_same or hash(first) == hash(second)
 
 
-def test_structs_of_the_example_and_of_the_output_are_known():
+def test_converted_closure_has_the_structs_of_example_and_output():
     converted = filter_closure_convert(labelled(jnp.ones(2)), TWO, y=2.0)
     (x,), kwargs = converted.in_struct
     total, label = converted.out_struct
@@ -94,14 +85,14 @@ def test_structs_of_the_example_and_of_the_output_are_known():
     assert (total["sum"].shape, total["sum"].dtype) == ((2,), jnp.float32)
 
 
-# --- checkpoints --------------------------------------------------------------------------------
+# --- filter_checkpoint ---
 
 
 def sine(x, label="s"):
     return jnp.sin(jnp.sin(x)), label
 
 
-def test_checkpointed_functions_take_and_return_anything():
+def test_checkpointed_function_takes_and_returns_any_leaves():
     def function(x, activation, *, power, names):
         return activation(x) ** power, {"names": names, "x": x, "function": activation}
 
@@ -116,7 +107,7 @@ def test_checkpointed_functions_take_and_return_anything():
     assert all(isinstance(each, jax.core.Tracer) for each in seen[6:])
 
 
-def test_options_are_passed_on_by_the_decorator_too():
+def test_checkpoint_passes_its_options_to_jax():
     policy = jax.checkpoint_policies.dots_saveable
     for prevent_cse in (True, False):
         options = {"prevent_cse": prevent_cse, "policy": policy}

@@ -1,4 +1,4 @@
-"""Functions with a derivative of their own: `filter_custom_jvp` and `filter_custom_vjp`."""
+"""Custom derivatives: `filter_custom_jvp` and `filter_custom_vjp`."""
 
 import copy
 import inspect
@@ -38,19 +38,16 @@ def of_this_module(x, y: int = 2, *, key=None):
     return x * y
 
 
-def test_is_a_leaf_that_shows_the_metadata_of_the_function():
-    def loss(x, y: int = 3, *, key=None):
-        """A loss."""
-
-    custom = filter_custom_vjp(loss)
-    assert (custom.__name__, custom.__doc__, custom.__module__) == ("loss", "A loss.", __name__)
-    assert custom.__wrapped__ is loss
-    assert inspect.signature(custom) == inspect.signature(loss)
+def test_custom_function_is_a_leaf_with_the_metadata_of_the_function():
+    custom = of_this_module
+    name, doc = custom.__name__, custom.__doc__
+    assert (name, doc, custom.__module__) == ("of_this_module", "Doubles.", __name__)
+    assert inspect.signature(custom) == inspect.signature(custom.__wrapped__)
     assert jtu.tree_leaves(custom) == [custom]
     assert repr(filter_custom_vjp(len)) == "filter_custom_vjp(<built-in function len>)"
 
 
-def test_is_pickled_by_name_and_copied_as_functions_are():
+def test_custom_function_is_pickled_by_name_and_copied_like_a_function():
     assert pickle.loads(pickle.dumps(of_this_module)) is of_this_module
     nameless = filter_custom_jvp(jnp.sin)
     with pytest.raises(pickle.PicklingError):
@@ -62,41 +59,37 @@ def test_is_pickled_by_name_and_copied_as_functions_are():
         assert copy.deepcopy([function])[0] is function
 
 
-def test_is_a_method_in_the_body_of_a_class():
-    class Scale(eqxlike.Module):
-        weight: Any
+def test_custom_function_in_a_class_body_is_a_method():
+    def model_of(eqx):
+        class Model(eqx.Module):
+            weight: Any
 
-        @filter_custom_jvp
-        def scale(self, x):
-            """Scales."""
-            return self.weight * x
+            @eqx.filter_custom_jvp
+            def scale(self, x):
+                """Scales."""
+                return self.weight * x
 
-        @scale.def_jvp
-        def scale_jvp(primals, tangents):
-            self, x = primals
-            return self.weight * x, 7 * tangents[0].weight
+            @scale.def_jvp
+            def scale_jvp(primals, tangents):
+                self, x = primals
+                return self.weight * x, 7 * tangents[0].weight
 
-    model = Scale(TWO)
+        return Model(TWO)
+
+    model = model_of(eqxlike)
     shown = model.scale(THREE), model.scale.__name__, model.scale.__doc__
     assert shown == (6, "scale", "Scales.")
     assert filter_grad(lambda model: model.scale(THREE))(model).weight == 7
-    assert Scale.scale(model, THREE) == 6
-
-
-def test_methods_of_equinox_lose_the_instance():
-    class Model(equinox.Module):
-        scale = equinox.filter_custom_jvp(lambda self, x: x)
-        scale.def_jvp(len)
-
+    assert type(model).scale(model, THREE) == 6
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
-        Model().scale(THREE)
+        model_of(equinox).scale(THREE)
 
 
 # --- under transformations ----------------------------------------------------------------------
 
 
 @each
-def test_without_differentiation_the_function_is_called_and_with_it_its_derivative(name):
+def test_rule_is_used_only_under_differentiation(name):
     custom = with_derivative(name, lambda x, *others: (x, others))
     assert custom(TWO, 2.5, "s", None) == (2.0, (2.5, "s", None))
     product = with_derivative(name, lambda x, y, label: x * y)
@@ -105,7 +98,7 @@ def test_without_differentiation_the_function_is_called_and_with_it_its_derivati
     assert jax.grad(jax.jit(lambda x: product(x, THREE, "label")))(TWO) == 7
 
 
-def test_one_traced_call_may_be_differentiated_in_different_arguments():
+def test_one_traced_call_is_differentiated_in_different_arguments():
     def rule(primals, tangents):
         of_x = [10 * t if i else t for i, t in enumerate(tangents[0]) if t is not None]
         return primals[0][0], sum(of_x)
@@ -125,7 +118,7 @@ def test_one_traced_call_may_be_differentiated_in_different_arguments():
 
 
 @each
-def test_the_error_of_a_closure_says_what_to_write_instead(name):
+def test_error_of_a_closure_says_what_to_write_instead(name):
     def scale(x, function):
         return function(x)
 
@@ -142,7 +135,7 @@ def test_the_error_of_a_closure_says_what_to_write_instead(name):
 # --- the rule of forward mode -------------------------------------------------------------------
 
 
-def test_tangent_is_none_beside_what_is_not_differentiated():
+def test_rule_gets_none_as_the_tangent_of_other_arguments():
     seen = []
 
     def rule(primals, tangents):
@@ -158,7 +151,7 @@ def test_tangent_is_none_beside_what_is_not_differentiated():
         assert passed is other or passed == other
 
 
-def test_value_is_that_of_the_rule_and_may_hold_anything():
+def test_value_comes_from_the_rule_and_may_hold_any_leaves():
     none = {"s": None, "n": None, "function": None}
 
     def function(x):
@@ -173,7 +166,7 @@ def test_value_is_that_of_the_rule_and_may_hold_anything():
     assert filter_jvp(custom, (TWO,), (ONE,)) == (function(jnp.float32(20)), tangent)
 
 
-def test_tangent_none_is_a_zero_that_stays_apart_also_for_a_whole_subtree():
+def test_tangent_none_stands_for_a_subtree_of_zeros():
     custom = custom_jvp(
         lambda x: {"a": (x, x), "b": x}, lambda p, t: (custom(*p), {"a": None, "b": t[0]})
     )
@@ -181,7 +174,7 @@ def test_tangent_none_is_a_zero_that_stays_apart_also_for_a_whole_subtree():
     assert jax.grad(lambda x: sum(custom(x)["a"]) + custom(x)["b"])(TWO) == 1
 
 
-def test_defjvp_passes_zeros():
+def test_deprecated_defjvp_passes_zeros():
     seen = []
     custom = filter_custom_jvp(lambda x, y, n, s, *, z: x)
     with pytest.warns(match="filter_custom_jvp.defjvp` is deprecated") as caught:
@@ -195,7 +188,7 @@ def test_defjvp_passes_zeros():
 # --- the passes of reverse mode -----------------------------------------------------------------
 
 
-def test_gradient_may_be_a_number_or_none_and_is_not_used_beside_what_is_not_perturbed():
+def test_gradient_may_be_a_number_or_none_and_is_ignored_for_other_leaves():
     for returned, expected in [(None, 0), (7.0, 7)]:
         custom = custom_vjp(lambda x: x, None, lambda *args, it=returned: it)
         assert jax.grad(custom)(TWO) == expected
@@ -207,7 +200,7 @@ def test_gradient_may_be_a_number_or_none_and_is_not_used_beside_what_is_not_per
     assert jax.grad(lambda a: custom({"a": a, "b": TWO, "c": "s", "d": jnp.int32(1)}))(TWO) == 1
 
 
-def test_gradient_none_is_zero_for_a_whole_subtree():
+def test_gradient_none_stands_for_a_subtree_of_zeros():
     def gradients(eqx):
         none = {"a": None, "b": None}
         custom = custom_vjp(lambda tree: tree["a"][0], None, lambda *args: none, eqx)
@@ -218,7 +211,7 @@ def test_gradient_none_is_zero_for_a_whole_subtree():
         gradients(equinox)
 
 
-def test_defvjp_takes_functions_without_perturbed_and_passes_zeros():
+def test_deprecated_defvjp_takes_functions_without_perturbed():
     seen = []
 
     def backward(residuals, cotangent, tree, label):
@@ -233,12 +226,7 @@ def test_defvjp_takes_functions_without_perturbed_and_passes_zeros():
     assert seen == [("residual", (1.0, 0.0, None), "s")]
 
 
-def test_gradient_of_another_dtype_passes_through_equinox():
-    custom = custom_vjp(lambda x: x, None, lambda *args: jnp.int32(1), equinox)
-    assert jax.grad(custom)(TWO).dtype == jnp.int32
-
-
-def test_number_of_python_that_is_differentiated_is_perturbed():
+def test_differentiated_python_number_is_perturbed():
     scaled = custom_vjp(
         lambda v, x: jnp.sin(v) * x,
         lambda perturbed, v, x: (jnp.sin(v) * x, jnp.cos(v) if perturbed else None),
@@ -248,9 +236,9 @@ def test_number_of_python_that_is_differentiated_is_perturbed():
     np.testing.assert_allclose(found, 3 * np.cos(2.0), rtol=1e-6)
 
 
-def test_a_compiled_batch_may_have_its_axis_elsewhere_in_the_function_than_in_the_rule():
-    # A scan has the axis of a batch behind that of its steps, and the rule before. JAX's own
-    # functions are wrong there: `jax.custom_jvp` in its numbers, `jax.custom_vjp` in both.
+def test_batch_axis_may_differ_between_function_and_rule():
+    # In a scan, the axis of a batch comes after the axis of the steps; in the rule, before it.
+    # `jax.custom_jvp` and `jax.custom_vjp` give wrong results here.
     def squares(xs):
         return jax.lax.scan(lambda carry, x: (carry, x * x), 0.0, xs)[1]
 
@@ -269,7 +257,7 @@ def test_a_compiled_batch_may_have_its_axis_elsewhere_in_the_function_than_in_th
 
 
 def scaled_square(name):
-    """`weight * x**2`, whose rules return constants and what each device has of a sum."""
+    """`weight * x**2` with rules that return constants, and partial sums on each device."""
     function = getattr(eqxlike, name)(lambda pair, label: (pair[0] * pair[1] ** 2, label)[0])
     if name == "filter_custom_jvp":
 
@@ -296,13 +284,13 @@ def scaled_square(name):
 
 
 @each
-@pytest.mark.parametrize(("is_compiled", "check_vma"), [(True, True), (False, False)])
-def test_inside_shard_map_derivatives_are_those_outside(name, is_compiled, check_vma):
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_derivatives_inside_shard_map_equal_those_outside(name, check_vma):
     weight, x = jnp.array([[1.0, 3.0]]), jnp.arange(8.0).reshape(4, 2)
     function = scaled_square(name)
 
     def gradients(weight, x):
-        """Of both together, and of the weight alone."""
+        """The gradients for both arguments together, and for the weight alone."""
         both = jax.grad(lambda pair: function(pair, "squares").sum())((weight, x))
         return both, jax.grad(lambda weight: function((weight, x), "squares").sum())(weight)
 
@@ -319,7 +307,7 @@ def test_inside_shard_map_derivatives_are_those_outside(name, is_compiled, check
         out_specs=((WHOLE, ROWS), WHOLE),
         check_vma=check_vma,
     )
-    found = (jax.jit(sharded) if is_compiled else sharded)(weight, x)
+    found = jax.jit(sharded)(weight, x)
     jax.tree.map(np.testing.assert_allclose, found, gradients(weight, x))
 
 

@@ -1,4 +1,4 @@
-"""What derivatives say of functions, arguments and rules that they cannot use."""
+"""Errors of derivatives: functions, arguments and rules that do not fit."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ JACOBIANS = ["filter_jacfwd", "filter_jacrev", "filter_hessian"]
 
 
 @pytest.mark.parametrize("name", [*GRADIENTS, *JACOBIANS])
-def test_function_without_first_argument_or_pair_is_an_error_that_names_it(name):
+def test_error_of_a_missing_first_argument_or_pair_names_the_function(name):
     transform = getattr(eqxlike, name)
     raises(TypeError, f"eqxlike.{name}` .*first argument pas", lambda: transform(scale)(x=TWO))
     for function, came in [
@@ -45,14 +45,14 @@ def test_function_without_first_argument_or_pair_is_an_error_that_names_it(name)
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_argnums_is_refused_also_by_a_decorator_with_arguments_at_once(name):
+def test_argnums_raises_at_decoration(name):
     ours, theirs = getattr(eqxlike, name), getattr(equinox, name)
     assert callable(theirs(argnums=0))
     for args in ((), (scale,)):
         raises(ValueError, "`argnums` should not be passed.*tuple", lambda: ours(*args, argnums=0))  # noqa: B023
 
 
-def test_value_that_has_no_gradient_is_explained():
+def test_error_of_a_value_without_gradient_says_what_to_return():
     for x, note in [
         (jnp.ones(2), "Return a scalar, such as the mean"),
         (jnp.array(2), "Integers have no derivative"),
@@ -114,27 +114,27 @@ TREES = {ValueError: STRUCTURES, TypeError: LEAVES}
     ("error", "provoke", "message"),
     [(error, *row) for error, rows in TREES.items() for row in rows],
 )
-def test_tree_unlike_the_other_is_an_error_that_names_the_path(error, provoke, message):
+def test_error_of_tangents_that_do_not_fit_names_the_path(error, provoke, message):
     raises(error, f"(?s){message}", provoke)
 
 
 # --- closures -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ((jnp.ones(2), 1), r"but call.args\[0\] is f32\[2\]"),
-        ((1.0, 1), r"call.args\[0\] is 1.0"),
-        ((TWO, 3), r"example.args\[1\] is 1, but call.args\[1\] is 3"),
-        ((TWO, True), r"example.args\[1\] is 1, but call.args\[1\] is True"),
-        ((TWO, jnp.int32(2)), r"call.args\[1\] is i32\[\]"),
-        ((TWO,), "call.args is a tuple of length 1"),
-    ],
-)
-def test_call_of_a_converted_closure_unlike_the_example_is_an_error(args, message):
+CALLS = [
+    ((jnp.ones(2), 1), r"but call.args\[0\] is f32\[2\]"),
+    ((1.0, 1), r"call.args\[0\] is 1.0"),
+    ((TWO, 3), r"example.args\[1\] is 1, but call.args\[1\] is 3"),
+    ((TWO, True), r"example.args\[1\] is 1, but call.args\[1\] is True"),
+    ((TWO, jnp.int32(2)), r"call.args\[1\] is i32\[\]"),
+    ((TWO,), "call.args is a tuple of length 1"),
+]
+
+
+def test_error_of_a_converted_closure_compares_the_call_with_the_example():
     converted = eqxlike.filter_closure_convert(lambda x, n: x * n, TWO, 1)
-    raises(ValueError, message, lambda: converted(*args))
+    for args, message in CALLS:
+        raises(ValueError, message, lambda: converted(*args))  # noqa: B023
 
 
 # --- rules --------------------------------------------------------------------------------------
@@ -226,5 +226,5 @@ RULES = {
     ("error", "provoke", "message"),
     [(error, *row) for error, rows in RULES.items() for row in rows],
 )
-def test_rule_that_does_not_fit_its_function_is_an_error(error, provoke, message):
+def test_error_of_a_rule_that_does_not_fit_its_function(error, provoke, message):
     raises(error, message, provoke)

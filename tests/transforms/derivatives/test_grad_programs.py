@@ -1,4 +1,4 @@
-"""Programs with derivatives do the same on Equinox and here."""
+"""Programs with derivatives give the outputs of Equinox."""
 
 import equinox
 import jax.numpy as jnp
@@ -56,6 +56,6 @@ def rules_of_reverse_mode(eqx):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")
-def test_program_does_the_same(name):
+def test_program_gives_the_output_of_equinox(name):
     ours, theirs = (plain(PROGRAMS[name](library)) for library in (eqxlike, equinox))
     assert ours == theirs

@@ -69,7 +69,7 @@ def of_tree(unwrap):
     return filter_jit(lambda tree: (unwrap(tree), unwrap(tree).reshape(-1)))
 
 
-def test_array_is_taken_as_by_jax():
+def test_array_of_every_kind_gives_the_output_of_jax_jit():
     theirs = jax.jit(lambda array: (array, array.reshape(-1)))
     floats = jnp.ones(4)
     warm = {name: of_tree(unwrap) for name, (_, unwrap) in HOLDS.items()}

@@ -35,7 +35,7 @@ def assert_close(output, expected):
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-5)
 
 
-def test_under_another_transformation_it_gives_what_jax_jit_gives():
+def test_output_under_another_transformation_equals_the_output_of_jax_jit():
     def plain(x):
         return x * x + 3 * x
 
@@ -63,7 +63,7 @@ def test_static_output_passes_through_another_transformation():
     assert set(seen) == {"text"}
 
 
-def test_module_made_inside_passes_through_another_transformation():
+def test_module_made_inside_passes_through_cond_and_vmap_of_grad():
     jitted = filter_jit(lambda model, x: Affine(model(x), model.shift))
 
     def function(x):

@@ -1,4 +1,4 @@
-"""Static values that are equal and not the same are told apart."""
+"""Static values that are equal but not identical are distinguished."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from tests.partition.models import Pair
 from tests.partition.statics import Config, Named, Settings
 
 
-def test_own_equality_tells_numbers_among_attributes_by_type_no_deeper():
+def test_numeric_attributes_of_a_static_object_are_compared_by_type():
     def name_type(named):
         return type(getattr(named.name, "size", named.name)).__name__
 
@@ -22,7 +22,7 @@ def test_own_equality_tells_numbers_among_attributes_by_type_no_deeper():
     assert [theirs(Named(number)) for number in (1, True)] == ["int", "int"]
 
 
-def test_function_sees_its_own_argument_and_its_output_where_another_had_an_equal_one():
+def test_function_sees_its_own_argument_after_a_call_with_an_equal_one():
     for wrap in (lambda config: config, lambda config: Pair(1, mode=config)):
         mine = wrap(Config(1, "first"))
         filter_jit(lambda it: 0)(mine)
@@ -32,7 +32,7 @@ def test_function_sees_its_own_argument_and_its_output_where_another_had_an_equa
         assert getattr(returned, "mode", returned).note == "theirs"
 
 
-def test_static_leaf_in_place_of_an_array_is_told_apart():
+def test_static_leaf_and_array_have_different_traces():
     jitted = filter_jit(lambda module: is_array(module.left))
     assert [jitted(Pair(value)) for value in (1.0, jnp.array(1.0), np.float32(1), 1.0)] == [
         False,
@@ -42,14 +42,14 @@ def test_static_leaf_in_place_of_an_array_is_told_apart():
     ]
 
 
-def test_change_of_a_returned_object_is_no_change_of_an_equal_one():
+def test_change_of_a_returned_object_does_not_change_an_equal_one():
     mine = Settings(3)
     filter_jit(lambda it: 0)(mine)
     filter_jit(lambda: Settings(3))().size = 100
     assert mine.size == 3
 
 
-def test_two_callables_that_are_equal_are_told_apart():
+def test_equal_callables_have_different_traces():
     @dataclasses.dataclass(frozen=True)
     class Constant:
         value: object

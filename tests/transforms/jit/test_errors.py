@@ -1,4 +1,4 @@
-"""Errors: what the user sees, and that a function that failed once is as good as any after."""
+"""Errors of `filter_jit`: tracebacks, notes, and calls after a failure."""
 
 import os
 import traceback
@@ -37,7 +37,7 @@ class Switch:
 ARGUMENTS = [jnp.ones(2), Pair(jnp.ones(2), "a"), Pair([jnp.ones(2)], {"a": jnp.ones(3)}), "a"]
 
 
-def test_success_after_failure_is_right_one_trace_more_and_as_fast_as_without():
+def test_call_after_a_failed_trace_is_correct_and_as_fast_as_without_the_failure():
     for tree in ARGUMENTS:
         switch = Switch()
         jitted = filter_jit(switch.function())
@@ -57,7 +57,7 @@ def test_success_after_failure_is_right_one_trace_more_and_as_fast_as_without():
         assert {file for file in files if not file.startswith("..")} <= {"_src/tree_util.py"}
 
 
-# What the user sees.
+# --- the traceback and its notes ---
 
 
 def fail(x):
@@ -120,7 +120,7 @@ def traceback_of(function):
     return traceback.extract_tb(raised.value.__traceback__)
 
 
-def test_traceback_ends_at_the_line_of_the_user_and_has_no_frame_of_ours():
+def test_traceback_ends_at_the_line_of_the_user_without_frames_of_the_package():
     for name, failing in FAILING.items():
         frames = traceback_of(failing)
         assert (frames[0].name, frames[-1].filename) == ("traceback_of", __file__)
@@ -132,7 +132,7 @@ def files_of_ours(frames):
     return [each.filename for each in frames if "eqxlike" in each.filename.replace(__file__, "")]
 
 
-def test_all_frames_are_there_where_jax_shows_its_own():
+def test_traceback_has_all_frames_if_jax_shows_its_own():
     filtering = jax.config.jax_traceback_filtering
     jax.config.update("jax_traceback_filtering", "off")
     try:
@@ -141,7 +141,7 @@ def test_all_frames_are_there_where_jax_shows_its_own():
         jax.config.update("jax_traceback_filtering", filtering)
 
 
-def test_tracer_that_leaked_into_a_module_names_its_path_cold_and_warm():
+def test_error_of_a_leaked_tracer_in_a_module_names_its_path():
     kept = []
     filter_jit(lambda x: kept.append(Pair({"a": x})))(jnp.ones(2))
     for num_calls in (0, 3):
@@ -178,7 +178,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_array_of_no_numbers_is_named_by_path_and_dtype(call):
+def test_error_of_an_array_without_numbers_names_path_and_dtype(call):
     for array, dtype in STRINGS:
         with pytest.raises(TypeError) as caught:
             CALLS[call](Pair({"a": jnp.ones(2), "b": array}))
@@ -188,7 +188,7 @@ def test_array_of_no_numbers_is_named_by_path_and_dtype(call):
         )
 
 
-def test_argument_that_a_branch_depends_on_has_its_name():
+def test_error_of_a_branch_on_a_tracer_names_the_argument():
     def inner(model, x, *, y):
         return 1 if y > 0 else 2
 

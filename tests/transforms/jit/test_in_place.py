@@ -1,5 +1,5 @@
-"""What changes in place: the next call sees it in a pytree, in the parts of a partial and behind a
-hash of its own, and not in an object that hashes by identity, as in Equinox and `jax.jit`.
+"""Changes in place: the next call sees them in pytrees, partials and objects hashed by value, but
+not in an object that hashes by identity, as in Equinox and `jax.jit`.
 """
 
 import functools
@@ -13,7 +13,7 @@ from eqxlike import filter_jit
 from tests.partition.models import Pair
 from tests.partition.statics import BY_IDENTITY, CHANGING, show
 
-# Where a value stands, and the way back to it.
+# Functions that put a value into an argument, and functions that take it out again.
 PLACES = {
     "argument": (lambda value: value, lambda tree: tree),
     "inner-field": (lambda value: Pair(Pair((1, value)), jnp.ones(2)), lambda it: it.left.left[1]),
@@ -33,7 +33,7 @@ def assert_change_is_seen(make, edit, place):
         assert jitted(tree) == show(value)
 
 
-def test_change_in_place_of_what_has_parts_is_seen():
+def test_next_call_sees_a_change_in_place_of_a_value_with_parts():
     # Each kind of value in one place, and each place with several kinds.
     for example, place in zip(CHANGING.values(), itertools.cycle(PLACES), strict=False):
         assert_change_is_seen(*example, place)
@@ -57,14 +57,14 @@ def traces_of(jit, make, edit):
     return counts
 
 
-def test_what_hashes_by_identity_is_static_as_in_equinox_and_jax():
+def test_object_hashed_by_identity_is_static_as_in_equinox_and_jax():
     for make, edit in BY_IDENTITY.values():
         assert traces_of(filter_jit, make, edit) == [1, 1, 2]
     for jit in (equinox.filter_jit, functools.partial(jax.jit, static_argnums=0)):
         assert traces_of(jit, *BY_IDENTITY["method"]) == [1, 1, 2]
 
 
-def test_change_in_place_between_two_equal_values_is_seen_in_the_one_changed():
+def test_change_in_place_of_one_of_two_equal_values_is_not_seen_in_the_other():
     first, second = (functools.partial(max, [1]) for _ in range(2))
     jitted = filter_jit(lambda function, x: (show(function), x))
     jitted(first, jnp.ones(2))
@@ -73,7 +73,7 @@ def test_change_in_place_between_two_equal_values_is_seen_in_the_one_changed():
     assert jitted(second, jnp.ones(3))[0] == show(second)
 
 
-def test_returned_value_holds_what_the_one_passed_holds():
+def test_returned_value_equals_the_passed_value_after_a_change_of_another():
     for make, edit in CHANGING.values():
         first, second = make(), make()
         jitted = filter_jit(lambda value: value)

@@ -1,4 +1,4 @@
-"""What is used once is not held: closures, models and wrappers die, and tables stay bounded."""
+"""Memory: closures, models and wrappers die after use, and caches are bounded."""
 
 import gc
 import linecache
@@ -23,7 +23,7 @@ class Calls(Module):
 
 
 def collect():
-    """Collects garbage, what became garbage by that, and sources that wait to be forgotten."""
+    """Collects garbage until none is left, and drops the sources of dead functions."""
     for _ in range(3):
         gc.collect()
     forget_sources()
@@ -112,7 +112,7 @@ def use_once(name):
     return weakref.ref(closure)
 
 
-def test_closures_and_their_arrays_die_after_their_use():
+def test_closures_and_their_arrays_die_after_use():
     use_once("wrapped")
     collect()
     before = len(jax.live_arrays())
@@ -126,34 +126,7 @@ def test_closures_and_their_arrays_die_after_their_use():
     assert reference() is None
 
 
-def test_many_wrappers_models_and_closures_leave_nothing():
-    x = jnp.ones(2)
-    first, same = filter_jit(lambda pair: pair.left), filter_jit(lambda pair: pair)
-    call, ignore = filter_jit(lambda closure, x: x), filter_jit(lambda model, x: x)
-
-    def use():
-        filter_jit(make_closure())
-        filter_jit(Calls(x, jnp.sum))(x)
-        filter_jit(lambda x: x)(x)
-        first(Pair(x, (x, "a")))
-        same(Pair([x], {"a": "b"}))
-        call(lambda: x, x)
-        ignore(Calls(x, lambda x: x), x)
-        fail_with(lambda x: x, x)
-
-    def count(number):
-        for _ in range(number):
-            use()
-        collect()
-        return len(gc.get_objects())
-
-    # Each would compile: the function itself is run, with everything around it as ever.
-    with jax.disable_jit():
-        before = count(20)
-        assert count(60) - before < 40
-
-
-def test_functions_that_were_compiled_leave_no_structures_and_no_source():
+def test_dead_functions_leave_no_structures_and_no_source():
     def use():
         filter_jit(lambda x: (Pair(x + 1, mode=object()), 1), donate="all")(jnp.ones(2))
 
@@ -170,7 +143,7 @@ def test_functions_that_were_compiled_leave_no_structures_and_no_source():
     assert left() == before
 
 
-def test_models_that_were_dropped_die_at_once():
+def test_dropped_models_die_without_garbage_collection():
     function = filter_jit(lambda pair: Pair(pair.left, pair))
     references = []
     for _ in range(3):
@@ -181,7 +154,7 @@ def test_models_that_were_dropped_die_at_once():
     assert [reference() for reference in references] == [None] * 6
 
 
-def test_arguments_are_not_held_by_the_last_call():
+def test_last_call_does_not_keep_its_arguments_alive():
     function = filter_jit(lambda pair: None)
     model, array = Pair(jnp.ones(2)), jnp.ones(3)
     references = [weakref.ref(model), weakref.ref(array), weakref.ref(model.left)]
@@ -191,7 +164,7 @@ def test_arguments_are_not_held_by_the_last_call():
     assert [reference() for reference in references] == [None] * 3
 
 
-def test_entries_are_bounded_whatever_the_names_of_the_arguments(monkeypatch):
+def test_cache_is_bounded_for_any_names_of_arguments(monkeypatch):
     monkeypatch.setattr("eqxlike._transforms._jit._dispatch._MAX_CACHED", 4)
     monkeypatch.setattr("eqxlike._transforms._jit._dispatch._MAX_RECENT", 2)
 
@@ -209,25 +182,7 @@ def test_entries_are_bounded_whatever_the_names_of_the_arguments(monkeypatch):
         assert sum(reference() is not None for reference in references) <= 4 + 2
 
 
-def test_clear_caches_forgets_what_was_compiled_for_a_closure():
-    traces = []
-
-    @filter_jit
-    def call(function, x):
-        traces.append(None)
-        return function(x)
-
-    def double(x):
-        return 2 * x
-
-    for num_traces in (1, 2):
-        call(double, jnp.ones(2))
-        call(double, jnp.ones(2))
-        assert len(traces) == num_traces
-        clear_caches()
-
-
-def test_clear_caches_lets_arguments_and_objects_of_compiled_methods_die():
+def test_clear_caches_frees_arguments_and_objects_of_compiled_methods():
     class Named:
         def loss(self, x):
             return 2 * x

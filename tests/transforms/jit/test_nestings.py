@@ -1,4 +1,4 @@
-"""Whatever a function is wrapped in, and in whatever order, a jitted call is of that nesting.
+"""A jitted call runs the wrappers of its own function, in their order.
 
 A nesting is a chain of wrappers, innermost first, and a number that some of them bind. Several
 nestings of the same functions are called in turn, since what is compiled for one of them must not
@@ -149,7 +149,7 @@ def nestings(draw):
     return draw(st.lists(st.tuples(orders, st.sampled_from([2, 3])), min_size=2, max_size=4))
 
 
-def test_either_order_of_two_wrappers_is_its_own_function():
+def test_two_wrappers_in_either_order_are_different_functions():
     # The long way and the fast path are walked all the same, and nothing waits for a compiler.
     with jax.disable_jit():
         for pair in zip(NAMES[::2], NAMES[1::2], strict=True):
@@ -158,5 +158,5 @@ def test_either_order_of_two_wrappers_is_its_own_function():
 
 @at_most(4)
 @hypothesis.given(nestings())
-def test_each_nesting_is_its_own_function(nestings):
+def test_different_nestings_are_different_functions(nestings):
     assert_told_apart(nestings)

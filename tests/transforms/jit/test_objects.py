@@ -1,4 +1,4 @@
-"""A function sees the very objects that it is passed, and a caller gets those it returned."""
+"""Objects with their own `__call__`, `__hash__` or `__eq__`, and methods of plain objects."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from eqxlike import Module, filter_grad, filter_jit
 from eqxlike._partition import flatten, num_interned
 
 
-def test_call_replaced_in_its_class_is_the_one_that_is_traced():
+def test_replaced_call_of_a_class_is_traced():
     class Model:
         def __call__(self, x):
             return 2 * x
@@ -28,18 +28,13 @@ def test_call_replaced_in_its_class_is_the_one_that_is_traced():
 
 
 def test_decorated_call_of_a_transformed_module_takes_its_arguments():
-    # As jaxtyping's import hook does: a signature that follows no `__wrapped__` has no `self`.
+    # Like jaxtyping's import hook: the signature ignores `__wrapped__` and has no `self`.
     def checked(function):
         @functools.wraps(function)
         def call(*args, **kwargs):
             return function(*args, **kwargs)
 
-        vars(call)["__signature__"] = inspect.Signature(
-            [
-                inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
-                inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
-            ]
-        )
+        vars(call)["__signature__"] = inspect.signature(lambda *args, **kwargs: None)
         return call
 
     class Model(Module):
@@ -54,7 +49,7 @@ def test_decorated_call_of_a_transformed_module_takes_its_arguments():
     assert gradient(jnp.array(2.0), y=2.0) == 24
 
 
-def test_partial_with_a_call_of_its_own_is_called_by_it():
+def test_subclass_of_partial_is_called_by_its_own_call():
     for base in (functools.partial, jax.tree_util.Partial):
 
         class Hundredfold(base):
@@ -64,13 +59,13 @@ def test_partial_with_a_call_of_its_own_is_called_by_it():
         assert filter_jit(Hundredfold(lambda x, y: x * y, 2.0))(3.0) == 600
 
 
-def test_object_that_only_says_it_is_a_module_is_static():
+def test_mock_of_a_module_is_static():
     pretender = mock.Mock(spec=Module)
     assert filter_jit(lambda x, it: it is pretender)(jnp.ones(()), pretender)
 
 
-def test_garbage_collection_asks_no_equality():
-    # If it calls JAX while jaxlib takes a traceback, jaxlib frees code that is in use.
+def test_garbage_collection_does_not_call_eq():
+    # If `__eq__` called JAX while jaxlib takes a traceback, jaxlib would free code that is in use.
     asked_by = []
 
     class Asking:
@@ -97,7 +92,7 @@ def test_garbage_collection_asks_no_equality():
     assert set(asked_by) == {False}
 
 
-def test_flattening_inside_interning_does_not_wait_for_itself():
+def test_flattening_inside_eq_does_not_deadlock():
     done = []
 
     class Static:
@@ -117,7 +112,7 @@ def test_flattening_inside_interning_does_not_wait_for_itself():
     assert done
 
 
-# --- methods of objects that are not Modules: bound methods are hashable whatever they are bound to
+# --- methods of objects that are not Modules ---
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +139,7 @@ class Plain:
     loss = Frozen.loss
 
 
-def test_repeated_calls_are_traced_once():
+def test_repeated_calls_of_a_bound_method_are_traced_once():
     for cls in (Frozen, Unhashable, Plain):
         traces = []
 

@@ -28,7 +28,7 @@ def is_same(first, second):
     return equal(first, second) if is_array(first) else first is second
 
 
-def test_output_is_that_of_the_plain_function():
+def test_output_equals_the_output_of_the_plain_function():
     x = jnp.asarray(X)
     for function in OUTCOMES.values():
         expected, jitted = function(x), filter_jit(function)

@@ -1,10 +1,11 @@
-"""Lists, dicts and other values that are not hashable, in static fields: compared by value."""
+"""Unhashable values, such as lists and dicts, in static fields are compared by value."""
 
-import collections
 import copy
 import dataclasses
+import itertools
 import threading
-from typing import Any, NamedTuple
+from collections import deque
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,68 +22,43 @@ class Model(Module):
     static: Any = eqxlike.field(static=True)
 
 
-@dataclasses.dataclass
-class Mutable:
-    value: Any = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    value: Any = 1
-
-
-@dataclasses.dataclass(slots=True)
-class Slotted:
-    value: Any = 1
-
-
-@dataclasses.dataclass(slots=True)
-class Fieldless:
-    pass
-
-
-class Example(NamedTuple):
-    """`change` writes into a value from `make`; `make_other` gives one that differs."""
-
-    make: Any
-    make_other: Any
-    change: Any
+FIELD = [("value", Any, 1)]
+Mutable = dataclasses.make_dataclass("Mutable", FIELD)
+Frozen = dataclasses.make_dataclass("Frozen", FIELD, frozen=True)
+Slotted = dataclasses.make_dataclass("Slotted", FIELD, slots=True)
+Fieldless = dataclasses.make_dataclass("Fieldless", [], slots=True)
 
 
 def set_value(static):
     static.value = 5
 
 
+# A function that makes a value, one that makes a different value, and a change in place.
 EXAMPLES = {
-    "list": Example(lambda: [1, 2], lambda: [1, 3], lambda s: s.append(3)),
-    "nested": Example(lambda: [[1]], lambda: [[1.0]], lambda s: s[0].append(2)),
-    "dict": Example(lambda: {"a": 1}, lambda: {"a": True}, lambda s: s.update(a=2)),
-    "order": Example(lambda: {1: 1, 2: 2}, lambda: {2: 2, 1: 1}, lambda s: s.update({3: 3})),
-    "set": Example(lambda: {1}, lambda: {2}, lambda s: s.add(4)),
-    "bytes": Example(lambda: bytearray(b"a"), lambda: bytearray(b"b"), lambda s: s.append(3)),
-    "in-a-tuple": Example(lambda: ([1], 2), lambda: ([True], 2), lambda s: s[0].append(1)),
-    "deque": Example(
-        lambda: collections.deque([1]), lambda: collections.deque([1], 3), lambda s: s.append(1)
+    "list": (lambda: [1, 2], lambda: [1, 3], lambda s: s.append(3)),
+    "nested": (lambda: [[1]], lambda: [[1.0]], lambda s: s[0].append(2)),
+    "dict": (lambda: {"a": 1}, lambda: {"a": True}, lambda s: s.update(a=2)),
+    "order": (lambda: {1: 1, 2: 2}, lambda: {2: 2, 1: 1}, lambda s: s.update({3: 3})),
+    "set": (lambda: {1}, lambda: {2}, lambda s: s.add(4)),
+    "bytes": (lambda: bytearray(b"a"), lambda: bytearray(b"b"), lambda s: s.append(3)),
+    "tuple": (lambda: ([1], 2), lambda: ([True], 2), lambda s: s[0].append(1)),
+    "deque": (lambda: deque([1]), lambda: deque([1], 3), lambda s: s.append(1)),
+    "mutable": (Mutable, lambda: Mutable(True), set_value),
+    "frozen": (lambda: Frozen([1]), lambda: Frozen([True]), lambda s: s.value.append(2)),
+    "slice": (lambda: [slice(2)], lambda: [slice(2.0)], lambda s: s.insert(0, slice(None))),
+    "slots": (Slotted, lambda: Slotted(1.0), set_value),
+    "without fields": (
+        lambda: [Fieldless(), 1],
+        lambda: [Fieldless(), True],
+        lambda s: s.append(Fieldless()),
     ),
-    "mutable-dataclass": Example(Mutable, lambda: Mutable(True), set_value),
-    "frozen-dataclass": Example(
-        lambda: Frozen([1]), lambda: Frozen([True]), lambda s: s.value.append(2)
-    ),
-    "slice": Example(lambda: [slice(2)], lambda: [slice(2.0)], lambda s: s.insert(0, slice(None))),
-    "slots": Example(Slotted, lambda: Slotted(1.0), set_value),
-    "without-fields": Example(
-        lambda: [Fieldless(), 1], lambda: [Fieldless(), True], lambda s: s.append(Fieldless())
-    ),
-    "of-treedefs": Example(
-        lambda: [jax.tree.structure((1, 2))],
-        lambda: [jax.tree.structure([1, 2])],
-        lambda s: s.append(1),
-    ),
+    "treedef": (lambda: [TUPLE], lambda: [jax.tree.structure([1, 2])], lambda s: s.append(1)),
 }
+TUPLE = jax.tree.structure((1, 2))
 
 
 def counting():
-    """A jitted function that says what it saw, and the list of what its traces saw."""
+    """A jitted function that returns the text of its static field, and the texts of its traces."""
     seen = []
 
     @filter_jit
@@ -93,31 +69,31 @@ def counting():
     return function, seen
 
 
-def test_equal_values_and_copies_share_a_trace_and_others_have_their_own():
-    for example in EXAMPLES.values():
+def test_equal_static_values_share_a_trace_and_others_do_not():
+    for make, make_other, _ in EXAMPLES.values():
         function, seen = counting()
-        model = Model(jnp.ones(2), example.make())
-        for each in (model, Model(jnp.ones(2), example.make()), copy.copy(model)):
+        model = Model(jnp.ones(2), make())
+        for each in (model, Model(jnp.ones(2), make()), copy.copy(model)):
             returned, _ = function(each)
             assert repr(returned.static) == repr(each.static)
             assert returned.static is model.static
         assert len(seen) == 1
-        other = example.make_other()
+        other = make_other()
         for _ in range(2):
             assert function(Model(jnp.ones(2), other))[1] == repr(other)
 
 
-def test_a_change_in_place_is_seen():
-    for example in EXAMPLES.values():
+def test_next_call_sees_a_change_in_place():
+    for make, _, change in EXAMPLES.values():
         function, _ = counting()
-        model = Model(jnp.ones(2), example.make())
+        model = Model(jnp.ones(2), make())
         for _ in range(2):
             function(model)
-        example.change(model.static)
+        change(model.static)
         for _ in range(2):
             assert function(model)[1] == repr(model.static)
-        # What was traced first is another now, and its equals are served still.
-        again = Model(jnp.ones(2), example.make())
+        # The first trace still serves values that equal the old one.
+        again = Model(jnp.ones(2), make())
         for _ in range(2):
             returned, seen = function(again)
             assert (repr(returned.static), seen) == (repr(again.static), repr(again.static))
@@ -165,13 +141,12 @@ def in_thread(change):
     thread.join()
 
 
-@pytest.mark.parametrize("sequence", [tuple, list])
-def test_unchanged_containers_take_the_fast_path_and_each_change_is_seen(sequence, monkeypatch):
-    # The checking mode, in which every call goes the long way, is off for this test.
+def test_unchanged_containers_take_the_fast_path_and_changed_ones_do_not(monkeypatch):
+    # In the checking mode, no call takes the fast path.
     monkeypatch.setattr("eqxlike._partition._flatten._depth", 0)
     long_ways, find = [], Dispatcher.find
     monkeypatch.setattr(Dispatcher, "find", lambda *a, **k: long_ways.append(1) or find(*a, **k))
-    for name, change in CHANGES.items():
+    for (name, change), sequence in zip(CHANGES.items(), itertools.cycle([tuple, list])):
         traces = []
 
         @filter_jit
@@ -182,7 +157,7 @@ def test_unchanged_containers_take_the_fast_path_and_each_change_is_seen(sequenc
         config = make_config()
         configs = [config, config, make_config()]
         net = Net(sequence(Model(jnp.ones(2), each) for each in configs), config)
-        # As a model and its gradient; and as a model that its own Python code makes at each call.
+        # A model and its gradient, both from the last call or made again by a call of `tree.map`.
         nets = first = (net, jax.tree.map(lambda x: x, net))
         for _ in range(3):
             nets = step(nets)
@@ -196,7 +171,7 @@ def test_unchanged_containers_take_the_fast_path_and_each_change_is_seen(sequenc
         assert traces[1:] == [repr([each.configs for each in nets])], name
         assert len(long_ways) <= 4, name
         assert float(nets[0].layers[0].x[0]) == 7
-        # Equal containers share the trace, and are watched by themselves.
+        # Equal containers share the trace, but a change of one is a change of that one only.
         other = copy.deepcopy(net)
         step((other, other))
         assert len(traces) == 2
@@ -206,7 +181,7 @@ def test_unchanged_containers_take_the_fast_path_and_each_change_is_seen(sequenc
         del long_ways[:]
 
 
-def test_a_container_is_not_taken_for_one_that_was_there_before():
+def test_new_container_at_the_address_of_an_old_one_is_another():
     read = filter_jit(lambda model: repr(model.static))
     for number in range(8):
         config = {"value": [float(number)]}
@@ -216,7 +191,7 @@ def test_a_container_is_not_taken_for_one_that_was_there_before():
         assert read(model) == repr(config)
 
 
-def test_an_array_that_was_put_there_later_is_an_error_with_the_path():
+def test_array_added_to_a_static_container_is_an_error_with_its_path():
     model = Model(jnp.ones(2), [1])
     model.static.append(np.ones(2))
     with pytest.raises(TypeError, match=r"static part of model, of type Model, is not hashable"):

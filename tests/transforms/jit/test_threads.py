@@ -1,4 +1,4 @@
-"""Calls from several threads: the first call traces once, and all are right."""
+"""Calls from several threads: the first call traces once, and all results are correct."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ from eqxlike import Module, filter_jit
 from eqxlike._transforms._jit._donation_warnings import DonationWarnings
 from tests.partition.models import Pair
 
-# So long waits only who would wait for ever: a failing test ends.
+# Only a failing test waits this long.
 TIMEOUT_S = 60
 
 pytestmark = pytest.mark.usefixtures("compiles_alone")
@@ -28,7 +28,7 @@ def run_at_once(number, call):
         return list(pool.map(run, range(number)))
 
 
-def test_threads_that_call_first_at_once_trace_once_for_each_static_and_get_each_its_own_result():
+def test_simultaneous_first_calls_trace_once_for_each_static_value():
     counts = dict.fromkeys(range(4), 0)
 
     @filter_jit
@@ -46,7 +46,7 @@ def test_threads_that_call_first_at_once_trace_once_for_each_static_and_get_each
     assert counts == dict.fromkeys(range(4), 1)
 
 
-def test_threads_that_wrap_or_call_a_method_first_at_once_trace_once():
+def test_simultaneous_first_calls_of_wrappers_and_methods_trace_once():
     traces = []
 
     def function(x):
@@ -70,9 +70,7 @@ def test_threads_that_wrap_or_call_a_method_first_at_once_trace_once():
 @pytest.mark.parametrize(
     ("args", "num_before"), [((jnp.ones(3), "fast"), 2), ((jnp.ones(2), "fast"), 0)]
 )
-def test_thread_that_calls_what_is_warm_or_another_static_does_not_wait_for_one_that_traces(
-    args, num_before
-):
+def test_call_of_a_warm_or_another_trace_does_not_wait_for_a_thread_that_traces(args, num_before):
     is_tracing, other_is_done = threading.Event(), threading.Event()
     waited = []
 
@@ -96,7 +94,7 @@ def test_thread_that_calls_what_is_warm_or_another_static_does_not_wait_for_one_
     assert waited == [False]
 
 
-def test_two_functions_that_call_one_another_while_tracing_do_not_wait_for_each_other():
+def test_two_functions_that_call_each_other_while_tracing_do_not_deadlock():
     both_trace = threading.Barrier(2, timeout=TIMEOUT_S)
 
     @filter_jit
@@ -118,7 +116,7 @@ def test_two_functions_that_call_one_another_while_tracing_do_not_wait_for_each_
 
 
 class _TakenByAnother(list):
-    """What another thread takes as soon as somebody has asked whether there is any."""
+    """A list that another thread empties directly after a check that it is not empty."""
 
     def __bool__(self):
         was_there = len(self) > 0
@@ -126,7 +124,7 @@ class _TakenByAnother(list):
         return was_there
 
 
-def test_two_calls_may_end_at_once_that_had_warnings_hidden():
+def test_two_calls_that_hide_warnings_may_end_at_once():
     donation_warnings = DonationWarnings()
     donation_warnings.to_restore = _TakenByAnother([lambda: None])
     donation_warnings.restore()

@@ -1,4 +1,4 @@
-"""What `filter_vmap` and `filter_pmap` say of axes, arguments and options that do not fit."""
+"""Errors of `filter_vmap` and `filter_pmap` for axes, arguments and options that do not fit."""
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +86,6 @@ MISFITS = {RuntimeError: KEYWORDS, TypeError: ARGUMENTS, ValueError: AXES_AND_SI
     ("error", "provoke", "message"),
     [(error, *row) for error, rows in MISFITS.items() for row in rows],
 )
-def test_error_names_what_does_not_fit_and_its_path(error, provoke, message):
+def test_error_names_the_axis_argument_or_option_and_its_path(error, provoke, message):
     with pytest.raises(error, match=f"(?s){message}"):
         provoke()

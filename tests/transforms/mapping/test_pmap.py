@@ -13,10 +13,7 @@ from eqxlike import filter_pmap
 MATRIX = jnp.arange(6.0).reshape(2, 3)
 
 
-# --- signatures and what is wrapped -------------------------------------------------------------
-
-
-def test_methods_are_mapped_and_decorators_take_arguments():
+def test_methods_are_mapped():
     class Model(eqxlike.Module):
         weight: Any
 
@@ -32,7 +29,7 @@ def test_methods_are_mapped_and_decorators_take_arguments():
     assert [model.each(x).tolist(), model.shared(x).tolist()] == [[0, 1], [0.5, 0.5]]
 
 
-def test_the_arrays_of_the_function_itself_are_no_constants():
+def test_arrays_of_the_function_are_no_constants():
     class Model(eqxlike.Module):
         weight: Any
 
@@ -50,7 +47,7 @@ def test_the_arrays_of_the_function_itself_are_no_constants():
 # --- arguments and outputs ---------------------------------------------------------------------
 
 
-def test_each_device_has_one_index_and_what_is_no_array_is_passed_on():
+def test_each_device_has_one_index_and_other_leaves_pass():
     factors = jnp.ones(5)
     mapped = filter_pmap(lambda x, s, n, y=factors: (n * x + y.sum(), s, n), in_axes=0)
     output, text, number = mapped(MATRIX, "s", 2.0)
@@ -63,7 +60,14 @@ def test_axes_may_be_counted_from_the_end():
     assert swapped.tolist() == MATRIX.T.tolist()
 
 
-def test_out_axes_say_where_the_axis_goes():
+def test_axis_size_and_devices():
+    constant = filter_pmap(lambda x: x, in_axes=None, axis_size=2)(jnp.array(2.0))
+    assert constant.tolist() == [2, 2]
+    device = jax.devices()[1]
+    assert filter_pmap(lambda x: x, devices=[device])(MATRIX[:1]).devices() == {device}
+
+
+def test_out_axes_place_the_mapped_axis():
     mapped = filter_pmap(
         lambda x: (x, x, 3, "s", jax.lax.psum(x, "i"), x),
         axis_name="i",
@@ -73,16 +77,6 @@ def test_out_axes_say_where_the_axis_goes():
     assert ([np.shape(leaf) for leaf in output[:3]], output[3]) == ([(3, 2), (2, 3), (2,)], "s")
     # Without an axis, the output of the first device.
     assert [leaf.tolist() for leaf in output[4:]] == [[3, 5, 7], [0, 1, 2]]
-
-
-def test_axis_size_serves_where_nothing_is_mapped():
-    constant = filter_pmap(lambda x: x, in_axes=None, axis_size=2)(jnp.array(2.0))
-    assert constant.tolist() == [2, 2]
-
-
-def test_devices_are_those_given():
-    device = jax.devices()[1]
-    assert filter_pmap(lambda x: x, devices=[device])(MATRIX[:1]).devices() == {device}
 
 
 # --- compiling ----------------------------------------------------------------------------------
@@ -100,10 +94,12 @@ def test_traces_once_for_each_structure_and_static():
     assert traces == ["a", "b"]
 
 
-def test_lowered_is_compiled_and_called():
+def test_mapped_function_is_lowered_and_called_in_filter_jit():
     mapped = filter_pmap(lambda x, s: (2 * x, s))
-    doubled, text = mapped.lower(MATRIX, "s").compile()(MATRIX, "s")
-    assert (doubled.tolist(), text) == ((2 * MATRIX).tolist(), "s")
+    with jax.checking_leaks():
+        jitted = eqxlike.filter_jit(lambda x: mapped(x, "s"))(MATRIX)
+    for doubled, text in (mapped.lower(MATRIX, "s").compile()(MATRIX, "s"), jitted):
+        assert (doubled.tolist(), text) == ((2 * MATRIX).tolist(), "s")
     for call in (mapped, mapped.lower):
         with pytest.raises(RuntimeError, match="keyword arguments cannot be used"):
             call(MATRIX, s="s")
@@ -117,10 +113,3 @@ def test_donates_all():
     # A buffer that cannot be used for the output is no error.
     for word in ("all", "warn", "none"):
         assert filter_pmap(lambda x: x.sum(), donate=word)(MATRIX).tolist() == [3, 12]
-
-
-def test_leaves_no_tracer_under_filter_jit():
-    mapped = filter_pmap(lambda x, s: (2 * x, s))
-    with jax.checking_leaks():
-        doubled, text = eqxlike.filter_jit(lambda x: mapped(x, "s"))(MATRIX)
-    assert (doubled.tolist(), text) == ((2 * MATRIX).tolist(), "s")

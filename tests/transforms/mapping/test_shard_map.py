@@ -37,26 +37,19 @@ class Scale(eqxlike.Module):
 SCALE = Scale(jnp.array(2.0), "double")
 
 
-@pytest.mark.parametrize(
-    "mapped",
-    [
+def test_callable_of_any_kind_runs_on_its_part():
+    for mapped in (
         on_mesh(SCALE, in_specs=ROWS, out_specs=ROWS),
         on_mesh(SCALE.__call__, in_specs=(ROWS,), out_specs=ROWS),
         on_mesh(lambda x: SCALE(x), in_specs={"x": ROWS}, out_specs=ROWS),
         on_mesh(functools.partial(Scale.__call__, SCALE), in_specs=ROWS, out_specs=ROWS),
         SCALE.method,
-    ],
-    ids=["module", "bound method", "closure", "partial", "decorated method"],
-)
-def test_functions_of_all_kinds_run_on_their_part(mapped):
-    np.testing.assert_array_equal(mapped(X), 2 * (X - X.mean()))
-
-
-def test_lowered_program_reduces_over_the_devices():
+    ):
+        np.testing.assert_array_equal(mapped(X), 2 * (X - X.mean()))
     assert "all_reduce" in on_mesh(centred, in_specs=ROWS, out_specs=ROWS).lower(X).as_text()
 
 
-def test_arguments_have_specs_by_place_or_by_name_and_statics_pass():
+def test_specs_are_given_by_place_or_by_name_and_static_values_pass():
     def function(model, data, label="x", *more, factor=1.0, **named):
         shares = [data["x"] * factor, *more, named.get("last")]
         return {"shares": shares, "weight": model.weight, "label": (label, model.name, max)}
@@ -123,7 +116,7 @@ def test_composes_with_other_transformations_on_any_mesh(axis_type, is_context):
     np.testing.assert_allclose(losses, [expected(2.0, X), expected(2.0, 3 * X)], rtol=1e-6)
 
 
-def test_a_failed_check_on_one_device_raises_and_prints_its_message(capfd):
+def test_failed_check_on_one_device_raises_and_prints_its_message(capfd):
     checked = on_mesh(
         lambda x: eqxlike.error_if(x, x > 6, "too large"), in_specs=ROWS, out_specs=ROWS
     )
@@ -133,25 +126,25 @@ def test_a_failed_check_on_one_device_raises_and_prints_its_message(capfd):
     assert checked(X - 1).sum() == 20
 
 
-@pytest.mark.parametrize(
-    ("options", "args", "words"),
-    [
-        ({"in_specs": PartitionSpec("model")}, (X,), ["P('model',)", "x", "(4, 2)", "'data': 2"]),
-        ({"in_specs": ({"a": ROWS},)}, ({"a": X[:3]},), ["x['a']", "(3, 2)", "2 equal parts"]),
-        ({"in_specs": ("data",)}, (X,), ["'data' for x", "PartitionSpec"]),
-        ({"in_specs": PartitionSpec(None, None, "data")}, (X,), ["3 entries", "2 axes"]),
-        ({"in_specs": {}}, (X,), ["no spec for the argument x"]),
-        ({"in_specs": {"x": ROWS, "y": ROWS}}, (X,), ["'y'", "the arguments are x"]),
-        ({"in_specs": (ROWS, ROWS)}, (X,), ["the arguments are x"]),
-        ({"in_specs": ([ROWS],)}, (X,), ["in_specs", "x", "prefix"]),
-        ({"in_specs": ROWS, "mesh": None}, (X,), ["mesh=", "jax.set_mesh"]),
-        ({"in_specs": ROWS, "out_specs": (ROWS,)}, (X,), ["out_specs", "prefix"]),
-        ({"in_specs": ROWS, "out_specs": WHOLE}, (X,), ["out_specs", "replicated"]),
-        ({"in_specs": ROWS, "out_specs": PartitionSpec("model")}, (X,), ["out_specs", "'model'"]),
-    ],
-)
-def test_errors_name_what_was_expected_and_what_came(options, args, words):
-    options = {"mesh": MESH, "out_specs": ROWS, **options}
-    with pytest.raises(ValueError, match=r"_specs|mesh") as caught:
-        filter_shard_map(lambda x: x, **options)(*args)
-    assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+ERRORS = [
+    ({"in_specs": PartitionSpec("model")}, (X,), ["P('model',)", "x", "(4, 2)", "'data': 2"]),
+    ({"in_specs": ({"a": ROWS},)}, ({"a": X[:3]},), ["x['a']", "(3, 2)", "2 equal parts"]),
+    ({"in_specs": ("data",)}, (X,), ["'data' for x", "PartitionSpec"]),
+    ({"in_specs": PartitionSpec(None, None, "data")}, (X,), ["3 entries", "2 axes"]),
+    ({"in_specs": {}}, (X,), ["no spec for the argument x"]),
+    ({"in_specs": {"x": ROWS, "y": ROWS}}, (X,), ["'y'", "the arguments are x"]),
+    ({"in_specs": (ROWS, ROWS)}, (X,), ["the arguments are x"]),
+    ({"in_specs": ([ROWS],)}, (X,), ["in_specs", "x", "prefix"]),
+    ({"in_specs": ROWS, "mesh": None}, (X,), ["mesh=", "jax.set_mesh"]),
+    ({"in_specs": ROWS, "out_specs": (ROWS,)}, (X,), ["out_specs", "prefix"]),
+    ({"in_specs": ROWS, "out_specs": WHOLE}, (X,), ["out_specs", "replicated"]),
+    ({"in_specs": ROWS, "out_specs": PartitionSpec("model")}, (X,), ["out_specs", "'model'"]),
+]
+
+
+def test_error_names_the_spec_and_the_argument():
+    for options, args, words in ERRORS:
+        options = {"mesh": MESH, "out_specs": ROWS, **options}
+        with pytest.raises(ValueError, match=r"_specs|mesh") as caught:
+            filter_shard_map(lambda x: x, **options)(*args)
+        assert not [word for word in words if word not in str(caught.value)], str(caught.value)

@@ -1,4 +1,4 @@
-"""`filter_vmap` and `if_array`: the axes of arguments and outputs, and what is refused."""
+"""`filter_vmap` and `if_array`: the axes of arguments and outputs."""
 
 import functools
 from typing import Any
@@ -16,28 +16,27 @@ from tests.transforms.models import Scale
 MATRIX = jnp.arange(6.0).reshape(2, 3)
 
 
-# --- what is wrapped ----------------------------------------------------------------------------
-
-
-def test_is_a_decorator_with_arguments():
+def test_decorator_takes_arguments():
     @filter_vmap(in_axes=1, out_axes=-1, axis_name="i", axis_size=3)
     def total(x):
         return x + jax.lax.axis_index("i").astype(x.dtype)
 
     assert total(MATRIX).tolist() == [[0, 2, 4], [3, 5, 7]]
 
+    class Scale(eqxlike.Module):
+        weight: Any
+
+        @filter_vmap(in_axes={"self": None})
+        def shared(self, x):
+            return self.weight.sum() * x
+
+    assert Scale(jnp.arange(2.0)).shared(jnp.array([3.0, 4.0])).tolist() == [3, 4]
+
 
 # --- in_axes ------------------------------------------------------------------------------------
 
 
-def test_the_identity_from_an_axis_to_the_same_axis_is_the_identity():
-    x = jnp.arange(24.0).reshape(2, 3, 4)
-    for axis in (-3, -1, 1, 2):
-        same = filter_vmap(lambda x: x, in_axes=axis, out_axes=axis)(x)
-        assert eqxlike.tree_equal(same, x)
-
-
-def test_by_default_arrays_are_mapped_and_all_else_is_not():
+def test_by_default_only_arrays_of_the_arguments_are_mapped():
     def function(x, number, text, none, flag, factors=MATRIX):
         assert (text, none, flag) == ("t", None, True)
         return x.sum() * number + factors.sum(), text
@@ -47,6 +46,10 @@ def test_by_default_arrays_are_mapped_and_all_else_is_not():
     for x in (np.arange(3.0), jnp.arange(3.0), jax.random.split(jax.random.key(0), 3)):
         assert filter_vmap(lambda x: jnp.ones(x.shape))(x).shape == (3,)
     assert filter_vmap(lambda x: x.sum())(jnp.ones((0, 3))).shape == (0,)
+    assert filter_vmap(Scale(jnp.array(5.0)))(jnp.arange(2.0)).tolist() == [0, 5]
+    # Nothing is mapped: the function is called.
+    assert filter_vmap(lambda x: x + 1, in_axes=None, out_axes=None)(jnp.array(1)) == 2
+    assert filter_vmap(lambda text: text * 2)("ab") == "abab"
 
 
 def test_axes_may_be_a_prefix_or_functions_of_leaves():
@@ -58,36 +61,29 @@ def test_axes_may_be_a_prefix_or_functions_of_leaves():
     ):
         added = filter_vmap(lambda tree: tree["x"] + tree["y"], in_axes=in_axes)(tree)
         assert added.tolist() == [1, 2, 3]
-    # One axis for all arguments, and those of the arguments given alone.
+    # One axis for all arguments; and axes of only the arguments that are given.
     added = filter_vmap(lambda x, y: x.sum() + y.sum(), in_axes=1)(MATRIX, MATRIX)
     assert added.tolist() == [6, 10, 14]
     assert filter_vmap(lambda x, y=2: x * y, in_axes=(0,))(jnp.arange(3)).tolist() == [0, 2, 4]
 
 
-def test_if_array_maps_arrays_alone():
+def test_if_array_maps_only_arrays_and_is_a_leaf():
     assert [if_array(2)(leaf) for leaf in (MATRIX, np.ones(2), 1.0, "a")] == [2, 2, None, None]
     assert if_array(-1)(jnp.ones(2)) == -1
     mapped = filter_vmap(lambda tree: (tree[0].sum(), tree[1]), in_axes=if_array(1))
     total, text = mapped([MATRIX, "t"])
     assert (total.tolist(), text) == ([3, 5, 7], "t")
-
-
-def test_if_array_is_a_leaf_so_that_a_tree_of_axes_may_be_mapped():
     assert jtu.tree_leaves([if_array(0), None, 1]) == [if_array(0), 1]
 
 
-def test_the_arrays_of_the_function_itself_are_not_mapped():
-    assert filter_vmap(Scale(jnp.array(5.0)))(jnp.arange(2.0)).tolist() == [0, 5]
-
-
-def test_the_axes_of_variadic_arguments_are_given_by_one_name():
+def test_axes_of_variadic_arguments_are_given_by_one_name():
     x, y = jnp.arange(2), jnp.array(4)
     for axes, other, expected in [(None, jnp.array(3), [7, 8]), ((0, None), x, [4, 6])]:
         added = filter_vmap(lambda x, *others: x + sum(others), in_axes={"others": axes})
         assert added(x, other, y).tolist() == expected
 
 
-def test_axes_are_given_by_the_names_of_parameters_and_the_others_are_the_first():
+def test_axes_are_given_by_parameter_names_and_default_to_the_first_axis():
     x = jnp.arange(3.0)
     mapped = filter_vmap(lambda x, y, s: (x + y, s), in_axes={"y": None})
     added, text = mapped(x, jnp.array(3.0), "s")
@@ -100,62 +96,43 @@ def test_axes_are_given_by_the_names_of_parameters_and_the_others_are_the_first(
     assert by_prefix({"a": x, "b": jnp.array(2.0)}, MATRIX.T).tolist() == [3, 7, 11]
 
 
-def test_is_a_method_in_the_body_of_a_class():
-    class Scale(eqxlike.Module):
-        weight: Any
-
-        @filter_vmap(in_axes={"self": None})
-        def shared(self, x):
-            return self.weight.sum() * x
-
-    scale, x = Scale(jnp.arange(2.0)), jnp.array([3.0, 4.0])
-    assert scale.shared(x).tolist() == [3, 4]
-
-
 # --- out_axes -----------------------------------------------------------------------------------
 
 
-def test_by_default_arrays_are_stacked_and_all_else_is_returned_as_it_is():
-    output = filter_vmap(lambda x: (jnp.ones(1), np.ones(1, np.float32), 3, "s", None, jnp.sin))(
-        MATRIX
-    )
+def test_by_default_only_arrays_of_the_output_are_stacked():
+    function = lambda x: (jnp.ones(1), np.ones(1, np.float32), 3, "s", None, jnp.sin)
+    output = filter_vmap(function)(MATRIX)
     assert [each.tolist() for each in output[:2]] == [[[1], [1]]] * 2
     assert output[2:] == (3, "s", None, jnp.sin)
-
-
-def test_a_number_with_an_axis_is_stacked_and_an_array_without_is_returned_once():
     number, once = filter_vmap(lambda x: (3, jnp.ones(1)), out_axes=(0, None))(MATRIX)
     assert (number.tolist(), once.tolist()) == ([3, 3], [1])
 
 
 def test_out_axes_may_be_a_prefix_or_functions():
+    function = lambda x: {"a": (x, [x]), "b": (x, jnp.ones(1))}
     for out_axes in ({"a": 1, "b": (0, None)}, {"a": lambda leaf: 1, "b": (lambda leaf: 0, None)}):
-        output = filter_vmap(lambda x: {"a": (x, [x]), "b": (x, jnp.ones(1))}, out_axes=out_axes)(
-            MATRIX
-        )
+        output = filter_vmap(function, out_axes=out_axes)(MATRIX)
         shapes = jtu.tree_map(jnp.shape, output)
         assert shapes == {"a": ((3, 2), [(3, 2)]), "b": ((2, 3), (1,))}
+    x = jnp.arange(24.0).reshape(2, 3, 4)
+    for axis in (-3, 1, -1):
+        assert eqxlike.tree_equal(filter_vmap(lambda x: x, in_axes=axis, out_axes=axis)(x), x)
 
 
 # --- axis_name, axis_size -----------------------------------------------------------------------
 
 
-def test_axis_size_stacks_where_nothing_is_mapped():
+def test_axis_size_stacks_if_nothing_is_mapped():
     for in_axes in (None, lambda leaf: None):
         stacked = filter_vmap(lambda x: x, in_axes=in_axes, axis_size=3)(jnp.array(2.0))
         assert stacked.tolist() == [2, 2, 2]
     assert filter_vmap(lambda: jnp.array(1.0), axis_size=3)().tolist() == [1, 1, 1]
 
 
-def test_where_nothing_is_mapped_and_nothing_stacked_the_function_is_called():
-    assert filter_vmap(lambda x: x + 1, in_axes=None, out_axes=None)(jnp.array(1)) == 2
-    assert filter_vmap(lambda text: text * 2)("ab") == "abab"
-
-
 # --- errors -------------------------------------------------------------------------------------
 
 
-def test_what_the_function_raises_passes_through_as_it_is():
+def test_exception_of_the_function_passes_through():
     def fail(x):
         raise error
 
