@@ -17,7 +17,14 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from .. import Module, field
 from .._check_numbers import real_number
 from .._compat import Tracer
-from ._mixtures import CategoricalMixture, Mixture, as_classes, check_mixture
+from ._mixtures import (
+    CategoricalMixture,
+    Mixture,
+    as_classes,
+    as_floating,
+    check_classes,
+    check_mixture,
+)
 
 _LEAST, _MOST = 0.01, 100.0
 
@@ -106,8 +113,7 @@ def _logits(prediction: CategoricalMixture | Float[Array, "*B C"]) -> Float[Arra
         return prediction.log_probabilities
     if isinstance(prediction, Mixture):
         check_mixture(prediction, CategoricalMixture, "temperature_scaling")
-    logits = jnp.asarray(prediction)
-    return logits if jnp.issubdtype(logits.dtype, jnp.floating) else logits.astype(float)
+    return as_floating(prediction)
 
 
 # Jitted, so that a call outside jit does not compile the loop again.
@@ -438,15 +444,7 @@ def check_labels(labels: Array, batch_shape: tuple[int, ...], num_classes: int, 
         )
     if shape == (0,):
         raise ValueError(f"{name}: there are no examples.")
-    if not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
-        raise ValueError(f"{name} expects integer labels, got dtype {jnp.result_type(labels)}.")
-    if isinstance(labels, Tracer):
-        return
-    least, most = int(np.min(labels)), int(np.max(labels))
-    if least < 0 or most >= num_classes:
-        raise ValueError(
-            f"{name} expects labels from 0 to {num_classes - 1}, got labels from {least} to {most}."
-        )
+    check_classes(labels, num_classes, name)
 
 
 def check_finite(values: Array, name: str, hint: str) -> None:

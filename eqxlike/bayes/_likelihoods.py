@@ -111,7 +111,10 @@ class HasScale(Likelihood):
                 )
         check_output(name, output, wanted, what)
         if not jnp.issubdtype(y.dtype, jnp.floating):
-            raise TypeError(f"{name} expects floating-point targets, got dtype {y.dtype}.")
+            raise TypeError(
+                f"{name} expects floating-point targets, got dtype {y.dtype}. Pass "
+                "`y.astype(float)`."
+            )
 
 
 def check_output(name: str, output: Any, wanted: tuple[int, ...] | None, what: str) -> None:

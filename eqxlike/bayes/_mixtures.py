@@ -12,6 +12,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Int
 
 from .. import Module
+from .._compat import Tracer
 from ._libraries import Missing, as_libraries_compute, check_distribution
 
 
@@ -100,11 +101,17 @@ class Mixture(Module):
 
         **Arguments:**
 
-        - `probability`: in the open interval (0, 1).
+        - `probability`: one number in the open interval (0, 1).
 
-        **Raises:** `ValueError` for a Python number outside (0, 1).
+        **Raises:** `ValueError` for several numbers, or for a Python or NumPy number outside (0,
+        1).
         """
-        if isinstance(probability, int | float) and not 0 < probability < 1:
+        if jnp.ndim(probability):
+            raise ValueError(
+                f"quantile expects one probability, got shape {jnp.shape(probability)}. For "
+                "several, use `jax.vmap(mixture.quantile)(probabilities)`."
+            )
+        if isinstance(probability, int | float | np.generic) and not 0 < probability < 1:
             raise ValueError(f"probability must lie in (0, 1), got {probability!r}.")
         return _bisect(self, jnp.asarray(probability, self._moment_if_any("mean").dtype))
 
@@ -120,7 +127,8 @@ class Mixture(Module):
 
     def _moment(self, name: str) -> Float[Array, "S *B"]:
         with as_libraries_compute(), self._named(name):
-            return jnp.broadcast_to(getattr(self.components, name), self.components.batch_shape)
+            found = jnp.broadcast_to(getattr(self.components, name), self.components.batch_shape)
+        return as_floating(found)
 
     def _moment_if_any(self, name: str) -> Float[Array, "S *B"]:
         """The moment, or NaN if NumPyro does not implement it."""
@@ -139,13 +147,14 @@ class Mixture(Module):
             # Some discrete distributions of NumPyro interpolate their CDF between integers.
             y = jnp.floor(y)
         with as_libraries_compute(), self._named(method):
-            found = getattr(self.components, method)(jnp.asarray(y)[None])
+            y = jnp.asarray(y)[None]
+            found = getattr(self.components, method)(y)
         if method != "cdf":
             return found
         # NumPyro's CDF may be NaN outside the support, where the true CDF is 0 or 1.
         mean = self._moment_if_any("mean")
-        is_outside = jnp.isnan(found) & jnp.isfinite(mean)
-        return jnp.where(is_outside, (jnp.asarray(y)[None] > mean).astype(found.dtype), found)
+        is_outside = jnp.isnan(found) & jnp.isfinite(mean) & ~jnp.isnan(y)
+        return jnp.where(is_outside, (y > mean).astype(found.dtype), found)
 
     @contextlib.contextmanager
     def _named(self, what: str) -> Iterator[None]:
@@ -253,7 +262,8 @@ class CategoricalMixture(Module):
     def log_prob(self, y: Int[Array, "*B"]) -> Float[Array, "*B"]:
         """The log probability of the classes `y`, in nats.
 
-        **Raises:** `ValueError` if the shape of `y` is not `batch_shape`; `y` is not broadcast.
+        **Raises:** `ValueError` if the shape of `y` is not `batch_shape` (`y` is not broadcast), or
+        if `y` has a value that is not a class. Under `jit`, values are not checked.
         """
         return _mixed(self.component_log_prob(y))
 
@@ -268,11 +278,7 @@ class CategoricalMixture(Module):
                 f"{self.batch_shape}, got {np.shape(y)}."
             )
         classes = as_classes(y)
-        if not jnp.issubdtype(classes.dtype, jnp.integer):
-            raise ValueError(
-                "CategoricalMixture.log_prob expects integers or booleans as y, got dtype "
-                f"{classes.dtype}. Pass `y.astype(int)`."
-            )
+        check_classes(classes, jnp.shape(self.logits)[-1], "CategoricalMixture.log_prob")
         terms = jax.nn.log_softmax(self.logits, axis=-1)
         return jnp.take_along_axis(terms, classes[None, ..., None], axis=-1)[..., 0]
 
@@ -304,6 +310,12 @@ def _entropy(log_probabilities: Float[Array, "*B C"]) -> Float[Array, "*B"]:
 # --- Checks of labels and predictions ---
 
 
+def as_floating(values: Any) -> Array:
+    """Values as an array, with integers converted to floating-point numbers."""
+    values = jnp.asarray(values)
+    return values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(float)
+
+
 def as_classes(labels: Any) -> Array:
     """Labels as an array, with booleans converted to integers."""
     if not isinstance(labels, jax.Array) and (dtype := np.asarray(labels).dtype).kind in "OSU":
@@ -313,6 +325,24 @@ def as_classes(labels: Any) -> Array:
         )
     labels = jnp.asarray(labels)
     return labels.astype(jnp.int32) if labels.dtype == jnp.bool_ else labels
+
+
+def check_classes(labels: Array, num_classes: int, name: str) -> None:
+    """Raises `ValueError` unless labels are integers from 0 to `num_classes - 1`.
+
+    The values of traced labels, and of labels on several hosts, are not checked.
+    """
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ValueError(
+            f"{name} expects integer labels, got dtype {labels.dtype}. Pass `y.astype(int)`."
+        )
+    if isinstance(labels, Tracer) or not (labels.size and labels.is_fully_addressable):
+        return
+    least, most = int(np.min(labels)), int(np.max(labels))
+    if least < 0 or most >= num_classes:
+        raise ValueError(
+            f"{name} expects labels from 0 to {num_classes - 1}, got labels from {least} to {most}."
+        )
 
 
 def check_mixture(

@@ -301,11 +301,15 @@ def test_method_without_chains_or_evidence_says_so():
 def test_class_in_place_of_a_method():
     with pytest.raises(TypeError, match=r"NUTS\'>: call it, `NUTS\(\.\.\.\)`"):
         bayes.infer(small_target(), bayes.NUTS, key=jr.key(0))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"call the class, `bayes.NUTS\(\)`"):
+        bayes.load("run", small_target(), bayes.NUTS)  # pyright: ignore[reportArgumentType]
 
 
 def test_model_in_place_of_a_target():
     with pytest.raises(TypeError, match=r"target must be a bayes.Posterior.* got one of type int"):
         bayes.infer(3, bayes.MAP(), key=jr.key(0))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"target must be a bayes.Posterior.* got one of type int"):
+        bayes.simulation_ranks(3, bayes.MAP(), key=jr.key(0))  # pyright: ignore[reportArgumentType]
 
 
 def test_start_that_is_not_finite():

@@ -188,6 +188,13 @@ def test_wrong_shapes_are_refused():
             function(jnp.ones((5, 3)), jnp.zeros(4, jnp.int32))
         with pytest.raises(ValueError, match="integer labels, got dtype float32"):
             function(jnp.ones((5, 3)), jnp.zeros(5))
+        with pytest.raises(ValueError, match="labels from 0 to 2, got labels from -1 to 3"):
+            function(jnp.ones((5, 3)), jnp.arange(-1, 4))
+
+
+def test_scores_may_be_integers():
+    assert metrics.accuracy(jnp.array([[3, 0], [0, 1]]), jnp.array([0, 0])) == 0.5
+    assert metrics.rmse(jnp.array([100_000, 0]), jnp.array([0, 100_000])) == 100_000
 
 
 def test_shapes_that_would_broadcast_are_refused():

@@ -36,6 +36,12 @@ def test_crps_of_a_mixture_of_normals_is_the_integral_that_defines_it():
         np.testing.assert_allclose(metrics.crps(np.array([0.7]), mixture), exact, rtol=1e-7)
 
 
+def test_crps_of_components_of_no_width_is_that_of_their_means():
+    means, y = jnp.array([[0.0], [2.0]]), jnp.array([3.0])
+    mixture = bayes.Mixture(dist.Normal(means, 1e-25))
+    np.testing.assert_allclose(metrics.crps(y, mixture), metrics.crps(y, means), rtol=1e-6)
+
+
 def test_crps_of_an_expanded_normal_has_the_closed_form():
     @jax.jit
     def both(y, mean):

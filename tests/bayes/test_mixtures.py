@@ -91,6 +91,20 @@ def test_wrong_levels_and_probabilities_are_refused():
             mixture.interval(number)
         with pytest.raises(ValueError, match=r"probability must lie in \(0, 1\)"):
             mixture.quantile(number)
+    with pytest.raises(ValueError, match=r"probability must lie in \(0, 1\)"):
+        mixture.quantile(np.float32(1.5))
+    with pytest.raises(ValueError, match=r"one probability, got shape \(2,\)\. .* `jax\.vmap"):
+        mixture.quantile(jnp.array([0.1, 0.9]))
+
+
+def test_means_that_are_integers_have_quantiles_between_integers():
+    with jax.numpy_dtype_promotion("standard"):
+        mixture = mixture_of(np.array([[0], [2]]), 1.0)
+        np.testing.assert_allclose(mixture.cdf(mixture.quantile(0.9)), 0.9, atol=1e-5)
+
+
+def test_target_that_is_no_number_has_no_cdf():
+    assert np.isnan(mixture_of(jnp.zeros((2, 1)), 1.0).cdf(jnp.array([np.nan]))).all()
 
 
 def test_quantile_of_counts_is_that_of_scipy():
@@ -167,3 +181,10 @@ def test_classes_that_would_broadcast_are_refused():
     mixture = bayes.CategoricalMixture(jnp.zeros((2, 5, 3)))
     with pytest.raises(ValueError, match=r"expects y of the shape .* \(5,\), got \(5, 1\)"):
         mixture.log_prob(jnp.zeros((5, 1), int))
+
+
+def test_labels_that_are_no_classes_are_refused():
+    mixture = bayes.CategoricalMixture(jnp.zeros((2, 2, 3)))
+    for labels in ([-1, 0], [0, 3]):
+        with pytest.raises(ValueError, match="labels from 0 to 2, got labels from"):
+            mixture.log_prob(jnp.array(labels))

@@ -7,8 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import optax
 import pytest
 
+import eqxlike as eqx
 from eqxlike import bayes, nn
 from tests.bayes.methods.cases import DESCENT
 
@@ -100,6 +102,23 @@ def test_outputs_that_are_no_number_count_as_far_worse():
     with pytest.warns(bayes.InferenceWarning, match=FAR_WORSE):
         found = scores(run(METHODS[0], held_out=(np.full((1, 1), 1e308), Y[:1])))
     assert found.held_out_posterior == np.inf
+
+
+def test_held_out_inputs_between_integers_are_not_rounded():
+    class Slope(eqx.Module):
+        slope: Any
+
+        def __call__(self, x):
+            return self.slope * x.astype(float)
+
+    x = np.arange(4)
+    likelihood = bayes.Gaussian(0.1)
+    target = bayes.Posterior(Slope(jnp.zeros(())), bayes.normal(), likelihood, (x, 1.0 * x))
+    method = bayes.MAP(steps=20, optimiser=optax.lbfgs())
+    held_out = x[1:] - 0.5, x[1:] - 0.5
+    posterior = bayes.infer(target, method, key=jr.key(0), progress=False, held_out=held_out)
+    found = scores(posterior)
+    np.testing.assert_allclose(found.held_out_posterior, found.posterior, atol=1e-3)
 
 
 def test_held_out_data_alone_decide_where_they_are_given():

@@ -319,11 +319,8 @@ def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) ->
     draw_bytes = problem.size * jnp.dtype(problem.dtype).itemsize
     num_draws = min(kept or _DEFAULT_DRAWS, _DEFAULT_DRAWS, max(2, _MAX_DRAW_BYTES // draw_bytes))
     parts = [_evenly_spaced(data) for data in (posterior.target.data, held_out) if data is not None]
-    data = jtu.tree_map(
-        lambda like, *leaves: np.concatenate([np.asarray(leaf, like.dtype) for leaf in leaves]),
-        parts[0],
-        *parts,
-    )
+    # If the dtypes differ, NumPy promotes them.
+    data = jtu.tree_map(lambda *leaves: np.concatenate(leaves), *parts)
     pair = _nlls(problem, method, found, data, num_draws, posterior.key, held_out is not None)
     num_trained_on = num_examples(parts[0], "infer")
     # No scores for draws that are not finite, or for an unfinished run: other warnings report

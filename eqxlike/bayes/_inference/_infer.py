@@ -341,6 +341,7 @@ def load(path: str | os.PathLike[str], target: Posterior, method: Method) -> Fit
 
     **Raises:** `ValueError` if the file contains no run, or a run of another target or method.
     """
+    _check(target, method, None, None, jr.key(0))
     path, method = pathlib.Path(path), with_plain_numbers(method)
     problem = Problem(target)
     with as_libraries_compute():
@@ -401,6 +402,7 @@ def simulation_ranks(
     """
     num_simulations = whole_number(num_simulations, "num_simulations")
     num_draws = whole_number(num_draws, "num_draws")
+    _check(target, method, None, None, key)
     ranks, poor = [], {}
     for index, each in enumerate(jr.split(key, num_simulations)):
         simulation_key, infer_key, draw_key = jr.split(each, 3)

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ... import filter_eval_shape
 from ..._check_numbers import positive_number, whole_number
+from ..._compat import Tracer
 from ...nn import Dropout, inference_mode
 from ...nn._inputs import takes_key
 from .._inference._method import Draws, Problem, Record, Step
@@ -130,8 +131,9 @@ class SWAG(Descent):
         return jtu.tree_map(lambda each: each[0], states.moments)
 
     def num_found(self, found: Moments) -> int | None:
-        # There are no draws from one collected position, because it has no covariance.
-        return None if found.count > 1 else 0
+        # There are no draws from one collected position, because it has no covariance. A traced
+        # count is not checked.
+        return 0 if not isinstance(found.count, Tracer) and int(found.count) < 2 else None
 
     def point_estimate(self, problem: Problem, found: Moments) -> Float[Array, " d"]:
         return found.mean

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
 from ..._check_numbers import whole_number
-from .._mixtures import as_classes
+from .._mixtures import as_classes, as_floating, check_classes
 from ._scores import check_array
 
 
@@ -26,8 +26,8 @@ def accuracy(scores: Float[Array, "*N C"], labels: Int[Array, "*N"]) -> Float[Ar
 
     **Returns:** shape `()`, between 0 and 1.
 
-    **Raises:** `ValueError` if the shapes do not match, or labels are not integers;
-    `TypeError` if a mixture is passed instead of its `probabilities`.
+    **Raises:** `ValueError` if the shapes do not match, or labels are not classes; `TypeError`
+    if a mixture is passed instead of its `probabilities`.
 
     >>> import jax.numpy as jnp
     >>> float(accuracy(jnp.array([[0.9, 0.1], [0.2, 0.8]]), jnp.array([0, 0])))
@@ -49,8 +49,8 @@ def brier(probabilities: Float[Array, "*N C"], labels: Int[Array, "*N"]) -> Floa
 
     **Returns:** the mean over the examples, shape `()`, between 0 and 2; lower is better.
 
-    **Raises:** `ValueError` if the shapes do not match, or labels are not integers;
-    `TypeError` if a mixture is passed instead of its `probabilities`.
+    **Raises:** `ValueError` if the shapes do not match, or labels are not classes; `TypeError`
+    if a mixture is passed instead of its `probabilities`.
 
     >>> import jax.numpy as jnp
     >>> float(brier(jnp.array([[0.5, 0.5], [1.0, 0.0]]), jnp.array([0, 0])))
@@ -102,8 +102,8 @@ def calibration_bins(
 
     **Returns:** a `CalibrationBins`.
 
-    **Raises:** `ValueError` if the shapes do not match, labels are not integers, `num_bins`
-    is not a positive integer, or `equal` is unknown.
+    **Raises:** `ValueError` if the shapes do not match, labels are not classes, `num_bins` is
+    not a positive integer, or `equal` is unknown.
 
     >>> import jax.numpy as jnp
     >>> probabilities = jnp.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
@@ -189,12 +189,11 @@ def _checked(
 ) -> tuple[Float[Array, "N C"], Int[Array, " N"]]:
     """Checks scores and labels, and flattens them to one axis of examples."""
     check_array(scores, name, "prediction.probabilities")
-    scores, labels = jnp.asarray(scores), as_classes(labels)
+    scores, labels = as_floating(scores), as_classes(labels)
     if scores.ndim < 2 or labels.shape != scores.shape[:-1]:
         raise ValueError(
             f"Expected {name} of shape (*N, C) and labels of shape (*N), got {scores.shape} and "
             f"{labels.shape}."
         )
-    if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise ValueError(f"Expected integer labels, got dtype {labels.dtype}.")
+    check_classes(labels, scores.shape[-1], "bayes.metrics")
     return scores.reshape(labels.size, scores.shape[-1]), labels.reshape(-1)

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ..._check_numbers import whole_number
 from .._libraries import as_libraries_compute, is_normal
-from .._mixtures import Mixture, as_classes
+from .._mixtures import Mixture, as_classes, as_floating
 
 # --- The negative log predictive density, for any prediction ---
 
@@ -134,7 +134,8 @@ def _of_normals(
     def absolute(mean: Array, variance: Array) -> Array:
         """`E|Z|` of a normal Z."""
         # 1000 components of 500 numbers take 1.7 s with erf, and 3.7 s with the normal CDF.
-        z = mean / jnp.sqrt(2 * variance)
+        # A narrow component may have a variance that rounds to 0.
+        z = mean / jnp.sqrt(jnp.maximum(2 * variance, jnp.finfo(variance.dtype).tiny))
         density = jnp.sqrt(2 * variance / jnp.pi) * jnp.exp(-(z**2))
         return mean * jax.lax.erf(z) + density
 
@@ -214,8 +215,7 @@ def coverage(
 def _coverage(
     y: Float[Array, "*N"], lower: Float[Array, "*N"], upper: Float[Array, "*N"]
 ) -> Float[Array, ""]:
-    dtype = y.dtype if jnp.issubdtype(y.dtype, jnp.floating) else float  # y may be counts
-    return jnp.mean((lower <= y) & (y <= upper), dtype=dtype)
+    return jnp.mean((lower <= y) & (y <= upper), dtype=y.dtype)
 
 
 def sharpness(lower: Float[Array, "*N"], upper: Float[Array, "*N"]) -> Float[Array, ""]:
@@ -244,7 +244,7 @@ def sharpness(lower: Float[Array, "*N"], upper: Float[Array, "*N"]) -> Float[Arr
 
 
 def _of_one_shape(call: str, /, **values: Array) -> list[Array]:
-    """Checks that values are arrays of the same shape.
+    """Checks that values are arrays of the same shape. Converts integers, which may overflow.
 
     **Arguments:**
 
@@ -252,7 +252,7 @@ def _of_one_shape(call: str, /, **values: Array) -> list[Array]:
     """
     for name, value in values.items():
         check_array(value, name, call)
-    arrays = {name: jnp.asarray(value) for name, value in values.items()}
+    arrays = {name: as_floating(value) for name, value in values.items()}
     if len({array.shape for array in arrays.values()}) != 1:
         listed = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
         raise ValueError(f"Expected arrays of the same shape, got {listed}.")

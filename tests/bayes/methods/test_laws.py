@@ -69,6 +69,14 @@ def test_samples_are_networks_that_repeat_from_a_file(name, tmp_path: pathlib.Pa
     equal(draws_of(loaded), samples)
 
 
+def test_predictions_can_be_traced(name):
+    def predicted(posterior, key):
+        x = posterior.target.data[0][:3]
+        return bayes.predict(posterior, x, key=key, num_samples=4).mean
+
+    assert eqx.filter_eval_shape(predicted, fitted(name), jr.key(0)).shape == (3,)
+
+
 def test_draws_repeat_by_the_key_of_the_run():
     equal(draws_of(run("SWAG")), draws_of(fitted("SWAG")))
 
