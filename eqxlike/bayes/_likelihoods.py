@@ -126,6 +126,8 @@ def check_output(name: str, output: Any, wanted: tuple[int, ...] | None, what: s
         )
     if wanted is None or output.shape != wanted:
         hint = ' A last layer of size "scalar" returns shape ().' if wanted == () else ""
+        if wanted == (1,) and output.shape == ():
+            hint = " Pass `y[:, 0]`."
         raise ValueError(
             f"{name} expects the network to return, for one example, an array of shape {what}; got "
             f"shape {output.shape}.{hint}"

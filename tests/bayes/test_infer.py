@@ -278,6 +278,17 @@ def test_convergence_is_that_of_arviz():
     np.testing.assert_allclose(found.ess_tail[0], ess(method="tail", prob=(0.05, 0.95)), rtol=0.05)
 
 
+def test_effective_sizes_of_alternating_and_of_discrete_draws_are_those_of_arviz():
+    noise = np.random.default_rng(0).normal(size=(4, 100))
+    alternating = np.sign(noise[:, :1]) * (-1.0) ** np.arange(100) + 0.1 * noise
+    discrete = np.random.default_rng(0).integers(0, 3, (4, 100)).astype(float)
+    found = bayes.convergence(np.stack([alternating, discrete], axis=-1))
+    bulk = [arviz_stats.ess(each, method="bulk") for each in (alternating, discrete)]
+    np.testing.assert_allclose(found.ess_bulk, bulk, rtol=0.05)
+    tail = arviz_stats.ess(discrete, method="tail", prob=(0.05, 0.95))
+    np.testing.assert_allclose(found.ess_tail[1], tail, rtol=0.05)
+
+
 def test_chains_that_did_not_meet_are_told():
     with pytest.warns(bayes.InferenceWarning, match="SGLD: the chains disagree on the outputs"):
         run()

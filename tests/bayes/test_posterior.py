@@ -277,6 +277,10 @@ WRONG = {
         r'got shape \(1,\)\. A last layer of size "scalar" returns shape \(\)\.',
     ),
     "list of inputs": (make(data=(X.tolist(), Y)), TypeError, "Convert a list of numbers by"),
+    "column of targets": (
+        make(data=(X, Y[:, None])),
+        *(ValueError, r"got shape \(\)\. Pass `y\[:, 0\]`"),
+    ),
     "head": (
         make(likelihood=bayes.Gaussian("head")),
         ValueError,

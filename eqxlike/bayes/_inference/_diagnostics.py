@@ -66,11 +66,19 @@ def _convergence(draws: Float[np.ndarray, "c n b"]) -> tuple[np.ndarray, ...]:
         (halves <= end).astype(np.float64) for end in np.quantile(draws, [0.05, 0.95], axis=(0, 1))
     ]
     library: Any = importlib.import_module("numpyro.diagnostics")
+    size = math.prod(halves.shape[:2])
+
+    def effective(values: np.ndarray) -> np.ndarray:
+        # If draws alternate around their mean, the estimated autocorrelation time may be negative.
+        time = size / library.effective_sample_size(values)
+        return size / np.maximum(time, 1 / math.log10(size))
+
     with np.errstate(divide="ignore", invalid="ignore"):
         return (
             np.maximum(*map(library.gelman_rubin, (ranked, folded))),
-            library.effective_sample_size(ranked),
-            np.minimum(*map(library.effective_sample_size, tails)),
+            effective(ranked),
+            # One of the two is NaN if all draws lie in its tail, as many discrete draws do.
+            np.fmin(*map(effective, tails)),
         )
 
 
