@@ -1,4 +1,4 @@
-"""Each transformation is announced, as by Equinox."""
+"""`announce_transform` announces each transformation as Equinox does."""
 
 import equinox
 import jax
@@ -28,7 +28,7 @@ PROGRAMS = {
 
 
 def lines_of(library, program, name, intermediates):
-    """What a program announces, and what it returns."""
+    """The announcements and the output of a program."""
     lines = []
 
     def announce(x):
@@ -41,9 +41,9 @@ def lines_of(library, program, name, intermediates):
 CASES = [*((program, True) for program in PROGRAMS), ("jit-vmap-vmap", False), ("jvp", False)]
 
 
-def test_announces_what_equinox_announces():
+def test_announcements_equal_those_of_equinox():
     for program, intermediates in CASES:
-        # A name of its own: Equinox says nothing of what JAX has remembered from another program.
+        # Each program has another name, because Equinox does not announce a cached program.
         name = f"{program}-{intermediates}"
         ours, theirs = (
             lines_of(library, PROGRAMS[program], name, intermediates)
@@ -53,16 +53,12 @@ def test_announces_what_equinox_announces():
         assert eqxlike.tree_equal(ours[1], theirs[1]), name
 
 
-def test_the_name_stands_in_brackets_before_each_line():
-    for name in (None, 3, "", ("a", 1)):
-        lines, _ = lines_of(eqxlike, PROGRAMS["eager"], name, False)
-        assert lines == ["impl" if name is None else f"({name}) impl"]
-
-
-def test_prints_by_default_and_passes_other_leaves_through(capsys):
+def test_prints_by_default_and_returns_other_leaves(capsys):
     tree = {"array": X, "text": "s", "number": 2, "nothing": None}
     assert eqxlike.tree_equal(eqxlike.debug.announce_transform(tree), tree)
-    assert capsys.readouterr().out == "impl\n"
+    for name in (3, "", ("a", 1)):
+        eqxlike.debug.announce_transform(X, name)
+    assert capsys.readouterr().out == "impl\n(3) impl\n() impl\n(('a', 1)) impl\n"
 
 
 def test_two_calls_with_one_name_are_both_announced():
@@ -72,7 +68,7 @@ def test_two_calls_with_one_name_are_both_announced():
     assert lines == ["(x) abstract", "(x) abstract", "(x) mlir", "(x) mlir"]
 
 
-def test_announce_need_not_be_hashable_and_says_nothing_of_what_is_compiled_already():
+def test_announce_may_be_unhashable_and_is_not_called_for_a_compiled_program():
     class Lines(list):
         def __call__(self, line):
             self.append(line)

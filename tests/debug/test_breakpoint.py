@@ -1,4 +1,4 @@
-"""JAX's debugger opens where a predicate holds."""
+"""`breakpoint_if` opens the debugger of JAX if a predicate holds."""
 
 import io
 
@@ -13,15 +13,12 @@ X = jnp.arange(4.0)
 
 
 class Debugger:
-    """JAX's debugger with a file for a terminal, in which somebody has typed `commands`."""
+    """Options with which JAX's debugger reads `commands` and writes to a string."""
 
     def __init__(self, commands="c\n" * 10):
         self.output = io.StringIO()
-        self.options = {
-            "backend": "cli",
-            "stdin": io.StringIO(commands),
-            "stdout": self.output,
-        }
+        stdin = io.StringIO(commands)
+        self.options = {"backend": "cli", "stdin": stdin, "stdout": self.output}
 
     def text(self):
         jax.effects_barrier()
@@ -51,12 +48,12 @@ PREDS = {
 }
 
 
-def test_is_entered_if_the_predicate_is_true_somewhere():
+def test_opens_if_any_element_of_the_predicate_is_true():
     debuggers = [Debugger() for _ in PREDS]
 
     def function():
         for (pred, _), debugger in zip(PREDS.values(), debuggers, strict=True):
-            # Of all frames above the debugger takes the names, which is most of what it takes.
+            # With all frames, the debugger would take most of its time to read them.
             assert breakpoint_if(pred, num_frames=1, **debugger.options) is None
 
     jax.jit(function)()
@@ -64,8 +61,7 @@ def test_is_entered_if_the_predicate_is_true_somewhere():
     assert found == {name: number for name, (_, number) in PREDS.items()}
 
 
-# From a function of a number to what calls it with the numbers 0 to 3, and how often it is entered
-# for those above 1.
+# Calls of a function with the numbers 0 to 3, and how often it opens for numbers above 1.
 CALLS = {
     "once": (lambda f, x: f(x[3]), 1),
     "vmap": (lambda f, x: jax.vmap(f)(x), 4),
@@ -74,7 +70,7 @@ CALLS = {
 }
 
 
-def test_is_entered_where_the_predicate_holds_and_for_a_whole_batch():
+def test_opens_for_each_member_of_a_batch_if_one_member_is_true():
     debuggers = {(name, 1): Debugger() for name in CALLS} | {("vmap", 5): Debugger()}
 
     @eqxlike.filter_jit
@@ -90,22 +86,19 @@ def test_is_entered_where_the_predicate_holds_and_for_a_whole_batch():
         assert debugger.num_entered() == (CALLS[name][1] if limit == 1 else 0), (name, limit)
 
 
-def test_opens_in_the_frame_of_the_caller():
+def test_opens_in_the_frame_of_the_caller_and_passes_options():
     debugger = Debugger("p x\nbt\nc\n")
     above(debugger, 1)(X[3])
     jax.effects_barrier()
     assert "(jdb) Array(3., dtype=float32)\n(jdb) Traceback:" in debugger.text()
     assert "breakpoint_if(x > limit" in debugger.text().splitlines()[-2]
-
-
-def test_options_go_to_the_breakpoint():
     debugger = Debugger("bt\nc\n")
     options = {"num_frames": 1, "ordered": True}
     jax.block_until_ready(jax.jit(above(debugger, 1, **options))(X[3]))
     assert debugger.text().count('File "') == 1
 
 
-def test_a_token_is_refused_since_nothing_could_depend_on_it():
+def test_token_and_text_raise():
     with pytest.raises(TypeError, match="not a valid JAX array type"):
         breakpoint_if("text")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"no `token`.*Pass `ordered=True`"):

@@ -1,4 +1,4 @@
-"""What XLA leaves out of a program is shown, as by Equinox."""
+"""`store_dce` and `inspect_dce` show the arrays that XLA removes from a program."""
 
 import gc
 import weakref
@@ -17,7 +17,7 @@ N = jnp.arange(3)
 
 
 def over(store, then):
-    """A function that stores two arrays, of which `then` uses what it likes."""
+    """A function that stores two arrays and applies `then` to them."""
     return lambda x: then(store((x, x + 1)))
 
 
@@ -25,22 +25,18 @@ def first(stored):
     return stored[0]
 
 
-# From the storing identity to a function of one array, and the array.
+def added(store):
+    return lambda carry, y: (carry + store((y, y + 1))[0], None)
+
+
+# A function of one array that uses `store`, and the array.
 PROGRAMS = {
     "one-used": (lambda store: over(store, first), X),
     "none-used": (lambda store: lambda x: (store((x, x + 1)), x)[1], X),
     "times-zero": (lambda store: over(store, lambda stored: 0 * stored[0] + stored[1]), N),
     "vmap": (lambda store: jax.vmap(over(store, first)), X),
-    "scan": (
-        lambda store: (
-            lambda x: jax.lax.scan(lambda carry, y: (carry + store((y, y + 1))[0], None), 0.0, x)
-        ),
-        X,
-    ),
-    "tree": (
-        lambda store: lambda x: store({"a": [x, None], "b": "text", "c": 3, "d": x - 1})["d"],
-        X,
-    ),
+    "scan": (lambda store: lambda xs: jax.lax.scan(added(store), 0.0, xs), X),
+    "tree": (lambda store: lambda x: store({"a": [x, None], "b": "s", "c": 3, "d": x - 1})["d"], X),
     "no-array": (lambda store: lambda x: (store("text"), x)[1], X),
 }
 
@@ -50,7 +46,7 @@ def printed(capsys, library, name):
     return capsys.readouterr().out.replace("equinox.", "eqxlike.")
 
 
-def test_prints_what_equinox_prints(capsys):
+def test_output_equals_the_output_of_equinox(capsys):
     texts, outputs = {}, {}
     for library in (eqxlike, equinox):
         functions = [
@@ -64,35 +60,32 @@ def test_prints_what_equinox_prints(capsys):
     assert eqxlike.tree_equal(outputs[eqxlike], outputs[equinox])
 
 
-def test_prints_modules_and_any_name_or_none(capsys):
-    eqx = eqxlike
+class Pair(eqxlike.Module):
+    used: jax.Array
+    unused: jax.Array
+    name: str
 
-    class Pair(eqx.Module):
-        used: jax.Array
-        unused: jax.Array
-        name: str
 
-    jax.block_until_ready(
-        eqx.filter_jit(lambda pair: eqx.debug.store_dce(pair, "module").used)(Pair(X, X, "s"))
-    )
-    text = printed(capsys, eqx, "module")
-    assert "used=f32[3], unused=<DCE'd>, name='s'" in text
-    text = printed(capsys, eqx, "nobody")
+def test_prints_modules_for_any_name(capsys):
+    used = eqxlike.filter_jit(lambda pair: store_dce(pair, "module").used)
+    jax.block_until_ready(used(Pair(X, X, "s")))
+    assert "used=f32[3], unused=<DCE'd>, name='s'" in printed(capsys, eqxlike, "module")
+    text = printed(capsys, eqxlike, "nobody")
     assert text == "Found 0 calls to `eqxlike.debug.store_dce`.\n"
-    jax.block_until_ready(jax.jit(lambda x: eqx.debug.store_dce(x))(X))
-    assert "f32[3]" in printed(capsys, eqx, None)
+    jax.block_until_ready(jax.jit(lambda x: store_dce(x))(X))
+    assert "f32[3]" in printed(capsys, eqxlike, None)
 
 
-def test_what_cannot_be_stored_or_printed_is_an_error():
-    for function in (store_dce, jax.vmap(store_dce)):
-        with pytest.raises(RuntimeError, match="should be used inside of"):
-            function(X)
-    with pytest.raises(RuntimeError, match="should be used outside of"):
-        jax.jit(lambda x: (inspect_dce(), x)[1])(X)
-    with pytest.raises(TypeError, match="unhashable type: 'list'"):
-        jax.jit(lambda x: store_dce(x, ["name"]))(X)
-    with pytest.raises(TypeError, match="unhashable type: 'list'"):
-        inspect_dce(["name"])
+def test_calls_that_do_not_fit_raise():
+    for error, message, call in (
+        (RuntimeError, "should be used inside of", lambda: store_dce(X)),
+        (RuntimeError, "should be used inside of", lambda: jax.vmap(store_dce)(X)),
+        (RuntimeError, "outside of", lambda: jax.jit(lambda x: (inspect_dce(), x)[1])(X)),
+        (TypeError, "type: 'list'", lambda: jax.jit(lambda x: store_dce(x, ["name"]))(X)),
+        (TypeError, "type: 'list'", lambda: inspect_dce(["name"])),
+    ):
+        with pytest.raises(error, match=message):
+            call()
 
 
 def entries_of(capsys, name):
@@ -100,33 +93,31 @@ def entries_of(capsys, name):
     return [each.split(":\n", 1)[1] for each in capsys.readouterr().out.split("Entry ")[1:]]
 
 
-def test_each_trace_is_an_entry(capsys):
+def test_each_trace_and_each_call_in_a_program_is_an_entry(capsys):
     function = jax.jit(over(lambda tree: store_dce(tree, "traces"), first))
     for size in (2, 2, 3):
         function(jnp.ones(size))
     assert entries_of(capsys, "traces") == ["(f32[2], <DCE'd>)\n", "(f32[3], <DCE'd>)\n"]
 
-
-def test_two_calls_in_one_program_are_two_entries(capsys):
-    def function(x):
+    def stored_twice(x):
         one = store_dce((x, x + 1), "twice")
         return store_dce((one[0], x + 2), "twice")[1]
 
-    jax.jit(function)(X)
+    jax.jit(stored_twice)(X)
     assert entries_of(capsys, "twice") == ["(<DCE'd>, <DCE'd>)\n", "(<DCE'd>, f32[3])\n"]
 
 
-def test_what_has_not_run_says_so(capsys):
+def test_entry_of_a_program_that_has_not_run_says_so(capsys):
     store = lambda tree: store_dce(tree, "not run")
     jax.jit(over(store, first)).lower(X)
     jax.jit(lambda x: jax.lax.cond(x[0] > 0, over(store, first), jnp.sin, x))(X)
     assert entries_of(capsys, "not run") == ["<not run>\n", "<not run>\n"]
 
 
-def test_inspect_waits_for_a_program_that_is_still_running(capsys):
+def test_inspect_waits_for_a_running_program(capsys):
     @jax.jit
     def slow(x):
-        # What has a product of matrices in it does not run on the thread that calls it.
+        # A program with a product of matrices runs in another thread.
         return jax.lax.fori_loop(0, 400, lambda _, y: y @ y, jnp.zeros((300, 300)))[0, :3] + x
 
     stored = jax.jit(over(lambda tree: store_dce(tree, "waits"), first)).lower(X).compile()
@@ -134,7 +125,7 @@ def test_inspect_waits_for_a_program_that_is_still_running(capsys):
     assert entries_of(capsys, "waits") == ["(f32[3], <DCE'd>)\n"]
 
 
-def test_gradients_pass(capsys):
+def test_gradients_pass_through_store_dce(capsys):
     function = over(lambda tree: store_dce(tree, "gradient"), lambda stored: (stored[0] ** 2).sum())
     with jax.checking_leaks():
         gradient = jax.jit(jax.grad(function))(X)
@@ -144,7 +135,7 @@ def test_gradients_pass(capsys):
     assert entries_of(capsys, "linear") == ["<DCE'd>\n"]
 
 
-def test_keys_numpy_arrays_and_constants_are_arrays(capsys):
+def test_keys_numpy_arrays_and_constants_count_as_arrays(capsys):
     tree = {"key": jax.random.key(0), "numpy": np.ones(2)}
     jax.jit(lambda x: store_dce(tree, "kinds")["key"])(X)
     assert entries_of(capsys, "kinds") == ["{'key': key<fry>[], 'numpy': <DCE'd>}\n"]
@@ -154,7 +145,7 @@ def test_keys_numpy_arrays_and_constants_are_arrays(capsys):
         assert entries_of(capsys, name) == ["(i32[3], <DCE'd>)\n"]
 
 
-def test_weak_types_and_shardings_stay():
+def test_store_dce_keeps_weak_types_and_shardings():
     assert jax.jit(store_dce)(1.0).weak_type
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     x = jax.device_put(jnp.arange(4), jax.NamedSharding(mesh, jax.P("x")))
@@ -164,17 +155,11 @@ def test_weak_types_and_shardings_stay():
 
 
 def test_leaves_are_not_kept_alive():
-    class Leaf:
-        pass
-
-    leaf = Leaf()
+    leaf = type("Leaf", (), {})()
     reference = weakref.ref(leaf)
-
-    def run(leaf):
-        jax.jit(lambda x: store_dce((x, leaf), "alive")[0])(X).block_until_ready()
-
-    run(leaf)
-    del leaf
+    stored = jax.jit(lambda x, leaf=leaf: store_dce((x, leaf), "alive")[0])
+    stored(X).block_until_ready()
+    del leaf, stored
     jax.effects_barrier()
     gc.collect()
     assert reference() is None

@@ -1,4 +1,4 @@
-"""`explain_retraces`: the traces in its block are told of, and nothing after it."""
+"""`explain_retraces` reports the traces in its block."""
 
 import jax
 import jax.numpy as jnp
@@ -7,36 +7,36 @@ import pytest
 import eqxlike as eqx
 from eqxlike.debug import RetraceError, RetraceWarning, explain_retraces
 
-
-def ones(*shape):
-    return jnp.ones(shape)
+ones = jnp.ones
 
 
 def lines(trace):
     return [str(each) for each in trace.differences]
 
 
-def test_block_prints_each_trace_after_the_first_and_none_after_the_block(capsys):
+def test_block_prints_each_trace_after_the_first(capsys):
     function = eqx.filter_jit(lambda x: None)
     function(ones(1))
-    with explain_retraces():
+    with explain_retraces(), explain_retraces(id) as outer, explain_retraces(id) as inner:
+        function(ones(1))
+        assert outer == inner == []
         function(ones(2))
         function(ones(2))
     function(ones(3))
+    assert outer == inner == [function.traces[1]]
     assert capsys.readouterr().out == f"{function.traces[1]}\n"
 
 
-def test_blocks_inside_one_another_are_all_told():
-    function = eqx.filter_jit(lambda x: None)
-    with explain_retraces(lambda _: None) as outer, explain_retraces(lambda _: None) as inner:
-        function(ones(2))
-        assert outer == inner == []
-        function(ones(3))
-    assert outer == inner == [function.traces[-1]]
+def test_block_reports_functions_that_are_defined_again():
+    def identity(x):
+        return x
 
-
-def test_block_tells_of_functions_that_are_defined_anew():
-    with explain_retraces(lambda trace: None) as retraces:
+    with explain_retraces(id) as retraces:
+        # The same function in other wrappers.
+        eqx.filter_jit(identity)(1.0)
+        eqx.filter_jit(eqx.filter_grad(identity))(jnp.ones(()))
+        eqx.filter_jit(identity, max_traces=3)(1.0)
+        assert retraces == []
         for _ in range(3):
             eqx.filter_jit(lambda x: None)(ones(2))
     assert [trace.number for trace in retraces] == [2, 3]
@@ -44,57 +44,43 @@ def test_block_tells_of_functions_that_are_defined_anew():
     assert "Define and wrap it once, outside of the loop" in str(retraces[0])
 
 
-def test_block_tells_nothing_of_functions_that_are_wrapped_otherwise():
-    def function(x):
-        return x
-
-    with explain_retraces(lambda trace: None) as retraces:
-        eqx.filter_jit(function)(1.0)
-        eqx.filter_jit(eqx.filter_grad(function))(jnp.ones(()))
-        eqx.filter_jit(function, max_traces=3)(1.0)
-    assert retraces == []
-
-
-def test_function_inside_of_a_transformation_has_its_own_path():
+def test_function_inside_a_transformation_has_its_own_path():
     for width in (2, 3):
         mapped = eqx.filter_jit(
             eqx.filter_vmap(eqx.nn.Linear(2, width, key=jax.random.key(0))), max_traces=100
         )
-        mapped(ones(4, 2))
+        mapped(ones((4, 2)))
     assert "<function>.weight: shape (2, 2) -> (3, 2)" in lines(mapped.traces[-1])
 
 
-def test_block_tells_of_caches_that_were_cleared():
+def test_block_reports_cleared_caches():
     function = eqx.filter_jit(lambda x: None)
-    with explain_retraces(lambda trace: None) as retraces:
+    with explain_retraces(id) as retraces:
         function(ones(2))
         eqx.clear_caches()
         function(ones(2))
         assert "the caches were cleared" in str(retraces[0])
         function(ones(3))
         eqx.clear_caches()
-        # Not with the latest, but with the one that is most like it.
+        # It is compared with the most similar trace, not with the latest.
         function(ones(2))
     assert retraces[-1].differences == ()
 
 
-def test_block_warns_with_the_line_of_the_call():
+def test_block_warns_with_the_line_of_the_call_and_refuses_other_words():
     function = eqx.filter_jit(lambda x: None)
     with explain_retraces("warn"):
         function(ones(2))
         with pytest.warns(RetraceWarning, match=r"x: shape \(2,\) -> \(3,\)") as warned:
             function(ones(3))
     assert warned[0].filename == __file__
-
-
-def test_block_refuses_what_it_cannot_do():
     message = r"`explain_retraces\(on_retrace=...\)` expects 'warn', 'error' or a function"
     for on_retrace in ("print", 3, None):
         with pytest.raises(ValueError, match=message), explain_retraces(on_retrace):
             pass
 
 
-def test_block_raises_and_the_call_goes_through_after_it():
+def test_block_raises_and_the_call_succeeds_after_the_block():
     function = eqx.filter_jit(lambda x: 2 * x)
     function(ones(2))
     with explain_retraces("error"):

@@ -1,4 +1,4 @@
-"""Traces are counted, and too many are an error."""
+"""`assert_max_traces` counts traces and raises after too many."""
 
 import copy
 import functools
@@ -25,7 +25,7 @@ def linear(out_features=2):
     return eqxlike.nn.Linear(2, out_features, key=jax.random.key(0))
 
 
-def test_is_a_module_that_looks_like_its_function():
+def test_wrapper_is_a_module_with_the_metadata_of_the_function():
     wrapped = assert_max_traces(double, max_traces=1)
     for attribute in ("__name__", "__doc__", "__qualname__", "__module__"):
         assert getattr(wrapped, attribute) == getattr(double, attribute)
@@ -39,7 +39,7 @@ def test_is_a_module_that_looks_like_its_function():
     assert assert_max_traces(max_traces=1)(double)(3) == 6
 
 
-def test_max_traces_and_a_function_are_needed():
+def test_invalid_arguments_raise():
     with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'max_traces'"):
         assert_max_traces(double)
     with pytest.raises(TypeError):
@@ -48,7 +48,7 @@ def test_max_traces_and_a_function_are_needed():
         get_num_traces(double)
 
 
-def test_counts_the_traces_inside_a_jit_and_past_the_limit_is_an_error():
+def test_traces_inside_a_jit_count_and_raise_past_the_limit():
     for jit in (eqxlike.filter_jit, jax.jit):
         jitted = jit(assert_max_traces(double, max_traces=2))
         counts = [get_num_traces(jitted)]
@@ -61,22 +61,19 @@ def test_counts_the_traces_inside_a_jit_and_past_the_limit_is_an_error():
         assert counts == [0, 1, 1, 2]
 
 
-def test_calls_outside_of_a_jit_count_also_those_that_fail_and_the_outermost_wrapper():
+def test_count_includes_failed_calls_and_is_found_in_wrappers_and_copies():
     def fail(x):
         raise ValueError("no")
 
     inner = assert_max_traces(double, max_traces=None)
     outer = assert_max_traces(inner, max_traces=None)
-    inner(1)
-    inner(1)
-    assert (get_num_traces(inner), get_num_traces(outer)) == (2, 0)
+    for each in (inner, copy.copy(inner), jtu.tree_map(lambda leaf: leaf, inner)):
+        each(1)
+    assert (get_num_traces(inner), get_num_traces(each), get_num_traces(outer)) == (3, 3, 0)
     function = assert_max_traces(fail, max_traces=1)
     with pytest.raises(ValueError, match="no"):
         function(1)
     assert get_num_traces(function) == 1
-
-
-def test_the_count_is_found_inside_other_wrappers():
     function = assert_max_traces(lambda x: x.sum() ** 2, max_traces=None)
     wrapped = eqxlike.filter_jit(eqxlike.filter_grad(function))
     partial = functools.partial(wrapped, jnp.ones((2,)))
@@ -97,7 +94,7 @@ class Scale(eqxlike.Module):
         return self.factor * x
 
 
-def test_the_count_of_a_method_is_found_on_the_instance_and_the_class():
+def test_count_of_a_method_is_found_on_the_instance_and_the_class():
     class Plain:
         @assert_max_traces(max_traces=1)
         def method(self, x):
@@ -114,15 +111,7 @@ def test_the_count_of_a_method_is_found_on_the_instance_and_the_class():
         Scale(jnp.ones(2)).jitted(jnp.ones(2))
 
 
-def test_copies_count_together():
-    function = assert_max_traces(double, max_traces=None)
-    copies = [function, copy.copy(function), jtu.tree_map(lambda leaf: leaf, function)]
-    for each in copies:
-        each(1)
-    assert [get_num_traces(each) for each in copies] == [3, 3, 3]
-
-
-def test_a_deep_copy_counts_from_zero():
+def test_deep_copy_counts_from_zero():
     for make in (copy.deepcopy, lambda tree: pickle.loads(pickle.dumps(tree))):
         function = assert_max_traces(linear(), max_traces=2)
         function(jnp.ones(2))
@@ -132,7 +121,7 @@ def test_a_deep_copy_counts_from_zero():
         assert (get_num_traces(copied), get_num_traces(function)) == (1, 2)
 
 
-def test_holds_neither_function_nor_arguments():
+def test_wrapper_keeps_neither_function_nor_arguments_alive():
     class Argument:
         pass
 
@@ -147,7 +136,7 @@ def test_holds_neither_function_nor_arguments():
     assert references[0]() is None
 
 
-def test_each_call_past_the_limit_is_an_error_and_counts():
+def test_each_call_past_the_limit_raises_and_counts():
     for max_traces in (-1, 0, 1):
         function = assert_max_traces(double, max_traces=max_traces)
         for number in range(3):
@@ -160,7 +149,7 @@ def test_each_call_past_the_limit_is_an_error_and_counts():
 
 
 def error_of(function, *calls, max_traces=1):
-    """The message of the last of some calls, each a tuple of arguments."""
+    """The message of the error in the last of `calls`, which are tuples of arguments."""
     wrapped = assert_max_traces(function, max_traces=max_traces)
     for arguments in calls[:-1]:
         wrapped(*arguments)
@@ -169,35 +158,29 @@ def error_of(function, *calls, max_traces=1):
     return str(caught.value)
 
 
-def test_the_error_names_the_function_and_says_what_has_changed():
+def test_error_names_the_function_and_the_differences():
     message = error_of(double, (jnp.ones(2), 2), (jnp.ones(3), 2))
     assert message.startswith(
         "`double` can only be traced 1 times, and this is trace 2. What differs from trace 1:\n"
         "  x: shape (2,) -> (3,)\n"
     )
     assert "`double` can only be traced 0 times" in error_of(double, (1,), max_traces=0)
-
-
-def test_the_error_names_what_a_partial_binds_and_what_is_not_hashable():
     partial = functools.partial(lambda x, other: x, other={1})
-    assert "  x: static value 1 -> 2\n" in error_of(partial, (1,), (2,))
-    assert "  args[0]: static value 1 -> 2\n" in error_of(lambda *args: args, (1,), (2,))
-    assert "  self.weight: shape (2, 2) -> (3, 2)\n" in error_of(
-        lambda self: self, (linear(),), (linear(3),)
-    )
+    for function, before, after, line in (
+        (partial, 1, 2, "x: static value 1 -> 2"),
+        (lambda *args: args, 1, 2, "args[0]: static value 1 -> 2"),
+        (lambda self: self, linear(), linear(3), "self.weight: shape (2, 2) -> (3, 2)"),
+    ):
+        assert f"  {line}\n" in error_of(function, (before,), (after,))
 
 
-def test_the_error_compares_with_the_most_similar_trace():
+def test_error_compares_with_the_most_similar_of_the_latest_traces():
     calls = [(jnp.ones(2), 2), (jnp.ones(3), 3), (jnp.ones(2), 4)]
     message = error_of(double, *calls, max_traces=2)
     assert "What differs from trace 1:\n  factor: static value 2 -> 4\n" in message
-    # The latest of equally similar traces.
     assert "What differs from trace 2:" in error_of(double, (1,), (1,), (2,), max_traces=2)
     assert "are the same as in trace 1, so something" in error_of(double, (1,), (1,))
-
-
-def test_only_the_latest_traces_are_remembered():
-    # The first call is like the last, and would be named if it were remembered.
+    # The first call equals the last, but only the latest 16 traces are kept.
     calls = [("text",), *((number,) for number in range(29)), ("text",)]
     message = error_of(double, *calls, max_traces=30)
     assert "What differs from trace 30:\n  x: static value 28 -> 'text'\n" in message
