@@ -286,6 +286,11 @@ class Poisson(Likelihood):
     def distribution(self, output: Any, unknowns: Mapping[str, Any]) -> Any:
         return distributions().Poisson(jnp.exp(output))
 
+    def log_prob(self, output: Any, unknowns: Mapping[str, Any], y: Any) -> Float[Array, ""]:
+        # NumPyro takes the logarithm of the rate. If the rate rounds to 0, its gradient is NaN.
+        y = jnp.asarray(y).astype(output.dtype)
+        return y * output - jnp.exp(output) - jax.lax.lgamma(y + 1)
+
     def check(self, output: Any, y: Struct) -> None:
         check_output("Poisson", output, (), "(), the logarithm of the rate")
         check_counts("Poisson", y, "a count")

@@ -76,7 +76,8 @@ def predict(
 
 
 def _check_inputs(x: Any, known: Any) -> None:
-    num_examples(x, "predict")
+    if not num_examples(x, "predict"):
+        raise ValueError("predict: x has no examples.")
     ours, theirs = struct_of_example(x), struct_of_example(known)
     shapes, expected = (jtu.tree_map(lambda each: each.shape, tree) for tree in (ours, theirs))
     if jtu.tree_structure(ours) != jtu.tree_structure(theirs) or shapes != expected:

@@ -289,6 +289,12 @@ def test_effective_sizes_of_alternating_and_of_discrete_draws_are_those_of_arviz
     np.testing.assert_allclose(found.ess_tail[1], tail, rtol=0.05)
 
 
+def test_convergence_of_too_few_draws_is_refused():
+    for shape in ((10,), (4, 3)):
+        with pytest.raises(ValueError, match=r"\(chains, draws, \.\.\.\) with at least 4 draws"):
+            bayes.convergence(np.zeros(shape))
+
+
 def test_chains_that_did_not_meet_are_told():
     with pytest.warns(bayes.InferenceWarning, match="SGLD: the chains disagree on the outputs"):
         run()
@@ -312,7 +318,7 @@ def test_method_without_chains_or_evidence_says_so():
 def test_class_in_place_of_a_method():
     with pytest.raises(TypeError, match=r"NUTS\'>: call it, `NUTS\(\.\.\.\)`"):
         bayes.infer(small_target(), bayes.NUTS, key=jr.key(0))  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match=r"call the class, `bayes.NUTS\(\)`"):
+    with pytest.raises(TypeError, match=r"call it, `NUTS\(\.\.\.\)`"):
         bayes.load("run", small_target(), bayes.NUTS)  # pyright: ignore[reportArgumentType]
 
 
@@ -347,6 +353,8 @@ def test_many_samples_in_place_of_one():
 def test_inputs_of_another_shape(x, text):
     with pytest.raises(ValueError, match=r"inputs of shape \(2,\), as in the data; " + text):
         bayes.predict(uninterrupted(), x, key=jr.key(0))
+    with pytest.raises(ValueError, match="x has no examples"):
+        bayes.predict(uninterrupted(), X[:0], key=jr.key(0))
 
 
 # --- predictions --------------------------------------------------------------------------------

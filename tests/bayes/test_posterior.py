@@ -226,6 +226,15 @@ def test_degrees_of_freedom_may_be_unknown():
     assert set(unknowns.likelihood) == {"scale", "degrees_of_freedom"}
 
 
+def test_rate_that_rounds_to_zero_has_a_density_with_a_gradient():
+    def log_prob(output, y):
+        return bayes.Poisson().log_prob(output, {}, y)
+
+    for y in (0, 2):
+        found = jax.value_and_grad(log_prob)(jnp.float32(-200.0), y)
+        np.testing.assert_allclose(found, (-200 * y - np.log(max(y, 1)), y), atol=1e-4)
+
+
 def test_a_likelihood_of_ones_own_has_one_method():
     class Exponential(bayes.Likelihood):
         def distribution(self, output, unknowns):

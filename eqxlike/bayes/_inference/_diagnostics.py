@@ -41,8 +41,13 @@ _BLOCK_SIZE = 2**16
 
 
 def convergence(draws: Draws) -> Convergence:
-    """R-hat and effective sample sizes of each quantity in `draws`."""
+    """R-hat and effective sample sizes of each quantity in `draws`, at least 4 for each chain."""
     draws = np.asarray(draws)
+    if draws.ndim < 2 or draws.shape[1] < 4:
+        raise ValueError(
+            "convergence expects an array of shape (chains, draws, ...) with at least 4 draws, got "
+            f"shape {draws.shape}."
+        )
     columns = draws.reshape(*draws.shape[:2], math.prod(draws.shape[2:]))
     step = max(1, _BLOCK_SIZE // max(1, math.prod(draws.shape[:2])))
 
