@@ -91,8 +91,8 @@ SEVERAL_DEVICES = [
     "transforms/mapping/test_pmap.py",
 ]
 NOT_ON_ONE_GPU = [
-    "pytree/test_leaf_format.py::test_what_is_sharded_is_read_into_the_same_shards",
-    "pytree/test_leaf_format.py::test_what_was_put_on_a_device_is_read_onto_it",
+    "pytree/test_leaf_format.py::test_sharded_array_is_read_into_the_same_shards",
+    "pytree/test_leaf_format.py::test_array_on_a_device_is_read_onto_that_device",
     "transforms/checks/test_error_if.py::test_check_on_several_devices_raises_on_all_devices",
     "transforms/checks/test_error_if.py::test_check_of_an_array_without_known_device",
     "transforms/test_references.py::test_reference_among_arguments_keeps_its_sharding",

@@ -1,11 +1,11 @@
-"""What several of the tests beside it take."""
+"""Modules that several tests of this folder use."""
 
 import typing
 from typing import Any
 
 import eqxlike
 
-# Where a test takes `eqx`, the same program holds on Equinox, whose behaviour is the measure.
+# A test with the parameter `eqx` runs on Equinox too, and both must agree.
 
 
 @typing.runtime_checkable

@@ -1,4 +1,4 @@
-"""Abstract attributes: what the errors say, and annotations that are strings.
+"""Abstract attributes: messages of errors, and annotations that are strings.
 
 How each may be overridden is compared with Equinox in `programs/abstract.py`.
 """
@@ -37,36 +37,41 @@ class AbstractMethodAlone(Module):
     def method(self): ...
 
 
-@pytest.mark.parametrize(
-    ("cls", "expected"),
-    [
-        (
-            AbstractShape,
-            r"AbstractShape with abstract attributes sides and abstract class attributes name and "
-            r"abstract methods area\. In a subclass",
-        ),
-        (AbstractSub, r"AbstractSub with abstract class attributes name\. "),
-        (AbstractMethodAlone, r"AbstractMethodAlone .*abstract method '?method'?$"),
-    ],
-)
-def test_an_error_names_what_is_abstract(cls, expected):
-    with pytest.raises(TypeError, match=f"abstract class {expected}"):
-        cls()
+class RaisesInNew(Module):
+    def __new__(cls):
+        raise TypeError("of the user")
 
 
-def test_what_new_raises_in_a_concrete_class_passes():
-    class Model(Module):
-        def __new__(cls):
-            raise TypeError("of the user")
-
-    with pytest.raises(TypeError, match=r"^of the user$"):
-        Model()
+def declare(annotation, **body):
+    body["__annotations__"] = {"x": annotation}
+    return type(Module)("AbstractModel", (Module,), body)
 
 
-def test_annotations_are_left_as_they_are_written():
+SUB_LACKS = "abstract class attributes name"
+ERRORS = [
+    (AbstractShape, rf"attributes sides and {SUB_LACKS} and abstract methods area\. In a subclass"),
+    (AbstractSub, rf"abstract class AbstractSub with {SUB_LACKS}\. "),
+    (AbstractMethodAlone, "abstract class AbstractMethodAlone .*abstract method '?method'?$"),
+    (RaisesInNew, "^of the user$"),
+    (lambda: declare("AbstractVar"), r"AbstractModel\.x .*`x: AbstractVar\[int\]`"),
+    (lambda: declare("AbstractClassVar"), r"AbstractModel\.x .*`x: AbstractClassVar\[int\]`"),
+    (lambda: declare(AbstractVar[int], x=3), r"AbstractModel\.x is an abstract attribute and"),
+    (lambda: declare(AbstractClassVar[int], x=3), r"Model\.x is an abstract class attribute and"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), ERRORS)
+def test_error_names_what_is_abstract(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_annotations_and_abstract_names_of_a_class_stay():
     assert AbstractShape.__annotations__["sides"] == "AbstractVar[int]"
     hints = typing.get_type_hints(AbstractShape)
     assert hints == {"sides": AbstractVar[int], "name": AbstractClassVar[str]}
+    updated = abc.update_abstractmethods(AbstractShape)
+    assert updated.__abstractmethods__ == {"sides", "name", "area"}
 
 
 Aliased = AbstractVar
@@ -77,7 +82,7 @@ class AbstractRead(Module):
     aliased: Aliased[int]
 
 
-def test_names_are_read_by_what_they_refer_to_or_else_by_their_spelling():
+def test_markers_are_found_by_value_or_else_by_spelling():
     from eqxlike import AbstractVar as AbstractVar
 
     class AbstractModel(Module):
@@ -87,26 +92,3 @@ def test_names_are_read_by_what_they_refer_to_or_else_by_their_spelling():
     assert AbstractRead.__abstractvars__ == {"dotted", "aliased"}
     assert AbstractModel.__abstractvars__ == {"x"}
     assert [field.name for field in dataclasses.fields(AbstractModel)] == ["y"]
-
-
-@pytest.mark.parametrize(
-    ("annotation", "body", "expected"),
-    [
-        ("AbstractVar", {}, r" .*`x: AbstractVar\[int\]`"),
-        ("AbstractClassVar", {}, r" .*`x: AbstractClassVar\[int\]`"),
-        (AbstractVar[int], {"x": 3}, " is an abstract attribute and cannot"),
-        (AbstractClassVar[int], {"x": 3}, " is an abstract class attribute and cannot"),
-    ],
-)
-def test_a_bare_marker_and_a_value_are_errors_that_name_the_attribute(annotation, body, expected):
-    body = {"__annotations__": {"x": annotation}, **body}
-    with pytest.raises(TypeError, match=rf"AbstractModel\.x{expected}"):
-        type(Module)("AbstractModel", (Module,), body)
-
-
-def test_a_class_stays_abstract_under_a_decorator_that_asks_anew():
-    assert abc.update_abstractmethods(AbstractShape).__abstractmethods__ == {
-        "sides",
-        "name",
-        "area",
-    }

@@ -1,6 +1,6 @@
-"""Metaclasses on top of that of Modules, and classes that are pickled by value.
+"""Metaclasses below the metaclass of Modules, and classes that are pickled by value.
 
-By value are pickled the classes of `__main__` and of notebooks.
+The classes of `__main__` and of notebooks are pickled by value.
 """
 
 import abc
@@ -20,7 +20,7 @@ from tests.beside_equinox import both
 
 
 @both
-def test_a_metaclass_may_stand_on_top_of_that_of_modules(eqx):
+def test_metaclass_may_subclass_the_metaclass_of_modules(eqx):
     made = []
 
     class Meta(type(eqx.Module)):
@@ -45,7 +45,7 @@ def test_a_metaclass_may_stand_on_top_of_that_of_modules(eqx):
 
 
 def make_modules() -> dict[str, Any]:
-    """Modules of classes that no import finds, by a word for what is special in each."""
+    """Modules of classes that no import finds, by the speciality of each."""
 
     class Scale(eqx.Module):
         factor: Any
@@ -112,7 +112,7 @@ def make_modules() -> dict[str, Any]:
 
 MODULES = make_modules()
 
-# What can be made again from its first field, by its class and by a subclass.
+# Modules that their class and a subclass can make again from the first field.
 OF_ONE_CLASS = [name for name in MODULES if name not in ("bound method", "filter_jit", "frozen")]
 
 IN_ANOTHER_PROCESS = """
@@ -166,7 +166,7 @@ sys.stdout.buffer.write(pickle.dumps(jax.tree.map(float, found)))
 """
 
 
-def test_classes_by_value_are_the_same_in_another_process():
+def test_classes_pickled_by_value_work_in_another_process():
     pickled = {name: cloudpickle.dumps(module) for name, module in MODULES.items()}
     done = subprocess.run(
         [sys.executable, "-c", IN_ANOTHER_PROCESS],
@@ -181,7 +181,7 @@ def test_classes_by_value_are_the_same_in_another_process():
     assert found == {**dict.fromkeys(found, expected), **made}
 
 
-def test_a_class_that_is_loaded_where_it_was_made_stays_as_it_is():
+def test_class_loaded_in_its_own_process_is_the_same_class():
     module = MODULES["inherits"]
     cls, leaves = type(module), jax.tree.leaves(module)
     loaded = cloudpickle.loads(cloudpickle.dumps(module))
@@ -191,6 +191,6 @@ def test_a_class_that_is_loaded_where_it_was_made_stays_as_it_is():
     assert jax.tree.leaves(cls(jnp.array(1.0))) == [1.0, 1.0]
 
 
-def test_the_class_of_frozen_arrays_is_not_pickled_by_itself():
+def test_class_of_frozen_arrays_is_not_pickled_alone():
     with pytest.raises(pickle.PicklingError, match="class of a Scale with frozen arrays"):
         cloudpickle.dumps(type(MODULES["frozen"]))

@@ -99,7 +99,7 @@ def test_flatten_and_unflatten_undo_each_other(plan):
 
 
 @given(PLANS.map(lambda plan: (plan, plan)) | st.tuples(PLANS, PLANS))
-def test_leaves_paths_and_equality_of_structures_are_those_of_equinox(plans):
+def test_leaves_paths_and_equality_of_structures_match_equinox(plans):
     def found(eqx):
         one, other = (build(plan, eqx) for plan in plans)
         named = [
@@ -111,6 +111,6 @@ def test_leaves_paths_and_equality_of_structures_are_those_of_equinox(plans):
     assert found(eqxlike) == found(equinox)
 
 
-def test_the_file_name_of_generated_code_names_the_class():
+def test_file_name_of_generated_code_names_the_class():
     Pair, *_ = classes(eqxlike)
     assert Pair.__qualname__ in Pair._eqxlike_class.codec.flatten.__code__.co_filename

@@ -1,6 +1,6 @@
-"""What errors and warnings say of the values of fields, and where a warning points.
+"""Messages of errors and warnings about fields, and the line to which a warning points.
 
-Of which class they are is compared with Equinox in `programs/fields.py` and `programs/mistakes.py`.
+`programs/fields.py` and `programs/mistakes.py` compare their classes with Equinox.
 """
 
 import warnings
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import eqxlike
-from eqxlike import Module
+from eqxlike import Module, field
 from tests.module.models import Inner, StaticAny
 
 
@@ -22,29 +22,6 @@ class Scale(Module):
 
     def __call__(self, x):
         return self.weight * x
-
-
-# --- static fields ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("value", "path"),
-    [
-        (jnp.ones((2, 3), jnp.float32), ""),
-        (np.ones((2, 3), np.float32), ""),
-        ((1, jnp.ones((2, 3))), r" at StaticAny\.option\[1\]"),
-        (Scale(jnp.ones((2, 3))), r" at StaticAny\.option\.weight"),
-    ],
-    ids=["jax", "numpy", "tuple", "module"],
-)
-def test_an_array_in_a_static_field_is_an_error_with_field_shape_and_dtype(value, path):
-    expected = rf"StaticAny\.option is a .* shape \(2, 3\) and dtype float32{path}\. A static"
-    with pytest.raises(TypeError, match=expected):
-        StaticAny(value)
-
-
-def test_a_numpy_scalar_in_a_static_field_is_a_static_value():
-    assert jtu.tree_leaves(StaticAny(np.float32(1))) == []
 
 
 def containing_itself():
@@ -58,28 +35,10 @@ class RaisesInHash:
         raise TypeError("no hash today")
 
 
-@pytest.mark.parametrize(
-    ("value", "path", "why"),
-    [
-        ({"a": (1, RaisesInHash())}, r" at StaticAny\.option\['a'\]\[1\]", "no hash today"),
-        (containing_itself(), r" at StaticAny\.option\[1\]", "it contains itself"),
-        (memoryview(bytearray(2)), "", "cannot hash writable memoryview object"),
-    ],
-    ids=["hash-raises", "cycle", "no-attributes"],
-)
-def test_a_static_value_that_nothing_can_be_compared_by_is_an_error_with_its_path(value, path, why):
-    expected = rf"StaticAny\.option is a static field .*{path}, which is not hashable \({why}\)"
-    with pytest.raises((TypeError, ValueError), match=expected):
-        StaticAny(value)
-
-
-# --- what a class or its `__init__` may not do --------------------------------------------------
-
-
 class Initialises(Module):
     x: int
-    y: int = eqxlike.field(converter=str)
-    z: int = eqxlike.field(static=True)
+    y: int = field(converter=str)
+    z: int = field(static=True)
 
     def __init__(self, *names):
         for name in names:
@@ -88,7 +47,7 @@ class Initialises(Module):
 
 class HoldsMethod(Module):
     function: Any = None
-    static: Any = eqxlike.field(static=True, default=None)
+    static: Any = field(static=True, default=None)
 
     def __init__(self, name):
         setattr(self, name, self.method)
@@ -102,49 +61,65 @@ class ReturnsOne(Module):
         return 1
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "expected"),
-    [
-        (lambda: Initialises("y", "z"), TypeError, "Field 'x' of Initialises not initialized by"),
-        (lambda: Initialises("z"), TypeError, "Fields 'x', 'y' of Initialises not initialized"),
-        (ReturnsOne, TypeError, r"ReturnsOne\.__init__\(\) should assign fields and return"),
-        (lambda: HoldsMethod("function"), ValueError, r"function was given .* calls `self\.method"),
-        (lambda: HoldsMethod("static"), ValueError, r"static was given .* calls `self\.method"),
-        (
-            lambda: jax.eval_shape(StaticAny, jnp.ones(2)),
-            TypeError,
-            r"StaticAny\.option is a static field",
-        ),
-        (lambda: Module.register(int), ValueError, r"Write `class int\(Module\)`"),
-        (
-            lambda: eqxlike.field(metadata={"static": 1}),
-            ValueError,
-            "metadata with name 'static': `field` takes `static=`",
-        ),
-        (
-            lambda: eqxlike.field(metadata={"converter": 1}),
-            ValueError,
-            "metadata with name 'converter': `field` takes `converter=`",
-        ),
-    ],
-)
-def test_error_says_what_to_write_instead(make, error, expected):
-    with pytest.raises(error, match=expected):
+# Each as (value, its path, and why it has no hash if it is no array).
+STATIC_VALUES = [
+    (jnp.ones((2, 3)), "", ""),
+    (np.ones((2, 3), np.float32), "", ""),
+    ((1, jnp.ones((2, 3))), r"\[1\]", ""),
+    (Scale(jnp.ones((2, 3))), r"\.weight", ""),
+    ({"a": (1, RaisesInHash())}, r"\['a'\]\[1\]", "no hash today"),
+    (containing_itself(), r"\[1\]", "it contains itself"),
+    (memoryview(bytearray(2)), "", "cannot hash writable memoryview object"),
+]
+
+
+@pytest.mark.parametrize(("value", "path", "why"), STATIC_VALUES)
+def test_array_or_opaque_value_in_a_static_field_is_an_error_with_its_path(value, path, why):
+    array = r"an array of shape \(2, 3\) and dtype float32"
+    place = path and rf" at StaticAny\.option{path}"
+    expected = (
+        rf".*{place}, which is not hashable \({why}\)" if why else rf"{array}{place}\. A static"
+    )
+    with pytest.raises(TypeError, match=rf"StaticAny\.option is a .*{expected}"):
+        StaticAny(value)
+
+
+ERRORS = [
+    (lambda: Initialises("y", "z"), TypeError, "Field 'x' of Initialises not initialized by"),
+    (lambda: Initialises("z"), TypeError, "Fields 'x', 'y' of Initialises not initialized"),
+    (ReturnsOne, TypeError, r"ReturnsOne\.__init__\(\) should assign fields and return"),
+    (lambda: HoldsMethod("function"), ValueError, r"function was given .* calls `self\.method"),
+    (lambda: HoldsMethod("static"), ValueError, r"static was given .* calls `self\.method"),
+    (lambda: jax.eval_shape(StaticAny, jnp.ones(2)), TypeError, "StaticAny.option is a static"),
+    (lambda: Module.register(int), ValueError, r"Write `class int\(Module\)`"),
+    (lambda: field(metadata={"static": 1}), ValueError, "name 'static': `field` takes `static=`"),
+    (
+        lambda: field(metadata={"converter": 1}),
+        ValueError,
+        "'converter': `field` takes `converter=",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "message"), ERRORS)
+def test_error_names_the_field_and_the_fix(make, error, message):
+    with pytest.raises(error, match=message):
         make()
 
 
-def test_a_default_that_init_never_assigned_is_a_leaf():
+def test_default_that_init_never_assigned_is_a_leaf_and_a_numpy_scalar_may_be_static():
     class Model(Module):
         x: int = 3
-        y: int = eqxlike.field(init=False, default=4)
+        y: int = field(init=False, default=4)
 
         def __init__(self):
             pass
 
     assert jtu.tree_leaves(Model()) == [3, 4]
+    assert jtu.tree_leaves(StaticAny(np.float32(1))) == []
 
 
-# --- likely slips -------------------------------------------------------------------------------
+# --- warnings -----------------------------------------------------------------------------------
 
 
 def warning_of(make):
@@ -165,7 +140,7 @@ def make_with_init_and_post_init():
             pass
 
 
-def test_warnings_point_to_the_line_that_is_to_be_changed():
+def test_warnings_point_to_the_line_to_change():
     jitted = jax.jit(Scale(jnp.ones(2)))
     for value in (jitted, [jitted], (1, jitted), {"a": jitted}):
         found = warning_of(lambda value=value: Inner(value))

@@ -43,21 +43,18 @@ class Copying(eqx.Module):
         return Copying(1.0) if self.scale == 2.0 else type(self)(2.0)()
 
 
-def test_call_is_reported_with_arguments_and_output():
+def test_call_is_reported_with_arguments_and_output_inner_calls_first():
     module, calls = observed({"a": nn.Lambda(abs)})
     assert module["a"](-3, key="key") == 3
     ((path, caller, args, kwargs, output),) = calls
     assert (path, args, kwargs, output) == ("['a']", (-3,), {"key": "key"}, 3)
     assert caller is module["a"]
-
-
-def test_inner_call_is_reported_before_the_outer_one():
     model, calls = observed(nn.Sequential([nn.Lambda(abs), nn.Lambda(str)]))
     assert model(-3) == "3"
     assert [call[0] for call in calls] == [".layers[0]", ".layers[1]", ""]
 
 
-def test_any_class_may_be_observed_and_its_copy_passes_for_one_of_the_class():
+def test_observed_copy_is_an_instance_of_the_class():
     module = Tagged()
     copy, calls = observed(module)
     assert isinstance(copy, Tagged)
@@ -68,7 +65,7 @@ def test_any_class_may_be_observed_and_its_copy_passes_for_one_of_the_class():
     assert len(calls) == 1
 
 
-def test_report_goes_through_flattening_and_transformations():
+def test_calls_are_reported_after_flattening_and_under_transformations():
     copy, calls = observed(Tagged())
     again = jax.tree.map(lambda leaf: leaf, copy)
     eqx.filter_jit(lambda model, x: jax.vmap(model)(x))(again, jnp.ones(4))
@@ -83,7 +80,7 @@ def test_frozen_module_stays_frozen():
     assert len(calls) == 1
 
 
-def test_module_that_a_frozen_one_unfreezes_as_it_is_called_is_observed():
+def test_layer_that_its_owner_unfreezes_is_observed():
     class Unfreezing(eqx.Module):
         inner: Tagged
 
@@ -95,27 +92,22 @@ def test_module_that_a_frozen_one_unfreezes_as_it_is_called_is_observed():
     assert [call[0] for call in calls] == [".inner", ""]
 
 
-def test_shared_module_stays_shared():
+def test_shared_layers_stay_shared_and_layers_in_wrappers_are_observed():
     shared = nn.Identity()
     copy, calls = observed([shared, {"a": shared}])
     assert copy[0] is copy[1]["a"]
     copy[1]["a"](1)
     assert calls[0][0] == "[0]"
-
-
-def test_wrapper_is_looked_through():
     copy, calls = observed([eqx.filter_jit(nn.Lambda(jnp.abs)), Tagged().__call__])
     assert copy[0](jnp.array(-1.0)) == 1
     assert [call[0] for call in calls] == ["[0]"]
 
 
-def test_module_that_the_model_makes_itself_is_not_reported():
+def test_layers_that_the_model_makes_or_that_have_no_call_are_not_observed():
     copy, calls = observed(Copying(1.0))
     assert isinstance(copy(), Copying)
     assert len(calls) == 1
 
-
-def test_module_that_cannot_be_called_is_left_as_it_is():
     class Settings(eqx.Module):
         inner: nn.Identity
 

@@ -1,6 +1,6 @@
-"""The same short programs on Equinox and on eqxlike come to the same, but for what is listed.
+"""Short programs give the same output on Equinox and on eqxlike, except the listed ones.
 
-Each file of the folder is one test: what fails names the programs in it.
+Each file of the folder is one test. A failure names its programs.
 """
 
 import equinox
@@ -25,7 +25,7 @@ CHAPTERS = sorted({program.__module__ for program in PROGRAMS.values()})
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda name: name.rpartition(".")[2])
-def test_programs_come_to_the_same_as_on_equinox(chapter):
+def test_programs_agree_with_equinox(chapter):
     differing = {}
     for name, program in PROGRAMS.items():
         if program.__module__ == chapter and name not in PROGRAMS.differences:
@@ -35,7 +35,7 @@ def test_programs_come_to_the_same_as_on_equinox(chapter):
     assert not differing
 
 
-def test_program_differs_from_equinox_as_is_intended():
+def test_listed_programs_differ_from_equinox():
     same = [
         name
         for name in PROGRAMS.differences

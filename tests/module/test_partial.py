@@ -1,7 +1,4 @@
-"""`Partial`: compared with `functools.partial` where that is the measure.
-
-More of it is compared with Equinox in `programs/wrapping.py`.
-"""
+"""`Partial` compared with `functools.partial`; `programs/wrapping.py` compares it with Equinox."""
 
 import functools
 import inspect
@@ -16,7 +13,7 @@ ARGS = [(), (1,), (1, 2)]
 KWARGS = [{}, {"a": 3}, {"a": 4, "b": 5}, {"self": 6, "func": 7, "args": 8}]
 
 
-def test_calls_as_functools_partial_does():
+def test_partial_calls_like_functools_partial():
     calls = list(itertools.product(ARGS, KWARGS))
     for (args, kwargs), (more_args, more_kwargs) in itertools.product(calls, calls):
         theirs = functools.partial(everything, *args, **kwargs)
@@ -25,12 +22,12 @@ def test_calls_as_functools_partial_does():
         assert (ours.func, ours.args, ours.keywords) == (theirs.func, theirs.args, theirs.keywords)
 
 
-def test_signature_is_that_of_functools_partial():
+def test_signature_matches_functools_partial():
     for args, kwargs in (((), {}), ((2,), {}), ((2,), {"shift": 1})):
         expected = inspect.signature(functools.partial(affine, *args, **kwargs))
         assert inspect.signature(Partial(affine, *args, **kwargs)) == expected
 
 
 @pytest.mark.parametrize("function", [3, max], ids=["a number", "max"])
-def test_signature_of_what_has_none_takes_anything(function):
+def test_signature_of_a_callable_without_one_takes_anything(function):
     assert list(inspect.signature(Partial(function)).parameters) == ["args", "kwargs"]

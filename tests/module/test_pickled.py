@@ -62,7 +62,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-def test_a_copy_is_equal_to_the_original_and_frozen(maker):
+def test_copy_equals_the_original_and_is_frozen(maker):
     # `replace` calls `__init__`, which takes other arguments than the fields in two of them.
     for duplicate in COPIES[: -1 if maker in ("custom init", "bound method") else None]:
         original = MAKERS[maker]()
@@ -74,7 +74,7 @@ def test_a_copy_is_equal_to_the_original_and_frozen(maker):
             copied.scale = 3.0
 
 
-def test_what_filter_jit_keeps_of_an_instance_is_not_in_its_dictionary_nor_pickled():
+def test_cached_partition_is_neither_in_the_dictionary_nor_pickled():
     module = Inner(np.ones(2))
     before = pickle.dumps(module)
     eqxlike.filter_jit(lambda module: module.weight * 2)(module)
@@ -133,7 +133,7 @@ TRANSFORMED = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMED)
-def test_a_transformed_callable_is_pickled_and_called(name):
+def test_transformed_callable_survives_pickling(name):
     transformed = TRANSFORMED[name]
     loaded = pickle.loads(pickle.dumps(transformed))
     found, expected = (each(jnp.array(2.0)) for each in (loaded, transformed))
@@ -162,7 +162,7 @@ def test_our_classes_are_pickled_by_their_public_names():
     assert b"eqxlike.nn:PReLU" in pickle.dumps(eqxlike.nn.freeze(eqxlike.nn.PReLU()))
 
 
-def test_an_older_pickle_of_a_jitted_function_loads():
+def test_older_pickle_of_a_jitted_function_loads():
     jitted = eqxlike.filter_jit(scaled, donate="all")
     state = {**jitted.__getstate__(), "_jit_options": jitted._jit_options}
     loaded = object.__new__(type(jitted))
@@ -179,7 +179,7 @@ def count_traces(x):
     return x
 
 
-def test_a_loaded_function_traces_again_and_once():
+def test_loaded_function_traces_at_most_once():
     loaded = pickle.loads(pickle.dumps(eqxlike.filter_jit(count_traces)))
     before = len(traces)
     for _ in range(3):

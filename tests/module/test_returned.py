@@ -1,4 +1,4 @@
-"""A Module that a filtered function returned is as one made by hand."""
+"""A Module that a filtered function returns behaves like one made by hand."""
 
 import copy
 import dataclasses
@@ -50,7 +50,7 @@ def make(x):
 
 
 def make_unread():
-    """What nobody has read."""
+    """A returned Module that nothing has read yet."""
     make(jnp.array(1.0))
     return make(jnp.array(1.0))
 
@@ -65,7 +65,7 @@ def assigned(module):
         module.weight = 1
 
 
-# Each reads a module in its own way, as the first to do so.
+# Each is the first to read the module, in its own way.
 READINGS = {
     "attribute": lambda module: (module.weight.tolist(), module.name),
     "vars": lambda module: (vars(module)["weight"].tolist(), vars(module)["name"]),
@@ -98,7 +98,7 @@ READINGS = {
 }
 
 
-def test_a_module_that_filter_jit_returned_reads_like_one_made_by_hand():
+def test_returned_module_reads_like_one_made_by_hand():
     for how, read in READINGS.items():
         by_hand = Returned(jnp.array(2.0), jnp.array(3.0), "given")
         module = make_unread()
@@ -112,7 +112,7 @@ def test_a_module_that_filter_jit_returned_reads_like_one_made_by_hand():
         assert cached.structure is structure, how
 
 
-def test_a_returned_module_holds_its_arrays_and_no_more_than_one_made_by_hand():
+def test_returned_module_keeps_only_its_own_arrays_alive():
     nested = eqxlike.filter_jit(lambda x: Returned(x, Returned((x + 1, "text"))))
     nested(jnp.ones(2))
     module = nested(jnp.ones(2))
@@ -134,7 +134,7 @@ def warm(cls):
         return make(jnp.ones(2))
 
 
-def test_attributes_of_a_user_s_class_mean_what_they_do_in_one_that_was_built():
+def test_returned_module_respects_properties_getattr_and_getattribute():
     class Fails(eqxlike.Module):
         left: object
 
@@ -155,20 +155,16 @@ def test_attributes_of_a_user_s_class_mean_what_they_do_in_one_that_was_built():
     with pytest.raises(AttributeError, match="of the property"):
         warm(Broken).broken  # noqa: B018
 
-    seen = []
-
     class Watches(eqxlike.Module):
         left: object
 
         def __getattribute__(self, name):
-            seen.append(name)
-            return super().__getattribute__(name)
+            return name if name == "left" else super().__getattribute__(name)
 
-    assert (warm(Watches).left == 1).all()
-    assert "left" in seen
+    assert warm(Watches).left == "left"
 
 
-def test_a_field_is_hidden_by_no_method_of_a_base_nor_by_a_class_attribute_set_later():
+def test_field_wins_over_a_base_method_and_a_later_class_attribute():
     class Base(eqxlike.Module):
         def act(self):
             return "of the base"
@@ -191,7 +187,6 @@ def test_a_field_is_hidden_by_no_method_of_a_base_nor_by_a_class_attribute_set_l
 WRITINGS = {
     "object.__setattr__": lambda module: object.__setattr__(module, "_cache", 1),
     "vars": lambda module: vars(module).update(_cache=1),
-    "dict": lambda module: module.__dict__.update(_cache=1),
     "object.__delattr__": lambda module: [
         object.__setattr__(module, "_cache", 1),
         object.__setattr__(module, "_other", 1),
@@ -213,19 +208,16 @@ READINGS_OF_WRITTEN = {
 
 
 @pytest.mark.parametrize("how", WRITINGS)
-def test_a_returned_module_that_is_written_to_unread_keeps_its_fields(how):
+def test_returned_module_that_is_written_before_it_is_read_keeps_its_fields(how):
     for reading, (read, expected) in READINGS_OF_WRITTEN.items():
         found = read(make_unread().change(WRITINGS[how]))
         assert (reading, found) == (reading, expected)
-
-
-def test_a_field_written_unread_by_object_leaves_the_others():
     module = make_unread().change(lambda module: object.__setattr__(module, "shift", 7.0))
     assert (module.weight, module.shift, module.name) == (2, 7, "given")
 
 
 @pytest.mark.usefixtures("compiles_alone")
-def test_threads_that_write_to_and_read_a_returned_module_get_the_same_objects():
+def test_threads_read_the_same_objects_from_a_returned_module():
     for _ in range(20):
         module = make_unread()
         start = threading.Barrier(8, timeout=60)

@@ -1,6 +1,6 @@
-"""`module_update_wrapper`, and wrappers that pickle knows by name.
+"""`module_update_wrapper`, and wrappers that are pickled by name.
 
-What the metadata are and what keeps them is compared with Equinox in `programs/wrapping.py`.
+`programs/wrapping.py` compares the metadata with Equinox.
 """
 
 import copy
@@ -38,13 +38,13 @@ def triple(x):
     return 3 * x
 
 
-def test_the_error_for_a_class_without_the_property_says_what_to_write():
+def test_error_for_a_class_without_the_property_shows_the_property():
     with pytest.raises(ValueError, match=r"(?s)Holder has none.*def __wrapped__\(self\):"):
         module_update_wrapper(Holder(double))
 
 
 def described(**changed):
-    """A function that differs from the others only in what it says of itself."""
+    """A function that differs from the others only in its metadata."""
 
     def function(x: int) -> int:
         return x
@@ -70,7 +70,7 @@ DESCRIBED = [
 ]
 
 
-def test_wrappers_have_one_structure_if_they_say_the_same_of_themselves():
+def test_wrappers_have_one_structure_if_their_metadata_are_equal():
     structures, others = (
         [jtu.tree_structure(module_update_wrapper(Logged(None), each)) for each in DESCRIBED]
         for _ in range(2)
@@ -80,7 +80,7 @@ def test_wrappers_have_one_structure_if_they_say_the_same_of_themselves():
         assert hash(structure) == hash(others[index])
 
 
-def test_fields_of_an_updated_wrapper_that_were_not_set_stay_so():
+def test_updated_wrapper_leaves_unset_fields_unset():
     class Wrapper(Module):
         function: Any
         other: Any
@@ -97,7 +97,7 @@ def test_fields_of_an_updated_wrapper_that_were_not_set_stay_so():
 
 
 @pytest.mark.parametrize("transform", [filter_jit, filter_grad, eqxlike.filter_vmap])
-def test_our_wrappers_show_what_they_wrap_or_what_they_are_told_to(transform):
+def test_transformed_functions_show_the_metadata_of_the_wrapped_or_given_function(transform):
     told = module_update_wrapper(transform(double), triple)
     returned = filter_jit(lambda it: it)
     for way in (lambda it: it, copy.deepcopy, lambda it: returned(Holder(it)).function):
@@ -130,32 +130,24 @@ class Holder(Module):
 not_found_by_its_name = filter_jit(double)
 
 
-def test_a_decorated_function_is_copied_as_a_function_is():
+def test_decorated_function_is_copied_and_pickled_by_name():
     for wrapper in (jitted, gradient, Holder.method):
         assert copy.copy(wrapper) is copy.deepcopy(wrapper) is wrapper
         assert pickle.loads(pickle.dumps(wrapper)) is wrapper
-
-
-def test_a_module_that_holds_a_decorated_function_pickles_also_in_a_mapped_tree():
     mapped = jtu.tree_map(lambda leaf: leaf, Holder(jitted))
     assert mapped.function is not jitted
     for holder in (Holder(jitted), mapped):
         assert pickle.loads(pickle.dumps(holder)).function is jitted
-
-
-def test_a_decorated_method_pickles_with_its_instance():
     method = pickle.loads(pickle.dumps(Holder(1).method))
     assert (method(jnp.array(2.0)), method.__self__) == (6.0, Holder(1))
 
 
-def test_a_wrapper_under_another_name_pickles_by_its_parts():
+def test_wrapper_under_another_name_or_in_a_script_pickles_by_its_parts(monkeypatch):
     other = pickle.loads(pickle.dumps(not_found_by_its_name))
     assert other is not not_found_by_its_name
     assert other(jnp.array(2.0)) == 4
 
-
-def test_a_decorated_function_of_a_script_pickles_by_its_parts(monkeypatch):
-    # Another process has another `__main__`, where what came by name would not be found.
+    # Another process has another `__main__`, which may lack the function.
     def function(x):
         return x
 

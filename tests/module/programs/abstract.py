@@ -30,28 +30,30 @@ def overriding(kind, override):
     return overridden
 
 
+def annotated(annotation, **body):
+    return {"__annotations__": {"x": annotation}, **body}
+
+
 # Bodies of a class that might override `x`.
 OVERRIDES = {
     "nothing": lambda eqx: {},
-    "field": lambda eqx: {"__annotations__": {"x": int}},
-    "field_with_a_default": lambda eqx: {"__annotations__": {"x": int}, "x": 5},
-    "field_with_options": lambda eqx: {"__annotations__": {"x": int}, "x": eqx.field(default=5)},
-    "static_field": lambda eqx: {"__annotations__": {"x": int}, "x": eqx.field(static=True)},
-    "field_annotated_by_a_string": lambda eqx: {"__annotations__": {"x": "int"}},
-    "class_variable": lambda eqx: {"__annotations__": {"x": ClassVar[int]}, "x": 5},
-    "class_variable_by_a_string": lambda eqx: {
-        "__annotations__": {"x": "typing.ClassVar[int]"},
-        "__module__": __name__,
-        "x": 5,
-    },
-    "class_variable_without_a_value": lambda eqx: {"__annotations__": {"x": ClassVar[int]}},
-    "init_variable": lambda eqx: {"__annotations__": {"x": dataclasses.InitVar[int]}},
+    "field": lambda eqx: annotated(int),
+    "field_with_a_default": lambda eqx: annotated(int, x=5),
+    "field_with_options": lambda eqx: annotated(int, x=eqx.field(default=5)),
+    "static_field": lambda eqx: annotated(int, x=eqx.field(static=True)),
+    "field_annotated_by_a_string": lambda eqx: annotated("int"),
+    "class_variable": lambda eqx: annotated(ClassVar[int], x=5),
+    "class_variable_by_a_string": lambda eqx: annotated(
+        "typing.ClassVar[int]", x=5, __module__=__name__
+    ),
+    "class_variable_without_a_value": lambda eqx: annotated(ClassVar[int]),
+    "init_variable": lambda eqx: annotated(dataclasses.InitVar[int]),
     "property": lambda eqx: {"x": property(lambda self: 5)},
     "cached_property": lambda eqx: {"x": functools.cached_property(lambda self: 5)},
     "value": lambda eqx: {"x": 5},
     "abstract_property": lambda eqx: {"x": property(abc.abstractmethod(lambda self: 5))},
-    "abstract_variable": lambda eqx: {"__annotations__": {"x": eqx.AbstractVar[int]}},
-    "abstract_class_variable": lambda eqx: {"__annotations__": {"x": eqx.AbstractClassVar[int]}},
+    "abstract_variable": lambda eqx: annotated(eqx.AbstractVar[int]),
+    "abstract_class_variable": lambda eqx: annotated(eqx.AbstractClassVar[int]),
 }
 
 for kind in ("AbstractVar", "AbstractClassVar"):

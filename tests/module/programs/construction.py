@@ -1,7 +1,6 @@
 """How an instance is made: generated and custom `__init__`, `__post_init__`, `__check_init__`."""
 
 import dataclasses
-import functools
 import inspect
 from typing import Any
 
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from beartype import beartype
 from jaxtyping import Array, Float, jaxtyped
 
 from tests.beside_equinox import error_of
@@ -46,7 +46,7 @@ def arguments_of_the_generated_init(eqx):
 
 
 @program
-def defaults_of_a_class_and_of_those_below(eqx):
+def defaults_of_a_class_and_its_subclasses(eqx):
     class Part(eqx.Module):
         x: jax.Array
 
@@ -76,7 +76,7 @@ def defaults_of_a_class_and_of_those_below(eqx):
 
 
 @program
-def defaults_that_are_refused(eqx):
+def refused_defaults(eqx):
     class NoContainer:
         __hash__ = None  # pyright: ignore
 
@@ -93,7 +93,7 @@ def defaults_that_are_refused(eqx):
 
 
 @program
-def what_init_says_of_itself(eqx):
+def metadata_and_signature_of_init(eqx):
     class Model(eqx.Module):
         x: int
 
@@ -122,7 +122,7 @@ def what_init_says_of_itself(eqx):
 
 
 @program
-def post_init_sets_what_takes_no_argument(eqx):
+def post_init_sets_fields_without_arguments(eqx):
     class Base(eqx.Module):
         x: int
         y: int = eqx.field(init=False)
@@ -273,22 +273,7 @@ def instance_in_init_passes_through_jit(eqx):
 # --- under jaxtyping's decorator, which checks the arguments of `__init__` ------------------------
 
 
-def check_types(function):
-    """As a type checker: arguments against the annotations of arrays."""
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def checked(*args, **kwargs):
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
-            annotation = signature.parameters[name].annotation
-            if hasattr(annotation, "dtypes") and not isinstance(value, annotation):
-                raise TypeError(f"{name} is not of type {annotation}")
-        return function(*args, **kwargs)
-
-    return checked
-
-
-typed = jaxtyped(typechecker=check_types)
+typed = jaxtyped(typechecker=beartype)
 
 
 @program
@@ -300,7 +285,7 @@ def typed_classes(eqx):
     @typed
     class Model(Base):
         y: Float[Array, " size"]
-        # What the converter takes is not what the annotation says.
+        # The converter takes other types than the annotation.
         z: Float[Array, ""] = eqx.field(converter=jnp.asarray, default=1.0)
 
     class Sub(Model):

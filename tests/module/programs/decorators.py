@@ -16,7 +16,7 @@ from tests.module.programs.registry import program
 
 
 def came_to(*functions):
-    """What each function returns, or the name of what it raises."""
+    """The output of each function, or the name of its error."""
     found = []
     for function in functions:
         try:

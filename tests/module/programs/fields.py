@@ -1,4 +1,4 @@
-"""What may be said of a field: static, converters, metadata; and an explicit `@dataclass`."""
+"""Options of fields: static, converters, metadata; and an explicit `@dataclass`."""
 
 import dataclasses
 import inspect

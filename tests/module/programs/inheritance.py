@@ -1,4 +1,4 @@
-"""Classes above and below: overriding, mixins, class arguments; and what instances are equal to."""
+"""Inheritance: overriding, mixins, class arguments; and equality of instances."""
 
 import copy
 import inspect
@@ -89,7 +89,7 @@ def field_under_a_property_that_stores_it(eqx):
 
 
 @program
-def getattr_is_asked_only_for_what_is_not_there(eqx):
+def getattr_is_called_for_missing_attributes_only(eqx):
     class Mixin:
         def __getattr__(self, name):
             if name.startswith("_"):
@@ -111,7 +111,7 @@ def getattr_is_asked_only_for_what_is_not_there(eqx):
 
 
 @program
-def mixin_between_that_has_something_else_than_the_method(eqx):
+def mixin_in_between_overrides_the_method(eqx):
     class Mixin:
         def size(self):
             return 1
@@ -125,7 +125,7 @@ def mixin_between_that_has_something_else_than_the_method(eqx):
     return First().size(), models[0].size, models[1].size, models[2].size(), models[3].size()
 
 
-# --- what instances are equal to, their copies and their text -------------------------------------
+# --- equality and text ---------------------------------------------------------------------------
 
 
 def make_pair(eqx):

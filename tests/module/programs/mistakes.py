@@ -1,4 +1,4 @@
-"""What goes wrong, and of which class the error or warning is."""
+"""Mistakes, and the classes of their errors and warnings."""
 
 import dataclasses
 import typing

@@ -1,4 +1,4 @@
-"""The programs with Modules, which the files of this folder add, and what several of them take."""
+"""The registry of the programs in this folder, and functions that several of them use."""
 
 from tests.beside_equinox import Programs
 
@@ -20,7 +20,7 @@ def everything(*args, **kwargs):
 
 
 def tried(make, *arguments):
-    """What `make` gives for each of the arguments, or the name of what it raises."""
+    """The field `x` of `make(*args)` for each `args`, or the name of the error."""
     outputs = []
     for args in arguments:
         try:

@@ -1,4 +1,4 @@
-"""Classes of which something was replaced: by `__init_subclass__`, by a metaclass, afterwards."""
+"""Classes whose attributes are replaced: by `__init_subclass__`, by a patch, by deletion."""
 
 import functools
 import inspect
