@@ -1,8 +1,9 @@
-"""What holds is what `open(path, "wb")` does, but that the file is replaced as a whole."""
+"""`open_to_replace` behaves like `open(path, "wb")`, but replaces the file as a whole."""
 
 import os
 import stat
 import threading
+from unittest import mock
 
 import pytest
 
@@ -14,9 +15,10 @@ def path(tmp_path):
     return tmp_path / "file"
 
 
-def write(path, data=b"new"):
+def write(path, then=lambda: None):
     with open_to_replace(path) as file:
-        file.write(data)
+        file.write(b"new")
+        then()
 
 
 def permissions(path):
@@ -24,7 +26,7 @@ def permissions(path):
 
 
 @pytest.mark.parametrize("old", [None, b"old and longer"], ids=["new", "existing"])
-def test_the_content_is_what_was_written_and_the_old_one_stays_until_the_end(path, old):
+def test_old_content_stays_until_the_new_content_is_complete(path, old):
     if old is not None:
         path.write_bytes(old)
     with open_to_replace(path) as file:
@@ -37,53 +39,39 @@ def test_the_content_is_what_was_written_and_the_old_one_stays_until_the_end(pat
 
 
 @pytest.mark.parametrize("old", [[], ["file"]], ids=["new", "existing"])
-def test_an_exception_leaves_everything_as_it_was(path, old):
+@pytest.mark.parametrize("place", ["write", "fsync", "replace"])
+def test_failure_leaves_everything_unchanged(path, old, place, monkeypatch):
+    def fail(*args):
+        raise KeyboardInterrupt
+
     for name in old:
         (path.parent / name).write_bytes(b"old")
-
-    def write_and_raise():
-        with open_to_replace(path) as file:
-            file.write(b"new")
-            raise KeyboardInterrupt
-
+    then = {"write": fail}.get(place, lambda: monkeypatch.setattr(os, place, fail))
     with pytest.raises(KeyboardInterrupt):
-        write_and_raise()
+        write(path, then)
     assert os.listdir(path.parent) == old
     assert not old or path.read_bytes() == b"old"
 
 
-@pytest.mark.parametrize("function", ["fsync", "replace"])
-def test_a_failure_at_the_end_leaves_everything_as_it_was(path, function, monkeypatch):
-    def fail(*args):
-        raise OSError("no space")
-
-    path.write_bytes(b"old")
-    monkeypatch.setattr(os, function, fail)
-    with pytest.raises(OSError, match="no space"):
-        write(path)
-    assert path.read_bytes() == b"old"
-    assert os.listdir(path.parent) == [path.name]
-
-
-def test_the_content_is_on_the_disk_before_it_gets_the_name(path, monkeypatch):
+def test_content_is_on_disk_before_it_gets_the_name(path, monkeypatch):
     events = []
-    fsync, replace = os.fsync, os.replace
 
-    def recorded_fsync(descriptor):
-        events.append(("fsync", os.fstat(descriptor).st_size))
-        fsync(descriptor)
+    def record(name):
+        function = getattr(os, name)
 
-    def recorded_replace(source, target):
-        events.append(("replace", os.stat(source).st_size))
-        replace(source, target)
+        def recorded(file, *args):
+            events.append((name, os.stat(file).st_size))
+            function(file, *args)
 
-    monkeypatch.setattr(os, "fsync", recorded_fsync)
-    monkeypatch.setattr(os, "replace", recorded_replace)
+        monkeypatch.setattr(os, name, recorded)
+
+    record("fsync")
+    record("replace")
     write(path)
     assert events == [("fsync", 3), ("replace", 3)]
 
 
-def test_a_new_file_gets_the_permissions_of_the_process_and_an_existing_one_keeps_its_own(path):
+def test_new_file_gets_default_permissions_and_existing_file_keeps_its_own(path):
     for mask in (0o022, 0o077):
         path.unlink(missing_ok=True)
         before = os.umask(mask)
@@ -98,7 +86,7 @@ def test_a_new_file_gets_the_permissions_of_the_process_and_an_existing_one_keep
 
 
 @pytest.mark.parametrize("target", ["other", "missing"])
-def test_a_symbolic_link_is_followed(path, target):
+def test_symbolic_link_is_followed(path, target):
     (path.parent / "other").write_bytes(b"old")
     path.symlink_to(target)
     write(path)
@@ -106,7 +94,7 @@ def test_a_symbolic_link_is_followed(path, target):
     assert (path.parent / target).read_bytes() == b"new"
 
 
-def test_a_pipe_is_written_straight(path):
+def test_pipe_is_written_directly(path):
     os.mkfifo(path)
     received = []
     reader = threading.Thread(target=lambda: received.append(path.read_bytes()), daemon=True)
@@ -117,7 +105,7 @@ def test_a_pipe_is_written_straight(path):
     assert stat.S_ISFIFO(path.stat().st_mode)
 
 
-def test_what_cannot_be_written_is_an_error_that_names_it(path):
+def test_error_names_the_path_that_cannot_be_written(path):
     with pytest.raises(FileNotFoundError) as caught:
         write(path / "below")
     assert caught.value.filename == str(path / "below")
@@ -130,24 +118,19 @@ def test_what_cannot_be_written_is_an_error_that_names_it(path):
         write(path)
 
 
-def test_a_file_that_may_not_be_written_is_an_error(path, monkeypatch):
+def test_read_only_file_is_an_error(path, monkeypatch):
     path.write_bytes(b"old")
     path.chmod(0o444)
-    # Root may write any file: what it may is asked for, and answered as for anybody else.
+    # Root may write any file, so the answer about permissions is replaced.
     monkeypatch.setattr(os, "access", lambda *args: False)
-    opened = []
-
-    def refuse(name, *args):
-        opened.append(name)
-        raise PermissionError(name)
-
-    monkeypatch.setattr("builtins.open", refuse)
+    opened = mock.Mock(side_effect=PermissionError)
+    monkeypatch.setattr("builtins.open", opened)
     with pytest.raises(PermissionError):
         write(path)
-    assert opened == [path]
+    opened.assert_called_once_with(path, "wb")
 
 
-def test_the_name_may_be_relative_and_as_long_as_the_file_system_allows(path, monkeypatch):
+def test_name_may_be_relative_and_as_long_as_the_file_system_allows(path, monkeypatch):
     name = "é" * 127
     monkeypatch.chdir(path.parent)
     write(type(path)(name))

@@ -1,6 +1,6 @@
 """Trees one level at a time, and the check that no node is inside itself or in two places.
 
-Where a test takes `eqx`, the same program holds on Equinox, whose behaviour is the measure.
+A test with the parameter `eqx` runs on Equinox too, and both must agree.
 """
 
 import re
@@ -32,7 +32,7 @@ def nodes_of(tree):
 
 
 @given(TREES)
-def test_children_make_the_node_again_as_on_equinox(tree):
+def test_children_rebuild_the_node_as_on_equinox(tree):
     children, treedef = tree_flatten_one_level(tree)
     assert eqxlike.tree_equal(treedef.unflatten(children), tree, typematch=True)
     equinox_children, equinox_treedef = equinox.tree_flatten_one_level(tree)
@@ -41,7 +41,7 @@ def test_children_make_the_node_again_as_on_equinox(tree):
 
 
 @both
-def test_a_node_may_be_its_own_grandchild_but_not_its_own_child(eqx):
+def test_node_may_be_its_own_grandchild_but_not_its_own_child(eqx):
     outer = {}
     outer["inner"] = {"outer": outer}
     children, _ = eqx.tree_flatten_one_level(outer)
@@ -59,7 +59,7 @@ def test_a_node_may_be_its_own_grandchild_but_not_its_own_child(eqx):
 
 
 @given(TREES, st.data())
-def test_a_node_that_is_put_in_a_second_place_is_found_with_both_paths(tree, data):
+def test_shared_node_is_found_with_both_paths(tree, data):
     tree = jtu.tree_map(lambda leaf: leaf, tree)
     assert tree_check(tree) is None
     path, node = data.draw(st.sampled_from(nodes_of(tree)))
@@ -94,50 +94,51 @@ def hold_itself(depth):
     return outer
 
 
-PASS = {
-    "one array twice": lambda model, static: twice(jnp.ones(2)),
-    "None twice": lambda model, static: twice(None),
-    "one Module without children twice": lambda model, static: twice(static(1)),
-    "two equal lists": lambda model, static: [[1], [1]],
-    "a bound method": lambda model, static: model(1).method,
-}
-REFUSE = {
-    "one list twice": lambda model: twice([1]),
-    "one Module twice": lambda model: twice(model(1)),
-    "one list of None twice": lambda model: twice([None]),
-    "two bound methods of one": lambda model: (lambda it: [it.method, it.method])(model(1)),
-    "itself": lambda model: hold_itself(0),
-    "itself below": lambda model: hold_itself(2),
-}
+PASS = [
+    lambda model, static: twice(jnp.ones(2)),
+    lambda model, static: twice(None),
+    lambda model, static: twice(static(1)),
+    lambda model, static: [[1], [1]],
+    lambda model, static: model(1).method,
+]
+REFUSE = [
+    lambda model: twice([1]),
+    lambda model: twice(model(1)),
+    lambda model: twice([None]),
+    # Two bound methods of one Module.
+    lambda model: (lambda it: [it.method, it.method])(model(1)),
+    lambda model: hold_itself(0),
+    lambda model: hold_itself(2),
+]
 
 
 @both
-def test_passes_what_is_a_tree_and_refuses_all_else(eqx):
+def test_check_accepts_trees_and_refuses_shared_nodes_and_cycles(eqx):
     model, static = make(eqx)
-    for case in PASS.values():
+    for case in PASS:
         assert eqx.tree_check(case(model, static)) is None
-    for case in REFUSE.values():
+    for case in REFUSE:
         with pytest.raises(ValueError, match=r"PyTree|pytree"):
             eqx.tree_check(case(model))
 
 
-def test_the_error_of_what_holds_itself_names_both_places():
+@jtu.register_pytree_node_class
+class Fresh:
+    """A node whose children are new at each flattening."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def tree_flatten(self):
+        return ([[value] for value in self.values], None)
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls([child[0] for child in children])
+
+
+def test_check_names_both_places_of_a_cycle_and_accepts_fresh_children():
     expected = r"the list at pytree\['a'\] is at pytree\['a'\]\[0\]\[0\]\[1\] too"
     with pytest.raises(ValueError, match=expected):
         tree_check({"a": hold_itself(2)})
-
-
-def test_nodes_that_each_flattening_makes_again_are_not_taken_for_one():
-    @jtu.register_pytree_node_class
-    class Fresh:
-        def __init__(self, values):
-            self.values = values
-
-        def tree_flatten(self):
-            return ([[value] for value in self.values], None)
-
-        @classmethod
-        def tree_unflatten(cls, aux, children):
-            return cls([child[0] for child in children])
-
     tree_check([Fresh(range(3)) for _ in range(20)])

@@ -1,4 +1,4 @@
-"""Where two trees differ, where one is not a prefix of another, and how a message says so."""
+"""Differences between two trees, trees that are no prefix of another, and the messages."""
 
 import collections
 import dataclasses
@@ -33,28 +33,15 @@ class Pair(eqxlike.Module):
     size: int = eqxlike.field(static=True, default=1)
 
 
-@jtu.register_pytree_node_class
 class Foreign:
-    def __init__(self, value, label):
-        self.value, self.label = value, label
-
-    def tree_flatten(self):
-        return (self.value,), self.label
-
-    @classmethod
-    def tree_unflatten(cls, label, children):
-        return cls(*children, label)
-
-
-class Children:
-    """Of any number, without metadata."""
-
-    def __init__(self, *children):
-        self.children = children
+    def __init__(self, *children, label=None):
+        self.children, self.label = children, label
 
 
 jtu.register_pytree_node(
-    Children, lambda it: (it.children, None), lambda _, children: Children(*children)
+    Foreign,
+    lambda node: (node.children, node.label),
+    lambda label, children: Foreign(*children, label=label),
 )
 
 
@@ -65,87 +52,45 @@ def one_class_of_many():
     return Model()
 
 
-# Each as (first, second, what a message says of both).
-DIFFERENCES = {
-    "another type": (
-        {"a": [(True,), True]},
-        {"a": [[1], 2]},
-        "first['a'][0] is a tuple of length 1, and second['a'][0] is a list of length 1",
-    ),
-    "a leaf": (
-        [[True]],
-        [1],
-        "first[0] is a list of length 1, and second[0] is a leaf of type int",
-    ),
-    "None in the first": (
-        (True, None),
-        (1, [2, 3]),
-        "first[1] is None, and second[1] is a list of length 2",
-    ),
-    "another key": (
-        {"a": True},
-        {"b": 1},
-        "first is a dict with the keys ['a'], and second is a dict with the keys ['b']",
-    ),
-    "another order of keys": (
-        collections.OrderedDict(a=True, b=True),
-        collections.OrderedDict(b=1, a=2),
-        "first is a node of type OrderedDict with the keys ['a', 'b'], "
-        "and second is a node of type OrderedDict with the keys ['b', 'a']",
-    ),
-    "other static fields": (
-        Pair(True, True, "couple", 2),
-        Pair(1, 2),
-        "first is a node of type Pair with name='couple', size=2, "
-        "and second is a node of type Pair with name='pair', size=1",
-    ),
-    "other metadata of a foreign node": (
-        Foreign(True, "a"),
-        Foreign(1, "b"),
-        "first is a node of type Foreign with the metadata 'a', "
-        "and second is a node of type Foreign with the metadata 'b'",
-    ),
-    "another number of children": (
-        Children(1),
-        Children(1, 2),
-        "first is a node of type Children with 1 child, "
-        "and second is a node of type Children with 2 children",
-    ),
-    "two classes of one name": (
-        [one_class_of_many()],
-        [one_class_of_many()],
-        "first[0] and second[0] are both a node of type Model, but not the same one",
-    ),
-}
+PAIR, FOREIGN = "a node of type Pair with", "a node of type Foreign with"
+ORDERED = "a node of type OrderedDict with the keys"
+ONE, TWO = collections.OrderedDict(a=True, b=True), collections.OrderedDict(b=1, a=2)
+# Each as (first, second, path, descriptions of both).
+DIFFERENCES = [
+    ({"a": [(1,)]}, {"a": [[1]]}, "['a'][0]", "a tuple of length 1", "a list of length 1"),
+    ([[True]], [1], "[0]", "a list of length 1", "a leaf of type int"),
+    ((True, None), (1, [2, 3]), "[1]", "None", "a list of length 2"),
+    ({"a": True}, {"b": 1}, "", "a dict with the keys ['a']", "a dict with the keys ['b']"),
+    (ONE, TWO, "", f"{ORDERED} ['a', 'b']", f"{ORDERED} ['b', 'a']"),
+    (Pair(1, 1, "b", 2), Pair(1, 2), "", f"{PAIR} name='b', size=2", f"{PAIR} name='pair', size=1"),
+    (Foreign(label=1), Foreign(), "", f"{FOREIGN} the metadata 1", f"{FOREIGN} the metadata None"),
+    (Foreign(1), Foreign(1, 2), "", f"{FOREIGN} 1 child", f"{FOREIGN} 2 children"),
+]
 
 
 def test_difference_is_explained():
-    for first, second, message in DIFFERENCES.values():
-        assert find_difference(first, second).explain("first", "second") == message
+    for first, second, path, one, other in DIFFERENCES:
+        found = find_difference(first, second).explain("first", "second")
+        assert found == f"first{path} is {one}, and second{path} is {other}"
+    found = find_difference([one_class_of_many()], [one_class_of_many()])
+    expected = "first[0] and second[0] are both a node of type Model, but not the same one"
+    assert found.explain("first", "second") == expected
 
 
 TREES = trees_of(st.sampled_from([1, None]), max_leaves=5, max_size=2)
 
 
 @given(TREES, TREES)
-def test_trees_differ_just_where_their_treedefs_do(first, second):
+def test_trees_differ_exactly_if_their_treedefs_do(first, second):
     is_same = jtu.tree_structure(first) == jtu.tree_structure(second)
     assert (find_difference(first, second) is None) is is_same
 
 
 @given(TREES)
-def test_path_is_that_of_jax(tree):
+def test_path_matches_jax(tree):
     for path, leaf in jtu.tree_leaves_with_path(tree):
         changed = eqxlike.tree_at(functools.partial(follow, path=path), tree, (2,))
         assert find_difference(tree, changed) == Difference(path, leaf, (2,))
-
-
-def test_what_fits_is_not_entered():
-    def fits(first, second):
-        return True if first is None else None
-
-    assert find_difference([None, 1], [(2, 3), 4], fits) is None
-    assert find_difference([None, 1], [(2, 3), [4]], fits).path == (jtu.SequenceKey(1),)
 
 
 ARRAYS = [
@@ -156,12 +101,17 @@ ARRAYS = [
 ]
 
 
-def test_arrays_of_one_shape_and_dtype_fit_whoever_made_them():
+def test_nodes_that_fit_are_not_entered_and_arrays_fit_by_shape_and_dtype():
+    def fits(first, second):
+        return True if first is None else None
+
+    assert find_difference([None, 1], [(2, 3), 4], fits) is None
+    assert find_difference([None, 1], [(2, 3), [4]], fits).path == (jtu.SequenceKey(1),)
     for first, second in itertools.product(ARRAYS, repeat=2):
         assert find_difference({"a": first}, {"a": second}, same_shape_and_dtype) is None
 
 
-def test_what_does_not_fit_an_array_is_described():
+def test_value_that_does_not_fit_an_array_is_described():
     for other, text in [
         (jnp.ones(3), "an array of shape (3,) and dtype float32"),
         (jnp.ones(2, int), "an array of shape (2,) and dtype int32"),
@@ -169,10 +119,8 @@ def test_what_does_not_fit_an_array_is_described():
         (None, "None"),
         ([jnp.ones(2)], "a list of length 1"),
     ]:
-        difference = find_difference([jnp.ones(2)], [other], same_shape_and_dtype)
-        assert difference.explain("old", "new") == (
-            f"old[0] is an array of shape (2,) and dtype float32, and new[0] is {text}"
-        )
+        found = find_difference([jnp.ones(2)], [other], same_shape_and_dtype).explain("a", "b")
+        assert found == f"a[0] is an array of shape (2,) and dtype float32, and b[0] is {text}"
 
 
 @dataclasses.dataclass
@@ -180,15 +128,14 @@ class NoNode:
     value: int = dataclasses.field(default=1, metadata={"static": True})
 
 
-def test_values_are_told_apart_by_their_types():
-    difference = Difference((), Pair(1, 2, size=1), Pair(1, 2, size=True))
-    assert difference.explain("one", "other") == (
-        "one is a node of type Pair with size=1, and other is a node of type Pair with size=True"
-    )
-    shown = Difference((), 1, True).explain("one", "other")
-    assert shown == "one is 1, and other is True"
-    shown = Difference((), "text", ()).explain("one", "other")
-    assert shown == "one is a leaf of type str, and other is a tuple of length 0"
+def test_equal_values_of_different_types_are_described_by_their_types():
+    for one, other, texts in [
+        (Pair(1, 2, size=1), Pair(1, 2, size=True), (f"{PAIR} size=1", f"{PAIR} size=True")),
+        (1, True, ("1", "True")),
+        ("text", (), ("a leaf of type str", "a tuple of length 0")),
+    ]:
+        found = Difference((), one, other).explain("one", "other")
+        assert found == f"one is {texts[0]}, and other is {texts[1]}"
     assert describe_node(NoNode()) == "a leaf of type NoNode"
 
 
@@ -201,7 +148,7 @@ def pairs(*trees, is_leaf=None):
 
 
 @given(TREES, TREES)
-def test_what_is_no_prefix_is_explained_just_where_jax_finds_one(prefix, tree):
+def test_prefix_is_refused_exactly_if_jax_refuses_it(prefix, tree):
     try:
         expected = jtu.tree_map(lambda *leaves: leaves, prefix, tree)
     except ValueError:
@@ -211,16 +158,16 @@ def test_what_is_no_prefix_is_explained_just_where_jax_finds_one(prefix, tree):
         assert pairs(prefix, tree) == expected
 
 
-def test_the_tree_that_the_prefix_does_not_fit_is_named_with_the_place():
+def test_error_names_the_tree_and_the_place_that_the_prefix_does_not_fit():
     with pytest.raises(ValueError, match=r"error: prefix\[0\] is .*, and other\[0\] is a leaf"):
         pairs([[1]], [[2]], [3])
-    # What is a leaf of the prefix is not entered.
+    # A leaf of the prefix is not entered.
     trees = [(1,), [2]], [3, 4], [5, 6]
     with pytest.raises(ValueError, match=r"error: prefix\[1\] is .*, and tree\[1\]"):
         pairs(*trees, is_leaf=lambda node: isinstance(node, tuple))
 
 
-def test_pattern_means_these_paths():
+def test_pattern_matches_paths():
     leaf = jax.ShapeDtypeStruct((2, 3), jnp.float32)
     for pattern, path, expected in [
         ("layers[0].weight", "layers[0].weight", True),

@@ -1,5 +1,6 @@
-"""Where a test takes `eqx`, the same program holds on Equinox, whose behaviour is the measure."""
+"""`tree_equal`. A test with the parameter `eqx` runs on Equinox too, and both must agree."""
 
+import itertools
 import math
 
 import equinox
@@ -16,43 +17,25 @@ from eqxlike import tree_equal
 from tests.beside_equinox import both
 from tests.pytree.trees import Pair, trees_of
 
+LIBRARIES = (eqxlike, equinox)
 TREES = trees_of(st.sampled_from([0, 1, 2, False, True, 0.0, 1.0, "a", None]), max_leaves=6)
-SAMPLES = {
-    "int": 1,
-    "bool": True,
-    "float": 1.0,
-    "None": None,
-    "list": [1],
-    "jax": jnp.ones(2),
-    "jax unequal": jnp.array([1.0, 2.0]),
-    "jax column": jnp.ones((2, 1)),
-    "jax int": jnp.ones(2, jnp.int32),
-    "jax scalar": jnp.ones(()),
-    "jax weak scalar": jnp.array(1.0),
-    "jax nan": jnp.array(math.nan),
-    "key": jax.random.key(0),
-    "other key": jax.random.key(1),
-    "numpy": np.ones(2, np.float32),
-    "numpy double": np.ones(2),
-    "numpy scalar": np.float32(1),
-    "struct": jax.ShapeDtypeStruct((2,), jnp.float32),
-}
+SAMPLES = [
+    *(1, True, 1.0, None, [1], np.ones(2, np.float32), np.ones(2), np.float32(1)),
+    *(jnp.ones(2), jnp.array([1.0, 2.0]), jnp.ones((2, 1)), jnp.ones(2, jnp.int32), jnp.ones(())),
+    *(jnp.array(1.0), jnp.array(math.nan), jax.random.key(0), jax.random.key(1)),
+    jax.ShapeDtypeStruct((2,), jnp.float32),
+]
 
 
 @pytest.mark.parametrize("typematch", [False, True])
-def test_agrees_with_equinox_on_every_pair(typematch):
-    def answers(eqx):
-        return {
-            (one, other): bool(eqx.tree_equal(SAMPLES[one], SAMPLES[other], typematch=typematch))
-            for one in SAMPLES
-            for other in SAMPLES
-        }
-
-    assert answers(eqxlike) == answers(equinox)
+def test_equality_agrees_with_equinox_on_every_pair(typematch):
+    for one, other in itertools.product(SAMPLES, repeat=2):
+        ours, theirs = (eqx.tree_equal(one, other, typematch=typematch) for eqx in LIBRARIES)
+        assert bool(ours) == bool(theirs), (one, other)
 
 
 @given(TREES, TREES, TREES, st.booleans())
-def test_is_reflexive_symmetric_and_as_on_equinox(one, other, third, typematch):
+def test_equality_is_reflexive_symmetric_and_agrees_with_equinox(one, other, third, typematch):
     rebuilt = jtu.tree_map(lambda leaf: leaf, one)
     assert tree_equal(one, rebuilt, typematch=typematch) is True
     forth = tree_equal(one, other, typematch=typematch)
@@ -82,7 +65,7 @@ CLOSE = {
 
 
 @both
-def test_tolerance(eqx):
+def test_tolerance_is_as_in_allclose(eqx):
     answers = {
         case: bool(eqx.tree_equal(one, other, **tolerance))
         for case, (one, other, tolerance, _) in CLOSE.items()
@@ -94,7 +77,7 @@ def test_tolerance(eqx):
 
 
 @both
-def test_under_jit_the_answer_is_traced_where_it_depends_on_what_is_traced(eqx):
+def test_answer_is_traced_if_it_depends_on_tracers(eqx):
     kinds = []
 
     @jax.jit
@@ -126,7 +109,7 @@ TRACED = {
 
 
 @both
-def test_compares_and_maps_over_a_batch_of_leaves_of_every_kind(eqx):
+def test_equality_of_traced_leaves_of_every_kind_and_under_vmap(eqx):
     @jax.jit
     def same(traced):
         return {
@@ -144,18 +127,18 @@ def test_compares_and_maps_over_a_batch_of_leaves_of_every_kind(eqx):
         assert of_batch.tolist() == expected
 
 
-# --- where Equinox answers otherwise --------------------------------------------------------------
+# --- differences from Equinox --------------------------------------------------------------------
 
 
-def test_of_concrete_arrays_is_a_bool_where_equinox_gives_an_array():
-    answers = [eqx.tree_equal(jnp.ones(2), jnp.ones(2)) for eqx in (eqxlike, equinox)]
+def test_answer_for_concrete_arrays_is_a_bool_and_an_array_on_equinox():
+    answers = [eqx.tree_equal(jnp.ones(2), jnp.ones(2)) for eqx in LIBRARIES]
     assert [isinstance(answer, bool) for answer in answers] == [True, False]
     assert [bool(answer) for answer in answers] == [True, True]
     kinds = [type(tree_equal(x, x)) for x in (1, np.ones(2), Pair(1, jnp.ones(2)))]
     assert kinds == [bool] * 3
 
 
-def test_a_tracer_has_the_type_of_a_jax_array_and_on_equinox_another():
+def test_tracer_counts_as_a_jax_array_but_not_on_equinox():
     concrete = jnp.ones(2)
 
     def same(eqx, other):
@@ -166,7 +149,7 @@ def test_a_tracer_has_the_type_of_a_jax_array_and_on_equinox_another():
     assert same(eqxlike, np.ones(2, np.float32)) is False
 
 
-def test_no_trees_are_equal():
+def test_equality_of_no_trees_is_true():
     assert tree_equal() is True
     with pytest.raises(IndexError):
         equinox.tree_equal()

@@ -1,6 +1,6 @@
 """Leaves by predicates and by specifications: `filter`, `partition`, `combine`, `apply_updates`.
 
-Any tree, any specification, right or wrong: the output on eqxlike is that on Equinox.
+For any tree and any specification, right or wrong, eqxlike gives the output of Equinox.
 """
 
 import functools
@@ -73,15 +73,14 @@ NAMES = ["is_array", "is_array_like", "is_inexact_array", "is_inexact_array_like
 
 
 @both
-@pytest.mark.parametrize("name", NAMES)
-def test_a_predicate_knows_the_kind(eqx, name):
-    position = 1 + NAMES.index(name)
-    answers = {kind: getattr(eqx, name)(row[0]) for kind, row in KINDS.items()}
-    assert {type(answer) for answer in answers.values()} == {bool}
-    assert answers == {kind: row[position] for kind, row in KINDS.items()}
+def test_predicates_know_every_kind(eqx):
+    for kind, (value, *expected) in KINDS.items():
+        answers = [getattr(eqx, name)(value) for name in NAMES]
+        assert all(isinstance(answer, bool) for answer in answers)
+        assert (kind, answers) == (kind, expected)
 
 
-# What Equinox says no of, as NumPy itself does: JAX takes gradients with respect to all of these.
+# Equinox says no, as NumPy does. JAX takes gradients with respect to all of these.
 @pytest.mark.parametrize("name", ["is_inexact_array", "is_inexact_array_like"])
 def test_numpy_arrays_of_the_floating_point_types_of_jax_are_inexact(name):
     for dtype in (jnp.bfloat16, jnp.float8_e4m3fn):
@@ -90,8 +89,8 @@ def test_numpy_arrays_of_the_floating_point_types_of_jax_are_inexact(name):
         assert [getattr(equinox, name)(array) for array in arrays] == [False, False]
 
 
-# For Equinox it is array-like, and an error to ask if it is inexact.
-def test_what_opts_out_of_being_an_array_is_not_array_like():
+# For Equinox it is array-like, and `is_inexact_array_like` raises an error.
+def test_object_that_opts_out_of_being_an_array_is_not_array_like():
     class NoArray:
         __jax_array__ = None
 
@@ -99,7 +98,7 @@ def test_what_opts_out_of_being_an_array_is_not_array_like():
     assert eqxlike.is_inexact_array_like(NoArray()) is False
 
 
-# --- laws, and the same output as on Equinox ------------------------------------------------------
+# --- laws, and agreement with Equinox -------------------------------------------------------------
 
 LEAVES = st.sampled_from(
     [
@@ -158,7 +157,7 @@ def check_same_output(program, see=id):
 
 
 @given(st.data(), TREES, st.booleans(), st.sampled_from([None, 0, "gone"]), IS_LEAF)
-def test_filter_and_partition_are_those_of_equinox(data, tree, inverse, replace, is_leaf):
+def test_filter_and_partition_agree_with_equinox(data, tree, inverse, replace, is_leaf):
     spec = data.draw(prefixes(tree))
 
     def program(eqx):
@@ -169,13 +168,13 @@ def test_filter_and_partition_are_those_of_equinox(data, tree, inverse, replace,
 
 
 @given(st.data(), TREES, IS_LEAF)
-def test_combine_is_that_of_equinox(data, tree, is_leaf):
+def test_combine_agrees_with_equinox(data, tree, is_leaf):
     others = data.draw(st.lists(changed(tree), max_size=2))
     check_same_output(lambda eqx: eqx.combine(tree, *others, is_leaf=is_leaf))
 
 
 @given(st.data(), TREES)
-def test_apply_updates_is_that_of_equinox(data, tree):
+def test_apply_updates_agrees_with_equinox(data, tree):
     updates = jtu.tree_map(lambda leaf: None if callable(leaf) else leaf, data.draw(changed(tree)))
 
     # New leaves: their values count, not which objects they are.
@@ -186,18 +185,18 @@ def test_apply_updates_is_that_of_equinox(data, tree):
 
 
 @both
-def test_a_predicate_may_answer_with_what_has_a_truth_value(eqx):
+def test_predicate_may_return_any_value_with_a_truth_value(eqx):
     for answer in (bool, np.bool_, jnp.bool_, int):
         assert eqx.filter([1, 0], lambda leaf, answer=answer: answer(leaf)) == [1, None]
 
 
-def test_a_predicate_that_answers_none_says_no():
+def test_predicate_that_returns_none_says_no():
     assert eqxlike.filter([1, 2], lambda leaf: None) == [None, None]
     with pytest.raises(ValueError, match="structure error"):
         equinox.filter([1, 2], lambda leaf: None)
 
 
-def test_a_wrong_specification_is_an_error_that_says_where():
+def test_error_of_a_wrong_specification_says_where():
     def predicate(leaf):
         raise ValueError("mine")
 
@@ -219,7 +218,7 @@ def test_a_wrong_specification_is_an_error_that_says_where():
         eqxlike.filter([1, 2], [predicate, True])
 
 
-def test_a_class_or_a_dtype_is_not_a_predicate():
+def test_class_or_dtype_is_not_a_predicate():
     for function in (eqxlike.filter, eqxlike.partition):
         for spec in (jnp.float32, np.float32, jax.Array, np.dtype("float32")):
             expected = rf"leaf {re.escape(repr(spec))} .* at filter_spec\[1\]\. .* `lambda leaf: "
@@ -231,7 +230,7 @@ def test_a_class_or_a_dtype_is_not_a_predicate():
 # --- combine ------------------------------------------------------------------------------------
 
 
-def test_combine_of_what_does_not_fit_is_an_error_that_says_where():
+def test_error_of_combine_says_where_the_trees_do_not_fit():
     expected = r"pytrees\[0\]\['a'\] is a list .* and pytrees\[2\]\['a'\] is a leaf of type int"
     with pytest.raises(ValueError, match=expected):
         eqxlike.combine({"a": [1]}, {"a": [None]}, {"a": 2})
@@ -243,7 +242,7 @@ def test_combine_of_what_does_not_fit_is_an_error_that_says_where():
 
 
 @both
-def test_an_update_is_not_cast_and_a_none_represents_a_whole_subtree(eqx):
+def test_update_is_not_cast_and_none_stands_for_a_whole_subtree(eqx):
     assert eqx.apply_updates([[1, 2], 3], [None, 1]) == [[1, 2], 4]
     updated = eqx.apply_updates(np.ones(2), np.ones(2))
     assert (type(updated), updated.tolist()) == (np.ndarray, [2, 2])
@@ -251,7 +250,7 @@ def test_an_update_is_not_cast_and_a_none_represents_a_whole_subtree(eqx):
         eqx.apply_updates(jnp.ones(2, jnp.bfloat16), jnp.ones(2))
 
 
-def test_an_update_that_does_not_fit_is_named_with_its_place():
+def test_error_names_the_place_of_an_update_that_does_not_fit():
     model = {"a": [jnp.ones(2), jnp.ones(3)], "b": jnp.ones(2)}
     updates = {"a": [jnp.ones(2), jnp.ones(2)], "b": None}
     with pytest.raises(TypeError, match=r"The update of model\['a'\]\[1\] could not"):

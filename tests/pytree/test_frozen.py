@@ -1,4 +1,4 @@
-"""What filters, gradients and updates make of frozen arrays: no filter trains them."""
+"""Filters, gradients and updates do not train frozen arrays."""
 
 import jax
 import jax.numpy as jnp
@@ -16,19 +16,15 @@ class Trained(eqx.Module):
         return eqx.is_inexact_array(leaf)
 
 
-CHOOSE_WHAT_IS_TRAINED = {
-    "ours": eqx.is_inexact_array,
-    "ours, like": eqx.is_inexact_array_like,
-    "lambda": lambda leaf: eqx.is_inexact_array(leaf),
-    "object": Trained().__call__,
-    "dtype": lambda leaf: eqx.is_array(leaf) and leaf.dtype == jnp.float32,
-}
-CHOOSE_ALL_ARRAYS = {
-    "ours": eqx.is_array,
-    "lambda": lambda leaf: eqx.is_array(leaf),
-    "attribute": lambda leaf: hasattr(leaf, "shape"),
-    "all": lambda leaf: True,
-}
+CHOOSE_TRAINED = [
+    *(eqx.is_inexact_array, eqx.is_inexact_array_like, Trained().__call__),
+    lambda leaf: eqx.is_inexact_array(leaf),
+    lambda leaf: eqx.is_array(leaf) and leaf.dtype == jnp.float32,
+]
+CHOOSE_ALL = [
+    *(eqx.is_array, lambda leaf: eqx.is_array(leaf)),
+    *(lambda leaf: hasattr(leaf, "shape"), lambda leaf: True),
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +39,9 @@ def is_kept(tree):
 
 
 @pytest.mark.parametrize("is_traced", [False, True], ids=["plain", "traced"])
-def test_filter_for_what_is_trained_leaves_frozen_arrays_out(is_traced, model):
+def test_filter_for_trained_arrays_leaves_out_frozen_arrays(is_traced, model):
     def check(model):
-        for spec in CHOOSE_WHAT_IS_TRAINED.values():
+        for spec in CHOOSE_TRAINED:
             assert is_kept(eqx.filter(model, spec)) == [False, True]
             assert is_kept(eqx.filter(model, spec, inverse=True)) == [True, False]
             chosen, rest = eqx.partition(model, spec)
@@ -60,15 +56,15 @@ def test_filter_for_what_is_trained_leaves_frozen_arrays_out(is_traced, model):
 
 
 @pytest.mark.parametrize("is_traced", [False, True], ids=["plain", "traced"])
-def test_filter_for_all_arrays_takes_frozen_arrays_in(is_traced, model):
+def test_filter_for_all_arrays_includes_frozen_arrays(is_traced, model):
     def check(model):
-        for spec in CHOOSE_ALL_ARRAYS.values():
+        for spec in CHOOSE_ALL:
             assert is_kept(eqx.filter(model, spec)) == [True, True]
 
     (eqx.filter_jit(check) if is_traced else check)(model)
 
 
-def test_numpy_arrays_are_asked_about_as_numpy_arrays(model):
+def test_predicate_sees_frozen_numpy_arrays_as_numpy_arrays(model):
     model = jax.tree.map(lambda leaf: np.asarray(leaf) if eqx.is_array(leaf) else leaf, model)
     assert is_kept(eqx.filter(model, lambda leaf: isinstance(leaf, np.ndarray))) == [True, True]
     assert is_kept(eqx.filter(model, lambda leaf: eqx.is_inexact_array(leaf))) == [False, True]
@@ -77,13 +73,13 @@ def test_numpy_arrays_are_asked_about_as_numpy_arrays(model):
     assert is_kept(eqx.filter(scalar, lambda leaf: eqx.is_inexact_array(leaf))) == [False, True]
 
 
-def test_booleans_mean_what_they_say(model):
+def test_boolean_specification_selects_frozen_arrays_too(model):
     mask = jax.tree.map(eqx.is_inexact_array, model)
     assert is_kept(eqx.filter(model, mask)) == [True, True]
     assert eqx.tree_equal(eqx.filter(model, True), model)
 
 
-def test_of_frozen_integers_the_predicate_alone_decides():
+def test_predicate_decides_about_frozen_integers():
     class Table(eqx.Module):
         index: jax.Array
         weight: jax.Array
@@ -93,7 +89,7 @@ def test_of_frozen_integers_the_predicate_alone_decides():
     assert (kept.index is not None, kept.weight) == (True, None)
 
 
-def test_the_mark_is_no_node_that_is_leaf_is_asked_of(model):
+def test_is_leaf_never_sees_the_mark_of_a_frozen_array(model):
     def is_leaf(node):
         return not isinstance(node, eqx.Module | tuple)
 
@@ -101,13 +97,13 @@ def test_the_mark_is_no_node_that_is_leaf_is_asked_of(model):
     assert is_kept(eqx.filter(model, eqx.is_inexact_array, is_leaf=is_leaf)) == [False, True]
 
 
-def test_a_predicate_of_values_is_an_error_that_says_what_it_may_look_at(model):
+def test_predicate_that_reads_values_is_an_error_that_names_the_fix(model):
     with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
         eqx.filter(model, lambda leaf: eqx.is_array(leaf) and bool(jnp.isfinite(leaf).all()))
     assert "an array of integers instead of a frozen array" in caught.value.__notes__[-1]
 
 
-def test_once_something_was_frozen_other_models_are_asked_of_their_leaves_alone(model):
+def test_predicate_sees_only_the_leaves_of_a_model_without_frozen_arrays(model):
     asked, other = [], nn.Linear(2, 2, key=jax.random.key(0))
     eqx.filter(other, asked.append)
     assert [id(leaf) for leaf in asked] == [id(leaf) for leaf in jax.tree.leaves(other)]
@@ -127,14 +123,14 @@ def assert_only_the_second_layer_changed(before, after):
 
 
 @pytest.mark.parametrize("has_mask", [False, True], ids=["is_array", "mask"])
-def test_updates_leave_a_frozen_array_though_it_was_differentiated(has_mask, model):
+def test_updates_leave_a_frozen_array_that_was_differentiated(has_mask, model):
     mask = jax.tree.map(eqx.is_inexact_array, model)
     gradient, after = step(model, mask if has_mask else eqx.is_array)
     assert is_kept(gradient) == [True, True]
     assert_only_the_second_layer_changed(model, after)
 
 
-def test_updates_may_leave_out_a_subtree_with_something_frozen(model):
+def test_updates_may_leave_out_a_subtree_with_a_frozen_array(model):
     updates = eqx.filter(model, eqx.is_inexact_array)
     updates = eqx.tree_at(lambda model: model.layers, updates, (None, updates.layers[1]))
     assert eqx.tree_equal(eqx.apply_updates(model, updates).layers[0], model.layers[0])

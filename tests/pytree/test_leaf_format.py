@@ -1,4 +1,4 @@
-"""Where a test takes `eqx`, the same program holds on Equinox, whose behaviour is the measure."""
+"""Leaves in files. A test with the parameter `eqx` runs on Equinox too, and both must agree."""
 
 import contextlib
 import functools
@@ -30,7 +30,7 @@ def through_file(value, like):
 
 
 @both
-def test_what_is_no_number_nor_array_is_skipped(eqx):
+def test_leaves_other_than_numbers_and_arrays_are_skipped(eqx):
     for leaf in ("text", b"bytes", None, len, object(), jnp.float32, jax.new_ref(jnp.ones(2))):
         assert written(eqx, leaf) == b""
         assert read(eqx, b"", leaf) is leaf
@@ -39,7 +39,7 @@ def test_what_is_no_number_nor_array_is_skipped(eqx):
         assert written(eqx, jax.ShapeDtypeStruct((), dtype)) == b""
 
 
-# Each as (what is written, a leaf of the type to read it as).
+# Each as (written value, leaf of the type to read).
 OTHER_TYPES = [
     (jnp.array(1.5), np.float32(0)),
     (np.ones(2, np.float32), jnp.zeros(2)),
@@ -54,7 +54,7 @@ OTHER_TYPES = [
 
 
 @both
-def test_the_type_is_that_of_like(eqx):
+def test_type_is_the_type_of_like(eqx):
     class Steps(int):
         pass
 
@@ -67,13 +67,13 @@ def test_the_type_is_that_of_like(eqx):
 
 
 @both
-def test_the_default_alone_takes_shape_and_dtype_from_the_file(eqx):
+def test_default_spec_takes_shape_and_dtype_from_the_file(eqx):
     data = written(eqx, jnp.ones(3, jnp.bfloat16))
     found = eqx.default_deserialise_filter_spec(io.BytesIO(data), jnp.zeros(2))
     assert (found.shape, found.dtype) == ((3,), jnp.bfloat16)
 
 
-def test_a_python_number_is_read_from_one_of_its_type_alone():
+def test_python_number_is_read_only_from_a_number_of_its_type():
     values = [True, 2, 0.5, 1j, jnp.ones(2), np.ones(1), np.longdouble(0.1)]
     for value, like in itertools.product(values, [False, 0, 0.0, 0j]):
         if type(value) is type(like):
@@ -86,10 +86,12 @@ def test_a_python_number_is_read_from_one_of_its_type_alone():
         )
         with pytest.raises(RuntimeError, match=re.escape(expected)):
             through_file(value, like)
+    with pytest.raises(RuntimeError, match="expected float32, but read float64"):
+        through_file(np.float64(0.1), np.float32(0))
 
 
 @both
-def test_an_array_is_no_numpy_scalar_and_a_subclass_of_arrays_is_not_made(eqx):
+def test_array_is_not_read_as_numpy_scalar_nor_subclass_of_arrays(eqx):
     with pytest.raises(RuntimeError):
         read(eqx, written(eqx, np.ones(2, np.float32)), np.float32(0))
     masked = np.ma.masked_array([1, 2], mask=[False, True])
@@ -97,19 +99,14 @@ def test_an_array_is_no_numpy_scalar_and_a_subclass_of_arrays_is_not_made(eqx):
         read(eqx, written(eqx, masked), masked)
 
 
-def test_a_numpy_scalar_of_another_type_is_an_error_that_names_both():
-    with pytest.raises(RuntimeError, match="expected float32, but read float64"):
-        through_file(np.float64(0.1), np.float32(0))
-
-
 # --- dtypes -------------------------------------------------------------------------------------
 
 
 @functools.cache
 def dtypes_of_jax():
-    """Every dtype of `jax.numpy` of which the backend makes arrays; it hangs on the version."""
+    """Every dtype of `jax.numpy` that the backend supports, which depends on its version."""
     taken = set()
-    # Where reuse of keys is watched, calls go another way, and end in other errors.
+    # The check of reused keys changes the errors.
     with jax.enable_x64(True), jax.debug_key_reuse(False):
         for kind in vars(jnp).values():
             if isinstance(kind, type(jnp.float32)):
@@ -132,14 +129,14 @@ def as_struct(array):
     ],
     ids=["array", "struct", "numpy", "scalar"],
 )
-def test_of_all_dtypes_of_jax_a_leaf_takes_its_own_and_no_other(make, blank):
+def test_leaf_of_each_dtype_of_jax_is_read_only_from_its_own_dtype(make, blank):
     one, zero, dtypes = np.array([0, 1], np.int8), np.zeros(2, np.int8), dtypes_of_jax()
     with jax.enable_x64(True):
         for place, dtype in enumerate(dtypes):
             value = make(one.astype(dtype))
             data = written(eqxlike, {"a": value})
             assert bits(read(eqxlike, data, {"a": blank(value)})["a"]) == bits(value)
-            # Of the others some: each dtype meets all that are near it, in size or by name.
+            # Compared with some others: all that are near in size or by name.
             others = {*dtypes[place - 3 : place], dtypes[place - 10]}
             for other in others - {dtype}:
                 with pytest.raises(RuntimeError) as caught:
@@ -151,19 +148,12 @@ def test_of_all_dtypes_of_jax_a_leaf_takes_its_own_and_no_other(make, blank):
                 assert str(dtype) in came
 
 
-def test_the_dtypes_of_jax_in_that_test_are_more_than_those_of_numpy():
-    named = "bool int2 uint4 int64 float4_e2m1fn float8_e5m2 float8_e8m0fnu bfloat16 complex128"
-    assert {np.dtype(name) for name in named.split()} < set(dtypes_of_jax())
-
-
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int4"])
-def test_a_record_of_a_dtype_that_equinox_does_not_name_names_it(dtype):
+def test_record_names_its_dtype_and_a_record_of_equinox_has_the_dtype_of_like(dtype):
+    tested = {str(each) for each in dtypes_of_jax()}
+    assert {dtype, "int2", "uint4", "int64", "float8_e5m2", "bfloat16", "complex128"} <= tested
     record = np.load(io.BytesIO(written(eqxlike, np.zeros(2, dtype))))
     assert record.dtype == [(dtype, "V1")]
-
-
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int4"])
-def test_what_equinox_wrote_without_its_dtype_is_read_as_that_of_like(dtype):
     array = np.array([0, 1], np.int8).astype(dtype)
     for value in (array, jnp.asarray(array)):
         assert bits(read(eqxlike, written(equinox, value), value)) == bits(value)
@@ -171,21 +161,19 @@ def test_what_equinox_wrote_without_its_dtype_is_read_as_that_of_like(dtype):
             read(equinox, written(equinox, value), value)
 
 
-def test_a_structured_array_that_looks_like_such_a_record_is_read_as_written():
-    array = np.zeros(2, [("int4", "V1")])
-    assert bits(through_file(array, array)) == bits(array)
-
-
-def test_what_no_jax_array_holds_is_an_error_that_names_it():
+def test_error_names_a_dtype_that_jax_does_not_support():
     for dtype in ("V4", "V1", "U1", "M8[s]"):
         expected = re.escape(f"values of dtype {np.dtype(dtype)}, which JAX does not support")
         with pytest.raises(RuntimeError, match=expected):
             through_file(np.zeros(2, dtype), jnp.zeros(2))
-    # Numbers of the other byte order it does hold.
+    # JAX supports numbers of the other byte order.
     assert through_file(np.array([1, 2], ">i4"), jnp.zeros(2, int)).tolist() == [1, 2]
+    # A structured array that looks like the record of a dtype is read as it was written.
+    array = np.zeros(2, [("int4", "V1")])
+    assert bits(through_file(array, array)) == bits(array)
 
 
-def test_64_bits_are_an_error_that_says_what_to_set():
+def test_error_of_64_bits_names_the_option():
     for value, dtype in [(3, "int32"), (0.1, "float32"), (1j, "complex64")]:
         came = np.array(value).dtype
         expected = f"dtype {came}, which JAX would cast to {dtype}: .*enable_x64"
@@ -201,17 +189,16 @@ def test_64_bits_are_an_error_that_says_what_to_set():
 
 
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
-def test_a_key_is_read_as_written(implementation):
+def test_key_is_read_back_and_from_the_raw_key_of_equinox(implementation):
     one = jax.random.key(1, impl=implementation)
     for key in (one, jnp.stack([one, one])):
         for like in (jnp.zeros_like(key), jax.ShapeDtypeStruct(key.shape, key.dtype)):
             assert bits(through_file(key, like)) == bits(key)
     if implementation == "threefry2x32":
-        # And from the raw key that Equinox wrote.
         assert bits(read(eqxlike, written(equinox, jax.random.key_data(one)), one)) == bits(one)
 
 
-def test_a_key_is_made_of_its_own_dtype_and_implementation_alone():
+def test_key_of_another_dtype_or_implementation_is_an_error():
     for dtype in ("int32", "float32", "uint64"):
         with pytest.raises(RuntimeError, match=f"uint32; got dtype={dtype}|{dtype}, which JAX"):
             through_file(np.ones(2, dtype), jax.random.key(0))
@@ -219,10 +206,10 @@ def test_a_key_is_made_of_its_own_dtype_and_implementation_alone():
         through_file(jax.random.key(0, impl="rbg"), jax.random.key(0, impl="threefry2x32"))
 
 
-# --- where arrays lie ---------------------------------------------------------------------------
+# --- sharding and devices -----------------------------------------------------------------------
 
 
-def test_what_is_sharded_is_read_into_the_same_shards():
+def test_sharded_array_is_read_into_the_same_shards():
     sharding = NamedSharding(jax.make_mesh((2,), ("batch",)), PartitionSpec("batch"))
     array = jax.device_put(jnp.arange(4.0), sharding)
     struct = jax.ShapeDtypeStruct((4,), np.float32, sharding=sharding)
@@ -234,14 +221,14 @@ def test_what_is_sharded_is_read_into_the_same_shards():
     assert through_file(keys, keys).sharding == sharding
 
 
-def test_what_was_put_on_a_device_is_read_onto_it():
+def test_array_on_a_device_is_read_onto_that_device():
     like = jax.device_put(jnp.zeros(2), jax.devices()[1])
     assert through_file(jnp.ones(2), like).devices() == {jax.devices()[1]}
-    # What was not put anywhere may still go anywhere.
+    # An array without a device stays uncommitted.
     assert not through_file(jnp.ones(2), jnp.zeros(2)).committed
 
 
-# --- what is not read or written ----------------------------------------------------------------
+# --- refused data -------------------------------------------------------------------------------
 
 
 class Malicious:
@@ -270,7 +257,7 @@ def test_nothing_is_unpickled(data, monkeypatch):
     assert os.environ["EQXLIKE_TEST_OF_PICKLES"] == "was run"
 
 
-def test_what_numpy_would_pickle_is_not_written():
+def test_leaf_that_numpy_would_pickle_is_not_written():
     for leaf in (10**30, -(2**63) - 1, np.array([object()])):
         name = type(leaf).__name__
         expected = rf"tree\['a'\] could not be written: .*NumPy would pickle this {name}"
@@ -278,18 +265,12 @@ def test_what_numpy_would_pickle_is_not_written():
             written(eqxlike, {"a": leaf})
 
 
-def test_a_file_in_text_mode_is_an_error_that_says_so():
-    with pytest.raises(TypeError, match=r"not open in binary mode: use `open\(path, 'rb'\)`"):
-        default_deserialise_filter_spec(io.StringIO("text"), 1)
-
-
-def _read_few(file, size, count):
-    return file.read(min(count, size))
-
-
-def test_a_stream_that_gives_few_bytes_at_once_is_read():
+def test_stream_may_give_few_bytes_at_once_but_no_text():
     for size in (1, 5):
         whole = io.BytesIO(written(eqxlike, np.arange(9)))
-        stream = types.SimpleNamespace(read=functools.partial(_read_few, whole, size))
+        read_few = lambda count, size=size, whole=whole: whole.read(min(count, size))
+        stream = types.SimpleNamespace(read=read_few)
         found = default_deserialise_filter_spec(stream, np.zeros(9, int))
         assert np.array_equal(found, np.arange(9))
+    with pytest.raises(TypeError, match=r"not open in binary mode: use `open\(path, 'rb'\)`"):
+        default_deserialise_filter_spec(io.StringIO("text"), 1)
