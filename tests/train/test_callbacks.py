@@ -44,6 +44,11 @@ def run(state, step):
     return run
 
 
+def gone_after(number):
+    yield from itertools.repeat(BATCH, number)
+    raise OSError("gone")
+
+
 class Recorder(train.Callback):
     every = 2
 
@@ -64,24 +69,15 @@ def test_moments_come_in_their_order(run):
     evaluate = {"evaluate": lambda state: {}, "evaluate_every": 4}
     run(5, log_every=4, **evaluate, callbacks=[recorder])
     assert recorder.moments == [
-        ("on_start", 0),
-        ("on_step", 2),
-        *[("on_evaluate", 4), ("on_log", 4), ("on_step", 4)],
-        *[("on_evaluate", 5), ("on_log", 5)],
-        ("on_end", 5),
-        ("close", None),
+        *[("on_start", 0), ("on_step", 2), ("on_evaluate", 4), ("on_log", 4), ("on_step", 4)],
+        *[("on_evaluate", 5), ("on_log", 5), ("on_end", 5), ("close", None)],
     ]
 
 
-def test_they_let_go_after_an_exception_and_end_is_no_moment_of_it(run):
+def test_callbacks_are_closed_after_an_exception_without_on_end(run):
     recorder = Recorder()
-
-    def batches():
-        yield BATCH
-        raise OSError("gone")
-
     with pytest.raises(OSError, match="gone"):
-        run(5, batches(), callbacks=[recorder])
+        run(5, gone_after(1), callbacks=[recorder])
     assert recorder.moments == [("on_start", 0), ("close", None)]
 
 
@@ -105,28 +101,21 @@ def test_sigterm_ends_the_run_in_order_and_then_the_process(run, tmp_path, capsy
 
 def test_a_callback_may_end_the_run(run):
     class Stop(train.Callback):
-        every = 3
-
         def on_step(self, run):
             run.stop("Enough.")
             run.stop("Too late.")
 
-    result = run(9, callbacks=[Stop()])
+    stop = Stop()
+    with pytest.warns(UserWarning, match=r"callbacks\[0\] has an `on_step` that is never called"):
+        assert len(run(3, callbacks=[stop]).history) == 3
+    stop.every = 3
+    result = run(9, callbacks=[stop])
     assert (result.stopped, result.message, len(result.history)) == ("stopped", "Enough.", 3)
     assert result.exit_status == 0
 
 
-def test_hook_that_is_never_called_is_warned_about(run):
-    class Stop(train.Callback):
-        def on_step(self, run):
-            run.stop("Enough.")
-
-    with pytest.warns(UserWarning, match=r"callbacks\[0\] has an `on_step` that is never called"):
-        assert len(run(3, callbacks=[Stop()]).history) == 3
-
-
-def test_what_is_no_callback_or_evaluation_is_refused(run):
-    no_period = Recorder()
+def test_bad_callbacks_and_evaluations_are_refused(run):
+    no_period, stopping = Recorder(), train.EarlyStopping("loss")
     no_period.every = 0
     scores = {"evaluate": lambda state: {"score": 1.0}, "evaluate_every": 1}
     for error, message, options in [
@@ -137,15 +126,11 @@ def test_what_is_no_callback_or_evaluation_is_refused(run):
         (ValueError, "evaluate_every=2 but no `evaluate`: pass `evaluate`", {"evaluate_every": 2}),
         (TypeError, r"a number for 'x', got f32\[2\]", {"evaluate": lambda _: {"x": jnp.ones(2)}}),
         (TypeError, r"a mapping from names to numbers, got 3\.0", {"evaluate": lambda _: 3.0}),
-        (
-            ValueError,
-            "pass `evaluate` and `evaluate_every` to fit",
-            {"callbacks": [train.EarlyStopping("score")]},
-        ),
+        (ValueError, "pass `evaluate` and `evaluate_every` to fit", {"callbacks": [stopping]}),
         (
             KeyError,
-            "needs the metric 'loss', but `evaluate` returned 'score'",
-            {"callbacks": [train.EarlyStopping("loss")], **scores},
+            "metric 'loss', but `evaluate` returned 'score'",
+            {"callbacks": [stopping]} | scores,
         ),
     ]:
         with pytest.raises(error, match=message):
@@ -157,15 +142,11 @@ def test_what_is_no_callback_or_evaluation_is_refused(run):
 
 def stopped_early(run, scores, callback):
     values = iter(scores)
-    return run(
-        len(scores),
-        evaluate=lambda state: {"score": next(values)},
-        evaluate_every=1,
-        callbacks=[callback],
-    )
+    evaluate = lambda state: {"score": next(values)}
+    return run(len(scores), evaluate=evaluate, evaluate_every=1, callbacks=[callback])
 
 
-def test_it_stops_where_there_is_no_progress_with_the_best_state(run):
+def test_early_stopping_returns_the_best_state_once_patience_ends(run):
     for scores, options, made, best in [
         ([3, 2, 2.5, 2.1, 1], {"patience": 2}, 4, 2),
         ([3, 2, 2.5, 1, 0.5], {"patience": 2}, 5, 5),
@@ -183,7 +164,7 @@ def test_it_stops_where_there_is_no_progress_with_the_best_state(run):
         assert eqx.tree_equal(result.state, run(best).state)
 
 
-def test_it_says_when_and_why(run):
+def test_early_stopping_says_when_and_why(run):
     result = stopped_early(run, [3, 2, 2.5, 2.1, 1], train.EarlyStopping("score", patience=2))
     assert result.stopped == "stopped"
     assert result.message == (
@@ -209,13 +190,9 @@ def test_it_says_when_and_why(run):
 
 def test_lines_of_json(run, tmp_path):
     path = tmp_path / "runs/one/log.jsonl"
+    evaluate = lambda state: {"score": math.inf}
     for _ in range(2):
-        result = run(
-            3,
-            log_every=2,
-            evaluate=lambda state: {"score": math.inf},
-            callbacks=[train.JsonLines(path)],
-        )
+        result = run(3, log_every=2, evaluate=evaluate, callbacks=[train.JsonLines(path)])
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["event"], line["step"]) for line in lines] == [
         *[("start", 0), ("log", 2), ("evaluate", 3), ("log", 3), ("end", 3)] * 2
@@ -231,13 +208,9 @@ def test_lines_of_json(run, tmp_path):
 def test_loss_rate_and_metrics_are_at_their_steps_in_tensorboard(run, tmp_path):
     folder = tmp_path / "made" / "run"
     metrics = {"nan": math.nan, "least": -math.inf, "wide": 1e300}
-    result = run(
-        4,
-        log_every=2,
-        evaluate=lambda state: {"score": 2 * state.step, **metrics},
-        evaluate_every=3,
-        callbacks=[train.TensorBoard(folder)],
-    )
+    evaluate = lambda state: {"score": 2 * state.step, **metrics}
+    often = {"log_every": 2, "evaluate_every": 3}
+    result = run(4, **often, evaluate=evaluate, callbacks=[train.TensorBoard(folder)])
     found = event_files.scalars(folder)
     speeds = found.pop("train/steps_per_second")
     means = [np.mean(result.history[:2]), np.mean(result.history[2:])]
@@ -248,17 +221,11 @@ def test_loss_rate_and_metrics_are_at_their_steps_in_tensorboard(run, tmp_path):
     assert all(math.isfinite(speed) and speed > 0 for _, speed in speeds)
     # Numbers that are none are written as they are.
     assert math.isnan(found.pop("evaluate/nan")[0][1])
-    assert found == {
-        "evaluate/least": [(3, -math.inf), (4, -math.inf)],
-        "evaluate/wide": [(3, math.inf), (4, math.inf)],
-    }
+    extremes = {"least": -math.inf, "wide": math.inf}
+    assert found == {f"evaluate/{name}": [(3, each), (4, each)] for name, each in extremes.items()}
 
 
 def test_a_resumed_run_has_no_step_twice_and_a_new_one_replaces_the_other(run, tmp_path):
-    def gone_after(number):
-        yield from itertools.repeat(BATCH, number)
-        raise OSError("gone")
-
     def write(num_steps, batches=None, callbacks=(), **options):
         callbacks = [*callbacks, train.TensorBoard(tmp_path / "curves")]
         run(num_steps, batches, log_every=2, callbacks=callbacks, **options)
@@ -281,25 +248,21 @@ def test_a_resumed_run_has_no_step_twice_and_a_new_one_replaces_the_other(run, t
     assert len(list((tmp_path / "curves").iterdir())) == 3
 
 
-def test_of_several_processes_the_first_writes(run, tmp_path, monkeypatch):
+def test_only_the_first_of_several_processes_writes(run, tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     writers = [train.TensorBoard(tmp_path), train.JsonLines(tmp_path / "run.jsonl")]
     run(2, log_every=1, callbacks=writers, evaluate=lambda state: {"score": 1.0})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_optimiser_that_keeps_no_rate_has_none_to_write(tmp_path):
+def test_no_learning_rate_is_written_for_an_optimiser_that_keeps_none(tmp_path):
     optimiser, stream = optax.sgd(0.1), io.StringIO()
-    state = make_state(optimiser)
+    state, curves, lines = make_state(optimiser), tmp_path / "curves", tmp_path / "lines"
     assert train.Run(state, 3).learning_rate is None
-    writers = [
-        train.TensorBoard(tmp_path / "curves"),
-        train.JsonLines(tmp_path / "lines"),
-        train.Progress(stream=stream),
-    ]
+    writers = [train.TensorBoard(curves), train.JsonLines(lines), train.Progress(stream=stream)]
     train.fit(state, make_step(optimiser), [BATCH], num_steps=1, callbacks=writers)
-    assert "train/learning_rate" not in event_files.scalars(tmp_path / "curves")
-    assert "learning_rate" not in (tmp_path / "lines").read_text()
+    assert "train/learning_rate" not in event_files.scalars(curves)
+    assert "learning_rate" not in lines.read_text()
     assert stream.getvalue().startswith("training: step 1/1, loss ")
     assert "rate" not in stream.getvalue()
 
@@ -336,10 +299,10 @@ def test_amounts_a_second_and_their_share_of_the_peak(state, tmp_path, monkeypat
     now = [5.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     path, stream, per_step = tmp_path / "log", io.StringIO(), {"tokens": 400, "flops": 6e9}
-    lines = train.JsonLines(path, per_step=per_step, peak_flops=1e11)
-    progress = train.Progress(stream=stream, per_step=per_step, peak_flops=1e11)
-    unknown = train.Progress(stream=stream, per_step=per_step)  # the peak of a CPU
-    callbacks, fresh = [lines, progress, unknown], train.Run(state, num_steps=20)
+    known = {"per_step": per_step, "peak_flops": 1e11}
+    callbacks = [train.JsonLines(path, **known), train.Progress(stream=stream, **known)]
+    callbacks += [train.Progress(stream=stream, per_step=per_step)]  # the peak of a CPU
+    fresh = train.Run(state, num_steps=20)
     for callback in callbacks:
         callback.on_start(fresh)
     fresh.steps, now[0] = 12, 11.0
@@ -350,29 +313,18 @@ def test_amounts_a_second_and_their_share_of_the_peak(state, tmp_path, monkeypat
     assert first.endswith(", 2 steps/s, 800 tokens/s, 1.2e+10 flops/s, 12.0% of peak")
     assert second.endswith(", 2 steps/s, 800 tokens/s, 1.2e+10 flops/s")
     log = json.loads(path.read_text().splitlines()[1])
-    speeds = {"steps_per_second": 2, "tokens_per_second": 800, "flops_per_second": 1.2e10}
-    assert {name: log.get(name) for name in (*speeds, "mfu")} == {**speeds, "mfu": 0.12}
+    speeds = {f"{name}_per_second": log[f"{name}_per_second"] for name in ("steps", *per_step)}
+    assert ([*speeds.values()], log["mfu"]) == ([2, 800, 1.2e10], 0.12)
     with pytest.raises(ValueError, match=r"per_step\['tokens'\] must be positive"):
         train.Progress(per_step={"tokens": 0})
 
 
-def test_peaks_are_looked_up_by_the_name_of_a_device_one_inside_another():
-    kinds = [
-        "NVIDIA L4",
-        "NVIDIA L40S",
-        "NVIDIA H100 80GB HBM3",
-        "NVIDIA H100 PCIe",
-        "NVIDIA GB200",
-    ]
-    kinds += [
-        "NVIDIA A100-SXM4-40GB",
-        "Tesla V100-SXM2-16GB",
-        "TPU v5 lite",
-        "TPU v5",
-        "TPU v6 lite",
-    ]
-    peaks = [121e12, 362e12, 989e12, 756e12, 2500e12, 312e12, 125e12, 197e12, 459e12, 918e12]
-    assert [*map(_peak_of, kinds)] == peaks
+def test_the_longest_name_of_a_device_decides_its_peak():
+    nvidia = {"L4": 121, "L40S": 362, "H100 80GB HBM3": 989, "H100 PCIe": 756, "GB200": 2500}
+    nvidia["A100-SXM4-40GB"] = 312
+    peaks = {f"NVIDIA {name}": peak for name, peak in nvidia.items()}
+    peaks |= {"Tesla V100-SXM2-16GB": 125, "TPU v5 lite": 197, "TPU v5": 459, "TPU v6 lite": 918}
+    assert {kind: _peak_of(kind) for kind in peaks} == {k: peak * 1e12 for k, peak in peaks.items()}
     assert _peak_of("cpu") is None
 
 
@@ -386,13 +338,10 @@ def test_progress_shows_the_metrics_of_its_own_step_the_last_included(run):
         (19, {"log_every": 5, "evaluate_every": 10}, {5: None, 10: 10, 15: 10, 19: 19}),
     ]:
         stream = io.StringIO()
-        callbacks = [train.Progress(stream=stream)]
-        evaluate = lambda state: {"at": state.step}
-        batches = [BATCH] * num_batches
-        run(40, batches, evaluate=evaluate, callbacks=callbacks, **every)
-        found = re.findall(
-            r"step (\d+)/40, loss [^,]*, rate [^,]*(?:, at (\d+))?", stream.getvalue()
-        )
+        evaluate = {"evaluate": lambda state: {"at": state.step}, **every}
+        run(40, [BATCH] * num_batches, **evaluate, callbacks=[train.Progress(stream=stream)])
+        line = r"step (\d+)/40, loss [^,]*, rate [^,]*(?:, at (\d+))?"
+        found = re.findall(line, stream.getvalue())
         assert {int(step): int(at) if at else None for step, at in found} == shown
 
 
@@ -411,16 +360,12 @@ def shown(stream, **options):
 def test_lines_are_few_and_the_last_is_the_end(monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
         monkeypatch.delitem(sys.modules, name)
-    assert shown(io.StringIO(), num_lines=4).splitlines() == [
-        "net: step 25/100, loss 0.04",
-        "net: step 50/100, loss 0.02",
-        "net: step 75/100, loss 0.01333",
-        "net: step 100/100, loss 0.01",
-    ]
+    losses = {25: 0.04, 50: 0.02, 75: 0.01333, 100: 0.01}
+    expected = [f"net: step {step}/100, loss {loss}" for step, loss in losses.items()]
+    assert shown(io.StringIO(), num_lines=4).splitlines() == expected
     assert "rich" not in sys.modules
     # Calls that are rarer than lines all show.
-    stream = io.StringIO()
-    with train.progress(100, stream=stream) as on_log:
+    with train.progress(100, stream=(stream := io.StringIO())) as on_log:
         on_log(33, 1.0)
         on_log(66, 1.0)
     assert stream.getvalue() == "training: step 33/100, loss 1\ntraining: step 66/100, loss 1\n"

@@ -208,11 +208,7 @@ def test_names_give_the_name_in_the_file_and_a_function(path):
     raised = "The function in `names` raised this for w (theirs in model.safetensors)."
     assert caught.value.__notes__ == [raised]
     for names, error, message in [
-        (
-            {"typo": "a"},
-            ValueError,
-            "no array of the model has that name; nearest: w.",
-        ),
+        ({"typo": "a"}, ValueError, "no array of the model has that name; nearest: w."),
         (["a"], TypeError, "`names` must be a mapping or a function, got ['a']."),
         *[
             (lambda name, entry=entry: entry, TypeError, f"for w it is {entry!r}.")

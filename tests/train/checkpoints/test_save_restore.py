@@ -277,10 +277,7 @@ def test_number_of_64_bits_for_jax_needs_its_flag(path):
 
 NO_STATES = {
     "objects": (np.array([None]), r"of numbers and bools, .*; state\['x'\] .* dtype object"),
-    "widest float": (
-        np.zeros(1, np.longdouble),
-        r"state\['x'\] has type ndarray and dtype float",
-    ),
+    "widest float": (np.zeros(1, np.longdouble), r"state\['x'\] has type ndarray and dtype float"),
     "mask": (np.ma.zeros(2), r"state\['x'\] has type MaskedArray"),
     "reference": (jax.new_ref(jnp.ones(2)), r"state\['x'\] has type .*Ref"),
 }
