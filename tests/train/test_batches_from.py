@@ -1,7 +1,9 @@
 """Batches from other libraries' loaders, and where they go on when a run is resumed."""
 
+import functools
 import itertools
 import json
+import types
 
 import numpy as np
 import optax
@@ -39,12 +41,9 @@ class Sampled(Loader):
 
     set_epoch = None
 
-    def __init__(self):
-        super().__init__()
-        self.sampler = type("Sampler", (), {"set_epoch": lambda _, epoch: self._set(epoch)})()
-
-    def _set(self, epoch):
-        self.epoch = epoch
+    @property
+    def sampler(self):
+        return types.SimpleNamespace(set_epoch=functools.partial(setattr, self, "epoch"))
 
 
 class OfHuggingFace(Loader):
@@ -116,6 +115,7 @@ def flat():
 
 
 # What makes a source, and how many batches it draws to go to the place after the sixth.
+# What makes a source, and how many batches it draws to go to the place after the sixth.
 SOURCES = {
     "loader": (Loader, 6),
     "sampler": (Sampled, 6),
@@ -129,30 +129,40 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_run_goes_on_with_the_batches_that_came_then(name, tmp_path):
-    make, num_drawn = SOURCES[name]
+def opened(name):
+    make, _ = SOURCES[name]
+    source = make()
     epochs = None if name in ("position", "iterator") else 3
+    return source, train.batches_from(source, epochs=epochs)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_batches_continue_at_a_position(name):
+    (source, again), (_, first) = opened(name), opened(name)
+    list(itertools.islice(first, 6))
+    again.seek(json.loads(json.dumps(first.position)))
+    if (num_drawn := SOURCES[name][1]) is not None:
+        assert source.num_drawn == num_drawn
+    np.testing.assert_array_equal(
+        list(itertools.islice(again, 4)), list(itertools.islice(first, 4))
+    )
+
+
+@pytest.mark.parametrize("name", ["loader", "state of the iterator", "iterator"])
+def test_a_resumed_run_continues_with_the_next_batches(name, tmp_path):
     optimiser = optax.sgd(0.1)
     simple = make_state(optimiser), make_step(optimiser)
-    whole = train.fit(*simple, train.batches_from(make(), epochs=epochs), num_steps=10)
-    callback = train.Checkpoint(tmp_path, every=3)
-    first = train.batches_from(make(), epochs=epochs)
-    train.fit(*simple, first, num_steps=6, callbacks=[callback])
-    source = make()
-    again = train.batches_from(source, epochs=epochs)
-    again.seek(json.loads(json.dumps(first.position)))
-    if num_drawn is not None:
-        assert source.num_drawn == num_drawn
-    np.testing.assert_array_equal(next(again), next(first))
+    whole = train.fit(*simple, opened(name)[1], num_steps=10)
+    callbacks = [train.Checkpoint(tmp_path, every=3)]
+    train.fit(*simple, opened(name)[1], num_steps=6, callbacks=callbacks)
     for wrap in (lambda batches: batches, train.prefetch):
-        batches = wrap(train.batches_from(make(), epochs=epochs))
+        batches = wrap(opened(name)[1])
         resumed = train.fit(*simple, batches, num_steps=10, resume_from=tmp_path)
         assert resumed.history == whole.history[6:]
         assert eqx.tree_equal(resumed.state, whole.state)
 
 
-def test_epochs_end_or_go_on_without_end():
+def test_epochs_bounds_the_batches():
     def count(source, **options):
         batches = train.batches_from(source, **options)
         return len(list(itertools.islice(batches, 50))), next(batches, None) is None
@@ -171,15 +181,10 @@ def test_columns_and_convert_choose_what_becomes_arrays():
     def first(**options):
         return next(train.batches_from([raw], **options))
 
-    batch = first(columns=("n", "x"))
-    assert {name: (type(leaf), leaf.shape) for name, leaf in batch.items()} == {
-        "n": (np.ndarray, ()),
-        "x": (np.ndarray, (2, 2)),
-    }
-    x, size = first(
-        columns=["x", "text"],
-        convert=lambda batch: (batch["x"], [len(text) for text in batch["text"]]),
-    )
+    found = {name: (type(leaf), leaf.shape) for name, leaf in first(columns=("n", "x")).items()}
+    assert found == {"n": (np.ndarray, ()), "x": (np.ndarray, (2, 2))}
+    convert = lambda batch: (batch["x"], [len(text) for text in batch["text"]])
+    x, size = first(columns=["x", "text"], convert=convert)
     np.testing.assert_array_equal(x, raw["x"])
     np.testing.assert_array_equal(size, [1, 1])
 
@@ -187,6 +192,13 @@ def test_columns_and_convert_choose_what_becomes_arrays():
 class Empty:
     def __len__(self):
         return 0
+
+
+def drawn(batch, **options):
+    return lambda: next(train.batches_from([batch], **options))
+
+
+STRINGS = r"got batch\['x'\]\[0\], a str, batch\['x'\]\[1\], a str\. Select other columns"
 
 
 @pytest.mark.parametrize(
@@ -200,37 +212,21 @@ class Empty:
         (lambda: train.batches_from([], columns="x"), TypeError, "columns must be a sequence"),
         (lambda: train.batches_from([], convert=3), TypeError, r"convert\(batch\)"),
         (lambda: next(train.batches_from([])), ValueError, "no batches in epoch 0"),
-        (
-            lambda: next(train.batches_from([{"x": ["a", "b"]}])),
-            TypeError,
-            r"got batch\['x'\]\[0\], a str, batch\['x'\]\[1\], a str\. Select other columns",
-        ),
-        (
-            lambda: next(train.batches_from([(np.ones(2), np.array(["a"]))])),
-            TypeError,
-            r"got batch\[1\] \(<U1\)",
-        ),
-        (lambda: next(train.batches_from([Empty()])), TypeError, "got batch, a Empty"),
-        (
-            lambda: next(train.batches_from([{"x": [[1], [2, 3]]}])),
-            ValueError,
-            r"rows of batch\['x",
-        ),
-        (
-            lambda: next(train.batches_from([{"x": 1}], columns=["x", "y"])),
-            TypeError,
-            "a batch with 'y'; it has 'x'",
-        ),
-        (lambda: next(train.batches_from([(1,)], columns=["x"])), TypeError, "that are dicts"),
+        (drawn({"x": ["a", "b"]}), TypeError, STRINGS),
+        (drawn((np.ones(2), np.array(["a"]))), TypeError, r"got batch\[1\] \(<U1\)"),
+        (drawn(Empty()), TypeError, "got batch, a Empty"),
+        (drawn({"x": [[1], [2, 3]]}), ValueError, r"rows of batch\['x"),
+        (drawn({"x": 1}, columns=["x", "y"]), TypeError, "a batch with 'y'; it has 'x'"),
+        (drawn((1,), columns=["x"]), TypeError, "that are dicts"),
         (lambda: train.batches_from([]).seek({"index": 3}), ValueError, "a position of batches_f"),
     ],
 )
-def test_what_is_no_batch_of_numbers_is_refused_with_its_path(make, error, message):
+def test_sources_and_batches_that_are_not_numbers_are_refused_with_their_path(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
 
-def test_a_place_that_cannot_be_reached_is_refused():
+def test_a_position_that_cannot_be_reached_is_refused():
     batches = train.batches_from(flat())
     start = batches.position
     next(batches)

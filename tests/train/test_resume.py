@@ -1,4 +1,4 @@
-"""A run that was ended goes on as if it had not been."""
+"""A resumed run continues as if it had never ended."""
 
 import itertools
 import os
@@ -63,15 +63,9 @@ def in_two_parts(simple, folder, *streams, first=7, **options):
     """Seven steps, of which six are saved, and the rest of ten."""
     parts, told = [], Told()
     for num_steps, batches in zip((first, 10), streams, strict=True):
-        checkpoint = train.Checkpoint(folder, every=3, **options)
-        parts.append(
-            train.fit(
-                *(*simple, batches),
-                num_steps=num_steps,
-                callbacks=[told, checkpoint],
-                resume_from=folder,
-            )
-        )
+        options_of_fit = {"num_steps": num_steps, "resume_from": folder}
+        callbacks = [told, train.Checkpoint(folder, every=3, **options)]
+        parts.append(train.fit(*simple, batches, callbacks=callbacks, **options_of_fit))
     return *parts, told.folders
 
 
@@ -98,7 +92,7 @@ def test_a_run_in_two_parts_is_one(simple, tmp_path, streams, background):
     assert left == told[:1:-1]
 
 
-def test_a_run_that_was_finished_makes_no_step_and_refuses_other_batches(simple, tmp_path):
+def test_a_finished_run_makes_no_step_and_refuses_other_batches(simple, tmp_path):
     first, second, _ = in_two_parts(simple, tmp_path, stream(), stream(), first=10)
     assert second.history == ()
     assert second.message == "Made 10 of 10 steps, 10 of them before this call."
@@ -131,13 +125,12 @@ def test_a_folder_without_checkpoint_warns_unless_the_run_writes_to_it(simple, t
 
 def test_a_damaged_checkpoint_is_passed_over_and_does_not_come_back(simple, tmp_path):
     whole = train.fit(*simple, stream(), num_steps=10)
-    train.fit(*simple, stream(), num_steps=7, callbacks=[train.Checkpoint(tmp_path, every=3)])
-    (tmp_path / "step_000000007/manifest/manifest.json").write_text("{")
     callback = train.Checkpoint(tmp_path, every=3)
+    options = {"callbacks": [callback], "resume_from": tmp_path}
+    train.fit(*simple, stream(), num_steps=7, **options)
+    (tmp_path / "step_000000007/manifest/manifest.json").write_text("{")
     with pytest.warns(UserWarning, match="Restored the older .*step_000000006 instead"):
-        result = train.fit(
-            *simple, stream(), num_steps=10, callbacks=[callback], resume_from=tmp_path
-        )
+        result = train.fit(*simple, stream(), num_steps=10, **options)
     assert len(result.history) == 4
     assert eqx.tree_equal(result.state, whole.state)
     assert callback.folder.newest().name == "step_000000010"
@@ -149,51 +142,43 @@ def test_a_damaged_checkpoint_is_passed_over_and_does_not_come_back(simple, tmp_
 @pytest.mark.parametrize(
     ("every", "evaluate_every", "options", "expected"),
     [
-        (2, 2, {"keep_best": 1}, [8, 4]),
         (2, 2, {"keep_best": 1, "mode": "max"}, [8]),
         # After 6 steps the newest score is that of step 4. As long as there are no more than two
         # checkpoints, both stay.
         (3, 4, {"keep_best": 2}, [12, 9]),
     ],
 )
-def test_the_best_stay_beside_the_newest(
-    simple, tmp_path, every, evaluate_every, options, expected
-):
+def test_the_best_checkpoints_are_kept(simple, tmp_path, every, evaluate_every, options, expected):
     scores = iter([3.0, 1.0, 2.0, 4.0])
-    train.fit(
-        *(*simple, stream()),
-        num_steps=expected[0],
-        evaluate=lambda state: {"score": next(scores)},
-        evaluate_every=evaluate_every,
-        callbacks=[train.Checkpoint(tmp_path, every=every, keep_last=1, metric="score", **options)],
-    )
+    evaluate = {"evaluate": lambda state: {"score": next(scores)}, "evaluate_every": evaluate_every}
+    best = train.Checkpoint(tmp_path, every=every, keep_last=1, metric="score", **options)
+    train.fit(*simple, stream(), num_steps=expected[0], **evaluate, callbacks=[best])
     paths = train.CheckpointFolder(tmp_path).paths()
     assert [int(path.name.removeprefix("step_")) for path in paths] == expected
 
 
 def test_settings_that_do_not_fit_are_refused(simple, tmp_path):
-    for options, message in [
-        ({"every": 0}, "every must be an integer of at least 1"),
-        ({"every": 3, "on_error": "ignore"}, 'on_error must be "raise" or "warn", got \'ignore\''),
-        ({"every": 3, "keep_best": 1}, "keep_best needs a metric"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            train.Checkpoint(tmp_path, **options)
-    evaluate = {"evaluate": lambda state: {"score": 1.0}}
-    every_5 = {**evaluate, "evaluate_every": 5}
-    for metric, options, error, message in [
-        ("score", {}, ValueError, "pass `evaluate` and `evaluate_every` to fit"),
-        ("score", every_5, ValueError, "checkpoints every 3 steps and evaluations every 5"),
-        (
-            "loss",
-            {**evaluate, "evaluate_every": 1},
-            KeyError,
-            "needs the metric 'loss', but `evaluate` returned 'score'",
-        ),
-    ]:
+    scores = {"evaluate": lambda state: {"score": 1.0}}
+
+    def run(metric, **options):
         best = train.Checkpoint(tmp_path, every=3, keep_best=1, metric=metric)
+        return lambda: train.fit(*simple, stream(), num_steps=9, callbacks=[best], **options)
+
+    def create(**options):
+        return lambda: train.Checkpoint(tmp_path, **options)
+
+    found = "needs the metric 'loss', but `evaluate` returned 'score'"
+    on_error = 'on_error must be "raise" or "warn", got \'ignore\''
+    for call, error, message in [
+        (create(every=0), ValueError, "every must be an integer of at least 1"),
+        (create(every=3, on_error="ignore"), ValueError, on_error),
+        (create(every=3, keep_best=1), ValueError, "keep_best needs a metric"),
+        (run("score"), ValueError, "pass `evaluate` and `evaluate_every` to fit"),
+        (run("score", evaluate_every=5, **scores), ValueError, "every 3 steps and evaluations ev"),
+        (run("loss", evaluate_every=1, **scores), KeyError, found),
+    ]:
         with pytest.raises(error, match=message):
-            train.fit(*simple, stream(), num_steps=9, callbacks=[best], **options)
+            call()
 
 
 def test_a_divergence_is_not_saved(simple, tmp_path):
@@ -206,13 +191,14 @@ def test_a_divergence_is_not_saved(simple, tmp_path):
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_a_disk_that_is_full_ends_the_run_or_does_not(simple, tmp_path, monkeypatch, background):
+def test_a_full_disk_ends_the_run_unless_on_error_is_warn(
+    simple, tmp_path, monkeypatch, background
+):
     def full_disk(*_, **__):
         raise OSError(28, "No space left on device")
 
     def run(**options):
-        callback = train.Checkpoint(tmp_path, every=3, background=background, **options)
-        callbacks = [callback]
+        callbacks = [train.Checkpoint(tmp_path, every=3, background=background, **options)]
         return train.fit(*simple, stream(), num_steps=7, callbacks=callbacks, resume_from=tmp_path)
 
     run()
@@ -307,7 +293,7 @@ def test_a_run_that_died_stops_where_it_would_have_with_the_same_best(
     same_end(result, callback, whole)
 
 
-def test_what_is_saved_at_the_end_is_the_last_state_and_not_the_best(run, state, tmp_path, whole):
+def test_the_last_state_is_saved_at_the_end_and_not_the_best(run, state, tmp_path, whole):
     first = run(batches(7, KeyboardInterrupt), [stopping(), saving(tmp_path)], tmp_path)
     assert first.stopped == "interrupted"
     assert int(first.state.step) == 4
@@ -328,7 +314,7 @@ def test_a_run_that_had_stopped_goes_on_with_more_patience_or_another_metric(run
         assert (callback.best, callback.best_step) == (0.5, 12)
 
 
-def test_the_best_state_is_none_or_refused_where_it_was_not_kept(run, tmp_path):
+def test_a_run_that_did_not_keep_its_best_state_cannot_restore_it(run, tmp_path):
     last = {"restore_best": False}
     with pytest.raises(Gone):
         run(batches(7), [stopping(**last), saving(tmp_path)])
@@ -372,13 +358,13 @@ class Averaging(train.Callback):
         self.sum = read({"sum": run.state.model.weight})["sum"]
 
 
-def test_what_callbacks_keep_comes_back_told_by_their_names_and_order(run, tmp_path):
+def test_states_of_callbacks_are_restored_by_name_and_order(run, tmp_path):
     class Slow(Counting):
         every = 3
         state_name = "Counting"
 
     class New(Counting):
-        """One of which nothing was kept."""
+        """Nothing was saved for it."""
 
     class Wrong(Counting):
         def save_state(self):
@@ -396,7 +382,7 @@ def test_what_callbacks_keep_comes_back_told_by_their_names_and_order(run, tmp_p
         run(batches(), [Wrong(), saving(tmp_path / "other")])
 
 
-def test_a_state_with_others_beside_it_is_restored_alone(tmp_path):
+def test_a_state_saved_with_others_is_restored_alone(tmp_path):
     tree, other = {"a": jnp.arange(3)}, {"b": jnp.ones(2), "key": jax.random.key(3)}
     with train.CheckpointFolder(tmp_path) as folder:
         saved = folder.save(3, tree, beside={"other": other, "none": {}})
