@@ -1,4 +1,4 @@
-"""Models in safetensors files: what others read of ours, and what ours take from others."""
+"""Models in safetensors files: other tools read our files, and we read theirs."""
 
 import sys
 
@@ -50,7 +50,7 @@ DTYPES += ["float16", "float32", "float64", "bfloat16", "complex64"]
 DTYPES += ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"]
 
 
-def test_every_dtype_that_safetensors_has_comes_back(path):
+def test_every_dtype_and_order_of_bytes_or_axes_comes_back(path):
     names = [getattr(ml_dtypes, name, name) for name in DTYPES]
     for shape in [(2, 3), (), (0, 3)]:
         model = {str(np.dtype(name)): np.ones(shape, name) * np.ones((), name) for name in names}
@@ -62,9 +62,6 @@ def test_every_dtype_that_safetensors_has_comes_back(path):
         for name, array in model.items():
             assert (found[name].dtype, found[name].shape) == (array.dtype, shape)
             assert found[name].tobytes() == array.tobytes()
-
-
-def test_order_of_bytes_and_of_axes_of_an_array_does_not_matter(path):
     model = {"big": np.arange(3, dtype=">f4"), "fortran": np.asfortranarray(np.eye(2, 3))}
     train.export_safetensors(model, path)
     assert load_file(path)["big"].tolist() == [0, 1, 2]
@@ -127,7 +124,7 @@ def refusal(*arguments, error=ValueError, **options):
     return str(caught.value)
 
 
-def test_all_that_does_not_fit_is_named_at_once(path):
+def test_all_mismatches_are_named_at_once(path):
     save_file({"a": zeros(2), "b": zeros(2), "d": zeros(1), "x": zeros(1), "y": zeros(1)}, path)
     like = {"a": zeros(3), "b": zeros(2, dtype=np.int32), "c": zeros(1), "d": zeros(1)}
     assert refusal(like, path) == (
@@ -150,7 +147,7 @@ def test_all_that_does_not_fit_is_named_at_once(path):
     assert "must be float64, which JAX supports only with `jax.config." in refusal(like, path)
 
 
-def test_names_that_are_ignored_may_be_missing_or_not_used_and_no_others(path):
+def test_only_ignored_names_may_be_missing_or_unused(path):
     save_file({"a": np.ones(2, np.float32), "h.0.mask": zeros(1), "h.1.mask": zeros(1)}, path)
     like = {"a": zeros(2), "b": np.full(2, 7)}
     for options in ({"ignore": ("b", "h.*.mask")}, {"ignore": "b", "strict": False}):
@@ -166,7 +163,7 @@ def test_names_that_are_ignored_may_be_missing_or_not_used_and_no_others(path):
         assert message in refusal(given, path, names, **options)
 
 
-def test_dtypes_are_cast_where_that_is_asked_for_and_numbers_survive(path):
+def test_dtypes_are_cast_on_request_if_no_integer_is_lost(path):
     arrays = {"half": jnp.array([0.5, 1.0], jnp.bfloat16), "count": np.array([3, 7])}
     train.export_safetensors(arrays, path)
     like = {"half": jnp.zeros(2), "count": jnp.zeros(2, jnp.int32)}
@@ -176,17 +173,15 @@ def test_dtypes_are_cast_where_that_is_asked_for_and_numbers_survive(path):
     found = train.import_safetensors(like, path, dtype="like")
     assert found["half"].tolist() == [0.5, 1.0]
     assert (found["half"].dtype, found["count"].dtype) == (jnp.float32, jnp.int32)
-    assert "is int64 of shape (2,), but float32 of" in refusal(
-        {**like, "count": jnp.zeros(2)}, path, dtype="like"
-    )
+    message = refusal({**like, "count": jnp.zeros(2)}, path, dtype="like")
+    assert "is int64 of shape (2,), but float32 of" in message
     train.export_safetensors({**arrays, "count": np.array([3, 2**40])}, path)
-    assert "model.safetensors) has integers that int32 cannot represent" in refusal(
-        like, path, dtype="like"
-    )
+    message = refusal(like, path, dtype="like")
+    assert "model.safetensors) has integers that int32 cannot represent" in message
     assert "dtype must be None" in refusal(like, path, dtype="float32")
 
 
-def test_names_give_the_name_in_the_file_and_a_function(path):
+def test_names_may_be_pairs_of_a_name_in_the_file_and_a_function(path):
     save_file({"theirs": np.arange(6, dtype=np.float32).reshape(2, 3)}, path)
     like = {"w": zeros(3, 2)}
     for names in ({"w": ("theirs", np.transpose)}, lambda name: ("theirs", np.transpose)):
@@ -194,15 +189,14 @@ def test_names_give_the_name_in_the_file_and_a_function(path):
         assert found["w"].tolist() == [[0, 3], [1, 4], [2, 5]]
     found = train.import_safetensors({"w": zeros(2, 3)}, path, lambda name: "theirs")
     assert found["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    shape = refusal(like, path, {"w": ("theirs", np.ravel)})
-    message = (
-        "w (theirs in model.safetensors) is float32 of shape (6,), but float32 of shape (3, 2)"
-    )
-    assert message in shape
     halve = lambda array: array.T.astype(np.float16)
-    assert "is float16 of shape (3, 2), but float32 of" in refusal(
-        like, path, {"w": ("theirs", halve)}
-    )
+    ours, expected = "w (theirs in model.safetensors) is ", "float32 of shape (3, 2)"
+    for function, found in [
+        (np.ravel, "float32 of shape (6,)"),
+        (halve, "float16 of shape (3, 2)"),
+    ]:
+        message = refusal(like, path, {"w": ("theirs", function)})
+        assert f"{ours}{found}, but {expected}" in message
     with pytest.raises(ValueError, match="equal division") as caught:
         train.import_safetensors(like, path, {"w": ("theirs", third(0))})
     raised = "The function in `names` raised this for w (theirs in model.safetensors)."
@@ -210,15 +204,14 @@ def test_names_give_the_name_in_the_file_and_a_function(path):
     for names, error, message in [
         ({"typo": "a"}, ValueError, "no array of the model has that name; nearest: w."),
         (["a"], TypeError, "`names` must be a mapping or a function, got ['a']."),
-        *[
-            (lambda name, entry=entry: entry, TypeError, f"for w it is {entry!r}.")
-            for entry in (1, ("a", "b"), ("a",))
-        ],
+        (lambda name: 1, TypeError, "for w it is 1."),
+        (lambda name: ("a", "b"), TypeError, "for w it is ('a', 'b')."),
+        (lambda name: ("a",), TypeError, "for w it is ('a',)."),
     ]:
         assert refusal(like, path, names, error=error).endswith(message)
 
 
-def test_array_that_a_function_gives_is_copied(path):
+def test_arrays_that_a_function_returns_are_copied(path):
     save_file({"w": zeros(256)}, path)
     memory = zeros(256 + 16)
     # JAX takes over memory only where 64 bytes divide its address.
@@ -229,27 +222,29 @@ def test_array_that_a_function_gives_is_copied(path):
     assert not found["w"].any()
 
 
-def test_what_cannot_be_exported_is_named(path):
+def test_models_that_cannot_be_exported_are_refused(path):
     model = {"a.b": zeros(1), "a": {"b": zeros(1)}}
     for call in (train.export_safetensors, train.import_safetensors):
         with pytest.raises(ValueError, match=r"several arrays have the same name: a\.b\. Rename"):
             call(model, path)
-    complex128, int4 = zeros(1, dtype=np.complex128), jnp.zeros(1, "int4")
-    for array in (jr.key(0), complex128, int4, np.array([None])):
-        with pytest.raises(
-            TypeError, match=r"safetensors does not support .* model\['w'\]\. Cast the"
-        ):
+    deleted = jnp.ones(2)
+    deleted.delete()
+    unsupported = r"safetensors does not support .* model\['w'\]\. Cast the"
+    for array, error, message in [
+        (jr.key(0), TypeError, unsupported),
+        (zeros(1, dtype=np.complex128), TypeError, unsupported),
+        (jnp.zeros(1, "int4"), TypeError, unsupported),
+        (np.array([None]), TypeError, unsupported),
+        (deleted, RuntimeError, r"deleted: model\['w'\]"),
+    ]:
+        with pytest.raises(error, match=message):
             train.export_safetensors({"w": array}, path)
-    x = jnp.ones(2)
-    x.delete()
-    with pytest.raises(RuntimeError, match=r"deleted: model\['x'\]"):
-        train.export_safetensors({"x": x}, path)
     assert not path.exists()
     with pytest.raises(FileNotFoundError, match=str(path)):
         train.import_safetensors({"a": zeros(1)}, path)
 
 
-def test_file_that_is_damaged_is_told(path):
+def test_a_damaged_file_is_refused(path):
     save_file({"a": np.arange(4.0)}, path)
     whole = path.read_bytes()
     for damaged in (b"", whole[:5], whole[:-1], whole + b"x", b"x" * 100):

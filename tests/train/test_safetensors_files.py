@@ -1,4 +1,4 @@
-"""Shards, folders and large arrays: what is read of which file, and how much at a time."""
+"""Shards, folders and large arrays: which file is read, and how much of it at a time."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize(("limit", "num"), [(1, 4), (256, 4), (512, 2), (800, 2)])
-def test_shards_are_as_large_as_allowed_and_an_index_lists_them(tmp_path, limit, num):
+def test_shards_fill_their_limit_and_an_index_lists_them(tmp_path, limit, num):
     train.export_safetensors(MODEL, tmp_path, metadata={"by": "us"}, max_shard_bytes=limit)
     index = tmp_path / "model.safetensors.index.json"
     names = [f"model-{i:05}-of-{num:05}.safetensors" for i in range(1, num + 1)]
@@ -50,7 +50,7 @@ def test_model_below_the_limit_is_one_file(tmp_path):
     assert_same(train.import_safetensors(LIKE, tmp_path), MODEL)
 
 
-def test_earlier_model_that_would_be_read_instead_is_not_passed_over(tmp_path):
+def test_an_export_is_refused_next_to_files_that_tools_would_read_instead(tmp_path):
     train.export_safetensors(MODEL, tmp_path)
     with pytest.raises(FileExistsError, match=r"model\.safetensors exists, and tools would read"):
         train.export_safetensors(MODEL, tmp_path, max_shard_bytes=256)
@@ -60,7 +60,7 @@ def test_earlier_model_that_would_be_read_instead_is_not_passed_over(tmp_path):
         train.export_safetensors(MODEL, tmp_path)
 
 
-def test_export_that_fails_leaves_all_files_as_they_were(tmp_path):
+def test_a_failed_export_leaves_all_files_unchanged(tmp_path):
     train.export_safetensors(MODEL, tmp_path, max_shard_bytes=512)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     calls = []
@@ -78,7 +78,7 @@ def test_export_that_fails_leaves_all_files_as_they_were(tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_sources_that_cannot_be_read_are_named(tmp_path):
+def test_unreadable_sources_are_refused(tmp_path):
     def refusal(source, error):
         with pytest.raises(error) as caught:
             train.import_safetensors(LIKE, source)
@@ -98,9 +98,8 @@ def test_sources_that_cannot_be_read_are_named(tmp_path):
         index.write_text(damaged)
         assert refusal(index, ValueError).startswith(f"{index} is damaged or not an index")
     (tmp_path / "other.safetensors.index.json").write_text("{}")
-    assert "has several indices, model.safetensors.index.json, other" in refusal(
-        tmp_path, ValueError
-    )
+    several = "has several indices, model.safetensors.index.json, other"
+    assert several in refusal(tmp_path, ValueError)
     # An error on arrays of several files names the file of each.
     like = {"a": np.zeros(3, np.float32), "x": np.zeros(3, np.float32)}
     save_file({"x": MODEL["a"]}, two)
@@ -109,35 +108,22 @@ def test_sources_that_cannot_be_read_are_named(tmp_path):
         train.import_safetensors(like, [one, two])
 
 
-SPECS = [
-    PartitionSpec(),
-    PartitionSpec("x"),
-    PartitionSpec(None, "x"),
-    PartitionSpec(None, None, "x"),
-]
-
-
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [(), ("x",), (None, "x"), (None, None, "x")])
 def test_each_device_gets_its_part(tmp_path, spec, getkey):
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     stack = nn.ScanStack(lambda key: nn.Linear(6, 4, use_bias=False, key=key), 2, key=getkey())
-    train.export_safetensors(
-        stack, tmp_path / "f32.safetensors", {"*": train.Stored("*", transpose=True)}
-    )
-    sharding = NamedSharding(mesh, spec)
+    names, path = {"*": train.Stored("*", transpose=True)}, tmp_path / "model.safetensors"
+    train.export_safetensors(stack, path, names)
+    sharding = NamedSharding(mesh, PartitionSpec(*spec))
     struct = jax.ShapeDtypeStruct((2, 4, 6), jnp.bfloat16, sharding=sharding)
-    array = jax.device_put(jnp.zeros((2, 4, 6), jnp.bfloat16), sharding)
-    for weight in (struct, array):
-        like = stack.with_layers(stack.unstack())
-        like = jax.tree.map(lambda _, weight=weight: weight, like)
-        found = train.import_safetensors(
-            like, tmp_path, {"*": train.Stored("*", transpose=True)}, dtype="like"
-        ).layers.weight
+    for weight in (struct, jax.device_put(jnp.zeros((2, 4, 6), jnp.bfloat16), sharding)):
+        like = jax.tree.map(lambda _, weight=weight: weight, stack.with_layers(stack.unstack()))
+        found = train.import_safetensors(like, tmp_path, names, dtype="like").layers.weight
         assert found.sharding == sharding
         np.testing.assert_array_equal(found, stack.layers.weight.astype(jnp.bfloat16))
     # An array on two devices is written too.
-    train.export_safetensors({"w": found}, tmp_path / "again.safetensors")
-    np.testing.assert_array_equal(load_file(tmp_path / "again.safetensors")["w"], found)
+    train.export_safetensors({"w": found}, path)
+    np.testing.assert_array_equal(load_file(path)["w"], found)
 
 
 def test_each_part_of_an_array_on_two_devices_is_read_and_written_by_itself(tmp_path, monkeypatch):
@@ -148,15 +134,15 @@ def test_each_part_of_an_array_on_two_devices_is_read_and_written_by_itself(tmp_
     # No array keeps the copy that is written.
     peak, _ = peak_of(lambda: train.export_safetensors(model, tmp_path))
     assert peak < 2.1 * size
-    sizes = []
-    make = jax.make_array_from_callback
+    sizes, make = [], jax.make_array_from_callback
 
     def recorded(shape, sharding, callback):
-        return make(shape, sharding, lambda index: record(callback(index)))
+        def record(index):
+            part = callback(index)
+            sizes.append(part.nbytes)
+            return part
 
-    def record(part):
-        sizes.append(part.nbytes)
-        return part
+        return make(shape, sharding, record)
 
     monkeypatch.setattr(jax, "make_array_from_callback", recorded)
     like = jax.tree.map(lambda array: array - array, model)
@@ -174,14 +160,13 @@ def peak_of(function):
         tracemalloc.stop()
 
 
-def test_memory_is_that_of_the_model_and_one_array(tmp_path):
+def test_memory_is_at_most_the_model_and_one_array(tmp_path):
     size = 2**20
     model = {str(i): np.ones(size // 4, np.float32) for i in range(8)}
     peak, _ = peak_of(lambda: train.export_safetensors(model, tmp_path, max_shard_bytes=2 * size))
     assert peak < 1.1 * size
     for dtype in (np.float32, jnp.bfloat16):
         like = {name: np.zeros(1, dtype).repeat(size // 4) for name in model}
-        peak, found = peak_of(
-            lambda like=like: train.import_safetensors(like, tmp_path, dtype="like")
-        )
+        read = lambda like=like: train.import_safetensors(like, tmp_path, dtype="like")
+        peak, found = peak_of(read)
         assert peak < sum(array.nbytes for array in found.values()) + 1.1 * size

@@ -38,7 +38,7 @@ NAMES = {
 }
 
 
-def test_file_of_a_list_and_of_a_stack_are_one_with_and_without_a_table(path, getkey):
+def test_a_list_and_a_stack_are_written_to_equal_files(path, getkey):
     stack = Net(True, key=getkey())
     as_list = eqx.tree_at(lambda net: net.blocks, stack, list(stack.blocks.unstack()))
     frozen = nn.freeze(stack, lambda net: net.blocks[1:2])
@@ -52,10 +52,8 @@ def test_file_of_a_list_and_of_a_stack_are_one_with_and_without_a_table(path, ge
                 like = eqx.filter_eval_shape(lambda model=other: model)
                 assert eqx.tree_equal(train.import_safetensors(like, path, names), other)
         assert contents[0] == contents[1] == contents[2]
-    assert sorted(load_file(path)) == sorted(
-        [f"h.{i}.{name}" for i in range(3) for name in ("0.weight", "1.weight", "biases")]
-        + ["head.bias", "head.weight"]
-    )
+    blocks = [f"h.{i}.{name}" for i in range(3) for name in ("0.weight", "1.weight", "biases")]
+    assert sorted(load_file(path)) == [*blocks, "head.bias", "head.weight"]
 
 
 def test_each_problem_of_a_stack_names_the_layer(path, getkey):
@@ -67,10 +65,8 @@ def test_each_problem_of_a_stack_names_the_layer(path, getkey):
     save_file(arrays, path)
     with pytest.raises(ValueError, match=r"blocks\.1\.layers\.0\.bias is missing") as caught:
         train.import_safetensors(stack, path)
-    text = (
-        "blocks.2.layers.0.bias (blocks.2.layers.0.bias in model.safetensors) is float32 of shape"
-    )
-    assert text in str(caught.value)
+    name = "blocks.2.layers.0.bias"
+    assert f"{name} ({name} in model.safetensors) is float32 of shape" in str(caught.value)
     # A row that may be missing stays.
     arrays["blocks.2.layers.0.bias"] = np.zeros(5, np.float32)
     save_file(arrays, path)
@@ -80,10 +76,8 @@ def test_each_problem_of_a_stack_names_the_layer(path, getkey):
 
 
 def test_stack_in_a_stack_has_a_number_for_each(path, getkey):
-    make = lambda key: nn.ScanStack(
-        lambda key: nn.Linear(2, 2, use_bias=False, key=key), 2, key=key
-    )
-    outer = nn.ScanStack(make, 3, key=getkey())
+    make = lambda key: nn.Linear(2, 2, use_bias=False, key=key)
+    outer = nn.ScanStack(lambda key: nn.ScanStack(make, 2, key=key), 3, key=getkey())
     train.export_safetensors({"outer": outer}, path)
     found = load_file(path)
     assert sorted(found) == [f"outer.{i}.{j}.weight" for i in range(3) for j in range(2)]
@@ -92,7 +86,7 @@ def test_stack_in_a_stack_has_a_number_for_each(path, getkey):
     assert eqx.tree_equal(train.import_safetensors(like, path), {"outer": outer})
 
 
-def test_ensemble_of_stacks_is_refused(path, getkey):
+def test_an_ensemble_of_stacks_is_refused(path, getkey):
     make = lambda key: nn.ScanStack(lambda key: nn.Linear(2, 2, key=key), 3, key=key)
     ensemble = eqx.filter_vmap(make)(jax.random.split(getkey(), 2))
     message = "model.layers.weight has shape (2, 3, 2, 2); its shape must begin with the axes"
@@ -169,9 +163,8 @@ def test_state_of_a_stack_has_the_numbers_of_its_layers(path, getkey):
         assert eqx.tree_equal(train.import_safetensors(like, path), both)
         copies = {"average": both[0], "model": both[0], "state": both[1]}
         train.export_safetensors(copies, path)
-        assert sorted(n for n in load_file(path) if "running_var" in n) == [
-            f"average.{i}.norm.running_var" for i in range(3)
-        ]
+        of_first = [f"average.{i}.norm.running_var" for i in range(3)]
+        assert sorted(name for name in load_file(path) if "running_var" in name) == of_first
         if both[1] is state:
             assert found[names[2]].tolist() == [4, 5]
             assert found["0.1.norm.batch_counter"].tolist() == 1
