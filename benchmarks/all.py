@@ -106,7 +106,7 @@ NOT_ON_ONE_GPU = [
     "train/test_batches.py::test_arrays_are_placed_as_the_caller_would_also_where_transfers_are_forbidden",
     "train/test_batches.py::test_batches_that_are_ready_have_a_thread_only_to_be_placed",
     "train/test_batches.py::test_arrays_go_to_the_sharding_that_is_given_and_what_is_none_stays",
-    "train/checkpoints/test_save_restore.py::test_array_takes_the_sharding_of_like_whatever_it_was",
+    "train/checkpoints/test_save_restore.py::test_arrays_take_the_sharding_of_like",
     "debug/test_retraces.py::test_difference_of_sharding_names_the_axes_of_the_mesh",
     "debug/test_dce.py::test_store_dce_keeps_weak_types_and_shardings",
     "ship/test_transfers.py::test_explicit_takes_what_was_asked_for",

@@ -1,4 +1,4 @@
-"""Saves in the background: what they write, when they end, and where their errors go; and what is
+"""Saves in the background: their contents, when they end, and where their errors go; and what is
 left of a save that is killed.
 """
 
@@ -23,12 +23,11 @@ def path(tmp_path):
 
 
 class Gate:
-    """Holds back what is written until it is opened, and may raise then."""
+    """Holds back each write until it is opened, and may raise then."""
 
-    def __init__(self):
-        self.is_open = threading.Event()
-        self.error = None
-        self.num_passed = 0
+    def __init__(self, seal):
+        self.seal, self.is_open = seal, threading.Event()
+        self.error, self.num_passed = None, 0
 
     def __call__(self, manifest, arrays):
         assert self.is_open.wait(timeout=60)
@@ -37,26 +36,24 @@ class Gate:
         self.seal(manifest, arrays)
         self.num_passed += 1
 
-    def opened_by(self, function):
-        """`function`, which opens the gate first."""
-
-        def wrapper(*args):
-            self.is_open.set()
-            return function(*args)
-
-        return wrapper
-
 
 @pytest.fixture
 def gate(monkeypatch):
-    gate = Gate()
-    gate.seal = _orbax.seal
+    gate = Gate(_orbax.seal)
     monkeypatch.setattr(_orbax, "seal", gate)
     yield gate
     gate.is_open.set()
 
 
-def test_what_changes_or_is_donated_meanwhile_is_saved_as_it_was(path, gate):
+@pytest.fixture
+def opened_by_join(gate, monkeypatch):
+    """The gate, which opens once something waits for a save."""
+    join = train.Saving.join
+    monkeypatch.setattr(train.Saving, "join", lambda saving: gate.is_open.set() or join(saving))
+    return gate
+
+
+def test_a_save_is_not_affected_by_later_changes_and_donations(path, gate):
     state = {"w": jnp.arange(1000.0), "n": jnp.zeros((), int), "key": jr.key(0), "x": np.zeros(3)}
     data = {"epoch": [1]}
     saving = train.save(path, state, data, background=True)
@@ -77,55 +74,40 @@ def test_what_changes_or_is_donated_meanwhile_is_saved_as_it_was(path, gate):
     assert jr.key_data(restored["key"]).tolist() == [0, 0]
 
 
-def test_save_waits_for_the_one_before(path, gate, monkeypatch):
+def test_save_and_restore_wait_for_a_save_in_progress(path, opened_by_join):
     train.save(path, np.zeros(1), background=True)
-    with monkeypatch.context() as patched:
-        patched.setattr(train.Saving, "join", gate.opened_by(train.Saving.join))
-        saving = train.save(path, np.ones(1), background=True)
-    assert gate.num_passed >= 1
+    saving = train.save(path, np.ones(1), background=True)
+    assert opened_by_join.num_passed >= 1
     saving.wait()
-    assert gate.num_passed == 2
-    assert train.restore(path, np.zeros(1)).state == 1
+    assert opened_by_join.num_passed == 2
+    opened_by_join.is_open.clear()
+    train.save(path, np.full(1, 2.0), background=True)
+    assert train.restore(path, np.zeros(1)).state == 2
 
 
-def test_restore_waits_for_what_is_being_written(path, gate, monkeypatch):
-    train.save(path, np.ones(1), background=True)
-    monkeypatch.setattr(train.Saving, "join", gate.opened_by(train.Saving.join))
-    assert train.restore(path, np.zeros(1)).state == 1
-
-
-def test_error_is_raised_by_wait_or_by_the_next_save_and_not_again(path, gate):
+def test_errors_are_raised_once_by_wait_or_by_the_next_save_at_the_path(path, gate):
     gate.is_open.set()
     train.save(path, np.zeros(1))
     gate.error = OSError("the disk is on fire")
-    with pytest.raises(OSError, match="on fire"):
-        train.save(path, np.ones(1))
+
+    def fails(call):
+        with pytest.raises(OSError, match="on fire"):
+            call()
+
+    fails(lambda: train.save(path, np.ones(1)))
     saving = train.save(path, np.ones(1), background=True)
     for _ in range(2):
-        with pytest.raises(OSError, match="on fire"):
-            saving.wait()
+        fails(saving.wait)
     assert saving.is_done
     # The old one stays.
     assert train.restore(path, np.ones(1)).state == 0
-    train.save(path, np.ones(1), background=True)
-    with pytest.raises(OSError, match="on fire"):
-        train.save(path, np.ones(1), background=True)
-    gate.error = None
-    train.save(path, np.ones(1), background=True).wait()
-    assert train.restore(path, np.zeros(1)).state == 1
-
-
-def test_error_at_one_path_is_none_of_another(path, gate):
-    gate.error = OSError("the disk is on fire")
-    gate.is_open.set()
-    failed = train.save(path, np.zeros(1), background=True)
-    failed.join()
-    gate.error = None
-    other = path.with_name("other")
+    train.save(path, np.ones(1), background=True).join()
+    gate.error, other = None, path.with_name("other")
     train.save(other, np.ones(1))
     assert train.restore(other, np.zeros(1)).state == 1
-    with pytest.raises(OSError, match="on fire"):
-        train.save(path, np.zeros(1))
+    fails(lambda: train.save(path, np.ones(1), background=True))
+    train.save(path, np.ones(1), background=True).wait()
+    assert train.restore(path, np.zeros(1)).state == 1
 
 
 # --- killed ---
@@ -152,12 +134,9 @@ def dies_at_its_moment(function):
         return function(*args, **kwargs)
     return wrapper
 
-for module, names in {
-    os: ("rename", "replace", "fsync", "mkdir", "unlink", "rmdir"),
-    _orbax: ("seal",),
-}.items():
-    for name in names:
-        setattr(module, name, dies_at_its_moment(getattr(module, name)))
+for name in ("rename", "replace", "fsync", "mkdir", "unlink", "rmdir"):
+    setattr(os, name, dies_at_its_moment(getattr(os, name)))
+_orbax.seal = dies_at_its_moment(_orbax.seal)
 
 import orbax.checkpoint
 
@@ -174,13 +153,12 @@ for number in range(1, 100):
 """
 
 
-def test_old_or_new_checkpoint_is_whole_after_a_kill_at_any_moment(tmp_path):
+def test_the_old_or_the_new_checkpoint_is_whole_after_a_kill(tmp_path):
     train.save(tmp_path / "old", {"w": np.full(4, 0)}, 0)
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
-    like = {"w": np.zeros(4, int)}
-    found = []
+    like, found = {"w": np.zeros(4, int)}, []
     for number in range(1, 1 + len(os.listdir(tmp_path / "replaced"))):
         path = tmp_path / "replaced" / str(number) / "checkpoint"
         state, data = train.restore(path, like)

@@ -1,4 +1,4 @@
-"""No damaged checkpoint is restored: each is told from a whole one, with what is damaged."""
+"""No damaged checkpoint is restored: the error names the damaged file."""
 
 import re
 import shutil
@@ -44,7 +44,7 @@ def is_refused(path):
     return False
 
 
-def test_damage_of_any_file_is_told(path):
+def test_damage_of_any_file_is_detected(path):
     files = sorted(each for name in ("arrays", "manifest") for each in (path / name).rglob("*"))
     num_flipped = 0
     for file in files:
@@ -52,7 +52,7 @@ def test_damage_of_any_file_is_told(path):
         if file.is_dir() or file.name == "commit_success.txt":
             continue
         whole = file.read_bytes()
-        for offset in range(0, len(whole), 61 if len(whole) > 100 else 1):
+        for offset in range(0, len(whole), 97 if len(whole) > 100 else 3):
             damaged = bytearray(whole)
             damaged[offset] ^= (1, 4, 128)[offset % 3]
             file.write_bytes(damaged)
@@ -65,11 +65,11 @@ def test_damage_of_any_file_is_told(path):
         file.unlink()
         assert is_refused(path)
         file.write_bytes(whole)
-    assert num_flipped > 60
+    assert num_flipped > 30
     assert not is_refused(path)
 
 
-def test_damage_of_what_orbax_notes_is_told_or_changes_nothing(path):
+def test_damage_of_the_notes_of_orbax_is_detected_or_harmless(path):
     notes = [path / "_CHECKPOINT_METADATA", path / "metrics" / "metrics"]
     for file in notes:
         for content in (b"", b"{}", b"x"):
@@ -88,13 +88,8 @@ def test_damage_of_what_orbax_notes_is_told_or_changes_nothing(path):
     assert not is_refused(path.with_name("step_000000001"))
 
 
-def value_file(path, name):
-    (file,) = path.glob(f"arrays/*.{name}/0*")
-    return file
-
-
-def test_what_is_damaged_is_named_with_leaf_and_file(path):
-    file = value_file(path, "w")
+def test_damaged_files_are_named_with_their_leaf(path):
+    (file,) = path.glob("arrays/*.w/0*")
     whole = file.read_bytes()
     named = rf"{path} is damaged: {file}, with the values of state\['w'\],"
     for damaged, size in [(b"\1" + whole[1:], 24), (whole[:-1], 23), (whole + b"x", 25)]:
@@ -107,32 +102,24 @@ def test_what_is_damaged_is_named_with_leaf_and_file(path):
         train.restore(path, STATE)
 
 
-def test_what_is_no_manifest_is_told(path):
+def test_a_damaged_or_missing_manifest_is_named(path, tmp_path):
     manifest = path / "manifest" / "manifest.json"
     for text in (b"", b"{}", b"\xff\xfe\x00", b"\n{}", b"0" * 64 + b"\n{}"):
         manifest.write_bytes(text)
         with pytest.raises(train.CheckpointError, match=re.escape(str(manifest))):
             train.restore(path, STATE)
     manifest.unlink()
-    with pytest.raises(
-        train.CheckpointError, match=rf"damaged or not a checkpoint: {manifest} is missing"
-    ):
-        train.restore(path, STATE)
+    (tmp_path / "file").touch()
+    missing = rf"damaged or not a checkpoint: .*{manifest.name} is missing"
+    for other in (path, tmp_path / "file", tmp_path):
+        with pytest.raises(train.CheckpointError, match=missing):
+            train.restore(other, STATE)
 
 
-def test_damaged_checkpoint_can_be_replaced(path):
+def test_a_damaged_checkpoint_can_be_replaced(path):
     for step, spoil in enumerate((lambda file: file.unlink(), lambda file: file.write_text(""))):
         spoil(path.with_name(f"step_{step:09d}") / "manifest" / "manifest.json")
         assert is_refused(path.parent)
         train.save(path.parent, STATE, {"epoch": 3})
         assert not is_refused(path.parent)
         assert len(list(path.parent.iterdir())) == 1
-
-
-def test_what_is_no_checkpoint_is_told(tmp_path):
-    (tmp_path / "file").touch()
-    for path in (tmp_path, tmp_path / "file"):
-        with pytest.raises(
-            train.CheckpointError, match=r"not a checkpoint: .*manifest\.json is missing\.$"
-        ):
-            train.restore(path, STATE)

@@ -1,9 +1,8 @@
-"""A folder of checkpoints: which stay, which is gone on from, and who may write there."""
+"""A folder of checkpoints: which are kept, which is restored, and what else lies there."""
 
 import contextlib
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from eqxlike import train
-from eqxlike.train._checkpoints import _orbax
 from tests.train.checkpoints import full_disk
 
 
@@ -35,7 +33,7 @@ def damage(path):
     file.write_bytes(bytes(file.stat().st_size - 1))
 
 
-def test_newest_are_kept(folder):
+def test_the_newest_are_kept(folder):
     checkpoints = train.CheckpointFolder(folder)
     assert checkpoints.newest() is checkpoints.best() is checkpoints.restore_newest(state()) is None
     assert not folder.exists()
@@ -54,7 +52,7 @@ SCORES = {1: 5.0, 2: 1.0, 3: float("nan"), 4: 3.0, 5: None, 6: 2.0, 7: float("-i
 
 
 @pytest.mark.parametrize(("mode", "kept", "best"), [("min", [8, 6, 2], 2), ("max", [8, 1], 8)])
-def test_best_are_kept_beside_the_newest_and_found(folder, mode, kept, best):
+def test_the_best_are_kept_and_found(folder, mode, kept, best):
     with train.CheckpointFolder(folder, keep_last=1, keep_best=2, mode=mode) as checkpoints:
         for step, score in SCORES.items():
             checkpoints.save(step, state(step), score=score)
@@ -62,7 +60,7 @@ def test_best_are_kept_beside_the_newest_and_found(folder, mode, kept, best):
     assert train.CheckpointFolder(folder, mode=mode).best() == folder / f"step_{best:09d}"
 
 
-def test_best_are_known_to_who_comes_later_and_of_equals_the_newest_stays(folder):
+def test_scores_of_an_earlier_run_count_and_of_equal_scores_the_newest_is_kept(folder):
     for each in ({1: 0.5, 2: 0.5}, {3: 0.75, 4: jnp.float32(1)}):
         with train.CheckpointFolder(folder, keep_last=1, keep_best=1) as checkpoints:
             for step, score in each.items():
@@ -70,25 +68,10 @@ def test_best_are_known_to_who_comes_later_and_of_equals_the_newest_stays(folder
     assert steps(checkpoints) == [4, 2]
 
 
-def test_nothing_is_deleted_before_the_new_one_is_in_place(folder, monkeypatch):
-    def fail(*_):
-        raise OSError("the disk is on fire")
-
-    with train.CheckpointFolder(folder, keep_last=1) as checkpoints:
-        checkpoints.save(1, state(1))
-        monkeypatch.setattr(_orbax, "seal", fail)
-        with pytest.raises(OSError, match="on fire"):
-            checkpoints.save(2, state(2))
-        monkeypatch.undo()
-        assert checkpoints.restore_newest(state()).state["w"][0] == 1
-        checkpoints.save(3, state(3))
-    assert os.listdir(folder) == ["step_000000003"]
-
-
 # --- damaged ones ---
 
 
-def test_newest_that_is_damaged_is_passed_over_with_a_warning(folder):
+def test_damaged_checkpoints_are_passed_over_with_a_warning(folder):
     with train.CheckpointFolder(folder) as checkpoints:
         for step in (1, 2, 3):
             checkpoints.save(step, state(step))
@@ -99,20 +82,20 @@ def test_newest_that_is_damaged_is_passed_over_with_a_warning(folder):
     with pytest.warns(UserWarning, match="damaged") as caught:
         restored = train.CheckpointFolder(folder).restore_newest(state())
     assert restored.state["w"][0] == 1
-    first, second = [str(each.message) for each in caught]
-    assert "step_000000003" in first
-    assert "with the values of state['w'], was changed" in first
-    assert "step_000000002/manifest/manifest.json is damaged" in second
-    going_on = f"Restored the older {folder}/step_000000001 instead."
-    assert going_on in first
-    assert going_on in second
+    messages = [str(each.message) for each in caught]
+    for message, *expected in [
+        (messages[0], "step_000000003", "with the values of state['w'], was changed"),
+        (messages[1], "step_000000002/manifest/manifest.json is damaged"),
+    ]:
+        assert all(each in message for each in expected)
+        assert f"Restored the older {folder}/step_000000001 instead." in message
     damage(folder / "step_000000001")
     with pytest.raises(train.CheckpointError, match=r"All 3 checkpoints .* are damaged") as caught:
         checkpoints.restore_newest(state())
     assert all(f"step_00000000{step}" in str(caught.value) for step in (1, 2, 3))
 
 
-def test_run_goes_on_past_damaged_ones_which_are_put_aside(folder):
+def test_a_run_continues_past_a_damaged_checkpoint_which_is_put_aside(folder):
     with train.CheckpointFolder(folder) as checkpoints:
         checkpoints.save(1, state(1))
         checkpoints.save(3, state(3))
@@ -124,7 +107,7 @@ def test_run_goes_on_past_damaged_ones_which_are_put_aside(folder):
     assert aside.is_dir()
 
 
-def test_step_that_would_not_be_the_newest_is_refused(folder):
+def test_a_step_that_is_not_the_newest_is_refused(folder):
     with train.CheckpointFolder(folder, keep_last=1) as checkpoints:
         checkpoints.save(5, state())
     message = (
@@ -142,10 +125,10 @@ def test_step_that_would_not_be_the_newest_is_refused(folder):
     assert steps(checkpoints) == [5]
 
 
-# --- what else lies there, and who else writes there ---
+# --- other files and other processes ---
 
 
-def test_what_is_no_checkpoint_of_the_run_stays_and_what_a_dead_process_left_goes(folder):
+def test_other_files_stay_and_unfinished_checkpoints_are_deleted(folder):
     folder.mkdir()
     for name in ("notes.txt", "step_x", ".hidden"):
         (folder / name).touch()
@@ -160,53 +143,22 @@ def test_what_is_no_checkpoint_of_the_run_stays_and_what_a_dead_process_left_goe
     assert set(os.listdir(folder)) == before | {"step_000000002"}
 
 
-WRITER = """
-import sys
-import numpy as np
-from eqxlike import train
-checkpoints = train.CheckpointFolder(sys.argv[1])
-checkpoints.save(1, {"w": np.full(4, 1)})
-print("saved", flush=True)
-sys.stdin.readline()
-"""
-
-
-def test_what_another_process_writes_can_be_read(folder):
-    command = [sys.executable, "-W", "ignore", "-c", WRITER, str(folder)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as writer:
-        try:
-            assert writer.stdout.readline() == "saved\n"
-            checkpoints = train.CheckpointFolder(folder)
-            assert checkpoints.restore_newest(state()).state["w"][0] == 1
-        finally:
-            writer.kill()
-            writer.wait(timeout=60)
-    with checkpoints:
-        checkpoints.save(2, state(2))
-    assert steps(checkpoints) == [2, 1]
-
-
 # Python 3.12.0 and 3.12.1 start no thread from the moment on at which they begin to exit.
 EXITS_TOO_EARLY = (3, 12, 0) <= sys.version_info[:3] <= (3, 12, 1)
 
 
-def test_full_disk_is_an_os_error_and_what_is_being_written_at_exit_is_waited_for(tmp_path):
+def test_a_full_disk_is_an_os_error_and_a_save_in_progress_is_finished_at_exit(tmp_path):
     """In a process of its own: the limit of its files is that of its output too."""
-    done = subprocess.run(
-        [sys.executable, full_disk.__file__, tmp_path.resolve()],
-        env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[3])},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, full_disk.__file__, tmp_path.resolve()]
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[3])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "OSError: the disk is on fire" in done.stderr
     if not EXITS_TOO_EARLY:
         assert train.restore(tmp_path / "written", np.zeros(3)).state.tolist() == [0, 1, 2]
 
 
-def test_checkpoint_that_is_deleted_while_it_is_looked_for_is_passed_over(folder, monkeypatch):
+def test_a_checkpoint_that_is_deleted_during_the_search_is_passed_over(folder, monkeypatch):
     with train.CheckpointFolder(folder) as checkpoints:
         checkpoints.save(1, state(1))
         gone = [folder / "step_000000002", *checkpoints.paths()]
@@ -216,7 +168,7 @@ def test_checkpoint_that_is_deleted_while_it_is_looked_for_is_passed_over(folder
 
 @contextlib.contextmanager
 def read_only_folder():
-    """A folder with a checkpoint in which this process, be it root's, may write no more."""
+    """A folder with a checkpoint, in which this process may not write, even as root."""
     with tempfile.TemporaryDirectory() as parent:
         folder = pathlib.Path(parent) / "run"
         with train.CheckpointFolder(folder) as checkpoints:
@@ -233,7 +185,7 @@ def read_only_folder():
             os.chmod(folder, 0o755)
 
 
-def test_folder_that_may_not_be_written_is_named_and_can_be_read():
+def test_a_read_only_folder_is_named_and_can_be_read():
     with read_only_folder() as folder, train.CheckpointFolder(folder) as checkpoints:
         assert checkpoints.restore_newest(state()).state["w"][0] == 1
         with pytest.raises(PermissionError, match=str(folder)):
@@ -242,28 +194,22 @@ def test_folder_that_may_not_be_written_is_named_and_can_be_read():
             train.save(folder / "other", state())
 
 
-def test_arguments_that_do_not_fit_are_refused(folder, tmp_path):
-    for arguments, message in [
-        ({"keep_last": 0}, "keep_last must be an integer of at least 1, got 0"),
-        ({"keep_last": 1.5}, "keep_last must be an integer of at least 1, got 1.5"),
-        ({"keep_best": 0}, "keep_best must be an integer of at least 1, got 0"),
-        ({"mode": "best"}, 'mode "min" or "max", got \'best\''),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            train.CheckpointFolder(folder, **arguments)
-    with pytest.raises(TypeError, match=r"folder must be the path of a folder of .*, got 3\.$"):
-        train.CheckpointFolder(3)
-    with pytest.raises(NotADirectoryError, match=r"folder must be .*, but '.*\.py' is a file\.$"):
-        train.CheckpointFolder(__file__)
+def test_bad_arguments_are_refused(folder, tmp_path):
     with train.CheckpointFolder(folder) as checkpoints:
-        for step in (state(), -1):
-            with pytest.raises(ValueError, match="step must be an integer of at least 0, got "):
-                checkpoints.save(step, state())
         saved = checkpoints.save(0, state()).path
-    with pytest.raises(
-        ValueError, match=re.escape(f"{saved} is itself a checkpoint: pass {folder}.")
-    ):
-        train.CheckpointFolder(saved)
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match="file/run"):
-        train.CheckpointFolder(tmp_path / "file" / "run").save(1, state())
+    make, at_least = train.CheckpointFolder, "must be an integer of at least"
+    for call, error, message in [
+        (lambda: make(folder, keep_last=0), ValueError, f"keep_last {at_least} 1, got 0"),
+        (lambda: make(folder, keep_last=1.5), ValueError, f"keep_last {at_least} 1, got 1.5"),
+        (lambda: make(folder, keep_best=0), ValueError, f"keep_best {at_least} 1, got 0"),
+        (lambda: make(folder, mode="best"), ValueError, 'mode "min" or "max", got \'best\''),
+        (lambda: make(3), TypeError, r"folder must be the path of a folder of .*, got 3\.$"),
+        (lambda: make(__file__), NotADirectoryError, r"must be .*, but '.*\.py' is a file\.$"),
+        (lambda: checkpoints.save(state(), state()), ValueError, f"step {at_least} 0, got "),
+        (lambda: checkpoints.save(-1, state()), ValueError, f"step {at_least} 0, got "),
+        (lambda: make(saved), ValueError, f"{saved} is itself a checkpoint: pass {folder}."),
+        (lambda: make(tmp_path / "file/run").save(1, state()), NotADirectoryError, "file/run"),
+    ]:
+        with pytest.raises(error, match=message):
+            call()

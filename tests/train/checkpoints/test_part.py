@@ -5,23 +5,22 @@ import shutil
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import numpy as np
 import optax
 import pytest
 
 import eqxlike as eqx
 from eqxlike import nn, train
-from tests.train.linear import mean_square
+from tests.train.linear import BATCH, mean_square
 
 
-def make_state(seed, optimiser, *, width=3, **options):
-    model = nn.MLP(2, 1, width, 1, key=jax.random.key(seed))
-    return train.TrainState.create(model, optimiser, key=jax.random.key(seed), **options)
+def make_state(seed, optimiser, width=3):
+    model = nn.MLP(2, 1, width, 1, key=jr.key(seed))
+    return train.TrainState.create(model, optimiser, key=jr.key(seed))
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A checkpoint, and the state that it is of."""
+    """A checkpoint and its state."""
     path = tmp_path_factory.mktemp("part") / "checkpoint"
     state = make_state(0, optax.adam(0.1))
     train.save(path, state, "data")
@@ -49,7 +48,7 @@ def test_the_model_comes_back_alone_and_the_rest_of_a_state_stays(saved):
     restored = train.restore(path, other, only=("model", "key"))
     assert eqx.tree_equal(restored.state.key, state.key)
     assert train.restore(path, state).left_out == ()
-    for like, is_hinted in [(other, True), (make_state(4, optax.adam(0.1), width=9), False)]:
+    for like, is_hinted in [(other, True), (make_state(4, optax.adam(0.1), 9), False)]:
         with pytest.raises(ValueError, match="does not fit") as caught:
             train.restore(path, like)
         assert ('only="model"' in str(caught.value)) == is_hinted
@@ -71,11 +70,11 @@ def test_a_part_of_any_pytree_and_the_newest_of_a_folder(tmp_path):
     assert restored.left_out == ("rest",)
 
 
-def test_what_does_not_fit_is_named(saved, tmp_path):
+def test_mismatches_are_named(saved, tmp_path):
     path, state = saved
     path = shutil.copytree(path, tmp_path / "copy")
     other = make_state(5, optax.sgd(0.1, momentum=0.9))
-    wide = nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
+    wide = nn.MLP(2, 1, 4, 1, key=jr.key(0))
     for like, options, message in [
         (other, {}, r"optimiser_state\[0\]\.trace.*the model alone: `train\.restore"),
         (other, {"only": "modle"}, "has no part named 'modle'; its parts are 'model', 'opt"),
@@ -92,9 +91,9 @@ def test_what_does_not_fit_is_named(saved, tmp_path):
         train.restore(path, state.model)
 
 
-def test_a_model_without_its_statistics_is_warned_of(tmp_path):
+def test_restoring_a_model_without_its_statistics_warns(tmp_path):
     norm, start = nn.make_with_state(nn.BatchNorm)(3, "batch", mode="batch")
-    key = jax.random.key(0)
+    key = jr.key(0)
     state = train.TrainState.create(norm, optax.adam(0.1), key=key, model_state=start)
     train.save(tmp_path / "one", state)
     with pytest.warns(UserWarning, match=r'`only=\("model", "model_state"\)`'):
@@ -125,41 +124,29 @@ def test_a_checkpoint_without_frozen_arrays_takes_them_from_like(adapted, tmp_pa
     state, other = adapted
     for name, with_frozen in (("whole", True), ("part", False)):
         train.save(tmp_path / name, state, with_frozen=with_frozen).wait()
-    sizes = [
-        sum(path.stat().st_size for path in (tmp_path / name).rglob("*") if path.is_file())
-        for name in ("whole", "part")
-    ]
-    assert sizes[1] < sizes[0] - 4 * 64 * 64
+    of_files = lambda folder: sum(path.stat().st_size for path in folder.rglob("*"))
+    assert of_files(tmp_path / "part") < of_files(tmp_path / "whole") - 4 * 64 * 64
     assert not eqx.tree_equal(other.model, state.model)
     restored = train.restore(tmp_path / "part", other).state
     assert eqx.tree_equal(restored, state)
     # A copy, which may be donated.
     jax.tree.map(lambda leaf: leaf.delete() if eqx.is_array(leaf) else None, restored)
     assert eqx.tree_equal(train.restore(tmp_path / "part", other.model).state, state.model)
-    assert train.restore(tmp_path / "part", other, only="model").left_out == (
-        *("optimiser_state", "step", "key", "is_halted"),
-    )
+    assert train.restore(tmp_path / "part", other, only="model").left_out == REST
 
-
-def test_frozen_arrays_that_do_not_fit_are_refused(adapted, tmp_path):
-    state, _ = adapted
-    train.save(tmp_path / "part", state, with_frozen=False).wait()
+    # Frozen arrays of `like` must have values, of the same shape.
     shapes = eqx.filter_eval_shape(lambda: state)
     with pytest.raises(ValueError, match=r"weight.* must be an array with its values, .*frozen"):
         train.restore(tmp_path / "part", shapes)
     at = lambda state: state.model.layers[0].linear.weight
     cut = eqx.tree_at(at, state, at(state)[:, :1])
-    with pytest.raises(
-        ValueError, match=r"\(64, 1\) .*, but was saved as an array of shape \(64, 2"
-    ):
+    with pytest.raises(ValueError, match=r"\(64, 1\) .*, but was saved as an array of shape \(64"):
         train.restore(tmp_path / "part", cut)
 
 
-def test_a_run_without_frozen_arrays_in_its_checkpoints_goes_on(adapted, tmp_path):
+def test_a_run_resumes_from_checkpoints_without_frozen_arrays(adapted, tmp_path):
     state, _ = adapted
-    optimiser = optax.adam(0.1)
-    step = train.make_step(mean_square, optimiser)
-    batches = [np.ones((4, 2), np.float32)] * 6
+    step, batches = train.make_step(mean_square, optax.adam(0.1)), [BATCH] * 6
     whole = train.fit(state, step, batches, num_steps=6)
     callbacks = [train.Checkpoint(tmp_path, every=4, with_frozen=False)]
     train.fit(state, step, batches, num_steps=4, callbacks=callbacks)
