@@ -17,10 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import eqxlike as eqx
 from eqxlike import train
 from eqxlike.train import minibatches
-from tests.train.linear import BATCH, make_state
+from tests.train.linear import BATCH, make_state, make_step
 
 SIZES = st.integers(1, 30).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n)))
 
@@ -44,7 +43,7 @@ def taken(batches, number):
     return [batch.tolist() for batch in itertools.islice(batches, number)]
 
 
-def test_seed_decides_the_order_and_each_epoch_has_another():
+def test_the_seed_decides_the_order_and_epochs_differ():
     def order(seed):
         return taken(minibatches(np.arange(50), 50, seed=seed), 2)
 
@@ -57,26 +56,27 @@ def test_seed_decides_the_order_and_each_epoch_has_another():
 ARRAY = np.arange(5)
 POISONED = np.zeros((5, 2), np.float32)
 POISONED[3, 1] = POISONED[4, 0] = np.inf
-REFUSED = [
-    ((ARRAY, 0), "batch_size must be an integer of at least 1, got 0"),
-    ((ARRAY, 2.0), "batch_size must be an integer of at least 1, got 2.0"),
-    ((ARRAY, 6), "at most 5, the number of examples, got 6"),
-    ((ARRAY, 2, -1), "seed must be an integer of at least 0"),
-    ((ARRAY, 2, None), "seed must be an integer of at least 0"),
-    (({"x": np.zeros(5), "y": np.zeros(4)}, 2), r"one length, got \['x'\] 5, \['y'\] 4"),
-    (((), 1), "at least one"),
-    (((np.float32(1),), 1), r"leading axis of examples; \[0\] has shape \(\)"),
-    ((np.zeros(0), 1), "at least one example, got arrays of length 0"),
-    (((ARRAY, POISONED), 2), r"2 NaN or infinite values in \[1\], .* index \(3, 1\)"),
-    # NumPy does not know this dtype.
-    ((jnp.array([0, 1, jnp.nan], jnp.bfloat16), 2), r"1 NaN or infinite .* arrays, .* \(2,\)"),
-]
 
 
 def test_data_and_settings_that_do_not_fit_are_refused_at_once():
-    for (arrays, batch_size, *seed), message in REFUSED:
+    at_least = "must be an integer of at least"
+    size, seed = f"batch_size {at_least} 1", f"seed {at_least} 0"
+    for (arrays, batch_size, *seeds), message in [
+        ((ARRAY, 0), f"{size}, got 0"),
+        ((ARRAY, 2.0), f"{size}, got 2.0"),
+        ((ARRAY, 6), "at most 5, the number of examples, got 6"),
+        ((ARRAY, 2, -1), seed),
+        ((ARRAY, 2, None), seed),
+        (({"x": np.zeros(5), "y": np.zeros(4)}, 2), r"one length, got \['x'\] 5, \['y'\] 4"),
+        (((), 1), "at least one"),
+        (((np.float32(1),), 1), r"leading axis of examples; \[0\] has shape \(\)"),
+        ((np.zeros(0), 1), "at least one example, got arrays of length 0"),
+        (((ARRAY, POISONED), 2), r"2 NaN or infinite values in \[1\], .* index \(3, 1\)"),
+        # NumPy does not know this dtype.
+        ((jnp.array([0, 1, jnp.nan], jnp.bfloat16), 2), r"1 NaN or infinite .* arrays, .* \(2,\)"),
+    ]:
         with pytest.raises(ValueError, match=message):
-            minibatches(arrays, batch_size, seed=seed[0] if seed else 0)
+            minibatches(arrays, batch_size, seed=seeds[0] if seeds else 0)
     one_by_one = r"all arrays in one argument.* `minibatches\(\(x, y\), batch_size, seed=0\)`"
     for arguments, message in [
         ((ARRAY, ARRAY, 2), one_by_one),
@@ -93,7 +93,7 @@ def test_data_and_settings_that_do_not_fit_are_refused_at_once():
 # --- positions ---
 
 
-def test_a_position_leads_to_the_batches_that_came_then():
+def test_seek_continues_at_a_position():
     """Two batches an epoch: the position is one in an epoch, or at its end."""
     for number in (0, 1, 2, 3, 7):
         batches = minibatches(np.arange(7), 3, seed=1)
@@ -183,7 +183,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("source", [stream, lambda: Slow(stream())])
-def test_batches_and_positions_are_those_of_the_stream(source):
+def test_batches_and_positions_equal_those_of_the_stream(source):
     own = stream()
     with train.prefetch(source(), 3) as ahead:
         start, first = ahead.position, []
@@ -197,18 +197,15 @@ def test_batches_and_positions_are_those_of_the_stream(source):
         np.testing.assert_array_equal([next(ahead)[0] for _ in range(6)], first)
 
 
-def test_arrays_go_to_the_sharding_that_is_given_and_what_is_none_stays():
+def test_arrays_go_to_the_given_sharding_and_other_leaves_stay():
     names = object()
     batch = {"x": np.ones(2), "y": jnp.ones(4), "name": "a", "count": 3, "none": None, "of": names}
-    mesh = jax.make_mesh((2,), ("data",))
-    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    split = train.data_parallel().batch
     for sharding in (jax.devices()[1], split):
         (found,) = train.prefetch([batch], sharding=sharding)
-        rest = found["name"], found["count"], found["none"], found["of"]
-        assert rest == ("a", 3, None, names)
+        assert [found[name] for name in ("name", "count", "none", "of")] == ["a", 3, None, names]
         assert found["y"].tolist() == [1, 1, 1, 1]
-        place = jax.device_put(0.0, sharding) if sharding is not split else None
-        expected = split if place is None else place.sharding
+        expected = split if sharding is split else jax.device_put(0.0, sharding).sharding
         assert found["x"].sharding == found["y"].sharding == expected
 
 
@@ -232,15 +229,11 @@ def test_a_source_sees_the_context_of_the_caller_in_the_thread():
     assert set(source.threads) == {"eqxlike-prefetch"}
 
 
-def aligned(length):
-    """An array that lies in memory as XLA likes it."""
-    numbers = np.zeros(length + 16, np.float32)
-    start = -numbers.ctypes.data % 64 // 4
-    return numbers[start : start + length]
-
-
 def test_a_stream_may_write_each_batch_into_the_same_array():
-    buffer = aligned(64)
+    # XLA takes over memory only where 64 bytes divide its address.
+    numbers = np.zeros(64 + 16, np.float32)
+    start = -numbers.ctypes.data % 64 // 4
+    buffer = numbers[start : start + 64]
 
     def source():
         for number in range(3):
@@ -252,7 +245,7 @@ def test_a_stream_may_write_each_batch_into_the_same_array():
         assert [float(batch[-1]) for batch in ahead] == [0, 1, 2]
 
 
-def test_no_more_are_made_ahead_than_asked_for():
+def test_at_most_size_batches_are_made_ahead():
     size, made, all_made = 3, [], threading.Event()
 
     def source():
@@ -265,13 +258,13 @@ def test_no_more_are_made_ahead_than_asked_for():
     with train.prefetch(Slow(source()), size) as ahead:
         assert int(next(ahead)) == 0
         assert all_made.wait(5)
-        # The thread asks for no other one: it waits for room.
+        # The thread waits for room.
         assert not ahead._ahead.room.acquire(timeout=0.1)
         assert made == list(range(size + 1))
         assert [int(next(ahead)) for _ in range(5)] == [1, 2, 3, 4, 5]
 
 
-def test_an_exception_arrives_in_its_place_with_its_traceback():
+def test_an_exception_is_raised_at_its_batch_with_its_traceback():
     def source():
         yield np.zeros(1)
         raise OSError("the disk is gone")
@@ -286,20 +279,19 @@ def test_an_exception_arrives_in_its_place_with_its_traceback():
 
 
 def test_the_thread_ends_with_the_loop_with_fit_and_at_close():
+    def has_ended():
+        gc.collect()
+        return num_threads() == 0
+
     for _ in train.prefetch(Slow(itertools.repeat(np.zeros(1)))):
         assert num_threads() == 1
         break
-    gc.collect()
-    assert num_threads() == 0
-
-    def step(state, batch):
-        return eqx.tree_at(lambda state: state.step, state, state.step + 1), jnp.mean(batch)
-
-    batches = train.prefetch(Slow(itertools.repeat(BATCH)))
-    train.fit(make_state(optax.sgd(0.1)), step, batches, num_steps=3, steps_per_call=2)
+    assert has_ended()
+    batches, optimiser = train.prefetch(Slow(itertools.repeat(BATCH))), optax.sgd(0.1)
+    step = make_step(optimiser)
+    train.fit(make_state(optimiser), step, batches, num_steps=3, steps_per_call=2)
     del batches
-    gc.collect()
-    assert num_threads() == 0
+    assert has_ended()
     for source in (itertools.repeat(np.zeros(1)), [np.zeros(1)] * 2):
         ahead = train.prefetch(source)
         next(ahead)
@@ -309,7 +301,7 @@ def test_the_thread_ends_with_the_loop_with_fit_and_at_close():
         ahead.close()
 
 
-def test_a_source_that_waits_for_ever_holds_up_neither_close_nor_those_who_wait():
+def test_close_does_not_wait_for_a_source_that_hangs():
     event, ended = threading.Event(), threading.Event()
 
     def source():
@@ -329,7 +321,7 @@ def test_a_source_that_waits_for_ever_holds_up_neither_close_nor_those_who_wait(
     event.set()
 
 
-def test_nothing_holds_what_nobody_reads():
+def test_unread_batches_are_freed():
     array = np.zeros(3)
     gone = weakref.ref(array)
     ahead = train.prefetch(iter([array, np.zeros(2)]))
@@ -341,22 +333,19 @@ def test_nothing_holds_what_nobody_reads():
 
 
 def test_a_stream_without_positions_has_none_and_a_size_is_a_positive_integer():
-    with train.prefetch([np.zeros(1)]) as ahead:
+    x = np.arange(3, dtype="f4")
+    # Arrays of another order of bytes are converted.
+    with train.prefetch(iter([x, x.astype(">f4")])) as ahead:
         assert ahead.position is None
         with pytest.raises(TypeError, match="list_iterator has no `seek`"):
             ahead.seek({})
+        assert [jnp.asarray(batch).tolist() for batch in ahead] == [[0, 1, 2]] * 2
     for size in (0, 1.5):
         with pytest.raises(ValueError, match="size must be an integer of at least 1"):
             train.prefetch([], size)
 
 
-def test_order_of_bytes_is_that_of_the_machine():
-    x = np.arange(3, dtype="f4")
-    with train.prefetch(iter([x, x.astype(">f4")])) as batches:
-        assert [jnp.asarray(batch).tolist() for batch in batches] == [[0, 1, 2]] * 2
-
-
-def test_arrays_are_placed_as_the_caller_would_also_where_transfers_are_forbidden():
+def test_arrays_are_placed_explicitly_in_the_context_of_the_caller():
     device = jax.devices()[1]
     before = jax.config.jax_transfer_guard_host_to_device
     # For all threads, unlike the context of that name.
@@ -370,7 +359,7 @@ def test_arrays_are_placed_as_the_caller_would_also_where_transfers_are_forbidde
     assert np.isnan(array).all()
 
 
-def test_batches_that_are_made_ahead_go_to_an_accelerator_and_stay_in_numpy_on_a_cpu(monkeypatch):
+def test_batches_go_to_an_accelerator_and_stay_in_numpy_on_a_cpu(monkeypatch):
     batches = [np.arange(3.0, dtype=np.float32), np.ones(2, np.float32)]
     with train.prefetch(batches) as ahead:
         assert [type(batch) for batch in ahead] == [np.ndarray, np.ndarray]

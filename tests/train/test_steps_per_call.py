@@ -1,5 +1,6 @@
-"""Many steps in one call are what single steps are, whatever they are made of."""
+"""Many steps in one call equal single steps."""
 
+import functools
 import itertools
 
 import jax
@@ -15,8 +16,9 @@ from tests.nn.arrays import filled
 from tests.train.linear import squared_error
 
 
-def with_state_dropout_and_a_frozen_layer(key):
-    keys = jax.random.split(key)
+def test_many_steps_in_a_call_equal_single_steps():
+    """With a model state, dropout, a frozen layer and a loss scale."""
+    keys = jax.random.split(jax.random.key(0))
     layers = [nn.Linear(3, 2, key=keys[0]), nn.Linear(2, "scalar", key=keys[1]), nn.Dropout(0.5)]
 
     def loss(model, state, batch, key):
@@ -26,7 +28,16 @@ def with_state_dropout_and_a_frozen_layer(key):
         return value, {"count": state["count"] + 1, "last": value}
 
     model = nn.freeze(nn.Sequential(layers), lambda model: model.layers[0])
-    return model, {"count": jnp.zeros((), int), "last": jnp.ones(())}, loss
+    optimiser, loss_scale = optax.sgd(0.1, momentum=0.9), train.DynamicLossScale(2.0**15, period=3)
+    model_state = {"count": jnp.zeros((), int), "last": jnp.ones(())}
+    options = {"loss_scale": loss_scale, "model_state": model_state}
+    state = train.TrainState.create(model, optimiser, key=jax.random.key(1), **options)
+    step = train.make_step(loss, optimiser)
+    expected = train.fit(state, step, batches(), num_steps=11)
+    on_device = (jax.tree.map(jnp.asarray, batch) for batch in batches())
+    result = train.fit(state, step, on_device, num_steps=11, steps_per_call=4)
+    assert_same(result, expected)
+    assert (int(result.state.step), result.steps_per_call) == (11, 4)
 
 
 def batches(length=8, *, bad_at=None):
@@ -36,28 +47,10 @@ def batches(length=8, *, bad_at=None):
         yield (x * np.nan if number == bad_at else x), x.sum(axis=1)
 
 
-def on_device(source):
-    return (jax.tree.map(jnp.asarray, batch) for batch in source)
-
-
 def assert_same(result, expected):
     assert (result.stopped, result.message) == (expected.stopped, expected.message)
     np.testing.assert_allclose(result.history, expected.history, rtol=1e-5)
     assert eqx.tree_equal(result.state, expected.state, rtol=1e-5, atol=1e-6)
-
-
-def test_state_after_many_is_that_after_single_ones():
-    model, model_state, loss = with_state_dropout_and_a_frozen_layer(jax.random.key(0))
-    optimiser, loss_scale = optax.sgd(0.1, momentum=0.9), train.DynamicLossScale(2.0**15, period=3)
-    state = train.TrainState.create(
-        model, optimiser, key=jax.random.key(1), loss_scale=loss_scale, model_state=model_state
-    )
-    step = train.make_step(loss, optimiser)
-    expected = train.fit(state, step, batches(), num_steps=11)
-    result = train.fit(state, step, on_device(batches()), num_steps=11, steps_per_call=4)
-    assert_same(result, expected)
-    assert int(result.state.step) == 11
-    assert result.steps_per_call == 4
 
 
 # --- the loop ---
@@ -82,15 +75,13 @@ def test_a_run_that_ends_early_ends_as_with_single_steps(simple):
         assert_same(*runs)
     # Where steps do not look at their loss.
     step = train.make_step(squared_error, optax.sgd(0.1), check_finite=False)
-    single, many = (
-        train.fit(simple[0], step, batches(bad_at=6), num_steps=11, steps_per_call=n)
-        for n in (1, 4)
-    )
+    run = functools.partial(train.fit, simple[0], step, num_steps=11)
+    single, many = (run(batches(bad_at=6), steps_per_call=n) for n in (1, 4))
     assert (many.stopped, many.message) == (single.stopped, single.message)
     np.testing.assert_allclose(many.history, single.history, rtol=1e-5)
 
 
-def test_what_is_due_in_the_middle_is_not_late(simple):
+def test_callbacks_and_evaluations_are_not_late_within_a_call(simple):
     moments = []
 
     class Recorder(train.Callback):
@@ -102,16 +93,10 @@ def test_what_is_due_in_the_middle_is_not_late(simple):
         def on_step(self, run):
             moments.append(("step", run.steps, run.state.step.item()))
 
-    result = train.fit(
-        *(*simple, batches()),
-        num_steps=13,
-        steps_per_call=4,
-        evaluate=lambda state: {"at": state.step},
-        evaluate_every=6,
-        log_every=5,
-        callbacks=[Recorder()],
-        on_log=lambda number, loss: moments.append(("log", number, loss)),
-    )
+    evaluate = {"evaluate": lambda state: {"at": state.step}, "evaluate_every": 6}
+    log = {"on_log": lambda number, loss: moments.append(("log", number, loss)), "log_every": 5}
+    options = {**evaluate, **log, "callbacks": [Recorder()]}
+    result = train.fit(*simple, batches(), num_steps=13, steps_per_call=4, **options)
     assert [(name, steps) for name, steps, _ in moments] == [
         *[("step", 3), ("log", 5), ("evaluate", 6), ("step", 6), ("step", 9), ("log", 10)],
         *[("evaluate", 12), ("step", 12), ("evaluate", 13), ("log", 13)],
@@ -123,7 +108,7 @@ def test_what_is_due_in_the_middle_is_not_late(simple):
     np.testing.assert_allclose(logged, expected, rtol=1e-6)
 
 
-def test_ctrl_c_ends_after_the_call_with_all_that_was_taken(simple, ctrl_c):
+def test_ctrl_c_ends_the_run_after_a_step_on_each_taken_batch(simple, ctrl_c):
     def interrupted():
         for index, batch in enumerate(batches(), start=1):
             if index == 6:
@@ -142,23 +127,22 @@ def test_ctrl_c_ends_after_the_call_with_all_that_was_taken(simple, ctrl_c):
         assert eqx.tree_equal(result.state, expected.state, rtol=1e-5, atol=1e-6)
 
 
-def test_no_batch_is_taken_that_no_step_is_made_on(simple):
+def test_no_batch_is_taken_without_a_step_on_it(simple):
     source = train.minibatches((np.ones((16, 3), np.float32), np.ones(16, np.float32)), 4, seed=0)
     train.fit(*simple, source, num_steps=6, steps_per_call=4)
     assert (source.position["epoch"], source.position["index"]) == (1, 2)
 
     class Epochs:
-        """Begins again where it is asked once more."""
+        """Begins again after it has ended."""
 
         def __init__(self):
-            self.made = 0
+            self.ends = itertools.cycle([False] * 3 + [True])
 
         def __iter__(self):
             return self
 
         def __next__(self):
-            self.made += 1
-            if self.made % 4 == 0:
+            if next(self.ends):
                 raise StopIteration
             return next(batches())
 
@@ -179,16 +163,14 @@ def test_one_program_serves_for_any_number_of_steps(simple):
 
 
 @pytest.mark.parametrize(("ticks_of_many", "chosen"), [(1, 16), (99, 1)])
-def test_auto_measures_both_and_says_what_it_chose(simple, monkeypatch, ticks_of_many, chosen):
+def test_auto_measures_both_and_reports_its_choice(simple, monkeypatch, ticks_of_many, chosen):
     def run(num_steps):
         return train.fit(*simple, batches(), num_steps=num_steps, steps_per_call="auto")
 
     assert "too short to measure" in run(30).message
     # A call takes one tick, or as many of them from the twenty-second on.
-    ticks = itertools.accumulate(
-        itertools.chain([1.0] * 42, itertools.cycle([1.0, float(ticks_of_many)]))
-    )
-    monkeypatch.setattr(_fit.time, "perf_counter", lambda: next(ticks))
+    durations = itertools.chain([1.0] * 42, itertools.cycle([1.0, float(ticks_of_many)]))
+    monkeypatch.setattr(_fit.time, "perf_counter", itertools.accumulate(durations).__next__)
     result = run(100)
     assert result.steps_per_call == chosen
     assert result.message == (
@@ -230,33 +212,33 @@ def by_type(value):
 
 
 X = np.ones(3, np.float32)
+
+
+def with_x(values):
+    return lambda: ((X, value) for value in values)
+
+
+ONE_TYPES = (1, True, 1.0, 1.0)
+WEAK = (jnp.asarray(1.0, dtype) for dtype in (None, jnp.float32, None))
 SOURCES = {
     "one array for all": (into_one_array, jnp.max, range(7)),
-    "numbers of NumPy": (
-        lambda: ((X, np.float32(number)) for number in range(7)),
-        lambda b: b[1],
-        range(7),
-    ),
+    "numbers of NumPy": (with_x(map(np.float32, range(7))), lambda b: b[1], range(7)),
     "zeros of both signs": (
-        lambda: ((X, zero) for zero in (0.0, -0.0) * 3),
+        with_x((0.0, -0.0) * 3),
         lambda b: jnp.float32(np.signbit(b[1])),
         [0, 1] * 3,
     ),
     "static fields that are equal": (
-        lambda: (Batch(X, power) for power in (1, True, 1.0, 1.0)),
+        lambda: (Batch(X, power) for power in ONE_TYPES),
         lambda b: jnp.float32(by_type(b.power)),
         [0, 1, 2, 2],
     ),
     "keys of a dict that are equal": (
-        lambda: ({key: X} for key in (1, True, 1.0, 1.0)),
+        lambda: ({key: X} for key in ONE_TYPES),
         lambda b: jnp.float32(by_type(*b)),
         [0, 1, 2, 2],
     ),
-    "weak types": (
-        lambda: (jnp.asarray(1.0, dtype) for dtype in (None, jnp.float32, None)),
-        lambda b: jnp.float32(b.weak_type),
-        [1, 0, 1],
-    ),
+    "weak types": (lambda: WEAK, lambda b: jnp.float32(b.weak_type), [1, 0, 1]),
 }
 
 
@@ -294,16 +276,12 @@ def test_a_run_has_the_program_of_its_own_model_and_step(simple, steps_per_call)
             new = eqx.tree_at(lambda state: state.step, state, state.step + 1)
             return new, jnp.mean(batch) * 0 + self.target
 
-    # Arrays of the step itself, and what a plain function reads, are those of now.
+    # Arrays of a step, and arrays that a plain function reads, have their present values.
     number = np.zeros((), np.float32)
-    compiled = eqx.filter_jit(Step(number))
-    for value in (1.0, 2.0):
-        number[...] = value
-        assert fit(simple[0], compiled).history == (value, value)
-    plain_step = lambda *args: Step(jnp.asarray(number))(*args)
-    for value in (1.0, 2.0):
-        number[...] = value
-        assert fit(simple[0], plain_step).history == (value, value)
+    for step in (eqx.filter_jit(Step(number)), lambda *args: Step(jnp.asarray(number))(*args)):
+        for value in (1.0, 2.0):
+            number[...] = value
+            assert fit(simple[0], step).history == (value, value)
 
 
 # --- what is refused ---
@@ -311,10 +289,8 @@ def test_a_run_has_the_program_of_its_own_model_and_step(simple, steps_per_call)
 
 def test_a_step_that_changes_more_than_the_values_of_arrays_is_refused():
     def start(model_state):
-        key = jax.random.key(1)
-        return train.TrainState.create(
-            jnp.zeros(()), optax.sgd(0.1), key=key, model_state=model_state
-        )
+        options = {"key": jax.random.key(1), "model_state": model_state}
+        return train.TrainState.create(jnp.zeros(()), optax.sgd(0.1), **options)
 
     def changing(new):
         def step(state, batch):

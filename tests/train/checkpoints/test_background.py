@@ -140,7 +140,8 @@ _orbax.seal = dies_at_its_moment(_orbax.seal)
 
 import orbax.checkpoint
 
-for number in range(1, 100):
+# Most moments are taken before the new checkpoint replaces the old one, after eleven calls.
+for number in (*range(1, 14), *range(14, 100, 3)):
     place = path / "replaced" / str(number)
     shutil.copytree(path / "old", place / "checkpoint")
     child = os.fork()
@@ -159,7 +160,7 @@ def test_the_old_or_the_new_checkpoint_is_whole_after_a_kill(tmp_path):
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     like, found = {"w": np.zeros(4, int)}, []
-    for number in range(1, 1 + len(os.listdir(tmp_path / "replaced"))):
+    for number in sorted(map(int, os.listdir(tmp_path / "replaced"))):
         path = tmp_path / "replaced" / str(number) / "checkpoint"
         state, data = train.restore(path, like)
         assert state["w"].tolist() == [data] * 4
