@@ -109,9 +109,8 @@ def test_a_damaged_or_missing_manifest_is_named(path, tmp_path):
         with pytest.raises(train.CheckpointError, match=re.escape(str(manifest))):
             train.restore(path, STATE)
     manifest.unlink()
-    (tmp_path / "file").touch()
     missing = rf"damaged or not a checkpoint: .*{manifest.name} is missing"
-    for other in (path, tmp_path / "file", tmp_path):
+    for other in (path, tmp_path):
         with pytest.raises(train.CheckpointError, match=missing):
             train.restore(other, STATE)
 

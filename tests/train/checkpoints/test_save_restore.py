@@ -293,6 +293,8 @@ def test_states_and_data_that_cannot_be_written_are_refused(path):
         train.restore(path, ())
     with pytest.raises(TypeError, match=r"^restore\(path, like\): path must .* got a list"):
         train.restore([1, 2], path)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(NotADirectoryError, match=r"path must be .*\.py' is a file\.$"):
+        train.restore(__file__, ())
 
 
 def test_other_files_are_not_overwritten(path):
