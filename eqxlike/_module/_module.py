@@ -21,6 +21,7 @@ import copyreg
 import dataclasses
 import functools
 import inspect
+import pickle
 import pkgutil
 import reprlib
 import sys
@@ -30,6 +31,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, dataclass_transform
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._compat import PjitFunction
@@ -215,6 +217,25 @@ def _by_public_name(cls: type) -> Any:
 
 
 copyreg.pickle(ModuleMeta, _by_public_name)  # pyright: ignore[reportArgumentType]
+
+
+def _by_name(function: Any) -> Any:
+    """The `__reduce__` of functions such as `jax.nn.relu`, which a model may hold as activations.
+
+    They are copied and pickled by name, like plain functions. JAX's own result has the wrapped
+    function, which pickle refuses: its name refers to the wrapper.
+    """
+    name = getattr(function, "__name__", "")
+    for home in (jax.nn, jnp, jax.lax):
+        if vars(home).get(name) is function:
+            return pkgutil.resolve_name, (f"{home.__name__}:{name}",)
+    if _found_by_name(function) is function:
+        return pkgutil.resolve_name, (f"{function.__module__}:{function.__qualname__}",)
+    return function.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+
+
+copyreg.pickle(jax.custom_jvp, _by_name)
+copyreg.pickle(PjitFunction, _by_name)
 
 
 def _inherited_traits(cls: type) -> Traits:

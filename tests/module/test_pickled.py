@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import operator
 import pickle
 from typing import Any
 
@@ -185,3 +186,18 @@ def test_loaded_function_traces_at_most_once():
     for _ in range(3):
         loaded(jnp.array(1.0))
     assert len(traces) - before <= 1
+
+
+@jax.jit
+def squared(x):
+    return x * x
+
+
+def test_jitted_activations_are_copied_and_pickled_by_name():
+    activations = [jax.nn.relu, jax.nn.silu, jax.nn.swish, jnp.tanh, jax.lax.square, squared]
+    model = StaticAny((*activations, jax.nn.gelu))
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert all(map(operator.is_, copied.option, model.option))
+    assert b"jax._src" not in pickle.dumps([jax.nn.relu, jnp.tanh])
+    # A function without a name of its own is copied as JAX copies it.
+    assert copy.deepcopy(jax.jit(functools.partial(pow, 2)))(3) == 8
