@@ -1,4 +1,4 @@
-"""Arrays by NumPy, which compiles nothing for each shape."""
+"""Arrays drawn by NumPy, which compiles nothing for each shape, and comparisons of trees."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,3 +34,17 @@ def filled(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return jax.device_put(generator.uniform(0.1 * most, most, leaf.shape).astype(leaf.dtype))
 
     return jax.tree.map(fill, eqx.filter_eval_shape(make, *args, **kwargs))
+
+
+def assert_close(
+    found: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-6, **options: Any
+) -> None:
+    """Compares the leaves of two trees."""
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol, **options)
+
+
+def paths(tree: Any, keep: Callable[[Any], Any] = lambda leaf: True, **options: Any) -> list[str]:
+    """The paths of the leaves that `keep` chooses."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree, **options)
+    return [jax.tree_util.keystr(path) for path, leaf in leaves if keep(leaf)]

@@ -1,4 +1,4 @@
-"""The FLOPs of `nn.summary` are those of the program that runs."""
+"""`nn.summary` counts the FLOPs of the program that runs."""
 
 import jax
 import jax.numpy as jnp
@@ -37,42 +37,35 @@ def count_of_xla(model, *args):
     return analysis.get("flops", 0.0) - analysis.get("optimal_seconds", 0.0)
 
 
-def test_total_is_exactly_what_xla_counts_where_no_constant_is_folded(getkey):
+def test_total_equals_the_count_of_xla_where_no_constant_is_folded(getkey):
     def make(key):
         conv_key, mlp_key = jax.random.split(key)
-        return nn.Sequential(
-            [
-                nn.Conv2d(3, 8, 3, padding=1, key=conv_key),
-                nn.GroupNorm(2, 8),
-                nn.Lambda(jax.nn.relu),
-                nn.AvgPool2d(2, 2),
-                nn.Lambda(jnp.ravel),
-                nn.MLP(8 * 4 * 4, 10, width_size=16, depth=1, key=mlp_key),
-            ]
-        )
+        conv = nn.Conv2d(3, 8, 3, padding=1, key=conv_key)
+        layers = [conv, nn.GroupNorm(2, 8), nn.Lambda(jax.nn.relu), nn.AvgPool2d(2, 2)]
+        mlp = nn.MLP(8 * 4 * 4, 10, width_size=16, depth=1, key=mlp_key)
+        return nn.Sequential([*layers, nn.Lambda(jnp.ravel), mlp])
 
-    model = filled(make, getkey())
-    x = jnp.ones((5, 3, 8, 8))
-    summary = nn.summary(eqx.filter_vmap(model), x)
-    assert summary.flops == count_of_xla(eqx.filter_vmap(model), x)
+    model, x = eqx.filter_vmap(filled(make, getkey())), jnp.ones((5, 3, 8, 8))
+    summary = nn.summary(model, x)
+    assert summary.flops == count_of_xla(model, x)
     outermost = [row.flops for row in summary.rows if row.path.count(".") == 1]
     assert summary.flops == sum(outermost)
 
 
-def test_stack_inside_of_a_stack_counts_for_each_turn_of_both(getkey):
+def test_stack_inside_a_stack_counts_each_turn_of_both(getkey):
     def make(key):
         return nn.Sequential([linear(key), nn.Identity()])
 
     stack = filled(nn.ScanStack, lambda key: nn.ScanStack(make, 3, key=key), 4, key=getkey())
     summary = nn.summary(stack, jnp.ones(3))
     assert summary.flops == 12 * LINEAR
-    # One that computes nothing is called in each turn.
+    # `Identity` computes nothing, and is called in each turn.
     assert [row.num_calls for row in summary.rows] == [1, 4, 12, 12, 12]
     assert summary.num_parameters == 12 * 12
 
 
 def scan(layer, x):
-    # Weak in type, what is carried is not what the body returns: JAX traces it twice.
+    # The carry is weak in type and the returned carry is not, so that JAX traces the body twice.
     return jax.lax.scan(lambda c, _: (jnp.sum(layer(x)), None), 0.0, length=4)[0]
 
 
@@ -87,7 +80,7 @@ def discard(layer, x):
 
 
 def cond(layer, x):
-    # One that is known beforehand costs nothing to look at.
+    # A constant condition adds no FLOPs.
     return x + jax.lax.cond(True, lambda x: layer(x), lambda x: layer(layer(x)), x)
 
 
@@ -101,7 +94,7 @@ def show(layer, x):
 
 
 def decompose(layer, x):
-    # Foreign code, of which nobody knows what it costs.
+    # Foreign code, with unknown costs.
     return jnp.linalg.svd(jnp.outer(layer(x), x))[1]
 
 
@@ -117,11 +110,11 @@ def shard_map(layer, x):
     return jax.shard_map(layer, mesh=mesh, in_specs=both, out_specs=both)(jnp.concatenate([x, x]))
 
 
-# A way to call a layer, how often that calls it, its FLOPs, and those of the program.
+# A way to call a layer, the number of its calls, its FLOPs, and the FLOPs of the program.
 WAYS = [
     (scan, 4, 4 * LINEAR, None),
     (jit, 2, 2 * LINEAR, 2 * LINEAR),
-    # One product, of the transposed matrix; that of the layer itself nobody needs.
+    # One product, of the transposed matrix; nothing needs the product of the layer itself.
     (lambda layer, x: jax.grad(lambda x: layer(x).sum())(x), 1, 2 * 3 * 3, 2 * 3 * 3),
     (discard, 0, None, 0),
     (cond, 3, 3 * LINEAR, 2 * LINEAR + 3),
@@ -136,10 +129,9 @@ WAYS = [
 @pytest.mark.parametrize(("way", "num_calls", "flops", "total"), WAYS)
 def test_costs_of_a_layer_and_of_the_program_around_it(way, num_calls, flops, total, getkey):
     summary = nn.summary(Model(linear(getkey()), way), jnp.ones(3))
-    assert summary.rows[1].path == ".layer"
-    assert (summary.rows[1].num_calls, summary.rows[1].flops) == (num_calls, flops)
-    if num_calls == 0:
-        assert summary.rows[1].outputs == ()
+    row = summary.rows[1]
+    assert (row.path, row.num_calls, row.flops) == (".layer", num_calls, flops)
+    assert bool(row.outputs) == bool(num_calls)
     if total is not None:
         assert summary.flops == total
     if way is decompose:
@@ -164,7 +156,7 @@ class Apply(eqx.Module):
         return function(x)
 
 
-def test_calls_that_differ_in_a_closure_alone_are_costed_by_themselves():
+def test_calls_that_differ_only_in_a_closure_have_their_own_costs():
     def power(exponent):
         return lambda x: x if exponent == 0 else x * power(exponent - 1)(x)
 

@@ -1,5 +1,7 @@
 """`fuse` makes one product of Linear layers that read one input, and nothing else changes."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,9 +10,10 @@ import pytest
 import eqxlike as eqx
 from eqxlike import nn
 from eqxlike.nn import FusedAttention, FusedLinear, MultiheadAttention, fuse, unfuse
-from tests.nn.arrays import filled, normal
+from tests.nn.arrays import assert_close, filled, normal
 
 X = normal(jax.random.key(9), (5, 8))
+LAYERS = [nn.Linear(3, size, key=jax.random.key(size)) for size in (2, 4)]
 
 
 def attention(seed=0, **options):
@@ -30,12 +33,9 @@ def count_products(function, *args):
 
     def count(jaxpr):
         jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-        inner = [
-            count(each)
-            for eqn in jaxpr.eqns
-            for each in jax.extend.core.jaxprs_in_params(eqn.params)
-        ]
-        return sum(eqn.primitive.name == "dot_general" for eqn in jaxpr.eqns) + sum(inner)
+        inner = (jax.extend.core.jaxprs_in_params(eqn.params) for eqn in jaxpr.eqns)
+        own = sum(eqn.primitive.name == "dot_general" for eqn in jaxpr.eqns)
+        return own + sum(map(count, itertools.chain.from_iterable(inner)))
 
     return count(eqx.filter_make_jaxpr(function)(*args)[0])
 
@@ -46,16 +46,8 @@ def both(call, left, right):
     return call(left), call(right)
 
 
-def assert_close(left, right):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), left, right)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [BIASED, {"vo_size": 2, "qk_size": 5, "dropout_p": 0.5}],
-    ids=str,
-)
-def test_attention_computes_the_same_in_one_product_where_there_were_three(options):
+@pytest.mark.parametrize("options", [BIASED, {"vo_size": 2, "qk_size": 5, "dropout_p": 0.5}])
+def test_attention_computes_the_same_in_one_product_in_place_of_three(options):
     model = attention(**options)
     fused = fuse(model)
     assert isinstance(fused, FusedAttention)
@@ -64,7 +56,7 @@ def test_attention_computes_the_same_in_one_product_where_there_were_three(optio
     assert_close(*both(lambda model: model(X, X, X, key=jax.random.key(1)), fused, model))
 
 
-def test_only_inputs_that_are_one_array_are_projected_at_once():
+def test_inputs_are_projected_at_once_only_where_they_are_one_array():
     model, other = attention(**BIASED), jnp.asarray(1 + np.asarray(X))
     fused = fuse(model)
     cases = [(1, (X[:3], X, X)), (0, (X, other, X + 2)), (0, (X, other, X))]
@@ -75,7 +67,7 @@ def test_only_inputs_that_are_one_array_are_projected_at_once():
     assert unfuse(fused) == model
 
 
-def test_only_projections_of_the_same_size_are_one():
+def test_only_projections_of_one_size_are_fused():
     model = attention(key_size=4, value_size=4)
     fused = fuse(model)
     assert fused.places == ((1, 2),)
@@ -83,32 +75,33 @@ def test_only_projections_of_the_same_size_are_one():
     assert_close(*both(lambda each: each(X, kv, kv), fused, model))
 
 
-def half(array):
-    return array.astype(jnp.float16)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda model: nn.freeze(model, lambda model: model.query_proj),
-        lambda _: nn.freeze(attention(**BIASED), lambda model: model.query_proj.weight),
-        lambda model: eqx.tree_at(lambda m: m.query_proj.weight, model, replace_fn=half),
-        lambda model: attention(use_query_bias=True),
-        lambda model: eqx.tree_at(lambda m: m.query_proj, model, replace_fn=nn.WeightNorm),
-        # A `MergedLinear` is a Linear, and keeps more.
-        lambda model: eqx.tree_at(lambda m: m.query_proj, model, replace_fn=merged),
-    ],
-    ids=["frozen", "partly frozen", "dtype", "bias", "WeightNorm", "merged"],
-)
-def test_what_differs_from_the_others_is_left_alone(change):
-    assert fuse(change(attention())).places == ((1, 2),)
-
-
 def merged(layer):
     return nn.LoRALinear(layer, 2, key=jax.random.key(3)).merge(keep_parts=True)
 
 
-def test_frozen_layers_are_one_that_is_frozen():
+def with_query(replace):
+    """Attention whose query projection is replaced."""
+    return eqx.tree_at(lambda model: model.query_proj, attention(), replace_fn=replace)
+
+
+DIFFERENT = {
+    "frozen": lambda: nn.freeze(attention(), lambda model: model.query_proj),
+    "partly frozen": lambda: nn.freeze(attention(**BIASED), lambda m: m.query_proj.weight),
+    "dtype": lambda: with_query(
+        lambda layer: eqx.tree_at(lambda layer: layer.weight, layer, jnp.ones((8, 8), jnp.float16))
+    ),
+    "bias": lambda: attention(use_query_bias=True),
+    "WeightNorm": lambda: with_query(nn.WeightNorm),
+    "merged": lambda: with_query(merged),  # A `MergedLinear` is a Linear, and keeps more.
+}
+
+
+@pytest.mark.parametrize("make", DIFFERENT.values(), ids=DIFFERENT)
+def test_projection_that_differs_from_the_others_is_left_alone(make):
+    assert fuse(make()).places == ((1, 2),)
+
+
+def test_frozen_layers_become_one_frozen_layer():
     model = nn.freeze(attention(), lambda m: (m.query_proj, m.key_proj, m.value_proj))
     fused = fuse(model)
     assert eqx.filter(fused, eqx.is_inexact_array).fused[0].weight is None
@@ -118,21 +111,16 @@ def test_frozen_layers_are_one_that_is_frozen():
     assert unfuse(fused) == model
 
 
-def test_weights_that_stand_at_several_places_are_left_alone():
+def test_weights_at_several_places_are_left_alone():
     model = attention()
     tied = (model, nn.Linear(8, 8, use_bias=False, key=jax.random.key(2)))
     tied = eqx.tree_at(lambda pair: pair[1].weight, tied, model.query_proj.weight)
     assert fuse(tied)[0].places == ((1, 2),)
     twice = (model, model)
     assert fuse(twice) is twice
-
-
-def test_layers_inside_of_shared_are_left_alone():
-    shared = nn.Shared(
-        (attention(0), attention(1)),
-        where=lambda pair: pair[1].query_proj.weight,
-        get=lambda pair: pair[0].query_proj.weight,
-    )
+    query = lambda model: model.query_proj.weight
+    pair = attention(0), attention(1)
+    shared = nn.Shared(pair, where=lambda pair: query(pair[1]), get=lambda pair: query(pair[0]))
     assert fuse(shared) is shared
 
 
@@ -156,7 +144,7 @@ class Block(eqx.Module):
         return x + self.attention(y, y, y)
 
 
-def test_stacked_layers_are_fused_as_they_are_stored():
+def test_stacked_layers_are_fused_in_their_stack():
     model = filled(nn.ScanStack, Block, depth=3, key=jax.random.key(0))
     fused = fuse(model)
     assert fused.layers.attention.fused[0].weight.shape == (3, 24, 8)
@@ -164,30 +152,28 @@ def test_stacked_layers_are_fused_as_they_are_stored():
     assert unfuse(fused) == model
 
 
-def test_attention_inside_a_branch_is_fused():
+def test_attention_inside_a_branch_and_inside_attention_is_fused():
     block = Block(jax.random.key(0))
     fused = fuse(nn.Parallel([block, nn.Identity()]))
     assert isinstance(fused[0].attention, FusedAttention)
-
-
-def test_attention_inside_attention_is_fused_and_unfused():
-    outer, inner = attention(), Block(jax.random.key(0))
-    nested = eqx.tree_at(lambda each: each.dropout, outer, inner)
+    nested = eqx.tree_at(lambda each: each.dropout, attention(), block)
     fused = fuse(nested)
     assert isinstance(fused, FusedAttention)
     assert isinstance(fused.dropout.attention, FusedAttention)
     assert unfuse(fused) == nested
 
 
-LAYERS = [nn.Linear(3, size, key=jax.random.key(size)) for size in (2, 4)]
-
-
-def test_fused_linear_returns_what_each_layer_does():
+def test_fused_linear_returns_the_outputs_of_its_layers():
     fused = FusedLinear(LAYERS)
     x = jnp.arange(3.0)
     assert_close(fused(x), tuple(layer(x) for layer in LAYERS))
     assert fused.unfuse() == tuple(LAYERS)
     assert_close(fused.between(1, 2)(x), (LAYERS[1](x),))
+    with pytest.raises(ValueError, match=r"FusedLinear expected x of shape \(3,\), got shape \(2"):
+        fused(jnp.ones(2))
+
+
+OTHER_SIZE = r"layers\[0\] has 3 inputs, a bias and a weight of float32, and layers\[1\] has 4"
 
 
 @pytest.mark.parametrize(
@@ -195,19 +181,10 @@ def test_fused_linear_returns_what_each_layer_does():
     [
         ([], ValueError, "at least one layer"),
         ([LAYERS[0], nn.Identity()], TypeError, r"layers\[1\] is a Identity"),
-        (
-            [LAYERS[0], nn.Linear(4, 2, key=jax.random.key(0))],
-            ValueError,
-            r"layers\[0\] has 3 inputs, a bias and a weight of float32, and layers\[1\] has 4",
-        ),
+        ([LAYERS[0], nn.Linear(4, 2, key=jax.random.key(0))], ValueError, OTHER_SIZE),
         ([nn.Linear("scalar", 2, key=jax.random.key(0))], ValueError, "takes or returns a scalar"),
     ],
 )
 def test_layers_that_are_not_one_product_are_refused(layers, error, said):
     with pytest.raises(error, match=said):
         FusedLinear(layers)
-
-
-def test_input_of_another_shape_names_the_layer():
-    with pytest.raises(ValueError, match=r"FusedLinear expected x of shape \(3,\), got shape \(2"):
-        FusedLinear(LAYERS)(jnp.ones(2))

@@ -24,27 +24,17 @@ class Foreign:
 
 
 def test_sets_every_flag_at_every_depth(getkey):
-    model = Outer(
-        False,
-        nn.Sequential([nn.Dropout(), filled(nn.Linear, 2, 2, key=getkey())]),
-        {"a": [Outer(False, filled(nn.BayesianLinear, 2, 2, key=getkey()), {})], "b": nn.Dropout()},
-    )
+    linear = filled(nn.Linear, 2, 2, key=getkey())
+    bayesian = filled(nn.BayesianLinear, 2, 2, key=getkey())
+    others = {"a": [Outer(False, bayesian, {})], "b": nn.Dropout()}
+    model = Outer(False, nn.Sequential([nn.Dropout(), linear]), others)
     switched = nn.inference_mode(model)
-    flags = [
-        switched.inference,
-        switched.inner[0].inference,
-        switched.others["a"][0].inference,
-        switched.others["a"][0].inner.inference,
-        switched.others["b"].inference,
-    ]
-    assert flags == [True] * 5
+    outer = switched.others["a"][0]
+    flagged = switched, switched.inner[0], outer, outer.inner, switched.others["b"]
+    assert [each.inference for each in flagged] == [True] * 5
     assert model.inner[0].inference is False
     assert switched.inner[1] == model.inner[1]
-
-
-def test_tree_without_flags_comes_back(getkey):
-    model = nn.Linear(2, 2, key=getkey())
-    assert eqxlike.tree_inference(model) is model
+    assert eqxlike.tree_inference(linear) is linear
 
 
 def make_nodes(eqx):
@@ -87,7 +77,7 @@ TREES = {
 
 
 @pytest.mark.parametrize("tree", TREES)
-def test_ends_as_on_equinox(tree):
+def test_result_or_error_is_the_same_as_in_equinox(tree):
     outputs = {eqxlike: [], equinox: []}
     for eqx, ends in outputs.items():
         for value in (True, False, 7):
@@ -100,7 +90,7 @@ def test_ends_as_on_equinox(tree):
 
 
 # Equinox raises at these trees.
-def test_leaves_with_the_attribute_stay_and_flags_may_be_none():
+def test_leaves_with_the_attribute_stay_and_none_is_a_flag():
     flagged, *_ = make_nodes(eqxlike)
     for first in (Foreign(), Foreign):
         switched = nn.inference_mode([first, flagged(False)])
@@ -110,7 +100,7 @@ def test_leaves_with_the_attribute_stay_and_flags_may_be_none():
     assert [each.inference for each in both] == [True, True]
 
 
-def test_the_error_of_a_flag_that_cannot_be_set_says_what_it_must_be():
+def test_flag_that_cannot_be_set_is_refused_with_its_path():
     class WithMethod(Module):
         x: Any
 
