@@ -5,7 +5,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
-from tests.nn.arrays import filled, normal
+from tests.nn.arrays import assert_close, filled, normal
 
 call = eqx.filter_jit(lambda model, x: model(x))
 
@@ -33,14 +33,11 @@ def adapted(model, key, **options):
     return nn.replace_layers(model, nn.Linear, make, key=key)
 
 
-def test_output_is_that_of_the_formula(layer, getkey):
+def test_output_is_the_formula(layer, getkey):
     x = np.asarray(normal(getkey(), (5,)), np.float64)
-    base, down, up = (
-        np.asarray(each, np.float64) for each in (layer.linear.weight, layer.down, layer.up)
-    )
+    base, down, up = (np.float64(each) for each in (layer.linear.weight, layer.down, layer.up))
     expected = base @ x + np.asarray(layer.linear.bias) + 3.0 / 2 * up @ (down @ x)
-    found = call(layer, jnp.asarray(x, jnp.float32))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert_close(call(layer, jnp.asarray(x, jnp.float32)), expected)
 
 
 def test_alpha_is_the_rank_by_default(getkey):
@@ -51,29 +48,23 @@ def test_alpha_is_the_rank_by_default(getkey):
     np.testing.assert_allclose(np.subtract(*weights), expected, rtol=1e-4)
 
 
-def test_base_gets_no_gradient_and_the_correction_does(layer):
+def test_correction_has_a_gradient_and_the_base_only_if_it_is_trained(layer, getkey):
     gradient = eqx.filter_jit(eqx.filter_grad(total))(layer)
     assert gradient.linear.weight is None
     assert gradient.linear.bias is None
     assert np.any(gradient.up)
     assert np.any(gradient.down)
-
-
-def test_gradient_by_jax_of_all_arrays_is_zero_for_the_base(layer):
     arrays, static = eqx.partition(layer, eqx.is_array)
     gradient = jax.jit(jax.grad(lambda arrays: total(eqx.combine(arrays, static))))(arrays)
     assert not np.any(gradient.linear.weight)
     assert np.any(gradient.up)
-
-
-def test_base_is_trained_if_asked_for(getkey):
     linear = nn.Linear(5, 4, key=getkey())
-    layer = nn.LoRALinear(linear, 2, train_base=True, key=getkey())
-    gradient = eqx.filter_jit(eqx.filter_grad(total))(layer)
+    trained = nn.LoRALinear(linear, 2, train_base=True, key=getkey())
+    gradient = eqx.filter_jit(eqx.filter_grad(total))(trained)
     np.testing.assert_array_equal(gradient.linear.weight, np.ones((4, 5)))
 
 
-def test_unmerging_gives_back_every_bit(getkey):
+def test_unmerging_restores_every_bit(getkey):
     linear = nn.Linear(30, 30, key=getkey())
     layer = moved(nn.LoRALinear(linear, 4, alpha=1e3, key=getkey()), getkey())
     merged = layer.merge(keep_parts=True)
@@ -84,15 +75,18 @@ def test_unmerging_gives_back_every_bit(getkey):
     again = merged.unmerge()
     assert eqx.tree_equal(again, layer)
     assert again.linear.weight.tobytes() == linear.weight.tobytes()
-    # Which subtraction does not.
+    # A subtraction of the correction does not.
     subtracted = np.asarray(merged.weight) - (np.asarray(layer.weight) - np.asarray(linear.weight))
     assert np.any(subtracted != linear.weight)
 
 
 def test_mlp_with_adapted_layers_computes_the_same_and_merges(getkey):
-    # Between its first layer and its last, two that are stored stacked.
+    # The first and the last layer have two stacked layers between them.
     model, x = filled(nn.MLP, 3, 2, 4, 3, scan=True, key=getkey()), np.ones(3, np.float32)
     lora = adapted(model, getkey())
+    stacked = lora.layers[1]
+    assert (stacked.down.shape, stacked.up.shape) == ((2, 2, 4), (2, 4, 2))
+    assert np.not_equal(*stacked.down).all()
     changed = nn.replace_layers(lora, nn.LoRALinear, lambda layer: moved(layer, getkey()))
 
     @eqx.filter_jit
@@ -118,15 +112,7 @@ def test_factors_in_float32_are_trained_next_to_weights_in_bfloat16(getkey):
     assert found == [jnp.float32, jnp.float32, jnp.bfloat16]
 
 
-def test_stacked_layers_get_corrections_of_their_own(getkey):
-    lora = adapted(nn.MLP(3, 2, 4, 3, scan=True, key=getkey()), getkey())
-    stacked = lora.layers[1]
-    assert stacked.down.shape == (2, 2, 4)
-    assert stacked.up.shape == (2, 4, 2)
-    assert np.not_equal(*stacked.down).all()
-
-
-def test_initializer_is_asked_for_a_map_from_input_to_rank(getkey):
+def test_initializer_gets_the_shape_of_a_map_from_input_to_rank(getkey):
     seen = []
 
     def initializer(key, shape, dtype):
@@ -139,14 +125,16 @@ def test_initializer_is_asked_for_a_map_from_input_to_rank(getkey):
     assert layer.down.shape == (2, 5)
 
 
-def test_layer_shows_the_properties_of_a_linear_and_merges_into_one(layer, getkey):
+def test_layer_has_the_properties_of_a_linear_and_merges_into_one(layer, getkey):
     merged, x = layer.merge(), normal(getkey(), (5,))
     for each in (layer, merged):
         assert (each.in_features, each.out_features, each.use_bias) == (5, 4, True)
         np.testing.assert_array_equal(each.bias, layer.linear.bias)
     assert type(merged) is nn.Linear
-    np.testing.assert_allclose(call(merged, x), call(layer, x), rtol=1e-5, atol=1e-6)
+    assert_close(call(merged, x), call(layer, x))
     assert len(jax.tree.leaves(eqx.filter(merged, eqx.is_inexact_array))) == 2
+    with pytest.raises(ValueError, match=r"LoRALinear expected x of shape \(5,\), got .*\(3,\)"):
+        layer(jnp.ones(3))
 
 
 @pytest.mark.parametrize(
@@ -160,8 +148,3 @@ def test_layer_shows_the_properties_of_a_linear_and_merges_into_one(layer, getke
 def test_wrong_argument_is_refused(base, options, error, message, getkey):
     with pytest.raises(error, match=message):
         nn.LoRALinear(base(2, 2, key=getkey()), **({"rank": 1} | options), key=getkey())
-
-
-def test_wrong_shape_names_the_layer(layer):
-    with pytest.raises(ValueError, match=r"LoRALinear expected x of shape \(5,\), got .*\(3,\)"):
-        layer(jnp.ones(3))

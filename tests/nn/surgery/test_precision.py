@@ -51,18 +51,10 @@ def test_parameters_are_stored_in_one_dtype_and_the_model_computes_in_another():
     assert mixed.model.weight.dtype == jnp.float32
 
 
-def test_parameters_of_norms_grow_to_the_parameter_dtype():
-    norm = nn.MixedPrecision(nn.LayerNorm(2, dtype=jnp.bfloat16), BFLOAT16)
-    assert dtypes_of(norm) == {"float32"}
-
-
-def test_layer_that_says_so_keeps_its_precision():
+def test_layer_that_keeps_its_precision_or_is_chosen_is_not_cast():
     probe = KeptProbe(jnp.ones(2))
     nn.MixedPrecision(nn.Sequential([nn.Lambda(probe)]), BFLOAT16)(jnp.ones(2))
     assert probe.seen == [("float32", "bfloat16")]
-
-
-def test_layer_that_is_chosen_keeps_its_precision():
     probe = Probe(jnp.ones(2))
     mixed = nn.MixedPrecision([probe], "p=f32,c=bf16", keep=(Probe, nn.Linear))
     out, kept = mixed.call(lambda layers, x: (layers[0](x), layers[0]), jnp.ones(2))
@@ -70,7 +62,7 @@ def test_layer_that_is_chosen_keeps_its_precision():
     assert (dtypes_of(out), dtypes_of(kept)) == ({"bfloat16"}, {"float32"})
 
 
-def test_layer_with_a_policy_of_its_own_keeps_that():
+def test_layer_keeps_its_own_policy():
     probe = Probe(jnp.ones(2, jnp.float16))
     inner = nn.MixedPrecision(probe, nn.Policy("float16", "float32", "bfloat16"))
     outer = nn.MixedPrecision([inner], BFLOAT16)
@@ -89,7 +81,7 @@ def test_frozen_arrays_stay_frozen_and_are_cast():
     assert not jax.tree.leaves(eqx.filter(mixed, eqx.is_inexact_array))
 
 
-def test_float64_is_stored_and_computed_in_where_the_policy_says_so():
+def test_policy_may_store_float64_and_compute_in_float32():
     with jax.enable_x64(True):
         norm = nn.LayerNorm(2, dtype=jnp.float64)
         x = jnp.array([1.0, 2.0])
@@ -141,35 +133,18 @@ class TestState:
         assert not nn.MixedPrecision(nn.Identity(), BFLOAT16).is_stateful()
 
 
-@pytest.mark.parametrize(
-    ("policy", "options", "message"),
-    [
-        (None, {}, "nn.Policy or a string .* got None"),
-        ("float16", {"keep": "norm"}, "`keep` must be .* got 'norm'"),
-    ],
-)
-def test_what_is_no_policy_or_no_match_is_refused(policy, options, message):
-    with pytest.raises(TypeError, match=message):
-        nn.MixedPrecision(nn.Identity(), policy, **options)
-
-
-def test_norms_keep_the_dtype_of_their_parameters(getkey):
+def test_parameters_of_norms_are_cast_to_more_precise_dtypes_only():
     norms = (nn.LayerNorm(2), nn.RMSNorm(2), nn.GroupNorm(1, 2))
     policy = nn.Policy("float16", "bfloat16", "float16")
     assert dtypes_of(policy.cast_to_parameter(norms)) == {"float32"}
     assert dtypes_of(policy.cast_to_compute(norms)) == {"float32"}
+    norm = nn.MixedPrecision(nn.LayerNorm(2, dtype=jnp.bfloat16), BFLOAT16)
+    assert dtypes_of(norm) == {"float32"}
 
 
 def test_only_floating_arrays_are_cast(getkey):
-    tree = {
-        "integer": jnp.arange(2),
-        "bool": jnp.array(True),
-        "complex": jnp.ones(2, jnp.complex64),
-        "key": getkey(),
-        "number": 1.5,
-        "text": "a",
-        "none": None,
-    }
+    arrays = [jnp.arange(2), jnp.array(True), jnp.ones(2, jnp.complex64), getkey()]
+    tree = [*arrays, 1.5, "a", None]
     policy = nn.Policy.parse(BFLOAT16)
     assert eqx.tree_equal(policy.cast_to_compute(tree), tree)
     cast = policy.cast_to_compute([np.ones(2, np.float32), np.float32(1)])
@@ -191,17 +166,19 @@ def test_policy_is_read_from_a_string(text, dtypes):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "error", "message"),
     [
-        (lambda: nn.Policy("float32", "int8", "float32"), "compute_dtype.*got int8"),
-        (lambda: nn.Policy(None, "float32", "float32"), "parameter_dtype.*got None"),
-        (lambda: nn.Policy.parse("weights=float32"), "got 'weights=float32'"),
-        (lambda: nn.Policy.parse("p=f32,params=f32"), "got 'params=f32' in"),
-        (lambda: nn.Policy.parse("c=float17"), "compute_dtype.*got 'float17'"),
-        (lambda: nn.Policy(np.longdouble, "f32", "f32"), "parameter_dtype.*got float"),
-        (lambda: nn.Policy("f32", "f32", 32), "output_dtype.*got 32"),
+        (lambda: nn.Policy("float32", "int8", "f32"), ValueError, "compute_dtype.*got int8"),
+        (lambda: nn.Policy(None, "float32", "f32"), ValueError, "parameter_dtype.*got None"),
+        (lambda: nn.Policy.parse("weights=float32"), ValueError, "got 'weights=float32'"),
+        (lambda: nn.Policy.parse("p=f32,params=f32"), ValueError, "got 'params=f32' in"),
+        (lambda: nn.Policy.parse("c=float17"), ValueError, "compute_dtype.*got 'float17'"),
+        (lambda: nn.Policy(np.longdouble, "f32", "f32"), ValueError, "parameter_dtype.*got float"),
+        (lambda: nn.Policy("f32", "f32", 32), ValueError, "output_dtype.*got 32"),
+        (lambda: nn.MixedPrecision(1, None), TypeError, "nn.Policy or a string .* got None"),
+        (lambda: nn.MixedPrecision(1, "f16", keep="a"), TypeError, "`keep` must be .* got 'a'"),
     ],
 )
-def test_errors_name_what_was_expected_and_what_came(make, message):
-    with pytest.raises(ValueError, match=message):
+def test_mistakes_are_refused(make, error, message):
+    with pytest.raises(error, match=message):
         make()

@@ -12,7 +12,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
-from tests.nn.arrays import filled
+from tests.nn.arrays import filled, paths
 
 
 class Wrapped(eqx.Module):
@@ -34,21 +34,13 @@ def model(getkey):
     return nn.Sequential([linear, nn.Lambda(jnp.tanh), nn.LayerNorm(3)])
 
 
-@pytest.mark.parametrize(
-    "match",
-    [
-        nn.Linear,
-        (nn.Linear, nn.Dropout),
-        nn.Linear | nn.Dropout,
-        lambda node: isinstance(node, nn.Linear),
-    ],
-)
-def test_what_matches_is_replaced_and_nothing_else(match, model):
-    replaced = nn.replace_layers(model, match, Wrapped)
-    assert type(replaced[0]) is Wrapped
-    assert replaced[0].inner is model[0]
-    assert replaced[1] == model[1]
-    assert replaced[2] == model[2]
+def test_only_matches_are_replaced(model):
+    is_linear = lambda node: isinstance(node, nn.Linear)
+    for match in (nn.Linear, (nn.Linear, nn.Dropout), nn.Linear | nn.Dropout, is_linear):
+        replaced = nn.replace_layers(model, match, Wrapped)
+        assert type(replaced[0]) is Wrapped
+        assert replaced[0].inner is model[0]
+        assert replaced.layers[1:] == model.layers[1:]
 
 
 def test_a_pattern_of_paths_says_where_to_replace(getkey):
@@ -57,8 +49,8 @@ def test_a_pattern_of_paths_says_where_to_replace(getkey):
 
     def replaced(where, model=block):
         new = nn.replace_layers(model, nn.Linear, Wrapped, where=where)
-        nodes = jax.tree_util.tree_leaves_with_path(new, is_leaf=lambda x: isinstance(x, Wrapped))
-        return [jax.tree_util.keystr(path) for path, node in nodes if isinstance(node, Wrapped)]
+        is_new = lambda node: isinstance(node, Wrapped)
+        return paths(new, is_new, is_leaf=is_new)
 
     query = "['attention'].query_proj"
     layers = [f"['mlp'].layers[{index}]" for index in range(3)]
@@ -74,9 +66,9 @@ def test_a_pattern_of_paths_says_where_to_replace(getkey):
         "mlp.**": layers,
     }.items():
         assert replaced(where) == expected
-    # `**.` stands for no name too.
+    # `**.` also matches an empty path.
     assert replaced("**.query_proj", attention) == [".query_proj"]
-    # Of a layer that stands at two places, only the place that matches.
+    # A layer at two places is replaced only at the place that matches.
     linear = attention.query_proj
     assert replaced("*", [linear, {"a": linear}]) == ["[0]"]
     weight = linear.weight
@@ -102,20 +94,15 @@ def test_outermost_match_is_replaced_and_not_searched(getkey):
     assert seen[0].inner is inner
 
 
-def test_shared_layer_is_replaced_once_and_stays_shared(getkey):
-    shared = nn.Linear(2, 2, key=getkey())
-    replaced = nn.replace_layers(Twice(shared, {"a": [shared]}), nn.Linear, Wrapped)
-    assert replaced.first is replaced.second["a"][0]
-
-
-def test_equal_layers_that_are_two_stay_two(getkey):
+def test_shared_layer_stays_shared_and_equal_layers_stay_apart(getkey):
     key = getkey()
-    model = Twice(nn.Linear(2, 2, key=key), {"a": nn.Linear(2, 2, key=jr.clone(key))})
-    replaced = nn.replace_layers(model, nn.Linear, Wrapped)
-    assert replaced.first is not replaced.second["a"]
+    shared, equal = nn.Linear(2, 2, key=key), nn.Linear(2, 2, key=jr.clone(key))
+    for other, is_shared in ((shared, True), (equal, False)):
+        replaced = nn.replace_layers(Twice(shared, {"a": [other]}), nn.Linear, Wrapped)
+        assert (replaced.first is replaced.second["a"][0]) == is_shared
 
 
-def test_each_layer_gets_a_key_of_its_own_that_hangs_on_its_path(getkey):
+def test_key_of_a_layer_depends_on_its_path_alone(getkey):
     layer, key = nn.Linear(2, 2, key=getkey()), getkey()
 
     def keys_of(model):
@@ -128,33 +115,30 @@ def test_each_layer_gets_a_key_of_its_own_that_hangs_on_its_path(getkey):
     assert keys_of([layer, other, nn.Linear(3, 3, key=getkey())])[:2] == [first, second]
 
 
-def test_array_in_a_frozen_layer_is_seen_as_an_array(model):
+def test_arrays_in_frozen_layers_are_matched(model):
     frozen = nn.freeze(model, lambda model: model[0])
     zeroed = nn.replace_layers(frozen, eqx.is_array, jnp.zeros_like)
     assert not zeroed[0].weight.any()
     assert eqx.filter(zeroed, eqx.is_inexact_array)[0].weight is None
 
 
-def test_no_match_names_the_types_that_are_there(model):
-    message = r"No node of the model matches Dropout\. .*Sequential, Linear, Lambda, LayerNorm\."
-    with pytest.raises(ValueError, match=message):
-        nn.replace_layers(model, nn.Dropout, Wrapped)
-    with pytest.raises(ValueError, match=r"^No node of the model matches \(\)\."):
-        nn.replace_layers(model, (), Wrapped)
-    with pytest.raises(ValueError, match="no Module, but nodes of type dict, int"):
-        nn.replace_layers({"a": 1}, nn.Linear, Wrapped)
+NO_TYPE = "`match` must be a type, a tuple of types, or a function"
 
 
-def test_static_field_is_not_searched():
-    model = Twice(nn.Identity(), {}, hidden=nn.Lambda(jnp.tanh))
-    with pytest.raises(ValueError, match="Static fields are not searched"):
-        nn.replace_layers(model, nn.Lambda, Wrapped)
-
-
-@pytest.mark.parametrize("match", ["Linear", (nn.Linear, "Conv")])
-def test_what_is_neither_type_nor_function_is_refused(match, model):
-    with pytest.raises(TypeError, match="`match` must be a type, a tuple of types, or a function"):
-        nn.replace_layers(model, match, Wrapped)
+@pytest.mark.parametrize(
+    ("tree", "match", "error", "message"),
+    [
+        (None, nn.Dropout, ValueError, r"matches Dropout\. .*Sequential, Linear, Lambda, LayerNo"),
+        (None, (), ValueError, r"^No node of the model matches \(\)\."),
+        ({"a": 1}, nn.Linear, ValueError, "no Module, but nodes of type dict, int"),
+        (Twice(1, {}, nn.Lambda(abs)), nn.Lambda, ValueError, "Static fields are not searched"),
+        (None, "Linear", TypeError, NO_TYPE),
+        (None, (nn.Linear, "Conv"), TypeError, NO_TYPE),
+    ],
+)
+def test_match_that_finds_no_node_is_refused(tree, match, error, message, model):
+    with pytest.raises(error, match=message):
+        nn.replace_layers(tree or model, match, Wrapped)
 
 
 initializers = jax.nn.initializers
@@ -164,7 +148,7 @@ def weights(path, array):
     return initializers.normal(1.0) if path.endswith(".weight") else None
 
 
-def test_rule_chooses_by_path_and_the_rest_stays(getkey):
+def test_rule_chooses_floating_arrays_by_their_paths(getkey):
     model = nn.MLP(2, 3, 4, 1, dtype=jnp.bfloat16, key=getkey())
     new = nn.reinitialise(model, weights, key=getkey())
     assert len(new.layers) == 2
@@ -172,16 +156,13 @@ def test_rule_chooses_by_path_and_the_rest_stays(getkey):
         assert (layer.weight.shape, layer.weight.dtype) == (old.weight.shape, jnp.bfloat16)
         assert np.not_equal(layer.weight, old.weight).all()
         assert layer.bias is old.bias
-
-
-def test_rule_gets_every_floating_array_with_its_path(getkey):
     tree = {"layer": nn.Linear(2, 3, key=getkey()), "count": jnp.arange(3), "key": getkey()}
     asked = {}
     nn.reinitialise(tree, lambda path, array: asked.update({path: array.shape}), key=getkey())
     assert asked == {"['layer'].weight": (3, 2), "['layer'].bias": (3,)}
 
 
-def test_another_layer_changes_no_value_of_the_others(getkey):
+def test_further_layers_change_no_value_of_the_others(getkey):
     layers, key = [nn.Linear(2, 2, key=getkey()) for _ in range(3)], getkey()
     few = nn.reinitialise(layers[:2], weights, key=key)
     many = nn.reinitialise([*layers[:2], layers[2]], weights, key=key)
@@ -189,7 +170,7 @@ def test_another_layer_changes_no_value_of_the_others(getkey):
     assert np.not_equal(many[0].weight, many[1].weight).all()
 
 
-def test_value_hangs_on_the_path_and_not_on_the_process():
+def test_value_depends_on_the_path_and_not_on_the_process():
     model = {"a": jnp.zeros(2)}
     new = nn.reinitialise(model, lambda *_: initializers.normal(1.0), key=jr.key(0))
     # blake2b("['a']") in eight bytes is the two words that are folded into the key.
@@ -211,7 +192,7 @@ def test_initializer_counts_fan_in_on_inputs(shape, getkey):
     assert new[0].shape == shape
 
 
-def test_rule_or_initializer_that_returns_what_does_not_fit_is_refused_with_the_path(getkey):
+def test_unfit_result_of_a_rule_or_initializer_is_refused_with_its_path(getkey):
     mlp = nn.MLP(2, 3, 4, 1, key=getkey())
     with pytest.raises(TypeError, match=r"array at model\.layers\[0\]\.weight it returned 0\.0"):
         nn.reinitialise(mlp, lambda *_: 0.0, key=getkey())
@@ -243,8 +224,8 @@ class Model(eqx.Module):
         self.head = {"norm": nn.GroupNorm(2, 4), "conv": nn.Conv1d(4, 1, 1, key=keys[4])}
 
 
-def test_weights_of_affine_maps_decay_and_nothing_else(getkey):
-    """Of a single model and of an ensemble, with Optax's own mask."""
+def test_only_weights_of_affine_maps_decay():
+    """In a single model and in an ensemble, with Optax's own mask."""
     attention = [f".attention.{name}_proj.weight" for name in ("query", "key", "value", "output")]
     stack = ".blocks.layers[1].layers"
     expected = [
@@ -252,37 +233,34 @@ def test_weights_of_affine_maps_decay_and_nothing_else(getkey):
         *attention,
         *[".cell.weight_ih", ".cell.weight_hh", ".head['conv'].weight"],
     ]
-    key = getkey()
-    for model in (Model(key), eqx.filter_vmap(Model)(jr.split(jr.clone(key), 2))):
-        params = eqx.filter(model, eqx.is_inexact_array)
+    keys = jr.split(jr.key(0), 2)
+    for model in (filled(Model, keys[0]), filled(eqx.filter_vmap(Model), keys)):
+        params = jax.tree.map(np.asarray, eqx.filter(model, eqx.is_inexact_array))
+        zeros, ones = (jax.tree.map(make, params) for make in (np.zeros_like, np.ones_like))
         for also, more in (((), []), (nn.Embedding, [".table.weight"])):
             mask = functools.partial(nn.decay_mask, also=also)
             decay = optax.add_decayed_weights(1.0, mask=mask)
-            zeros, ones = (jax.tree.map(make, params) for make in (jnp.zeros_like, jnp.ones_like))
             updates, _ = decay.update(zeros, decay.init(params), ones)
-            leaves = jax.tree_util.tree_leaves_with_path(updates)
-            decayed = [jax.tree_util.keystr(path) for path, update in leaves if update.all()]
-            assert decayed == more + expected
-        # What is frozen does not decay, also in a tree with frozen arrays.
+            assert paths(updates, np.all) == more + expected
+        # Frozen arrays do not decay, also in a tree that has them.
         assert sum(jax.tree.leaves(nn.decay_mask(model))) == len(expected)
 
 
-def test_what_is_skipped_does_not_decay(getkey):
-    model = Model(getkey())
+def test_skipped_arrays_do_not_decay():
+    model = filled(Model, jr.key(0))
 
     def decayed(skip, also=()):
         mask = nn.decay_mask(eqx.filter(model, eqx.is_inexact_array), also, skip)
-        leaves = jax.tree_util.tree_leaves_with_path(mask)
-        return [jax.tree_util.keystr(path) for path, decays in leaves if decays]
+        return paths(mask, bool)
 
     everything = decayed(())
-    without_attention = [path for path in everything if ".attention" not in path]
-    assert len(without_attention) == len(everything) - 4
-    assert decayed("attention") == decayed(nn.MultiheadAttention) == without_attention
-    assert decayed("**.query_proj.weight") == [x for x in everything if "query" not in x]
-    assert decayed("cell.*") == decayed(nn.GRUCell) == [x for x in everything if "cell" not in x]
+    without = lambda *names: [path for path in everything if not any(n in path for n in names)]
+    assert len(without(".attention")) == len(everything) - 4
+    assert decayed("attention") == decayed(nn.MultiheadAttention) == without(".attention")
+    assert decayed("**.query_proj.weight") == without("query")
+    assert decayed("cell.*") == decayed(nn.GRUCell) == without("cell")
     both = decayed((nn.GRUCell, "head.conv", "**.table"), nn.Embedding)
-    assert both == [x for x in everything if "cell" not in x and "conv" not in x]
+    assert both == without("cell", "conv")
     for skip in (3, (nn.Linear, 3)):
         with pytest.raises(TypeError, match="decay_mask expected skip"):
             decayed(skip)

@@ -59,7 +59,7 @@ def test_table_of_a_sequential(getkey):
     assert lines[-1].startswith("178 parameters, 144 of them trained; 712 bytes;")
 
 
-def test_calls_are_counted_and_what_is_shared_counts_once(getkey):
+def test_calls_are_counted_and_shared_layers_count_once(getkey):
     layer = linear(getkey())
     model = Tied(layer, layer, layer.bias, nn.Dropout(0.5))
     summary = nn.summary(model, jnp.ones(3), jnp.array(0), key=getkey())
@@ -76,25 +76,24 @@ def test_calls_are_counted_and_what_is_shared_counts_once(getkey):
     assert summary.flops == rows[""].flops > rows[".first"].flops
 
 
-def test_arrays_that_tie_two_layers_count_once_in_the_total(getkey):
+def test_tied_arrays_count_once_and_keys_and_counters_are_no_parameters(getkey):
     first = linear(getkey())
     second = eqx.tree_at(lambda layer: layer.weight, linear(getkey()), first.weight)
     summary = nn.summary([first, second])
     assert [row.num_parameters for row in summary.rows] == [12, 12]
-    assert summary.num_parameters == 15
-    assert summary.num_bytes == 60
+    assert (summary.num_parameters, summary.num_bytes) == (15, 60)
+    summary = nn.summary({"key": getkey(), "count": jnp.arange(3), "weight": jnp.ones(2)})
+    assert (summary.num_parameters, summary.num_bytes) == (2, 8 + 12 + 8)
 
 
 def test_without_arguments_nothing_is_called(getkey):
-    summary = nn.summary({"a": linear(getkey())})
+    model = {"a": linear(getkey())}
+    summary = nn.summary(model)
     assert [(row.path, row.num_calls) for row in summary.rows] == [("['a']", 0)]
     assert summary.flops is None
     assert str(summary).endswith("- FLOPs")
-
-
-def test_arguments_for_what_cannot_be_called_are_refused(getkey):
     with pytest.raises(TypeError, match="a dict is not callable"):
-        nn.summary({"a": linear(getkey())}, jnp.ones(3))
+        nn.summary(model, jnp.ones(3))
 
 
 def test_summary_keeps_no_array_of_the_model_alive(getkey):
@@ -107,7 +106,7 @@ def test_summary_keeps_no_array_of_the_model_alive(getkey):
     assert summary.num_parameters == 12
 
 
-def test_shapes_may_stand_for_arrays_and_a_batch_counts_in_whole(getkey):
+def test_arguments_may_be_shapes_and_all_examples_of_a_batch_count(getkey):
     model, x = Jitted(linear(getkey())), jax.ShapeDtypeStruct((4, 3), jnp.float32)
     # A compiled function is seen each time.
     for _ in range(2):
@@ -127,12 +126,7 @@ def test_rich_shows_the_same_cells(getkey):
     assert summary.rows[1].cells[3] in text
 
 
-def test_keys_and_counters_are_bytes_and_no_parameters(getkey):
-    summary = nn.summary({"key": getkey(), "count": jnp.arange(3), "weight": jnp.ones(2)})
-    assert (summary.num_parameters, summary.num_bytes) == (2, 8 + 12 + 8)
-
-
-def test_state_that_a_layer_uses_up_is_shown_by_its_name():
+def test_state_is_shown_by_its_name():
     model, state = nn.make_with_state(nn.BatchNorm)(3, "batch", mode="batch", inference=True)
     (row,) = nn.summary(model, jnp.ones(3), state).rows
     assert row.cells[3] == "(f32[3], State)"

@@ -1,3 +1,5 @@
+"""`to_bayesian` replaces layers and keeps what the model computes on average."""
+
 import operator
 
 import jax
@@ -8,7 +10,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
-from tests.nn.arrays import filled, normal
+from tests.nn.arrays import assert_close, filled, normal
 
 
 class Doubled(nn.Linear):
@@ -31,8 +33,8 @@ def model(getkey):
     )
 
 
-def test_inference_mode_computes_what_an_mlp_did(getkey):
-    # Between its first layer and its last, two that are stored stacked.
+def test_inference_mode_computes_the_outputs_of_the_original(getkey):
+    # The first and the last layer have two stacked layers between them.
     model, x = filled(nn.MLP, 2, "scalar", 3, 3, scan=True, key=getkey()), np.ones(2, np.float32)
     bayesian = nn.to_bayesian(model)
     assert {type(layer) for layer in bayesian.layers} == {nn.BayesianLinear}
@@ -48,7 +50,7 @@ def test_inference_mode_computes_what_an_mlp_did(getkey):
     assert float(of_drawn) != float(expected)
 
 
-def test_each_layer_of_an_mlp_draws_by_a_key_of_its_own(getkey):
+def test_each_layer_of_an_mlp_draws_by_its_own_key(getkey):
     model = filled(nn.MLP, 2, 2, 2, 3, activation=jnp.tanh, scan=True, key=getkey())
     bayesian, key, x = nn.to_bayesian(model), getkey(), np.ones(2, np.float32)
     layers = [*bayesian.layers]
@@ -64,7 +66,7 @@ def test_each_layer_of_an_mlp_draws_by_a_key_of_its_own(getkey):
             out = jnp.tanh(out) if index < 3 else out
         return bayesian(x, key=key), out
 
-    np.testing.assert_allclose(*outputs(bayesian, layers, key), rtol=1e-5, atol=1e-6)
+    assert_close(*outputs(bayesian, layers, key))
 
 
 def test_projection_of_attention_draws_by_a_key_for_each_row(getkey):
@@ -72,18 +74,15 @@ def test_projection_of_attention_draws_by_a_key_for_each_row(getkey):
     x = normal(getkey(), (3, 4))
     bayesian = nn.to_bayesian(attention, lambda attention: attention.output_proj)
     attended = eqx.tree_at(lambda attention: attention.output_proj, attention, nn.Identity())
-    key = getkey()
 
     @eqx.filter_jit
     def found_and_expected(attended, bayesian, key):
-        rows = zip(
-            attended(x, x, x), jr.split(jr.split(jr.fold_in(key, 2**32 - 1), 4)[3], 3), strict=True
-        )
+        keys = jr.split(jr.split(jr.fold_in(key, 2**32 - 1), 4)[3], 3)
+        rows = zip(attended(x, x, x), keys, strict=True)
         expected = [bayesian.output_proj(row, key=row_key) for row, row_key in rows]
         return bayesian(x, x, x, key=jr.clone(key)), jnp.stack(expected)
 
-    found, expected = found_and_expected(attended, bayesian, key)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert_close(*found_and_expected(attended, bayesian, getkey()))
     with pytest.raises(RuntimeError, match=r"BayesianLinear at .*output_proj needs a key"):
         eqx.filter_eval_shape(bayesian, x, x, x)
 
@@ -99,13 +98,18 @@ def test_convolutions_become_bayesian_too(model, getkey):
         np.testing.assert_allclose(layer.weight_prior_scale, 2 / np.sqrt(fan_in), rtol=1e-6)
 
 
-def test_where_picks_layers_and_subtrees(model):
+def test_where_picks_layers_and_subtrees(model, getkey):
     bayesian = nn.to_bayesian(model, lambda model: model[2])
     assert [type(layer) for layer in bayesian.layers] == [nn.Conv2d, nn.Lambda, nn.BayesianLinear]
     both = nn.to_bayesian([model, model], lambda models: (models[1].layers[0:3][0], models[0]))
     assert type(both[1][0]) is nn.BayesianConv
     assert type(both[1][2]) is nn.Linear
     assert type(both[0][2]) is nn.BayesianLinear
+    # A subclass with its own call stays.
+    bayesian = nn.to_bayesian([Doubled(2, 2, key=getkey()), nn.Linear(2, 2, key=getkey())])
+    assert [type(layer) for layer in bayesian] == [Doubled, nn.BayesianLinear]
+    with pytest.raises(ValueError, match=r"No node of the model matches linear_or_conv\. It has"):
+        nn.to_bayesian(nn.Sequential([nn.LayerNorm(3)]))
 
 
 def test_means_of_frozen_layers_are_trained(model):
@@ -114,13 +118,7 @@ def test_means_of_frozen_layers_are_trained(model):
     assert len(jax.tree.leaves(trained)) == 2 + 4
 
 
-def test_subclass_that_is_called_in_its_own_way_stays(getkey):
-    model = [Doubled(2, 2, key=getkey()), nn.Linear(2, 2, key=getkey())]
-    bayesian = nn.to_bayesian(model)
-    assert [type(layer) for layer in bayesian] == [Doubled, nn.BayesianLinear]
-
-
-def test_stack_is_as_bayesian_as_its_layers_one_by_one(getkey):
+def test_stack_and_its_layers_one_by_one_agree(getkey):
     make, shape = lambda key: nn.Conv1d(2, 2, 3, padding=1, key=key), (2, 5)
     stack, prior_scale = filled(nn.ScanStack, make, 3, key=getkey()), np.array(0.5)
     x, key = np.random.default_rng(0).normal(size=shape).astype(np.float32), getkey()
@@ -141,8 +139,3 @@ def test_stack_is_as_bayesian_as_its_layers_one_by_one(getkey):
     drawn = eqx.filter_eval_shape(nn.sample_posterior, bayesian, getkey())
     assert jax.tree.structure(drawn) == jax.tree.structure(stack)
     assert eqx.filter_eval_shape(drawn, x).shape == shape
-
-
-def test_model_without_a_layer_to_turn_is_told_what_was_looked_for():
-    with pytest.raises(ValueError, match=r"No node of the model matches linear_or_conv\. It has"):
-        nn.to_bayesian(nn.Sequential([nn.LayerNorm(3)]))
