@@ -11,7 +11,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
-from tests.nn.arrays import normal
+from tests.nn.arrays import assert_close, normal
 
 
 def test_same_key_drops_what_equinox_drops(getkey):
@@ -20,21 +20,25 @@ def test_same_key_drops_what_equinox_drops(getkey):
     np.testing.assert_array_equal(ours(x, key=key), theirs(x, key=jr.clone(key)))
 
 
-@pytest.mark.parametrize("inference", [True, False])
-def test_flag_of_the_call_of_dropout_goes_before_that_of_the_layer(inference, getkey):
-    x = jnp.ones(100)
-    y = nn.Dropout(0.5, inference=not inference)(x, key=getkey(), inference=inference)
-    assert bool((y == x).all()) == inference
+def test_flag_of_the_call_of_dropout_precedes_the_flag_of_the_layer(getkey):
+    for flag in (True, False):
+        y = nn.Dropout(0.5, inference=not flag)(jnp.ones(100), key=getkey(), inference=flag)
+        assert bool((y == 1).all()) == flag
 
 
-def test_dropout_needs_no_key_where_nothing_is_dropped():
+def test_dropout_needs_a_key_only_where_something_is_dropped():
     for layer in (nn.Dropout(0.5, inference=True), nn.Dropout(0), nn.Dropout(0.0)):
         assert layer(jnp.ones(3)).tolist() == [1, 1, 1]
+    model = nn.Sequential([nn.Identity(), nn.Sequential([nn.Dropout(0.5)])])
+    with pytest.raises(RuntimeError, match=r"^Dropout at Sequential.layers\[1\].layers\[0\] needs"):
+        model(jnp.ones(3))
 
 
-def test_probability_one_gives_zeros_and_a_zero_gradient(getkey):
+def test_probability_one_and_array_probabilities_have_zero_gradients(getkey):
+    key = getkey()
     gradient = jax.grad(lambda x: nn.Dropout(1.0)(x, key=getkey()).sum())(jnp.ones(3))
     assert gradient.tolist() == [0, 0, 0]
+    assert jax.grad(lambda p: nn.Dropout(p)(jnp.ones(9), key=key).sum())(jnp.array(0.5)) == 0
 
 
 def test_dropout_keeps_the_dtype(getkey):
@@ -43,20 +47,11 @@ def test_dropout_keeps_the_dtype(getkey):
         assert eqx.filter_eval_shape(nn.Dropout(p), x, key=getkey()).dtype == dtype
 
 
-def test_array_probability_gets_no_gradient(getkey):
-    key = getkey()
-    gradient = jax.grad(lambda p: nn.Dropout(p)(jnp.ones(9), key=key).sum())(jnp.array(0.5))
-    assert gradient == 0
-
-
-def test_wrong_probability_is_refused():
+def test_wrong_probabilities_are_refused():
     for bad in (-0.1, 2, float("nan"), np.float32(1.5)):
         message = rf"probability p in \[0, 1\], got {re.escape(repr(bad))}"
         with pytest.raises(ValueError, match=message):
             nn.Dropout(bad)
-
-
-def test_what_is_no_probability_is_refused_with_its_type():
     for bad in ("0.5", None, True, 0.5j, jnp.array(1), np.array(True), [0.5]):
         message = f"a floating-point array; got .*of type {type(bad).__name__}"
         with pytest.raises(TypeError, match=message):
@@ -71,12 +66,6 @@ def test_old_name_of_inference_warns_and_works():
         assert nn.Dropout(0.5)(jnp.ones(1), deterministic=True).tolist() == [1]
 
 
-def test_missing_key_is_an_error_that_names_the_layer_in_its_model():
-    model = nn.Sequential([nn.Identity(), nn.Sequential([nn.Dropout(0.5)])])
-    with pytest.raises(RuntimeError, match=r"^Dropout at Sequential.layers\[1\].layers\[0\] needs"):
-        model(jnp.ones(3))
-
-
 def test_same_key_gives_equinox_table(getkey):
     key = getkey()
     ours, theirs = nn.Embedding(5, 3, key=key), equinox.nn.Embedding(5, 3, key=jr.clone(key))
@@ -85,42 +74,21 @@ def test_same_key_gives_equinox_table(getkey):
         np.testing.assert_array_equal(ours(index), theirs(index))
 
 
-def test_table_that_is_given_tells_the_sizes():
+def test_table_is_given_or_drawn_by_an_initializer(getkey):
     layer = nn.Embedding(weight=jnp.ones((2, 3)))
     assert (layer.num_embeddings, layer.embedding_size) == (2, 3)
-
-
-def test_initializer_draws_the_table(getkey):
     layer = nn.Embedding(4, 4, weight_init=jax.nn.initializers.orthogonal(), key=getkey())
     np.testing.assert_allclose(layer.weight @ layer.weight.T, jnp.eye(4), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "needs either `weight`, or"),
-        ({"num_embeddings": 2, "embedding_size": 3}, "and `key`\\."),
-        ({"weight": jnp.ones(3)}, r"got shape \(3,\)"),
-        (
-            {"weight": jnp.ones((2, 3)), "num_embeddings": 3},
-            r"shape \(3, None\), given by the sizes",
-        ),
-        ({"num_embeddings": 2, "embedding_size": -1, "key": jr.key(0)}, "embedding_size must be"),
-    ],
-)
-def test_unfit_arguments_of_a_table_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        nn.Embedding(**arguments)
-
-
-@pytest.mark.parametrize(("arguments", "theta"), [((6,), 10_000.0), ((6, 100.0), 100.0)])
-def test_rotation_is_a_product_of_complex_numbers(arguments, theta, getkey):
+def test_rotation_is_a_product_of_complex_numbers(getkey):
     x = np.asarray(normal(getkey(), (7, 6)), np.float64)
-    turns = np.outer(np.arange(7), theta ** (-np.arange(3) / 3))
-    turned = (x[:, :3] + 1j * x[:, 3:]) * np.exp(1j * turns)
-    with jax.enable_x64(True):
-        ours = jax.jit(nn.RotaryPositionalEmbedding(*arguments))(jnp.asarray(x))
-    np.testing.assert_allclose(ours, np.concatenate([turned.real, turned.imag], 1), rtol=1e-10)
+    for arguments, theta in (((6,), 10_000.0), ((6, 100.0), 100.0)):
+        turns = np.outer(np.arange(7), theta ** (-np.arange(3) / 3))
+        turned = (x[:, :3] + 1j * x[:, 3:]) * np.exp(1j * turns)
+        with jax.enable_x64(True):
+            ours = jax.jit(nn.RotaryPositionalEmbedding(*arguments))(jnp.asarray(x))
+        np.testing.assert_allclose(ours, np.concatenate([turned.real, turned.imag], 1), rtol=1e-10)
 
 
 def test_rotation_of_low_precision_computes_its_angles_in_float32(getkey):
@@ -177,7 +145,7 @@ SCALINGS = [
 ]
 
 
-def test_positions_and_scalings_are_those_of_the_papers(getkey):
+def test_positions_and_scalings_agree_with_the_papers(getkey):
     """Also of heads, which turn alike, under `vmap` along the heads, and from a traced offset."""
     x = np.asarray(normal(getkey(), (5, 3, 8)), np.float64)
     # The largest position is on either side of the original length.
@@ -207,58 +175,49 @@ def test_positions_and_scalings_are_those_of_the_papers(getkey):
             np.testing.assert_allclose(output, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("scaling", "message"),
-    [
-        (2.0, "must be a mapping, such as"),
-        ({"factor": 2.0}, "one of 'default', 'linear'.*got None"),
-        ({"rope_type": "longrope"}, "got 'longrope'"),
-        ({"rope_type": "linear"}, "needs 'factor'"),
-        ({"rope_type": "linear", "factor": 0}, r"scaling\['factor'\] must be positive"),
-        ({"rope_type": "linear", "factor": 2, "rope_theta": 1e4}, "takes 'factor'.*`theta=`"),
-        ({"rope_type": "dynamic", "factor": 2}, "the `max_position_embeddings` of"),
-        (SCALINGS[1][0], "an embedding_size of at least 4"),
-        (SCALINGS[2][0] | {"low_freq_factor": 4}, "'low_freq_factor' < 'high_freq_factor'"),
-    ],
-)
-def test_unfit_scaling_is_refused(scaling, message):
+def rope(size=2, x=None, positions=None, **options):
+    layer = nn.RotaryPositionalEmbedding(size, **options)
+    return x if x is None else layer(jnp.ones(x), positions=positions)
+
+
+def scaled(*kind, **options):
+    names = ("rope_type", "factor")
+    return lambda: rope(scaling=dict(zip(names, kind, strict=False)) | options)
+
+
+UNFIT = {
+    "must be a mapping, such as": lambda: rope(scaling=2.0),
+    "one of 'default', 'linear'.*got None": scaled(factor=2.0),
+    "got 'longrope'": scaled("longrope"),
+    "needs 'factor'": scaled("linear"),
+    r"scaling\['factor'\] must be positive": scaled("linear", 0),
+    "takes 'factor'.*`theta=`": scaled("linear", 2, rope_theta=1e4),
+    "the `max_position_embeddings` of": scaled("dynamic", 2),
+    "an embedding_size of at least 4": scaled(**SCALINGS[1][0]),
+    "'low_freq_factor' < 'high_freq_fa": scaled(**(SCALINGS[2][0] | {"low_freq_factor": 4})),
+    r"shape \(seq_length, 4\), got shape \(3, 2, 4\)": lambda: rope(4, (3, 2, 4)),
+    r"shape \(seq_length, 4\), got shape \(3, 5\)": lambda: rope(4, (3, 5)),
+    r"positions of shape \(3,\), got shape \(2,\)": lambda: rope(4, (3, 2, 4), jnp.arange(2)),
+    r"positions .* \(3,\), got shape \(3, 2\)": lambda: rope(4, (3, 2, 4), jnp.ones((3, 2), int)),
+    "jnp.array": lambda: rope(4, (3, 2, 4), [0, 1, 2]),
+    "integers or floats, got dtype bool": lambda: rope(4, (3, 2, 4), True),
+    "must be even": lambda: rope(3),
+    "integer of at least 0": lambda: rope(-2),
+    "needs either `weight`, or": lambda: nn.Embedding(),
+    "and `key`\\.": lambda: nn.Embedding(2, 3),
+    r"got shape \(3,\)": lambda: nn.Embedding(weight=jnp.ones(3)),
+    r"shape \(3, None\), given by the": lambda: nn.Embedding(3, weight=jnp.ones((2, 3))),
+    "embedding_size must be": lambda: nn.Embedding(2, -1, key=jr.key(0)),
+    r"Embedding expected x of shape \(\).*jax.vmap": (
+        lambda: nn.Embedding(5, 3, key=jr.key(0))(jnp.array([1, 2]))
+    ),
+}
+
+
+@pytest.mark.parametrize("message", UNFIT)
+def test_unfit_arguments_are_refused(message):
     with pytest.raises((TypeError, ValueError), match=message):
-        nn.RotaryPositionalEmbedding(2, scaling=scaling)
-
-
-@pytest.mark.parametrize(
-    ("positions", "message"),
-    [
-        (None, r"shape \(seq_length, 4\), got shape \(3, 2, 4\)"),
-        (jnp.arange(2), r"positions of shape \(3,\), got shape \(2,\)"),
-        (jnp.zeros((3, 2), int), r"positions of shape \(3,\), got shape \(3, 2\)"),
-        ([0, 1, 2], "jnp.array"),
-        (True, "integers or floats, got dtype bool"),
-    ],
-)
-def test_unfit_positions_are_refused(positions, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        nn.RotaryPositionalEmbedding(4)(jnp.ones((3, 2, 4)), positions=positions)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: nn.RotaryPositionalEmbedding(3), "must be even"),
-        (lambda: nn.RotaryPositionalEmbedding(-2), "integer of at least 0"),
-        (
-            lambda: nn.RotaryPositionalEmbedding(4)(jnp.ones((3, 5))),
-            r"shape \(seq_length, 4\), got shape \(3, 5\)",
-        ),
-        (
-            lambda: nn.Embedding(5, 3, key=jr.key(0))(jnp.array([1, 2])),
-            r"Embedding expected x of shape \(\).*jax.vmap",
-        ),
-    ],
-)
-def test_unfit_size_or_input_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+        UNFIT[message]()
 
 
 CELLS = ["GRUCell", "LSTMCell"]
@@ -268,21 +227,27 @@ def hidden_for(name, size=4):
     return (jnp.ones(size), jnp.ones(size)) if name == "LSTMCell" else jnp.ones(size)
 
 
-@pytest.mark.parametrize(("name", "use_bias"), [("GRUCell", True), ("LSTMCell", False)])
-def test_same_key_gives_equinox_cells(name, use_bias, getkey):
-    x, hidden = normal(getkey(), (3,)), hidden_for(name)
+def test_same_key_gives_equinox_cells(getkey):
+    x = normal(getkey(), (3,))
 
     @eqx.filter_jit
     def cells_and_outputs(key):
-        ours = getattr(nn, name)(3, 4, use_bias, key=key)
-        theirs = getattr(equinox.nn, name)(3, 4, use_bias, key=jr.clone(key))
-        return ours, theirs, [cell(x, hidden) for cell in (ours, theirs)]
+        cells = [
+            [
+                getattr(module, name)(3, 4, use_bias, key=jr.clone(key))
+                for name, use_bias in (("GRUCell", True), ("LSTMCell", False))
+            ]
+            for module in (nn, equinox.nn)
+        ]
+        return cells, [
+            [cell(x, hidden_for(name)) for cell, name in zip(each, CELLS, strict=True)]
+            for each in cells
+        ]
 
-    ours, theirs, outputs = cells_and_outputs(getkey())
+    (ours, theirs), outputs = cells_and_outputs(getkey())
     for own, their in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_array_equal(own, their)
-    for own, their in zip(*map(jax.tree.leaves, outputs), strict=True):
-        np.testing.assert_allclose(own, their, rtol=1e-5, atol=1e-6)
+    assert_close(*outputs)
 
 
 def test_initializers_draw_the_parameters_of_cells(getkey):

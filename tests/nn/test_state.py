@@ -1,3 +1,5 @@
+"""`State`: the values of stateful layers, outside of the model."""
+
 import copy
 import pickle
 
@@ -28,13 +30,13 @@ def values(state):
     return [leaf.tolist() for leaf in jax.tree.leaves(state)]
 
 
-def test_each_place_in_a_model_has_a_value_of_its_own():
+def test_each_place_in_a_model_has_its_own_value():
     counter = Counter()
     model, state = nn.make_with_state(Pair)(counter, counter)
     assert jax.tree.leaves(model) == []
     _, state = model.first(0, state)
     assert (state.get(model.first.index), state.get(model.second.index)) == (1, 0)
-    # Without a path each index has a name of its own, which its copy keeps.
+    # Without a path each index has its own name, which its copy keeps.
     one, other = Counter(), Counter()
     _, state = one(0, nn.State([one, other]))
     assert (state.get(copy.deepcopy(one).index), state.get(other.index)) == (1, 0)
@@ -62,15 +64,12 @@ def test_models_made_alike_share_a_compiled_function():
     assert (x, values(state)) == (16, [3, 13])
 
 
-@pytest.mark.parametrize("make_copy", [copy.copy, copy.deepcopy])
-def test_copy_outlives_the_state(make_copy):
-    model, state = pair()
-    kept = make_copy(state)
-    _, state = model(0, state)
-    assert (values(kept), values(state)) == ([0, 10], [1, 11])
-
-
-def test_model_and_state_come_through_pickle():
+def test_copies_outlive_the_state():
+    for make_copy in (copy.copy, copy.deepcopy):
+        model, state = pair()
+        kept = make_copy(state)
+        _, state = model(0, state)
+        assert (values(kept), values(state)) == ([0, 10], [1, 11])
     model, state = pickle.loads(pickle.dumps(pair()))
     assert model(0, state)[0] == 12
 
@@ -87,7 +86,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_state_that_was_replaced_is_refused(use):
+def test_replaced_state_is_refused(use):
     counter = Counter()
     state = nn.State(counter)
     # A warm call first: nothing that was kept may hide it.
@@ -98,7 +97,7 @@ def test_state_that_was_replaced_is_refused(use):
     assert repr(state) == "State(<out of date>)"
 
 
-def test_state_inside_of_a_module_is_refused_once_it_was_replaced():
+def test_replaced_state_inside_a_module_is_refused():
     class Holder(eqx.Module):
         state: nn.State
 
@@ -115,24 +114,16 @@ def test_state_inside_of_a_module_is_refused_once_it_was_replaced():
             count(each)
 
 
-def test_attribute_that_does_not_exist_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="'State' object has no attribute 'values'"):
-        nn.State(()).values  # noqa: B018
-
-
-def test_initial_values_weak_in_type_become_strong():
+def test_values_are_strong_in_type_and_take_the_dtype_of_the_initial_value():
     state = nn.State([nn.StateIndex(1), nn.StateIndex(jnp.asarray(2.0))])
     assert [leaf.weak_type for leaf in jax.tree.leaves(state)] == [False, False]
-
-
-@pytest.mark.parametrize("value", [3, jnp.asarray(3), np.int32(3)])
-def test_python_number_takes_on_the_dtype(value):
     index = nn.StateIndex(jnp.zeros((), jnp.int32))
-    new = nn.State(index).set(index, value).get(index)
-    assert (new.dtype, new.weak_type, int(new)) == (jnp.int32, False, 3)
+    for value in (3, jnp.asarray(3), np.int32(3)):
+        new = nn.State(index).set(index, value).get(index)
+        assert (new.dtype, new.weak_type, int(new)) == (jnp.int32, False, 3)
 
 
-def test_update_makes_the_old_state_and_substate_keeps_it():
+def test_update_replaces_the_state_and_substate_does_not():
     model, state = pair()
     substate = state.substate(model.second)
     _, substate = model.second(0, substate)
@@ -142,7 +133,7 @@ def test_update_makes_the_old_state_and_substate_keeps_it():
         state.get(model.first.index)
 
 
-def test_make_with_state_passes_arguments_and_looks_like_what_it_makes():
+def test_make_with_state_passes_arguments_and_keeps_the_name():
     assert repr(nn.make_with_state(nn.Identity)()[1]) == "State()"
     make = nn.make_with_state(Counter)
     assert make(start=3)[1] == make(3)[1]
@@ -150,19 +141,25 @@ def test_make_with_state_passes_arguments_and_looks_like_what_it_makes():
 
 
 INDEX, OTHER = nn.StateIndex(jnp.zeros(2), marker="mean"), nn.StateIndex(jnp.zeros(2), marker="sum")
+
+
+def set_to(value):
+    return lambda state: state.set(INDEX, value)
+
+
 ERRORS = {
     "value of another shape": (
-        lambda state: state.set(INDEX, jnp.zeros(3)),
+        set_to(jnp.zeros(3)),
         ValueError,
         r"at mean must keep .*: the old value is .* \(2,\) .*, and the new value is .* \(3,\) and",
     ),
     "value of another dtype": (
-        lambda state: state.set(INDEX, jnp.zeros(2, jnp.float16)),
+        set_to(jnp.zeros(2, jnp.float16)),
         ValueError,
         r"the old value is .* dtype float32, and the new value is .* dtype float16\.",
     ),
     "value that is not an array": (
-        lambda state: state.set(INDEX, "a"),
+        set_to("a"),
         ValueError,
         r"the old value is an array .*, and the new value is 'a'\.",
     ),
@@ -170,6 +167,11 @@ ERRORS = {
         lambda state: state.get(OTHER),
         KeyError,
         "StateIndex sum is not in this State, which has mean",
+    ),
+    "no attribute": (
+        lambda state: state.values,
+        AttributeError,
+        "'State' object has no attribute 'values'",
     ),
     "no index": (lambda state: state.get("mean"), ValueError, "by a StateIndex, got str"),
     "update with another state": (
@@ -192,7 +194,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize(("use", "error", "message"), ERRORS.values(), ids=ERRORS)
-def test_errors_name_what_was_expected_and_leave_the_state_in_use(use, error, message):
+def test_errors_leave_the_state_in_use(use, error, message):
     state = nn.State(INDEX)
     with pytest.raises(error, match=message):
         use(state)
