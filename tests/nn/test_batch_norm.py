@@ -1,3 +1,5 @@
+"""`BatchNorm`: over a batch, over devices and in inference, compared with Equinox and by formulas."""
+
 import copy
 import dataclasses
 
@@ -9,7 +11,15 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
-from tests.nn.arrays import normal
+from tests.nn.arrays import assert_close, normal
+from tests.nn.mistakes import each_mistake
+
+modes = pytest.mark.parametrize("mode", ["ema", "batch"])
+
+
+def batch_norm(size=3, *args, **options):
+    """A layer of `size` channels, and its state."""
+    return nn.make_with_state(nn.BatchNorm)(size, *args, **({"mode": "batch"} | options))
 
 
 def over_batch(norm, axis_name="batch", **options):
@@ -42,50 +52,41 @@ def run(library, shape, num_steps=3, **options):
         ("batch", (3,), {"inference": True}),
     ],
 )
-def test_training_and_inference_compute_what_they_do_in_equinox(mode, shape, options):
+def test_training_and_inference_equal_equinox(mode, shape, options):
     ours, theirs = (run(library, shape, mode=mode, **options) for library in (eqx, equinox))
-    assert len(ours) == len(theirs)
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_fields_are_those_of_equinox_and_without_a_mode_it_is_ema_and_warns():
-    ours, theirs = map(dataclasses.fields, (nn.BatchNorm, equinox.nn.BatchNorm))
-    assert [each.name for each in ours] == [
-        *(each.name for each in theirs),
-        "batched",
-        "unbiased",
-    ]
+def test_fields_are_the_fields_of_equinox_and_a_missing_mode_is_ema_and_warns():
+    ours, theirs = (
+        [each.name for each in dataclasses.fields(library.nn.BatchNorm)]
+        for library in (eqx, equinox)
+    )
+    assert ours == [*theirs, "batched", "unbiased"]
     for library in (equinox, eqx):
         with pytest.warns(UserWarning, match="mode"):
             assert library.nn.BatchNorm(3, "batch").mode == "ema"
 
 
-@pytest.mark.parametrize("mode", ["ema", "batch"])
-def test_whole_batch_at_once_computes_what_vmap_does(mode, getkey):
+@modes
+def test_batched_layer_equals_vmap(mode, getkey):
     x = 3 * np.asarray(normal(getkey(), (4, 3, 2))) + 2
-    make = nn.make_with_state(nn.BatchNorm)
-    one_by_one, state = make(3, "batch", mode=mode)
-    at_once, same_state = make(3, mode=mode, batched=True)
+    one_by_one, state = batch_norm(3, "batch", mode=mode)
+    at_once, same_state = batch_norm(mode=mode, batched=True)
 
     def loss(norm, x, state):
         y, state = norm(x, state)
         return jnp.sum(jnp.sin(y)), (y, state)
 
     gradient = eqx.filter_jit(jax.value_and_grad(loss, argnums=1, has_aux=True))
-    (_, expected), expected_gradient = gradient(over_batch(one_by_one), x, state)
-    (_, out), out_gradient = gradient(at_once, x, same_state)
-    for ours, theirs in zip(
-        jax.tree.leaves((out, out_gradient)),
-        jax.tree.leaves((expected, expected_gradient)),
-        strict=True,
-    ):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    expected = gradient(over_batch(one_by_one), x, state)
+    found = gradient(at_once, x, same_state)
+    assert_close([found[0][1], found[1]], [expected[0][1], expected[1]])
 
 
-@pytest.mark.parametrize("mode", ["ema", "batch"])
-def test_derivatives_of_first_and_second_order_are_those_of_the_formula(mode, getkey):
-    norm, state = nn.make_with_state(nn.BatchNorm)(3, "batch", mode=mode)
+@modes
+def test_first_and_second_derivatives_equal_the_formula(mode, getkey):
+    norm, state = batch_norm(3, "batch", mode=mode)
     x, tangent, to = (normal(getkey(), (4, 3, 2)) for _ in range(3))
     weight, bias = jnp.array([1.0, 2.0, 3.0]), jnp.array([3.0, 2.0, 1.0])
 
@@ -114,14 +115,12 @@ def test_derivatives_of_first_and_second_order_are_those_of_the_formula(mode, ge
 
 def test_batches_of_several_devices_are_one_batch(getkey):
     x = normal(getkey(), (2, 4, 3))
-    norm, state = nn.make_with_state(nn.BatchNorm)(3, "device", mode="batch", batched=True)
-    replicated = eqx.filter_pmap(
-        lambda x, state: norm(x, state), in_axes=(0, None), out_axes=(0, None), axis_name="device"
-    )
-    out, _ = replicated(x, state)
-    norm, state = nn.make_with_state(nn.BatchNorm)(3, ["device", "batch"], mode="batch")
+    norm, state = batch_norm(3, "device", batched=True)
+    axes = {"in_axes": (0, None), "out_axes": (0, None), "axis_name": "device"}
+    out, _ = eqx.filter_pmap(lambda x, state: norm(x, state), **axes)(x, state)
+    norm, state = batch_norm(3, ["device", "batch"])
     over_axes, _ = jax.jit(over_batch(over_batch(norm), "device"))(x, state)
-    np.testing.assert_allclose(over_axes, out, rtol=1e-5, atol=1e-6)
+    assert_close(over_axes, out)
     flat = np.asarray(x).reshape(8, 3)
     expected = (flat - flat.mean(0)) / np.sqrt(flat.var(0) + 1e-5)
     np.testing.assert_allclose(np.reshape(out, (8, 3)), expected, rtol=1e-4, atol=1e-5)
@@ -132,7 +131,7 @@ def test_batches_inside_shard_map_are_one_batch(mode, check_vma, getkey):
     x = normal(getkey(), (8, 3))
 
     def outputs(x, axis_name):
-        norm, state = nn.make_with_state(nn.BatchNorm)(3, axis_name, mode=mode)
+        norm, state = batch_norm(3, axis_name, mode=mode)
         call = over_batch(norm, "examples")
         out, new = call(x, copy.copy(state))
         # The second batch is the same on all devices.
@@ -150,14 +149,13 @@ def test_batches_inside_shard_map_are_one_batch(mode, check_vma, getkey):
         check_vma=check_vma,
     )
     ours, expected = jax.jit(sharded)(x), jax.jit(lambda x: outputs(x, "examples"))(x)
-    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+    assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("mode", ["ema", "batch"])
-def test_training_averages_further_from_statistics_that_were_set(mode):
+@modes
+def test_training_continues_the_averages_from_given_statistics(mode):
     mean, variance, momentum = np.array([5.0, 0.0]), np.array([0.01, 1.0]), 0.9
-    norm, state = nn.make_with_state(nn.BatchNorm)(2, mode=mode, momentum=momentum, batched=True)
+    norm, state = batch_norm(2, mode=mode, momentum=momentum, batched=True)
     index = norm.ema_state_index if mode == "ema" else norm.batch_state_index
 
     statistics = tuple(jnp.asarray(each, jnp.float32) for each in (mean, variance))
@@ -196,34 +194,26 @@ def test_training_averages_further_from_statistics_that_were_set(mode):
             np.testing.assert_allclose(out, expected, rtol=2e-3)
 
 
-def test_unbiased_variance_needs_two_values():
-    norm, state = nn.make_with_state(nn.BatchNorm)(2, mode="batch", batched=True, unbiased=True)
-    with pytest.raises(ValueError, match="at least two values for each channel"):
-        norm(jnp.ones((1, 2)), state)
 
 
-def test_inference_leaves_the_state_alone(getkey):
-    norm, state = nn.make_with_state(nn.BatchNorm)(3, "batch", mode="batch", inference=True)
+def test_inference_leaves_the_state_unchanged(getkey):
+    norm, state = batch_norm(3, "batch", inference=True)
     before, x = jax.tree.leaves(state), normal(getkey(), (3,))
     out, state = norm(x, state)
-    # Before any training it is a scaling by one.
+    # Before any training inference scales by one.
     np.testing.assert_allclose(out, x, rtol=1e-5)
     for one, other in zip(jax.tree.leaves(state), before, strict=True):
         assert one is other
 
 
-def test_inference_takes_the_average_over_the_batches_there_were():
-    momentum = 0.5
-    norm, state = nn.make_with_state(nn.BatchNorm)(
-        3, mode="batch", momentum=momentum, batched=True, eps=0.0
-    )
+def test_inference_averages_over_the_batches_so_far():
+    norm, state = batch_norm(momentum=0.5, batched=True, eps=0.0)
     batches = np.random.default_rng(0).normal(2.0, 5.0, (3, 8, 3)).astype(np.float32)
     step = eqx.filter_jit(norm)
     for batch in batches:
         _, state = step(batch, state)
-    weights = np.array([momentum**2, momentum, 1.0])
     mean, variance = (
-        np.average(each(batches.astype(np.float64), axis=1), axis=0, weights=weights)
+        np.average(each(batches.astype(np.float64), axis=1), axis=0, weights=[0.25, 0.5, 1.0])
         for each in (np.mean, np.var)
     )
     out, _ = norm(batches[0], state, inference=True)
@@ -232,7 +222,7 @@ def test_inference_takes_the_average_over_the_batches_there_were():
 
 
 def test_after_constant_batches_inference_and_the_gradient_are_finite():
-    norm, state = nn.make_with_state(nn.BatchNorm)(3, mode="batch", batched=True)
+    norm, state = batch_norm(batched=True)
 
     @eqx.filter_jit
     def run(x, state):
@@ -246,11 +236,11 @@ def test_after_constant_batches_inference_and_the_gradient_are_finite():
     assert np.isfinite(gradient).all()
 
 
-def test_statistics_of_half_precision_are_those_of_float32(getkey):
+def test_statistics_of_half_precision_are_computed_in_float32(getkey):
     dtype = jnp.bfloat16
     # In bfloat16 the running mean would stand still: a step of 1% is less than its last digit.
     x = (100 + np.asarray(normal(getkey(), (64, 3)))).astype(dtype)
-    norm, state = nn.make_with_state(nn.BatchNorm)(3, batched=True, mode="batch", dtype=dtype)
+    norm, state = batch_norm(batched=True, dtype=dtype)
     out, state = eqx.filter_jit(norm)(x, state)
     mean, variance = state.get(norm.batch_state_index)
     exact = np.asarray(x, np.float64)
@@ -259,34 +249,35 @@ def test_statistics_of_half_precision_are_those_of_float32(getkey):
     np.testing.assert_allclose(variance, 0.99 + 0.01 * exact.var(0), rtol=1e-4)
 
 
-def call_with(x, inference=False, **options):
-    norm, state = nn.make_with_state(nn.BatchNorm)(3, mode="batch", inference=inference, **options)
-    return norm(x, state)
+def call_with(*shape, **options):
+    norm, state = batch_norm(**options)
+    return norm(jnp.ones(shape), state)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: nn.BatchNorm(3, "batch", mode="mean"), ValueError, "'batch' or 'ema', got 'mean'"),
-        (lambda: nn.BatchNorm(3, mode="ema"), ValueError, "Pass `axis_name=`.*`batched=True`"),
-        (lambda: nn.BatchNorm(-1, "batch", mode="ema"), ValueError, "input_size must .* got -1"),
-        (
-            lambda: call_with(jnp.ones(4), axis_name="batch", inference=True),
-            ValueError,
-            r"BatchNorm expected x of shape \(3, \.\.\.\), got shape \(4,\)",
+MISTAKES = {
+    ValueError: {
+        "'batch' or 'ema', got 'mean'": lambda: nn.BatchNorm(3, "batch", mode="mean"),
+        "Pass `axis_name=`.*`batched=True`": lambda: nn.BatchNorm(3, mode="ema"),
+        "input_size must .* got -1": lambda: nn.BatchNorm(-1, "batch", mode="ema"),
+        r"BatchNorm expected x of shape \(3, \.\.\.\), got shape \(4,\)": (
+            lambda: call_with(4, axis_name="batch", inference=True)
         ),
-        (
-            lambda: call_with(jnp.ones(3), batched=True),
-            ValueError,
-            r"BatchNorm expected x of shape \(batch, 3, \.\.\.\), got shape \(3,\)",
+        r"BatchNorm expected x of shape \(batch, 3, \.\.\.\), got shape \(3,\)": (
+            lambda: call_with(3, batched=True)
         ),
-        (
-            lambda: call_with(jnp.ones(3), axis_name="batch"),
-            NameError,
-            r"BatchNorm computes .* axis 'batch'.*in_axes=\(0, None\).*batched=True",
+        "at least two values for each channel": (
+            lambda: call_with(1, 3, batched=True, unbiased=True)
         ),
-    ],
-)
-def test_errors_name_what_was_expected_and_what_came(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
+    },
+    NameError: {
+        r"BatchNorm computes .* axis 'batch'.*in_axes=\(0, None\).*batched=True": (
+            lambda: call_with(3, axis_name="batch")
+        )
+    },
+}
+
+
+@each_mistake(MISTAKES)
+def test_mistakes_are_refused(error, words, call):
+    with pytest.raises(error, match=words):
+        call()

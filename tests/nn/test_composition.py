@@ -11,6 +11,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import Module, nn
+from tests.nn.arrays import assert_close
 from tests.nn.cases import Counter
 
 
@@ -43,7 +44,7 @@ def test_indexes_slices_iterates_and_measures_like_a_tuple():
             model[index]
 
 
-def test_every_layer_gets_a_key_of_its_own(getkey):
+def test_every_layer_gets_its_own_key(getkey):
     key = getkey()
     model = nn.Sequential([Record(), Record()])
     assert model((), key=key) == tuple(jr.key_data(jr.split(jr.clone(key), 2)).tolist())
@@ -55,7 +56,7 @@ def make_counting():
     return nn.make_with_state(lambda: nn.Sequential([Counter(), Add(10), inner]))()
 
 
-def test_state_passes_through_the_layers_that_have_one():
+def test_state_passes_through_the_stateful_layers():
     model, state = make_counting()
     assert model.is_stateful()
     x, state = model(0, state)
@@ -63,17 +64,13 @@ def test_state_passes_through_the_layers_that_have_one():
     x, state = model(0, state=state)
     assert x == 114
     assert [leaf.tolist() for leaf in jax.tree.leaves(state)] == [2, 2]
-
-
-def test_sequential_without_stateful_layers_returns_the_state_that_it_got():
-    model = nn.Sequential([Add(1), nn.Sequential([Add(2)])])
+    model, state = nn.Sequential([Add(1), nn.Sequential([Add(2)])]), object()
     assert not model.is_stateful()
-    state = object()
     assert model(0, state) == (3, state)
     assert model(0) == nn.Sequential([])(3) == 3
 
 
-def test_layer_can_say_that_it_is_not_stateful():
+def test_layer_may_declare_that_it_is_not_stateful():
     class Sometimes(Counter):
         def is_stateful(self):
             return False
@@ -100,13 +97,9 @@ def language_model(library):
         shared: library.nn.Shared
 
         def __init__(self):
-            pair = (
-                library.nn.Embedding(5, 3, key=jr.key(0)),
-                library.nn.Linear(3, 5, key=jr.key(1)),
-            )
-            self.shared = library.nn.Shared(
-                pair, where=lambda pair: pair[1].weight, get=lambda pair: pair[0].weight
-            )
+            embedding = library.nn.Embedding(5, 3, key=jr.key(0))
+            pair = embedding, library.nn.Linear(3, 5, key=jr.key(1))
+            self.shared = library.nn.Shared(pair, lambda p: p[1].weight, lambda p: p[0].weight)
 
         def __call__(self, token):
             embedding, linear = self.shared()
@@ -119,7 +112,7 @@ def arrays_of(model):
     return jax.tree.leaves(eqx.filter(model, eqx.is_array))
 
 
-def test_output_and_gradient_are_those_of_equinox():
+def test_shared_weight_has_the_output_and_gradient_of_equinox():
     results = []
     for library in (eqx, equinox):
         model = language_model(library)
@@ -127,45 +120,30 @@ def test_output_and_gradient_are_those_of_equinox():
         assert [each.shape for each in arrays_of(model)] == [(5, 3), (5,)]
 
         def loss(model):
-            return jnp.sum(jnp.sin(model(jnp.array(2))))
+            out = model(jnp.array(2))
+            return jnp.sum(jnp.sin(out)), out
 
-        def compute(model, library=library, loss=loss):
-            return model(jnp.array(2)), library.filter_grad(loss)(model)
-
-        results.append(jax.tree.leaves(library.filter_jit(compute)(model)))
+        gradient = library.filter_jit(library.filter_grad(loss, has_aux=True))(model)
+        results.append(jax.tree.leaves(gradient))
     assert len(results[0]) == 3
-    for one, other in zip(*results, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert_close(*results)
 
 
-def test_several_nodes_and_what_is_computed_from_one():
-    pair = {"a": jnp.ones((2, 3)), "b": jnp.zeros((3, 2)), "c": jnp.zeros((3, 2))}
-    shared = nn.Shared(
-        pair, where=lambda t: (t["b"], t["c"]), get=lambda t: (t["a"].T, 2 * t["a"].T)
-    )
-    whole = shared()
+def test_several_nodes_may_be_computed_from_one():
+    zeros = jnp.zeros((3, 2))
+    pair = {"a": jnp.ones((2, 3)), "b": zeros, "c": zeros + 0}
+    get = lambda t: (t["a"].T, 2 * t["a"].T)
+    whole = nn.Shared(pair, where=lambda t: (t["b"], t["c"]), get=get)()
     np.testing.assert_array_equal(whole["b"], np.ones((3, 2)))
     np.testing.assert_array_equal(whole["c"], 2 * np.ones((3, 2)))
-
-
-@pytest.mark.parametrize(
-    ("tree", "where", "get", "message"),
-    [
-        (
-            (jnp.ones(3), jnp.ones(2)),
-            lambda t: t[0],
-            lambda t: t[1],
-            r"where\(pytree\) is .* shape \(3,\) .*, and get\(pytree\) is .* shape \(2,\)",
-        ),
-        ((jnp.ones(3), 1), lambda t: t[0], lambda t: t[0], "a node that `where` removes"),
-    ],
-)
-def test_nodes_that_cannot_be_shared_are_refused(tree, where, get, message):
+    message = r"where\(pytree\) is .* shape \(3,\) .*, and get\(pytree\) is .* shape \(2,\)"
     with pytest.raises(ValueError, match=message):
-        nn.Shared(tree, where, get)
+        nn.Shared((jnp.ones(3), jnp.ones(2)), lambda t: t[0], lambda t: t[1])
+    with pytest.raises(ValueError, match="a node that `where` removes"):
+        nn.Shared((jnp.ones(3), 1), lambda t: t[0], lambda t: t[0])
 
 
-def test_layer_of_a_user_gets_a_key_if_one_was_given_or_it_takes_one():
+def test_layer_gets_a_key_if_the_call_has_one_or_the_layer_takes_one():
     class Double(eqx.Module):
         bias: Any
 

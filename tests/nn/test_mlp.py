@@ -1,3 +1,5 @@
+"""`Linear`, `MLP`, `GatedMLP`, `PReLU` and `Identity`, compared with Equinox and by formulas."""
+
 import equinox
 import jax
 import jax.experimental.sparse
@@ -7,7 +9,8 @@ import numpy as np
 import pytest
 
 from eqxlike import Module, filter_eval_shape, filter_grad, filter_jit, nn, tree_at
-from tests.nn.arrays import filled, normal
+from tests.nn.arrays import assert_close, filled, normal
+from tests.nn.mistakes import each_mistake
 
 
 class Slope(Module):
@@ -76,7 +79,7 @@ def test_same_key_gives_equinox_networks(getkey):
         assert out.shape == shape(out_size)
 
 
-def test_activation_with_arrays_is_owned_by_each_unit(getkey):
+def test_each_unit_has_its_own_copy_of_an_activation_with_arrays(getkey):
     x, slope = normal(getkey(), (2,)), jnp.array(0.1)
     ours, theirs = (
         filled(make, 2, 3, 5, 4, activation(slope), activation(slope), scan=True, key=jr.key(0))
@@ -89,7 +92,7 @@ def test_activation_with_arrays_is_owned_by_each_unit(getkey):
     assert gradient.activation.slope.shape == (4, 5)
 
 
-def test_activation_of_a_scalar_output_is_left_as_it_is(getkey):
+def test_final_activation_of_a_scalar_output_is_not_copied(getkey):
     model = nn.MLP(2, "scalar", 5, 1, final_activation=Slope(jnp.array(0.1)), key=getkey())
     assert model.final_activation.slope.shape == ()
     assert filter_eval_shape(model, np.ones(2, np.float32)).shape == ()
@@ -102,15 +105,10 @@ def test_final_activation_is_applied_at_depth_zero(getkey):
     np.testing.assert_allclose(*outputs, rtol=1e-6)
 
 
-LINEARS = [
-    ("scalar", "scalar", True),
-    (0, 2, True),
-    (1, 0, False),
-    (3, "scalar", True),
-]
+LINEARS = [("scalar", "scalar", True), (0, 2, True), (1, 0, False), (3, "scalar", True)]
 
 
-def test_linears_are_those_of_equinox(getkey):
+def test_same_key_gives_equinox_linears(getkey):
     x_key = getkey()
 
     @filter_jit
@@ -122,15 +120,12 @@ def test_linears_are_those_of_equinox(getkey):
             found.append((*layers, *[layer(x) for layer in layers]))
         return found
 
-    for (_, size, use_bias), (ours, theirs, out, expected) in zip(
-        LINEARS, layers_and_outputs(getkey()), strict=True
-    ):
-        np.testing.assert_array_equal(ours.weight, theirs.weight)
-        if use_bias:
-            np.testing.assert_array_equal(ours.bias, theirs.bias)
-        else:
-            assert ours.bias is None
-        np.testing.assert_array_equal(out, expected)
+    found = layers_and_outputs(getkey())
+    for (_, size, use_bias), (ours, theirs, out, expected) in zip(LINEARS, found, strict=True):
+        assert (ours.bias is not None) == use_bias
+        pairs = zip(arrays((ours, out)), arrays((theirs, expected)), strict=True)
+        for own, their in pairs:
+            np.testing.assert_array_equal(own, their)
         assert out.shape == shape(size)
 
 
@@ -146,7 +141,7 @@ def test_gated_mlp_is_its_formula(activation, getkey):
     np.testing.assert_allclose(model(x), down[0] @ hidden + down[1], rtol=1e-6)
 
 
-def test_gated_mlp_has_the_size_of_its_input_no_bias_and_keys_for_other_layers(getkey):
+def test_gated_mlp_has_its_input_size_no_bias_and_a_key_for_each_layer(getkey):
     model = nn.GatedMLP(3, 5, dtype=jnp.bfloat16, key=getkey())
     shapes = [(leaf.shape, leaf.dtype) for leaf in arrays(model)]
     assert shapes == [(shape, jnp.bfloat16) for shape in ((5, 3), (5, 3), (3, 5))]
@@ -155,42 +150,48 @@ def test_gated_mlp_has_the_size_of_its_input_no_bias_and_keys_for_other_layers(g
     gate_key, up_key, down_key = jr.split(jr.clone(key), 3)
     hidden = jax.nn.silu(bayesian.gate_proj(x, key=gate_key)) * bayesian.up_proj(x, key=up_key)
     expected = bayesian.down_proj(hidden, key=down_key)
-    np.testing.assert_allclose(bayesian(x, key=key), expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(TypeError, match=r"GatedMLP: activation expected a layer, .*got 'silu'"):
-        nn.GatedMLP(3, 5, activation="silu", key=getkey())
+    assert_close(bayesian(x, key=key), expected)
 
 
-def test_default_dtype_is_float64_in_64_bit_mode_and_an_integer_one_is_refused(getkey):
+def test_default_dtype_is_float64_in_64_bit_mode(getkey):
     with jax.enable_x64(True):
         assert nn.Linear(2, 2, key=getkey()).weight.dtype == jnp.float64
-    with pytest.raises(TypeError, match="floating or complex dtype, got int32"):
-        nn.Linear(2, 2, dtype=jnp.int32, key=getkey())
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda key: nn.Linear(3, 2, key=key)(jnp.ones(4)), r"\(3,\), got shape \(4,\)\.$"),
-        (lambda key: nn.Linear(3, 2, key=key)(jnp.ones(())), r"\(3,\), got shape \(\)\.$"),
-        (
-            lambda key: nn.Linear(3, 2, key=key)(jnp.ones((5, 3))),
-            r"\(3,\), .* \(5, 3\)\. .*jax.vmap",
+def linear(in_size=3, out_size=2):
+    return nn.Linear(in_size, out_size, key=jr.key(0))
+
+
+MISTAKES = {
+    ValueError: {
+        r"\(3,\), got shape \(4,\)\.$": lambda: linear()(jnp.ones(4)),
+        r"\(3,\), got shape \(\)\.$": lambda: linear()(jnp.ones(())),
+        r"(?s)\(3,\), .* \(5, 3\)\. .*jax.vmap": lambda: linear()(jnp.ones((5, 3))),
+        r"(?s)\(\), .* \(1,\)\. .*jax.vmap": lambda: linear("scalar")(jnp.ones(1)),
+        r"expected x of shape \(3,\), got shape \(5, 3\)": (
+            lambda: filter_jit(nn.MLP(3, 2, 4, 1, key=jr.key(0)))(jnp.ones((5, 3)))
         ),
-        (lambda key: nn.Linear("scalar", 2, key=key)(jnp.ones(1)), r"\(\), .* \(1,\)\. .*jax.vmap"),
-        (
-            lambda key: filter_jit(nn.MLP(3, 2, 4, 1, key=key))(jnp.ones((5, 3))),
-            r"expected x of shape \(3,\), got shape \(5, 3\)",
+        r"\(\.\.\., 3\), got shape \(4,\)": lambda: nn.PReLU(jnp.ones(3))(jnp.ones(4)),
+        "out_features must be .* got -1": lambda: linear(2, -1),
+        "out_features must be .* got 'vector'": lambda: linear(2, "vector"),
+        "depth must be an integer of at least 0": lambda: nn.MLP(2, 2, 2, -1, key=jr.key(0)),
+        "a number or an array": lambda: nn.PReLU(None),
+    },
+    TypeError: {
+        "floating or complex dtype, got int32": (
+            lambda: nn.Linear(2, 2, dtype=jnp.int32, key=jr.key(0))
         ),
-        (lambda key: nn.PReLU(jnp.ones(3))(jnp.ones(4)), r"\(\.\.\., 3\), got shape \(4,\)"),
-        (lambda key: nn.Linear(2, -1, key=key), "out_features must be .* got -1"),
-        (lambda key: nn.Linear(2, "vector", key=key), "out_features must be .* got 'vector'"),
-        (lambda key: nn.MLP(2, 2, 2, -1, key=key), "depth must be an integer of at least 0"),
-        (lambda key: nn.PReLU(None), "a number or an array"),
-    ],
-)
-def test_wrong_shape_or_size_says_expected_and_got(make, message, getkey):
-    with pytest.raises(ValueError, match=f"(?s){message}"):
-        make(getkey())
+        r"GatedMLP: activation expected a layer, .*got 'silu'": (
+            lambda: nn.GatedMLP(3, 5, activation="silu", key=jr.key(0))
+        ),
+    },
+}
+
+
+@each_mistake(MISTAKES)
+def test_mistakes_are_refused(error, words, call):
+    with pytest.raises(error, match=words):
+        call()
 
 
 def test_identity_takes_anything_and_returns_its_input(getkey):
@@ -198,21 +199,18 @@ def test_identity_takes_anything_and_returns_its_input(getkey):
     assert nn.Identity(3, use_bias=False)(x, key=getkey()) is x
 
 
-@pytest.mark.parametrize("slope", [1, jnp.array([0.1, 0.2, 0.3]), jnp.full((2, 3), 0.5)])
-def test_prelu_is_that_of_equinox(slope, getkey):
+def test_prelu_equals_prelu_of_equinox(getkey):
     x = normal(getkey(), (2, 3))
-    found, expected = outputs(nn.PReLU(slope), equinox.nn.PReLU(slope), x)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for slope in (1, jnp.array([0.1, 0.2, 0.3]), jnp.full((2, 3), 0.5)):
+        found, expected = outputs(nn.PReLU(slope), equinox.nn.PReLU(slope), x)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for x in (2.0, -2, np.arange(-2, 2)):
+        found, expected = nn.PReLU()(x), equinox.nn.PReLU()(x)
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("x", [2.0, -2, np.arange(-2, 2)])
-def test_prelu_of_a_number_and_of_integers_is_that_of_equinox(x):
-    found, expected = nn.PReLU()(x), equinox.nn.PReLU()(x)
-    assert found.dtype == expected.dtype
-    np.testing.assert_array_equal(found, expected)
-
-
-def test_weight_that_is_no_array_has_its_own_product(getkey):
+def test_sparse_weight_computes_its_own_product(getkey):
     linear = nn.Linear(3, 2, key=getkey())
     sparse = jax.experimental.sparse.BCOO.fromdense(linear.weight)
     replaced = tree_at(lambda linear: linear.weight, linear, sparse)

@@ -1,3 +1,5 @@
+"""Norms of activations, and of weights, compared with Equinox and by formulas."""
+
 import dataclasses
 import operator
 
@@ -10,7 +12,8 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import filter_jit, nn
-from tests.nn.arrays import filled, normal
+from tests.nn.arrays import assert_close, filled, normal
+from tests.nn.mistakes import each_mistake
 
 LAYERS = {
     "LayerNorm": ((4,), (4,)),
@@ -20,7 +23,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_output_and_fields_are_those_of_equinox_and_a_state_comes_back(name, getkey):
+def test_norms_have_the_outputs_and_fields_of_equinox_and_return_the_state(name, getkey):
     arguments, shape = LAYERS[name]
     flags = ["channelwise_affine"] if name == "GroupNorm" else ["use_weight", "use_bias"]
     ours, theirs = (
@@ -37,12 +40,11 @@ def test_output_and_fields_are_those_of_equinox_and_a_state_comes_back(name, get
         assert same is state
         return [out, *(each(x) for each in ours)], [theirs[0](x), *(each(x) for each in theirs)]
 
-    for out, expected in zip(*outputs(ours, theirs, x), strict=True):
-        np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+    assert_close(*outputs(ours, theirs, x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_squares_past_the_range_of_float16_are_no_trouble(name, getkey):
+def test_squares_may_exceed_the_range_of_float16(name, getkey):
     arguments, shape = LAYERS[name]
     x = (1000 * np.asarray(normal(getkey(), shape))).astype(np.float16)
 
@@ -66,33 +68,14 @@ def test_initializers_draw_weight_and_bias(name, getkey):
     assert np.all(np.asarray(layer.bias) == 1)
 
 
-def test_elementwise_affine_is_the_old_name_of_both_flags():
+def test_elementwise_affine_sets_both_flags_and_warns():
     with pytest.warns(UserWarning, match="deprecated"):
         layer = nn.LayerNorm(4, elementwise_affine=False)
     assert layer.weight is None
     assert layer.bias is None
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: nn.GroupNorm(2, 5), "number of channels: got groups=2 and channels=5"),
-        (lambda: nn.GroupNorm(2), "needs `channels`"),
-        (lambda: nn.GroupNorm(0, 4), "groups must be an integer of at least 1, got 0"),
-        (
-            lambda: nn.GroupNorm(2, channelwise_affine=False)(jnp.ones((5, 2))),
-            r"divisible by groups=2, got shape \(5, 2\)",
-        ),
-        (lambda: nn.LayerNorm(4)(jnp.ones((5, 7))), r"LayerNorm .* \(.*4.*\), got shape \(5,"),
-        (lambda: nn.GroupNorm(2, 4)(jnp.ones((5, 7))), r"GroupNorm .* \(.*4.*\), got shape \(5,"),
-    ],
-)
-def test_unfit_groups_and_shapes_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_weight_norm_and_its_gradient_are_those_of_equinox(getkey):
+def test_weight_norm_and_its_gradient_equal_equinox(getkey):
     x = normal(getkey(), (3,))
     results = []
     for library in (eqx, equinox):
@@ -103,20 +86,16 @@ def test_weight_norm_and_its_gradient_are_those_of_equinox(getkey):
 
         def compute(linear, library=library, loss=loss):
             norms = [library.nn.WeightNorm(linear, axis=axis) for axis in (1, None)]
-            norms = [
-                eqx.tree_at(lambda norm: norm.g, norm, replace_fn=lambda g: 2 * g + 1)
-                for norm in norms
-            ]
-            gradients, outputs = library.filter_grad(loss, has_aux=True)(norms)
+            changed = [eqx.tree_at(lambda norm: norm.g, each, 2 * each.g + 1) for each in norms]
+            gradients, outputs = library.filter_grad(loss, has_aux=True)(changed)
             return outputs, [[each.g, each.layer.weight, each.layer.bias] for each in gradients]
 
         linear = filled(library.nn.Linear, 3, 4, key=jr.key(0))
         results.append(jax.tree.leaves(library.filter_jit(compute)(linear)))
-    for one, other in zip(*results, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
-def test_weight_norm_computes_at_first_what_the_layer_did(getkey):
+def test_new_weight_norm_computes_the_output_of_its_layer(getkey):
     conv, x = nn.Conv2d(2, 3, 2, key=getkey()), normal(getkey(), (2, 4, 4))
 
     @eqx.filter_jit
@@ -128,14 +107,14 @@ def test_weight_norm_computes_at_first_what_the_layer_did(getkey):
         np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_weight_norm_past_the_range_of_float16_is_no_trouble(getkey):
+def test_norm_of_weights_may_exceed_the_range_of_float16(getkey):
     linear = nn.Linear(300, 2, use_bias=False, dtype=jnp.float16, key=getkey())
     linear = eqx.tree_at(lambda linear: linear.weight, linear, jnp.full((2, 300), 100, jnp.float16))
     norm = eqx.filter_jit(nn.WeightNorm(linear))
     np.testing.assert_allclose(norm(jnp.full(300, 0.01, jnp.float16)), [300, 300], rtol=2e-3)
 
 
-def test_spectral_norm_computes_what_it_does_in_equinox(getkey):
+def test_spectral_norm_equals_equinox(getkey):
     ours, theirs = map(dataclasses.fields, (nn.SpectralNorm, equinox.nn.SpectralNorm))
     assert [each.name for each in ours] == [each.name for each in theirs]
     x = normal(getkey(), (2, 3, 3))
@@ -155,11 +134,10 @@ def test_spectral_norm_computes_what_it_does_in_equinox(getkey):
 
         outputs, state = library.filter_jit(steps)(x, state)
         results.append([*outputs, *jax.tree.leaves(state)])
-    for one, other in zip(*results, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
-def test_gradient_takes_the_singular_vectors_as_constants(getkey):
+def test_gradient_of_spectral_norm_treats_the_singular_vectors_as_constants(getkey):
     linear = nn.Linear(5, 4, use_bias=False, key=getkey())
     norm, state = nn.make_with_state(nn.SpectralNorm)(linear, "weight", key=getkey())
     norm = nn.inference_mode(norm)
@@ -179,50 +157,45 @@ def test_gradient_takes_the_singular_vectors_as_constants(getkey):
     np.testing.assert_allclose(*gradients(norm, linear.weight), rtol=1e-4, atol=1e-6)
 
 
-def test_weight_of_zeros_leaves_the_state_finite(getkey):
-    linear = eqx.tree_at(
-        lambda linear: linear.weight, nn.Linear(3, 4, key=getkey()), jnp.zeros((4, 3))
-    )
+def test_zero_weight_leaves_the_state_finite(getkey):
+    zeros = jnp.zeros((4, 3))
+    linear = eqx.tree_at(lambda linear: linear.weight, nn.Linear(3, 4, key=getkey()), zeros)
     _, state = nn.make_with_state(nn.SpectralNorm)(linear, "weight", key=getkey())
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (
-            lambda linear: nn.WeightNorm(linear, "use_bias"),
-            ValueError,
-            "Linear.use_bias to be an array, got bool",
-        ),
-        (
-            lambda linear: nn.WeightNorm(linear, axis=2),
-            ValueError,
-            r"axis of Linear.weight, which has shape \(4, 3\); got 2",
-        ),
-        (
-            lambda linear: nn.SpectralNorm(linear, "bias", key=jr.key(0)),
-            ValueError,
-            r"Linear.bias to be an array of at least two axes, got shape \(4,\)",
-        ),
-        (
-            lambda linear: nn.SpectralNorm(linear, "use_bias", key=jr.key(0)),
-            ValueError,
-            "Linear.use_bias .* got bool",
-        ),
-        (
-            lambda linear: nn.SpectralNorm(linear, "weight", -1, key=jr.key(0)),
-            ValueError,
-            "num_power_iterations .*-1",
-        ),
-    ],
-)
-def test_errors_name_what_was_expected_and_what_came(make, error, message, getkey):
-    with pytest.raises(error, match=message):
-        make(nn.Linear(3, 4, key=getkey()))
+def spectral(*args):
+    return lambda linear: nn.SpectralNorm(linear, *args, key=jr.key(1))
 
 
-def test_gradient_of_residual_blocks_computes_no_sum_again_wherever_it_is_read(getkey):
+MISTAKES = {
+    ValueError: {
+        "number of channels: got groups=2 and channels=5": lambda _: nn.GroupNorm(2, 5),
+        "needs `channels`": lambda _: nn.GroupNorm(2),
+        "groups must be an integer of at least 1, got 0": lambda _: nn.GroupNorm(0, 4),
+        r"divisible by groups=2, got shape \(5, 2\)": (
+            lambda _: nn.GroupNorm(2, channelwise_affine=False)(jnp.ones((5, 2)))
+        ),
+        r"LayerNorm .* \(.*4.*\), got shape \(5,": lambda _: nn.LayerNorm(4)(jnp.ones((5, 7))),
+        r"GroupNorm .* \(.*4.*\), got shape \(5,": lambda _: nn.GroupNorm(2, 4)(jnp.ones((5, 7))),
+        "Linear.use_bias to be an array, got bool": lambda layer: nn.WeightNorm(layer, "use_bias"),
+        r"axis of Linear.weight, which has shape \(4, 3\); got 2": (
+            lambda linear: nn.WeightNorm(linear, axis=2)
+        ),
+        r"Linear.bias to be an array of at least two axes, got shape \(4,\)": spectral("bias"),
+        "Linear.use_bias .* got bool": spectral("use_bias"),
+        "num_power_iterations .*-1": spectral("weight", -1),
+    }
+}
+
+
+@each_mistake(MISTAKES)
+def test_mistakes_are_refused(error, words, call, getkey):
+    with pytest.raises(error, match=words):
+        call(nn.Linear(3, 4, key=getkey()))
+
+
+def test_gradient_of_residual_blocks_computes_each_sum_once(getkey):
     norm, weight = nn.LayerNorm(4), jr.normal(getkey(), (4, 4))
 
     def num_negated(depth):

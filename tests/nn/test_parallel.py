@@ -1,7 +1,6 @@
-"""What `nn.Parallel` hands to its branches, and how their outputs are joined."""
+"""`nn.Parallel` hands keys and states to its branches, and joins their outputs."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,9 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
+from tests.nn.arrays import assert_close
 from tests.nn.cases import Counter
+from tests.nn.mistakes import each_mistake
 
 X = jnp.array([0.5, -1.0, 2.0])
 
@@ -30,19 +31,15 @@ def call(model, *args, key=None):
     return model(*args, key=key), alone
 
 
-def assert_close(one, other):
-    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+JOINS = [
+    ("sum", (4, 4, 4), sum),
+    ("concatenate", (4, 2, 3), np.concatenate),
+    (jnp.stack, (4, 4), np.stack),
+    (tuple, (4, 4), tuple),
+]
 
 
-@pytest.mark.parametrize(
-    ("join", "sizes", "expected"),
-    [
-        ("sum", (4, 4, 4), sum),
-        ("concatenate", (4, 2, 3), np.concatenate),
-        (jnp.stack, (4, 4), np.stack),
-        (tuple, (4, 4), tuple),
-    ],
-)
+@pytest.mark.parametrize(("join", "sizes", "expected"), JOINS)
 def test_output_is_the_joined_outputs_of_the_branches(join, sizes, expected, getkey):
     output, alone = call(nn.Parallel(linears(getkey(), *sizes), join), X)
     assert_close(output, expected(jax.device_get(alone)))
@@ -71,7 +68,7 @@ def test_each_branch_gets_its_own_key_and_further_arguments(getkey):
         output, alone = call(model, X, mask, key=key)
         assert_close(output, jnp.stack(alone))
     assert (output[:, 1] != 0).all()
-    assert_close(call(model, X, mask)[0], [[0.5, 0, 2]] * 3)
+    assert_close(call(model, X, mask)[0], np.array([[0.5, 0, 2]] * 3))
 
 
 def test_module_as_the_join_is_trained(getkey):
@@ -81,7 +78,7 @@ def test_module_as_the_join_is_trained(getkey):
     assert_close(gradient.join[1].weight[0], first(X) + second(X))
 
 
-def test_stateful_branches_keep_values_of_their_own():
+def test_stateful_branches_keep_their_own_values():
     @nn.make_with_state
     def make():
         return nn.Parallel([Counter(5), nn.Lambda(jnp.negative), Counter(7)], tuple)
@@ -95,45 +92,40 @@ def test_stateful_branches_keep_values_of_their_own():
     assert (state.get(model[0].index), state.get(model[2].index)) == (7, 9)
 
 
-def test_model_without_stateful_branches_returns_the_state_that_it_got():
+def test_model_without_stateful_branches_returns_its_state_unchanged():
     model, state = nn.Parallel([nn.Identity(), nn.Identity()]), object()
     assert not model.is_stateful()
     assert model(1, state=state) == (2, state)
 
 
-REFUSED = {
-    "no branch": (lambda: nn.Parallel([]), ValueError, "needs at least one branch"),
-    "join": (
-        lambda: nn.Parallel([nn.Identity()], "product"),
-        ValueError,
-        "join must be 'sum', 'concatenate' or a function .*, got 'product'",
-    ),
-    "branch": (
-        lambda: nn.Parallel([nn.Identity(), 3]),
-        TypeError,
-        re.escape("Parallel: branches[1] expected a layer, or a function"),
-    ),
-    "state": (
-        lambda: nn.Sequential([nn.Parallel([nn.Identity(), Counter()])]).layers[0](0),
-        TypeError,
-        r"Parallel needs the state, since branches\[1\], of type Counter, is stateful",
-    ),
+MISTAKES = {
+    ValueError: {
+        "needs at least one branch": lambda: nn.Parallel([]),
+        "join must be 'sum', 'concatenate' or a function .*, got 'product'": (
+            lambda: nn.Parallel([nn.Identity()], "product")
+        ),
+    },
+    TypeError: {
+        r"Parallel: branches\[1\] expected a layer, or a function": (
+            lambda: nn.Parallel([nn.Identity(), 3])
+        ),
+        r"Parallel needs the state, since branches\[1\], of type Counter, is stateful": (
+            lambda: nn.Parallel([nn.Identity(), Counter()])(0)
+        ),
+    },
 }
 
 
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_unfit_arguments_are_refused(case):
-    make, error, message = case
-    with pytest.raises(error, match=message):
-        make()
+@each_mistake(MISTAKES)
+def test_mistakes_are_refused(error, words, call):
+    with pytest.raises(error, match=words):
+        call()
 
 
-@pytest.mark.parametrize(
-    ("join", "message"), [("sum", r"one shape, got \(4,\) and \(1,\)"), (jnp.stack, "shape")]
-)
-def test_outputs_that_cannot_be_joined_name_the_layer(join, message, getkey):
-    model = nn.Sequential([nn.Parallel(linears(getkey(), 4, 1), join)])
-    with pytest.raises(ValueError, match=message) as caught:
-        model(X)
-    note = "Raised while joining the outputs of Parallel at Sequential.layers[0]."
-    assert note in caught.value.__notes__
+def test_outputs_that_cannot_be_joined_name_the_layer(getkey):
+    for join, message in (("sum", r"one shape, got \(4,\) and \(1,\)"), (jnp.stack, "shape")):
+        model = nn.Sequential([nn.Parallel(linears(getkey(), 4, 1), join)])
+        with pytest.raises(ValueError, match=message) as caught:
+            model(X)
+        note = "Raised while joining the outputs of Parallel at Sequential.layers[0]."
+        assert note in caught.value.__notes__

@@ -1,3 +1,5 @@
+"""Pooling, compared with Equinox and with `jax.lax.reduce_window`."""
+
 import dataclasses
 import functools
 import math
@@ -12,7 +14,8 @@ from jax.test_util import check_grads
 
 import eqxlike as eqx
 from eqxlike import nn
-from tests.nn.arrays import normal
+from tests.nn.arrays import assert_close, normal
+from tests.nn.mistakes import each_mistake
 
 POOLS = {
     "Avg1d-ceil": ("AvgPool1d", (3, 2), {"use_ceil": True}),
@@ -28,25 +31,34 @@ POOLS = {
 SIZES = (4, 5, 3)
 
 
-def test_fields_and_outputs_are_those_of_equinox(getkey):
+ADAPTIVE = {
+    "AdaptiveAvgPool2d": ((2, 3),),
+    "AdaptiveAvgPool3d": (2,),
+    "AdaptiveMaxPool1d": (5,),
+    "AdaptiveMaxPool3d": (1,),
+    "AdaptivePool": ((3, 2), 2, jnp.median),
+}
+
+
+def test_fields_and_outputs_equal_equinox(getkey):
     pairs, xs = [], []
-    for layer, sizes, options in POOLS.values():
+    layers = [*POOLS.values(), *((name, sizes, {}) for name, sizes in ADAPTIVE.items())]
+    for layer, sizes, options in layers:
         ours, theirs = (getattr(module, layer)(*sizes, **options) for module in (nn, equinox.nn))
-        own_fields = [each.name for each in dataclasses.fields(ours)]
-        assert own_fields[:7] == [each.name for each in dataclasses.fields(theirs)]
-        for each in own_fields[:7]:
-            assert getattr(ours, each) == getattr(theirs, each)
+        names = [each.name for each in dataclasses.fields(theirs)]
+        is_adaptive = layer in ADAPTIVE
+        compared = 2 if is_adaptive else 7
+        assert [each.name for each in dataclasses.fields(ours)][:compared] == names
+        for name in names:
+            assert getattr(ours, name) == getattr(theirs, name)
+        num_axes = len(ours.target_shape) if is_adaptive else ours.num_spatial_dims
+        xs.append(normal(getkey(), (2, *((5, 7, 4) if is_adaptive else SIZES)[:num_axes])))
         pairs.append((ours, theirs))
-        xs.append(normal(getkey(), (2, *SIZES[: ours.num_spatial_dims])))
-    assert_same_outputs(pairs, xs)
-
-
-def assert_same_outputs(pairs, xs):
     outputs = eqx.filter_jit(
         lambda pairs: [[layer(x) for layer in pair] for pair, x in zip(pairs, xs, strict=True)]
     )
     for found, expected in outputs(pairs):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        assert_close(found, expected)
 
 
 def test_average_is_summed_in_a_dtype_that_holds_it():
@@ -68,15 +80,20 @@ def test_average_is_summed_in_a_dtype_that_holds_it():
     assert (whole.dtype, whole.tolist()) == (jnp.int32, [[1, 1, 3, 3, 2]])
 
 
-def test_padding_is_of_words_or_negative_and_may_be_left_out_of_the_average():
+def test_padding_may_be_a_word_or_negative_and_need_not_count_in_the_average():
     x = jnp.array([[1.0, 2.0, 3.0, 4.0]])
     pools = [
         (nn.MaxPool1d(2, padding="SAME"), [2, 3, 4, 4]),
         (nn.MaxPool1d(2, padding="same_lower"), [1, 2, 3, 4]),
         (nn.MaxPool1d(2, padding="VALID"), [2, 3, 4]),
-        # A negative one cuts off, even for a window of one.
+        # Negative padding cuts off, even for a window of one.
         (nn.MaxPool1d(1, padding=-1), [2, 3]),
         (nn.MaxPool1d(1, padding=((-2, 1),)), [3, 4, -math.inf]),
+        # No window begins beyond the input.
+        (nn.MaxPool1d(2, 4, use_ceil=True), [2]),
+        (nn.MaxPool1d(2, 3, use_ceil=True), [2, 4]),
+        (nn.AvgPool1d(3, 2, padding=((1, 3),), count_include_pad=False), [1.5, 3, 4]),
+        (nn.Pool(0, lambda total, x: total + x * x, 1, 2), [5, 13, 25]),
     ]
     outputs = jax.jit(lambda x: [pool(x) for pool, _ in pools])(x)
     assert [each.tolist() for each in outputs] == [[expected] for _, expected in pools]
@@ -84,19 +101,7 @@ def test_padding_is_of_words_or_negative_and_may_be_left_out_of_the_average():
     assert pool(jnp.array([[2.0, 4.0, 6.0]])).tolist() == [[3, 5, 0]]
 
 
-def test_no_window_begins_beyond_the_input():
-    x = jnp.array([[1.0, 2.0, 3.0, 4.0]])
-    assert nn.MaxPool1d(2, 4, use_ceil=True)(x).tolist() == [[2]]
-    assert nn.MaxPool1d(2, 3, use_ceil=True)(x).tolist() == [[2, 4]]
-
-
-def test_any_operation_can_be_differentiated(getkey):
-    pool = nn.Pool(1.0, lax.mul, 2, (2, 3), 2, 1)
-    x = normal(getkey(), (2, 3, 4))
-    check_grads(eqx.filter_jit(pool), (x,), order=1, rtol=1e-2, atol=1e-2)
-
-
-def test_short_windows_have_the_derivatives_of_reduce_window(getkey):
+def test_derivatives_of_short_windows_equal_reduce_window(getkey):
     operations = ((lax.max, -jnp.inf), (lax.min, jnp.inf), (lax.add, 0.0))
     windows = ((2, 2, 0), (3, 2, 1), ((2, 4), (2, 4), (1, 0)), (2, 3, 0))
     pools = [nn.Pool(init, each, 2, *window) for each, init in operations for window in windows]
@@ -131,15 +136,13 @@ def test_nan_is_the_maximum_and_the_minimum_of_its_window():
         np.testing.assert_array_equal(out, [[jnp.nan, jnp.nan, last]])
 
 
-def test_an_initial_value_that_is_an_array_can_be_differentiated_under_jit():
+def test_any_operation_and_initial_value_can_be_differentiated(getkey):
+    pool = nn.Pool(1.0, lax.mul, 2, (2, 3), 2, 1)
+    x = normal(getkey(), (2, 3, 4))
+    check_grads(eqx.filter_jit(pool), (x,), order=1, rtol=1e-2, atol=1e-2)
     pool = nn.Pool(jnp.array(-jnp.inf), lax.max, 1, 2)
     gradient = eqx.filter_jit(eqx.filter_grad(lambda x, pool: jnp.sum(pool(x))))
     assert gradient(jnp.array([[1.0, 3.0, 2.0]]), pool).tolist() == [[0, 2, 0]]
-
-
-def test_a_number_takes_the_dtype_of_the_input():
-    squares = nn.Pool(0, lambda total, x: total + x * x, 1, 2)
-    assert squares(jnp.array([[1.0, 2.0, 3.0]])).tolist() == [[5, 13]]
 
 
 def test_empty_batch_gives_an_empty_batch():
@@ -149,73 +152,7 @@ def test_empty_batch_gives_an_empty_batch():
     assert [each.shape for each in outputs] == [(0, 2, 3, 2), (0, 3, 2, 2)]
 
 
-@pytest.mark.parametrize(
-    ("layer", "shape", "error", "message"),
-    [
-        (nn.MaxPool2d(2), (4, 4), ValueError, r"MaxPool2d .* \(channels, height, width\), got"),
-        (
-            nn.Sequential([nn.AvgPool1d(3)]),
-            (1, 2),
-            ValueError,
-            r"AvgPool1d at Sequential\.layers\[0\] .* its window, \(3,\); got .* 2\)",
-        ),
-        (
-            nn.MaxPool1d(2, padding=3),
-            (1, 4),
-            RuntimeError,
-            r"no larger than its window, .* padding=\(\(3, 3\),\)",
-        ),
-        (nn.AdaptiveAvgPool2d(2), (4, 4), ValueError, r"AdaptiveAvgPool2d .* \(channels, hei"),
-        (
-            nn.AdaptiveAvgPool2d(3),
-            (1, 4, 2),
-            ValueError,
-            r"AdaptiveAvgPool2d expected at least 3 entries along axis 2 of x, .* 2\)",
-        ),
-    ],
-)
-def test_unfit_input_is_named(layer, shape, error, message):
-    with pytest.raises(error, match=message):
-        layer(jnp.ones(shape))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kernel_size": (2,)}, r"kernel_size must .* of 2 such integers, .* got \(2,\)"),
-        ({"stride": 0}, "stride must be an integer of at least 1"),
-        ({"padding": "LARGE"}, "padding must be .* got 'LARGE'"),
-    ],
-)
-def test_bad_argument_is_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        nn.MaxPool2d(**({"kernel_size": 2} | options))
-
-
-ADAPTIVE = {
-    "AdaptiveAvgPool2d": ((2, 3),),
-    "AdaptiveAvgPool3d": (2,),
-    "AdaptiveMaxPool1d": (5,),
-    "AdaptiveMaxPool3d": (1,),
-    "AdaptivePool": ((3, 2), 2, jnp.median),
-}
-
-
-def test_adaptive_fields_and_outputs_are_those_of_equinox(getkey):
-    pairs, xs = [], []
-    for name, sizes in ADAPTIVE.items():
-        ours, theirs = (getattr(module, name)(*sizes) for module in (nn, equinox.nn))
-        assert [each.name for each in dataclasses.fields(ours)][:2] == [
-            each.name for each in dataclasses.fields(theirs)
-        ]
-        assert ours.target_shape == theirs.target_shape
-        assert ours.operation is theirs.operation
-        pairs.append((ours, theirs))
-        xs.append(normal(getkey(), (2, *(5, 7, 4)[: len(ours.target_shape)])))
-    assert_same_outputs(pairs, xs)
-
-
-def test_adaptive_windows_are_disjoint_and_the_first_longer_unless_they_overlap():
+def test_adaptive_windows_are_disjoint_with_the_longer_ones_first_unless_they_overlap():
     x = jnp.arange(10.0)[None]
     image = jnp.asarray(np.arange(12.0, dtype=np.float32).reshape(1, 3, 4))
 
@@ -234,7 +171,7 @@ def test_adaptive_windows_are_disjoint_and_the_first_longer_unless_they_overlap(
     assert nn.AdaptiveAvgPool2d([2, 3]).target_shape == (2, 3)
 
 
-def test_jaxpr_is_one_reduction_with_the_channels_last_or_moves_no_axis():
+def test_jaxpr_has_one_reduction_and_moves_the_channels_once():
     jaxpr = jax.make_jaxpr(nn.MaxPool2d(5, 2, 1))(jnp.ones((2, 6, 6)))
     names = [equation.primitive.name for equation in jaxpr.eqns]
     assert names == ["transpose", "reduce_window_max", "transpose"]
@@ -248,10 +185,44 @@ def test_jaxpr_is_one_reduction_with_the_channels_last_or_moves_no_axis():
     assert names == {"slice", "reshape", "reduce_max", "concatenate"}
 
 
-@pytest.mark.parametrize("target", [0, (2,), 2.0, (2, None)])
-def test_bad_target_is_named(target):
-    with pytest.raises(ValueError, match="target_shape must be an integer of at least 1"):
-        nn.AdaptiveAvgPool2d(target)
+def max_pool(**options):
+    return lambda: nn.MaxPool2d(**({"kernel_size": 2} | options))
+
+
+MISTAKES = {
+    ValueError: {
+        r"MaxPool2d .* \(channels, height, width\), got": lambda: nn.MaxPool2d(2)(jnp.ones((4, 4))),
+        r"AvgPool1d at Sequential\.layers\[0\] .* its window, \(3,\); got .* 2\)": (
+            lambda: nn.Sequential([nn.AvgPool1d(3)])(jnp.ones((1, 2)))
+        ),
+        r"AdaptiveAvgPool2d .* \(channels, hei": (
+            lambda: nn.AdaptiveAvgPool2d(2)(jnp.ones((4, 4)))
+        ),
+        r"AdaptiveAvgPool2d expected at least 3 entries along axis 2 of x, .* 2\)": (
+            lambda: nn.AdaptiveAvgPool2d(3)(jnp.ones((1, 4, 2)))
+        ),
+        r"kernel_size must .* of 2 such integers, .* got \(2,\)": max_pool(kernel_size=(2,)),
+        "stride must be an integer of at least 1": max_pool(stride=0),
+        "padding must be .* got 'LARGE'": max_pool(padding="LARGE"),
+    },
+    RuntimeError: {
+        r"no larger than its window, .* padding=\(\(3, 3\),\)": (
+            lambda: nn.MaxPool1d(2, padding=3)(jnp.ones((1, 4)))
+        )
+    },
+}
+
+
+@each_mistake(MISTAKES)
+def test_mistakes_are_refused(error, words, call):
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_wrong_targets_are_refused():
+    for target in (0, (2,), 2.0, (2, None)):
+        with pytest.raises(ValueError, match="target_shape must be an integer of at least 1"):
+            nn.AdaptiveAvgPool2d(target)
 
 
 def test_floats_without_infinity_are_padded_too():

@@ -11,6 +11,7 @@ import pytest
 import eqxlike as eqx
 from eqxlike import nn
 from tests.nn.cases import Counter
+from tests.nn.mistakes import each_mistake
 
 
 class Pair(eqx.Module):
@@ -147,55 +148,35 @@ def set_to(value):
     return lambda state: state.set(INDEX, value)
 
 
-ERRORS = {
-    "value of another shape": (
-        set_to(jnp.zeros(3)),
-        ValueError,
-        r"at mean must keep .*: the old value is .* \(2,\) .*, and the new value is .* \(3,\) and",
-    ),
-    "value of another dtype": (
-        set_to(jnp.zeros(2, jnp.float16)),
-        ValueError,
-        r"the old value is .* dtype float32, and the new value is .* dtype float16\.",
-    ),
-    "value that is not an array": (
-        set_to("a"),
-        ValueError,
-        r"the old value is an array .*, and the new value is 'a'\.",
-    ),
-    "index of another model": (
-        lambda state: state.get(OTHER),
-        KeyError,
-        "StateIndex sum is not in this State, which has mean",
-    ),
-    "no attribute": (
-        lambda state: state.values,
-        AttributeError,
-        "'State' object has no attribute 'values'",
-    ),
-    "no index": (lambda state: state.get("mean"), ValueError, "by a StateIndex, got str"),
-    "update with another state": (
-        lambda state: state.update(nn.State(OTHER)),
-        ValueError,
-        "which has mean; got a State that also has sum",
-    ),
-    "update with no state": (lambda state: state.update(3), ValueError, "a State, .* got int"),
-    "initial values taken out": (
-        lambda state: nn.State([nn.delete_init_state(INDEX)]),
-        ValueError,
-        r"StateIndex at list\[0\] has no initial value",
-    ),
-    "initial value that is not an array": (
-        lambda state: nn.State([nn.StateIndex("a")]),
-        TypeError,
-        r"StateIndex at list\[0\] expected .* got a leaf of type str: 'a'",
-    ),
+MISTAKES = {
+    ValueError: {
+        r"at mean must keep .* the old value is .* \(2,\) .* the new value is .* \(3,\) and": (
+            set_to(jnp.zeros(3))
+        ),
+        r"the old value is .* dtype float32, and the new value is .* dtype float16\.": (
+            set_to(jnp.zeros(2, jnp.float16))
+        ),
+        r"the old value is an array .*, and the new value is 'a'\.": set_to("a"),
+        "by a StateIndex, got str": lambda state: state.get("mean"),
+        "has mean; got a State that also has sum": lambda state: state.update(nn.State(OTHER)),
+        "a State, .* got int": lambda state: state.update(3),
+        r"StateIndex at list\[0\] has no initial": lambda _: nn.State(
+            [nn.delete_init_state(INDEX)]
+        ),
+    },
+    KeyError: {"StateIndex sum is not in this State, which has mean": lambda s: s.get(OTHER)},
+    AttributeError: {"'State' object has no attribute 'values'": lambda state: state.values},
+    TypeError: {
+        r"StateIndex at list\[0\] expected .* got a leaf of type str: 'a'": (
+            lambda _: nn.State([nn.StateIndex("a")])
+        )
+    },
 }
 
 
-@pytest.mark.parametrize(("use", "error", "message"), ERRORS.values(), ids=ERRORS)
-def test_errors_leave_the_state_in_use(use, error, message):
+@each_mistake(MISTAKES)
+def test_mistakes_leave_the_state_in_use(error, words, call):
     state = nn.State(INDEX)
-    with pytest.raises(error, match=message):
-        use(state)
+    with pytest.raises(error, match=words):
+        call(state)
     assert state.get(INDEX).tolist() == [0, 0]
