@@ -194,8 +194,6 @@ def test_training_continues_the_averages_from_given_statistics(mode):
             np.testing.assert_allclose(out, expected, rtol=2e-3)
 
 
-
-
 def test_inference_leaves_the_state_unchanged(getkey):
     norm, state = batch_norm(3, "batch", inference=True)
     before, x = jax.tree.leaves(state), normal(getkey(), (3,))

@@ -1,4 +1,4 @@
-"""Convolutions on CPUs: other programs than XLA's own, with the same numbers."""
+"""Convolutions on CPUs: faster programs than XLA's own, with the same numbers."""
 
 import functools
 import re
@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 import eqxlike as eqx
 from eqxlike import internal
 from eqxlike.nn import _conv_cpu
-from tests.nn.arrays import normal
+from tests.nn.arrays import assert_close, normal
 
-# Shape of x with its batch, shape of the weight, options. Each is written in another way on a CPU,
+# Shape of x with its batch, shape of the weight, options. On a CPU each case has its own program,
 # in the forward pass or in a gradient.
 CASES = {
     "one point": ((3, 4, 5, 4), (2, 4, 1, 1), {"window_strides": (2, 1), "padding": [(1, 0)] * 2}),
@@ -65,7 +65,7 @@ def derivatives(convolve, x, weight, options):
     }
 
 
-def test_derivatives_are_those_of_jax(monkeypatch, getkey):
+def test_derivatives_equal_jax(monkeypatch, getkey):
     monkeypatch.setattr(_conv_cpu, "_PART", 100)
     with jax.enable_x64():
         keys = [getkey() for _ in CASES]
@@ -77,21 +77,14 @@ def test_derivatives_are_those_of_jax(monkeypatch, getkey):
         @jax.jit
         def both(arrays):
             return [
-                {name: derivatives(each, *arrays[name], options=CASES[name][2]) for name in CASES}
+                {name: derivatives(each, *arrays[name], CASES[name][2]) for name in CASES}
                 for each in (_conv_cpu.conv, jax.lax.conv_general_dilated)
             ]
 
         found, expected = both(arrays)
-    of_jax = jax.tree.leaves(expected)
-    for (path, value), its_expected in zip(jax.tree.leaves_with_path(found), of_jax, strict=True):
-        np.testing.assert_allclose(
-            value,
-            its_expected,
-            rtol=1e-9,
-            atol=1e-9,
-            err_msg=jax.tree_util.keystr(path),
-            strict=True,
-        )
+    assert list(found) == list(expected)
+    for name in CASES:
+        assert_close(found[name], expected[name], 1e-9, 1e-9, err_msg=name, strict=True)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
@@ -104,10 +97,8 @@ def test_parts_are_summed_in_float32(dtype, monkeypatch):
         run = functools.partial(_conv_cpu.conv, x, **options)
         y, pullback = jax.vjp(run, weight)
         (found,) = jax.jit(pullback)(jnp.full_like(y, 1.0))
-        expected = 600 * (5 - size)
-        np.testing.assert_allclose(
-            found.astype(jnp.float32), expected, rtol=2 * float(jnp.finfo(dtype).eps)
-        )
+        rtol = 2 * float(jnp.finfo(dtype).eps)
+        np.testing.assert_allclose(found.astype(jnp.float32), 600 * (5 - size), rtol)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -156,7 +147,7 @@ def test_policies_of_checkpoint_save_convolutions_on_other_platforms(platform, m
     assert saved == (0 if platform == "cpu" else 1)
 
 
-def test_jet_is_that_of_jax(getkey):
+def test_jet_equals_jax(getkey):
     x, weight = normal(getkey(), (2, 3, 6)), normal(getkey(), (4, 3, 2))
 
     def run(convolve):
@@ -167,31 +158,28 @@ def test_jet_is_that_of_jax(getkey):
         series = [[jnp.cos(each), each] for each in (x, weight)]
         return jet(powers, (x, weight), series)
 
-    found, expected = run(_conv_cpu.conv), run(jax.lax.conv_general_dilated)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), found, expected)
+    assert_close(run(_conv_cpu.conv), run(jax.lax.conv_general_dilated), atol=0)
 
 
 def test_gradient_inside_shard_map_and_of_sharded_arrays(getkey):
-    layers = [
-        eqx.nn.Conv1d(2, 4, size, groups=g, key=getkey()) for size, g in ((1, 1), (3, 1), (3, 2))
-    ]
+    sizes = [(1, 1), (3, 1), (3, 2)]
+    layers = [eqx.nn.Conv1d(2, 4, size, groups=groups, key=getkey()) for size, groups in sizes]
     x = normal(getkey(), (4, 2, 8))
 
     def gradient(layers, x):
-        return jax.grad(lambda layers: sum(jnp.sum(jax.vmap(each)(x) ** 2) for each in layers))(
-            layers
-        )
+        loss = lambda layers: sum(jnp.sum(jax.vmap(each)(x) ** 2) for each in layers)
+        return jax.grad(loss)(layers)
 
     mesh = jax.make_mesh((2,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
     expected = jax.jit(gradient)(layers, x)
-    # The gradient by what all devices share is summed over them.
+    # Each device adds its share to the gradient of the shared layers.
     mapped = jax.shard_map(gradient, mesh=mesh, in_specs=(P(), P("device")), out_specs=P())
     placed = jax.device_put(x, jax.sharding.NamedSharding(mesh, P("device")))
     for found in (jax.jit(mapped)(layers, x), jax.jit(gradient)(layers, placed)):
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), found, expected)
+        assert_close(found, expected, atol=0)
 
 
-def test_finalised_program_has_jax_own_convolution():
+def test_finalised_program_has_the_convolution_of_jax():
     layer = eqx.nn.Conv1d(2, 4, 3, key=jax.random.key(0))
     jaxpr = internal.finalise_make_jaxpr(layer)(jnp.ones((2, 5)))
     assert jax.lax.conv_general_dilated_p in [each.primitive for each in jaxpr.eqns]

@@ -1,4 +1,4 @@
-"""The chunked cross-entropy is the plain one, in value and every derivative, for less memory."""
+"""The chunked cross-entropy has the value and derivatives of the plain one, for less memory."""
 
 import functools
 
@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 import eqxlike as eqx
 from eqxlike import nn
 from eqxlike.nn import _cross_entropy
-from tests.nn.arrays import normal
+from tests.nn.arrays import assert_close, normal
+from tests.nn.mistakes import each_mistake
 
 OPTIONS = [{}, {"ignore_index": -100, "label_smoothing": 0.1, "z_loss": 0.01}]
 
@@ -25,7 +26,7 @@ def several_chunks(monkeypatch):
 
 
 def plain(features, readout, labels, ignore_index=None, label_smoothing=0.0, z_loss=0.0):
-    """By the definitions, with all logits."""
+    """Computes the definition, with all logits."""
     weight, *bias = readout
     logits = features @ weight.T
     logits += jnp.broadcast_to(bias[0], logits.shape) if bias else 0
@@ -53,7 +54,7 @@ def example(getkey, shape=(3, 7), size=5, classes=23, dtype=jnp.float64):
     return arrays[0], tuple(arrays[1:]), labels
 
 
-def of_groups(loss):
+def sum_of_groups(loss):
     """A sum of means of groups, each with another factor: `vmap` shares the readout."""
 
     def total(features, readout, labels):
@@ -63,47 +64,34 @@ def of_groups(loss):
     return total
 
 
-def assert_close(found, expected, **options):
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(one, other, **options)
-
-
 @pytest.mark.parametrize("options", OPTIONS)
-def test_value_and_derivatives_are_those_of_all_logits(options, getkey):
-    """Of both orders, in both modes, by features and readout; under `vmap` on either side."""
+def test_value_and_derivatives_equal_the_plain_formula(options, getkey):
+    """First and second derivatives, in both modes, by features and readout; `vmap` over either."""
     with jax.enable_x64(True):
         features, readout, labels = example(getkey)
         if options:
             labels = labels.at[0, :3].set(-100)
 
-        @jax.jit
-        def derivatives(features, readout, labels):
-            found = []
-            for loss in (ours, plain):
-                loss = functools.partial(loss, **options)
+        @functools.partial(jax.jit, static_argnums=0)
+        def derivatives(loss, features, readout, labels):
+            loss = functools.partial(loss, **options)
+            one = lambda features, readout: loss(features, readout, labels)
+            ensemble = jax.tree.map(lambda each: jnp.stack([each, 2 * each]), readout)
+            return [
+                jax.value_and_grad(one, (0, 1))(features, readout),
+                jax.grad(one)(features, readout),
+                jax.grad(one, 1)(features, readout),
+                jax.jacfwd(one, 1)(features, readout),
+                jax.jacrev(jax.jacrev(one, 1), 0)(features, readout),
+                jax.jacfwd(jax.grad(one, 1), 1)(features, readout),
+                jax.vmap(jax.grad(loss, 1), (0, None, 0))(features, readout, labels),
+                jax.vmap(jax.grad(one, 1), (None, 0))(features, ensemble),
+                jax.grad(sum_of_groups(loss), (0, 1))(features, readout, labels),
+                jax.jacfwd(sum_of_groups(loss))(features, readout, labels),
+            ]
 
-                def one(features, readout, labels=labels, loss=loss):
-                    return loss(features, readout, labels)
-
-                ensemble = jax.tree.map(lambda each: jnp.stack([each, 2 * each]), readout)
-                found.append(
-                    [
-                        jax.value_and_grad(one, (0, 1))(features, readout),
-                        jax.grad(one)(features, readout),
-                        jax.grad(one, 1)(features, readout),
-                        jax.jacfwd(one, 1)(features, readout),
-                        jax.jacrev(jax.jacrev(one, 1), 0)(features, readout),
-                        jax.jacfwd(jax.grad(one, 1), 1)(features, readout),
-                        jax.vmap(jax.grad(loss, 1), (0, None, 0))(features, readout, labels),
-                        jax.vmap(jax.grad(one, 1), (None, 0))(features, ensemble),
-                        jax.grad(of_groups(loss), (0, 1))(features, readout, labels),
-                        jax.jacfwd(of_groups(loss))(features, readout, labels),
-                    ]
-                )
-            return found
-
-        found, expected = derivatives(features, readout, labels)
-    assert_close(found, expected, rtol=1e-10, atol=1e-12)
+        found, expected = (derivatives(loss, features, readout, labels) for loss in (ours, plain))
+        assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_readout_may_be_an_embedding_or_an_array(getkey):
@@ -147,95 +135,73 @@ def test_wrong_labels_are_nan_and_a_batch_without_tokens_is_zero(getkey):
     assert ours(features[:, :0], readout, labels[:, :0]) == 0
 
 
-@pytest.mark.parametrize("function", [lambda loss: loss, of_groups])
-def test_memory_is_that_of_a_chunk(function, monkeypatch, getkey):
+@pytest.mark.parametrize("function", [lambda loss: loss, sum_of_groups])
+def test_memory_holds_one_chunk(function, monkeypatch, getkey):
     monkeypatch.undo()
     arrays = example(getkey, (4, 1024), 8, 4096, jnp.float32)
-    sizes = [
-        jax.jit(jax.value_and_grad(function(loss), (0, 1)))
-        .lower(*arrays)
-        .compile()
-        .memory_analysis()
-        .temp_size_in_bytes
-        for loss in (ours, plain)
-    ]
-    assert sizes[0] < 0.35 * sizes[1]
-    assert sizes[0] < 4 * 4096 * 4096  # The size of all logits
+
+    def num_bytes(loss):
+        program = jax.jit(jax.value_and_grad(function(loss), (0, 1))).lower(*arrays).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    found = num_bytes(ours)
+    assert found < 0.35 * num_bytes(plain)
+    assert found < 4 * 4096 * 4096  # The size of all logits
+
+
+def of_shards(features, readout, labels):
+    count = (labels != -1).sum().astype(jnp.float32)
+    total = ours(features, readout, labels, ignore_index=-1) * count
+    return jax.lax.psum(total, "devices") / jax.lax.psum(count, "devices")
 
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit, None])
 def test_tokens_and_classes_may_be_sharded(axis_type, getkey):
-    """Over the axes of `jax.jit`; `None` is `jax.shard_map`."""
+    """The axes are axes of `jax.jit`, or with `None` of `jax.shard_map`."""
     features, readout, labels = example(getkey, (4, 6), 4, 32, jnp.float32)
-    labels = labels.at[0].set(-1)
-    value_and_grad = jax.value_and_grad(ours, (0, 1))
-    expected = value_and_grad(features, readout, labels, ignore_index=-1)
+    arrays = features, readout, labels.at[0].set(-1)
+    step = jax.value_and_grad(functools.partial(ours, ignore_index=-1), (0, 1))
     mesh = jax.make_mesh((2,), ("devices",), axis_types=(axis_type or AxisType.Auto,))
-    arrays = (features, readout, labels)
-
-    def part(features, readout, labels):
-        count = (labels != -1).sum().astype(jnp.float32)
-        total = ours(features, readout, labels, ignore_index=-1) * count
-        return jax.lax.psum(total, "devices") / jax.lax.psum(count, "devices")
-
+    split, whole = P("devices"), P()
     if axis_type is None:
-        specs = (P("devices"), P(), P("devices"))
-        mapped = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=P())
-        found = jax.jit(jax.value_and_grad(mapped, (0, 1)))(*arrays)
-        assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        mapped = jax.shard_map(
+            of_shards, mesh=mesh, in_specs=(split, whole, split), out_specs=whole
+        )
+        assert_close(jax.jit(jax.value_and_grad(mapped, (0, 1)))(*arrays), step(*arrays))
         return
-    for tokens, classes in [(P("devices"), P()), (P(), P("devices"))]:
+    for tokens, classes in [(split, whole), (whole, split)]:
         specs = (tokens, (classes, classes), tokens)
         shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         with jax.set_mesh(mesh):
-            sharded = jax.device_put(arrays, shardings)
-            found = jax.jit(value_and_grad, static_argnames="ignore_index")(
-                *sharded, ignore_index=-1
-            )
-        assert_close(found, expected, rtol=1e-5, atol=1e-6)
+            found = jax.jit(step)(*jax.device_put(arrays, shardings))
+        assert_close(found, step(*arrays))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "message"),
-    [
-        ((jnp.ones((2, 4)), jnp.ones((5, 3)), jnp.zeros(2, int)), {}, ValueError, "shape (..., 3)"),
-        (
-            (jnp.ones((2, 3)), jnp.ones((5, 3)), jnp.zeros(3, int)),
-            {},
-            ValueError,
-            "(2, 3) and (3,)",
-        ),
-        (
-            (jnp.ones((2, 3)), jnp.ones((5, 3)), jnp.zeros(2)),
-            {},
-            TypeError,
-            "0 to 4; got dtype float32. For labels -1",
-        ),
-        (
-            (jnp.ones((2, 3)), jnp.ones(3), jnp.zeros(2, int)),
-            {},
-            TypeError,
-            "array of shape (3,) and",
-        ),
-        ((jnp.ones((2, 3)), jnp.tanh, jnp.zeros(2, int)), {}, TypeError, "with a weight None"),
-        (
-            (jnp.ones((2, 3)), jnp.ones((5, 3)), jnp.zeros(2, int)),
-            {"label_smoothing": 1.5},
-            ValueError,
-            "label_smoothing must be from 0 to 1",
-        ),
-        (
-            (jnp.ones((2, 3)), jnp.ones((5, 3)), jnp.zeros(2, int)),
-            {"ignore_index": 1.5},
-            TypeError,
-            "ignore_index must be an integer, got 1.5",
-        ),
-    ],
-)
-def test_unfit_arguments_are_refused(arguments, options, error, message):
-    with pytest.raises(error) as caught:
-        nn.cross_entropy(*arguments, **options)
-    assert message in str(caught.value)
+def call(features=(2, 3), readout=None, labels=(2,), dtype=int, **options):
+    readout = jnp.ones((5, 3)) if readout is None else readout
+    arrays = jnp.ones(features), readout, jnp.zeros(labels, dtype)
+    return lambda: nn.cross_entropy(*arrays, **options)
+
+
+MISTAKES = {
+    ValueError: {
+        r"shape \(\.\.\., 3\)": call((2, 4)),
+        r"\(2, 3\) and \(3,\)": call(labels=(3,)),
+        "label_smoothing must be from 0 to 1": call(label_smoothing=1.5),
+    },
+    TypeError: {
+        "0 to 4; got dtype float32. For labels -1": call(dtype=float),
+        r"array of shape \(3,\) and": call(readout=jnp.ones(3)),
+        "with a weight None": call(readout=jnp.tanh),
+        "ignore_index must be an integer, got 1.5": call(ignore_index=1.5),
+    },
+}
+
+
+@each_mistake(MISTAKES)
+def test_mistakes_are_refused(error, words, call):
+    with pytest.raises(error, match=words):
+        call()
 
 
 def test_export_for_any_number_of_tokens():
