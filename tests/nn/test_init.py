@@ -1,4 +1,4 @@
-"""What layers draw when they are built: the same numbers in whatever way they are asked for."""
+"""Layers draw the same parameters as JAX, with and without `jit`, by few programs."""
 
 import functools
 from typing import Any
@@ -23,7 +23,7 @@ def parameters(dtype="float32"):
 
 
 def drawn_one_by_one(key, dtype="float32"):
-    """What JAX draws for `parameters`, by a call each."""
+    """Draws `parameters` by one call of JAX for each."""
     keys = jr.split(jr.clone(key), len(SHAPES))
     if dtype != "complex64":
         pairs = zip(keys, SHAPES, strict=True)
@@ -43,26 +43,19 @@ def assert_same(some, others):
 
 
 KEYS = {
-    "rbg": functools.partial(jr.key, 3, impl="rbg"),
-    "uint32": functools.partial(jr.PRNGKey, 3),
-    "threefry": functools.partial(jr.key, 3),
+    "bfloat16": functools.partial(jr.PRNGKey, 3),
+    "float32": functools.partial(jr.key, 3, impl="rbg"),
+    "complex64": functools.partial(jr.key, 3),
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [
-        ("rbg", "float32"),
-        ("uint32", "bfloat16"),
-        ("threefry", "complex64"),
-    ],
-)
-def test_arrays_are_those_of_jax_random_uniform_to_the_last_bit(kind, dtype):
-    key = KEYS[kind]()
+@pytest.mark.parametrize("dtype", KEYS)
+def test_arrays_equal_jax_random_uniform_to_the_last_bit(dtype):
+    key = KEYS[dtype]()
     assert_same(draw(key, *parameters(dtype)), drawn_one_by_one(key, dtype))
 
 
-def test_arrays_are_the_same_under_jit_and_vmap_and_without_jit(getkey):
+def test_arrays_are_the_same_with_jit_and_vmap_and_without(getkey):
     keys = jr.split(getkey(), 2)
     key = jr.clone(keys)[0]
     expected = drawn_one_by_one(key)
@@ -79,6 +72,7 @@ def test_arrays_are_the_same_under_jit_and_vmap_and_without_jit(getkey):
 @pytest.mark.usefixtures("plain_dispatch")
 def test_arrays_of_many_shapes_are_drawn_by_few_programs(monkeypatch):
     shapes = [(7, 3), (256,), (9, 9, 9), (300, 300), (300, 301)]
+    uniform = lambda key, shape=(7, 3): draw(key, Parameter(shape, FLOAT32, 0.5), None)[0]
     _parameters._num_draws.clear()
     num_compiled = 0
 
@@ -91,7 +85,7 @@ def test_arrays_of_many_shapes_are_drawn_by_few_programs(monkeypatch):
     jax.clear_caches()
     jax.monitoring.register_event_duration_secs_listener(listen)
     with jax.transfer_guard("disallow_explicit"):
-        arrays = [draw(key, Parameter(shape, FLOAT32, 0.5), None)[0] for shape in shapes]
+        arrays = [uniform(key, shape) for shape in shapes]
         normals = [_parameters.normal(key, shape, FLOAT32) for shape in shapes[:3]]
         keys = [each for num in (2, 3) for each in split_key(key, num)]
         filled = draw(None, *(Parameter(shape, FLOAT32, fill=1) for shape in shapes[:3]))
@@ -103,38 +97,31 @@ def test_arrays_of_many_shapes_are_drawn_by_few_programs(monkeypatch):
     )
     assert_same(filled, [jnp.ones(shape) for shape in shapes[:3]])
     monkeypatch.setattr(_parameters, "_MAX_HOST_DRAWS", 0)
-    assert_same(arrays, [draw(key, Parameter(shape, FLOAT32, 0.5), None)[0] for shape in shapes])
+    assert_same(arrays, [uniform(key, shape) for shape in shapes])
     assert {each for array in [*arrays, *normals, *keys] for each in array.devices()} == {device}
     key_of_numpy: Any = np.asarray(jr.PRNGKey(5))
-    of_numpy = draw(key_of_numpy, Parameter((7, 3), FLOAT32, 0.5), None)[0]
-    np.testing.assert_array_equal(of_numpy, arrays[0])
+    np.testing.assert_array_equal(uniform(key_of_numpy), arrays[0])
     draw_one = functools.partial(jr.uniform, minval=-0.5, maxval=0.5)
     assert_same(
         arrays, jax.jit(lambda: [draw_one(jr.split(jr.key(5))[0], shape) for shape in shapes])()
     )
-    closed_over = jax.jit(lambda: draw(key, Parameter((7, 3), FLOAT32, 0.5), None)[0])
-    np.testing.assert_array_equal(closed_over(), arrays[0])
+    np.testing.assert_array_equal(jax.jit(lambda: uniform(key))(), arrays[0])
 
 
-def compiled_text(function, *arguments) -> str:
-    text = function.lower(*arguments).compile().as_text()
-    assert text is not None
-    return text
-
-
-def test_kernel_is_counted_along_one_axis(getkey):
-    # Along four axes its program takes three times as long to compile, and to run.
+def test_large_arrays_are_drawn_along_one_axis(getkey):
+    # Along four axes the program takes three times as long to compile, and to run.
     options = (Parameter((2, 3, 4, 5), FLOAT32), Parameter((2, 1, 1), FLOAT32)), True
-    program = compiled_text(_parameters._draw_at_once, getkey(), *options)
+    program = _parameters._draw_at_once.lower(getkey(), *options).compile().as_text()
+    assert program is not None
     assert "u32[120]" in program
     assert "u32[2,3,4,5]" not in program
 
 
-def test_arrays_of_a_layer_are_drawn_one_after_another(getkey):
-    # Side by side they wait for each other's threads, on jax 0.12 longer than they take.
+def test_arrays_of_a_layer_are_drawn_in_turn(getkey):
+    # In parallel the draws wait for each other's threads, on jax 0.12 longer than the draws take.
     program = jax.make_jaxpr(_parameters._draw_at_once, static_argnums=(1, 2))
     options = (Parameter((4, 4), FLOAT32), Parameter((4,), FLOAT32), Parameter((3,), FLOAT32))
     assert str(program(getkey(), options, True)).count("optimization_barrier") == 2
-    # In a larger program the arrays may be sharded, and are drawn in parts.
+    # In a larger program the arrays may be sharded, and each device draws its part.
     program = jax.make_jaxpr(lambda key: draw(key, *options))
     assert "optimization_barrier" not in str(program(getkey()))

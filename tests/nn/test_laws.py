@@ -45,28 +45,28 @@ def test_every_public_layer_has_a_case():
     assert {cls.__name__ for cls in modules if owner_of_call(cls) not in covered} == WITHOUT_CASE
 
 
-def build_anew(case, dtype=jnp.float32):
+def build_again(case, dtype=jnp.float32):
     return case.make(key=jr.key(0), dtype=dtype)
 
 
 @functools.cache
 def blank(case):
     """A layer with shapes in the place of arrays."""
-    return eqx.filter_eval_shape(build_anew, case)
+    return eqx.filter_eval_shape(build_again, case)
 
 
 @functools.cache
 def build(case):
-    return filled(build_anew, case)
+    return filled(build_again, case)
 
 
-def inputs(case, batch=(), dtype=jnp.float32):
-    return [jnp.asarray(x) for x in numpy_inputs(case, batch, dtype)]
+def inputs(case, dtype=jnp.float32):
+    return [jnp.asarray(x) for x in numpy_inputs(case, dtype)]
 
 
-def numpy_inputs(case, batch=(), dtype=jnp.float32):
+def numpy_inputs(case, dtype=jnp.float32):
     generator = np.random.default_rng(1)
-    return [generator.normal(size=batch + shape).astype(dtype) for shape in case.in_shapes]
+    return [generator.normal(size=shape).astype(dtype) for shape in case.in_shapes]
 
 
 def call_on_batch(case, layer, batch, keys):
@@ -92,7 +92,7 @@ def is_finite(array):
 
 
 def with_numpy(tree):
-    """`tree` with NumPy's arrays in place of JAX's, to compare which nothing is compiled."""
+    """`tree` with arrays of NumPy, whose comparison compiles nothing."""
     return jax.tree.map(
         lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree
     )
@@ -134,7 +134,7 @@ def test_batch_is_a_loop_with_finite_gradients_and_layers_are_built_under_vmap(c
     assert structures[0] == structures[1]
     assert hash(structures[0]) == hash(structures[1])
     assert (one.shape, one.dtype) == (case.out_shape, jnp.float32)
-    # What a layer that needs a batch computes hangs on the batch: its own tests say how.
+    # The output of a layer that needs a batch depends on the batch: see its own tests.
     if case.batch_axis is None:
         np.testing.assert_allclose(np.asarray(out)[0], one, rtol=1e-5, atol=1e-6)
     assert all(map(is_finite, floating(gradient)))
@@ -156,7 +156,7 @@ def test_jit_computes_what_eager_does(name, getkey):
     np.testing.assert_allclose(jitted, eager, rtol=1e-5, atol=1e-6)
 
 
-def test_layer_comes_back_from_a_file_and_from_inference_mode(case):
+def test_layer_is_restored_from_a_file_and_from_inference_mode(case):
     layer, file = build(case), io.BytesIO()
     eqx.tree_serialise_leaves(file, layer)
     file.seek(0)

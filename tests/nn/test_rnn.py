@@ -8,13 +8,14 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
-from tests.nn.arrays import filled, normal
+from tests.nn.arrays import assert_close, filled, normal
+from tests.nn.mistakes import each_mistake
 
 CELLS = {"gru": nn.GRUCell, "lstm": nn.LSTMCell}
 
 
 class Dropping(eqx.Module):
-    """A cell of one's own, which needs a key."""
+    """A user's cell, which needs a key."""
 
     dropout: nn.Dropout
 
@@ -23,7 +24,7 @@ class Dropping(eqx.Module):
 
 
 class Bare(eqx.Module):
-    """The same numbers as its cell, of a type that nobody knows."""
+    """Computes the same as its cell, and is of a type without a known state."""
 
     cell: eqx.Module
 
@@ -33,7 +34,7 @@ class Bare(eqx.Module):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", CELLS)
-def test_it_is_the_cell_step_by_step_up_to_the_length(name, reverse, getkey):
+def test_layer_applies_its_cell_up_to_the_length(name, reverse, getkey):
     cell = filled(CELLS[name], 3, 4, key=getkey())
     xs = normal(getkey(), (6, 3))
     zeros = jnp.zeros(4) if name == "gru" else (jnp.zeros(4), jnp.zeros(4))
@@ -66,13 +67,10 @@ def test_it_is_the_cell_step_by_step_up_to_the_length(name, reverse, getkey):
         return found, expected, wrapped
 
     found, expected, wrapped = program(cell, xs, jnp.array([0, 4, 6]))
-    for one, other in ((found, expected), (wrapped, expected[1][0])):
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, other
-        )
+    assert_close((found, wrapped), (expected, expected[1][0]))
 
 
-def test_a_cell_of_ones_own_gets_another_key_in_each_step_and_may_have_any_state(getkey):
+def test_cell_gets_a_new_key_in_each_step_and_may_have_any_state(getkey):
     layer, key = nn.RNN(Dropping(nn.Dropout(0.5))), getkey()
     outputs, last = layer(jnp.ones((3, 20)), {"sum": jnp.zeros(20)}, key=key)
     dropped = [nn.Dropout(0.5)(jnp.ones(20), key=each) for each in jr.split(jr.clone(key), 3)]
@@ -83,26 +81,33 @@ def test_a_cell_of_ones_own_gets_another_key_in_each_step_and_may_have_any_state
     np.testing.assert_array_equal(shorter[1]["sum"], outputs["sum"][1])
 
 
-def test_the_state_has_the_dtype_that_steps_compute_in(getkey):
+def test_state_has_the_dtype_of_the_steps(getkey):
     cell = nn.LSTMCell(3, 4, dtype=jnp.bfloat16, key=getkey())
     outputs, state = nn.RNN(nn.freeze(cell))(jnp.ones((5, 3), jnp.bfloat16))
     assert {each.dtype for each in (outputs, *state)} == {jnp.dtype(jnp.bfloat16)}
 
 
-def test_what_it_cannot_read_is_refused(getkey):
-    layer = nn.RNN(nn.GRUCell(3, 4, key=getkey()))
-    for call, error, message in [
-        (lambda: layer(jnp.ones((2, 5, 3))), ValueError, r"\(sequence, 3\), .* `jax.vmap"),
-        (lambda: layer(jnp.ones((5, 2))), ValueError, r"RNN expected x of shape \(sequence, 3\)"),
-        (lambda: layer(jnp.ones((5, 3)), jnp.ones(3)), ValueError, r"expected hidden of shape \(4"),
-        (lambda: layer(jnp.ones((5, 3)), length=jnp.ones(2)), ValueError, r"length of shape \(\)"),
-        (
-            lambda: layer(jnp.ones((5, 3)), length=2.5),
-            TypeError,
-            "length to be an integer, got 2.5",
-        ),
-        (lambda: nn.RNN(Bare(layer))(jnp.ones((5, 3))), TypeError, r"is Bare\. .*`rnn\(xs, state"),
-        (lambda: nn.RNN("lstm"), TypeError, "RNN: cell expected a layer"),
-    ]:
-        with pytest.raises(error, match=message):
-            call()
+def call(*shape, hidden=None, wrap=lambda layer: layer, **options):
+    layer = wrap(nn.RNN(nn.GRUCell(3, 4, key=jr.key(0))))
+    return lambda: layer(jnp.ones(shape), *([] if hidden is None else [hidden]), **options)
+
+
+MISTAKES = {
+    ValueError: {
+        r"\(sequence, 3\), .* `jax.vmap": call(2, 5, 3),
+        r"RNN expected x of shape \(sequence, 3\)": call(5, 2),
+        r"expected hidden of shape \(4": call(5, 3, hidden=jnp.ones(3)),
+        r"length of shape \(\)": call(5, 3, length=jnp.ones(2)),
+    },
+    TypeError: {
+        "length to be an integer, got 2.5": call(5, 3, length=2.5),
+        r"is Bare\. .*`rnn\(xs, state": call(5, 3, wrap=lambda layer: nn.RNN(Bare(layer))),
+        "RNN: cell expected a layer": lambda: nn.RNN("lstm"),
+    },
+}
+
+
+@each_mistake(MISTAKES)
+def test_mistakes_are_refused(error, words, call):
+    with pytest.raises(error, match=words):
+        call()

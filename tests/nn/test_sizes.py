@@ -1,4 +1,4 @@
-"""Sizes: an integer of NumPy is as good as one of Python, and a bool is none."""
+"""Sizes may be integers of Python or NumPy, and no bools, floats or strings."""
 
 import functools
 import inspect
@@ -15,15 +15,8 @@ import eqxlike as eqx
 from eqxlike import nn
 from eqxlike._partition import find_static_difference
 
-CONV = {
-    "in_channels": 2,
-    "out_channels": 4,
-    "kernel_size": 3,
-    "stride": 2,
-    "padding": 1,
-    "dilation": 1,
-    "groups": 2,
-}
+CONV = dict.fromkeys(["padding", "dilation"], 1) | {"in_channels": 2, "out_channels": 4}
+CONV |= {"kernel_size": 3, "stride": 2, "groups": 2}
 POOL = {"kernel_size": 2, "stride": 1, "padding": 1}
 MAX = {"init": -jnp.inf, "operation": jax.lax.max}
 NORM = {"axis_name": "batch", "mode": "batch"}
@@ -33,57 +26,39 @@ def linear():
     return nn.Linear(3, 4, key=jr.key(1))
 
 
-# For each layer that takes integers: all of these, and what else it needs.
+CELL = {"input_size": 3, "hidden_size": 4}
+MLP = {"in_size": 3, "out_size": 4, "width_size": 5, "depth": 2}
+LINEAR = {"in_features": 3, "out_features": 4}
+CACHE = {"num_layers": 2, "length": 5, "num_heads": 2, "size": 3, "value_size": 4, "window": 2}
+ATTENTION = {"num_heads": 2, "num_kv_heads": 1, "window": 3, "qk_size": 2, "vo_size": 3}
+ATTENTION |= {"query_size": 4, "key_size": 6, "value_size": 5, "output_size": 3}
+
+
+# For each layer that takes integers: all its integers, and its other arguments.
 SIZES = {
     "AdaptivePool": ({"target_shape": 3, "num_spatial_dims": 2}, {"operation": jnp.mean}),
     "BatchNorm": ({"input_size": 3}, NORM),
-    "BayesianLinear": ({"in_features": 3, "out_features": 4}, {}),
-    "BayesianMLP": ({"in_size": 3, "out_size": 4, "width_size": 5, "depth": 2}, {}),
+    "BayesianLinear": (LINEAR, {}),
+    "BayesianMLP": (MLP, {}),
     "Conv": ({"num_spatial_dims": 2, **CONV}, {}),
     "ConvTranspose": ({"num_spatial_dims": 2, **CONV, "output_padding": 1}, {}),
     "Embedding": ({"num_embeddings": 5, "embedding_size": 3}, {}),
-    "GRUCell": ({"input_size": 3, "hidden_size": 4}, {}),
+    "GRUCell": (CELL, {}),
     "GroupNorm": ({"groups": 2, "channels": 4}, {}),
     "GatedMLP": ({"in_size": 3, "hidden_size": 4, "out_size": 5}, {}),
-    "KVCache": (
-        {
-            "num_layers": 2,
-            "length": 5,
-            "num_heads": 2,
-            "size": 3,
-            "value_size": 4,
-            "window": 2,
-        },
-        {},
-    ),
-    "LSTMCell": ({"input_size": 3, "hidden_size": 4}, {}),
+    "KVCache": (CACHE, {}),
+    "LSTMCell": (CELL, {}),
     "LayerNorm": ({"shape": (2, 3)}, {}),
-    "Linear": ({"in_features": 3, "out_features": 4}, {}),
+    "Linear": (LINEAR, {}),
     "LoRALinear": ({"rank": 2}, {"linear": linear()}),
-    "MLP": ({"in_size": 3, "out_size": 4, "width_size": 5, "depth": 2}, {}),
-    "MultiheadAttention": (
-        {
-            "num_heads": 2,
-            "num_kv_heads": 1,
-            "window": 3,
-            "query_size": 4,
-            "key_size": 6,
-            "value_size": 5,
-            "output_size": 3,
-            "qk_size": 2,
-            "vo_size": 3,
-        },
-        {},
-    ),
+    "MLP": (MLP, {}),
+    "MultiheadAttention": (ATTENTION, {}),
     "Pool": ({"num_spatial_dims": 2, **POOL}, MAX),
     "Sampler": ({"top_k": 3}, {}),
     "RMSNorm": ({"shape": 3}, {}),
     "RotaryPositionalEmbedding": ({"embedding_size": 4}, {}),
     "ScanStack": ({"depth": 3, "unroll": 2}, {"make_layer": lambda key: linear()}),
-    "SpectralNorm": (
-        {"num_power_iterations": 2},
-        {"layer": linear(), "weight_name": "weight"},
-    ),
+    "SpectralNorm": ({"num_power_iterations": 2}, {"layer": linear(), "weight_name": "weight"}),
     "WeightNorm": ({"axis": 1}, {"layer": linear()}),
 }
 for dims in (1, 2, 3):
@@ -104,15 +79,14 @@ def parameters(cls):
 def build(name, sizes):
     cls = getattr(nn, name)
     options = {"key": jr.key(0)} if "key" in parameters(cls) else {}
-    made = nn.make_with_state(cls)(**sizes, **SIZES[name][1], **options)
-    return made
+    return nn.make_with_state(cls)(**sizes, **SIZES[name][1], **options)
 
 
-# What `nn.fuse` makes, and nobody writes down: its integers say which projection is which.
+# `nn.fuse` makes these layers, whose integers number the projections.
 MADE_BY_FUSE = {nn.FusedAttention, nn.FusedLinear}
 
 
-def test_every_layer_that_takes_integers_is_here():
+def test_sizes_has_every_layer_that_takes_integers():
     modules = {cls for cls in vars(nn).values() if isinstance(cls, type(eqx.Module))}
     layers = modules - MADE_BY_FUSE
     takes_integers = {
@@ -140,7 +114,7 @@ def test_integers_of_numpy_make_the_same_layer():
             assert jax.tree.leaves(layer) == jax.tree.leaves(same)
 
 
-def test_what_is_no_integer_is_refused_by_name():
+def test_values_that_are_no_integers_are_refused_by_name():
     for name, (sizes, _) in SIZES.items():
         for size, value in itertools.product(sizes, [True, np.True_, 2.0, "2"]):
             shown = "each size of shape" if size == "shape" else size
@@ -155,27 +129,24 @@ def test_sizes_by_axis_may_be_an_array():
     assert find_static_difference(layer.padding, ((1, 0), (2, 1))) is None
 
 
-@pytest.mark.parametrize(
-    ("make", "number"),
-    [
+def test_static_numbers_of_numpy_make_the_same_layer():
+    for make, number in (
         (lambda eps: nn.LayerNorm(3, eps), 0.5),
         (lambda eps: nn.GroupNorm(1, 3, eps), 0.5),
         (lambda eps: nn.BatchNorm(3, eps=eps, momentum=eps, **NORM), 0.5),
         (lambda theta: nn.RotaryPositionalEmbedding(4, theta), 100.0),
         (lambda alpha: nn.LoRALinear(linear(), 2, alpha=alpha, key=jr.key(0)), 2.0),
-    ],
-)
-def test_static_numbers_of_numpy_make_the_same_layer(make, number):
-    layers = [nn.make_with_state(make)(each) for each in (number, np.float32(number))]
-    assert find_static_difference(*layers) is None
+    ):
+        layers = [nn.make_with_state(make)(each) for each in (number, np.float32(number))]
+        assert find_static_difference(*layers) is None
 
 
-@pytest.mark.parametrize("value", ["1e-5", True, jnp.array(0.1)])
-def test_what_is_no_number_is_refused_by_name(value):
-    with pytest.raises(TypeError, match="eps must be a number, got"):
-        nn.LayerNorm(3, eps=value)
-    with pytest.raises(TypeError, match="momentum must be a number, got"):
-        nn.BatchNorm(3, momentum=value, **NORM)
+def test_values_that_are_no_numbers_are_refused_by_name():
+    for value in ("1e-5", True, jnp.array(0.1)):
+        with pytest.raises(TypeError, match="eps must be a number, got"):
+            nn.LayerNorm(3, eps=value)
+        with pytest.raises(TypeError, match="momentum must be a number, got"):
+            nn.BatchNorm(3, momentum=value, **NORM)
 
 
 def test_layers_are_indexed_by_integers_of_numpy():
