@@ -1,4 +1,4 @@
-"""`BatchNorm`: over a batch, over devices and in inference, compared with Equinox and by formulas."""
+"""`BatchNorm` over batches, over devices and in inference, compared with Equinox and formulas."""
 
 import copy
 import dataclasses
