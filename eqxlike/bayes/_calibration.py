@@ -33,10 +33,10 @@ class TemperatureScaling(Module):
     """Divides logits by a temperature. A temperature above 1 makes predictions less certain.
 
     The predicted class does not change. A call on logits returns logits. A call on a
-    `CategoricalMixture` returns a mixture with one component, because the combined prediction of
-    the networks is scaled, not each network (Rahaman and Thiery, 2021, "Uncertainty Quantification
-    and Deep Ensembles"). The scaled mixture therefore has no epistemic uncertainty. Read the
-    epistemic uncertainty from the original mixture.
+    `CategoricalMixture` first averages the probabilities of the networks, and then scales the
+    average (Rahaman and Thiery, 2021, "Uncertainty Quantification and Deep Ensembles"). The result
+    is a mixture with one component, so it has no epistemic uncertainty. Read the epistemic
+    uncertainty from the original mixture.
 
     - `temperature`: shape `()`, positive.
     """
@@ -168,7 +168,7 @@ class ConformalIntervals(Module):
 
     - `quantile`: the quantile of the calibration scores, shape `()`.
     - `level`: the coverage probability, between 0 and 1.
-    - `score`: the conformity score.
+    - `score`: the argument `score` of `conformal_intervals`.
     """
 
     quantile: Float[Array, ""]
@@ -189,7 +189,8 @@ class ConformalIntervals(Module):
             half = self.quantile * jnp.sqrt(prediction.variance)
             return prediction.mean - half, prediction.mean + half
         lower, upper = prediction.interval(self.level)
-        # If the corrected ends cross, both are replaced by their midpoint.
+        # A negative quantile may move the lower end above the upper end. Both ends are then the
+        # midpoint.
         middle = (lower + upper) / 2
         return (
             jnp.minimum(lower - self.quantile, middle),
@@ -225,10 +226,10 @@ def conformal_intervals(
 
     **Returns:** a `ConformalIntervals`. Call it on the predictions of other examples.
 
-    **Raises:** `TypeError` if `prediction` is not a mixture; `ValueError` if `y` and `prediction`
-    do not have the same shape `(N,)`, `score` is unknown, `level` lies outside (0, 1), there are
-    fewer than `level / (1 - level)` examples, or the score of an example is not finite. Under
-    `jit`, scores are not checked.
+    **Raises:** `TypeError` if `prediction` is not a mixture. `ValueError` for an argument of a
+    wrong shape or value, such as a `level` outside (0, 1). `ValueError` if there are fewer than
+    `level / (1 - level)` examples, or if a score is not finite. Under `jit`, scores are not
+    checked.
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist
     >>> overconfident = lambda x: Mixture(dist.Normal(x[None], 0.1))
@@ -270,7 +271,7 @@ class ConformalSets(Module):
 
     - `quantile`: the quantile of the calibration scores, shape `()`.
     - `level`: the coverage probability, between 0 and 1.
-    - `score`: the conformity score.
+    - `score`: the argument `score` of `conformal_sets`.
     - `is_randomised`: whether calls require a key.
     """
 
@@ -330,21 +331,21 @@ def conformal_sets(
     - `score`: `"probability"` is 1 minus the probability of the class. Its sets are the smallest on
       average and may be empty (Sadinle, Lei and Wasserman, 2019, "Least Ambiguous Set-Valued
       Classifiers With Bounded Error Levels"). `"adaptive"` is the total probability of all classes
-      that are more probable than the class. Its sets are larger for harder examples, and are never
-      empty without a key (Romano, Sesia and Candès, 2020, "Classification with Valid and Adaptive
-      Coverage").
+      that are more probable than the class. Its sets are larger for harder examples. Without a key,
+      its sets are never empty (Romano, Sesia and Candès, 2020, "Classification with Valid and
+      Adaptive Coverage").
     - `key`: random key that randomises adaptive sets. A randomised set leaves out its least
       probable class at random, and may be empty. Without a key, all correctly predicted labels have
       the same score, so the sets of an accurate model contain the label with a higher probability
       than `level`.
 
-    **Returns:** a `ConformalSets`. Call it on the predictions of other examples. The result has
-    shape `(N, C)`, and is True for the classes in each set.
+    **Returns:** a `ConformalSets`. Call it on the predictions of other examples. A call returns
+    booleans of shape `(N, C)`, which are True for the classes in the set of each example.
 
-    **Raises:** `TypeError` if `prediction` is not a mixture; `ValueError` if the shape of an
-    argument is wrong, `score` is unknown, a label is not a class, `level` lies outside (0, 1),
-    there are fewer than `level / (1 - level)` examples, a probability is not finite, or a key is
-    passed with `score="probability"`. Under `jit`, values are not checked.
+    **Raises:** `TypeError` if `prediction` is not a mixture. `ValueError` for an argument of a
+    wrong shape or value, such as a label that is not a class. `ValueError` if there are fewer than
+    `level / (1 - level)` examples, or if a key is passed with `score="probability"`. Under `jit`,
+    values are not checked.
 
     >>> import jax.numpy as jnp
     >>> calibration = CategoricalMixture(jnp.log(jnp.array([9 * [[0.6, 0.3, 0.1]]])))
@@ -382,8 +383,8 @@ def _adaptive_scores(
 
     Among equally probable classes, a class with a lower index counts as more probable.
 
-    A key adds a random fraction of the class's own probability, the same for all classes of an
-    example.
+    With a key, the score of a class also includes a fraction of the class's own probability. The
+    fraction is random, but the same for all classes of an example.
     """
     order = jnp.argsort(-probabilities, axis=-1)
     ordered = jnp.take_along_axis(probabilities, order, axis=-1)
@@ -448,7 +449,7 @@ def check_labels(labels: Array, batch_shape: tuple[int, ...], num_classes: int, 
 
 
 def check_finite(values: Array, name: str, hint: str) -> None:
-    """Raises `ValueError`, whose message ends in `hint`, unless all values are finite.
+    """Raises `ValueError` if a value is not finite. The error message ends with `hint`.
 
     The values of traced arrays are not checked.
     """

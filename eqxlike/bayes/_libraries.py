@@ -87,8 +87,8 @@ def is_distribution(value: Any) -> bool:
 class Missing(AttributeError, NotImplementedError, ValueError):
     """Raised for a property that a posterior or a distribution lacks.
 
-    It is an `AttributeError` so that `hasattr` is false, and a `NotImplementedError` and
-    `ValueError` because earlier versions raised those.
+    `Missing` is an `AttributeError`, so that `hasattr` is false. It is also a `NotImplementedError`
+    and a `ValueError`, because user code may catch these.
     """
 
 

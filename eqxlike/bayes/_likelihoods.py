@@ -19,9 +19,10 @@ Struct = jax.ShapeDtypeStruct
 class Likelihood(Module):
     """The distribution of targets, given the outputs of the network.
 
-    A custom likelihood must define one method, `distribution`. Priors of its own unknowns are the
-    result of `unknowns`. If you write the log density by hand, also define `log_prob`. The
-    densities come from `log_prob`, the predictions from `distribution`.
+    A custom likelihood must define one method, `distribution`. If the likelihood has unknowns of
+    its own, also define `unknowns`, which returns their priors. By default, `log_prob` uses
+    `distribution`. Override `log_prob` to compute the log density in another way. Inference uses
+    `log_prob`, and predictions use `distribution`.
     """
 
     def unknowns(self) -> Mapping[str, Any]:

@@ -157,7 +157,7 @@ class Posterior(Module):
     def _check_one(self, unknowns: Unknowns, is_linked: bool = False) -> None:
         """Raises `ValueError` unless unknowns have the shapes of one draw, without a leading axis.
 
-        In linked space, arrays may be smaller.
+        In linked space, arrays may have fewer entries.
         """
         arrays, rest = self._arrays()
         outer = self._hyperpriors()
@@ -286,7 +286,8 @@ class Posterior(Module):
         return self._map(unconstrained, unknowns.prior, unknowns)
 
     def initial(self, *, key: PRNGKeyArray) -> Unknowns:
-        """Initial unknowns in standard space: the model's arrays, and prior draws for the others.
+        """Initial unknowns in standard space: the model's arrays, and prior draws of other
+        unknowns.
 
         An array of the model is also drawn from its prior if it lies outside the support of the
         prior, or on the boundary of the support.

@@ -47,7 +47,7 @@ def predict(
     other likelihoods, a `bayes.Mixture` with `mean`, `variance`, its parts `epistemic` and
     `aleatoric`, `quantile`, `interval` and `log_prob`.
 
-    **Raises:** `TypeError` if `posterior` is not the result of `bayes.infer`; `ValueError` if `x`
+    **Raises:** `TypeError` if `posterior` is not the result of `bayes.infer`. `ValueError` if `x`
     does not have the structure and shapes of the data's inputs, or `num_samples` or `batch_size` is
     not a positive integer.
 
@@ -144,7 +144,7 @@ def _with_leading_axes(distribution: Any, leading: tuple[int, ...]) -> Any:
     def of_part(node: Any) -> Any:
         if not is_part(node):
             return node
-        # After the leading axes, insert the axes along which the part is broadcast.
+        # After the leading axes, insert the axes along which the inner distribution is broadcast.
         num_added = max(0, len(distribution.batch_shape) - len(node.batch_shape))
         axes = range(len(leading), len(leading) + num_added)
         node = jtu.tree_map(lambda leaf: jnp.expand_dims(leaf, axes), node)

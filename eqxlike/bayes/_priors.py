@@ -236,7 +236,7 @@ def prior_by_path(priors: Mapping[Which, Any] | Sequence[tuple[Which, Any]]) -> 
     **Returns:** the prior. In `Unknowns.prior`, the unknowns of each prior are stored under its
     pattern.
 
-    **Raises:** `ValueError` if there is no pattern; `TypeError` for a pattern that is neither a
+    **Raises:** `ValueError` if there is no pattern. `TypeError` for a pattern that is neither a
     string nor a function. `Posterior` raises `ValueError` for a parameter without a matching
     pattern, and for a pattern without a matching parameter.
 

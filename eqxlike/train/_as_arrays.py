@@ -32,13 +32,13 @@ def as_arrays(batch: Any, taker: str, on_static: OnStatic | None = None) -> Any:
     - `taker`: name of the calling function, for error messages.
     - `on_static`: called for each unchanged leaf that is not an array.
 
-    **Raises:** `TypeError`, with the path of the tensor, if NumPy cannot read a tensor;
+    **Raises:** `TypeError`, with the path of the tensor, if NumPy cannot read a tensor.
     `ValueError` if the rows of a list of lists have different lengths.
     """
     leaves = jtu.tree_leaves(batch)
     if _ARRAY_TYPES.issuperset(map(type, leaves)):
         return batch
-    # The type of a NumPy scalar is not stored: it counts as an array, except in a list.
+    # Do not add the types of NumPy scalars: a NumPy scalar counts as an array, except in a list.
     _ARRAY_TYPES.update(type(leaf) for leaf in leaves if isinstance(leaf, jax.Array | np.ndarray))
 
     def converted(leaf: Any, path: str, is_in_list: bool) -> Any:

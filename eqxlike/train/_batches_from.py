@@ -291,9 +291,9 @@ def batches_from(
     numbers become NumPy arrays. The iterator has an attribute `position` and a method
     `seek(position)`, which goes to a position.
 
-    **Raises:** `TypeError` if `source` cannot be iterated over; `ValueError` if `epochs` is not a
+    **Raises:** `TypeError` if `source` cannot be iterated over. `ValueError` if `epochs` is not a
     positive integer, or is above 1 for an iterator. `next` raises `TypeError` if a batch lacks a
-    column, or if a leaf cannot become an array of numbers; `ValueError` if an epoch has no batches.
+    column, or if a leaf cannot become an array of numbers. `ValueError` if an epoch has no batches.
 
     >>> from eqxlike import train
     >>> def load():

@@ -38,7 +38,7 @@ def check_trainable(model: PyTree, *, is_state_kept: bool) -> None:
     If the model has no such array, this raises `ValueError`. With `is_state_kept=True` this only
     warns, because steps still change `model_state`.
 
-    **Raises:** `ValueError` as described; `TypeError` for `optax.LookaheadParams`.
+    **Raises:** `ValueError` as described. `TypeError` for `optax.LookaheadParams`.
     """
     if isinstance(model, optax.LookaheadParams):
         raise TypeError(

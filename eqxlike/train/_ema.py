@@ -66,7 +66,7 @@ class EMA(optax.GradientTransformation):
 
         Averages have dtype float32, or the dtype of the parameter if that is wider.
 
-        **Raises:** `TypeError` if `decay` is not a number; `ValueError` unless `0 < decay < 1`.
+        **Raises:** `TypeError` if `decay` is not a number. `ValueError` unless `0 < decay < 1`.
         """
         decay = real_number(decay, "decay")
         if not 0 < decay < 1:
@@ -105,7 +105,7 @@ class EMA(optax.GradientTransformation):
         **Returns:** a `TrainState` with the averaged model. The averages are cast to the dtypes of
         the parameters. The result shares arrays with `state`, so use it before the next step.
 
-        **Raises:** `TypeError` if `state` is not a `TrainState`; `ValueError` if its optimiser has
+        **Raises:** `TypeError` if `state` is not a `TrainState`. `ValueError` if its optimiser has
         no `EMA`, or averages one array several times.
         """
         check_state(state, "EMA.averaged")

@@ -133,8 +133,8 @@ def _select_early(condition: Bool[Array, ""], program: ClosedJaxpr, olds: list[A
     """
     jaxpr = program.jaxpr
     outputs = [*zip(jaxpr.outvars, olds, strict=True)]
-    # The keys are ids, because a constant has no hash. An output that occurs twice is selected at
-    # the end.
+    # The keys are the `id`s of outputs, because an output that is a constant is not hashable. An
+    # output that occurs twice is selected at the end.
     counts = collections.Counter(map(id, jaxpr.outvars))
     old_of = {id(var): old for var, old in outputs if counts[id(var)] == 1}
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))

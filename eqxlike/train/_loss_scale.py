@@ -83,7 +83,7 @@ class DynamicLossScale(Module):
           overflows, as in float32.
 
         **Raises:** `ValueError` unless `0 < minimum <= scale <= maximum`, all in the range of
-        float32; `ValueError` if `factor` is not above 1, or `period` is not an integer of at least
+        float32. `ValueError` if `factor` is not above 1, or `period` is not an integer of at least
         1.
         """
         if not 0 < minimum <= scale <= maximum <= _LARGEST:

@@ -47,10 +47,10 @@ def make_evaluate(
       devices if its length is divisible by the number of devices.
 
     **Returns:** a function `evaluate(state)`, which returns the metrics over all batches as floats.
-    It reads the sums from the device after the last batch. It raises `ValueError` if there are no
-    batches, if the metrics of two batches differ, or if a metric is a single number and the number
-    of examples is ambiguous; `TypeError` if `measure` does not return a mapping, or `state` is not
-    a `TrainState`.
+    It reads the sums from the device after the last batch. It raises `TypeError` if `measure` does
+    not return a mapping, or `state` is not a `TrainState`. It raises `ValueError` if there are no
+    batches, if two batches have metrics of different names, or if a metric is a single number and
+    the number of examples is ambiguous.
 
     **Raises:** `TypeError` if `measure` is not a function, if `sharding` is not a `train.Sharding`,
     if `batches` are endless, as `minibatches` are, or if `batches` is a single array.

@@ -85,8 +85,8 @@ class TrainState(Module, Generic[Model]):
         - `loss_scale`: the loss scale of a model that computes in float16.
         - `model_state`: the initial state of a model with state, from `nn.make_with_state`.
 
-        **Raises:** `TypeError` if `model` is a class, or if another argument has the wrong type;
-        `ValueError` if `key` is an array of several keys; `RuntimeError` if an array of the model
+        **Raises:** `TypeError` if `model` is a class, or if another argument has the wrong type.
+        `ValueError` if `key` is an array of several keys. `RuntimeError` if an array of the model
         was donated.
         """
         check_model(model)
@@ -211,8 +211,8 @@ def evaluator(loss: Callable[..., Any], has_aux: bool) -> Evaluate:
 def _with_model_state(returned: Any, old: Any, has_aux: bool) -> Evaluation:
     """Reads the output of a loss for a model with a state.
 
-    **Raises:** `TypeError` if the output has another form, or if the new state differs from the old
-    state in structure, shapes or dtypes.
+    **Raises:** `TypeError` if the output is not a tuple with the expected entries, or if the new
+    state differs from the old state in structure, shapes or dtypes.
     """
     signature = "(loss, (model_state, aux))" if has_aux else "(loss, model_state)"
     expected = f"The TrainState has a model_state: the loss must return {signature}"

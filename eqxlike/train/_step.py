@@ -141,9 +141,9 @@ def make_step(
     aux)` with `has_aux`. The step donates its argument `state`, so use only the returned state.
 
     **Raises:** `TypeError` if `loss`, `optimiser` or `sharding` has the wrong type. The step raises
-    `TypeError` if `state` is not a `TrainState`, or if the loss returns an output of another form;
-    `ValueError` if the state was made with another optimiser, if the model has nothing to train, or
-    if the state or the batch cannot be sharded by `sharding`.
+    `TypeError` if `state` is not a `TrainState`, or if the output of the loss is not as described
+    above. The step raises `ValueError` if the state was made with another optimiser, if the model
+    has nothing to train, or if `sharding` cannot split the state or the batch.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn

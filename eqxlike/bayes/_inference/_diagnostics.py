@@ -75,6 +75,7 @@ def _convergence(draws: Float[np.ndarray, "c n b"]) -> tuple[np.ndarray, ...]:
 
     def effective(values: np.ndarray) -> np.ndarray:
         # If draws alternate around their mean, the estimated autocorrelation time may be negative.
+        # So it has a positive lower limit.
         time = size / library.effective_sample_size(values)
         return size / np.maximum(time, 1 / math.log10(size))
 
@@ -82,7 +83,8 @@ def _convergence(draws: Float[np.ndarray, "c n b"]) -> tuple[np.ndarray, ...]:
         return (
             np.maximum(*map(library.gelman_rubin, (ranked, folded))),
             effective(ranked),
-            # One of the two is NaN if all draws lie in its tail, as many discrete draws do.
+            # The size of a tail is NaN if all draws lie in this tail, as happens for discrete
+            # draws. `fmin` ignores NaN.
             np.fmin(*map(effective, tails)),
         )
 
@@ -121,7 +123,9 @@ def _normal_quantiles(size: int) -> Float[np.ndarray, " n"]:
 
 
 def energy_mixing(energies: Float[np.ndarray, "c n"]) -> Float[np.ndarray, " c"]:
-    """E-BFMI of each chain. Below 0.3, resampled momenta change the energy too little.
+    """E-BFMI, the energy Bayesian fraction of missing information, of each chain.
+
+    Below 0.3, resampled momenta change the energy too little to explore the posterior.
 
     Betancourt (2016), "Diagnosing Suboptimal Cotangent Disintegrations in Hamiltonian Monte Carlo".
     """
@@ -162,16 +166,17 @@ class Diagnostics(Module):
     - `divergences`: number of divergent trajectories in each chain.
     - `acceptance`: mean acceptance rate of each chain.
     - `energy`: E-BFMI of each chain.
-    - `lost`: number of draws in each chain that are not finite. If there are any, convergence is
-      not computed.
+    - `lost`: number of draws in each chain that are not finite. If a draw is not finite,
+      convergence is not computed.
     - `broadening`: factor by which the gradient noise of minibatches increases the variance of
       draws, in the directions with the most noise.
     - `pareto_k`: estimated Pareto shape of the largest importance weights. Above 0.7, a few draws
       dominate.
-    - `rise`: by how much ten steps of L-BFGS raise the log density from the end of each optimiser
-      run. The unit is nats per unknown, or nats per example if there are fewer examples than
-      unknowns. A draw from a normal posterior lies half a nat per unknown below the mode, so a rise
-      above 1 means that the run stopped well before the mode. Not computed for runs on minibatches.
+    - `rise`: increase of the log density in ten steps of L-BFGS that start where an optimiser run
+      ended, one value for each run. The unit is nats per unknown, or nats per example if there are
+      fewer examples than unknowns. A draw from a normal posterior lies half a nat per unknown below
+      the mode, so a rise above 1 means that the run stopped well before the mode. Not computed for
+      runs on minibatches.
     - `choice`: settings that the method chose, as text.
     - `prior_change`: largest change of the logarithm of a prior scale in the last tuning. Above
       0.05, the mode and the scales have not converged.
@@ -292,8 +297,8 @@ def in_words(diagnostics: Diagnostics, remedy: str) -> Iterator[str]:
     yield from _of_predictive(diagnostics.predictive, remedy)
 
 
-# Thresholds in nats per example: by how much one network may beat the draws, and by how much
-# held-out data may be predicted worse than training data.
+# Limits on two differences of NLLs, in nats per example: draws minus one network, and held-out data
+# minus training data. There is a warning above each limit.
 _MAX_LOSS, _MAX_GAP = 0.05, 1.0
 
 
@@ -308,14 +313,14 @@ def _of_predictive(found: PredictiveScores | None, remedy: str) -> Iterator[str]
             "Pass `held_out=` to test whether that network overfits. Otherwise, "
             f"{remedy[0].lower()}{remedy[1:]}"
         )
-    # If both are infinite, the difference is NaN, and there is no warning.
+    # If both NLLs are infinite, their difference is NaN, and there is no warning.
     if point is not None and posterior - point > _MAX_LOSS:
         yield (
             f"draws predict {data} worse than the network at the mode or mean: the NLL is "
             f"{posterior:.3g} nats per example for the draws, and {point:.3g} for that network. "
             f"{remedy}"
         )
-    # The standard error allows for a few examples that are far worse by chance.
+    # The standard error allows for a few held-out examples that are predicted far worse by chance.
     if posterior - found.posterior > _MAX_GAP + 3 * (found.held_out_error or 0.0):
         yield (
             f"held-out data are predicted far worse than the training data: the NLL is "

@@ -22,8 +22,9 @@ from ._method import Chains, Method, Problem
 
 _FORMAT = "eqxlike.bayes run 1"
 
-# Header fields that must agree; settings are compared separately. The text says what differs. If
-# the text is empty, the error message shows both values.
+# Header fields that must be equal in the file and the run, with what the error message says after
+# "differs". If this text is empty, the message shows both values. Settings of the method are
+# compared separately.
 _DIFFERENCES = {
     "method": "",
     "unknowns": "",

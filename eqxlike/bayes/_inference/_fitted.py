@@ -64,7 +64,7 @@ class FittedPosterior(Module):
         return self.chains.records
 
     def samples(self, num: int | None = None, *, key: PRNGKeyArray) -> Unknowns:
-        """Draws of the unknowns, in standard space, each array with a leading axis of draws.
+        """Draws of the unknowns, in standard space. Each array has a leading axis of draws.
 
         **Arguments:**
 
@@ -119,7 +119,7 @@ class FittedPosterior(Module):
         return Diagnostics(**known, warnings=(*self._no_draws(), *own, *words))
 
     def _no_draws(self) -> list[str]:
-        """A message if the run stopped before its first draw; otherwise empty."""
+        """An error message if the run stopped before its first draw, otherwise an empty string."""
         draws = self.records.get("draw")
         if self.method.num_found(self.found) != 0 and (draws is None or draws.size):
             return []
@@ -203,8 +203,8 @@ class FittedPosterior(Module):
         **Returns:** a `DataTree` with the groups `posterior`, `log_likelihood`, `observed_data`
         and, for Markov chains, `sample_stats`.
 
-        **Raises:** `ImportError` if ArviZ is not installed; `TypeError` if the method makes new
-        draws and `key` is missing; `ValueError` if the run stopped before its first draw.
+        **Raises:** `ImportError` if ArviZ is not installed. `TypeError` if the method makes new
+        draws and `key` is missing. `ValueError` if the run stopped before its first draw.
         """
         self._check_draws()
         try:
@@ -276,7 +276,9 @@ def _unknowns(problem: Problem, vectors: Array) -> Unknowns:
 
 @filter_jit
 def _outputs_along_chains(problem: Problem, draws: Array) -> tuple[Array, Array]:
-    """For each draw, outputs for some inputs, and the unknowns of prior and likelihood."""
+    """For each draw, the network's outputs for some inputs, and the unknowns of prior and
+    likelihood.
+    """
     x = jtu.tree_map(lambda each: each[:_MAX_INPUTS], problem.target.data[0])
 
     def of_one(vector: Array) -> tuple[Array, Array]:
@@ -303,7 +305,7 @@ _MAX_COMPARED, _MAX_DRAW_BYTES, _EXAMPLES_AT_ONCE = 512, 2**28, 4
 def with_predictive(posterior: FittedPosterior, held_out: Data | None = None) -> FittedPosterior:
     """Adds the scores of `diagnostics.predictive`.
 
-    `bayes.predict` uses the same draws if it is called with 100 samples and the key
+    To get the draws that these scores use, call `bayes.predict` with `num_samples=100` and the key
     `jax.random.fold_in(key, 3)`, where `key` is the key of the run.
 
     **Arguments:**

@@ -83,13 +83,17 @@ def infer(
 
     **Returns:** a `bayes.FittedPosterior`.
 
-    **Raises:** before the run starts, `TypeError` or `ValueError` if the method does not support
-    the target, if the held-out data have another structure than the target's data, if the
-    checkpoint belongs to another run, or if the log density is not finite at the start. At the
-    start, parameters have their values in the model, and the other unknowns are 0 in linked space.
-    `FileNotFoundError` if the directory of the checkpoint does not exist. During the run, Ctrl-C
-    raises `KeyboardInterrupt`, and SIGTERM raises `SystemExit` with status 143; the current
-    compiled call finishes first.
+    **Raises:** before the run starts,
+
+    - `TypeError` or `ValueError` if the method does not support the target, or if the held-out data
+      do not suit the target.
+    - `ValueError` if the checkpoint belongs to another run, and `FileNotFoundError` if its
+      directory does not exist.
+    - `ValueError` if the log density is not finite at the start. At the start, parameters have the
+      values that they have in the model, and all other unknowns are 0 in linked space.
+
+    During the run, Ctrl-C raises `KeyboardInterrupt`, and SIGTERM raises `SystemExit` with status
+    143. The current compiled call finishes first.
 
     **Warns:** `bayes.InferenceWarning` for each problem of the result.
 
@@ -206,10 +210,10 @@ def _interrupt_message(path: pathlib.Path | None, step: int, num_steps: int) -> 
 # --- The loop: each compiled call makes many steps ---
 
 
-# Target duration of a compiled call, in seconds. With many chains of NUTS, it is up to 8 times
-# as long. Ctrl-C waits for the end of a call, and the progress bar moves after each call.
+# Target duration of a compiled call, in seconds. With many chains of NUTS, a call takes up to 8
+# times as long. Ctrl-C waits for the end of a call, and the progress bar moves after each call.
 _CALL_S = 0.5
-# Limits on the records of one call.
+# Limits on the bytes of the records and on the number of steps in one call.
 _MAX_BYTES = 64 * 2**20
 _MAX_STEPS = 256
 
@@ -229,7 +233,7 @@ def _started(method: Method, problem: Problem, key: PRNGKeyArray) -> tuple[State
     def init(key: PRNGKeyArray) -> State:
         return without_weak_types(method.init(problem, key))
 
-    # A loop compiles faster than a batch.
+    # `lax.map` compiles faster than `vmap`.
     states = jax.lax.map(init, keys) if method.is_descent else jax.vmap(init)(keys)
 
     one = filter_eval_shape(lambda: jtu.tree_map(lambda each: each[0], states))
@@ -265,8 +269,8 @@ def advance(
         each.itemsize * math.prod((each.shape[0], *each.shape[2:])) for each in empty.values()
     )
     size = max(1, min(_MAX_STEPS, method.num_steps, _MAX_BYTES // max(1, step_bytes)))
-    # Fast chains wait for the slowest one at the end of a call. With many chains, calls of 0.5 s
-    # take twice as long for a draw as calls of 4 s.
+    # At the end of a call, all chains wait for the slowest chain. With many chains, a draw takes
+    # twice as long in calls of 0.5 s as in calls of 4 s.
     is_waiting = chain_method == "vectorized" and not method.makes_draws_in_turn
     call_s = _CALL_S * (min(8, max(1, method.num_chains / 16)) if is_waiting else 1)
     count, step, states = 1, chains.step, chains.states
@@ -373,8 +377,8 @@ def simulation_ranks(
 
     **Arguments:**
 
-    - `target`: the model and its data. New targets are simulated for the inputs; the targets in the
-      data are ignored.
+    - `target`: the model, its priors, its likelihood and its data `(x, y)`. Each simulation uses
+      the inputs `x`, and replaces `y` by simulated values.
     - `method`: the method to test.
     - `key`: random key for true values, data and draws.
     - `num_simulations`: number of simulations, R.

@@ -94,7 +94,7 @@ class Problem(Module):
         )(vector)
 
     def differentiable(self, function: Any) -> Any:
-        """Returns `function`, differentiated in the problem's differentiation mode."""
+        """Returns `function` unchanged, except that JAX differentiates it in the problem's mode."""
         return function if self.mode is None else differentiate_with(function, self.mode)
 
     def batch(self, key: PRNGKeyArray, size: int | None) -> Data | None:
@@ -322,7 +322,9 @@ class Method(Module):
         """
 
     def num_found(self, found: Any) -> int | None:
-        """Number of draws in the result; `None` if the method can make any number."""
+        """Number of draws in the result of `finish`; `None` if the method can make any number of
+        draws.
+        """
         return None
 
     # --- optional ---
@@ -383,7 +385,7 @@ class Method(Module):
 def one_step(
     method: Method, problem: Problem, state: State, index: Array, key: PRNGKeyArray
 ) -> tuple[State, dict[str, Array]]:
-    """A step of one chain. It is jitted, so that its shapes and the loop share one trace."""
+    """A jitted step of one chain. `filter_eval_shape` and the loop share its trace."""
     state, record = method.step(problem, state, index, key)
     return without_weak_types((state, dict(record)))
 

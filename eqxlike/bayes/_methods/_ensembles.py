@@ -52,8 +52,8 @@ class DeepEnsemble(MAP):
 
     def runs_apart(self, problem: Problem) -> bool:
         # The width of a hidden layer is about the square root of the number of unknowns. The limit
-        # was measured on two cores, for networks of 700 to 170,000 unknowns and 500 to 8,000
-        # examples.
+        # on `activations` was measured on two cores, for networks of 700 to 170,000 unknowns and
+        # 500 to 8,000 examples.
         num = self.batch_size or problem.target.num_data
         activations = self.members * num * math.sqrt(problem.size)
         is_large = problem.size > 200 and activations > 1.6e6
@@ -93,7 +93,7 @@ class StoppedEarly(NamedTuple):
 
 
 class EarlyStoppedEnsemble(DeepEnsemble):
-    """A deep ensemble with early stopping and a fitted noise scale. Start with this method.
+    """A deep ensemble with early stopping and a fitted noise scale. Try this method first.
 
     It costs as much as training `members` networks. Do not use it if no examples can be spared for
     validation.
@@ -140,11 +140,12 @@ class EarlyStoppedEnsemble(DeepEnsemble):
         after, value = descend(self._optimiser(), loss, before)
         record = {"loss": value}
         if self.batch_size is None:
-            # This is cheap, because XLA reuses the outputs from the forward pass of the loss.
+            # The score is cheap, because XLA reuses the outputs from the forward pass of the loss.
             score = self._score(problem, state)
             record["validation_loss"] = -score
         else:
-            # On average, validation processes one batch per step.
+            # Compute the score only at every n-th step, so that on average validation processes at
+            # most one batch per step.
             every = math.ceil(self._num_left_out(problem) / self.batch_size)
             score = jax.lax.cond(
                 index % every == 0,

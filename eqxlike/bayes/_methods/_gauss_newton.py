@@ -141,7 +141,7 @@ class AroundMode(Module):
 
     @property
     def places_by_output(self) -> np.ndarray:
-        """The rows of each output, as indices among the varying unknowns, shape `(C, f)`."""
+        """For each of `C` outputs, the indices of its own `f` numbers in the varying unknowns."""
         places = [np.arange(self.centre.size)[self.place_of(part)] for part in self.parts]
         return np.concatenate([each.reshape(self.output.size, -1) for each in places], axis=1)
 
@@ -220,9 +220,10 @@ def sum_over_features(around: AroundMode) -> tuple[Float[Array, "f f C C"], Floa
 
     The Gauss-Newton matrix of a last layer is a sum of Kronecker products.
 
-    **Returns:** the sum over the examples of `outer(features, features)` times the Hessian of the
-    loss by the outputs, for all pairs of features and of outputs; and the number of examples whose
-    features are not the whole Jacobian.
+    **Returns:** two values. The first is the sum over examples of `outer(features, features)` times
+    the Hessian of the loss with respect to the outputs, for each pair of features and each pair of
+    outputs. The second is the number of examples whose features do not determine the whole
+    Jacobian.
     """
 
     def of_example(x: Any, y: Any) -> tuple[Array, Array, Array]:
@@ -248,8 +249,8 @@ def _sum_over_data(
     **Arguments:**
 
     - `of_example`: a function of `x` and `y`.
-    - `of_block`: returns the sum over a block. Its arguments are the results of `of_example` for
-      the `b` examples of the block, and a weight for each example, 0 for padding.
+    - `of_block`: function that returns the sum over a block. Its arguments are the results of
+      `of_example` for the `b` examples of the block, and a weight for each example, 0 for padding.
     """
     data, num = around.problem.target.data, around.problem.target.num_data
     of_example = jax.jit(of_example)  # Traced once, for the shapes below and for the loop.

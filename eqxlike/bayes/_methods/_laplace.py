@@ -62,7 +62,8 @@ class LaplacePosterior(Module):
     - `mode`: the most probable unknowns in linked space.
     - `normal`: the distribution of the varying unknowns minus the mode.
     - `log_evidence`: the log density of the data.
-    - `log_factors`: logs of the factors of the tuned prior scales; `None` without tuning.
+    - `log_factors`: logarithms of the factors by which tuning multiplied the prior scales; `None`
+      without tuning.
     - `log_factor_change`: change of `log_factors` in the last tuning.
     - `width`: the factor of the covariance, and leave-one-out NLLs. `normal` already includes the
       factor.
@@ -86,9 +87,9 @@ class Laplace(Descent):
     References: MacKay (1992), "A Practical Bayesian Framework for Backpropagation Networks";
     Daxberger et al. (2021), "Laplace Redux".
 
-    - The precision is `P = sum_n J_n^T L_n J_n + P_0`, in linked space. `J_n` is the Jacobian of
-      the outputs for example `n` and of the likelihood's unknowns. `L_n` is the Hessian of the
-      example's negative log likelihood with respect to these outputs and unknowns. `P_0` is the
+    - The precision is `P = sum_n J_n^T L_n J_n + P_0`, in linked space. Let `u_n` be the outputs
+      for example `n` together with the likelihood's unknowns. `J_n` is the Jacobian of `u_n`. `L_n`
+      is the Hessian of the example's negative log likelihood with respect to `u_n`. `P_0` is the
       Hessian of the negative log prior.
     - The log evidence is `log p(data, mode) + (k log 2 pi - log det P) / 2`, for `k` varying
       unknowns.

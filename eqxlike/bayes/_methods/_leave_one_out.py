@@ -30,8 +30,8 @@ class Width(NamedTuple):
 
     - `value`: factor of the covariance.
     - `nll`: NLL per left-out example, in nats, for this width.
-    - `least_nll`, `nll_of_one`: NLL per left-out example for the best width that passes the tests,
-      and for width 1. Both equal `nll` if the user chose the width.
+    - `least_nll`, `nll_of_one`: NLL per left-out example for the best width that passes the tests
+      of `width_for`, and for width 1. Both equal `nll` if the user chose the width.
     """
 
     value: Float[Array, ""]

@@ -14,9 +14,9 @@ from .._inference._method import Draws, Method, Problem, Record, State, Step, ch
 from .._libraries import blackjax
 from ._descent import MAP, check_batch_size, climb
 
-# Number of L-BFGS steps from a draw to the mode. With 3,760 unknowns, 60 steps of conjugate
-# gradients reached parameters that predict like the mode. The same number of L-BFGS steps reaches a
-# higher density.
+# Number of L-BFGS steps from a draw towards the mode. For 3,760 unknowns, 60 steps of conjugate
+# gradients reach parameters that predict like the mode, and 60 steps of L-BFGS reach a higher
+# density.
 _NUM_CLIMBS = 100
 
 # --- The base class ---

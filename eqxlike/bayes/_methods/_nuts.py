@@ -41,8 +41,8 @@ class NUTS(Hamiltonian):
     - `num_warmup`: number of warm-up steps, which adapt the step size and the mass matrix.
     - `chains`: number of chains.
     - `thin`: keep every n-th draw.
-    - `target_acceptance`: acceptance rate for which warm-up adapts the step size. A rate closer to
-      1 means smaller steps.
+    - `target_acceptance`: mean acceptance rate that warm-up aims at by adapting the step size. A
+      rate closer to 1 means smaller steps.
     - `dense_mass`: whether the mass matrix has correlations. Steps are then slower, but fewer are
       needed.
     - `step_size`: initial step size of the warm-up. With `num_warmup=0`, all steps have this step
@@ -329,8 +329,8 @@ class _Integrator:
         turning points.
 
         If the step number `n` is even, the step begins subtrees. If `n` is odd, the step ends one
-        subtree for each trailing 1 of the binary number `n`. The number of 1s to the left of the
-        trailing 1 is the index of this subtree's turning points.
+        subtree for each trailing 1 of the binary number `n`. The index of a subtree's turning
+        points is the number of 1s to the left of the subtree's trailing 1.
         """
         number, levels = subtree.size, jnp.arange(subtree.turning_points.shape[1])
         top = jax.lax.population_count(number >> 1)[:, None]

@@ -32,7 +32,7 @@ class Path(NamedTuple):
 class Resampled(NamedTuple):
     """Draws of all paths with their importance weights.
 
-    - `end`: the last position of a path, from the path that ends at the highest log density.
+    - `end`: the last position of the path that ends at the highest log density.
     - `probabilities`: normalised importance weights of the draws.
     - `log_evidence`: log of the mean ratio of the densities.
     - `pareto_k`: estimated Pareto shape of the largest ratios. Above 0.7, a few draws dominate.

@@ -247,7 +247,8 @@ class MCDropout(Descent):
         network = problem.target.model(unknowns)
         if unknowns.noise is None:
             return network
-        # A fixed implementation keeps the masks of a draw if JAX's default generator changes.
+        # The implementation of the key is fixed, so that a draw has the same masks if JAX's default
+        # implementation changes.
         key = jr.wrap_key_data(unknowns.noise, impl="threefry2x32")
         network = inference_mode(network, False)
         return lambda x: network(x, key=key)

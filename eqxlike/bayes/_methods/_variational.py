@@ -342,7 +342,7 @@ def _with_random_layers(
 
 
 def _with_own(problem: Problem, scale: Float[Array, " d"], own: PyTree) -> Float[Array, " d"]:
-    """The standard deviations `scale`, with `own` in place of the arrays of Bayesian layers."""
+    """The standard deviations `scale`, with the standard deviations `own` for Bayesian layers."""
     linked, known = problem.unflatten(scale), by_path(own)
     leaves = [
         known.get(path, leaf).astype(leaf.dtype) for path, leaf in by_path(linked.model).items()

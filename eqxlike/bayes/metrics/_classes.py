@@ -26,8 +26,8 @@ def accuracy(scores: Float[Array, "*N C"], labels: Int[Array, "*N"]) -> Float[Ar
 
     **Returns:** shape `()`, between 0 and 1.
 
-    **Raises:** `ValueError` if the shapes do not match, or labels are not classes; `TypeError`
-    if a mixture is passed instead of its `probabilities`.
+    **Raises:** `ValueError` if the shapes do not match, or labels are not classes. `TypeError` if a
+    mixture is passed instead of its `probabilities`.
 
     >>> import jax.numpy as jnp
     >>> float(accuracy(jnp.array([[0.9, 0.1], [0.2, 0.8]]), jnp.array([0, 0])))
@@ -49,8 +49,8 @@ def brier(probabilities: Float[Array, "*N C"], labels: Int[Array, "*N"]) -> Floa
 
     **Returns:** the mean over the examples, shape `()`, between 0 and 2; lower is better.
 
-    **Raises:** `ValueError` if the shapes do not match, or labels are not classes; `TypeError`
-    if a mixture is passed instead of its `probabilities`.
+    **Raises:** `ValueError` if the shapes do not match, or labels are not classes. `TypeError` if a
+    mixture is passed instead of its `probabilities`.
 
     >>> import jax.numpy as jnp
     >>> float(brier(jnp.array([[0.5, 0.5], [1.0, 0.0]]), jnp.array([0, 0])))

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 _FEWEST_DRAWS = 100
-# With fewer distinct draws than this, there is a warning. Chains repeat a draw when they reject a
-# step, but they have more distinct draws than an ensemble.
+# With fewer distinct draws than this, there is a warning. An ensemble has fewer. Markov chains have
+# more, although they repeat a draw when they reject a step.
 _FEWEST_DIFFERENT = 50
 
 
@@ -63,7 +63,7 @@ def psis_loo(log_likelihoods: Float[Array, "S N"] | Float[Array, "chains draws N
 
     **Returns:** a `LeaveOneOut` of NumPy arrays.
 
-    **Raises:** `ImportError` if ArviZ is not installed; `ValueError` if `log_likelihoods` has
+    **Raises:** `ImportError` if ArviZ is not installed. `ValueError` if `log_likelihoods` has
     another number of axes, a value that is not finite, fewer than 2 examples or fewer than 100
     draws, or if all draws are the same.
 

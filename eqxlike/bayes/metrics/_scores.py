@@ -25,7 +25,7 @@ def nll(prediction: Any, y: Array) -> Float[Array, ""]:
     **Returns:** shape `()`, in nats; lower is better. For numeric targets, the density is per unit
     of `y`.
 
-    **Raises:** `TypeError` if `prediction` has no `log_prob`; `ValueError` if the shapes differ;
+    **Raises:** `TypeError` if `prediction` has no `log_prob`. `ValueError` if the shapes differ;
     shapes are not broadcast.
 
     >>> import jax, jax.numpy as jnp
@@ -80,7 +80,7 @@ def crps(
 
     **Returns:** the mean over the examples, shape `()`, in the unit of `y`; lower is better.
 
-    **Raises:** `TypeError` if `y` is a mixture; `ValueError` if shapes are incompatible,
+    **Raises:** `TypeError` if `y` is a mixture. `ValueError` if shapes are incompatible,
     `num_draws` is not a positive integer, or draws are needed and `key` is missing.
 
     >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
@@ -174,7 +174,7 @@ def rmse(prediction: Float[Array, "*N"], y: Float[Array, "*N"]) -> Float[Array, 
 
     **Returns:** shape `()`, in the unit of `y`.
 
-    **Raises:** `ValueError` if the shapes differ; `TypeError` for a mixture instead of an array.
+    **Raises:** `ValueError` if the shapes differ. `TypeError` for a mixture instead of an array.
 
     >>> import jax.numpy as jnp
     >>> float(rmse(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])))
@@ -200,7 +200,7 @@ def coverage(
 
     **Returns:** shape `()`, between 0 and 1.
 
-    **Raises:** `ValueError` if the shapes differ; `TypeError` for a mixture instead of an array.
+    **Raises:** `ValueError` if the shapes differ. `TypeError` for a mixture instead of an array.
 
     >>> import jax.numpy as jnp
     >>> y = jnp.array([1.0, 2.0, 3.0, 4.0])
@@ -229,7 +229,7 @@ def sharpness(lower: Float[Array, "*N"], upper: Float[Array, "*N"]) -> Float[Arr
 
     **Returns:** shape `()`, in the same unit.
 
-    **Raises:** `ValueError` if the shapes differ; `TypeError` for a mixture instead of an array.
+    **Raises:** `ValueError` if the shapes differ. `TypeError` for a mixture instead of an array.
 
     >>> import jax.numpy as jnp
     >>> float(sharpness(jnp.zeros(2), jnp.array([1.0, 3.0])))

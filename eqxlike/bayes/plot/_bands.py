@@ -36,8 +36,8 @@ def bands(
 
     **Returns:** the axes.
 
-    **Raises:** `ImportError` if matplotlib is not installed; `TypeError` if `prediction` is not a
-    mixture; `ValueError` if the shape of an array is wrong, there is no level, or a level lies
+    **Raises:** `ImportError` if matplotlib is not installed. `TypeError` if `prediction` is not a
+    mixture. `ValueError` if the shape of an array is wrong, there is no level, or a level lies
     outside (0, 1).
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist

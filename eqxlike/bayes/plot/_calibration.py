@@ -124,8 +124,8 @@ def coverage(
 
     **Returns:** the axes.
 
-    **Raises:** `ImportError` if matplotlib is not installed; `TypeError` if `prediction` is not a
-    mixture; `ValueError` if shapes differ, or there are no observations.
+    **Raises:** `ImportError` if matplotlib is not installed. `TypeError` if `prediction` is not a
+    mixture. `ValueError` if shapes differ, or there are no observations.
 
     >>> import jax.numpy as jnp, numpyro.distributions as dist
     >>> axes = coverage(Mixture(dist.Normal(jnp.zeros((1, 3)), 1.0)), jnp.array([-2.0, 0.1, 0.9]))

@@ -35,7 +35,7 @@ def ranks(
 
     **Returns:** the axes.
 
-    **Raises:** `ImportError` if matplotlib is not installed; `ValueError` if `draws` has another
+    **Raises:** `ImportError` if matplotlib is not installed. `ValueError` if `draws` has another
     shape or a value that is not finite, or if `num_bins` is not a positive integer.
 
     >>> import numpy as np
@@ -97,7 +97,7 @@ def sbc_ranks(
 
     **Returns:** the axes.
 
-    **Raises:** `ImportError` if matplotlib is not installed; `ValueError` if `ranks` has another
+    **Raises:** `ImportError` if matplotlib is not installed. `ValueError` if `ranks` has another
     shape or values that are not integers from 0 to `num_draws`, or if `num_draws` or `num_bins` is
     not a positive integer.
 

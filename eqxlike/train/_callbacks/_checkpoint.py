@@ -45,8 +45,8 @@ class Checkpoint(Callback):
 
     **Raises:** `ValueError` if an argument is out of range, or if `keep_best` is set without a
     `metric`. When training starts, `ValueError` if `keep_best` is set and no saved step would be
-    evaluated; `ValueError` if the folder has a checkpoint of a later step than the step at which
-    the run starts.
+    evaluated, or if the folder has a checkpoint of a later step than the step at which the run
+    starts.
 
     >>> import tempfile
     >>> from eqxlike import train
@@ -199,10 +199,10 @@ def newest_in(
 ) -> Resumed | None:
     """The newest undamaged checkpoint in a folder; `None` if there is no checkpoint.
 
-    If there is no checkpoint, and no `Checkpoint` among `callbacks` will write to the folder, this
-    warns: the name of the folder may be wrong.
+    Warns if there is no checkpoint, and no `Checkpoint` among `callbacks` will write to the folder.
+    The name of the folder may then be wrong.
 
-    **Raises:** the errors of `CheckpointFolder.restore_newest`; `ValueError` if the checkpoint was
+    **Raises:** the errors of `CheckpointFolder.restore_newest`. `ValueError` if the checkpoint was
     not written by `Checkpoint`.
     """
     check_folder(folder, "fit: resume_from")

@@ -108,11 +108,11 @@ class JsonLines(_WithFile, _WithRate):
     Each object has `event`, `step`, and `seconds` since the start. Other entries depend on `event`:
 
     - `"start"` has `num_steps`, and `"end"` has no other entries.
-    - `"log"` has `loss`. It has `aux` if the loss returns numbers by name, and `learning_rate` if
-      the optimiser's state has a learning rate.
+    - `"log"` has `loss`, `aux` if the step returns a dict of numbers after the loss, and
+      `learning_rate` if the optimiser's state has a learning rate.
     - `"evaluate"` has `metrics`.
-    - `"checkpoint"` has `path`. It is written when the checkpoint is complete, which may be some
-      steps later.
+    - `"checkpoint"` has `path`. This line is written when the checkpoint is complete, which may be
+      some steps later.
 
     NaN and infinity are written as the strings `"nan"`, `"inf"` and `"-inf"`. If there are several
     processes, only the first writes.
@@ -307,10 +307,11 @@ def progress(
 class TensorBoard(_WithFile, _WithRate):
     """Writes event files for TensorBoard: `tensorboard --logdir FOLDER` plots them.
 
-    At each log, it writes `train/loss` and `train/steps_per_second`, both for the steps since the
-    previous log. It also writes `train/NAME` for each number that the loss returns by name, and
-    `train/learning_rate` if the optimiser's state has a learning rate. At each evaluation, it
-    writes the metrics, such as `evaluate/accuracy`. Each record is flushed to disk at once.
+    At each log, the callback writes `train/loss` and `train/steps_per_second`, both for the steps
+    since the previous log. If the step returns a dict of numbers after the loss, the callback
+    writes their means as `train/NAME`. It writes `train/learning_rate` if the optimiser's state has
+    a learning rate. At each evaluation, it writes the metrics, such as `evaluate/accuracy`. Each
+    record is flushed to disk at once.
 
     A resumed run uses the same folder. TensorBoard then hides the points that the earlier run wrote
     after the restored step. A new run in the folder of another run hides all points of that run. If

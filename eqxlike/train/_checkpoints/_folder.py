@@ -71,10 +71,13 @@ def save(
     error if writing failed. If `wait()` is not called, the error is printed, and the next save to
     this folder raises it.
 
-    **Raises:** `TypeError` if an array has values other than numbers, bools and PRNG keys, if a
-    leaf is a `jax.Ref`, or if `data` is not JSON; `RuntimeError` if an array was donated; `OSError`
-    if the checkpoint cannot be written, for example if `path` is a file; `ImportError` without
-    Orbax: `pip install 'eqxlike[train]'`.
+    **Raises:**
+
+    - `TypeError` if an array has values other than numbers, bools and PRNG keys, if a leaf is a
+      `jax.Ref`, or if `data` is not JSON.
+    - `RuntimeError` if an array was donated.
+    - `OSError` if the checkpoint cannot be written, for example if `path` is a file.
+    - `ImportError` without Orbax: `pip install 'eqxlike[train]'`.
 
     >>> import pathlib, tempfile, jax.numpy as jnp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "checkpoint"
@@ -141,7 +144,7 @@ def restore(path: str | os.PathLike[str], like: State, *, only: Only = None) -> 
     **Raises:** `CheckpointError`, with the file and the leaf, if the checkpoint is damaged. A plain
     `ValueError`, with all differences, if `like` has another structure, shape or dtype, or if the
     checkpoint or `like` lacks a part that is in `only`. `FileNotFoundError` if there is no
-    checkpoint, `NotADirectoryError` if `path` is a file, `TypeError` if it is not a path.
+    checkpoint. `NotADirectoryError` if `path` is a file. `TypeError` if `path` is not a path.
 
     >>> import pathlib, tempfile, jax.numpy as jnp
     >>> from eqxlike import train
@@ -244,7 +247,7 @@ class CheckpointFolder:
 
         **Returns:** a `Saving`, as `train.save`.
 
-        **Raises:** the errors of `train.save`; `ValueError` if the folder has a checkpoint of this
+        **Raises:** the errors of `train.save`. `ValueError` if the folder has a checkpoint of this
         step or a later step. If there is an error, no earlier checkpoint is deleted.
         """
         path = self.folder / _name_of(step)
@@ -323,7 +326,7 @@ class CheckpointFolder:
 
         **Returns:** a `Restored`, as `train.restore`; `None` if there is no checkpoint.
 
-        **Raises:** `CheckpointError` if all checkpoints are damaged; a plain `ValueError` if the
+        **Raises:** `CheckpointError` if all checkpoints are damaged. A plain `ValueError` if the
         newest undamaged checkpoint does not fit `like`. Older checkpoints are not tried, because
         they would not fit either.
         """
@@ -356,7 +359,7 @@ class CheckpointFolder:
         - `name`: name in `beside`.
         - `like`: as in `train.restore`.
 
-        **Raises:** the errors of `train.restore`; `KeyError` if `beside` had no such name.
+        **Raises:** the errors of `train.restore`. `KeyError` if `beside` had no such name.
         """
         join_all()
         return _read_one(self.folder / _name_of(step), like, name).state
@@ -369,8 +372,8 @@ def _steps_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:
 
 
 def _newest_at(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The newest checkpoint in a folder. If the folder is itself a checkpoint, or contains none,
-    this is the folder.
+    """The newest checkpoint in a folder. Returns the folder itself if it is a checkpoint, or if it
+    contains no checkpoint.
     """
     folder = pathlib.Path(os.path.realpath(path))
     steps = {} if (folder / MANIFEST).exists() else _steps_in(folder)

@@ -48,7 +48,7 @@ def seal(manifest: pathlib.Path, arrays: pathlib.Path) -> None:
 def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     """The manifest of a checkpoint: `state`, `beside`, `data` and `files`.
 
-    **Raises:** `FileNotFoundError` if there is no such folder; `CheckpointError` if the folder is
+    **Raises:** `FileNotFoundError` if there is no such folder. `CheckpointError` if the folder is
     not a checkpoint, or its manifest is damaged.
     """
     if not folder.exists():

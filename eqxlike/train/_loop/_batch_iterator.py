@@ -33,7 +33,7 @@ class BatchIterator:
 
     @property
     def has_mismatched_batch(self) -> bool:
-        """True if the last batch did not fit the stack. The next `take` begins with it."""
+        """True if the last batch did not fit the stack. The next `take` begins with this batch."""
         return self._mismatched is not None
 
     def take(self, length: int, max_count: int) -> Stack | None:
@@ -44,7 +44,7 @@ class BatchIterator:
 
         **Arguments:**
 
-        - `length`: length of the stack, at least `max_count`.
+        - `length`: number of batches for which the stack has room, at least `max_count`.
         """
         if self._interrupt is not None:
             raise self._interrupt

@@ -66,9 +66,10 @@ def fit(
       If steps are small, several steps per call are much cheaper, because the overhead of a call
       exceeds the work of a step. The state is the same as after single steps, up to rounding. Logs,
       evaluations and callbacks are not delayed, because a call ends early when one of them is due.
-      Several steps per call compile a step that is a plain function, once per run. It keeps the
-      values that its closed-over variables have at that time. `"auto"` measures the time of 1 and
-      of 16 steps per call at the beginning, uses the faster, and reports it in `FitResult.message`.
+      With several steps per call, `fit` compiles a step that is a plain function, once per run. The
+      compiled step keeps the values that the function's closed-over variables have at that time.
+      `"auto"` measures the time of 1 and of 16 steps per call at the beginning, uses the faster,
+      and reports it in `FitResult.message`.
     - `evaluate`: a function `evaluate(state)` that returns metrics by name. Each metric is a
       number. See `make_evaluate`.
     - `evaluate_every`: number of steps between evaluations. The state after the last step is always
@@ -100,12 +101,16 @@ def fit(
 
     **Returns:** a `FitResult`.
 
-    **Raises:** `TypeError` if `state` is not a `TrainState`, if a callback is not a `Callback`, or
-    if the step cannot run several times in one call; `RuntimeError` if arrays of `state` were
-    donated; `ValueError` if an argument such as `num_steps` is not a positive integer, or if a
-    checkpoint does not fit the state or the batches; `CheckpointError` if all checkpoints are
-    damaged; any exception that `step`, `batches`, `evaluate` or a callback raises. But
-    `KeyboardInterrupt` in `batches`, `evaluate` or a callback is not raised; it ends training.
+    **Raises:**
+
+    - `TypeError` if `state` is not a `TrainState`, if a callback is not a `Callback`, or if the
+      step cannot run several times in one call.
+    - `RuntimeError` if arrays of `state` were donated.
+    - `ValueError` if an argument such as `num_steps` is not a positive integer, or if a checkpoint
+      does not fit the state or the batches.
+    - `CheckpointError` if all checkpoints are damaged.
+    - Any exception that `step`, `batches`, `evaluate` or a callback raises, except that a
+      `KeyboardInterrupt` in `batches`, `evaluate` or a callback ends training.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train

@@ -31,7 +31,7 @@ def checked_callbacks(
 ) -> tuple[Callback, ...]:
     """Checks the callbacks. Converts `on_log` to a callback and appends it.
 
-    **Raises:** `TypeError` if a callback is not a `Callback`, or if `on_log` is not callable;
+    **Raises:** `TypeError` if a callback is not a `Callback`, or if `on_log` is not callable.
     `ValueError` if the attribute `every` of a callback is not a positive integer.
     """
     if isinstance(callbacks, Callback):

@@ -161,7 +161,7 @@ def many_steps(
             )
             return index + 1, leaves, is_halted, results
 
-        # This dtype is wide enough for a loss of any precision.
+        # The widest float dtype can hold losses of any dtype.
         wide = jax.dtypes.canonicalize_dtype(float)
         rows = jtu.tree_map(
             lambda each: jnp.zeros(steps_per_call, bool if each.dtype == bool else wide), shapes[2]

@@ -60,7 +60,7 @@ class Entry:
 def find_entries(source: Source) -> dict[str, Entry]:
     """Finds arrays by name in a file, a folder, the shards of an index, or several files.
 
-    **Raises:** `ValueError` if a file is damaged, or if two files have an array of the same name;
+    **Raises:** `ValueError` if a file is damaged, or if two files have an array of the same name.
     `OSError` if a file cannot be read, or if a folder has no file.
     """
     several = [source] if isinstance(source, str | os.PathLike) else source

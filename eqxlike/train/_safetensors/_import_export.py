@@ -54,10 +54,14 @@ def export_safetensors(
       `model.safetensors.index.json` lists these files. `path` determines the folder, and the part
       `model` of these names.
 
-    **Raises:** `TypeError` if safetensors does not support the dtype of an array, as for PRNG keys
-    and complex128; `ValueError` if two arrays have the same name, if parts of a stored array are
-    missing, or if a `Stored` has `load` but no `save`; `FileExistsError` if the folder has another
-    model that tools would read instead; `OSError` if the file cannot be written.
+    **Raises:**
+
+    - `TypeError` if safetensors does not support the dtype of an array, such as the dtype of PRNG
+      keys, or complex128.
+    - `ValueError` if two arrays have the same name, if parts of a stored array are missing, or if a
+      `Stored` has `load` but no `save`.
+    - `FileExistsError` if the folder has another model that tools would read instead.
+    - `OSError` if the file cannot be written.
 
     >>> import pathlib, tempfile, jax
     >>> from eqxlike import nn
@@ -122,11 +126,15 @@ def import_safetensors(
     **Returns:** the model with the arrays that were read. The shape of an array in the model and
     its shape in the file may differ by axes of size 1.
 
-    **Raises:** `ValueError`, with a list of the arrays, if arrays are missing, unused, or have
-    another shape or dtype; `ValueError` if a file is damaged or has another format, or if two files
-    have an array of the same name; `OSError` if a file cannot be read; `TypeError` if safetensors
-    does not support the dtype of an array of `model_like`; `ImportError` without safetensors: `pip
-    install 'eqxlike[train]'`.
+    **Raises:**
+
+    - `ValueError`, with a list of the arrays, if arrays are missing, unused, or have another shape
+      or dtype.
+    - `ValueError` if a file is damaged or has another format, or if two files have an array of the
+      same name.
+    - `OSError` if a file cannot be read.
+    - `TypeError` if safetensors does not support the dtype of an array of `model_like`.
+    - `ImportError` without safetensors: `pip install 'eqxlike[train]'`.
 
     !!! example
 

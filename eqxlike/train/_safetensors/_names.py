@@ -183,7 +183,7 @@ def stored_by_name(ours: Sequence[str], names: Names | None) -> dict[str, Stored
 
     An array is left out if its value in `names` is `None`, because such an array is in no file.
 
-    **Raises:** `ValueError` if a key of `names` matches no array; `TypeError` if a value is not a
+    **Raises:** `ValueError` if a key of `names` matches no array. `TypeError` if a value is not a
     name, a pair, a `Stored` or `None`.
     """
     if names is not None and not isinstance(names, Mapping):

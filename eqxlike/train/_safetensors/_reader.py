@@ -53,8 +53,8 @@ class Reader:
         """Finds the array of a leaf without reading it. If the leaf stacks layers, finds the array
         of each layer.
 
-        Returns a dict from the index of a layer to what was found, or to `None` if the array stays
-        unchanged. If a leaf is one array, the index is empty.
+        Returns a dict. The keys are the indices of layers, or `()` if the leaf is one array. The
+        values are `Found`, or `None` if the array stays unchanged.
         """
         # A file may store stacked layers as a single array. Its name is then the path of the leaf.
         parts = (jtu.keystr((key,), simple=True) for key in leaf.path)

@@ -23,8 +23,8 @@ def fitting_sharding(
 ) -> NamedSharding:
     """The sharding of one array. Equivalent specs give equal shardings.
 
-    **Raises:** `TypeError` if the rule did not return a `PartitionSpec`; `ValueError` if the spec
-    has an unknown mesh axis, a mesh axis twice, or more entries than the array has axes;
+    **Raises:** `TypeError` if the rule did not return a `PartitionSpec`. `ValueError` if the spec
+    has an unknown mesh axis, a mesh axis twice, or more entries than the array has axes.
     `ValueError` if the length of an axis is not divisible by the number of parts.
     """
     what = f"{path or 'the model'}, of shape {leaf.shape},"

@@ -85,7 +85,7 @@ class Sharding:
           default is the first axis. A parameter that is split over these axes is all-gathered
           within the step, as in FSDP. A parameter that is split over other axes stays split.
 
-        **Raises:** `TypeError` if `mesh` is not a mesh, or a rule has the wrong type; `ValueError`
+        **Raises:** `TypeError` if `mesh` is not a mesh, or a rule has the wrong type. `ValueError`
         if `batch_axes` has an axis that the mesh does not have.
         """
         if not isinstance(mesh, Mesh | AbstractMesh):
@@ -121,7 +121,7 @@ class Sharding:
         The model may have `jax.ShapeDtypeStruct`s instead of arrays.
 
         **Raises:** `ValueError`, with the path, if a rule applies to no array, or does not fit its
-        array; `TypeError` if a rule does not return a `PartitionSpec`.
+        array. `TypeError` if a rule does not return a `PartitionSpec`.
         """
         leaves = arrays_by_keys(model)
         specs = specs_by_rules(self.rules, leaves, stacks_by_keys(model))
@@ -137,7 +137,7 @@ class Sharding:
         Arrays of the optimiser's state that belong to a parameter are split like the parameter. All
         other arrays outside the model are replicated.
 
-        **Raises:** the errors of `of_model`; `TypeError` if `state` is not a `TrainState`.
+        **Raises:** the errors of `of_model`. `TypeError` if `state` is not a `TrainState`.
         """
         check_state(state, "Sharding")
         shardings = jtu.tree_map(
@@ -224,7 +224,7 @@ def data_parallel(devices: Devices | None = None) -> Sharding:
     - `devices`: a sequence of devices, or a mesh. The examples are split over all axes of the mesh.
       The default is all devices of all processes.
 
-    **Raises:** `ValueError` if `devices` is empty; `TypeError` if `devices` is a single device.
+    **Raises:** `ValueError` if `devices` is empty. `TypeError` if `devices` is a single device.
 
     >>> import jax
     >>> from eqxlike import train
@@ -260,7 +260,7 @@ def fsdp(devices: Devices | None = None, *, min_size: int = 2**16) -> Sharding:
       replicated too.
 
     **Raises:** `ValueError` if `devices` is empty, or if `min_size` is not an integer of at least
-    0; `TypeError` if `devices` is a single device.
+    0. `TypeError` if `devices` is a single device.
 
     >>> import jax
     >>> from eqxlike import nn, train
@@ -279,7 +279,7 @@ def fsdp(devices: Devices | None = None, *, min_size: int = 2**16) -> Sharding:
 def _mesh_of(devices: Devices | None, taker: str) -> Mesh | AbstractMesh:
     """The mesh of a sequence of devices. A mesh is returned unchanged.
 
-    **Raises:** `ValueError` if `devices` is empty; `TypeError` if it is a single device.
+    **Raises:** `ValueError` if `devices` is empty. `TypeError` if `devices` is a single device.
     """
     if isinstance(devices, Mesh | AbstractMesh):
         return devices
@@ -321,9 +321,9 @@ def shard(state: TrainState[Model], sharding: Sharding) -> TrainState[Model]:
 
     **Returns:** the state on the devices. Pass it to a step of `make_step(..., sharding=sharding)`.
 
-    **Raises:** `TypeError` if `state` is not a `TrainState`, or `sharding` is not a `Sharding`;
-    `ValueError`, with the path, if a rule applies to no array or does not fit its array;
-    `ValueError` if the mesh is abstract; `RuntimeError` if arrays of the state were donated.
+    **Raises:** `TypeError` if `state` is not a `TrainState`, or `sharding` is not a `Sharding`.
+    `ValueError`, with the path, if a rule applies to no array or does not fit its array.
+    `ValueError` if the mesh is abstract. `RuntimeError` if arrays of the state were donated.
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from eqxlike import nn, train
@@ -445,7 +445,8 @@ def _all_gathered(model: Model, sharding: Sharding) -> Model:
     if isinstance(mesh, Mesh) and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu":
         # XLA's CPU devices share threads. A device that is a step ahead waits for the other
         # devices, and may block a thread that the other devices need. A loop of a few hundred steps
-        # did deadlock. So the call waits for its result, as a call with a check does.
+        # may therefore deadlock. To prevent this, the call waits for its result, as a call with a
+        # check does.
         note_check()
     split, together = sharding.of_model(model), sharding.of_gathered(model)
     later = gathered_by_layer(model, split, together)
