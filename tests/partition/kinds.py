@@ -1,4 +1,4 @@
-"""Nodes and leaves of every kind, and how a program reads one."""
+"""Nodes and leaves of every kind, each with a function that reads it."""
 
 import collections
 import dataclasses
@@ -21,7 +21,7 @@ class Kind:
     """A kind of node or leaf.
 
     - `make`: returns the values.
-    - `read`: what a program may see in a value: a pytree of arrays, and of strings for the rest.
+    - `read`: everything visible in a value, as a pytree of arrays and strings.
     - `mutate`: changes a value in place.
     - `is_returned`: whether a function may return one.
     """
@@ -150,7 +150,7 @@ class OwnNew(Point):
 
 
 class Registered(Point):
-    """Registered with JAX by its owner, who makes each with a note beside its fields."""
+    """Registered with JAX, with a note next to its fields."""
 
     note = "made by another"
 
@@ -246,7 +246,7 @@ read_content = read_fields("content", "mode")
 
 
 def read_boxes(value):
-    """What stands in the innermost box, and the modes on the way."""
+    """The content of the innermost box, and the modes on the way."""
     modes = []
     while hasattr(value, "content"):
         modes.append(repr(value.mode))
@@ -304,7 +304,7 @@ ARRAYS = {
     ),
 }
 
-# Static leaves that Python calls equal; `test_static_key.py` has all others.
+# Static leaves that Python calls equal; `test_static_key.py` covers the others.
 STATICS = {name: Kind(lambda name=name: [*TOLD_APART[name]], repr) for name in ("ones", "zeros")}
 
 KINDS = {**MODULES, **TUPLES, **CONTAINERS, **FOREIGN, **STATICS, **ARRAYS}

@@ -4,10 +4,11 @@ import collections
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 from hypothesis import strategies as st
 
-from eqxlike import Module, field
+from eqxlike import Module, field, is_array
 from eqxlike._partition import flatten
 
 
@@ -39,6 +40,14 @@ def flatten_cached(module):
     """The module, once flattened."""
     flatten(module)
     return module
+
+
+def structure_of(tree):
+    return flatten(tree)[1]
+
+
+def arrays_of(tree):
+    return [id(leaf) for leaf in jtu.tree_leaves(tree) if is_array(leaf)]
 
 
 leaves = st.one_of(

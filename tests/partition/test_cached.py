@@ -1,4 +1,4 @@
-"""What is cached on a Module, and for how long; and what `checking_partitions` finds of it."""
+"""The partition that is cached on a Module, and the checks of `checking_partitions`."""
 
 import copy
 import dataclasses
@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 import numpy as np
 import pytest
 
-from eqxlike import Module, PartitionError, checking_partitions, field, filter_jit
+from eqxlike import Module, PartitionError, checking_partitions, filter_jit
 from eqxlike._module import CachedPartition, get_cached
 from eqxlike._partition import flatten, is_checking
 from eqxlike._transforms._jit import _dispatch
@@ -30,8 +30,6 @@ def assert_cached_is_fresh(module):
     assert structure is fresh
     assert [*map(id, dynamic)] == [*map(id, arrays)]
 
-
-# What is cached.
 
 CACHED = {
     "nothing-in-it": Empty,
@@ -71,31 +69,29 @@ class Calls(Module):
         return self.weight * x
 
 
-def test_partition_is_kept_where_nothing_inside_can_change():
+def test_partition_is_cached_if_nothing_inside_can_change():
     for make in CACHED.values():
         assert_cached_is_fresh(flatten_cached(make()))
 
 
-def test_partition_is_not_kept_where_something_inside_can_change():
+def test_partition_is_not_cached_if_something_inside_can_change():
     assert [name for name in NOT_KEPT if is_cached(flatten_cached(NOT_KEPT[name]()))] == []
 
 
-def test_partition_is_kept_on_modules_below_and_beside_a_list():
+def test_partition_is_cached_on_modules_inside_and_next_to_a_list():
     for put in (lambda inner: Pair([inner, 1]), lambda inner: Pair([1], (inner,))):
         inner = Pair(jnp.ones(2))
         flatten(put(inner))
         assert_cached_is_fresh(inner)
 
 
-def test_partition_is_kept_on_the_outermost_module_alone_and_serves_another_around_it():
+def test_partition_is_cached_on_the_outermost_module_and_serves_an_outer_one():
     inner = Pair(jnp.ones(2))
     flatten(Pair(inner))
     assert not is_cached(inner)
     flatten(inner)
     assert_cached_is_fresh(flatten_cached(Pair((inner, np.ones(3)), inner)))
 
-
-# What drops it.
 
 COPIES = {
     "deepcopy": copy.deepcopy,
@@ -105,7 +101,7 @@ COPIES = {
 }
 
 
-def test_partition_is_dropped_by_a_copy_and_stays_on_the_original():
+def test_copy_drops_the_partition_and_the_original_keeps_it():
     for name, make_copy in COPIES.items():
         module = flatten_cached(Pair(np.ones(2), np.ones(3)))
         copied = make_copy(module)
@@ -114,7 +110,7 @@ def test_partition_is_dropped_by_a_copy_and_stays_on_the_original():
         assert_cached_is_fresh(flatten_cached(copied))
 
 
-def test_getattr_of_a_user_does_not_see_the_slot():
+def test_user_getattr_never_sees_the_slot():
     asked = []
 
     class Asks(Module):
@@ -129,8 +125,6 @@ def test_getattr_of_a_user_does_not_see_the_slot():
     assert [name for name in asked if "cached" in name] == []
 
 
-# It never holds tracers.
-
 TRACES = {
     "jit": lambda f: jax.jit(f)(jnp.ones(2)),
     "under-grad-of-jit": lambda f: jax.grad(filter_jit(f))(jnp.ones(2)),
@@ -138,7 +132,7 @@ TRACES = {
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_partition_with_a_tracer_is_not_kept(name):
+def test_partition_with_a_tracer_is_not_cached(name):
     modules = []
 
     @filter_jit
@@ -158,7 +152,7 @@ def test_partition_with_a_tracer_is_not_kept(name):
     assert not any(map(is_cached, modules))
 
 
-def test_output_with_a_tracer_is_not_kept():
+def test_output_with_a_tracer_is_not_cached():
     outputs, make = [], filter_jit(Pair)
     make(jnp.ones(2), jnp.ones(2))
 
@@ -171,18 +165,12 @@ def test_output_with_a_tracer_is_not_kept():
     assert not any(map(is_cached, outputs))
 
 
-class Fresh(Module):
-    left: object
-    right: object = None
-    mode: str = field(static=True, default="a")
-
-
-def test_module_made_for_each_call_takes_the_fast_path_and_is_told_apart(monkeypatch):
+def test_new_module_takes_the_fast_path_and_is_told_apart_by_its_statics(monkeypatch):
     jitted = filter_jit(lambda module: (module.left * 2, module.mode))
 
     def make(number, **kwargs):
-        inner = Fresh(jnp.array(number), (jnp.array(1.0), "text"))
-        return Fresh(jnp.array(number), inner, **kwargs)
+        inner = Pair(jnp.array(number), (jnp.array(1.0), "text"))
+        return Pair(jnp.array(number), inner, **kwargs)
 
     jitted(make(0.0))
     jitted(make(1.0, mode="b"))
@@ -231,7 +219,7 @@ def test_checking_finds_an_edit():
         assert_edit_is_found(flatten, outer)
 
 
-def test_checking_finds_an_edit_of_a_module_that_a_filtered_function_returned():
+def test_checking_finds_an_edit_of_a_returned_module():
     make, read = filter_jit(lambda x: Pair(x, 1)), filter_jit(lambda module: module.left)
     make(jnp.ones(2))
     for edit in EDITS.values():
@@ -240,7 +228,7 @@ def test_checking_finds_an_edit_of_a_module_that_a_filtered_function_returned():
         assert_edit_is_found(read, module)
 
 
-def test_checking_finds_an_edit_in_a_warm_call_and_does_not_change_its_output():
+def test_checking_finds_an_edit_in_a_warm_call_and_leaves_the_output_unchanged():
     function = filter_jit(lambda module: (module.right, module.left * 2))
     pair = Pair(jnp.ones(2), (1, "a"))
     function(pair)
@@ -252,7 +240,7 @@ def test_checking_finds_an_edit_in_a_warm_call_and_does_not_change_its_output():
     assert_edit_is_found(function, pair)
 
 
-def test_checking_accepts_what_was_not_changed():
+def test_checking_accepts_unchanged_modules():
     module = flatten_cached(Pair(jnp.ones(2), np.zeros(2)))
     module.right.fill(1)
     copied = copy.copy(module)

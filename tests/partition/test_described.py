@@ -1,4 +1,4 @@
-"""Trees in words: what is written to a file is read back, and compared with another tree."""
+"""Descriptions of trees: written to a file, read back and compared with another tree."""
 
 import collections
 import json
@@ -53,52 +53,31 @@ def test_tree_is_read_back_from_json():
         assert paths <= {path for path, _ in found.leaves()}
 
 
-def test_what_differs_is_found_in_what_was_read():
+def test_differences_are_found_in_trees_that_were_read():
     before = {"a": model(inner=[1, jnp.ones(3)]), "b": 1}
-    for after, expected in [
-        (before, []),
+    shown = "Model(weight=float32[2], inner=[1, float32[3]])"
+    for changes, expected in [
+        ({}, []),
+        ({"a": model(3, [1, jnp.ones(3)])}, [("['a'].weight", "float32[2]", "float32[3]")]),
         (
-            before | {"a": model(3, [1, jnp.ones(3)])},
-            [("['a'].weight", "float32[2]", "float32[3]")],
+            {"a": model(2, [True, jnp.ones(3)], 2)},
+            [("['a'].inner[0]", "1", "True"), ("['a'].depth", "1", "2")],
         ),
-        (
-            before | {"a": model(2, [True, jnp.ones(3)], 2)},
-            [
-                ("['a'].inner[0]", "1", "True"),
-                ("['a'].depth", "1", "2"),
-            ],
-        ),
-        (before | {"a": model(2, [1])}, [("['a'].inner", "[1, float32[3]]", "[1]")]),
-        (
-            {"b": 1, "c": ()},
-            [
-                ("['a']", "Model(weight=float32[2], inner=[1, float32[3]])", "None"),
-                ("['c']", "None", "()"),
-            ],
-        ),
+        ({"a": model(2, [1])}, [("['a'].inner", "[1, float32[3]]", "[1]")]),
+        ({"a": None, "c": ()}, [("['a']", shown, "None"), ("['c']", "None", "()")]),
     ]:
-        found = differing(read_back(before), read_back(after))
+        found = differing(read_back(before), read_back(before | changes))
         assert [tuple(map(str, each)) for each in found] == expected
 
 
-def test_key_is_that_of_its_name_in_a_path():
-    for name, key in [
-        (".weight", "weight"),
-        ("['a.b']", "a.b"),
-        ("[0]", 0),
-        ("[(1, 'a')]", (1, "a")),
-    ]:
-        assert key_of(name) == key
-    assert key_of("[<object>]") is None
+def test_key_is_read_from_its_name_in_a_path():
+    names = [".weight", "['a.b']", "[0]", "[(1, 'a')]", "[<object>]"]
+    assert [*map(key_of, names)] == ["weight", "a.b", 0, (1, "a"), None]
 
 
 def test_other_data_are_no_tree():
     plain = to_plain(described((jnp.ones(2), 3)))
-    for changes in (
-        {"node": None},
-        {"node": ["array"]},
-        {"arrays": []},
-        {"arrays": [[2, "float32"]]},
-    ):
+    wrong = [("node", None), ("node", ["array"]), ("arrays", []), ("arrays", [[2, "float32"]])]
+    for name, value in wrong:
         with pytest.raises((TypeError, ValueError)):
-            from_plain(plain | changes)
+            from_plain({**plain, name: value})

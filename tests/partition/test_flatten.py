@@ -1,4 +1,4 @@
-"""What a walk over a tree gives and costs."""
+"""The arrays and the structure that a walk over a tree gives, and its errors."""
 
 import collections
 
@@ -13,11 +13,9 @@ from eqxlike import is_array
 from eqxlike._partition import flatten
 from tests.partition.models import Pair, Point, trees
 
-# What a walk gives.
-
 
 @given(trees, trees)
-def test_arrays_are_those_of_jax_and_structures_differ_where_treedefs_do(tree, other):
+def test_arrays_match_jax_and_structures_differ_if_treedefs_do(tree, other):
     expected = [leaf for leaf in jtu.tree_leaves(tree) if is_array(leaf)]
     structure = flatten(tree)[1]
     arrays, cached = flatten(tree)
@@ -27,7 +25,7 @@ def test_arrays_are_those_of_jax_and_structures_differ_where_treedefs_do(tree, o
         assert flatten(other)[1] is not structure
 
 
-def test_registered_tuple_is_a_node_with_its_own_data_and_any_other_subclass_a_leaf():
+def test_registered_tuple_is_a_node_and_an_unregistered_one_a_leaf():
     class Tagged(tuple):
         pass
 
@@ -41,7 +39,7 @@ def test_registered_tuple_is_a_node_with_its_own_data_and_any_other_subclass_a_l
     assert flatten(make("a", (1, 2)))[1] is not flatten(make("b", (1, 2)))[1]
 
 
-def test_shape_dtype_struct_counts_as_array_just_where_asked():
+def test_shape_dtype_struct_counts_as_array_only_on_request():
     module = Pair(jax.ShapeDtypeStruct((2,), jnp.float32))
     for _ in range(2):
         arrays, structure = flatten(module, with_abstract=True)
@@ -50,7 +48,7 @@ def test_shape_dtype_struct_counts_as_array_just_where_asked():
         assert flatten(module)[0] == []
 
 
-def test_nesting_20_000_deep_works_and_a_deeper_one_or_a_cycle_raises_recursion_error():
+def test_deeper_nesting_than_20_000_or_a_cycle_is_an_error():
     tree = jnp.ones(2)
     for _ in range(20_000):
         tree = (tree,)
@@ -87,11 +85,11 @@ UNUSABLE = [
 ]
 
 
-def test_error_for_what_is_no_key_names_its_path():
+def test_error_of_an_unusable_static_leaf_names_its_path():
     for make, message in UNUSABLE:
         held = []
         with pytest.raises(TypeError, match=message):
-            # Of two that meet the first is held, so that it is still known.
+            # The first structure is held, so that the second meets it.
             held.extend(flatten(make()) for _ in range(2))
 
 
@@ -108,7 +106,7 @@ class Compared:
         return hash(self.equal)
 
 
-def test_leaf_that_cannot_be_compared_is_itself_all_the_same():
+def test_leaf_that_cannot_be_compared_equals_itself():
     first, second = Compared(), Compared()
     structure = flatten(first)[1]
     assert flatten(first)[1] is structure

@@ -1,7 +1,7 @@
-"""The law of all kinds of nodes and leaves: no call of a jitted function differs from a plain one.
+"""The law for every kind of node and leaf: a jitted function gives the output of the plain one.
 
-Values that are alike are passed in turn, so that each finds what the others left behind; and what
-can be changed in place is changed between the calls.
+Similar values are passed in turn, so that each meets the caches of the others. Values that can
+change in place are changed between the calls.
 """
 
 import jax
@@ -14,7 +14,7 @@ from eqxlike import filter_jit, is_array
 from tests.partition.kinds import ARRAYS, KINDS, Box, Foreign
 from tests.partition.models import Point
 
-# Where a value stands, and the way back to it.
+# Each as (function that puts a value into a tree, function that takes it out).
 PLACES = {
     "list": (lambda value: [value, 1], lambda tree: tree[0]),
     "namedtuple": (lambda value: Point(1, value), lambda tree: tree.y),
@@ -43,14 +43,14 @@ def assert_same(output, expected):
 
 
 def check(name, place, is_compiled):
-    """Calls functions that return what they read in a value, and the value if they may."""
+    """Compares calls of jitted and plain functions that read a value and return it if they may."""
     kind, (put, take) = KINDS[name], place
 
     def function(tree):
         return kind.read(take(tree)), tree if kind.is_returned else None
 
     trees = [put(value) for value in kind.make()]
-    # The last time round, of functions that have not been called before.
+    # The last function has not been called before.
     jitted = filter_jit(function)
     fresh = filter_jit(lambda tree: function(tree))
     for call in (jitted, jitted, fresh):
@@ -69,12 +69,12 @@ COMPILED = ["module", "module-with-list", "namedtuple", "dict", "foreign", *ARRA
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_each_call_gives_what_the_plain_function_gives(name):
+def test_compiled_calls_match_the_plain_function(name):
     check(name, PLACES["list-in-module"], is_compiled=True)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_each_call_gives_what_the_plain_function_gives_where_nothing_is_compiled(name):
+def test_calls_that_are_not_compiled_match_the_plain_function(name):
     check(name, BARE, is_compiled=False)
     # Each in another place, in turn.
     places = [*PLACES.values()]

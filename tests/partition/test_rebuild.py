@@ -8,7 +8,7 @@ from hypothesis import given
 from eqxlike import Module, field, is_array
 from eqxlike._module import get_cached
 from eqxlike._partition import flatten
-from tests.partition.models import Pair, trees
+from tests.partition.models import Pair, arrays_of, trees
 
 
 def rebuild(tree, keep=False):
@@ -16,16 +16,12 @@ def rebuild(tree, keep=False):
     return structure.rebuilder(cache=keep)(tuple(arrays))
 
 
-def arrays_of(tree):
-    return [id(leaf) for leaf in jtu.tree_leaves(tree) if is_array(leaf)]
-
-
 def statics_of(tree):
     return [(type(leaf), repr(leaf)) for leaf in jtu.tree_leaves(tree) if not is_array(leaf)]
 
 
 def cached_in(tree):
-    """What is cached on the Modules of a tree."""
+    """The partitions cached on the Modules of a tree."""
     nodes = []
     jtu.tree_map(lambda _: None, tree, is_leaf=lambda node: nodes.append(node))
     cached = [get_cached(node) for node in nodes if isinstance(node, Module)]
@@ -33,7 +29,7 @@ def cached_in(tree):
 
 
 @given(trees)
-def test_rebuilt_tree_is_the_original_and_caches_its_partition_just_where_a_walk_would(tree):
+def test_rebuilt_tree_is_the_original_with_the_partitions_that_a_walk_caches(tree):
     walked, rebuilt = (rebuild(tree, keep) for keep in (False, True))
     for each in (walked, rebuilt):
         assert jtu.tree_structure(each) == jtu.tree_structure(tree)
@@ -44,7 +40,7 @@ def test_rebuilt_tree_is_the_original_and_caches_its_partition_just_where_a_walk
     assert cached_in(rebuilt) == cached_in(walked)
 
 
-def test_lists_and_dicts_are_new_each_time():
+def test_rebuilt_lists_and_dicts_are_new():
     arrays, structure = flatten([{"a": jnp.ones(2)}])
     build = structure.rebuilder(cache=False)
     assert structure.rebuilder(cache=False) is build
@@ -55,7 +51,7 @@ def test_lists_and_dicts_are_new_each_time():
     assert len(second) == 1
 
 
-def test_constructor_converters_and_checks_do_not_run():
+def test_rebuilding_runs_no_constructor_converter_or_check():
     runs = []
 
     class Noisy(Module):
@@ -82,7 +78,7 @@ def test_tree_nested_1_000_deep_is_rebuilt():
     tree = array = jnp.ones(2)
     for _ in range(1_000):
         tree = Pair(tree)
-    # Not by JAX, whose walk takes the stack.
+    # JAX cannot flatten it, because its walk is recursive.
     rebuilt = rebuild(tree, keep=True)
     for _ in range(1_000):
         rebuilt = rebuilt.left

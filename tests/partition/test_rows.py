@@ -1,4 +1,4 @@
-"""Many leaves or nodes side by side, taken all at once, are taken as each would be alone."""
+"""Many leaves or nodes side by side are handled together, with the same result as one by one."""
 
 import collections
 import itertools
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from eqxlike import filter_jit, is_array
 from eqxlike._partition import Row, concrete_array_types, flatten
 from tests.examples import at_most
-from tests.partition.models import Pair
+from tests.partition.models import Pair, arrays_of, structure_of
 from tests.partition.statics import Colour
 
 
@@ -44,7 +44,7 @@ ARRAYS = [
 ]
 NUMBERS = [0, 1, True, False, 0.0, -0.0, 1.0, math.nan, -math.nan, math.inf]
 KNOWN = [*ARRAYS, *NUMBERS, "a", "", b"a", None]
-# One of these, and each leaf is taken by itself.
+# With one of these in a row, each leaf is handled by itself.
 UNKNOWN = [Colour.RED, 1j, len, (), [1], Pair(1)]
 known = st.sampled_from(KNOWN)
 leaves = st.one_of(known, st.sampled_from(UNKNOWN))
@@ -60,9 +60,7 @@ NODES = {
 
 
 rows = st.lists(known, min_size=63, max_size=70) | st.lists(leaves, min_size=63, max_size=70)
-# What is put in the place of another.
 changes = leaves | st.builds(lambda leaf: (leaf, 1), known)
-# Much is drawn for each.
 few = at_most(40, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 
 
@@ -72,16 +70,8 @@ def describe_leaf(leaf):
 
 
 def describe(tree):
-    """What tells two trees apart."""
+    """Everything that distinguishes two trees."""
     return jtu.tree_structure(tree), [*map(describe_leaf, jtu.tree_leaves(tree))]
-
-
-def arrays_of(tree):
-    return [id(leaf) for leaf in jtu.tree_leaves(tree) if is_array(leaf)]
-
-
-def structure_of(tree):
-    return flatten(tree)[1]
 
 
 def replaced(leaves, place, leaf):
@@ -91,7 +81,7 @@ def replaced(leaves, place, leaf):
 
 @few
 @given(rows, st.integers(0, 62), changes, containers)
-def test_two_have_one_structure_just_where_types_and_values_are_the_same(row, place, leaf, put):
+def test_rows_share_a_structure_exactly_if_types_and_values_are_equal(row, place, leaf, put):
     first, second = put(row), put(replaced(row, place, leaf))
     is_same = describe(first) == describe(second)
     assert (structure_of(first) is structure_of(second)) == is_same
@@ -99,7 +89,7 @@ def test_two_have_one_structure_just_where_types_and_values_are_the_same(row, pl
 
 @few
 @given(rows, st.integers(0, 62), changes, containers)
-def test_each_call_gives_what_the_plain_function_gives_when_a_leaf_changes(row, place, leaf, put):
+def test_calls_match_the_plain_function_when_a_leaf_changes(row, place, leaf, put):
     first, second = put(row), put(replaced(row, place, leaf))
     jitted = filter_jit(lambda tree: (str(describe(tree)), tree))
     with jax.disable_jit():
@@ -146,7 +136,7 @@ MET_FIRST = {
 
 
 @pytest.mark.parametrize("name", MET_FIRST)
-def test_warm_call_takes_no_walk_though_its_arrays_were_first_met_in_a_row(
+def test_warm_call_needs_no_walk_for_array_types_first_met_in_a_row(
     name, no_types_met, monkeypatch
 ):
     monkeypatch.setattr("eqxlike._partition._flatten._depth", 0)
@@ -166,18 +156,18 @@ def test_warm_call_takes_no_walk_though_its_arrays_were_first_met_in_a_row(
 
 
 @pytest.mark.parametrize("num_statics", [0, 1, 69, 70])
-def test_row_for_shapes_of_arrays_is_that_for_arrays(num_statics):
+def test_row_of_shape_structs_has_the_structure_of_arrays(num_statics):
     statics = [index % 2 == 0 for index in range(num_statics)]
     arrays = [jnp.ones(2)] * (70 - num_statics)
     structs = [jax.ShapeDtypeStruct((2,), jnp.float32)] * (70 - num_statics)
     found, structure = flatten([*statics, *structs], with_abstract=True)
     assert structure is structure_of([*statics, *arrays])
     assert found == structs
-    # As they are, they are static.
+    # Without the option, structs are static.
     assert flatten([*statics, *structs])[0] == []
 
 
-def test_traces_are_as_many_as_those_of_jax(no_types_met):
+def test_number_of_traces_matches_jax(no_types_met):
     def count(jit):
         traces = 0
 
@@ -208,7 +198,7 @@ MORE_NODES = [
 ]
 
 
-def test_calls_give_back_their_runs():
+def test_calls_return_their_runs_unchanged():
     containers = [*CONTAINERS.values(), lambda them: Pair([*them]), lambda them: Pair((*them,))]
     # Each kind of node, and each container, at least once.
     for make, put in zip([*NODES.values(), *MORE_NODES], itertools.cycle(containers), strict=False):
@@ -222,7 +212,7 @@ def test_calls_give_back_their_runs():
 
 
 @pytest.mark.parametrize(("element", "place"), [("module", 0), ("dict", 19)])
-def test_one_that_differs_is_another_call(element, place):
+def test_different_element_of_a_run_is_traced_again(element, place):
     count = 0
 
     @filter_jit

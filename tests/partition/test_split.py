@@ -1,4 +1,4 @@
-"""Static values that are one to a trace, and trees split into their arrays and all else."""
+"""Static values that share a trace, and trees split into arrays and the rest."""
 
 import functools
 import weakref
@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 import eqxlike as eqx
 from eqxlike import nn
 from eqxlike._partition import find_static_difference, is_same_static, split, split_leaves
+from tests.pytree.trees import trees_of
 
 
-def test_what_is_not_hashable_is_told_apart_by_identity():
+def test_unhashable_values_are_compared_by_identity():
     assert is_same_static(functools.partial(max, 1), functools.partial(max, 1))
     unhashable = [1]
     assert is_same_static(unhashable, unhashable)
@@ -27,7 +28,7 @@ def model(activation=jax.nn.relu, size=3, scale=1.0):
     return nn.Sequential(layers)
 
 
-def test_difference_is_found_where_it_stands_and_none_in_arrays_alone():
+def test_static_difference_is_found_with_its_path_and_arrays_are_ignored():
     other = jax.tree.map(lambda leaf: leaf + 1 if eqx.is_array(leaf) else leaf, model())
     assert find_static_difference(model(), other) is None
     assert find_static_difference(model(), nn.freeze(model())) is not None
@@ -47,15 +48,7 @@ def test_difference_is_found_where_it_stands_and_none_in_arrays_alone():
 
 # --- split ----------------------------------------------------------------------------------------
 
-trees = st.recursive(
-    st.sampled_from([0, 1, -5, "", "a", None]),
-    lambda trees: (
-        st.lists(trees, max_size=3)
-        | st.tuples(trees, trees)
-        | st.dictionaries(st.sampled_from("ab"), trees)
-    ),
-    max_leaves=8,
-)
+trees = trees_of(st.sampled_from([0, 1, -5, "", "a", None]), max_leaves=8)
 
 
 def is_int(leaf):
@@ -73,7 +66,7 @@ def test_merge_undoes_split(tree):
 
 
 @given(trees)
-def test_merged_tree_has_other_leaves_in_the_places_of_those_taken(tree):
+def test_merge_puts_other_leaves_in_the_places_of_the_taken_ones(tree):
     dynamic, rest = split(tree, is_int)
     others = [f"other {number}" for number in range(len(dynamic))]
     assert rest.leaves(others) == jtu.tree_leaves(rest.merge(others))
@@ -87,7 +80,7 @@ def test_arrays_are_taken_by_default():
     assert repr(rest) == "Rest(PyTreeDef({'a': *, 'b': *}))"
 
 
-def test_the_rest_holds_no_leaf_that_was_taken():
+def test_rest_keeps_no_taken_leaf_alive():
     class Leaf:
         pass
 

@@ -1,6 +1,6 @@
 """Keys and guards of static values: two values share one only if no program could tell them apart.
 
-A guard is what the fast path of `filter_jit` asks of a value: whether it has the key of another.
+The fast path of `filter_jit` calls a guard to test whether a value has the key of another value.
 """
 
 import datetime
@@ -35,7 +35,7 @@ def key(value):
 
 
 def guard_of(value):
-    """Whether a value may stand for `value`, as the fast path asks."""
+    """The guard of `value`, as the fast path calls it."""
     writer = GuardWriter(flatten, (), False)
     write_static_guard(writer, "other", value, of_node=True)
     lines = ["def passes(other):", "    try:", *(f"        {line}" for line in writer.lines)]
@@ -44,7 +44,7 @@ def guard_of(value):
 
 
 @pytest.mark.parametrize("row", TOLD_APART)
-def test_values_that_a_program_tells_apart_have_different_keys(row):
+def test_distinguishable_values_have_different_keys(row):
     values = TOLD_APART[row]
     for first, second in itertools.combinations(values, 2):
         assert key(first) != key(second)
@@ -62,7 +62,7 @@ def test_equal_values_of_one_type_have_equal_keys():
 
 
 @pytest.mark.parametrize("name", BY_IDENTITY)
-def test_what_hashes_by_identity_is_itself_alone_whatever_is_changed_in_place(name):
+def test_value_hashed_by_identity_keeps_its_key_after_a_change_in_place(name):
     make, edit = BY_IDENTITY[name]
     value, other = make(), make()
     static, passes = StaticKey(value), guard_of(value)
@@ -75,7 +75,7 @@ def test_what_hashes_by_identity_is_itself_alone_whatever_is_changed_in_place(na
 
 
 @pytest.mark.parametrize("name", CHANGING)
-def test_key_made_again_shows_a_change_in_place(name):
+def test_new_key_shows_a_change_in_place(name):
     make, edit = CHANGING[name]
     value, other = make(), make()
     static, passes, is_same = StaticKey(value), guard_of(value), key(other) == key(value)
@@ -84,7 +84,7 @@ def test_key_made_again_shows_a_change_in_place(name):
     assert passes(other) == is_same
     edit(value)
     assert (key(value) == static.key, static.is_current(), passes(value)) == (False, False, False)
-    # Nor may another stand for the value that was changed, though it is as that was.
+    # Another value does not pass either, although it equals the value before the change.
     assert not passes(other)
 
 
@@ -95,11 +95,11 @@ IMMUTABLE = [
 ]
 
 
-def test_value_that_cannot_change_is_immutable():
+def test_values_that_cannot_change_are_immutable():
     assert [value for value in IMMUTABLE if not StaticKey(value).is_immutable] == []
 
 
-def test_what_contains_itself_has_a_key():
+def test_value_that_contains_itself_has_a_key():
     make, _ = CHANGING["list-in-partial"]
     partial, listed = make(), Listed([])
     partial.args[0].append(partial)

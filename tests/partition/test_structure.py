@@ -1,4 +1,4 @@
-"""Structures are interned: equal ones are one object while it lives, and hold nothing after."""
+"""Structures are interned: equal structures are one object, which is freed after its last use."""
 
 import functools
 import gc
@@ -8,13 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqxlike._partition import flatten, num_interned
-from tests.partition.models import Pair
+from eqxlike._partition import num_interned
+from tests.partition.models import Pair, structure_of
 from tests.partition.statics import Holder, Named
-
-
-def structure_of(tree):
-    return flatten(tree)[1]
 
 
 def test_equal_trees_have_one_structure():
@@ -24,7 +20,7 @@ def test_equal_trees_have_one_structure():
     assert structure_of(Pair(float("1.5"), float("nan"), "".join(["te", "xt"]))) is first
 
 
-def test_structures_die_with_who_uses_them():
+def test_structures_are_freed_with_their_users():
     gc.collect()
     before = num_interned()
     trees = [Pair(f"structure {index}") for index in range(100)]
@@ -46,10 +42,10 @@ def test_table_of_structures_holds_no_value(make):
     assert reference() is None
 
 
-def test_structure_keeps_alive_what_its_key_names():
+def test_structure_keeps_alive_the_values_in_its_key():
     structure = structure_of(Pair(lambda: 1, mode=lambda: 2))
     gc.collect()
-    # Were the functions gone, new ones could be made in their places and be taken for them.
+    # If the functions were freed, new functions at their addresses could pass for them.
     assert all(structure_of(Pair(lambda: 1, mode=lambda: 2)) is not structure for _ in range(50))
     for index in range(200):
         function = functools.partial(lambda index: index, index).func
