@@ -1,4 +1,4 @@
-"""Functions whose closures are children in a tree."""
+"""`closure_to_pytree`: functions whose closed-over values are children of a tree."""
 
 import types
 
@@ -22,7 +22,7 @@ def arrays_of(tree):
     return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
 
 
-def test_it_is_called_like_the_function_and_arrays_closed_over_are_leaves():
+def test_converted_function_has_its_closed_over_arrays_as_leaves():
     assert internal.closure_to_pytree(scaling_by(2.0))(3.0, power=2) == 18.0
     factor = jnp.array(2.0)
     scale = internal.closure_to_pytree(scaling_by(factor))
@@ -32,22 +32,18 @@ def test_it_is_called_like_the_function_and_arrays_closed_over_are_leaves():
     assert internal.closure_to_pytree(tree) == tree
 
 
-def test_functions_closed_over_are_converted_too():
+def test_closed_over_functions_are_converted_too():
     inner = scaling_by(jnp.array(2.0))
     outer = internal.closure_to_pytree({"f": [lambda x: inner(inner(x))]})
     doubled = jax.tree.map(lambda leaf: 2 * leaf if isinstance(leaf, jax.Array) else leaf, outer)
     assert doubled["f"][0](1.0) == 16
 
 
-def test_functions_that_were_made_alike_are_equal():
-    one, other, different = (
-        internal.closure_to_pytree(optax.adam(rate)) for rate in (0.1, 0.1, 0.2)
-    )
+def test_equal_closures_are_equal_and_compiled_once():
+    rates = (0.1, 0.1, 0.2)
+    one, other, different = (internal.closure_to_pytree(optax.adam(rate)) for rate in rates)
     assert jax.tree.leaves(one) == jax.tree.leaves(other) != jax.tree.leaves(different)
     assert jax.tree.structure(one) == jax.tree.structure(other)
-
-
-def test_functions_that_were_made_alike_are_compiled_once():
     traces = []
 
     @eqxlike.filter_jit
@@ -70,7 +66,7 @@ def with_keyword(value):
     return lambda *, x=value: x
 
 
-def test_defaults_stay_and_functions_with_others_or_of_other_modules_are_not_equal():
+def test_functions_with_other_defaults_or_globals_are_not_equal():
     def in_namespace(namespace):
         return types.FunctionType(scaling_by(1.0).__code__, namespace, closure=(cell, cell))
 
@@ -83,7 +79,7 @@ def test_defaults_stay_and_functions_with_others_or_of_other_modules_are_not_equ
     assert one != other
 
 
-def test_a_function_that_closes_over_itself_is_refused():
+def test_function_that_closes_over_itself_is_an_error():
     def factorial(n):
         return n * factorial(n - 1)
 

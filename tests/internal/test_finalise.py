@@ -1,4 +1,4 @@
-"""What is finalised calculates the same with primitives of JAX alone."""
+"""Finalised functions give the same output with primitives of JAX alone."""
 
 import jax
 import jax.numpy as jnp
@@ -65,14 +65,14 @@ FINALISED = {
 
 
 @pytest.mark.parametrize("way", FINALISED)
-def test_it_calculates_the_same_with_primitives_of_jax(way):
+def test_finalised_programs_give_the_same_output_without_our_primitives(way):
     finalised = FINALISED[way](of_all)
     names = names_in(jax.make_jaxpr(finalised)(X).jaxpr)
     assert jax.tree.leaves(jax.jit(finalised)(X)) == jax.tree.leaves(jax.jit(of_all)(X))
     assert names & {str(each) for each in internal.primitive_finalisations} == set()
 
 
-def test_nothing_of_ours_is_left_of_a_loop():
+def test_finalised_loop_has_no_primitive_of_ours():
     def function(x):
         return loops.while_loop(
             lambda c: c[0] < 3,
@@ -85,33 +85,26 @@ def test_nothing_of_ours_is_left_of_a_loop():
 
     finalised = internal.finalise_make_jaxpr(function)(X)
     known = names_in(jax.make_jaxpr(jax.jit(lambda x: x))(X).jaxpr)
-    exported = {
-        each.name
-        for each in vars(jax.extend.core.primitives).values()
-        if isinstance(each, jax.extend.core.Primitive)
-    }
+    primitives = vars(jax.extend.core.primitives).values()
+    exported = {each.name for each in primitives if isinstance(each, jax.extend.core.Primitive)}
     assert names_in(finalised.jaxpr) <= exported | known
     assert jnp.array_equal(jax.extend.core.jaxpr_as_fun(finalised)(X)[0], function(X))
 
 
-def test_a_primitive_is_finalised_once_registered():
-    of_array = internal.filter_primitive_def
-    primitive = internal.create_vprim(
-        "doubled", of_array(lambda x: 2 * x), of_array(lambda x: x), None, None
-    )
+def test_registered_primitive_is_finalised():
+    impl, abstract_eval = map(internal.filter_primitive_def, (lambda x: 2 * x, lambda x: x))
+    primitive = internal.create_vprim("doubled", impl, abstract_eval, None, None)
 
     def names():
-        function = internal.finalise_make_jaxpr(
-            lambda x: internal.filter_primitive_bind(primitive, x)
-        )
-        return names_in(function(X).jaxpr)
+        bind = lambda x: internal.filter_primitive_bind(primitive, x)
+        return names_in(internal.finalise_make_jaxpr(bind)(X).jaxpr)
 
     before = names()
     internal.register_impl_finalisation(primitive)
     assert (before, names()) == ({"doubled"}, {"mul"})
 
 
-def test_trees_shapes_and_constants_are_those_of_the_function():
+def test_finalised_function_keeps_trees_shapes_and_constants():
     assert internal.finalise_fn(lambda tree: {"b": 2 * tree["a"]})({"a": X}) == {"b": 2 * X}
     _, shape = internal.finalise_make_jaxpr(lambda x: {"a": x}, return_shape=True)(X)
     assert shape["a"].shape == ()
@@ -120,7 +113,7 @@ def test_trees_shapes_and_constants_are_those_of_the_function():
     assert found[0].tolist() == [1.0, 2.0]
 
 
-def test_a_check_still_fails():
+def test_finalised_check_still_fails():
     checked = internal.finalise_fn(lambda x: eqxlike.error_if(x, x > 0, "positive"))
     with pytest.raises(eqxlike.EqxlikeRuntimeError, match="positive"):
         eqxlike.filter_jit(checked)(X)

@@ -1,4 +1,4 @@
-"""Identities that raise where one transformation, or a use, meets them, and nowhere else."""
+"""Identities that raise under one transformation, or if they are used, and nowhere else."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_transformations_are_refused_but_of_what_does_not_depend_on_them(name):
+def test_identity_refuses_only_its_transformations(name):
     identity = getattr(internal, name)
     for transformation, transform in TRANSFORMATIONS.items():
         if transformation in REFUSED[name]:
@@ -39,7 +39,7 @@ def test_transformations_are_refused_but_of_what_does_not_depend_on_them(name):
         assert transform(lambda x: identity(X) * x) == X * X
 
 
-def test_compiled_it_is_the_identity_and_forward_mode_passes_what_refuses_reverse_mode():
+def test_identity_may_be_compiled_and_nondifferentiable_backward_allows_forward_mode():
     tree = {"a": X, "b": (1.0, "text", None)}
     for name in ALL:
         identity = getattr(internal, name)
@@ -48,13 +48,11 @@ def test_compiled_it_is_the_identity_and_forward_mode_passes_what_refuses_revers
         if "differentiable" in name:
             of_constant = lambda x, identity=identity: identity(jax.lax.stop_gradient(x)) * x
             assert jax.grad(of_constant)(X) == X
-    tangents = jax.vmap(lambda x: jax.jvp(internal.nondifferentiable_backward, (X,), (x,)))(
-        X[None]
-    )[1]
-    assert tangents == X[None]
+    forward = lambda x: jax.jvp(internal.nondifferentiable_backward, (X,), (x,))[1]
+    assert jax.vmap(forward)(X[None]) == X[None]
 
 
-def test_unused_outcomes_have_no_cotangent_and_zeros_pass_if_values_are_looked_at():
+def test_unused_outputs_and_zero_cotangents_are_accepted():
     def of_unused(symbolic):
         return lambda x: internal.nondifferentiable_backward((x, 1.0), symbolic=symbolic)[1] * x
 
@@ -65,7 +63,7 @@ def test_unused_outcomes_have_no_cotangent_and_zeros_pass_if_values_are_looked_a
     assert jax.jit(jax.vmap(jax.grad(of_zero)))(X[None]) == 1
 
 
-def test_cotangents_that_are_not_zero_are_refused_when_the_program_runs():
+def test_nonzero_cotangent_is_an_error_when_the_program_runs():
     function = eqxlike.filter_jit(
         jax.grad(lambda x: internal.nondifferentiable_backward(x, "y", symbolic=False))
     )
@@ -74,14 +72,12 @@ def test_cotangents_that_are_not_zero_are_refused_when_the_program_runs():
         function(X)
 
 
-def test_members_of_a_batch_that_are_equal_are_one_and_others_refused_when_the_program_runs():
+def test_batch_of_equal_values_is_accepted_and_others_are_an_error_at_run_time():
     def function(x):
         return internal.nonbatchable(x, allow_constant_across_batch=True)
 
     assert jax.vmap(function, out_axes=None)(jnp.stack([X, X])) == X
-    with pytest.raises(
-        eqxlike.EqxlikeRuntimeError, match=r"Nonconstant batch\. This operation has"
-    ):
+    with pytest.raises(eqxlike.EqxlikeRuntimeError, match=r"Nonconstant batch\. This operation"):
         eqxlike.filter_jit(jax.vmap(function))(jnp.stack([X, 2 * X]))
 
 
@@ -100,20 +96,20 @@ def message(library, name, given):
     return type(raised.value), str(raised.value)
 
 
-def test_messages_are_those_of_equinox():
+def test_messages_match_equinox():
     for name, (_, *options) in TRANSFORMED.items():
         for given in ({}, *({option: "text"} for option in options)):
             assert message(internal, name, given) == message(equinox.internal, name, given)
 
 
-def test_what_must_be_of_no_use_to_a_program_is_checked_in_a_jit_alone():
+def test_assert_dce_is_checked_in_compiled_programs_only():
     unused = jax.jit(lambda x: (internal.assert_dce(x, "used"), 2 * x)[1])
     assert unused(X) == 4
     assert jax.jit(lambda x: internal.assert_dce(x, "used", on_error="off"))(X) == X
     assert internal.assert_dce((X, "text"), "used")[1] == "text"
 
 
-def test_a_program_that_uses_it_fails_and_a_gradient_that_does_not_runs():
+def test_assert_dce_refuses_a_used_value_and_accepts_an_unused_one():
     with pytest.raises(eqxlike.EqxlikeRuntimeError, match="x was used"):
         eqxlike.filter_jit(lambda x: internal.assert_dce(x, "x was used"))(X)
 

@@ -1,4 +1,4 @@
-"""Functions that stay functions in a compiled program: each is traced once for all its calls."""
+"""`noinline` functions are traced once for all their calls in a compiled program."""
 
 import jax
 import jax.numpy as jnp
@@ -22,28 +22,28 @@ def product_and_traces():
     return product, traces
 
 
-WAYS = {
-    "by keyword": lambda f: f(X, y=X),
-    "hessian": lambda f: jax.jit(jax.hessian(f))(X, X),
-    "vmap-grad": lambda f: jax.vmap(jax.grad(f))(jnp.stack([X, 2 * X]), jnp.stack([X, X])),
-}
+WAYS = [
+    lambda f: f(X, y=X),
+    lambda f: jax.jit(jax.hessian(f))(X, X),
+    lambda f: jax.vmap(jax.grad(f))(jnp.stack([X, 2 * X]), jnp.stack([X, X])),
+]
 
 
-def test_it_is_the_function():
+def test_noinline_gives_the_output_of_the_function():
     function, _ = product_and_traces()
     assert (function.__name__, function.__doc__) == ("product", "The product.")
-    for way in WAYS.values():
+    for way in WAYS:
         found, expected = way(function), way(lambda x, y: x * y)
         assert jax.tree.all(jax.tree.map(jnp.array_equal, found, expected))
 
 
-def test_calls_with_equal_shapes_are_traced_once():
+def test_calls_with_equal_shapes_share_a_trace():
     product, traces = product_and_traces()
     compiled = jax.jit(lambda x, y: product(product(x, y), product(y, product(x, x))))
     assert (compiled(X, X), len(traces)) == (X**5, 1)
 
 
-def test_arrays_of_a_callable_module_are_inputs_and_what_is_no_array_is_static():
+def test_arrays_of_a_callable_module_are_inputs_and_other_leaves_are_static():
     class Scale(eqxlike.Module):
         factor: jax.Array
 
@@ -54,7 +54,7 @@ def test_arrays_of_a_callable_module_are_inputs_and_what_is_no_array_is_static()
     assert internal.noinline(lambda x, name: (x, name))(X, "name") == (X, "name")
 
 
-def test_another_function_has_the_program_traced_anew():
+def test_another_function_is_traced_again():
     traces = []
 
     @eqxlike.filter_jit
@@ -76,7 +76,7 @@ def intermediate(carry):
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_calls_of_the_scan_trick_come_to_the_same_and_are_traced_once(number):
+def test_scan_trick_gives_the_same_output_with_one_trace(number):
     traces = []
 
     def function(carry):

@@ -1,4 +1,4 @@
-"""Progress meters, from inside compiled programs."""
+"""Progress meters inside compiled programs."""
 
 import sys
 import types
@@ -12,7 +12,7 @@ from eqxlike import internal
 
 
 def solve(meter, num_steps):
-    """A solve whose progress is that of its steps, or of `x` as many steps."""
+    """A solve that reports the progress of its steps times `x`."""
 
     def of_x(x):
         def step(state, number):
@@ -39,13 +39,13 @@ def printed(capfd, way, meter):
     return capfd.readouterr()
 
 
-def test_lines_are_as_far_apart_as_asked(capfd):
+def test_text_meter_prints_at_the_chosen_distance(capfd):
     for way in ("jit", "vmap, different"):
         out, _ = printed(capfd, way, internal.TextProgressMeter(0.2))
         assert out.split() == ["0.00%", "25.00%", "50.00%", "75.00%", "100.00%"]
 
 
-def test_a_differentiated_solve_and_solves_one_after_the_other_show_their_own(capfd):
+def test_differentiated_and_repeated_solves_print_their_own_progress(capfd):
     out, _ = printed(capfd, "grad", internal.TextProgressMeter(0.4))
     assert out.split() == ["0.00%", "50.00%", "100.00%"]
     of_x = jax.jit(solve(internal.TextProgressMeter(0.6), 8))
@@ -55,12 +55,12 @@ def test_a_differentiated_solve_and_solves_one_after_the_other_show_their_own(ca
     assert capfd.readouterr().out.split() == ["0.00%", "62.50%", "100.00%"] * 2
 
 
-def test_no_meter_shows_nothing(capfd):
+def test_no_progress_meter_prints_nothing(capfd):
     assert printed(capfd, "grad", internal.NoProgressMeter()) == ("", "")
 
 
 class FakeBar:
-    """What is asked of a bar of tqdm."""
+    """The part of a bar of tqdm that a meter uses."""
 
     made: ClassVar[list[Any]] = []
 
@@ -84,7 +84,7 @@ def tqdm(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm", module)
 
 
-def test_a_bar_is_updated_once_in_so_many_steps(tqdm):
+def test_bar_is_updated_after_each_refresh_steps(tqdm):
     for way in ("eager", "vmap, different", "grad"):
         WAYS[way](solve(internal.TqdmProgressMeter(refresh_steps=4), 8))
         jax.effects_barrier()

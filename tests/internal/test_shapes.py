@@ -1,4 +1,4 @@
-"""Functions run on shapes alone."""
+"""Functions that are evaluated on shapes alone."""
 
 import functools
 import gc
@@ -11,7 +11,7 @@ import eqxlike
 from eqxlike import internal
 
 
-def test_arrays_have_the_shapes_of_the_output_and_zeros_are_zeros():
+def test_eval_zero_and_eval_empty_give_arrays_and_keep_other_leaves():
     def function(x, y):
         return {"a": x, "b": [y > 0, x.astype(int)]}
 
@@ -20,9 +20,6 @@ def test_arrays_have_the_shapes_of_the_output_and_zeros_are_zeros():
         found = getattr(internal, name)(function, *args)
         assert jax.eval_shape(lambda found=found: found) == jax.eval_shape(function, *args)
     assert internal.eval_zero(lambda x: x + 1, jnp.ones(2)).tolist() == [0, 0]
-
-
-def test_leaves_that_are_no_arrays_stay():
     assert internal.eval_zero(lambda x: (x, "text", 1.0), jnp.array(1.0)) == (0, "text", 1.0)
 
 
@@ -35,22 +32,18 @@ def counted(function):
     return called
 
 
-def test_equal_shapes_are_traced_once_and_others_again():
+def test_equal_shapes_share_a_trace_and_other_shapes_do_not():
     function = counted(lambda x, n: (x[:n], n))
     first = ((jnp.ones(3), 2), {})
-    others = [
-        ((jnp.ones(3), 1), {}),
-        ((jnp.ones(4), 2), {}),
-        ((jnp.arange(3), 2), {}),
-        ((jnp.ones(3),), {"n": 2}),
-    ]
+    others = [((array, 2), {}) for array in (jnp.ones(4), jnp.arange(3))]
+    others += [((jnp.ones(3), 1), {}), ((jnp.ones(3),), {"n": 2})]
     for args, kwargs in [first, first, *others, first]:
         found = internal.cached_filter_eval_shape(function, *args, **kwargs)
         assert found == eqxlike.filter_eval_shape(lambda x, n: (x[:n], n), *args, **kwargs)
     assert function.count == 1 + len(others)
 
 
-def test_wider_numbers_are_traced_again_and_a_returned_tree_is_a_new_one():
+def test_enable_x64_traces_again_and_each_returned_tree_is_new():
     def function():
         return {"a": jnp.zeros(())}
 
@@ -61,7 +54,7 @@ def test_wider_numbers_are_traced_again_and_a_returned_tree_is_a_new_one():
         assert internal.cached_filter_eval_shape(function)["a"].dtype == jnp.float64
 
 
-def test_values_that_are_not_hashable_are_traced_each_time():
+def test_unhashable_values_are_traced_each_time():
     class Unhashable:
         __hash__ = None
 
@@ -71,7 +64,7 @@ def test_values_that_are_not_hashable_are_traced_each_time():
     assert function.count == 2
 
 
-def test_static_values_that_are_changed_in_place_are_looked_at_anew():
+def test_change_in_place_of_a_static_value_is_seen():
     class Sized(eqxlike.Module):
         sizes: list[int] = eqxlike.field(static=True)
 
@@ -87,8 +80,8 @@ def test_static_values_that_are_changed_in_place_are_looked_at_anew():
     assert (before, shapes(changed, same)) == ([(1,), (1,)], [(2,), (1,)])
 
 
-def test_objects_of_one_call_stay_together():
-    """As Optimistix has them: a partial equals no other, and is an example and an argument."""
+def test_object_that_is_both_example_and_argument_is_recognised():
+    """As in Optimistix: a partial is compared by identity, and is an example and an argument."""
 
     def shape_of_call():
         part = functools.partial(jnp.sum, axis=0)
@@ -98,7 +91,7 @@ def test_objects_of_one_call_stay_together():
     assert [shape_of_call(), shape_of_call()] == [(3,), (3,)]
 
 
-def test_what_a_short_lived_function_closes_over_goes_with_it():
+def test_cache_keeps_no_closed_over_value_alive():
     class Held:
         pass
 

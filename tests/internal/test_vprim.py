@@ -1,4 +1,6 @@
-"""Primitives of trees, whose batching rule is made of their other rules, under transformations."""
+"""Primitives of trees under transformations. The other rules give the batching rule."""
+
+from unittest import mock
 
 import equinox.internal
 import jax
@@ -13,13 +15,25 @@ from eqxlike import internal
 
 @pytest.fixture(autouse=True)
 def keys_are_not_checked():
-    """The check of random keys calls primitives with a parameter that Equinox's have too."""
+    """The check of random keys passes a parameter that the primitives of Equinox have too."""
     with jax.debug_key_reuse(False):
         yield
 
 
+def make_primitive(name, impl, abstract_eval, jvp=None, transpose=None):
+    """A primitive of trees, and the function that binds it."""
+    primitive = internal.create_vprim(
+        name,
+        internal.filter_primitive_def(impl),
+        internal.filter_primitive_def(abstract_eval),
+        jvp and internal.filter_primitive_jvp(jvp),
+        transpose,
+    )
+    return primitive, lambda *args: internal.filter_primitive_bind(primitive, *args)
+
+
 def weighted_solve():
-    """`inputs["b"] / a`, beside something static and something of integers: linear in `b` alone."""
+    """`inputs["b"] / a`, with a static and an integer output: linear in `b` alone."""
 
     def impl(a, inputs, name):
         return {"x": inputs["b"] / a, "name": name, "steps": jnp.arange(2)}
@@ -37,22 +51,13 @@ def weighted_solve():
         tangent = bind(a, {"b": t_b}, name)["x"]
         return output, {"x": tangent, "name": None, "steps": None}
 
+    @internal.filter_primitive_transpose
     def transpose(inputs, cotangents):
         a, _, name = inputs
         assert cotangents["name"] is None
         return None, {"b": bind(a, {"b": cotangents["x"]}, name)["x"]}, None
 
-    primitive = internal.create_vprim(
-        "weighted_solve",
-        internal.filter_primitive_def(impl),
-        internal.filter_primitive_def(abstract_eval),
-        internal.filter_primitive_jvp(jvp),
-        internal.filter_primitive_transpose(transpose),
-    )
-
-    def bind(*args):
-        return internal.filter_primitive_bind(primitive, *args)
-
+    _, bind = make_primitive("weighted_solve", impl, abstract_eval, jvp, transpose)
     return lambda a, b: bind(a, {"b": b}, "static")
 
 
@@ -84,7 +89,7 @@ PROGRAMS = {
 }
 
 
-def test_programs_are_those_of_the_function_itself():
+def test_compiled_programs_match_the_plain_function():
     solve = weighted_solve()
 
     def found_of(function):
@@ -96,7 +101,7 @@ def test_programs_are_those_of_the_function_itself():
         assert jax.tree.all(jax.tree.map(jnp.allclose, found[name], expected[name])), name
 
 
-def test_programs_that_are_not_compiled_are_those_of_the_function_too():
+def test_programs_that_are_not_compiled_match_the_plain_function():
     solve = weighted_solve()
     for name in ("call", "jvp", "vmap of a"):
         found = PROGRAMS[name](lambda a, b: solve(a, b)["x"])
@@ -105,49 +110,29 @@ def test_programs_that_are_not_compiled_are_those_of_the_function_too():
     names = []
     jax.jit(jax.vmap(lambda a: names.append(solve(a, B)["name"])))(AS)
     assert names == ["static"]
-    # What does not depend on the batch is batched too.
+    # An output that does not depend on the batch is batched too.
     assert jax.vmap(lambda a: solve(a, B)["steps"])(AS).tolist() == [[0, 1]] * 3
-
-
-def test_what_is_not_batched_stays_so():
-    solve = weighted_solve()
     assert jax.vmap(lambda a: solve(A, B)["x"], out_axes=None)(AS).shape == B.shape
 
 
-def test_implementation_may_be_set_anew():
-    """As Lineax does: its own raises where something else is traced, which in a batch it is."""
-    called = []
-
-    def impl(x):
-        called.append(type(x))
-        return x
-
-    primitive = internal.create_vprim(
-        "checked",
-        internal.filter_primitive_def(impl),
-        internal.filter_primitive_def(lambda x: x),
-        internal.filter_primitive_jvp(lambda primals, tangents: (primals[0], tangents[0])),
-        internal.filter_primitive_transpose(lambda inputs, cotangents: cotangents),
-    )
+def test_implementation_may_be_replaced():
+    """As Lineax does: its implementation raises under a batch."""
+    impl = mock.Mock(side_effect=lambda x: x)
+    jvp = lambda primals, tangents: (primals[0], tangents[0])
+    transpose = internal.filter_primitive_transpose(lambda inputs, cotangents: cotangents)
+    primitive, bind = make_primitive("checked", impl, lambda x: x, jvp, transpose)
     primitive.def_impl(internal.filter_primitive_def(lambda x: 2 * x))
-    batch = jax.vmap(lambda x: internal.filter_primitive_bind(primitive, x))
-    assert (internal.filter_primitive_bind(primitive, A), *batch(AS)) == (2 * A, *AS)
-    assert len(called) == 1
+    assert (bind(A), *jax.vmap(bind)(AS)) == (2 * A, *AS)
+    impl.assert_called_once()
 
 
-def test_values_that_are_not_hashable_are_static_in_compiled_programs():
-    primitive = internal.create_vprim(
-        "sliced",
-        internal.filter_primitive_def(lambda x, place: x[place]),
-        internal.filter_primitive_def(lambda x, place: ShapedArray((1,), x.dtype)),
-        None,
-        None,
-    )
-    compiled = jax.jit(lambda x: internal.filter_primitive_bind(primitive, x, slice(1)))
-    assert compiled(B) == internal.filter_primitive_bind(primitive, B, slice(1)) == B[:1]
+def test_unhashable_values_are_static_in_compiled_programs():
+    abstract_eval = lambda x, place: ShapedArray((1,), x.dtype)
+    _, bind = make_primitive("sliced", lambda x, place: x[place], abstract_eval)
+    assert jax.jit(lambda x: bind(x, slice(1)))(B) == bind(B, slice(1)) == B[:1]
 
 
-def test_rule_for_batches_gets_and_gives_axes_as_trees():
+def test_batching_rule_receives_and_returns_axes_as_trees():
     @internal.filter_primitive_batching
     def rule(inputs, axes):
         seen.append(axes)
@@ -170,58 +155,39 @@ def test_rule_for_batches_gets_and_gives_axes_as_trees():
 
 
 @pytest.mark.parametrize("materialise_zeros", [True, False])
-def test_transpose_gets_zeros_as_it_asks(materialise_zeros):
+def test_transpose_rule_may_ask_for_zeros(materialise_zeros):
     seen = []
 
+    @internal.filter_primitive_transpose(materialise_zeros=materialise_zeros)
     def transpose(inputs, cotangents):
         seen.append(cotangents)
         return (cotangents[0],)
 
-    primitive = internal.create_vprim(
-        "twice",
-        internal.filter_primitive_def(lambda x: (x, x)),
-        internal.filter_primitive_def(lambda x: (x, x)),
-        internal.filter_primitive_jvp(lambda primals, tangents: (bind(*primals), bind(*tangents))),
-        internal.filter_primitive_transpose(materialise_zeros=materialise_zeros)(transpose),
-    )
-
-    def bind(*args):
-        return internal.filter_primitive_bind(primitive, *args)
-
+    jvp = lambda primals, tangents: (bind(*primals), bind(*tangents))
+    _, bind = make_primitive("twice", lambda x: (x, x), lambda x: (x, x), jvp, transpose)
     assert jax.grad(lambda x: bind(x)[0])(A) == 1
     assert seen == [(1.0, 0.0 if materialise_zeros else None)]
 
 
 def test_tangents_of_another_structure_are_refused():
-    primitive = internal.create_vprim(
-        "wrong",
-        internal.filter_primitive_def(lambda x: {"x": x}),
-        internal.filter_primitive_def(lambda x: {"x": x}),
-        internal.filter_primitive_jvp(lambda primals, tangents: ({"x": primals[0]}, [tangents[0]])),
-        None,
-    )
+    jvp = lambda primals, tangents: ({"x": primals[0]}, [tangents[0]])
+    _, bind = make_primitive("wrong", lambda x: {"x": x}, lambda x: {"x": x}, jvp)
     message = "The rule of a primitive returned tangent whose structure differs from the output"
     with pytest.raises(ValueError, match=message):
-        jax.jvp(lambda x: internal.filter_primitive_bind(primitive, x), (A,), (A,))
+        jax.jvp(bind, (A,), (A,))
 
 
-PRIMALS = {
-    "array": jnp.ones(2),
-    "weak": jnp.asarray(1.0),
-    "integers": jnp.arange(2),
-    "float": 1.0,
-    "text": "text",
-    "struct": jax.ShapeDtypeStruct((2,), jnp.float32),
-}
+STRUCT = jax.ShapeDtypeStruct((2,), jnp.float32)
+PRIMALS = [jnp.ones(2), jnp.asarray(1.0), jnp.arange(2), 1.0, "text", STRUCT]
 
 
 def shown(value):
     return None if value is None else (jax.typeof(value), type(value).__name__)
 
 
-def test_zeros_are_those_of_equinox():
+def test_zeros_match_equinox():
     for allow_struct in (True, False):
-        for primal in PRIMALS.values():
+        for primal in PRIMALS:
             ours, theirs = (
                 library.materialise_zeros(primal, None, allow_struct)
                 for library in (internal, equinox.internal)
