@@ -134,9 +134,12 @@ def test_uncompiled_function_may_return_a_reference_as_in_jax():
 
 def test_error_of_a_reference_passed_twice_names_both_paths():
     ref = jax.new_ref(X)
-    with pytest.raises(ValueError, match="only one reference") as caught:
-        filter_jit(lambda counter, x: x[0][...])(Counter(ref), [ref])
-    assert caught.value.__notes__[-1].endswith("arguments of <lambda>: counter.total = x[0].")
-    with pytest.raises(ValueError, match="both closed over and passed") as caught:
-        filter_jit(lambda counter: OUTER[...])(Counter(OUTER))
-    assert caught.value.__notes__[-1].endswith("arguments of <lambda>: counter.total.")
+    twice = lambda: filter_jit(lambda counter, x: x[0][...])(Counter(ref), [ref])
+    closed_over = lambda: filter_jit(lambda counter: OUTER[...])(Counter(OUTER))
+    for call, message, paths in (
+        (twice, "only one reference", "counter.total = x[0]."),
+        (closed_over, "both closed over and passed", "counter.total."),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            call()
+        assert caught.value.__notes__[-1].endswith(f"arguments of <lambda>: {paths}")

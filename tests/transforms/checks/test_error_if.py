@@ -279,41 +279,31 @@ def test_function_that_calls_a_compiled_one_with_a_check_waits(waits):
         assert len(waits) == 2
 
 
-# Functions that call `inner` only for arrays of length 5, after JAX has traced `inner`.
-MET_LATER = {
-    "with a static output": lambda inner: filter_jit(
-        lambda x: (inner(x), "longer") if len(x) == 5 else (x, "shorter")
-    ),
-    "in another function": lambda inner: filter_jit(
-        filter_jit(lambda x: inner(x) if len(x) == 5 else x)
-    ),
-    "with shardings of its output": lambda inner: filter_jit(
-        lambda x: {"output": inner(x) if len(x) == 5 else x},
-        out_shardings={"output": SingleDeviceSharding(jax.devices()[0])},
-    ),
-    "that donates": lambda inner: filter_jit(
-        lambda x: (inner(x) if len(x) == 5 else x).sum(), donate="all"
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MET_LATER)
-def test_call_waits_if_a_later_trace_calls_a_traced_function_with_a_check(waits, name):
+def test_call_waits_if_a_later_trace_calls_a_traced_function_with_a_check(waits):
     inner = jax.jit(checked)
-    jax.grad(lambda x: inner(x).sum())(jnp.arange(5.0)), inner(jnp.arange(5.0))
-    outer = MET_LATER[name](inner)
-    for size, expected in [(3, 0), (3, 0), (5, 1), (5, 2)]:
-        outer(jnp.arange(float(size)))
-        assert len(waits) == expected
-    assert fails(outer, jnp.arange(5.0) + 10)
+    five, device = jnp.arange(5.0), SingleDeviceSharding(jax.devices()[0])
+    jax.grad(lambda x: inner(x).sum())(five), inner(five)
+    # Only for arrays of length 5 is `inner` called.
+    check = lambda x: inner(x) if len(x) == 5 else x
+    for outer in (
+        filter_jit(lambda x: (check(x), "longer" if len(x) == 5 else "shorter")),
+        filter_jit(filter_jit(lambda x: check(x))),
+        filter_jit(lambda x: {"output": check(x)}, out_shardings={"output": device}),
+        filter_jit(lambda x: check(x).sum(), donate="all"),
+    ):
+        del waits[:]
+        for size, expected in [(3, 0), (3, 0), (5, 1), (5, 2)]:
+            outer(jnp.arange(float(size)))
+            assert len(waits) == expected
+        assert fails(outer, five + 10)
 
 
 def test_function_compiled_before_the_call_waits_and_raises(waits):
-    inner = jax.jit(checked)
-    inner(jnp.arange(5.0))
+    inner, five = jax.jit(checked), jnp.arange(5.0)
+    inner(five)
     jitted = filter_jit(lambda x: inner(x) if len(x) == 5 else x)
     jitted(X)
-    compiled = jitted.lower(jnp.arange(5.0)).compile()
-    assert compiled(jnp.arange(5.0)).tolist() == [0, 1, 2, 3, 4]
+    compiled = jitted.lower(five).compile()
+    assert compiled(five).tolist() == [0, 1, 2, 3, 4]
     assert len(waits) == 1
-    assert fails(compiled, jnp.arange(5.0) + 10)
+    assert fails(compiled, five + 10)

@@ -23,13 +23,9 @@ ONE, TWO, THREE = jnp.float32(1), jnp.float32(2), jnp.float32(3)
 
 def with_derivative(name, function):
     """`function(x, *args)` with seven times the tangent or cotangent as its derivative in `x`."""
-    custom = getattr(eqxlike, name)(function)
     if name == "filter_custom_jvp":
-        custom.def_jvp(lambda primals, tangents: (function(*primals), 7 * tangents[0]))
-    else:
-        custom.def_fwd(lambda perturbed, *args: (function(*args), None))
-        custom.def_bwd(lambda residuals, cotangent, perturbed, *args: 7 * cotangent)
-    return custom
+        return custom_jvp(function, lambda primals, tangents: (function(*primals), 7 * tangents[0]))
+    return custom_vjp(function, None, lambda residuals, cotangent, *args: 7 * cotangent)
 
 
 @filter_custom_jvp
@@ -38,13 +34,17 @@ def of_this_module(x, y: int = 2, *, key=None):
     return x * y
 
 
-def test_custom_function_is_a_leaf_with_the_metadata_of_the_function():
-    custom = of_this_module
-    name, doc = custom.__name__, custom.__doc__
-    assert (name, doc, custom.__module__) == ("of_this_module", "Doubles.", __name__)
-    assert inspect.signature(custom) == inspect.signature(custom.__wrapped__)
+@each
+def test_custom_function_is_a_leaf_with_the_metadata_of_the_function(name):
+    def loss(x, y: int = 3, *, key=None):
+        """A loss."""
+
+    custom = getattr(eqxlike, name)(loss)
+    assert (custom.__name__, custom.__doc__, custom.__module__) == ("loss", "A loss.", __name__)
+    assert custom.__wrapped__ is loss
+    assert inspect.signature(custom) == inspect.signature(loss)
     assert jtu.tree_leaves(custom) == [custom]
-    assert repr(filter_custom_vjp(len)) == "filter_custom_vjp(<built-in function len>)"
+    assert repr(getattr(eqxlike, name)(len)) == f"{name}(<built-in function len>)"
 
 
 def test_custom_function_is_pickled_by_name_and_copied_like_a_function():
@@ -258,29 +258,23 @@ def test_batch_axis_may_differ_between_function_and_rule():
 
 def scaled_square(name):
     """`weight * x**2` with rules that return constants, and partial sums on each device."""
-    function = getattr(eqxlike, name)(lambda pair, label: (pair[0] * pair[1] ** 2, label)[0])
+
+    def rule(primals, tangents):
+        ((weight, x), label), ((weight_dot, x_dot), _) = primals, tangents
+        out_dot = jnp.zeros(x.shape)
+        out_dot += 0 if x_dot is None else 2 * weight * x * x_dot
+        out_dot += 0 if weight_dot is None else weight_dot * x**2
+        return function((weight, x), label), out_dot
+
+    def backward(residuals, cotangent, perturbed, pair, label):
+        weight, x = pair
+        shared = (cotangent * x**2).sum(0, keepdims=True) if perturbed[0] else None
+        return shared, 2 * weight * x * cotangent if perturbed[1] else None
+
+    function = lambda pair, label: pair[0] * pair[1] ** 2
     if name == "filter_custom_jvp":
-
-        @function.def_jvp
-        def _(primals, tangents):
-            ((weight, x), label), ((weight_dot, x_dot), _) = primals, tangents
-            out_dot = jnp.zeros(x.shape)
-            out_dot += 0 if x_dot is None else 2 * weight * x * x_dot
-            out_dot += 0 if weight_dot is None else weight_dot * x**2
-            return function((weight, x), label), out_dot
-    else:
-
-        @function.def_fwd
-        def _(perturbed, pair, label):
-            return function(pair, label), None
-
-        @function.def_bwd
-        def _(residuals, cotangent, perturbed, pair, label):
-            (weight, x) = pair
-            shared = (cotangent * x**2).sum(0, keepdims=True) if perturbed[0] else None
-            return shared, 2 * weight * x * cotangent if perturbed[1] else None
-
-    return function
+        return custom_jvp(function, rule)
+    return custom_vjp(function, None, backward)
 
 
 @each

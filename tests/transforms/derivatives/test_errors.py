@@ -27,6 +27,11 @@ def raises(error, message, provoke):
     return caught.value
 
 
+def of_table(table):
+    rows = [(error, *row) for error, rows in table.items() for row in rows]
+    return pytest.mark.parametrize(("error", "provoke", "message"), rows)
+
+
 # --- functions and arguments --------------------------------------------------------------------
 
 GRADIENTS = ["filter_grad", "filter_value_and_grad"]
@@ -110,10 +115,7 @@ LEAVES = [
 TREES = {ValueError: STRUCTURES, TypeError: LEAVES}
 
 
-@pytest.mark.parametrize(
-    ("error", "provoke", "message"),
-    [(error, *row) for error, rows in TREES.items() for row in rows],
-)
+@of_table(TREES)
 def test_error_of_tangents_that_do_not_fit_names_the_path(error, provoke, message):
     raises(error, f"(?s){message}", provoke)
 
@@ -222,9 +224,6 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("error", "provoke", "message"),
-    [(error, *row) for error, rows in RULES.items() for row in rows],
-)
+@of_table(RULES)
 def test_error_of_a_rule_that_does_not_fit_its_function(error, provoke, message):
     raises(error, message, provoke)

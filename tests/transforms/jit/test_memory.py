@@ -40,18 +40,6 @@ def apply(function, x):
     return function(x)
 
 
-@filter_jit
-def call_model(model, x):
-    return model(x)
-
-
-def with_default(closure):
-    def function(x, closure=closure):
-        return closure(x)
-
-    return function
-
-
 def with_attribute(closure):
     def function(x):
         return closure(x)
@@ -83,9 +71,9 @@ USES = {
     "wrapped-jax-jit": lambda closure, x: filter_jit(jax.jit(closure))(x),
     "under-jax-jit": lambda closure, x: jax.jit(filter_jit(closure))(x),
     "argument": lambda closure, x: apply(closure, x),
-    "leaf-of-a-module": lambda closure, x: call_model(Calls(x, closure), x),
+    "leaf-of-a-module": lambda closure, x: apply(Calls(x, closure), x),
     "static-field": lambda closure, x: filter_jit(lambda pair: pair.left)(Pair(x, mode=closure)),
-    "default": lambda closure, x: filter_jit(with_default(closure))(x),
+    "default": lambda closure, x: filter_jit(lambda x, closure=closure: closure(x))(x),
     "function-in-a-cycle": lambda closure, x: filter_jit(with_attribute(closure))(x),
     "function-that-returns-itself": lambda closure, x: filter_jit(returns_itself(closure))(x),
     "method-of-a-module": lambda closure, x: filter_jit(Calls(x, closure).__call__)(x),
@@ -143,21 +131,17 @@ def test_dead_functions_leave_no_structures_and_no_source():
     assert left() == before
 
 
-def test_dropped_models_die_without_garbage_collection():
+def test_models_and_arguments_die_without_garbage_collection():
     function = filter_jit(lambda pair: Pair(pair.left, pair))
     references = []
     for _ in range(3):
         model = function(Pair(jnp.ones(2)))
         references += [weakref.ref(model), weakref.ref(model.left)]
         del model
-    # Not by the collector: nothing is in a cycle.
     assert [reference() for reference in references] == [None] * 6
-
-
-def test_last_call_does_not_keep_its_arguments_alive():
     function = filter_jit(lambda pair: None)
     model, array = Pair(jnp.ones(2)), jnp.ones(3)
-    references = [weakref.ref(model), weakref.ref(array), weakref.ref(model.left)]
+    references = [weakref.ref(each) for each in (model, array, model.left)]
     function(model)
     function(Pair(array))
     del model, array
