@@ -1,4 +1,4 @@
-"""Calls of these tests go through JAX as those of users do."""
+"""Calls in these tests use the fast path, as in a user's program."""
 
 import pytest
 

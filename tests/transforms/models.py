@@ -1,4 +1,4 @@
-"""What several of the tests of transformations wrap, pass and run on."""
+"""Modules, a mesh and placements that several tests of transformations use."""
 
 from typing import Any
 

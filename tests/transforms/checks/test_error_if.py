@@ -120,7 +120,7 @@ def test_first_failed_check_raises_also_if_some_checks_are_mapped():
     assert function(X, X[1], X) == 7
 
 
-# --- what passes ----------------------------------------------------------------------------------
+# --- values that pass ---
 
 
 def test_values_are_the_same_to_the_bit():
@@ -177,7 +177,7 @@ def test_check_on_several_devices_raises_on_all_devices(axis_type):
     assert function(x).tolist() == [6, 7, 8, 9]
     assert text_of(mapped, x + 8).endswith("batch index 3)")
     assert mapped(x).sharding == x.sharding
-    # Not raised again by what JAX waits for at the exit.
+    # The barrier at the exit of JAX does not raise it again.
     jax.effects_barrier()
 
 

@@ -143,7 +143,7 @@ def test_error_of_a_converted_closure_compares_the_call_with_the_example():
 
 
 def by_rule(returned):
-    """The derivative of a function whose rule returns what `returned` gives for its argument."""
+    """The derivative of a function whose rule returns the output of `returned`."""
     custom = custom_jvp(scale, lambda primals, tangents: returned(*primals))
     return lambda: jax.jvp(custom, (TWO,), (ONE,))
 

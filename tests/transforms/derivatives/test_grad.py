@@ -21,7 +21,7 @@ class Polynomial(eqxlike.Module):
     power: int = eqxlike.field(static=True, default=2)
 
 
-# --- what is differentiated ---------------------------------------------------------------------
+# --- gradients ---
 
 
 def test_gradient_is_the_tree_with_none_for_other_leaves_than_inexact_arrays():

@@ -56,7 +56,7 @@ def test_tangent_is_none_for_outputs_that_depend_on_no_tangent():
     value, tangent = filter_jvp(function, (TWO, THREE, ONE), (ONE, None, None))
     assert [*value[:3], *value[4:]] == [6.0, 3.0, 2.0, False, 2, "s", 2.5]
     assert tangent == (3.0, *(None,) * 7)
-    # An array where it happens to be zero, and what depends on nothing stays what it is.
+    # A tangent that happens to be zero is an array. A constant output stays the same object.
     assert filter_jvp(lambda x: x * 0, (TWO,), (ONE,)) == (0.0, 0.0)
     constant = np.ones(2)
     value, tangent = filter_jvp(lambda x: (constant, x), (TWO,), (ONE,))

@@ -1,4 +1,4 @@
-"""What several of the tests of `filter_jit` wrap and pass."""
+"""Functions and Modules that several tests of `filter_jit` wrap and pass."""
 
 import gc
 import sys
@@ -52,7 +52,7 @@ def calls_of(function, *args):
             calls.append(("C", called.__name__))
 
     before = sys.getprofile()
-    # The collector may come at any moment, and those who listen to it are Python.
+    # Garbage collection may run at any moment, and its callbacks are Python functions.
     gc.disable()
     sys.setprofile(note)
     try:

@@ -58,7 +58,7 @@ def describe_array(array):
 
 
 def output_of(call):
-    """What came, described so that two can be compared; or the type of the error."""
+    """A comparable description of the outputs of a call, or the type of its error."""
     try:
         return [*map(describe_array, call())]
     except Exception as error:

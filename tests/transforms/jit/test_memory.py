@@ -108,7 +108,7 @@ def test_closures_and_their_arrays_die_after_use():
     collect()
     assert [name for name, reference in references.items() if reference() is not None] == []
     assert len(jax.live_arrays()) == before
-    # JAX itself holds what a trace that failed computed with.
+    # JAX itself keeps the arrays of a failed trace alive.
     reference = use_once("failed")
     collect()
     assert reference() is None

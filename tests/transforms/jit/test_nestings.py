@@ -116,7 +116,7 @@ NAMES = [*make_wrappers(PLAIN)]
 
 
 def build(library, nestings):
-    """Each of `nestings` of one function: wrapped in what the chain names, innermost first."""
+    """One function, wrapped in the wrappers of each of `nestings`, innermost first."""
     wrappers, base = make_wrappers(library), lambda x: jnp.sin(x) + x.ndim
     return [
         functools.reduce(lambda built, name: wrappers[name](built, number), chain, base)

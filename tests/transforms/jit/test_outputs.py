@@ -1,4 +1,4 @@
-"""What a function that `filter_jit` wraps may return."""
+"""The outputs of a function of `filter_jit`."""
 
 import jax.numpy as jnp
 import jax.tree_util as jtu

@@ -51,7 +51,7 @@ def bytecode_of_a_warm_call(function, *args):
 
     before = sys.gettrace(), sys.getprofile()
     gc.disable()
-    for _ in range(2):  # From Python 3.12 on, the first time sets up what the second time reports.
+    for _ in range(2):  # Since Python 3.12, only the second time reports opcodes.
         found.clear()
         sys.setprofile(profile)
         sys.settrace(trace)

@@ -68,6 +68,14 @@ def test_partition_spec_refers_to_the_mesh_in_context(under):
         assert under(lambda x: filter_shard(x, ROWS))(x).sharding == SPLIT
 
 
+def test_jaxpr_equals_the_jaxpr_of_a_sharding_constraint():
+    ours, theirs = (
+        str(jax.make_jaxpr(lambda x, place=place: place(x, SPLIT))(jnp.ones(2)))
+        for place in (filter_shard, jax.lax.with_sharding_constraint)
+    )
+    assert ours == theirs
+
+
 def test_error_names_the_path_of_the_array():
     tree = {"name": "n", "x": [jnp.ones(2), jnp.ones(3)]}
     for error, message, args, path in (
