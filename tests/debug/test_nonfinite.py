@@ -275,19 +275,13 @@ def test_search_runs_without_implicit_transfers_and_keeps_donated_arguments():
 
 
 def test_programs_without_values_or_gradients_raise():
-    struct = jax.ShapeDtypeStruct((2,), jnp.float32)
+    tree = {"a": jax.ShapeDtypeStruct((2,), jnp.float32)}
     loop = lambda x: jax.lax.while_loop(lambda c: c < 3, lambda c: c + 1, x)
+    traced = jax.jit(lambda x: find_nonfinite(jnp.sin, x))
+    struct = r"x\['a'\] has no value: it is a `jax.ShapeDtypeStruct`"
     for error, message, call in (
-        (
-            ValueError,
-            "but x has no value",
-            lambda: jax.jit(lambda x: find_nonfinite(jnp.sin, x))(TWO),
-        ),
-        (
-            ValueError,
-            r"x\['a'\] has no value: it is a `jax.ShapeDtypeStruct`",
-            lambda: find_nonfinite(lambda x: x, {"a": struct}),
-        ),
+        (ValueError, "runs the program on values, but x has no value", lambda: traced(TWO)),
+        (ValueError, struct, lambda: find_nonfinite(lambda x: x, tree)),
         (TypeError, "`find_nonfinite` expects a function", lambda: find_nonfinite(3.0)),  # pyright: ignore
         (ValueError, "Reverse-mode", lambda: find_nonfinite(loop, TWO[0])),
     ):
