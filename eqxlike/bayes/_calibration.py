@@ -119,8 +119,9 @@ def _logits(prediction: CategoricalMixture | Float[Array, "*B C"]) -> Float[Arra
 # Jitted, so that a call outside jit does not compile the loop again.
 @jax.jit
 def _best_temperature(logits: Float[Array, "N C"], labels: Int[Array, " N"]) -> Float[Array, ""]:
-    # The derivative of the NLL with respect to the inverse temperature is the mean expected margin.
-    # This derivative increases with the inverse temperature.
+    # A margin is the logit of a class minus the logit of the label. The derivative of the NLL with
+    # respect to the inverse temperature is the mean expected margin, which increases with the
+    # inverse temperature.
     margins = logits - jnp.take_along_axis(logits, labels[:, None], axis=-1)
 
     def is_too_cold(log_temperature: Array) -> Array:
@@ -419,7 +420,7 @@ def conformal_quantile(scores: Float[Array, " N"], level: float, name: str) -> F
 
 
 def _as_written(level: float) -> Fraction:
-    """The level as an exact decimal fraction. In floats, 0.55 times 20 exceeds 11."""
+    """The level as an exact fraction. With floats, `ceil(0.55 * 20)` would be 12 instead of 11."""
     number = real_number(level, "level")
     if not 0 < number < 1:
         raise ValueError(f"level must lie in (0, 1), got {level!r}.")
@@ -430,7 +431,7 @@ def _as_written(level: float) -> Fraction:
 
 
 def check_labels(labels: Array, batch_shape: tuple[int, ...], num_classes: int, name: str) -> None:
-    """Raises `ValueError` unless there is one axis of examples, and each label is a class.
+    """Raises `ValueError` unless labels have one axis, and each label is a class.
 
     The values of traced labels are not checked.
     """

@@ -65,8 +65,8 @@ def as_libraries_compute() -> Iterator[None]:
         yield
 
 
-# Options for programs that run once. Level 1 halves the compilation time. Level 0 divides the
-# compilation time by three, but the program may run two to ten times as long.
+# Compiler options for programs that run once. Optimisation level 1 halves the compilation time.
+# Level 0 divides the compilation time by three, but the program may run two to ten times as long.
 ONCE = OLD_EMITTERS | {"xla_backend_optimization_level": 1}
 ONCE_AND_BRIEFLY = OLD_EMITTERS | {"xla_backend_optimization_level": 0}
 

@@ -288,7 +288,7 @@ class Poisson(Likelihood):
         return distributions().Poisson(jnp.exp(output))
 
     def log_prob(self, output: Any, unknowns: Mapping[str, Any], y: Any) -> Float[Array, ""]:
-        # NumPyro takes the logarithm of the rate. If the rate rounds to 0, its gradient is NaN.
+        # NumPyro takes the logarithm of the rate. If the rate rounds to 0, the gradient is NaN.
         y = jnp.asarray(y).astype(output.dtype)
         return y * output - jnp.exp(output) - jax.lax.lgamma(y + 1)
 

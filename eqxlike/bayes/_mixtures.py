@@ -175,7 +175,7 @@ class Mixture(Module):
 # so that calls outside jit do not compile each operation.
 @jax.jit
 def _bisect(mixture: Mixture, probability: Float[Array, ""]) -> Float[Array, "*B"]:
-    # Some distributions have no mean or variance.
+    # The mean or the variance may be NaN, because some distributions have none.
     means, variances = (mixture._moment_if_any(name) for name in ("mean", "variance"))
     mean = jnp.mean(means, axis=0)
     spread = jnp.sqrt(jnp.var(means, axis=0) + jnp.mean(variances, axis=0))
@@ -300,7 +300,7 @@ class CategoricalMixture(Module):
 
 @jax.jit
 def _entropy(log_probabilities: Float[Array, "*B C"]) -> Float[Array, "*B"]:
-    # 0 log 0 = 0. Without `where`, a log of -inf would give NaN.
+    # 0 log 0 = 0. Without `where`, 0 times -inf would give NaN.
     probabilities = jnp.exp(log_probabilities)
     is_positive = probabilities > 0
     terms = jnp.where(is_positive, probabilities * jnp.where(is_positive, log_probabilities, 0), 0)

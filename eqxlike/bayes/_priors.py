@@ -110,8 +110,9 @@ def fitted(distribution: Any, path: str, leaf: jax.ShapeDtypeStruct) -> Any:
 
 
 def _normal(loc: Array, scale: Array) -> Any:
-    # NumPyro cannot check a traced scale. Validation would only mask values that are not finite. It
-    # would also make value and gradient 1.4 times as slow for two layers of width 64.
+    # Do not validate a traced scale, because NumPyro cannot check its value. Validation would only
+    # mask values that are not finite, and make value and gradient 1.4 times as slow for two layers
+    # of width 64.
     validates = False if isinstance(scale, Tracer) else None
     return distributions().Normal(loc, scale, validate_args=validates)
 

@@ -65,8 +65,8 @@ class Minibatches(Iterator[Arrays]):
     def seek(self, position: Mapping[str, Any]) -> None:
         """Goes to a `position`. The iterator then returns the batches that followed this position.
 
-        **Raises:** `ValueError` if the position is not a position of minibatches, or if its seed,
-        batch size or number of examples differs from this iterator.
+        **Raises:** `ValueError` if the position is not a position of minibatches, or if it has
+        another seed, batch size or number of examples than this iterator.
         """
         own = self.position
         if not isinstance(position, Mapping) or position.keys() != own.keys():

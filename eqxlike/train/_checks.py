@@ -35,10 +35,10 @@ def check_model(model: Any) -> None:
 def check_trainable(model: PyTree, *, is_state_kept: bool) -> None:
     """Checks that a model has an array to train.
 
-    If the model has no such array, this raises `ValueError`. With `is_state_kept=True` this only
-    warns, because steps still change `model_state`.
+    With `is_state_kept=True` this function only warns, because steps still change `model_state`.
 
-    **Raises:** `ValueError` as described. `TypeError` for `optax.LookaheadParams`.
+    **Raises:** `ValueError` if the model has no array to train. `TypeError` for
+    `optax.LookaheadParams`.
     """
     if isinstance(model, optax.LookaheadParams):
         raise TypeError(

@@ -178,7 +178,7 @@ def _weight(lengths: dict[Any, int], first: dict[Any, int]) -> float | None:
 
 
 def _agree(*batches: dict[Any, int]) -> bool:
-    """Returns True if, in each batch, all arrays have the same length."""
+    """Returns True if each batch has arrays of only one length. Batches may differ in length."""
     return all(len({*lengths.values()}) == 1 for lengths in batches)
 
 

@@ -103,7 +103,7 @@ class TrainState(Module, Generic[Model]):
         optimiser_state = copy_arrays(initial_state(optimiser, filter(model, is_inexact_array)))
         step, is_halted = map(jax.device_put, (np.zeros((), np.int32), np.zeros((), bool)))
         key, loss_scale, model_state = copy_arrays((key, loss_scale, model_state))
-        # A type checker takes `cls` for a TrainState of another model type.
+        # Typed as `Any`, because a type checker takes `cls` for a TrainState of another model type.
         of_model: Any = cls
         return of_model(model, optimiser_state, step, key, is_halted, loss_scale, model_state)
 

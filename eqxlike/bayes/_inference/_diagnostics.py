@@ -41,7 +41,7 @@ _BLOCK_SIZE = 2**16
 
 
 def convergence(draws: Draws) -> Convergence:
-    """R-hat and effective sample sizes of each quantity in `draws`, at least 4 for each chain."""
+    """R-hat and effective sample sizes of each quantity. Needs at least 4 draws for each chain."""
     draws = np.asarray(draws)
     if draws.ndim < 2 or draws.shape[1] < 4:
         raise ValueError(
@@ -54,7 +54,7 @@ def convergence(draws: Draws) -> Convergence:
     def of_block(first: int) -> tuple[np.ndarray, ...]:
         return _convergence(columns[..., first : first + step].astype(np.float64, order="C"))
 
-    # NumPy releases the GIL while it sorts and transforms.
+    # Threads help, because NumPy releases the GIL while it sorts and transforms.
     with concurrent.futures.ThreadPoolExecutor() as pool:
         blocks = pool.map(of_block, range(0, max(1, columns.shape[-1]), step))
         parts = [np.concatenate(each) for each in zip(*blocks, strict=True)]
@@ -83,8 +83,8 @@ def _convergence(draws: Float[np.ndarray, "c n b"]) -> tuple[np.ndarray, ...]:
         return (
             np.maximum(*map(library.gelman_rubin, (ranked, folded))),
             effective(ranked),
-            # The size of a tail is NaN if all draws lie in this tail, as happens for discrete
-            # draws. `fmin` ignores NaN.
+            # The effective sample size of a tail is NaN if all draws lie in the tail, as happens
+            # for discrete draws. `fmin` ignores NaN.
             np.fmin(*map(effective, tails)),
         )
 
@@ -92,7 +92,9 @@ def _convergence(draws: Float[np.ndarray, "c n b"]) -> tuple[np.ndarray, ...]:
 # On a CPU, NumPy sorts 20 to 25 times faster than XLA: 20 x 15,360 numbers take 8 ms instead of 190
 # ms.
 def _rank_normalised(draws: Draws) -> Draws:
-    """Replaces draws by the normal quantiles of their ranks; a NaN makes its whole column NaN."""
+    """Replaces draws by the normal quantiles of their ranks. A column that contains NaN becomes
+    NaN.
+    """
     columns = draws.reshape(draws.shape[0] * draws.shape[1], -1)
     size = len(columns)
     normal, ranked = _normal_quantiles(size), np.empty_like(columns)

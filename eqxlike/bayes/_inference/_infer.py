@@ -186,7 +186,7 @@ def _inferred(
     return fitted_from(problem, method, Chains(chains.step, chains.states, parts[0]), key)
 
 
-# Records in the progress bar, and their labels.
+# The records that the progress bar shows, with their labels.
 _PROGRESS_LABELS = {"loss": "loss", "acceptance": "acceptance", "is_divergent": "divergent"}
 
 
@@ -260,8 +260,8 @@ def advance(
     The key of a step depends only on its number, so results do not depend on how steps are divided
     into calls.
 
-    **Returns:** an iterator over pairs: the chains, with the records of this call only, and the
-    records of the last step.
+    **Returns:** an iterator over pairs. The first entry is the chains, with the records of this
+    call only. The second entry has the records of the last step.
     """
     chain_method = chain_method or ("sequential" if method.runs_apart(problem) else "vectorized")
     empty = {name: each[:, :0] for name, each in chains.records.items()}

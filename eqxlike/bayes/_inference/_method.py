@@ -98,7 +98,9 @@ class Problem(Module):
         return function if self.mode is None else differentiate_with(function, self.mode)
 
     def batch(self, key: PRNGKeyArray, size: int | None) -> Data | None:
-        """Draws `size` examples with replacement. `None` stands for all examples."""
+        """Draws `size` examples with replacement. Returns `None` for all examples if `size` is
+        `None`.
+        """
         if size is None:
             return None
         chosen = jr.randint(key, (size,), 0, self.target.num_data)

@@ -42,7 +42,7 @@ class DenseNormal(Module):
         return noise @ self.root
 
     def covariance_of(self, rows: Float[Array, "r k"]) -> Float[Array, "r r"]:
-        """The covariance `J P^-1 J^T` of `J` times a draw, where `rows` are the rows of `J`."""
+        """The covariance `J P^-1 J^T` of `J` times a draw. `rows` has the rows of `J`."""
         columns = self.root @ rows.T
         return columns.T @ columns
 

@@ -89,7 +89,7 @@ class AroundMode(Module):
         return self.mode[self.indices]
 
     def place(self, kind: str) -> slice:
-        """The slice of the varying unknowns that belong to the model, likelihood or prior."""
+        """The slice of the varying unknowns that belong to `kind`: model, likelihood or prior."""
         places = [self.place_of(part) for part in self.parts if part.kind == kind]
         return slice(places[0].start, places[-1].stop) if places else slice(0, 0)
 
@@ -134,7 +134,9 @@ class AroundMode(Module):
 
     @property
     def may_have_features(self) -> bool:
-        """Whether the varying arrays may be a last layer, with one row for each of many outputs."""
+        """Whether the varying arrays may be a last layer with many outputs, and a row for each
+        output.
+        """
         num = self.output.size
         kinds = {(part.kind, *part.shape[:1]) for part in self.parts}
         return num > SMALL and kinds == {("model", num)} and self.problem.mode is None

@@ -118,7 +118,8 @@ class HMC(Hamiltonian):
 
     A step costs on average `trajectory_steps / 2` gradients of all examples. A kept draw needs as
     much memory as the unknowns. If you do not know a good trajectory length, use `bayes.NUTS`,
-    which adapts it. (Neal, 2011, "MCMC Using Hamiltonian Dynamics"; BlackJAX's implementation.)
+    which adapts the length. (Neal, 2011, "MCMC Using Hamiltonian Dynamics"; BlackJAX's
+    implementation.)
 
     The number of leapfrog steps of a trajectory is uniform between 1 and `trajectory_steps`,
     because trajectories of a fixed length may return to their start.

@@ -359,8 +359,8 @@ class SGHMC(StochasticGradient):
     chain diverges to infinity. If gradient noise exceeds the momentum, the draws are wider still,
     and a warning reports by how much.
 
-    - `friction`: fraction of the momentum that is lost at each gradient: 1 minus the momentum of an
-      optimiser.
+    - `friction`: fraction of the momentum that is lost at each gradient. In an optimiser, this is 1
+      minus the momentum parameter.
     - `trajectory_steps`: gradients per step. Each step starts with a new momentum.
 
     The other fields are described in `bayes.SGLD`. Here, too, the step size is a learning rate:

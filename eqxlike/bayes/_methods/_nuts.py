@@ -398,7 +398,7 @@ class _Integrator:
     def _learnt(
         self, state: _State, learns: Array, index: Array, acceptance: Array
     ) -> tuple[HamiltonianState, Array]:
-        """Adapts the chains in which `learns` is true to draw number `index`.
+        """Updates the warm-up, after draw number `index`, of the chains for which `learns` is true.
 
         **Returns:** the warm-up state, and the field `scale` of `_State`.
         """
@@ -532,7 +532,7 @@ def _random_numbers(
     third, _ = threefry(words[:, 0], words[:, 1], counts, jnp.ones_like(counts))
     places, most = jnp.arange(problem.size, dtype=jnp.uint32), np.uint32(2**32 - 1)
     high, low = threefry(first[..., None], second[..., None], places, jnp.full_like(places, most))
-    # Midpoints of 2**23 or 2**52 subintervals of (0, 1), which floats represent exactly.
+    # Midpoints of 2**23 or 2**52 subintervals of (0, 1). Floats represent these midpoints exactly.
     dtype = jnp.promote_types(problem.dtype, jnp.float32)
     if dtype == jnp.float64:
         parts = high.astype(dtype) * 2.0**20 + (low >> 12).astype(dtype)

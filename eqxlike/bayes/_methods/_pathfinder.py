@@ -151,8 +151,8 @@ def _centred(normal: Any, log_density: Any) -> Any:
     """A normal distribution of a path, with its mean moved by the correct Newton step.
 
     BlackJAX 1.7.1 moves the mean in the opposite direction, because it uses the gradient of the
-    negative log density instead of the log density. The gradient is set to zero here, so that
-    BlackJAX does not move the mean again.
+    negative log density. The result has a gradient of zero, so that BlackJAX does not move the mean
+    again.
     """
     gradient = jax.grad(log_density)(normal.position)
     low_rank = normal.beta @ (normal.gamma @ (normal.beta.T @ gradient))

@@ -83,7 +83,8 @@ def psis_loo(log_likelihoods: Float[Array, "S N"] | Float[Array, "chains draws N
     chains, draws, num_examples = values.shape
     efficiency = 1.0
     if np.ndim(log_likelihoods) == 3:
-        # Effective sample size of the likelihoods per draw, averaged over the examples.
+        # The mean effective sample size of the likelihoods of an example, divided by the number of
+        # draws.
         likelihoods = np.exp(values - values.max(axis=(0, 1)))
         effective = statistics.ess(likelihoods, chain_axis=0, draw_axis=1, method="mean")
         efficiency = float(np.mean(effective)) / (chains * draws)

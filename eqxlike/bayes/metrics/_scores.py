@@ -133,8 +133,8 @@ def _of_normals(
 ) -> Float[Array, "*N"]:
     def absolute(mean: Array, variance: Array) -> Array:
         """`E|Z|` of a normal Z."""
-        # 1000 components of 500 numbers take 1.7 s with erf, and 3.7 s with the normal CDF.
-        # A narrow component may have a variance that rounds to 0.
+        # Use erf instead of the normal CDF: 1000 components of 500 numbers take 1.7 s instead of
+        # 3.7 s. Avoid division by 0, because the variance of a narrow component may round to 0.
         z = mean / jnp.sqrt(jnp.maximum(2 * variance, jnp.finfo(variance.dtype).tiny))
         density = jnp.sqrt(2 * variance / jnp.pi) * jnp.exp(-(z**2))
         return mean * jax.lax.erf(z) + density
@@ -244,7 +244,8 @@ def sharpness(lower: Float[Array, "*N"], upper: Float[Array, "*N"]) -> Float[Arr
 
 
 def _of_one_shape(call: str, /, **values: Array) -> list[Array]:
-    """Checks that values are arrays of the same shape. Converts integers, which may overflow.
+    """Checks that values are arrays of the same shape. Converts integers to floats, because
+    integers may overflow.
 
     **Arguments:**
 

@@ -318,7 +318,8 @@ class CheckpointFolder:
         return self.folder / _name_of(step)
 
     def restore_newest(self, like: State, *, only: Only = None) -> Restored[State] | None:
-        """Restores the newest checkpoint that is not damaged. Warns of each newer checkpoint.
+        """Restores the newest checkpoint that is not damaged. Warns of each newer, damaged
+        checkpoint.
 
         **Arguments:**
 

@@ -115,7 +115,7 @@ def read_arrays(
     """
     if not shardings:
         return {}
-    # To read JAX arrays, Orbax needs a path of `etils`, one of its dependencies.
+    # To read JAX arrays, Orbax needs a path object of `etils`, one of its dependencies.
     from etils import epath
 
     ocp = orbax()

@@ -177,7 +177,7 @@ class Run(Generic[Model]):
         return self._first_step + len(self.history)
 
     def _describe(self, loss: float, is_kept: bool) -> str:
-        """Describes the bad step. `is_kept` is true if the step kept the state before it."""
+        """Describes the bad step. `is_kept` is true if the bad step refused its update."""
         step = self._good_step + 1
         if not is_kept:
             return (

@@ -150,8 +150,8 @@ class Stepper(Generic[Model]):
                 program = single_step(rest, self._structure, donates)
                 call = lambda leaves, batches: program(own, leaves, batches.first)  # noqa: E731
             else:
-                # Do not use the cache for a plain function, because the outer variables that it
-                # reads may have changed since the last run.
+                # Do not use the cache of `many_steps` for a plain function, because closed-over
+                # variables of the function may have changed since the last run.
                 is_plain = not isinstance(step, JitFunction)
                 make = many_steps.__wrapped__ if is_plain else many_steps
                 call = functools.partial(make(rest, self._structure, donates, steps_per_call), own)

@@ -40,7 +40,9 @@ def dtype_name(array: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """An array in a file. If JAX does not support its dtype, `dtype` is the name in the file."""
+    """An array in a file. If JAX does not support its dtype, `dtype` is the name of the dtype in
+    the file.
+    """
 
     path: pathlib.Path
     shape: tuple[int, ...]
