@@ -29,6 +29,9 @@ REMOVED: dict[str, str] = {
     "eqxlike.ad.sparse_jacobian": "Use asdex: `asdex.jacobian(function)`.",
     "eqxlike.CompilationCache": _CACHE,
     "eqxlike.TransferError": "`graph.report(function, *args).effects` lists a program's callbacks.",
+    "eqxlike.bayes.plot.ranks": (
+        "`arviz_plots.plot_rank_dist(posterior.to_arviz())` draws them: pip install arviz-plots."
+    ),
     "eqxlike.bayes.plot.traces": (
         '`posterior.to_arviz().posterior[name].plot.line(x="draw")` draws them with xarray.'
     ),

@@ -51,12 +51,6 @@ def texts(axes):
     return [each.get_text() for each in axes.get_legend().get_texts()]
 
 
-def draws_of_two_chains():
-    """The second chain lies above the first."""
-    generator = np.random.default_rng(0)
-    return np.stack([generator.normal(0, 1, 300), generator.normal(1, 1, 300)])
-
-
 def test_bands_are_the_intervals_in_the_order_of_x(regression):
     x, prediction, _ = regression
     axes = plot.bands(x, prediction, levels=(0.5, 0.9))
@@ -154,29 +148,6 @@ def test_bars_of_accuracy_are_wilsons_intervals(classes):
         np.testing.assert_allclose(segment[:, 1], interval, atol=1e-4)
 
 
-def test_ranks_are_those_of_scipy():
-    draws = draws_of_two_chains().round(1)  # with ties
-    axes = plot.ranks(draws, num_bins=10)
-    ranked = scipy.stats.rankdata(draws).reshape(2, 300)
-    expected = [np.histogram(row - 0.5, np.linspace(0, 600, 11))[0] for row in ranked]
-    np.testing.assert_array_equal(heights(axes), np.concatenate(expected))
-
-
-def test_uniform_ranks_are_drawn_above_the_foot_of_each_chain():
-    axes = plot.ranks(draws_of_two_chains(), num_bins=10)
-    floors = [axes.patches[0].get_y(), axes.patches[10].get_y()]
-    assert floors[1] < floors[0]
-    np.testing.assert_allclose([each.get_ydata()[0] for each in axes.lines], np.add(floors, 30))
-    assert texts(axes) == ["uniform: 30 draws a bin"]
-
-
-def test_ranks_of_other_draws_are_refused():
-    with pytest.raises(ValueError, match=r"shape \(chains, draws\), got shape \(5,\)"):
-        plot.ranks(np.zeros(5))
-    with pytest.raises(ValueError, match="1 draws are not finite"):
-        plot.ranks(np.array([[0.0, np.nan]]))
-
-
 @pytest.mark.parametrize(("num_draws", "num_bins"), [(99, 7), (4, 20)])
 def test_sbc_ranks_have_the_band_of_binomial_counts(num_draws, num_bins):
     ranks = np.random.default_rng(0).integers(0, num_draws + 1, 200)
@@ -207,7 +178,6 @@ def everything(regression, classes, **options):
     yield plot.bands(x, prediction, **options)
     yield plot.coverage(prediction, y, **options)
     yield plot.reliability(*classes, **options)
-    yield plot.ranks(draws_of_two_chains(), **options)
     yield plot.sbc_ranks(np.arange(5), 4, **options)
 
 
@@ -253,7 +223,7 @@ def test_new_figures_are_none_of_pyplots_and_legends_left_out_on_demand(regressi
     drawn = list(everything(regression, classes, legend=False))
     assert all(axes.get_legend() is None for axes in drawn)
     figures = [axes.figure for axes in drawn]
-    assert len({id(figure) for figure in figures}) == 5
+    assert len({id(figure) for figure in figures}) == 4
     assert not any(hasattr(figure.canvas.manager, "num") for figure in figures)
 
 

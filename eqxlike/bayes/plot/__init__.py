@@ -1,4 +1,4 @@
-"""Plots of predictions, of their calibration, and of the mixing of chains.
+"""Plots of predictions and of their calibration.
 
 Each function draws into the given matplotlib axes, or into a new figure, and returns the axes.
 pyplot does not manage a new figure: save the figure by `axes.figure.savefig("file.png")`, or show
@@ -11,8 +11,7 @@ from ..._moved import former_names as _former_names
 from ._bands import bands as bands
 from ._calibration import coverage as coverage
 from ._calibration import reliability as reliability
-from ._chains import ranks as ranks
-from ._chains import sbc_ranks as sbc_ranks
+from ._calibration import sbc_ranks as sbc_ranks
 
 if not _typing.TYPE_CHECKING:
     __getattr__ = _former_names(__name__)

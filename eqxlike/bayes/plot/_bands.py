@@ -78,12 +78,7 @@ def bands(
     return axes
 
 
-# --- Axes, colours and legends ---
-
-
-# Distinct colours of Okabe and Ito (2008), "Color Universal Design", without yellow, which is faint
-# on white.
-DISTINCT = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
+# --- Axes and legends ---
 
 
 def axes_for(ax: Any, caller: str, width: float = 6.0, height: float = 4.0) -> Any:

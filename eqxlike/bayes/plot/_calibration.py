@@ -1,10 +1,11 @@
-"""Plots of calibration: reliability diagrams and coverage of intervals."""
+"""Plots of calibration: reliability diagrams, coverage of intervals, and simulated ranks."""
 
 from typing import Any
 
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from ..._check_numbers import whole_number
 from ..._tables import BLUE, GREY, INK, tidy
 from .._mixtures import Mixture, check_mixture
 from ..metrics import CalibrationBins, calibration_bins, ece
@@ -152,6 +153,83 @@ def coverage(
     axes.set_ylabel("fraction of observations inside")
     inside = np.mean(reached <= 0.9)
     axes.set_title(f"90% intervals hold {inside:.1%} of {len(y):,}", fontsize=10)
+    tidy(axes)
+    add_legend(axes, legend)
+    return axes
+
+
+# --- Simulation-based calibration ---
+
+
+_RANKS_BAND = 0.99
+
+
+def sbc_ranks(
+    ranks: Int[Array, " N"],
+    num_draws: int,
+    *,
+    num_bins: int = 20,
+    ax: Any = None,
+    legend: bool | str = True,
+) -> Any:
+    """Plots the ranks of simulation-based calibration, which `bayes.simulation_ranks` returns.
+
+    Ranks are uniform if the posteriors are correct. They pile up at both ends if posteriors are too
+    narrow, and in the middle if they are too wide. The grey band contains the count of a bin with
+    probability 99% if ranks are uniform. Talts, Betancourt, Simpson, Vehtari and Gelman (2018),
+    "Validating Bayesian Inference Algorithms with Simulation-Based Calibration".
+
+    **Arguments:**
+
+    - `ranks`: for each of N simulations, the number of draws below the true value.
+    - `num_draws`: number of independent draws in each simulation.
+    - `num_bins`: number of bins, at most `num_draws + 1`.
+    - `ax`: matplotlib axes; a new figure by default.
+    - `legend`: whether to show a legend below the axes; or a location inside the axes, such as
+      `"upper left"`.
+
+    **Returns:** the axes.
+
+    **Raises:** `ImportError` if matplotlib is not installed. `ValueError` if `ranks` has another
+    shape or values that are not integers from 0 to `num_draws`, or if `num_draws` or `num_bins` is
+    not a positive integer.
+
+    >>> import numpy as np
+    >>> axes = sbc_ranks(np.random.default_rng(0).integers(0, 100, 500), num_draws=99)
+    >>> axes.get_xlabel()
+    'rank of the true value among 99 draws'
+    """
+    values = np.asarray(ranks)
+    num_draws = whole_number(num_draws, "num_draws")
+    num_bins = min(whole_number(num_bins, "num_bins"), num_draws + 1)
+    if values.ndim != 1 or values.size == 0 or not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(
+            f"sbc_ranks expects integers of shape (N,), got {values.dtype} of shape {values.shape}."
+        )
+    if values.min() < 0 or values.max() > num_draws:
+        raise ValueError(
+            f"sbc_ranks expects ranks from 0 to num_draws, {num_draws}, got ranks from "
+            f"{values.min()} to {values.max()}."
+        )
+    axes = axes_for(ax, "plot.sbc_ranks", 6.0, 3.4)
+    # Edges lie between integers. If the ranks cannot be divided evenly, some bins hold one more
+    # rank.
+    edges = np.round(np.linspace(0, num_draws + 1, num_bins + 1)) - 0.5
+    counts = np.histogram(values, edges)[0]
+    chances = np.diff(edges) / (num_draws + 1)
+    lower, upper = binomial_band(_RANKS_BAND, values.size, chances)
+    style = {"align": "edge", "color": tint(BLUE, 0.6), "edgecolor": "white"}
+    label = f"{values.size:,} simulations"
+    axes.bar(edges[:-1], counts, np.diff(edges), label=label, **style)
+    ends = [np.append(end, end[-1]) for end in (lower, upper)]
+    style = {"step": "post", "lw": 0, "color": GREY, "alpha": 0.3}
+    axes.fill_between(edges, *ends, label=f"{_RANKS_BAND:.0%} of uniform counts", **style)
+    expected = values.size * chances
+    axes.step(edges, np.append(expected, expected[-1]), "--", where="post", color=INK, linewidth=1)
+    most = 1.1 * max(counts.max(), upper.max())
+    axes.set(xlim=(edges[0], edges[-1]), ylim=(0, most))
+    axes.set_xlabel(f"rank of the true value among {num_draws:,} draws")
+    axes.set_ylabel("simulations in the bin")
     tidy(axes)
     add_legend(axes, legend)
     return axes
