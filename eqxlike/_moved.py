@@ -20,6 +20,8 @@ _RECORDS = "`graph.report` and `graph.unstable` return objects that hold these r
 _GRAPH_RECORDS = "Compiled Constant Effect Memory Row Side Stored Unstable"
 _CACHE = 'Call `jax.config.update("jax_compilation_cache_dir", folder)`: see docs/shipping.md.'
 
+_LEAVE_ONE_OUT = "Call `arviz_stats.loo(posterior.to_arviz())`."
+
 REMOVED: dict[str, str] = {
     **{f"eqxlike.graph.{name}": _RECORDS for name in _GRAPH_RECORDS.split()},
     **{f"eqxlike.train.{name}": _COLLECTIVES for name in ("Collective", "collectives")},
@@ -29,6 +31,8 @@ REMOVED: dict[str, str] = {
     "eqxlike.ad.sparse_jacobian": "Use asdex: `asdex.jacobian(function)`.",
     "eqxlike.CompilationCache": _CACHE,
     "eqxlike.TransferError": "`graph.report(function, *args).effects` lists a program's callbacks.",
+    "eqxlike.bayes.metrics.LeaveOneOut": _LEAVE_ONE_OUT,
+    "eqxlike.bayes.metrics.psis_loo": _LEAVE_ONE_OUT,
     "eqxlike.bayes.plot.ranks": (
         "`arviz_plots.plot_rank_dist(posterior.to_arviz())` draws them: pip install arviz-plots."
     ),

@@ -83,7 +83,7 @@ class Mixture(Module):
         return _mixed(self.component_log_prob(y))
 
     def component_log_prob(self, y: Float[Array, "*B"]) -> Float[Array, "S *B"]:
-        """The log density at `y` under each component, in nats. Input of `metrics.psis_loo`.
+        """The log density at `y` under each component, in nats.
 
         **Raises:** `ValueError` if the shape of `y` is not `batch_shape`; `y` is not broadcast.
         """
@@ -268,7 +268,7 @@ class CategoricalMixture(Module):
         return _mixed(self.component_log_prob(y))
 
     def component_log_prob(self, y: Int[Array, "*B"]) -> Float[Array, "S *B"]:
-        """The log probability of `y` under each component, in nats. Input of `metrics.psis_loo`.
+        """The log probability of `y` under each component, in nats.
 
         **Raises:** `ValueError` if the shape of `y` is not `batch_shape`; `y` is not broadcast.
         """

@@ -271,8 +271,9 @@ def test_arviz_has_draws_by_their_paths_and_judges_the_model_by_them():
     mean = np.einsum("cni,bi->cnb", vectors, LINEAR.design(LINEAR.x))
     expected = stats.norm.logpdf(LINEAR.y, mean, LINEAR.noise)
     np.testing.assert_allclose(tree.log_likelihood["y"], expected, rtol=1e-9)
-    ours = bayes.metrics.psis_loo(tree.log_likelihood["y"].values)
-    np.testing.assert_allclose(ours.elpd, arviz_stats.loo(tree).elpd, rtol=1e-3)
+    scores = stats.norm(mean, LINEAR.noise).logpdf(LINEAR.y)
+    left_out = -np.log(np.mean(np.exp(-scores), axis=(0, 1))).sum()
+    np.testing.assert_allclose(arviz_stats.loo(tree).elpd, left_out, rtol=1e-2)
 
 
 def test_methods_that_draw_anew_need_a_key_for_arviz():
