@@ -179,8 +179,8 @@ def check_prior(distribution: Any, name: str) -> None:
     base = getattr(distribution, "base_dist", distribution)
     if isinstance(distribution, improper) or isinstance(base, improper):
         raise ValueError(
-            f"{name} is improper: the density of ImproperUniform has no finite integral, and "
-            "neither may the posterior. Use a wide `Normal` instead."
+            f"{name} is improper: the density of ImproperUniform has no finite integral, so "
+            "the posterior may be improper too. Use a wide `Normal` instead."
         )
     _check_continuous(distribution, name)
 

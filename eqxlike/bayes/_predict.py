@@ -38,7 +38,7 @@ def predict(
     - `x`: inputs with a leading axis of examples, as in the data of the target.
     - `key`: random key for the draws.
     - `num_samples`: number of draws. By default all draws that the method kept, or 100 if the
-      method can make new ones.
+      method can make new draws.
     - `batch_size`: number of inputs that are processed at once, which limits memory. It changes
       results only by rounding.
 

@@ -69,8 +69,8 @@ class FittedPosterior(Module):
         **Arguments:**
 
         - `num`: number of draws. By default all draws that the method kept, or 100 if the method
-          can make new ones. If `num` exceeds the number of kept draws, draws are repeated as evenly
-          as possible.
+          can make new draws. If `num` exceeds the number of kept draws, draws are repeated as
+          evenly as possible.
         - `key`: random key for the draws.
 
         **Raises:** `ValueError` if the run stopped before its first draw.
@@ -161,7 +161,8 @@ class FittedPosterior(Module):
         """
         if "draw" not in self.records:
             raise Missing(
-                f"{type(self.method).__name__} has no Markov chains, and therefore no convergence."
+                f"{type(self.method).__name__} has no Markov chains, and therefore no "
+                "convergence diagnostics."
             )
         draws = self.records["draw"]
         if draws.shape[1] < 4:

@@ -339,7 +339,7 @@ class Method(Module):
         return None
 
     def network(self, problem: Problem, unknowns: Unknowns) -> Any:
-        """The network with these unknowns, as a function of one input."""
+        """The network with the unknowns of one draw, as a function of one input."""
         return problem.target.model(unknowns)
 
     def outputs(

@@ -150,10 +150,11 @@ class AroundMode(Module):
     def features(self, x: Any) -> tuple[Float[Array, " f"], Float[Array, " C"], Bool[Array, ""]]:
         """The derivatives of each output with respect to the `f = k / C` numbers of its own rows.
 
-        **Returns:** the features; the outputs; and True if the features determine the whole
-        Jacobian. They do if all outputs have the same features, and no output depends on the rows
-        of another output. One product with random numbers tests this. The test misses a dependence
-        with probability zero (Freivalds, 1977, "Probabilistic Machines Can Use Less Running Time").
+        **Returns:** the features, which are these derivatives for the first output; the outputs;
+        and True if the features determine the whole Jacobian. This is true if all outputs have the
+        same features, and no output depends on the rows of another output. One product with random
+        numbers tests this. The test misses a dependence with probability zero (Freivalds, 1977,
+        "Probabilistic Machines Can Use Less Running Time").
         """
         outputs, pull = jax.vjp(lambda varying: self.outputs(varying, x), self.centre)
         numbers = jnp.asarray(np.random.default_rng(0).uniform(1, 2, outputs.shape), outputs.dtype)

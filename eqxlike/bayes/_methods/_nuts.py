@@ -6,8 +6,8 @@ all chains of a batch would wait for the longest trajectory. Here all chains tak
 at a time, even if the chains are at different draws. There are three nested loops. The inner loop
 makes leapfrog steps until the subtree of some chain ends. The middle loop merges finished subtrees
 into their trajectories, until some trajectory ends. The outer loop stores the draws of finished
-trajectories and starts the next ones (as in Dance, Glaser, Orbanz and Adams, 2025, "Efficiently
-Vectorized MCMC on Modern Accelerators").
+trajectories and starts the next trajectories (as in Dance, Glaser, Orbanz and Adams, 2025,
+"Efficiently Vectorized MCMC on Modern Accelerators").
 """
 
 from collections.abc import Callable

@@ -115,8 +115,8 @@ def calibration_bins(
     return CalibrationBins(edges, count, *_means_of_bins(count, confidence, right))
 
 
-# This function and the ones below are jitted, because outside jit each operation would be compiled
-# separately.
+# This function and the functions below are jitted, because outside jit each operation would be
+# compiled separately.
 @jax.jit
 def _means_of_bins(
     count: Int[Array, " M"], *sums: Float[Array, " M"]

@@ -51,8 +51,8 @@ def export_safetensors(
       because some tools accept no other value.
     - `max_shard_bytes`: maximum size of the arrays in one file. A larger model is written to
       several files, as in Hugging Face's libraries: `model-00001-of-00003.safetensors` and so on.
-      `model.safetensors.index.json` lists these files. `path` determines the folder, and the part
-      `model` of these names.
+      `model.safetensors.index.json` lists these files. The files are in the folder of `path`. If
+      `path` is a file, its name without the ending replaces `model` in these names.
 
     **Raises:**
 
@@ -100,9 +100,9 @@ def import_safetensors(
     - `path`: a file, a folder, an index of shards (`*.safetensors.index.json`), or a sequence of
       files. If a folder has an index, the index is used, otherwise all `*.safetensors` files.
     - `names`: a table that maps the names of arrays in the model to names in the file. Names in the
-      model are those that `export_safetensors` writes. An array without an entry has the same name
-      in the file. Instead of a table, `names` may be a function that takes the name in the model
-      and returns a value of the table.
+      model are the names that `export_safetensors` writes by default. An array without an entry has
+      the same name in the file. Instead of a table, `names` may be a function that takes the name
+      in the model and returns a value of the table.
         - A key may be a pattern. In a pattern, `*` matches any text, and `{i}`, or any word in
           braces, matches text without a dot. The value repeats the wildcards, as in
           `{"blocks.{i}.norm.*": "h.{i}.ln.*"}`. If a pattern has several `*`, the first `*` matches

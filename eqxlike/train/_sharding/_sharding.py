@@ -352,9 +352,9 @@ def shard(state: TrainState[Model], sharding: Sharding) -> TrainState[Model]:
 def place_batch(batch: Tree, sharding: Sharding) -> Tree:
     """Splits a batch over devices.
 
-    If there are several processes, all must pass the same whole batch. This is not checked. Each
-    process moves only its own part. Arrays that are already sharded over several processes are
-    unchanged.
+    If there are several processes, each process must pass the same whole batch. This is not
+    checked. Each process moves only its own part. Arrays that are already sharded over several
+    processes are unchanged.
 
     **Raises:** `ValueError`, with the path, if a leading axis is not divisible.
     """
@@ -371,7 +371,7 @@ def place_batch(batch: Tree, sharding: Sharding) -> Tree:
 
 
 def check_sharding(sharding: Any, taker: str) -> None:
-    """Raises `TypeError` if `sharding` is not a `train.Sharding` but, for example, one of JAX."""
+    """Raises `TypeError` unless `sharding` is a `train.Sharding`. A sharding of JAX is not."""
     if not isinstance(sharding, Sharding):
         raise TypeError(
             f"{taker} expected a train.Sharding, such as train.data_parallel or train.fsdp "
