@@ -22,9 +22,9 @@ from ._method import Chains, Method, Problem
 
 _FORMAT = "eqxlike.bayes run 1"
 
-# Header fields that must be equal in the file and the run, with what the error message says after
-# "differs". If this text is empty, the message shows both values. Settings of the method are
-# compared separately.
+# Header fields that must be equal in the file and the run. The text of a field is the part of the
+# error message after "differs". If the text is empty, the error message shows both values. Settings
+# of the method are compared separately.
 _DIFFERENCES = {
     "method": "",
     "unknowns": "",

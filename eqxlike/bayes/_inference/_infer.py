@@ -373,7 +373,8 @@ def simulation_ranks(
     the posterior. If the method is exact, each rank is uniform on 0 to `num_draws`. Ranks pile up
     at both ends if posteriors are too narrow, in the middle if they are too wide, and at one end if
     they are biased (Talts, Betancourt, Simpson, Vehtari and Gelman, 2018, "Validating Bayesian
-    Inference Algorithms with Simulation-Based Calibration"). `bayes.plot.sbc_ranks` plots them.
+    Inference Algorithms with Simulation-Based Calibration"). `bayes.plot.sbc_ranks` plots the
+    ranks.
 
     **Arguments:**
 

@@ -56,7 +56,7 @@ def checked_callbacks(
 
 
 class Schedule:
-    """Knows after which steps logs, evaluations and callbacks are due, and runs them."""
+    """Decides after which steps logs, evaluations and callbacks are due, and runs them."""
 
     def __init__(
         self,
