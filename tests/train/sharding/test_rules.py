@@ -1,4 +1,4 @@
-"""The split of each array by rules, and the shardings that are ready made."""
+"""Rules that split each array, and the ready-made shardings."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
-from eqxlike import Module, filter_eval_shape, nn, train
+from eqxlike import filter_eval_shape, nn, train
 from eqxlike.train import Sharding
 
 MESH = AbstractMesh((4, 2), ("data", "model"))
@@ -21,108 +21,82 @@ def specs(sharding, model):
     return [each.spec for each in jax.tree.leaves(sharding.of_model(model))]
 
 
-def test_first_rule_that_matches_counts_and_what_none_matches_is_whole(model):
-    narrow, split = AbstractMesh((4, 1), ("data", "model")), P("model")
+def test_the_first_matching_rule_counts_and_other_arrays_are_whole(model):
+    narrow, split, columns = AbstractMesh((4, 1), ("data", "model")), P("model"), P(None, "data")
+    of_second = lambda path, leaf: leaf.ndim == 2 and "[1]" in path
+    last_axis = lambda path, leaf: P(*[None] * (leaf.ndim - 1), "data")
+    same = {"layers[0].weight": P(("data",), None), "**.weight": P("model", ("data",))}
+    first, every = "layers[0].weight", "layers[*].weight"
     for mesh, rules, expected in [
-        (
-            MESH,
-            {"layers[0].weight": split, "layers[*].weight": P(None, "data")},
-            [split, P(), P(None, "data"), P()],
-        ),
+        (MESH, {first: split, every: columns}, [split, P(), columns, P()]),
         (MESH, [("**.bias", split), ("**", P())], [P(), split, P(), split]),
-        (
-            MESH,
-            [(lambda path, leaf: leaf.ndim == 2 and "[1]" in path, split)],
-            [P(), P(), split, P()],
-        ),
-        (
-            MESH,
-            {"**.weight": lambda path, leaf: P(*[None] * (leaf.ndim - 1), "data")},
-            [P(None, "data"), P(), P(None, "data"), P()],
-        ),
+        (MESH, [(of_second, split)], [P(), P(), split, P()]),
+        (MESH, {"**.weight": last_axis}, [columns, P(), columns, P()]),
         (MESH, split, [split] * 4),
         # The rest may be empty for the rule for all others.
         (MESH, {"**.weight": P(), "**.bias": split, "**": P("data")}, [P(), split, P(), split]),
         # Splits that mean the same are equal.
-        (
-            narrow,
-            {"layers[0].weight": P(("data",), None), "**.weight": P("model", ("data",))},
-            [P("data"), P(), P(None, "data"), P()],
-        ),
+        (narrow, same, [P("data"), P(), columns, P()]),
     ]:
         assert specs(Sharding(mesh, rules), model) == expected
 
 
-def test_what_is_no_array_has_no_sharding_and_frozen_arrays_keep_their_path(getkey):
-    class Mixed(Module):
-        weight: jax.Array
-        nothing: None
-        name: str
-        scalar: jax.Array
-
-    found = Sharding(MESH, {"weight": P("data")}).of_model(
-        Mixed(jnp.ones(4), None, "a leaf", jnp.ones(()))
-    )
-    assert (found.weight.spec, found.nothing, found.name) == (P("data"), None, None)
-    assert found.scalar.spec == P()
+def test_only_arrays_have_a_sharding_and_frozen_arrays_keep_their_path(getkey):
+    leaves = {"weight": jnp.ones(4), "nothing": None, "name": "a leaf", "scalar": jnp.ones(())}
+    found = Sharding(MESH, {"['weight']": P("data")}).of_model(leaves)
+    assert (found["weight"].spec, found["nothing"], found["name"]) == (P("data"), None, None)
+    assert found["scalar"].spec == P()
     model = nn.freeze(nn.Linear(4, 8, key=getkey()), lambda model: model.weight)
     assert specs(Sharding(MESH, {"weight": P("data")}), model) == [P("data"), P()]
 
 
-FIRST = r"layers\[0\].weight"
-ARRAYS = rf"{FIRST}, layers\[0\].bias, layers\[1\].weight"
-REFUSED = [
-    ({"layer[0].weight": P("data")}, rf"matches first. The arrays are {ARRAYS}"),
-    ({"**": P(), "**.bias": P("data")}, "the rule for '..[.]bias' applies to no array"),
-    ({"layers[0].weight": P("rows")}, f"{FIRST}.* axis 'rows', but the mesh has data=4, model"),
-    (
-        {"layers[0].bias": P(None, "data")},
-        r"of shape \(16,\), has 1 axes, but its rule, .*, is for 2",
-    ),
-    ({"layers[1].bias": P("data")}, "axis 0 has length 6, and .* splits it into 4 parts. Split an"),
-    ({"**.weight": P("data", "data")}, rf"{FIRST}, of shape \(16, 8\), names .* 'data' twice"),
-    ({"**.weight": lambda *_: "data"}, f"{FIRST}, .* must return a jax.sharding.Pa.*, got 'data'"),
-    ({"**.weight": lambda *_: P(P.UNCONSTRAINED)}, f"{FIRST}, .* the name of a mesh axis, a tup"),
-]
+def test_rules_that_do_not_fit_are_refused_with_the_path(model):
+    first = r"layers\[0\].weight"
+    arrays = rf"{first}, layers\[0\].bias, layers\[1\].weight"
+    length = "axis 0 has length 6, and .* splits it into 4 parts. Split an"
+    for path, rule, message in [
+        ("layer[0].weight", P("data"), rf"matches first. The arrays are {arrays}"),
+        ("layers[0].weight", P("rows"), f"{first}.* axis 'rows', but the mesh has data=4, model"),
+        ("layers[0].bias", P(None, "data"), r"of shape \(16,\), has 1 axes, but its rule, .*for 2"),
+        ("layers[1].bias", P("data"), length),
+        ("**.weight", P("data", "data"), rf"{first}, of shape \(16, 8\), names .* 'data' twice"),
+        ("**.weight", lambda *_: "data", f"{first}, .* return a jax.sharding.Pa.*, got 'data'"),
+        ("**.weight", lambda *_: P(P.UNCONSTRAINED), f"{first}, .* the name of a mesh axis, a tup"),
+    ]:
+        with pytest.raises(TypeError if callable(rule) else ValueError, match=message):
+            Sharding(MESH, {path: rule}).of_model(model)
+    with pytest.raises(ValueError, match=r"the rule for '..[.]bias' applies to no array"):
+        Sharding(MESH, {"**": P(), "**.bias": P("data")}).of_model(model)
 
 
-def test_rule_that_does_not_fit_is_refused_with_the_path(model):
-    for rules, message in REFUSED:
-        error = TypeError if callable(rules.get("**.weight")) else ValueError
-        with pytest.raises(error, match=message):
-            Sharding(MESH, rules).of_model(model)
-
-
-def test_sharding_of_another_form_is_refused():
-    for (mesh, rules), options, error, message in [
-        ((MESH, {"**": "data"}), {}, TypeError, r"rule for '\*\*' must be a jax.sharding.Part"),
-        ((MESH, {3: P()}), {}, TypeError, "a pattern must be a string or a function .* got 3"),
-        ((MESH, ["**"]), {}, TypeError, r"a pair of a pattern and a PartitionSpec, got '\*\*'"),
-        ((MESH, [("**", P(), 1)]), {}, TypeError, "a pair of a pattern and a PartitionSpec, got"),
-        (
-            (jax.devices, {}),
-            {},
-            TypeError,
-            "expected a jax.sharding.Mesh, such as jax.make_mesh ret",
-        ),
-        ((MESH, {}), {"batch_axes": "rows"}, ValueError, "'rows', but the mesh has data=4, model="),
+def test_bad_arguments_of_sharding_are_refused():
+    pair = "a pair of a pattern and a PartitionSpec, got"
+    for mesh, rules, error, message in [
+        (MESH, {"**": "data"}, TypeError, r"rule for '\*\*' must be a jax.sharding.Part"),
+        (MESH, {3: P()}, TypeError, "a pattern must be a string or a function .* got 3"),
+        (MESH, ["**"], TypeError, rf"{pair} '\*\*'"),
+        (MESH, [("**", P(), 1)], TypeError, pair),
+        (jax.devices, {}, TypeError, "expected a jax.sharding.Mesh, such as jax.make_mesh ret"),
     ]:
         with pytest.raises(error, match=message):
-            Sharding(mesh, rules, **options)
+            Sharding(mesh, rules)
+    with pytest.raises(ValueError, match="'rows', but the mesh has data=4, model="):
+        Sharding(MESH, {}, batch_axes="rows")
 
 
-def test_axes_are_left_to_the_compiler_whatever_the_mesh_said():
+def test_batches_are_split_over_the_first_axis_or_batch_axes():
+    for options, expected in [
+        ({}, P("data")),
+        ({"batch_axes": "model"}, P("model")),
+        ({"batch_axes": ("data", "model")}, P(("data", "model"))),
+        ({"batch_axes": ()}, P()),
+    ]:
+        assert Sharding(MESH, {}, **options).batch.spec == expected
+    # Axes are left to the compiler, whatever their type in the mesh.
     mesh = jax.make_mesh((2,), ("data",))
     assert mesh.axis_types == (jax.sharding.AxisType.Explicit,)
     assert Sharding(mesh, {}).mesh.axis_types == (jax.sharding.AxisType.Auto,)
     assert list(Sharding(mesh, {}).mesh.devices) == list(mesh.devices)
-
-
-def test_examples_are_split_over_the_first_axis_or_those_that_are_named():
-    assert Sharding(MESH, {}).batch.spec == P("data")
-    assert Sharding(MESH, {}, batch_axes="model").batch.spec == P("model")
-    assert Sharding(MESH, {}, batch_axes=("data", "model")).batch.spec == P(("data", "model"))
-    assert Sharding(MESH, {}, batch_axes=()).batch.spec == P()
 
 
 # --- ready made ---
@@ -130,11 +104,11 @@ def test_examples_are_split_over_the_first_axis_or_those_that_are_named():
 
 def test_fsdp_splits_the_longest_axis_that_divides():
     sharding = train.fsdp(AbstractMesh((4,), ("data",)), min_size=24)
-    shapes = [(6, 8), (8, 8), (16, 8), (6, 6), (5, 8, 12), (12,), (), (24,)]
-    model = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    data = "data"
-    expected = [P(None, data), P(data), P(data), P(), P(None, None, data), P(), P(), P(data)]
-    assert specs(sharding, model) == expected
+    whole, rows, columns = P(), P("data"), P(None, "data")
+    expected = {(6, 8): columns, (8, 8): rows, (16, 8): rows, (6, 6): whole}
+    expected |= {(5, 8, 12): P(None, None, "data"), (12,): whole, (): whole, (24,): rows}
+    model = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in expected]
+    assert specs(sharding, model) == [*expected.values()]
     with pytest.raises(ValueError, match="min_size must be an integer of at least 0, got -1"):
         train.fsdp(min_size=-1)
 

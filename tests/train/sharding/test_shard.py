@@ -1,4 +1,4 @@
-"""Where the arrays of a state lie; what the optimiser keeps of a parameter is split as that is."""
+"""The shardings of the arrays of a state; optimiser arrays are split like their parameters."""
 
 import dataclasses
 
@@ -30,16 +30,13 @@ def linear():
     return nn.Linear(8, 4, key=jax.random.key(0))
 
 
-def test_arrays_lie_as_the_sharding_says():
+def test_arrays_follow_the_sharding():
     state = trainings.start(loss_scale=train.DynamicLossScale())
     sharded = train.shard(state, FSDP)
     first = sharded.model.first.weight
     assert spec(first) == spec(sharded.optimiser_state[1][0].mu.first.weight) == P("data")
     assert first.addressable_shards[0].data.shape == (8, 4)
-    rest = (
-        *(sharded.step, sharded.key, sharded.is_halted, sharded.loss_scale),
-        sharded.model_state,
-    )
+    rest = sharded.step, sharded.key, sharded.is_halted, sharded.loss_scale, sharded.model_state
     assert {each.spec for each in trainings.shardings_of(rest)} == {P()}
     assert {each.num_devices for each in trainings.shardings_of(sharded)} == {2}
     assert eqx.tree_equal(jax.device_get(state.model), jax.device_get(sharded.model))
@@ -50,7 +47,7 @@ def test_arrays_lie_as_the_sharding_says():
     assert eqx.tree_equal(jax.device_get(moved.model), jax.device_get(sharded.model))
 
 
-def test_state_that_was_given_stays_usable_where_the_other_is_donated():
+def test_donating_the_sharded_state_keeps_the_given_one():
     state = make_state(linear())
     old_style = dataclasses.replace(state, key=jax.random.PRNGKey(0))
     assert spec(train.shard(old_style, FSDP).key) == P()
@@ -60,7 +57,7 @@ def test_state_that_was_given_stays_usable_where_the_other_is_donated():
     jax.block_until_ready([array + 0 for array in arrays if array.dtype == jnp.float32])
 
 
-def test_state_is_made_in_its_parts_within_compiled_code():
+def test_shard_places_a_state_that_is_made_within_jit():
     made = eqx.filter_jit(lambda: train.shard(make_state(linear()), FSDP))()
     placed = train.shard(make_state(linear()), FSDP)
     assert trainings.shardings_of(made) == trainings.shardings_of(placed)
@@ -82,25 +79,25 @@ def test_tied_parameters_stay_tied_and_equal_ones_may_be_split_in_two_ways(getke
     np.testing.assert_array_equal(first, second)
 
 
-def test_what_cannot_be_placed_is_refused():
-    state = make_state(linear())
-    with pytest.raises(ValueError, match=r"got one with an AbstractMesh: create"):
-        train.shard(state, train.fsdp(AbstractMesh((4,), ("data",))))
-    optimiser = optax.adam(0.1)
+def test_bad_states_and_shardings_are_refused():
+    state, optimiser = make_state(linear()), optax.adam(0.1)
+    abstract, named = train.fsdp(AbstractMesh((4,), ("data",))), FSDP.batch
     of_jax = r"expected a train\.Sharding, such as .* returns; got Named"
-    for taker, call in {
-        "shard": lambda where: train.shard(state, where),
-        "make_step": lambda where: train.make_step(max, optimiser, sharding=where),
-        "make_evaluate": lambda where: train.make_evaluate(max, [], sharding=where),
-    }.items():
-        with pytest.raises(TypeError, match=f"{taker} {of_jax}"):
-            call(FSDP.batch)
-    with pytest.raises(TypeError, match="Sharding expected a TrainState, got Linear"):
-        train.shard(state.model, FSDP)
-    state.model.weight.delete()
-    expected = "shard got a state with arrays that were donated .*: state.model.weight"
-    with pytest.raises(RuntimeError, match=expected):
-        train.shard(state, FSDP)
+    make_step, make_evaluate = train.make_step, train.make_evaluate
+    deleted = make_state(linear())
+    deleted.model.weight.delete()
+    donated = "shard got a state with arrays that were donated .*: state.model.weight"
+    of_model = "Sharding expected a TrainState, got Linear"
+    for call, error, message in [
+        (lambda: train.shard(state, abstract), ValueError, "got one with an AbstractMesh: create"),
+        (lambda: train.shard(state, named), TypeError, f"shard {of_jax}"),
+        (lambda: make_step(max, optimiser, sharding=named), TypeError, f"make_step {of_jax}"),
+        (lambda: make_evaluate(max, [], sharding=named), TypeError, f"make_evaluate {of_jax}"),
+        (lambda: train.shard(state.model, FSDP), TypeError, of_model),
+        (lambda: train.shard(deleted, FSDP), RuntimeError, donated),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
 
 
 # --- what the optimiser keeps ---
@@ -112,7 +109,7 @@ def of_state(model, optimiser, rules):
     return jax.tree.map(lambda sharding: sharding.spec, found)
 
 
-def test_moments_lie_as_their_parameters_and_all_else_is_whole():
+def test_moments_are_split_like_their_parameters_and_the_rest_is_whole():
     found = of_state(linear(), None, {"weight": P(None, "data")})
     adam = found.optimiser_state[0]
     assert adam.mu.weight == adam.nu.weight == found.model.weight == P(None, "data")
@@ -126,7 +123,7 @@ def test_moments_lie_as_their_parameters_and_all_else_is_whole():
     assert (adam.mu, adam.count) == (P("data"), P())
 
 
-def test_moments_within_other_states_follow():
+def test_moments_within_multi_transform_are_split():
     def labels(model):
         return jax.tree.map(lambda leaf: "matrix" if leaf.ndim == 2 else "rest", model)
 
@@ -137,7 +134,7 @@ def test_moments_within_other_states_follow():
     assert states["rest"].inner_state[0].trace.bias == P("data")
 
 
-def test_histories_have_axes_of_their_own_before_and_factors_are_whole():
+def test_histories_are_split_after_their_first_axis_and_factors_are_whole():
     found = of_state(linear(), optax.scale_by_lbfgs(memory_size=3), {"weight": P("data")})
     assert found.optimiser_state.diff_params_memory.weight == P(None, "data")
     assert found.optimiser_state.params.weight == P("data")
@@ -147,7 +144,7 @@ def test_histories_have_axes_of_their_own_before_and_factors_are_whole():
     assert of_state(square, rms, {"bias": P("data")}).optimiser_state.v.bias == P("data")
 
 
-def test_parameters_with_names_of_the_optimiser_are_told_apart():
+def test_parameters_named_like_optimiser_fields_are_distinguished():
     class Inner(Module):
         weight: jax.Array
 
