@@ -1,4 +1,4 @@
-"""Batches of other libraries: converted once, or refused with the path."""
+"""Batches with arrays of other libraries: they are converted once, or refused with the path."""
 
 import collections
 import itertools
@@ -45,7 +45,7 @@ def run():
     return run
 
 
-def test_arrays_of_any_library_are_those_of_numpy_and_traced_once(run):
+def test_arrays_of_any_library_are_converted_and_traced_once(run):
     expected, _ = run([{"x": x} for x in X])
     # Data that differ from batch to batch, next to a flag that does not.
     forms = [
@@ -67,22 +67,16 @@ def test_arrays_of_any_library_are_those_of_numpy_and_traced_once(run):
     np.testing.assert_array_equal(batch["x"].astype("f4"), batch["y"])
 
 
-def test_what_is_no_array_is_refused_with_its_path_or_warned_of(run):
+def test_leaves_that_are_not_arrays_are_refused_with_their_path_or_warn(run):
     class Opaque:
         def __array__(self, dtype=None, copy=None):
             raise RuntimeError("it is elsewhere")
 
+    rows = r"rows of equal length, but rows of batch\['x'\] differ"
+    string = r"numbers, but batch\['y'\]\[0\] is the string 'a'"
     for batch, error, message in [
-        (
-            {"x": [[1.0, 2.0], [3.0]]},
-            ValueError,
-            r"rows of equal length, but rows of batch\['x'\] differ",
-        ),
-        (
-            {"x": X[0], "y": ["a", "b"]},
-            TypeError,
-            r"numbers, but batch\['y'\]\[0\] is the string 'a'",
-        ),
+        ({"x": [[1.0, 2.0], [3.0]]}, ValueError, rows),
+        ({"x": X[0], "y": ["a", "b"]}, TypeError, string),
         ({"x": [Opaque()]}, TypeError, r"batch\['x'\]\[0\] is a Opaque .* it is elsewhere"),
     ]:
         with pytest.raises(error, match=message):
@@ -91,18 +85,20 @@ def test_what_is_no_array_is_refused_with_its_path_or_warned_of(run):
     with pytest.warns(UserWarning, match=r"batch\['index'\] is 3 in this batch, not an array"):
         run(numbered)
     # A step that is called by itself cannot convert them.
+    expected = "The step expected a batch of arrays, but batch"
     for batch, path in [
         ({"x": X[0].tolist()}, r"\['x'\] is a list"),
         ({"x": X[0], "y": ["a"]}, r"\['y'\] is a list"),
         ((Foreign(X[0]),), r"\[0\] is a Foreign"),
     ]:
-        with pytest.raises(
-            TypeError, match=f"The step expected a batch of arrays, but batch{path}"
-        ):
+        with pytest.raises(TypeError, match=expected + path):
             run.step(run.state, batch)
+    for batches in (Foreign(X), (Foreign(X), Foreign(X[:, 0]))):
+        with pytest.raises(TypeError, match="fit expected an iterable of batches, but got arrays"):
+            run(batches)
 
 
-def test_a_step_that_is_not_compiled_gets_batches_as_they_come(run):
+def test_a_step_that_is_not_compiled_gets_batches_unchanged(run):
     seen = []
 
     def step(state, batch):
@@ -114,7 +110,7 @@ def test_a_step_that_is_not_compiled_gets_batches_as_they_come(run):
     assert seen == batches
 
 
-def test_batches_repeat_where_that_can_be(run):
+def test_repeat_needs_batches_that_can_be_iterated_again(run):
     assert list(itertools.islice(train.repeat(lambda: iter("ab")), 5)) == list("ababa")
     with pytest.raises(TypeError, match="list_iterator can be used only once"):
         train.repeat(iter([1]))
@@ -122,9 +118,3 @@ def test_batches_repeat_where_that_can_be(run):
         next(train.repeat([]))
     endless = train.minibatches(X[0], 4, seed=0)
     assert train.repeat(endless) is endless
-
-
-@pytest.mark.parametrize("batches", [Foreign(X), (Foreign(X), Foreign(X[:, 0]))])
-def test_tensors_in_the_place_of_batches_are_refused(run, batches):
-    with pytest.raises(TypeError, match="fit expected an iterable of batches, but got arrays"):
-        run(batches)

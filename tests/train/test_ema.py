@@ -1,4 +1,4 @@
-"""An average of the parameters in a training."""
+"""The exponential moving average of the parameters in a training."""
 
 import functools
 from typing import Any
@@ -40,18 +40,15 @@ def mean_of(weights, first, *, debias):
     return total / of_each.sum() if debias else total + DECAY ** len(weights) * first
 
 
-def trained(optimiser, batches, *, check_finite: Any = True, **options):
-    state = make_state(optimiser)
+def trained(optimiser, batches, *, check_finite: Any = True):
+    state, recorded = make_state(optimiser), Recorded()
     step = make_step(optimiser, check_finite=check_finite)
-    recorded = Recorded()
-    result = train.fit(
-        state, step, batches, num_steps=len(batches), callbacks=[recorded], **options
-    )
+    result = train.fit(state, step, batches, num_steps=len(batches), callbacks=[recorded])
     return weights_of(state), recorded.weights, result.state
 
 
 @pytest.mark.parametrize("debias", [True, False])
-def test_it_is_the_mean_of_the_parameters_after_each_update_that_was_made(debias):
+def test_it_is_the_mean_of_the_parameters_after_each_update(debias):
     ema = train.EMA(DECAY, debias=debias)
     optimiser = optax.chain(optax.adam(0.1), ema)
     bad = np.full_like(BATCH, np.nan)
@@ -69,7 +66,7 @@ def test_it_is_the_mean_of_the_parameters_after_each_update_that_was_made(debias
     np.testing.assert_allclose(weights_of(averaged), expected, rtol=1e-5)
 
 
-def test_with_accumulated_gradients_it_counts_updates():
+def test_it_counts_updates_of_accumulated_gradients():
     ema = train.EMA(DECAY)
     optimiser = optax.MultiSteps(optax.chain(optax.sgd(0.1), ema), 2)
     first, weights, state = trained(optimiser, [BATCH] * 5)
@@ -77,7 +74,7 @@ def test_with_accumulated_gradients_it_counts_updates():
     np.testing.assert_allclose(weights_of(ema.averaged(state)), expected, rtol=1e-5)
 
 
-def test_before_the_first_update_it_is_the_model_and_a_slow_one_is_exact_at_once():
+def test_it_equals_the_model_until_the_second_update():
     ema = train.EMA(0.99999)
     optimiser = optax.chain(optax.sgd(0.1), ema)
     state = make_state(optimiser)
@@ -86,7 +83,7 @@ def test_before_the_first_update_it_is_the_model_and_a_slow_one_is_exact_at_once
     np.testing.assert_allclose(weights_of(ema.averaged(state)), weights_of(state), rtol=1e-6)
 
 
-def test_it_is_in_float32_at_least_and_leaves_frozen_arrays(getkey):
+def test_it_has_at_least_float32_and_omits_frozen_arrays(getkey):
     ema = train.EMA(0.5)
     optimiser = optax.chain(optax.sgd(0.1), ema)
     model = nn.MLP(2, 1, 4, 1, dtype=jnp.bfloat16, key=getkey())
@@ -124,7 +121,7 @@ def test_it_is_sharded_as_the_parameters_are(getkey):
     np.testing.assert_allclose(weights_of(ema.averaged(state)), expected, rtol=1e-5)
 
 
-def test_each_group_of_parameters_may_have_its_own_and_no_array_two():
+def test_groups_of_parameters_may_have_their_own_average_and_no_array_two():
     labels = lambda model: jax.tree.map(lambda leaf: "abc"[leaf.ndim], model)
     ema = train.EMA(DECAY)
     transforms = {"b": optax.chain(optax.sgd(0.1), ema), "c": optax.chain(optax.adam(0.1), ema)}
@@ -144,15 +141,15 @@ def test_each_group_of_parameters_may_have_its_own_and_no_array_two():
         ema.averaged(twice)
 
 
-def test_what_it_cannot_average_is_refused():
-    ema = train.EMA(DECAY)
-    decay: Any
+def test_bad_decays_optimisers_and_states_are_refused():
+    ema, state = train.EMA(DECAY), make_state(optax.sgd(0.1))
     for decay, error in ((0, ValueError), (1, ValueError), ("0.9", TypeError), (True, TypeError)):
         with pytest.raises(error, match="decay must be"):
-            train.EMA(decay)
-    with pytest.raises(ValueError, match=r"create the optimiser with `optax\.chain"):
-        ema.averaged(make_state(optax.sgd(0.1)))
-    with pytest.raises(TypeError, match=r"EMA\.averaged expected a TrainState, got Linear"):
-        ema.averaged(make_state(optax.sgd(0.1)).model)
-    with pytest.raises(ValueError, match="EMA needs the parameters"):
-        ema.update({}, ema.init({}))
+            train.EMA(decay)  # pyright: ignore[reportArgumentType]
+    for call, error, message in [
+        (lambda: ema.averaged(state), ValueError, r"create the optimiser with `optax\.chain"),
+        (lambda: ema.averaged(state.model), TypeError, r"averaged expected a TrainState, got Lin"),
+        (lambda: ema.update({}, ema.init({})), ValueError, "EMA needs the parameters"),
+    ]:
+        with pytest.raises(error, match=message):
+            call()

@@ -1,4 +1,4 @@
-"""The loop: the steps that it makes, how it ends, and what interrupts it."""
+"""The loop: its steps, its end and its interrupts."""
 
 import functools
 import gc
@@ -22,6 +22,7 @@ from tests.train.linear import BATCH as GOOD
 from tests.train.linear import make_state, mean_square
 
 OPTIMISER = optax.sgd(0.1, momentum=0.9)
+SKIPPING = make_step(mean_square, OPTIMISER, check_finite="skip")
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +113,8 @@ def test_divergence_returns_the_exact_last_good_state(check_every, bad_at, value
     result = fit(state, step, data, num_steps=12, check_every=check_every)
     loss = "nan" if math.isnan(value) else "inf"
     assert (result.stopped, result.exit_status) == ("diverged", 1)
-    assert result.message == (
-        f"The loss was {loss} in step {bad_at}; the state is the one after step {bad_at - 1}."
-    )
+    told = f"The loss was {loss} in step {bad_at}; the state is the one after step {bad_at - 1}."
+    assert result.message == told
     expected = fit(state, step, itertools.islice(batches(), bad_at - 1), num_steps=12)
     assert tree_equal(result.state, expected.state)
     assert result.history == expected.history
@@ -125,7 +125,7 @@ def test_divergence_returns_the_exact_last_good_state(check_every, bad_at, value
     assert rest.state.step == bad_at + 1
 
 
-def test_array_that_is_not_finite_is_a_divergence_and_a_skipped_step_is_none(state):
+def test_an_array_that_is_not_finite_is_a_divergence_and_a_skipped_step_is_not(state):
     # At 0 the root is finite and its gradient is not.
     loss = lambda model, x, key: jnp.sqrt(jnp.sum((model.weight * x[:1, :1]) ** 2))
     step = make_step(loss, OPTIMISER)
@@ -138,10 +138,8 @@ def test_array_that_is_not_finite_is_a_divergence_and_a_skipped_step_is_none(sta
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(result.state.model))
     scaled = make_state(OPTIMISER, loss_scale=DynamicLossScale())
     for bad_at in (4, 8):
-        data = batches(bad_at=bad_at, value=0.0)
-        result = fit(scaled, step, data, num_steps=8, check_every=3)
-        assert result.stopped == "finished"
-        assert result.state.step == len(result.history) == 8
+        result = fit(scaled, step, batches(bad_at=bad_at, value=0.0), num_steps=8, check_every=3)
+        assert (result.stopped, result.state.step, len(result.history)) == ("finished", 8, 8)
         assert result.history[bad_at - 1] == 0
     zeros = fit(scaled, step, [0 * GOOD] * 20, num_steps=20, check_every=7)
     assert zeros.stopped == "diverged"
@@ -165,15 +163,20 @@ def broken_in(number):
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 3])
-def test_what_an_optimiser_breaks_is_refused_or_told(steps_per_call):
+def test_a_state_that_an_optimiser_breaks_is_refused_or_reported(steps_per_call):
     def loss(model, x, key):
         return jnp.mean((model.weight[:2] @ x[0]) ** 2)
+
+    def checked_loss(model, x, key):
+        # The loss of a bad state is not computed.
+        return loss(error_if(model, jnp.isnan(model.weight).any(), "a bad state"), x, key)
 
     def run(bad_at, num_steps, check_finite):
         model = nn.Linear(2, 100, use_bias=False, key=jax.random.key(0))
         optimiser = broken_in(bad_at)
         state = TrainState.create(model, optimiser, key=jax.random.key(1))
-        step = make_step(loss, optimiser, check_finite=check_finite)
+        used = checked_loss if check_finite == "state" and steps_per_call == 1 else loss
+        step = make_step(used, optimiser, check_finite=check_finite)
         options = {"steps_per_call": steps_per_call, "check_every": 5}
         return fit(state, step, batches(), num_steps=num_steps, **options)
 
@@ -186,7 +189,7 @@ def test_what_an_optimiser_breaks_is_refused_or_told(steps_per_call):
             expected = run(bad_at, bad_at - 1, "state")
             assert found.history == expected.history
             assert tree_equal(found.state, expected.state)
-        # No loss and no gradient shows it: it is found at the next read, which a last step is too.
+        # No loss and no gradient shows it: the next read finds it, also a read after the last step.
         for num_steps in (bad_at, 12):
             found = run(bad_at, num_steps, True)
             assert found.stopped == "diverged"
@@ -194,8 +197,7 @@ def test_what_an_optimiser_breaks_is_refused_or_told(steps_per_call):
             assert bad_at <= len(found.history) < bad_at + 5 + steps_per_call
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 3])
-def test_a_bad_model_state_is_found_though_the_next_step_writes_it_again(steps_per_call):
+def test_a_bad_model_state_that_the_next_step_replaces_is_found():
     def loss(model, kept, x, key):
         bad = jnp.where(x[0, 0] > 2, jnp.inf, 0.0)
         return jnp.mean(model.weight @ x[0]), kept.at[5000].set(bad)
@@ -203,45 +205,38 @@ def test_a_bad_model_state_is_found_though_the_next_step_writes_it_again(steps_p
     state = make_state(OPTIMISER, model_state=jnp.zeros(8192))
     data = [jnp.full((1, 2), 3.0 if index == 2 else 1.0) for index in range(6)]
     step = make_step(loss, OPTIMISER)
-    result = fit(state, step, data, num_steps=6, steps_per_call=steps_per_call)
-    assert (result.stopped, len(result.history), int(result.state.step)) == ("diverged", 2, 2)
-
-
-@pytest.fixture(scope="module")
-def skipping_step():
-    return make_step(mean_square, OPTIMISER, check_finite="skip")
-
-
-class Means(Callback):
-    def __init__(self):
-        self.means, self.skipped = [], []
-
-    def on_log(self, run):
-        self.means.append(run.loss)
-        self.skipped = list(run.skipped)
+    for steps_per_call in (1, 3):
+        result = fit(state, step, data, num_steps=6, steps_per_call=steps_per_call)
+        assert (result.stopped, len(result.history), int(result.state.step)) == ("diverged", 2, 2)
 
 
 @pytest.mark.parametrize(("steps_per_call", "is_wrapped"), [(1, False), (3, False), (1, True)])
-def test_skipped_steps_are_told_and_count_in_no_mean(
-    steps_per_call, is_wrapped, state, skipping_step, tmp_path
+def test_skipped_steps_are_reported_and_count_in_no_mean(
+    steps_per_call, is_wrapped, state, tmp_path
 ):
     data = [GOOD, GOOD, BAD, BAD, GOOD, BAD, GOOD, GOOD]
-    step = (lambda *arguments: skipping_step(*arguments)) if is_wrapped else skipping_step
+    step = (lambda *arguments: SKIPPING(*arguments)) if is_wrapped else SKIPPING
     run = functools.partial(fit, step=step, steps_per_call=steps_per_call)
-    means = Means()
-    options = {"callbacks": [means, Checkpoint(tmp_path, every=4)], "check_every": 2}
+    means, skipped = [], []
+
+    class Log(Callback):
+        def on_log(self, run):
+            means.append(run.loss)
+            skipped[:] = run.skipped
+
+    options = {"callbacks": [Log(), Checkpoint(tmp_path, every=4)], "check_every": 2}
     result = run(state, batches=data, num_steps=8, log_every=4, **options)
-    good = fit(state, skipping_step, batches(), num_steps=5)
+    good = fit(state, SKIPPING, batches(), num_steps=5)
     history = np.array(result.history)
-    assert np.flatnonzero(np.isnan(history)).tolist() == means.skipped == [2, 3, 5]
+    assert np.flatnonzero(np.isnan(history)).tolist() == skipped == [2, 3, 5]
     np.testing.assert_allclose(history[[0, 1, 4, 6, 7]], good.history, rtol=1e-6)
-    np.testing.assert_allclose(means.means, [history[:2].mean(), history[[4, 6, 7]].mean()])
+    np.testing.assert_allclose(means, [history[:2].mean(), history[[4, 6, 7]].mean()])
     message = "Made 8 of 8 steps. Skipped updates that were not finite: steps 3, 4, 6."
     assert result.message.startswith(message)
     assert (result.stopped, result.num_skipped) == ("finished", 3)
     assert (result.state.step, bool(result.state.is_halted)) == (8, False)
     assert tree_equal(result.state.model, good.state.model, rtol=1e-6)
-    # The checkpoint of a step that was skipped.
+    # The checkpoint of a skipped step.
     shutil.rmtree(tmp_path / "step_000000008")
     resumed = run(state, batches=data, num_steps=8, resume_from=tmp_path)
     assert resumed.message.endswith("Skipped updates that were not finite: step 6.")
@@ -275,7 +270,7 @@ def test_an_array_of_the_state_as_a_batch_is_named_by_its_path(state, step):
     assert "state.model.weight = batch" in str(caught.value.__notes__)
 
 
-def test_weak_types_and_arrays_of_numpy_put_in_by_a_callback_lose_no_good_state(state, step):
+def test_weak_types_and_numpy_arrays_from_a_callback_lose_no_good_state(state, step):
     class Puts(Callback):
         def on_start(self, run):
             arrays = jax.tree.map(lambda leaf: np.asarray(leaf) if leaf.ndim else leaf, run.state)
@@ -286,19 +281,7 @@ def test_weak_types_and_arrays_of_numpy_put_in_by_a_callback_lose_no_good_state(
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(result.state.model))
 
 
-def test_loss_is_not_asked_of_a_state_that_is_bad():
-    def loss(model, x, key):
-        model = error_if(model, jnp.isnan(model.weight).any(), "a bad state")
-        return jnp.sum(model.weight @ x[0])
-
-    state = make_state(broken_in(3))
-    step = make_step(loss, broken_in(3), check_finite="state")
-    result = fit(state, step, batches(), num_steps=8)
-    assert (result.stopped, len(result.history)) == ("diverged", 2)
-
-
-@pytest.mark.parametrize("check_every", [4, 100])
-def test_number_that_an_optimiser_forgets_is_found(check_every):
+def test_a_bad_number_that_the_next_step_replaces_is_found():
     optimiser = optax.chain(optax.optimistic_gradient_descent(0.01), optax.zero_nans())
 
     def loss(model, x, key):
@@ -306,9 +289,10 @@ def test_number_that_an_optimiser_forgets_is_found(check_every):
         return jnp.mean((model - 1) ** 2) + jnp.sqrt(x * (1 + model[5000] ** 2))
 
     state = TrainState.create(jnp.full(10_000, 0.5), optimiser, key=jax.random.key(0))
-    stream = [np.float32(index != 3) for index in range(8)]
-    result = fit(state, make_step(loss, optimiser), stream, num_steps=8, check_every=check_every)
-    assert (result.stopped, int(result.state.step)) == ("diverged", 3)
+    stream, step = [np.float32(index != 3) for index in range(8)], make_step(loss, optimiser)
+    for check_every in (4, 100):
+        result = fit(state, step, stream, num_steps=8, check_every=check_every)
+        assert (result.stopped, int(result.state.step)) == ("diverged", 3)
 
 
 def test_a_step_around_one_of_ours_runs_and_keeps_no_good_state(state, step):
@@ -325,7 +309,7 @@ def test_a_step_around_one_of_ours_runs_and_keeps_no_good_state(state, step):
     np.testing.assert_allclose(result.history, np.add(expected, 1), rtol=1e-6)
 
 
-def test_step_of_ones_own_that_does_not_count_is_named_by_its_calls(state, step):
+def test_steps_are_counted_by_calls_if_a_custom_step_does_not_count(state, step):
     for check_every, bad_at, is_loss_finite in [(1, 5, False), (3, 1, True), (100, 5, True)]:
 
         def own(state, batch, is_loss_finite=is_loss_finite):
@@ -342,37 +326,30 @@ def test_step_of_ones_own_that_does_not_count_is_named_by_its_calls(state, step)
         assert tree_equal(result.state.model, expected.state.model)
 
 
-class Rewind(Callback):
-    """Goes back to the start once."""
+def test_a_callback_may_replace_the_state_which_is_checked(state, step):
+    def rewound(make, **options):
+        class Rewind(Callback):
+            every = 5
 
-    every = 5
+            def on_start(self, run):
+                self.start = make(run)
 
-    def on_start(self, run):
-        self.start = copy_arrays(run.state)
+            def on_step(self, run):
+                if run.steps == 10:
+                    run.state = self.start
 
-    def on_step(self, run):
-        if run.steps == 10:
-            run.state = self.start
+        return fit(state, step, batches(**options), num_steps=20, callbacks=[Rewind()])
 
-
-def test_a_divergence_is_found_where_a_callback_has_put_an_older_state(state, step):
-    result = fit(state, step, batches(bad_at=13), num_steps=20, callbacks=[Rewind()])
+    result = rewound(lambda run: copy_arrays(run.state), bad_at=13)
     assert result.message == "The loss was nan in step 3; the state is the one after step 2."
     assert (len(result.history), int(result.state.step)) == (12, 2)
+    with pytest.raises(RuntimeError, match=r"run\.state got a state with .*\.copy\(\)"):
+        rewound(lambda run: run.state)
+    with pytest.raises(TypeError, match=r"run\.state expected a TrainState, got Linear"):
+        rewound(lambda run: run.state.model)
 
 
-def test_a_state_that_a_callback_puts_is_checked(state, step):
-    for wrong, error, message in [
-        (lambda run: run.state, RuntimeError, r"run\.state got a state with .*\.copy\(\)"),
-        (lambda run: run.state.model, TypeError, "run.state expected a TrainState, got Linear"),
-    ]:
-        rewind = Rewind()
-        rewind.on_start = lambda run, wrong=wrong: setattr(rewind, "start", wrong(run))  # noqa: B023
-        with pytest.raises(error, match=message):
-            fit(state, step, batches(), num_steps=20, callbacks=[rewind])
-
-
-def test_check_that_fails_says_that_the_state_of_the_caller_is_still_there(state):
+def test_a_failed_check_says_that_the_state_of_the_caller_is_still_there(state):
     def loss(model, x, key):
         return jnp.mean(jax.vmap(model)(error_if(x, jnp.isnan(x), "nan in x")) ** 2)
 
@@ -432,33 +409,26 @@ def test_ctrl_c_while_losses_are_waited_for_loses_none(state, step, ctrl_c, monk
     assert (result.stopped, len(result.history)) == ("interrupted", 4)
 
 
-@pytest.mark.parametrize("where", ["batches", "on_log"])
-def test_keyboard_interrupt_raised_by_others_ends_cleanly(where, state, step):
-    def raising(*_):
+def test_keyboard_interrupts_end_cleanly_unless_the_state_is_lost(state, step):
+    def raising(*arguments):
+        if len(arguments) == 2 and isinstance(arguments[0], TrainState):
+            step(*arguments)
         raise KeyboardInterrupt
 
-    data = itertools.chain([GOOD] * 4, map(raising, [0])) if where == "batches" else batches()
-    on_log = raising if where == "on_log" else None
-    result = fit(state, step, data, num_steps=10, log_every=4, on_log=on_log)
-    assert result.stopped == "interrupted"
-    assert tree_equal(result.state, fit(state, step, batches(), num_steps=4).state)
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(result.state) if is_array(leaf))
-
-
-def test_keyboard_interrupt_that_takes_the_state_with_it_is_passed_on(state, step):
-    def raising(state, batch):
-        step(state, batch)
-        raise KeyboardInterrupt
-
+    of_batches = itertools.chain([GOOD] * 4, map(raising, [0]))
+    for data, on_log in ((of_batches, None), (batches(), raising)):
+        result = fit(state, step, data, num_steps=10, log_every=4, on_log=on_log)
+        assert result.stopped == "interrupted"
+        assert tree_equal(result.state, fit(state, step, batches(), num_steps=4).state)
     with pytest.raises(KeyboardInterrupt):
         fit(state, raising, batches(), num_steps=10)
-    # So are other errors.
+    # Other errors are passed on too.
     with pytest.raises(ZeroDivisionError):
         fit(state, step, (GOOD * (1 // number) for number in (1, 0)), num_steps=4)
     assert len(fit(state, step, batches(), num_steps=2).history) == 2
 
 
-def test_bad_step_that_is_interrupted_leaves_the_last_good_state(state, step, monkeypatch):
+def test_an_interrupted_bad_step_leaves_the_last_good_state(state, step, monkeypatch):
     def copy(array):
         if array:
             raise KeyboardInterrupt
@@ -470,7 +440,7 @@ def test_bad_step_that_is_interrupted_leaves_the_last_good_state(state, step, mo
     assert not result.state.is_halted
 
 
-def test_somebody_elses_handler_is_left_alone(state, step):
+def test_a_custom_signal_handler_is_left_alone(state, step):
     seen = []
     handler = lambda *_: seen.append(None)
     before = signal.signal(signal.SIGINT, handler)
@@ -496,7 +466,7 @@ def test_a_donated_state_is_refused_with_the_paths(step):
         fit(state, step, batches(), num_steps=2)
 
 
-def test_argument_of_another_kind_is_named(state, step):
+def test_bad_arguments_are_refused(state, step):
     def loss(model, batch, key):
         return 0.0
 
@@ -560,13 +530,10 @@ def test_a_step_that_returns_something_else_is_refused(state):
             fit(state, wrong, batches(), num_steps=2)
 
 
-def test_no_state_stays_alive_once_the_result_is_gone(step):
-    state = make_state(OPTIMISER)
+def test_no_state_stays_alive_once_the_result_is_gone(state, step):
     gc.disable()
     try:
-        result = fit(state, step, batches(), num_steps=3)
-        kept = weakref.ref(result.state.model.weight)
-        del result
+        kept = weakref.ref(fit(state, step, batches(), num_steps=3).state.model.weight)
         assert kept() is None
     finally:
         gc.enable()

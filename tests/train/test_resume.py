@@ -113,14 +113,9 @@ def test_a_finished_run_makes_no_step_and_refuses_other_batches(simple, tmp_path
 
 
 def test_a_folder_without_checkpoint_warns_unless_the_run_writes_to_it(simple, tmp_path):
-    callbacks = [train.Checkpoint(tmp_path, every=3)]
+    other, callbacks = str(tmp_path / "elsewhere"), [train.Checkpoint(tmp_path, every=3)]
     with pytest.warns(UserWarning, match=r"no checkpoint in resume_from='.*elsewhere', so the run"):
-        train.fit(
-            *(*simple, stream()),
-            num_steps=1,
-            callbacks=callbacks,
-            resume_from=str(tmp_path / "elsewhere"),
-        )
+        train.fit(*simple, stream(), num_steps=1, callbacks=callbacks, resume_from=other)
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_does_not_come_back(simple, tmp_path):
@@ -240,15 +235,11 @@ def state():
 def run(state):
     """`fit` with scores."""
     step = make_step(OPTIMISER)
+    scores = {"evaluate": lambda state: {"score": SCORES.get(int(state.step), 9.0)}}
 
-    def run(stream, callbacks, folder=None, *, like=state, step=step, **options):
-        return train.fit(
-            *(like, step, stream),
-            **({"num_steps": 20, "evaluate_every": 2} | options),
-            evaluate=lambda state: {"score": SCORES.get(int(state.step), 9.0)},
-            callbacks=callbacks,
-            resume_from=folder,
-        )
+    def run(stream, callbacks, folder=None, **options):
+        options = {"num_steps": 20, "evaluate_every": 2} | scores | options
+        return train.fit(state, step, stream, callbacks=callbacks, resume_from=folder, **options)
 
     return run
 

@@ -71,53 +71,6 @@ def test_every_dtype_and_order_of_bytes_or_axes_comes_back(path):
     assert found["fortran"].tolist() == np.eye(2, 3).tolist()
 
 
-# `tests/pytorch` reads and computes it with these names.
-class Block(eqx.Module):
-    """`torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0, norm_first=True, batch_first=True)`."""
-
-    attention: nn.MultiheadAttention
-    norm_1: nn.LayerNorm
-    norm_2: nn.LayerNorm
-    mlp: nn.MLP
-
-    def __init__(self, *, key):
-        attention_key, mlp_key = jr.split(key)
-        biases = dict.fromkeys(["query", "key", "value", "output"], True)
-        self.attention = nn.MultiheadAttention(
-            2, 4, key=attention_key, **{f"use_{name}_bias": value for name, value in biases.items()}
-        )
-        self.norm_1, self.norm_2 = nn.LayerNorm(4), nn.LayerNorm(4)
-        self.mlp = nn.MLP(4, 4, 8, 1, key=mlp_key)
-
-    def __call__(self, x):
-        y = jax.vmap(self.norm_1)(x)
-        x = x + self.attention(y, y, y)
-        return x + jax.vmap(self.mlp)(jax.vmap(self.norm_2)(x))
-
-
-def third(index):
-    return lambda stacked: np.split(stacked, 3)[index]
-
-
-# For each name of ours that in PyTorch's encoder layer, which stacks three projections.
-BLOCK_NAMES = {
-    f"attention.{ours}_proj.{what}": (f"self_attn.in_proj_{what}", third(index))
-    for index, ours in enumerate(["query", "key", "value"])
-    for what in ("weight", "bias")
-}
-BLOCK_NAMES |= {
-    f"{ours}.{what}": f"{theirs}.{what}"
-    for what in ("weight", "bias")
-    for ours, theirs in {
-        "attention.output_proj": "self_attn.out_proj",
-        "norm_1": "norm1",
-        "norm_2": "norm2",
-        "mlp.layers.0": "linear1",
-        "mlp.layers.1": "linear2",
-    }.items()
-}
-
-
 def refusal(*arguments, error=ValueError, **options):
     with pytest.raises(error) as caught:
         train.import_safetensors(*arguments, **options)
@@ -198,7 +151,7 @@ def test_names_may_be_pairs_of_a_name_in_the_file_and_a_function(path):
         message = refusal(like, path, {"w": ("theirs", function)})
         assert f"{ours}{found}, but {expected}" in message
     with pytest.raises(ValueError, match="equal division") as caught:
-        train.import_safetensors(like, path, {"w": ("theirs", third(0))})
+        train.import_safetensors(like, path, {"w": ("theirs", lambda array: np.split(array, 5))})
     raised = "The function in `names` raised this for w (theirs in model.safetensors)."
     assert caught.value.__notes__ == [raised]
     for names, error, message in [

@@ -1,4 +1,4 @@
-"""What a training begins with: its state, the scale of its loss, and what is finite in it."""
+"""The state that a training starts with, the scale of its loss, and checks for finite numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -6,64 +6,52 @@ import numpy as np
 import optax
 import pytest
 
-from eqxlike import Module, filter_jit, is_array, nn, tree_at, tree_equal
+from eqxlike import filter_jit, is_array, nn, tree_at, tree_equal
 from eqxlike.train import DynamicLossScale, TrainState, all_finite, tree_where
-
-
-class Mixed(Module):
-    weight: jax.Array
-    again: jax.Array
-    count: jax.Array
-    constant: np.ndarray
-    name: str
 
 
 @pytest.fixture
 def model():
     weight = jnp.asarray(1.0)
     assert weight.weak_type
-    return Mixed(weight, weight, jnp.arange(3), np.ones(2, np.float32), "not an array")
+    arrays = {"weight": weight, "again": weight, "count": jnp.arange(3)}
+    return arrays | {"constant": np.ones(2, np.float32), "name": "not an array"}
 
 
 def test_starts_at_step_zero_with_strongly_typed_arrays_of_the_model(model, getkey):
-    key = getkey()
-    state = TrainState.create(model, optax.adam(0.1), key=key)
+    key, adam = getkey(), optax.adam(0.1)
+    state = TrainState.create(model, adam, key=key)
     assert (state.step, state.step.dtype, bool(state.is_halted)) == (0, jnp.int32, False)
     assert state.key == key
     assert (state.loss_scale, state.model_state) == (None, None)
-    assert tree_equal(state.model.count, model.count)
-    assert state.model.name == model.name
+    assert tree_equal(state.model["count"], model["count"])
+    assert state.model["name"] == model["name"]
     leaves = [leaf for leaf in jax.tree.leaves(state) if is_array(leaf)]
     assert all(isinstance(leaf, jax.Array) for leaf in leaves)
     assert not any(jax.typeof(leaf).weak_type for leaf in leaves)
-    assert state.model.weight.dtype == model.weight.dtype
+    assert state.model["weight"].dtype == model["weight"].dtype
     # The optimiser sees floating-point arrays alone.
     moments = state.optimiser_state[0].mu
-    assert (moments.weight, moments.count, moments.name) == (0, None, None)
+    assert (moments["weight"], moments["count"], moments["name"]) == (0, None, None)
     old_style = jax.random.PRNGKey(0)
-    assert (TrainState.create(model, optax.adam(0.1), key=old_style).key == old_style).all()
+    assert (TrainState.create(model, adam, key=old_style).key == old_style).all()
 
 
 def test_no_array_is_shared(model, getkey):
-    optimiser = optax.lookahead(optax.sgd(0.1), 5, 0.5)
-    model = optax.LookaheadParams(model, model)
-    key, extra = getkey(), {"count": jnp.ones(2)}
-    scale = DynamicLossScale()
-    state = TrainState.create(model, optimiser, key=key, loss_scale=scale, model_state=extra)
+    optimiser, model = optax.lookahead(optax.sgd(0.1), 5, 0.5), optax.LookaheadParams(model, model)
+    key, options = getkey(), {"model_state": {"a": jnp.ones(2)}, "loss_scale": DynamicLossScale()}
+    state = TrainState.create(model, optimiser, key=key, **options)
     leaves = [leaf for leaf in jax.tree.leaves(state) if is_array(leaf)]
-    numbers = [
-        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        for leaf in leaves
-    ]
-    pointers = [each.unsafe_buffer_pointer() for each in numbers]
-    assert len(set(pointers)) == len(pointers)
+    is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    numbers = [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in leaves]
+    assert len({each.unsafe_buffer_pointer() for each in numbers}) == len(numbers)
     for leaf in leaves:
         leaf.delete()
-    given = jax.tree.leaves((key, model, extra, scale))
+    given = jax.tree.leaves((key, model, options))
     assert not any(leaf.is_deleted() for leaf in given if hasattr(leaf, "is_deleted"))
 
 
-def test_an_array_at_two_places_is_warned_of_unless_it_is_shared_or_not_trained():
+def test_an_array_at_two_places_warns_unless_it_is_shared_or_not_trained():
     layers = [nn.Linear(2, 2, use_bias=False, key=jax.random.key(0))] * 2
     tied = r"model\[0\]\.weight = model\[1\]\.weight\. .* Tie them with `nn\.Shared`"
     with pytest.warns(UserWarning, match=tied):
@@ -81,42 +69,32 @@ def test_arrays_stay_on_their_device_and_only_free_ones_may_be_moved():
     assert (first.sharding, first.committed, second.committed) == (placed.sharding, True, False)
 
 
-def test_arguments_of_another_kind_are_refused(model):
+def test_bad_arguments_are_refused(model):
     adam, key = optax.adam(0.1), jax.random.key(0)
     no_key = r"create expected a key, such as `jax.random.key\(0\)`; got"
-    for arguments, options, error, message in [
-        ((model, adam), {"key": 0}, TypeError, no_key),
-        ((model, adam), {"key": np.zeros(2, np.int32)}, TypeError, no_key),
-        (
-            (model, adam),
-            {"key": jax.random.split(key, 3)},
-            ValueError,
-            r"expected one key, of shape \(\); got .* shape \(3,\)",
-        ),
-        ((nn.Linear, adam), {}, TypeError, r"got <class .*Linear'>: call it, `Linear\("),
-        (({"a": [np.array(["b"])]}, adam), {}, TypeError, r"got model\['a'\]\[0\] \(<U1\)\. Keep"),
-        (
-            (model, 0.1),
-            {},
-            TypeError,
-            r"create expected the optimiser .* optax.GradientTransformation, .* 0\.1\.",
-        ),
-        (
-            (model, adam),
-            {"loss_scale": 1024},
-            TypeError,
-            r"loss_scale to be a train.DynamicLossScale .* got 1024",
-        ),
+    old_key, keys = np.zeros(2, np.int32), jax.random.split(key, 3)
+    one_key = r"expected one key, of shape \(\); got .* shape \(3,\)"
+    strings = {"a": [np.array(["b"])]}
+    transformation = r"create expected the optimiser .* optax.GradientTransformation, .* 0\.1\."
+    scale = r"loss_scale to be a train.DynamicLossScale .* got 1024"
+    for given, optimiser, options, error, message in [
+        (model, adam, {"key": 0}, TypeError, no_key),
+        (model, adam, {"key": old_key}, TypeError, no_key),
+        (model, adam, {"key": keys}, ValueError, one_key),
+        (nn.Linear, adam, {}, TypeError, r"got <class .*Linear'>: call it, `Linear\("),
+        (strings, adam, {}, TypeError, r"got model\['a'\]\[0\] \(<U1\)\. Keep"),
+        (model, 0.1, {}, TypeError, transformation),
+        (model, adam, {"loss_scale": 1024}, TypeError, scale),
     ]:
         with pytest.raises(error, match=message):
-            TrainState.create(*arguments, **{"key": key, **options})
-    model.count.delete()
-    expected = r"create got a model with arrays that were donated .* deleted: model\.count\."
-    with pytest.raises(RuntimeError, match=expected):
+            TrainState.create(given, optimiser, **{"key": key, **options})
+    model["count"].delete()
+    deleted = r"create got a model with arrays that were donated .* deleted: model\['count'\]\."
+    with pytest.raises(RuntimeError, match=deleted):
         TrainState.create(model, adam, key=key)
 
 
-# --- what is finite ---
+# --- finite numbers ---
 
 
 def test_one_number_that_is_not_finite_is_found():
@@ -149,7 +127,7 @@ def test_one_number_that_is_not_finite_is_found():
     assert all_finite(())
 
 
-def test_one_of_two_trees_is_taken_whole():
+def test_tree_where_takes_one_of_two_trees():
     # What is not taken may be NaN.
     one = {"a": jnp.ones(2), "b": np.arange(2), "c": "x"}
     other = {"a": jnp.full(2, jnp.nan), "b": np.arange(2, 4), "c": "x"}
@@ -165,35 +143,27 @@ def test_one_of_two_trees_is_taken_whole():
 # --- the scale of a loss ---
 
 
-def test_loss_is_scaled_in_at_least_float32_and_gradients_are_unscaled_exactly():
+def test_losses_are_scaled_in_float32_and_gradients_are_unscaled_exactly():
     for dtype in ("float16", "float32"):
         scaled = DynamicLossScale(2.0**15).scale_loss(jnp.array(3, dtype))
         assert (scaled.dtype, scaled) == (jnp.float32, 3 * 2**15)
     assert DynamicLossScale(4.0).scale_loss(1.5) == 6
-    # Not to be differentiated, which is for the gradient to say.
+    # Losses that cannot be differentiated stay: the gradient refuses them.
     for loss in (None, jnp.array(1), jnp.array(1j)):
         assert DynamicLossScale().scale_loss(loss) is loss
-    exact = np.random.default_rng(0).normal(size=100).astype(np.float32)
-    unscaled = filter_jit(DynamicLossScale(2.0**10).unscale)(
-        {
-            "float32": exact * np.float32(2**10),
-            "float16": np.array([2.0**10, 2.0**-14, np.inf], np.float16),
-            "complex": np.array([2**10 + 2**9 * 1j], np.complex64),
-            "none": None,
-            "integer": np.arange(2, dtype=np.int32),
-        }
-    )
-    expected = {
-        "float32": exact,
-        "float16": np.array([1, 2.0**-24, np.inf], np.float16),
-        "complex": np.array([1 + 0.5j], np.complex64),
-        "none": None,
-        "integer": np.arange(2, dtype=np.int32),
-    }
-    assert tree_equal(unscaled, expected)
+    float32 = np.random.default_rng(0).normal(size=100).astype(np.float32)
+    pairs = [
+        (float32 * np.float32(2**10), float32),
+        (np.array([2.0**10, 2.0**-14, np.inf], "f2"), np.array([1, 2.0**-24, np.inf], "f2")),
+        (np.array([2**10 + 2**9 * 1j], np.complex64), np.array([1 + 0.5j], np.complex64)),
+        (None, None),
+        (np.arange(2, dtype=np.int32), np.arange(2, dtype=np.int32)),
+    ]
+    unscaled = filter_jit(DynamicLossScale(2.0**10).unscale)([scaled for scaled, _ in pairs])
+    assert tree_equal(unscaled, [expected for _, expected in pairs])
 
 
-def test_scale_falls_at_each_overflow_and_grows_after_a_period_without():
+def test_the_scale_falls_at_an_overflow_and_grows_after_a_period_without():
     period, factor, minimum, maximum = 3, 4.0, 1.0, 64.0
     are_finite = np.random.default_rng(0).random(200) < 0.7
     scale, num_good, expected = 16.0, 0, []
@@ -204,9 +174,8 @@ def test_scale_falls_at_each_overflow_and_grows_after_a_period_without():
         elif num_good == period:
             scale, num_good = min(scale * factor, maximum), 0
         expected.append(scale)
-    loss_scale = DynamicLossScale(
-        16, period=period, factor=factor, minimum=minimum, maximum=maximum
-    )
+    limits = {"minimum": minimum, "maximum": maximum}
+    loss_scale = DynamicLossScale(16, period=period, factor=factor, **limits)
 
     def adjust(loss_scale, is_finite):
         adjusted = loss_scale.adjust(is_finite)
@@ -218,17 +187,19 @@ def test_scale_falls_at_each_overflow_and_grows_after_a_period_without():
     assert set(expected) == {1, 4, 16, 64}
 
 
-def test_settings_of_a_scale_that_do_not_fit_are_named():
+def test_bad_settings_of_a_loss_scale_are_refused():
+    order = "0 < minimum <= scale <= maximum"
+    period = "period must be an integer of at least 1"
     for options, message in [
-        ({"scale": 0.5}, "0 < minimum <= scale <= maximum.*scale=0.5"),
-        ({"scale": 2.0**25}, "0 < minimum <= scale <= maximum"),
-        ({"scale": float("nan")}, "0 < minimum <= scale <= maximum"),
-        ({"minimum": 0}, "0 < minimum <= scale <= maximum.*minimum=0"),
+        ({"scale": 0.5}, f"{order}.*scale=0.5"),
+        ({"scale": 2.0**25}, order),
+        ({"scale": float("nan")}, order),
+        ({"minimum": 0}, f"{order}.*minimum=0"),
         ({"maximum": float("inf")}, "maximum=inf"),
         ({"factor": 1}, "a factor above 1, got 1"),
         ({"factor": float("inf")}, "a factor above 1, got inf"),
-        ({"period": 0}, "period must be an integer of at least 1, got 0"),
-        ({"period": 2.5}, "period must be an integer of at least 1, got 2.5"),
+        ({"period": 0}, f"{period}, got 0"),
+        ({"period": 2.5}, f"{period}, got 2.5"),
     ]:
         with pytest.raises(ValueError, match=message):
             DynamicLossScale(**options)

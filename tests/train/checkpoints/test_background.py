@@ -49,7 +49,12 @@ def gate(monkeypatch):
 def opened_by_join(gate, monkeypatch):
     """The gate, which opens once something waits for a save."""
     join = train.Saving.join
-    monkeypatch.setattr(train.Saving, "join", lambda saving: gate.is_open.set() or join(saving))
+
+    def open_and_join(saving):
+        gate.is_open.set()
+        join(saving)
+
+    monkeypatch.setattr(train.Saving, "join", open_and_join)
     return gate
 
 
