@@ -51,18 +51,14 @@ def make(values, sharding):
 
 values = np.arange(16, dtype=np.float32).reshape(8, 2)
 split_keys = jax.jit(lambda seed: jax.random.split(jax.random.key(seed), 4), out_shardings=rows)
-state = {
-    "keys": split_keys(0),
-    "rows": make(values, rows),
-    "small": make(values.astype(jnp.float8_e5m2), rows),
-    "whole": make(values, whole),
-}
-like = {
-    "keys": split_keys(1),
-    "rows": make(0 * values, rows),
-    "small": make(0 * values.astype(jnp.float8_e5m2), rows),
-    "whole": make(0 * values, whole),
-}
+
+def make_state(seed, values):
+    small = make(values.astype(jnp.float8_e5m2), rows)
+    arrays = {"rows": make(values, rows), "small": small, "whole": make(values, whole)}
+    return arrays | {"keys": split_keys(seed)}
+
+state, like = make_state(0, values), make_state(1, 0 * values)
+
 def parts(state):
     data = state | {"keys": jax.random.key_data(state["keys"])}
     return jax.tree.map(lambda x: [shard.data.tolist() for shard in x.addressable_shards], data)
@@ -80,7 +76,7 @@ if other:
 """
 
 
-def test_two_processes_train_and_save_together_and_one_goes_on_from_it(tmp_path):
+def test_two_processes_train_and_save_together_and_one_restores(tmp_path):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -102,16 +98,14 @@ def test_two_processes_train_and_save_together_and_one_goes_on_from_it(tmp_path)
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, errors[-2000:]
     found = [json.loads((answers / str(index)).read_text()) for index in range(2)]
-    # They train as one does, each with its parts.
+    assert alone["part"] == (4, 8)
     for each in found:
+        # They train as one process does, each with its parts.
         np.testing.assert_allclose(each["losses"], alone["losses"], rtol=1e-5)
         assert (each["part"], each["compiled"]) == ([4, 4], 0)
-    assert alone["part"] == (4, 8)
-    # Each gets its parts back: reading waits for the save in the background.
-    assert [each["same"] for each in found] == [True, True]
-    assert [each["data"] for each in found] == [{"epoch": 1}] * 2
-    assert [each["is_done"] for each in found] == [True, True]
-    assert [each["steps"] for each in found] == [["step_000000001"]] * 2
+        # Each gets its parts back: reading waits for the save in the background.
+        assert (each["same"], each["data"], each["is_done"]) == (True, {"epoch": 1}, True)
+        assert each["steps"] == ["step_000000001"]
     # Each part is a file of its own.
     (rows,) = folder.glob("step_000000001/arrays/*.rows")
     assert sorted(os.listdir(rows)) == [".zarray", "0.0", "1.0", "2.0", "3.0"]
@@ -141,7 +135,7 @@ def script():
     return scripts.load(EXAMPLE)
 
 
-def test_a_process_joins_the_others_and_says_what_it_has(script, capsys, monkeypatch):
+def test_the_example_joins_other_processes_and_prints_its_part(script, capsys, monkeypatch):
     joined = {}
     monkeypatch.setattr(jax.distributed, "initialize", lambda *at, **how: joined.update(how, at=at))
     address = "127.0.0.1:9876"
