@@ -1,4 +1,4 @@
-"""What callbacks see of a training, when, what they may do, and what they write."""
+"""Callbacks: when they are called, what they may do, and the logs that they write."""
 
 import io
 import itertools
@@ -157,7 +157,7 @@ def test_early_stopping_returns_the_best_state_once_patience_ends(run):
         ([1, 1, 1, 1, 1, 1, 0], {}, 6, 1),
     ]:
         callback = train.EarlyStopping("score", **options)
-        # It serves for another run.
+        # It may be used for another run.
         for _ in range(2):
             result = stopped_early(run, scores, callback)
             assert len(result.history) == made
@@ -185,43 +185,37 @@ def test_early_stopping_says_when_and_why(run):
             train.EarlyStopping("score", **options)
 
 
-# --- what is written ---
+# --- logs ---
 
 
-def test_lines_of_json(run, tmp_path):
-    path = tmp_path / "runs/one/log.jsonl"
-    evaluate = lambda state: {"score": math.inf}
-    for _ in range(2):
-        result = run(3, log_every=2, evaluate=evaluate, callbacks=[train.JsonLines(path)])
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(line["event"], line["step"]) for line in lines] == [
-        *[("start", 0), ("log", 2), ("evaluate", 3), ("log", 3), ("end", 3)] * 2
-    ]
-    assert lines[0]["num_steps"] == 3
-    np.testing.assert_allclose(lines[1]["loss"], np.mean(result.history[:2]))
-    # What Optax keeps is the rate that the last update had.
-    np.testing.assert_allclose(lines[1]["learning_rate"], 0.09, rtol=1e-5)
-    assert lines[2]["metrics"] == {"score": "inf"}
-    assert all(0 <= line["seconds"] < 600 for line in lines)
-
-
-def test_loss_rate_and_metrics_are_at_their_steps_in_tensorboard(run, tmp_path):
-    folder = tmp_path / "made" / "run"
-    metrics = {"nan": math.nan, "least": -math.inf, "wide": 1e300}
+def test_json_lines_and_tensorboard_have_losses_rates_and_metrics_at_their_steps(run, tmp_path):
+    path, folder = tmp_path / "runs/one/log.jsonl", tmp_path / "made/run"
+    metrics = {"nan": math.nan, "least": -math.inf, "most": math.inf, "wide": 1e300}
     evaluate = lambda state: {"score": 2 * state.step, **metrics}
-    often = {"log_every": 2, "evaluate_every": 3}
-    result = run(4, **often, evaluate=evaluate, callbacks=[train.TensorBoard(folder)])
+    often = {"log_every": 2, "evaluate_every": 3, "evaluate": evaluate}
+    for writer in (train.JsonLines(path), train.JsonLines(path), train.TensorBoard(folder)):
+        result = run(4, **often, callbacks=[writer])
+    means = [np.mean(result.history[:2]), np.mean(result.history[2:])]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    moments = [("start", 0), ("log", 2), ("evaluate", 3), ("evaluate", 4), ("log", 4), ("end", 4)]
+    assert [(line["event"], line["step"]) for line in lines] == 2 * moments
+    assert lines[0]["num_steps"] == 4
+    np.testing.assert_allclose(lines[1]["loss"], means[0])
+    # Optax keeps the rate of the last update.
+    np.testing.assert_allclose(lines[1]["learning_rate"], 0.09, rtol=1e-5)
+    words = {"nan": "nan", "least": "-inf", "most": "inf"}
+    assert lines[2]["metrics"] == {"score": 6.0, "wide": 1e300, **words}
+    assert all(0 <= line["seconds"] < 600 for line in lines)
     found = event_files.scalars(folder)
     speeds = found.pop("train/steps_per_second")
-    means = [np.mean(result.history[:2]), np.mean(result.history[2:])]
     np.testing.assert_allclose(found.pop("train/loss"), [(2, means[0]), (4, means[1])], rtol=1e-6)
     np.testing.assert_allclose(found.pop("train/learning_rate"), [(2, 0.09), (4, 0.07)], rtol=1e-5)
     assert found.pop("evaluate/score") == [(3, 6.0), (4, 8.0)]
     assert [at for at, _ in speeds] == [2, 4]
     assert all(math.isfinite(speed) and speed > 0 for _, speed in speeds)
-    # Numbers that are none are written as they are.
+    # Numbers that are not finite are written unchanged.
     assert math.isnan(found.pop("evaluate/nan")[0][1])
-    extremes = {"least": -math.inf, "wide": math.inf}
+    extremes = {"least": -math.inf, "most": math.inf, "wide": math.inf}
     assert found == {f"evaluate/{name}": [(3, each), (4, each)] for name, each in extremes.items()}
 
 

@@ -134,22 +134,20 @@ def test_a_damaged_checkpoint_is_passed_over_and_does_not_come_back(simple, tmp_
 # --- what is saved ---
 
 
-@pytest.mark.parametrize(
-    ("every", "evaluate_every", "options", "expected"),
-    [
+def test_the_best_checkpoints_are_kept(simple, tmp_path):
+    for every, evaluate_every, options, expected in [
         (2, 2, {"keep_best": 1, "mode": "max"}, [8]),
         # After 6 steps the newest score is that of step 4. As long as there are no more than two
         # checkpoints, both stay.
         (3, 4, {"keep_best": 2}, [12, 9]),
-    ],
-)
-def test_the_best_checkpoints_are_kept(simple, tmp_path, every, evaluate_every, options, expected):
-    scores = iter([3.0, 1.0, 2.0, 4.0])
-    evaluate = {"evaluate": lambda state: {"score": next(scores)}, "evaluate_every": evaluate_every}
-    best = train.Checkpoint(tmp_path, every=every, keep_last=1, metric="score", **options)
-    train.fit(*simple, stream(), num_steps=expected[0], **evaluate, callbacks=[best])
-    paths = train.CheckpointFolder(tmp_path).paths()
-    assert [int(path.name.removeprefix("step_")) for path in paths] == expected
+    ]:
+        scores, folder = iter([3.0, 1.0, 2.0, 4.0]), tmp_path / str(every)
+        evaluate = lambda state, scores=scores: {"score": next(scores)}
+        best = train.Checkpoint(folder, every=every, keep_last=1, metric="score", **options)
+        often = {"num_steps": expected[0], "evaluate_every": evaluate_every}
+        train.fit(*simple, stream(), evaluate=evaluate, callbacks=[best], **often)
+        names = [path.name for path in train.CheckpointFolder(folder).paths()]
+        assert names == [f"step_{step:09d}" for step in expected]
 
 
 def test_settings_that_do_not_fit_are_refused(simple, tmp_path):
