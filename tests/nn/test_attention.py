@@ -1,3 +1,5 @@
+"""`MultiheadAttention`, compared with Equinox and by formulas; its dropout, masks and mistakes."""
+
 import equinox
 import jax
 import jax.numpy as jnp
@@ -7,28 +9,12 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
-from tests.nn.arrays import filled, normal
+from tests.nn.arrays import assert_close, filled, normal
+from tests.nn.mistakes import each_mistake
 
 BIASES = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
 
-
-ours_compiled = eqx.filter_jit(lambda attention, *args, **kwargs: attention(*args, **kwargs))
-
-
-@eqx.filter_jit
-def outputs(ours, theirs, *args, **kwargs):
-    return ours(*args, **kwargs), theirs(*args, **kwargs)
-
-
-def both(getkey, **options):
-    key = getkey()
-    make = eqx.filter_jit(
-        lambda key: (
-            nn.MultiheadAttention(2, 8, **options, key=key),
-            equinox.nn.MultiheadAttention(2, 8, **options, key=jr.clone(key)),
-        )
-    )
-    return make(key)
+compiled = eqx.filter_jit(lambda attention, *args, **kwargs: attention(*args, **kwargs))
 
 
 def inputs(getkey, key_size=8, value_size=8, **options):
@@ -36,13 +22,12 @@ def inputs(getkey, key_size=8, value_size=8, **options):
     return [normal(getkey(), shape) for shape in shapes]
 
 
-def test_outputs_are_those_of_equinox(getkey):
-    """Of all sizes, and with heads that are turned, in one program."""
+def test_outputs_equal_equinox(getkey):
+    """With all sizes, and with heads that are rotated, in one program."""
     rope = nn.RotaryPositionalEmbedding(4)
 
     def turn(query, key, value):
-        turned = [jax.vmap(rope, 1, 1)(each) for each in (query, key)]
-        return (*turned, value)
+        return *(jax.vmap(rope, 1, 1)(each) for each in (query, key)), value
 
     calls = [({}, [9 * x for x in inputs(getkey)], {"process_heads": turn})]
     for options, mask_shape in [
@@ -52,55 +37,51 @@ def test_outputs_are_those_of_equinox(getkey):
         mask = np.asarray(normal(getkey(), mask_shape)) > -0.5
         calls.append((options, (*[9 * x for x in inputs(getkey, **options)], mask), {}))
 
-    # Of the same numbers: their arrays are in one order.
-    pairs = [
-        [
-            filled(module.MultiheadAttention, 2, 8, **options, key=jr.key(0))
-            for module in (nn, equinox.nn)
-        ]
-        for options, _, _ in calls
-    ]
-
     @eqx.filter_jit
-    def outputs_of_both(pairs):
+    def outputs(module_layers):
         return [
-            [attention(*arguments, **how) for attention in pair]
-            for pair, (_, arguments, how) in zip(pairs, calls, strict=True)
+            attention(*arguments, **how)
+            for attention, (_, arguments, how) in zip(module_layers, calls, strict=True)
         ]
 
-    for found, expected in outputs_of_both(pairs):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    # The arrays have the same order in both libraries, and so the same numbers.
+    found, expected = (
+        outputs(
+            [filled(module.MultiheadAttention, 2, 8, **each, key=jr.key(0)) for each, *_ in calls]
+        )
+        for module in (nn, equinox.nn)
+    )
+    assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_same_key_draws_the_weights_and_drops_what_equinox_does(getkey):
-    ours, theirs = both(getkey, use_key_bias=True, dropout_p=0.4)
-    leaves = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
-    assert all(np.array_equal(own, their) for own, their in leaves)
-    arguments, key = inputs(getkey), getkey()
+def test_same_key_draws_and_drops_the_weights_of_equinox(getkey):
+    key, drop_key, arguments = getkey(), getkey(), inputs(getkey)
+    ours, theirs = (
+        module.MultiheadAttention(2, 8, use_key_bias=True, dropout_p=0.4, key=jr.clone(key))
+        for module in (nn, equinox.nn)
+    )
+    for own, their in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert np.array_equal(own, their)
     with jax.debug_key_reuse(False):
-        found, expected = outputs(ours, theirs, *arguments, key=key)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        found, expected = (compiled(each, *arguments, key=drop_key) for each in (ours, theirs))
+    assert_close(found, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(RuntimeError, match="needs a key"):
         eqx.filter_eval_shape(ours, *arguments)
     # No queries, no rows.
-    none = eqx.filter_eval_shape(ours, jnp.ones((0, 8)), *arguments[1:], key=key)
+    none = eqx.filter_eval_shape(ours, jnp.ones((0, 8)), *arguments[1:], key=drop_key)
     assert none.shape == (0, 8)
 
 
 @pytest.mark.parametrize("lengths", [(70, 90), (140, 30)])
-def test_blocks_drop_the_weights_that_the_plain_formula_drops(lengths):
+def test_blocks_drop_the_same_weights_as_the_plain_formula(lengths):
     # The first query attends to no key.
     masked = np.ones(lengths, bool)
     masked[0] = False
+    options = {"dropout_p": 0.3, "num_kv_heads": 2}
 
     def outcomes(implementation, x, y, keys, mask):
         attention = nn.MultiheadAttention(
-            4,
-            8,
-            dropout_p=0.3,
-            num_kv_heads=2,
-            implementation=implementation,
-            key=jr.key(0),
+            4, 8, **options, implementation=implementation, key=jr.key(0)
         )
 
         def of_batch(x, y):
@@ -129,14 +110,14 @@ def test_blocks_drop_the_weights_that_the_plain_formula_drops(lengths):
             np.testing.assert_allclose(one, other, atol=2e-5 * np.abs(other).max())
 
 
-@pytest.mark.parametrize("p", [1, jnp.float32(0.5)], ids=["all", "array"])
-def test_blocks_refuse_dropout_that_they_cannot_compute(getkey, p):
-    attention = nn.MultiheadAttention(2, 8, dropout_p=p, implementation="blocks", key=getkey())
-    with pytest.raises(ValueError, match=r'"blocks" supports `nn\.Dropout` with a number p'):
-        eqx.filter_eval_shape(attention, *inputs(getkey), key=getkey())
+def test_blocks_refuse_dropout_of_all_and_with_an_array(getkey):
+    for p in (1, jnp.float32(0.5)):
+        attention = nn.MultiheadAttention(2, 8, dropout_p=p, implementation="blocks", key=getkey())
+        with pytest.raises(ValueError, match=r'"blocks" supports `nn\.Dropout` with a number p'):
+            eqx.filter_eval_shape(attention, *inputs(getkey), key=getkey())
 
 
-def test_projection_that_needs_a_key_shares_none_with_the_dropout(getkey):
+def test_projections_and_dropout_share_no_key(getkey):
     attention = nn.to_bayesian(filled(nn.MultiheadAttention, 2, 8, dropout_p=0.5, key=getkey()))
     key = getkey()
     seen = []
@@ -150,7 +131,7 @@ def test_projection_that_needs_a_key_shares_none_with_the_dropout(getkey):
 
     watched = nn.replace_layers(attention, nn.BayesianLinear, Seen)
     with jax.debug_key_reuse(True):
-        ours_compiled(watched, *inputs(getkey), key=key)
+        compiled(watched, *inputs(getkey), key=key)
     jax.effects_barrier()
     heads = {tuple(data.tolist()) for data in jr.key_data(jr.split(jr.clone(key), 2))}
     assert len(set(seen)) == 4 + 5 + 5 + 4
@@ -159,17 +140,13 @@ def test_projection_that_needs_a_key_shares_none_with_the_dropout(getkey):
 
 def test_softmax_of_low_precision_is_computed_in_float32(getkey):
     attention = nn.MultiheadAttention(1, 2, dtype=jnp.float16, key=getkey())
-    for projection in ("query_proj", "key_proj", "value_proj", "output_proj"):
-        attention = eqx.tree_at(
-            lambda a, name=projection: getattr(a, name).weight,
-            attention,
-            jnp.eye(2, dtype=jnp.float16),
-        )
-    x = jnp.full((300, 2), 300, jnp.float16)  # The logits, 2 * 300^2, are past float16's range.
-    np.testing.assert_allclose(ours_compiled(attention, x, x, x), 300)
+    eye = lambda array: jnp.eye(2, dtype=array.dtype)
+    attention = nn.replace_layers(attention, eqx.is_array, eye)
+    x = jnp.full((300, 2), 300, jnp.float16)  # The logits, 2 * 300^2, exceed the range of float16.
+    np.testing.assert_allclose(compiled(attention, x, x, x), 300)
 
 
-def test_gradient_of_low_precision_is_that_of_float32(getkey):
+def test_gradient_of_low_precision_is_close_to_float32(getkey):
     dtype = jnp.bfloat16
     attention = nn.MultiheadAttention(2, 8, key=getkey())
     arrays = (attention, *inputs(getkey))
@@ -217,35 +194,41 @@ def test_float_masks_are_added_and_others_choose(getkey):
         attention(query, key_, value, jnp.ones((4, 5), complex))
 
 
-@pytest.mark.parametrize(
-    ("shapes", "mask_shape", "message"),
-    [
-        (((4, 7), (5, 8), (5, 8)), None, r"expected query of shape \(q_seq, 8\), got .*\(4, 7\)"),
-        (((4, 8), (5, 8), (6, 8)), None, r"expected value of shape \(5, 8\), got shape \(6, 8\)"),
-        (((4, 8), (0, 8), (0, 8)), None, r"at least one row of key_ and value, got"),
-        (((4, 8), (5, 8), (5, 8)), (5, 4), r"mask of shape \(4, 5\), .* got shape \(5, 4\)"),
-        (((4, 8), (5, 8), (5, 8)), (3, 4, 5), r"\(2, 4, 5\) .* got shape \(3, 4, 5\)"),
-        (((2, 4, 8), (2, 5, 8), (2, 5, 8)), None, r"jax\.vmap"),
-    ],
-)
-def test_wrong_shapes_are_named(shapes, mask_shape, message, getkey):
-    attention = nn.MultiheadAttention(2, 8, key=getkey())
-    mask = None if mask_shape is None else jnp.ones(mask_shape, bool)
-    with pytest.raises(ValueError, match=message):
-        attention(*map(jnp.ones, shapes), mask)
+def call(*shapes, mask=None, **options):
+    def run(attention):
+        arrays = map(jnp.ones, shapes or ((4, 8), (5, 8), (5, 8)))
+        attention(*arrays, None if mask is None else jnp.ones(mask, bool), **options)
+
+    return run
 
 
-def test_unfit_heads_are_refused(getkey):
-    message = "qk_size.* must be at least 1.*query_size=4 and num_heads=8"
-    with pytest.raises(ValueError, match=message):
-        nn.MultiheadAttention(8, 4, key=getkey())
-    attention = nn.MultiheadAttention(2, 8, key=getkey())
-    with pytest.raises(ValueError, match=r"expected \[\(4, 2, 4\), .* got \[\(4, 2, 1\)"):
-        attention(*inputs(getkey), process_heads=lambda q, k, v: (q[..., :1], k, v))
+MISTAKES = {
+    ValueError: {
+        r"expected query of shape \(q_seq, 8\), got .*\(4, 7\)": call((4, 7), (5, 8), (5, 8)),
+        r"expected value of shape \(5, 8\), got shape \(6, 8\)": call((4, 8), (5, 8), (6, 8)),
+        "at least one row of key_ and value, got": call((4, 8), (0, 8), (0, 8)),
+        r"mask of shape \(4, 5\), .* got shape \(5, 4\)": call(mask=(5, 4)),
+        r"\(2, 4, 5\) .* got shape \(3, 4, 5\)": call(mask=(3, 4, 5)),
+        r"jax\.vmap": call((2, 4, 8), (2, 5, 8), (2, 5, 8)),
+        "qk_size.* must be at least 1.*query_size=4 and num_heads=8": (
+            lambda _: nn.MultiheadAttention(8, 4, key=jr.key(0))
+        ),
+        r"expected \[\(4, 2, 4\), .* got \[\(4, 2, 1\)": (
+            call(process_heads=lambda q, k, v: (q[..., :1], k, v))
+        ),
+        "got positions but has no rotary embedding": call(positions=jnp.arange(4)),
+    }
+}
 
 
-def test_grouped_heads_rotary_and_normalisation_are_what_they_say(getkey):
-    """Next to the same layer by hand, with the heads of keys repeated."""
+@each_mistake(MISTAKES)
+def test_mistakes_are_refused(error, words, call, getkey):
+    with pytest.raises(error, match=words):
+        call(nn.MultiheadAttention(2, 8, key=getkey()))
+
+
+def test_grouped_heads_rotary_and_normalisation_equal_a_layer_by_hand(getkey):
+    """The layer by hand repeats the heads of keys."""
     rotary = nn.RotaryPositionalEmbedding(4)
     attention = nn.MultiheadAttention(
         4, 24, num_kv_heads=2, rotary=rotary, window=3, normalize_qk=True, key=getkey()
@@ -282,7 +265,7 @@ def test_grouped_heads_rotary_and_normalisation_are_what_they_say(getkey):
     np.testing.assert_allclose(*outputs(attention, x), rtol=1e-5, atol=1e-6)
 
 
-def test_decoding_with_an_offset_gives_the_rows_of_the_whole(getkey):
+def test_decoding_with_an_offset_gives_the_rows_of_the_whole_sequence(getkey):
     rotary = nn.RotaryPositionalEmbedding(4)
     attention = nn.MultiheadAttention(2, 8, rotary=rotary, key=getkey())
     x = jr.normal(getkey(), (6, 8))
@@ -293,8 +276,6 @@ def test_decoding_with_an_offset_gives_the_rows_of_the_whole(getkey):
         return attention(query, x, x, is_causal=True, query_offset=offset)[0]
 
     whole = attention(x, x, x, "causal")
-    plain = nn.MultiheadAttention(2, 8, key=getkey())
-    with pytest.raises(ValueError, match="got positions but has no rotary embedding"):
-        plain(x, x, x, positions=jnp.arange(6))
+
     rows = jnp.stack([row(attention, x, jnp.array(offset)) for offset in range(6)])
     np.testing.assert_allclose(rows, whole, rtol=1e-5, atol=1e-6)
