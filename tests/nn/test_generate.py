@@ -1,5 +1,7 @@
 """Text generation: with a cache, and without."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
+from tests.nn.mistakes import each_mistake
 
 VOCABULARY, WIDTH = 31, 16
 GREEDY = nn.Sampler(temperature=0)
@@ -50,7 +53,10 @@ MODELS = {
     "grouped heads": ([{"num_kv_heads": 2}] * 2, False),
     "stack": ([{"num_kv_heads": 1}] * 3, True),
     "stack of windows": ([{"window": 3}] * 2, True),
-    "windows and none": ([{"window": (4, 0)}, {}, {"window": 2}], False),
+    "windows and none": (
+        [{"num_kv_heads": 2} | each for each in ({"window": (4, 0)}, {}, {"window": 2})],
+        False,
+    ),
 }
 
 
@@ -58,7 +64,7 @@ def tokens(*shape):
     return jnp.asarray(np.random.default_rng(0).integers(0, VOCABULARY, shape))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["stack", "stack of windows", "windows and none"])
 def test_cache_gives_the_tokens_and_logits_of_the_whole_context(name):
     model, prompts, lengths = Model(*MODELS[name]), tokens(3, 9), jnp.array([9, 1, 5])
 
@@ -68,7 +74,7 @@ def test_cache_gives_the_tokens_and_logits_of_the_whole_context(name):
     options = {"max_new_tokens": 8, "sampler": GREEDY, "lengths": lengths}
     found = nn.generate(model, prompts, **options)
     np.testing.assert_array_equal(found, nn.generate(without_cache, prompts, **options))
-    # One length, and a cache of another dtype, for a prompt by itself.
+    # One prompt with one length, and a cache of another dtype.
     cache = nn.KVCache.for_model(model, 17, dtype=jnp.float16)
     alone = nn.generate(model, prompts[0], cache=cache, **(options | {"lengths": None}))
     np.testing.assert_array_equal(alone, found[0])
@@ -169,53 +175,55 @@ def test_cache_may_be_donated_and_batched_by_vmap():
 
 class OneOfTwo(eqx.Module):
     layers: list
-    num_kv_heads: int = eqx.field(static=True, default=2)  # Not an attention layer for that.
+    num_kv_heads: int = eqx.field(static=True, default=2)  # This makes it no attention layer.
 
     def __call__(self, tokens, cache=None):
         x = jax.nn.one_hot(tokens, WIDTH)
         return self.layers[0](x, x, x, cache=cache)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"prompt": jnp.ones(3)}, TypeError, "a prompt of integers, got dtype float32"),
-        ({"prompt": tokens(2, 0)}, ValueError, r"at least one token, got shape \(2, 0\)"),
-        ({"lengths": [2]}, ValueError, r"integer lengths of shape \(2,\)"),
-        ({"lengths": [0, 4]}, ValueError, r"lengths from 1 to 3, got \[0, 4\]"),
-        ({"eos": 1.5}, TypeError, "eos to be one or several integers, got 1.5"),
-        (
-            {"cache": nn.KVCache(2, 9, 2, 4).with_fields(start=jnp.array(2))},
-            ValueError,
-            r"an empty cache for one sequence, .* with start=2",
+def call(**options):
+    arguments = {"prompt": tokens(2, 3), "max_new_tokens": 4, "sampler": GREEDY} | options
+    return lambda model: nn.generate(**({"model": model} | arguments))
+
+
+def one_of_two(_):
+    layers = [nn.MultiheadAttention(2, WIDTH, key=jax.random.key(0))] * 2
+    call(model=OneOfTwo(layers))(None)
+
+
+CACHE = nn.KVCache(2, 9, 2, 4)
+MISTAKES = {
+    TypeError: {
+        "a prompt of integers, got dtype float32": call(prompt=jnp.ones(3)),
+        "eos to be one or several integers, got 1.5": call(eos=1.5),
+        r"cache to be an nn\.KVCache, got": call(cache=[1]),
+        "a pair of logits and the new cache": (
+            call(model=lambda tokens, cache=None: tokens, cache=CACHE)
         ),
-        ({"cache": [1]}, TypeError, r"cache to be an nn\.KVCache, got"),
-        ({"sampler": None}, ValueError, "generate needs a key to draw tokens"),
-        ({"cache": nn.KVCache(2, 4, 2, 4)}, ValueError, "cache of length 4 for a prompt of 3"),
-        ({"cache": nn.KVCache(2, 9, 4, 4)}, ValueError, r"got \(3, 2, 4\), \(3, 2, 4\) and None"),
-        ({"model": lambda tokens: tokens}, ValueError, r"logits of shape \(3, vocabulary\)"),
-        (
-            {"model": lambda tokens: tokens, "cache": nn.KVCache(2, 9, 2, 4)},
-            ValueError,
-            "the model has no argument `cache`",
+    },
+    ValueError: {
+        r"at least one token, got shape \(2, 0\)": call(prompt=tokens(2, 0)),
+        r"integer lengths of shape \(2,\)": call(lengths=[2]),
+        r"lengths from 1 to 3, got \[0, 4\]": call(lengths=[0, 4]),
+        r"an empty cache for one sequence, .* with start=2": (
+            call(cache=CACHE.with_fields(start=jnp.array(2)))
         ),
-        (
-            {"model": lambda tokens, cache=None: tokens, "cache": nn.KVCache(2, 9, 2, 4)},
-            TypeError,
-            "a pair of logits and the new cache",
-        ),
-        ({"model": lambda tokens, cache=None: tokens}, ValueError, "found none in function"),
-        ({"model": "one of two"}, ValueError, "cache for 2 layers, but the model called 1"),
-    ],
-)
-def test_unfit_arguments_are_refused(options, error, message):
-    model = Model(*MODELS["grouped heads"])
-    if options.get("model") == "one of two":
-        layers = [nn.MultiheadAttention(2, WIDTH, key=jax.random.key(0))] * 2
-        options = {"model": OneOfTwo(layers)}
-    arguments = {"model": model, "prompt": tokens(2, 3), "max_new_tokens": 4, "sampler": GREEDY}
-    with pytest.raises(error, match=message):
-        nn.generate(**(arguments | options))
+        "generate needs a key to draw tokens": call(sampler=None),
+        "cache of length 4 for a prompt of 3": call(cache=nn.KVCache(2, 4, 2, 4)),
+        r"got \(3, 2, 4\), \(3, 2, 4\) and None": call(cache=nn.KVCache(2, 9, 4, 4)),
+        r"logits of shape \(3, vocabulary\)": call(model=lambda tokens: tokens),
+        "the model has no argument `cache`": call(model=lambda tokens: tokens, cache=CACHE),
+        "found none in function": call(model=lambda tokens, cache=None: tokens),
+        "cache for 2 layers, but the model called 1": one_of_two,
+    },
+}
+
+
+@each_mistake(MISTAKES)
+def test_mistakes_are_refused(error, words, call):
+    with pytest.raises(error, match=words):
+        call(Model(*MODELS["grouped heads"]))
 
 
 def test_a_batch_is_generated_by_several_devices():
@@ -229,28 +237,21 @@ def test_a_batch_is_generated_by_several_devices():
     np.testing.assert_array_equal(jax.jit(mapped)(prompts), generate(prompts))
 
 
-@pytest.mark.parametrize("name", ["stack of windows", "windows and none"])
-def test_generation_inside_jit_with_64_bits(name):
+def test_generation_inside_jit_with_64_bits():
     with jax.enable_x64(True):
-        model, prompts = Model(*MODELS[name]), tokens(2, 5)
+        model, prompts = Model(*MODELS["stack of windows"]), tokens(2, 5)
+        generate = functools.partial(nn.generate, max_new_tokens=3, sampler=GREEDY)
 
         @jax.jit
         def inside(prompts, lengths, eos):
-            options = {"max_new_tokens": 3, "sampler": GREEDY, "lengths": lengths, "eos": eos}
-            return nn.generate(model, prompts, **options)
+            return generate(model, prompts, lengths=lengths, eos=eos)
 
         found = inside(prompts, jnp.array([5, 3]), 99)
-        expected = nn.generate(
-            lambda tokens: model(tokens)[0],
-            prompts,
-            max_new_tokens=3,
-            sampler=GREEDY,
-            lengths=[5, 3],
-        )
+        expected = generate(lambda tokens: model(tokens)[0], prompts, lengths=[5, 3])
         np.testing.assert_array_equal(found, expected)
 
 
-def test_attention_with_a_cache_refuses_other_masks():
+def test_attention_with_a_cache_refuses_masks_and_long_inputs():
     attention = nn.MultiheadAttention(2, 8, key=jax.random.key(0))
     x, cache = jnp.ones((3, 8)), nn.KVCache.for_model(attention, 4)
     for options in ({"mask": jnp.ones((3, 3), bool)}, {"bias": jnp.ones((1, 3, 3))}):
