@@ -1,6 +1,4 @@
-"""A warning shows the line in the user's code, whatever stands between that and the layer; and a
-class in the place of a model, or a number in that of a key, is an error that says so.
-"""
+"""Frequent mistakes: warnings show the user's line, and errors say what to write."""
 
 import linecache
 import re
@@ -15,6 +13,7 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
+from tests.nn.mistakes import each_mistake
 
 
 class Block(nn.StatefulLayer):
@@ -126,20 +125,15 @@ KEY_TAKERS = {
 
 
 @pytest.mark.parametrize("name", KEY_TAKERS)
-def test_number_in_the_place_of_a_key_is_refused(name):
+def test_number_and_several_keys_in_place_of_a_key_are_refused(name):
     layer = name.split()[0]
     # Dropout may go without a key, and under `filter_jit` an array is a tracer.
     takes_only_ints = layer == "Dropout" or "filter_jit" in name
-    keys = [0] if takes_only_ints else [0, None, np.int32(0), jnp.array(0)]
-    for key in keys:
+    for key in [0] if takes_only_ints else [0, None, np.int32(0), jnp.array(0)]:
         says = f"{layer} expected a key, as `jax.random.key(0)` makes it; got {key!r}."
         with pytest.raises(TypeError, match=f"^{re.escape(says)}"):
             KEY_TAKERS[name](key)
-
-
-@pytest.mark.parametrize("name", KEY_TAKERS)
-def test_several_keys_in_the_place_of_one_are_refused(name):
-    says = rf"^{name.split()[0]} expected one key; got 3 keys, as from `jax\.random\.split`"
+    says = rf"^{layer} expected one key; got 3 keys, as from `jax\.random\.split`"
     for make_key in (jr.key, jr.PRNGKey):
         with pytest.raises(ValueError, match=says):
             KEY_TAKERS[name](jr.split(make_key(0), 3))
@@ -152,37 +146,16 @@ class DrawsOther(eqx.Module):
         self.array = jr.normal(seed, (2,))
 
 
-def test_key_is_not_blamed_for_another():
+def test_valid_key_is_not_blamed_for_another_argument():
     with pytest.raises(TypeError, match="JAX encountered invalid PRNG key data"):
         DrawsOther(0, key=KEY)
 
 
-def test_class_in_the_place_of_a_model_is_refused():
+def test_class_in_place_of_a_model_is_refused():
     says = r"expected an instance, got the class Linear: call it, `Linear\(\.\.\.\)`\.$"
     for name, take in TAKERS.items():
         with pytest.raises(TypeError, match=f"^{name} {says}"):
             take(nn.Linear)
-
-
-def test_what_cannot_be_called_is_refused_where_it_is_given(getkey):
-    layer = nn.Linear(2, 2, key=getkey())
-    for says, make in {
-        r"MLP: activation expected .* `jax\.nn\.relu`; got 'relu'\.$": lambda: nn.MLP(
-            2, 2, 3, 1, activation="relu", key=getkey()
-        ),
-        r"Sequential: layers\[1\] expected a layer, .*; got 3\.$": lambda: nn.Sequential(
-            [layer, 3]
-        ),
-        r"Sequential expected a list of layers, .*; got Linear\.$": lambda: nn.Sequential(layer),
-        r"Parallel expected a list of layers, .*; got Linear\.$": (
-            lambda: nn.Parallel(*[layer, layer])
-        ),
-        r"ScanStack expected a function from a key .*; got Linear\. .*ScanStack\.stack": (
-            lambda: nn.ScanStack(layer, 3, key=getkey())
-        ),
-    }.items():
-        with pytest.raises(TypeError, match=says):
-            make()
 
 
 class OfInner(eqx.Module):
@@ -198,39 +171,25 @@ class Forward(eqx.Module):
 
 
 ARGUMENTS = {
-    "key by place": (
-        lambda: nn.Linear(2, 3, KEY),
-        r"Linear\(in_features, .*, key\)`\. .* `key=...`",
-    ),
-    "too many": (
-        lambda: nn.Dropout(0.5, False, KEY),
-        r"Write `Dropout\(p=\.\.\., .*after `\*` by name",
-    ),
-    "layers by place": (lambda: nn.Sequential(DROPOUT, DROPOUT), r"`Sequential\(\[\.\.\.\]\)`\.$"),
-    "other name": (
-        lambda: nn.Linear(2, 3, bias=False, key=KEY),
-        r"Did you mean `use_bias` instead",
-    ),
-    "short name": (
-        lambda: eqx.bayes.Laplace(lr=0.1),
-        "Did you mean `learning_rate` instead of `lr`",
-    ),
-    "forward in a list": (
-        lambda: nn.Sequential([Forward()]),
-        r"rename `Forward\.forward`\.$",
-    ),
-    "forward in jit": (
-        lambda: eqx.filter_jit(Forward()),
-        r"rename `Forward\.forward`\.$",
-    ),
+    TypeError: {
+        r"Linear\(in_features, .*, key\)`\. .* `key=...`": lambda: nn.Linear(2, 3, KEY),
+        r"Write `Dropout\(p=\.\.\., .*after `\*` by name": lambda: nn.Dropout(0.5, False, KEY),
+        r"`Sequential\(\[\.\.\.\]\)`\.$": lambda: nn.Sequential(DROPOUT, DROPOUT),
+        "Did you mean `use_bias` instead": lambda: nn.Linear(2, 3, bias=False, key=KEY),
+        "Did you mean `learning_rate` instead of `lr`": lambda: eqx.bayes.Laplace(lr=0.1),
+        r"Sequential.*rename `Forward\.forward`\.$": lambda: nn.Sequential([Forward()]),
+        r"rename `Forward\.forward`\.$": lambda: eqx.filter_jit(Forward()),
+    }
 }
 
 
-def test_arguments_that_do_not_fit_are_answered_with_the_signature():
-    for make, says in ARGUMENTS.values():
-        with pytest.raises(TypeError, match=says):
-            make()
-    # The inner layer is at fault, and not the model, whose arguments fit.
+@each_mistake(ARGUMENTS)
+def test_unfit_arguments_are_answered_with_the_signature(error, words, call):
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_inner_layer_is_blamed_for_its_arguments():
     with pytest.raises(TypeError, match=r"^Linear.*Write `Linear\(") as caught:
         OfInner(2, key=KEY)
     assert "OfInner" not in str(caught.value)
@@ -240,48 +199,48 @@ LINEAR = nn.Linear(2, 1, key=jr.key(0))
 OF_FOUR = nn.MultiheadAttention(2, 4, key=jr.key(0))
 
 MISUSES = {
-    "list": (
-        lambda: nn.Sequential([nn.Identity(), LINEAR])([1.0, 2.0]),
-        r"Linear at Sequential\.layers\[1\] expected x to be an array, got a list of length 2: ",
-    ),
-    "None": (lambda: LINEAR(None), "Linear expected x to be an array, got None"),
-    "number": (lambda: LINEAR(1.0), r"Linear expected x of shape \(2,\), got shape \(\)"),
-    "layer as mask": (
-        lambda: OF_FOUR(*[jnp.ones((3, 4))] * 3, mask=LINEAR),
-        r"MultiheadAttention expected mask to be an array, got a node of type Linear",
-    ),
-    "name to freeze": (
-        lambda: nn.freeze(LINEAR, "weight"),
-        "`where` must be a fun.*; got 'weight'",
-    ),
-    "array to freeze": (
-        lambda: nn.freeze(LINEAR, LINEAR.weight),
-        r"`where` must be a function .*; got f32\[1,2\]",
-    ),
-    "name of a function": (lambda: nn.Lambda("relu"), "Lambda expected a layer, or a fun.* 'relu'"),
-    "index of a row": (
-        lambda: nn.Embedding(3, 4, key=jr.key(0))(jnp.array(1.0)),
-        r"Embedding expected x to be an integer, .* dtype float32\. Convert it: `x\.astype\(int\)`",
-    ),
-    "activation of all units": (
-        lambda: nn.MLP(2, 1, 4, 2, activation=jax.nn.softmax, key=jr.key(0))(jnp.ones(2)),
-        "MLP: activation is called on one unit at a time.*: axis -1 is out of bounds",
-    ),
-    "final activation of all units": (
-        lambda: nn.MLP(2, 1, 4, 0, final_activation=nn.LayerNorm(1), key=jr.key(0))(jnp.ones(2)),
-        r"final_activation is called on one .* LayerNorm expected .*\n.*`jax\.nn\.softmax\(mlp\(",
-    ),
-    "state of an LSTM": (
-        lambda: nn.LSTMCell(2, 3, key=jr.key(0))(jnp.ones(2), jnp.ones(3)),
-        r"LSTMCell expected hidden to be a pair, .* got f32\[3\]",
-    ),
+    ValueError: {
+        r"Linear expected x of shape \(2,\), got shape \(\)": lambda: LINEAR(1.0),
+        "MLP: activation is called on one unit at a time.*: axis -1 is out of bounds": (
+            lambda: nn.MLP(2, 1, 4, 2, jax.nn.softmax, key=jr.key(0))(jnp.ones(2))
+        ),
+        r"final_activation is called on one .* LayerNorm expected .*\n.*`jax\.nn\.softmax\(mlp\(": (
+            lambda: nn.MLP(2, 1, 4, 0, final_activation=nn.LayerNorm(1), key=jr.key(0))(X[0, :2])
+        ),
+        r"LSTMCell expected hidden to be a pair, .* got f32\[3\]": (
+            lambda: nn.LSTMCell(2, 3, key=jr.key(0))(jnp.ones(2), jnp.ones(3))
+        ),
+    },
+    TypeError: {
+        r"Linear at Sequential\.layers\[1\] expected x to be an array, got a list of length 2: ": (
+            lambda: nn.Sequential([nn.Identity(), LINEAR])([1.0, 2.0])
+        ),
+        "Linear expected x to be an array, got None": lambda: LINEAR(None),
+        r"MultiheadAttention expected mask to be an array, got a node of type Linear": (
+            lambda: OF_FOUR(*[jnp.ones((3, 4))] * 3, mask=LINEAR)
+        ),
+        "`where` must be a fun.*; got 'weight'": lambda: nn.freeze(LINEAR, "weight"),
+        r"`where` must be a fun.*; got f32\[1,2\]": lambda: nn.freeze(LINEAR, LINEAR.weight),
+        "Lambda expected a layer, or a fun.* 'relu'": lambda: nn.Lambda("relu"),
+        r"Embedding expected x to be an integer, .* float32\. Convert it: `x\.astype\(int\)`": (
+            lambda: nn.Embedding(3, 4, key=jr.key(0))(jnp.array(1.0))
+        ),
+        r"MLP: activation expected .* `jax\.nn\.relu`; got 'relu'\.$": (
+            lambda: nn.MLP(2, 2, 3, 1, activation="relu", key=jr.key(0))
+        ),
+        r"Sequential: layers\[1\] expected a layer.*3\.$": lambda: nn.Sequential([LINEAR, 3]),
+        r"Sequential expected a list of layers, .*; got Linear\.$": lambda: nn.Sequential(LINEAR),
+        r"Parallel expected a list of layers, .*Linear\.$": lambda: nn.Parallel(LINEAR, LINEAR),
+        r"ScanStack expected a function from a key .*; got Linear\. .*ScanStack\.stack": (
+            lambda: nn.ScanStack(LINEAR, 3, key=jr.key(0))
+        ),
+    },
 }
 
 
-@pytest.mark.parametrize("name", MISUSES)
-def test_misuse_is_explained(name):
-    call, message = MISUSES[name]
-    with pytest.raises((TypeError, ValueError), match=message):
+@each_mistake(MISUSES)
+def test_misuse_is_explained(error, words, call):
+    with pytest.raises(error, match=words):
         call()
 
 
@@ -293,29 +252,28 @@ class Recurrent(eqx.Module):
 
 
 ENSEMBLES = {
-    "Linear": (lambda key: nn.Linear(3, 3, key=key), (3,)),
-    "MLP": (lambda key: nn.MLP(3, 3, 3, 1, key=key), (3,)),
-    "ScanStack": (lambda key: nn.ScanStack(lambda key: nn.Linear(3, 3, key=key), 3, key=key), (3,)),
-    "FusedLinear": (lambda key: nn.FusedLinear([nn.Linear(3, 3, key=key)]), (3,)),
-    "LoRALinear": (
-        lambda key: nn.LoRALinear(nn.Linear(3, 3, key=key), 3, train_base=True, key=jr.clone(key)),
-        (3,),
+    "Linear": lambda key: nn.Linear(3, 3, key=key),
+    "MLP": lambda key: nn.MLP(3, 3, 3, 1, key=key),
+    "ScanStack": lambda key: nn.ScanStack(lambda key: nn.Linear(3, 3, key=key), 3, key=key),
+    "FusedLinear": lambda key: nn.FusedLinear([nn.Linear(3, 3, key=key)]),
+    "LoRALinear": lambda key: nn.LoRALinear(
+        nn.Linear(3, 3, key=key), 3, train_base=True, key=jr.clone(key)
     ),
-    "Conv": (lambda key: nn.Conv1d(3, 3, 1, key=key), (3, 3)),
-    "ConvTranspose": (lambda key: nn.ConvTranspose1d(3, 3, 1, key=key), (3, 3)),
-    "LayerNorm": (lambda key: nn.LayerNorm(3), (3,)),
-    "RMSNorm": (lambda key: nn.RMSNorm(3), (3,)),
-    "GroupNorm": (lambda key: nn.GroupNorm(3, 3), (3,)),
-    "GRUCell": (lambda key: Recurrent(nn.GRUCell(3, 3, key=key)), (3,)),
-    "Embedding": (lambda key: nn.Embedding(3, 3, key=key), ()),
+    "Conv": lambda key: nn.Conv1d(3, 3, 1, key=key),
+    "ConvTranspose": lambda key: nn.ConvTranspose1d(3, 3, 1, key=key),
+    "LayerNorm": lambda key: nn.LayerNorm(3),
+    "RMSNorm": lambda key: nn.RMSNorm(3),
+    "GroupNorm": lambda key: nn.GroupNorm(3, 3),
+    "GRUCell": lambda key: Recurrent(nn.GRUCell(3, 3, key=key)),
+    "Embedding": lambda key: nn.Embedding(3, 3, key=key),
 }
 
 
 @pytest.mark.parametrize("name", ENSEMBLES)
-def test_ensemble_that_is_called_as_one_network_is_named(name):
+def test_ensemble_called_as_one_network_is_refused(name):
     """All sizes are 3, where products of the wrong axes are possible."""
-    make, shape = ENSEMBLES[name]
-    ensemble = eqx.filter_vmap(make, axis_size=3)(jr.split(jr.key(0), 3))
+    ensemble = eqx.filter_vmap(ENSEMBLES[name], axis_size=3)(jr.split(jr.key(0), 3))
+    shape = {"Embedding": (), "Conv": (3, 3), "ConvTranspose": (3, 3)}.get(name, (3,))
     x = jnp.ones(shape, float if shape else int)
     with pytest.raises(ValueError, match=r"has a weight of shape \(3, .*`eqx\.filter_vmap\("):
         ensemble(x)
@@ -323,7 +281,7 @@ def test_ensemble_that_is_called_as_one_network_is_named(name):
     assert jax.tree.leaves(call(ensemble, x))[0].shape == (3, *(shape or (3,)))
 
 
-def test_ensemble_of_batch_norms_that_is_called_as_one_is_named():
+def test_ensemble_of_batch_norms_called_as_one_is_refused():
     make = nn.make_with_state(lambda: nn.BatchNorm(3, axis_name="batch", mode="batch"))
     norm, state = eqx.filter_vmap(lambda _: make())(jnp.arange(3))
     call = jax.vmap(lambda x: norm(x, state), axis_name="batch", out_axes=(0, None))

@@ -1,3 +1,5 @@
+"""`ScanStack` computes, trains and keeps states like a list of its layers."""
+
 import copy
 from collections.abc import Callable
 
@@ -10,7 +12,8 @@ import pytest
 
 import eqxlike as eqx
 from eqxlike import nn
-from tests.nn.arrays import filled
+from tests.nn.arrays import assert_close, filled, paths
+from tests.nn.mistakes import each_mistake
 
 
 class Block(eqx.Module):
@@ -31,14 +34,16 @@ def in_a_loop(layers, x, *args, key):
     return x
 
 
-def test_layers_are_those_of_a_list(getkey):
+def test_layers_equal_a_list_drawn_by_the_same_keys(getkey):
     key = getkey()
     stack = nn.ScanStack(Block, 3, key=key)
     assert eqx.tree_equal(stack.unstack(), tuple(map(Block, jr.split(jr.clone(key), 3))))
     assert len(stack) == 3
+    stack = nn.ScanStack(lambda key: nn.Linear("scalar", "scalar", key=key), 2, key=getkey())
+    np.testing.assert_allclose(stack(1.0), stack(jnp.ones(())))
 
 
-def test_output_and_gradient_are_those_of_a_loop(getkey):
+def test_output_and_gradient_equal_a_loop(getkey):
     stack = filled(nn.ScanStack, Block, 3, remat=True, unroll=2, key=getkey())
     x, shift = np.ones(4, np.float32), np.float32(0.5)
 
@@ -57,13 +62,11 @@ def test_output_and_gradient_are_those_of_a_loop(getkey):
 
     (value, gradient), (expected, expected_gradients) = scanned_and_looped(stack, getkey())
     np.testing.assert_allclose(value, expected, rtol=1e-5)
-    for index, layer_gradient in enumerate(expected_gradients):
-        np.testing.assert_allclose(
-            gradient.layers.linear.weight[index], layer_gradient.linear.weight, rtol=1e-4, atol=1e-6
-        )
+    found = [*gradient.layers.linear.weight]
+    assert_close(found, [each.linear.weight for each in expected_gradients], rtol=1e-4)
 
 
-def test_backward_pass_computes_again_what_is_cheap_and_with_remat_all(getkey):
+def test_backward_pass_recomputes_cheap_operations_and_with_remat_all(getkey):
     def count(primitive, **options):
         stack = nn.ScanStack(Block, 3, **options, key=getkey())
         key = getkey()
@@ -74,11 +77,9 @@ def test_backward_pass_computes_again_what_is_cheap_and_with_remat_all(getkey):
     assert (count("dot_general"), count("dot_general", remat=True)) == (2, 3)
     assert count("tanh") == count("tanh", remat=True) == count("tanh", remat="cheap") == 2
     assert (count("dot_general", remat="nothing"), count("tanh", remat="nothing")) == (2, 1)
-    with pytest.raises(ValueError, match=r'True, False, "cheap" or "nothing"; got \'dots\''):
-        count("tanh", remat="dots")
 
 
-def test_layers_that_print_do_so_once_for_a_gradient(getkey, capsys):
+def test_layers_print_once_for_a_gradient(getkey, capsys):
     def shown(x):
         x = jnp.tanh(x)
         jax.debug.print("layer {}", x[0])
@@ -93,45 +94,57 @@ def test_layers_that_print_do_so_once_for_a_gradient(getkey, capsys):
     assert capsys.readouterr().out.count("layer") == 2
 
 
-DIFFERENT = {
-    "number": (
-        nn.Dropout(0.5),
-        nn.Dropout(0.1),
-        r".p is 0\.1, and layers\[0\].layers\[1\].p is 0\.5",
-    ),
-    "dtype": (
-        nn.PReLU(jnp.ones(3)),
-        nn.PReLU(jnp.ones(3, jnp.bfloat16)),
-        r".negative_slope is an array .* dtype bfloat16, and .*.negative_slope is .* dtype float32",
-    ),
-    "in spite of what is frozen": (
-        nn.PReLU(jnp.ones(3)),
-        nn.freeze(nn.PReLU(jnp.ones(2))),
-        r".negative_slope is an array .* shape \(2,\)",
-    ),
+def stack(*layers):
+    return lambda: nn.ScanStack.stack(layers)
+
+
+def differing(first, second):
+    """Stacks layers, the last of which holds `second` in place of `first`."""
+    nested = [nn.Sequential([nn.Identity(), layer]) for layer in (first, first, second)]
+    return stack(*nested)
+
+
+def make(cls, depth=2, key=None, **options):
+    return nn.ScanStack(cls, depth, key=jr.key(0), **options)
+
+
+PRELU, DIFFERENT = nn.PReLU(jnp.ones(3)), r"values of their arrays: layers\[2\].layers\[1\]"
+MISTAKES = {
+    ValueError: {
+        DIFFERENT + r".p is 0\.1, and layers\[0\].layers\[1\].p is 0\.5": (
+            differing(nn.Dropout(0.5), nn.Dropout(0.1))
+        ),
+        rf"{DIFFERENT}.negative_slope is .* bfloat16, and .*_slope is .* dtype float32": (
+            differing(PRELU, nn.PReLU(jnp.ones(3, jnp.bfloat16)))
+        ),
+        # Frozen arrays are compared too.
+        rf"{DIFFERENT}.negative_slope is an array .* shape \(2,\)": (
+            differing(PRELU, nn.freeze(nn.PReLU(jnp.ones(2))))
+        ),
+        # The reference of the first layer would replace the references of all others.
+        r"cannot stack a jax\.Ref, such as layers\[0\]\.fn\.fn: use a Sequential": (
+            lambda: stack(*[nn.Lambda(nn.Lambda(jax.new_ref(jnp.ones(3))))] * 2)()
+        ),
+        "at least one layer": stack(),
+        "depth must be": lambda: make(Block, 0),
+        r'True, False, "cheap" or "nothing"; got \'dots\'': lambda: make(Block, remat="dots"),
+        r"layers\[1\].index is .* StateIndex with": lambda: stack(*two_counters().layers)(),
+    },
+    TypeError: {
+        r"input is .* \(3,\) .*, and output is .* \(4,\)": (
+            lambda: make(lambda key: nn.Linear(3, 4, key=key))(jnp.ones(3))
+        )
+    },
 }
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
-def test_layers_that_differ_in_more_than_arrays_are_refused_by_path(name):
-    first, second, message = DIFFERENT[name]
-    nested = [nn.Sequential([nn.Identity(), layer]) for layer in (first, first, second)]
-    match = r"values of their arrays: layers\[2\].layers\[1\]" + message
-    with pytest.raises(ValueError, match=match):
-        nn.ScanStack.stack(nested)
+@each_mistake(MISTAKES)
+def test_mistakes_are_refused(error, words, call):
+    with pytest.raises(error, match=words):
+        call()
 
 
-def test_references_and_no_layers_are_refused():
-    # The references of the first layer would stand for those of all.
-    layers = [nn.Lambda(nn.Lambda(jax.new_ref(jnp.ones(3)))) for _ in range(2)]
-    message = r"cannot stack a jax\.Ref, such as layers\[0\]\.fn\.fn: use a Sequential"
-    with pytest.raises(ValueError, match=message):
-        nn.ScanStack.stack(layers)
-    with pytest.raises(ValueError, match="at least one layer"):
-        nn.ScanStack.stack([])
-
-
-def test_layers_stack_with_what_is_frozen_in_all_and_come_back(getkey):
+def test_stacked_layers_stay_frozen_and_are_restored(getkey):
     layers = [
         nn.freeze(Block(key), lambda block: block.linear.bias) for key in jr.split(getkey(), 2)
     ]
@@ -147,19 +160,6 @@ def test_layers_stack_with_what_is_frozen_in_all_and_come_back(getkey):
     assert trained.layers.linear.weight.shape == (2, 4, 4)
 
 
-def test_weak_input_is_taken(getkey):
-    stack = nn.ScanStack(lambda key: nn.Linear("scalar", "scalar", key=key), 2, key=getkey())
-    np.testing.assert_allclose(stack(1.0), stack(jnp.ones(())))
-
-
-def test_no_depth_and_a_layer_that_changes_the_shape_are_named(getkey):
-    with pytest.raises(ValueError, match="depth must be"):
-        nn.ScanStack(Block, 0, key=getkey())
-    stack = nn.ScanStack(lambda key: nn.Linear(3, 4, key=key), 2, key=getkey())
-    with pytest.raises(TypeError, match=r"input is .* \(3,\) .*, and output is .* \(4,\)"):
-        stack(jnp.ones(3))
-
-
 class Counter(nn.StatefulLayer):
     """Doubles its input, and adds to it how often it was called."""
 
@@ -173,8 +173,12 @@ class Counter(nn.StatefulLayer):
         return 2 * x + shift + count, state.set(self.index, count)
 
 
+def two_counters():
+    return nn.make_with_state(lambda *keys: nn.Sequential([*map(Counter, keys)]))(1, 2)[0]
+
+
 @pytest.mark.parametrize("remat", [False, True])
-def test_each_layer_has_a_state_of_its_own(remat, getkey):
+def test_each_layer_has_its_own_state(remat, getkey):
     def make():
         return nn.ScanStack.stack([Counter(None, init) for init in (0, 5, 7)], remat=remat)
 
@@ -185,7 +189,7 @@ def test_each_layer_has_a_state_of_its_own(remat, getkey):
     assert (x, state.get(stack.layers.index).tolist()) == (4 * 12 + 2 * 17 + 19, [2, 7, 9])
 
 
-def test_state_is_needed_by_stateful_layers_and_given_back_by_others(getkey):
+def test_stateful_layers_need_a_state_and_others_return_it(getkey):
     stack, state = nn.make_with_state(nn.ScanStack)(Counter, 3, key=getkey())
     assert stack(jnp.array(0), state)[0] == 4 + 2 + 1
     with pytest.raises(TypeError, match=r"ScanStack needs the state, .* of type Counter"):
@@ -194,13 +198,7 @@ def test_state_is_needed_by_stateful_layers_and_given_back_by_others(getkey):
     assert stack(jnp.ones(4), state=state, key=getkey())[1] is state
 
 
-def test_layers_with_places_in_a_state_of_their_own_are_refused(getkey):
-    model, _ = nn.make_with_state(lambda *keys: nn.Sequential([*map(Counter, keys)]))(1, 2)
-    with pytest.raises(ValueError, match=r"layers\[1\].index is .* StateIndex with"):
-        nn.ScanStack.stack(model.layers)
-
-
-def test_layers_with_a_function_each_and_weak_types_are_stacked(getkey):
+def test_layers_with_their_own_functions_and_weak_types_are_stacked(getkey):
     class Scaled(eqx.Module):
         scale: jax.Array
         function: Callable[[jax.Array], jax.Array] = eqx.field(static=True)
@@ -226,8 +224,7 @@ def test_layers_with_a_function_each_and_weak_types_are_stacked(getkey):
 def frozen(layer):
     """The paths of the frozen arrays of a layer."""
     kept = eqx.filter(layer, eqx.is_inexact_array, inverse=True)
-    leaves = jax.tree_util.tree_leaves_with_path(kept)
-    return {jax.tree_util.keystr(path) for path, leaf in leaves if eqx.is_array(leaf)}
+    return set(paths(kept, eqx.is_array))
 
 
 LINEAR = {".linear.weight", ".linear.bias"}
@@ -253,7 +250,7 @@ def test_some_layers_are_frozen(name, getkey):
     assert eqx.tree_equal(nn.freeze(some), nn.freeze(stack))
 
 
-def test_frozen_layers_compute_and_train_as_their_list(getkey):
+def test_partly_frozen_stack_computes_and_trains_like_a_list(getkey):
     stack, x, key = nn.ScanStack(Block, 4, key=getkey()), jnp.ones(4), getkey()
     some = nn.freeze(stack, lambda stack: stack[1:3])
     optimiser = optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.1))
@@ -272,16 +269,14 @@ def test_frozen_layers_compute_and_train_as_their_list(getkey):
     layers = step(some).unstack()
     expected = step(some.unstack())
     assert jax.tree.structure(layers) == jax.tree.structure(expected)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), layers, expected)
+    assert_close(layers, expected, rtol=1e-4, atol=0)
     assert eqx.tree_equal(layers[1:3], some.unstack()[1:3])
-    jaxpr = str(
-        eqx.filter_make_jaxpr(eqx.filter_grad(lambda model: model(x, key=key).sum()))(some)[0]
-    )
-    assert jaxpr.count("scan[") == 3 + 3
+    gradient = eqx.filter_grad(lambda model: model(x, key=key).sum())
+    assert str(eqx.filter_make_jaxpr(gradient)(some)[0]).count("scan[") == 3 + 3
 
 
 @pytest.mark.parametrize("is_frozen_first", [False, True])
-def test_frozen_layers_have_the_states_of_their_places(is_frozen_first):
+def test_frozen_layers_keep_their_states(is_frozen_first):
     def make():
         layers = [nn.Sequential([Counter(None, 3.0 * i), nn.PReLU()]) for i in range(4)]
         stack = nn.ScanStack.stack(layers)
@@ -301,7 +296,7 @@ def test_frozen_layers_have_the_states_of_their_places(is_frozen_first):
     assert values.tolist() == [1, 4, 7, 10]
 
 
-def test_one_layer_is_no_node_and_of_an_ensemble_is_not_taken(getkey):
+def test_single_layers_are_no_nodes_and_no_layers_of_an_ensemble(getkey):
     stack = nn.ScanStack(Block, 4, key=getkey())
     with pytest.raises(TypeError, match=r"`where` selects one of several stacked layers"):
         eqx.tree_at(lambda stack: stack[0].linear.weight, stack, jnp.ones((4, 4)))
@@ -326,7 +321,7 @@ def test_only_whole_layers_and_rows_are_frozen(getkey):
     assert frozen(nn.freeze(model, lambda model: model[1])) == {"[1].negative_slope"}
 
 
-def test_structs_are_unstacked_and_stacked_as_arrays_are():
+def test_structs_are_stacked_and_unstacked_like_arrays():
     def make(key):
         return {"block": Block(key), "key": jr.split(jr.clone(key)), "numpy": np.ones((), np.int32)}
 
@@ -344,10 +339,8 @@ def test_structs_are_unstacked_and_stacked_as_arrays_are():
 
     mesh = jax.sharding.Mesh(jax.devices()[:1], "x")
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "x"))
-    sharded = jax.tree.map(
-        lambda leaf: leaf.update(sharding=sharding) if getattr(leaf, "ndim", 0) == 3 else leaf,
-        structure,
-    )
+    shard = lambda leaf: leaf.update(sharding=sharding) if getattr(leaf, "ndim", 0) == 3 else leaf
+    sharded = jax.tree.map(shard, structure)
     weight = sharded[0]["block"].linear.weight
     assert (weight.shape, weight.sharding.spec) == ((4, 4), jax.sharding.PartitionSpec("x"))
     stacked = nn.ScanStack.stack(sharded.unstack()).layers["block"].linear.weight
