@@ -1,4 +1,4 @@
-"""What may be in a carry, and what is said of one that changes its form."""
+"""Carries of all types, buffers in them, and the errors of a carry that changes its form."""
 
 import functools
 
@@ -10,6 +10,7 @@ import pytest
 import eqxlike
 from eqxlike import loops, nn
 from tests.nn.arrays import filled
+from tests.nn.mistakes import each_mistake
 
 KINDS = ["lax", "checkpointed", "bounded"]
 
@@ -19,7 +20,7 @@ class Labelled(eqxlike.Module):
     label: object = eqxlike.field(static=True, default=2)
 
 
-def test_modules_keys_and_static_leaves_go_through():
+def test_modules_keys_and_static_leaves_pass_through():
     def body(carry):
         number, layer, key, x, function, name, none = carry
         key, noise_key = jax.random.split(key)
@@ -60,7 +61,7 @@ FORMS = [
 ]
 
 
-def test_carry_of_another_form_or_static_part_is_an_error_with_its_path():
+def test_changed_form_or_static_part_of_a_carry_is_an_error_with_its_path():
     start = jnp.zeros(()), jnp.ones(2)
     for change, message in FORMS:
         message = f"must return a carry with the .*{message}"
@@ -69,75 +70,73 @@ def test_carry_of_another_form_or_static_part_is_an_error_with_its_path():
         step = lambda c, x, change=change: (change(c), None)
         with pytest.raises(ValueError, match=f"f {message}"):
             loops.scan(step, start, None, length=3, kind="checkpointed")
-    with pytest.raises(
-        ValueError, match=r"the carry\[1\] is 'a', and the returned carry\[1\] is 'b'"
-    ):
-        loops.scan(lambda c, x: ((c[0], "b"), None), (1.0, "a"), None, length=2)
-    with pytest.raises(
-        ValueError,
-        match="must return a carry with the structure, shapes and dtypes of its input",
-    ):
-        loops.while_loop(
+
+
+def while_loop(condition=lambda x: x < 2, body=lambda x: x, start=1.0, **options):
+    return lambda: loops.while_loop(condition, body, start, **options)
+
+
+def scan(*args, step=lambda c, x: (c, x), start=0.0, **options):
+    return lambda: loops.scan(step, start, *args, **options)
+
+
+KIND = "kind must be one of 'lax', 'checkpointed', 'bounded'"
+MISTAKES = {
+    TypeError: {
+        "cond_fun must return one boolean, of shape": while_loop(lambda x: 1.0),
+        "one boolean, of shape ": while_loop(lambda x: jnp.ones(1, bool), kind="lax"),
+        "must return one boolean": while_loop(lambda x: "yes", max_steps=2, kind="checkpointed"),
+        "f must return a pair": scan(None, step=lambda c, x: c, length=2),
+        r"a pair .*: it returned a tuple of length 3": (
+            scan(None, step=lambda c, x: (c, x, x), length=2)
+        ),
+        "scan expected f to be a function, got a leaf of type flo": scan(None, step=0.0),
+        "expected an array or a loop buffer": lambda: loops.buffer_at_set("a", 0, 1.0),
+    },
+    ValueError: {
+        KIND: scan(jnp.ones(2), kind="Lax"),
+        f"{KIND}.*": while_loop(max_steps=1, kind=None),
+        "needs `length`": scan(None),
+        r"one number of steps, got several: xs\['a'\] has 2, xs\['b'\] has 3": (
+            scan({"a": jnp.ones(2), "b": jnp.ones(3)})
+        ),
+        "several: xs has 2, length has 4": scan(jnp.ones(2), length=4),
+        r"rows of arrays, but xs has shape \(\)": scan(1.0),
+        r"needs `max_steps`, .*, or `checkpoints`, the ": while_loop(kind="checkpointed"),
+        "needs `max_steps`, the largest number of steps: ": (
+            while_loop(kind="bounded", checkpoints=3)
+        ),
+        r"the carry\[1\] is 'a', and the returned carry\[1\] is 'b'": (
+            scan(None, step=lambda c, x: ((c[0], "b"), None), start=(1.0, "a"), length=2)
+        ),
+        "must return a carry with the structure, shapes and dtypes of its input": while_loop(
             lambda carry: carry.x < 2,
             lambda carry: Labelled(carry.x + 1, 2.0),
             Labelled(jnp.array(0.0)),
-        )
+        ),
+    },
+}
 
 
-def test_condition_is_one_boolean_and_the_kind_one_of_three():
-    for wrong in (1.0, jnp.ones(1, bool), "yes"):
-        condition = lambda x, wrong=wrong: wrong
-        with pytest.raises(TypeError, match="cond_fun must return one boolean, of shape"):
-            loops.while_loop(condition, lambda x: x, 1.0, max_steps=2, kind="checkpointed")
-    message = "kind must be one of 'lax', 'checkpointed', 'bounded'"
-    with pytest.raises(ValueError, match=message):
-        loops.scan(lambda c, x: (c, x), 1.0, jnp.ones(2), kind="Lax")
-    with pytest.raises(ValueError, match=message):
-        loops.while_loop(lambda x: x < 1, lambda x: x, 1.0, max_steps=1, kind=None)
+@each_mistake(MISTAKES)
+def test_mistakes_are_refused(error, words, call):
+    with pytest.raises(error, match=words):
+        call()
 
 
-LENGTHS = [
-    (lambda: loops.scan(lambda c, x: (c, x), 0.0, None), "needs `length`"),
-    (
-        lambda: loops.scan(lambda c, x: (c, x), 0.0, {"a": jnp.ones(2), "b": jnp.ones(3)}),
-        r"one number of steps, got several: xs\['a'\] has 2, xs\['b'\] has 3",
-    ),
-    (
-        lambda: loops.scan(lambda c, x: (c, x), 0.0, jnp.ones(2), length=4),
-        "one number of steps, got several: xs has 2, length has 4",
-    ),
-    (lambda: loops.scan(lambda c, x: (c, x), 0.0, 1.0), r"rows of arrays, but xs has shape \(\)"),
-]
-
-
-def test_lengths_that_do_not_agree_are_an_error():
-    for run, message in LENGTHS:
-        with pytest.raises(ValueError, match=message):
-            run()
-
-
-def test_a_scan_takes_and_returns_pairs_of_which_leaves_may_be_static():
-    with pytest.raises(TypeError, match="f must return a pair"):
-        loops.scan(lambda c, x: c, 0.0, None, length=2)
-    with pytest.raises(TypeError, match=r"a pair .*: it returned a tuple of length 3"):
-        loops.scan(lambda c, x: (c, x, x), 0.0, None, length=2)
-    with pytest.raises(TypeError, match="scan expected f to be a function, got a leaf of type flo"):
-        loops.scan(0.0, lambda c, x: (c, x), None, length=2)  # pyright: ignore
-    _, (ys, name) = loops.scan(
-        lambda c, x: (c, (x["a"], x["name"])), 0.0, {"a": jnp.arange(3), "name": "n"}
-    )
+def test_pairs_of_a_scan_may_have_static_leaves():
+    step, xs = lambda c, x: (c, (x["a"], x["name"])), {"a": jnp.arange(3), "name": "n"}
+    _, (ys, name) = loops.scan(step, 0.0, xs)
     assert (ys.tolist(), name) == ([0, 1, 2], "n")
 
 
 def written(write, start, buffers=lambda c: c[1], **options):
-    """What is in the carry beside the number of steps, after two steps of a loop that writes."""
-    body = lambda c: (c[0] + 1, write(*c))
-    return loops.while_loop(
-        lambda c: c[0] < 2, body, (0, start), buffers=buffers, max_steps=3, **options
-    )[1]
+    """The carry without the number of steps, after two steps of a loop that writes."""
+    body, options = lambda c: (c[0] + 1, write(*c)), {"max_steps": 3, **options}
+    return loops.while_loop(lambda c: c[0] < 2, body, (0, start), buffers=buffers, **options)[1]
 
 
-def test_buffers_that_are_not_returned_no_arrays_of_the_carry_or_not_set_are_an_error():
+def test_buffers_are_arrays_of_the_carry_that_the_body_sets_and_returns():
     for kind in KINDS:
         with pytest.raises(ValueError, match="must return a buffer in the place of each"):
             written(lambda number, buffer: jnp.zeros(3), jnp.zeros(3), kind=kind)
@@ -145,13 +144,12 @@ def test_buffers_that_are_not_returned_no_arrays_of_the_carry_or_not_set_are_an_
         written(lambda number, name: name, "name")
     with pytest.raises(TypeError, match="buffers must return arrays of the carry"):
         written(lambda number, x: x, jnp.zeros(3), lambda c: jnp.zeros(3))
-    with pytest.raises(
-        AttributeError, match=r"has no `\.at\[index\]\.add`: .* with `\.at\[index\]\.set"
-    ):
+    message = r"has no `\.at\[index\]\.add`: .* with `\.at\[index\]\.set"
+    with pytest.raises(AttributeError, match=message):
         written(lambda number, buffer: buffer.at[0].add(1.0), jnp.zeros(2))
 
 
-def test_index_counts_from_the_end_and_is_dropped_outside():
+def test_index_may_be_negative_and_is_ignored_outside():
     indices = [-1, 2, 3, -3, -4, slice(0, 2), (1,)]
 
     def write(number, buffers):
@@ -176,23 +174,21 @@ def test_buffers_may_be_nodes_with_arrays_and_none():
     assert (first.tolist(), second.tolist()) == ([0, 1, 0], [2, 2, 0])
 
 
-def test_what_a_buffer_held_has_a_gradient_where_it_was_not_written():
+def test_entries_of_a_buffer_that_are_not_written_have_gradients():
     for kind in ("checkpointed", "bounded"):
         write = lambda number, buffer: buffer.at[number].set(2.0)
         total = lambda start: jnp.sum(written(write, start, kind=kind) ** 2)  # noqa: B023
         assert jax.jit(jax.grad(total))(np.arange(4, dtype=np.float32)).tolist() == [0, 0, 4, 6]
 
 
-def test_buffer_is_written_where_it_is_asked_to():
+def test_buffer_at_set_writes_one_entry_unless_pred_is_false():
     buffer = jnp.zeros(4)
     assert loops.buffer_at_set(buffer, 1, 2.0).tolist() == [0, 2, 0, 0]
     assert loops.buffer_at_set(buffer, 1, 2.0, pred=False).tolist() == [0, 0, 0, 0]
-    with pytest.raises(TypeError, match="expected an array or a loop buffer"):
-        loops.buffer_at_set("a", 0, 1.0)
 
 
 @pytest.mark.parametrize(("kind", "is_named_inside"), [("checkpointed", True), ("bounded", False)])
-def test_a_buffer_of_a_loop_may_be_one_of_a_loop_inside(kind, is_named_inside):
+def test_buffer_of_a_loop_may_be_a_buffer_of_an_inner_loop(kind, is_named_inside):
     def run(x, count):
         def write(carry):
             number, buffer = carry
@@ -223,14 +219,7 @@ def test_a_buffer_of_a_loop_may_be_one_of_a_loop_inside(kind, is_named_inside):
     np.testing.assert_allclose(grad, expected, rtol=1e-5)
 
 
-def test_a_loop_without_limit_asks_for_limit_or_checkpoints():
-    with pytest.raises(ValueError, match=r"needs `max_steps`, .*, or `checkpoints`, the "):
-        loops.while_loop(lambda x: x < 2, lambda x: x + 1, 0.0, kind="checkpointed")
-    with pytest.raises(ValueError, match="needs `max_steps`, the largest number of steps: "):
-        loops.while_loop(lambda x: x < 2, lambda x: x + 1, 0.0, kind="bounded", checkpoints=3)
-
-
-def test_devices_that_share_what_a_scan_closes_over_share_its_gradient():
+def test_gradient_of_an_array_that_devices_share_is_shared():
     mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     rows, shared = jax.sharding.PartitionSpec("d"), jax.sharding.PartitionSpec()
     w, xs = jnp.array([1.0, 2.0]), jnp.arange(8.0).reshape(4, 2)

@@ -1,4 +1,4 @@
-"""A loop over integers comes to what JAX's comes to, backwards to what that does forwards."""
+"""A loop over integers equals JAX's own, and its reverse mode equals JAX's forward mode."""
 
 import functools
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from eqxlike import loops
+from tests.nn.arrays import assert_close
 
 KINDS = [("lax", None), ("checkpointed", None), ("checkpointed", 2), ("bounded", None)]
 BACKWARDS = KINDS[1:]
@@ -32,12 +33,7 @@ def looped(loop, **options):
     return run
 
 
-def assert_close(found, expected):
-    jax.tree.map(
-        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5),
-        found,
-        expected,
-    )
+assert_close = functools.partial(assert_close, rtol=1e-4, atol=1e-5)
 
 
 def pushed(run, *bounds):
@@ -47,7 +43,7 @@ def pushed(run, *bounds):
 
 @functools.cache
 def of_jax():
-    """For each of the bounds what is pushed forward by JAX's own loop."""
+    """The values and tangents of JAX's own loop, for each of the bounds."""
     run = jax.jit(jax.vmap(functools.partial(pushed, looped(jax.lax.fori_loop))))
     return list(map(np.asarray, run(*np.array(BOUNDS, np.int32).T)))
 
@@ -56,7 +52,7 @@ def of_jax():
     ("kind", "checkpoints", "is_known"),
     [(*KINDS[0], False), (*KINDS[1], True), (*KINDS[2], False), (*KINDS[3], True)],
 )
-def test_value_and_forward_mode_are_those_of_jax(kind, checkpoints, is_known):
+def test_value_and_forward_mode_equal_jax(kind, checkpoints, is_known):
     run = looped(loops.fori_loop, max_steps=10, kind=kind, checkpoints=checkpoints)
     places = [1, 4] if is_known else range(len(BOUNDS))
     if is_known:
@@ -72,7 +68,7 @@ def derived(run):
     return lambda lower, upper: jax.grad(lambda p: jnp.sum(run(lower, upper, p)[0] ** 2))(0.9)
 
 
-def test_members_of_a_batch_have_the_derivatives_of_loops_of_jax():
+def test_derivatives_of_members_of_a_batch_equal_jax():
     @jax.jit
     def run(lower, upper):
         found = {}
@@ -101,17 +97,16 @@ def test_limit_ends_the_loop():
 
 
 @pytest.mark.parametrize(("kind", "is_known"), [("checkpointed", False), ("bounded", True)])
-def test_buffers_are_chosen_from_the_carry_alone(kind, is_known):
+def test_buffers_are_chosen_from_the_carry_without_the_index(kind, is_known):
     def run(upper, factor):
         def write(index, carry):
             x, (rows,) = carry
             x = jnp.sin(factor * x)
             return x, (rows.at[index].set(x),)
 
-        start, buffers = (jnp.ones(()), (jnp.zeros(4),)), lambda carry: carry[1][0]
-        _, (rows,) = loops.fori_loop(
-            0, upper, write, start, max_steps=4, buffers=buffers, kind=kind
-        )
+        start = jnp.ones(()), (jnp.zeros(4),)
+        options = {"max_steps": 4, "buffers": lambda carry: carry[1][0], "kind": kind}
+        _, (rows,) = loops.fori_loop(0, upper, write, start, **options)
         return jnp.sum(rows**2)
 
     found = jax.value_and_grad(run, 1)
@@ -144,14 +139,9 @@ def dtypes_seen(loop, lower, upper):
     return seen[0]
 
 
-def test_index_has_the_dtype_that_it_has_in_jax():
-    for bounds in [
-        (None, None),
-        (0, 3),
-        (np.int8(-9), np.int8(3)),
-        (0, np.int16(3)),
-        (np.uint8(1), np.uint8(4)),
-    ]:
+def test_index_has_the_same_dtype_as_in_jax():
+    of_numpy = [(np.int8(-9), np.int8(3)), (0, np.int16(3)), (np.uint8(1), np.uint8(4))]
+    for bounds in [(None, None), (0, 3), *of_numpy]:
         assert dtypes_seen(loops.fori_loop, *bounds) == dtypes_seen(jax.lax.fori_loop, *bounds)
 
 
@@ -164,7 +154,7 @@ WRONG = [
 ]
 
 
-def test_bounds_that_are_no_integers_of_one_dtype_and_a_changed_carry_are_errors():
+def test_bounds_must_be_integers_of_one_dtype_and_the_carry_stays_the_same():
     for bounds, message in WRONG:
         with pytest.raises(TypeError, match=f"fori_loop expected .*{message}"):
             loops.fori_loop(*bounds, lambda i, x: x, 0.0)
@@ -179,7 +169,7 @@ def test_bounds_that_are_no_integers_of_one_dtype_and_a_changed_carry_are_errors
             each(3)
 
 
-def test_unknown_bounds_backwards_need_a_limit_or_checkpoints():
+def test_reverse_mode_with_unknown_bounds_needs_a_limit_or_checkpoints():
     def run(n, x=1.0, **options):
         return loops.fori_loop(0, n, lambda i, y: x * y, 1.0, **options)
 

@@ -1,4 +1,4 @@
-"""Every kind of loop comes to what a loop of Python comes to, in every mode."""
+"""Every kind of loop equals a loop of Python, in every mode of differentiation."""
 
 import functools
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from eqxlike import loops
+from tests.nn.arrays import assert_close
 
 MOST = 13
 COUNTS = [0, 1, 2, 5, MOST - 1, MOST, MOST + 3]
@@ -27,9 +28,9 @@ def step(p, x, u):
 
 
 def in_python(p, x, us, count):
-    """The last value and those before, for loops of any length up to `MOST`.
+    """The last value and all values before, for loops of any length up to `MOST`.
 
-    JAX's own scan in the place of Python's loop, which it compiles once and not `MOST` times.
+    JAX's own scan replaces the loop of Python: the scan compiles once and not `MOST` times.
     """
 
     def body(x, each):
@@ -41,21 +42,16 @@ def in_python(p, x, us, count):
 
 
 def with_while(kind, checkpoints, max_steps=MOST):
+    options = {"max_steps": max_steps, "kind": kind, "checkpoints": checkpoints}
+
     def run(p, x, us, count):
         def body(carry):
             index, x, before = carry
             return index + 1, step(p, x, us[index]), before.at[index].set(x)
 
-        _, x, before = loops.while_loop(
-            lambda carry: carry[0] < jnp.minimum(count, MOST),
-            body,
-            (jnp.array(0), x, jnp.zeros(MOST)),
-            max_steps=max_steps,
-            buffers=lambda carry: carry[2],
-            kind=kind,
-            checkpoints=checkpoints,
-        )
-        return x, before
+        is_on = lambda carry: carry[0] < jnp.minimum(count, MOST)
+        start, buffers = (jnp.array(0), x, jnp.zeros(MOST)), lambda carry: carry[2]
+        return loops.while_loop(is_on, body, start, buffers=buffers, **options)[1:]
 
     return run
 
@@ -75,7 +71,7 @@ def with_scan(kind, checkpoints):
 
 
 def number(run):
-    """One number of all that a loop returns."""
+    """Reduces the results of a loop to one number."""
 
     def of_run(p, x, us, count):
         x, before = run(p, x, us, count)
@@ -110,7 +106,7 @@ LOOPS = {
     "while-without-limit": functools.partial(with_while, max_steps=None),
     "scan": with_scan,
 }
-# Without a limit, loops need to be told how many carries to save. Batches: see `test_nested`.
+# Loops without a limit need a number of carries to save. Batches: see `test_nested`.
 CASES = [
     ("while", "checkpointed", None, ["value", "hessian"]),
     ("while", "bounded", None, ["reverse-over-forward"]),
@@ -122,7 +118,7 @@ CASES = [
 
 @functools.cache
 def expected():
-    """What each mode finds for a loop of Python, by example: one program for all loops."""
+    """The results of each mode for a loop of Python, by example: one program for all loops."""
     function = number(in_python)
     derived = [MODES[mode](function) for mode in ("value", "grad", "hessian")]
     value, grad, hessian = jax.jit(jax.vmap(lambda *args: [each(*args) for each in derived]))(
@@ -141,22 +137,19 @@ def expected():
 
 
 @pytest.mark.parametrize(("loop", "kind", "checkpoints", "modes"), CASES)
-def test_is_a_loop_of_python(loop, kind, checkpoints, modes):
+def test_loop_equals_a_loop_of_python(loop, kind, checkpoints, modes):
     function = number(LOOPS[loop](kind, checkpoints))
     run = jax.jit(lambda *args: {mode: MODES[mode](function)(*args) for mode in modes})
-    for row in range(len(COUNTS)):
-        jax.tree.map(
-            lambda one, rows: np.testing.assert_allclose(one, rows[row], rtol=2e-3, atol=2e-4),  # noqa: B023
-            run(*(each[row] for each in EXAMPLES)),
-            {mode: expected()[mode] for mode in modes},
-        )
+    rows = [run(*(each[row] for each in EXAMPLES)) for row in range(len(COUNTS))]
+    found = jax.tree.map(lambda *each: np.stack(each), *rows)
+    assert_close(found, {mode: expected()[mode] for mode in modes}, rtol=2e-3, atol=2e-4)
 
 
 @functools.cache
 def fewest_runs(steps, carries):
-    """The fewest steps to run so that `steps` are reversed from a saved carry, by trying all.
+    """The fewest steps to run to reverse `steps` from a saved carry, found by trial.
 
-    `carries` may be saved at one time, the one at the start among them.
+    At most `carries` carries are saved at one time, including the first.
     """
     if steps <= 1:
         return 0
@@ -169,7 +162,7 @@ def fewest_runs(steps, carries):
 
 
 @pytest.mark.parametrize("checkpoints", [1, 5])
-def test_no_schedule_runs_fewer_steps(checkpoints):
+def test_schedule_runs_the_fewest_steps(checkpoints):
     runs = []
 
     def step(carry):
@@ -180,15 +173,14 @@ def test_no_schedule_runs_fewer_steps(checkpoints):
     @jax.grad
     def gradient(x, steps):
         is_on = lambda carry: carry[0] < steps
-        return loops.while_loop(is_on, step, (0, x), kind="checkpointed", checkpoints=checkpoints)[
-            1
-        ]
+        options = {"kind": "checkpointed", "checkpoints": checkpoints}
+        return loops.while_loop(is_on, step, (0, x), **options)[1]
 
     for steps in (1, 2, 7, 23):
         runs.clear()
         jax.block_until_ready(gradient(1.0, steps))
         jax.effects_barrier()
-        # Once to see how many steps there are, and once more each where its derivative is taken.
+        # The first run counts the steps. Each step runs once more for its derivative.
         assert len(runs) == steps + fewest_runs(steps, checkpoints) + steps
 
 
@@ -203,11 +195,11 @@ def test_length_of_a_scan_may_be_zero_and_a_limit_ends_a_loop():
         assert (carry, ys.shape, ends) == (1.0, (0,), [8.0, 1.0])
 
 
-def test_a_scan_reversed_or_unrolled_is_that_of_jax():
-    """For each way to save carries: the numbers, gradients and second derivatives."""
+def test_reversed_and_unrolled_scans_equal_jax():
+    """The values, gradients and second derivatives, for each way to save carries."""
     xs = jnp.asarray(generator.normal(size=13).astype("f"))
     ways = [("lax", None), ("bounded", None), ("checkpointed", None), ("checkpointed", 3)]
-    options = [(True, 1), (True, 5), (False, 4), (False, True), (False, False)]
+    options = [(True, False), (True, 5), (False, 4), (False, True)]
 
     def body(weight, carry, x):
         new = jnp.sin(weight * carry) + x
@@ -237,12 +229,10 @@ def test_a_scan_reversed_or_unrolled_is_that_of_jax():
         return pairs
 
     for found, expected in program(0.7, xs):
-        jax.tree.map(
-            functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, expected
-        )
+        assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_unroll_makes_fewer_turns_in_reverse_mode_too_and_must_be_a_number():
+def test_unroll_shortens_loops_in_reverse_mode_too():
     def turns(**options):
         def loss(x):
             return loops.scan(lambda c, x: (jnp.sin(c) * x, None), 1.0, x, **options)[0]
@@ -250,19 +240,18 @@ def test_unroll_makes_fewer_turns_in_reverse_mode_too_and_must_be_a_number():
         text = str(jax.make_jaxpr(jax.grad(loss))(jnp.ones(12)))
         return text.count("unroll=4"), text.count("unroll=1\n")
 
-    # The scan, and that of its derivative.
+    # The scan, and the scan of its derivative.
     assert turns(unroll=4) == (2, 0)
     assert turns(unroll=4, kind="bounded") == (2, 0)
     # The scan over segments stays as it is.
     assert turns(unroll=4, kind="checkpointed")[0] > 0
     for unroll in (0, -1, 2.0, "2"):
-        with pytest.raises(
-            ValueError, match=f"unroll must be an integer of at least 1, got {unroll!r}"
-        ):
+        says = f"unroll must be an integer of at least 1, got {unroll!r}"
+        with pytest.raises(ValueError, match=says):
             loops.scan(lambda c, x: (c, x), 0.0, jnp.ones(3), unroll=unroll)
 
 
-def test_condition_may_close_over_what_is_differentiated():
+def test_condition_may_close_over_differentiated_arrays():
     def run(limit):
         return loops.while_loop(
             lambda x: x < limit, lambda x: limit * x, 1.5, max_steps=9, kind="checkpointed"
@@ -272,29 +261,23 @@ def test_condition_may_close_over_what_is_differentiated():
     assert jax.jit(lambda limit: (run(limit), jax.grad(run)(limit)))(4.0) == (6.0, 1.5)
 
 
-def test_members_of_a_batch_that_have_ended_leave_no_nan():
+def test_ended_members_of_a_batch_leave_no_nan():
     def run(weight, x):
         # At the end x is 0, and the derivative of its root is infinite.
-        return loops.while_loop(
-            lambda x: x > 0,
-            lambda x: weight * jnp.sqrt(x) - 1,
-            x,
-            max_steps=8,
-            kind="checkpointed",
-            checkpoints=3,
-        )
+        step, options = lambda x: weight * jnp.sqrt(x) - 1, {"max_steps": 8, "checkpoints": 3}
+        return loops.while_loop(lambda x: x > 0, step, x, kind="checkpointed", **options)
 
     xs, weight = jnp.array([1.0, 4.0, 25.0]), jnp.array(1.0)
     total = lambda w, xs: jnp.sum(jax.vmap(run, (None, 0))(w, xs))
     of_weight, of_xs = jax.jit(jax.grad(total, (0, 1)))(weight, xs)
-    # Of w - 1, w sqrt(2 w - 1) - 1 and w sqrt(w sqrt(5 w - 1) - 1) - 1, at w = 1.
+    # The derivatives of w - 1, w sqrt(2 w - 1) - 1 and w sqrt(w sqrt(5 w - 1) - 1) - 1, at w = 1.
     np.testing.assert_allclose(of_weight, 1 + 2 + 21 / 8, rtol=1e-6)
     np.testing.assert_allclose(of_xs, [0.5, 0.125, 0.0125], rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["checkpointed", "bounded"])
-def test_a_compiled_batch_has_the_second_derivatives_of_its_members(kind):
-    # As many members as segments, or as steps: arrays of a batch fit also where axes are swapped.
+def test_compiled_batch_has_the_second_derivatives_of_its_members(kind):
+    # As many members as segments, or as steps, so that swapped axes cause no error of shapes.
     weights = jnp.linspace(0.5, 1.0, {"checkpointed": 2, "bounded": 4}[kind])
 
     def last(weight, kind):

@@ -1,5 +1,6 @@
-"""Batches, buffers and derivatives inside one another, where what is left out could be missed."""
+"""Nested batches, buffers and derivatives of loops."""
 
+import functools
 import itertools
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from eqxlike import loops
+from tests.nn.arrays import assert_close
 
 WAYS = [("checkpointed", 2), ("bounded", None)]
 ways = pytest.mark.parametrize(("kind", "checkpoints"), WAYS)
@@ -32,12 +34,7 @@ def repeated(count, body, *start, buffers=None, max_steps=6, kind="checkpointed"
     )[1:]
 
 
-def assert_close(found, expected, rtol=1e-4, atol=1e-5):
-    jax.tree.map(
-        lambda one, other: np.testing.assert_allclose(one, other, rtol=rtol, atol=atol),
-        found,
-        expected,
-    )
+assert_close = functools.partial(assert_close, rtol=1e-4, atol=1e-5)
 
 
 def twice(total):
@@ -53,7 +50,7 @@ def twice(total):
 MATRIX = jnp.asarray(np.random.default_rng(1).normal(size=(3, 3)) / 3, jnp.float32)
 
 
-def test_batches_of_batches_share_what_they_share():
+def test_gradients_of_arrays_that_nested_batches_share_are_summed():
     xs = np.linspace(-1, 1, 24, dtype=np.float32).reshape(2, 4, 3)
     counts = np.array([[0, 1, 5, 6], [0, 0, 2, 0]])
 
@@ -82,7 +79,7 @@ def test_batches_of_batches_share_what_they_share():
     args = np.asarray(MATRIX), np.array([0.1, -0.4], "f")
     found = jax.jit(lambda *args: [jax.grad(total, (1, 2))(way, *args) for way in WAYS])(*args)
     for each in found:
-        assert_close(each, backwards(*args), 1e-3, 1e-4)
+        assert_close(each, backwards(*args), rtol=1e-3, atol=1e-4)
 
 
 def total_of_shared(run):
@@ -90,8 +87,8 @@ def total_of_shared(run):
 
 
 @ways_and(twice, jax.grad)
-def test_what_cannot_be_differentiated_may_be_in_a_carry(kind, checkpoints, mode):
-    """Nothing but what follows from the weight has a tangent, and so the time has none."""
+def test_carry_may_have_entries_without_derivatives(kind, checkpoints, mode):
+    """The time does not depend on the weight, and so has no tangent."""
 
     @jax.custom_jvp
     def of_time(t):
@@ -115,9 +112,7 @@ def test_what_cannot_be_differentiated_may_be_in_a_carry(kind, checkpoints, mode
 
 
 @ways
-def test_batches_of_different_lengths_share_an_inner_batch_and_what_a_buffer_holds(
-    kind, checkpoints
-):
+def test_batches_of_different_lengths_share_an_inner_batch_and_a_buffer(kind, checkpoints):
     options = {"kind": kind, "checkpoints": checkpoints}
 
     def run(w, v, count):
@@ -134,15 +129,15 @@ def test_batches_of_different_lengths_share_an_inner_batch_and_what_a_buffer_hol
 
     args = jnp.array([2.0, 3.0]), jnp.array(1.0), np.ones(4, np.float32)
     found = jax.jit(jax.grad(total, (0, 1, 2)))(*args)
-    # Of w + v, and of ((w + v) w + v) w + v, at v = 1.
+    # The derivatives of w + v, and of ((w + v) w + v) w + v, at v = 1.
     expected = [1 + 12 + 4 + 1, 1 + 27 + 6 + 1], 1 + 7 + 1 + 13, [1, 1, 2, 2]
-    assert_close(found, expected, 1e-6)
+    assert_close(found, tuple(map(np.array, expected)), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("kind", "checkpoints", "order"), [("checkpointed", None, 2), ("bounded", None, 1)]
 )
-def test_a_buffer_that_is_read_back_has_derivatives_of_derivatives(kind, checkpoints, order):
+def test_buffer_that_the_body_reads_has_second_derivatives(kind, checkpoints, order):
     def run(x):
         def step(index, buffer, y):
             buffer = buffer.at[index].set(y * x)
@@ -159,7 +154,7 @@ def test_a_buffer_that_is_read_back_has_derivatives_of_derivatives(kind, checkpo
 
 
 @ways_and(jax.grad, jax.jacfwd)
-def test_a_loop_may_stand_in_a_batch_that_it_does_not_depend_on(kind, checkpoints, mode):
+def test_loop_may_be_in_a_batch_that_it_does_not_depend_on(kind, checkpoints, mode):
     def run(w):
         step = lambda index, x, buffer: (jnp.sin(w * x), buffer.at[index].set(x))
         start = 0.5, jnp.zeros(4)
@@ -172,7 +167,7 @@ def test_a_loop_may_stand_in_a_batch_that_it_does_not_depend_on(kind, checkpoint
     np.testing.assert_allclose(batch, [alone, alone], rtol=1e-5)
 
 
-def test_collectives_of_a_named_batch_go_through_a_loop():
+def test_collectives_of_a_named_batch_work_in_a_loop():
     def run(weight, x):
         return repeated(3, lambda _, y: [jnp.sin(weight * jax.lax.pmean(y, "batch"))], x)[0]
 

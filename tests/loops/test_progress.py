@@ -1,4 +1,4 @@
-"""Progress that is shown from inside compiled programs."""
+"""Bars and lines that show the progress of compiled loops."""
 
 import importlib.util
 import io
@@ -33,12 +33,12 @@ def plain_environment(monkeypatch):
 
 
 def all_lines(total, stream, description="", **options):
-    """A bar each of whose calls is a line."""
+    """A bar that writes a line for each call."""
     return loops.progress(total, description, kind="lines", interval_s=0, stream=stream, **options)
 
 
 def steps_in(stream):
-    """The numbers of steps that were shown."""
+    """The numbers of the shown steps."""
     jax.effects_barrier()
     return [int(number) for number in re.findall(r"step (\d+)", stream.getvalue())]
 
@@ -57,14 +57,9 @@ def in_while_loop(checkpoints=None):
             bar.update(*carry)
             return carry[0] + 1, jnp.sin(carry[1])
 
-        return loops.while_loop(
-            lambda carry: carry[0] < count,
-            body,
-            (jnp.array(0), x),
-            max_steps=num_steps,
-            kind="checkpointed",
-            checkpoints=checkpoints,
-        )[1]
+        options = {"max_steps": num_steps, "kind": "checkpointed", "checkpoints": checkpoints}
+        is_on = lambda carry: carry[0] < count
+        return loops.while_loop(is_on, body, (jnp.array(0), x), **options)[1]
 
     return run
 
@@ -83,21 +78,14 @@ WAYS = {
 
 @pytest.mark.parametrize(
     ("loop", "way"),
-    [
-        (in_lax_scan, "vmap"),
-        (in_while_loop(), "hessian"),
-        (in_while_loop(2), "grad of vmap"),
-    ],
+    [(in_lax_scan, "vmap"), (in_while_loop(), "hessian"), (in_while_loop(2), "grad of vmap")],
 )
 def test_each_step_counts_once_in_every_loop_and_mode(stream, loop, way):
-    def run(x, count):
-        return loop(all_lines(NUM_STEPS, stream), x, count, NUM_STEPS)
-
-    WAYS[way](run)
+    WAYS[way](lambda x, count: loop(all_lines(NUM_STEPS, stream), x, count, NUM_STEPS))
     assert steps_in(stream) == [1, 2, 3, 4, 5]
 
 
-def test_a_run_has_a_bar_of_its_own_also_run_again_by_checkpoint(stream):
+def test_each_run_has_its_own_bar_also_under_checkpoint(stream):
     def run(x):
         bar = all_lines(2, stream)
         return jax.checkpoint(lambda x: in_lax_scan(bar, x, 2, 2))(x)
@@ -108,13 +96,12 @@ def test_a_run_has_a_bar_of_its_own_also_run_again_by_checkpoint(stream):
     assert steps_in(stream) == [1, 2] * 4
 
 
-def test_nothing_is_compiled_when_it_is_off(monkeypatch):
+def test_bar_that_is_off_compiles_nothing(monkeypatch):
     def run(bar):
         def of_x(x, count):
             def body(carry, step):
                 if bar is not None:
-                    inner = bar.inner(step, 3)
-                    inner.update(step)
+                    bar.inner(step, 3).update(step)
                     bar.update(0, carry)
                     bar.update(step, carry)
                 return jnp.sin(carry), None
@@ -136,17 +123,17 @@ def test_nothing_is_compiled_when_it_is_off(monkeypatch):
 
 
 CALLS = [
-    # A known length: at most 1000, evenly, and the last.
+    # A known length: at most 1000 steps at equal distances, and the last step.
     (1001, 1001, {}, [*range(2, 1001, 2), 1001]),
     (10, 10, {"every": 4}, [4, 8, 10]),
-    # An unknown one: 128 in each doubling.
+    # An unknown length: 128 steps in each doubling.
     (None, 300, {}, [*range(1, 257), *range(258, 301, 2)]),
     (None, 10, {"every": 4}, [4, 8]),
     (0, 0, {}, []),
 ]
 
 
-def test_python_is_called_rarely_also_by_loops_inside_and_for_steps_of_a_small_dtype(stream):
+def test_python_is_called_rarely_also_by_inner_loops_and_with_a_small_dtype(stream):
     streams = [io.StringIO() for _ in CALLS]
 
     @jax.jit
@@ -185,23 +172,21 @@ def epochs_of(stream, num_epochs, num_batches):
     return run
 
 
-def test_loop_inside_has_a_bar_inside(stream):
+def test_inner_loop_has_an_inner_bar(stream):
     jax.jit(jax.grad(epochs_of(stream, 2, 2)))(1.0)
     jax.effects_barrier()
-    assert stream.getvalue().splitlines() == [
-        "epochs: step 1/2, batches: step 1/2",
-        "epochs: step 1/2, batches: step 2/2",
-        "epochs: step 1/2",
-        "epochs: step 2/2, batches: step 1/2",
-        "epochs: step 2/2, batches: step 2/2",
-        "epochs: step 2/2",
-    ]
+    lines = [[f"epochs: step {n}/2, batches: step {m}/2" for m in (1, 2)] for n in (1, 2)]
+    expected = [*lines[0], "epochs: step 1/2", *lines[1], "epochs: step 2/2"]
+    assert stream.getvalue().splitlines() == expected
 
 
-def test_bar_is_closed_when_the_loop_has_ended_early(stream):
+def settings(total, interval_s, stream, name="", kind="lines"):
+    return BarSettings((Level(total, name, 1),), kind, interval_s, stream)
+
+
+def test_bar_is_closed_if_the_loop_ends_early(stream):
     board = OpenBars()
-    number = int(board.new_number())
-    shown = BarSettings((Level(100, "solve", 1),), "lines", 1e9, stream)
+    number, shown = int(board.new_number()), settings(100, 1e9, stream, "solve")
     board.show(shown, number, 40)
     assert stream.getvalue() == ""
     board.close(number)
@@ -209,12 +194,12 @@ def test_bar_is_closed_when_the_loop_has_ended_early(stream):
     assert stream.getvalue() == "solve: step 41/100\n"
 
 
-def test_steps_that_come_late_are_not_shown_and_runs_that_never_end_are_closed(stream):
-    board, shown = OpenBars(), BarSettings((Level(3, "", 1),), "lines", 0.0, stream)
+def test_late_steps_are_not_shown_and_endless_runs_are_closed(stream):
+    board = OpenBars()
     number = board.new_number()
     for step in (1, 0, 2, 0, 1):
-        board.show(shown, number, step)
-    board.show(BarSettings(shown.levels, "lines", 1e9, stream), board.new_number(), 0)
+        board.show(settings(3, 0.0, stream), number, step)
+    board.show(settings(3, 1e9, stream), board.new_number(), 0)
     assert stream.getvalue().splitlines() == ["step 2/3", "step 3/3"]
     for _ in range(1000):
         board.new_number()
@@ -222,7 +207,7 @@ def test_steps_that_come_late_are_not_shown_and_runs_that_never_end_are_closed(s
 
 
 @pytest.mark.parametrize("way", ["vmap", "grad"])
-def test_close_comes_after_what_the_loop_returns(stream, way):
+def test_bar_closes_after_the_loop_returns(stream, way):
     def run(x, count):
         bar = loops.progress(None, "solve", kind="lines", interval_s=1e9, stream=stream)
         x = in_while_loop()(bar, x, count, 9)
@@ -234,19 +219,18 @@ def test_close_comes_after_what_the_loop_returns(stream, way):
     assert stream.getvalue() == "solve: step 5\n"
 
 
-def test_lines_are_at_least_so_far_apart(stream):
+def test_lines_have_at_least_the_interval_between_them(stream):
     times = iter([0.0, 0.0, 0.4, 1.0, 1.9, 2.0, 2.1])
     board = OpenBars(clock=lambda: next(times))
-    shown = BarSettings((Level(6, "", 1),), "lines", 1.0, stream)
     number = board.new_number()
     for step in range(6):
-        board.show(shown, number, step)
-    # At 0.0, 0.4, 1.0, 1.9, 2.0 and 2.1 s.
+        board.show(settings(6, 1.0, stream), number, step)
+    # The steps come at 0.0, 0.4, 1.0, 1.9, 2.0 and 2.1 s.
     assert stream.getvalue().splitlines() == ["step 3/6", "step 5/6", "step 6/6"]
 
 
 class FakeBar:
-    """What is asked of a bar of tqdm."""
+    """The methods of tqdm that a bar calls."""
 
     made: ClassVar[list[Any]] = []
 
@@ -274,7 +258,7 @@ def fake_tqdm(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm", module)
 
 
-def test_tqdm_shows_what_is_done_and_begins_again_for_a_loop_inside(fake_tqdm, stream):
+def test_tqdm_shows_the_done_steps_and_restarts_for_an_inner_loop(fake_tqdm, stream):
     bar = loops.progress(3, "training", kind="tqdm", interval_s=0)
     jax.jit(lambda x: in_lax_scan(bar, x, 3, 3))(1.0)
     jax.effects_barrier()
@@ -303,10 +287,10 @@ def test_terminal_gets_a_bar():
         assert "step" not in terminal.getvalue()
 
 
-def test_bars_of_rich_stand_below_each_other():
+def test_bars_of_rich_are_below_each_other():
     terminal, board = Terminal(), OpenBars()
     bars = [
-        (BarSettings((Level(2, name, 1),), "rich", 0.0, terminal), board.new_number())
+        (settings(2, 0.0, terminal, name, "rich"), board.new_number())
         for name in ("first", "second")
     ]
     for step in range(2):
@@ -316,7 +300,7 @@ def test_bars_of_rich_stand_below_each_other():
     assert [re.findall("first|second", line)[-1] for line in last] == ["first", "second"]
 
 
-def test_auto_is_lines_where_there_is_no_terminal_or_no_bar_is_installed(monkeypatch, stream):
+def test_auto_writes_lines_without_a_terminal_or_an_installed_bar(monkeypatch, stream):
     loops.progress(1, kind="auto", stream=stream).update(0)
     assert steps_in(stream) == [1]
     for name in ("rich", "tqdm"):
@@ -327,23 +311,24 @@ def test_auto_is_lines_where_there_is_no_terminal_or_no_bar_is_installed(monkeyp
     assert terminal.getvalue() == "step 1/1\n"
 
 
-def test_unknown_kind_and_what_is_not_installed_are_errors(monkeypatch):
+def test_unknown_kinds_and_missing_packages_are_errors(monkeypatch):
     for name, command in [("rich", "pip install 'eqxlike[train]'"), ("tqdm", "pip install tqdm")]:
         monkeypatch.setitem(sys.modules, name, None)
         message = f"loops.progress(kind={name!r}) needs {name}: `{command}`, or use kind='lines'."
         with pytest.raises(ImportError, match=re.escape(message)):
             loops.progress(3, kind=name)
     kinds = "'auto', 'rich', 'tqdm', 'lines', 'off'"
+    text: Any = "text"
     with pytest.raises(ValueError, match=f"^kind must be one of {kinds}; got 'text'"):
-        loops.progress(3, kind="text")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match="stream must be a text stream, got 'log'"):
-        loops.progress(3, stream="log")  # pyright: ignore[reportArgumentType]
+        loops.progress(3, kind=text)
+    with pytest.raises(TypeError, match="stream must be a text stream, got 'text'"):
+        loops.progress(3, stream=text)
     monkeypatch.setenv("EQXLIKE_PROGRESS", "none")
     with pytest.raises(ValueError, match=f"^EQXLIKE_PROGRESS must be one of {kinds}; got 'none'"):
         loops.progress(3)
 
 
-def test_steps_and_totals_are_whole_numbers():
+def test_steps_and_totals_must_be_integers():
     for kind in ("lines", "off"):
         bar = loops.progress(3, kind=kind)
         for step in (0.5, jnp.arange(2), None, True):
