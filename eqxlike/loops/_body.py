@@ -136,7 +136,8 @@ def trace_body(
     flat = _FlatBody(name, body, spec, x_spec, buffer_indices, outer)
     carry, is_active = [vary(array, axes) for array in carry], vary(jnp.asarray(True), axes)
     closed = jax.make_jaxpr(flat)(carry, list(x), is_active)
-    # Each further trace casts at least one array to its final dtype or mesh axes.
+    # Each further trace casts at least one array to its final dtype or mesh axes, so this number of
+    # traces is enough.
     for _ in range(_MAX_CASTS + len(carry)):
         if not flat.casts:
             break

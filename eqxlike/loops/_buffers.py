@@ -129,7 +129,7 @@ def _write(
 
 
 def _write_row(array: Array, index: Array, x: ArrayLike, pred: Any, is_active: Array) -> Array:
-    """Writes at one integer index. This updates a slice, in half the time of a scatter."""
+    """Writes at one integer index. Updates a slice, which takes half the time of a scatter."""
     length = array.shape[0]
     # As in `jax.numpy`, negative indices count from the end, and out-of-bounds writes are dropped.
     index = jnp.where(index < 0, index + length, index)

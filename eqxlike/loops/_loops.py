@@ -52,9 +52,9 @@ def while_loop(
       `buffer.at[index].set(x)` or `buffer_at_set`. Reverse mode does not save buffers.
     - `kind`: `"lax"` supports forward mode only, like `jax.lax.while_loop`. `"bounded"` and
       `"checkpointed"` are differentiable in every mode and to every order. In reverse mode,
-      `"bounded"` has memory for the carries of `max_steps` steps, and runs each step twice.
-      `"checkpointed"` has memory for about `2 * sqrt(max_steps)` carries, and runs each step three
-      times.
+      `"bounded"` allocates memory for the carries of `max_steps` steps, and runs each step twice.
+      `"checkpointed"` allocates memory for about `2 * sqrt(max_steps)` carries, and runs each step
+      three times.
     - `checkpoints`: for `"checkpointed"`, the largest number of carries that are saved at one time.
       With `checkpoints`, `max_steps` is not required. The fewer checkpoints, the more often each
       step runs. With 10 checkpoints, each of 1,000 steps runs at most four times before it is
@@ -63,9 +63,15 @@ def while_loop(
 
     **Returns:** the last carry.
 
-    **Raises:** `ValueError` if `body_fun` changes the structure, a shape, a dtype or a static leaf
-    of the carry; if `kind` is unknown; if `"bounded"` has no `max_steps`; if `"checkpointed"` has
-    neither `max_steps` nor `checkpoints`. `TypeError` if `cond_fun` does not return one boolean.
+    **Raises:**
+
+    - `ValueError` if `body_fun` changes the structure, a shape, a dtype or a static leaf of the
+      carry.
+    - `ValueError` if `kind` is unknown.
+    - `ValueError` if `kind` is `"bounded"` and `max_steps` is missing.
+    - `ValueError` if `kind` is `"checkpointed"`, and both `max_steps` and `checkpoints` are
+      missing.
+    - `TypeError` if `cond_fun` does not return one boolean.
 
     !!! example
 
@@ -130,10 +136,15 @@ def fori_loop(
 
     **Returns:** the last carry. If `upper <= lower`, this is `init_val`.
 
-    **Raises:** `ValueError` if `body_fun` changes the structure, a shape, a dtype or a static leaf
-    of the carry; if `kind` is unknown; if a bound is not known at trace time and `kind` requires a
-    limit, as in `while_loop`. `TypeError` if a bound is not an integer, or if the dtypes of the
-    bounds differ.
+    **Raises:**
+
+    - `ValueError` if `body_fun` changes the structure, a shape, a dtype or a static leaf of the
+      carry.
+    - `ValueError` if `kind` is unknown.
+    - `ValueError` if a bound is not known at trace time, and `max_steps` or `checkpoints` is
+      missing although `while_loop` requires it for this `kind`.
+    - `TypeError` if a bound is not an integer.
+    - `TypeError` if the dtypes of the bounds differ.
 
     !!! example
 
@@ -213,9 +224,13 @@ def scan(
 
     **Returns:** the last carry, and the outputs stacked along a new leading axis.
 
-    **Raises:** `ValueError` if `f` changes the structure, a shape, a dtype or a static leaf of the
-    carry; if two lengths differ or no length is known; if `kind` is unknown; if `unroll` is neither
-    a bool nor a positive integer. `TypeError` if `f` does not return a pair.
+    **Raises:**
+
+    - `ValueError` if `f` changes the structure, a shape, a dtype or a static leaf of the carry.
+    - `ValueError` if two lengths differ, or no length is known.
+    - `ValueError` if `kind` is unknown.
+    - `ValueError` if `unroll` is neither a bool nor a positive integer.
+    - `TypeError` if `f` does not return a pair.
 
     !!! example
 
@@ -413,7 +428,7 @@ def _numbered(body: Body, first: Array) -> Body:
 
 
 def _length_of(xs: PyTree, length: int | None) -> int:
-    """The number of steps. Raises `ValueError` if it is not given, or if two lengths differ."""
+    """The number of steps. Raises `ValueError` if it is unknown, or if two lengths differ."""
     lengths = {}
     for path, leaf in jtu.tree_leaves_with_path(xs):
         if not is_array_like(leaf):

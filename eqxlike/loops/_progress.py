@@ -51,7 +51,7 @@ def progress(
     of the outer loop.
 
     Under `jax.vmap`, the whole batch has one bar, which shows the largest step of all members.
-    Reverse mode may run steps a second time. The bar does not move back then.
+    Reverse mode may run steps a second time; the bar then does not move back.
 
     **Arguments:**
 
@@ -69,9 +69,13 @@ def progress(
       a bar and 5 for lines. The last step is always shown.
     - `stream`: text stream to write to; standard error by default.
 
-    **Raises:** `ImportError` if the library that `kind` names is not installed. `TypeError` if
-    `stream` has no method `write`. `ValueError` if `kind` is unknown, if `total` is not an integer
-    of at least 0, or if `every` is not an integer of at least 1.
+    **Raises:**
+
+    - `ImportError` if the library that `kind` names is not installed.
+    - `TypeError` if `stream` has no method `write`.
+    - `ValueError` if `kind` is unknown.
+    - `ValueError` if `total` is not an integer of at least 0.
+    - `ValueError` if `every` is not an integer of at least 1.
 
     !!! example
 
@@ -362,8 +366,11 @@ _VARIABLE = "EQXLIKE_PROGRESS"
 def _resolve_kind(kind: str, stream: TextIO | None) -> str:
     """The display for `kind`, or for `EQXLIKE_PROGRESS` if it is set. Resolves `"auto"`.
 
-    **Raises:** `ValueError` if the kind is unknown; `ImportError` if its library is not installed;
-    `TypeError` if `stream` is not a text stream.
+    **Raises:**
+
+    - `ValueError` if the kind is unknown.
+    - `ImportError` if the library of the kind is not installed.
+    - `TypeError` if `stream` is not a text stream.
     """
     if stream is not None and not hasattr(stream, "write"):
         raise TypeError(f"loops.progress: stream must be a text stream, got {stream!r}.")

@@ -12,15 +12,15 @@ Letters in the names of axes:
 - `n`: blocks.
 - `h`: heads of keys and values.
 - `g`: query heads that share one key head.
-- `r`: queries in a block, of all `g` heads.
+- `r`: queries of a block, for all `g` heads that share a key head.
 - `c`: keys.
 - `d`: features of queries and keys.
 - `v`: features of values.
 
 `x_dot` is the tangent of `x`, and `x_bar` is its cotangent.
 
-Scores have the axes `h c r`. Because keys precede queries, no product needs to transpose the
-scores. On a CPU the transpose takes longer than the product.
+Scores have the axes `h c r`. With the axis of keys before the axis of queries, no matrix product
+needs a transpose of the scores. On a CPU this transpose takes longer than the product.
 """
 
 import dataclasses
@@ -56,9 +56,10 @@ class Pattern:
     """The static properties of an attention.
 
     - `scale`: factor of the scores.
-    - `is_causal`: whether keys after `i + offset` are masked for query `i`.
-    - `window`: how many keys before and after position `i + offset` query `i` attends to; `None`
-      for all keys.
+    - `is_causal`: whether the keys after position `i + offset` are masked for query `i`.
+    - `window`: a pair `(before, after)`. Query `i` attends to at most `before` keys before position
+      `i + offset`, and to at most `after` keys after this position. `None` in place of a number
+      means no limit.
     - `offset`: position of the first query among the keys; `None` if the array `Inputs.offset`
       holds this position.
     - `dropout_p`: probability of dropping a weight; unused if `Inputs.dropout_keys` is `None`.
@@ -71,7 +72,7 @@ class Pattern:
     dropout_p: float = 0.0
 
     def bounds(self) -> tuple[int | None, int | None]:
-        """The first and last key that query 0 attends to; `None` where nothing limits the keys.
+        """The first and last key that query 0 attends to. Each is `None` if there is no limit.
 
         Query 0 has the position `offset`, or 0 if `offset` is `None`. Both results are clipped to
         [-2**30, 2**30], so that sums with indices do not overflow.
@@ -125,7 +126,7 @@ class Inputs(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A kernel that replaces two of the passes on one platform.
+    """A kernel that replaces two of the three passes on one platform.
 
     - `platform`: the platform; `None` for all platforms.
     - `output`: `output(pattern, inputs)` returns the output, axes `q_seq heads value_size`, and the
@@ -152,7 +153,7 @@ class Plan(NamedTuple):
     kernel: Kernel | None = None
 
     def run(self, name: str, in_blocks: Callable[..., Any], *args: Any) -> Any:
-        """Runs the pass `name`: by the kernel on the kernel's platform, and in blocks elsewhere."""
+        """Runs the pass `name`: with the kernel on its platform, in blocks on other platforms."""
         if self.kernel is None:
             return in_blocks(*args)
         kernel = functools.partial(getattr(self.kernel, name), self.pattern)
@@ -228,10 +229,10 @@ def _cotangents_in_blocks(
 
 
 def _outputs_in_blocks(plan: Plan, inputs: Inputs, outputs: list[Array]) -> list[Array]:
-    """Returns outputs in blocks: computes them again if a kernel may have computed `outputs`.
+    """Returns outputs that were computed in blocks, not by a kernel.
 
-    Second derivatives need outputs in blocks, because a kernel ignores the cotangents of the
-    log-sum-exp.
+    If a kernel may have computed `outputs`, computes them again in blocks. Second derivatives need
+    the cotangents of the log-sum-exp, which a kernel ignores.
     """
     return outputs if plan.kernel is None else attend(plan._replace(kernel=None), inputs)
 
@@ -448,7 +449,8 @@ class _Blocks:
     def _spans(self) -> Iterator[tuple[int, int, int, Callable[[Any], Any] | None]]:
         """Yields `(first block, end block, span, start)` for each group of blocks.
 
-        `start` maps a block's first row to the first key of its span; `None` means 0.
+        `start` maps the first query of a block to the first key of the block's span. If `start` is
+        `None`, the first key is 0.
         """
         num_keys = len(self.inputs.key)
         first, last = self.pattern.bounds()
@@ -538,7 +540,7 @@ class _Blocks:
         keys, p = self.inputs.dropout_keys, self.pattern.dropout_p
         if keys is None:
             return weights
-        # The Threefry counter for a weight is the flat index of the weight in its head.
+        # The Threefry counter for a weight is its flat index in the weight matrix of its head.
         columns = (tile.column + jnp.arange(tile.span, dtype=jnp.int32))[None, :, None, None]
         rows = (tile.row + jnp.arange(self.size, dtype=jnp.int32))[None, None, None]
         high, low = rows.astype(jnp.uint32), columns.astype(jnp.uint32)

@@ -81,7 +81,7 @@ def _cotangents(
 
 
 Static = tuple[float, bool, int | None]
-"""Scale, whether the attention is causal, and the window's number of keys before the query."""
+"""`(scale, is_causal, before)`, where `before` is the window's number of keys before the query."""
 
 
 def _prepare(pattern: Pattern, inputs: Inputs) -> tuple[Static, list[Any], Array | None]:
@@ -178,9 +178,9 @@ def _is_log_sums(array: Array, query: Array) -> bool:
 
 
 def _with_merged_batches(function: Callable[..., list[Array]]) -> Callable[..., list[Array]]:
-    """`function` with a `vmap` rule that merges the mapped axis into the batch axis.
+    """Adds a `vmap` rule to `function`. The rule merges the mapped axis into the batch axis.
 
-    JAX's own rule for the kernel repeats the whole mask or bias for each head.
+    JAX's own rule for the kernel copies the whole mask or bias for each head.
     """
     mapped = custom_vmap(function)
 

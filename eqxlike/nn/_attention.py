@@ -38,16 +38,16 @@ the keys of the heads if `i < n`.
 
 
 NO_CACHE: Any = object()
-"""Default of the parameter `cache`. The layer then returns its output without a cache."""
+"""Default of the parameter `cache`. With this default, the layer returns only its output."""
 
 
 class MultiheadAttention(Module):
     """Multi-head attention, with learnt projections of query, key, value and output.
 
-    Each head computes `softmax(Q K^T / sqrt(qk_size)) V`. The concatenated heads go through the
-    output projection. The layer uses `nn.dot_product_attention`: the softmax is computed in at
-    least float32, and long sequences need no matrix of all scores. Vaswani, Shazeer, Parmar,
-    Uszkoreit, Jones, Gomez, Kaiser & Polosukhin (2017), "Attention Is All You Need".
+    Each head computes `softmax(Q K^T / sqrt(qk_size)) V`. The output projection is applied to the
+    concatenated heads. The layer uses `nn.dot_product_attention`: the softmax is computed in at
+    least float32, and the matrix of all scores is not built for long sequences. Vaswani, Shazeer,
+    Parmar, Uszkoreit, Jones, Gomez, Kaiser & Polosukhin (2017), "Attention Is All You Need".
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> attention = MultiheadAttention(num_heads=2, query_size=8, key=jax.random.key(0))
@@ -122,16 +122,19 @@ class MultiheadAttention(Module):
         - `num_kv_heads`: number of key and value heads; `num_heads` if `None`. Successive groups of
           `num_heads // num_kv_heads` query heads share one key and value head (grouped-query
           attention). `num_kv_heads=1` is multi-query attention.
-        - `rotary`: rotary position embedding of queries and keys. If its `embedding_size` is
-          smaller than `qk_size`, it rotates only the first features of each head.
+        - `rotary`: rotary position embedding of queries and keys. If `rotary.embedding_size` is
+          smaller than `qk_size`, only the first features of each head are rotated.
         - `window`, `implementation`: as for `nn.dot_product_attention`.
         - `normalize_qk`: whether to apply an `RMSNorm` to each head's queries and keys, before
           `rotary`.
         - `weight_init`, `bias_init`: initializers of the four projections, as for `Linear`.
         - `key`: random key for the initial weights.
 
-        **Raises:** `ValueError` if a size is not an integer of at least 0, if `num_heads` is not a
-        positive multiple of `num_kv_heads`, or if `qk_size` is 0.
+        **Raises:**
+
+        - `ValueError` if a size is not an integer of at least 0, or `qk_size` is 0.
+        - `ValueError` if `num_heads` is not a positive multiple of `num_kv_heads`.
+        - `ValueError` if `rotary.embedding_size` is larger than `qk_size`.
         """
         num_heads = whole_number(num_heads, "num_heads")
         if num_kv_heads is None:
@@ -245,7 +248,7 @@ class MultiheadAttention(Module):
         - `mask`: shape `(q_seq, kv_seq)` or `(1, q_seq, kv_seq)` for all heads, or `(num_heads,
           q_seq, kv_seq)` for one mask for each head. `False`, or an integer 0, masks a pair of
           query and key. A float mask is added to the scores, as in PyTorch: `-jnp.inf` or `-1e9`
-          masks a pair, and 0 leaves a pair unchanged. Other values are a bias, which may be
+          masks a pair, and 0 leaves a pair unchanged. All other values are a bias, which may be
           trained. Convert a float mask of ones and zeros with `mask != 0`. `"causal"` means
           `is_causal=True`.
         - `bias`, `is_causal`, `segment_ids`, `key_length`, `query_offset`: as for
@@ -269,8 +272,11 @@ class MultiheadAttention(Module):
         **Returns:** an array of shape `(q_seq, output_size)`; `(array, new cache)` if `cache` is
         passed.
 
-        **Raises:** `ValueError` if an argument has the wrong shape, or `key_` has no rows;
-        `TypeError` for a complex mask; `RuntimeError` if dropout needs a key and `key` is `None`.
+        **Raises:**
+
+        - `ValueError` if an argument has the wrong shape, or `key_` has no rows.
+        - `TypeError` if the mask is complex.
+        - `RuntimeError` if dropout needs a key and `key` is `None`.
         """
         if deterministic is not None:
             inference = warn_deterministic("MultiheadAttention", deterministic)

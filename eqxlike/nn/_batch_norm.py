@@ -37,12 +37,11 @@ class BatchNorm(StatefulLayer):
     the running averages, which start at the statistics of the first batch.
 
     `set_statistics` sets the running averages, for example from a pretrained network. Inference
-    uses these averages unchanged, and training continues from them. With `mode="batch"`,
-    `state.set(norm.batch_state_index, (mean, variance))` does the same before the first training
-    step.
+    uses these averages unchanged, and training continues from them. Before the first training step
+    with `mode="batch"`, `state.set(norm.batch_state_index, (mean, variance))` has the same effect.
 
-    All variances are biased, that is, divided by `n`. With `unbiased=True` the running variance is
-    divided by `n - 1`, as in PyTorch.
+    All variances are biased: the sum of squares is divided by the number `n` of values. With
+    `unbiased=True` the running variance is divided by `n - 1`, as in PyTorch.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -115,9 +114,12 @@ class BatchNorm(StatefulLayer):
           zeros by default.
         - `key`: random key for `weight_init` and `bias_init`.
 
-        **Raises:** `ValueError` if `mode` is unknown, if `input_size` is not an integer of at least
-        0, or if both `axis_name` and `batched=True` are missing; `TypeError` if `eps` or `momentum`
-        is not a number.
+        **Raises:**
+
+        - `ValueError` if `mode` is unknown.
+        - `ValueError` if `input_size` is not an integer of at least 0.
+        - `ValueError` if `axis_name` is missing and `batched` is `False`.
+        - `TypeError` if `eps` or `momentum` is not a number.
         """
         if mode not in ("ema", "batch", "legacy"):
             raise ValueError(f"mode must be 'batch' or 'ema', got {mode!r}.")
@@ -211,8 +213,8 @@ class BatchNorm(StatefulLayer):
         check_input(self, x, ("batch", *channels) if self.batched else channels)
         check_not_stacked(self, self.weight, 1)
         inference = self.inference if inference is None else inference
-        # On a CPU, convolutions use the layout with channels last. With the same layout here, XLA
-        # inserts no transposes between two convolutions.
+        # On a CPU, convolutions use the layout with channels last. This layer uses the same layout,
+        # so that XLA inserts no transposes between the layer and a convolution.
         values = jnp.moveaxis(x.astype(at_least_float32(x.dtype)), self._channel_axis, -1)
         if self.mode == "ema":
             statistics, state = self._ema_statistics(values, state, inference)
@@ -222,9 +224,10 @@ class BatchNorm(StatefulLayer):
         scale = jax.lax.rsqrt(variance + self.eps)
         if self.weight is not None:
             scale = scale * self.weight.astype(scale.dtype)
-        # `centre` equals `mean` but is a constant. It cancels in the value and in all derivatives.
-        # Because only `shift` depends on `mean`, the gradient with respect to `mean` uses the same
-        # sum over the batch as the gradient with respect to the bias.
+        # `centre` equals `mean`, but JAX differentiates `centre` as a constant. `centre` cancels in
+        # `out` and in all derivatives of `out`. Only `shift` depends on `mean`, so the gradient
+        # with respect to `mean` uses the same sum over the batch as the gradient with respect to
+        # the bias.
         centre = jax.lax.stop_gradient(mean)
         shift = (centre - mean) * scale
         if self.bias is not None:
@@ -286,10 +289,10 @@ class BatchNorm(StatefulLayer):
     def _batch_moments(self, x: Array) -> Statistics:
         axes = tuple(range(x.ndim - 1))
         mean = self._over_batch(jnp.mean(x, axes))
-        # Two passes, because `mean(x**2) - mean**2` loses all digits if the mean is large. The
-        # constant `centre` saves sums in the backward pass, as in `__call__`. The term `(mean -
-        # centre)**2` is 0, but its derivatives add the terms that `squares` lacks because `centre`
-        # is constant.
+        # The squares are computed after the mean, because `mean(x**2) - mean**2` loses all digits
+        # if the mean is large. The constant `centre` saves sums in the backward pass, as in
+        # `__call__`. The term `(mean - centre)**2` is 0, but its second derivative is not 0. The
+        # second derivative of `squares` lacks this term, because `centre` is constant.
         centre = jax.lax.stop_gradient(mean)
         squares = self._over_batch(jnp.mean((x - _broadcast_channels(centre, x)) ** 2, axes))
         return mean, squares - (mean - centre) ** 2

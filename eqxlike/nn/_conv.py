@@ -101,10 +101,13 @@ class Conv(Module):
           initializers compute the fan-in from this shape.
         - `key`: random key for the initial weight and bias.
 
-        **Raises:** `ValueError` with the name of the argument, if a size is not a positive integer,
-        a sequence does not have the length `num_spatial_dims`, `groups` does not divide both
-        numbers of channels, or `padding` or `padding_mode` is an unknown string; `TypeError` if
-        `dtype` is an integer dtype.
+        **Raises:**
+
+        - `ValueError` if a size is not a positive integer.
+        - `ValueError` if a sequence does not have the length `num_spatial_dims`.
+        - `ValueError` if `groups` does not divide both numbers of channels.
+        - `ValueError` if `padding` or `padding_mode` is an unknown string.
+        - `TypeError` if `dtype` is an integer dtype.
         """
         num_spatial_dims = whole_number(num_spatial_dims, "num_spatial_dims")
         self.num_spatial_dims = num_spatial_dims
@@ -130,8 +133,10 @@ class Conv(Module):
 
         **Returns:** shape `(out_channels, new_dim_1, ..., new_dim_N)`.
 
-        **Raises:** `ValueError` if `x` has the wrong number of channels or axes, or is smaller
-        than the kernel.
+        **Raises:**
+
+        - `ValueError` if `x` has the wrong number of channels or axes.
+        - `ValueError` if `x` is smaller than the kernel.
         """
         del key
         check_input(self, x, (self.in_channels, *axis_names(self.num_spatial_dims)))
@@ -295,10 +300,14 @@ class ConvTranspose(Module):
         - `key`: random key for the initial weight and bias, which have the same distribution as for
           `Conv`.
 
-        **Raises:** `ValueError` with the name of the argument, if a size is not a positive integer,
-        a sequence does not have the length `num_spatial_dims`, `groups` does not divide both
-        numbers of channels, `padding` or `padding_mode` is an unknown string, or `output_padding`
-        is not less than `stride`; `TypeError` if `dtype` is an integer dtype.
+        **Raises:**
+
+        - `ValueError` if a size is not a positive integer.
+        - `ValueError` if a sequence does not have the length `num_spatial_dims`.
+        - `ValueError` if `groups` does not divide both numbers of channels.
+        - `ValueError` if `padding` or `padding_mode` is an unknown string.
+        - `ValueError` if `output_padding` is not less than `stride`.
+        - `TypeError` if `dtype` is an integer dtype.
         """
         num_spatial_dims = whole_number(num_spatial_dims, "num_spatial_dims")
         self.num_spatial_dims = num_spatial_dims
@@ -332,8 +341,10 @@ class ConvTranspose(Module):
 
         **Returns:** shape `(out_channels, new_dim_1, ..., new_dim_N)`.
 
-        **Raises:** `ValueError` if `x` has the wrong number of channels or axes, or if the output
-        would be empty.
+        **Raises:**
+
+        - `ValueError` if `x` has the wrong number of channels or axes.
+        - `ValueError` if the output would be empty.
         """
         del key
         check_input(self, x, (self.in_channels, *axis_names(self.num_spatial_dims)))

@@ -28,7 +28,7 @@ from .._transforms._derivatives._linear_call import has_tangent, jvp_of_moving, 
 _CHUNKS, _SMALL, _LARGE = 8, 2**21, 2**26
 """Number of chunks, and the smallest and largest number of logits in a chunk.
 
-There are 8 chunks, unless a chunk would have less than 2**21 or more than 2**26 logits. Each chunk
+There are 8 chunks, unless a chunk would have fewer than 2**21 or more than 2**26 logits. Each chunk
 reads and writes the gradient of the weight, so small chunks are slow.
 """
 
@@ -71,9 +71,12 @@ def cross_entropy(
     are ignored. To combine the means of several calls, weight each mean by `(labels !=
     ignore_index).sum()`.
 
-    **Raises:** `ValueError` if the shapes of the arguments do not match, or `label_smoothing` is
-    outside [0, 1]; `TypeError` if `labels` are not integers, or `readout` has no `weight` with two
-    axes.
+    **Raises:**
+
+    - `ValueError` if the shapes of the arguments do not match.
+    - `ValueError` if `label_smoothing` is outside [0, 1].
+    - `TypeError` if `labels` are not integers.
+    - `TypeError` if `readout` has no `weight` with two axes.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> readout = eqx.nn.Linear(8, 1000, key=jax.random.key(0))
@@ -99,7 +102,7 @@ def cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing}.")
     counts = _is_counted(labels.ravel(), ignore_index)
-    # A narrower dtype may be unable to represent all classes.
+    # A narrow dtype, such as int8, may be unable to represent all classes.
     labels = labels.ravel().astype(jnp.int64 if labels.dtype.itemsize == 8 else jnp.int32)
     is_class = (labels >= 0) & (labels < num_classes)
     # A label that is not a class is a mistake, so it makes the loss NaN.
@@ -276,7 +279,8 @@ def _sum_and_gradients(
 
 # --- The primitive ---
 
-# A `jax.custom_jvp` is not enough: under `vmap` it makes one gradient of `w` for each example.
+# The loss is a primitive, because `vmap` of a `jax.custom_jvp` would make one gradient of `w` for
+# each example.
 
 
 def _bind(arrays: Sequence[Array], **params: Any) -> Array:
@@ -293,8 +297,8 @@ def _jvp(primals: Any, tangents: Any, *, num_groups: int, jaxpr: Any, **options:
     moving = tuple(map(has_tangent, (tangents[0], *tangents[3:])))
     value, gradients = _sum_and_gradients(*primals, moving=moving, **options)
     directions = [each for each in tangents if has_tangent(each)]
-    # The products are in the wider dtype, because these values are not yet multiplied by the
-    # cotangent. The cotangent may be as small as 1e-4.
+    # The products are in the wider dtype, because they may be too large for float16 until they are
+    # multiplied by the cotangent. The cotangent may be as small as 1e-4.
     products = (
         jnp.sum(gradient.astype(value.dtype) * direction.astype(value.dtype))
         for gradient, direction in zip(gradients, directions, strict=True)

@@ -32,8 +32,8 @@ _ROWS, _ROWS_ELSEWHERE = 128, 256
 """Number of queries in a block: on a CPU, and on other platforms.
 
 On a CPU, blocks of 64 queries are faster for short sequences with a causal mask or a window,
-because small blocks skip more keys. From a length of 512, 128 queries are faster, and keep both
-cores of a two-core CPU busy.
+because small blocks skip more keys. From a length of 512, blocks of 128 queries are faster, and
+keep both cores of a two-core CPU busy.
 """
 
 
@@ -99,8 +99,11 @@ def dot_product_attention(
 
     **Returns:** shape `(q_seq, heads, value_size)`.
 
-    **Raises:** `ValueError` for wrong shapes, or if the implementation does not support the
-    attention; `TypeError` for wrong dtypes.
+    **Raises:**
+
+    - `ValueError` if a shape is wrong.
+    - `ValueError` if the implementation does not support the attention.
+    - `TypeError` if a dtype is wrong.
     """
     what = "dot_product_attention"
     query, key, value = map(jnp.asarray, (query, key, value))
@@ -207,8 +210,8 @@ class WeightDropout(NamedTuple):
 
     - `drop`: function that applies dropout to the array of all weights, axes `heads q_seq kv_seq`.
     - `p`: the probability of dropping a weight.
-    - `keys`: one Threefry key for each head, from which blocks reproduce the result of `drop`.
-      `None` if blocks cannot reproduce it.
+    - `keys`: one Threefry key for each head, with which `implementation="blocks"` reproduces the
+      result of `drop`. `None` if `"blocks"` cannot reproduce this result.
     """
 
     drop: Callable[[Array], Array]

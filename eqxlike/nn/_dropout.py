@@ -17,7 +17,7 @@ from ._inputs import describe
 
 
 def warn_deterministic(layer_name: str, deterministic: bool) -> bool:
-    """Returns `deterministic`, for use as `inference`, and warns that it is deprecated."""
+    """Warns that `deterministic` is deprecated, and returns its value for use as `inference`."""
     warnings.warn(
         f"{layer_name}'s `deterministic=` is deprecated: use `inference=`.",
         DeprecationWarning,

@@ -48,8 +48,11 @@ class Embedding(Module):
         - `weight_init`: initializer of a new table; standard normal by default, as in PyTorch.
         - `key`: random key for a new table.
 
-        **Raises:** `ValueError` if a size is not an integer of at least 0, if there is no `weight`
-        and a size or `key` is missing, or if `weight` does not match the sizes.
+        **Raises:**
+
+        - `ValueError` if a size is not an integer of at least 0.
+        - `ValueError` if there is no `weight`, and a size or `key` is missing.
+        - `ValueError` if `weight` does not match the sizes.
         """
         if num_embeddings is not None:
             num_embeddings = whole_number(num_embeddings, "num_embeddings", least=0)
@@ -277,7 +280,7 @@ class RotaryPositionalEmbedding(Module):
         return rotated.astype(x.dtype)
 
     def _frequencies(self, positions: Array) -> tuple[Array, float]:
-        """Returns the angle of each pair at position 1, and the factor of the rotated features."""
+        """Returns the angle of each pair of features at position 1, and the features' factor."""
         half, theta = self.embedding_size // 2, self.theta
         exponents = jnp.arange(half, dtype=self.dtype) / half
         if self.scaling is None:

@@ -23,8 +23,8 @@ from ._kv_cache import KVCache
 class Sampler(Module):
     """Draws a token from the logits of a language model.
 
-    The filters apply in the order of the arguments, as in Hugging Face's transformers. All settings
-    are arrays, so a new value does not recompile the program.
+    The filters are applied in the order of the arguments, as in Hugging Face's transformers. All
+    settings are arrays, so a new value does not recompile the program.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -274,7 +274,8 @@ def _generate(
     new = jnp.broadcast_to(token[:, None], (batch, max_new_tokens))
     start = (jnp.ones((), jnp.int32), token, is_end(token), memory, new)
     index, token, _, _, new = lax.while_loop(goes_on, step, start)
-    # The positions after the last step still hold the first token. Fills them with the last token.
+    # The positions after the last step still hold the first token. Overwrite the first token with
+    # the last token.
     is_done = jnp.arange(max_new_tokens, dtype=jnp.int32)[None] < index
     return jnp.where(is_done, new, token[:, None])
 
@@ -282,7 +283,7 @@ def _generate(
 def _with_cache(
     model: Callable[..., Any], tokens: Array, lengths: Array | None, cache: KVCache
 ) -> tuple[Array, Callable[..., Any], Any]:
-    """Reads the prompt.
+    """Reads the prompt with a model that takes a cache.
 
     **Returns:** the logits after the prompt, the function `advance(memory, token, index)` that
     reads one more token, and the first `memory`.
@@ -364,7 +365,7 @@ def _check_logits(logits: Any, tokens: Array) -> None:
 
 
 def _row_lengths(tokens: Array, lengths: Array | None) -> Array:
-    """The number of tokens of each row."""
+    """The number of tokens of each row, without the padding."""
     batch, seq = tokens.shape
     return jnp.full(batch, seq, jnp.int32) if lengths is None else lengths
 

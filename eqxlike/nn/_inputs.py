@@ -118,7 +118,7 @@ def _show(expected: Shape) -> str:
 
 
 def describe(layer: Module) -> str:
-    """The type of a layer that is being called, and its path in the outermost calling Module.
+    """The type of a layer that is being called, and its path in the outermost Module being called.
 
     Call this function only for errors, because it searches all frames on the stack.
     """

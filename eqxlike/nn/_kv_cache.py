@@ -150,7 +150,8 @@ class KVCache(Module):
         return min((keys.shape[1] for window, keys in layers if window is None), default=None)
 
     def prefill(self, num_tokens: int | Int[Array, ""] | None = None) -> Self:
-        """The empty cache for a call with a whole prompt. The call attends only to the prompt.
+        """The empty cache for a call with a whole prompt. In this call, tokens attend only to the
+        prompt.
 
         **Arguments:**
 
@@ -174,7 +175,7 @@ class KVCache(Module):
 
         **Arguments:**
 
-        - `key`, `value`: shape `(seq, heads, size)`, as `nn.dot_product_attention` takes them.
+        - `key`, `value`: shape `(seq, heads, size)`, as for `nn.dot_product_attention`.
         - `window`: the layer's window.
 
         **Returns:** the keys and values to attend to, the keyword arguments for
@@ -207,8 +208,8 @@ class KVCache(Module):
 
         options: dict[str, Any] = {"is_causal": True, "window": window}
         if not self.is_prefill and ring is not None and num > 1:
-            # A new token may overwrite a key that an earlier new token attends to. The attention
-            # therefore reads the old keys.
+            # A new token may overwrite a key that another new token attends to. The attention
+            # therefore reads the keys as they were before this call.
             options = {"mask": self._mask(num, slots)}
             key = jnp.concatenate([read(olds[0], key), key])
             value = jnp.concatenate([read(olds[1], value), value])
@@ -290,7 +291,7 @@ def _has_stack(model: Any) -> bool:
 
 
 def _attention_layers(model: Any) -> Iterator[Any]:
-    """All attention layers; a stacked layer is repeated for each layer of the stack."""
+    """Yields all attention layers. A stacked layer is repeated for each layer of the stack."""
 
     def has_heads(node: Any) -> bool:
         return all(hasattr(node, name) for name in ("num_kv_heads", "qk_size", "vo_size", "window"))

@@ -150,8 +150,11 @@ class FusedLinear(Module):
         - `layers`: `Linear` layers with the same `in_features` and dtype, all with a bias or all
           without a bias. The arrays of stacked layers must have the same leading axes.
 
-        **Raises:** `ValueError` if `layers` is empty, or a layer does not match the first one;
-        `TypeError` for a layer that is not a `Linear`.
+        **Raises:**
+
+        - `ValueError` if `layers` is empty.
+        - `ValueError` if a layer does not match the first layer.
+        - `TypeError` if a layer is not a `Linear`.
         """
         sizes: list[int] = []
         if not layers:

@@ -112,7 +112,7 @@ class MLP(Module):
         - `in_size`: length of the input; `"scalar"` for an input of shape `()`.
         - `out_size`: length of the output; `"scalar"` for an output of shape `()`.
         - `width_size`: units in each hidden layer.
-        - `depth`: number of hidden layers; 0 leaves one `Linear(in_size, out_size)`.
+        - `depth`: number of hidden layers. With 0, the model is one `Linear(in_size, out_size)`.
         - `activation`: function that is applied to each unit after each hidden layer.
         - `final_activation`: function that is applied to each unit after the last layer.
         - `use_bias`: whether the hidden layers add a bias.

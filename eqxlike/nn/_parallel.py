@@ -20,8 +20,8 @@ class Parallel(StatefulLayer):
 
     One example is a residual block, in which one branch is an `Identity`. Another example is the
     block of Szegedy et al. (2015), "Going Deeper with Convolutions". The branches are called one
-    after another. To batch branches of equal structure, use `filter_vmap` over stacked layers; to
-    batch `Linear` branches, use `FusedLinear`.
+    after another. To compute branches of equal structure in one batch, use `filter_vmap` over
+    stacked layers. To compute `Linear` branches as one matrix product, use `FusedLinear`.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -49,10 +49,13 @@ class Parallel(StatefulLayer):
           key.
         - `join`: `"sum"`, `"concatenate"` (along the first axis: features of vectors, channels of
           images), or a function of the tuple of outputs. If outputs are pytrees, `"sum"` and
-          `"concatenate"` join them leaf by leaf. If `join` is a Module, it is trained.
+          `"concatenate"` join them leaf by leaf. If `join` is a Module, its arrays are trained.
 
-        **Raises:** `ValueError` for an empty list of branches or an unknown `join`; `TypeError` for
-        a branch that cannot be called.
+        **Raises:**
+
+        - `ValueError` if `branches` is empty.
+        - `ValueError` if `join` is unknown.
+        - `TypeError` if a branch cannot be called.
         """
         self.branches = as_layers(branches, "Parallel", "branches")
         if not self.branches:

@@ -49,7 +49,8 @@ def fan_in_limit(fan_in: int) -> float:
 
 
 def draw(key: PRNGKeyArray | None, *parameters: Parameter | None) -> tuple[Any, ...]:
-    """Draws the parameters of a layer, each with its own part of `key`. A `None` stays `None`.
+    """Draws the parameters of a layer, each with its own part of `key`. A parameter `None` stays
+    `None`.
 
     Without initializers, one compiled function draws all parameters, so that a layer costs one
     dispatch. For the first 64 layers with equal parameters, NumPy draws small parameters. This
@@ -104,9 +105,10 @@ def _draw_at_once(
     drawn: list[Any] = []
     for key, parameter in zip(keys, parameters, strict=True):
         if is_eager and drawn and key is not None:
-            # Draws the arrays one after another. Without this dependency, XLA draws them on several
-            # threads of a CPU. On jax 0.12 the synchronisation of the threads costs more than
-            # drawing a small array: shapes (64, 64) and (64,) took 2.3 times as long.
+            # This barrier makes each draw depend on the previous draw. Without it, XLA draws the
+            # arrays on several threads of a CPU. On jax 0.12 the synchronisation of the threads
+            # costs more than drawing a small array: shapes (64, 64) and (64,) took 2.3 times as
+            # long.
             drawn[-1], key = jax.lax.optimization_barrier((drawn[-1], key))
             # The key reuse checker counts the barrier as a use of the key.
             key = jr.clone(key)
@@ -179,7 +181,7 @@ _num_draws: collections.Counter[tuple[Parameter | None, ...]] = collections.Coun
 
 
 def _count_and_choose_host(parameters: tuple[Parameter | None, ...]) -> bool:
-    """Counts one more layer with these parameters. Returns whether NumPy draws them."""
+    """Counts one more layer with equal parameters. Returns whether NumPy draws its parameters."""
     if not jax.sharding.get_abstract_mesh().empty:
         return False
     _num_draws[parameters] += 1
@@ -215,8 +217,9 @@ def _draw_by(
 ) -> np.ndarray:
     """Applies `program` to draws from U(0, 1), of a real dtype.
 
-    `program` is the last step of `jax.random`. XLA runs it, not NumPy, because XLA decides whether
-    a product and a sum are rounded once or twice. All sizes share one compiled program.
+    `program` is the last step of a function of `jax.random`. XLA and not NumPy runs this step,
+    because XLA decides whether a product and a sum are rounded once or twice. All sizes share one
+    compiled program.
     """
     padded = np.zeros(_MAX_SIZE, dtype)
     padded[:size] = uniform_on_host(data, size, dtype)

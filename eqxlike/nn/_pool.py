@@ -73,8 +73,11 @@ class Pool(Module):
         - `use_ceil`: whether to round the output size up, so that the last window may reach beyond
           the padding. As in PyTorch, no window starts in the padding at the end.
 
-        **Raises:** `ValueError` with the name of the argument, if a size is not a positive integer,
-        a sequence does not have the length `num_spatial_dims`, or `padding` is an unknown string.
+        **Raises:**
+
+        - `ValueError` if a size is not a positive integer.
+        - `ValueError` if a sequence does not have the length `num_spatial_dims`.
+        - `ValueError` if `padding` is an unknown string.
         """
         self.init = init
         self.operation = operation
@@ -95,8 +98,10 @@ class Pool(Module):
 
         **Returns:** shape `(channels, new_dim_1, ..., new_dim_N)`.
 
-        **Raises:** `ValueError` if `x` has the wrong number of axes or is smaller than a window;
-        `RuntimeError` if the padding is larger than a window.
+        **Raises:**
+
+        - `ValueError` if `x` has the wrong number of axes, or is smaller than a window.
+        - `RuntimeError` if the padding is larger than a window.
         """
         del key
         return self._reduce(x, self._pads(x))
@@ -158,12 +163,12 @@ def _reduce_windows(
         cut = [(min(before, 0), min(after, 0), 0) for before, after in pads]
         x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *cut])
         pads = tuple((max(before, 0), max(after, 0)) for before, after in pads)
-    # Compared by identity: `operation` need not be hashable.
+    # Compared by identity, because `operation` may be unhashable.
     if isinstance(init, (int, float)) and any(
         operation is known and init == identity for known, identity in _DIFFERENTIABLE.items()
     ):
-        # On a CPU, convolutions use the layout with channels last. With the same layout here, XLA
-        # inserts no transposes between two convolutions.
+        # On a CPU, convolutions use the layout with channels last. This layer uses the same layout,
+        # so that XLA inserts no transposes between the layer and a convolution.
         x = jnp.moveaxis(x, 0, -1)
         # Some 8-bit floats have no infinity.
         has_infinity = jnp.issubdtype(x.dtype, jnp.floating) and np.isinf(np.array(np.inf, x.dtype))
@@ -264,8 +269,10 @@ class _AvgPool(OverAxes, Pool):
         floating or complex, otherwise the dtype of `jnp.mean(x)`. Sums are computed in at least
         float32.
 
-        **Raises:** `ValueError` if `x` has the wrong number of axes or is smaller than a window;
-        `RuntimeError` if the padding is larger than a window.
+        **Raises:**
+
+        - `ValueError` if `x` has the wrong number of axes, or is smaller than a window.
+        - `RuntimeError` if the padding is larger than a window.
         """
         del key
         pads = self._pads(x)
@@ -409,8 +416,10 @@ class AdaptivePool(Module):
 
         **Returns:** shape `(channels, *target_shape)`.
 
-        **Raises:** `ValueError` if `x` has the wrong number of axes or an empty axis, or, without
-        `overlap`, if an axis is shorter than its target.
+        **Raises:**
+
+        - `ValueError` if `x` has the wrong number of axes, or an empty axis.
+        - `ValueError` if `overlap` is `False` and an axis is shorter than its target.
         """
         del key
         check_input(self, x, ("channels", *axis_names(len(self.target_shape))))

@@ -223,8 +223,10 @@ class LSTMCell(Module):
 
         **Returns:** the next pair, of the same shapes.
 
-        **Raises:** `ValueError` if `input` or an array in `hidden` has another shape, or `hidden`
-        is not a pair.
+        **Raises:**
+
+        - `ValueError` if `input` or an array in `hidden` has another shape.
+        - `ValueError` if `hidden` is not a pair.
         """
         del key
         try:
@@ -309,8 +311,11 @@ class RNN(Module):
 
         **Returns:** the outputs of all steps, stacked along the first axis, and the final state.
 
-        **Raises:** `ValueError` if `xs` or `length` has another shape; `TypeError` if `length` is
-        not an integer, or if `cell` is a custom cell and `state` is missing.
+        **Raises:**
+
+        - `ValueError` if `xs` or `length` has another shape.
+        - `TypeError` if `length` is not an integer.
+        - `TypeError` if `cell` is a custom cell and `state` is missing.
         """
         cell = self.cell
         is_own = isinstance(cell, GRUCell | LSTMCell)

@@ -47,11 +47,13 @@ class ScanStack(StatefulLayer, Stacked):
     Each array of `layers` has a leading axis of length `depth`. Compile time does not grow with
     depth. Each layer must return the same structure, shapes and dtypes as its input.
 
-    Compared with a list of layers on a CPU (`python -m benchmarks.models --first-steps`), a process
-    with 12 transformer blocks of 64 features finished its first training step in 0.68 times the
-    time of the list. Later steps took 1.16 times the time for 4 such blocks. For 6 blocks of 256
-    features, they took 0.88 times the time and 0.7 times the memory. On an H100, later steps took
-    1.1 times the time.
+    Cost of training steps of transformers, relative to a list of blocks (`python -m
+    benchmarks.models --first-steps`):
+
+    - First step of a process on a CPU, 12 blocks of 64 features: 0.68 times the time.
+    - Later steps on a CPU, 4 blocks of 64 features: 1.16 times the time.
+    - Later steps on a CPU, 6 blocks of 256 features: 0.88 times the time and 0.7 times the memory.
+    - Later steps on an H100: 1.1 times the time.
 
     `nn.freeze(stack, lambda stack: stack[:2])` freezes some of the layers. The attribute `layers`
     is then a tuple of stacks. Successive layers with the same frozen arrays form one stack, and
@@ -101,8 +103,11 @@ class ScanStack(StatefulLayer, Stacked):
         - `key`: random key, split into one key for each layer. The layers equal `[make_layer(key)
           for key in jax.random.split(key, depth)]`.
 
-        **Raises:** `ValueError` if `depth` or `unroll` is not a positive integer, or `remat` is
-        unknown; `TypeError` if `make_layer` is a layer, or cannot be called.
+        **Raises:**
+
+        - `ValueError` if `depth` or `unroll` is not a positive integer.
+        - `ValueError` if `remat` is unknown.
+        - `TypeError` if `make_layer` is a layer, or cannot be called.
         """
         depth = whole_number(depth, "depth")
         if isinstance(make_layer, Module) or not callable(make_layer):
@@ -128,9 +133,12 @@ class ScanStack(StatefulLayer, Stacked):
 
         Layers may differ only in the values of their arrays and in which arrays are frozen.
 
-        **Raises:** `ValueError` if the layers differ in anything else, such as the activation, if a
-        layer contains a `jax.Ref`, or if `layers` is empty. The message contains the path of the
-        difference.
+        **Raises:**
+
+        - `ValueError` if the layers differ in anything else, such as the activation. The message
+          contains the path of the difference.
+        - `ValueError` if a layer contains a `jax.Ref`.
+        - `ValueError` if `layers` is empty.
         """
         layers = as_layers(layers, "ScanStack.stack", "layers")
         if not layers:
@@ -227,8 +235,10 @@ class ScanStack(StatefulLayer, Stacked):
 
         **Returns:** the output of the last layer; `(output, state)` if `state` is passed.
 
-        **Raises:** `TypeError` if the output of a layer has another structure, shape or dtype than
-        its input, or if the layers are stateful and `state` is missing.
+        **Raises:**
+
+        - `TypeError` if the output of a layer has another structure, shape or dtype than its input.
+        - `TypeError` if the layers are stateful and `state` is missing.
         """
         has_state = self.is_stateful()
         if has_state and state is NO_STATE and args:

@@ -213,8 +213,11 @@ class State(StateValues, _traits=Traits(is_immutable=False)):
 
         **Returns:** the current value of the index.
 
-        **Raises:** `KeyError` if `item` is not in this State; `ValueError` if `item` is not a
-        `StateIndex`, or this State is out of date.
+        **Raises:**
+
+        - `KeyError` if `item` is not in this State.
+        - `ValueError` if `item` is not a `StateIndex`.
+        - `ValueError` if this State is out of date.
         """
         return self._values[self._position(item)]
 
@@ -255,8 +258,11 @@ class State(StateValues, _traits=Traits(is_immutable=False)):
 
         **Returns:** a new State with the values of `substate`. This State is then out of date.
 
-        **Raises:** `ValueError` if `substate` is not a State, has an index that is not in this
-        State, or has a value of another structure, shape or dtype.
+        **Raises:**
+
+        - `ValueError` if `substate` is not a State.
+        - `ValueError` if `substate` has an index that is not in this State.
+        - `ValueError` if a value has another structure, shape or dtype.
         """
         if not isinstance(substate, State):
             raise ValueError(

@@ -51,8 +51,10 @@ class WeightNorm(Module, Generic[Layer]):
         - `weight_name`: the name of the attribute of `layer` to normalise, an array.
         - `axis`: norms are computed over all axes except this axis; over all axes if `None`.
 
-        **Raises:** `AttributeError` if `layer` has no such attribute; `ValueError` if the attribute
-        is not an array, or has no such axis.
+        **Raises:**
+
+        - `AttributeError` if `layer` has no attribute `weight_name`.
+        - `ValueError` if the attribute is not an array, or has no such axis.
         """
         check_instance(layer, "WeightNorm")
         weight = getattr(layer, weight_name)
@@ -151,8 +153,11 @@ class SpectralNorm(StatefulLayer, Generic[Layer]):
         - `inference`: whether to skip the update of the state.
         - `key`: random key for the initial vectors.
 
-        **Raises:** `AttributeError` if `layer` has no such attribute; `ValueError` if the attribute
-        is not an array of at least two axes, or the number of iterations is negative.
+        **Raises:**
+
+        - `AttributeError` if `layer` has no attribute `weight_name`.
+        - `ValueError` if the attribute is not an array of at least two axes.
+        - `ValueError` if `num_power_iterations` is negative.
         """
         check_instance(layer, "SpectralNorm")
         weight = getattr(layer, weight_name)
@@ -236,8 +241,8 @@ class Shared(Module):
     """Shares nodes of a pytree, such as tied weights.
 
     A Module is a tree. A layer in two places of the tree is two layers: they are equal at first,
-    but are trained separately. `Shared` keeps one node, and inserts it in the other places at each
-    call. The gradients of all uses are then summed.
+    but are trained separately. `Shared` keeps one node, and inserts this node in the other places
+    at each call. The gradients of all uses are then summed.
 
     Press & Wolf (2017), "Using the Output Embedding to Improve Language Models", share the weights
     of the first layer with the last:
@@ -271,8 +276,11 @@ class Shared(Module):
           value is another node, or is computed from another node, such as a transpose. `get`
           returns a sequence if `where` returns a sequence.
 
-        **Raises:** `ValueError` if the results of `get` and `where` differ in structure, shape or
-        dtype, or if `get` returns a removed node; any exception of `tree_at` for `where`.
+        **Raises:**
+
+        - `ValueError` if the results of `get` and `where` differ in structure, shape or dtype.
+        - `ValueError` if `get` returns a removed node.
+        - Any exception of `tree_at` for `where`.
         """
         check_instance(pytree, "Shared")
         self.pytree = tree_at(where, pytree, replace_fn=lambda _: _Placeholder.SHARED)

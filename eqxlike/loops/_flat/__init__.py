@@ -9,13 +9,13 @@ Read the files in this order:
 - `_counted_while`: a loop of unknown length, differentiated as a scan of the steps that it ran.
 - `_revolve`: reverse mode with few saved carries.
 - `_transposes`: the transpose of a loop of unknown length, for `jax.linear_transpose`.
-- `_batched`: primitives that keep a batch of loops one loop under `jax.vmap`.
+- `_batched`: primitives with which a batch of loops stays one loop under `jax.vmap`.
 
 Basic terms:
 
 - **consts**: the arrays that all steps share.
 - **carry**: the arrays that are passed from step to step. `Operands.carry` is the initial carry. A
-  returned carry, or one named `last`, is the last carry.
+  returned carry, or a carry named `last`, is the last carry.
 - **xs**: the arrays whose rows are the inputs of the steps. One row is **x**.
 - **ys**: the arrays whose rows are the outputs of the steps. One row is **y**.
 - **saved**: the part of a carry that reverse mode saves. It has all arrays except buffers.
@@ -28,8 +28,8 @@ Terms for derivatives, batches and buffers:
   active. For all other arrays, the scan selects the old or the new value after the step.
 - **written once**: an array of the carry that is a buffer. Each entry is written at most once, and
   read only afterwards.
-- **reading**: the scan without its writes to buffers. This scan runs steps again when the buffers
-  are full.
+- **reading**: the scan without its writes to buffers. Reverse mode uses this scan to run steps
+  again after the loop has filled the buffers.
 - **shared**: a const is shared if it is the same for all members of a batch. Its cotangents are
   summed over the batch.
 """

@@ -1,4 +1,4 @@
-"""Primitives that keep a batch of loops one loop under `jax.vmap`."""
+"""Primitives with which a batch of loops stays one loop under `jax.vmap`."""
 
 from collections.abc import Callable
 from typing import Any

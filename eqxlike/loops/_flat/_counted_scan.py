@@ -3,9 +3,9 @@
 Reverse mode divides the scan into segments, and saves the carry at the start of each segment. It
 then runs the segments again, from the last to the first. For each segment, it saves the carry of
 each step, and then differentiates each step. If a segment has `sqrt(length)` steps, this method
-saves `2 * sqrt(length)` carries. The method costs three runs of the scan and one run of its
-derivative. A segment is not divided further. If the method would save more carries than the allowed
-`checkpoints`, `_revolve` reverses the scan instead.
+saves `2 * sqrt(length)` carries. The method takes three runs of the scan and one run of the
+derivative of the scan. A segment is not divided further. If the method would save more carries than
+the allowed `checkpoints`, `_revolve` reverses the scan instead.
 
     def pull_back(body, starts, ct, segment_length):  # starts: the carry before each segment
         def segment_back(ct, start):
@@ -20,8 +20,8 @@ derivative. A segment is not divided further. If the method would save more carr
 
 `_pull_back` is the same function with consts, xs, batches and buffers.
 
-The loops in the derivatives are counted scans too. So derivatives of every order, in every mode,
-exist.
+The loops in the derivatives are counted scans too. So the scan has derivatives of every order in
+every mode.
 """
 
 import dataclasses

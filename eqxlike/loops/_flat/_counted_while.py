@@ -97,8 +97,9 @@ def _check_linear(loop: While, operands: WhileOperands, flags: Sequence[bool]) -
         consts, carry, _ = nonzero.fill((*parts, []), operands.body_consts, operands.carry, [])
         start = jnp.asarray(0), jnp.asarray(True), carry
         _, goes_on, new = _step(loop, WhileOperands(cond_consts, consts, carry), *start)
-        # Check that the condition does not depend on the flagged operands: because the outputs
-        # depend on the condition here, the transpose fails if it does.
+        # Check that the condition does not depend on the flagged operands. The outputs of `step`
+        # depend on the condition, so the transpose fails if the condition depends on these
+        # operands.
         return [jnp.where(goes_on, each, 0) for each in select(new, nonzero.carry)]
 
     parts = (

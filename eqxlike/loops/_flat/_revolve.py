@@ -5,8 +5,8 @@ scan runs again from the nearest saved carry. On the way, it saves further carri
 slots. Griewank and Walther (2000), "Algorithm 799: revolve", give a closed form of the schedule
 that recomputes the fewest steps.
 
-The derivatives here need the function `_push_forward` of `_counted_scan`. They get it as an
-argument, because `_counted_scan` imports this file.
+The derivatives here need the function `_push_forward` of `_counted_scan`. They get `_push_forward`
+as an argument, because `_counted_scan` imports this file.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ def pull_back_any_length(
         return _pull_back(scan, filled, nonzero, last, ct_carry, ct_ys, is_shared)
 
     def run_wider(wider: Nonzero, count: Array, flat: Arrays) -> list[Array]:
-        """Computes the cotangents for `wider`, and selects the cotangents for `nonzero`."""
+        """Computes cotangents of more operands, `wider`. Returns the cotangents of `nonzero`."""
         flat, last, ct_carry, ct_ys = split(flat, *numbers)
         cotangents = iter(ct_carry)
         ct_carry = [
@@ -276,7 +276,9 @@ _MAX_RUNS = 64
 
 @functools.cache
 def _most_steps(checkpoints: int) -> np.ndarray:
-    """`table[c, r]` is the number of steps that `c` carries can reverse in `r` runs of a step."""
+    """`table[c, r]` is the largest number of steps that can be reversed with `c` saved carries, if
+    no step runs more than `r` times.
+    """
     table = np.ones((checkpoints + 1, _MAX_RUNS + 1))
     for carries in range(1, checkpoints + 1):
         runs = np.arange(1, _MAX_RUNS + 1)

@@ -53,7 +53,7 @@ class Scan:
 
     @property
     def has_few_checkpoints(self) -> bool:
-        """Whether two levels would save too many carries, so that `_revolve` is used."""
+        """Whether two levels would save too many carries. `_revolve` is then used."""
         return not self.levels
 
     @property
@@ -185,7 +185,9 @@ class Segments:
         return jnp.arange(self.number)
 
     def count_in(self, index: Array, total: Arrays, is_active: Any) -> Array | None:
-        """The number of steps in segment `index` (0 if not active); `None` if it is always full."""
+        """The number of steps in segment `index` (0 if not active); `None` if all segments are
+        full.
+        """
         if not total:
             return None
         count = jnp.clip(total[0] - index * self.segment_length, 0, self.segment_length)
@@ -220,7 +222,7 @@ def segments_of(scan: Scan, operands: Operands) -> Segments:
 
 
 def levels_for(length: int, checkpoints: int | None) -> tuple[int, ...]:
-    """The `levels` of a `Scan`: one or two, or none if `_revolve` must be used.
+    """The `levels` of a `Scan`: one or two numbers; empty if `_revolve` must be used.
 
     **Arguments:**
 

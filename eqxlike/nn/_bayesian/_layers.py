@@ -47,15 +47,15 @@ class BayesianLinear(GaussianLayer):
     / in_features), biases N(0, prior_scale^2). Dividing by the fan-in makes the prior over
     functions independent of the width (Neal 1996, "Bayesian Learning for Neural Networks", section
     2.1). `prior_scale` is the prior standard deviation of an output, without bias, for an input
-    whose entries have unit mean square.
+    whose mean square is 1.
 
     `estimator` determines what is drawn in training:
 
     - `"local"`, the local reparameterisation trick, draws the output instead of the weights. For
       given `x` the output is Gaussian with mean `m @ x` and variance `s^2 @ x^2`, so each example
       needs only one draw per output unit (Kingma, Salimans & Welling 2015, "Variational Dropout and
-      the Local Reparameterization Trick"). Of the three estimators, it has the gradients with the
-      lowest variance.
+      the Local Reparameterization Trick"). Of the three estimators, `"local"` has gradients with
+      the lowest variance.
     - `"flipout"` draws one perturbation of the weights for the batch. For each example, random
       signs of the rows and columns of the perturbation make the examples uncorrelated (Wen, Vicol,
       Ba, Tran & Grosse 2018, "Flipout: Efficient Pseudo-Independent Weight Perturbations on
@@ -111,15 +111,19 @@ class BayesianLinear(GaussianLayer):
           `()` is a parameter, so an optimiser can learn it.
         - `posterior_scale`: scale of the initial posterior: the standard deviations are
           `posterior_scale / sqrt(in_features)` for weights, and `posterior_scale` for biases. The
-          default is small, so that noise does not dominate early training. In the same unit, the
-          initial means have the scale 0.58.
+          default is small, so that noise does not dominate early training. For comparison, the
+          initial means have the standard deviation `0.58 / sqrt(in_features)`.
         - `inference`: whether calls use the posterior mean.
         - `estimator`: `"local"`, `"flipout"` or `"weights"`, see the class.
         - `key`: random key for the initial means. The means equal the weights of a `Linear` with
           the same key.
 
-        **Raises:** `ValueError` for an invalid size, a scale that is not positive or an unknown
-        estimator; `TypeError` for a dtype that is not real floating.
+        **Raises:**
+
+        - `ValueError` if a size is invalid.
+        - `ValueError` if a scale is not positive.
+        - `ValueError` if the estimator is unknown.
+        - `TypeError` if the dtype is not real floating.
         """
         in_features = number_of_features(in_features, "in_features")
         out_features = number_of_features(out_features, "out_features")
@@ -196,8 +200,10 @@ class BayesianLinear(GaussianLayer):
 
         **Returns:** the layer, with the default prior.
 
-        **Raises:** `TypeError` if an argument is not a `Linear` or not real floating; `ValueError`
-        if the shapes of `mean` and `scales` differ.
+        **Raises:**
+
+        - `TypeError` if an argument is not a `Linear`, or its dtype is not real floating.
+        - `ValueError` if the shapes of `mean` and `scales` differ.
 
         >>> import jax
         >>> layer = BayesianLinear(3, 4, key=jax.random.key(0))
@@ -270,8 +276,8 @@ class BayesianConv(GaussianLayer):
       distribution. However, the entries are drawn independently. With random weights, the entries
       of an output would be correlated, because they share the weights.
     - `"flipout"` draws one perturbation of the weights for the batch, and for each example random
-      signs of the input and output channels. All positions share these signs (Wen, Vicol, Ba, Tran
-      & Grosse 2018). Call `with_perturbation` once per step.
+      signs of the input and output channels. All positions of an example share its signs (Wen,
+      Vicol, Ba, Tran & Grosse 2018). Call `with_perturbation` once per step.
     - `"weights"` draws the weights (Blundell, Cornebise, Kavukcuoglu & Wierstra 2015).
 
     `sample` draws a layer with the same weights for all inputs, for predictions.
@@ -312,8 +318,11 @@ class BayesianConv(GaussianLayer):
         - `inference`: whether calls use the posterior mean.
         - `estimator`: `"local"`, `"flipout"` or `"weights"`, see the class.
 
-        **Raises:** `TypeError` if `mean` is not a `Conv` or not of a real floating dtype,
-        `ValueError` for a scale that is not positive or an unknown estimator.
+        **Raises:**
+
+        - `TypeError` if `mean` is not a `Conv`, or its dtype is not real floating.
+        - `ValueError` if a scale is not positive.
+        - `ValueError` if the estimator is unknown.
         """
         check_instance(mean, "BayesianConv")
         if not isinstance(mean, Conv):

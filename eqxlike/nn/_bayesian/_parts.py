@@ -116,8 +116,12 @@ def bayesian_from_parts(
     so the caller must draw samples of these arrays. `layers_with_estimators` returns `False` for
     these arrays.
 
-    **Raises:** `TypeError` if `network` is a class; `ValueError` for an unknown estimator, a scale
-    whose shape differs from the shape of its array, or a scale without an array in `network`.
+    **Raises:**
+
+    - `TypeError` if `network` is a class.
+    - `ValueError` if the estimator is unknown.
+    - `ValueError` if a scale and its array differ in shape.
+    - `ValueError` if `network` has no array for a scale.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -163,7 +167,7 @@ def layers_with_estimators(network: PyTree, scales: PyTree) -> PyTree[bool]:
 
 
 def linear_or_conv(node: Any) -> bool:
-    """Whether a node is a layer that can be converted. Errors show the name of this function."""
+    """Whether a node is a layer that can become Bayesian. Errors show this function's name."""
     # A subclass that overrides `__call__` may compute something else.
     return type(node).__call__ in (Linear.__call__, Conv.__call__)
 
@@ -171,7 +175,8 @@ def linear_or_conv(node: Any) -> bool:
 def _match_scales(network: PyTree, scales: PyTree) -> tuple[list[Any], Any, list[Any]]:
     """Returns the layers and leaves of `network`, the treedef of `network`, and the scales.
 
-    There is one entry of scales for each layer or leaf: `None` if it cannot become Bayesian.
+    The list of scales has one entry for each layer or leaf: its scales, or `None` if it cannot
+    become Bayesian.
     """
     # An array has the same path string whether it is frozen or not. Matching by path strings
     # therefore works if `network` has frozen arrays and `scales` has none.

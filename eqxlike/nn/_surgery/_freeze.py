@@ -43,8 +43,11 @@ def freeze(model: Tree, where: Callable[[Tree], Any | Sequence[Any]] | None = No
     **Returns:** a copy of the model with these arrays frozen. Arrays that are already frozen stay
     frozen.
 
-    **Raises:** `TypeError` if `model` is a class; `ValueError` if the nodes have no array, or an
-    array that is not in a Module; any exception of `tree_at` for `where`.
+    **Raises:**
+
+    - `TypeError` if `model` is a class.
+    - `ValueError` if the nodes have no array, or have an array that is not in a Module.
+    - Any exception of `tree_at` for `where`.
 
     !!! example
 
@@ -132,7 +135,7 @@ def _is_stack(node: Any) -> bool:
 
 
 def _choose_rows(where: Where, nodes: list[Any], treedef: Any) -> list[np.ndarray] | None:
-    """Returns a boolean table for each node. An entry is `True` if `where` chooses its array.
+    """Returns a boolean table for each node. An entry is `True` if `where` chooses it.
 
     A node is a leaf or a `ScanStack`. The table of a node has one row for each leaf and one column
     for each layer. `where` is called on a tree with a number for each leaf and layer, so that it

@@ -117,7 +117,7 @@ def _map_attention(
 
     def replaced(attention: Any) -> Any:
         if id(attention) not in made:
-            # The layer is kept, so that no other layer gets its id.
+            # Keeps a reference to the layer, so that Python gives its `id` to no other layer.
             made[id(attention)] = attention, function(with_parts(attention))
         return made[id(attention)][1]
 

@@ -73,8 +73,11 @@ class LoRALinear(Module):
           by default.
         - `key`: random key for `A`.
 
-        **Raises:** `ValueError` if `rank` is not a positive integer or `alpha` is not positive;
-        `TypeError` if `linear` is not a `Linear`.
+        **Raises:**
+
+        - `ValueError` if `rank` is not a positive integer.
+        - `ValueError` if `alpha` is not positive.
+        - `TypeError` if `linear` is not a `Linear`.
         """
         check_instance(linear, "LoRALinear")
         if not isinstance(linear, Linear):

@@ -48,7 +48,7 @@ class Policy(Module):
     - nodes whose class defines `keeps_precision: ClassVar[bool] = True`, such as norm layers. You
       can define this attribute in classes of your own;
     - nodes that `keep` chooses: a type, a tuple of types, or a function from a node of the tree to
-      `bool`. The function is called from the root down.
+      `bool`. The function is called on outer nodes before inner nodes.
 
     Micikevicius et al. (2018), "Mixed Precision Training", store and update parameters in float32
     and compute in 16 bits. bfloat16 has the range of float32, so it needs no loss scaling. In
@@ -220,8 +220,12 @@ class MixedPrecision(StatefulLayer):
         - `keep`: further nodes that keep their precision: a type, a tuple of types, or a function
           from a node of the tree to `bool`.
 
-        **Raises:** `TypeError` if `policy` is not a policy or a string, if `keep` is not a type or
-        a function, or if `model` is a class; `ValueError` if the string is not a policy.
+        **Raises:**
+
+        - `TypeError` if `policy` is neither a `Policy` nor a string.
+        - `TypeError` if `keep` is neither a type, nor a tuple of types, nor a function.
+        - `TypeError` if `model` is a class.
+        - `ValueError` if the string has another format.
         """
         check_instance(model, "MixedPrecision")
         if isinstance(policy, str):

@@ -51,8 +51,11 @@ def reinitialise(
     **Returns:** a copy of the model with new arrays of the same shapes and dtypes. An array that
     occurs in two places gets different values in each place.
 
-    **Raises:** `TypeError` if `rule` returns neither a function nor `None`, or if `model` is a
-    class; `ValueError` if an initializer returns the wrong shape or dtype.
+    **Raises:**
+
+    - `TypeError` if `rule` returns neither a function nor `None`.
+    - `TypeError` if `model` is a class.
+    - `ValueError` if an initializer returns the wrong shape or dtype.
 
     !!! example
 
@@ -128,9 +131,13 @@ def to_bayesian(
     **Returns:** a copy of the model with Bayesian layers. Transposed convolutions, and subclasses
     of `Linear` and `Conv` with their own `__call__`, are not replaced.
 
-    **Raises:** `ValueError` if there is no layer to replace, a scale is not positive, or the
-    estimator is unknown; `TypeError` if a layer does not have a real floating-point dtype, or if
-    `model` is a class.
+    **Raises:**
+
+    - `ValueError` if there is no layer to replace.
+    - `ValueError` if a scale is not positive.
+    - `ValueError` if the estimator is unknown.
+    - `TypeError` if a layer does not have a real floating-point dtype.
+    - `TypeError` if `model` is a class.
 
     !!! example
 
@@ -193,7 +200,7 @@ Match = type | types.UnionType | tuple[type, ...] | Callable[[Any], Any]
 
 
 def node_predicate(match: Match, name: str) -> Callable[[Any], bool]:
-    """Converts `match`, the argument `name`, to a function from a node to `bool`.
+    """Converts `match` to a function from a node to `bool`. `name` names the argument in errors.
 
     The wrapper around a frozen array never matches, because it is not a node of the user's tree.
 
@@ -221,9 +228,9 @@ def decay_mask(
 ) -> PyTree[bool]:
     """A weight decay mask for Optax: weights of linear, convolutional and recurrent layers.
 
-    Biases, norms, scales and embeddings do not decay. The mask depends on the type of the layer.
-    Therefore it is also right for stacked layers, such as `nn.ScanStack` or an ensemble. For these
-    layers, the criterion `array.ndim >= 2` would also select biases and norms.
+    Biases, norms, scales and embeddings do not decay. The mask depends on the type of the layer, so
+    it is also right for stacked layers, such as `nn.ScanStack` or an ensemble. For stacked layers,
+    the criterion `array.ndim >= 2` would also select biases and norms.
 
     **Arguments:**
 
@@ -305,7 +312,7 @@ def replace_layers(
     - `model`: a Module, or any pytree. Layers in lists, tuples and dicts are found. Layers in
       static fields are not found, because they are not nodes of the tree.
     - `match`: a type, a tuple of types, or a function from a node of the tree to `bool`. The
-      function is called from the root down, and not inside of nodes that match.
+      function is called on outer nodes before inner nodes, and not on nodes inside a match.
     - `make`: a function that is called as `make(node)` and returns the replacement. If a node
       occurs several times, all occurrences are replaced by the same object, so the node stays
       shared.
@@ -316,8 +323,12 @@ def replace_layers(
 
     **Returns:** a copy of the model. Nodes that are not replaced are shared with `model`.
 
-    **Raises:** `ValueError` if nothing matches; `TypeError` if `match` is not a type or a function,
-    if `where` is not a string, or if `model` is a class.
+    **Raises:**
+
+    - `ValueError` if no node matches.
+    - `TypeError` if `match` is neither a type, nor a tuple of types, nor a function.
+    - `TypeError` if `where` is not a string.
+    - `TypeError` if `model` is a class.
 
     !!! example
 

@@ -125,8 +125,11 @@ def summary(model: PyTree, /, *example_args: Any, **kwargs: Any) -> Summary:
     **Returns:** a `Summary`, with rows as data and a table as text. Unknown values, for layers that
     are not called or have operations of unknown cost, are shown as a dash.
 
-    **Raises:** `TypeError` if `model` is a class, or is not callable and there are arguments; any
-    exception of the call.
+    **Raises:**
+
+    - `TypeError` if `model` is a class.
+    - `TypeError` if there are arguments, and `model` is not callable.
+    - Any exception of the call.
 
     !!! example
 
@@ -305,7 +308,7 @@ class _Call:
     - `number`: the number of the call's name scope in the program.
     - `around`: the call that contains this call, or `None`.
     - `output`: the output of the call, with shapes in place of arrays.
-    - `does_nothing`: whether all arrays of the output are inputs.
+    - `does_nothing`: whether all arrays of the output are inputs of the call.
     """
 
     number: int
