@@ -144,16 +144,12 @@ def test_transformed_callable_survives_pickling(name):
     assert shown[0] == shown[1]
 
 
-class Holder(eqxlike.Module):
-    function: Any
-
-
 def test_our_classes_are_pickled_by_their_public_names():
     for each in (
         *(eqxlike.nn.Dropout(), eqxlike.Partial(scaled), eqxlike.bayes.Laplace()),
         eqxlike.filter_jit(scaled, donate="all"),
         *(eqxlike.filter_vmap(scaled), eqxlike.filter_grad(scaled)),
-        Holder(eqxlike.filter_jit(eqxlike.filter_checkpoint(scaled))),
+        Inner(eqxlike.filter_jit(eqxlike.filter_checkpoint(scaled))),
         Scale(1.0).jitted,
     ):
         pickled = pickle.dumps(each)

@@ -30,22 +30,6 @@ class IntegerLike:
         return jnp.arange(2)
 
 
-def is_int(leaf):
-    return isinstance(leaf, int)
-
-
-def is_none(node):
-    return node is None
-
-
-def is_tuple(node):
-    return isinstance(node, tuple)
-
-
-def is_pair(node):
-    return isinstance(node, Pair)
-
-
 # --- predicates -----------------------------------------------------------------------------------
 
 
@@ -110,7 +94,9 @@ LEAVES = st.sampled_from(
 TREES = trees_of(LEAVES | st.none(), max_leaves=8)
 SPECS = st.booleans() | st.sampled_from([*NAMES, str, callable])
 WRONG_SPECS = st.sampled_from([None, 1, "a", np.True_, [], [True], (True, True), {"a": True}])
-IS_LEAF = st.sampled_from([None, is_none, is_tuple, is_pair])
+IS_LEAF = st.sampled_from(
+    [None, lambda node: node is None, lambda node: isinstance(node, tuple | Pair)]
+)
 
 
 def children_of(node):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox
 import jax
@@ -14,11 +14,7 @@ import pytest
 import eqxlike
 from eqxlike import tree_pformat
 from tests.beside_equinox import both
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
+from tests.pytree.trees import Point
 
 
 @dataclasses.dataclass
