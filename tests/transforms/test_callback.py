@@ -38,6 +38,8 @@ def test_arrays_are_passed_as_jax_arrays_and_other_leaves_unchanged():
         added = call(callback, X, {"y": np.ones(2), "n": 2}, name={"n"}, y=X, **options)
         assert added.tolist() == [0, 2, 4]
     assert seen == [(True, True, 2, {"n"})] * 3
+    jaxpr = jax.make_jaxpr(lambda x: call(jnp.sin, x, under=lambda f: f, sharding=device))(X)
+    assert jaxpr.eqns[0].params["sharding"] is not None
     # A typed key is passed as its data.
     shape = jax.ShapeDtypeStruct((1,), jnp.int32)
     assert call(lambda key: np.int32(key.shape), jax.random.key(0), result=shape) == 2
@@ -62,8 +64,10 @@ def test_callback_may_be_a_module_with_traced_arrays():
 
 
 def test_static_leaves_come_back_unchanged_and_double_precision_as_single():
-    x, text, number, nothing = call(lambda x: (x, "t", 3, None), X, result=(STRUCT, "t", 3, None))
-    assert (x.tolist(), text, number, nothing) == ([0, 1, 2], "t", 3, None)
+    # The text of the callback is equal, but another object.
+    callback = lambda x: (x, "".join("st"), 3, None)
+    x, text, number, nothing = call(callback, X, result=(STRUCT, "st", 3, None))
+    assert (x.tolist(), text, number, nothing) == ([0, 1, 2], "st", 3, None)
     assert call(lambda x: np.asarray(x, np.float64), X).dtype == jnp.float32
     assert call(lambda x: "s", X, result="s") == "s"
     assert call(lambda: 1.5, result=jax.ShapeDtypeStruct((), jnp.float32)) == 1.5

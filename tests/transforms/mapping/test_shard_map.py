@@ -126,6 +126,7 @@ def test_failed_check_on_one_device_raises_and_prints_its_message(capfd):
     assert checked(X - 1).sum() == 20
 
 
+OF_MODEL = {"mesh": jax.make_mesh((2, 1), ("data", "model")), "axis_names": {"model"}}
 ERRORS = [
     ({"in_specs": PartitionSpec("model")}, (X,), ["P('model',)", "x", "(4, 2)", "'data': 2"]),
     ({"in_specs": ({"a": ROWS},)}, ({"a": X[:3]},), ["x['a']", "(3, 2)", "2 equal parts"]),
@@ -135,6 +136,7 @@ ERRORS = [
     ({"in_specs": {"x": ROWS, "y": ROWS}}, (X,), ["'y'", "the arguments are x"]),
     ({"in_specs": (ROWS, ROWS)}, (X,), ["the arguments are x"]),
     ({"in_specs": ([ROWS],)}, (X,), ["in_specs", "x", "prefix"]),
+    ({"in_specs": ROWS, **OF_MODEL}, (X,), ["'data' is not one of `axis_names`"]),
     ({"in_specs": ROWS, "mesh": None}, (X,), ["mesh=", "jax.set_mesh"]),
     ({"in_specs": ROWS, "out_specs": (ROWS,)}, (X,), ["out_specs", "prefix"]),
     ({"in_specs": ROWS, "out_specs": WHOLE}, (X,), ["out_specs", "replicated"]),
