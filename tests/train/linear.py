@@ -1,4 +1,4 @@
-"""A small model, its data and its step, for tests of what goes on around a training."""
+"""A small model, its data and its step, for tests of trainings."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a loss returns beside its value, in the logs of a run."""
+"""The auxiliary outputs of a loss in the logs of a run."""
 
 import io
 import json

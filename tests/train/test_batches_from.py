@@ -1,4 +1,4 @@
-"""Batches from other libraries' loaders, and where they go on when a run is resumed."""
+"""Batches of the loaders of other libraries, and the position that a resumed run continues at."""
 
 import functools
 import itertools
@@ -19,7 +19,7 @@ ARRAYS = np.random.default_rng(0).normal(size=(3, LENGTH, 3, 2)).astype("f")
 
 
 class Loader:
-    """Batches in another order in each epoch, as far as it is told the epoch.
+    """Batches in another order in each epoch, if `set_epoch` is called.
 
     `num_drawn` counts the batches that it made.
     """
@@ -37,7 +37,7 @@ class Loader:
 
 
 class Sampled(Loader):
-    """A loader whose sampler is told the epoch, as `DistributedSampler` of PyTorch."""
+    """A loader whose sampler has `set_epoch`, like `DistributedSampler` of PyTorch."""
 
     set_epoch = None
 
@@ -114,8 +114,7 @@ def flat():
     return itertools.chain(*ARRAYS)
 
 
-# What makes a source, and how many batches it draws to go to the place after the sixth.
-# What makes a source, and how many batches it draws to go to the place after the sixth.
+# A function that makes a source, and the number of batches that `seek` draws after six batches.
 SOURCES = {
     "loader": (Loader, 6),
     "sampler": (Sampled, 6),

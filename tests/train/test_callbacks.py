@@ -261,7 +261,7 @@ def test_no_learning_rate_is_written_for_an_optimiser_that_keeps_none(tmp_path):
     assert "rate" not in stream.getvalue()
 
 
-def test_without_tensorboardx_it_says_what_to_install(tmp_path, monkeypatch):
+def test_without_tensorboardx_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ImportError, match=r"pip install 'eqxlike\[tensorboard\]'"):
         train.TensorBoard(tmp_path)
@@ -270,7 +270,7 @@ def test_without_tensorboardx_it_says_what_to_install(tmp_path, monkeypatch):
 # --- progress ---
 
 
-def test_progress_shows_what_is_known_and_the_speed_since_the_last_log(run, state, monkeypatch):
+def test_progress_shows_metrics_and_the_speed_since_the_last_log(run, state, monkeypatch):
     stream = io.StringIO()
     evaluate = {"evaluate": lambda state: {"accuracy": 0.5}, "evaluate_every": 1}
     run(4, log_every=2, **evaluate, callbacks=[train.Progress("toy", stream=stream)])
@@ -289,7 +289,7 @@ def test_progress_shows_what_is_known_and_the_speed_since_the_last_log(run, stat
     assert speeds == ["0.1 steps/s", "5 steps/s"]
 
 
-def test_amounts_a_second_and_their_share_of_the_peak(state, tmp_path, monkeypatch):
+def test_amounts_per_second_and_their_share_of_the_peak_are_shown(state, tmp_path, monkeypatch):
     now = [5.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     path, stream, per_step = tmp_path / "log", io.StringIO(), {"tokens": 400, "flops": 6e9}
@@ -351,7 +351,7 @@ def shown(stream, **options):
     return stream.getvalue()
 
 
-def test_lines_are_few_and_the_last_is_the_end(monkeypatch):
+def test_progress_prints_few_lines_and_the_last_step(monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
         monkeypatch.delitem(sys.modules, name)
     losses = {25: 0.04, 50: 0.02, 75: 0.01333, 100: 0.01}
@@ -365,7 +365,7 @@ def test_lines_are_few_and_the_last_is_the_end(monkeypatch):
     assert stream.getvalue() == "training: step 33/100, loss 1\ntraining: step 66/100, loss 1\n"
 
 
-def test_terminal_gets_a_bar_where_there_is_rich(monkeypatch):
+def test_a_terminal_gets_a_bar_if_rich_is_installed(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
     text = shown(Terminal())

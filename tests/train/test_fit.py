@@ -63,7 +63,7 @@ def test_makes_the_steps_that_a_loop_would(state, step):
     assert result.steps_per_call == 1
 
 
-def test_step_may_return_more_and_batches_may_end(state):
+def test_steps_may_have_aux_and_batches_may_end(state):
     loss = lambda model, x, key: (jnp.mean(model(x[0]) ** 2), "aux")
     step, data = make_step(loss, OPTIMISER, has_aux=True), iter([GOOD] * 5)
     assert len(fit(state, step, data, num_steps=2).history) == 2
@@ -118,7 +118,7 @@ def test_divergence_returns_the_exact_last_good_state(check_every, bad_at, value
     expected = fit(state, step, itertools.islice(batches(), bad_at - 1), num_steps=12)
     assert tree_equal(result.state, expected.state)
     assert result.history == expected.history
-    # Training goes on after it, and counts the steps of the whole training.
+    # Training continues, and counts the steps of the whole training.
     assert not result.state.is_halted
     rest = fit(result.state, step, batches(bad_at=3), num_steps=5)
     assert f"in step {bad_at + 2};" in rest.message
@@ -249,7 +249,7 @@ def test_skipped_steps_are_reported_and_count_in_no_mean(
 
 
 @pytest.mark.parametrize(("check_finite", "steps_per_call"), [(True, 1), (False, 2), (True, 2)])
-def test_steps_that_the_optimiser_skips_go_on_until_it_gives_up(check_finite, steps_per_call):
+def test_a_run_continues_after_steps_that_the_optimiser_skips_until_it_gives_up(check_finite, steps_per_call):
     optimiser = optax.apply_if_finite(OPTIMISER, 2)
     step = make_step(mean_square, optimiser, check_finite=check_finite)
     run = functools.partial(fit, make_state(optimiser), step, steps_per_call=steps_per_call)
@@ -453,7 +453,7 @@ def test_a_custom_signal_handler_is_left_alone(state, step):
     assert (result.stopped, len(seen)) == ("finished", 1)
 
 
-# --- what is refused ---
+# --- errors ---
 
 
 def test_a_donated_state_is_refused_with_the_paths(step):

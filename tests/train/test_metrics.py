@@ -1,4 +1,4 @@
-"""Metrics over batches, beside those of all examples at once."""
+"""Metrics over batches, compared with metrics of all examples at once."""
 
 import dataclasses
 
@@ -129,7 +129,7 @@ def test_a_number_counts_as_often_as_its_batch_has_examples(state):
         extra = {"weights": np.ones(length, np.float32), "temperature": np.ones(())}
         more = [{"x": part, "ids": part.astype(int).tolist(), **extra} for part in parts]
         np.testing.assert_allclose(evaluated(more), x.mean(), rtol=1e-6)
-    # All batches have as many examples, of whichever array.
+    # All batches have equally many examples, whichever array counts.
     same = [{"x": part, "weights": np.ones(3)} for part in parts[:2]]
     np.testing.assert_allclose(evaluated(same), x[:16].mean(), rtol=1e-6)
 
@@ -142,14 +142,6 @@ def test_a_number_counts_as_often_as_its_batch_has_examples(state):
             evaluated(batches)
     counted = lambda model, batch: {"number": metrics.mean(jnp.mean(batch["x"]), len(batch["x"]))}
     np.testing.assert_allclose(evaluated(graphs, counted), x.mean(), rtol=1e-6)
-
-
-def test_a_model_with_state_is_measured_with_it(state):
-    def measure(model, model_state, batch):
-        return {"sum": jnp.sum(jax.vmap(model)(batch[0])) * 0 + model_state}
-
-    with_state = dataclasses.replace(state, model_state=jnp.array(3.0))
-    assert train.make_evaluate(measure, batches())(with_state) == {"sum": 3.0}
 
 
 def test_bad_measures_and_batches_are_refused(state):

@@ -22,7 +22,7 @@ from tests.train.linear import BATCH, make_state, make_step
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_a_run_that_is_killed_goes_on_to_the_same_bits(tmp_path):
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     command = [sys.executable, killed_run.__file__, tmp_path / "run"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
@@ -60,7 +60,7 @@ class Told(train.Callback):
 
 
 def in_two_parts(simple, folder, *streams, first=7, **options):
-    """Seven steps, of which six are saved, and the rest of ten."""
+    """Seven steps, and the rest of ten steps."""
     parts, told = [], Told()
     for num_steps, batches in zip((first, 10), streams, strict=True):
         options_of_fit = {"num_steps": num_steps, "resume_from": folder}
@@ -76,7 +76,7 @@ def in_two_parts(simple, folder, *streams, first=7, **options):
         (lambda: (stream(), train.prefetch(without_position())), False),
     ],
 )
-def test_a_run_in_two_parts_is_one(simple, tmp_path, streams, background):
+def test_a_run_in_two_parts_equals_one_run(simple, tmp_path, streams, background):
     whole = train.fit(*simple, stream(), num_steps=10)
     first, second, told = in_two_parts(simple, tmp_path, *streams(), background=background)
     assert eqx.tree_equal(second.state, whole.state)
@@ -131,7 +131,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_does_not_come_back(simple, tmp_
     assert callback.folder.newest().name == "step_000000010"
 
 
-# --- what is saved ---
+# --- saved checkpoints ---
 
 
 def test_the_best_checkpoints_are_kept(simple, tmp_path):
@@ -207,12 +207,12 @@ def test_a_full_disk_ends_the_run_unless_on_error_is_warn(
     assert not (tmp_path / "step_000000006").exists()
 
 
-# --- what callbacks keep ---
+# --- states of callbacks ---
 
 
 OPTIMISER = optax.sgd(0.1, momentum=0.9)
 SCORES = {2: 3.0, 4: 1.0, 6: 2.0, 8: 1.5, 10: 1.2, 12: 0.5}
-"""By the steps made: the best of the first five is that of step 4."""
+"""By the number of steps. The best of the first five is at step 4."""
 
 
 class Gone(Exception):
@@ -270,7 +270,7 @@ def same_end(result, callback, whole):
 
 # From the checkpoints after 3 and 6 steps: before the best, and after it.
 @pytest.mark.parametrize(("gone_after", "steps_per_call", "left"), [(4, 1, 7), (7, 16, 4)])
-def test_a_run_that_died_stops_where_it_would_have_with_the_same_best(
+def test_a_resumed_run_stops_at_the_same_step_with_the_same_best_state(
     run, tmp_path, whole, gone_after, steps_per_call, left
 ):
     options = {"folder": tmp_path, "steps_per_call": steps_per_call}
@@ -291,7 +291,7 @@ def test_the_last_state_is_saved_at_the_end_and_not_the_best(run, state, tmp_pat
     same_end(run(batches(), [callback], tmp_path), callback, whole)
 
 
-def test_a_run_that_had_stopped_goes_on_with_more_patience_or_another_metric(run, tmp_path, whole):
+def test_a_stopped_run_continues_with_more_patience_or_another_metric(run, tmp_path, whole):
     run(batches(), [stopping(), saving(tmp_path, every=99)])
     callback = stopping()
     result = run(batches(), [callback], tmp_path)

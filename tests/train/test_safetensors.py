@@ -24,7 +24,7 @@ def zeros(*shape, dtype=np.float32):
     return np.zeros(shape, dtype)
 
 
-def test_safetensors_reads_what_was_exported_and_the_import_is_its_inverse(path, getkey):
+def test_safetensors_reads_an_export_and_the_import_is_its_inverse(path, getkey):
     frozen = lambda model: nn.freeze(model, lambda model: model.layers[0])
     model = frozen(nn.MLP(2, 3, 4, 1, key=getkey()))
     train.export_safetensors(model, path, metadata={"author": "ä"})

@@ -1,4 +1,4 @@
-"""Names of stacked layers, which are those of a list, and of state, which are of its owner."""
+"""Names of stacked layers, as in a list of layers, and names of state, after its owner."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The table from our names to those in a file, for both directions."""
+"""The table from our names to the names in a file, in both directions."""
 
 import re
 

@@ -1,6 +1,4 @@
-"""What one training step does: updates, keys, what halts it, the scale of the loss, the model's
-state, and what it refuses.
-"""
+"""One training step: updates, keys, halts, loss scales, model states and errors."""
 
 import dataclasses
 
@@ -60,7 +58,7 @@ def test_makes_the_updates_of_plain_jax_and_optax(model, batch):
         traces.append(None)
         return squared_error(*arguments)
 
-    # The rate is no part of what an optimiser keeps.
+    # The optimiser state does not contain the learning rate.
     first = state = start(model, optax.adamw(0.3))
     step = make_step(counted, optimiser)
     parameters, static = eqx.partition(model, is_array)
@@ -115,7 +113,7 @@ LINE_SEARCH = optax.partition(
         (optax.chain(optax.clip(1.0), optax.lookahead(ADAM, 3, 0.5)), ()),
     ],
 )
-def test_extra_arguments_of_an_optimiser_are_those_of_plain_optax(optimiser, names, batch):
+def test_optimisers_get_the_extra_arguments_of_plain_optax(optimiser, names, batch):
     def of_batch(model, batch, key):
         return jnp.mean((batch[0] @ model["weight"] + model["bias"] - batch[1]) ** 2)
 
@@ -255,10 +253,10 @@ def test_no_key_is_used_twice_and_the_state_decides_them(layer, batch):
     assert list(runs[0].history) == list(runs[1].history) == expected
 
 
-# --- what halts ---
+# --- halts ---
 
 
-def test_loss_that_is_not_finite_leaves_the_state_as_it_was(layer, batch):
+def test_a_loss_that_is_not_finite_leaves_the_state_unchanged(layer, batch):
     loss = lambda model, batch, key: squared_error(model, batch[:2], key) + batch[2]
     step = make_step(loss, ADAM)
     good = (*batch, jnp.array(0.0))
@@ -324,7 +322,7 @@ def test_an_infinite_moment_halts():
 @pytest.mark.parametrize(
     ("loss_scale", "platform"), [(None, "default"), (DynamicLossScale(4.0), "cpu")]
 )
-def test_skipped_update_changes_nothing_but_the_step_and_the_next_one_goes_on(
+def test_a_skipped_update_changes_only_the_step(
     loss_scale, platform, batch, monkeypatch
 ):
     # A GPU selects arrays where a CPU branches.
@@ -363,7 +361,7 @@ def test_skipped_update_changes_nothing_but_the_step_and_the_next_one_goes_on(
         (optax.MultiSteps(SGD, 1, should_skip_update_fn=optax.skip_not_finite), True),
     ],
 )
-def test_update_that_the_optimiser_skips_leaves_the_state_of_the_model(
+def test_an_update_that_the_optimiser_skips_keeps_the_model_state(
     optimiser, check_finite, stateful, batch
 ):
     state = start(stateful.model, optimiser, model_state=stateful.model_state)
@@ -376,7 +374,7 @@ def test_update_that_the_optimiser_skips_leaves_the_state_of_the_model(
     assert state.model_state.get(state.model[1].batch_counter) == 1
 
 
-def test_nan_is_found_though_the_arrays_were_donated(layer, batch, capsys):
+def test_debug_nans_works_with_donated_arrays(layer, batch, capsys):
     """By a step, and by `fit`, which were compiled before the search."""
     steps = [make_step(squared_error, SGD, check_finite=check) for check in (True, False)]
     bad = (np.full((8, 3), np.nan, np.float32), batch[1])
@@ -497,12 +495,7 @@ def stateful():
     return start(model, model_state=model_state)
 
 
-def assert_same_statistics(state, model_state, **tolerance):
-    for one, other in zip(*map(jax.tree.leaves, (state.model_state, model_state)), strict=True):
-        np.testing.assert_allclose(one, other, **tolerance)
-
-
-def test_state_of_a_model_is_stepped_as_by_hand_and_kept_where_a_step_is_not(stateful, batch):
+def test_the_model_state_advances_with_each_step_and_is_kept_when_halted(stateful, batch):
     step, by_hand = make_step(squares, SGD), eqx.filter_jit(squares)
     first, state = stateful, copy_arrays(stateful)
     for _ in range(3):
@@ -510,7 +503,7 @@ def test_state_of_a_model_is_stepped_as_by_hand_and_kept_where_a_step_is_not(sta
         state, loss = step(state, batch)
         expected, model_state = by_hand(before.model, before.model_state, batch, None)
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
-        assert_same_statistics(state, model_state, rtol=1e-5)
+        assert tree_equal(state.model_state, model_state, rtol=1e-5)
     assert state.model_state.get(state.model[1].batch_counter) == 3
     result = fit(first, step, [batch] * 3, num_steps=3)
     assert result.state.model_state.get(first.model[1].batch_counter) == 3
@@ -518,11 +511,11 @@ def test_state_of_a_model_is_stepped_as_by_hand_and_kept_where_a_step_is_not(sta
     before = copy_arrays(state.model_state)
     state, _ = step(state, jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), batch))
     assert state.is_halted
-    assert_same_statistics(state, before, rtol=0)
+    assert tree_equal(state.model_state, before)
 
 
 def test_skipped_update_leaves_the_statistics(stateful, batch):
-    # The gradient of the root at 0 is not finite, whatever the scale.
+    # The gradient of the root at 0 is not finite, at any scale.
     def loss(model, state, batch, key):
         value, state = squares(model, state, batch, key)
         return jnp.sqrt(0 * value), (state, "beside")
@@ -531,7 +524,7 @@ def test_skipped_update_leaves_the_statistics(stateful, batch):
     state = start(stateful.model, loss_scale=DynamicLossScale(), model_state=kept)
     state, _, aux = make_step(loss, SGD, has_aux=True)(state, batch)
     assert (bool(state.is_halted), state.loss_scale.scale, aux) == (False, 2.0**14, "beside")
-    assert_same_statistics(state, stateful.model_state, rtol=0)
+    assert tree_equal(state.model_state, stateful.model_state)
 
 
 def test_losses_that_return_another_model_state_are_refused(stateful, batch):
@@ -561,10 +554,10 @@ def test_losses_that_return_another_model_state_are_refused(stateful, batch):
     assert step_to(jnp.zeros(2), np.ones(2, np.float32)).model_state["b"].tolist() == [1, 1]
 
 
-# --- what is refused, and what it is called ---
+# --- errors and names ---
 
 
-def test_another_optimiser_than_the_state_was_made_with_is_refused(model, batch):
+def test_the_state_of_another_optimiser_is_refused(model, batch):
     state = start(model, ADAM)
     for optimiser, expected in [
         (SGD, r"its optimiser, \(EmptyState, EmptyState\), but the TrainState has"),
@@ -620,7 +613,7 @@ def test_bad_states_optimisers_and_losses_are_refused(model, batch):
 
 
 @pytest.mark.usefixtures("plain_dispatch")
-def test_state_that_a_step_used_up_is_named_by_path(model, batch):
+def test_a_donated_state_is_named_by_path(model, batch):
     state, step = start(model), make_step(squared_error, SGD)
     step(state, batch)
     with pytest.raises((RuntimeError, ValueError), match="deleted") as caught:
@@ -629,7 +622,7 @@ def test_state_that_a_step_used_up_is_named_by_path(model, batch):
     assert note in "".join(caught.value.__notes__)
 
 
-def test_steps_and_measures_of_two_functions_are_no_retraces(layer, batch):
+def test_steps_of_several_functions_are_not_reported_as_retraces(layer, batch):
     def twice(model, batch, key):
         return 2 * squared_error(model, batch, key)
 

@@ -64,7 +64,7 @@ def simple():
     return state, train.make_step(squared_error, optimiser)
 
 
-def test_a_run_that_ends_early_ends_as_with_single_steps(simple):
+def test_many_steps_in_a_call_end_a_run_early_like_single_steps(simple):
     def of_several_shapes():
         return (next(batches(size)) for size in [8, 8, 4, 8, 8, 8, 4, 4, 8])
 
@@ -185,7 +185,7 @@ def test_auto_measures_both_and_reports_its_choice(simple, monkeypatch, ticks_of
 
 
 def stepped(measured):
-    """A step that changes nothing, and what it measures of a batch as its loss."""
+    """A step that changes nothing and returns `measured(batch)` as its loss."""
     state = train.TrainState.create(jnp.zeros(()), optax.sgd(0.1), key=jax.random.key(1))
 
     def step(state, batch):
@@ -284,7 +284,7 @@ def test_a_run_has_the_program_of_its_own_model_and_step(simple, steps_per_call)
             assert fit(simple[0], step).history == (value, value)
 
 
-# --- what is refused ---
+# --- errors ---
 
 
 def test_a_step_that_changes_more_than_the_values_of_arrays_is_refused():

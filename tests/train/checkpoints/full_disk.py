@@ -1,9 +1,8 @@
-"""Saves where files may not grow beyond so many bytes, as on a disk that is full; and before that
-looks at what `eqxlike.train` imports.
+"""Saves checkpoints while the size of files is limited, as on a full disk, and checks the imports.
 
-The limit holds for all files of a process, its own output too: the tests start one of its own.
-`python full_disk.py FOLDER` ends with status 0 if all is as it should be. As it ends it is writing
-one checkpoint, and has failed to write another, for which nobody waits.
+`python full_disk.py FOLDER` runs in its own process, because the limit holds for all its files. It
+exits with status 0 if all checks pass. At exit one checkpoint is being written, and an earlier save
+has failed without a `wait`.
 """
 
 import errno
@@ -62,7 +61,7 @@ def save_at_the_end(folder: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     assert not IMPORTED
-    # A process that hangs says where, before the test ends it.
+    # A process that hangs prints its stacks before the test ends it.
     faulthandler.dump_traceback_later(60, exit=True)
     # The first file that does not fit is one of Orbax's notes, then an array, then the manifest.
     for size, state, background in [

@@ -1,6 +1,4 @@
-"""Saves in the background: their contents, when they end, and where their errors go; and what is
-left of a save that is killed.
-"""
+"""Saves in the background: contents, end and errors; and the files that a killed save leaves."""
 
 import os
 import subprocess
@@ -119,7 +117,7 @@ def test_errors_are_raised_once_by_wait_or_by_the_next_save_at_the_path(path, ga
 
 
 # Dies by SIGKILL at the nth call of a function that changes files. Children are forked before Orbax
-# has any threads; each begins a save over what was there before.
+# has any threads; each begins a save over the old checkpoint.
 SCRIPT = """
 import os, pathlib, shutil, signal, sys
 import numpy as np
@@ -170,7 +168,7 @@ def test_the_old_or_the_new_checkpoint_is_whole_after_a_kill(tmp_path):
         state, data = train.restore(path, like)
         assert state["w"].tolist() == [data] * 4
         found.append(data)
-        # The next save deletes what was left half-made.
+        # The next save deletes unfinished files.
         if number % 8 == 1:
             train.save(path, {"w": np.full(4, 2)}, 2)
             assert train.restore(path, like).data == 2

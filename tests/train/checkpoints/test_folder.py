@@ -1,4 +1,4 @@
-"""A folder of checkpoints: which are kept, which is restored, and what else lies there."""
+"""A folder of checkpoints: the kept ones, the restored one, and other files."""
 
 import contextlib
 import os
@@ -148,7 +148,7 @@ EXITS_TOO_EARLY = (3, 12, 0) <= sys.version_info[:3] <= (3, 12, 1)
 
 
 def test_a_full_disk_is_an_os_error_and_a_save_in_progress_is_finished_at_exit(tmp_path):
-    """In a process of its own: the limit of its files is that of its output too."""
+    """In its own process, because the limit for files also limits its output."""
     command = [sys.executable, full_disk.__file__, tmp_path.resolve()]
     environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[3])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)

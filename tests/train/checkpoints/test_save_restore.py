@@ -201,7 +201,7 @@ def test_without_orbax_the_error_says_what_to_install(path, monkeypatch):
         train.save(path, np.zeros(1))
 
 
-# --- what is refused ---
+# --- errors ---
 
 
 def zeros(*shape, dtype=np.float32):

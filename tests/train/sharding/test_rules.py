@@ -92,7 +92,7 @@ def test_batches_are_split_over_the_first_axis_or_batch_axes():
         ({"batch_axes": ()}, P()),
     ]:
         assert Sharding(MESH, {}, **options).batch.spec == expected
-    # Axes are left to the compiler, whatever their type in the mesh.
+    # Axes are left to the compiler, also explicit axes of the mesh.
     mesh = jax.make_mesh((2,), ("data",))
     assert mesh.axis_types == (jax.sharding.AxisType.Explicit,)
     assert Sharding(mesh, {}).mesh.axis_types == (jax.sharding.AxisType.Auto,)

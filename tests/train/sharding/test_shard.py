@@ -100,7 +100,7 @@ def test_bad_states_and_shardings_are_refused():
             call()
 
 
-# --- what the optimiser keeps ---
+# --- the optimiser state ---
 
 
 def of_state(model, optimiser, rules):

@@ -1,4 +1,4 @@
-"""Layers that are stored stacked are brought together one at a time."""
+"""Layers that are stored stacked are gathered one at a time."""
 
 import re
 import types
@@ -70,7 +70,7 @@ def by_computation(text):
 
 
 def of_kind(found, kind):
-    """The collectives of a kind, by computation; those of single numbers are left out."""
+    """The collectives of a kind, by computation, without collectives of single numbers."""
     kept = {
         name: [each for each in parts if each.kind == kind and any(each.shapes)]
         for name, parts in found.items()
@@ -128,7 +128,7 @@ def of_each(models, batch, key):
     return squares(one_by_one, batch, key) + sum(parts)
 
 
-def test_losses_are_those_of_one_device():
+def test_losses_equal_those_of_one_device():
     def loss(models, batch, key):
         row, side = models
         return squares(row, batch, key) + of_each(side, batch, key)
@@ -167,7 +167,7 @@ class Reporting(eqx.Module):
         return self.linear(x)
 
 
-def test_what_a_layer_reports_is_reported_once():
+def test_a_callback_in_a_layer_runs_once():
     reported, counts = [], []
 
     def make(key):

@@ -1,6 +1,4 @@
-"""Small trainings, run under a sharding or without one: with all that a state can hold, and with
-little, by several processes.
-"""
+"""Small trainings with or without a sharding: one with a full state, and one for processes."""
 
 import contextlib
 import itertools
@@ -16,7 +14,7 @@ import eqxlike as eqx
 from eqxlike import nn, train
 from tests.nn.arrays import filled
 
-# By the size of its own past alone Adam would scale up what rounding leaves of a gradient of zero.
+# Without a larger `eps` Adam would scale up the rounding errors of a gradient of zero.
 OPTIMISER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2, eps=1e-3))
 
 
@@ -116,7 +114,7 @@ def run(sharding, count, **options):
 
 
 def run_short():
-    """Losses, the part of a weight that a device has, and what was compiled after two steps."""
+    """Losses, a device's part of a weight, and the number of compilations after two steps."""
     mesh = jax.make_mesh((jax.device_count() // 2, 2), ("data", "model"))
     sharding = train.Sharding(mesh, {"weight": P("model", "data")})
     optimiser = optax.sgd(0.1, momentum=0.9)
