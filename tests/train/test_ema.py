@@ -1,6 +1,5 @@
 """The exponential moving average of the parameters in a training."""
 
-import functools
 from typing import Any
 
 import jax

@@ -249,7 +249,7 @@ def test_skipped_steps_are_reported_and_count_in_no_mean(
 
 
 @pytest.mark.parametrize(("check_finite", "steps_per_call"), [(True, 1), (False, 2), (True, 2)])
-def test_a_run_continues_after_steps_that_the_optimiser_skips_until_it_gives_up(check_finite, steps_per_call):
+def test_a_run_goes_on_until_the_optimiser_skips_too_many_steps(check_finite, steps_per_call):
     optimiser = optax.apply_if_finite(OPTIMISER, 2)
     step = make_step(mean_square, optimiser, check_finite=check_finite)
     run = functools.partial(fit, make_state(optimiser), step, steps_per_call=steps_per_call)

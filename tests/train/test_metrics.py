@@ -1,7 +1,5 @@
 """Metrics over batches, compared with metrics of all examples at once."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -322,9 +322,7 @@ def test_an_infinite_moment_halts():
 @pytest.mark.parametrize(
     ("loss_scale", "platform"), [(None, "default"), (DynamicLossScale(4.0), "cpu")]
 )
-def test_a_skipped_update_changes_only_the_step(
-    loss_scale, platform, batch, monkeypatch
-):
+def test_a_skipped_update_changes_only_the_step(loss_scale, platform, batch, monkeypatch):
     # A GPU selects arrays where a CPU branches.
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda **branches: branches[platform]())
 
