@@ -108,7 +108,7 @@ def _is_inexact(aval: Any) -> bool:
 
 
 def _products_of_groups(equation: Any) -> int:
-    """The number of multiplications in a matrix product whose rows or summands form groups."""
+    """The number of multiplications in a `jax.lax.ragged_dot_general`."""
     numbers = equation.params["ragged_dot_dimension_numbers"]
     (_, contracting), (_, batch) = numbers.dot_dimension_numbers
     left, right = (each.aval.shape for each in equation.invars[:2])

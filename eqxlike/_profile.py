@@ -55,9 +55,12 @@ def profile(
 
     **Returns:** a context manager that yields a `Profile`. The results are in it after the block.
 
-    **Raises:** `ImportError` if `sample` is set and pyinstrument is not installed; `RuntimeError`
-    if another profile is active; `TypeError` or `ValueError` if `interval_s` is not a positive
-    number, or `trace` is not a path.
+    **Raises:**
+
+    - `ImportError` if `sample` is set and pyinstrument is not installed.
+    - `RuntimeError` if another profile is active.
+    - `TypeError` or `ValueError` if `interval_s` is not a positive number, or if `trace` is not a
+      path.
 
     !!! example
 
@@ -456,8 +459,8 @@ def innermost(stack: Iterable[str]) -> Frame | None:
         # A frame is the function, file and line, separated by \x00. Other attributes follow \x01.
         function, file, line = text.partition("\x01")[0].split("\x00")
         is_owned = found is not None and found.owner != OTHER
-        # At a frame of this module, the search starts again: frames outside of it call the
-        # profiler.
+        # A frame of this module calls the profiled function. The frames outside of this frame only
+        # started the profiler, so they are dropped.
         if file == __file__ or (
             file not in _NOT_PYTHON and not (is_owned and _owner(file) == OTHER)
         ):

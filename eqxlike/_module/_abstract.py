@@ -25,8 +25,11 @@ else:
         until all its abstract attributes are overridden: like a class with abstract methods, it can
         be subclassed but not instantiated.
 
-        **Raises:** `TypeError` at the class statement if `AbstractVar` has no subscript or the
-        attribute has a value; `TypeError` when an abstract class is instantiated.
+        **Raises:**
+
+        - `TypeError` at the class statement if `AbstractVar` has no subscript, or if the attribute
+          has a value.
+        - `TypeError` when an abstract class is instantiated.
 
         !!! example
 

@@ -89,9 +89,9 @@ def own_record(cls: type) -> ClassRecord | None:
 class StoredFunction:
     """Base class of descriptors for a function of a Module class.
 
-    A descriptor is callable, and `isinstance` takes it for a `types.FunctionType`. Class decorators
-    such as `beartype` and `typeguard` need this: they look for functions in `vars(cls)` and replace
-    them.
+    A descriptor is callable, and `isinstance(descriptor, types.FunctionType)` is true. Class
+    decorators such as `beartype` and `typeguard` need this, because they look for functions in
+    `vars(cls)` and replace them.
     """
 
     __class__ = property(lambda self: types.FunctionType)  # pyright: ignore

@@ -222,8 +222,9 @@ copyreg.pickle(ModuleMeta, _by_public_name)  # pyright: ignore[reportArgumentTyp
 def _by_name(function: Any) -> Any:
     """The `__reduce__` of functions such as `jax.nn.relu`, which a model may hold as activations.
 
-    They are copied and pickled by name, like plain functions. JAX's own result has the wrapped
-    function, which pickle refuses: its name refers to the wrapper.
+    The functions are copied and pickled by name, like plain functions. JAX's own `__reduce__`
+    returns the wrapped function. Pickle refuses this function, because the name of the function
+    refers to the wrapper.
     """
     name = getattr(function, "__name__", "")
     for home in (jax.nn, jnp, jax.lax):
@@ -417,9 +418,12 @@ class Module(FrozenStorage, metaclass=ModuleMeta):
     `==` compares two Modules by `tree_equal`. The hash of a Module is computed from its leaves, so
     a Module with arrays is not hashable.
 
-    **Raises:** `TypeError` at construction if a field is not set, or if the value of a static field
-    contains an array or can be neither hashed nor compared by parts;
-    `dataclasses.FrozenInstanceError` on assignment to a field.
+    **Raises:**
+
+    - `TypeError` at construction if a field is not set.
+    - `TypeError` at construction if the value of a static field contains an array, or can be
+      neither hashed nor compared by parts.
+    - `dataclasses.FrozenInstanceError` on assignment to a field.
 
     !!! example
 

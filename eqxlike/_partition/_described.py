@@ -82,8 +82,8 @@ class Node:
       value.
     - `value`: a tuple that contains the static value, if the value is a bool, a number, a string or
       `None`; otherwise an empty tuple.
-    - `frozen`: the names of the fields in which arrays are frozen. These names are part of the
-      class.
+    - `frozen`: the names of the fields in which arrays are frozen. The class of the node records
+      these names.
     - `fingerprint`: a hashable value. Different static values have different fingerprints. Nodes of
       different classes also have different fingerprints. The fingerprint of a static value that is
       compared by identity is unique.

@@ -80,9 +80,11 @@ def flatten(
 
     **Returns:** `(arrays, structure)`.
 
-    **Raises:** `TypeError` with the path of the leaf if a static leaf cannot be hashed or compared;
-    `RecursionError` if the tree is too deep or has a cycle; `PartitionError` if a Module was
-    changed and `checking_partitions` is active.
+    **Raises:**
+
+    - `TypeError`, with the path of the leaf, if a static leaf cannot be hashed or compared.
+    - `RecursionError` if the tree is too deep or has a cycle.
+    - `PartitionError` if a Module was changed and `checking_partitions` is active.
     """
     arrays: list[Any] = []
     # Modules that may cache their partition, each with the range of its arrays. At the end, only

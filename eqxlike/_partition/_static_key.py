@@ -288,7 +288,7 @@ class StaticKey:
 
 
 Container = tuple[Any, Any, tuple[Any, ...]]
-"""A container, a view of some of its parts that shows changes, and a copy of these parts."""
+"""A container, a live view of some of its parts, and a copy of these parts."""
 
 
 class Snapshot:

@@ -300,7 +300,7 @@ class ModuleNode(Structure):
         return partition
 
     def _make_take(self) -> Callable[[Any], tuple[Any, ...] | None]:
-        """Makes a function that returns the arrays of a Module, or `None` for another Structure."""
+        """Makes a function that returns the arrays of a Module; `None` if its Structure differs."""
         writer = writers.GuardWriter(None, None, None, reads_fields=True)
         writer.write(self, "module")
         lines = [*writer.function("take(module)"), f"    return {tuple_of(writer.arrays)}"]
@@ -432,7 +432,7 @@ ARRAY.num_arrays = 1
 
 
 def static_leaf(value: Any, make: Intern = intern) -> Structure:
-    """The Structure of a static leaf. It raises `TypeError` if `value` is not hashable."""
+    """The Structure of a static leaf. Raises `TypeError` if `value` is not hashable."""
     return make(StaticLeaf, type(value), lambda: value, StaticKey(value), ())
 
 

@@ -187,9 +187,9 @@ def children_with_keys(node: Any) -> list[tuple[Any, Any]]:
 def _is_below_root() -> Callable[[Any], bool]:
     """Makes an `is_leaf` that returns `False` for the root and `True` for each of its children.
 
-    JAX calls `is_leaf` for the root first, so `is_leaf` counts its calls. Each `is_leaf` can be
-    used for only one flattening. With `lambda node: node is not root`, flattening a list that
-    contains itself would never end.
+    JAX calls `is_leaf` for the root first. So the returned function counts its calls: only the
+    first call returns `False`. The function can be used for only one flattening. With `lambda node:
+    node is not root`, flattening a list that contains itself would never end.
     """
     calls = itertools.count()
     return lambda _: next(calls) > 0
@@ -261,7 +261,8 @@ def tree_check(pytree: PyTree) -> None:
 
     - `pytree`: any pytree.
 
-    **Raises:** `ValueError` that gives both paths.
+    **Raises:** `ValueError` if a node contains itself or occurs in two places. The message has both
+    paths.
 
     >>> weights = [1.0, 2.0]
     >>> tree_check({"first": weights, "second": list(weights)})

@@ -95,10 +95,13 @@ def default_deserialise_filter_spec(f: Readable, x: Any) -> Any:
     **Returns:** the leaf. An array has the shape and dtype in the file, even if they differ from
     `x`. A JAX array is put on the device of `x` if `x` was explicitly put on this device.
 
-    **Raises:** `EOFError` if the file has no further record; `TypeError` if the file is not open in
-    binary mode; `ValueError` if the next bytes are not a complete record, if they hold pickled
-    objects, or if the numbers do not fit the type of `x`. For example, a JAX array cannot hold
-    64-bit numbers unless `jax_enable_x64` is set.
+    **Raises:**
+
+    - `EOFError` if the file has no further record.
+    - `TypeError` if the file is not open in binary mode.
+    - `ValueError` if the next bytes are not a complete record, or if they hold pickled objects.
+    - `ValueError` if the numbers do not fit the type of `x`. For example, a JAX array cannot hold
+      64-bit numbers unless `jax_enable_x64` is set.
 
     !!! example
 
@@ -152,9 +155,12 @@ def tree_serialise_leaves(
       default writes arrays and numbers; see `default_serialise_filter_spec`.
     - `is_leaf`: as in `jax.tree_util.tree_flatten`, for `pytree`.
 
-    **Raises:** `RuntimeError` with the path of the leaf if `filter_spec` raises an exception;
-    `OSError` if the file cannot be opened; `TypeError` if `path_or_file` or a leaf of `filter_spec`
-    has a wrong type; `ValueError` if `filter_spec` is not a prefix of `pytree`.
+    **Raises:**
+
+    - `RuntimeError`, with the path of the leaf, if `filter_spec` raises an exception.
+    - `OSError` if the file cannot be opened.
+    - `TypeError` if `path_or_file` or a leaf of `filter_spec` has a wrong type.
+    - `ValueError` if `filter_spec` is not a prefix of `pytree`.
 
     !!! example
 
@@ -196,11 +202,14 @@ def tree_deserialise_leaves(
 
     **Returns:** a pytree of the structure of `like`, with the leaves that were read.
 
-    **Raises:** `RuntimeError` with the path of the leaf if a leaf cannot be read, or if its type,
-    shape or dtype differs from the leaf of `like`; `RuntimeError` if a path is given and the file
-    continues after the last leaf; `OSError` if the file cannot be opened; `TypeError` if
-    `path_or_file` or a leaf of `filter_spec` has a wrong type; `ValueError` if `filter_spec` is not
-    a prefix of `like`.
+    **Raises:**
+
+    - `RuntimeError`, with the path of the leaf, if a leaf cannot be read, or if its type, shape or
+      dtype differs from the leaf of `like`.
+    - `RuntimeError` if `path_or_file` is a path and the file continues after the last leaf.
+    - `OSError` if the file cannot be opened.
+    - `TypeError` if `path_or_file` or a leaf of `filter_spec` has a wrong type.
+    - `ValueError` if `filter_spec` is not a prefix of `like`.
 
     !!! example
 

@@ -51,12 +51,15 @@ def tree_at(
 
     **Returns:** a pytree with the replacements; everything else is shared with `pytree`.
 
-    **Raises:** `ValueError` if a node that `where` returns occurs more than once in the tree, is
-    inside another returned node, or is a new container of nodes; `ValueError` if `where` changes
-    the tree or depends on its leaves, if `replace` and the result of `where` have different
-    lengths, or if not exactly one of `replace` and `replace_fn` is given; `TypeError` if `where` is
-    not a function, or returns an object that is not part of the tree, such as the value of a static
-    field.
+    **Raises:**
+
+    - `ValueError` if a node that `where` returns occurs more than once in the tree, is inside
+      another returned node, or is a new container of nodes.
+    - `ValueError` if `where` changes the tree, or depends on its leaves.
+    - `ValueError` if `replace` and the result of `where` have different lengths.
+    - `ValueError` unless exactly one of `replace` and `replace_fn` is passed.
+    - `TypeError` if `where` is not a function, or returns an object that is not part of the tree,
+      such as the value of a static field.
 
     >>> tree_at(lambda tree: tree["a"][0], {"a": [1, 2], "b": 3}, 10)
     {'a': [10, 2], 'b': 3}

@@ -1,4 +1,4 @@
-"""`filter_pure_callback`: a compiled program calls a Python function of any arguments."""
+"""`filter_pure_callback`: compiled code calls a Python function with any pytrees as arguments."""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,12 +46,16 @@ def filter_pure_callback(
 
     **Returns:** the result of the callback, a pytree with the structure of `result_shape_dtypes`.
 
-    **Raises:** `ValueError` if both `vmap_method` and `vectorized` are passed, or if `vmap_method`
-    is unknown. `ValueError` when the call is differentiated: to give it a derivative, wrap it in
-    `jax.custom_jvp` or `filter_custom_vjp`. At run time, `jax.errors.JaxRuntimeError` if the
-    callback raises; the error contains the callback's traceback. The same error is raised if the
-    result has an unexpected structure, shape, dtype or static value. The message then has the path
-    in the result.
+    **Raises:**
+
+    - `ValueError` if both `vmap_method` and `vectorized` are passed, or if `vmap_method` is
+      unknown.
+    - `ValueError` if the call is differentiated. To give it a derivative, wrap it in
+      `jax.custom_jvp` or `filter_custom_vjp`.
+    - `jax.errors.JaxRuntimeError` at run time if the callback raises an exception. The error
+      contains the traceback of the callback.
+    - `jax.errors.JaxRuntimeError` at run time if the result has an unexpected structure, shape,
+      dtype or static value. The error names the path in the result.
 
     !!! example
 
@@ -102,7 +106,7 @@ def _as_struct(leaf: Any) -> Any:
 
 
 def _checked(returned: PyTree, expected: PyTree, mapped: tuple[int, ...]) -> list[np.ndarray]:
-    """The arrays in the result of a callback.
+    """Checks the result of a callback, and returns the arrays in the result.
 
     **Arguments:**
 

@@ -24,7 +24,7 @@ else:
 
 
 class EnumerationMeta(_Meta):
-    """The metaclass of enumerations, with `len(E)`, `E[item]` and `isinstance(item, E)`."""
+    """The metaclass of enumerations. It defines `len(E)`, `E[item]` and `isinstance(item, E)`."""
 
     _eqxlike_messages: dict[str, str]
 

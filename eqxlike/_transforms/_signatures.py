@@ -27,7 +27,7 @@ Aux = TypeVar("Aux")
 
 DonateWord = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 DonateNames = tuple[str, ...] | list[str] | AbstractSet[str]
-"""This is not `Iterable[str]`, because that includes every `str`, such as a misspelled word."""
+"""`Iterable[str]` would include every `str`, so a type checker would accept a misspelled word."""
 
 
 class JitOptions(TypedDict, total=False):

@@ -118,8 +118,9 @@ class Check:
 
     **Arguments:**
 
-    - `report`: makes the text of a failure.
-    - `does_raise`: whether a failure raises. If not, the text is printed and the program continues.
+    - `report`: makes the error message.
+    - `does_raise`: whether a failed check raises an error. If not, the message is printed and the
+      program continues.
     - `mesh`: the mesh of devices that run the program, if it is known. The callback runs on each
       device.
     - `is_for_several_devices`: whether the program is known to run on several devices.
@@ -227,13 +228,13 @@ class Check:
     def _raise(self, *operands: Any) -> None:
         text = self._text(*operands)
         if self.mesh is not None and AxisType.Manual in self.mesh.axis_types:
-            # Print the text, because the error does not reach the caller if other devices wait for
-            # this device.
+            # Print the message, because the error does not reach the caller if other devices wait
+            # for this device.
             print(text, file=sys.stderr, flush=True)
         raise_in_callback(text)
 
     def _text(self, failed: Any, index: Any = None) -> str:
-        """The text of a failure. `failed` is `None` for a check outside `jax.vmap`."""
+        """The error message. `failed` is `None` for a check outside `jax.vmap`."""
         failed = np.asarray(True if failed is None else failed)
         return self.report.text(failed, None if index is None else np.asarray(index))
 
@@ -259,9 +260,8 @@ def holds_check(jaxpr: Jaxpr) -> bool:
 def run_and_look_for_checks(function: Callable[..., list[Any]], arrays: Iterable[Any]) -> list[Any]:
     """Calls `function` on tracers, and records all checks in it.
 
-    JAX does not trace a function of `jax.jit` again if it has traced the function before. If
-    `function` calls such a jitted function, the checks in the jitted function are found in the
-    jaxpr.
+    JAX does not retrace a jitted function that it has already traced. If `function` calls such a
+    jitted function, a search of the jaxpr finds the checks in the jitted function.
     """
     inlined = jax.jit(function, inline=True)
     if holds_check(inlined.trace(*arrays).jaxpr.jaxpr):

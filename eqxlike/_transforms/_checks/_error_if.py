@@ -93,9 +93,9 @@ def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default
       indices of the members that fail.
     - `msg`: the message of the error. The file and line of the check are added to it.
     - `on_error`: what happens on failure:
-        - `"raise"`: an exception. A function of `filter_jit` waits for its result, and raises
-          before it returns. A function of `jax.jit` raises JAX's own exception. The text of this
-          exception contains the message.
+        - `"raise"`: an exception. A function compiled by `filter_jit` waits for its result, and
+          raises before it returns. A function compiled by `jax.jit` raises JAX's own exception. The
+          text of JAX's exception contains the message.
         - `"nan"`: the arrays of `x` become NaN; integers become the largest number of their dtype,
           and booleans `True`. Under `jax.vmap`, this affects only the members of the batch that
           fail.
@@ -111,9 +111,13 @@ def error_if(x: Tree, pred: Predicate, msg: str, *, on_error: OnError = "default
     the returned value of a later check in the same function. If several checks fail, the first
     check raises.
 
-    **Raises:** `EqxlikeRuntimeError` if the check fails; `EqxlikeTracetimeError` if it fails and
-    `pred` is a Python number; `ValueError` if `x` has no array; `TypeError` if `pred` is not
-    boolean; `RuntimeError` if `on_error` is unknown.
+    **Raises:**
+
+    - `EqxlikeRuntimeError` if the check fails.
+    - `EqxlikeTracetimeError` if the check fails and `pred` is a Python number.
+    - `ValueError` if `x` has no array.
+    - `TypeError` if `pred` is not boolean.
+    - `RuntimeError` if `on_error` is unknown.
 
     !!! example
 

@@ -49,7 +49,7 @@ set_batching_rule(check_p, _batch_check)
 
 
 def needing(passes: Any, arrays: list[Array]) -> list[Array]:
-    """Returns the arrays. The returned arrays and their derivatives depend on the check."""
+    """Adds a data dependency on the check to the arrays and their derivatives."""
     return needing_p.bind(passes, *arrays) if arrays else []
 
 
@@ -60,8 +60,8 @@ needing_p.multiple_results = True
 
 @needing_p.def_impl
 def _select(passes: Any, *arrays: Any) -> list[Array]:
-    # The zeros are never used: if the check fails, the program raises. The compiler fuses the
-    # selection with the operation that computes or uses the array.
+    # The zeros are never used: if the check fails, the program raises. The compiler fuses `select`
+    # with the operation that computes or uses the array.
     return [jax.lax.select(passes, array, jnp.zeros_like(array)) for array in arrays]
 
 

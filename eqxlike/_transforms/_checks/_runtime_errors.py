@@ -65,13 +65,15 @@ def raise_in_callback(message: str) -> None:
 
 
 def claim_failure(error: BaseException) -> EqxlikeRuntimeError | None:
-    """The `EqxlikeRuntimeError` of the failed check that caused `error`; `None` if no check did.
+    """Converts JAX's `error` to the `EqxlikeRuntimeError` of the failed check that caused it.
 
-    The caller must raise the returned error, because JAX will not report the failure again.
+    Returns `None` if no check caused `error`. The caller must raise the returned error, because JAX
+    will not report the failure again.
     """
     if not isinstance(error, ERRORS_OF_JAX):
         return None
-    # The message of the user may quote an earlier failure, so the last number is the right number.
+    # The user's message may quote an earlier failure with its number. The number of this failure
+    # comes last.
     found = re.findall(r"\[eqxlike failure (\d+)\]", str(error))
     message = _recent.get(int(found[-1])) if found else None
     if message is None:
@@ -98,12 +100,12 @@ _MAX_INDICES = 8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FailureReport:
-    """Makes the text of an error when the check fails.
+    """Makes the error message when a check fails.
 
     **Arguments:**
 
-    - `messages`: the messages of the user. A failure selects a message by its index.
-    - `place`: the place of the check in the user's code.
+    - `messages`: the messages of the user. A failed check selects a message by its index.
+    - `place`: the file and line of the check in the user's code.
     """
 
     messages: Sequence[str]
@@ -114,7 +116,7 @@ class FailureReport:
         return FailureReport([self._message(index)], self.place)
 
     def text(self, failed: np.ndarray, index: np.ndarray | None) -> str:
-        """The message, the place of the check, and the members of a batch for which it failed.
+        """The user's message, the line of the check, and the batch indices at which it failed.
 
         **Arguments:**
 

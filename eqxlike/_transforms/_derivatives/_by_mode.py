@@ -29,8 +29,8 @@ class DifferentiationMode(Protocol):
 class CannotDifferentiate(ValueError):
     """Raised by a mode that cannot differentiate with respect to one of the arrays.
 
-    `place` is the index of the array, and `why` ends the sentence "The array ..." of the message. A
-    caller that knows the path of the array raises `at(path)` instead.
+    `place` is the index of the array. In the message, `why` follows the index. A caller that knows
+    the path of the array raises `at(path)` instead; there, `why` follows the path.
     """
 
     def __init__(self, place: int, why: str):
@@ -65,7 +65,8 @@ def value_and_grad_by(
 
     **Arguments:**
 
-    - `rest`: the tree from which `arrays` were split. Error messages have paths in this tree.
+    - `rest`: the first argument of the user's function, without `arrays`. Error messages show the
+      paths of the arrays in this argument.
     - `name`: the name of the function in error messages.
     """
     is_holomorphic = bool(options.get("holomorphic", False))
@@ -114,7 +115,7 @@ def path_of_taken(rest: Rest, place: int) -> str:
 
 
 def checked_value(value: Any, is_holomorphic: bool, name: str) -> Array:
-    """Returns `value` as an array. Raises `TypeError` unless it is a scalar that has a gradient."""
+    """Returns `value` as an array. Raises `TypeError` unless `value` is a differentiable scalar."""
     if not is_array_like(value):
         what, hint = describe_node(value), "return only the scalar, or pass `has_aux=True`"
     else:

@@ -22,8 +22,8 @@ class ClosureConverted(Module, Generic[Params, Output]):
 
     - `jaxpr`: the program of the function. As in Equinox, `jaxpr` is a leaf of the pytree. Some
       libraries rely on this: they compare converted functions, and replace a `jaxpr` by an equal
-      `jaxpr`. `filter_jit` and similar transformations treat this leaf as static. For raw
-      `jax.jit`, separate `consts` from the rest of the function.
+      `jaxpr`. `filter_jit` and similar transformations treat this leaf as static. Before you pass
+      the function to raw `jax.jit`, separate `consts` from the rest of it.
     - `consts`: the arrays that the function closes over.
     """
 
@@ -74,7 +74,7 @@ def _matches(leaf: Any, expected: Any) -> bool:
 def filter_closure_convert(
     fn: Callable[Params, Output], *args: Any, **kwargs: Any
 ) -> ClosureConverted[Params, Output]:
-    """Converts a function to a pytree whose array leaves are the arrays that it closes over.
+    """Converts a function to a pytree. The closed-over arrays become its array leaves.
 
     Use the pytree to pass closed-over tracers explicitly to a custom derivative or a
     transformation. `filter_closure_convert` is `jax.closure_convert` for functions of any

@@ -68,8 +68,8 @@ class CustomFunction:
             return of_arrays(*arrays)
         except jax.errors.UnexpectedTracerError as error:
             error.add_note(
-                f"This was while {self._label} was called, which has a custom derivative. This "
-                "function, or a function among its arguments, may close over an array that is "
+                f"This was while {self._label} was called. {self._label} has a custom derivative. "
+                "This function, or a function among its arguments, may close over an array that is "
                 "being differentiated. A custom derivative does not see such an array: pass the "
                 "array as an argument, or convert the closure with "
                 "`eqxlike.filter_closure_convert`."
@@ -99,9 +99,13 @@ class filter_custom_jvp(CustomFunction):
     not differentiable or not being differentiated. The returned tangent has the structure of the
     value, with `None` for zeros and for leaves that are not differentiable.
 
-    **Raises:** when called, `AttributeError` if there is no rule. When differentiated, `ValueError`
-    if a keyword argument is differentiated, or if the output of the rule has a wrong structure or
-    shape. `TypeError` if the output has a wrong dtype. The messages name the path.
+    **Raises:**
+
+    - `AttributeError`, when the function is called, if there is no rule.
+    - `ValueError`, when the function is differentiated, if a keyword argument is differentiated, or
+      if the output of the rule has a wrong structure or shape. The message names the path.
+    - `TypeError`, when the function is differentiated, if the output of the rule has a wrong dtype.
+      The message names the path.
 
     !!! example
 
@@ -193,7 +197,7 @@ class _FlatJvp:
             f"The rule of {self.label} must return a pair (value, tangent)",
         )
         if self.value_rest is not UNTRACED:
-            # The output of the function is already in use, so the value must have its structure.
+            # JAX already has the output of the function, so the value must have the same structure.
             check_structure(self.value_rest.treedef, value, "value of the rule", "value")
         numbers, self.value_rest = split(value, _is_array_or_number)
         differentiable = (leaf if is_inexact_array_like(leaf) else None for leaf in numbers)
@@ -255,10 +259,13 @@ class filter_custom_vjp(CustomFunction):
       structure of `vjp_arg`, with `None` for zeros. At leaves that are not perturbed, the gradient
       is ignored.
 
-    **Raises:** when called, `RuntimeError` if the derivative was not set. When differentiated,
-    `RuntimeError` if an argument other than the first is differentiated. `ValueError` if the
-    gradient has a wrong structure or shape. `TypeError` if the gradient has a wrong dtype. The
-    messages name the path.
+    **Raises:**
+
+    - `RuntimeError`, when the function is called, if its derivative was not set.
+    - `RuntimeError`, when the function is differentiated, if an argument other than the first is
+      differentiated. The message names the path.
+    - `ValueError` if the gradient has a wrong structure or shape. The message names the path.
+    - `TypeError` if the gradient has a wrong dtype. The message names the path.
 
     !!! example
 
@@ -295,7 +302,7 @@ class filter_custom_vjp(CustomFunction):
         return fn_bwd
 
     def defvjp(self, fn_fwd: _Forward, fn_bwd: _Backward) -> None:
-        """Sets both passes, without `perturbed`. Deprecated: use `def_fwd` and `def_bwd`.
+        """Sets both passes, which get no `perturbed`. Deprecated: use `def_fwd` and `def_bwd`.
 
         The backward pass gets zeros instead of `None` as the cotangents of differentiable arrays.
         """
@@ -388,7 +395,7 @@ class _FlatVjp:
             f"The forward pass of {self.label} must return a pair (value, residuals)",
         )
         if self.value_rest is not UNTRACED:
-            # The output of the function is already in use, so the value must have its structure.
+            # JAX already has the output of the function, so the value must have the same structure.
             check_structure(self.value_rest.treedef, value, "value of the forward pass", "value")
         value_arrays, self.value_rest = split(value, is_array_or_traced_reference)
         kept, rest = split((residuals, vjp_arg, args, kwargs))

@@ -46,7 +46,7 @@ class _GradFunction(TransformedFunction):
         differentiated, others = differentiated_and_others(args, transform)
         # `split` treats frozen arrays like integers: see `flag_leaves` in `_pytree`.
         arrays, rest = split(differentiated, is_inexact_array)
-        # Leaves other than arrays do not pass through JAX: the trace stores them here.
+        # JAX returns only arrays. The trace stores all other leaves of the output here.
         aux_rest: Rest = UNTRACED
 
         def of_arrays(arrays: list[Any]) -> Any:
@@ -155,10 +155,14 @@ def filter_value_and_grad(
     `((value, aux), gradient)`. The gradient has the structure of the first argument, with `None`
     for every leaf that is not differentiated.
 
-    **Raises:** `ValueError` if `argnums` is passed, and `TypeError` if `mode` is not a mode. When
-    called, `TypeError` if the first argument is passed by keyword, or if the value is not a
-    floating-point scalar. If the mode cannot differentiate an operation, JAX's own error is raised,
-    with a note that names a mode that can differentiate it.
+    **Raises:**
+
+    - `ValueError` if `argnums` is passed.
+    - `TypeError` if `mode` is not a mode.
+    - `TypeError`, when the returned function is called, if the first argument is passed by keyword,
+      or if the value is not a floating-point scalar.
+    - JAX's own error if the mode cannot differentiate an operation. A note names a mode that can
+      differentiate it.
 
     !!! example
 
@@ -242,7 +246,7 @@ class JacobianFunction(TransformedFunction):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         differentiated, others = differentiated_and_others(args, self._name)
         arrays, rest = split(differentiated, is_inexact_array)
-        # Leaves other than arrays do not pass through JAX: the trace stores them here.
+        # JAX returns only arrays. The trace stores all other leaves of the output here.
         value_rest: Rest = UNTRACED
         aux_rest: Rest = UNTRACED
 

@@ -32,7 +32,7 @@ def linear_call(
     transpose_beside_tangents: Transpose | None = None,
     is_of_members: bool = False,
 ) -> list[Array]:
-    """Returns `forward(residuals, tangents)`. Reverse mode differentiates the call by `transpose`.
+    """Returns `forward(residuals, tangents)`. Reverse mode transposes the call by `transpose`.
 
     **Arguments:**
 
@@ -41,11 +41,10 @@ def linear_call(
     - `transpose`: function called as `transpose(residuals, cotangents, is_shared)`. It takes the
       cotangents of the output of `forward`, and returns the cotangents of `tangents`.
     - `like`: arrays with the shapes and dtypes of the output of `forward`.
-    - `num_summed`: the number of tangents, counted from the first, that `transpose` can sum. For
-      each of these tangents, `is_shared` has `True` if all members of a batch share the tangent.
-      Then `transpose` returns the sum of the cotangents over the batch, not one cotangent for each
-      member. For example, if a network is mapped over a batch of inputs, its weights have one
-      cotangent.
+    - `num_summed`: for the first `num_summed` tangents, `transpose` can sum the cotangents over a
+      batch. For each of these tangents, `is_shared` has `True` if all members of the batch share
+      the tangent. Then `transpose` returns a single cotangent, the sum over the batch. For example,
+      if a network is mapped over a batch of inputs, the members share its weights.
     - `transpose_beside_tangents`: a JVP of this call makes two calls: one for the primal output,
       and one for the tangents. In the call for the primal output, this function replaces
       `transpose`. It is required if `transpose` is incomplete.

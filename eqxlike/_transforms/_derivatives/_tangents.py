@@ -61,7 +61,8 @@ def match_leaves(treedef: Any, tree: PyTree, name: str, of: str) -> list[Any]:
     try:
         return treedef.flatten_up_to(tree)
     except (TypeError, ValueError):
-        # Either the structures differ, or `None` replaces a subtree. JAX supports no such `None`.
+        # `flatten_up_to` raises if the structures differ, but also if `None` replaces a subtree.
+        # The code below accepts such a `None`.
         found: list[Any] = []
 
         def take(whole: PyTree, part: PyTree) -> bool | None:

@@ -1,4 +1,4 @@
-"""`filter_jit`: finds or compiles a function of flat arrays for each call.
+"""`filter_jit`: for each call, finds or compiles a function that takes a flat list of arrays.
 
 The modules in reading order (docs/design.md gives an overview of the fast and the slow path of a
 call):

@@ -47,8 +47,8 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 _Plan = tuple[Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]], tuple[str, ...]]
-"""A pair: a function that takes `args` and `kwargs` and returns the ordered arguments, and the
-names of the last ordered arguments.
+"""A pair. The first element is a function that takes `args` and `kwargs`, and returns the ordered
+arguments. The second element has the names of the last ordered arguments.
 """
 
 _MAX_PLANS = 1024
@@ -175,7 +175,7 @@ class ArgumentOrder:
         return [(f"args[{place}]", each) for place, each in enumerate(args)] + list(kwargs.items())
 
     def labels(self, num_args: int, names: tuple[str, ...]) -> list[str]:
-        """The names that messages show for `num_args` ordered arguments. They end with `names`."""
+        """The names of `num_args` ordered arguments in messages. The last ones are `names`."""
         num_by_place = num_args - len(names)
         declared = [each.name for each in self.parameters if each.kind in _BY_PLACE]
         more = (each.name for each in self.parameters if each.kind is Parameter.VAR_POSITIONAL)
@@ -294,9 +294,9 @@ _WORDS = get_args(DonateWord)
 
 
 def check_donate(donate: Donate | Iterable[str], order: ArgumentOrder) -> Donate:
-    """Returns `donate`: one of the five words, or a tuple of parameter names.
+    """Returns `donate` as one of the five words, or as a tuple of parameter names.
 
-    **Raises:** `ValueError` for an unknown word or name.
+    **Raises:** `ValueError` if a word or name is unknown.
     """
     if donate in _WORDS:
         return donate  # pyright: ignore
@@ -393,7 +393,7 @@ class WatchedArrays:
             )
 
 
-# --- Notes on the errors of a call: JAX's errors know arguments only by their indices ---
+# --- Notes on the errors of a call: JAX's errors name arguments only by their indices ---
 
 
 _NAMED = re.compile(r"Of .*, arrays\[\d+\] is ")
@@ -456,7 +456,7 @@ def deleted_arguments(
 
 
 def _equal_paths(key: Any, is_wanted: Any, arguments: Iterable[tuple[str, Any]]) -> Iterable[str]:
-    """The paths of all wanted leaves. Paths of leaves with equal keys are joined by ` = `."""
+    """The paths of all wanted leaves. If leaves have equal keys, ` = ` joins their paths."""
     found: dict[Any, list[str]] = {}
     for path, leaf in filter(lambda each: is_wanted(each[1]), _leaves(arguments)):
         found.setdefault(key(leaf), []).append(path)

@@ -104,8 +104,8 @@ class Dispatcher:
         self.history = history
         self.full_name = full_name
         self.lock = threading.RLock()
-        # A table of compiled functions, and the short-lived functions that have tables of their
-        # own.
+        # `_lasting` is a table of compiled functions. `_closures` has the short-lived functions
+        # that have tables of their own.
         self._lasting: _Table = OrderedDict()
         self._closures: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
         # `fast_path` is the latest fast path for calls without keyword arguments. `recent` has the
@@ -136,8 +136,8 @@ class Dispatcher:
             if fast_path is not None:
                 self._remember(fast_path, names)
                 if is_checking():
-                    # Checking was switched on during this call, which cleared the fast paths.
-                    # `fast_path` was added after that, so clear it too.
+                    # Another thread has switched checking on during this call. This cleared the
+                    # fast paths, but `fast_path` was added later. So clear it too.
                     self.forget_fast_paths()
         return output
 
@@ -177,8 +177,8 @@ class Dispatcher:
 
         A key of a table holds the static leaves of the arguments. If one of these leaves is a
         short-lived function, the table is in the `__dict__` of this function, so that both are
-        freed together. `_lasting` would keep the function alive until thousands of newer entries
-        replace it.
+        freed together. An entry in `_lasting` would keep the function alive until thousands of
+        newer entries replace it.
         """
         closure = next((each.anchor for each in structures if each.anchor is not None), None)
         if closure is None:
@@ -274,10 +274,11 @@ class _Program:
     """The jitted function of a `CompiledFunction`, and the state of its first trace.
 
     - `jitted`: `jax.jit` of the function of flat arrays. `None` until `make_jitted` has made it.
-    - `make_jitted`: makes `jitted` if `out_shardings` is a tree, that is, a prefix of the output. A
-      first trace finds the output, and then `make_jitted` gets one sharding for each flat output.
-      If `out_shardings` is no tree, `make_jitted` is `None`, and `jitted` exists from the start.
-    - `out_shardings`: the shardings of the flat outputs, which `make_jitted` gets.
+    - `make_jitted`: a function that makes `jitted`; `None` if `jitted` exists from the start. The
+      function is needed if `out_shardings` is a tree, that is, a prefix of the output. Then the
+      first trace finds the structure of the output, and `make_jitted` is called with one sharding
+      for each flat output.
+    - `out_shardings`: the shardings of the flat outputs, for `make_jitted`.
     - `lock`: held by the thread that makes the first trace.
     - `is_done`: whether the first trace has ended.
     - `is_part_of_call`: whether the first trace is part of the first run. If so, the program is not
@@ -295,9 +296,9 @@ class _Program:
     | that run has traced | yes | known | no | runs |
     | traced | | known | yes | runs |
 
-    A trace before a run searches the program for checks. A trace that is part of a run does not
-    need to search. A trace is part of a run only as long as no check has been traced at all. So the
-    program cannot contain a function that was traced before and has a check.
+    The first trace is part of a run only if no check has been traced in this process. Then no
+    jitted function that was traced earlier contains a check, so the program needs no search. All
+    other first traces are made before a run, and search the program for checks.
     """
 
     jitted: Any = None
@@ -527,8 +528,8 @@ class CompiledFunction:
                 program.jitted = program.make_jitted(out_shardings=program.out_shardings)
         output = traced.out_info
         if type(output) is not _TracedOutput or not output.holds_check:
-            # JAX does not trace an inner function again if it has traced the function before. The
-            # checks of this function are in the jaxpr, so search the jaxpr.
+            # JAX does not retrace an inner function that it has already traced. The checks in the
+            # inner function are in the jaxpr, so search the jaxpr.
             program.may_hold_check |= holds_check(traced.jaxpr.jaxpr)
         program.is_done = True
 
@@ -578,7 +579,7 @@ class _TracedOutput:
     Plain arrays are not enough in two cases. First, the output has another Structure than in the
     first trace. Second, the program contains a check of `error_if`, so the call must wait. JAX's
     fast path needs a node that unflattens to plain arrays and can be flattened again. So this node
-    holds arrays, and `CompiledFunction.finish` makes the user's output of these arrays.
+    holds arrays, and `CompiledFunction.finish` makes the user's output from these arrays.
     """
 
     __slots__ = ("arrays", "holds_check", "structure")

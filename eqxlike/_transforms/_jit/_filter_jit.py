@@ -110,11 +110,14 @@ def filter_jit(
     and later calls return the same leaves. The callable has a method `lower`, and a property
     `traces` with the latest traces as a tuple of `eqxlike.debug.Trace`.
 
-    **Raises:** `TypeError` if `fun` is not callable. `ValueError` if `donate`, `in_shardings`,
-    `on_retrace` or `max_traces` is invalid. When called, `ValueError` if `in_shardings` has fewer
-    entries than the call has arguments; `TypeError` if a static leaf is not hashable (the message
-    names its path); and `eqxlike.debug.RetraceError` if `on_retrace` or `max_traces` forbids a
-    trace.
+    **Raises:**
+
+    - `TypeError` if `fun` is not callable.
+    - `ValueError` if `donate`, `in_shardings`, `on_retrace` or `max_traces` is invalid.
+    - `ValueError`, when called, if `in_shardings` has fewer entries than the call has arguments.
+    - `TypeError`, when called, if a static leaf is not hashable. The message names the path of the
+      leaf.
+    - `eqxlike.debug.RetraceError`, when called, if `on_retrace` or `max_traces` forbids a trace.
 
     !!! example
 
@@ -312,7 +315,7 @@ _OF_FUNCTION = "__eqxlike_dispatchers__"
 _dispatchers_of: weakref.WeakKeyDictionary[Any, dict[Hashable, Dispatcher]] = (
     weakref.WeakKeyDictionary()
 )
-"""The dispatchers of callables that are not functions. A function has its own in its `__dict__`.
+"""The dispatchers of callables other than functions (a function has them in its `__dict__`).
 
 A dispatcher lives as long as its callable. So `filter_jit(f)` in a loop does not compile each time.
 """

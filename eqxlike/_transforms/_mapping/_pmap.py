@@ -163,9 +163,13 @@ def filter_pmap(
     **Returns:** a function of the same arguments. Like functions of `filter_jit`, it has a method
     `lower`.
 
-    **Raises:** `TypeError` if `fun` is not callable. `ValueError` if `donate` is unknown, or if
-    `static_broadcasted_argnums` or `donate_argnums` is passed. When called, the errors of
-    `filter_vmap`, and `ValueError` if the size of the mapped axes exceeds the number of devices.
+    **Raises:**
+
+    - `TypeError` if `fun` is not callable.
+    - `ValueError` if `donate` is unknown, or if `static_broadcasted_argnums` or `donate_argnums` is
+      passed.
+    - `ValueError`, when called, if the size of the mapped axes exceeds the number of devices.
+    - The errors of `filter_vmap`, when called.
 
     !!! example
 

@@ -223,10 +223,15 @@ def filter_shard_map(
     **Returns:** a function of the same arguments. Like functions of `filter_jit`, it has a method
     `lower`.
 
-    **Raises:** `TypeError` if `fun` is not callable. When called, `ValueError` if there is no mesh,
-    if an argument with arrays has no spec, if a spec belongs to no argument, or if a spec does not
-    fit its array. The message has the path and the shape of the array. JAX's own `ValueError` if
-    `out_specs` replicates an output that may differ between devices.
+    **Raises:**
+
+    - `TypeError` if `fun` is not callable.
+    - `ValueError`, when called, if there is no mesh.
+    - `ValueError`, when called, if an argument with arrays has no spec, or if a spec belongs to no
+      argument.
+    - `ValueError`, when called, if a spec does not fit its array. The message has the path and the
+      shape of the array.
+    - JAX's own `ValueError` if `out_specs` replicates an output that may differ between devices.
 
     !!! example
 

@@ -70,7 +70,7 @@ class _VmapFunction(TransformedFunction):
 
 
 def _name_batched(error: ValueError, paths: list[str]) -> ValueError:
-    """Names the path in JAX's error about a batched output whose axis is `None`.
+    """Replaces JAX's error about a batched output with axis `None` by an error that names the path.
 
     JAX's own error has only an index: the position of the array among the flat outputs.
 
@@ -124,11 +124,15 @@ def filter_vmap(
 
     **Returns:** a function of the same arguments.
 
-    **Raises:** when called, `RuntimeError` for keyword arguments. `ValueError` if an axis has the
-    wrong type or is out of bounds, if a name in `in_axes` belongs to no argument, if the sizes of
-    the mapped axes differ, or if no argument is mapped and `axis_size` is missing. `ValueError`
-    also if an array whose axis in `out_axes` is `None` depends on mapped arrays. `TypeError` if a
-    leaf that is not an array has an axis.
+    **Raises:** when the returned function is called:
+
+    - `RuntimeError` if a keyword argument is passed.
+    - `ValueError` if an axis has the wrong type or is out of bounds, or if the sizes of the mapped
+      axes differ.
+    - `ValueError` if a name in `in_axes` belongs to no argument.
+    - `ValueError` if no argument is mapped and `axis_size` is missing.
+    - `ValueError` if an array whose axis in `out_axes` is `None` depends on mapped arrays.
+    - `TypeError` if a leaf that is not an array has an axis.
 
     !!! example
 

@@ -321,7 +321,7 @@ class History:
         return trace
 
     def forget(self, owner: int, num_traces: int) -> None:
-        """Removes the traces of a dropped `CompiledFunction`, `num_traces` in all."""
+        """Removes all `num_traces` traces of a `CompiledFunction` that has been dropped."""
         with self._lock:
             self._num_traces -= num_traces
             for trace in [each for each in self._kept if each.owner == owner]:

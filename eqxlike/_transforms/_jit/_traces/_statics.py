@@ -29,7 +29,8 @@ def describe_static(
     **Arguments:**
 
     - `static`: the key of the value, if it is known.
-    - `of_node`: whether the value is in the static part of a node. There it need not be hashable.
+    - `of_node`: whether the value is in the static part of a node. Such a value need not be
+      hashable.
     - `depth`: the number of containers around the value.
     """
     kind = "field" if of_node else "static"
