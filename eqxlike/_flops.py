@@ -121,8 +121,8 @@ def _products_of_convolution(equation: Any) -> int:
     numbers = params["dimension_numbers"]
     left, right = (each.aval.shape for each in equation.invars[:2])
     output = equation.outvars[0].aval.shape
-    # If the features are grouped, each output depends on the input features of one group. This axis
-    # of the kernel has the size of a group.
+    # If the features are grouped, each output depends on the input features of one group. In the
+    # kernel, the axis of the input features has the size of a group.
     features = right[numbers.rhs_spec[1]]
     batch_and_channels = math.prod(output[axis] for axis in numbers.out_spec[:2])
     # The number of pairs of a weight and an input is the product of the numbers for each axis.

@@ -132,8 +132,8 @@ def is_of_user_or_layer(file_name: str) -> bool:
 def frame_of_user(source: Any, is_wanted: Callable[[str], bool] = is_of_user) -> Any:
     """The innermost frame whose file `is_wanted` accepts, in JAX's `source_info` of an operation.
 
-    It is `None` if there is no such frame. Operations in `jax.numpy` may have none, since JAX
-    caches the traces of its functions.
+    Returns `None` if there is no such frame. Operations in `jax.numpy` may have no such frame,
+    since JAX caches the traces of its functions.
     """
     traceback = getattr(source, "traceback", None)
     frames = () if traceback is None else traceback.frames

@@ -527,7 +527,7 @@ def _found_by_name(described: Any) -> Any:
 
 
 class BoundMethod(Wrapper):
-    """A method bound to a Module, such as `module.method`. It is a pytree around the instance.
+    """A method bound to a Module, such as `module.method`: a pytree with the instance as its child.
 
     A transformation of a bound method, or of a function with a bound method as an argument, sees
     the arrays of the instance. Two bound methods are equal if their functions and instances are

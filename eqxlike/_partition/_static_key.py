@@ -390,8 +390,8 @@ _DISTINGUISHED_BY: dict[type, Callable[[Any], Hashable]] = {
     # addresses in a text are removed, since they do not matter.
     jtu.PyTreeDef: lambda treedef: (treedef, _ADDRESS.sub("", str(treedef))),
 }
-"""For each type, a function that returns all data by which two values of this type can differ. It
-also applies to subclasses, which inherit `==`.
+"""For each type, a function that returns all data by which two values of this type can differ. The
+function also applies to subclasses, because they inherit `==`.
 """
 
 

@@ -234,8 +234,8 @@ def _describe_items(messages: dict[str, str]) -> str:
 class EnumerationItem(Module):
     """An item of an `Enumeration`, or an array of items.
 
-    Like an array, an item can be an input or an output of functions of `jax.jit`, `jax.vmap` and
-    `jax.lax.scan`.
+    Like an array, an item can be an input or an output of functions transformed by `jax.jit` or
+    `jax.vmap`, and of the body of `jax.lax.scan`.
     """
 
     _value: Int[Array, "..."] | Int[np.ndarray, "..."]

@@ -58,7 +58,7 @@ def is_for_several_devices() -> bool:
 
 @dataclasses.dataclass
 class TracedProgram:
-    """Context manager that records whether a function of `filter_jit` contains a check.
+    """Context manager that records whether a function compiled by `filter_jit` contains a check.
 
     - `arrays`: the tracers of the arguments.
     - `shardings`: a tree with the `in_shardings` and `out_shardings` of the function.

@@ -47,7 +47,7 @@ def linear_call(
       if a network is mapped over a batch of inputs, the members share its weights.
     - `transpose_beside_tangents`: a JVP of this call makes two calls: one for the primal output,
       and one for the tangents. In the call for the primal output, this function replaces
-      `transpose`. It is required if `transpose` is incomplete.
+      `transpose`. This function is required if `transpose` does not return the exact cotangents.
     - `is_of_members`: whether `transpose` returns different cotangents for the members of a batch
       even if `forward` returns the same output for all of them.
     """

@@ -34,9 +34,9 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
     """The signature of `function` itself, or `None` if it is unknown.
 
     The signature of `function.__wrapped__`, an attribute that `functools.wraps` sets, is ignored,
-    because `function` may take other arguments and have other defaults. For functions of `jax.jit`
-    the result is `None`, because `jax.jit` treats an omitted argument differently from an argument
-    that equals the default.
+    because `function` may take other arguments and have other defaults. For functions compiled by
+    `jax.jit`, the result is `None`, because `jax.jit` treats an omitted argument differently from
+    an argument that equals the default.
     """
     if isinstance(function, PjitFunction | jax.custom_jvp | jax.custom_vjp):
         return None

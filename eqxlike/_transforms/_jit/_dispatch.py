@@ -117,8 +117,9 @@ class Dispatcher:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output of a call by the slow path, after `fast_path` has missed."""
         ordered, names = self.order.arrange(args, kwargs)
-        # `recent` usually includes the fast path that has just missed. That fast path got `args`.
-        # It is tried again with `ordered`, which also has the defaults of omitted arguments.
+        # `recent` usually includes the fast path that has just missed. That fast path was called
+        # with `args`. It is tried again with `ordered`, which also has the defaults of omitted
+        # arguments.
         for recent_names, fast_path in self.recent:
             if recent_names == names:
                 output = fast_path(ordered)
@@ -149,7 +150,8 @@ class Dispatcher:
         structures: list[Structure] = []
         for index, arg in enumerate(ordered):
             # Bound arguments may be unhashable, as for `filter_jit(instance.method)`. In Python, a
-            # bound method is hashable even if its instance is not. So `jax.jit` accepts the method.
+            # bound method is hashable even if its instance is not. So `jax.jit` accepts the method,
+            # and `filter_jit` must accept it too.
             arg_arrays, structure = flatten(
                 arg,
                 with_abstract=with_abstract,

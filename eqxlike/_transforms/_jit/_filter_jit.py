@@ -88,7 +88,7 @@ def filter_jit(
 
     - `fun`: any callable: a function, a method, a Module, a `functools.partial`. Arrays in its
       bound arguments are traced too. Without `fun`, a decorator is returned.
-    - `donate`: the arguments whose buffers may be reused for the output. This is `"all"`,
+    - `donate`: the arguments whose buffers may be reused for the output. The value is `"all"`,
       `"all-except-first"`, `"none"`, `"warn"`, `"warn-except-first"`, or a collection of parameter
       names, such as `("model", "opt_state")`. `"warn"` donates like `"all"`, and
       `"warn-except-first"` like `"all-except-first"`. Both also warn if a buffer could not be
@@ -103,10 +103,10 @@ def filter_jit(
       in the order of the signature, or a dictionary from parameter names to entries. Each entry is
       a sharding, or a prefix of its argument with shardings as leaves.
 
-    **Returns:** a callable with the signature of `fun`. Like a function of `jax.jit`, it returns
-    before the result is ready. It traces `fun` once for each combination of the structure of the
-    arguments and the shapes and dtypes of their arrays. Passing an argument by position or by
-    keyword makes no difference. The trace computes the leaves of the output that are not arrays,
+    **Returns:** a callable with the signature of `fun`. Like a function compiled by `jax.jit`, it
+    returns before the result is ready. It traces `fun` once for each combination of the structure
+    of the arguments and the shapes and dtypes of their arrays. Passing an argument by position or
+    by keyword makes no difference. The trace computes the leaves of the output that are not arrays,
     and later calls return the same leaves. The callable has a method `lower`, and a property
     `traces` with the latest traces as a tuple of `eqxlike.debug.Trace`.
 
@@ -332,8 +332,8 @@ def _dispatcher_for(unbound: Unbound, donate: Any, options: Options) -> Dispatch
     key = (description.path, wrapper_types, donate, options)
 
     def make() -> Dispatcher:
-        # `filter_vmap` and `filter_pmap` map every argument that they get, even if it was filled in
-        # from a default. They do not map an omitted argument.
+        # `filter_vmap` and `filter_pmap` map every argument that they get. They do not map an
+        # omitted argument. So the defaults of omitted arguments must not be filled in here.
         is_mapping = any(getattr(type(each), "maps_arguments", False) for each in unbound.args[:1])
         name, signature = description.name, description.signature
         order = ArgumentOrder(name, signature, fills_defaults=not is_mapping)

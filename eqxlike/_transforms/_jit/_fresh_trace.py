@@ -37,8 +37,8 @@ def fresh_trace(
 
     **Arguments:**
 
-    - `function`: any callable. A function of `filter_jit` keeps its options; a function of
-      `jax.jit` is traced directly.
+    - `function`: any callable. A function compiled by `filter_jit` keeps its options; a function
+      compiled by `jax.jit` is traced directly.
     - `args`, `kwargs`: the arguments; a `jax.ShapeDtypeStruct` may replace an array.
     - `is_lowered`: whether to lower the function; otherwise `lowered` is `None`.
     """

@@ -30,8 +30,8 @@ class CallTimes:
     - `num_traces`: the number of traces of the function.
     - `compiling_s`: the time in which JAX traced, lowered and compiled.
     - `dispatch_s`: the time until the call returned.
-    - `jax_s`: the part of `dispatch_s` that the function of `jax.jit` took. `None` for a call that
-      did not use the fast path, such as the first call.
+    - `jax_s`: the part of `dispatch_s` that the jitted function took. `None` for a call that did
+      not use the fast path, such as the first call.
     - `ready_s`: the time until the result was ready. `None` if `timing_calls` does not wait for
       results.
     """
@@ -124,7 +124,7 @@ def _listen(event: str, duration_secs: float, **details: Any) -> None:
 
 
 class _Clocks:
-    """Puts clocks into fast paths, to measure the time that the functions of `jax.jit` take."""
+    """Puts clocks into fast paths, to measure the time that the jitted functions take."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -151,7 +151,7 @@ class _Clocks:
 
 
 class _TimedJit:
-    """A function of `jax.jit` that measures the time of each call."""
+    """A jitted function that measures the time of each call."""
 
     __slots__ = ("jitted",)
 

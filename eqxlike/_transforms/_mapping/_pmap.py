@@ -160,8 +160,8 @@ def filter_pmap(
       `"none"` forbids reuse.
     - `**pmapkwargs`: passed to `jax.pmap`, such as `devices`.
 
-    **Returns:** a function of the same arguments. Like functions of `filter_jit`, it has a method
-    `lower`.
+    **Returns:** a function of the same arguments. Like functions compiled by `filter_jit`, it has a
+    method `lower`.
 
     **Raises:**
 

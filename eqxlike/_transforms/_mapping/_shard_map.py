@@ -220,8 +220,8 @@ def filter_shard_map(
     - `check_vma`: whether JAX checks that replicated outputs are equal on all devices, and sums the
       gradients of replicated inputs over the devices.
 
-    **Returns:** a function of the same arguments. Like functions of `filter_jit`, it has a method
-    `lower`.
+    **Returns:** a function of the same arguments. Like functions compiled by `filter_jit`, it has a
+    method `lower`.
 
     **Raises:**
 
