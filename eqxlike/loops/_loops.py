@@ -46,9 +46,9 @@ def while_loop(
     - `init_val`: the initial carry, any pytree. Leaves that are not arrays or numbers are static.
     - `max_steps`: the largest number of steps, an integer of at least 0; `None` for no limit. If
       the limit has ended the loop, `cond_fun` of the result is still true.
-    - `buffers`: function that takes a carry and returns the arrays in it that are buffers. An entry
-      of a buffer may be written at most once, and may be read only afterwards. `body_fun` gets a
-      `Buffer` in place of each buffer array. `body_fun` writes to a `Buffer` with
+    - `buffers`: function that takes a carry and returns those arrays of the carry that are buffers.
+      An entry of a buffer may be written at most once, and may be read only afterwards. `body_fun`
+      gets a `Buffer` in place of each buffer array. `body_fun` writes to a `Buffer` with
       `buffer.at[index].set(x)` or `buffer_at_set`. Reverse mode does not save buffers.
     - `kind`: `"lax"` supports forward mode only, like `jax.lax.while_loop`. `"bounded"` and
       `"checkpointed"` are differentiable in every mode and to every order. In reverse mode,
@@ -207,13 +207,13 @@ def scan(
     - `f`: function `f(carry, x)` that returns the pair `(next_carry, output)`. The carry and the
       output may have static leaves.
     - `init`: the initial carry, any pytree. Leaves that are not arrays or numbers are static.
-    - `xs`: any pytree. In each step, `f` gets one row of each array in it, along the leading axis.
-      With `None`, the loop runs `length` steps.
+    - `xs`: any pytree. In each step, `f` gets one row, along the leading axis, of each array in
+      `xs`. With `None`, the loop runs `length` steps.
     - `length`: number of steps. Required if `xs` has no arrays.
     - `reverse`: whether to go from the last row to the first. Outputs keep the order of `xs`.
-    - `unroll`: number of steps in one iteration of the compiled loop; `True` for all steps. It
-      applies to reverse mode too. In a `"checkpointed"` loop, it applies to the steps of each
-      segment.
+    - `unroll`: number of steps in one iteration of the compiled loop; `True` for all steps.
+      `unroll` applies to reverse mode too. In a `"checkpointed"` loop, `unroll` applies to the
+      steps of each segment.
     - `buffers`: as for `while_loop`.
     - `kind`: in reverse mode, `"lax"` saves all intermediate values that the derivative of a step
       needs. `"bounded"` saves the carry of each step, and runs each step twice. `"checkpointed"`
@@ -302,8 +302,8 @@ def _run_while(
     """Runs a loop with this traced body and condition, and returns the last carry.
 
     `levels_for` in `_flat/_scan.py` decides how many carries reverse mode saves, and
-    `_run_and_save` in `_flat/_counted_while.py` allocates them. The derivative itself is in
-    `_flat/_counted_scan.py`.
+    `_run_and_save` in `_flat/_counted_while.py` allocates these carries. The derivative itself is
+    in `_flat/_counted_scan.py`.
 
     **Arguments:**
 

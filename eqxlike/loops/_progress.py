@@ -364,7 +364,7 @@ _VARIABLE = "EQXLIKE_PROGRESS"
 
 
 def _resolve_kind(kind: str, stream: TextIO | None) -> str:
-    """The display for `kind`, or for `EQXLIKE_PROGRESS` if it is set. Resolves `"auto"`.
+    """The display for `kind`, or for `EQXLIKE_PROGRESS` if this variable is set. Resolves `"auto"`.
 
     **Raises:**
 

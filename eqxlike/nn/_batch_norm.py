@@ -163,7 +163,8 @@ class BatchNorm(StatefulLayer):
         mean: Float[Array, " input_size"],
         variance: Float[Array, " input_size"],
     ) -> State:
-        """Sets the running averages. Inference uses them unchanged; training continues from them.
+        """Sets the running averages. Inference uses the new averages unchanged; training updates
+        them.
 
         **Arguments:**
 

@@ -2,7 +2,8 @@
 
 XLA is slow at some convolutions on a CPU, so `_lower` lowers these convolutions to other
 operations. A custom lowering needs a custom primitive. This primitive has the same name,
-parameters, type and derivatives as JAX's primitive. On other platforms it uses JAX's lowering.
+parameters, type and derivatives as JAX's primitive. On platforms other than CPUs, the primitive
+uses JAX's lowering.
 """
 
 import functools

@@ -81,10 +81,10 @@ def dot_product_attention(
     - `bias`: floats that are added to the scores, shape `(heads, q_seq, kv_seq)`; each axis may
       have size 1.
     - `is_causal`: whether to mask the keys after each query's own position.
-    - `window`: a pair `(before, after)`. Each query attends to at most `before` keys before its own
-      position and `after` keys after it. `None` means all keys, and a single integer sets both
-      numbers. With `is_causal`, `after` is 0. Mistral's sliding window of 4,096 keys is
-      `is_causal=True, window=4095`.
+    - `window`: a pair `(before, after)`. Each query attends to the key at its own position, to at
+      most `before` keys before this key, and to at most `after` keys after this key. `None` means
+      all keys, and a single integer sets both numbers. With `is_causal`, `after` is 0. Mistral's
+      sliding window of 4,096 keys is `is_causal=True, window=4095`.
     - `segment_ids`: integers, shape `(seq,)`; a query attends only to keys with the segment id of
       the query. Use segment ids for several sequences that are packed into one. Pass a pair of
       arrays if queries and keys have different segment ids.

@@ -196,10 +196,11 @@ class RotaryPositionalEmbedding(Module):
       rotations are divided by a number between 1 and `factor`. Llama Team (2024), "The Llama 3 Herd
       of Models".
     - `"yarn"`: divides frequencies of fewer than `beta_slow` rotations by `factor`, and keeps
-      frequencies of more than `beta_fast` rotations. Between these two limits, it interpolates
-      linearly in `j`. The rotated features are multiplied by `attention_factor`, by default `0.1 *
-      log(factor) + 1`. Peng, Quesnelle, Fan & Shippole (2023), "YaRN: Efficient Context Window
-      Extension of Large Language Models".
+      frequencies of more than `beta_fast` rotations. Between these two limits, the new frequency is
+      a weighted mean of the divided and the unchanged frequency, with a weight that is linear in
+      `j`. The rotated features are multiplied by `attention_factor`, by default `0.1 * log(factor)
+      + 1`. Peng, Quesnelle, Fan & Shippole (2023), "YaRN: Efficient Context Window Extension of
+      Large Language Models".
 
     >>> scaling = {"rope_type": "linear", "factor": 2.0}
     >>> scaled = RotaryPositionalEmbedding(8, scaling=scaling)

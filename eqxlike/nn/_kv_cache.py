@@ -22,8 +22,7 @@ class KVCache(Module):
 
     A cache is for one sequence; use `jax.vmap` for a batch. The model passes the cache from layer
     to layer: each `MultiheadAttention` that gets a cache returns a pair of its output and the new
-    cache. The layers use their parts of the cache in the order of the calls. The last layer
-    advances `start`.
+    cache. The cache stores the layers in the order of their calls. The last layer advances `start`.
 
     >>> import jax, jax.numpy as jnp
     >>> from eqxlike import nn
@@ -107,8 +106,8 @@ class KVCache(Module):
         - `length`: as in the constructor.
         - `dtype`: as in the constructor; the dtype of the key projection's weight if `None`.
 
-        **Raises:** `ValueError` if the model has no attention layers, or if it has a `ScanStack`
-        and its attention layers differ in their sizes.
+        **Raises:** `ValueError` if the model has no attention layers, or has a `ScanStack` and
+        attention layers of different sizes.
         """
         layers, is_stacked = list(_attention_layers(model)), _has_stack(model)
         if not layers:

@@ -265,8 +265,8 @@ class _AvgPool(OverAxes, Pool):
         - `x`: shape `(channels, dim_1, ..., dim_N)` with `N = num_spatial_dims`.
         - `key`: ignored; accepted so that all layers have the same signature.
 
-        **Returns:** shape `(channels, new_dim_1, ..., new_dim_N)`; the dtype of `x` if it is
-        floating or complex, otherwise the dtype of `jnp.mean(x)`. Sums are computed in at least
+        **Returns:** shape `(channels, new_dim_1, ..., new_dim_N)`; the dtype of `x` if this dtype
+        is floating or complex, otherwise the dtype of `jnp.mean(x)`. Sums are computed in at least
         float32.
 
         **Raises:**

@@ -41,7 +41,7 @@ class _Marker:
 
 
 class DeletedValue(Module):
-    """Replaces a deleted initial value. It has no leaves, so that it is not trained or saved."""
+    """Replaces a deleted initial value. Has no leaves, so there is nothing to train or save."""
 
 
 class StateIndex(StatePlace, Generic[Value]):
@@ -431,7 +431,7 @@ class StatefulLayer(Module):
     __call__: AbstractClassVar[Callable[..., Any]]
 
     def is_stateful(self) -> bool:
-        """Whether the layer takes and returns the state; `True` unless a subclass overrides it.
+        """Whether the layer takes and returns the state. Subclasses may override this property.
 
         If the result is `False`, `Sequential` calls the layer as `x = layer(x, key=key)`.
         """

@@ -31,7 +31,7 @@ def split_key(key: PRNGKeyArray, num: int) -> tuple[PRNGKeyArray, ...]:
 
 @functools.partial(jax.jit, static_argnums=1)
 def split_in_program(key: PRNGKeyArray, num: int) -> tuple[PRNGKeyArray, ...]:
-    """`split_key` as a compiled program, which is faster once it is compiled."""
+    """`split_key` as one compiled program. After compilation, this program is faster."""
     return tuple(jr.split(key, num))
 
 

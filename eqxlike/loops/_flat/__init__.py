@@ -6,7 +6,8 @@ Read the files in this order:
 - `_scan`: the data types: a scan (`Scan`), its inputs (`Operands`), and its segments.
 - `_step`: the forward pass of a scan, the backward pass of one step, the cotangents of buffers.
 - `_tangents`: finds the arrays that have tangents, and builds the scan that propagates them.
-- `_counted_while`: a loop of unknown length, differentiated as a scan of the steps that it ran.
+- `_counted_while`: a loop of unknown length, differentiated as a scan of the steps that the loop
+  ran.
 - `_revolve`: reverse mode with few saved carries.
 - `_transposes`: the transpose of a loop of unknown length, for `jax.linear_transpose`.
 - `_batched`: primitives with which a batch of loops stays one loop under `jax.vmap`.

@@ -1,9 +1,9 @@
 """A scan that is differentiable in every mode, even if its length is known only at run time.
 
 Reverse mode divides the scan into segments, and saves the carry at the start of each segment. It
-then runs the segments again, from the last to the first. For each segment, it saves the carry of
-each step, and then differentiates each step. If a segment has `sqrt(length)` steps, this method
-saves `2 * sqrt(length)` carries. The method takes three runs of the scan and one run of the
+then runs the segments again, from the last to the first. In each segment, reverse mode saves the
+carry of each step, and then differentiates each step. If a segment has `sqrt(length)` steps, this
+method saves `2 * sqrt(length)` carries. The method takes three runs of the scan and one run of the
 derivative of the scan. A segment is not divided further. If the method would save more carries than
 the allowed `checkpoints`, `_revolve` reverses the scan instead.
 

@@ -229,8 +229,9 @@ def clear_written(
     - `is_buffer`: for each array of the carry, whether to zero the cotangents.
     - `operands`: all operands of the loop except the carry.
     - `run`: function from the operands and an initial carry to the last carry.
-    - `is_inside`: whether an outer loop zeroes the cotangents. If so, this function leaves them
-      unchanged, except in higher-order derivatives, where a buffer is full from the start.
+    - `is_inside`: whether an outer loop zeroes the cotangents. If so, this function leaves the
+      cotangents unchanged, except in higher-order derivatives, where a buffer is full from the
+      start.
     """
     is_buffer = [
         is_chosen and jnp.issubdtype(array.dtype, jnp.inexact)

@@ -28,11 +28,11 @@ class BayesianLayer(Module):
     `kl_divergence` and `sample_posterior` find the instances of subclasses in any model. A layer is
     Bayesian only if its class is a subclass of `BayesianLayer`. A method `sample` is not enough.
 
-    Optional methods: `mean_layer()` returns the plain layer that `posterior_mean` inserts.
-    `posterior_scales()` and `prior_scales()` return plain layers of the same structure whose arrays
-    are standard deviations. Inference algorithms that store means and scales separately need these
-    two methods. The function `with_perturbation` calls the method `with_perturbation(key)` of each
-    layer.
+    Optional methods: `mean_layer()` returns the ordinary layer, such as a `Linear`, that
+    `posterior_mean` inserts. `posterior_scales()` and `prior_scales()` return layers of the same
+    structure whose arrays are standard deviations. Inference algorithms that store means and scales
+    separately need these two methods. The function `with_perturbation` calls the method
+    `with_perturbation(key)` of each layer.
 
     >>> import eqxlike as eqx, jax, jax.numpy as jnp
     >>> class Shift(BayesianLayer):
@@ -96,7 +96,7 @@ def sum_in_widest(terms: list[Array]) -> Float[Array, ""]:
 
 
 def sample_posterior(model: PyTree, key: PRNGKeyArray) -> PyTree:
-    """Draws a network: replaces every `BayesianLayer` by a plain layer with weights from its
+    """Draws a network: replaces every `BayesianLayer` by an ordinary layer with weights from its
     posterior.
 
     **Arguments:**
@@ -222,7 +222,7 @@ class GaussianLayer(BayesianLayer):
 
     @abc.abstractmethod
     def mean_layer(self) -> Any:
-        """**Returns:** the plain layer whose arrays are the posterior means."""
+        """**Returns:** an ordinary layer whose arrays are the posterior means."""
 
     def kl(self) -> Float[Array, ""]:
         """KL(posterior || prior), summed over weights and biases, in closed form.
@@ -240,7 +240,7 @@ class GaussianLayer(BayesianLayer):
         return kl + _gaussian_kl(mean.bias, self.bias_rho, self.bias_prior_scale)
 
     def sample(self, key: PRNGKeyArray) -> Any:
-        """**Returns:** a plain layer with weights and biases drawn from the posterior."""
+        """**Returns:** an ordinary layer with weights and biases drawn from the posterior."""
         weight_key, bias_key = jr.split(key)
         mean = self.mean_layer()
         weight = _draw_gaussian(weight_key, mean.weight, self.weight_rho)
@@ -249,11 +249,11 @@ class GaussianLayer(BayesianLayer):
         return with_arrays(mean, weight, _draw_gaussian(bias_key, mean.bias, self.bias_rho))
 
     def posterior_scales(self) -> Any:
-        """**Returns:** a plain layer whose arrays are the posterior standard deviations."""
+        """**Returns:** an ordinary layer whose arrays are the posterior standard deviations."""
         return self._map_rho(jax.nn.softplus)
 
     def prior_scales(self) -> Any:
-        """**Returns:** a plain layer whose arrays are the prior standard deviations."""
+        """**Returns:** an ordinary layer whose arrays are the prior standard deviations."""
         mean = self.mean_layer()
         weight = _broadcast(self.weight_prior_scale, mean.weight)
         bias = None if mean.bias is None else _broadcast(self.bias_prior_scale, mean.bias)
@@ -310,20 +310,20 @@ class GaussianLayer(BayesianLayer):
 
 
 def with_arrays(layer: Any, weight: Any, bias: Any) -> Any:
-    """Returns a plain layer with a new weight, and with a new bias unless `bias` is `None`."""
+    """Returns an ordinary layer with the new weight, and with the new bias unless it is `None`."""
     if bias is None:
         return tree_at(lambda layer: layer.weight, layer, weight)
     return tree_at(lambda layer: (layer.weight, layer.bias), layer, (weight, bias))
 
 
 def with_posterior_scales(layer: Any, scales: Any) -> Any:
-    """A `GaussianLayer` with posterior standard deviations from the plain layer `scales`."""
+    """A `GaussianLayer` whose posterior standard deviations are the arrays of `scales`."""
     bias = None if layer.bias_rho is None else rho_of(scales.bias)
     return with_rhos(layer, with_arrays(scales, rho_of(scales.weight), bias))
 
 
 def with_rhos(layer: Any, rhos: Any) -> Any:
-    """A `GaussianLayer` whose `rho` arrays come from the plain layer `rhos`."""
+    """A `GaussianLayer` whose `rho` arrays are the arrays of the layer `rhos`."""
     if layer.bias_rho is None:
         return tree_at(lambda layer: layer.weight_rho, layer, rhos.weight)
     return tree_at(

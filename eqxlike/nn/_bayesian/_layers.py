@@ -62,7 +62,8 @@ class BayesianLinear(GaussianLayer):
       Mini-Batches"). Call `with_perturbation` once per step.
     - `"weights"` draws the weights (Blundell, Cornebise, Kavukcuoglu & Wierstra 2015, "Weight
       Uncertainty in Neural Networks"). The examples of a batch share a draw if they have the same
-      key, or after `with_perturbation`. Otherwise all weights are drawn for each example.
+      key, or if `with_perturbation` was applied to the model. Otherwise all weights are drawn for
+      each example.
 
     In inference mode the weights are the posterior means. `sample` draws a layer with the same
     weights for all inputs, for predictions.
@@ -253,8 +254,8 @@ class BayesianLinear(GaussianLayer):
 def _linear_without_values(*sizes: Any) -> Linear:
     """The structure of a `Linear`, without initial values.
 
-    The result is cached: making it takes 0.4 ms, and each call of a layer outside of `jax.jit` uses
-    it twice.
+    Making the result takes 0.4 ms, and each call of a layer outside of `jax.jit` uses the result
+    twice, so it is cached.
     """
     return filter_eval_shape(Linear, *sizes, key=jr.key(0))
 

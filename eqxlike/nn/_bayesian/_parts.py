@@ -22,7 +22,7 @@ from ._layers import BayesianConv, BayesianLinear
 
 
 def posterior_mean(model: PyTree) -> PyTree:
-    """Replaces every `BayesianLayer` in a pytree by a plain layer with the posterior means.
+    """Replaces every `BayesianLayer` in a pytree by an ordinary layer with the posterior means.
 
     The new model returns the same outputs as `model` in inference mode, and needs no key.
 

@@ -138,9 +138,9 @@ def _choose_rows(where: Where, nodes: list[Any], treedef: Any) -> list[np.ndarra
     """Returns a boolean table for each node. An entry is `True` if `where` chooses it.
 
     A node is a leaf or a `ScanStack`. The table of a node has one row for each leaf and one column
-    for each layer. `where` is called on a tree with a number for each leaf and layer, so that it
-    can choose layers of a stack, or rows of its arrays. The result is `None` if `where` fails, or
-    returns anything but these numbers.
+    for each layer. `where` is called on a tree with a number for each leaf and layer, so that
+    `where` can choose layers of a stack, or rows of its arrays. The result is `None` if `where`
+    fails, or returns anything but these numbers.
     """
     tables, shown, count = [], [], 0
     for node in nodes:

@@ -163,7 +163,7 @@ def _is_floating(node: Any) -> bool:
 
 
 class MixedPrecision(StatefulLayer):
-    """Wraps a model so that it stores its parameters in one dtype and computes in another.
+    """Wraps a model. The wrapper stores the parameters in one dtype and computes in another.
 
     Call the wrapper like the model. Each call casts the floating-point arrays of the model and of
     the arguments to `policy.compute_dtype`, and the outputs to `policy.output_dtype`. Gradients and

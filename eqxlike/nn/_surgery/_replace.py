@@ -317,7 +317,7 @@ def replace_layers(
       occurs several times, all occurrences are replaced by the same object, so the node stays
       shared.
     - `where`: a path pattern, such as `"**.query_proj"` or `"layers.*"`; only nodes at these paths
-      are replaced. `*` stands for one name or index, `**` for any number of them.
+      are replaced. `*` stands for one name or index, `**` for any number of names and indices.
     - `key`: if given, `make` is called as `make(node, key=node_key)`. Each `node_key` depends only
       on `key` and the path of the node, so layers of equal size are initialised differently.
 

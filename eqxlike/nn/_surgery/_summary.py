@@ -189,7 +189,7 @@ def _sizes(node: PyTree, trainable: set[int]) -> tuple[int, int, int]:
 
 
 class _StatePlaceholder:
-    """Placeholder for a `State` in an output, because it is the state of the whole model."""
+    """Shown for a `State` in an output, because a `State` has values of the whole model."""
 
     def __repr__(self) -> str:
         return "State"
