@@ -195,7 +195,7 @@ def _draw_on_host(data: Any, parameter: Parameter | None, place: Any) -> Array |
     if parameter is None:
         return None
     shape, dtype, size = parameter.shape, parameter.dtype, math.prod(parameter.shape)
-    # A user's transfer guard is meant for the user's own transfers, not for this one.
+    # Allows this transfer, because a user's transfer guard is meant for the user's own transfers.
     with jax.transfer_guard("allow"):
         if parameter.fill is not None:
             return jax.device_put(np.broadcast_to(np.asarray(parameter.fill, dtype), shape), place)

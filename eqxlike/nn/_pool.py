@@ -170,7 +170,7 @@ def _reduce_windows(
         # On a CPU, convolutions use the layout with channels last. This layer uses the same layout,
         # so that XLA inserts no transposes between the layer and a convolution.
         x = jnp.moveaxis(x, 0, -1)
-        # Some 8-bit floats have no infinity.
+        # The padding may be infinite, and some 8-bit floats have no infinity.
         has_infinity = jnp.issubdtype(x.dtype, jnp.floating) and np.isinf(np.array(np.inf, x.dtype))
         if max(kernel_size) <= _LONGEST_SLICED and has_infinity:
             edges = [*((*pad, 0) for pad in pads), (0, 0, 0)]

@@ -349,7 +349,7 @@ def _is_stacked_on_host(leaf: Any) -> bool:
 
 
 def _stack_on_host(*leaves: jax.Array) -> jax.Array:
-    # A user's transfer guard is meant for the user's own transfers, not for this one.
+    # Allows this transfer, because a user's transfer guard is meant for the user's own transfers.
     with jax.transfer_guard("allow"):
         return jax.device_put(np.stack(jax.device_get(leaves)), place_of(leaves[0]))
 

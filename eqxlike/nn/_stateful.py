@@ -33,7 +33,7 @@ class _Marker:
     __slots__ = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Marker":
-        # A copied model must still match the State of the original.
+        # A copy keeps the marker, so that a copied model matches the State of the original model.
         return self
 
     def __repr__(self) -> str:
@@ -305,7 +305,7 @@ class State(StateValues, _traits=Traits(is_immutable=False)):
         stored_fields(self).clear()
         return new
 
-    # Hidden from type checkers, which would otherwise accept any attribute.
+    # Hides `__getattr__` from type checkers, which would otherwise accept any attribute.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:

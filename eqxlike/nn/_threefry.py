@@ -58,7 +58,7 @@ def data_on_host(key: Any) -> np.ndarray | None:
         # JAX's key reuse checker only sees operations of JAX. This JAX operation marks the key as
         # used.
         jr.split(key)
-    # A user's transfer guard is meant for the user's own transfers, not for this one.
+    # Allows this transfer, because a user's transfer guard is meant for the user's own transfers.
     with jax.transfer_guard("allow"):
         return jax.device_get(data)
 

@@ -185,8 +185,8 @@ class Segments:
         return jnp.arange(self.number)
 
     def count_in(self, index: Array, total: Arrays, is_active: Any) -> Array | None:
-        """The number of steps in segment `index` (0 if not active); `None` if all segments are
-        full.
+        """The number of steps in segment `index`, and 0 for batch members that are not active.
+        `None` if all segments are full.
         """
         if not total:
             return None

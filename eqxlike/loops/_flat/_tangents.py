@@ -119,7 +119,7 @@ def find_nonzero(scan: Scan, operands: Operands, nonzero: Nonzero) -> Nonzero:
         carry = list(map(operator.or_, nonzero.carry, nonzero_carry))
         if carry == nonzero.carry:
             if scan.has_few_checkpoints:
-                # A derivative in `_revolve` may need more tangents, so all inexact ys stay nonzero.
+                # A derivative in `_revolve` may need more tangents, so all inexact ys stay flagged.
                 return nonzero
             return dataclasses.replace(nonzero, ys=nonzero_ys)
         nonzero = dataclasses.replace(nonzero, carry=carry)

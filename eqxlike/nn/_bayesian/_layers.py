@@ -158,8 +158,8 @@ class BayesianLinear(GaussianLayer):
         inference: bool = False,
         estimator: Estimator = "local",
     ) -> "BayesianLinear":
-        """**Returns:** a layer with the weights of `linear` as posterior means. The scales are as
-        in the constructor.
+        """**Returns:** a layer with the weights of `linear` as posterior means. The other arguments
+        are as in the constructor.
 
         If `linear` consists of stacked layers and `prior_scale` is an array, each layer gets its
         own copy of `prior_scale`.

@@ -332,7 +332,7 @@ class _Record:
     calls: list[_Call] = dataclasses.field(default_factory=list)
 
     def flops_in(self, cost: _Cost) -> float | None:
-        """The FLOPs of the outermost calls of `module`; `None` without calls."""
+        """The FLOPs of the outermost calls of `module`; `None` if there are no calls."""
         own = {call.number for call in self.calls}
         outermost = [call for call in self.calls if not any(map(own.__contains__, _outside(call)))]
         flops = [cost.flops_of.get(call.number, 0.0) for call in outermost if call.times_in(cost)]
