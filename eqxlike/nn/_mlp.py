@@ -119,7 +119,7 @@ class MLP(Module):
         - `use_final_bias`: whether the last layer adds a bias.
         - `dtype`: dtype of all weights and biases; JAX's default float if `None`.
         - `scan`: whether to store the `depth - 1` layers from hidden to hidden units as one
-          `Linear` whose arrays have a leading axis, and to apply them with `jax.lax.scan`. Compile
+          `Linear`, whose arrays have a leading axis. `jax.lax.scan` applies these layers. Compile
           time then does not grow with depth.
         - `weight_init`, `bias_init`: initializers of each layer, as for `Linear`.
         - `key`: random key for the initial weights. The weights do not depend on `scan`.

@@ -101,8 +101,7 @@ def map_indices(function: Callable[[str, StateIndex], StateIndex], model: PyTree
 def with_array_states(layer: Model, like: PyTree = None) -> Model:
     """Converts the initial values of a layer's states to arrays, so that layers can be stacked.
 
-    An index without a marker from the user gets the marker of the index at the same path in `like`,
-    if `like` has an index there.
+    An index whose marker is not from the user gets the marker at the same path in `like`, if any.
     """
     markers = {jtu.keystr(path): index.marker for path, index in find_indices(like)}
 
@@ -431,7 +430,7 @@ class StatefulLayer(Module):
     __call__: AbstractClassVar[Callable[..., Any]]
 
     def is_stateful(self) -> bool:
-        """Whether the layer takes and returns the state. Subclasses may override this property.
+        """Whether the layer takes and returns the state: `True` unless a subclass overrides this.
 
         If the result is `False`, `Sequential` calls the layer as `x = layer(x, key=key)`.
         """
