@@ -61,7 +61,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("make", "message"), ERRORS)
-def test_error_names_what_is_abstract(make, message):
+def test_error_names_the_abstract_attributes_and_methods(make, message):
     with pytest.raises(TypeError, match=message):
         make()
 

@@ -62,7 +62,7 @@ def call_both(layers):
 
 
 def scopes(function, *args):
-    """The stacks of names in the lowered program, as far as they end in a product."""
+    """The stacks of names of the products in the lowered program."""
     text = eqx.filter_jit(function).lower(*args).as_text(debug_info=True)
     return [
         each.partition("/")[2].removesuffix("/mul")

@@ -155,7 +155,7 @@ def test_our_classes_are_pickled_by_their_public_names():
         pickled = pickle.dumps(each)
         assert b"._" not in pickled
         assert pickle.loads(pickled) == each
-    # What `freeze` makes of a class has no public name, but the class inside has one.
+    # The class that `freeze` makes has no public name, but the class inside has one.
     assert b"eqxlike.nn:PReLU" in pickle.dumps(eqxlike.nn.freeze(eqxlike.nn.PReLU()))
 
 

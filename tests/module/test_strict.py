@@ -116,7 +116,7 @@ def test_strict_classes_behave_like_others():
     assert (len(Model()), repr(Model())) == (2, "Model")
 
 
-def test_rules_may_be_relaxed_and_hold_for_strict_classes_alone():
+def test_rules_may_be_relaxed_and_hold_only_for_strict_classes():
     named = make(Module, name="AbstractModel", strict=StrictConfig(allow_abstract_name=True))
     assert named() == named()
     overriding = StrictConfig(allow_method_override=True)

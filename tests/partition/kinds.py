@@ -166,7 +166,7 @@ jtu.register_pytree_node(
 
 
 class WithAttribute(Point):
-    """A namedtuple of which every instance has a `__dict__`."""
+    """A namedtuple whose instances have a `__dict__`."""
 
 
 read_point = read_fields("x", "y")

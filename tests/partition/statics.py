@@ -78,7 +78,7 @@ class Listed:
 
 @dataclasses.dataclass(frozen=True)
 class ByNote:
-    """A dataclass that says itself what is equal."""
+    """A dataclass with its own `__eq__`."""
 
     size: object = dataclasses.field(compare=False)
     note: object = dataclasses.field(compare=False)

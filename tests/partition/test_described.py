@@ -48,7 +48,7 @@ def test_tree_is_read_back_from_json():
         assert str(found) == text
         assert to_plain(found) == to_plain(described(tree))
         assert not list(differing(found, read_back(tree)))
-        # A leaf's path is that of JAX, which skips `None`.
+        # Leaves have the paths of JAX, which skips `None`.
         paths = {jtu.keystr(path) for path, _ in jtu.tree_leaves_with_path(tree)}
         assert paths <= {path for path, _ in found.leaves()}
 

@@ -25,7 +25,7 @@ def is_none(node):
 
 @st.composite
 def trees_with_paths(draw, num_paths=1):
-    """A tree, and paths to nodes of it, none of which lies inside another."""
+    """A tree, and paths to separate nodes of the tree."""
     tree = draw(TREES)
     paths = [path for path, _ in jtu.tree_leaves_with_path(tree)]
     assume(len(paths) >= num_paths)
