@@ -1,8 +1,9 @@
-"""Configurations of all layers, for which the laws in `test_laws.py` hold."""
+"""Configurations of all layers, which satisfy the laws in `test_laws.py`."""
 
 import copy
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -74,6 +75,14 @@ def parallel(key, dtype):
     return nn.Parallel(linears, "concatenate")
 
 
+def sequential(**options):
+    return nn.Sequential([nn.Linear(3, 4, **options), nn.Lambda(jax.nn.relu), nn.Dropout(0.1)])
+
+
+def scan_stack(key, dtype):
+    return nn.ScanStack(lambda key: nn.Linear(3, 3, dtype=dtype, key=key), 4, key=key)
+
+
 def batch_norm(key, dtype):
     return nn.BatchNorm(3, axis_name="batch", mode="batch", dtype=dtype)
 
@@ -97,23 +106,15 @@ class Counter(nn.StatefulLayer):
 
 
 CASES = {
-    "Linear": Case(lambda **options: nn.Linear("scalar", "scalar", **options), ((),), ()),
+    "Linear": Case(partial(nn.Linear, "scalar", "scalar"), ((),), ()),
     "Identity": Case(without_options(nn.Identity), ((3,),), (3,)),
-    "MLP": Case(lambda **options: nn.MLP(3, 4, 5, 1, **options), ((3,),), (4,)),
-    "GatedMLP": Case(
-        lambda **options: nn.GatedMLP(3, 5, 4, jax.nn.gelu, True, **options), ((3,),), (4,)
-    ),
+    "MLP": Case(partial(nn.MLP, 3, 4, 5, 1), ((3,),), (4,)),
+    "GatedMLP": Case(partial(nn.GatedMLP, 3, 5, 4, jax.nn.gelu, True), ((3,),), (4,)),
     "Dropout": Case(without_options(nn.Dropout), ((3, 4),), (3, 4)),
-    "Lambda": Case(without_options(lambda: nn.Lambda(jnp.tanh)), ((3,),), (3,)),
-    "Sequential": Case(
-        lambda **options: nn.Sequential(
-            [nn.Linear(3, 4, **options), nn.Lambda(jax.nn.relu), nn.Dropout(0.1)]
-        ),
-        ((3,),),
-        (4,),
-    ),
+    "Lambda": Case(without_options(partial(nn.Lambda, jnp.tanh)), ((3,),), (3,)),
+    "Sequential": Case(sequential, ((3,),), (4,)),
     "MultiheadAttention": Case(
-        lambda **options: nn.MultiheadAttention(2, 4, **options), ((3, 4), (5, 4), (5, 4)), (3, 4)
+        partial(nn.MultiheadAttention, 2, 4), ((3, 4), (5, 4), (5, 4)), (3, 4)
     ),
     "FusedAttention": Case(
         lambda **options: nn.fuse(nn.MultiheadAttention(2, 4, use_key_bias=True, **options)),
@@ -121,66 +122,42 @@ CASES = {
         (3, 4),
         lambda layer, x, key: layer(x, x, x, key=key),
     ),
-    "BayesianLinear": Case(
-        lambda **options: nn.BayesianLinear("scalar", "scalar", False, **options), ((),), ()
-    ),
+    "BayesianLinear": Case(partial(nn.BayesianLinear, "scalar", "scalar", False), ((),), ()),
     "BayesianConv": Case(
         lambda **options: nn.BayesianConv(nn.Conv2d(2, 4, 2, **options)), ((2, 3, 3),), (4, 2, 2)
     ),
-    "BayesianMLP": Case(lambda **options: nn.BayesianMLP(3, 4, 5, 0, **options), ((3,),), (4,)),
-    "Conv2d": Case(
-        lambda **options: nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2, **options),
-        ((2, 5, 6),),
-        (4, 3, 3),
-    ),
+    "BayesianMLP": Case(partial(nn.BayesianMLP, 3, 4, 5, 0), ((3,),), (4,)),
+    "Conv2d": Case(partial(nn.Conv2d, 2, 4, 3, 2, 1, groups=2), ((2, 5, 6),), (4, 3, 3)),
     "ConvTranspose1d": Case(
-        lambda **options: nn.ConvTranspose1d(
-            2, 3, 3, stride=2, padding=1, output_padding=1, padding_mode="CIRCULAR", **options
-        ),
-        ((2, 5),),
-        (3, 10),
+        partial(nn.ConvTranspose1d, 2, 3, 3, 2, 1, 1, padding_mode="CIRCULAR"), ((2, 5),), (3, 10)
     ),
-    "Embedding": Case(lambda **options: nn.Embedding(5, 3, **options), ((5,),), (3,), look_up),
+    "Embedding": Case(partial(nn.Embedding, 5, 3), ((5,),), (3,), look_up),
     "RotaryPositionalEmbedding": Case(
-        lambda key, dtype: nn.RotaryPositionalEmbedding(6), ((4, 6),), (4, 6)
+        without_options(partial(nn.RotaryPositionalEmbedding, 6)), ((4, 6),), (4, 6)
     ),
     "PReLU": Case(lambda key, dtype: nn.PReLU(jnp.full(3, 0.1, dtype)), ((2, 3),), (2, 3)),
     "LoRALinear": Case(lora, ((),), ()),
-    "LayerNorm": Case(
-        without_key(lambda **options: nn.LayerNorm((2, 3), **options)), ((2, 3),), (2, 3)
-    ),
-    "RMSNorm": Case(without_key(lambda **options: nn.RMSNorm(3, **options)), ((3,),), (3,)),
-    "GroupNorm": Case(
-        without_key(lambda **options: nn.GroupNorm(2, 4, **options)), ((4, 3),), (4, 3)
-    ),
+    "LayerNorm": Case(without_key(partial(nn.LayerNorm, (2, 3))), ((2, 3),), (2, 3)),
+    "RMSNorm": Case(without_key(partial(nn.RMSNorm, 3)), ((3,),), (3,)),
+    "GroupNorm": Case(without_key(partial(nn.GroupNorm, 2, 4)), ((4, 3),), (4, 3)),
     "Parallel": Case(parallel, ((3,),), (12,)),
     "AvgPool2d": Case(
-        without_options(lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False)),
+        without_options(partial(nn.AvgPool2d, 3, 2, 1, count_include_pad=False)),
         ((2, 5, 6),),
         (2, 3, 3),
     ),
-    "MaxPool1d": Case(without_options(lambda: nn.MaxPool1d(2, padding=1)), ((2, 5),), (2, 6)),
-    "AdaptiveAvgPool1d": Case(without_options(lambda: nn.AdaptiveAvgPool1d(3)), ((2, 5),), (2, 3)),
-    "GRUCell": Case(lambda **options: nn.GRUCell(3, 4, **options), ((3,), (4,)), (4,)),
-    "LSTMCell": Case(
-        lambda **options: nn.LSTMCell(3, 4, **options), ((3,), (4,), (4,)), (4,), hidden_of
-    ),
+    "MaxPool1d": Case(without_options(partial(nn.MaxPool1d, 2, padding=1)), ((2, 5),), (2, 6)),
+    "AdaptiveAvgPool1d": Case(without_options(partial(nn.AdaptiveAvgPool1d, 3)), ((2, 5),), (2, 3)),
+    "GRUCell": Case(partial(nn.GRUCell, 3, 4), ((3,), (4,)), (4,)),
+    "LSTMCell": Case(partial(nn.LSTMCell, 3, 4), ((3,), (4,), (4,)), (4,), hidden_of),
     "RNN": Case(
         lambda **options: nn.RNN(nn.LSTMCell(3, 4, **options), reverse=True),
         ((5, 3),),
         (5, 4),
         lambda layer, xs, key: layer(xs, length=4, key=key)[0],
     ),
-    "ScanStack": Case(
-        lambda key, dtype: nn.ScanStack(
-            lambda key: nn.Linear(3, 3, dtype=dtype, key=key), 4, key=key
-        ),
-        ((3,),),
-        (3,),
-    ),
-    "BatchNorm": Case(
-        with_state(batch_norm), ((3, 4),), (3, 4), call_with_state, batch_axis="batch"
-    ),
+    "ScanStack": Case(scan_stack, ((3,),), (3,)),
+    "BatchNorm": Case(with_state(batch_norm), ((3, 4),), (3, 4), call_with_state, "batch"),
     "SpectralNorm": Case(with_state(spectral_norm), ((3,),), (4,), call_with_state),
     "WeightNorm": Case(lambda **options: nn.WeightNorm(nn.Linear(3, 4, **options)), ((3,),), (4,)),
 }

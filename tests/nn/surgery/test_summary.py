@@ -1,3 +1,5 @@
+"""`nn.summary` shows layers, outputs and parameters, and counts the FLOPs of the program."""
+
 import gc
 import io
 import weakref
@@ -5,6 +7,7 @@ import weakref
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 import pytest
 import rich.console
 
@@ -132,3 +135,157 @@ def test_state_is_shown_by_its_name():
     assert row.cells[3] == "(f32[3], State)"
     assert row.flops > 0
     assert row.outputs[0][1].get(model.batch_counter).shape == ()
+
+
+LINEAR = 2 * 3 * 3 + 3
+"""FLOPs of a product of 3 x 3 by 3, and a sum of 3."""
+
+
+class Model(eqx.Module):
+    """Calls its layer in a way of its own."""
+
+    layer: nn.Linear
+    way: object
+
+    def __call__(self, x):
+        return self.way(self.layer, x)
+
+
+def count_of_xla(model, *args):
+    """What XLA counts before it optimises, without the -1 that it takes for each foreign call."""
+    arrays, static = eqx.partition(model, eqx.is_array)
+    program = jax.jit(lambda arrays, *args: eqx.combine(arrays, static)(*args))
+    shapes = jax.eval_shape(lambda *args: args, arrays, *args)
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        analysis = program.lower(*shapes).cost_analysis()
+    return analysis.get("flops", 0.0) - analysis.get("optimal_seconds", 0.0)
+
+
+def test_total_equals_the_count_of_xla_where_no_constant_is_folded(getkey):
+    def make(key):
+        conv_key, mlp_key = jax.random.split(key)
+        conv = nn.Conv2d(3, 8, 3, padding=1, key=conv_key)
+        layers = [conv, nn.GroupNorm(2, 8), nn.Lambda(jax.nn.relu), nn.AvgPool2d(2, 2)]
+        mlp = nn.MLP(8 * 4 * 4, 10, width_size=16, depth=1, key=mlp_key)
+        return nn.Sequential([*layers, nn.Lambda(jnp.ravel), mlp])
+
+    model, x = eqx.filter_vmap(filled(make, getkey())), jnp.ones((5, 3, 8, 8))
+    summary = nn.summary(model, x)
+    assert summary.flops == count_of_xla(model, x)
+    outermost = [row.flops for row in summary.rows if row.path.count(".") == 1]
+    assert summary.flops == sum(outermost)
+
+
+def test_stack_inside_a_stack_counts_each_turn_of_both(getkey):
+    def make(key):
+        return nn.Sequential([linear(key), nn.Identity()])
+
+    stack = filled(nn.ScanStack, lambda key: nn.ScanStack(make, 3, key=key), 4, key=getkey())
+    summary = nn.summary(stack, jnp.ones(3))
+    assert summary.flops == 12 * LINEAR
+    # `Identity` computes nothing, and is called in each turn.
+    assert [row.num_calls for row in summary.rows] == [1, 4, 12, 12, 12]
+    assert summary.num_parameters == 12 * 12
+
+
+def scan(layer, x):
+    # The carry is weak in type and the returned carry is not, so that JAX traces the body twice.
+    return jax.lax.scan(lambda c, _: (jnp.sum(layer(x)), None), 0.0, length=4)[0]
+
+
+def jit(layer, x):
+    jitted = jax.jit(lambda x: layer(x))
+    return jitted(jitted(x))
+
+
+def discard(layer, x):
+    layer(x)
+    return x
+
+
+def cond(layer, x):
+    # A constant condition adds no FLOPs.
+    return x + jax.lax.cond(True, lambda x: layer(x), lambda x: layer(layer(x)), x)
+
+
+def while_loop(layer, x):
+    return jax.lax.while_loop(lambda x: x[0] > 0, lambda x: layer(x), x)
+
+
+def show(layer, x):
+    jax.debug.print("{}", x)
+    return jax.pure_callback(np.sin, x, layer(x))
+
+
+def decompose(layer, x):
+    # Foreign code, with unknown costs.
+    return jnp.linalg.svd(jnp.outer(layer(x), x))[1]
+
+
+def through_a_reference(layer, x):
+    reference = jax.new_ref(x)
+    reference[...] = layer(reference[...])
+    return reference[...]
+
+
+def shard_map(layer, x):
+    mesh = jax.sharding.AbstractMesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    both = jax.sharding.PartitionSpec("d")
+    return jax.shard_map(layer, mesh=mesh, in_specs=both, out_specs=both)(jnp.concatenate([x, x]))
+
+
+# A way to call a layer, the number of its calls, its FLOPs, and the FLOPs of the program.
+WAYS = [
+    (scan, 4, 4 * LINEAR, None),
+    (jit, 2, 2 * LINEAR, 2 * LINEAR),
+    # One product, of the transposed matrix; nothing needs the product of the layer itself.
+    (lambda layer, x: jax.grad(lambda x: layer(x).sum())(x), 1, 2 * 3 * 3, 2 * 3 * 3),
+    (discard, 0, None, 0),
+    (cond, 3, 3 * LINEAR, 2 * LINEAR + 3),
+    (while_loop, 1, LINEAR, None),
+    (show, 1, LINEAR, LINEAR),
+    (decompose, 1, LINEAR, None),
+    (through_a_reference, 1, LINEAR, None),
+    (shard_map, 2, 2 * LINEAR, 2 * LINEAR),
+]
+
+
+@pytest.mark.parametrize(("way", "num_calls", "flops", "total"), WAYS)
+def test_costs_of_a_layer_and_of_the_program_around_it(way, num_calls, flops, total, getkey):
+    summary = nn.summary(Model(linear(getkey()), way), jnp.ones(3))
+    row = summary.rows[1]
+    assert (row.path, row.num_calls, row.flops) == (".layer", num_calls, flops)
+    assert bool(row.outputs) == bool(num_calls)
+    if total is not None:
+        assert summary.flops == total
+    if way is decompose:
+        assert (summary.flops, summary.rows[0].cells[6]) == (None, "-")
+
+
+class Countdown(eqx.Module):
+    layer: nn.Linear
+
+    def __call__(self, x, turns):
+        return self.layer(x) if turns == 0 else self(self.layer(x), turns - 1)
+
+
+def test_layer_that_calls_itself_counts_once(getkey):
+    summary = nn.summary(Countdown(linear(getkey())), jnp.ones(3), 2)
+    assert [row.num_calls for row in summary.rows] == [3, 3]
+    assert [row.flops for row in summary.rows] == [3 * LINEAR] * 2
+
+
+class Apply(eqx.Module):
+    def __call__(self, x, function):
+        return function(x)
+
+
+def test_calls_that_differ_only_in_a_closure_have_their_own_costs():
+    def power(exponent):
+        return lambda x: x if exponent == 0 else x * power(exponent - 1)(x)
+
+    def model(layer, x):
+        return layer(layer(x, power(1)), power(4))
+
+    summary = nn.summary(eqx.Partial(model, Apply()), jnp.ones(3))
+    assert [row.flops for row in summary.rows if row.type_name == "Apply"] == [3 * 1 + 3 * 4]
