@@ -16,7 +16,7 @@ ways = pytest.mark.parametrize(("kind", "checkpoints"), WAYS)
 
 
 def ways_and(*modes):
-    """Each kind of loop with a mode of its own."""
+    """Pairs each kind of loop with a mode."""
     cases = [(*way, mode) for way, mode in zip(WAYS, modes, strict=True)]
     return pytest.mark.parametrize(("kind", "checkpoints", "mode"), cases)
 

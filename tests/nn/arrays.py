@@ -22,8 +22,8 @@ def normal(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float3
 
 
 def filled(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What `make` returns, with positive numbers in place of what it would draw; rows of weights
-    have a sum below 1.
+    """The result of `make` with positive numbers in place of its draws. The sum of a row of weights
+    is below 1.
     """
     generator = np.random.default_rng(0)
 

@@ -62,7 +62,7 @@ def call_with_state(layer_and_state, x, *, key):
 
 
 def lora(key, dtype):
-    """With a correction that is not zero, as it is at first."""
+    """A layer whose correction is not zero; a new layer's correction is zero."""
     linear_key, layer_key, up_key = jr.split(key, 3)
     linear = nn.Linear("scalar", "scalar", dtype=dtype, key=linear_key)
     layer = nn.LoRALinear(linear, 2, alpha=3.0, key=layer_key)
@@ -93,7 +93,7 @@ def spectral_norm(key, dtype):
 
 
 class Counter(nn.StatefulLayer):
-    """Adds how often it was called, counted from `start`."""
+    """Adds the number of its calls, counted from `start`."""
 
     index: nn.StateIndex
 

@@ -76,9 +76,7 @@ def test_same_key_draws_and_drops_the_weights_of_equinox(getkey):
 MASK = np.repeat(np.arange(70)[:, None] > 0, 90, axis=1)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "mask"), [((70, 90), MASK), ((140, 30), "causal")]
-)
+@pytest.mark.parametrize(("lengths", "mask"), [((70, 90), MASK), ((140, 30), "causal")])
 def test_blocks_drop_the_same_weights_as_the_plain_formula(lengths, mask):
     options = {"dropout_p": 0.3, "num_kv_heads": 2}
 
@@ -167,7 +165,7 @@ def test_gradient_of_low_precision_is_close_to_float32(getkey):
 
 
 def test_float_masks_are_added_and_others_choose(getkey):
-    """Also where a query attends to no key; `tests/pytorch` has the values of finite biases."""
+    """One query attends to no key; `tests/pytorch` has the values of finite biases."""
     attention, (query, key_, value) = nn.MultiheadAttention(2, 8, key=getkey()), inputs(getkey)
     chosen = np.tril(np.ones((4, 5), bool), -1)  # The first query attends to no key.
 

@@ -30,7 +30,7 @@ def over_batch(norm, axis_name="batch", **options):
 
 
 def run(library, shape, num_steps=3, **options):
-    """Outputs of the steps of training and of one of inference, and the state after that."""
+    """Outputs of steps of training and of one call in inference, and the state afterwards."""
     norm, state = library.nn.make_with_state(library.nn.BatchNorm)(3, "batch", **options)
     xs = np.random.default_rng(0).normal(2.0, 3.0, (num_steps, 4, *shape)).astype(np.float32)
 
@@ -154,11 +154,11 @@ def test_batches_inside_shard_map_are_one_batch(mode, check_vma, getkey):
 
 @modes
 def test_training_continues_the_averages_from_given_statistics(mode):
-    mean, variance, momentum = np.array([5.0, 0.0]), np.array([0.01, 1.0]), 0.9
+    given, momentum = np.array([[5.0, 0.0], [0.01, 1.0]]), 0.9
     norm, state = batch_norm(2, mode=mode, momentum=momentum, batched=True)
     index = norm.ema_state_index if mode == "ema" else norm.batch_state_index
 
-    statistics = tuple(jnp.asarray(each, jnp.float32) for each in (mean, variance))
+    statistics = tuple(jnp.asarray(each, jnp.float32) for each in given)
     by_method = norm.set_statistics(copy.copy(state), *statistics)
     by_index = copy.copy(state).set(index, statistics)
     # The third member of this ensemble begins with the initial statistics.
@@ -177,20 +177,16 @@ def test_training_continues_the_averages_from_given_statistics(mode):
 
     by_method, *found = means_in_inference(members, batches)[:, :, 0]
     np.testing.assert_array_equal(by_method, found[0])
-    found = np.stack(found)
-    averages = [(mean, variance), (np.zeros(2), np.zeros(2))]
-    for num_steps, batch in enumerate(batches.astype(np.float64), start=1):
-        new = batch.mean(0), batch.var(0)
-        old_share = [momentum, 0 if num_steps == 1 and mode == "ema" else momentum]
-        averages = [
-            tuple(share * one + (1 - share) * other for one, other in zip(each, new, strict=True))
-            for share, each in zip(old_share, averages, strict=True)
-        ]
-        weights = [1, 1 if mode == "ema" else 1 - momentum**num_steps]
-        for (mean, variance), weight, out in zip(
-            averages, weights, found[:, num_steps - 1], strict=True
-        ):
-            expected = -mean / weight / np.sqrt(variance / weight + norm.eps)
+    for start, outputs in zip((given, np.zeros((2, 2))), found, strict=True):
+        average = start
+        for step, (batch, out) in enumerate(zip(np.float64(batches), outputs, strict=True), 1):
+            # The first average of "ema" without given statistics is the first batch.
+            is_first = step == 1 and mode == "ema" and start is not given
+            share = 0 if is_first else momentum
+            average = share * average + (1 - share) * np.array([batch.mean(0), batch.var(0)])
+            is_biased = mode == "batch" and start is not given
+            mean, variance = average / (1 - momentum**step if is_biased else 1)
+            expected = -mean / np.sqrt(variance + norm.eps)
             np.testing.assert_allclose(out, expected, rtol=2e-3)
 
 

@@ -25,7 +25,7 @@ class Add(Module):
 
 
 class Record(Module):
-    """Shows which key it got."""
+    """Returns its input and its key."""
 
     def __call__(self, x, *, key=None):
         return (*x, None if key is None else jr.key_data(key).tolist())

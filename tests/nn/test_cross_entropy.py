@@ -21,7 +21,7 @@ OPTIONS = [{}, {"ignore_index": -100, "label_smoothing": 0.1, "z_loss": 0.01}]
 
 @pytest.fixture(autouse=True)
 def several_chunks(monkeypatch):
-    """Of these small arrays."""
+    """Splits even the small arrays of these tests."""
     monkeypatch.setattr(_cross_entropy, "_SMALL", 2**6)
 
 
@@ -103,7 +103,7 @@ def test_readout_may_be_an_embedding_or_an_array(getkey):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_is_close_to_float64(dtype, getkey):
-    """With many tokens: a float16 divided by their number would be 0."""
+    """There are so many tokens that a float16 divided by their number would be 0."""
     features, readout, labels = example(getkey, (2**12,), 8, 64, dtype)
     readout = tuple(each / 4 for each in readout)
     value, gradients = jax.jit(jax.value_and_grad(ours, (0, 1)))(features, readout, labels)

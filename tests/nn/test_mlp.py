@@ -14,7 +14,7 @@ from tests.nn.mistakes import each_mistake
 
 
 class Slope(Module):
-    """An activation with an array of its own."""
+    """An activation with an array."""
 
     slope: jax.Array
 
@@ -59,7 +59,7 @@ def test_same_key_gives_equinox_networks(getkey):
             "width_size": 5,
             "depth": depth,
             "activation": jax.nn.gelu,
-            # Equinox forgets it at depth 0, against its documentation.
+            # Equinox does not apply it at depth 0, against its documentation.
             "final_activation": jnp.tanh if depth > 0 else lambda x: x,
             "use_bias": bias[0],
             "use_final_bias": bias[1],

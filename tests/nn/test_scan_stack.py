@@ -161,7 +161,7 @@ def test_stacked_layers_stay_frozen_and_are_restored(getkey):
 
 
 class Counter(nn.StatefulLayer):
-    """Doubles its input, and adds to it how often it was called."""
+    """Doubles its input, and adds the number of its calls."""
 
     index: nn.StateIndex
 
@@ -308,7 +308,7 @@ def test_single_layers_are_no_nodes_and_no_layers_of_an_ensemble(getkey):
 
 
 def test_only_whole_layers_and_rows_are_frozen(getkey):
-    """In stacks of stacks or without arrays, and never by what an array looks like."""
+    """The stacks contain stacks, or no arrays."""
     nested = nn.ScanStack(lambda key: nn.ScanStack(Block, 2, key=key), 2, key=getkey())
     first, second = nn.freeze(nested, lambda stack: stack[0]).unstack()
     assert frozen(first)

@@ -14,7 +14,7 @@ from eqxlike import nn
 from tests.nn.arrays import assert_close, normal
 
 
-def test_same_key_drops_what_equinox_drops(getkey):
+def test_same_key_drops_the_same_entries_as_equinox(getkey):
     x, key = normal(getkey(), (4, 5)), getkey()
     ours, theirs = nn.Dropout(0.3), equinox.nn.Dropout(0.3)
     np.testing.assert_array_equal(ours(x, key=key), theirs(x, key=jr.clone(key)))
@@ -146,7 +146,7 @@ SCALINGS = [
 
 
 def test_positions_and_scalings_agree_with_the_papers(getkey):
-    """Also of heads, which turn alike, under `vmap` along the heads, and from a traced offset."""
+    """Heads turn alike, also under `vmap` along the heads and with a traced offset."""
     x = np.asarray(normal(getkey(), (5, 3, 8)), np.float64)
     # The largest position is on either side of the original length.
     every = [np.arange(27.0, 32.0), np.array([3, 0, 2, 29, 28]), np.arange(12, 17)]
@@ -261,7 +261,7 @@ def test_initializers_draw_the_parameters_of_cells(getkey):
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_wrong_shapes_of_a_cell_are_named(name, getkey):
+def test_wrong_shapes_of_a_cell_are_refused(name, getkey):
     cell = getattr(nn, name)(3, 4, key=getkey())
     with pytest.raises(ValueError, match=rf"{name} expected input of shape \(3,\), got .*\(5,\)"):
         cell(jnp.ones(5), hidden_for(name))

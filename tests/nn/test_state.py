@@ -90,7 +90,7 @@ USES = {
 def test_replaced_state_is_refused(use):
     counter = Counter()
     state = nn.State(counter)
-    # A warm call first: nothing that was kept may hide it.
+    # After a warm call no cache may hide the replaced state.
     eqx.filter_jit(lambda state: 0)(state)
     state.set(counter.index, 1)
     with pytest.raises(ValueError, match=r"(?s)This State is out of date.*should be state2"):

@@ -1,3 +1,5 @@
+"""`inference_mode` sets every flag, or ends with the result or error of Equinox."""
+
 from typing import Any, NamedTuple
 
 import equinox
@@ -62,7 +64,7 @@ def make_nodes(eqx):
     return Flagged, Static, Derived, Delegating
 
 
-# Each is a function from the library, and from the classes above made with it, to a tree.
+# Functions from the library, and the classes that `make_nodes` makes with it, to a tree.
 TREES = {
     "a flag below a flag": lambda eqx, flagged, *_: flagged(False, [flagged(False, 1)]),
     "a flag that is None": lambda eqx, flagged, *_: flagged(None, 1),

@@ -1,3 +1,5 @@
+"""`LoRALinear` computes its formula, trains its correction and merges into a `Linear`."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,3 +1,5 @@
+"""Policies of precision: the dtypes of parameters, computations and outputs."""
+
 from typing import ClassVar
 
 import jax
@@ -8,12 +10,13 @@ import pytest
 import eqxlike as eqx
 from eqxlike import nn
 from tests.nn.arrays import normal
+from tests.nn.mistakes import each_mistake
 
 BFLOAT16 = "params=float32,compute=bfloat16,output=float32"
 
 
 class Probe(eqx.Module):
-    """Says in which dtypes it is called."""
+    """Records the dtypes of its weight and its input."""
 
     weight: jax.Array
     seen: list = eqx.field(static=True, default_factory=lambda: Seen())
@@ -24,7 +27,7 @@ class Probe(eqx.Module):
 
 
 class Seen(list):
-    """A list that is hashable, as a static field must be."""
+    """A hashable list, for a static field."""
 
     __hash__ = object.__hash__
 
@@ -92,45 +95,46 @@ def test_policy_may_store_float64_and_compute_in_float32():
         assert mixed.model[1].seen == [("float32", "float32")]
 
 
-class TestState:
-    @staticmethod
-    def make(key):
-        first, second = jax.random.split(key)
-        norm = nn.BatchNorm(4, "batch", mode="batch")
-        layers = [nn.Linear(3, 4, key=first), norm, nn.Linear(4, 2, key=second)]
-        return nn.MixedPrecision(nn.Sequential(layers), "c=f16,o=f32")
+def make_stateful(key):
+    first, second = jax.random.split(key)
+    norm = nn.BatchNorm(4, "batch", mode="batch")
+    layers = [nn.Linear(3, 4, key=first), norm, nn.Linear(4, 2, key=second)]
+    return nn.MixedPrecision(nn.Sequential(layers), "c=f16,o=f32")
 
-    @staticmethod
-    def apply(mixed, x, state):
-        axes = {"in_axes": (0, None), "out_axes": (0, None), "axis_name": "batch"}
-        return jax.vmap(mixed, **axes)(x, state)
 
-    def test_running_statistics_stay_float32(self, x, getkey):
-        mixed, state = nn.make_with_state(self.make)(getkey())
-        traces = []
+def apply(mixed, x, state):
+    axes = {"in_axes": (0, None), "out_axes": (0, None), "axis_name": "batch"}
+    return jax.vmap(mixed, **axes)(x, state)
 
-        @eqx.filter_jit
-        @eqx.filter_value_and_grad(has_aux=True)
-        def step(mixed, x, state):
-            traces.append(None)
-            out, state = self.apply(mixed, x, state)
-            return jnp.mean(out**2), state
 
-        for _ in range(2):
-            (_, state), gradient = step(mixed, x, state)
-        weight, bias = map(np.asarray, (mixed.model[0].weight, mixed.model[0].bias))
-        hidden = np.asarray(x) @ weight.T + bias
-        mean, _ = state.get(mixed.model[1].batch_state_index)
-        assert dtypes_of((state, gradient)) == {"float32"}
-        assert len(traces) == 1
-        np.testing.assert_allclose(np.asarray(mean) / (1 - 0.99**2), hidden.mean(0), atol=2e-3)
+def test_running_statistics_stay_float32(x, getkey):
+    mixed, state = nn.make_with_state(make_stateful)(getkey())
+    traces = []
 
-    def test_sequential_hands_the_state_to_a_model_with_a_policy(self, x, getkey):
-        whole, state = nn.make_with_state(lambda key: nn.Sequential([self.make(key)]))(getkey())
-        out, state = eqx.filter_jit(self.apply)(whole, x, state)
-        assert out.dtype == jnp.float32
-        assert state.get(whole[0].model[1].batch_counter) == 1
-        assert not nn.MixedPrecision(nn.Identity(), BFLOAT16).is_stateful()
+    @eqx.filter_jit
+    @eqx.filter_value_and_grad(has_aux=True)
+    def step(mixed, x, state):
+        traces.append(None)
+        out, state = apply(mixed, x, state)
+        return jnp.mean(out**2), state
+
+    for _ in range(2):
+        (_, state), gradient = step(mixed, x, state)
+    weight, bias = map(np.asarray, (mixed.model[0].weight, mixed.model[0].bias))
+    hidden = np.asarray(x) @ weight.T + bias
+    mean, _ = state.get(mixed.model[1].batch_state_index)
+    assert dtypes_of((state, gradient)) == {"float32"}
+    assert len(traces) == 1
+    np.testing.assert_allclose(np.asarray(mean) / (1 - 0.99**2), hidden.mean(0), atol=2e-3)
+
+
+def test_sequential_passes_the_state_to_a_model_with_a_policy(x, getkey):
+    make = lambda key: nn.Sequential([make_stateful(key)])
+    whole, state = nn.make_with_state(make)(getkey())
+    out, state = eqx.filter_jit(apply)(whole, x, state)
+    assert out.dtype == jnp.float32
+    assert state.get(whole[0].model[1].batch_counter) == 1
+    assert not nn.MixedPrecision(nn.Identity(), BFLOAT16).is_stateful()
 
 
 def test_parameters_of_norms_are_cast_to_more_precise_dtypes_only():
@@ -151,34 +155,37 @@ def test_only_floating_arrays_are_cast(getkey):
     assert dtypes_of(cast) == {"bfloat16"}
 
 
-@pytest.mark.parametrize(
-    ("text", "dtypes"),
-    [
-        (BFLOAT16, ("float32", "bfloat16", "float32")),
-        ("output=float32, compute=float16", ("float32", "float16", "float32")),
-        ("p=f32,c=bf16", ("float32", "bfloat16", "bfloat16")),
-        ("params=bfloat16", ("bfloat16",) * 3),
-        ("f16", ("float16",) * 3),
-    ],
-)
-def test_policy_is_read_from_a_string(text, dtypes):
-    assert nn.Policy.parse(text) == nn.Policy(*dtypes)
+def test_policy_is_read_from_a_string():
+    for text, dtypes in {
+        BFLOAT16: ("float32", "bfloat16", "float32"),
+        "output=float32, compute=float16": ("float32", "float16", "float32"),
+        "p=f32,c=bf16": ("float32", "bfloat16", "bfloat16"),
+        "params=bfloat16": ("bfloat16",) * 3,
+        "f16": ("float16",) * 3,
+    }.items():
+        assert nn.Policy.parse(text) == nn.Policy(*dtypes)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: nn.Policy("float32", "int8", "f32"), ValueError, "compute_dtype.*got int8"),
-        (lambda: nn.Policy(None, "float32", "f32"), ValueError, "parameter_dtype.*got None"),
-        (lambda: nn.Policy.parse("weights=float32"), ValueError, "got 'weights=float32'"),
-        (lambda: nn.Policy.parse("p=f32,params=f32"), ValueError, "got 'params=f32' in"),
-        (lambda: nn.Policy.parse("c=float17"), ValueError, "compute_dtype.*got 'float17'"),
-        (lambda: nn.Policy(np.longdouble, "f32", "f32"), ValueError, "parameter_dtype.*got float"),
-        (lambda: nn.Policy("f32", "f32", 32), ValueError, "output_dtype.*got 32"),
-        (lambda: nn.MixedPrecision(1, None), TypeError, "nn.Policy or a string .* got None"),
-        (lambda: nn.MixedPrecision(1, "f16", keep="a"), TypeError, "`keep` must be .* got 'a'"),
-    ],
-)
-def test_mistakes_are_refused(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
+MISTAKES = {
+    ValueError: {
+        "compute_dtype.*got int8": lambda: nn.Policy("float32", "int8", "float32"),
+        "parameter_dtype.*got None": lambda: nn.Policy(None, "float32", "float32"),
+        "got 'weights=float32'": lambda: nn.Policy.parse("weights=float32"),
+        "got 'params=f32' in": lambda: nn.Policy.parse("p=f32,params=f32"),
+        "compute_dtype.*got 'float17'": lambda: nn.Policy.parse("c=float17"),
+        "parameter_dtype.*got float": lambda: nn.Policy(np.longdouble, "f32", "f32"),
+        "output_dtype.*got 32": lambda: nn.Policy("f32", "f32", 32),
+    },
+    TypeError: {
+        "nn.Policy or a string .* got None": lambda: nn.MixedPrecision(nn.Identity(), None),
+        "`keep` must be .* got 'norm'": lambda: nn.MixedPrecision(
+            nn.Identity(), "f16", keep="norm"
+        ),
+    },
+}
+
+
+@each_mistake(MISTAKES)
+def test_mistakes_are_refused(error, words, call):
+    with pytest.raises(error, match=words):
+        call()

@@ -142,7 +142,7 @@ LINEAR = 2 * 3 * 3 + 3
 
 
 class Model(eqx.Module):
-    """Calls its layer in a way of its own."""
+    """Calls its layer by `way`."""
 
     layer: nn.Linear
     way: object
@@ -152,7 +152,7 @@ class Model(eqx.Module):
 
 
 def count_of_xla(model, *args):
-    """What XLA counts before it optimises, without the -1 that it takes for each foreign call."""
+    """The FLOPs that XLA counts before it optimises, without the -1 for each foreign call."""
     arrays, static = eqx.partition(model, eqx.is_array)
     program = jax.jit(lambda arrays, *args: eqx.combine(arrays, static)(*args))
     shapes = jax.eval_shape(lambda *args: args, arrays, *args)

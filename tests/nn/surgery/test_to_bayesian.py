@@ -23,7 +23,7 @@ call = eqx.filter_jit(lambda layer, x, key=None: layer(x, key=key))
 
 @pytest.fixture
 def model(getkey):
-    """Of an image of 2 x 4 x 4, with one channel without bias."""
+    """A model of images of 2 x 4 x 4."""
     return nn.Sequential(
         [
             nn.Conv2d(2, 3, 3, use_bias=False, key=getkey()),
