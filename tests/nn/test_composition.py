@@ -176,11 +176,8 @@ def test_layer_gets_a_key_if_the_call_has_one_or_the_layer_takes_one():
     without_key, by_key, of_branches = outputs(jr.key(0))
     for each in doubling:
         assert "Double" in str(nn.summary(each, x))  # which calls layers by its own class
-    for out in without_key:
-        np.testing.assert_allclose(out, 8 * x)
-    for out in by_key:
-        np.testing.assert_allclose(out, -x)
-    np.testing.assert_allclose(of_branches, 4 * x + 1)
+    expected = [8 * x] * len(without_key), [-x] * len(by_key), 4 * x + 1
+    assert_close((without_key, by_key, of_branches), expected, rtol=1e-7, atol=0)
     np.testing.assert_allclose(nn.Sequential([jnp.tanh, abs])(-x), np.tanh(x), rtol=1e-6)
     with pytest.raises(TypeError, match="unexpected keyword argument 'key'"):
         nn.Sequential([Double(0.0)])(x, key=jr.key(0))
