@@ -226,12 +226,10 @@ def test_mistakes_are_refused(error, words, call, getkey):
 def test_grouped_heads_rotary_and_normalisation_equal_a_layer_by_hand(getkey):
     """The layer by hand repeats the heads of keys."""
     rotary = nn.RotaryPositionalEmbedding(4)
-    attention = nn.MultiheadAttention(
-        4, 24, num_kv_heads=2, rotary=rotary, window=3, normalize_qk=True, key=getkey()
-    )
-    attention = eqx.tree_at(
-        lambda a: (a.query_norm.weight, a.key_norm.weight), attention, (jnp.arange(6.0),) * 2
-    )
+    options = {"num_kv_heads": 2, "rotary": rotary, "window": 3, "normalize_qk": True}
+    attention = nn.MultiheadAttention(4, 24, **options, key=getkey())
+    weights_of_norms = lambda layer: (layer.query_norm.weight, layer.key_norm.weight)
+    attention = eqx.tree_at(weights_of_norms, attention, (jnp.arange(6.0),) * 2)
     x, positions = jr.normal(getkey(), (7, 24)), jnp.array([0, 1, 2, 3, 0, 1, 2])
     segments = jnp.array([0, 0, 0, 0, 1, 1, 1])
     rows = np.arange(7)
@@ -272,6 +270,5 @@ def test_decoding_with_an_offset_gives_the_rows_of_the_whole_sequence(getkey):
         return attention(query, x, x, is_causal=True, query_offset=offset)[0]
 
     whole = attention(x, x, x, "causal")
-
     rows = jnp.stack([row(attention, x, jnp.array(offset)) for offset in range(6)])
     np.testing.assert_allclose(rows, whole, rtol=1e-5, atol=1e-6)

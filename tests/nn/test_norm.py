@@ -102,8 +102,7 @@ def test_new_weight_norm_computes_the_output_of_its_layer(getkey):
         return conv(x), [nn.WeightNorm(conv, axis=axis)(x) for axis in (0, -1, 2, None)]
 
     expected, others = outputs(conv)
-    for out in others:
-        np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-6)
+    assert_close(others, [expected] * 4, rtol=1e-4, atol=1e-6)
 
 
 def test_norm_of_weights_may_exceed_the_range_of_float16(getkey):

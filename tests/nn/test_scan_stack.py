@@ -104,7 +104,7 @@ def differing(first, second):
     return stack(*nested)
 
 
-def make(cls, depth=2, key=None, **options):
+def make(cls, depth=2, **options):
     return nn.ScanStack(cls, depth, key=jr.key(0), **options)
 
 
@@ -145,9 +145,8 @@ def test_mistakes_are_refused(error, words, call):
 
 
 def test_stacked_layers_stay_frozen_and_are_restored(getkey):
-    layers = [
-        nn.freeze(Block(key), lambda block: block.linear.bias) for key in jr.split(getkey(), 2)
-    ]
+    blocks = map(Block, jr.split(getkey(), 2))
+    layers = [nn.freeze(block, lambda block: block.linear.bias) for block in blocks]
     stack = nn.ScanStack.stack(layers, remat=True, unroll=2)
     assert (stack.remat, stack.unroll) == (True, 2)
     assert eqx.tree_equal(stack.unstack(), tuple(layers))

@@ -11,6 +11,7 @@ import eqxlike as eqx
 from eqxlike import nn
 from eqxlike.nn import FusedAttention, FusedLinear, MultiheadAttention, fuse, unfuse
 from tests.nn.arrays import assert_close, filled, normal
+from tests.nn.mistakes import each_mistake
 
 X = normal(jax.random.key(9), (5, 8))
 LAYERS = [nn.Linear(3, size, key=jax.random.key(size)) for size in (2, 4)]
@@ -173,18 +174,25 @@ def test_fused_linear_returns_the_outputs_of_its_layers():
         fused(jnp.ones(2))
 
 
-OTHER_SIZE = r"layers\[0\] has 3 inputs, a bias and a weight of float32, and layers\[1\] has 4"
+def linear(in_size):
+    return nn.Linear(in_size, 2, key=jax.random.key(0))
 
 
-@pytest.mark.parametrize(
-    ("layers", "error", "said"),
-    [
-        ([], ValueError, "at least one layer"),
-        ([LAYERS[0], nn.Identity()], TypeError, r"layers\[1\] is a Identity"),
-        ([LAYERS[0], nn.Linear(4, 2, key=jax.random.key(0))], ValueError, OTHER_SIZE),
-        ([nn.Linear("scalar", 2, key=jax.random.key(0))], ValueError, "takes or returns a scalar"),
-    ],
-)
-def test_layers_that_are_not_one_product_are_refused(layers, error, said):
-    with pytest.raises(error, match=said):
-        FusedLinear(layers)
+MISTAKES = {
+    ValueError: {
+        "at least one layer": lambda: FusedLinear([]),
+        r"layers\[0\] has 3 inputs, a bias and a weight of float32, and layers\[1\] has 4": (
+            lambda: FusedLinear([LAYERS[0], linear(4)])
+        ),
+        "takes or returns a scalar": lambda: FusedLinear([linear("scalar")]),
+    },
+    TypeError: {
+        r"layers\[1\] is a Identity": lambda: FusedLinear([LAYERS[0], nn.Identity()]),
+    },
+}
+
+
+@each_mistake(MISTAKES)
+def test_layers_that_are_not_one_product_are_refused(error, words, call):
+    with pytest.raises(error, match=words):
+        call()

@@ -139,14 +139,11 @@ def test_layer_has_the_properties_of_a_linear_and_merges_into_one(layer, getkey)
         layer(jnp.ones(3))
 
 
-@pytest.mark.parametrize(
-    ("base", "options", "error", "message"),
-    [
-        (nn.Linear, {"rank": 0}, ValueError, "rank must be an integer of at least 1, got 0"),
-        (nn.Linear, {"alpha": 0.0}, ValueError, "alpha must be positive and finite"),
-        (nn.Identity, {}, TypeError, r"linear must be an nn\.Linear, got a Identity"),
-    ],
-)
-def test_wrong_argument_is_refused(base, options, error, message, getkey):
-    with pytest.raises(error, match=message):
-        nn.LoRALinear(base(2, 2, key=getkey()), **({"rank": 1} | options), key=getkey())
+def test_wrong_arguments_are_refused(getkey):
+    linear = nn.Linear(2, 2, key=getkey())
+    with pytest.raises(ValueError, match="rank must be an integer of at least 1, got 0"):
+        nn.LoRALinear(linear, 0, key=getkey())
+    with pytest.raises(ValueError, match="alpha must be positive and finite"):
+        nn.LoRALinear(linear, 1, alpha=0.0, key=getkey())
+    with pytest.raises(TypeError, match=r"linear must be an nn\.Linear, got a Identity"):
+        nn.LoRALinear(nn.Identity(), 1, key=getkey())
