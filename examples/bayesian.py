@@ -53,7 +53,7 @@ def target_with(noise: Any, width: int) -> bayes.Posterior:
 
 
 def methods(steps: int, draws: int) -> dict[str, tuple[Any, bayes.Method]]:
-    """The methods by name, each with the noise that it assumes."""
+    """The methods by name, each with its noise: a known number or a prior."""
     return {
         "NUTS": (UNKNOWN, bayes.NUTS(num_samples=draws, num_warmup=draws, chains=2)),
         "Laplace": (UNKNOWN, bayes.Laplace(steps=steps, width=1.0)),
@@ -65,7 +65,7 @@ def methods(steps: int, draws: int) -> dict[str, tuple[Any, bayes.Method]]:
 
 
 def look_at_prior(target: bayes.Posterior, key: jax.Array) -> None:
-    """Draws functions from the prior, to check that it allows the wave."""
+    """Compares the spread of targets simulated from the prior with the spread of the data."""
     _, y = target.data
 
     def wide(key: jax.Array) -> jax.Array:
@@ -75,8 +75,8 @@ def look_at_prior(target: bayes.Posterior, key: jax.Array) -> None:
 
     spread = jax.jit(jax.vmap(wide))(jax.random.split(key, 200))
     low, middle, high = np.quantile(spread, [0.05, 0.5, 0.95])
-    print(f"Before the data: targets spread by {middle:.2f} ({low:.2f} to {high:.2f});", end=" ")
-    print(f"those that were seen, by {np.std(y):.2f}\n")
+    print(f"Standard deviation of targets from the prior: {middle:.2f}", end=" ")
+    print(f"({low:.2f} to {high:.2f}); of the observed targets: {np.std(y):.2f}\n")
 
 
 def noise_of(posterior: Any, key: jax.Array) -> str:
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, (noise, method) in methods(options.steps, options.draws).items():
         target = target_with(noise, options.width)
         with warnings.catch_warnings():
-            # The table already shows which posteriors are poor.
+            # Warnings about poor posteriors are not needed, because the table shows them.
             warnings.simplefilter("ignore", bayes.InferenceWarning)
             posterior = bayes.infer(target, method, key=next(keys), progress=False)
         prediction: Any = bayes.predict(posterior, x, key=next(keys))

@@ -5,9 +5,9 @@ A convolutional network with dropout learns scikit-learn's digits, 1797 images o
 images decide when to stop, and 500 are held out until the end. The baseline is a logistic
 regression.
 
-The network is trained twice: in one go, and by a run that ends early and is resumed. Both trainings
-end with the same bits. With `--folder` the checkpoints remain, and you can interrupt the run
-yourself: press Ctrl-C, or kill the process, and start the script again.
+The network is trained twice: once without interruption, and once by a run that ends early and is
+resumed. Both trainings end with bitwise equal networks. With `--folder` the checkpoints remain, and
+you can interrupt the run yourself: press Ctrl-C, or kill the process, and start the script again.
 """
 
 import argparse
@@ -86,7 +86,7 @@ class Said(train.Callback):
 
 
 class Training:
-    """A training that can be interrupted and started again."""
+    """A training run that can be interrupted and resumed."""
 
     def __init__(self) -> None:
         self.train_on, choose_by, held_out = load_digits()

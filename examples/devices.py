@@ -58,7 +58,7 @@ def bytes_on(device: Any, tree: Any) -> int:
 
 
 def exchanged(step: Any, state: Any, batch: Any) -> str:
-    """The number of arrays that a step communicates by each kind of collective, and their bytes."""
+    """For each kind of collective, the number and bytes of the arrays that a step communicates."""
     totals: dict[str, tuple[int, int]] = {}
     for each in graph.report(step, state, batch).collectives:
         count, size = totals.get(each.kind, (0, 0))
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"  each device holds    {bytes_on(devices[0], result.state):,} bytes")
         print(f"  of a weight          {part} of {weight.shape}")
         print(f"  a step exchanges     {sent}")
-        print(f"  losses apart by      {apart:.0e} from one device")
+        print(f"  losses differ by     {apart:.0e} from one device")
         print(f"  held-out digits      {evaluate(result.state)['accuracy']:.1%} right")
 
 

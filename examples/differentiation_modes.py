@@ -110,7 +110,7 @@ def settled() -> Question:
 
 
 def answer(question: Question, rounds: int) -> str:
-    """The modes next to each other, and the fastest that is correct."""
+    """A table of the modes, and the name of the fastest correct mode."""
     function, unknowns, rest, reference = question
     # The reference is computed in double precision.
     comparison = ad.compare(
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "The weights of a classifier": classifier(),
         "Two unknowns of a rod that cools": rod(options.length),
         "A long recurrence": recurrence(options.length),
-        "A loop until nothing moves": settled(),
+        "A loop until convergence": settled(),
     }.items():
         print(f"{title}\n{answer(question, options.rounds)}\n", flush=True)
     print("A network with that loop inside")

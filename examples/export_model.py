@@ -75,7 +75,7 @@ def trained(steps: int) -> tuple[Classifier, float]:
 
 
 def in_another_process(folder: pathlib.Path, pixels: np.ndarray) -> np.ndarray:
-    """The output of the file in a process that starts in its folder, away from this script."""
+    """The output of the exported program in another process, which does not import this script."""
     np.save(folder / "pixels.npy", pixels)
     files = ["digits.eqxport", "pixels.npy", "probabilities.npy"]
     command = [sys.executable, "-c", RECEIVER, *files]
@@ -123,12 +123,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         probabilities = in_another_process(folder, pixels)
         off = np.max(np.abs(probabilities - predict(pixels)))
         right = np.mean(np.argmax(probabilities, axis=1) == labels)
-        print(f"There {right:.1%} are right; probabilities differ by {off:.0e} at most")
+        print(
+            f"The other process: {right:.1%} are right; probabilities differ by {off:.0e} at most"
+        )
 
         train.export_safetensors(model, folder / "digits.safetensors")
         fresh = Classifier(jax.random.key(1))
         again = train.import_safetensors(fresh, folder / "digits.safetensors")
-        print(f"Weights alone, read into a fresh model: the same {eqx.tree_equal(again, model)}")
+        print(f"Weights that were saved alone and loaded are equal: {eqx.tree_equal(again, model)}")
 
         loaded = eqx.load_exported(folder / "digits.eqxport")
         print("A wrong input:", refusal(lambda: loaded.call(pixels[:, :63])))

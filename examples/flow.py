@@ -21,7 +21,7 @@ from eqxlike import nn, train
 
 
 class Coupling(eqx.Module):
-    """Changes one coordinate by amounts that depend on the other."""
+    """Shifts and scales one coordinate by numbers that depend on the other coordinate."""
 
     network: nn.MLP
     kept: int = eqx.field(static=True)
@@ -31,7 +31,7 @@ class Coupling(eqx.Module):
         return jnp.tanh(log_scale), shift
 
     def to_noise(self, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The point before the layer, and the log determinant of this map."""
+        """Inverts the layer. Returns the point, and the log determinant of the inverse."""
         log_scale, shift = self._scale_and_shift(y)
         changed = (y[1 - self.kept] - shift) * jnp.exp(-log_scale)
         return y.at[1 - self.kept].set(changed), -log_scale

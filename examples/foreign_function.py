@@ -236,7 +236,7 @@ def imported(name: str) -> Any:
 
 
 def ways(folder: pathlib.Path) -> tuple[dict[str, Function], list[str]]:
-    """The function in each way that works here, and a line for each that does not."""
+    """The function in each way that works on this machine, and a line for each other way."""
     found: dict[str, Function] = {BASELINE: lambda x: x / (1 + jnp.exp(-BETA * x))}
     left_out: list[str] = []
 
@@ -263,7 +263,7 @@ def ways(folder: pathlib.Path) -> tuple[dict[str, Function], list[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A measured function, made from a way of calling, and the size of its argument."""
+    """A function to measure, which `make` makes from the kernel, and the size of its argument."""
 
     title: str
     make: Callable[[Function], Function]

@@ -76,7 +76,7 @@ class LanguageModel(eqx.Module):
 
 
 def losses(model: Any, windows: Any) -> jax.Array:
-    """The loss of each character but the first, in nats; windows are (B, CONTEXT + 1)."""
+    """The loss in nats of each character after the first; windows have shape (B, CONTEXT + 1)."""
     logits = jax.vmap(model)(windows[:, :-1])
     return optax.softmax_cross_entropy_with_integer_labels(logits, windows[:, 1:])
 
@@ -109,9 +109,9 @@ def windows_of(numbers: np.ndarray) -> np.ndarray:
 
 
 def counted(length: int, learned: np.ndarray, text: np.ndarray, size: int) -> np.ndarray:
-    """For each place of `text`, how often `learned` contains the last `length` characters.
+    """For each position of `text`, how often `learned` has the same `length` last characters.
 
-    Texts are cyclic: the end precedes the first character.
+    Texts are cyclic: the last character of a text precedes its first character.
     """
 
     def codes(numbers: np.ndarray) -> np.ndarray:

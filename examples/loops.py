@@ -4,8 +4,8 @@ The same computation, `x -> tanh(weight @ x)` repeated, is written as a Python l
 `jax.lax.scan` (also unrolled), `fori_loop` and `while_loop`, as eqxlike's loops, with a branch in
 each iteration, and as nested loops. For each loop, a table shows how many operations JAX traced,
 how many remain after XLA, and how long tracing and compiling takes. It also shows how long a call
-takes, forward and for its gradient if it has one. `--graph NAME` prints the traced program
-of one loop.
+of the loop takes, and how long a call of its gradient takes, if JAX can compute the gradient.
+`--graph NAME` prints the traced program of one loop.
 """
 
 import argparse
@@ -133,7 +133,7 @@ def count_operations(jaxpr: Jaxpr) -> int:
 
 
 def count_compiled(text: str) -> int:
-    """The number of instructions of a compiled program, without those that only name inputs."""
+    """The number of instructions of a compiled program, without parameters and constants."""
     instructions = [line for line in text.splitlines() if " = " in line]
     return sum("parameter(" not in line and "constant(" not in line for line in instructions)
 

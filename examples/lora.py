@@ -3,9 +3,10 @@
 A network that reads digits sees the same digits rotated by a quarter turn, which it cannot read.
 `nn.replace_layers` adds two thin trained factors to each frozen weight (`nn.LoRALinear`). The
 script compares a new readout on frozen features, all weights, and factors of several ranks: how
-many numbers are trained, how many rotated digits are then right, and how many upright ones still
-are. Then the script merges the factors into the weights, so that the network has its old layers.
-Taking the factors out again restores every bit of the first network.
+many numbers are trained, how many rotated digits the network then reads correctly, and how many
+upright digits it still reads correctly. Then the script merges the factors into the weights, so
+that the network has its old layers. Taking the factors out again restores every bit of the first
+network.
 """
 
 import argparse
@@ -53,7 +54,7 @@ def size(tree: Any) -> int:
 
 
 def num_trained(model: Any) -> int:
-    """The number of trained numbers: those that have a gradient."""
+    """The number of trained parameters, which are the parameters that have a gradient."""
     images, labels = jnp.zeros((1, 64)), jnp.zeros(1, jnp.int32)
     gradient = eqx.filter_grad(loss)
     return size(eqx.filter_eval_shape(gradient, model, (images, labels), jax.random.key(0)))
@@ -67,7 +68,7 @@ def with_new_readout(model: nn.MLP) -> nn.MLP:
 
 
 def with_factors(rank: int) -> Callable[[nn.MLP], nn.MLP]:
-    """Adds factors to each weight. Their product starts at zero, so nothing changes at first."""
+    """Makes a function that adds factors to each weight. Their product is zero before training."""
 
     def adapt(layer: nn.Linear, key: jax.Array) -> nn.LoRALinear:
         return nn.LoRALinear(layer, rank, key=key)
@@ -76,7 +77,7 @@ def with_factors(rank: int) -> Callable[[nn.MLP], nn.MLP]:
 
 
 def load_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Upright images, the same rotated, each of shape (1797, 64), and labels."""
+    """Upright images and rotated images, both of shape (1797, 64), and labels."""
     images, labels = datasets.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     upright = np.asarray(images, np.float32)[order] / 16
@@ -114,9 +115,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     merged = nn.replace_layers(model, nn.LoRALinear, lambda layer: layer.merge(keep_parts=True))
     images, _ = held_out["turned"]
     off = jnp.max(jnp.abs(jax.vmap(merged)(images) - jax.vmap(model)(images)))
-    print(f"\nMerged: {type(merged.layers[0]).__name__}, outputs off by {off:.0e}")
+    print(f"\nMerged: {type(merged.layers[0]).__name__}, outputs differ by {off:.0e} at most")
     again = nn.replace_layers(merged, nn.MergedLinear, lambda layer: layer.unmerge().linear)
-    print(f"Taken out again, the first network: {eqx.tree_equal(nn.unfreeze(again), base)}")
+    print(
+        f"Factors taken out, equal to the first network: {eqx.tree_equal(nn.unfreeze(again), base)}"
+    )
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ batches of 128. All versions start from the same weights and see the same batche
 shows how many held-out digits each version gets right, and what a training step costs, measured
 interleaved.
 
-The second table takes gradients with one layer differentiated by another mode than the rest. The
-third shows that a step reuses the buffers of its arguments for its results, and that a gradient can
-overwrite the previous one.
+The second table compares gradients for which one layer is differentiated by another mode than the
+other layers. The third table shows that a step reuses the buffers of its arguments for its results,
+and that a gradient can overwrite the previous gradient.
 
 The data are scikit-learn's bundled digits, 1797 images of 8 x 8 pixels, enlarged to 28 x 28, the
 size of MNIST's images. MNIST has more images, and its images are harder. Nothing is downloaded.
@@ -38,7 +38,7 @@ EPOCHS, ROUNDS = 100, 200
 QUICK_EPOCHS, QUICK_ROUNDS = 2, 2
 RAW_JAX = "raw JAX"
 
-# What you write in eqxlike: from here ...
+# The classifier as you write it in eqxlike starts here.
 
 
 class Classifier(eqx.Module):
@@ -81,7 +81,7 @@ def train(step, state, batches):
     return state, loss
 
 
-# ... to here. The others use the same loop.
+# The classifier in eqxlike ends here. The other versions use the same loop, `train`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Framework:
 
 
 def in_eqxlike(model: Classifier) -> Framework:
-    """The classifier above. Here and below, the first step donates the arrays of `model`."""
+    """The classifier that is defined above. The first step donates the arrays of `model`."""
 
     def predict(state: Any, images: jax.Array) -> jax.Array:
         return jnp.argmax(jax.vmap(state[0])(images), axis=1)
@@ -218,7 +218,7 @@ def stepping(framework: Framework, state: Any, batch: Digits) -> Callable[[], An
 
 
 def compare(frameworks: Mapping[str, Framework], epochs: int, rounds: int) -> str:
-    """The table of the classifiers: they are trained, then their steps are timed interleaved."""
+    """Trains all classifiers, times their steps interleaved, and returns a table."""
     training, held_out = load_digits()
     found, calls = {}, {}
     for name, framework in frameworks.items():
@@ -247,7 +247,7 @@ def compare(frameworks: Mapping[str, Framework], epochs: int, rounds: int) -> st
 
 
 def compare_modes(rounds: int) -> str:
-    """The table of gradients with the readout differentiated by one mode, the rest in reverse."""
+    """A table of modes that differentiate the readout. The hidden layer uses reverse mode."""
     model = Classifier(jax.random.key(0))
     training, _ = load_digits()
     batch = [*map(jnp.asarray, next(training.batches(1)))]
@@ -257,7 +257,7 @@ def compare_modes(rounds: int) -> str:
     for mode in (None, ad.Checkpointed(), ad.Forward(), ad.FiniteDifference(order=4)):
         by_mode = model
         if mode is not None:
-            # The layer keeps its place in the tree, and its arrays are trained as before.
+            # The new layer has the arrays of the old layer, at the same place in the tree.
             by_mode = eqx.tree_at(
                 lambda model: model.readout, model, ad.differentiate_with(model.readout, mode)
             )
@@ -287,7 +287,7 @@ def furthest(gradient: Any, expected: Any) -> float:
 
 
 def show_buffers() -> str:
-    """XLA's report on reused buffers, and their addresses."""
+    """A table of the buffers that XLA reports as reused, and that keep their addresses."""
     training, _ = load_digits()
     batch = [*map(jnp.asarray, next(training.batches(1)))]
     state = start(Classifier(jax.random.key(0)))
@@ -310,7 +310,7 @@ def show_buffers() -> str:
         ),
     ]
     headings = ["", "bytes", "of them aliased by XLA", "old arrays deleted", "new in place of old"]
-    return table("buffers that are written again", headings, rows)
+    return table("buffers that are reused", headings, rows)
 
 
 def buffers_row(name: str, lowered: Any, old: Any, new: Any, old_places: list[int]) -> list[str]:

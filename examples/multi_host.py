@@ -13,8 +13,8 @@ On two hosts, with the address of the first host, and a free port that the secon
     host0$ python examples/multi_host.py --coordinator 10.0.0.1:9876 --processes 2 --process 0
     host1$ python examples/multi_host.py --coordinator 10.0.0.1:9876 --processes 2 --process 1
 
-Under SLURM, one task a host; JAX asks SLURM for the other processes. The same works under Open MPI
-and on Cloud TPUs:
+Under SLURM, start one task on each host. JAX asks SLURM for the other processes. The same works
+under Open MPI and on Cloud TPUs:
 
     srun --nodes 2 --ntasks-per-node 1 --gpus-per-node 8 python examples/multi_host.py --cluster
 
@@ -25,9 +25,9 @@ To simulate two hosts on one, with two CPU devices each, use two terminals:
     python examples/multi_host.py --coordinator 127.0.0.1:9876 --processes 2 --process 1
 
 If a process dies, the other processes stop. The first process waits `--heartbeat-timeout` seconds
-for a heartbeat, and then stops all processes with an error that names the dead process. The port of
-the first process accepts anybody who can reach the port. Use it only inside a network that you
-trust. `--coordinator 127.0.0.1:...` listens on the loopback interface only.
+for a heartbeat, and then stops all processes with an error that names the dead process. The first
+process accepts connections from anybody who can reach its port. Use the script only inside a
+network that you trust. `--coordinator 127.0.0.1:...` listens on the loopback interface only.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> None:
     sharding = train.fsdp(min_size=1024)
     optimiser = optax.adam(1e-3)
 
-    # Compiled, so that no device ever holds the whole state.
+    # Create the state in a compiled function, so that no device ever holds the whole state.
     def start(key: jax.Array) -> train.TrainState:
         model_key, key = jax.random.split(key)
         state = train.TrainState.create(network(model_key, options.width), optimiser, key=key)

@@ -95,12 +95,12 @@ def learned(law: Any, data: Any, steps: int, seconds: float) -> Any:
 
 
 def off(found: jax.Array, truth: jax.Array) -> float:
-    """The root of the mean squared error of the angles, in radians."""
+    """The root mean squared error of the angles, in radians."""
     return float(jnp.sqrt(jnp.mean((found - truth)[..., 0] ** 2)))
 
 
 def draw(found: dict[str, jax.Array], truth: jax.Array, seconds: float, path: pathlib.Path) -> None:
-    """Plots the angles of some swings over time, true and found."""
+    """Plots the true angles and the learned laws' angles of some swings over time."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.2), layout="constrained")
@@ -109,7 +109,7 @@ def draw(found: dict[str, jax.Array], truth: jax.Array, seconds: float, path: pa
     for index, (axes, swing) in enumerate(
         zip(figure.subplots(1, len(chosen), sharey=True), chosen, strict=True)
     ):
-        axes.axvspan(0, seconds, color="0.93", label="as long as learned from")
+        axes.axvspan(0, seconds, color="0.93", label="training time")
         axes.plot(times, truth[swing, :, 0], color="black", linewidth=3, alpha=0.35, label="truth")
         for name, swings_found in found.items():
             axes.plot(times, swings_found[swing, :, 0], linewidth=1.3, label=name)
@@ -144,17 +144,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "network": nn.MLP(2, 2, 32, depth=2, activation=jnp.tanh, key=jax.random.key(0)),
     }
     half, drawn = truth.shape[1] // 2, {}
-    print("How far angles are off, in radians, from starts that were not seen:")
-    print(f"{'':14}{'as long as':>14}{'as long':>14}")
-    print(f"{'':14}{'learned from':>14}{'again':>14}")
+    print("Error of the angles, in radians, for starts that are not in the training data:")
+    print(f"{'':14}{'within the':>14}{'after the':>14}")
+    print(f"{'':14}{'training time':>14}{'training time':>14}")
     for name, law in laws.items():
         law = learned(law, (np.asarray(starts), seen), options.steps, options.seconds)
         found = drawn[name] = swings(law, new_starts, 2 * options.seconds)
         parts = off(found[:, :half], truth[:, :half]), off(found[:, half:], truth[:, half:])
         print(f"{name:14}" + "".join(f"{part:14.3f}" for part in parts), flush=True)
 
-    # The accelerations of the network's pendulum and the true pendulum, released without speed.
-    print("\nHow the speed changes at rest, in rad/s^2:")
+    # Compare the angular accelerations by the network and by the true law, at zero speed.
+    print("\nAngular acceleration at zero speed, in rad/s^2:")
     print(f"{'angle':>8}{'network':>10}{'truth':>10}")
     for angle in (0.5, 1.0, 1.5, 2.0):
         y = jnp.array([angle, 0.0])

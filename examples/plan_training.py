@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     sharding = train.fsdp(jax.sharding.AbstractMesh((options.devices,), ("data",)))
     where = sharding.of_state(state)
-    print(f"FSDP over {options.devices} devices: bytes in all, and on a device")
+    print(f"FSDP over {options.devices} devices: bytes in all, and on each device")
     for name in ("model", "optimiser_state"):
         in_all, a_device = bytes_of(getattr(state, name), getattr(where, name))
         print(f"  {name:16} {in_all:15,} {a_device:15,}")
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     batch = jax.ShapeDtypeStruct((8 * jax.device_count(), options.width), jnp.float32)
     report = graph.report(step, state, batch)
     assert report.memory is not None, "the backend does not say what memory a program takes"
-    print(f"\nA step compiled for {jax.device_count()} devices: bytes on one")
+    print(f"\nA step compiled for {jax.device_count()} devices: bytes on each device")
     print(f"  arguments        {report.memory.arguments:15,}")
     print(f"  within the step  {report.memory.temporaries:15,}")
     for each in report.collectives:

@@ -1,10 +1,10 @@
 """A training step that is slower than it should be: finding three costs, and removing them.
 
 A small network learns digits, in a straightforward loop. The loop is correct: the network learns.
-`debug.explain_retraces` shows why each step is compiled, `eqxlike.transfers` what each call copies,
-and `eqxlike.profile` what a call costs compared with its computation. Each finding leads to one
-change, and the table at the end compares all loops. All four loops make the same steps, and end
-with the same network.
+`debug.explain_retraces` shows why each step is compiled. `eqxlike.transfers` shows which arrays
+each call copies. `eqxlike.profile` compares the cost of a call with the cost of its computation.
+Each finding leads to one change, and the table at the end compares all loops. All four loops make
+the same steps, and end with the same network.
 """
 
 import argparse
@@ -74,8 +74,8 @@ def with_a_count(model: Any, batches: Sequence[Batch]) -> Any:
     return model
 
 
-# Second change: the same loop gets batches that are on the device. Third: it makes many steps in
-# one call.
+# Second change: the same loop gets batches that are on the device. Third change: each call makes
+# many steps.
 
 
 @eqx.filter_jit
@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs.append(run(f"{chunk} steps a call", many_a_call, model, chunks))
 
     print(f"\n  {'':<22} calls  traces  compiling, s  all, s  warm step, us")
-    print(first.row(None))  # compiled again, it never is
+    print(first.row(None))  # no warm time, because each step is compiled again
     warm = in_turns(
         [functools.partial(step_us, each.loop, model, each.batches, steps) for each in runs]
     )

@@ -24,7 +24,7 @@ GRAVITY, CART_KG, POLE_KG, HALF_POLE_M, FORCE_N, TIME_S = 9.8, 1.0, 0.1, 0.5, 10
 
 
 def move(state: jax.Array, action: jax.Array) -> jax.Array:
-    """The next place and speed of the cart, and angle and angular speed of the pole."""
+    """The next state: place and speed of the cart, angle and angular speed of the pole."""
     _, speed, angle, turning = state
     force = jnp.where(action == 1, FORCE_N, -FORCE_N)
     mass = CART_KG + POLE_KG
@@ -36,7 +36,7 @@ def move(state: jax.Array, action: jax.Array) -> jax.Array:
 
 
 def play(policy: nn.MLP, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One episode: states (T, 4), actions (T,), and whether the pole still stands (T,)."""
+    """Plays an episode. Returns states (T, 4), actions (T,), and whether the pole stands (T,)."""
 
     def step(carry: Any, key: jax.Array) -> Any:
         state, stands = carry
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         key = jax.random.fold_in(jax.random.key(1), index)
         policy, opt_state, mean_length = update(policy, opt_state, optimiser, key)
         if index % 20 == 0 or index == options.updates - 1:
-            print(f"update {index:3}: the pole stands for {mean_length:5.1f} of {NUM_TIMES} times")
+            print(f"update {index:3}: the pole stands for {mean_length:5.1f} of {NUM_TIMES} steps")
 
 
 if __name__ == "__main__":

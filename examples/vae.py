@@ -70,7 +70,7 @@ class Autoencoder(eqx.Module):
 
 
 def log_binomial(pixels: Any, logits: jax.Array) -> jax.Array:
-    """The log probability of an image whose pixels are `LEVELS` coin flips each, shape ()."""
+    """The log probability of an image, shape (). Each pixel is binomial with `LEVELS` trials."""
     ways = special.gammaln(LEVELS + 1.0) - special.gammaln(pixels + 1)
     ways -= special.gammaln(LEVELS - pixels + 1)
     bright = pixels * jax.nn.log_sigmoid(logits)
@@ -86,13 +86,13 @@ log_binomials = jax.jit(jax.vmap(log_binomial, in_axes=(0, None)))
 
 
 def independent_pixels(learned: np.ndarray, pixels: np.ndarray) -> jax.Array:
-    """The log-likelihood of each image if each pixel has its own brightness, shape (N,)."""
+    """The log-likelihood of each image, shape (N,), if each pixel has its own brightness."""
     part = (learned.sum(axis=0) + 0.5) / (LEVELS * len(learned) + 1)
     return log_binomials(pixels, np.log(part) - np.log1p(-part))
 
 
 def pixels_of_digits(learned: np.ndarray, labels: np.ndarray, pixels: np.ndarray) -> jax.Array:
-    """The same, but each digit from 0 to 9 has its own brightnesses and is equally probable."""
+    """Like `independent_pixels`, for a mixture of ten models, one for each digit."""
     each = [independent_pixels(learned[labels == digit], pixels) for digit in range(10)]
     return special.logsumexp(jnp.stack(each), axis=0) - jnp.log(10)
 
@@ -107,7 +107,7 @@ def drawn(images: np.ndarray) -> str:
 
 
 def draw(held_out: np.ndarray, new: np.ndarray, path: pathlib.Path) -> None:
-    """A row of held-out digits, above a row of new ones."""
+    """Draws a row of held-out digits, and below it a row of new digits."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 2.3), layout="constrained")
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         train.make_step(loss, optimiser),
         train.minibatches(learned, 100, seed=0),
         num_steps=options.steps,
-        on_log=lambda step, loss: print(f"step {step:4}: {-loss:.1f} nats an image, at least"),
+        on_log=lambda step, loss: print(f"step {step:4}: lower bound {-loss:.1f} nats per image"),
         log_every=max(1, options.steps // 4),
     )
     model = result.state.model
@@ -156,14 +156,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ),
         "autoencoder": eqx.filter_jit(eqx.filter_vmap(model.log_likelihood))(held_out, test_keys),
     }
-    print("\nHeld out, nats an image:")
+    print("\nLog-likelihood of held-out images, in nats per image:")
     for name, values in found.items():
         print(f"  {name:33} {values.mean():7.1f}")
 
     codes, _ = jax.vmap(model.encode)(pixels)
     linear = linear_model.LogisticRegression(max_iter=1000).fit(codes[500:], labels[500:])
     right = linear.score(codes[:500], labels[:500])
-    print(f"\nDigits told from {options.code} numbers by a linear classifier: {right:.1%}")
+    print(f"\nA linear classifier reads digits from codes of {options.code} numbers: {right:.1%}")
 
     prior = jax.random.normal(draw_key, (10, options.code))
     new = np.asarray(jax.nn.sigmoid(jax.vmap(model.decoder)(prior)))

@@ -146,6 +146,6 @@ def describe_other(leaf: Any) -> str:
 
 @functools.lru_cache(256)
 def _named_tuple(name: str, fields: tuple[str, ...]) -> type:
-    # The original class may have been made with `rename=True`, and so have field names such as
-    # `_0`. Only `rename=True` accepts these names.
+    # The class of the original tuple may have been made with `rename=True`, and then may have field
+    # names such as `_0`. Only `rename=True` accepts these names.
     return collections.namedtuple(name, fields, rename=True)

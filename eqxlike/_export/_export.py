@@ -106,14 +106,15 @@ def _name_axes(
             )
         if not -len(shape) <= axis < len(shape):
             raise ValueError(
-                f"`dynamic` names axis {axis} of {path} {name!r}, but {path} has {len(shape)} axes."
+                f"`dynamic` gives axis {axis} of {path} the name {name!r}, but {path} has "
+                f"{len(shape)} axes."
             )
         other, where = sizes.setdefault(name, (shape[axis], path))
         if other != shape[axis]:
             raise ValueError(
-                f"`dynamic` names axis {axis} of {path} {name!r}: its size is {shape[axis]}, but "
-                f"{name!r} has size {other} in {where}. Name the axes of each argument, as in "
-                "`dynamic={'x': {0: 'batch'}}`."
+                f"`dynamic` gives axis {axis} of {path} the name {name!r}. This axis has size "
+                f"{shape[axis]}, but {name!r} has size {other} in {where}. Name the axes of each "
+                "argument, as in `dynamic={'x': {0: 'batch'}}`."
             )
         shape[axis] = name
 
@@ -169,10 +170,13 @@ def export(
 
     **Returns:** an `Exported`, with `.call`, `.save` and `.stablehlo`.
 
-    **Raises:** `ValueError` with file and line if the function calls back to Python; `ValueError`
-    if an axis in `dynamic` or a platform does not exist; `TypeError` with the path if an output is
-    neither an array nor a plain value; any error that tracing the function raises; `ImportError` if
-    flatbuffers is not installed.
+    **Raises:**
+
+    - `ValueError`, with file and line, if the function calls back to Python.
+    - `ValueError` if an axis in `dynamic` or a platform does not exist.
+    - `TypeError`, with the path, if an output is neither an array nor a plain value.
+    - `ImportError` if flatbuffers is not installed.
+    - Any error that tracing the function raises.
 
     !!! example
 

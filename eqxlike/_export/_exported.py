@@ -56,9 +56,12 @@ class Exported:
 
         **Returns:** the output, with dictionaries in place of Modules and other custom nodes.
 
-        **Raises:** `TypeError` or `ValueError` with the path if an argument has another structure,
-        shape or dtype; `ValueError` if the program was not exported for this platform, or is
-        differentiated more than `vjp_order` times.
+        **Raises:**
+
+        - `TypeError` or `ValueError`, with the path, if an argument has another structure, shape or
+          dtype.
+        - `ValueError` if the program was not exported for this platform.
+        - `ValueError` if the program is differentiated more than `vjp_order` times.
         """
         runner = self._runner
         if runner is None:
@@ -134,10 +137,13 @@ def load_exported(path: str | os.PathLike[str]) -> Exported:
 
     **Returns:** the program; see `Exported`.
 
-    **Raises:** `OSError` if the file cannot be read; `ValueError` with the path if the file is cut
-    off, is damaged or is no exported program; `ValueError` with the path if a newer version of
-    eqxlike or jax wrote the file, and the installed version cannot read it; `ImportError` if
-    flatbuffers is not installed.
+    **Raises:**
+
+    - `OSError` if the file cannot be read.
+    - `ValueError`, with the path, if the file is truncated, damaged or not an exported program.
+    - `ValueError`, with the path, if a newer version of eqxlike or jax wrote the file, and the
+      installed version cannot read it.
+    - `ImportError` if flatbuffers is not installed.
 
     !!! example
 

@@ -59,8 +59,10 @@ def write(path: pathlib.Path, header: Header, program: bytes) -> None:
 def read(path: pathlib.Path) -> tuple[Header, bytes]:
     """Reads a program from `path`.
 
-    **Raises:** `OSError` if the file cannot be read; `ValueError` if the file is no exported
-    program, is damaged, or has a newer format.
+    **Raises:**
+
+    - `OSError` if the file cannot be read.
+    - `ValueError` if the file is not an exported program, is damaged, or has a newer format.
     """
     first, _, content = path.read_bytes().partition(b"\n")
     if not first.startswith(_MAGIC):

@@ -90,8 +90,8 @@ class Runner:
                 return self._call_trees(*(self._with_arrays(args) if has_numbers else args))
             except (TypeError, ValueError, _FlattenFirstError):
                 # If only `filter_jit` rejected the arguments, for example because they cannot be
-                # hashed, the call with flat arrays below works. Otherwise that call raises a better
-                # error.
+                # hashed, `_call_arrays` works below. Otherwise `_flat_arrays` or `_call_arrays`
+                # raises a better error.
                 pass
         else:
             self._num_flat_calls -= 1
@@ -181,8 +181,10 @@ def as_given(expected: ArrayForm, array: Any, path: str, sizes: dict[str, Any]) 
     - `expected`: the expected dtype and shape.
     - `sizes`: the sizes of the named axes of earlier arrays. New names are added in place.
 
-    **Raises:** `TypeError` with the path if `array` is not an array or has another dtype;
-    `ValueError` with the path if it has another shape.
+    **Raises:**
+
+    - `TypeError`, with the path, if `array` is not an array or has another dtype.
+    - `ValueError`, with the path, if `array` has another shape.
     """
     if is_number(array):
         array = _as_scalar(array, expected)

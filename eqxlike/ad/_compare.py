@@ -79,9 +79,10 @@ def compare(
       number in the first argument. So choose another mode if there are many numbers. With `None`,
       there is no reference, and gradients are only checked to be finite.
     - `tolerance`: the largest relative error of a gradient that is `"ok"`. By default, the cube
-      root of the machine epsilon, for the less precise dtype of the leaf and the value. For float32
-      this is 5e-3, so a third of the digits must be right. Finite differences in float32 are not
-      more precise than that, and a wrong gradient rarely has even one right digit.
+      root of the machine epsilon of a dtype: the dtype of the leaf or of the value, whichever is
+      less precise. For float32 this is 5e-3, so a third of the digits must be right. Finite
+      differences in float32 are not more precise than that, and a wrong gradient rarely has even
+      one right digit.
     - `has_aux`: whether `f` returns `(value, aux)`. Operations that only `aux` needs are not timed.
     - `rounds`: number of times that each mode is timed.
     - `budget_s`: the largest number of seconds to time one mode. A slow mode runs fewer rounds.
@@ -89,8 +90,11 @@ def compare(
     **Returns:** a `Comparison`. If JAX has compiled a part of `f` before, the times of first calls
     do not include this part.
 
-    **Raises:** `TypeError` or `ValueError`, before any mode is measured, if `f` has no gradient in
-    any mode, if an argument is invalid, or if the gradient of the reference fails or is not finite.
+    **Raises:** `TypeError` or `ValueError`, before any mode is measured:
+
+    - if `f` has no gradient in any mode.
+    - if an argument is invalid.
+    - if the gradient of the reference cannot be computed or is not finite.
 
     !!! example
 
@@ -250,7 +254,7 @@ def _run_mode(
     """The row of a mode, without times, and the call to time (`None` if the mode failed)."""
     row = ComparisonRow(name, "error")
     try:
-        # A new lambda makes `filter_jit` compile again.
+        # A new lambda makes `filter_jit` compile again, so that the first call can be timed.
         again: Any = functools.partial(lambda f, /, *args: f(*args), problem.value_and_grad(mode))
         jitted = filter_jit(again)
         start_s = time.perf_counter()
@@ -311,7 +315,8 @@ def _verdict(
         )
         return "ok", what, path, largest_error
     worst = max(errors, key=lambda each: each.certain_error / each.tolerance)
-    # A margin of 10%, so that the number still passes after it is rounded to two digits.
+    # The message rounds this number to two digits. The margin of 10% ensures that the rounded
+    # number passes too.
     passing = 1.1 * max(each.certain_error for each in errors)
     path = problem.path_of(worst.index)
     what = f"The gradient with respect to {path} has a relative error of {worst.error:.1e}. "

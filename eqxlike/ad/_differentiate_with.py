@@ -106,10 +106,10 @@ def value_and_grad_into(
 ) -> Callable[..., Any]:
     """A compiled `filter_value_and_grad` that reuses the memory of an earlier gradient.
 
-    Use this function if Python code in a loop gets the gradients from the compiled function.
-    Examples are an optimiser in NumPy, a sampler, or a sum of the gradients of several batches. If
-    a whole training step is compiled, use `filter_jit` instead, and donate the model and the
-    optimiser state.
+    Use this function if a Python loop calls a compiled gradient function, and reads the gradient
+    after each call. Examples are an optimiser in NumPy, a sampler, or a sum of the gradients of
+    several batches. If a whole training step is compiled, use `filter_jit` instead, and donate the
+    model and the optimiser state.
 
     **Arguments:**
 

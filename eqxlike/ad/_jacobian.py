@@ -50,8 +50,11 @@ def jacobian(
     `(*out)` and an input of shape `(*in)`, the derivatives have shape `(*out, *in)`. All other
     leaves of the value and of the argument are replaced by `None`.
 
-    **Raises:** `TypeError` if `mode` is not a mode. When called, `TypeError` if the first argument
-    is passed by keyword, or if an array of the value cannot be differentiated.
+    **Raises:**
+
+    - `TypeError` if `mode` is not a mode.
+    - `TypeError`, when called, if the first argument is passed by keyword.
+    - `TypeError`, when called, if an array of the value cannot be differentiated.
 
     !!! example
 
@@ -156,7 +159,7 @@ class _JacobianBy(Module):
         return jacobian_of_arrays
 
     def _is_complex(self, output: Any, arrays: Arrays) -> bool:
-        """Whether `output` is complex. Raises `TypeError` if it cannot be differentiated."""
+        """Returns True if `output` is complex. Raises `TypeError` if it has no derivative."""
         dtype = jnp.result_type(output)
         is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
         if not jnp.issubdtype(dtype, jnp.inexact):

@@ -42,9 +42,11 @@ def hvp(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., PyTr
     `None`. The product has the same structure. With `has_aux=True`, the function returns
     `(product, aux)`.
 
-    **Raises:** when called, `ValueError` if `vector` differs from `x` in structure or shape, and
-    `TypeError` if a dtype differs; the messages name the path. `TypeError` if the value of `fun` is
-    not a real scalar.
+    **Raises:** when called:
+
+    - `ValueError`, with the path, if `vector` differs from `x` in structure or shape.
+    - `TypeError`, with the path, if `vector` differs from `x` in dtype.
+    - `TypeError` if the value of `fun` is not a real scalar.
 
     !!! example
 
@@ -124,9 +126,12 @@ def jvp_and_vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False
     `None`. `jvp` and `vjp` are pytrees, so they can be arguments or outputs of transformed
     functions.
 
-    **Raises:** `TypeError` if `has_aux` is true and `fun` does not return a pair. `jvp` and `vjp`
-    raise `ValueError` if the structure or a shape of their argument is wrong, and `TypeError` if a
-    dtype is wrong. The messages name the path.
+    **Raises:**
+
+    - `TypeError` if `has_aux` is true and `fun` does not return a pair.
+    - `ValueError`, with the path, when `jvp` or `vjp` gets an argument of the wrong structure or
+      shape.
+    - `TypeError`, with the path, when `jvp` or `vjp` gets an argument of the wrong dtype.
 
     !!! example
 
@@ -192,9 +197,12 @@ def taylor(fun: Callable[..., Any], order: int, *, has_aux: bool = False) -> Cal
     floating-point or complex arrays. With `has_aux=True`, the function returns a pair: this list,
     and `aux`.
 
-    **Raises:** `ValueError` if `order` is not a positive integer. When called, `ValueError` if
-    `direction` differs from `x` in structure or shape, and `TypeError` if a dtype differs; the
-    messages name the path.
+    **Raises:**
+
+    - `ValueError` if `order` is not a positive integer.
+    - `ValueError`, with the path, when called, if `direction` differs from `x` in structure or
+      shape.
+    - `TypeError`, with the path, when called, if `direction` differs from `x` in dtype.
 
     !!! example
 
@@ -265,7 +273,7 @@ def _by_jet(
 
 def _is_wrong_by_jet(equation: JaxprEqn) -> bool:
     if equation.primitive.name == "convert_element_type":
-        # `jet` would round the derivative like the value.
+        # The derivative of a cast to integers is zero, but `jet` would cast the derivative too.
         return any(map(_is_inexact, equation.invars)) > any(map(_is_inexact, equation.outvars))
     if equation.primitive.name == "gather":
         # With `jet`, the derivative of an out-of-bounds entry would be the fill value, not zero.

@@ -222,8 +222,10 @@ class Reference:
 def reference_gradient(problem: GradientProblem, mode: Mode) -> Reference:
     """Computes the reference gradient with `mode`, in double precision.
 
-    **Raises:** `ValueError` if the gradient does not exist or is not finite, or if the function
-    draws other random numbers in double precision.
+    **Raises:**
+
+    - `ValueError` if the gradient cannot be computed or is not finite.
+    - `ValueError` if the function draws other random numbers in double precision.
     """
     why, cause, gradients, wide = "", None, [], problem
     try:

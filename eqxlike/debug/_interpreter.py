@@ -173,7 +173,7 @@ class Interpreter:
         self._during = during
         self._layer_at = layer_at
         self._num_origins = 0
-        # This is compiled, because the body of a nested loop runs often.
+        # Calls a jaxpr as a compiled function, because the body of a nested loop runs often.
         self._compiled = jax.jit(
             lambda jaxpr, *values: jaxpr_as_fun(jaxpr)(*values), static_argnums=0
         )
@@ -212,7 +212,7 @@ class Interpreter:
         outputs = _bind(equation, inputs)
         if interpret_loop is not None and any(map(nonfinite_kind, outputs)):
             found = interpret_loop(equation, inputs, here)
-            # If iterations run one by one, rounding may differ, and all values may be finite.
+            # Iterations that run one by one may round differently, so that all values are finite.
             if any(nonfinite_kind(output) for output, _ in found):
                 return found
         return self._with_origins(equation, inputs, outputs, here)
@@ -252,7 +252,7 @@ class Interpreter:
     def _iteration(
         self, jaxpr: Any, equation: Any, inputs: Sequence[Traced], context: Context
     ) -> list[Traced]:
-        """Runs one iteration of a loop, and interprets it if its outputs are not finite."""
+        """Runs one iteration of a loop. If an output is not finite, interprets the iteration."""
         if not equation.effects:
             outputs = self._compiled(jaxpr, *(value for value, _ in inputs))
             if not any(map(nonfinite_kind, outputs)):
@@ -276,7 +276,8 @@ class Interpreter:
         self, kind: str, equation: Any, inputs: list[Traced], outputs: list[Any], context: Context
     ) -> Origin | None:
         taken = [nonfinite_kind(value) for value, _ in inputs]
-        # A row has the origin of its array. If the row is finite, the origin does not count.
+        # In a `scan`, each row of an input has the origin of the whole input. If the row itself is
+        # finite, ignore this origin.
         pairs = zip(inputs, taken, strict=True)
         origins = [each for (_, each), what in pairs if what and each is not None]
         causes = [each for each in origins if not each.is_given]

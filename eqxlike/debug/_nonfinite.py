@@ -43,8 +43,11 @@ def find_nonfinite(
 
     **Returns:** a `NonFinite`. Print it to see a report. `None` if everything is finite.
 
-    **Raises:** `TypeError` if `model` is not callable. `ValueError` inside a jit or another
-    transformation, because arrays have no values there. Any exception that the call itself raises.
+    **Raises:**
+
+    - `TypeError` if `model` is not callable.
+    - `ValueError` inside a jit or another transformation, because arrays have no values there.
+    - Any exception that the call itself raises.
 
     !!! example
 

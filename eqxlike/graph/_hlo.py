@@ -97,7 +97,7 @@ def parameters_in(text: str) -> dict[int, str]:
 
 
 def aliases_in(text: str) -> list[tuple[int, int]]:
-    """Pairs of an output number and the number of the parameter whose buffer the output reuses."""
+    """Pairs (output number, parameter number). The output reuses the buffer of the parameter."""
     head = text.partition("\n")[0].partition("input_output_alias={")[2].partition(" }")[0]
     return [
         (int(output or 0), int(parameter))

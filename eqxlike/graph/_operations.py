@@ -24,11 +24,12 @@ Origin = tuple[str, Any]
 class PassedValue:
     """A value that enters an iteration of a loop, or leaves a loop or `cond`.
 
-    Two such values are equal only if they are the same Python object.
+    Two `PassedValue`s are equal only if they are the same Python object.
 
     - `layer`: path of the enclosing layer.
     - `kind`: name of the JAX primitive.
-    - `origin`: one possible origin of the value.
+    - `origin`: one possible origin of the value. For a loop carry, this is the origin of the
+      initial carry. For an output, it is the origin of the output of the body or of one branch.
     """
 
     layer: str
@@ -201,7 +202,7 @@ def _complete_scopes(program: Program) -> None:
 
 
 def _is_inner(scopes: tuple[str, ...]) -> bool:
-    """Returns True if the first scope is an attribute or item, so that outer scopes are missing."""
+    """Returns True if the scopes start with an attribute or item: then outer scopes are missing."""
     return scopes[0][0] in ".["
 
 
@@ -248,7 +249,7 @@ class _Flattener:
             groups=position.groups + (("backward",) * (backward > position.is_backward)) + scopes,
             is_backward=backward,
             # The name stack of an inner program starts empty. But in custom derivative rules, jax
-            # 0.12.0.1 repeats the outer scopes. These repeated scopes are removed.
+            # 0.12.0.1 repeats the outer scopes, so `_equation` removes them.
             repeated=scopes if name.startswith("custom_") else (),
         )
         inner = _inner_programs(params)
@@ -331,7 +332,7 @@ class _Flattener:
 
 
 def _inner_programs(params: dict[str, Any]) -> list[Any]:
-    """The closed jaxprs among an equation's parameters; the open jaxprs if no jaxpr is closed."""
+    """The closed jaxprs among an equation's parameters. Without closed jaxprs, the open jaxprs."""
     closed = [
         each for each in params.values() if hasattr(each, "jaxpr") and hasattr(each, "consts")
     ]
@@ -349,7 +350,7 @@ def line_of(source: Any) -> str:
     """The source line of an operation, from JAX's `source_info`."""
     line = source_info_util.summarize(source)
     # A line inside this package, such as the implementation of a callback, does not help the user.
-    # Find the line of the user that called this package.
+    # Find the line in the user's code that called this package.
     frame = None if is_of_user_or_layer(line) else frame_of_user(source, is_of_user_or_layer)
     return f"{frame.file_name}:{frame.line_num} ({frame.function_name})" if frame else line
 

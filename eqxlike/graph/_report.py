@@ -52,9 +52,9 @@ def report(
 
     Each operation belongs to a layer. The path of a layer starts with the name of the argument that
     contains the layer, such as `model.layers[0]`. If `function` is a Module, the path starts with
-    the name of its class. If the argument cannot be found, the path is the name of the class of the
-    layer. For example, `jax.grad` rebuilds the layers, and then layers of the same structure cannot
-    be told apart. Scopes of `jax.named_scope` count as layers.
+    the name of its class. If `report` cannot find this argument, it uses the class name of the
+    layer as the path. This happens under `jax.grad`, which rebuilds the layers: `report` then
+    cannot distinguish layers of the same structure. Scopes of `jax.named_scope` count as layers.
 
     **Arguments:**
 
@@ -69,10 +69,12 @@ def report(
 
     **Returns:** a `Report`.
 
-    **Raises:** `TypeError` if `function` is not callable; `ValueError`, with a message of one line,
-    if `function` cannot be traced for these arguments. With `gradient=True`, `ValueError` if
-    `function` returns no floating-point array, or if there is no floating-point array to
-    differentiate with respect to.
+    **Raises:**
+
+    - `TypeError` if `function` is not callable.
+    - `ValueError`, with a message of one line, if `function` cannot be traced for these arguments.
+    - `ValueError`, with `gradient=True`, if `function` returns no floating-point array, or has no
+      floating-point array to differentiate with respect to.
 
     !!! example
 
@@ -395,7 +397,7 @@ def _memory(stats: Any) -> Memory | None:
 
 
 def _aliased(hlo: str, paths: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
-    """Number of each output that reuses the buffer of an argument, and the argument's path."""
+    """Pairs (output number, argument path). The output reuses the buffer of the argument."""
     # JAX drops unused arguments, so the number of a parameter does not identify its argument, but
     # the name of the parameter does.
     path_of = {f"arrays[{index}]": path for index, path in enumerate(paths)}
@@ -528,8 +530,9 @@ def _with_signature_of(function: Any, new: Callable[..., Any], is_model: bool) -
     name = _name_of(function)
     new.__name__ = new.__qualname__ = name
     try:
-        # If an argument is omitted, filter_jit passes a simple default explicitly, which not every
-        # function accepts. filter_jit does not pass this sentinel, so use the sentinel as default.
+        # If an argument is omitted and its default is a simple value, filter_jit passes the default
+        # explicitly. Some functions reject an explicit default. filter_jit does not pass this
+        # sentinel, so use the sentinel as the default of each parameter.
         parameters = [
             each if each.default is inspect.Parameter.empty else each.replace(default=_LEFT_OUT)
             for each in inspect.signature(function).parameters.values()

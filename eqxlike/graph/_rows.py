@@ -18,8 +18,8 @@ class Row:
     - `runs`: number of executions; each iteration of a `scan` counts.
     - `flops`, `transcendentals`: cost of all executions.
     - `num_bytes`: bytes that all executions would read and write if XLA fused no operations.
-    - `is_least`: whether the costs are lower bounds. This is so if there is a `while_loop`, whose
-      body counts only once, or an operation of unknown cost.
+    - `is_least`: whether the costs are lower bounds. They are lower bounds if there is an operation
+      of unknown cost, or a `while_loop`, whose body counts only once.
     - `compiled`: number of instructions after XLA's optimisations; `None` in a row for a kind.
     """
 
@@ -112,12 +112,12 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """Costs of one layer, including its inner layers, in a function and in the gradient.
+    """Costs of one layer, including its inner layers, in a function and in its gradient.
 
     - `name`: path of the layer, `""` for the whole program.
     - `operations`, `flops`: costs of the function.
     - `gradient_operations`, `gradient_flops`: costs of computing the value and the gradient.
-    - `backward_flops`: the FLOPs of the backward pass, which are part of `gradient_flops`.
+    - `backward_flops`: FLOPs of the backward pass. `gradient_flops` includes them.
     - `stored_bytes`: bytes that the forward pass stores for the backward pass. Arguments do not
       count, because they exist anyway.
     """

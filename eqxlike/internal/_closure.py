@@ -61,8 +61,8 @@ def closure_to_pytree(tree: PyTree) -> PyTree:
     """Replaces each function in a tree by a Module whose children are the values it closes over.
 
     JAX then sees the arrays in closures. If a function that returns a function is called twice, the
-    two results have equal tree structures. Optax makes its optimisers by such functions. Global
-    variables do not become children.
+    two results have equal tree structures. Optax makes its optimisers by calling such functions.
+    Global variables do not become children.
 
     **Arguments:**
 

@@ -139,7 +139,7 @@ def nondifferentiable_backward(
     - `name`: name of the operation in the message.
     - `msg`: replaces the message.
     - `symbolic`: if `True`, any cotangent raises an error during tracing. If `False`, the compiled
-      program raises an error when it runs and the cotangent is not zero.
+      program raises an error at run time if the cotangent is not zero.
 
     **Raises:** `RuntimeError` when `x` is differentiated. If `symbolic` is `False`, the error is an
     `EqxlikeRuntimeError` when the program runs.

@@ -268,7 +268,7 @@ def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> 
 
 
 class MaybeBuffer:
-    """`MaybeBuffer[T]` is the type of a `T`, or of the buffer that replaces it in a loop.
+    """`MaybeBuffer[T]` is the union of `T` and `Buffer`, which replaces an array in a loop.
 
     >>> isinstance(3, MaybeBuffer[int])
     True
@@ -308,7 +308,7 @@ def prevbefore(x: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
 
 
 def _adjacent(x: Array, sign: int) -> Array:
-    """The adjacent number. It uses `jax.lax`, which traces faster: solvers call this often."""
+    """The adjacent number. Solvers call this often, so it uses `jax.lax`, which traces faster."""
     dtype = jnp.result_type(x)
     x = jnp.asarray(x, dtype)
     tiny = jax.lax.full_like(x, sign * jnp.finfo(dtype).tiny)
@@ -410,8 +410,8 @@ def cached_filter_eval_shape(fn: Callable[..., Any], *args: PyTree, **kwargs: Py
         table = attached(structure.anchor, "__eqxlike_shapes__", collections.OrderedDict)
     traced = table.get(structure)
     if traced is None or not traced.structure.is_current():
-        # A private Structure holds the objects of this call, since some of them are compared by
-        # identity.
+        # Some static objects are compared by identity. A private Structure holds the objects of
+        # this call, and not equal objects of an earlier call.
         traced = _Traced(flatten(call, with_abstract=True, is_private=True)[1])
         table[structure] = traced
         if len(table) > _MAX_CACHED:

@@ -42,8 +42,11 @@ class ω(metaclass=_Meta):
     - `is_leaf`: see `jax.tree.map`. Either both operands of an operator have `is_leaf`, or neither
       has it.
 
-    **Raises:** operators raise `ValueError` with the path if the structures of two trees differ,
-    `ValueError` if only one operand has `is_leaf`, and `TypeError` if an operand has another type.
+    **Raises:** operators raise:
+
+    - `ValueError`, with the path, if the structures of two trees differ.
+    - `ValueError` if only one operand has `is_leaf`.
+    - `TypeError` if an operand is not an `ω`, a number or an array.
 
     !!! example
 

@@ -215,8 +215,8 @@ class _Rules:
     transpose: Rule
 
 
-# Replaces a primitive inside at least one `vmap`. The parameter `rules` has the rules for the
-# batch.
+# This primitive replaces a primitive of `create_vprim` inside at least one `vmap`. The parameter
+# `rules` has the rules for the batch.
 vmapped_p = Primitive("vprim")
 vmapped_p.multiple_results = True
 
@@ -224,7 +224,7 @@ vmapped_p.multiple_results = True
 def _batch(
     make_rules: Callable[..., _Rules], axis: Any, arrays: Any, axes: Any, /, **params: Any
 ) -> tuple[list[Any], list[int]]:
-    """The batching rule of all these primitives: binds `vmapped_p` with rules for the batch."""
+    """The batching rule of all primitives of this file. Binds `vmapped_p` with batched rules."""
     mapped = _Mapped(make_rules(**params), axis, tuple(axes))
     of_batch = _Rules(mapped.impl, mapped.abstract_eval, mapped.jvp, mapped.transpose)
     outputs = vmapped_p.bind(*arrays, rules=of_batch)

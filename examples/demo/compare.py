@@ -35,8 +35,8 @@ def compare(
     - `data`: the data set to train on and to evaluate with.
     - `settings`: the settings of the trainings.
     - `seed`: the seed of weights and noise.
-    - `reached`: receives the results under the name of the data set as soon as there are any, so
-      that Ctrl-C does not lose them.
+    - `reached`: a dictionary. `compare` stores its results there, under the name of the data set,
+      as soon as it has some, so that Ctrl-C does not lose them.
     - `methods`: names of further methods, see `METHODS`.
 
     **Returns:** the results, in the form that the report needs.
@@ -131,14 +131,15 @@ def measure_calls(data: Data, training: Training, settings: Settings) -> dict[st
 def _ways(
     filtered: Any, tree: Any, *inputs: Any, options: tuple[Any, ...] = (), is_step: bool = False
 ) -> dict[str, Call]:
-    """Calls `function(tree, *inputs, *options)` on a list of arrays, on a module, and filtered.
+    """Makes three functions to time: `jax.jit` on a list of arrays or a module, and `filter_jit`.
 
     **Arguments:**
 
-    - `filtered`: the function wrapped by `filter_jit`.
+    - `filtered`: the function wrapped by `filter_jit`, called as `filtered(tree, *inputs,
+      *options)`.
     - `options`: the static arguments.
-    - `is_step`: whether `function` returns the next tree and a loss. The tree is then donated and
-      fed back, and each way has its own tree.
+    - `is_step`: whether `function` returns the next tree and a loss. If True, each way has its own
+      tree: a call donates the tree, and the next call gets the returned tree.
     """
     arrays, static = eqx.partition(tree, eqx.is_array)
     leaves, treedef = jax.tree.flatten(arrays)

@@ -26,13 +26,13 @@ LEVEL, NUM_BINS = 0.9, 10
 
 
 class Evaluation(NamedTuple):
-    """Predictions of the test part.
+    """The metrics and plotted data of predictions for the test part.
 
     - `metrics`: the metrics, by name.
-    - `shown`: the data of the pictures, by name. For regression, they are arrays of shape (N,) in
-      the units of the target: the `truth`, the `mean` of the predictive distribution, and the ends
-      `lower` and `upper` of the central interval of probability `LEVEL`. For classification, they
-      are the fields of a `bayes.metrics.CalibrationBins`.
+    - `shown`: the data that the pictures show, by name. For regression, they are arrays of shape
+      (N,) in the units of the target: the `truth`, the `mean` of the predictive distribution, and
+      the ends `lower` and `upper` of the central interval of probability `LEVEL`. For
+      classification, they are the fields of a `bayes.metrics.CalibrationBins`.
     """
 
     metrics: dict[str, Any]
@@ -163,7 +163,7 @@ Make = Callable[[Settings], bayes.Method]
 
 
 def _with(kind: Callable[..., bayes.Method], *shared: str, **fields: Any) -> Make:
-    """Makes a method with `fields`, and with the `shared` fields from a data set's settings."""
+    """A function that makes a method with `fields`, and with the `shared` fields of settings."""
     return lambda settings: kind(**{name: getattr(settings, name) for name in shared}, **fields)
 
 

@@ -20,7 +20,7 @@ COLUMN_COLOURS = {FLAT: "#b8c4d0", MODULE: "#7f95ab", FILTERED: BLUE}
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path) -> list[pathlib.Path]:
-    """Draws the pictures for which there are results.
+    """Draws each picture whose results are available.
 
     **Arguments:**
 

@@ -252,7 +252,7 @@ def _calls(datasets: Mapping[str, Any]) -> str:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Renders a table; cells of columns of words have the class `name`."""
+    """Renders a table. Cells in columns that hold words have the class `name`."""
     kinds = ["" if right else ' class="name"' for right in _are_numbers(rows)]
 
     def line(texts: Sequence[str], tag: str) -> str:
@@ -270,5 +270,5 @@ def _definitions(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def _script_of(value: Any) -> str:
-    """JSON for a script element, which `</` or `<!--` in it could end or break."""
+    """JSON for a script element. `<` is escaped, because `</` or `<!--` could break the element."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -60,7 +60,7 @@ class Data:
 
     @property
     def is_regression(self) -> bool:
-        """Whether the target is a number rather than a class."""
+        """Returns True if the target is a number, and False if it is a class."""
         return self.name == "diabetes"
 
     def validation_split(self) -> tuple[Examples, Examples]:

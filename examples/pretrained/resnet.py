@@ -89,7 +89,7 @@ NAMES: dict[str, Any] = {"0.readout.*": "classifier.1.*"}
 """The table for `train.import_safetensors`, for the pair of model and state."""
 
 for ours, theirs in _PLACES.items():
-    # A count of 0 means that the statistics are final.
+    # In eqxlike, a count of 0 means that the statistics are final.
     NAMES[ours + "norm.batch_counter"] = Stored(
         theirs + "normalization.num_batches_tracked", load=lambda _: np.int32(0), save=np.int64
     )

@@ -50,7 +50,7 @@ def test_ways_to_train_come_to_the_same_and_hold_what_they_should(capsys):
     assert "all-reduce" in parallel
     assert "all-gather" in split
     for each in (one, parallel, split):
-        (apart,) = re.findall(r"losses apart by +(\S+)", each)
+        (apart,) = re.findall(r"losses differ by +(\S+)", each)
         assert float(apart) < 1e-4
 
 
@@ -111,7 +111,7 @@ def test_factors_change_few_numbers_and_are_taken_out_again(capsys, monkeypatch)
         "factors of rank 2": str(2 * (16 + 64 + 16 + 16 + 10 + 16)),
     }
     assert "Merged: MergedLinear" in output
-    assert "Taken out again, the first network: True" in output
+    assert "Factors taken out, equal to the first network: True" in output
 
 
 def test_each_cost_is_found_and_mended(capsys):

@@ -37,8 +37,12 @@ class FiniteDifference(Mode):
       rounding and truncation errors (Numerical Recipes, section 5.7). Order 4 uses the same step,
       because a larger step would cross more kinks, such as the kink of a `relu`.
 
-    **Raises:** `ValueError` if `order` is not 2 or 4, or if `step` is not positive. When called,
-    `ValueError` if `step` is too small for a number `x` of the input, that is, if `x + step == x`.
+    **Raises:**
+
+    - `ValueError` if `order` is not 2 or 4.
+    - `ValueError` if `step` is not positive.
+    - `ValueError`, when called, if `step` is too small for a number `x` of the input, that is, if
+      `x + step == x`.
 
     !!! example
 

@@ -1,4 +1,4 @@
-"""Numerically unstable formulas: found in a traced program, and rewritten."""
+"""Finds numerically unstable formulas in a traced program, and rewrites them."""
 
 from ._stabilise import Unstable as Unstable
 from ._stabilise import stabilise as stabilise

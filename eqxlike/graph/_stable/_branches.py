@@ -41,7 +41,7 @@ THROUGH = frozenset(
 
 
 def branch_not_taken(step: Step) -> Rewrite | None:
-    """Rewrites `where` to compute each branch with harmless numbers where it is not chosen."""
+    """Rewrites `where`: computes a branch with harmless numbers where that branch is not chosen."""
     condition, *branches = step.inputs
     if len(branches) != 2 or condition.dtype != bool or condition.shape != step.output.shape:
         return None
@@ -49,7 +49,7 @@ def branch_not_taken(step: Step) -> Rewrite | None:
         return None  # The result may be infinite. Then its derivative does not matter.
     branches = [_copied(branch) for branch in branches]
     sources = ancestors_of(condition)
-    # If the condition depends only on integers, such as a mask made from labels, it does not say
+    # A condition that depends only on integers, such as a mask made from labels, does not test
     # whether the operand of a branch is in a safe range.
     inputs = (each for each in sources if each.step is INPUT)
     if not any(jnp.issubdtype(each.dtype, jnp.floating) for each in inputs):
@@ -88,7 +88,7 @@ class _Region:
     harmless: dict[Value, float]
 
     def value_of(self, branch: Value, known: dict[Value, Array], is_chosen: Array) -> Array:
-        """Computes the branch with harmless numbers where it is not chosen."""
+        """Computes `branch`, with harmless numbers where `is_chosen` is False."""
         known = dict(known)
 
         def read(value: Value) -> Array:
@@ -117,7 +117,8 @@ MAX_DEPTH = 100
 def _region(branch: Value, sources: set[Value]) -> _Region:
     """Finds the region of a branch.
 
-    An operation may fail if its operand shares inputs with the condition.
+    An operation gets a harmless number if `_may_fail` is True and its operand depends on one of
+    `sources`, the values on which the condition depends.
     """
     order: dict[Value, bool] = {}
     harmless: dict[Value, float] = {}

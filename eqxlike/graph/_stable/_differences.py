@@ -95,7 +95,9 @@ def _difference_of_root(part: Part, c: float, shape: tuple[int, ...]) -> Rewrite
 
 
 def difference_of_squares(step: Step) -> Rewrite | None:
-    """Rewrites a² - b² as (a - b) (a + b), a² - 2ab + b² as (a - b)², and E[x²] - E[x]² as
+    """Rewrites differences of squares as products and squares.
+
+    a² - b² becomes (a - b) (a + b), a² - 2ab + b² becomes (a - b)², and E[x²] - E[x]² becomes
     E[(x - E[x])²].
     """
     total, shape = terms_of(step.output), step.output.shape
@@ -157,7 +159,7 @@ def _square_of_difference(total: Parts, shape: tuple[int, ...]) -> Rewrite | Non
 
 
 def _square_of_shifted(total: Parts, shape: tuple[int, ...]) -> Rewrite | None:
-    """Rewrites n x² + m x + c as n (x + m / 2n)² if both are equal."""
+    """Rewrites n x² + m x + c as n (x + m / 2n)² if the two formulas are equal."""
     squares = [part for part in total.parts if square_root_of(part.value) is not None]
     if len(squares) != 1:
         return None
@@ -277,7 +279,8 @@ def _lifted(product: Parts, number: float, axes: Axes) -> Parts:
 def _distributed(product: Parts) -> Iterator[list[Parts]]:
     """Distributes a product over a factor that is a sum.
 
-    For each factor that is a sum, yields a list of products. The sum of the list is `product`.
+    Yields a list of products for each factor that is a sum. The products in a list add up to
+    `product`.
     """
     for i, part in enumerate(product.parts):
         inner = terms_of(part.value)
@@ -292,8 +295,7 @@ def _distributed(product: Parts) -> Iterator[list[Parts]]:
 
 
 def _logs_in(part: Part) -> Iterator[tuple[Any, float]]:
-    """Expands a term to pairs of a key and a coefficient. The term may be the logarithm of a
-    product.
+    """Expands a term, which may be the logarithm of a product, to pairs (key, coefficient).
 
     The key identifies the value that the coefficient multiplies. The key of a constant is None.
     """
@@ -305,7 +307,7 @@ def _logs_in(part: Part) -> Iterator[tuple[Any, float]]:
 
 
 def _logs_of(product: Parts, number: float) -> Iterator[tuple[Any, float]]:
-    """Expands `number * log(product)` to pairs of a key and a coefficient, as in `_logs_in`."""
+    """Expands `number * log(product)` to pairs (key, coefficient), as in `_logs_in`."""
     yield None, number * math.log(product.constant)
     for part in product.parts:
         power = number * part.number

@@ -7,8 +7,8 @@ values with three functions:
 - `factors_of` expands the value to a product of powers.
 - `terms_of` expands the value to a sum.
 
-The functions look through calls and broadcasts. The result is the same for different ways to write
-a formula.
+These functions look through calls and broadcasts. They return the same result for different ways to
+write a formula.
 """
 
 import dataclasses
@@ -321,7 +321,7 @@ def broadcast(array: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array
 
 
 def once(function: Callable[[Value], Found]) -> Callable[[Value], Found]:
-    """Caches the results of a function in each value, because formulas may share values."""
+    """Caches the result of `function` in its argument, because formulas may share values."""
 
     @functools.wraps(function)
     def remembered(value: Value) -> Found:
@@ -603,7 +603,7 @@ def is_same(first: Value, second: Value) -> bool:
 
 
 class CalledFunction(NamedTuple):
-    """The Python function that was traced to make the called program.
+    """The Python function from which JAX traced the called program.
 
     The name is empty for loops and branches.
     """

@@ -53,7 +53,7 @@ def summed_squares_of(total: Value) -> Value | None:
 
 
 def applied(function: Callable[..., Any], *inputs: Value | Rewrite) -> Rewrite:
-    """A rewrite that calls `function` with the arrays of values and the results of rewrites."""
+    """A rewrite that calls `function`, where each input is replaced by its array or result."""
     counts = [1 if isinstance(each, Value) else len(each.operands) for each in inputs]
 
     def build(*arrays: Array) -> Any:
@@ -261,7 +261,7 @@ def exponent_of(value: Value) -> tuple[Value, float] | None:
 
 
 def exponentials_in(total: Parts) -> list[Exponential | SumOfExponentials]:
-    """The terms of a sum as exponentials."""
+    """Converts each term of a sum to an exponential or a sum of exponentials."""
     terms: list[Exponential | SumOfExponentials] = []
     for part in total.parts:
         product = factors_of(part.value)

@@ -107,7 +107,8 @@ def _is_guarded(total: Parts) -> bool:
 
 def _log_of_product(value: Value) -> Log | None:
     product, shape = factors_of(value), value.shape
-    # These functions have logarithms of their own. The logarithms of their factors would cancel.
+    # Each of these functions as a whole has a stable logarithm. The logarithms of its factors would
+    # cancel.
     if sigmoid_of(value) or erfc_of(value) or match(lax.cosh, value):
         return log_of(value)
     if not 0 < product.constant < math.inf:
@@ -208,7 +209,7 @@ EXTREMES = ("reduce_max", "reduce_min")
 
 @once
 def log_of(value: Value) -> Log | None:
-    """The logarithm of a value if it can be computed without computing the value, else None."""
+    """The logarithm of a value, computed without the value itself. None if that is not possible."""
     value = seen_through(value)
     step, kind = value.step, value.step.kind
     if not jnp.issubdtype(value.dtype, jnp.floating):
@@ -259,7 +260,7 @@ def _log_of_picks(step: Step, log: Log) -> Log | None:
         if step.kind in EXTREMES:  # Compare the sums of the parts, not the parts.
             parts = digits(whole := _whole(*parts), jnp.ones_like(whole))
         parts = [jnp.broadcast_to(part, step.inputs[0].shape) for part in parts]
-        # `stop_gradient` of a Python number returns a Python number.
+        # `bind` may return a Python number, for example for `stop_gradient`.
         bind = step.eqn.primitive.bind
         return [jnp.asarray(bind(part, *indices, **step.params)) for part in parts]
 
@@ -271,8 +272,8 @@ def _log_of_choice(step: Step) -> Log | None:
     condition, *branches = step.inputs
     if condition.dtype != bool or condition.shape != step.output.shape:
         return None
-    # The derivative of a stable logarithm may be infinite where its branch is not chosen, if the
-    # branch may be negative. So use the plain logarithm of such a branch.
+    # If a branch may be negative, the derivative of its stable logarithm may be infinite where the
+    # branch is not chosen. So use the plain logarithm of such a branch.
     logs = [log if (log := log_of(each)) and log.is_positive else None for each in branches]
     if not any(logs):
         return None
@@ -292,9 +293,7 @@ def _log_of_choice(step: Step) -> Log | None:
 
 
 def log_of_sum(total: Parts, shape: tuple[int, ...]) -> Log | None:
-    """The stable logarithm of a sum, or None. Examples of sums are n w exp(y) + m exp(z), 1 -
-    exp(y) and 1 - tanh² y.
-    """
+    """The stable logarithm of a sum, such as n w exp(y) + m exp(z) or 1 - exp(y), or None."""
     if (log := _log_by_table(total, shape)) is not None:
         return log
     return _log_of_exponentials(total, shape)

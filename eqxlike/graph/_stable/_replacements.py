@@ -305,7 +305,7 @@ def finite(large: Array) -> Array:
 
 
 def digits(small: Array, *sign: Array) -> tuple[Array, ...]:
-    """The parts of a logarithm (see `_logarithms`), where the large part is zero."""
+    """The parts of a logarithm (see `_logarithms`): a large part of zero, `small`, and the sign."""
     return jnp.zeros_like(small), small, *sign
 
 

@@ -223,7 +223,7 @@ class StableProgram:
     def _values_behind(
         self, steps: Iterable[Step], sources: Callable[[Value], Iterable[Value]]
     ) -> set[Value]:
-        """The values on which the outputs of the program and the given steps depend.
+        """The values on which the outputs of the program or the inputs of `steps` depend.
 
         `sources` returns the values that a value is computed from.
         """
@@ -301,7 +301,7 @@ def _has_float_output(step: Step) -> bool:
 def _inner_programs(
     step: Step, rules: Sequence[Rule]
 ) -> Iterator[tuple[str, int | None, StableProgram]]:
-    """The programs in a step's parameters in which rules match.
+    """The programs among a step's parameters, if a rule matches in the program.
 
     Transparent calls are left out, because their steps are part of the outer program.
     """
